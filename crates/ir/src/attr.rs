@@ -1,0 +1,83 @@
+//! The text of an operation's attributes: every attribute prints to a word and reads back to an equal value.
+
+use crate::types::DType;
+
+pub trait Attr: Sized {
+    fn show(&self) -> String;
+    fn read(text: &str) -> Result<Self, String>;
+}
+
+macro_rules! attr_by_display {
+    ($($ty:ty),*) => {$(
+        impl Attr for $ty {
+            fn show(&self) -> String { format!("{self}") }
+            fn read(text: &str) -> Result<Self, String> {
+                text.parse().map_err(|_| format!("`{text}` is not a {}", stringify!($ty)))
+            }
+        }
+    )*};
+}
+attr_by_display!(usize, u32, u8, u64, bool, f32, f64);
+
+impl Attr for DType {
+    fn show(&self) -> String {
+        self.name().into()
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == text)
+            .ok_or_else(|| format!("`{text}` is not an element type"))
+    }
+}
+
+impl<T: Attr> Attr for Vec<T> {
+    fn show(&self) -> String {
+        format!("[{}]", self.iter().map(Attr::show).collect::<Vec<_>>().join(" "))
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
+        inner.ok_or_else(|| format!("`{text}` is not a list"))?.split_whitespace().map(T::read).collect()
+    }
+}
+
+/// An enum without fields whose variants have names in the text form.
+macro_rules! named {
+    ($(#[$meta:meta])* $vis:vis enum $ty:ident { $($(#[$vmeta:meta])* $variant:ident = $name:literal),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        $vis enum $ty { $($(#[$vmeta])* $variant),* }
+
+        impl $ty {
+            pub const ALL: &[$ty] = &[$($ty::$variant),*];
+            pub fn name(self) -> &'static str {
+                match self { $($ty::$variant => $name),* }
+            }
+        }
+
+        impl $crate::attr::Attr for $ty {
+            fn show(&self) -> String { self.name().into() }
+            fn read(text: &str) -> Result<Self, String> {
+                match text {
+                    $($name => Ok($ty::$variant),)*
+                    _ => Err(format!("`{text}` is not a {}", stringify!($ty))),
+                }
+            }
+        }
+    };
+}
+pub(crate) use named;
+
+/// `name=value` pairs of one node, taken by name.
+pub struct AttrMap<'a>(pub Vec<(&'a str, &'a str)>);
+
+impl<'a> AttrMap<'a> {
+    pub fn take<T: Attr>(&mut self, name: &str) -> Result<T, String> {
+        let i = self
+            .0
+            .iter()
+            .position(|(n, _)| *n == name)
+            .ok_or_else(|| format!("attribute `{name}` is missing"))?;
+        T::read(self.0.remove(i).1)
+    }
+}

@@ -1,0 +1,219 @@
+//! A graph is a value: nodes in topological order, slots (named storage), writes to slots and named results.
+//!
+//! Nodes are only appended; a rewrite builds a new graph. Every `Read` of a slot sees the value it had before the
+//! graph ran, and a slot has at most one write.
+
+use crate::attr::{Attr, named};
+use crate::op::Op;
+use crate::types::TensorType;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// One output of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value {
+    pub node: NodeId,
+    pub out: u8,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub op: Op,
+    pub ins: Vec<Value>,
+    pub outs: Vec<TensorType>,
+    /// Where in the model the node comes from, for reports and layer boundaries.
+    pub path: String,
+    /// Survives rewrites: random numbers are drawn by it, so a recomputed dropout draws the same ones.
+    pub key: u64,
+}
+
+named! {
+    /// What a slot holds, which decides who saves it and where `plan` counts it.
+    pub enum Class {
+        /// A trained parameter: checkpointed.
+        Weight = "weight",
+        /// Optimiser state and counters: checkpointed.
+        Moment = "moment",
+        /// A parameter nothing trains: saved by its source.
+        Frozen = "frozen",
+        /// A copy in another type or layout, rebuilt bit for bit by the `derive` plan.
+        Derived = "derived",
+        /// Sums that cross plans within a step: gradients, loss, weight. Never saved.
+        Carry = "carry",
+        /// Keys and values of earlier tokens, and how many there are.
+        Cache = "cache",
+        /// Tables fixed at build time.
+        Const = "const",
+        /// Written by the host before each run.
+        Input = "input",
+    }
+}
+
+impl Class {
+    pub fn is_saved(self) -> bool {
+        matches!(self, Class::Weight | Class::Moment)
+    }
+    pub fn is_parameter(self) -> bool {
+        matches!(self, Class::Weight | Class::Frozen)
+    }
+}
+
+/// How a slot's first value is made, on the host, from counter-based random numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Zeros,
+    Ones,
+    Normal {
+        std: f32,
+    },
+    /// `[positions, frequencies, 2]` of cosine and sine of position * theta^(-2 frequency / head).
+    RopeTable {
+        theta: f64,
+    },
+}
+
+impl Attr for Init {
+    fn show(&self) -> String {
+        match self {
+            Init::Zeros => "zeros".into(),
+            Init::Ones => "ones".into(),
+            Init::Normal { std } => format!("normal({std})"),
+            Init::RopeTable { theta } => format!("rope_table({theta})"),
+        }
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        let (name, argument) = match text.split_once('(') {
+            Some((name, rest)) => (name, rest.strip_suffix(')').ok_or("an unclosed bracket")?),
+            None => (text, ""),
+        };
+        match name {
+            "zeros" => Ok(Init::Zeros),
+            "ones" => Ok(Init::Ones),
+            "normal" => Ok(Init::Normal { std: f32::read(argument)? }),
+            "rope_table" => Ok(Init::RopeTable { theta: f64::read(argument)? }),
+            _ => Err(format!("`{text}` is not an initial value")),
+        }
+    }
+}
+
+/// Where a slot lies inside a larger one: merged weights and the optimiser's flat regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub of: SlotId,
+    /// In elements.
+    pub offset: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    pub path: String,
+    pub ty: TensorType,
+    pub class: Class,
+    pub init: Init,
+    pub part: Option<Part>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    pub nodes: Vec<Node>,
+    pub slots: Vec<Slot>,
+    pub writes: Vec<(SlotId, Value)>,
+    pub results: Vec<(String, Value)>,
+}
+
+impl Graph {
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    pub fn slot(&self, id: SlotId) -> &Slot {
+        &self.slots[id.0 as usize]
+    }
+
+    pub fn slot_mut(&mut self, id: SlotId) -> &mut Slot {
+        &mut self.slots[id.0 as usize]
+    }
+
+    pub fn ty(&self, v: Value) -> &TensorType {
+        &self.node(v.node).outs[v.out as usize]
+    }
+
+    pub fn dims(&self, v: Value) -> &[usize] {
+        &self.ty(v).dims
+    }
+
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    pub fn slot_ids(&self) -> impl DoubleEndedIterator<Item = SlotId> + use<> {
+        (0..self.slots.len() as u32).map(SlotId)
+    }
+
+    pub fn find_slot(&self, path: &str) -> Option<SlotId> {
+        self.slots.iter().position(|s| s.path == path).map(|i| SlotId(i as u32))
+    }
+
+    pub fn result(&self, name: &str) -> Option<Value> {
+        self.results.iter().find(|(n, _)| n == name).map(|(_, v)| *v)
+    }
+
+    #[track_caller]
+    pub fn add_slot(&mut self, slot: Slot) -> SlotId {
+        assert!(self.find_slot(&slot.path).is_none(), "two slots are named `{}`", slot.path);
+        self.slots.push(slot);
+        SlotId(self.slots.len() as u32 - 1)
+    }
+
+    /// Appends a node with inferred types, under an explicit path and key.
+    #[track_caller]
+    pub fn push_keyed(&mut self, op: Op, ins: Vec<Value>, path: &str, key: u64) -> NodeId {
+        let outs = match op.infer(self, &ins) {
+            Ok(outs) => outs,
+            // Not in a closure, which would hide the caller's line.
+            Err(why) => panic!("{path}: {}: {why}", op.name()),
+        };
+        self.nodes.push(Node { op, ins, outs, path: path.into(), key });
+        NodeId(self.nodes.len() as u32 - 1)
+    }
+
+    /// Appends a node whose key is made from its path and place.
+    #[track_caller]
+    pub fn push(&mut self, op: Op, ins: Vec<Value>, path: &str) -> NodeId {
+        let key = key_of(path, self.nodes.len());
+        self.push_keyed(op, ins, path, key)
+    }
+
+    /// `push` for an operation with one output of interest: its first.
+    #[track_caller]
+    pub fn add(&mut self, op: Op, ins: Vec<Value>, path: &str) -> Value {
+        self.push(op, ins, path).out(0)
+    }
+
+    /// How many times each node's outputs are used, by nodes, writes and results.
+    pub fn uses(&self) -> Vec<Vec<u32>> {
+        let mut uses: Vec<Vec<u32>> = self.nodes.iter().map(|n| vec![0; n.outs.len()]).collect();
+        let inner = self.nodes.iter().flat_map(|n| &n.ins);
+        let outer = self.writes.iter().map(|(_, v)| v).chain(self.results.iter().map(|(_, v)| v));
+        for v in inner.chain(outer) {
+            uses[v.node.0 as usize][v.out as usize] += 1;
+        }
+        uses
+    }
+}
+
+impl NodeId {
+    pub fn out(self, out: u8) -> Value {
+        Value { node: self, out }
+    }
+}
+
+/// FNV-1a over the path, then the ordinal: stable between builds of the same model.
+fn key_of(path: &str, ordinal: usize) -> u64 {
+    let bytes = path.bytes().chain((ordinal as u64).to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3))
+}

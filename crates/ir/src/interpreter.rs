@@ -1,0 +1,113 @@
+//! Runs plans launch by launch with the oracle's mathematics: shows that passes, views, lifetimes and offsets are
+//! right without trusting any kernel.
+
+use std::collections::HashMap;
+
+use crate::graph::{Class, Graph, Init, Slot, SlotId};
+use crate::op::Op;
+use crate::oracle;
+use crate::plan::{Launch, PlanSet, Role, View};
+use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
+
+/// An arena of bytes and the plans over it.
+pub struct Interpreter {
+    pub plans: PlanSet,
+    arena: Vec<u8>,
+}
+
+impl Interpreter {
+    /// The arena starts as NaN: whatever is read before it is written shows.
+    pub fn new(plans: PlanSet) -> Self {
+        let arena = vec![0xff; plans.arena_bytes];
+        let mut this = Interpreter { plans, arena };
+        let slots: Vec<View> = this.plans.slots.iter().map(|s| s.view.clone()).collect();
+        slots.iter().for_each(|view| this.write(view, &vec![0.0; view.elements()]));
+        this
+    }
+
+    pub fn set(&mut self, path: &str, values: &[f64]) {
+        let view = self.slot(path);
+        self.write(&view, values);
+    }
+
+    pub fn get(&self, path: &str) -> Vec<f64> {
+        self.read(&self.slot(path))
+    }
+
+    pub fn result(&self, role: Role, name: &str) -> Vec<f64> {
+        self.read(self.plans.plan(role).and_then(|p| p.result(name)).expect("a result of this name"))
+    }
+
+    fn slot(&self, path: &str) -> View {
+        self.plans.slot(path).unwrap_or_else(|| panic!("no slot `{path}`")).view.clone()
+    }
+
+    pub fn run(&mut self, role: Role) {
+        let launches = self.plans.plan(role).expect("a plan of this role").launches.clone();
+        launches.iter().for_each(|launch| self.launch(launch));
+    }
+
+    fn launch(&mut self, launch: &Launch) {
+        let mut g = Graph::default();
+        let mut values = HashMap::new();
+        let mut ins = vec![];
+        for (i, view) in launch.ins.iter().enumerate() {
+            let (path, ty) = (format!("in{i}"), TensorType::new(view.dtype, view.dims.clone()));
+            values.insert(path.clone(), self.read(view));
+            g.add_slot(Slot { path: path.clone(), ty, class: Class::Input, init: Init::Zeros, part: None });
+            ins.push(g.add(Op::Read { slot: SlotId(i as u32) }, vec![], &path));
+        }
+        let node = g.push_keyed(launch.op.clone(), ins, &launch.path, launch.key);
+        for (i, out) in launch.outs.iter().enumerate().filter(|(_, out)| out.is_some()) {
+            let ty = &g.node(node).outs[i];
+            let view = out.as_ref().expect("filtered");
+            assert_eq!((ty.dtype, &ty.dims), (view.dtype, &view.dims), "{}: output {i}", launch.path);
+            g.results.push((i.to_string(), node.out(i as u8)));
+        }
+        // Scratch may hold anything afterwards.
+        if let Some(scratch) = &launch.workspace {
+            self.write(scratch, &vec![f64::NAN; scratch.elements()]);
+        }
+        let results = oracle::run(&g, &values).results;
+        for (name, values) in results {
+            let view =
+                launch.outs[name.parse::<usize>().expect("an index")].clone().expect("a wanted output");
+            self.write(&view, &values);
+        }
+    }
+
+    fn read(&self, view: &View) -> Vec<f64> {
+        let bytes = |at: usize, n: usize| &self.arena[at..at + n];
+        let value = |at: usize| match view.dtype {
+            DType::F64 => f64::from_le_bytes(bytes(at, 8).try_into().expect("8 bytes")),
+            DType::F32 => f32::from_le_bytes(bytes(at, 4).try_into().expect("4 bytes")) as f64,
+            DType::I32 => i32::from_le_bytes(bytes(at, 4).try_into().expect("4 bytes")) as f64,
+            DType::BF16 => bf16_to_f32(u16::from_le_bytes(bytes(at, 2).try_into().expect("2 bytes"))) as f64,
+        };
+        offsets(view).into_iter().map(value).collect()
+    }
+
+    fn write(&mut self, view: &View, values: &[f64]) {
+        assert_eq!(values.len(), view.elements(), "as many values as the view has elements");
+        for (at, x) in offsets(view).into_iter().zip(values) {
+            match view.dtype {
+                DType::F64 => self.arena[at..at + 8].copy_from_slice(&x.to_le_bytes()),
+                DType::F32 => self.arena[at..at + 4].copy_from_slice(&(*x as f32).to_le_bytes()),
+                DType::I32 => self.arena[at..at + 4].copy_from_slice(&(*x as i32).to_le_bytes()),
+                DType::BF16 => {
+                    self.arena[at..at + 2].copy_from_slice(&bf16_from_f32(*x as f32).to_le_bytes())
+                }
+            }
+        }
+    }
+}
+
+/// The byte offset of every element, in row-major order.
+fn offsets(view: &View) -> Vec<usize> {
+    let mut offsets = vec![view.offset];
+    for (dim, stride) in view.dims.iter().zip(&view.strides) {
+        let step = stride * view.dtype.bytes();
+        offsets = offsets.iter().flat_map(|at| (0..*dim).map(move |i| at + i * step)).collect();
+    }
+    offsets
+}

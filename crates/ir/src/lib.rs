@@ -1,0 +1,34 @@
+//! Graphs of tensor operations, their gradients, and the passes that turn them into plans.
+//!
+//! This crate opens no file, names no device, reads no environment and holds no unsafe code. A device is known to it
+//! only as a `Target`: plain data about types, kernels, rates and memory.
+#![forbid(unsafe_code)]
+
+pub mod attr;
+pub mod autodiff;
+pub mod builder;
+pub mod check;
+pub mod graph;
+pub mod interpreter;
+pub mod op;
+pub mod ops;
+pub mod oracle;
+pub mod passes;
+pub mod pattern;
+pub mod plan;
+pub mod random;
+pub mod region;
+pub mod replay;
+pub mod target;
+pub mod text;
+pub mod types;
+pub mod verify;
+
+pub use builder::{Builder, Tensor};
+pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
+pub use op::{Op, OpKind};
+pub use passes::options::{Group, Options, Precision, Recompute, Update};
+pub use passes::{Program, compile};
+pub use plan::{Launch, Plan, PlanSet, Role, View};
+pub use target::Target;
+pub use types::{DType, TensorType};

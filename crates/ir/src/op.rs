@@ -1,0 +1,310 @@
+//! The closed set of operations. An operation's rules (shape, gradient, expansion, cost) share one file in `ops`;
+//! the matches here are exhaustive, so no operation exists without all of them.
+
+use crate::attr::{Attr, AttrMap};
+use crate::builder::{Builder, Tensor};
+use crate::graph::{Graph, Node, SlotId, Value};
+use crate::ops::attention::{Mask, Segments};
+use crate::ops::elementwise::Elementwise;
+use crate::ops::gated::Act;
+use crate::ops::norm::NormWeight;
+use crate::ops::reduce::Fold;
+use crate::ops::rope::{Pairs, RopeSpec};
+use crate::ops::{
+    adamw, attention, dropout, elementwise, gated, head_loss, index, movement, norm, product, qk_norm_rope,
+    reduce, rope, source,
+};
+use crate::types::{DType, Dims, TensorType};
+
+impl Attr for SlotId {
+    fn show(&self) -> String {
+        format!("${}", self.0)
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        let number = text.strip_prefix('$').ok_or_else(|| format!("`{text}` is not a slot"))?;
+        Ok(SlotId(u32::read(number)?))
+    }
+}
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal { $($field:ident : $ty:ty),* $(,)? })*) => {
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Op { $($(#[$doc])* $variant { $($field: $ty),* }),* }
+
+        /// An operation without its attributes: what kernel rows are listed by.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum OpKind { $($variant),* }
+
+        impl OpKind {
+            pub const ALL: &[OpKind] = &[$(OpKind::$variant),*];
+            pub fn name(self) -> &'static str {
+                match self { $(OpKind::$variant => $name),* }
+            }
+        }
+
+        impl Op {
+            pub fn kind(&self) -> OpKind {
+                match self { $(Op::$variant { .. } => OpKind::$variant),* }
+            }
+            pub fn name(&self) -> &'static str {
+                self.kind().name()
+            }
+            /// The attributes as they stand in the text form.
+            pub fn attrs(&self) -> Vec<(&'static str, String)> {
+                match self {
+                    $(Op::$variant { $($field),* } => vec![$((stringify!($field), $field.show())),*]),*
+                }
+            }
+            /// Rebuilds an operation from its name and attributes.
+            #[allow(unused_variables, reason = "operations without attributes take none")]
+            pub fn parse(name: &str, attrs: &mut AttrMap<'_>) -> Result<Op, String> {
+                match name {
+                    $($name => Ok(Op::$variant { $($field: attrs.take(stringify!($field))?),* }),)*
+                    _ => Err(format!("`{name}` is not an operation")),
+                }
+            }
+        }
+    };
+}
+
+ops! {
+    /// The value a slot had before the graph ran.
+    Read = "read" { slot: SlotId }
+    /// A constant.
+    Fill = "fill" { value: f64, dtype: DType, dims: Dims }
+    /// The index along an axis.
+    Iota = "iota" { dtype: DType, dims: Dims, axis: usize }
+    /// A function of one to three tensors of one shape, element by element.
+    Map = "map" { f: Elementwise }
+    Reshape = "reshape" { dims: Dims }
+    Transpose = "transpose" { perm: Vec<usize> }
+    Slice = "slice" { axis: usize, start: usize, len: usize }
+    Concat = "concat" { axis: usize }
+    /// Zeros before and after along an axis: the gradient of a slice.
+    Pad = "pad" { axis: usize, before: usize, after: usize }
+    /// Repeats axes of extent 1.
+    Broadcast = "broadcast" { dims: Dims }
+    /// Folds one axis to extent 1.
+    Reduce = "reduce" { axis: usize, by: Fold }
+    /// a [.., M, K] times b [.., K, N], each stored transposed where said; with `base`, that is added.
+    Product = "product" { ta: bool, tb: bool, out: DType, base: bool }
+    /// (x, residual?, w?) -> y = normed * weight, and h = x + residual.
+    RmsNorm = "rms_norm" { eps: f32, weight: NormWeight, residual: bool }
+    /// (h, w?, dy, dh?) -> dx + dh, dw.
+    RmsNormGrad = "rms_norm_grad" { eps: f32, weight: NormWeight, add: bool }
+    /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
+    Rope = "rope" { theta: f64, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
+    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)).
+    QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, theta: f64, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    /// (x, w, positions, table?, dy) -> dx, dw.
+    QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, theta: f64, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    /// (gate, up) -> act(gate) * up.
+    Gated = "gated" { act: Act }
+    /// (gate, up, dy) -> d gate, d up.
+    GatedGrad = "gated_grad" { act: Act }
+    /// (x [T, ..], rng i32 [3], rows i32 [T, 2]) -> x / (1 - p), zero with probability p.
+    Dropout = "dropout" { p: f32 }
+    /// (table [V, ..], index i32 [N]) -> [N, ..]; index -1 gives zeros.
+    Gather = "gather" {}
+    /// (rows [N, ..], index i32 [N], base?) -> [V, ..], summed in the order of the rows; index -1 is dropped.
+    ScatterAdd = "scatter_add" { rows: usize, out: DType, base: bool }
+    /// (base [V, ..], rows [N, ..], index i32 [N]) -> base with those rows replaced; index -1 is dropped.
+    RowScatter = "row_scatter" {}
+    /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
+    Attention = "attention" { scale: f32, mask: Mask, q: Segments, k: Segments }
+    /// (the inputs of attention, o, lse, do) -> dq, dk, dv.
+    AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments }
+    /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
+    HeadLoss = "head_loss" {}
+    /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
+    HeadLossGrad = "head_loss_grad" { base: bool }
+    /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
+    HeadLossTrain = "head_loss_train" { base: bool }
+    /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0.
+    AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32 }
+    /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
+    Region = "region" { body: Box<Graph> }
+}
+
+impl Attr for Box<Graph> {
+    fn show(&self) -> String {
+        format!("{{\n{self}}}")
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        let inner = text.strip_prefix('{').and_then(|t| t.strip_suffix('}'));
+        Ok(Box::new(inner.ok_or("a region's body stands in braces")?.parse()?))
+    }
+}
+
+/// Gradients of a node's inputs; `None` where none flows.
+pub type Grads<'g> = Vec<Option<Tensor<'g>>>;
+
+/// What a gradient rule sees: the forward node and the gradients of its outputs.
+pub struct Vjp<'a, 'g> {
+    pub ins: &'a [Tensor<'g>],
+    pub outs: &'a [Tensor<'g>],
+    /// One an output, `None` where nothing downstream depends on it.
+    pub d: &'a [Option<Tensor<'g>>],
+    /// Whether each input's gradient is wanted.
+    pub needs: &'a [bool],
+    pub key: u64,
+}
+
+impl Op {
+    /// The types of the outputs, or what is wrong with the inputs.
+    pub fn infer(&self, g: &Graph, ins: &[Value]) -> Result<Vec<TensorType>, String> {
+        if let Op::Read { slot } = self {
+            return Ok(vec![g.slot(*slot).ty.clone()]);
+        }
+        let ins: Vec<&TensorType> = ins.iter().map(|v| g.ty(*v)).collect();
+        match self {
+            Op::Read { .. } => unreachable!("handled above"),
+            Op::Fill { .. } | Op::Iota { .. } => source::infer(self, &ins),
+            Op::Map { f } => elementwise::infer(*f, &ins),
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => movement::infer(self, &ins),
+            Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
+            Op::Product { ta, tb, out, base } => product::infer(*ta, *tb, *out, *base, &ins),
+            Op::RmsNorm { weight, residual, .. } => norm::infer(*weight, *residual, &ins),
+            Op::RmsNormGrad { weight, add, .. } => norm::infer_grad(*weight, *add, &ins),
+            Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
+            Op::QkNormRope { weight, axis_of_freq, table, .. } => {
+                qk_norm_rope::infer(*weight, axis_of_freq, *table, &ins)
+            }
+            Op::QkNormRopeGrad { weight, axis_of_freq, table, .. } => {
+                qk_norm_rope::infer_grad(*weight, axis_of_freq, *table, &ins)
+            }
+            Op::Gated { .. } => gated::infer(&ins),
+            Op::GatedGrad { .. } => gated::infer_grad(&ins),
+            Op::Dropout { p } => dropout::infer(*p, &ins),
+            Op::Gather {} => index::infer_gather(&ins),
+            Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
+            Op::RowScatter {} => index::infer_row_scatter(&ins),
+            Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
+            Op::AttentionGrad { mask, q, k, .. } => attention::infer_grad(*mask, *q, *k, &ins),
+            Op::HeadLoss {} => head_loss::infer(&ins),
+            Op::HeadLossGrad { base } => head_loss::infer_grad(*base, &ins),
+            Op::HeadLossTrain { base } => head_loss::infer_train(*base, &ins),
+            Op::AdamW { .. } => adamw::infer(&ins),
+            Op::Region { body } => crate::region::infer(body, &ins),
+        }
+    }
+
+    /// Appends the gradient of this operation. Operations that only appear after autodiff have none.
+    pub fn vjp<'g>(&self, b: &'g Builder, at: &Vjp<'_, 'g>) -> Grads<'g> {
+        match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => vec![],
+            Op::Map { f } => elementwise::vjp(*f, at),
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => movement::vjp(self, at),
+            Op::Reduce { by, .. } => reduce::vjp(*by, at),
+            Op::Product { ta, tb, base, .. } => product::vjp(*ta, *tb, *base, at),
+            Op::RmsNorm { eps, weight, residual } => norm::vjp(b, *eps, *weight, *residual, at),
+            Op::Rope { .. } => rope::vjp(b, self, at),
+            Op::QkNormRope { .. } => qk_norm_rope::vjp(b, self, at),
+            Op::Gated { act } => gated::vjp(b, *act, at),
+            Op::Dropout { p } => dropout::vjp(b, *p, at),
+            Op::Gather {} => index::vjp_gather(at),
+            Op::ScatterAdd { base, .. } => index::vjp_scatter_add(*base, at),
+            Op::Attention { .. } => attention::vjp(b, self, at),
+            Op::HeadLoss {} => head_loss::vjp(b, at),
+            Op::RowScatter {}
+            | Op::RmsNormGrad { .. }
+            | Op::QkNormRopeGrad { .. }
+            | Op::GatedGrad { .. }
+            | Op::AttentionGrad { .. }
+            | Op::HeadLossGrad { .. }
+            | Op::HeadLossTrain { .. }
+            | Op::AdamW { .. }
+            | Op::Region { .. } => panic!("{} is not differentiated", self.name()),
+        }
+    }
+
+    /// The same mathematics in simpler operations, one level down; `None` for a primitive.
+    pub fn expand<'g>(&self, b: &'g Builder, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
+        Some(match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } | Op::Map { .. } => return None,
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => {
+                return None;
+            }
+            Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
+            Op::Product { base: false, .. } | Op::ScatterAdd { base: false, .. } => return None,
+            Op::Product { base: true, ta, tb, out } => vec![product::without_base(*ta, *tb, *out, ins)],
+            Op::ScatterAdd { base: true, rows, out } => vec![index::without_base(*rows, *out, ins)],
+            Op::RmsNorm { eps, weight, residual } => norm::expand(*eps, *weight, *residual, ins),
+            Op::RmsNormGrad { eps, weight, add } => norm::expand_grad(b, *eps, *weight, *add, ins),
+            Op::Rope { theta, axis_of_freq, pairs, inverse, .. } => {
+                vec![rope::expand(
+                    b,
+                    &RopeSpec { theta: *theta, axis_of_freq: axis_of_freq.clone(), pairs: *pairs },
+                    *inverse,
+                    ins,
+                )]
+            }
+            Op::QkNormRope { .. } => vec![qk_norm_rope::expand(b, self, ins)],
+            Op::QkNormRopeGrad { .. } => qk_norm_rope::expand_grad(b, self, ins),
+            Op::Gated { act } => vec![gated::expand(*act, ins)],
+            Op::GatedGrad { act } => gated::expand_grad(b, *act, ins),
+            Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
+            Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
+            Op::HeadLoss {} => head_loss::expand(b, ins),
+            Op::HeadLossGrad { base } => head_loss::expand_grad(b, *base, ins),
+            Op::HeadLossTrain { base } => head_loss::expand_train(b, *base, ins),
+            Op::AdamW { .. } => adamw::expand(self, ins),
+            Op::Region { body } => crate::region::expand(b, body, ins),
+        })
+    }
+
+    /// Arithmetic of one execution: multiplications and additions, as papers count them.
+    pub fn flops(&self, node: &Node, g: &Graph) -> u64 {
+        let ins: Vec<&TensorType> = node.ins.iter().map(|v| g.ty(*v)).collect();
+        let moved: usize = node.outs.iter().map(TensorType::elements).sum();
+        let elements = match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => 0,
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => 0,
+            Op::Gather {} | Op::RowScatter {} => 0,
+            Op::Map { .. } => moved,
+            Op::Reduce { .. } => ins[0].elements(),
+            Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
+            Op::RmsNorm { .. } => 4 * ins[0].elements(),
+            Op::RmsNormGrad { .. } => 8 * ins[0].elements(),
+            Op::Rope { .. } => 3 * ins[0].elements(),
+            Op::QkNormRope { .. } => 7 * ins[0].elements(),
+            Op::QkNormRopeGrad { .. } => 14 * ins[0].elements(),
+            Op::Gated { .. } => 5 * node.outs[0].elements(),
+            Op::GatedGrad { .. } => 10 * node.outs[0].elements(),
+            Op::Dropout { .. } => 2 * ins[0].elements(),
+            Op::ScatterAdd { .. } => ins[0].elements(),
+            // Two products forward, five backward, over the pairs the mask lets through.
+            Op::Attention { mask, q, k, .. } => {
+                4 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
+            }
+            Op::AttentionGrad { mask, q, k, .. } => {
+                10 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
+            }
+            Op::HeadLoss {} => 2 * ins[0].elements() * ins[1].dims[0],
+            Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
+            Op::AdamW { .. } => 12 * ins[0].elements(),
+            Op::Region { body } => return body.nodes.iter().map(|n| n.op.flops(n, body)).sum(),
+        };
+        elements as u64
+    }
+}

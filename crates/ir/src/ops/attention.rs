@@ -1,0 +1,294 @@
+//! Attention, token-major: q [Tq, H, K] over k, v [Tk, HK, K], queries and keys cut into segments that pair up in
+//! order. Grouped heads read the same keys: head h reads key head h * HK / H.
+//!
+//! Gives o and lse, the logarithm of each row's sum of exponentials. A query that may see no key gives o = 0 and
+//! lse = -inf. Rows outside every segment likewise.
+
+use super::{arity, expect};
+use crate::attr::Attr;
+use crate::autodiff::{distinct, gradients};
+use crate::builder::{Builder, Tensor};
+use crate::op::{Grads, Op, Vjp};
+use crate::ops::reduce::Fold;
+use crate::types::{DType, TensorType};
+
+/// Which keys of its segment a query sees. Positions count so that the last query meets the last key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    Full,
+    Causal,
+    /// Keys from `back` before to `ahead` after the query, both inclusive.
+    Window {
+        back: usize,
+        ahead: usize,
+    },
+    /// An i32 input [Tq, 4]: key rows [a, b) and [c, d) of the whole key tensor.
+    TwoIntervals,
+}
+
+/// How the token axis is cut into sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segments {
+    /// Equal lengths, known when the graph is built.
+    Uniform { len: usize },
+    /// Two i32 inputs start [S], len [S] of static capacity; a length of 0 is an unused entry.
+    Ragged { max_segments: usize, max_len: usize },
+}
+
+impl Segments {
+    fn inputs(self) -> usize {
+        if matches!(self, Segments::Ragged { .. }) { 2 } else { 0 }
+    }
+}
+
+impl Attr for Mask {
+    fn show(&self) -> String {
+        match self {
+            Mask::Full => "full".into(),
+            Mask::Causal => "causal".into(),
+            Mask::Window { back, ahead } => format!("window:{back}:{ahead}"),
+            Mask::TwoIntervals => "two_intervals".into(),
+        }
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        match text.split(':').collect::<Vec<_>>()[..] {
+            ["full"] => Ok(Mask::Full),
+            ["causal"] => Ok(Mask::Causal),
+            ["window", back, ahead] => {
+                Ok(Mask::Window { back: usize::read(back)?, ahead: usize::read(ahead)? })
+            }
+            ["two_intervals"] => Ok(Mask::TwoIntervals),
+            _ => Err(format!("`{text}` is not a mask")),
+        }
+    }
+}
+
+impl Attr for Segments {
+    fn show(&self) -> String {
+        match self {
+            Segments::Uniform { len } => format!("uniform:{len}"),
+            Segments::Ragged { max_segments, max_len } => format!("ragged:{max_segments}:{max_len}"),
+        }
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        match text.split(':').collect::<Vec<_>>()[..] {
+            ["uniform", len] => Ok(Segments::Uniform { len: usize::read(len)? }),
+            ["ragged", s, l] => {
+                Ok(Segments::Ragged { max_segments: usize::read(s)?, max_len: usize::read(l)? })
+            }
+            _ => Err(format!("`{text}` are not segments")),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attend {
+    pub scale: f32,
+    pub mask: Mask,
+    pub q: Segments,
+    pub k: Segments,
+}
+
+impl Attend {
+    pub fn op(&self) -> Op {
+        Op::Attention { scale: self.scale, mask: self.mask, q: self.q, k: self.k }
+    }
+}
+
+/// The tensors a mask and ragged segments need, in the order of the operation's inputs.
+#[derive(Clone, Copy, Default)]
+pub struct Masking<'g> {
+    /// (start, len) of the queries' segments.
+    pub q: Option<(Tensor<'g>, Tensor<'g>)>,
+    pub k: Option<(Tensor<'g>, Tensor<'g>)>,
+    pub intervals: Option<Tensor<'g>>,
+}
+
+impl<'g> Masking<'g> {
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'g>> + use<'g> {
+        let pairs = [self.q, self.k].into_iter().flatten().flat_map(|(start, len)| [start, len]);
+        pairs.chain(self.intervals)
+    }
+}
+
+/// The number of inputs of the forward operation.
+pub fn inputs(mask: Mask, q: Segments, k: Segments) -> usize {
+    3 + q.inputs() + k.inputs() + (mask == Mask::TwoIntervals) as usize
+}
+
+pub fn infer(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    arity(ins, inputs(mask, q, k))?;
+    let (tq, tk) = (ins[0], ins[1]);
+    if tq.rank() != 3 || tk.rank() != 3 || !tq.dtype.is_float() {
+        return Err(format!("q is {tq} and k {tk}, wanted floats [tokens, heads, head size]"));
+    }
+    let (h, hk) = (tq.dims[1], tk.dims[1]);
+    if hk == 0 || h % hk != 0 || tq.dims[2] != tk.dims[2] || tq.dtype != tk.dtype {
+        return Err(format!("q {tq} does not attend to k {tk}"));
+    }
+    expect("v", ins[2], tk.dtype, &tk.dims)?;
+    let segments = |what: &str, s: Segments, tokens: usize, at: usize| match s {
+        Segments::Uniform { len } if len > 0 && tokens.is_multiple_of(len) => Ok(tokens / len),
+        Segments::Uniform { len } => Err(format!("{tokens} {what} do not cut into segments of {len}")),
+        Segments::Ragged { max_segments, .. } => {
+            expect("segment starts", ins[at], DType::I32, &[max_segments])?;
+            expect("segment lengths", ins[at + 1], DType::I32, &[max_segments])?;
+            Ok(max_segments)
+        }
+    };
+    let sq = segments("queries", q, tq.dims[0], 3)?;
+    let sk = segments("keys", k, tk.dims[0], 3 + q.inputs())?;
+    if sq != sk {
+        return Err(format!("{sq} segments of queries and {sk} of keys do not pair up"));
+    }
+    if mask == Mask::TwoIntervals {
+        expect("intervals", ins[ins.len() - 1], DType::I32, &[tq.dims[0], 4])?;
+    }
+    Ok(vec![tq.clone(), TensorType::new(tq.dtype.accumulator(), [tq.dims[0], h])])
+}
+
+pub fn infer_grad(
+    mask: Mask,
+    q: Segments,
+    k: Segments,
+    ins: &[&TensorType],
+) -> Result<Vec<TensorType>, String> {
+    let n = inputs(mask, q, k);
+    arity(ins, n + 3)?;
+    let forward = infer(mask, q, k, &ins[..n])?;
+    expect("o", ins[n], forward[0].dtype, &forward[0].dims)?;
+    expect("lse", ins[n + 1], forward[1].dtype, &forward[1].dims)?;
+    expect("do", ins[n + 2], forward[0].dtype, &forward[0].dims)?;
+    Ok(vec![ins[0].clone(), ins[1].clone(), ins[2].clone()])
+}
+
+/// Query-key pairs a head works on; an upper bound where lengths are only known on the device.
+pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize {
+    let (tq, tk) = (ins[0].dims[0], ins[1].dims[0]);
+    let len = |s: Segments, tokens: usize| match s {
+        Segments::Uniform { len } => len,
+        Segments::Ragged { max_len, .. } => max_len.min(tokens),
+    };
+    let (lq, lk) = (len(q, tq), len(k, tk));
+    match mask {
+        Mask::Full | Mask::TwoIntervals => tq * lk,
+        Mask::Causal if lq <= lk => tq * (lk - lq) + tq * (lq + 1) / 2,
+        Mask::Causal => tq * lk / 2,
+        Mask::Window { back, ahead } => tq * lk.min(back + ahead + 1),
+    }
+}
+
+pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
+    let Op::Attention { scale, mask, q, k } = *op else { unreachable!("called for attention") };
+    assert!(at.d[1].is_none(), "the gradient of attention's lse is not built");
+    let mut grads = vec![None; at.ins.len()];
+    let Some(d) = at.d[0] else { return grads };
+    let ins: Vec<_> = at.ins.iter().copied().chain([at.outs[0], at.outs[1], d]).collect();
+    let outs = b.ops(Op::AttentionGrad { scale, mask, q, k }, &ins);
+    for (i, d) in outs.into_iter().enumerate() {
+        grads[i] = Some(d);
+    }
+    grads
+}
+
+/// Scores in full, masked, softmax, product with v. Tokens are matched to segments by 0/1 matrices.
+pub fn expand<'g>(
+    b: &'g Builder,
+    scale: f32,
+    mask: Mask,
+    q_segments: Segments,
+    k_segments: Segments,
+    ins: &[Tensor<'g>],
+) -> Vec<Tensor<'g>> {
+    let (qt, kt) = (ins[0].ty(), ins[1].ty());
+    let (tq, h, n) = (qt.dims[0], qt.dims[1], qt.dims[2]);
+    let (tk, hk) = (kt.dims[0], kt.dims[1]);
+    let wide = qt.dtype.accumulator();
+    let rows = h / hk * tq;
+    // Heads that share keys become rows of one product: [HK, H/HK * Tq, K].
+    let q = ins[0].cast(wide).reshape(&[tq, hk, h / hk, n]).transpose(&[1, 2, 0, 3]).reshape(&[hk, rows, n]);
+    let (k, v) = (ins[1].cast(wide).transpose(&[1, 0, 2]), ins[2].cast(wide).transpose(&[1, 0, 2]));
+
+    let q_inputs = &ins[3..];
+    let k_inputs = &ins[3 + q_segments.inputs()..];
+    let allowed =
+        allowed(b, wide, mask, [q_segments, k_segments], [q_inputs, k_inputs], tq, tk, ins[ins.len() - 1]);
+    let allowed = allowed.reshape(&[1, 1, tq, tk]).broadcast(&[hk, h / hk, tq, tk]).reshape(&[hk, rows, tk]);
+
+    let scores = q.product(k, false, true).scale(scale as f64);
+    let scores = allowed.select(scores, b.fill(-1e30, wide, &[hk, rows, tk]));
+    let shift = scores.reduce(2, Fold::Max);
+    let p = allowed * (scores - shift).exp();
+    let total = p.sum(2);
+    let empty = total.equal(b.fill(0.0, wide, &[hk, rows, 1]));
+    let o = (p * (total + empty).recip()).product(v, false, false);
+    let lse = shift + total.log();
+    let o = o.reshape(&[hk, h / hk, tq, n]).transpose(&[2, 0, 1, 3]).reshape(&[tq, h, n]).cast(qt.dtype);
+    let lse = lse.reshape(&[h, tq]).transpose(&[1, 0]);
+    vec![o, lse]
+}
+
+/// 1 where a query may see a key: [Tq, Tk].
+#[allow(clippy::too_many_arguments, reason = "one caller; the arguments are the operation's own")]
+fn allowed<'g>(
+    b: &'g Builder,
+    wide: DType,
+    mask: Mask,
+    segments: [Segments; 2],
+    inputs: [&[Tensor<'g>]; 2],
+    tq: usize,
+    tk: usize,
+    intervals: Tensor<'g>,
+) -> Tensor<'g> {
+    let count = match segments[0] {
+        Segments::Uniform { len } => tq / len,
+        Segments::Ragged { max_segments, .. } => max_segments,
+    };
+    // Starts and lengths as [1, S], whether static or read from the device.
+    let bounds = |s: Segments, inputs: &[Tensor<'g>]| match s {
+        Segments::Uniform { len } => {
+            (b.iota(wide, &[1, count], 1).scale(len as f64), b.fill(len as f64, wide, &[1, count]))
+        }
+        Segments::Ragged { .. } => {
+            (inputs[0].cast(wide).reshape(&[1, count]), inputs[1].cast(wide).reshape(&[1, count]))
+        }
+    };
+    let (q_start, q_len) = bounds(segments[0], inputs[0]);
+    let (k_start, k_len) = bounds(segments[1], inputs[1]);
+    let member = |tokens: usize, start: Tensor<'g>, len: Tensor<'g>| {
+        let row = b.iota(wide, &[tokens, count], 0);
+        start.broadcast(&[tokens, count]).less_equal(row) * row.less(start + len)
+    };
+    let (in_q, in_k) = (member(tq, q_start, q_len), member(tk, k_start, k_len));
+    let same = in_q.product(in_k, false, true);
+    if mask == Mask::Full {
+        return same;
+    }
+    if mask == Mask::TwoIntervals {
+        let row = b.iota(wide, &[tq, tk], 1);
+        let edge = |i: usize| intervals.slice(1, i, 1).cast(wide).broadcast(&[tq, tk]);
+        let inside = |i: usize| edge(i).less_equal(row) * row.less(edge(i + 1));
+        let (one, two) = (inside(0), inside(2));
+        return same * (one + two - one * two);
+    }
+    // The key row a query stands at: its row, moved so that the last query meets the last key.
+    let shift = in_q.product((k_start + k_len) - (q_start + q_len), false, true);
+    let stand = (b.iota(wide, &[tq, 1], 0) + shift).broadcast(&[tq, tk]);
+    let key = b.iota(wide, &[tq, tk], 1);
+    match mask {
+        Mask::Causal => same * key.less_equal(stand),
+        Mask::Window { back, ahead } => {
+            same * stand.offset(-(back as f64)).less_equal(key) * key.less_equal(stand.offset(ahead as f64))
+        }
+        Mask::Full | Mask::TwoIntervals => unreachable!("returned above"),
+    }
+}
+
+pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let Op::AttentionGrad { scale, mask, q, k } = *op else { unreachable!("called for its gradient") };
+    let n = inputs(mask, q, k);
+    let wrt = distinct(b, &ins[..3]);
+    let forward: Vec<_> = wrt.iter().chain(&ins[3..n]).copied().collect();
+    let o = expand(b, scale, mask, q, k, &forward)[0];
+    gradients(b, &[(o, ins[n + 2])], &wrt)
+}

@@ -1,0 +1,76 @@
+//! The per-head norm of queries or keys and their rotation in one pass over memory.
+
+use super::{arity, expect_float, rope};
+use crate::autodiff::gradients;
+use crate::builder::{Builder, Tensor};
+use crate::op::{Grads, Op, Vjp};
+use crate::ops::norm::NormWeight;
+use crate::types::TensorType;
+
+pub fn infer(
+    weight: NormWeight,
+    axis_of_freq: &[u8],
+    table: bool,
+    ins: &[&TensorType],
+) -> Result<Vec<TensorType>, String> {
+    let w = weight.is_some() as usize;
+    arity(ins, 2 + w + table as usize)?;
+    let x = ins[0];
+    rope::check(x, axis_of_freq, ins[1 + w], table.then(|| ins[2 + w]))?;
+    if weight.is_some() {
+        expect_float("the norm's weight", ins[1], &[x.last()])?;
+    }
+    Ok(vec![x.clone()])
+}
+
+pub fn infer_grad(
+    weight: NormWeight,
+    axis_of_freq: &[u8],
+    table: bool,
+    ins: &[&TensorType],
+) -> Result<Vec<TensorType>, String> {
+    let (dy, forward) = ins.split_last().ok_or("takes inputs")?;
+    let mut outs = infer(weight, axis_of_freq, table, forward)?;
+    expect_float("the gradient", dy, &outs[0].dims)?;
+    if weight.is_some() {
+        outs.push(TensorType::new(ins[0].dtype.accumulator(), [ins[0].last()]));
+    }
+    Ok(outs)
+}
+
+pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
+    let mut grads = vec![None; at.ins.len()];
+    let Some(dy) = at.d[0] else { return grads };
+    let Op::QkNormRope { eps, weight, theta, axis_of_freq, pairs, table } = op.clone() else {
+        unreachable!("called for qk_norm_rope")
+    };
+    let ins: Vec<_> = at.ins.iter().copied().chain([dy]).collect();
+    let outs = b.ops(Op::QkNormRopeGrad { eps, weight, theta, axis_of_freq, pairs, table }, &ins);
+    for (i, d) in outs.into_iter().enumerate() {
+        grads[i] = Some(d.cast(at.ins[i].dtype()));
+    }
+    grads
+}
+
+/// The norm and the rope that the fused operation stands for.
+pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    let (Op::QkNormRope { eps, weight, theta, axis_of_freq, pairs, table }
+    | Op::QkNormRopeGrad { eps, weight, theta, axis_of_freq, pairs, table }) = op.clone()
+    else {
+        unreachable!("called for qk_norm_rope")
+    };
+    let w = weight.is_some() as usize;
+    let y = b.op(Op::RmsNorm { eps, weight, residual: false }, &ins[..1 + w]);
+    let rest: Vec<_> = [y].into_iter().chain(ins[1 + w..2 + w + table as usize].iter().copied()).collect();
+    b.op(Op::Rope { theta, axis_of_freq, pairs, inverse: false, table }, &rest)
+}
+
+pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let Op::QkNormRopeGrad { weight, .. } = op else { unreachable!("called for its gradient") };
+    let (w, wide) = (weight.is_some() as usize, ins[0].dtype().accumulator());
+    // The weight's gradient leaves in the accumulator's type, so it is differentiated as that type.
+    let mut forward = ins.to_vec();
+    forward[1..1 + w].iter_mut().for_each(|w| *w = w.cast(wide));
+    let y = expand(b, op, &forward);
+    gradients(b, &[(y, ins[ins.len() - 1])], &forward[..1 + w])
+}

@@ -1,0 +1,120 @@
+//! Rotary positions: pairs of a head's elements turned by angles position * theta^(-2 f / K).
+//!
+//! Positions are an i32 input [axes, T]; `axis_of_freq` says which axis turns which frequency, so text (one axis),
+//! images (two) and M-RoPE (three) are one operation. With `table`, a third input [P, K/2, 2] holds the cosines and
+//! sines of positions 0 to P; the gradient is the inverse rotation.
+
+use super::{arity, expect, expect_float};
+use crate::attr::named;
+use crate::builder::{Builder, Tensor};
+use crate::op::{Grads, Op, Vjp};
+use crate::ops::elementwise::Elementwise as E;
+use crate::types::{DType, TensorType};
+
+named! {
+    /// Which elements form the pair of frequency f.
+    pub enum Pairs {
+        /// f and f + K/2.
+        Half = "half",
+        /// 2f and 2f + 1.
+        Interleaved = "interleaved",
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    pub theta: f64,
+    /// One entry a frequency, K/2 in all.
+    pub axis_of_freq: Vec<u8>,
+    pub pairs: Pairs,
+}
+
+impl RopeSpec {
+    /// Text: every frequency follows the one position.
+    pub fn text(head_size: usize, theta: f64, pairs: Pairs) -> Self {
+        RopeSpec { theta, axis_of_freq: vec![0; head_size / 2], pairs }
+    }
+
+    pub fn op(&self) -> Op {
+        let RopeSpec { theta, axis_of_freq, pairs } = self.clone();
+        Op::Rope { theta, axis_of_freq, pairs, inverse: false, table: false }
+    }
+}
+
+/// The turn of frequency `f` a position, of a head of `head_size`.
+pub fn frequency(theta: f64, f: usize, head_size: usize) -> f64 {
+    theta.powf(-2.0 * f as f64 / head_size as f64)
+}
+
+pub fn infer(axis_of_freq: &[u8], table: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    arity(ins, 2 + table as usize)?;
+    check(ins[0], axis_of_freq, ins[1], table.then(|| ins[2]))?;
+    Ok(vec![ins[0].clone()])
+}
+
+/// What rope and the fused norm + rope ask of x, positions and table.
+pub(super) fn check(
+    x: &TensorType,
+    axis_of_freq: &[u8],
+    positions: &TensorType,
+    table: Option<&TensorType>,
+) -> Result<(), String> {
+    if x.rank() != 3 || !x.dtype.is_float() {
+        return Err(format!("x is {x}, wanted floats [tokens, heads, head size]"));
+    }
+    if axis_of_freq.len() * 2 != x.last() {
+        return Err(format!("{} frequencies do not turn a head of {}", axis_of_freq.len(), x.last()));
+    }
+    let axes = axis_of_freq.iter().max().map_or(1, |&a| a as usize + 1);
+    expect("positions", positions, DType::I32, &[axes, x.dims[0]])?;
+    if let Some(table) = table {
+        let positions = table.dims.first().copied().unwrap_or(0);
+        expect_float("the rotation table", table, &[positions, x.last() / 2, 2])?;
+    }
+    Ok(())
+}
+
+pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
+    let mut back = op.clone();
+    let Op::Rope { inverse, .. } = &mut back else { unreachable!("called for rope") };
+    *inverse = !*inverse;
+    let mut grads = vec![None; at.ins.len()];
+    grads[0] = at.d[0].map(|d| {
+        let ins: Vec<_> = [d].into_iter().chain(at.ins[1..].iter().copied()).collect();
+        b.op(back, &ins)
+    });
+    grads
+}
+
+/// The angles are formed in f64, as the tables are: an f32 angle is wrong by 1e-4 at position 2000.
+pub fn expand<'g>(b: &'g Builder, spec: &RopeSpec, inverse: bool, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    let (x, positions) = (ins[0], ins[1]);
+    let ty = x.ty();
+    let (t, h, half) = (ty.dims[0], ty.dims[1], ty.dims[2] / 2);
+    let columns: Vec<Tensor<'g>> = (0..half)
+        .map(|f| {
+            let turn = frequency(spec.theta, f, 2 * half);
+            positions.slice(0, spec.axis_of_freq[f] as usize, 1).reshape(&[t, 1]).cast(DType::F64).scale(turn)
+        })
+        .collect();
+    let angle = b.concat(&columns, 1).reshape(&[t, 1, half]);
+    let wide = ty.dtype.accumulator();
+    let along = |f: E| angle.map(f).cast(wide).broadcast(&[t, h, half]);
+    let (cos, sin) = (along(E::Cos), along(E::Sin));
+    let sin = if inverse { -sin } else { sin };
+    let x = x.cast(wide);
+    let turned = match spec.pairs {
+        Pairs::Half => {
+            let (lo, hi) = (x.slice(2, 0, half), x.slice(2, half, half));
+            b.concat(&[lo * cos - hi * sin, hi * cos + lo * sin], 2)
+        }
+        Pairs::Interleaved => {
+            let x = x.reshape(&[t, h, half, 2]);
+            let flat = |i: usize| x.slice(3, i, 1).reshape(&[t, h, half]);
+            let pair = |y: Tensor<'g>| y.reshape(&[t, h, half, 1]);
+            let (lo, hi) = (flat(0), flat(1));
+            b.concat(&[pair(lo * cos - hi * sin), pair(hi * cos + lo * sin)], 3).reshape(&[t, h, 2 * half])
+        }
+    };
+    turned.cast(ty.dtype)
+}

@@ -1,0 +1,316 @@
+//! The reference evaluator: primitives in f64, rounded at each node's type. Slow and plain on purpose; everything
+//! fast is checked against it.
+
+use std::collections::HashMap;
+
+use crate::builder::{Builder, Tensor};
+use crate::graph::{Graph, Node, NodeId, Slot, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise;
+use crate::ops::reduce::Fold;
+use crate::random::{RowDraw, drop_below};
+use crate::types::{DType, TensorType, contiguous_strides};
+
+/// Values by slot path, in f64 whatever the slot's type.
+pub type Values = HashMap<String, Vec<f64>>;
+
+/// What running a graph leaves behind.
+pub struct Evaluated {
+    pub results: HashMap<String, Vec<f64>>,
+    /// The written slots' new values.
+    pub writes: Values,
+}
+
+/// Runs a graph on the given slot values. Slots that are missing are zeros.
+pub fn run(graph: &Graph, slots: &Values) -> Evaluated {
+    let graph = to_primitives(graph);
+    let mut values: Vec<Vec<Vec<f64>>> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let ins: Vec<Operand<'_>> = node
+            .ins
+            .iter()
+            .map(|v| Operand { ty: graph.ty(*v), data: &values[v.node.0 as usize][v.out as usize] })
+            .collect();
+        let mut out = match &node.op {
+            Op::Read { slot } => {
+                let slot = graph.slot(*slot);
+                slots.get(&slot.path).cloned().unwrap_or_else(|| vec![0.0; slot.ty.elements()])
+            }
+            _ => evaluate(node, &ins),
+        };
+        let ty = &node.outs[0];
+        assert_eq!(out.len(), ty.elements(), "{} at `{}` gives {ty}", node.op.name(), node.path);
+        out.iter_mut().for_each(|x| *x = ty.dtype.round(*x));
+        values.push(vec![out]);
+    }
+    let value = |v: &Value| values[v.node.0 as usize][v.out as usize].clone();
+    Evaluated {
+        results: graph.results.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
+        writes: graph.writes.iter().map(|(slot, v)| (graph.slot(*slot).path.clone(), value(v))).collect(),
+    }
+}
+
+/// The graph with every operation expanded until only primitives are left.
+pub fn to_primitives(graph: &Graph) -> Graph {
+    rewrite(graph, |_| true)
+}
+
+/// The graph with the operations `choose` names replaced by their expansion, recursively.
+pub fn rewrite(graph: &Graph, choose: impl Fn(&Op) -> bool) -> Graph {
+    let b = Builder::from_graph(Graph { slots: graph.slots.clone(), ..Graph::default() });
+    let mut map: HashMap<Value, Value> = HashMap::new();
+    for (id, node) in graph.ids().zip(&graph.nodes) {
+        let ins: Vec<Tensor<'_>> = node.ins.iter().map(|v| b.tensor(map[v])).collect();
+        let outs = b.at_path(&node.path, || expanded(&b, node, &ins, &choose));
+        for (out, t) in outs.into_iter().enumerate() {
+            map.insert(id.out(out as u8), t.v);
+        }
+    }
+    let mut out = b.finish();
+    out.writes = graph.writes.iter().map(|(s, v)| (*s, map[v])).collect();
+    out.results = graph.results.iter().map(|(n, v)| (n.clone(), map[v])).collect();
+    out
+}
+
+fn expanded<'g>(
+    b: &'g Builder,
+    node: &Node,
+    ins: &[Tensor<'g>],
+    choose: &impl Fn(&Op) -> bool,
+) -> Vec<Tensor<'g>> {
+    let before = b.with_graph(|g| g.nodes.len());
+    let simpler = if choose(&node.op) { node.op.expand(b, ins) } else { None };
+    let Some(outs) = simpler else {
+        let ids = ins.iter().map(|t| t.v).collect();
+        let id = b.edit(|g| g.push_keyed(node.op.clone(), ids, &node.path, node.key));
+        return b.outputs(id);
+    };
+    // An expansion may itself hold operations to expand: run it through once more, in place.
+    let nested = b.with_graph(|g| g.nodes[before..].iter().any(|n| choose(&n.op) && !is_primitive(&n.op)));
+    if !nested {
+        return outs;
+    }
+    let fresh: Vec<Node> = b.edit(|g| g.nodes.split_off(before));
+    let mut map: HashMap<Value, Tensor<'g>> = HashMap::new();
+    let find = |map: &HashMap<Value, Tensor<'g>>, v: Value| {
+        if (v.node.0 as usize) < before { b.tensor(v) } else { map[&v] }
+    };
+    for (i, node) in fresh.iter().enumerate() {
+        let ins: Vec<_> = node.ins.iter().map(|v| find(&map, *v)).collect();
+        for (out, t) in expanded(b, node, &ins, choose).into_iter().enumerate() {
+            map.insert(NodeId((before + i) as u32).out(out as u8), t);
+        }
+    }
+    outs.into_iter().map(|t| find(&map, t.v)).collect()
+}
+
+fn is_primitive(op: &Op) -> bool {
+    use crate::op::OpKind as K;
+    match op {
+        Op::Product { base, .. } | Op::ScatterAdd { base, .. } => !base,
+        _ => matches!(
+            op.kind(),
+            K::Read
+                | K::Fill
+                | K::Iota
+                | K::Map
+                | K::Reshape
+                | K::Transpose
+                | K::Slice
+                | K::Concat
+                | K::Pad
+                | K::Broadcast
+                | K::Reduce
+                | K::Dropout
+                | K::Gather
+                | K::RowScatter
+        ),
+    }
+}
+
+struct Operand<'a> {
+    ty: &'a TensorType,
+    data: &'a [f64],
+}
+
+fn evaluate(node: &Node, ins: &[Operand<'_>]) -> Vec<f64> {
+    let out = &node.outs[0];
+    match &node.op {
+        Op::Fill { value, .. } => vec![*value; out.elements()],
+        Op::Iota { axis, .. } => each_index(&out.dims, |index| index[*axis] as f64),
+        Op::Map { f } => map(*f, ins),
+        Op::Reshape { .. } => ins[0].data.to_vec(),
+        Op::Transpose { perm } => {
+            let strides = contiguous_strides(&ins[0].ty.dims);
+            each_index(&out.dims, |index| {
+                ins[0].data[index.iter().zip(perm).map(|(i, p)| i * strides[*p]).sum::<usize>()]
+            })
+        }
+        Op::Slice { axis, start, .. } => {
+            let strides = contiguous_strides(&ins[0].ty.dims);
+            let offset = start * strides[*axis];
+            each_index(&out.dims, |index| ins[0].data[offset + dot(index, &strides)])
+        }
+        Op::Pad { axis, before, .. } => {
+            let (strides, len) = (contiguous_strides(&ins[0].ty.dims), ins[0].ty.dims[*axis]);
+            each_index(&out.dims, |index| {
+                if index[*axis] < *before || index[*axis] >= before + len {
+                    return 0.0;
+                }
+                ins[0].data[dot(index, &strides) - before * strides[*axis]]
+            })
+        }
+        Op::Concat { axis } => each_index(&out.dims, |index| {
+            let mut index = index.to_vec();
+            let part = ins.iter().find(|part| {
+                let inside = index[*axis] < part.ty.dims[*axis];
+                if !inside {
+                    index[*axis] -= part.ty.dims[*axis];
+                }
+                inside
+            });
+            let part = part.expect("the parts cover the axis");
+            part.data[dot(&index, &contiguous_strides(&part.ty.dims))]
+        }),
+        Op::Broadcast { .. } => {
+            let x = &ins[0];
+            let mut strides = contiguous_strides(&x.ty.dims);
+            (0..x.ty.rank()).filter(|&i| x.ty.dims[i] == 1).for_each(|i| strides[i] = 0);
+            each_index(&out.dims, |index| x.data[dot(index, &strides)])
+        }
+        Op::Reduce { axis, by } => reduce(*axis, *by, &ins[0]),
+        Op::Product { ta, tb, .. } => product(*ta, *tb, &ins[0], &ins[1], out),
+        Op::Dropout { p } => dropout(*p, node.key, ins),
+        Op::Gather {} => {
+            let width = ins[0].ty.elements() / ins[0].ty.dims[0].max(1);
+            let row = |i: &f64| {
+                let row = *i as i64;
+                (0..width).map(move |c| if row < 0 { 0.0 } else { ins[0].data[row as usize * width + c] })
+            };
+            ins[1].data.iter().flat_map(row).collect()
+        }
+        Op::ScatterAdd { .. } | Op::RowScatter {} => {
+            let is_sum = matches!(node.op, Op::ScatterAdd { .. });
+            let (mut to, rows, index) = if is_sum {
+                (vec![0.0; out.elements()], &ins[0], &ins[1])
+            } else {
+                (ins[0].data.to_vec(), &ins[1], &ins[2])
+            };
+            let width = out.elements() / out.dims[0].max(1);
+            for (r, &i) in index.data.iter().enumerate().filter(|(_, i)| **i >= 0.0) {
+                for c in 0..width {
+                    let (to, x) = (&mut to[i as usize * width + c], rows.data[r * width + c]);
+                    *to = if is_sum { *to + x } else { x };
+                }
+            }
+            to
+        }
+        op => unreachable!("{} is not a primitive", op.name()),
+    }
+}
+
+fn map(f: Elementwise, ins: &[Operand<'_>]) -> Vec<f64> {
+    let mut arguments = vec![0.0; ins.len()];
+    (0..ins[0].data.len())
+        .map(|i| {
+            arguments.iter_mut().zip(ins).for_each(|(a, x)| *a = x.data[i]);
+            f.eval(&arguments)
+        })
+        .collect()
+}
+
+fn reduce(axis: usize, by: Fold, x: &Operand<'_>) -> Vec<f64> {
+    let inner: usize = x.ty.dims[axis + 1..].iter().product();
+    let (outer, n) = (x.ty.dims[..axis].iter().product::<usize>(), x.ty.dims[axis]);
+    let mut out = Vec::with_capacity(outer * inner);
+    for o in 0..outer {
+        for i in 0..inner {
+            let along = (0..n).map(|a| x.data[(o * n + a) * inner + i]);
+            out.push(match by {
+                Fold::Sum => along.sum(),
+                Fold::SumSquares => along.map(|x| x * x).sum(),
+                Fold::Max => along.fold(f64::NEG_INFINITY, f64::max),
+            });
+        }
+    }
+    out
+}
+
+fn product(ta: bool, tb: bool, a: &Operand<'_>, b: &Operand<'_>, out: &TensorType) -> Vec<f64> {
+    let rank = out.rank();
+    let (m, n) = (out.dims[rank - 2], out.dims[rank - 1]);
+    let k = crate::ops::product::inner(ta, a.ty);
+    let batches: usize = out.dims[..rank - 2].iter().product();
+    let mut c = Vec::with_capacity(out.elements());
+    for batch in 0..batches {
+        let (a, b) = (&a.data[batch * m * k..], &b.data[batch * k * n..]);
+        for i in 0..m {
+            for j in 0..n {
+                let term = |l: usize| {
+                    let x = if ta { a[l * m + i] } else { a[i * k + l] };
+                    x * if tb { b[j * k + l] } else { b[l * n + j] }
+                };
+                c.push((0..k).map(term).sum());
+            }
+        }
+    }
+    c
+}
+
+fn dropout(p: f32, key: u64, ins: &[Operand<'_>]) -> Vec<f64> {
+    let rng = [ins[1].data[0] as i32, ins[1].data[1] as i32, ins[1].data[2] as i32];
+    let tokens = ins[0].ty.dims[0];
+    let width = ins[0].ty.elements() / tokens.max(1);
+    let keep = 1.0 / (1.0 - p as f64);
+    let mut out = Vec::with_capacity(ins[0].data.len());
+    for t in 0..tokens {
+        let draw = RowDraw::new(rng, key, ins[2].data[2 * t] as i32, ins[2].data[2 * t + 1] as i32);
+        for c in 0..width {
+            let kept = draw.block((c / 4) as u32)[c % 4] >= drop_below(p);
+            out.push(if kept { ins[0].data[t * width + c] * keep } else { 0.0 });
+        }
+    }
+    out
+}
+
+fn dot(index: &[usize], strides: &[usize]) -> usize {
+    index.iter().zip(strides).map(|(i, s)| i * s).sum()
+}
+
+/// One value an index of `dims`, in row-major order.
+fn each_index(dims: &[usize], mut value: impl FnMut(&[usize]) -> f64) -> Vec<f64> {
+    let count: usize = dims.iter().product();
+    let mut index = vec![0; dims.len()];
+    let mut out = Vec::with_capacity(count);
+    for _ in 0..count {
+        out.push(value(&index));
+        for axis in (0..dims.len()).rev() {
+            index[axis] += 1;
+            if index[axis] < dims[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+    out
+}
+
+/// The same graph in f64 throughout: gradients are checked against finite differences in it.
+pub fn in_f64(graph: &Graph) -> Graph {
+    let wide = |d: DType| if d.is_float() { DType::F64 } else { d };
+    let slots = graph.slots.iter().map(|s| Slot { ty: s.ty.with(wide(s.ty.dtype)), ..s.clone() }).collect();
+    let mut out =
+        Graph { slots, writes: graph.writes.clone(), results: graph.results.clone(), nodes: vec![] };
+    for node in &graph.nodes {
+        let mut op = node.op.clone();
+        match &mut op {
+            Op::Fill { dtype, .. } | Op::Iota { dtype, .. } => *dtype = wide(*dtype),
+            Op::Product { out, .. } | Op::ScatterAdd { out, .. } => *out = wide(*out),
+            Op::Map { f: Elementwise::Cast(dtype) } => *dtype = wide(*dtype),
+            Op::Region { body } => **body = in_f64(body),
+            _ => {}
+        }
+        out.push_keyed(op, node.ins.clone(), &node.path, node.key);
+    }
+    out
+}

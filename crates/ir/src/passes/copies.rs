@@ -1,0 +1,67 @@
+//! Who writes the bf16 copies of weights: `apply` after every update, and a `derive` plan that rebuilds all of them
+//! bit for bit after initialisation and load.
+
+use std::collections::HashSet;
+
+use crate::graph::{Class, Graph, Slot, SlotId};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::passes::precision::copy_path;
+use crate::plan::Role;
+use crate::types::DType;
+
+/// Adds the writes to `apply`, and the program `derive` where there is anything to derive.
+pub fn copies(graphs: &mut Vec<(Role, Graph)>) {
+    let derive = derive(graphs);
+    if let Some((_, apply)) = graphs.iter_mut().find(|(role, _)| *role == Role::Apply) {
+        let updated: Vec<_> =
+            apply.writes.iter().filter(|(s, _)| apply.slot(*s).class == Class::Weight).copied().collect();
+        for (weight, value) in updated {
+            let copy = copy_of(apply, weight);
+            write_cast(apply, copy, value, "apply.copies");
+        }
+    }
+    if !derive.writes.is_empty() {
+        graphs.push((Role::Derive, derive));
+    }
+}
+
+/// One cast for every copy that is not part of another in any of the graphs.
+fn derive(graphs: &[(Role, Graph)]) -> Graph {
+    let derived = || graphs.iter().flat_map(|(_, g)| &g.slots).filter(|s| s.class == Class::Derived);
+    let parts: HashSet<&str> = derived().filter(|s| s.part.is_some()).map(|s| s.path.as_str()).collect();
+    let mut derive = Graph::default();
+    for copy in derived().filter(|s| !parts.contains(s.path.as_str())) {
+        if derive.find_slot(&copy.path).is_some() {
+            continue;
+        }
+        let source = graphs.iter().find_map(|(_, g)| {
+            g.slots.iter().find(|s| copy_path(&s.path) == copy.path).map(|s| Slot { part: None, ..s.clone() })
+        });
+        let source = source.expect("a copy is named after its source");
+        let (path, weight) = (source.path.clone(), derive.add_slot(source));
+        let copy = derive.add_slot(copy.clone());
+        let read = derive.add(Op::Read { slot: weight }, vec![], &path);
+        write_cast(&mut derive, copy, read, &path);
+    }
+    derive
+}
+
+fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
+    let source = g.slot(weight).clone();
+    let path = copy_path(&source.path);
+    g.find_slot(&path).unwrap_or_else(|| {
+        g.add_slot(Slot {
+            path,
+            ty: source.ty.with(DType::BF16),
+            class: Class::Derived,
+            part: None,
+            ..source
+        })
+    })
+}
+
+fn write_cast(g: &mut Graph, copy: SlotId, value: crate::graph::Value, path: &str) {
+    let cast = g.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], path);
+    g.writes.push((copy, cast));
+}

@@ -1,0 +1,96 @@
+//! From a forward graph with results `loss` (a weighted sum) and `weight` to the graph of one micro-batch: forward,
+//! backward, and sums of gradients, loss and weight that cross micro-batches. Nothing is divided here: `apply` does
+//! that once a step, so any split into micro-batches gives the same update.
+
+use crate::autodiff::gradients;
+use crate::builder::{Builder, Tensor};
+use crate::graph::{Class, Graph, Init, Slot, SlotId};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise;
+use crate::pattern;
+use crate::types::{DType, TensorType};
+
+/// A graph whose first `forward` nodes are the forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trained {
+    pub graph: Graph,
+    pub forward: usize,
+    /// The trained slots and the sums of their gradients.
+    pub weights: Vec<(SlotId, SlotId)>,
+}
+
+pub const LOSS_SUM: &str = "carry.loss";
+pub const WEIGHT_SUM: &str = "carry.weight";
+
+/// The slot a parameter's gradient is summed in.
+pub fn gradient_path(weight: &str) -> String {
+    format!("grad.{weight}")
+}
+
+/// Takes parameters named by the patterns out of training; returns how many tensors that is.
+pub fn freeze(g: &mut Graph, patterns: &[String]) -> usize {
+    let frozen =
+        |s: &&mut Slot| s.class == Class::Weight && patterns.iter().any(|p| pattern::matches(p, &s.path));
+    g.slots.iter_mut().filter(frozen).map(|s| s.class = Class::Frozen).count()
+}
+
+pub fn differentiate(g: &Graph) -> Trained {
+    let (loss, weight) = (g.result("loss").expect("a loss"), g.result("weight").expect("a weight"));
+    let trained: Vec<(SlotId, _)> = g
+        .ids()
+        .filter_map(|id| match g.node(id).op {
+            Op::Read { slot } if g.slot(slot).class == Class::Weight => Some((slot, id.out(0))),
+            _ => None,
+        })
+        .collect();
+    let forward = g.nodes.len();
+    let b = Builder::from_graph(Graph { results: vec![], ..g.clone() });
+    let (loss, weight) = (b.tensor(loss), b.tensor(weight));
+    let wrt: Vec<_> = trained.iter().map(|(_, v)| b.tensor(*v)).collect();
+    let one = b.fill(1.0, loss.dtype(), &[1]);
+    let grads = gradients(&b, &[(loss, one)], &wrt);
+
+    let mut sums: Vec<(SlotId, Tensor<'_>)> = vec![];
+    for ((slot, _), grad) in trained.iter().zip(grads) {
+        match sums.iter_mut().find(|(s, _)| s == slot) {
+            Some((_, sum)) => *sum = *sum + grad,
+            None => sums.push((*slot, grad)),
+        }
+    }
+    let add_to = |path: &str, value: Tensor<'_>| {
+        let ty = value.ty();
+        let slot = b.edit(|g| {
+            g.add_slot(Slot { path: path.into(), ty, class: Class::Carry, init: Init::Zeros, part: None })
+        });
+        // Term by term onto the sum: each producer can then add to it in place.
+        let sum =
+            b.at_path(path, || terms(&b, value, forward).into_iter().fold(b.read(slot), |sum, t| sum + t));
+        b.write(slot, sum);
+        slot
+    };
+    let weights = sums
+        .iter()
+        .map(|(slot, grad)| {
+            (*slot, add_to(&gradient_path(&b.with_graph(|g| g.slot(*slot).path.clone())), *grad))
+        })
+        .collect();
+    add_to(LOSS_SUM, loss);
+    add_to(WEIGHT_SUM, weight);
+    Trained { graph: b.finish(), forward, weights }
+}
+
+/// The terms of a sum that the backward pass built.
+fn terms<'g>(b: &'g Builder, value: Tensor<'_>, forward: usize) -> Vec<Tensor<'g>> {
+    let node = value.source();
+    match node.op {
+        Op::Map { f: Elementwise::Add } if value.v.node.0 as usize >= forward => {
+            node.ins.iter().flat_map(|v| terms(b, b.tensor(*v), forward)).collect()
+        }
+        _ => vec![b.tensor(value.v)],
+    }
+}
+
+/// A flat type of `n` elements of the slots' type.
+pub(super) fn flat(n: usize) -> TensorType {
+    TensorType::new(DType::F32, [n])
+}

@@ -1,0 +1,83 @@
+//! Additions that the producer of one term can do while it writes: products, scatters and the loss's weight gradient
+//! add to a base. A gradient sum then needs no memory of its own and no second pass.
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::replay::Replay;
+
+/// Folds additions into the nodes before them; returns how many.
+pub fn epilogues(g: &Graph) -> (Graph, usize) {
+    let uses = g.uses();
+    let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
+    let mut replay = Replay::new(g);
+    let mut folded = 0;
+    // Nodes that wait for the addition they go into.
+    let mut waiting: Vec<Option<NodeId>> = vec![None; g.nodes.len()];
+    for (id, node) in g.ids().zip(&g.nodes) {
+        if !matches!(node.op, Op::Map { f: E::Add }) {
+            continue;
+        }
+        let fits = |v: &Value| {
+            let (term, base) = (g.node(v.node), if *v == node.ins[0] { node.ins[1] } else { node.ins[0] });
+            let free = waiting[v.node.0 as usize].is_none() && base.node != v.node && once(*v);
+            free && with_base(&term.op, v.out).is_some() && g.ty(*v).dtype == g.ty(base).dtype
+                // A loss node also gives values others read between it and the addition: the base must be a slot.
+                && (term.outs.len() == 1 || matches!(g.node(base.node).op, Op::Read { .. }))
+        };
+        // The later term can take the earlier one as its base.
+        let mut terms = [node.ins[1], node.ins[0]];
+        terms.sort_by_key(|v| std::cmp::Reverse(v.node));
+        if let Some(term) = terms.into_iter().find(fits) {
+            waiting[term.node.0 as usize] = Some(id);
+            folded += 1;
+        }
+    }
+    for (id, node) in g.ids().zip(&g.nodes) {
+        if let Some(sum) = waiting[id.0 as usize]
+            && node.outs.len() > 1
+        {
+            // Several outputs: the node stays where it is and the sum is one of its outputs.
+            let (term, base) = sides(g, sum, id);
+            let ins = node.ins.iter().map(|v| replay.get(*v)).collect::<Vec<_>>();
+            let Op::Read { slot } = g.node(base.node).op else { unreachable!("checked above") };
+            let base = replay.add(Op::Read { slot }, vec![], base.node);
+            let ins = ins.into_iter().chain([base]).collect();
+            let new = replay.copy_as(id, with_base(&node.op, term.out).expect("checked above"), ins);
+            replay.set(sum.out(0), new.out(term.out));
+        } else if waiting[id.0 as usize].is_some() || replay.has(id.out(0)) {
+            continue;
+        } else if let Some(term) = node.ins.iter().find(|v| waiting[v.node.0 as usize] == Some(id)) {
+            let (_, base) = sides(g, id, term.node);
+            let producer = g.node(term.node);
+            let ins = producer.ins.iter().chain([&base]).map(|v| replay.get(*v)).collect();
+            let op = with_base(&producer.op, term.out).expect("checked above");
+            let new = replay.new.push_keyed(op, ins, &producer.path, producer.key);
+            replay.set(id.out(0), new.out(0));
+        } else {
+            replay.copy(id);
+        }
+    }
+    (replay.finish(), folded)
+}
+
+/// The term `of` gives to the addition, and the other one.
+fn sides(g: &Graph, sum: NodeId, of: NodeId) -> (Value, Value) {
+    let ins = &g.node(sum).ins;
+    if ins[0].node == of { (ins[0], ins[1]) } else { (ins[1], ins[0]) }
+}
+
+/// The operation that adds output `out` to a base given as its last input.
+fn with_base(op: &Op, out: u8) -> Option<Op> {
+    match (op, out) {
+        (Op::Product { ta, tb, out, base: false }, 0) => {
+            Some(Op::Product { ta: *ta, tb: *tb, out: *out, base: true })
+        }
+        (Op::ScatterAdd { rows, out, base: false }, 0) => {
+            Some(Op::ScatterAdd { rows: *rows, out: *out, base: true })
+        }
+        (Op::HeadLossGrad { base: false }, 1) => Some(Op::HeadLossGrad { base: true }),
+        (Op::HeadLossTrain { base: false }, 4) => Some(Op::HeadLossTrain { base: true }),
+        _ => None,
+    }
+}

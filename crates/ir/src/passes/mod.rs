@@ -1,0 +1,252 @@
+//! From programs to plans: an ordered list of plain functions, each saying what is true after it.
+
+pub mod copies;
+pub mod differentiate;
+pub mod epilogues;
+pub mod lower;
+pub mod memory;
+pub mod merge;
+pub mod one_pass_loss;
+pub mod options;
+pub mod patterns;
+pub mod precision;
+pub mod recompute;
+pub mod regions;
+pub mod rope_table;
+pub mod slots;
+pub mod update;
+pub mod views;
+
+use crate::graph::{Class, Graph};
+use crate::op::{Op, OpKind};
+use crate::oracle;
+use crate::plan::{PassReport, PlanSet, Refusal, Role};
+use crate::replay::without_dead;
+use crate::target::Target;
+use crate::verify::verify;
+use options::{Options, Precision, Recompute};
+
+/// A graph and what it is for. `Grad` takes a forward graph and becomes `grad` and `apply`.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub role: Role,
+    pub graph: Graph,
+}
+
+/// Compiles the programs of a run for a target. Every plan shares the persistent slots; transients overlay.
+pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Result<PlanSet, Refusal> {
+    let mut reports = Reports { done: vec![], role: Role::Grad };
+    let mut graphs: Vec<(Role, Graph)> = vec![];
+    for program in programs {
+        reports.role = program.role;
+        graphs.extend(rewrite(program, options, &mut reports)?);
+    }
+    if options.precision == Precision::BF16 {
+        copies::copies(&mut graphs);
+    }
+    plan(graphs, target, options, reports)
+}
+
+/// All passes over one program's graph.
+fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<(Role, Graph)>, Refusal> {
+    let runs = |pass: &'static str| o.skip_pass != Some(pass);
+    // Inputs are private to a program: evaluation may have another batch.
+    let mut g = named_inputs(&program.graph, program.role);
+
+    let frozen = differentiate::freeze(&mut g, &o.freeze);
+    reports.say("freeze", frozen, || format!("{frozen} parameters are not trained"));
+
+    // Operations whose fused form is switched off are gone.
+    let g = checked("expand", oracle::rewrite(&g, |op| is_switched_off(op, o)));
+
+    // Weights that share an input are one slot and one product.
+    let (g, merged) =
+        if runs("merge") { merge::merge(&g, o.fuse_qkv, o.fuse_gate_up) } else { (g, Default::default()) };
+    let g = checked("merge", g);
+    reports.say("merge", merged.qkv, || format!("{} q, k, v products became one each", merged.qkv));
+    reports
+        .say("merge", merged.gate_up, || format!("{} gate and up products became one each", merged.gate_up));
+
+    // Neighbours that share one pass over memory are one operation.
+    let (g, joined) = if runs("patterns") {
+        patterns::patterns(&g, o.fuse_norm, o.fuse_elementwise)
+    } else {
+        (g, Default::default())
+    };
+    let g = checked("patterns", g);
+    reports.say("patterns", joined.add_norm, || {
+        format!("{} residual additions joined their norm", joined.add_norm)
+    });
+    reports.say("patterns", joined.norm_rope, || {
+        format!("{} q or k norms joined their rotation", joined.norm_rope)
+    });
+    reports.say("patterns", joined.gated, || format!("{} gated activations run in one pass", joined.gated));
+
+    // Rotations read their angles from a table.
+    let (g, served) = o.rope_positions.map_or((g.clone(), 0), |n| rope_table::rope_table(&g, n));
+    let g = checked("rope_table", g);
+    reports.say("rope_table", served, || format!("{served} rotations read a table"));
+
+    if program.role != Role::Grad {
+        let g = inference(&g, o);
+        return Ok(vec![(program.role, elementwise(g, o, reports))]);
+    }
+
+    // Gradients of every trained parameter are summed; nothing else is differentiated.
+    let mut trained = differentiate::differentiate(&g);
+    if trained.weights.is_empty() {
+        return Err(Refusal("every parameter is frozen: there is nothing to train".into()));
+    }
+    checked("differentiate", trained.graph.clone());
+
+    // Parameters, gradients and moments lie in flat regions; `apply` updates them.
+    let (apply, launches) = update::update(&mut trained, &o.update, o.fuse_optimizer && runs("update"));
+    let apply = checked("update", apply);
+    reports.say("update", launches, || {
+        format!("{} parameter tensors are updated in {launches} launches", trained.weights.len())
+    });
+
+    // Loss and its gradient take one pass over the logits.
+    if o.fuse_loss && runs("one_pass_loss") {
+        let (one_pass, count) = one_pass_loss::one_pass_loss(&trained);
+        trained = one_pass;
+        reports
+            .say("one_pass_loss", count, || format!("{count} loss computes its gradient in the same pass"));
+    }
+
+    // Types are final.
+    let (mut g, mut forward) = (trained.graph, trained.forward);
+    if o.precision == Precision::BF16 {
+        let (narrow, translated, products) = precision::precision(&g, forward);
+        (g, forward) = (narrow, translated);
+        reports.say("precision", products, || format!("{products} products run in bf16"));
+    }
+    let g = checked("precision", g);
+
+    // What the backward pass reads is either kept or computed again next to its use.
+    let how = if runs("recompute") { o.recompute } else { Recompute::None };
+    let (g, again) = recompute::recompute(&g, forward, how);
+    let g = checked("recompute", without_dead(&g));
+    reports.say("recompute", again, || format!("{again} forward operations run again in the backward pass"));
+
+    // Sums are done by whoever computes their last term.
+    let (g, folded) = epilogues::epilogues(&g);
+    let g = checked("epilogues", g);
+    reports.say("epilogues", folded, || format!("{folded} additions are done by the product before them"));
+
+    let g = elementwise(g, o, reports);
+    reports.role = Role::Apply;
+    let apply = elementwise(apply, o, reports);
+    Ok(vec![(Role::Grad, g), (Role::Apply, apply)])
+}
+
+/// Elementwise neighbours are regions; what is left of dead nodes is gone.
+fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
+    let g = without_dead(&g);
+    if !o.fuse_elementwise || o.skip_pass == Some("regions") {
+        return g;
+    }
+    let (g, gathered) = regions::regions(&g);
+    reports.say("regions", gathered.regions, || {
+        format!("{} elementwise operations run in {} regions", gathered.nodes, gathered.regions)
+    });
+    checked("regions", g)
+}
+
+/// A forward-only program in the run's precision.
+fn inference(g: &Graph, o: &Options) -> Graph {
+    let g = match o.precision {
+        Precision::BF16 => precision::precision(g, g.nodes.len()).0,
+        Precision::F32 => g.clone(),
+    };
+    checked("epilogues", epilogues::epilogues(&checked("precision", g)).0)
+}
+
+fn is_switched_off(op: &Op, o: &Options) -> bool {
+    match op.kind() {
+        OpKind::RmsNorm => !o.fuse_norm,
+        OpKind::Attention => !o.flash_attention,
+        OpKind::HeadLoss => !o.fuse_loss,
+        _ => false,
+    }
+}
+
+fn named_inputs(g: &Graph, role: Role) -> Graph {
+    let mut g = g.clone();
+    g.slots.iter_mut().filter(|s| s.class == Class::Input).for_each(|s| s.path = input_path(role, &s.path));
+    g
+}
+
+/// The slot of a program's input.
+pub fn input_path(role: Role, name: &str) -> String {
+    format!("{}.{name}", role.name())
+}
+
+/// Kernels, views, lifetimes, offsets.
+fn plan(
+    graphs: Vec<(Role, Graph)>,
+    target: &Target,
+    o: &Options,
+    mut reports: Reports,
+) -> Result<PlanSet, Refusal> {
+    let all: Vec<&Graph> = graphs.iter().map(|(_, g)| g).collect();
+    let (slots, persistent_bytes, mut buffers) = slots::Slots::place(&all, target.align)?;
+    let (mut plans, mut transient_bytes, mut largest) = (vec![], 0, vec![]);
+    for (role, g) in &graphs {
+        reports.role = *role;
+        let lowered = lower::lower(g, &slots, target, o.memory_plan)?;
+        let (in_place, copies) = (lowered.in_place, lowered.copies);
+        let placed = memory::place(lowered, *role, persistent_bytes, target.align, o.memory_plan);
+        reports.say("memory", placed.plan.launches.len(), || {
+            let launches = placed.plan.launches.len();
+            format!(
+                "{launches} launches, {in_place} outputs in place, {copies} copies, {} transient bytes",
+                placed.bytes
+            )
+        });
+        if placed.bytes > transient_bytes {
+            transient_bytes = placed.bytes;
+            largest = placed.buffers.iter().cloned().map(|b| with_plan(b, plans.len())).collect();
+        }
+        plans.push(placed.plan);
+    }
+    buffers.extend(largest);
+    let arena_bytes = persistent_bytes + transient_bytes;
+    if arena_bytes as u64 + target.driver_bytes > target.memory_bytes {
+        return Err(Refusal(format!(
+            "the plan needs {arena_bytes} bytes and {} has {}: use a smaller train.micro_batch, or recompute=full",
+            target.name,
+            target.memory_bytes - target.driver_bytes
+        )));
+    }
+    let slots = slots.placed();
+    Ok(PlanSet { arena_bytes, persistent_bytes, transient_bytes, buffers, slots, plans, done: reports.done })
+}
+
+fn with_plan(mut buffer: crate::plan::Buffer, plan: usize) -> crate::plan::Buffer {
+    buffer.live = buffer.live.map(|(_, range)| (plan, range));
+    buffer
+}
+
+struct Reports {
+    done: Vec<PassReport>,
+    role: Role,
+}
+
+impl Reports {
+    fn say(&mut self, pass: &'static str, count: usize, did: impl FnOnce() -> String) {
+        if count > 0 {
+            self.done.push(PassReport { pass, role: self.role, count, did: did() });
+        }
+    }
+}
+
+/// The graph, verified in debug builds.
+fn checked(pass: &str, g: Graph) -> Graph {
+    if cfg!(debug_assertions)
+        && let Err(why) = verify(&g)
+    {
+        panic!("after {pass}: {why}");
+    }
+    g
+}

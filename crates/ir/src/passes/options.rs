@@ -1,0 +1,95 @@
+//! What a caller may choose about compilation. Each field answers one switch.
+
+use crate::attr::named;
+
+named! {
+    pub enum Precision {
+        F32 = "fp32",
+        /// Weights are kept in f32 and copied to bf16 for the products; sums and statistics stay f32.
+        BF16 = "bf16",
+    }
+}
+
+named! {
+    /// What the backward pass computes again instead of keeping.
+    pub enum Recompute {
+        None = "none",
+        /// Normed inputs, gated products, rotated queries and keys: no product and no attention runs twice.
+        Cheap = "cheap",
+        /// Everything inside a layer but its input.
+        Full = "full",
+    }
+}
+
+/// Parameters named by a pattern, trained with their own rates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    pub pattern: String,
+    pub lr_scale: f32,
+    /// `None`: the optimiser's own, on matrices only.
+    pub weight_decay: Option<f32>,
+}
+
+/// The optimiser's constants. The learning rate is an input of every step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    pub beta1: f32,
+    pub beta2: f32,
+    pub eps: f32,
+    /// On tensors of two axes and more; 0 on norms and biases.
+    pub weight_decay: f32,
+    /// The largest norm of the mean gradient; 0 does not clip.
+    pub clip: f32,
+    /// The first group whose pattern names a parameter has it.
+    pub groups: Vec<Group>,
+}
+
+impl Default for Update {
+    fn default() -> Self {
+        Update { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0, groups: vec![] }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub precision: Precision,
+    /// Off: scores are materialised.
+    pub flash_attention: bool,
+    pub fuse_qkv: bool,
+    pub fuse_gate_up: bool,
+    pub fuse_norm: bool,
+    pub fuse_elementwise: bool,
+    pub fuse_loss: bool,
+    pub fuse_optimizer: bool,
+    pub recompute: Recompute,
+    /// Off: a buffer a tensor, no reuse.
+    pub memory_plan: bool,
+    /// Cosines and sines of this many positions in a table; `None` computes them at every use.
+    pub rope_positions: Option<usize>,
+    /// Patterns of parameters that are not trained.
+    pub freeze: Vec<String>,
+    pub update: Update,
+    /// Leaves one pass out by name, so that tests can show that reports notice.
+    pub skip_pass: Option<&'static str>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            precision: Precision::F32,
+            flash_attention: true,
+            fuse_qkv: true,
+            fuse_gate_up: true,
+            fuse_norm: true,
+            fuse_elementwise: true,
+            fuse_loss: true,
+            fuse_optimizer: true,
+            recompute: Recompute::Cheap,
+            memory_plan: true,
+            rope_positions: None,
+            freeze: vec![],
+            update: Update::default(),
+            skip_pass: None,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Neighbours that one kernel does in one pass over memory: addition and norm, norm and rotation, gate and up.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::gated::Act;
+use crate::replay::{Replay, users};
+
+/// What was joined, and what of the same kind was not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Joined {
+    pub add_norm: usize,
+    pub norm_rope: usize,
+    pub gated: usize,
+}
+
+pub fn patterns(g: &Graph, norms: bool, elementwise: bool) -> (Graph, Joined) {
+    let users = users(g);
+    let find = Finder { g, users: &users };
+    let mut joined = Joined::default();
+    let mut replay = Replay::new(g);
+    // Slots can be read at any time: reading them first lets a fused node stand where its first half stood.
+    for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
+        replay.copy(id);
+    }
+    let mut taken: HashSet<NodeId> = HashSet::new();
+    for id in g.ids() {
+        if taken.contains(&id) || matches!(g.node(id).op, Op::Read { .. }) {
+            continue;
+        }
+        if norms && let Some(norm) = find.norm_after_add(id) {
+            let Op::RmsNorm { eps, weight, .. } = g.node(norm).op else { unreachable!("found as a norm") };
+            let ins = g.node(id).ins.iter().chain(&g.node(norm).ins[1..]).map(|v| replay.get(*v)).collect();
+            let path = &g.node(norm).path;
+            let fused = replay.new.push(Op::RmsNorm { eps, weight, residual: true }, ins, path);
+            replay.set(norm.out(0), fused.out(0));
+            replay.set(id.out(0), fused.out(1));
+            taken.insert(norm);
+            joined.add_norm += 1;
+        } else if norms && let Some(op) = find.rope_after_norm(id) {
+            let norm = g.node(id).ins[0].node;
+            let ins = g.node(norm).ins.iter().chain(&g.node(id).ins[1..]).map(|v| replay.get(*v)).collect();
+            replay.copy_as(id, op, ins);
+            joined.norm_rope += 1;
+        } else if elementwise && let Some((act, gate, up)) = find.gated(id) {
+            let ins = vec![replay.get(gate), replay.get(up)];
+            replay.copy_as(id, Op::Gated { act }, ins);
+            joined.gated += 1;
+        } else {
+            replay.copy(id);
+        }
+    }
+    (crate::replay::without_dead(&replay.finish()), joined)
+}
+
+struct Finder<'a> {
+    g: &'a Graph,
+    users: &'a HashMap<Value, Vec<NodeId>>,
+}
+
+impl Finder<'_> {
+    fn is_used_once(&self, v: Value) -> bool {
+        let outside =
+            self.g.writes.iter().any(|(_, w)| *w == v) || self.g.results.iter().any(|(_, r)| *r == v);
+        !outside && self.users.get(&v).is_some_and(|u| u.len() == 1)
+    }
+
+    /// The norm that reads the sum `id` computes. Its weight is a slot, so it may run where the sum does.
+    fn norm_after_add(&self, id: NodeId) -> Option<NodeId> {
+        let Op::Map { f: E::Add } = self.g.node(id).op else { return None };
+        self.users.get(&id.out(0))?.iter().copied().find(|n| {
+            let node = self.g.node(*n);
+            let weight_is_slot =
+                node.ins[1..].iter().all(|w| matches!(self.g.node(w.node).op, Op::Read { .. }));
+            matches!(node.op, Op::RmsNorm { residual: false, .. })
+                && node.ins[0] == id.out(0)
+                && weight_is_slot
+        })
+    }
+
+    fn rope_after_norm(&self, id: NodeId) -> Option<Op> {
+        let node = self.g.node(id);
+        let Op::Rope { theta, axis_of_freq, pairs, inverse: false, table } = &node.op else { return None };
+        let Op::RmsNorm { eps, weight, residual: false } = self.g.node(node.ins[0].node).op else {
+            return None;
+        };
+        let (theta, axis_of_freq) = (*theta, axis_of_freq.clone());
+        self.is_used_once(node.ins[0]).then_some(Op::QkNormRope {
+            eps,
+            weight,
+            theta,
+            axis_of_freq,
+            pairs: *pairs,
+            table: *table,
+        })
+    }
+
+    fn gated(&self, id: NodeId) -> Option<(Act, Value, Value)> {
+        let node = self.g.node(id);
+        let Op::Map { f: E::Mul } = node.op else { return None };
+        let (a, b) = (node.ins[0], node.ins[1]);
+        [(a, b), (b, a)].into_iter().find_map(|(gate, up)| {
+            let activation = self.g.node(gate.node);
+            let Op::Map { f } = activation.op else { return None };
+            self.is_used_once(gate).then_some((Act::of(f)?, activation.ins[0], up))
+        })
+    }
+}

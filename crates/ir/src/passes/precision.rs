@@ -1,0 +1,133 @@
+//! Products, attention and what flows between them in bf16; sums, statistics, losses and the optimiser in f32.
+//!
+//! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write. Every
+//! other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+
+use std::collections::HashSet;
+
+use crate::graph::{Class, Graph, NodeId, Part, Slot, SlotId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::replay::Replay;
+use crate::types::DType;
+
+/// The slot of a weight's copy.
+pub fn copy_path(weight: &str) -> String {
+    format!("bf16.{weight}")
+}
+
+/// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
+pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
+    let wide = stays_wide(g);
+    let mut replay = Replay::new(g);
+    let (mut products, mut new_forward) = (0, 0);
+    for id in g.ids() {
+        if id.0 as usize == forward {
+            new_forward = replay.new.nodes.len();
+        }
+        let node = g.node(id);
+        if let Op::Read { slot } = node.op {
+            let s = g.slot(slot);
+            if s.class.is_parameter() && s.ty.rank() >= 2 {
+                let slot = copy_slot(&mut replay.new, slot);
+                replay.copy_as(id, Op::Read { slot }, vec![]);
+                continue;
+            }
+        }
+        let mut ins: Vec<Value> = node.ins.iter().map(|v| replay.get(*v)).collect();
+        cast_inputs(&mut replay, id, &mut ins);
+        let mut op = node.op.clone();
+        if let Op::Product { out, .. } = &mut op {
+            let narrow = replay.new.ty(ins[0]).dtype == DType::BF16;
+            products += narrow as usize;
+            if narrow && !wide.contains(&id) {
+                *out = DType::BF16;
+            }
+        }
+        replay.copy_as(id, op, ins);
+    }
+    if forward >= g.nodes.len() {
+        new_forward = replay.new.nodes.len();
+    }
+    restore(&mut replay);
+    (replay.finish(), new_forward, products)
+}
+
+/// Writes and results get back the type they had.
+fn restore(replay: &mut Replay<'_>) {
+    let g = replay.old;
+    let ends: Vec<Value> =
+        g.writes.iter().map(|(_, v)| *v).chain(g.results.iter().map(|(_, v)| *v)).collect();
+    for v in ends {
+        let (wanted, new) = (g.ty(v).dtype, replay.get(v));
+        if replay.new.ty(new).dtype != wanted {
+            let back = replay.add(Op::Map { f: E::Cast(wanted) }, vec![new], v.node);
+            replay.set(v, back);
+        }
+    }
+}
+
+/// The copy of a weight; where the weight is part of a larger slot, so is the copy.
+fn copy_slot(g: &mut Graph, weight: SlotId) -> SlotId {
+    let source = g.slot(weight).clone();
+    let path = copy_path(&source.path);
+    if let Some(slot) = g.find_slot(&path) {
+        return slot;
+    }
+    let part = source.part.map(|p| Part { of: copy_slot(g, p.of), offset: p.offset });
+    g.add_slot(Slot { path, ty: source.ty.with(DType::BF16), class: Class::Derived, part, ..source })
+}
+
+/// Products whose result is only summed into slots or returned: weight gradients and logits.
+fn stays_wide(g: &Graph) -> HashSet<NodeId> {
+    let mut wide: HashSet<NodeId> = HashSet::new();
+    let ends = g.writes.iter().map(|(_, v)| v.node).chain(g.results.iter().map(|(_, v)| v.node));
+    let mut open: Vec<NodeId> = ends.collect();
+    while let Some(id) = open.pop() {
+        if !wide.insert(id) {
+            continue;
+        }
+        if let Op::Map { f: E::Add } | Op::Reshape { .. } = g.node(id).op {
+            open.extend(g.node(id).ins.iter().map(|v| v.node));
+        }
+    }
+    wide
+}
+
+/// Brings float inputs that must agree to one type.
+fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
+    let node = replay.old.node(id);
+    let dtype = |replay: &Replay<'_>, v: Value| replay.new.ty(v).dtype;
+    let narrow = |replay: &Replay<'_>, among: &[Value]| {
+        if among.iter().any(|v| dtype(replay, *v) == DType::BF16) { DType::BF16 } else { DType::F32 }
+    };
+    // Which inputs must agree, and whether on the narrow type.
+    let (agree, to): (Vec<usize>, DType) = match node.op {
+        Op::Product { .. } => (vec![0, 1], narrow(replay, &ins[..2])),
+        Op::Map { .. } => {
+            let floats: Vec<usize> = (0..ins.len()).filter(|i| dtype(replay, ins[*i]).is_float()).collect();
+            let any_wide = floats.iter().any(|i| dtype(replay, ins[*i]) == DType::F32);
+            (floats, if any_wide { DType::F32 } else { DType::BF16 })
+        }
+        Op::Concat { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
+        Op::RmsNorm { residual: true, .. } => (vec![0, 1], narrow(replay, &ins[..2])),
+        Op::RmsNormGrad { weight, .. } => {
+            let gradients = 1 + weight.is_some() as usize..ins.len();
+            ([0].into_iter().chain(gradients).collect(), dtype(replay, ins[0]))
+        }
+        Op::QkNormRopeGrad { .. } => (vec![0, ins.len() - 1], dtype(replay, ins[0])),
+        Op::Gated { .. } | Op::GatedGrad { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
+        Op::Attention { .. } => (vec![0, 1, 2], narrow(replay, &ins[..3])),
+        Op::AttentionGrad { .. } => (vec![0, 1, 2, ins.len() - 3, ins.len() - 1], narrow(replay, &ins[..3])),
+        Op::HeadLoss {} | Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => {
+            (vec![0, 1], narrow(replay, &ins[..2]))
+        }
+        Op::RowScatter {} => (vec![0, 1], dtype(replay, ins[0])),
+        _ => return,
+    };
+    for i in agree {
+        if dtype(replay, ins[i]) != to && dtype(replay, ins[i]).is_float() {
+            ins[i] = replay.add(Op::Map { f: E::Cast(to) }, vec![ins[i]], id);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The optimiser: lays trained parameters, gradient sums and moments into one flat region a group, and builds
+//! `apply`: norm, finite check, clip, update, clear. A region is updated by one launch.
+
+use crate::builder::{Builder, Tensor};
+use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::reduce::Fold;
+use crate::passes::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
+use crate::passes::options::Update;
+use crate::pattern;
+use crate::types::{DType, TensorType};
+
+pub const UPDATES: &str = "optimizer.updates";
+pub const SKIPPED: &str = "optimizer.skipped";
+/// The input that carries the learning rate.
+pub const LR: &str = "lr";
+
+/// Parameters that share their constants, and where they lie.
+struct Region {
+    weight_decay: f32,
+    lr_scale: f32,
+    /// (weight, gradient sum) in the order of the region.
+    members: Vec<(SlotId, SlotId)>,
+}
+
+/// Parts start at multiples of this many f32: 64 bytes.
+const ALIGN: usize = 16;
+
+/// Lays the regions out (slots of `trained` become parts of them) and returns the graph of `apply`.
+pub fn update(trained: &mut Trained, how: &Update, fused: bool) -> (Graph, usize) {
+    let regions = regions(&trained.graph, &trained.weights, how);
+    let mut pieces = vec![];
+    for (i, region) in regions.iter().enumerate() {
+        let laid = lay_out(&mut trained.graph, i, region);
+        pieces.extend(if fused { laid.whole } else { laid.members });
+    }
+    let launches = pieces.len();
+    for path in [UPDATES, SKIPPED] {
+        trained.graph.add_slot(slot(path, TensorType::new(DType::F32, [1]), Class::Moment));
+    }
+    let slots = trained.graph.slots.clone();
+    (apply(Graph { slots, ..Graph::default() }, &pieces, how), launches)
+}
+
+fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
+    Slot { path: path.into(), ty, class, init: Init::Zeros, part: None }
+}
+
+fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region> {
+    let mut regions: Vec<Region> = vec![];
+    for &(weight, grad) in weights {
+        let slot = g.slot(weight);
+        let by_rank = if slot.ty.rank() >= 2 { how.weight_decay } else { 0.0 };
+        let group = how.groups.iter().find(|group| pattern::matches(&group.pattern, &slot.path));
+        let weight_decay = group.and_then(|g| g.weight_decay).unwrap_or(by_rank);
+        let lr_scale = group.map_or(1.0, |g| g.lr_scale);
+        match regions.iter_mut().find(|r| r.weight_decay == weight_decay && r.lr_scale == lr_scale) {
+            Some(region) => region.members.push((weight, grad)),
+            None => regions.push(Region { weight_decay, lr_scale, members: vec![(weight, grad)] }),
+        }
+    }
+    regions
+}
+
+/// What one AdamW works on.
+struct Piece {
+    weight: SlotId,
+    grad: SlotId,
+    m: SlotId,
+    v: SlotId,
+    weight_decay: f32,
+    lr_scale: f32,
+}
+
+struct LaidOut {
+    whole: Vec<Piece>,
+    members: Vec<Piece>,
+}
+
+fn lay_out(g: &mut Graph, index: usize, region: &Region) -> LaidOut {
+    let offsets: Vec<usize> = region
+        .members
+        .iter()
+        .scan(0, |end, (weight, _)| {
+            let start = *end;
+            *end += g.slot(*weight).ty.elements().next_multiple_of(ALIGN);
+            Some(start)
+        })
+        .collect();
+    let last = region.members.last().expect("a region has members");
+    let total = offsets[offsets.len() - 1] + g.slot(last.0).ty.elements().next_multiple_of(ALIGN);
+    let [weights, grads, ms, vs] = [
+        ("weights", Class::Weight),
+        ("grads", Class::Carry),
+        ("first_moments", Class::Moment),
+        ("second_moments", Class::Moment),
+    ]
+    .map(|(name, class)| g.add_slot(slot(&format!("region.{index}.{name}"), flat(total), class)));
+    let (weight_decay, lr_scale) = (region.weight_decay, region.lr_scale);
+    let mut members = vec![];
+    for (&(weight, grad), &offset) in region.members.iter().zip(&offsets) {
+        g.slot_mut(weight).part = Some(Part { of: weights, offset });
+        g.slot_mut(grad).part = Some(Part { of: grads, offset });
+        name_parts(g, weight, grad, gradient_path);
+        let mut moment = |name: &str, of: SlotId| {
+            let source = g.slot(weight).clone();
+            let path = moment_path(name, &source.path);
+            let whole =
+                g.add_slot(Slot { part: Some(Part { of, offset }), ..slot(&path, source.ty, Class::Moment) });
+            name_parts(g, weight, whole, |weight| moment_path(name, weight));
+            whole
+        };
+        let (m, v) = (moment("m", ms), moment("v", vs));
+        members.push(Piece { weight, grad, m, v, weight_decay, lr_scale });
+    }
+    LaidOut {
+        whole: vec![Piece { weight: weights, grad: grads, m: ms, v: vs, weight_decay, lr_scale }],
+        members,
+    }
+}
+
+/// The slot of a parameter's first (`m`) or second (`v`) moment.
+pub fn moment_path(name: &str, weight: &str) -> String {
+    format!("optimizer.{name}.{weight}")
+}
+
+/// Names the pieces of `whole` that belong to the weights merged into `weight`: checkpoints and tests know gradients
+/// and moments by the names the model gives its weights.
+fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) -> String) {
+    for id in g.slot_ids() {
+        let merged = g.slot(id).clone();
+        let Some(part) = merged.part.filter(|p| p.of == weight) else { continue };
+        let part = Some(Part { of: whole, offset: part.offset });
+        g.add_slot(Slot { part, ..slot(&path(&merged.path), merged.ty, g.slot(whole).class) });
+    }
+}
+
+/// The graph of one update. Its results are what a step reports.
+fn apply(slots: Graph, pieces: &[Piece], how: &Update) -> Graph {
+    let find = |path: &str| slots.find_slot(path).expect("laid out before");
+    let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
+    let (updates, skipped) = (find(UPDATES), find(SKIPPED));
+    let b = Builder::from_graph(slots);
+    let lr = b.input(LR, DType::F32, &[1]);
+    b.scope("apply", || {
+        let per_weight = b.read(weight_sum).recip();
+        let norms = pieces.iter().map(|p| flattened(b.read(p.grad)).reduce(0, Fold::SumSquares));
+        let squares = norms.reduce(|a, b| a + b).expect("something is trained");
+        let norm = squares.sqrt() * per_weight;
+        let go = norm.map(E::Finite);
+        let scale = match how.clip {
+            0.0 => per_weight,
+            clip => per_weight * norm.recip().scale(clip as f64).zip(E::Min, b.fill(1.0, DType::F32, &[1])),
+        };
+        let count = b.read(updates) + go;
+        b.write(updates, count);
+        b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - go));
+        for p in pieces {
+            let op = Op::AdamW {
+                beta1: how.beta1,
+                beta2: how.beta2,
+                eps: how.eps,
+                weight_decay: p.weight_decay,
+                lr_scale: p.lr_scale,
+            };
+            let state = [p.weight, p.grad, p.m, p.v].map(|s| b.read(s));
+            let new = b.ops(op, &[state[0], state[1], state[2], state[3], lr, scale, count, go]);
+            for (slot, value) in [p.weight, p.m, p.v].into_iter().zip(new) {
+                b.write(slot, value);
+            }
+        }
+        b.result("loss", b.read(loss_sum) * per_weight);
+        b.result("grad_norm", norm);
+        b.result("weight", b.read(weight_sum).scale(1.0));
+        b.result("go", go);
+        for slot in pieces.iter().map(|p| p.grad).chain([loss_sum, weight_sum]) {
+            let ty = b.with_graph(|g| g.slot(slot).ty.clone());
+            b.write(slot, b.fill(0.0, ty.dtype, &ty.dims));
+        }
+    });
+    b.finish()
+}
+
+fn flattened(x: Tensor<'_>) -> Tensor<'_> {
+    let n = x.ty().elements();
+    x.reshape(&[n])
+}

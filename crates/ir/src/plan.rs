@@ -1,0 +1,187 @@
+//! What a backend executes: launches over views of one arena, all offsets fixed.
+
+use std::fmt;
+
+use crate::attr::named;
+use crate::graph::{Class, Init};
+use crate::op::Op;
+use crate::types::{DType, TensorType, contiguous_strides};
+
+/// A tensor in the arena.
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    /// Of the first element, in bytes from the arena's start.
+    pub offset: usize,
+    pub dtype: DType,
+    pub dims: Vec<usize>,
+    /// In elements; 0 repeats.
+    pub strides: Vec<usize>,
+}
+
+impl View {
+    pub fn dense(offset: usize, ty: &TensorType) -> Self {
+        View { offset, dtype: ty.dtype, dims: ty.dims.clone(), strides: contiguous_strides(&ty.dims) }
+    }
+
+    pub fn elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Row-major without gaps; axes of extent 1 may have any stride.
+    pub fn is_dense(&self) -> bool {
+        let dense = contiguous_strides(&self.dims);
+        (0..self.dims.len()).all(|i| self.dims[i] == 1 || self.strides[i] == dense[i])
+    }
+
+    /// The last axis has no gaps.
+    pub fn has_dense_rows(&self) -> bool {
+        self.dims.last().is_none_or(|&n| n == 1 || self.strides[self.dims.len() - 1] == 1)
+    }
+
+    /// The bytes from the first to behind the last element.
+    pub fn span_bytes(&self) -> usize {
+        if self.elements() == 0 {
+            return 0;
+        }
+        let last: usize = self.dims.iter().zip(&self.strides).map(|(d, s)| (d - 1) * s).sum();
+        (last + 1) * self.dtype.bytes()
+    }
+}
+
+/// One kernel call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The name of the target's kernel row.
+    pub kernel: &'static str,
+    /// The operation with its attributes. A copy is `Reshape`: elements in row-major order of both views.
+    pub op: Op,
+    pub ins: Vec<View>,
+    /// `None` where nobody reads the output: it is not computed.
+    pub outs: Vec<Option<View>>,
+    /// Scratch of at most the kernel's workspace ceiling.
+    pub workspace: Option<View>,
+    pub path: String,
+    pub key: u64,
+    /// For cost and reports.
+    pub flops: u64,
+}
+
+impl Launch {
+    /// Bytes read and written once each.
+    pub fn bytes(&self) -> u64 {
+        let read: usize = self.ins.iter().map(|v| v.elements() * v.dtype.bytes()).sum();
+        let written: usize = self.outs.iter().flatten().map(|v| v.elements() * v.dtype.bytes()).sum();
+        (read + written) as u64
+    }
+}
+
+named! {
+    /// What a plan is for.
+    pub enum Role {
+        /// Rebuilds derived copies after initialisation and load.
+        Derive = "derive",
+        /// Forward, loss, backward, accumulate; once a micro-batch.
+        Grad = "grad",
+        /// Norm, finite check, clip, update, clear; once a step.
+        Apply = "apply",
+        Eval = "eval",
+        /// Logits of every row.
+        Logits = "logits",
+        Prefill = "prefill",
+        Decode = "decode",
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub role: Role,
+    pub launches: Vec<Launch>,
+    pub results: Vec<(String, View)>,
+}
+
+impl Plan {
+    pub fn result(&self, name: &str) -> Option<&View> {
+        self.results.iter().find(|(n, _)| n == name).map(|(_, v)| v)
+    }
+}
+
+named! {
+    /// Where `plan` counts a buffer.
+    pub enum Category {
+        Parameters = "parameters",
+        Frozen = "frozen",
+        Adapters = "adapters",
+        Gradients = "gradients",
+        Optimizer = "optimizer",
+        Activations = "activations",
+        Workspace = "workspace",
+        Inputs = "inputs",
+    }
+}
+
+/// A slot with its place in the arena, the same in every plan of the set.
+#[derive(Clone, Debug)]
+pub struct PlacedSlot {
+    pub path: String,
+    pub ty: TensorType,
+    pub class: Class,
+    pub init: Init,
+    /// Other slots lie inside this one: their values are its value.
+    pub is_whole: bool,
+    pub view: View,
+}
+
+/// A range of the arena, for reports.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    pub name: String,
+    pub category: Category,
+    pub offset: usize,
+    pub bytes: usize,
+    /// The plan and the launches from first write to last read; persistent buffers have none.
+    pub live: Option<(usize, std::ops::Range<usize>)>,
+}
+
+/// What a pass did, in words a user can read, and how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassReport {
+    pub pass: &'static str,
+    pub role: Role,
+    pub count: usize,
+    pub did: String,
+}
+
+/// All plans of a run over one arena.
+#[derive(Clone, Debug)]
+pub struct PlanSet {
+    pub arena_bytes: usize,
+    pub persistent_bytes: usize,
+    pub transient_bytes: usize,
+    /// Every persistent buffer, and the transients of the plan that needs the most.
+    pub buffers: Vec<Buffer>,
+    pub slots: Vec<PlacedSlot>,
+    pub plans: Vec<Plan>,
+    pub done: Vec<PassReport>,
+}
+
+impl PlanSet {
+    pub fn plan(&self, role: Role) -> Option<&Plan> {
+        self.plans.iter().find(|p| p.role == role)
+    }
+
+    pub fn slot(&self, path: &str) -> Option<&PlacedSlot> {
+        self.slots.iter().find(|s| s.path == path)
+    }
+}
+
+/// A plan that cannot be made on this target, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal(pub String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,92 @@
+//! Building a new graph from an old one node by node: what every rewriting pass is made of.
+
+use std::collections::HashMap;
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+
+/// A rewrite under way. Slots are carried over, so slot ids stay valid.
+pub struct Replay<'a> {
+    pub old: &'a Graph,
+    pub new: Graph,
+    map: HashMap<Value, Value>,
+}
+
+impl<'a> Replay<'a> {
+    pub fn new(old: &'a Graph) -> Self {
+        let new = Graph { slots: old.slots.clone(), ..Graph::default() };
+        Replay { old, new, map: HashMap::new() }
+    }
+
+    /// The new value of an old one.
+    #[track_caller]
+    pub fn get(&self, v: Value) -> Value {
+        *self.map.get(&v).unwrap_or_else(|| panic!("{v} is not rewritten yet"))
+    }
+
+    pub fn has(&self, v: Value) -> bool {
+        self.map.contains_key(&v)
+    }
+
+    pub fn set(&mut self, old: Value, new: Value) {
+        self.map.insert(old, new);
+    }
+
+    /// Copies a node as it is.
+    pub fn copy(&mut self, id: NodeId) -> NodeId {
+        let ins = self.old.node(id).ins.iter().map(|v| self.get(*v)).collect();
+        self.copy_as(id, self.old.node(id).op.clone(), ins)
+    }
+
+    /// Copies a node with another operation or inputs, output for output.
+    pub fn copy_as(&mut self, id: NodeId, op: Op, ins: Vec<Value>) -> NodeId {
+        let node = self.old.node(id);
+        let new = self.new.push_keyed(op, ins, &node.path, node.key);
+        for out in 0..node.outs.len().min(self.new.node(new).outs.len()) as u8 {
+            self.map.insert(id.out(out), new.out(out));
+        }
+        new
+    }
+
+    /// Appends a node at the path of an old one.
+    pub fn add(&mut self, op: Op, ins: Vec<Value>, at: NodeId) -> Value {
+        let path = self.old.node(at).path.clone();
+        self.new.add(op, ins, &path)
+    }
+
+    /// Carries writes and results over.
+    pub fn finish(mut self) -> Graph {
+        self.new.writes = self.old.writes.iter().map(|(s, v)| (*s, self.get(*v))).collect();
+        self.new.results = self.old.results.iter().map(|(n, v)| (n.clone(), self.get(*v))).collect();
+        self.new
+    }
+}
+
+/// The graph without nodes that no write and no result depends on.
+pub fn without_dead(g: &Graph) -> Graph {
+    let mut alive = vec![false; g.nodes.len()];
+    for v in g.writes.iter().map(|(_, v)| v).chain(g.results.iter().map(|(_, v)| v)) {
+        alive[v.node.0 as usize] = true;
+    }
+    for id in g.ids().rev() {
+        if alive[id.0 as usize] {
+            g.node(id).ins.iter().for_each(|v| alive[v.node.0 as usize] = true);
+        }
+    }
+    let mut replay = Replay::new(g);
+    for id in g.ids().filter(|id| alive[id.0 as usize]) {
+        replay.copy(id);
+    }
+    replay.finish()
+}
+
+/// Each value's users: the nodes that take it as an input.
+pub fn users(g: &Graph) -> HashMap<Value, Vec<NodeId>> {
+    let mut users: HashMap<Value, Vec<NodeId>> = HashMap::new();
+    for (id, node) in g.ids().zip(&g.nodes) {
+        for v in &node.ins {
+            users.entry(*v).or_default().push(id);
+        }
+    }
+    users
+}

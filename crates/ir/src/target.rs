@@ -1,0 +1,131 @@
+//! What the passes know of a device: plain data, handed in by the runtime or read from a text for a named GPU.
+
+use crate::graph::{Graph, Node};
+use crate::op::OpKind;
+use crate::types::{DType, TensorType};
+
+/// How a kernel wants its tensors in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Row-major without gaps.
+    Dense,
+    /// The last axis without gaps, outer axes at any stride.
+    Rows,
+    /// Any strides, 0 included.
+    Any,
+}
+
+/// One kernel of the device: which operation it runs, on what, and what it needs.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelRow {
+    /// Unique, and what reports call it.
+    pub name: &'static str,
+    pub op: OpKind,
+    /// Types of the first float tensor among inputs and outputs.
+    pub dtypes: &'static [DType],
+    pub ins: Layout,
+    pub outs: Layout,
+    /// (input, output) pairs that may share memory exactly.
+    pub in_place: &'static [(usize, usize)],
+    /// A ceiling on scratch bytes, as a function of the node and the number of cores.
+    pub workspace: fn(&Shapes<'_>) -> usize,
+    /// Whether equal inputs always give equal bits.
+    pub deterministic: bool,
+}
+
+/// What a workspace formula may look at.
+pub struct Shapes<'a> {
+    pub node: &'a Node,
+    pub ins: Vec<&'a TensorType>,
+    pub outs: &'a [TensorType],
+    pub cores: usize,
+}
+
+impl<'a> Shapes<'a> {
+    pub fn of(g: &'a Graph, node: &'a Node, cores: usize) -> Self {
+        Shapes { node, ins: node.ins.iter().map(|v| g.ty(*v)).collect(), outs: &node.outs, cores }
+    }
+}
+
+/// No scratch.
+pub fn no_workspace(_: &Shapes<'_>) -> usize {
+    0
+}
+
+/// What the device can do at best: the roofline.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Products in f32, FLOP/s.
+    pub f32_flops: f64,
+    /// Products in bf16, FLOP/s.
+    pub bf16_flops: f64,
+    /// Bytes read and written a second.
+    pub memory_bytes: f64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// `cpu`, or the name of a GPU.
+    pub name: String,
+    pub dtypes: Vec<DType>,
+    /// Buffers start at multiples of this.
+    pub align: usize,
+    pub memory_bytes: u64,
+    /// What the driver takes beside the arena: context, modules, graphs.
+    pub driver_bytes: u64,
+    pub cores: usize,
+    pub rates: Rates,
+    pub kernels: Vec<KernelRow>,
+}
+
+impl Target {
+    /// The first kernel for an operation in a type.
+    pub fn kernel(&self, op: OpKind, dtype: DType) -> Option<&KernelRow> {
+        self.kernels.iter().find(|k| k.op == op && k.dtypes.contains(&dtype))
+    }
+}
+
+/// A target on paper: every operation has a kernel that takes any rows and works in place wherever that makes sense.
+/// Plans for it show what the passes do without a device.
+pub fn paper() -> Target {
+    let row = |op: &OpKind| KernelRow {
+        name: op.name(),
+        op: *op,
+        dtypes: &DType::ALL,
+        ins: if matches!(op, OpKind::Reshape | OpKind::Map | OpKind::Region | OpKind::Product) {
+            Layout::Any
+        } else {
+            Layout::Rows
+        },
+        outs: if matches!(op, OpKind::Reshape) { Layout::Any } else { Layout::Rows },
+        in_place: match op {
+            OpKind::Map
+            | OpKind::RmsNorm
+            | OpKind::RmsNormGrad
+            | OpKind::Gated
+            | OpKind::Rope
+            | OpKind::Dropout => &[(0, 0)],
+            OpKind::Region | OpKind::GatedGrad => &[(0, 0), (1, 1)],
+            OpKind::Product | OpKind::ScatterAdd => &[(2, 0)],
+            OpKind::HeadLossGrad => &[(5, 1)],
+            OpKind::HeadLossTrain => &[(4, 4)],
+            OpKind::RowScatter => &[(0, 0)],
+            OpKind::AdamW => &[(0, 0), (2, 1), (3, 2)],
+            _ => &[],
+        },
+        workspace: |s| {
+            if matches!(s.node.op.kind(), OpKind::Attention | OpKind::AttentionGrad) { 256 } else { 0 }
+        },
+        deterministic: true,
+    };
+    Target {
+        name: "paper".into(),
+        dtypes: vec![DType::F32, DType::BF16, DType::I32],
+        align: 64,
+        memory_bytes: 1 << 40,
+        driver_bytes: 0,
+        cores: 1,
+        rates: Rates { f32_flops: 1e12, bf16_flops: 2e12, memory_bytes: 1e12 },
+        kernels: OpKind::ALL.iter().map(row).collect(),
+    }
+}

@@ -1,0 +1,123 @@
+//! Element types and tensor types. Extents are static capacities; strides live in `plan::View`.
+
+use std::fmt;
+
+/// The element type of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// Only the oracle computes in it; no backend does.
+    F64,
+    F32,
+    BF16,
+    I32,
+}
+
+impl DType {
+    pub const ALL: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::I32];
+
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::BF16 => 2,
+        }
+    }
+
+    pub fn is_float(self) -> bool {
+        self != DType::I32
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F64 => "f64",
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::I32 => "i32",
+        }
+    }
+
+    /// The type sums over many elements are kept in: weight gradients, statistics, losses.
+    pub fn accumulator(self) -> DType {
+        if self == DType::BF16 { DType::F32 } else { self }
+    }
+
+    /// Rounds a value computed in f64 to this type, to nearest even.
+    pub fn round(self, x: f64) -> f64 {
+        match self {
+            DType::F64 => x,
+            DType::F32 => x as f32 as f64,
+            DType::BF16 => bf16_to_f32(bf16_from_f32(x as f32)) as f64,
+            DType::I32 => x,
+        }
+    }
+}
+
+/// Rounds to the nearest bf16, ties to even; a NaN stays a NaN.
+pub fn bf16_from_f32(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+pub fn bf16_to_f32(x: u16) -> f32 {
+    f32::from_bits((x as u32) << 16)
+}
+
+pub type Dims = Vec<usize>;
+
+/// Shape and element type of one value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorType {
+    pub dtype: DType,
+    pub dims: Dims,
+}
+
+impl TensorType {
+    pub fn new(dtype: DType, dims: impl Into<Dims>) -> Self {
+        TensorType { dtype, dims: dims.into() }
+    }
+
+    pub fn elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// The extent of the last axis, on which norms and gated activations work.
+    pub fn last(&self) -> usize {
+        *self.dims.last().expect("a tensor with at least one axis")
+    }
+
+    /// The number of rows when all axes but the last are folded into one.
+    pub fn rows(&self) -> usize {
+        self.dims[..self.rank() - 1].iter().product()
+    }
+
+    pub fn with(&self, dtype: DType) -> Self {
+        TensorType { dtype, dims: self.dims.clone() }
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims: Vec<String> = self.dims.iter().map(|d| d.to_string()).collect();
+        write!(f, "{}[{}]", self.dtype.name(), dims.join(","))
+    }
+}
+
+/// Row-major strides, in elements.
+pub fn contiguous_strides(dims: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; dims.len()];
+    for i in (1..dims.len()).rev() {
+        strides[i - 1] = strides[i] * dims[i];
+    }
+    strides
+}

@@ -1,0 +1,93 @@
+//! What every graph satisfies after every pass. A violation is a bug of the pass, so debug builds panic with it.
+
+use std::collections::HashSet;
+
+use crate::graph::{Graph, SlotId, Value};
+use crate::op::Op;
+
+/// The first violated invariant, in words.
+pub fn verify(g: &Graph) -> Result<(), String> {
+    verify_slots(g)?;
+    for (i, node) in g.nodes.iter().enumerate() {
+        let at = || format!("%{i} {} at `{}`", node.op.name(), node.path);
+        for v in &node.ins {
+            if v.node.0 as usize >= i {
+                return Err(format!("{} uses {v}, which comes later", at()));
+            }
+            if v.out as usize >= g.node(v.node).outs.len() {
+                return Err(format!("{} uses {v}, which does not exist", at()));
+            }
+        }
+        if let Op::Read { slot } = node.op
+            && slot.0 as usize >= g.slots.len()
+        {
+            return Err(format!("{} reads a slot that does not exist", at()));
+        }
+        if let Op::Region { body } = &node.op {
+            verify(body).map_err(|why| format!("{}: {why}", at()))?;
+        }
+        let outs = node.op.infer(g, &node.ins).map_err(|why| format!("{}: {why}", at()))?;
+        if outs != node.outs {
+            return Err(format!("{} has types that its inputs do not give", at()));
+        }
+    }
+    let exists = |v: &Value| g.nodes.get(v.node.0 as usize).is_some_and(|n| (v.out as usize) < n.outs.len());
+    if let Some((name, v)) = g.results.iter().find(|(_, v)| !exists(v)) {
+        return Err(format!("the result {name} is {v}, which does not exist"));
+    }
+    for (i, (slot, v)) in g.writes.iter().enumerate() {
+        let Some(s) = g.slots.get(slot.0 as usize) else {
+            return Err(format!("${} is written and does not exist", slot.0));
+        };
+        if !exists(v) {
+            return Err(format!("{} is written with {v}, which does not exist", s.path));
+        }
+        if *g.ty(*v) != s.ty {
+            return Err(format!("{} is written with {}, wanted {}", s.path, g.ty(*v), s.ty));
+        }
+        if let Some((other, _)) = g.writes[..i].iter().find(|(other, _)| overlap(g, *other, *slot)) {
+            return Err(format!("{} and {} are both written and share memory", g.slot(*other).path, s.path));
+        }
+    }
+    Ok(())
+}
+
+/// Names are unique, and parts lie inside slots that are no part of them in turn.
+fn verify_slots(g: &Graph) -> Result<(), String> {
+    let mut names = HashSet::new();
+    for s in &g.slots {
+        if !names.insert(&s.path) {
+            return Err(format!("two slots are named `{}`", s.path));
+        }
+        let (mut inner, mut depth) = (s, 0);
+        while let Some(part) = inner.part {
+            let Some(whole) = g.slots.get(part.of.0 as usize) else {
+                return Err(format!("{} is a part of ${}, which does not exist", inner.path, part.of.0));
+            };
+            if part.offset + inner.ty.elements() > whole.ty.elements() || inner.ty.dtype != whole.ty.dtype {
+                return Err(format!("{} does not lie inside {}", inner.path, whole.path));
+            }
+            depth += 1;
+            if depth > g.slots.len() {
+                return Err(format!("{} is a part of itself", s.path));
+            }
+            inner = whole;
+        }
+    }
+    Ok(())
+}
+
+/// Root slot and element range of a slot.
+pub fn extent(g: &Graph, slot: SlotId) -> (SlotId, std::ops::Range<usize>) {
+    let (mut root, mut offset) = (slot, 0);
+    while let Some(part) = g.slot(root).part {
+        offset += part.offset;
+        root = part.of;
+    }
+    (root, offset..offset + g.slot(slot).ty.elements())
+}
+
+fn overlap(g: &Graph, a: SlotId, b: SlotId) -> bool {
+    let ((ra, a), (rb, b)) = (extent(g, a), extent(g, b));
+    ra == rb && a.start < b.end && b.start < a.end
+}

@@ -1,0 +1,233 @@
+//! Every operation through the one check; those that only exist after autodiff by a test each.
+
+use std::collections::BTreeSet;
+
+use flatout_ir::check::{Build, Case, cases, check, differentiate, evaluate, sound, within};
+use flatout_ir::graph::{Class, Graph, Init, Slot, SlotId};
+use flatout_ir::op::{Op, OpKind};
+use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
+use flatout_ir::oracle::{self, in_f64};
+use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Builder, Tensor};
+
+#[test]
+fn every_case_passes() {
+    let failures: Vec<String> = cases::all().filter_map(|case| check(case).err()).collect();
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_case_has_a_name_of_its_own() {
+    let mut names = BTreeSet::new();
+    assert_eq!(cases::all().find(|case| !names.insert(case.name)).map(|case| case.name), None);
+}
+
+/// Operations no gradient graph of the table holds, and the proof each has instead.
+const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
+    (OpKind::RowScatter, row_scatter_replaces_rows),
+    (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
+    (OpKind::AdamW, adamw_expands_to_three_outputs),
+    (OpKind::Region, a_region_is_its_body),
+];
+
+#[test]
+fn operations_that_come_after_autodiff() {
+    AFTER_AUTODIFF.iter().for_each(|(_, prove)| prove());
+}
+
+#[test]
+fn no_operation_is_without_a_case() {
+    let mut covered: BTreeSet<OpKind> = AFTER_AUTODIFF.iter().map(|(kind, _)| *kind).collect();
+    for case in cases::all() {
+        covered.extend(case.with_gradients().0.nodes.iter().map(|n| n.op.kind()));
+    }
+    let missing: Vec<_> = OpKind::ALL.iter().filter(|kind| !covered.contains(kind)).collect();
+    assert!(missing.is_empty(), "{missing:?} have no line in check::cases");
+}
+
+#[test]
+fn no_function_is_without_a_case() {
+    let graphs: Vec<Graph> = cases::all().map(|case| case.with_gradients().0).collect();
+    let text: String = graphs.iter().map(Graph::to_string).collect();
+    let plain = NAMED.iter().map(|(name, _)| format!("map{{f={name}}}"));
+    let others = ["cast:bf16}", "scale:", "offset:", "select}"].map(|name| format!("map{{f={name}"));
+    for f in plain.chain(others) {
+        assert!(text.contains(&f), "{f} has no line in check::cases");
+    }
+}
+
+/// In bf16 the gradients have their parameters' types, expansions their shape rules' types, and the numbers are those
+/// of f64 within the rounding of 8 bits.
+#[test]
+fn gradients_hold_in_bf16() {
+    let families = [
+        cases::ELEMENTWISE,
+        cases::MOVEMENT,
+        cases::PRODUCT,
+        cases::NORM,
+        cases::ROPE,
+        cases::GATED,
+        cases::INDEX,
+        cases::ATTENTION,
+        cases::HEAD_LOSS,
+    ];
+    // Norm weights and row weights stay in f32 in a model; the norms are tried with bf16 weights as well.
+    let matrices = families.into_iter().flatten().map(|case| (case, 2));
+    let all = [cases::NORM, cases::ROPE].into_iter().flatten().map(|case| (case, 1));
+    for (case, from_rank) in matrices.chain(all).filter(|(case, _)| !case.name.starts_with("cast")) {
+        let (forward, _) = case.forward();
+        let narrow = differentiate(&in_bf16(&forward, from_rank));
+        sound(&narrow).unwrap_or_else(|why| panic!("{}: {why}", case.name));
+        let (wide, values) = case.with_gradients();
+        let (narrow_run, wide_run) = (oracle::run(&narrow, &values), oracle::run(&in_f64(&wide), &values));
+        for (slot, s) in narrow.slot_ids().zip(&narrow.slots).filter(|(_, s)| s.class == Class::Weight) {
+            let name = format!("d.{}", s.path);
+            let gradient = narrow.result(&name).expect("a gradient a weight");
+            assert_eq!(narrow.ty(gradient), &narrow.slot(slot).ty, "{}: {name}", case.name);
+            within(0.06, &narrow_run.results[&name], &wide_run.results[&name])
+                .unwrap_or_else(|why| panic!("{}: {name}: {why}", case.name));
+        }
+    }
+}
+
+/// The same graph on weights in bf16, those of at least `from_rank` axes.
+fn in_bf16(graph: &Graph, from_rank: usize) -> Graph {
+    let mut out = Graph { slots: graph.slots.clone(), results: graph.results.clone(), ..Graph::default() };
+    for s in out.slots.iter_mut().filter(|s| s.class == Class::Weight && s.ty.rank() >= from_rank) {
+        s.ty.dtype = DType::BF16;
+    }
+    for node in &graph.nodes {
+        out.push_keyed(node.op.clone(), node.ins.clone(), &node.path, node.key);
+    }
+    out
+}
+
+fn row_scatter_replaces_rows() {
+    let (outs, values) = evaluate(|t| {
+        let (base, rows) = (t.x(&[5, 3]), t.x(&[4, 3]));
+        vec![base.row_scatter(rows, t.index(&[4], &[3, -1, 0, 3]))]
+    });
+    let (base, rows) = (&values["x0"], &values["x1"]);
+    let row = |of: &[f64], i: usize| of[3 * i..3 * i + 3].to_vec();
+    let wanted = [row(rows, 2), row(base, 1), row(base, 2), row(rows, 3), row(base, 4)].concat();
+    assert_eq!(outs[0], wanted);
+}
+
+fn head_loss_train_is_both_passes() {
+    for base in [false, true] {
+        let (outs, _) = evaluate(if base { |t| both_passes(t, true) } else { |t| both_passes(t, false) });
+        let (apart, joined) = outs.split_at(5);
+        for (i, (apart, joined)) in apart.iter().zip(joined).enumerate() {
+            within(1e-12, joined, apart).unwrap_or_else(|why| panic!("output {i}, base {base}: {why}"));
+        }
+    }
+}
+
+/// sum, logp, lse, dx, dw by two operations, then by the joined one.
+fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
+    let (x, w, weight, sum_before) = (t.x(&[5, 3]), t.x(&[7, 3]), t.x(&[5]), t.x(&[7, 3]));
+    let target = t.index(&[5], &[2, -1, 6, 0, 2]);
+    let add = base.then_some(sum_before);
+    let mut outs = t.b.ops(Op::HeadLoss {}, &[x, w, target, weight]);
+    let backward = [Some(x), Some(w), Some(target), Some(outs[2]), Some(-weight), add];
+    outs.extend(t.b.ops(Op::HeadLossGrad { base }, &backward.into_iter().flatten().collect::<Vec<_>>()));
+    let joined = [Some(x), Some(w), Some(target), Some(weight), add];
+    outs.extend(t.b.ops(Op::HeadLossTrain { base }, &joined.into_iter().flatten().collect::<Vec<_>>()));
+    if base {
+        let plain = t.b.ops(Op::HeadLossTrain { base: false }, &[x, w, target, weight]);
+        outs[4] = plain[4] + sum_before;
+    }
+    outs
+}
+
+/// The numbers are proven in formulas.rs; here the types and the text.
+fn adamw_expands_to_three_outputs() {
+    let b = Builder::new();
+    let p = b.param("p", &[3, 5], Init::Zeros);
+    let one = b.fill(1.0, DType::F32, &[1]);
+    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    assert_eq!(b.ops(op, &[p, p, p, p, one, one, one, one]).len(), 3);
+    sound(&b.finish()).unwrap();
+}
+
+fn a_region_is_its_body() {
+    const OPEN: Build = |t| {
+        let (x, y) = (t.x(&[3, 5]), t.x(&[3, 5]));
+        let product = x * y;
+        vec![product.map(E::Silu), product + x]
+    };
+    let (open, _) = Case { name: "open", build: OPEN }.forward();
+    let mut body = open.clone();
+    for (slot, name) in body.slots.iter_mut().zip(["a", "b"]) {
+        (slot.path, slot.class) = (name.into(), Class::Input);
+    }
+    let b = Builder::from_graph(Graph { slots: open.slots.clone(), ..Graph::default() });
+    let ins = [b.read(SlotId(0)), b.read(SlotId(1))];
+    for (i, y) in b.ops(Op::Region { body: Box::new(body) }, &ins).into_iter().enumerate() {
+        b.result(&format!("y{i}"), y);
+    }
+    let closed = b.finish();
+    sound(&closed).unwrap();
+    let (wanted, values) = evaluate(OPEN);
+    let got = oracle::run(&in_f64(&closed), &values).results;
+    assert_eq!([&got["y0"], &got["y1"]], [&wanted[0], &wanted[1]]);
+}
+
+/// A table is another way to the same angles: the rule asks for its shape, the expansion does without.
+#[test]
+fn rope_takes_a_table() {
+    let b = Builder::new();
+    let (x, positions) = (b.param("x", &[5, 3, 6], Init::Zeros), b.input("positions", DType::I32, &[1, 5]));
+    let ty = TensorType::new(DType::F32, [9, 3, 2]);
+    let init = Init::RopeTable { theta: 100.0 };
+    let slot =
+        b.edit(|g| g.add_slot(Slot { path: "table".into(), ty, class: Class::Const, init, part: None }));
+    let op = Op::Rope {
+        theta: 100.0,
+        axis_of_freq: vec![0; 3],
+        pairs: flatout_ir::ops::rope::Pairs::Half,
+        inverse: false,
+        table: true,
+    };
+    assert_eq!(b.op(op.clone(), &[x, positions, b.read(slot)]).dims(), [5, 3, 6]);
+    let refused = b.with_graph(|g| op.infer(g, &[x.v, positions.v, x.v]));
+    assert_eq!(refused, Err("the rotation table is f32[5,3,6], wanted f32[5,3,2]".into()));
+    sound(&b.finish()).unwrap();
+}
+
+#[test]
+fn dropout_drops_its_share_and_keeps_the_mean() {
+    const DROP: Build = |t| {
+        let x = t.b.fill(1.0, DType::F32, &[50, 401]);
+        let rows: Vec<i32> = (0..100).collect();
+        let (rng, rows) = (t.index(&[3], &[7, 0, 1]), t.index(&[50, 2], &rows));
+        let y = x.dropout(0.3, rng, rows);
+        vec![
+            y,
+            t.b.op_keyed(Op::Dropout { p: 0.3 }, &[x, rng, rows], y.source().key),
+            x.dropout(0.3, rng, rows),
+        ]
+    };
+    let (outs, _) = evaluate(DROP);
+    assert_eq!(outs[0], outs[1], "the same key draws the same mask");
+    assert_ne!(outs[0], outs[2], "another node draws another");
+    let dropped = outs[0].iter().filter(|x| **x == 0.0).count() as f64 / outs[0].len() as f64;
+    assert!((dropped - 0.3).abs() < 0.01, "{dropped} is dropped");
+    let kept = 1.0 / (1.0 - 0.3f32 as f64);
+    assert!(outs[0].iter().all(|x| *x == 0.0 || (x - kept).abs() < 1e-12));
+}
+
+/// A sample draws the same numbers wherever its rows lie.
+#[test]
+fn dropout_follows_the_sample_not_the_row() {
+    let (outs, _) = evaluate(|t| {
+        let x = t.b.fill(1.0, DType::F32, &[2, 33]);
+        let rng = t.index(&[3], &[7, 0, 1]);
+        let y = x.dropout(0.5, rng, t.index(&[2, 2], &[4, 0, 9, 0]));
+        let op = Op::Dropout { p: 0.5 };
+        vec![y, t.b.op_keyed(op, &[x, rng, t.index(&[2, 2], &[9, 0, 4, 0])], y.source().key)]
+    });
+    assert_eq!(outs[0][..33], outs[1][33..]);
+    assert_eq!(outs[0][33..], outs[1][..33]);
+    assert_ne!(outs[0][..33], outs[0][33..]);
+}

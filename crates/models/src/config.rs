@@ -1,0 +1,248 @@
+//! What a decoder is made of: every dimension and option of the Llama-class decoder as a value, with the sums
+//! that follow from them. Nothing here says how it is computed.
+
+pub mod key;
+
+use crate::{choice, section};
+
+choice! {
+    /// The model families.
+    pub enum ModelKind { Decoder = "decoder" }
+}
+
+choice! {
+    /// Normalisation over the width. Neither has a bias.
+    pub enum Norm { Rms = "rms", Layer = "layer" }
+}
+
+choice! {
+    /// The feed-forward's non-linearity. `swiglu` and `geglu` have a gate beside the up projection.
+    pub enum Activation { Swiglu = "swiglu", Geglu = "geglu", Gelu = "gelu", Relu2 = "relu2" }
+}
+
+impl Activation {
+    pub fn gated(self) -> bool {
+        matches!(self, Activation::Swiglu | Activation::Geglu)
+    }
+}
+
+choice! {
+    /// How tokens know where they stand.
+    pub enum Positions { Rope = "rope", Learned = "learned", None = "none" }
+}
+
+choice! {
+    /// Which elements of a head rotate together: i with i + half, or 2i with 2i + 1.
+    pub enum RopePairs { Half = "half", Interleaved = "interleaved" }
+}
+
+section! {
+    /// The pre-norm decoder: embedding, blocks of attention and feed-forward, final norm, head. No biases.
+    pub struct DecoderConfig {
+        /// The model family.
+        pub kind: ModelKind = ModelKind::Decoder,
+        /// Size of the residual stream.
+        pub width: usize,
+        /// Number of blocks.
+        pub layers: usize,
+        /// Query heads.
+        pub heads: usize,
+        /// Key and value heads, shared by groups of query heads; as many as heads where not given.
+        pub kv_heads: Option<usize>,
+        /// Size of a head; width / heads where not given.
+        pub head_size: Option<usize>,
+        /// Inner size of the feed-forward.
+        pub ffn: usize,
+        /// Number of tokens in the vocabulary.
+        pub vocab: usize,
+        /// Tokens in a training row.
+        pub context: usize,
+        /// Normalisation before each half of a block and before the head.
+        pub norm: Norm = Norm::Rms,
+        /// Added to the variance in every norm.
+        pub norm_eps: f64 = 1e-6,
+        /// The feed-forward's non-linearity; swiglu and geglu are gated.
+        pub activation: Activation = Activation::Swiglu,
+        /// How tokens know where they stand.
+        pub positions: Positions = Positions::Rope,
+        /// Base of the rotary frequencies.
+        pub rope_theta: f64 = 1e4,
+        /// Which elements of a head rotate together.
+        pub rope_pairs: RopePairs = RopePairs::Half,
+        /// RMS norm of every query and key head, with a learned weight, before the rotation.
+        pub qk_norm: bool = false,
+        /// The head shares the embedding's weights.
+        pub tied: bool = true,
+        /// Probability of dropping an element of each half block's output.
+        pub dropout: f64 = 0.0,
+        /// Standard deviation of the initial weights.
+        pub init_std: f64 = 0.02,
+    }
+}
+
+/// Largest extents accepted, chosen so that no product of them that is formed here overflows 64 bits.
+const MAX_EXTENT: usize = 1 << 24;
+const MAX_LAYERS: usize = 1 << 12;
+
+impl DecoderConfig {
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    pub fn head_size(&self) -> usize {
+        self.head_size.unwrap_or_else(|| self.width / self.heads)
+    }
+
+    /// Number of trained values. A tied head counts once.
+    pub fn parameters(&self) -> u64 {
+        let wide = |n: usize| n as u64;
+        let (width, head_size) = (wide(self.width), wide(self.head_size()));
+        let attention = width * head_size * (2 * wide(self.heads) + 2 * wide(self.kv_heads()));
+        let feed_forward = width * wide(self.ffn) * if self.activation.gated() { 3 } else { 2 };
+        let norms = 2 * width + if self.qk_norm { 2 * head_size } else { 0 };
+        let embedding = wide(self.vocab) * width;
+        let head = if self.tied { 0 } else { embedding };
+        let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
+        wide(self.layers) * (attention + feed_forward + norms) + width + embedding + head + positions
+    }
+
+    /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
+    pub fn validate(&self) -> Result<(), String> {
+        let extents = [
+            ("width", self.width, MAX_EXTENT),
+            ("layers", self.layers, MAX_LAYERS),
+            ("heads", self.heads, MAX_EXTENT),
+            ("kv_heads", self.kv_heads(), MAX_EXTENT),
+            ("head_size", self.head_size.unwrap_or(1), MAX_EXTENT),
+            ("ffn", self.ffn, MAX_EXTENT),
+            ("vocab", self.vocab, MAX_EXTENT),
+            ("context", self.context, MAX_EXTENT),
+        ];
+        for (key, value, most) in extents {
+            if value == 0 {
+                return Err(format!("`model.{key}` is 0 and must be at least 1"));
+            }
+            if value > most {
+                return Err(format!("`model.{key}` is {value} and may be {most} at most"));
+            }
+        }
+        let Self { width, heads, .. } = *self;
+        if self.head_size.is_none() && !width.is_multiple_of(heads) {
+            return Err(format!(
+                "`model.heads` = {heads} does not divide `model.width` = {width}: change one of them or give \
+                 `model.head_size`"
+            ));
+        }
+        let kv_heads = self.kv_heads();
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "`model.kv_heads` = {kv_heads} does not divide `model.heads` = {heads}: every key and value head \
+                 serves the same number of query heads"
+            ));
+        }
+        if heads.saturating_mul(self.head_size()) > MAX_EXTENT {
+            let size = self.head_size();
+            return Err(format!(
+                "`model.heads` = {heads} of `model.head_size` = {size} are {} together, and {MAX_EXTENT} is the most",
+                heads.saturating_mul(size)
+            ));
+        }
+        let head_size = self.head_size();
+        if self.positions == Positions::Rope && !head_size.is_multiple_of(2) {
+            return Err(format!(
+                "`model.head_size` is {head_size}, and rotary positions turn pairs, so it must be even"
+            ));
+        }
+        let positive =
+            [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta), ("init_std", self.init_std)];
+        for (key, value) in positive {
+            if !value.is_finite() || value <= 0.0 {
+                return Err(format!("`model.{key}` is {value} and must be a number above 0"));
+            }
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(format!("`model.dropout` is {} and must be at least 0 and below 1", self.dropout));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::key::Section;
+    use super::*;
+
+    fn pretrain() -> DecoderConfig {
+        DecoderConfig {
+            width: 768,
+            layers: 32,
+            heads: 12,
+            kv_heads: Some(4),
+            head_size: Some(64),
+            ffn: 2048,
+            vocab: 32768,
+            context: 2048,
+            qk_norm: true,
+            ..DecoderConfig::default()
+        }
+    }
+
+    #[test]
+    fn the_226m_decoder_has_its_parameters() {
+        assert_eq!(pretrain().parameters(), 226_546_432);
+        assert_eq!(DecoderConfig { tied: false, ..pretrain() }.parameters(), 226_546_432 + 32768 * 768);
+        let learned = DecoderConfig { positions: Positions::Learned, ..pretrain() };
+        assert_eq!(learned.parameters(), 226_546_432 + 2048 * 768);
+        let ungated = DecoderConfig { activation: Activation::Gelu, ..pretrain() };
+        assert_eq!(ungated.parameters(), 226_546_432 - 32 * 768 * 2048);
+    }
+
+    #[test]
+    fn absent_head_counts_follow_from_the_others() {
+        let config = DecoderConfig { kv_heads: None, head_size: None, ..pretrain() };
+        assert_eq!((config.kv_heads(), config.head_size()), (12, 64));
+        assert_eq!(config.validate(), Ok(()));
+    }
+
+    #[test]
+    fn impossible_models_are_named_in_a_sentence() {
+        let refused = |change: fn(&mut DecoderConfig), words: &str| {
+            let mut config = pretrain();
+            change(&mut config);
+            let sentence = config.validate().expect_err(words);
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+        };
+        refused(|c| c.kv_heads = Some(5), "`model.kv_heads` = 5 does not divide `model.heads` = 12");
+        refused(|c| (c.head_size, c.heads, c.kv_heads) = (None, 7, None), "give `model.head_size`");
+        refused(|c| c.head_size = Some(63), "must be even");
+        refused(|c| c.width = 0, "`model.width` is 0");
+        refused(|c| c.heads = 0, "`model.heads` is 0");
+        refused(|c| c.head_size = Some(0), "`model.head_size` is 0");
+        refused(|c| c.layers = 1_000_000, "may be 4096 at most");
+        refused(|c| (c.heads, c.head_size) = (1 << 20, Some(1 << 20)), "are 1099511627776 together");
+        refused(|c| c.norm_eps = f64::NAN, "`model.norm_eps` is NaN");
+        refused(|c| c.rope_theta = -1.0, "`model.rope_theta` is -1");
+        refused(|c| c.init_std = 0.0, "`model.init_std` is 0");
+        refused(|c| c.dropout = 1.0, "`model.dropout` is 1");
+        refused(|c| c.dropout = f64::NAN, "`model.dropout` is NaN");
+        let odd = DecoderConfig { head_size: Some(63), positions: Positions::None, ..pretrain() };
+        assert_eq!(odd.validate(), Ok(()), "only rotary positions need pairs");
+    }
+
+    #[test]
+    fn the_declaration_gives_keys_and_choices() {
+        let keys = DecoderConfig::keys();
+        let key = |name: &str| keys.iter().find(|key| key.name == name).unwrap().clone();
+        assert!(key("width").required && !key("width").optional);
+        assert!(key("kv_heads").optional && !key("kv_heads").required);
+        assert!(!key("norm").required);
+        assert_eq!(key("norm").kind, key::Kind::Choice(&["rms", "layer"]));
+        assert_eq!(key("ffn").doc, "Inner size of the feed-forward.");
+        assert_eq!("relu2".parse(), Ok(Activation::Relu2));
+        assert_eq!(Activation::Relu2.to_string(), "relu2");
+        assert_eq!(
+            "tanh".parse::<Activation>(),
+            Err("`tanh` is not one of swiglu, geglu, gelu, relu2".into())
+        );
+    }
+}

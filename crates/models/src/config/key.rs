@@ -1,0 +1,209 @@
+//! Configuration keys: every section of a recipe is declared once, and its type, defaults, documentation and
+//! list of keys all come from that declaration.
+//!
+//! A section knows nothing of files or command lines. Those read `Key`s, check values against `Kind`s and name
+//! what is wrong before anything is deserialised.
+
+/// What a key accepts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    Bool,
+    /// A whole number, never negative.
+    Whole,
+    /// A finite number.
+    Number,
+    Text,
+    Choice(&'static [&'static str]),
+    /// `auto` or a whole number of 1 or more.
+    WholeOrAuto,
+    /// A list, of exactly this many elements where a length is given.
+    List(Box<Kind>, Option<usize>),
+    /// A list of tables, each with these keys.
+    Tables(Vec<Key>),
+}
+
+/// One key of a section. `required` keys have neither a default nor a meaning when absent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Key {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub required: bool,
+    pub optional: bool,
+    pub doc: &'static str,
+}
+
+/// A type that a key can hold.
+pub trait Setting {
+    /// Whether the key may be absent and that means something, as for `Option`.
+    const OPTIONAL: bool = false;
+    fn kind() -> Kind;
+}
+
+/// A struct made by [`section!`](crate::section): its keys in the order of the declaration.
+pub trait Section {
+    fn keys() -> Vec<Key>;
+}
+
+impl Setting for bool {
+    fn kind() -> Kind {
+        Kind::Bool
+    }
+}
+
+impl Setting for usize {
+    fn kind() -> Kind {
+        Kind::Whole
+    }
+}
+
+impl Setting for u64 {
+    fn kind() -> Kind {
+        Kind::Whole
+    }
+}
+
+impl Setting for f64 {
+    fn kind() -> Kind {
+        Kind::Number
+    }
+}
+
+impl Setting for String {
+    fn kind() -> Kind {
+        Kind::Text
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    const OPTIONAL: bool = true;
+    fn kind() -> Kind {
+        T::kind()
+    }
+}
+
+impl<T: Setting> Setting for Vec<T> {
+    fn kind() -> Kind {
+        Kind::List(Box::new(T::kind()), None)
+    }
+}
+
+impl<T: Setting, const N: usize> Setting for [T; N] {
+    fn kind() -> Kind {
+        Kind::List(Box::new(T::kind()), Some(N))
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kind::Bool => f.write_str("true or false"),
+            Kind::Whole => f.write_str("a whole number of 0 or more"),
+            Kind::Number => f.write_str("a number"),
+            Kind::Text => f.write_str("a text"),
+            Kind::Choice([only]) => write!(f, "{only}"),
+            Kind::Choice(values) => write!(f, "one of {}", values.join(", ")),
+            Kind::WholeOrAuto => f.write_str("auto or a whole number of 1 or more"),
+            Kind::List(of, None) => write!(f, "a list, each {of}"),
+            Kind::List(of, Some(n)) => write!(f, "a list of {n}, each {of}"),
+            Kind::Tables(keys) => {
+                let names: Vec<_> = keys.iter().map(|key| key.name).collect();
+                write!(f, "a list of tables with {}", names.join(", "))
+            }
+        }
+    }
+}
+
+/// Declares an enum whose variants have names in recipes. The first variant is the default.
+#[macro_export]
+macro_rules! choice {
+    ($(#[$attr:meta])* pub enum $name:ident {
+        $(#[$first_attr:meta])* $first:ident = $first_text:literal
+        $(, $(#[$other_attr:meta])* $other:ident = $other_text:literal)* $(,)?
+    }) => {
+        $(#[$attr])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(serde::Serialize, serde::Deserialize)]
+        pub enum $name {
+            #[default]
+            $(#[$first_attr])*
+            #[serde(rename = $first_text)]
+            $first,
+            $($(#[$other_attr])* #[serde(rename = $other_text)] $other,)*
+        }
+
+        impl $name {
+            pub const ALL: &'static [Self] = &[Self::$first $(, Self::$other)*];
+            pub const VALUES: &'static [&'static str] = &[$first_text $(, $other_text)*];
+
+            pub fn name(self) -> &'static str {
+                match self {
+                    Self::$first => $first_text,
+                    $(Self::$other => $other_text,)*
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                let position = Self::VALUES.iter().position(|&value| value == text);
+                position
+                    .map(|i| Self::ALL[i])
+                    .ok_or_else(|| format!("`{text}` is not one of {}", Self::VALUES.join(", ")))
+            }
+        }
+
+        impl $crate::config::key::Setting for $name {
+            fn kind() -> $crate::config::key::Kind {
+                $crate::config::key::Kind::Choice(Self::VALUES)
+            }
+        }
+    };
+}
+
+/// Declares a section: each field has a doc line, a type and, unless it is required or an `Option`, a default.
+/// `field as "dotted.name"` gives the key another name than the field.
+#[macro_export]
+macro_rules! section {
+    ($(#[$attr:meta])* pub struct $name:ident {
+        $(#[doc = $doc:literal] pub $field:ident $(as $key:literal)? : $type:ty $(= $default:expr)?),* $(,)?
+    }) => {
+        $(#[$attr])*
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $(#[doc = $doc] $(#[serde(rename = $key)])? pub $field: $type,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $crate::section!(@default $type $(, $default)?),)* }
+            }
+        }
+
+        impl $crate::config::key::Section for $name {
+            fn keys() -> Vec<$crate::config::key::Key> {
+                use $crate::config::key::Setting;
+                vec![$($crate::config::key::Key {
+                    name: $crate::section!(@name $field $(, $key)?),
+                    kind: <$type as Setting>::kind(),
+                    required: $crate::section!(@required $($default)?) && !<$type as Setting>::OPTIONAL,
+                    optional: <$type as Setting>::OPTIONAL,
+                    doc: $doc.trim_ascii(),
+                },)*]
+            }
+        }
+    };
+    (@default $type:ty) => { <$type as Default>::default() };
+    (@default $type:ty, $default:expr) => { $default };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident, $key:literal) => { $key };
+    (@required) => { true };
+    (@required $default:expr) => { false };
+}

@@ -1,0 +1,278 @@
+//! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head.
+//!
+//! T tokens in the batch, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments.
+
+use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
+use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::rope::{Pairs, RopeSpec};
+use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
+
+use crate::config::{Activation, DecoderConfig, Norm, Positions, RopePairs};
+
+/// What the model is built to compute, with its static extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights.
+    Loss { rows: usize, documents: Documents, dropout: bool },
+    /// Result `logits` [T, V] of rows of `len` tokens.
+    Logits { rows: usize, len: usize },
+    /// Result `logits` [1, V] of one sequence's last token, given up to `tokens` new ones after those in a cache of
+    /// `capacity`.
+    Cached { tokens: usize, capacity: usize },
+}
+
+/// Whether tokens see earlier documents of their row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Documents {
+    /// A row is one sequence.
+    Joined,
+    /// At most this many documents in the batch, each a segment of its own.
+    Apart { most: usize },
+}
+
+/// Our path and the Hugging Face name of every weight, Llama and Qwen3 alike.
+pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
+    let mut names = vec![("embed.weight".to_string(), "model.embed_tokens.weight".to_string())];
+    if c.positions == Positions::Learned {
+        names.push(("positions.weight".into(), "model.embed_positions.weight".into()));
+    }
+    for i in 0..c.layers {
+        let mut add = |ours: &str, theirs: &str| {
+            names.push((format!("layers.{i}.{ours}"), format!("model.layers.{i}.{theirs}.weight")));
+        };
+        add("attn_norm", "input_layernorm");
+        add("attn.wq", "self_attn.q_proj");
+        add("attn.wk", "self_attn.k_proj");
+        add("attn.wv", "self_attn.v_proj");
+        if c.qk_norm {
+            add("attn.q_norm", "self_attn.q_norm");
+            add("attn.k_norm", "self_attn.k_norm");
+        }
+        add("attn.wo", "self_attn.o_proj");
+        add("ffn_norm", "post_attention_layernorm");
+        if c.activation.gated() {
+            add("ffn.gate", "mlp.gate_proj");
+        }
+        add("ffn.up", "mlp.up_proj");
+        add("ffn.down", "mlp.down_proj");
+    }
+    names.push(("norm".into(), "model.norm.weight".into()));
+    if !c.tied {
+        names.push(("head.weight".into(), "lm_head.weight".into()));
+    }
+    names
+}
+
+/// The graph of a decoder in one form. Inputs are named `tokens`, `positions` and so on, as each form needs them.
+pub fn build(c: &DecoderConfig, form: Form) -> Graph {
+    let b = Builder::new();
+    let m = Decoder { b: &b, c, inputs: Inputs::new(&b, c, form), form };
+    let embedding = b.scope("embed", || b.param("weight", &[c.vocab, c.width], m.normal()));
+    let mut x = m.embed(embedding); // [T, D]
+    for i in 0..c.layers {
+        x = b.scope(&format!("layers.{i}"), || m.block(i, x));
+    }
+    let x = m.norm(x, "norm");
+    let head = if c.tied {
+        embedding
+    } else {
+        b.scope("head", || b.param("weight", &[c.vocab, c.width], m.normal()))
+    };
+    b.scope("head", || m.finish(x, head));
+    b.finish()
+}
+
+/// What the host writes before a run.
+struct Inputs<'g> {
+    tokens: Tensor<'g>,
+    positions: Tensor<'g>,
+    /// (rng, rows) of dropout.
+    draw: Option<(Tensor<'g>, Tensor<'g>)>,
+    /// Start and length of the queries' and keys' segments.
+    q: Option<(Tensor<'g>, Tensor<'g>)>,
+    k: Option<(Tensor<'g>, Tensor<'g>)>,
+    /// The cache rows of new tokens.
+    cache_rows: Option<Tensor<'g>>,
+}
+
+impl<'g> Inputs<'g> {
+    fn new(b: &'g Builder, c: &DecoderConfig, form: Form) -> Self {
+        let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
+        let t = match form {
+            Form::Loss { rows, .. } => rows * c.context,
+            Form::Logits { rows, len } => rows * len,
+            Form::Cached { tokens, .. } => tokens,
+        };
+        let segments =
+            |name: &str, s: usize| (i32s(&format!("{name}_start"), &[s]), i32s(&format!("{name}_len"), &[s]));
+        let draws = matches!(form, Form::Loss { dropout: true, .. }) && c.dropout > 0.0;
+        let (q, k) = match form {
+            Form::Loss { documents: Documents::Apart { most }, .. } => {
+                let s = segments("segment", most);
+                (Some(s), Some(s))
+            }
+            Form::Cached { .. } => (Some(segments("new", 1)), Some(segments("seen", 1))),
+            _ => (None, None),
+        };
+        Inputs {
+            tokens: i32s("tokens", &[t]),
+            positions: i32s("positions", &[1, t]),
+            draw: draws.then(|| (i32s("rng", &[3]), i32s("rows", &[t, 2]))),
+            q,
+            k,
+            cache_rows: matches!(form, Form::Cached { .. }).then(|| i32s("cache_rows", &[t])),
+        }
+    }
+}
+
+struct Decoder<'a, 'g> {
+    b: &'g Builder,
+    c: &'a DecoderConfig,
+    inputs: Inputs<'g>,
+    form: Form,
+}
+
+impl<'g> Decoder<'_, 'g> {
+    fn normal(&self) -> Init {
+        Init::Normal { std: self.c.init_std as f32 }
+    }
+
+    fn linear(&self, x: Tensor<'g>, name: &str, out: usize) -> Tensor<'g> {
+        let inner = x.dims()[1];
+        x.linear(self.b.param(name, &[out, inner], self.normal()))
+    }
+
+    fn norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
+        let w = self.b.param(name, &[self.c.width], Init::Ones);
+        self.b.scope(name, || {
+            let centred = match self.c.norm {
+                Norm::Rms => x,
+                Norm::Layer => x - x.mean(1),
+            };
+            centred.rms_norm(self.c.norm_eps as f32, NormWeight::Plain, Some(w))
+        })
+    }
+
+    fn drop(&self, x: Tensor<'g>) -> Tensor<'g> {
+        match self.inputs.draw {
+            Some((rng, rows)) => x.dropout(self.c.dropout as f32, rng, rows),
+            None => x,
+        }
+    }
+
+    fn embed(&self, embedding: Tensor<'g>) -> Tensor<'g> {
+        let x = self.b.scope("embed", || embedding.gather(self.inputs.tokens));
+        if self.c.positions != Positions::Learned {
+            return self.drop(x);
+        }
+        self.b.scope("positions", || {
+            let t = self.inputs.tokens.dims()[0];
+            let table = self.b.param("weight", &[self.c.context, self.c.width], self.normal());
+            self.drop(x + table.gather(self.inputs.positions.reshape(&[t])))
+        })
+    }
+
+    fn block(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
+        let normed = self.norm(x, "attn_norm");
+        let x = x + self.drop(self.b.scope("attn", || self.attention(layer, normed)));
+        let normed = self.norm(x, "ffn_norm");
+        x + self.drop(self.b.scope("ffn", || self.feed_forward(normed)))
+    }
+
+    fn attention(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
+        let (t, h, hk, k) = (x.dims()[0], self.c.heads, self.c.kv_heads(), self.c.head_size());
+        let query = self.linear(x, "wq", h * k).reshape(&[t, h, k]);
+        let key = self.linear(x, "wk", hk * k).reshape(&[t, hk, k]);
+        let value = self.linear(x, "wv", hk * k).reshape(&[t, hk, k]);
+        let (query, key) = (self.place(query, "q_norm"), self.place(key, "k_norm"));
+        let (key, value) = (self.cached(layer, "k", key), self.cached(layer, "v", value));
+        let attend = self.attend(1.0 / (k as f32).sqrt());
+        let masking = Masking { q: self.inputs.q, k: self.inputs.k, intervals: None };
+        let out = query.attention(key, value, &attend, &masking);
+        self.linear(out.reshape(&[t, h * k]), "wo", self.c.width)
+    }
+
+    /// Norm and rotation of queries or keys [T, H, K].
+    fn place(&self, x: Tensor<'g>, norm: &str) -> Tensor<'g> {
+        let k = self.c.head_size();
+        let x = match self.c.qk_norm {
+            true => {
+                let w = self.b.param(norm, &[k], Init::Ones);
+                x.rms_norm(self.c.norm_eps as f32, NormWeight::Plain, Some(w))
+            }
+            false => x,
+        };
+        let pairs = match self.c.rope_pairs {
+            RopePairs::Half => Pairs::Half,
+            RopePairs::Interleaved => Pairs::Interleaved,
+        };
+        match self.c.positions {
+            Positions::Rope => x.rope(self.inputs.positions, &RopeSpec::text(k, self.c.rope_theta, pairs)),
+            Positions::Learned | Positions::None => x,
+        }
+    }
+
+    /// All keys or values so far: the new ones after those kept, which stay for the next call.
+    fn cached(&self, layer: usize, name: &str, x: Tensor<'g>) -> Tensor<'g> {
+        let (Some(rows), Form::Cached { capacity, .. }) = (self.inputs.cache_rows, self.form) else {
+            return x;
+        };
+        let dims = [capacity, self.c.kv_heads(), self.c.head_size()];
+        let slot = self.b.slot(&format!("cache.{name}.{layer}"), Class::Cache, x.dtype(), &dims, Init::Zeros);
+        let all = self.b.read(slot).row_scatter(x, rows);
+        self.b.write(slot, all);
+        all
+    }
+
+    fn attend(&self, scale: f32) -> Attend {
+        let (q, k) = match self.form {
+            Form::Loss { documents: Documents::Apart { most }, .. } => {
+                let s = Segments::Ragged { max_segments: most, max_len: self.c.context };
+                (s, s)
+            }
+            Form::Loss { .. } => {
+                (Segments::Uniform { len: self.c.context }, Segments::Uniform { len: self.c.context })
+            }
+            Form::Logits { len, .. } => (Segments::Uniform { len }, Segments::Uniform { len }),
+            Form::Cached { tokens, capacity } => (
+                Segments::Ragged { max_segments: 1, max_len: tokens },
+                Segments::Ragged { max_segments: 1, max_len: capacity },
+            ),
+        };
+        Attend { scale, mask: Mask::Causal, q, k }
+    }
+
+    fn feed_forward(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let gate = |act: Act| {
+            let gate = self.linear(x, "gate", self.c.ffn);
+            let up = self.linear(x, "up", self.c.ffn);
+            gate.activate(act) * up
+        };
+        let inner = match self.c.activation {
+            Activation::Swiglu => gate(Act::Silu),
+            Activation::Geglu => gate(Act::Gelu),
+            Activation::Gelu => self.linear(x, "up", self.c.ffn).activate(Act::Gelu),
+            Activation::Relu2 => self.linear(x, "up", self.c.ffn).activate(Act::Relu).square(),
+        };
+        self.linear(inner, "down", self.c.width)
+    }
+
+    fn finish(&self, x: Tensor<'g>, head: Tensor<'g>) {
+        let t = x.dims()[0];
+        match self.form {
+            Form::Loss { .. } => {
+                let target = self.b.input("targets", DType::I32, &[t]);
+                let weight = self.b.input("weights", DType::F32, &[t]);
+                let (loss, _) = x.head_loss(head, target, weight);
+                self.b.result("loss", loss);
+                self.b.result("weight", weight.sum(0));
+            }
+            Form::Logits { .. } => self.b.result("logits", x.linear(head)),
+            Form::Cached { .. } => {
+                let last = self.b.input("last", DType::I32, &[1]);
+                self.b.result("logits", x.gather(last).linear(head));
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Models: a config in, a graph and a table of weight names out. One file a model.
+//!
+//! No model mentions precision, recomputation, sharding, fusion or adapters: those are rewrites of its graph. This
+//! crate opens no file and knows no device.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod decoder;

@@ -1,0 +1,164 @@
+//! Plans of the decoder, run launch by launch with the oracle, against the oracle on the graph no pass has touched.
+
+use std::collections::HashMap;
+
+use flatout_ir::interpreter::Interpreter;
+use flatout_ir::passes::differentiate::{differentiate, gradient_path};
+use flatout_ir::passes::input_path;
+use flatout_ir::target::paper;
+use flatout_ir::{Class, Graph, Init, Options, Precision, Program, Recompute, Role, compile, oracle, random};
+use flatout_models::config::{DecoderConfig, Norm, Positions};
+use flatout_models::decoder::{Documents, Form, build};
+
+fn small() -> DecoderConfig {
+    DecoderConfig {
+        width: 12,
+        layers: 2,
+        heads: 2,
+        kv_heads: Some(1),
+        head_size: Some(6),
+        ffn: 10,
+        vocab: 13,
+        context: 5,
+        qk_norm: true,
+        init_std: 0.3,
+        dropout: 0.1,
+        ..DecoderConfig::default()
+    }
+}
+
+const ROWS: usize = 2;
+const LOSS: Form = Form::Loss { rows: ROWS, documents: Documents::Joined, dropout: true };
+
+/// Values for every parameter and input of a graph, by path.
+fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
+    let mut values = HashMap::new();
+    for (i, slot) in g.slots.iter().enumerate() {
+        let n = slot.ty.elements();
+        let draw = |k: usize| random::normal(5, i as u64, k as u64) as f64;
+        let value: Vec<f64> = match (slot.path.as_str(), slot.init) {
+            ("tokens", _) => (0..n).map(|k| ((k * 7 + 3) % 13) as f64).collect(),
+            ("targets", _) => {
+                (0..n).map(|k| if k % 4 == 1 { -1.0 } else { ((k * 5 + 2) % 13) as f64 }).collect()
+            }
+            ("weights", _) => {
+                (0..n).map(|k| if k % 4 == 1 { 0.0 } else { 1.0 + 0.25 * (k % 3) as f64 }).collect()
+            }
+            ("positions", _) => (0..n).map(|k| (k % 5) as f64).collect(),
+            ("rng", _) => vec![11.0, 0.0, 4.0],
+            ("rows", _) => {
+                (0..n).map(|k| if k % 2 == 0 { (k / 10) as f64 } else { (k / 2 % 5) as f64 }).collect()
+            }
+            ("segment_start", _) => vec![0.0, 2.0, 5.0, 0.0],
+            ("segment_len", _) => vec![2.0, 3.0, 5.0, 0.0],
+            (_, Init::Normal { std }) => (0..n).map(|k| (draw(k) * std as f64) as f32 as f64).collect(),
+            (_, Init::Ones) => (0..n).map(|k| (1.0 + 0.2 * draw(k)) as f32 as f64).collect(),
+            _ => vec![0.0; n],
+        };
+        values.insert(slot.path.clone(), value);
+    }
+    values
+}
+
+/// Sums of gradients and loss of the plain graph.
+fn expected(g: &Graph) -> HashMap<String, Vec<f64>> {
+    oracle::run(&differentiate(g).graph, &values(g)).writes
+}
+
+fn compiled(g: &Graph, options: &Options) -> Interpreter {
+    let plans =
+        compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), options).expect("a plan");
+    let mut run = Interpreter::new(plans);
+    for (path, value) in values(g) {
+        let class = g.slot(g.find_slot(&path).expect("a slot")).class;
+        run.set(&if class == Class::Input { input_path(Role::Grad, &path) } else { path }, &value);
+    }
+    fill_tables(&mut run);
+    if run.plans.plan(Role::Derive).is_some() {
+        run.run(Role::Derive);
+    }
+    run
+}
+
+fn fill_tables(run: &mut Interpreter) {
+    let tables: Vec<_> = run.plans.slots.iter().filter(|s| s.class == Class::Const).cloned().collect();
+    for slot in tables {
+        run.set(&slot.path, &vec![0.0; slot.ty.elements()]);
+    }
+}
+
+fn relative(got: &[f64], want: &[f64]) -> f64 {
+    let (mut off, mut size) = (0.0, 0.0);
+    for (g, w) in got.iter().zip(want) {
+        off += (g - w) * (g - w);
+        size += w * w;
+    }
+    if size == 0.0 { off.sqrt() } else { (off / size).sqrt() }
+}
+
+/// Every gradient and the loss of a compiled plan, relative to the plain graph's.
+fn compare(config: &DecoderConfig, form: Form, options: &Options, bound: f64) {
+    let g = build(config, form);
+    let want = expected(&g);
+    let mut run = compiled(&g, options);
+    run.run(Role::Grad);
+    for (path, want) in &want {
+        let off = relative(&run.get(path), want);
+        assert!(off < bound, "{path} is off by {off:e} with {options:?}");
+    }
+    assert!(want.contains_key(&gradient_path("layers.1.attn.wq")) && want.len() > 10);
+}
+
+#[test]
+fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
+    let base = Options::default;
+    let choices = [
+        base(),
+        Options { fuse_qkv: false, ..base() },
+        Options { fuse_gate_up: false, ..base() },
+        Options { fuse_norm: false, ..base() },
+        Options { fuse_elementwise: false, ..base() },
+        Options { fuse_loss: false, ..base() },
+        Options { fuse_optimizer: false, ..base() },
+        Options { flash_attention: false, ..base() },
+        Options { recompute: Recompute::None, ..base() },
+        Options { recompute: Recompute::Full, ..base() },
+        Options { memory_plan: false, ..base() },
+        Options { rope_positions: Some(8), ..base() },
+    ];
+    for options in choices {
+        compare(&small(), LOSS, &options, 2e-6);
+    }
+}
+
+#[test]
+fn every_option_of_the_model_compiles_to_its_gradients() {
+    let models = [
+        DecoderConfig { qk_norm: false, tied: false, ..small() },
+        DecoderConfig { norm: Norm::Layer, positions: Positions::Learned, ..small() },
+        DecoderConfig {
+            activation: flatout_models::config::Activation::Gelu,
+            positions: Positions::None,
+            ..small()
+        },
+        DecoderConfig { activation: flatout_models::config::Activation::Relu2, ..small() },
+    ];
+    for config in models {
+        compare(&config, LOSS, &Options::default(), 2e-6);
+    }
+    let apart = Form::Loss { rows: ROWS, documents: Documents::Apart { most: 4 }, dropout: false };
+    compare(&small(), apart, &Options::default(), 2e-6);
+}
+
+#[test]
+fn bf16_stays_within_its_rounding() {
+    for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
+        let options = Options { precision: Precision::BF16, recompute, ..Options::default() };
+        compare(
+            &small(),
+            Form::Loss { rows: ROWS, documents: Documents::Joined, dropout: false },
+            &options,
+            6e-2,
+        );
+    }
+}
