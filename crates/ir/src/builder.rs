@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::ops::{Add, Mul, Neg, Sub};
 
+use crate::attr::Attr;
 use crate::graph::{Class, Graph, Init, Node, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::attention::{Attend, Masking};
@@ -186,7 +187,12 @@ impl<'g> Tensor<'g> {
     #[track_caller]
     pub fn zip(self, f: E, other: Tensor<'g>) -> Tensor<'g> {
         let (a, b) = (self.dims(), other.dims());
-        assert!(a.len() == b.len(), "{f:?} of [{a:?}] and [{b:?}]: give both the same number of axes");
+        assert!(
+            a.len() == b.len(),
+            "{}: {} of {a:?} and {b:?}: give both the same number of axes",
+            self.b.scope.borrow(),
+            f.show()
+        );
         let dims: Vec<usize> = a.iter().zip(&b).map(|(&x, &y)| x.max(y)).collect();
         self.b.op(Op::Map { f }, &[self.broadcast(&dims), other.broadcast(&dims)])
     }

@@ -139,7 +139,7 @@ fn parse_part(text: &str) -> Result<Part, String> {
 
 fn parse_node(graph: &mut Graph, statement: &str) -> Result<(), String> {
     let open = statement.find('{').ok_or("a node has its attributes in braces")?;
-    let close = statement.rfind('}').filter(|&close| close > open).ok_or("a brace is not closed")?;
+    let close = statement.rfind('}').filter(|&close| close > open).ok_or("a bracket is not closed")?;
     let (id, name) = statement[..open].split_once('=').ok_or("a node is `%N = operation{..}`")?;
     if parse_value(id.trim())?.node != NodeId(graph.nodes.len() as u32) {
         return Err(format!("node {} is out of order", id.trim()));
@@ -193,6 +193,9 @@ fn attributes(text: &str) -> Result<Vec<(&str, &str)>, String> {
             }
             _ => {}
         }
+    }
+    if depth != 0 {
+        return Err("a bracket is not closed".into());
     }
     Ok(pairs)
 }

@@ -5,24 +5,13 @@ use flatout_ir::check::draw;
 use flatout_ir::graph::{Graph, Init};
 use flatout_ir::op::OpKind;
 use flatout_ir::oracle::{self, Values, in_f64};
+use flatout_ir::replay::without_dead;
 use flatout_ir::types::DType;
 use flatout_ir::{Builder, Tensor};
 
-/// The nodes the results depend on, as text.
+/// The nodes the results depend on, as text: autodiff only appends, and `without_dead` takes away what it left unused.
 fn live(graph: &Graph) -> String {
-    let mut live = vec![false; graph.nodes.len()];
-    graph.results.iter().for_each(|(_, v)| live[v.node.0 as usize] = true);
-    for i in (0..graph.nodes.len()).rev() {
-        if live[i] {
-            graph.nodes[i].ins.iter().for_each(|v| live[v.node.0 as usize] = true);
-        }
-    }
-    let text = graph.to_string();
-    let is_live = |line: &&str| {
-        let number = line.strip_prefix('%').and_then(|rest| rest.split(' ').next());
-        number.is_some_and(|n| live[n.parse::<usize>().unwrap()])
-    };
-    text.lines().filter(is_live).map(|line| format!("{line}\n")).collect()
+    without_dead(graph).to_string()
 }
 
 fn ones<'g>(y: Tensor<'g>) -> (Tensor<'g>, Tensor<'g>) {

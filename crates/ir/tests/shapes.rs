@@ -24,7 +24,7 @@ fn panic_of(build: impl for<'g> Fn(&'g Builder) -> Tensor<'g>) -> (String, u32, 
     let _turn = turn();
     set_hook(Box::new(|info| {
         let at = info.location().expect("a location");
-        let message = info.payload_as_str().unwrap_or_default().to_string();
+        let message = info.payload().downcast_ref::<String>().cloned().unwrap_or_default();
         HOOK.lock().unwrap().push((at.file().to_string(), at.line(), message));
     }));
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -97,7 +97,7 @@ refuses! {
         |b| b.op(Op::Gated { act: flatout_ir::ops::gated::Act::Silu }, &[x(b, "x", &[3, 5])]);
     one_name_twice: "two slots are named `layers.3.attn.wq`",
         |b| { x(b, "wq", &[3]); b.param("wq", &[3], Init::Zeros) };
-    axes_that_differ_in_number: "Add of [3, 5] and [5]: give both the same number of axes",
+    axes_that_differ_in_number: "layers.3.attn: add of [3, 5] and [5]: give both the same number of axes",
         |b| x(b, "x", &[3, 5]) + x(b, "y", &[5]);
 }
 

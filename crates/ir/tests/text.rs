@@ -46,7 +46,7 @@ fn error(piece: &str, by: &str) -> String {
 #[test]
 fn errors_name_the_line() {
     let cases = [
-        ("f=relu", "f=rely", "line 11: line 4: `rely` is no function"),
+        ("f=relu", "f=rely", "line 10: line 4: `rely` is no function"),
         ("product{ta=false, ", "product{", "line 9: attribute `ta` is missing"),
         ("base=false}", "base=false, bias=true}", "line 9: product has no attribute `bias`"),
         ("= product{", "= produce{", "line 9: `produce` is not an operation"),
@@ -67,10 +67,10 @@ fn errors_name_the_line() {
         ("x f32[1,3] input", "x f32[1,3] output", "line 4: `output` is not a Class"),
         ("part=$0+9", "part=$0", "line 3: a part is part=$N+offset"),
         ("part=$0+9", "part=$0+9 more", "line 3: `part=$0+9 more` after a slot"),
-        ("write $3 %3", "write $7 %3", "line 16: $7 is written before its slot stands"),
-        ("result y %3", "result y %4", "line 17: %4 is used before it is made"),
-        ("result y %3", "results y %3", "line 17: `results y %3` is no statement"),
-        ("}} %2 ->", "} %2 ->", "line 10: a brace is not closed"),
+        ("write $3 %3", "write $7 %3", "line 17: $7 is written before its slot stands"),
+        ("result y %3", "result y %4", "line 18: %4 is used before it is made"),
+        ("result y %3", "results y %3", "line 18: `results y %3` is no statement"),
+        ("}} %2 ->", "} %2 ->", "line 10: a bracket is not closed"),
     ];
     for (piece, by, wanted) in cases {
         assert_eq!(error(piece, by), wanted, "{piece} -> {by}");

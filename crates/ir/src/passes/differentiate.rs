@@ -2,12 +2,13 @@
 //! backward, and sums of gradients, loss and weight that cross micro-batches. Nothing is divided here: `apply` does
 //! that once a step, so any split into micro-batches gives the same update.
 
+use std::collections::BTreeSet;
+
 use crate::autodiff::gradients;
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise;
-use crate::pattern;
 use crate::types::{DType, TensorType};
 
 /// A graph whose first `forward` nodes are the forward pass.
@@ -27,10 +28,9 @@ pub fn gradient_path(weight: &str) -> String {
     format!("grad.{weight}")
 }
 
-/// Takes parameters named by the patterns out of training; returns how many tensors that is.
-pub fn freeze(g: &mut Graph, patterns: &[String]) -> usize {
-    let frozen =
-        |s: &&mut Slot| s.class == Class::Weight && patterns.iter().any(|p| pattern::matches(p, &s.path));
+/// Takes parameters out of training; returns how many tensors that is.
+pub fn freeze(g: &mut Graph, paths: &BTreeSet<String>) -> usize {
+    let frozen = |s: &&mut Slot| s.class == Class::Weight && paths.contains(&s.path);
     g.slots.iter_mut().filter(frozen).map(|s| s.class = Class::Frozen).count()
 }
 

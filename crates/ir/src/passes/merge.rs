@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
+use crate::passes::options::Update;
 use crate::replay::{Replay, users};
 use crate::types::TensorType;
 
@@ -21,12 +22,12 @@ struct Set {
     weights: Vec<SlotId>,
 }
 
-pub fn merge(g: &Graph, qkv: bool, gate_up: bool) -> (Graph, Merged) {
+pub fn merge(g: &Graph, qkv: bool, gate_up: bool, update: &Update) -> (Graph, Merged) {
     let users = users(g);
     let mut merged = Merged::default();
     let mut chosen: HashMap<NodeId, usize> = HashMap::new();
     let mut sets = vec![];
-    for set in candidates(g, &users) {
+    for set in candidates(g, &users, update) {
         let is_qkv = set.products.iter().any(|p| reaches_attention(g, &users, p.out(0)));
         if if is_qkv { qkv } else { gate_up } {
             *(if is_qkv { &mut merged.qkv } else { &mut merged.gate_up }) += 1;
@@ -79,8 +80,9 @@ fn last_name(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
 }
 
-/// Products `x w^T` of two axes that share x, each with a weight nothing else reads, in the order of the graph.
-fn candidates(g: &Graph, users: &HashMap<Value, Vec<NodeId>>) -> Vec<Set> {
+/// Products `x w^T` of two axes that share x, each with a weight nothing else reads and all trained alike, in the
+/// order of the graph.
+fn candidates(g: &Graph, users: &HashMap<Value, Vec<NodeId>>, update: &Update) -> Vec<Set> {
     let mut reads: HashMap<SlotId, usize> = HashMap::new();
     for node in &g.nodes {
         if let Op::Read { slot } = node.op {
@@ -98,7 +100,10 @@ fn candidates(g: &Graph, users: &HashMap<Value, Vec<NodeId>>) -> Vec<Set> {
         }
         let fits = |set: &Set| {
             let first = g.slot(set.weights[0]);
-            first.class == s.class && first.ty.dtype == s.ty.dtype && g.node(set.products[0]).op == node.op
+            update.rule(&first.path, 2) == update.rule(&s.path, 2)
+                && first.class == s.class
+                && first.ty.dtype == s.ty.dtype
+                && g.node(set.products[0]).op == node.op
         };
         match by_input.iter_mut().find(|(x, set)| *x == node.ins[0] && fits(set)) {
             Some((_, set)) => {

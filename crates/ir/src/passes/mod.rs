@@ -60,8 +60,11 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     let g = checked("expand", oracle::rewrite(&g, |op| is_switched_off(op, o)));
 
     // Weights that share an input are one slot and one product.
-    let (g, merged) =
-        if runs("merge") { merge::merge(&g, o.fuse_qkv, o.fuse_gate_up) } else { (g, Default::default()) };
+    let (g, merged) = if runs("merge") {
+        merge::merge(&g, o.fuse_qkv, o.fuse_gate_up, &o.update)
+    } else {
+        (g, Default::default())
+    };
     let g = checked("merge", g);
     reports.say("merge", merged.qkv, || format!("{} q, k, v products became one each", merged.qkv));
     reports

@@ -1,5 +1,7 @@
 //! What a caller may choose about compilation. Each field answers one switch.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::attr::named;
 
 named! {
@@ -21,13 +23,11 @@ named! {
     }
 }
 
-/// Parameters named by a pattern, trained with their own rates.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Group {
-    pub pattern: String,
+/// How one parameter is trained where it differs from the rest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rule {
     pub lr_scale: f32,
-    /// `None`: the optimiser's own, on matrices only.
-    pub weight_decay: Option<f32>,
+    pub weight_decay: f32,
 }
 
 /// The optimiser's constants. The learning rate is an input of every step.
@@ -40,13 +40,20 @@ pub struct Update {
     pub weight_decay: f32,
     /// The largest norm of the mean gradient; 0 does not clip.
     pub clip: f32,
-    /// The first group whose pattern names a parameter has it.
-    pub groups: Vec<Group>,
+    /// Parameters with their own rates, by path.
+    pub rules: BTreeMap<String, Rule>,
+}
+
+impl Update {
+    pub fn rule(&self, path: &str, axes: usize) -> Rule {
+        let by_rank = if axes >= 2 { self.weight_decay } else { 0.0 };
+        self.rules.get(path).copied().unwrap_or(Rule { lr_scale: 1.0, weight_decay: by_rank })
+    }
 }
 
 impl Default for Update {
     fn default() -> Self {
-        Update { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0, groups: vec![] }
+        Update { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0, rules: BTreeMap::new() }
     }
 }
 
@@ -66,8 +73,8 @@ pub struct Options {
     pub memory_plan: bool,
     /// Cosines and sines of this many positions in a table; `None` computes them at every use.
     pub rope_positions: Option<usize>,
-    /// Patterns of parameters that are not trained.
-    pub freeze: Vec<String>,
+    /// Paths of parameters that are not trained.
+    pub freeze: BTreeSet<String>,
     pub update: Update,
     /// Leaves one pass out by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
@@ -87,7 +94,7 @@ impl Default for Options {
             recompute: Recompute::Cheap,
             memory_plan: true,
             rope_positions: None,
-            freeze: vec![],
+            freeze: BTreeSet::new(),
             update: Update::default(),
             skip_pass: None,
         }

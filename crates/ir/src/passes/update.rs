@@ -7,8 +7,9 @@ use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
 use crate::passes::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
-use crate::passes::options::Update;
-use crate::pattern;
+use crate::passes::input_path;
+use crate::passes::options::{Rule, Update};
+use crate::plan::Role;
 use crate::types::{DType, TensorType};
 
 pub const UPDATES: &str = "optimizer.updates";
@@ -50,17 +51,20 @@ fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
 fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region> {
     let mut regions: Vec<Region> = vec![];
     for &(weight, grad) in weights {
-        let slot = g.slot(weight);
-        let by_rank = if slot.ty.rank() >= 2 { how.weight_decay } else { 0.0 };
-        let group = how.groups.iter().find(|group| pattern::matches(&group.pattern, &slot.path));
-        let weight_decay = group.and_then(|g| g.weight_decay).unwrap_or(by_rank);
-        let lr_scale = group.map_or(1.0, |g| g.lr_scale);
+        let Rule { lr_scale, weight_decay } = rule_of(g, weight, how);
         match regions.iter_mut().find(|r| r.weight_decay == weight_decay && r.lr_scale == lr_scale) {
             Some(region) => region.members.push((weight, grad)),
             None => regions.push(Region { weight_decay, lr_scale, members: vec![(weight, grad)] }),
         }
     }
     regions
+}
+
+/// The rule of a weight; merged weights share theirs, so the first one's serves.
+fn rule_of(g: &Graph, weight: SlotId, how: &Update) -> Rule {
+    let first = g.slots.iter().find(|s| s.part.is_some_and(|p| p.of == weight && p.offset == 0));
+    let slot = first.unwrap_or(g.slot(weight));
+    how.rule(&slot.path, slot.ty.rank())
 }
 
 /// What one AdamW works on.
@@ -142,7 +146,7 @@ fn apply(slots: Graph, pieces: &[Piece], how: &Update) -> Graph {
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
     let (updates, skipped) = (find(UPDATES), find(SKIPPED));
     let b = Builder::from_graph(slots);
-    let lr = b.input(LR, DType::F32, &[1]);
+    let lr = b.input(&input_path(Role::Apply, LR), DType::F32, &[1]);
     b.scope("apply", || {
         let per_weight = b.read(weight_sum).recip();
         let norms = pieces.iter().map(|p| flattened(b.read(p.grad)).reduce(0, Fold::SumSquares));

@@ -1,0 +1,124 @@
+//! What was typed.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use flatout_train::run::Resume;
+
+/// Trains transformers flat out on the hardware you have, and proves it.
+///
+/// `flatout train` needs nothing else: it trains a small model on a synthetic language in under a minute. Every value
+/// can be changed with key=value, as in `flatout train tiny lr=1e-3 model.layers=6`.
+#[derive(Parser)]
+#[command(name = "flatout", version, max_term_width = 100)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+    /// Results as JSON on standard output.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Results only, no progress.
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Also say what every pass did and every switch's state.
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Train a recipe; without one, `tiny`, which learns on any machine in under a minute.
+    Train(Train),
+    /// Continue a run exactly where it stopped.
+    Resume(ResumeRun),
+    /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
+    Plan(Plan),
+    /// Continue a prompt with a trained run.
+    Generate(Generate),
+    /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
+    Recipes(Recipes),
+    /// List every key that a recipe or an override can set.
+    Schema,
+    /// Show this machine, and which switches can run on it or why not.
+    Doctor,
+}
+
+#[derive(Parser)]
+pub struct Train {
+    /// A recipe (`flatout recipes` lists them, or a path to one) and key=value overrides, in order.
+    #[arg(value_name = "RECIPE | KEY=VALUE")]
+    pub words: Vec<String>,
+    /// Where the run lives; `runs/<recipe>-<n>` where not given.
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+    /// A preset or file laid over the recipe, under the overrides; repeatable.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub with: Vec<String>,
+    /// With --run: whether to continue a run that is there: never, auto (continue or begin), must.
+    #[arg(long, value_name = "WHEN", default_value_t = Resume::Never)]
+    pub resume: Resume,
+}
+
+#[derive(Parser)]
+pub struct ResumeRun {
+    /// The run's directory.
+    pub run: PathBuf,
+    /// What may change: train.steps, train.epochs, eval, checkpoint, loader, log.
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+#[derive(Parser)]
+pub struct Plan {
+    /// A recipe and key=value overrides, as for train.
+    #[arg(value_name = "RECIPE | KEY=VALUE")]
+    pub words: Vec<String>,
+    /// A preset or file laid over the recipe; repeatable.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub with: Vec<String>,
+}
+
+#[derive(Parser)]
+pub struct Generate {
+    /// The run's directory.
+    pub run: PathBuf,
+    /// The text to continue.
+    #[arg(long, default_value = "")]
+    pub prompt: String,
+    /// Tokens to add at most.
+    #[arg(long, default_value_t = 200)]
+    pub max_tokens: usize,
+    /// 0 takes the likeliest token every time, 1 draws by the model's own probabilities.
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Draw only among this many of the likeliest tokens; 0 is all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// The same seed draws the same text.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+#[derive(Parser)]
+pub struct Recipes {
+    #[command(subcommand)]
+    pub show: Option<Show>,
+}
+
+#[derive(Subcommand)]
+pub enum Show {
+    /// Print a recipe, resolved, as TOML.
+    Show {
+        /// A recipe and key=value overrides.
+        #[arg(value_name = "RECIPE | KEY=VALUE")]
+        words: Vec<String>,
+    },
+}
+
+/// The recipe among the words (the first, unless it sets a key) and the overrides.
+pub fn recipe_and_overrides(words: &[String]) -> (&str, &[String]) {
+    match words {
+        [first, rest @ ..] if !first.contains('=') => (first, rest),
+        _ => ("tiny", words),
+    }
+}

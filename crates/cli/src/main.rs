@@ -1,0 +1,46 @@
+//! The command line: reads arguments, shows progress, prints results, exits. Nothing here computes.
+//!
+//! Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a signal after saving.
+#![forbid(unsafe_code)]
+
+mod args;
+mod doctor;
+mod generate;
+mod plan;
+mod progress;
+mod recipes;
+mod screen;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, Command};
+use flatout_train::Failure;
+use screen::Screen;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let screen = Screen::new(args.json, args.quiet, args.verbose);
+    let done = match args.command {
+        Command::Train(command) => train::train(&command, &screen),
+        Command::Resume(command) => train::resume(&command, &screen),
+        Command::Plan(command) => plan::plan(&command, &screen),
+        Command::Generate(command) => generate::generate(&command, &screen),
+        Command::Recipes(command) => recipes::recipes(&command, &screen),
+        Command::Schema => recipes::schema(&screen),
+        Command::Doctor => doctor::doctor(&screen),
+    };
+    match done {
+        Ok(code) => code,
+        Err(Failure::User(error)) => {
+            eprintln!("flatout: {error}");
+            ExitCode::from(2)
+        }
+        Err(Failure::Environment(sentence)) => {
+            eprintln!("flatout: {sentence}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `plan`: memory to the byte, arithmetic and the least time, before anything runs.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use flatout_ir::cost::{Cost, cost};
+use flatout_ir::plan::Category;
+use flatout_ir::{PlanSet, Role};
+use flatout_train::compile::{self, Compiled};
+use flatout_train::{Config, Failure, active, recipes};
+use serde_json::json;
+
+use crate::args::{Plan, recipe_and_overrides};
+use crate::screen::{Screen, bytes, count, duration, short};
+
+pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (recipe, overrides) = recipe_and_overrides(&args.words);
+    let config = recipes::resolve(recipe, &args.with, overrides)?;
+    let compiled = compile::compile(&config, &compile::target())?;
+    let step = step_cost(&config, &compiled);
+    if screen.json {
+        screen.object(&object(&config, &compiled, &step))
+    } else {
+        print(&config, &compiled, &step, screen)
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What one update costs: `grad` for every micro-batch, then `apply`.
+fn step_cost(config: &Config, compiled: &Compiled) -> Cost {
+    let of =
+        |role: Role| compiled.plans.plan(role).map(|p| cost(p, &compiled.target.rates)).unwrap_or_default();
+    let (grad, apply, parts) =
+        (of(Role::Grad), of(Role::Apply), (config.train.batch / compiled.micro_batch) as u64);
+    Cost {
+        flops: parts * grad.flops + apply.flops,
+        bytes: parts * grad.bytes + apply.bytes,
+        roofline_seconds: parts as f64 * grad.roofline_seconds + apply.roofline_seconds,
+    }
+}
+
+/// Bytes by category. Transients overlay, so the largest plan's peak is shared out: scratch at its largest, the rest
+/// activations.
+fn categories(plans: &PlanSet) -> BTreeMap<&'static str, usize> {
+    let mut sums: BTreeMap<&'static str, usize> = Category::ALL.iter().map(|c| (c.name(), 0)).collect();
+    for buffer in plans.buffers.iter().filter(|b| b.live.is_none()) {
+        *sums.entry(buffer.category.name()).or_default() += buffer.bytes;
+    }
+    let is_scratch = |b: &&flatout_ir::plan::Buffer| b.live.is_some() && b.category == Category::Workspace;
+    let scratch = plans.buffers.iter().filter(is_scratch).map(|b| b.bytes).max().unwrap_or(0);
+    let scratch = scratch.min(plans.transient_bytes);
+    *sums.entry(Category::Workspace.name()).or_default() += scratch;
+    *sums.entry(Category::Activations.name()).or_default() += plans.transient_bytes - scratch;
+    sums
+}
+
+fn object(config: &Config, compiled: &Compiled, step: &Cost) -> serde_json::Value {
+    json!({
+        "recipe": config.recipe,
+        "backend": compiled.target.name,
+        "arena_bytes": compiled.plans.arena_bytes,
+        "driver_bytes": compiled.target.driver_bytes,
+        "categories": categories(&compiled.plans),
+        "parameters": compiled.parameters,
+        "flops_per_token": compiled.flops_per_token,
+        "micro_batch": compiled.micro_batch,
+        "step_flops": step.flops,
+        "step_bytes": step.bytes,
+        "roofline_step_ms": 1e3 * step.roofline_seconds,
+        "switches": active::active(&compiled.plans, &compiled.target),
+        "auto": compiled.chosen,
+    })
+}
+
+fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
+    let tokens = (config.train.batch * config.model.context) as u64;
+    screen
+        .result(format!("{} on {}, {} threads", config.recipe, compiled.target.name, compiled.target.cores));
+    screen.result(format!(
+        "parameters       {} ({})",
+        short(compiled.parameters),
+        count(compiled.parameters)
+    ));
+    screen.result(format!(
+        "arithmetic       {}FLOP a token, {}FLOP a step of {} tokens",
+        short(compiled.flops_per_token),
+        short(step.flops),
+        count(tokens)
+    ));
+    let seconds = step.roofline_seconds;
+    screen.result(format!(
+        "roofline         {:.1} ms a step at best, {} tokens/s",
+        1e3 * seconds,
+        count((tokens as f64 / seconds) as u64)
+    ));
+    if let Some(steps) = config.train.steps {
+        screen.result(format!(
+            "whole run        {} steps, {} at best",
+            count(steps),
+            duration(steps as f64 * seconds)
+        ));
+    }
+    screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
+    screen.result(format!(
+        "memory           {} bytes ({})",
+        compiled.plans.arena_bytes,
+        bytes(compiled.plans.arena_bytes as u64)
+    ));
+    for (category, size) in categories(&compiled.plans).into_iter().filter(|(_, size)| *size > 0) {
+        screen.result(format!("  {category:14} {size:>14}  {:>10}", bytes(size as u64)));
+    }
+    if compiled.target.driver_bytes > 0 {
+        screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
+    }
+    screen.result("switches");
+    for (name, state) in active::active(&compiled.plans, &compiled.target) {
+        let why = compiled
+            .chosen
+            .iter()
+            .find(|c| c.switch == name)
+            .map_or(String::new(), |c| format!("  auto: {}", c.why));
+        screen.result(format!("  {name:18} {state}{why}"));
+    }
+    if screen.verbose {
+        for report in &compiled.plans.done {
+            screen.result(format!("  {:6} {:13} {}", report.role.name(), report.pass, report.did));
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! `train` and `resume`: the start block, the progress, the end.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use flatout_train::events::Status;
+use flatout_train::generate::{Generator, Sampling};
+use flatout_train::resume::requeued;
+use flatout_train::run::{Entered, Run};
+use flatout_train::trainer::{Notice, Outcome, Ready, train as train_run};
+use flatout_train::{Config, Failure, compile, recipes, signal};
+
+use crate::args::{ResumeRun, Train, recipe_and_overrides};
+use crate::progress::Progress;
+use crate::screen::{Screen, bytes, count, duration, short};
+
+pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (recipe, overrides) = recipe_and_overrides(&args.words);
+    let config = recipes::resolve(recipe, &args.with, overrides)?;
+    config.validate_for_training()?;
+    // What the machine cannot do is said before a directory is made.
+    compile::compile(&config, &compile::target())?;
+    let entered = match &args.run {
+        Some(dir) => Run::enter(dir, args.resume)?,
+        None => Entered::Fresh(Run::allocate(Path::new("runs"), &config.recipe)?),
+    };
+    match entered {
+        Entered::Fresh(run) => {
+            let result = run_through(&config, &run, screen);
+            if let Err(Failure::User(_)) = &result {
+                run.discard();
+            }
+            result
+        }
+        Entered::Existing(run) => {
+            let config = requeued(&flatout_train::run::config(run.dir())?, &config)?;
+            run_through(&config, &run, screen)
+        }
+    }
+}
+
+pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
+    let run = Run::reopen(&args.run)?;
+    let config = flatout_train::run::config(run.dir())?.resumed(&args.overrides)?;
+    run_through(&config, &run, screen)
+}
+
+fn run_through(config: &Config, run: &Run, screen: &Screen) -> Result<ExitCode, Failure> {
+    let stop =
+        signal::install().map_err(|e| Failure::Environment(format!("signals cannot be handled: {e}")))?;
+    let began = Instant::now();
+    let mut progress: Option<Progress> = None;
+    let mut facts = None;
+    let outcome = train_run(config, run, &stop, &mut |notice| match notice {
+        Notice::Ready(ready) => {
+            start_block(ready, screen);
+            facts = ready.corpus.floor();
+            progress = Some(Progress::new(*screen, ready.steps, ready.done));
+        }
+        Notice::Event(event) => match &mut progress {
+            Some(progress) => progress.event(event),
+            None if screen.json => screen.result(event.to_json()),
+            None => {}
+        },
+        Notice::Saving { step, bytes: size, signal } => {
+            if let Some(progress) = &progress {
+                progress.line(format!(
+                    "{signal}: saving step {step} ({}), again to leave without saving",
+                    bytes(size)
+                ));
+            }
+        }
+    });
+    if let Some(progress) = &progress {
+        progress.finish();
+    }
+    let outcome = outcome?;
+    if outcome.status == Status::Stopped {
+        screen.note(format!("stopped after step {}; continue with: {}", outcome.steps, run.resume_command()));
+        return Ok(ExitCode::from(3));
+    }
+    if !screen.json {
+        end_block(&outcome, run, began, facts, screen)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
+fn start_block(ready: &Ready<'_>, screen: &Screen) {
+    let Ready { config, compiled, corpus, run, steps, .. } = ready;
+    let model = &config.model;
+    screen.note(format!(
+        "{}  ->  {}",
+        if config.recipe.is_empty() { "recipe" } else { &config.recipe },
+        run.display()
+    ));
+    screen.note(format!(
+        "model    {} parameters: {} layers of width {}, {} heads, vocabulary {}, context {}",
+        short(compiled.parameters),
+        model.layers,
+        model.width,
+        model.heads,
+        count(model.vocab as u64),
+        count(model.context as u64)
+    ));
+    let described = corpus.describe();
+    let words = corpus.vocabulary().size();
+    screen.note(match (corpus.floor(), described.tokens) {
+        (Some(floor), _) => format!(
+            "data     a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
+            floor.nats, floor.trigram_nats
+        ),
+        (None, Some(tokens)) => format!(
+            "data     {} tokens in {} documents, {} held out; vocabulary {words}",
+            count(tokens),
+            count(described.documents.unwrap_or(0)),
+            count(described.held_out_documents.unwrap_or(0))
+        ),
+        (None, None) => format!("data     an endless stream; vocabulary {words}"),
+    });
+    let batch = config.train.batch;
+    screen.note(format!(
+        "train    {} steps of {batch} rows ({} tokens), {} at once; lr {} {}",
+        count(*steps),
+        count((batch * model.context) as u64),
+        compiled.micro_batch,
+        config.optimizer.lr,
+        config.schedule.name
+    ));
+    screen.note(format!(
+        "memory   {}, planned to the byte: flatout plan shows it",
+        bytes(compiled.plans.arena_bytes as u64)
+    ));
+    screen.note(format!("device   {} with {} threads", compiled.target.name, compiled.target.cores));
+    let chosen: Vec<String> = compiled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
+    screen.note(format!("auto     {} (why: flatout plan)", chosen.join(" ")));
+    if screen.verbose {
+        for report in &compiled.plans.done {
+            screen.note(format!("  {:5} {:13} {}", report.role.name(), report.pass, report.did));
+        }
+    }
+}
+
+fn end_block(
+    outcome: &Outcome,
+    run: &Run,
+    began: Instant,
+    floor: Option<flatout_data::Floor>,
+    screen: &Screen,
+) -> Result<(), Failure> {
+    let what = if outcome.is_held_out { "held-out loss" } else { "loss" };
+    screen.result(format!(
+        "done     {} steps in {}",
+        count(outcome.steps),
+        duration(began.elapsed().as_secs_f64())
+    ));
+    screen.result(match floor {
+        Some(floor) => format!(
+            "{what} {:.4}: {:.1}% above the floor of {:.4}; the best trigram model stays {:.1}% above it",
+            outcome.loss,
+            100.0 * (outcome.loss as f64 / floor.nats - 1.0),
+            floor.nats,
+            100.0 * (floor.trigram_nats / floor.nats - 1.0)
+        ),
+        None => format!("{what} {:.4} nats a token", outcome.loss),
+    });
+    let mut generator = Generator::open(run.dir(), &compile::target())?;
+    let how = Sampling { temperature: 0.8, top_k: 0, seed: 1, max_tokens: 60 };
+    let sample = generator.generate("", how, |_| {})?;
+    screen.result(format!("sample   {}", sample.trim()));
+    let dir = run.dir().display();
+    screen.result(format!("run      {dir}"));
+    screen.note(format!("next     flatout generate {dir}                  more text from this model"));
+    screen.note("         flatout train tiny data.path=book.txt   train on your own text".to_string());
+    screen.note(
+        "         flatout train tiny model.layers=6 lr=1e-3   change anything; flatout schema lists what"
+            .to_string(),
+    );
+    Ok(())
+}

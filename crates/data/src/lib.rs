@@ -1,0 +1,37 @@
+//! Training data on the host: documents in, rows of tokens out, in an order that can be resumed exactly.
+//!
+//! This crate sees no graph and no device, knows neither steps nor optimisers, and prints nothing.
+//!
+//! ```text
+//! synthetic  a language of our own, with a known floor   (grammar: its words and phrases; chain: its entropies)
+//! text       plain text files
+//!    -> tokenizer   text to tokens and back
+//!    -> documents   what packing needs to know of a source
+//!    -> order       a permutation of the documents an epoch, by index
+//!    -> pack        streams of documents, cut into rows
+//!    -> loader      rows in their global order, ahead of time, and the cursor
+//! corpus     all of it behind `open`
+//! ```
+#![forbid(unsafe_code)]
+
+mod chain;
+mod corpus;
+mod documents;
+mod error;
+mod grammar;
+mod loader;
+mod order;
+mod pack;
+mod random;
+#[cfg(test)]
+mod scratch;
+mod synthetic;
+mod text;
+mod tokenizer;
+
+pub use corpus::{Corpus, Description, Floor, Source, Spec, open};
+pub use error::{DataError, ErrorKind};
+pub use loader::{Cursor, Loader, LoaderOptions, Rows};
+pub use pack::{STREAMS, Segment, StreamPosition, max_segments};
+pub use synthetic::Language;
+pub use tokenizer::{MIN_TRAINED_VOCAB, Vocabulary};

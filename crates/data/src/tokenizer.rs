@@ -1,0 +1,282 @@
+//! Text to tokens and back: a trained byte-level BPE, a list of words, or any `tokenizer.json`.
+
+use std::path::Path;
+
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::wordlevel::WordLevel;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
+use tokenizers::{AddedToken, Model, ModelWrapper, Tokenizer};
+
+use crate::error::DataError;
+use crate::grammar::{BOS, EOS};
+use crate::random::{fingerprint, key};
+
+/// What `tokenizer.json` files call the beginning and the end of a document, in the order they are looked for.
+const FRAMES: [(&str, &str); 6] = [
+    (BOS, EOS),
+    ("<s>", "</s>"),
+    ("<|begin_of_text|>", "<|end_of_text|>"),
+    ("<|startoftext|>", "<|endoftext|>"),
+    ("[CLS]", "[SEP]"),
+    ("<|endoftext|>", "<|endoftext|>"),
+];
+
+/// The smallest byte-level vocabulary: every byte, and the two ends of a document.
+pub const MIN_TRAINED_VOCAB: usize = 256 + 2;
+
+#[derive(Clone)]
+pub struct Vocabulary {
+    tokenizer: Tokenizer,
+    size: usize,
+    bos: u32,
+    eos: u32,
+}
+
+impl Vocabulary {
+    /// Trains a byte-level BPE of `vocab` tokens, `<bos>` = 0 and `<eos>` = 1 among them. Any UTF-8 text can be
+    /// encoded and comes back the same. A text with too few different pairs gives fewer tokens than asked for:
+    /// [`Vocabulary::size`] tells. The same texts give the same tokens, whatever the number of threads.
+    pub fn train<'t>(texts: impl Iterator<Item = &'t str> + Send, vocab: usize) -> Result<Self, DataError> {
+        if vocab < MIN_TRAINED_VOCAB {
+            return Err(DataError::input(format!(
+                "A tokeniser of {vocab} tokens cannot be trained: the 256 bytes, {BOS} and {EOS} need \
+                 {MIN_TRAINED_VOCAB}; set model.vocab to at least that."
+            )));
+        }
+        let mut trainer = BpeTrainer::builder()
+            .vocab_size(vocab)
+            .min_frequency(2)
+            .show_progress(false)
+            .special_tokens([BOS, EOS].map(|token| AddedToken::from(token, true)).to_vec())
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut trained = tokenizers::TokenizerBuilder::<
+            BPE,
+            tokenizers::NormalizerWrapper,
+            ByteLevel,
+            ByteLevel,
+            ByteLevel,
+        >::new()
+        .with_model(BPE::default())
+        .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
+        .with_decoder(Some(ByteLevel::default()))
+        .build()
+        .expect("model, pre-tokeniser and decoder are given");
+        trained.train(&mut trainer, texts).map_err(|error| {
+            DataError::environment(format!("The tokeniser could not be trained: {error}."))
+        })?;
+        let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(trained.get_model().clone()));
+        tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        tokenizer.with_decoder(Some(ByteLevel::default()));
+        Ok(Self::framed(tokenizer).expect("the trainer was given both special tokens"))
+    }
+
+    /// A list of words, each one token, separated by white space. `<bos>` and `<eos>` are among them.
+    pub fn from_words(words: &[String]) -> Self {
+        let numbered = words.iter().enumerate().map(|(number, word)| (word.clone(), number as u32)).collect();
+        let model = WordLevel::builder().vocab(numbered).build().expect("a list of words needs no file");
+        let mut tokenizer = Tokenizer::new(model);
+        tokenizer.with_pre_tokenizer(Some(WhitespaceSplit));
+        Self::framed(tokenizer).expect("the list has both special tokens")
+    }
+
+    /// Reads a `tokenizer.json`, of ours or of any model.
+    pub fn load(path: &Path) -> Result<Self, DataError> {
+        let shown = path.display();
+        let bytes = std::fs::read(path)
+            .map_err(|error| DataError::input(format!("The tokeniser {shown} cannot be read: {error}.")))?;
+        let tokenizer = Tokenizer::from_bytes(bytes)
+            .map_err(|error| DataError::input(format!("{shown} is not a usable tokenizer.json: {error}.")))?;
+        Self::framed(tokenizer).ok_or_else(|| {
+            let known: Vec<String> = FRAMES.iter().map(|(bos, eos)| format!("{bos} {eos}")).collect();
+            DataError::input(format!(
+                "The tokeniser {shown} has no tokens for the beginning and the end of a document; it needs one of \
+                 these pairs: {}.",
+                known.join(", ")
+            ))
+        })
+    }
+
+    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back.
+    pub fn save(&self, path: &Path) -> Result<(), DataError> {
+        let failed = |error: &dyn std::fmt::Display| {
+            DataError::environment(format!("The tokeniser cannot be written to {}: {error}.", path.display()))
+        };
+        let text = self.tokenizer.to_string(true).map_err(|error| failed(&error))?;
+        std::fs::write(path, text).map_err(|error| failed(&error))
+    }
+
+    /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        if let ModelWrapper::WordLevel(words) = self.tokenizer.get_model() {
+            let unknown = |word: &&str| {
+                words.token_to_id(word).is_none() && words.token_to_id(&words.unk_token).is_none()
+            };
+            if let Some(word) = text.split_whitespace().find(unknown) {
+                let word = word.escape_debug();
+                return Err(DataError::input(format!(
+                    "The word \"{word}\" is not one of the {} known words.",
+                    self.size
+                )));
+            }
+        }
+        let encoding = self.tokenizer.encode_fast(text, false);
+        let encoding =
+            encoding.map_err(|error| DataError::input(format!("The text cannot be encoded: {error}.")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let tokens: Vec<u32> =
+            tokens.iter().copied().filter(|token| *token != self.bos && *token != self.eos).collect();
+        self.tokenizer.decode(&tokens, true).expect("the decoders in use cannot fail")
+    }
+
+    /// How one token is spelled in the vocabulary.
+    pub fn token(&self, token: u32) -> Option<String> {
+        self.tokenizer.id_to_token(token)
+    }
+
+    /// One more than the largest token: a model's vocabulary must not be smaller.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    pub fn bos(&self) -> u32 {
+        self.bos
+    }
+
+    pub fn eos(&self) -> u32 {
+        self.eos
+    }
+
+    /// An error where a model of `model_vocab` tokens has no row for some token of this vocabulary.
+    pub fn fits(&self, model_vocab: usize) -> Result<(), DataError> {
+        if self.size <= model_vocab {
+            return Ok(());
+        }
+        Err(DataError::input(format!(
+            "The tokeniser has {} tokens but the model only {model_vocab}: set model.vocab={} or larger, or use a \
+             smaller tokeniser.",
+            self.size, self.size
+        )))
+    }
+
+    /// Equal for vocabularies that give the same tokens.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let text =
+            self.tokenizer.to_string(false).expect("a tokeniser that was built or read can be written");
+        key(fingerprint(text.as_bytes()), self.size as u64)
+    }
+
+    fn framed(mut tokenizer: Tokenizer) -> Option<Self> {
+        let (bos, eos) = FRAMES
+            .iter()
+            .find_map(|(bos, eos)| Some((tokenizer.token_to_id(bos)?, tokenizer.token_to_id(eos)?)))?;
+        let specials = [bos, eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
+        tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true))).ok()?;
+        // Padding and truncation belong to whoever saved the file; documents here are whole.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).ok()?;
+        tokenizer.set_encode_special_tokens(true);
+        let largest = tokenizer.get_vocab(true).into_values().max()?;
+        Some(Self { tokenizer, size: largest as usize + 1, bos, eos })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    const TEXTS: [&str; 3] = [
+        "The quick brown fox jumps over the lazy dog.\nThe dog sleeps on, and on, and on.\n",
+        "A fox is quick; a dog is lazy; the quick fox and the lazy dog are friends.\n",
+        "Gräßliche Füße, naïve café, 東京の犬, 🦊🐶.\n",
+    ];
+    const ODD: [&str; 6] = [
+        "",
+        " leading and  double  spaces \t\r\n\n",
+        "never seen: Żółć ☃ \u{0} \u{1F9EA}",
+        "<bos> in text <eos>",
+        "\u{feff}mark",
+        "e\u{301}",
+    ];
+
+    fn trained(vocab: usize) -> Vocabulary {
+        Vocabulary::train(TEXTS.into_iter(), vocab).unwrap()
+    }
+
+    #[test]
+    fn training_gives_exactly_the_size_asked_for_where_the_text_allows_it() {
+        for vocab in [258, 259, 280] {
+            let vocabulary = trained(vocab);
+            assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (vocab, 0, 1));
+        }
+        let most = trained(5000).size();
+        assert!((281..400).contains(&most), "{most} tokens from three sentences");
+    }
+
+    #[test]
+    fn training_twice_gives_the_same_tokeniser() {
+        // Every hash map in the trainer has its own random key, so an order that leaks shows within one process.
+        let first = trained(5000).tokenizer.to_string(false).unwrap();
+        for _ in 0..10 {
+            assert_eq!(trained(5000).tokenizer.to_string(false).unwrap(), first);
+        }
+    }
+
+    #[test]
+    fn any_text_comes_back_after_training_saving_and_loading() {
+        let scratch = Scratch::new("tokenizer");
+        let path = scratch.path().join("tokenizer.json");
+        let vocabulary = trained(280);
+        vocabulary.save(&path).unwrap();
+        let loaded = Vocabulary::load(&path).unwrap();
+        assert_eq!((loaded.size(), loaded.bos(), loaded.eos()), (280, 0, 1));
+        assert_eq!(loaded.fingerprint(), vocabulary.fingerprint());
+        for text in TEXTS.into_iter().chain(ODD) {
+            let tokens = vocabulary.encode(text).unwrap();
+            assert!(!tokens.contains(&0) && !tokens.contains(&1), "{text:?} was read as a special token");
+            assert_eq!(vocabulary.decode(&tokens), text);
+            assert_eq!(loaded.encode(text).unwrap(), tokens);
+            assert_eq!(loaded.decode(&tokens), text);
+        }
+    }
+
+    #[test]
+    fn a_list_of_words_is_a_tokeniser_too() {
+        let scratch = Scratch::new("words");
+        let path = scratch.path().join("tokenizer.json");
+        let words = ["<bos>", "<eos>", "the", "captain", "."].map(String::from);
+        Vocabulary::from_words(&words).save(&path).unwrap();
+        let vocabulary = Vocabulary::load(&path).unwrap();
+        assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (5, 0, 1));
+        assert_eq!(vocabulary.encode("the captain\n.").unwrap(), [2, 3, 4]);
+        assert_eq!(vocabulary.decode(&[0, 2, 3, 4, 1]), "the captain .");
+        assert_eq!(vocabulary.token(3).as_deref(), Some("captain"));
+        let error = vocabulary.encode("the admiral .").unwrap_err();
+        assert_eq!(error, DataError::input("The word \"admiral\" is not one of the 5 known words."));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said() {
+        let scratch = Scratch::new("bad-tokenizer");
+        let missing = Vocabulary::load(&scratch.path().join("none.json")).err().unwrap();
+        assert!(missing.is_input() && missing.sentence.contains("none.json cannot be read"), "{missing}");
+        let broken = Vocabulary::load(&scratch.write("broken.json", b"{}")).err().unwrap();
+        assert!(broken.sentence.contains("broken.json is not a usable tokenizer.json"), "{broken}");
+        let small = Vocabulary::train(TEXTS.into_iter(), 257).err().unwrap();
+        assert!(small.sentence.contains("need 258"), "{small}");
+        let vocabulary = trained(280);
+        assert!(vocabulary.fits(280).is_ok());
+        assert!(vocabulary.fits(279).unwrap_err().sentence.contains("280 tokens but the model only 279"));
+        let model = WordLevel::builder().vocab([("x".to_string(), 0)].into_iter().collect()).build().unwrap();
+        let frameless = scratch.path().join("frameless.json");
+        Tokenizer::new(model).save(&frameless, false).unwrap();
+        let frameless = Vocabulary::load(&frameless).err().unwrap();
+        assert!(frameless.sentence.contains("no tokens for the beginning"), "{frameless}");
+    }
+}

@@ -1,0 +1,35 @@
+//! What a plan costs: arithmetic, memory traffic, and the least time a device's rates allow.
+
+use crate::graph::Graph;
+use crate::op::OpKind;
+use crate::plan::Plan;
+use crate::target::Rates;
+use crate::types::DType;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    pub flops: u64,
+    /// Every launch's inputs and outputs once.
+    pub bytes: u64,
+    /// Launch by launch, arithmetic over its rate or bytes over bandwidth, whichever is longer.
+    pub roofline_seconds: f64,
+}
+
+pub fn cost(plan: &Plan, rates: &Rates) -> Cost {
+    let mut total = Cost::default();
+    for launch in &plan.launches {
+        let narrow = launch.ins.first().is_some_and(|v| v.dtype == DType::BF16);
+        let rate = if narrow { rates.bf16_flops } else { rates.f32_flops };
+        total.flops += launch.flops;
+        total.bytes += launch.bytes();
+        total.roofline_seconds += (launch.flops as f64 / rate).max(launch.bytes() as f64 / rates.memory_bytes);
+    }
+    total
+}
+
+/// Arithmetic of products, attention and head in a forward graph: what utilisation figures count. Training takes three
+/// times this, recomputation not counted.
+pub fn forward_flops(g: &Graph) -> u64 {
+    let counted = [OpKind::Product, OpKind::Attention, OpKind::HeadLoss];
+    g.nodes.iter().filter(|n| counted.contains(&n.op.kind())).map(|n| n.op.flops(n, g)).sum()
+}

@@ -1,0 +1,293 @@
+"""Makes the golden fixtures of the decoder: tiny random checkpoints with the logits, loss and gradients of a reference.
+
+    pip install torch transformers safetensors numpy
+    python make_golden.py            # writes NAME.safetensors and NAME.json beside this file
+    python make_golden.py --check    # recomputes and compares with the files instead of writing
+
+`llama` and `qwen3` are the reference library's own models (LlamaForCausalLM, Qwen3ForCausalLM, eager attention).
+`options` is written below from its equations and covers what those two do not: layer norm without bias, an ungated
+tanh-GELU MLP, learned positions, no RoPE.
+
+NAME.safetensors holds
+    weight.<name>   f32   every parameter once, [out, in] for products; a tied head has no entry of its own
+    input_ids       i32   [B, T]
+    labels          i32   [B, T], the target of the logits at the SAME position (already shifted); -1 is ignored
+    logits          f32   [B, T, V]
+    loss_sum        f32   [1], the sum over supervised positions of -log softmax(logits)[label]
+    loss_mean       f32   [1], loss_sum over the number of supervised positions
+    grad.<name>     f32   the gradient of loss_sum; where the embedding is tied it has both contributions
+and NAME.json the model's configuration (for the reference library's models exactly their config.json).
+
+Precision: the weights are f32 numbers; everything else is computed from them in f64 and rounded to f32 once, so the
+stored values are the exact answer for that checkpoint to f32's last bit, and a tolerance of 1e-5 is spent on the
+code under test, not on the reference. The reference library rounds to f32 inside norms, softmax and rotary
+embedding whatever the model's type is; `Float64Everywhere` lifts those roundings. Each run prints how far plain f32
+and the library's own partial f64 are from the stored values, and fails if the gradients miss a finite difference.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+HERE = Path(__file__).resolve().parent
+B, T = 2, 23
+IGNORED = -1
+
+
+class Float64Everywhere(TorchFunctionMode):
+    """Turns every explicit conversion to f32 into one to f64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        lift = lambda value: torch.float64 if value is torch.float32 else value
+        return function(*map(lift, args), **{name: lift(value) for name, value in (kwargs or {}).items()})
+
+
+def randomise(parameters, seed):
+    """Weights that make every part matter: norm weights away from one, attention away from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in parameters:
+        if p.dim() == 1:
+            p.data = torch.empty(p.shape).uniform_(0.4, 1.6, generator=generator)
+            continue
+        std = 0.4 if "embed" in name else 1.2 / math.sqrt(p.shape[1])
+        p.data = torch.empty(p.shape).normal_(0.0, std, generator=generator)
+
+
+def batch(vocab, seed):
+    """Token ids and shifted labels; about a quarter of the positions, in runs and alone, are not supervised."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, vocab, (B, T + 1), generator=generator)
+    input_ids, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+    labels[0, :5] = IGNORED
+    labels[1, -3:] = IGNORED
+    labels[torch.rand(labels.shape, generator=generator) < 0.12] = IGNORED
+    return input_ids, labels
+
+
+def loss_sum(logits, labels):
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+class Options(torch.nn.Module):
+    """A decoder from its equations; D width, H heads, K head size, F ffn, V vocabulary.
+
+    x = E[ids] + P[0..T]
+    x = x + Wo attention(Wq n, Wk n, Wv n),   n = layer_norm(x) * g1,  causal, scale 1/sqrt(K)
+    x = x + Wdown gelu_tanh(Wup n),           n = layer_norm(x) * g2
+    logits = E (layer_norm(x) * g)
+    """
+
+    config = dict(
+        vocab_size=73, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, head_dim=6,
+        intermediate_size=32, max_position_embeddings=24, norm="layer_norm", norm_eps=1e-5, norm_bias=False,
+        hidden_act="gelu_tanh", gated_mlp=False, positions="learned", tie_word_embeddings=True,
+    )
+
+    def __init__(self):
+        super().__init__()
+        c = self.config
+        D, ffn, V = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+        shapes = {"model.embed_tokens.weight": (V, D)}
+        shapes["model.embed_positions.weight"] = (c["max_position_embeddings"], D)
+        for i in range(c["num_hidden_layers"]):
+            layer = f"model.layers.{i}."
+            shapes[layer + "input_layernorm.weight"] = (D,)
+            shapes |= {f"{layer}self_attn.{part}_proj.weight": (D, D) for part in "qkvo"}
+            shapes[layer + "post_attention_layernorm.weight"] = (D,)
+            shapes[layer + "mlp.up_proj.weight"] = (ffn, D)
+            shapes[layer + "mlp.down_proj.weight"] = (D, ffn)
+        shapes["model.norm.weight"] = (D,)
+        self.w = {name: torch.nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}
+        self.config = dict(c, parameters=list(shapes))
+
+    def named_parameters(self):
+        return self.w.items()
+
+    def double(self):
+        self.w = {name: torch.nn.Parameter(p.detach().double()) for name, p in self.w.items()}
+        return self
+
+    def forward(self, ids):
+        c, w = self.config, self.w
+        H, K, T = c["num_attention_heads"], c["head_dim"], ids.shape[1]
+
+        def norm(x, weight):
+            centred = x - x.mean(-1, keepdim=True)
+            return centred / (centred.square().mean(-1, keepdim=True) + c["norm_eps"]).sqrt() * weight
+
+        def gelu(x):
+            return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+        x = w["model.embed_tokens.weight"][ids] + w["model.embed_positions.weight"][:T]
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        for i in range(c["num_hidden_layers"]):
+            layer = {name: p for name, p in w.items() if name.startswith(f"model.layers.{i}.")}
+            at = lambda name: layer[f"model.layers.{i}.{name}.weight"]
+            n = norm(x, at("input_layernorm"))
+            q, k, v = ((n @ at(f"self_attn.{part}_proj").T).unflatten(-1, (H, K)).transpose(1, 2) for part in "qkv")
+            scores = (q @ k.mT / math.sqrt(K)).masked_fill(future, -math.inf)
+            x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ at("self_attn.o_proj").T
+            n = norm(x, at("post_attention_layernorm"))
+            x = x + gelu(n @ at("mlp.up_proj").T) @ at("mlp.down_proj").T
+        return norm(x, w["model.norm.weight"]) @ w["model.embed_tokens.weight"].T
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=61, hidden_size=36, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=6,
+        intermediate_size=40, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, attn_implementation="eager",
+    ))
+
+
+def qwen3():
+    return Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=83, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=36, max_position_embeddings=64, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, attn_implementation="eager",
+    ))
+
+
+def logits_of(model, input_ids):
+    return model(input_ids) if isinstance(model, Options) else model(input_ids, use_cache=False).logits
+
+
+def measure(model, input_ids, labels):
+    """Logits, the summed loss and its gradients at the model's precision."""
+    parameters = dict(model.named_parameters())
+    logits = logits_of(model, input_ids)
+    loss = loss_sum(logits, labels)
+    grads = torch.autograd.grad(loss, list(parameters.values()))
+    return {"logits": logits.detach(), "loss_sum": loss.detach()[None]} | {
+        f"grad.{name}": g for name, g in zip(parameters, grads)
+    }
+
+
+def lift_rotary_frequencies(model):
+    """The frequencies were made at construction, in f32; make them again where f32 means f64."""
+    if not isinstance(model, Options):
+        rotary = model.model.rotary_emb
+        rotary.inv_freq = rotary.compute_default_rope_parameters(model.config)[0]
+        assert rotary.inv_freq.dtype == torch.float64
+
+
+def check_finite_difference(model, input_ids, labels, result, seed):
+    """Every parameter's gradient against a central difference of the loss along one random direction."""
+    generator = torch.Generator().manual_seed(seed)
+    worst = 0.0
+    for name, p in model.named_parameters():
+        direction = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        step = 1e-5
+        with torch.no_grad():
+            start = p.detach().clone()
+            p.copy_(start + step * direction)
+            above = loss_sum(logits_of(model, input_ids), labels)
+            p.copy_(start - step * direction)
+            below = loss_sum(logits_of(model, input_ids), labels)
+            p.copy_(start)
+        grad = result[f"grad.{name}"]
+        error = abs((above - below) / (2 * step) - (grad * direction).sum()) / (grad.norm() * direction.norm())
+        worst = max(worst, error.item())
+    assert worst < 1e-6, f"a gradient misses its finite difference by {worst:.1e}"
+    return worst
+
+
+def attention_peak(model, input_ids):
+    """Mean over heads and layers of the largest probability in the last query's row; uniform would be 1/T."""
+    attentions = model(input_ids, use_cache=False, output_attentions=True).attentions
+    return torch.stack([a[:, :, -1].amax(-1).mean() for a in attentions]).mean().item()
+
+
+def relative_l2(result, exact):
+    return {name: ((result[name].double() - exact[name]).norm() / exact[name].norm()).item() for name in exact}
+
+
+def summary(errors):
+    worst = max(errors, key=errors.get)
+    return f"logits {errors['logits']:.1e}, loss {errors['loss_sum']:.1e}, worst {errors[worst]:.1e} ({worst})"
+
+
+def make(name, build, seed):
+    """The fixture's tensors and its configuration; prints what the precisions differ by."""
+    torch.manual_seed(seed)
+    model = build()
+    randomise(model.named_parameters(), seed)
+    config = model.config if isinstance(model, Options) else model.config.to_diff_dict()
+    input_ids, labels = batch(config["vocab_size"], seed + 1)
+    weights = {f"weight.{n}": p.detach().clone() for n, p in model.named_parameters()}
+
+    single = measure(model, input_ids, labels)
+    model.double()
+    partial = measure(model, input_ids, labels)
+    with Float64Everywhere():
+        lift_rotary_frequencies(model)
+        exact = measure(model, input_ids, labels)
+        finite = check_finite_difference(model, input_ids, labels, exact, seed + 2)
+        if not isinstance(model, Options):
+            own = model(
+                input_ids, labels=labels, shift_labels=labels, ignore_index=IGNORED, num_items_in_batch=1,
+                use_cache=False,
+            ).loss
+            assert torch.allclose(own, exact["loss_sum"][0], rtol=1e-12), "the library's own loss differs"
+    assert all(tensor.dtype == torch.float64 and tensor.norm() > 0 for tensor in exact.values())
+
+    supervised = int((labels != IGNORED).sum())
+    print(f"{name}: {sum(w.numel() for w in weights.values())} parameters, {supervised} of {B * T} positions"
+          f" supervised, mean loss {exact['loss_sum'].item() / supervised:.3f}")
+    if not isinstance(model, Options):
+        peak = attention_peak(model, input_ids)
+        print(f"  largest attention probability in the last row {peak:.2f} (uniform {1 / T:.2f})")
+    print(f"  f32 against stored          : {summary(relative_l2(single, exact))}")
+    print(f"  library's f64 against stored: {summary(relative_l2(partial, exact))}")
+    print(f"  finite difference in f64    : worst {finite:.1e}")
+
+    tensors = weights | {"input_ids": input_ids.int(), "labels": labels.int()}
+    tensors |= {n: tensor.float().contiguous() for n, tensor in exact.items()}
+    tensors["loss_mean"] = (exact["loss_sum"] / supervised).float()
+    return tensors, config
+
+
+def compare(path, tensors):
+    """Weights, ids and labels to the bit; results to 1e-6, as another processor may sum in another order."""
+    with safe_open(path, "pt") as stored:
+        assert set(stored.keys()) == set(tensors), f"{path.name} holds other tensors than this script makes"
+        for name, tensor in tensors.items():
+            kept = stored.get_tensor(name)
+            exact = name.startswith("weight.") or not tensor.is_floating_point()
+            same = torch.equal(kept, tensor) if exact else (kept - tensor).norm() <= 1e-6 * tensor.norm()
+            assert same, f"{path.name}: {name} differs"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Make or check the golden fixtures.")
+    parser.add_argument("--check", action="store_true", help="compare with the stored files and write nothing")
+    check = parser.parse_args().check
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+
+    for seed, (name, build) in enumerate([("llama", llama), ("qwen3", qwen3), ("options", Options)]):
+        tensors, config = make(name, build, 1000 * (seed + 1))
+        path = HERE / f"{name}.safetensors"
+        if check:
+            compare(path, tensors)
+            print(f"  {path.name} agrees")
+        else:
+            save_file(tensors, path, metadata=versions | {"precision": "computed in f64, stored as f32"})
+            path.with_suffix(".json").write_text(json.dumps(config, indent=2) + "\n")
+            print(f"  wrote {path.name}, {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+//! Dropout by counter: element c of a row draws word c mod 4 of block c / 4, as `random` defines it.
+
+use flatout_ir::random::{RowDraw, drop_below};
+use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::{Launch, Op, OpKind};
+
+use super::context::{Context, chunk};
+use super::math::vectorised;
+use super::{FLOATS, Kernel};
+
+pub const KERNELS: &[Kernel] = &[Kernel {
+    row: KernelRow {
+        name: "dropout",
+        op: OpKind::Dropout,
+        dtypes: FLOATS,
+        ins: Layout::Any,
+        outs: Layout::Any,
+        in_place: &[(0, 0)],
+        workspace: no_workspace,
+        deterministic: true,
+    },
+    run,
+}];
+
+/// Blocks of four draws made together, so that the rounds run in vector lanes.
+const BLOCKS: usize = 16;
+
+vectorised! {
+    /// Drops elements of a row from column `from` on, a multiple of four.
+    fn drop_some(draw: RowDraw, from: usize, below: u32, keep: f32, x: &mut [f32]) {
+        for (i, x) in x.chunks_mut(4 * BLOCKS).enumerate() {
+            let first = (from / 4 + i * BLOCKS) as u32;
+            let mut words = [[0_u32; 4]; BLOCKS];
+            for (b, block) in words.iter_mut().enumerate() {
+                *block = draw.block(first.wrapping_add(b as u32));
+            }
+            for (x, word) in x.iter_mut().zip(words.as_flattened()) {
+                *x = if *word >= below { *x * keep } else { 0.0 };
+            }
+        }
+    }
+}
+
+fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
+    let Op::Dropout { p } = launch.op else { unreachable!("the row is for dropout") };
+    let Some(out) = cx.output(0) else { return Ok(()) };
+    let (x, to) = (cx.input(0).rows(), out.rows());
+    // SAFETY: neither lies on an output.
+    let (rng, samples) = unsafe { (cx.input(1).i32s(), cx.input(2).i32s()) };
+    let (tokens, key) = (out.dims[0], launch.key);
+    // A tensor of one axis is one row of tokens of one element each.
+    let is_flat = out.dims.len() == 1;
+    let lines = if is_flat { 1 } else { to.count.checked_div(tokens).unwrap_or(0) };
+    let width = if is_flat { 1 } else { to.width };
+    let (below, keep) = (drop_below(p), (1.0 / (1.0 - p as f64)) as f32);
+    let per_task = (8192 / (lines * width).max(1)).max(1);
+    // A vector of draws costs about as much as reading 32 bytes an element.
+    cx.parallel(tokens.div_ceil(per_task), 32 * per_task * lines * width, |task| {
+        let mut token = vec![0.0; lines * width];
+        for t in chunk(task, per_task, tokens) {
+            let draw = RowDraw::new([rng[0], rng[1], rng[2]], key, samples[2 * t], samples[2 * t + 1]);
+            let place = |line: usize| if is_flat { (0, t) } else { (t * lines + line, 0) };
+            // SAFETY: a token belongs to one task and is read before it is written.
+            unsafe {
+                for (line, part) in token.chunks_exact_mut(width).enumerate() {
+                    x.load(place(line).0, place(line).1, part);
+                }
+                drop_some(draw, 0, below, keep, &mut token);
+                for (line, part) in token.chunks_exact(width).enumerate() {
+                    to.store(place(line).0, place(line).1, part);
+                }
+            }
+        }
+    });
+    Ok(())
+}

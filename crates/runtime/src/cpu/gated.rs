@@ -1,0 +1,132 @@
+//! Gated activations, act(gate) * up, and their gradient: d gate = dy up act'(gate), d up = dy act(gate). One pass;
+//! gate and up are usually the halves of one buffer's rows.
+
+use flatout_ir::ops::gated::Act;
+use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::context::{Context, chunk};
+use super::elementwise::Tiles;
+use super::math::{self, vectorised};
+use super::{FLOATS, Kernel};
+
+pub const KERNELS: &[Kernel] = &[
+    Kernel {
+        row: KernelRow {
+            name: "gated",
+            op: OpKind::Gated,
+            dtypes: FLOATS,
+            ins: Layout::Any,
+            outs: Layout::Any,
+            in_place: &[(0, 0), (1, 0)],
+            workspace: no_workspace,
+            deterministic: true,
+        },
+        run,
+    },
+    Kernel {
+        row: KernelRow {
+            name: "gated_grad",
+            op: OpKind::GatedGrad,
+            dtypes: FLOATS,
+            ins: Layout::Any,
+            outs: Layout::Any,
+            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)],
+            workspace: no_workspace,
+            deterministic: true,
+        },
+        run: run_grad,
+    },
+];
+
+/// gate becomes the value.
+#[inline(always)]
+fn forward_with(gate: &mut [f32], up: &[f32], act: impl Fn(f32) -> f32) {
+    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = act(*gate) * up);
+}
+
+/// gate and up become their gradients. `both` gives value and slope.
+#[inline(always)]
+fn backward_with(gate: &mut [f32], up: &mut [f32], dy: &[f32], both: impl Fn(f32) -> (f32, f32)) {
+    for ((gate, up), dy) in gate.iter_mut().zip(up).zip(dy) {
+        let (value, slope) = both(*gate);
+        (*gate, *up) = (dy * *up * slope, dy * value);
+    }
+}
+
+vectorised! {
+    fn forward(act: Act, gate: &mut [f32], up: &[f32]) {
+        match act {
+            Act::Silu => forward_with(gate, up, math::silu),
+            Act::Gelu => forward_with(gate, up, math::gelu),
+            Act::Relu => forward_with(gate, up, |x| x.max(0.0)),
+        }
+    }
+
+    fn backward(act: Act, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+        match act {
+            Act::Silu => backward_with(gate, up, dy, |x| {
+                let s = math::sigmoid(x);
+                (x * s, s * x.mul_add(1.0 - s, 1.0))
+            }),
+            Act::Gelu => backward_with(gate, up, dy, |x| (math::gelu(x), math::gelu_slope(x))),
+            Act::Relu => backward_with(gate, up, dy, |x| if x > 0.0 { (x, 1.0) } else { (0.0, 0.0) }),
+        }
+    }
+}
+
+/// Tiles a task covers: about 64 KiB of traffic.
+const TILES_A_TASK: usize = 4;
+const TILE_BYTES: usize = 5 * 4096;
+
+fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
+    let Op::Gated { act } = launch.op else { unreachable!("the row is for gated") };
+    let (Some(out), Some(out_view)) = (cx.output(0), &launch.outs[0]) else { return Ok(()) };
+    let (gate, up) = (cx.input(0), cx.input(1));
+    let tiles = Tiles::new(&[&launch.ins[0], &launch.ins[1], out_view]);
+    let count = tiles.count();
+    cx.parallel(count.div_ceil(TILES_A_TASK), TILES_A_TASK * TILE_BYTES, |task| {
+        let (mut a, mut b) = (vec![0.0; Tiles::LEN], vec![0.0; Tiles::LEN]);
+        for t in chunk(task, TILES_A_TASK, count) {
+            let tile = tiles.tile(t);
+            let (a, b) = (&mut a[..tile.len()], &mut b[..tile.len()]);
+            // SAFETY: a tile belongs to one task and is read before it is written.
+            unsafe {
+                tiles.load(0, &gate, &tile, a);
+                tiles.load(1, &up, &tile, b);
+                forward(act, a, b);
+                tiles.store(2, &out, &tile, a);
+            }
+        }
+    });
+    Ok(())
+}
+
+fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
+    let Op::GatedGrad { act } = launch.op else { unreachable!("the row is for gated_grad") };
+    let (gate, up, dy) = (cx.input(0), cx.input(1), cx.input(2));
+    let outs = [cx.output(0), cx.output(1)];
+    let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
+    let tiles = Tiles::new(&views);
+    let count = tiles.count();
+    cx.parallel(count.div_ceil(TILES_A_TASK), TILES_A_TASK * TILE_BYTES, |task| {
+        let mut buffers: [Vec<f32>; 3] = std::array::from_fn(|_| vec![0.0; Tiles::LEN]);
+        for t in chunk(task, TILES_A_TASK, count) {
+            let tile = tiles.tile(t);
+            let [a, b, d] = buffers.each_mut().map(|buffer| &mut buffer[..tile.len()]);
+            // SAFETY: a tile belongs to one task, and all three inputs are read before an output is written.
+            unsafe {
+                tiles.load(0, &gate, &tile, a);
+                tiles.load(1, &up, &tile, b);
+                tiles.load(2, &dy, &tile, d);
+                backward(act, a, b, d);
+                let wanted =
+                    outs.iter().zip([a, b]).filter_map(|(out, values)| Some((out.as_ref()?, values)));
+                for (operand, (out, values)) in wanted.enumerate() {
+                    tiles.store(3 + operand, out, &tile, values);
+                }
+            }
+        }
+    });
+    Ok(())
+}

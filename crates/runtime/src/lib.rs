@@ -1,0 +1,12 @@
+//! Executes plans: one arena, launches in order, and the table of kernels a device offers to the compiler.
+//!
+//! This crate sees plans and a `Target`. It knows operations, types and strides, but no model, no recipe, no
+//! configuration key, no step and no epoch; it prints nothing and reads no environment.
+
+mod arena;
+pub mod cpu;
+pub mod launch;
+pub mod session;
+pub mod verify;
+
+pub use session::{RuntimeError, Session};

@@ -1,0 +1,425 @@
+//! The table of cases: odd sizes for every form, and per operation one large enough for several threads.
+
+use flatout_ir::graph::{Class, Graph, Init, Slot};
+use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::elementwise::Elementwise as E;
+use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::reduce::Fold;
+use flatout_ir::ops::rope::{Pairs, frequency};
+use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Op, OpKind};
+
+use super::{Case, Data};
+
+/// The type an operation names for its output.
+pub(super) fn output_type(op: &Op) -> Option<DType> {
+    match op {
+        Op::Fill { dtype, .. } | Op::Iota { dtype, .. } | Op::Map { f: E::Cast(dtype) } => Some(*dtype),
+        Op::Product { out, .. } | Op::ScatterAdd { out, .. } => Some(*out),
+        _ => None,
+    }
+}
+
+/// Relative L2 against the oracle. The oracle rounds to bf16 at every primitive, a fused kernel once at the end.
+fn bound(dtype: DType) -> f64 {
+    if dtype == DType::BF16 { 1.5e-2 } else { 1e-5 }
+}
+
+const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+const I32: DType = DType::I32;
+
+type Input = (TensorType, Data);
+
+fn tensor(dtype: DType, dims: &[usize], data: Data) -> Input {
+    (TensorType::new(dtype, dims), data)
+}
+
+fn x(dtype: DType, dims: &[usize]) -> Input {
+    tensor(dtype, dims, Data::Normal(1.0))
+}
+
+/// Indices from -1, which is dropped, to the last of `rows`.
+fn index(n: usize, rows: usize) -> Input {
+    tensor(I32, &[n], Data::Between(-1.0, rows as f64 - 1.0))
+}
+
+/// Collects cases, naming each by operation, types and shapes.
+#[derive(Default)]
+struct Table(Vec<Case>);
+
+impl Table {
+    fn add(&mut self, op: Op, ins: Vec<Input>) {
+        let types = ins.iter().map(|(ty, _)| ty.dtype).chain(output_type(&op));
+        let worst = types.map(bound).fold(1e-5, f64::max);
+        let attrs: Vec<String> = match op.kind() {
+            OpKind::Region => vec![],
+            _ => op.attrs().into_iter().map(|(name, value)| format!("{name}={value}")).collect(),
+        };
+        let types: Vec<String> = ins.iter().map(|(ty, _)| ty.to_string()).collect();
+        let name = format!("{} {} ({})", op.name(), attrs.join(" "), types.join(", "));
+        self.0.push(Case { name, op, ins, bound: worst });
+    }
+}
+
+pub fn all() -> Vec<Case> {
+    let mut table = Table::default();
+    sources_and_copies(&mut table);
+    maps(&mut table);
+    regions(&mut table);
+    reductions(&mut table);
+    products(&mut table);
+    norms(&mut table);
+    rotations(&mut table);
+    activations(&mut table);
+    indices(&mut table);
+    attention(&mut table);
+    losses(&mut table);
+    updates(&mut table);
+    table.0
+}
+
+fn sources_and_copies(table: &mut Table) {
+    for dtype in [DType::F32, DType::BF16, I32] {
+        table.add(Op::Fill { value: -3.0, dtype, dims: vec![5, 7] }, vec![]);
+        table.add(Op::Iota { dtype, dims: vec![3, 5, 2], axis: 1 }, vec![]);
+        let whole = tensor(dtype, &[6, 4], Data::Between(-100.0, 100.0));
+        table.add(Op::Reshape { dims: vec![3, 8] }, vec![whole.clone()]);
+        table.add(Op::Reshape { dims: vec![4, 6] }, vec![whole]);
+    }
+    table.add(Op::Iota { dtype: I32, dims: vec![200, 300], axis: 0 }, vec![]);
+    table.add(Op::Reshape { dims: vec![301, 160] }, vec![x(DType::F32, &[301, 20, 8])]);
+}
+
+fn maps(table: &mut Table) {
+    let unary = [
+        E::Neg,
+        E::Exp,
+        E::Square,
+        E::Sin,
+        E::Cos,
+        E::Relu,
+        E::Step,
+        E::Silu,
+        E::SiluSlope,
+        E::Gelu,
+        E::GeluSlope,
+        E::Finite,
+        E::Scale(0.3),
+        E::Offset(-1.7),
+    ];
+    let positive = [E::Log, E::Sqrt, E::Rsqrt, E::Recip];
+    let binary = [E::Add, E::Sub, E::Mul, E::Div, E::Max, E::Min, E::Less, E::LessEqual, E::Equal];
+    for dtype in FLOATS {
+        let dims = [9, 131];
+        for f in unary {
+            table.add(Op::Map { f }, vec![tensor(dtype, &dims, Data::Normal(3.0))]);
+        }
+        for f in positive {
+            table.add(Op::Map { f }, vec![tensor(dtype, &dims, Data::Between(0.01, 4.0))]);
+        }
+        for f in binary {
+            table.add(Op::Map { f }, vec![x(dtype, &dims), tensor(dtype, &dims, Data::Between(0.5, 2.0))]);
+        }
+        let condition = tensor(dtype, &dims, Data::Values((0..9 * 131).map(|i| (i % 3) as f64).collect()));
+        table.add(Op::Map { f: E::Select }, vec![condition, x(dtype, &dims), x(dtype, &dims)]);
+        for to in [DType::F32, DType::BF16, I32] {
+            table.add(Op::Map { f: E::Cast(to) }, vec![tensor(dtype, &dims, Data::Normal(20.0))]);
+        }
+    }
+    let whole = || tensor(I32, &[300], Data::Between(-70_000.0, 70_000.0));
+    for f in [E::Neg, E::Square, E::Scale(3.0), E::Offset(-5.0), E::Cast(DType::F32), E::Relu] {
+        let small = tensor(I32, &[300], Data::Between(-40_000.0, 40_000.0));
+        table.add(Op::Map { f }, vec![small]);
+    }
+    for f in [E::Add, E::Sub, E::Max, E::Less, E::Equal] {
+        table.add(Op::Map { f }, vec![whole(), whole()]);
+    }
+    table.add(Op::Map { f: E::Add }, vec![x(DType::F32, &[50_001]), x(DType::F32, &[50_001])]);
+    table.add(
+        Op::Map { f: E::Finite },
+        vec![tensor(DType::F32, &[3], Data::Values(vec![1.0, f64::NAN, f64::INFINITY]))],
+    );
+    let edges = vec![f64::NEG_INFINITY, f64::INFINITY, f64::NAN, 0.0, -1000.0];
+    table.add(Op::Map { f: E::Exp }, vec![tensor(DType::F32, &[5], Data::Values(edges))]);
+}
+
+/// r = silu(a) b + c, s = r^2 in bf16, and a itself: values used twice, a cast inside, an output that is an input.
+fn regions(table: &mut Table) {
+    for (dtype, dims) in [(DType::F32, vec![7, 37]), (DType::BF16, vec![7, 37]), (DType::F32, vec![40, 1030])]
+    {
+        let mut body = Graph::default();
+        let ins: Vec<_> = (0..3)
+            .map(|i| {
+                let ty = TensorType::new(dtype, dims.clone());
+                let slot =
+                    Slot { path: i.to_string(), ty, class: Class::Input, init: Init::Zeros, part: None };
+                let slot = body.add_slot(slot);
+                body.add(Op::Read { slot }, vec![], "")
+            })
+            .collect();
+        let mut map = |f: E, args: &[flatout_ir::Value]| body.add(Op::Map { f }, args.to_vec(), "");
+        let a = map(E::Silu, &[ins[0]]);
+        let ab = map(E::Mul, &[a, ins[1]]);
+        let r = map(E::Add, &[ab, ins[2]]);
+        let unused = map(E::Exp, &[r]);
+        let square = map(E::Square, &[r]);
+        let half = map(E::Scale(0.5), &[square]);
+        let s = map(E::Cast(DType::BF16), &[half]);
+        let whole = map(E::Cast(I32), &[unused]);
+        let count = map(E::Offset(3.0), &[whole]);
+        for (name, v) in [("r", r), ("s", s), ("a", ins[0]), ("count", count), ("half", half)] {
+            body.results.push((name.into(), v));
+        }
+        let small = || tensor(dtype, &dims, Data::Normal(0.7));
+        table.add(Op::Region { body: Box::new(body) }, vec![small(), small(), small()]);
+        let region = table.0.last_mut().expect("just added");
+        // s is rounded to bf16, and a whole number next to a rounding boundary may come out one apart.
+        region.bound = 1.5e-2;
+    }
+    // Integers alone: the row takes them.
+    let mut body = Graph::default();
+    let ty = TensorType::new(I32, [33]);
+    let slot =
+        body.add_slot(Slot { path: "0".into(), ty, class: Class::Input, init: Init::Zeros, part: None });
+    let read = body.add(Op::Read { slot }, vec![], "");
+    let next = body.add(Op::Map { f: E::Offset(1.0) }, vec![read], "");
+    body.results.push(("next".into(), next));
+    table.add(Op::Region { body: Box::new(body) }, vec![tensor(I32, &[33], Data::Between(-9.0, 9.0))]);
+}
+
+fn reductions(table: &mut Table) {
+    for by in [Fold::Sum, Fold::Max, Fold::SumSquares] {
+        for dtype in FLOATS {
+            for axis in 0..3 {
+                table.add(Op::Reduce { axis, by }, vec![x(dtype, &[5, 67, 9])]);
+            }
+        }
+        table.add(Op::Reduce { axis: 0, by }, vec![tensor(DType::F32, &[40_000], Data::Between(0.0, 1.0))]);
+        table.add(Op::Reduce { axis: 0, by }, vec![tensor(DType::F32, &[700, 65], Data::Between(0.0, 1.0))]);
+        table.add(Op::Reduce { axis: 1, by }, vec![tensor(I32, &[4, 5, 3], Data::Between(-9.0, 9.0))]);
+    }
+}
+
+fn products(table: &mut Table) {
+    for dtype in FLOATS {
+        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+            for (m, n, k) in [(37, 29, 19), (1, 33, 40), (33, 1, 40), (130, 70, 67)] {
+                let a = if ta { [k, m] } else { [m, k] };
+                let b = if tb { [n, k] } else { [k, n] };
+                for out in FLOATS {
+                    let op = |base| Op::Product { ta, tb, out, base };
+                    table.add(op(false), vec![x(dtype, &a), x(dtype, &b)]);
+                    table.add(op(true), vec![x(dtype, &a), x(dtype, &b), x(out, &[m, n])]);
+                }
+            }
+        }
+        let op = Op::Product { ta: false, tb: true, out: dtype, base: false };
+        table.add(op, vec![x(dtype, &[3, 2, 17, 8]), x(dtype, &[3, 2, 5, 8])]);
+    }
+    // Several threads inside one product, with k in several blocks, and over a batch.
+    let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base };
+    table.add(
+        op(true, false, true),
+        vec![x(DType::F32, &[1500, 40]), x(DType::F32, &[1500, 48]), x(DType::F32, &[40, 48])],
+    );
+    table.add(op(false, true, false), vec![x(DType::F32, &[333, 64]), x(DType::F32, &[96, 64])]);
+    table.add(op(false, false, false), vec![x(DType::F32, &[12, 40, 33]), x(DType::F32, &[12, 33, 40])]);
+}
+
+fn norms(table: &mut Table) {
+    let eps = 1e-5;
+    for dtype in FLOATS {
+        for weight in [NormWeight::Plain, NormWeight::OnePlus, NormWeight::None] {
+            for dims in [vec![67, 33], vec![3, 5, 48], vec![300, 96]] {
+                let width = *dims.last().expect("a row");
+                let w = || weight.is_some().then(|| x(DType::F32, &[width]));
+                for residual in [false, true] {
+                    let op = Op::RmsNorm { eps, weight, residual };
+                    let ins = [Some(x(dtype, &dims)), residual.then(|| x(dtype, &dims)), w()];
+                    table.add(op, ins.into_iter().flatten().collect());
+                    let op = Op::RmsNormGrad { eps, weight, add: residual };
+                    let ins = [
+                        Some(x(dtype, &dims)),
+                        w(),
+                        Some(x(dtype, &dims)),
+                        residual.then(|| x(dtype, &dims)),
+                    ];
+                    table.add(op, ins.into_iter().flatten().collect());
+                }
+            }
+        }
+    }
+}
+
+/// The table of the first positions, as `Init::RopeTable` makes it.
+fn rope_table(positions: usize, half: usize, theta: f64) -> Input {
+    let entry = |i: usize| {
+        let angle = (i / 2 / half) as f64 * frequency(theta, i / 2 % half, 2 * half);
+        if i.is_multiple_of(2) { angle.cos() } else { angle.sin() }
+    };
+    let values = (0..positions * half * 2).map(entry).collect();
+    tensor(DType::F32, &[positions, half, 2], Data::Values(values))
+}
+
+fn rotations(table: &mut Table) {
+    let theta = 10_000.0;
+    for dtype in FLOATS {
+        for pairs in [Pairs::Half, Pairs::Interleaved] {
+            for (tokens, heads, half, axes) in [(23, 3, 5, 1), (200, 4, 16, 1), (11, 2, 6, 2)] {
+                let axis_of_freq: Vec<u8> = (0..half).map(|f| (f % axes) as u8).collect();
+                let dims = [tokens, heads, 2 * half];
+                // Some positions lie behind the table of 40.
+                let positions = || tensor(I32, &[axes, tokens], Data::Between(0.0, 50.0));
+                for has_table in [false, true] {
+                    let rotation = || has_table.then(|| rope_table(40, half, theta));
+                    for inverse in [false, true] {
+                        let axis_of_freq = axis_of_freq.clone();
+                        let op = Op::Rope { theta, axis_of_freq, pairs, inverse, table: has_table };
+                        let ins = [Some(x(dtype, &dims)), Some(positions()), rotation()];
+                        table.add(op, ins.into_iter().flatten().collect());
+                    }
+                    for weight in [NormWeight::Plain, NormWeight::OnePlus, NormWeight::None] {
+                        let eps = 1e-6;
+                        let w = || weight.is_some().then(|| x(DType::F32, &[2 * half]));
+                        let forward = || [Some(x(dtype, &dims)), w(), Some(positions()), rotation()];
+                        let axes = axis_of_freq.clone();
+                        let op = Op::QkNormRope {
+                            eps,
+                            weight,
+                            theta,
+                            axis_of_freq: axes,
+                            pairs,
+                            table: has_table,
+                        };
+                        table.add(op, forward().into_iter().flatten().collect());
+                        let axes = axis_of_freq.clone();
+                        let op = Op::QkNormRopeGrad {
+                            eps,
+                            weight,
+                            theta,
+                            axis_of_freq: axes,
+                            pairs,
+                            table: has_table,
+                        };
+                        table.add(op, forward().into_iter().flatten().chain([x(dtype, &dims)]).collect());
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn activations(table: &mut Table) {
+    for dtype in FLOATS {
+        for act in [Act::Silu, Act::Gelu, Act::Relu] {
+            for dims in [vec![37, 29], vec![100, 260]] {
+                let x = || tensor(dtype, &dims, Data::Normal(2.0));
+                table.add(Op::Gated { act }, vec![x(), x()]);
+                table.add(Op::GatedGrad { act }, vec![x(), x(), x()]);
+            }
+        }
+        for dims in [vec![31, 7], vec![150, 5, 26], vec![40]] {
+            let rng = tensor(I32, &[3], Data::Values(vec![12_345.0, -7.0, 99.0]));
+            let rows = tensor(I32, &[dims[0], 2], Data::Between(0.0, 1000.0));
+            for p in [0.0, 0.25] {
+                table.add(Op::Dropout { p }, vec![x(dtype, &dims), rng.clone(), rows.clone()]);
+            }
+        }
+    }
+}
+
+fn indices(table: &mut Table) {
+    for dtype in [DType::F32, DType::BF16, I32] {
+        let x = |dims: &[usize]| tensor(dtype, dims, Data::Between(-50.0, 50.0));
+        table.add(Op::Gather {}, vec![x(&[13, 7]), index(29, 13)]);
+        table.add(Op::Gather {}, vec![x(&[50, 3, 17]), index(400, 50)]);
+        table.add(Op::Gather {}, vec![x(&[13]), index(29, 13)]);
+        // Every destination once, so that the order of replacement does not matter, and some dropped.
+        let places = (0..9).map(|i| if i == 4 { -1.0 } else { (i * 5 % 13) as f64 }).collect();
+        let places = tensor(I32, &[9], Data::Values(places));
+        table.add(Op::RowScatter {}, vec![x(&[13, 3, 5]), x(&[9, 3, 5]), places]);
+    }
+    for dtype in FLOATS {
+        for out in FLOATS {
+            for (n, rows, inner) in [(29, 13, vec![7]), (900, 37, vec![2, 24]), (5, 600, vec![40])] {
+                let dims = |n: usize| [vec![n], inner.clone()].concat();
+                let op = |base| Op::ScatterAdd { rows, out, base };
+                table.add(op(false), vec![x(dtype, &dims(n)), index(n, rows)]);
+                table.add(op(true), vec![x(dtype, &dims(n)), index(n, rows), x(out, &dims(rows))]);
+            }
+        }
+    }
+}
+
+fn attention(table: &mut Table) {
+    for dtype in FLOATS {
+        for mask in [Mask::Full, Mask::Causal, Mask::Window { back: 5, ahead: 2 }] {
+            let (tokens, heads, kv_heads, size) = (42, 4, 2, 12);
+            let segments = Segments::Uniform { len: 21 };
+            let qkv = vec![
+                x(dtype, &[tokens, heads, size]),
+                x(dtype, &[tokens, kv_heads, size]),
+                x(dtype, &[tokens, kv_heads, size]),
+            ];
+            attend(table, mask, segments, qkv, vec![]);
+        }
+        let ragged = Segments::Ragged { max_segments: 4, max_len: 30 };
+        let starts = || tensor(I32, &[4], Data::Values(vec![0.0, 17.0, 30.0, 0.0]));
+        let lens = || tensor(I32, &[4], Data::Values(vec![17.0, 13.0, 9.0, 0.0]));
+        let qkv = vec![x(dtype, &[42, 4, 12]), x(dtype, &[42, 2, 12]), x(dtype, &[42, 2, 12])];
+        attend(table, Mask::Causal, ragged, qkv, vec![starts(), lens(), starts(), lens()]);
+    }
+}
+
+/// Forward and backward; the gradient's o and lse are the forward's.
+fn attend(table: &mut Table, mask: Mask, segments: Segments, qkv: Vec<Input>, rest: Vec<Input>) {
+    let op = Op::Attention { scale: 0.3, mask, q: segments, k: segments };
+    let q = qkv[0].0.clone();
+    let ins: Vec<Input> = qkv.into_iter().chain(rest).collect();
+    table.add(op.clone(), ins.clone());
+    let forward: Vec<usize> = (0..ins.len()).collect();
+    let of = |out| Data::Of { op: op.clone(), ins: forward.clone(), out };
+    let lse = TensorType::new(DType::F32, [q.dims[0], q.dims[1]]);
+    let saved = [(q.clone(), of(0)), (lse, of(1)), (q, Data::Normal(1.0))];
+    let ins = ins.into_iter().chain(saved).collect();
+    table.add(Op::AttentionGrad { scale: 0.3, mask, q: segments, k: segments }, ins);
+}
+
+fn losses(table: &mut Table) {
+    for dtype in FLOATS {
+        for (rows, width, words) in [(37, 24, 61), (130, 32, 300)] {
+            let x = || tensor(dtype, &[rows, width], Data::Normal(0.5));
+            let w = || tensor(dtype, &[words, width], Data::Normal(0.5));
+            let target = || index(rows, words);
+            let weight = || tensor(DType::F32, &[rows], Data::Between(0.0, 2.0));
+            let dw = || tensor(DType::F32, &[words, width], Data::Normal(1.0));
+            table.add(Op::HeadLoss {}, vec![x(), w(), target(), weight()]);
+            // The gradient's lse is the forward's, for which the rows' gradient stands in as their weight.
+            let lse = || {
+                let of = Data::Of { op: Op::HeadLoss {}, ins: vec![0, 1, 2, 4], out: 2 };
+                tensor(DType::F32, &[rows], of)
+            };
+            for base in [false, true] {
+                let ins = [x(), w(), target(), weight()].into_iter().chain(base.then(dw));
+                table.add(Op::HeadLossTrain { base }, ins.collect());
+                let ins = [x(), w(), target(), lse(), weight()].into_iter().chain(base.then(dw));
+                table.add(Op::HeadLossGrad { base }, ins.collect());
+            }
+        }
+    }
+}
+
+fn updates(table: &mut Table) {
+    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 0.5 };
+    for dtype in FLOATS {
+        for (go, updates, dims) in [(1.0, 1.0, vec![67]), (1.0, 20.0, vec![110, 150]), (0.0, 3.0, vec![9, 5])]
+        {
+            let one = |value: f64| tensor(dtype, &[1], Data::Values(vec![value]));
+            let mut ins = vec![x(dtype, &dims), x(dtype, &dims), x(dtype, &dims)];
+            ins.push(tensor(dtype, &dims, Data::Between(0.01, 1.0)));
+            ins.extend([one(0.1), one(0.5), one(updates), one(go)]);
+            table.add(op.clone(), ins);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! One case run once, in a poisoned arena of its own.
+
+use flatout_ir::graph::{Class, Graph, Init, Node, Slot};
+use flatout_ir::oracle::{self, Values};
+use flatout_ir::plan::{PlacedSlot, Plan};
+use flatout_ir::random::{normal, philox};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
+use flatout_ir::types::{DType, TensorType, bf16_from_f32, contiguous_strides};
+use flatout_ir::{Launch, Op, PlanSet, Role, Value, View};
+
+use super::{Case, Data};
+use crate::{RuntimeError, Session};
+
+/// How a case is laid out and run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Form {
+    Dense {
+        threads: usize,
+    },
+    /// Gaps between rows; where the kernel takes any strides, axes in reverse order and gaps between elements.
+    Strided,
+    InPlace {
+        input: usize,
+        output: usize,
+    },
+    Without {
+        output: usize,
+    },
+}
+
+/// The outputs' bytes in row-major order, `None` for one left out.
+pub(super) type Outputs = Vec<Option<Vec<u8>>>;
+
+/// A case with its kernel, as a graph of one operation, and its inputs' values, each exact in its type.
+pub(super) struct Trial<'a> {
+    case: &'a Case,
+    row: KernelRow,
+    graph: Graph,
+    values: Vec<Vec<f64>>,
+}
+
+/// Bytes nobody may read or write: NaN in the float types, -1 in i32.
+const POISON: u8 = 0xFF;
+/// What random numbers are drawn by.
+const KEY: u64 = 0x1234_5678_9abc_def0;
+
+impl<'a> Trial<'a> {
+    pub(super) fn new(case: &'a Case, row: KernelRow) -> Self {
+        let mut graph = Graph::default();
+        let mut reads: Vec<Value> = vec![];
+        for (i, (ty, _)) in case.ins.iter().enumerate() {
+            let (path, ty) = (i.to_string(), ty.clone());
+            let slot = graph.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
+            reads.push(graph.add(Op::Read { slot }, vec![], ""));
+        }
+        let round = |i: usize, made: Vec<f64>| {
+            let ty = &case.ins[i].0;
+            assert_eq!(made.len(), ty.elements(), "{}: input {i}", case.name);
+            made.into_iter().map(|x| ty.dtype.round(x)).collect()
+        };
+        let mut values: Vec<Vec<f64>> = vec![vec![]; case.ins.len()];
+        for (i, (ty, data)) in case.ins.iter().enumerate() {
+            if let Some(made) = plain(i, ty, data) {
+                values[i] = round(i, made);
+            }
+        }
+        for (i, (_, data)) in case.ins.iter().enumerate() {
+            if let Data::Of { op, ins, out } = data {
+                let mut other = graph.clone();
+                let node = other.push(op.clone(), ins.iter().map(|&i| reads[i]).collect(), "");
+                other.results.push(("x".into(), node.out(*out as u8)));
+                let made = oracle::run(&other, &named(&values)).results.remove("x");
+                values[i] = round(i, made.expect("it is a result"));
+            }
+        }
+        let node = graph.push_keyed(case.op.clone(), reads, "case", KEY);
+        for out in 0..graph.node(node).outs.len() {
+            graph.results.push((out.to_string(), node.out(out as u8)));
+        }
+        Trial { case, row, graph, values }
+    }
+
+    fn node(&self) -> &Node {
+        self.graph.nodes.last().expect("the case's operation")
+    }
+
+    pub(super) fn outs(&self) -> &[TensorType] {
+        &self.node().outs
+    }
+
+    pub(super) fn oracle(&self) -> Vec<Vec<f64>> {
+        let mut results = oracle::run(&self.graph, &named(&self.values)).results;
+        let count = self.graph.results.len();
+        (0..count).map(|o| results.remove(&o.to_string()).expect("a result an output")).collect()
+    }
+
+    pub(super) fn run(&self, form: Form) -> Result<Outputs, String> {
+        let threads = if let Form::Dense { threads } = form { threads } else { 2 };
+        let (launch, arena_bytes) = self.launch(form, threads);
+        let (ins, outs) = (launch.ins.clone(), launch.outs.clone());
+        let mut may_change = vec![false; arena_bytes];
+        for view in outs.iter().flatten().chain(&launch.workspace) {
+            elements(view).for_each(|at| may_change[at..at + view.dtype.bytes()].fill(true));
+        }
+        let slots = ins.into_iter().enumerate().map(|(i, view)| PlacedSlot {
+            path: i.to_string(),
+            ty: self.case.ins[i].0.clone(),
+            class: Class::Input,
+            init: Init::Zeros,
+            is_whole: false,
+            view,
+        });
+        let plans = PlanSet {
+            arena_bytes,
+            persistent_bytes: arena_bytes,
+            transient_bytes: 0,
+            buffers: vec![],
+            slots: slots.collect(),
+            plans: vec![Plan { role: Role::Eval, launches: vec![launch], results: vec![] }],
+            done: vec![],
+        };
+        let fail = |why: RuntimeError| format!("{form:?}: {why}");
+        let mut session = Session::new(plans, threads).map_err(fail)?;
+        session.memory_mut().fill(POISON);
+        for (i, values) in self.values.iter().enumerate() {
+            session.write_slot(&i.to_string(), &encode(self.case.ins[i].0.dtype, values)).map_err(fail)?;
+        }
+        let before = session.memory_mut().to_vec();
+        session.run(Role::Eval).map_err(fail)?;
+        let after = session.memory_mut();
+        if let Some(at) = (0..arena_bytes).find(|&at| before[at] != after[at] && !may_change[at]) {
+            return Err(format!("{form:?}: byte {at} lies outside the outputs and was written"));
+        }
+        let bytes =
+            |view: &View| elements(view).flat_map(|at| after[at..at + view.dtype.bytes()].to_vec()).collect();
+        Ok(outs.iter().map(|view| view.as_ref().map(bytes)).collect())
+    }
+
+    /// The launch with every tensor in its place, poison between them, and the bytes they take.
+    fn launch(&self, form: Form, threads: usize) -> (Launch, usize) {
+        let mut end = 64;
+        let mut place = |mut view: View| {
+            view.offset = end;
+            end = (end + view.span_bytes()).next_multiple_of(64) + 64;
+            view
+        };
+        let lay = |ty: &TensorType, layout: Layout| match form {
+            Form::Strided => strided(ty, layout),
+            _ => View::dense(0, ty),
+        };
+        let ins: Vec<View> = self.case.ins.iter().map(|(ty, _)| place(lay(ty, self.row.ins))).collect();
+        let mut output = |(o, ty): (usize, &TensorType)| match form {
+            Form::Without { output } if output == o => None,
+            Form::InPlace { input, output } if output == o => Some(ins[input].clone()),
+            _ => Some(place(lay(ty, self.row.outs))),
+        };
+        let outs: Vec<Option<View>> = self.outs().iter().enumerate().map(&mut output).collect();
+        let scratch = (self.row.workspace)(&Shapes::of(&self.graph, self.node(), threads));
+        let scratch = TensorType::new(DType::F32, [scratch.div_ceil(4)]);
+        let workspace = (scratch.elements() > 0).then(|| place(View::dense(0, &scratch)));
+        let launch = Launch {
+            kernel: self.row.name,
+            op: self.case.op.clone(),
+            ins,
+            outs,
+            workspace,
+            path: self.case.name.clone(),
+            key: KEY,
+            flops: 0,
+        };
+        (launch, end)
+    }
+}
+
+/// The values of an input that depends on no other.
+fn plain(i: usize, ty: &TensorType, data: &Data) -> Option<Vec<f64>> {
+    let n = ty.elements();
+    let draw = |e: usize| philox([e as u32, i as u32, 7, 11], [3, 5])[0] as f64 / 4_294_967_296.0;
+    Some(match data {
+        Data::Normal(deviation) => {
+            (0..n).map(|e| deviation * normal(17, i as u64, e as u64) as f64).collect()
+        }
+        Data::Between(low, high) if ty.dtype == DType::I32 => {
+            (0..n).map(|e| (low + draw(e) * (high - low + 1.0)).floor()).collect()
+        }
+        Data::Between(low, high) => (0..n).map(|e| low + draw(e) * (high - low)).collect(),
+        Data::Values(values) => values.clone(),
+        Data::Of { .. } => return None,
+    })
+}
+
+/// Values by slot; those not made yet are left out.
+fn named(values: &[Vec<f64>]) -> Values {
+    let made = values.iter().enumerate().filter(|(_, v)| !v.is_empty());
+    made.map(|(i, v)| (i.to_string(), v.clone())).collect()
+}
+
+/// A view with as many gaps as the layout allows.
+fn strided(ty: &TensorType, layout: Layout) -> View {
+    let mut view = View::dense(0, ty);
+    let rank = ty.rank();
+    match layout {
+        Layout::Dense => {}
+        Layout::Rows => {
+            let mut step = ty.dims.last().copied().unwrap_or(1) + 3;
+            for axis in (0..rank.saturating_sub(1)).rev() {
+                view.strides[axis] = step;
+                step = step * ty.dims[axis] + 5;
+            }
+        }
+        Layout::Any => {
+            let mut step = 2;
+            for axis in 0..rank {
+                view.strides[axis] = step;
+                step = step * ty.dims[axis].max(1) + 1;
+            }
+        }
+    }
+    view
+}
+
+/// The byte offsets of a view's elements, in row-major order.
+fn elements(view: &View) -> impl Iterator<Item = usize> + '_ {
+    let dense = contiguous_strides(&view.dims);
+    (0..view.elements()).map(move |i| {
+        let index = |axis: usize| i / dense[axis] % view.dims[axis];
+        let offset: usize = (0..view.dims.len()).map(|axis| index(axis) * view.strides[axis]).sum();
+        view.offset + offset * view.dtype.bytes()
+    })
+}
+
+fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+        DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        DType::BF16 => values.iter().flat_map(|x| bf16_from_f32(*x as f32).to_le_bytes()).collect(),
+        DType::F64 => unreachable!("the CPU's target does not offer f64"),
+    }
+}

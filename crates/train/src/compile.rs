@@ -1,0 +1,118 @@
+//! From a config to the plans of a run. Nothing is allocated here and no data is read, so `plan` and `train` agree to
+//! the byte.
+
+use std::num::NonZero;
+
+use flatout_data::max_segments;
+use flatout_ir::cost::forward_flops;
+use flatout_ir::{PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
+use flatout_models::decoder::{self, Documents, Form};
+use flatout_runtime::cpu;
+
+use crate::active;
+use crate::config::Config;
+use crate::failure::Failure;
+use crate::settle::{Chosen, settle};
+use crate::switches::Recompute as RecomputeSwitch;
+
+/// Plans of a run and the extents they were made for.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    pub plans: PlanSet,
+    pub target: Target,
+    /// Rows a `grad`.
+    pub micro_batch: usize,
+    /// Rows an `eval`; 0 where nothing is evaluated.
+    pub eval_batch: usize,
+    pub chosen: Vec<Chosen>,
+    /// Trained and frozen values.
+    pub parameters: u64,
+    /// Forward and backward arithmetic of products, attention and head.
+    pub flops_per_token: u64,
+}
+
+/// Threads the CPU backend works with: all that the process may use.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+pub fn target() -> Target {
+    cpu::target(threads())
+}
+
+/// Tokens a micro-batch holds at most where its size is chosen here: beyond this nothing gets faster on a CPU.
+const AUTO_TOKENS: usize = 8192;
+
+/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`.
+pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
+    let batch = config.train.batch;
+    let context = config.model.context;
+    if let Some(rows) = config.train.micro_batch() {
+        return compile_for(config, target, rows);
+    }
+    let divisors = (1..=batch).rev().filter(|n| batch.is_multiple_of(*n));
+    let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * context <= AUTO_TOKENS).collect();
+    let mut refused = None;
+    for rows in wanted {
+        match compile_for(config, target, rows) {
+            Ok(compiled) => return Ok(compiled),
+            Err(failure) => refused = Some(failure),
+        }
+    }
+    Err(refused.expect("a batch has the divisor 1"))
+}
+
+fn compile_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Compiled, Failure> {
+    let model = &config.model;
+    let eval_batch = match config.eval.rows {
+        0 => 0,
+        rows => config.eval.micro_batch.given().unwrap_or(micro_batch).min(rows),
+    };
+    let documents = |rows: usize| match config.data.document_mask {
+        true => Documents::Apart { most: rows * max_segments(model.context) },
+        false => Documents::Joined,
+    };
+    let loss = |rows: usize, dropout: bool| {
+        decoder::build(model, Form::Loss { rows, documents: documents(rows), dropout })
+    };
+    let mut programs = vec![Program { role: Role::Grad, graph: loss(micro_batch, true) }];
+    if eval_batch > 0 {
+        programs.push(Program { role: Role::Eval, graph: loss(eval_batch, false) });
+    }
+    let parameters: Vec<(&str, usize)> = programs[0]
+        .graph
+        .slots
+        .iter()
+        .filter(|s| s.class.is_parameter())
+        .map(|s| (s.path.as_str(), s.ty.rank()))
+        .collect();
+    let mut settled = settle(config, target, &parameters)?;
+    let mut plans = compile_programs(&programs, target, &settled.options);
+    // `auto` goes further only where memory forces it.
+    if plans.is_err() && config.switches.recompute == RecomputeSwitch::Auto {
+        settled.options.recompute = Recompute::Full;
+        if let Ok(smaller) = compile_programs(&programs, target, &settled.options) {
+            plans = Ok(smaller);
+            let chosen =
+                settled.chosen.iter_mut().find(|c| c.switch == "recompute").expect("auto says what it chose");
+            (chosen.value, chosen.why) = ("full".into(), "keeping more does not fit the memory".into());
+        }
+    }
+    let forward = &programs[0].graph;
+    let compiled = Compiled {
+        plans: plans?,
+        target: target.clone(),
+        micro_batch,
+        eval_batch,
+        chosen: settled.chosen,
+        parameters: forward.slots.iter().filter(|s| s.class.is_parameter()).map(|s| s.ty.elements() as u64).sum(),
+        flops_per_token: 3 * forward_flops(forward) / (micro_batch * model.context) as u64,
+    };
+    active::check(config, &compiled)?;
+    Ok(compiled)
+}
+
+/// The widest instructions the CPU's kernels use here, in words.
+pub fn instructions() -> &'static str {
+    cpu::instructions()
+}

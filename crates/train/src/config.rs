@@ -1,0 +1,268 @@
+//! The typed tree that a run is made from: one struct a section, resolved once and saved with the run.
+//!
+//! Values reach it through `layers`, which checks every key against `schema` first, so that deserialising cannot
+//! fail on what a user typed.
+
+mod check;
+mod foreign;
+mod layers;
+mod nearest;
+mod schema;
+mod text;
+mod value;
+
+pub(crate) use layers::{Layers, parse};
+pub use nearest::nearest;
+pub use schema::{SchemaKey, schema};
+
+use flatout_models::config::DecoderConfig;
+use flatout_models::config::key::{Kind, Section, Setting};
+use flatout_models::{choice, section};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::switches::Switches;
+
+/// Everything that decides a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of the recipe that the run began from.
+    #[serde(default)]
+    pub recipe: String,
+    /// One sentence for lists of recipes.
+    #[serde(default)]
+    pub description: String,
+    pub model: DecoderConfig,
+    pub data: Data,
+    pub train: Train,
+    pub eval: Eval,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub checkpoint: Checkpoint,
+    pub loader: Loader,
+    pub log: Log,
+    pub switches: Switches,
+}
+
+choice! {
+    /// Where training rows come from.
+    pub enum Source {
+        /// `text` where a path is given, otherwise `synthetic`.
+        Auto = "auto",
+        Synthetic = "synthetic",
+        Text = "text",
+    }
+}
+
+section! {
+    /// What is learned from.
+    pub struct Data {
+        /// Where rows come from; auto is text where a path is given, otherwise the synthetic grammar.
+        pub source: Source = Source::Auto,
+        /// Text file, or folder of text files, to train on.
+        pub path: Option<String>,
+        /// A tokenizer.json to use; where not given, one is trained on the text, of model.vocab tokens.
+        pub tokenizer: Option<String>,
+        /// Share of the documents that is kept for evaluation and never trained on.
+        pub held_out: f64 = 0.05,
+        /// Tokens attend only to tokens of their own document.
+        pub document_mask: bool = false,
+    }
+}
+
+impl Data {
+    /// The source with `auto` settled; never `Source::Auto`.
+    pub fn source(&self) -> Source {
+        match (self.source, &self.path) {
+            (Source::Auto, Some(_)) => Source::Text,
+            (Source::Auto, None) => Source::Synthetic,
+            (given, _) => given,
+        }
+    }
+}
+
+/// A count that flatout chooses unless it is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Count {
+    #[default]
+    Auto,
+    Given(usize),
+}
+
+impl Count {
+    pub fn given(self) -> Option<usize> {
+        match self {
+            Count::Auto => None,
+            Count::Given(n) => Some(n),
+        }
+    }
+}
+
+impl Setting for Count {
+    fn kind() -> Kind {
+        Kind::WholeOrAuto
+    }
+}
+
+impl Serialize for Count {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Count::Auto => serializer.serialize_str("auto"),
+            Count::Given(n) => serializer.serialize_u64(*n as u64),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(usize),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(n) => Ok(Count::Given(n)),
+            Written::Word(word) if word == "auto" => Ok(Count::Auto),
+            Written::Word(word) => {
+                Err(serde::de::Error::custom(format!("`{word}` is neither auto nor a number")))
+            }
+        }
+    }
+}
+
+section! {
+    /// Parameters that are trained otherwise than the rest, by patterns of their paths (see `groups`).
+    pub struct Group {
+        /// Patterns of parameter paths.
+        pub paths: Vec<String>,
+        /// Factor on the learning rate.
+        pub lr_scale: f64 = 1.0,
+        /// Weight decay instead of optimizer.weight_decay, on matrices and vectors alike.
+        pub weight_decay: Option<f64>,
+    }
+}
+
+/// A list of groups is written as a list of tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Groups(pub Vec<Group>);
+
+impl Setting for Groups {
+    fn kind() -> Kind {
+        Kind::Tables(Group::keys())
+    }
+}
+
+section! {
+    /// How much is trained, in what portions.
+    pub struct Train {
+        /// Updates in the run; give this or epochs.
+        pub steps: Option<u64>,
+        /// Passes over the data; give this or steps.
+        pub epochs: Option<u64>,
+        /// Rows an update.
+        pub batch: usize,
+        /// Rows computed at once; the update is the same for every split of the batch.
+        pub micro_batch: Count = Count::Auto,
+        /// Micro-batches an update, which may be given instead of micro_batch.
+        pub accumulate: Option<usize>,
+        /// Seed of initial weights, data order and dropout.
+        pub seed: u64 = 0,
+        /// Patterns of parameter paths that are not trained.
+        pub freeze: Vec<String> = Vec::new(),
+        /// Parameters with a learning rate or weight decay of their own.
+        pub groups: Groups = Groups::default(),
+    }
+}
+
+impl Train {
+    /// Rows computed at once, where the config decides it.
+    pub fn micro_batch(&self) -> Option<usize> {
+        self.micro_batch.given().or_else(|| self.accumulate.map(|parts| self.batch / parts))
+    }
+}
+
+section! {
+    /// Evaluation on held-out data.
+    pub struct Eval {
+        /// Updates between evaluations; 0 evaluates only at the end.
+        pub every: u64 = 500,
+        /// Held-out rows an evaluation reads; 0 turns evaluation off.
+        pub rows: usize = 256,
+        /// Rows computed at once.
+        pub micro_batch: Count = Count::Auto,
+    }
+}
+
+choice! {
+    /// The update rules.
+    pub enum OptimizerName { Adamw = "adamw" }
+}
+
+section! {
+    /// How gradients become updates.
+    pub struct Optimizer {
+        /// The update rule.
+        pub name: OptimizerName = OptimizerName::Adamw,
+        /// Peak learning rate.
+        pub lr: f64,
+        /// Decay of the running means of the gradient and of its square.
+        pub betas: [f64; 2] = [0.9, 0.95],
+        /// Added to the root of the second moment.
+        pub eps: f64 = 1e-8,
+        /// Decoupled weight decay of matrices, embeddings included; vectors have none.
+        pub weight_decay: f64 = 0.1,
+        /// Largest norm of the gradient, beyond which it is scaled down; 0 turns clipping off.
+        pub clip: f64 = 1.0,
+    }
+}
+
+choice! {
+    /// The shapes of a schedule after warm-up.
+    pub enum ScheduleName { Cosine = "cosine", Linear = "linear", Wsd = "wsd", Constant = "constant" }
+}
+
+section! {
+    /// The learning rate over the run.
+    pub struct Schedule {
+        /// The shape after warm-up: down along a cosine or a line, level and then down (wsd), or level.
+        pub name: ScheduleName = ScheduleName::Cosine,
+        /// Updates over which the learning rate rises to its peak.
+        pub warmup_steps: u64 = 0,
+        /// Learning rate at the end as a share of the peak.
+        pub final_ratio: f64 = 0.1,
+        /// Updates of wsd's descent; a fifth of the horizon where not given.
+        pub decay_steps: Option<u64>,
+        /// Updates the schedule spans; those of the run as it started where not given.
+        pub horizon_steps: Option<u64>,
+    }
+}
+
+section! {
+    /// What is kept of a run on its way.
+    pub struct Checkpoint {
+        /// Updates between checkpoints; 0 saves only at the end and when stopped.
+        pub every: u64 = 500,
+        /// Newest checkpoints that are kept.
+        pub keep: usize = 2,
+    }
+}
+
+section! {
+    /// How batches are prepared beside the training.
+    pub struct Loader {
+        /// Threads that read and tokenise; the order of rows is the same for any number.
+        pub workers: Count = Count::Auto,
+        /// Batches prepared ahead.
+        pub prefetch: usize = 4,
+    }
+}
+
+section! {
+    /// What is written down.
+    pub struct Log {
+        /// Updates between step lines.
+        pub every: u64 = 1,
+    }
+}

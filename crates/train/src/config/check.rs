@@ -1,0 +1,232 @@
+//! What no single key can say: which values go together.
+
+use super::{Config, Group, ScheduleName, Source};
+use crate::{UserError, refuse};
+
+/// Row and token indices on the device are 32-bit.
+const MAX_ROWS: usize = 1 << 24;
+
+impl Config {
+    /// Whether the values go together; otherwise one sentence that names the keys.
+    pub fn validate(&self) -> Result<(), UserError> {
+        self.model.validate()?;
+        self.validate_data()?;
+        self.validate_train()?;
+        self.validate_optimizer()?;
+        self.validate_schedule()?;
+        at_least_one("checkpoint.keep", self.checkpoint.keep)?;
+        at_least_one("loader.prefetch", self.loader.prefetch)?;
+        at_least_one("log.every", self.log.every as usize)
+    }
+
+    /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
+    pub fn validate_for_training(&self) -> Result<(), UserError> {
+        if self.data.source() == Source::Text && self.data.path.is_none() {
+            refuse!(
+                "`data.path` is not given, and {} trains on text: name a text file or a folder of them, as in \
+                 data.path=book.txt",
+                if self.recipe.is_empty() { "this recipe" } else { &self.recipe }
+            );
+        }
+        Ok(())
+    }
+
+    fn validate_data(&self) -> Result<(), UserError> {
+        let data = &self.data;
+        within("data.held_out", data.held_out, 0.0, 1.0)?;
+        if data.held_out == 1.0 {
+            refuse!("`data.held_out` is 1, which leaves nothing to train on");
+        }
+        if data.held_out == 0.0 && self.eval.rows > 0 {
+            refuse!("`data.held_out` is 0, so there is nothing to evaluate on: raise it or give eval.rows=0");
+        }
+        for (key, given) in [("path", &data.path), ("tokenizer", &data.tokenizer)] {
+            if given.as_deref() == Some("") {
+                refuse!("`data.{key}` is empty: name a file");
+            }
+            if given.is_some() && data.source() == Source::Synthetic {
+                refuse!(
+                    "`data.{key}` is given but the synthetic source reads no file: give data.source=text"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_train(&self) -> Result<(), UserError> {
+        let train = &self.train;
+        match (train.steps, train.epochs) {
+            (None, None) => refuse!("neither `train.steps` nor `train.epochs` is given: give one of them"),
+            (Some(_), Some(_)) => {
+                refuse!("`train.steps` and `train.epochs` are both given: give one of them")
+            }
+            (Some(0), _) => refuse!("`train.steps` is 0 and must be at least 1"),
+            (_, Some(0)) => refuse!("`train.epochs` is 0 and must be at least 1"),
+            _ => {}
+        }
+        let batch = train.batch;
+        at_least_one("train.batch", batch)?;
+        if batch > MAX_ROWS {
+            refuse!("`train.batch` is {batch} and may be {MAX_ROWS} at most");
+        }
+        if let Some(accumulate) = train.accumulate {
+            if train.micro_batch.given().is_some() {
+                refuse!("`train.micro_batch` and `train.accumulate` are both given: give one of them");
+            }
+            at_least_one("train.accumulate", accumulate)?;
+            if !batch.is_multiple_of(accumulate) {
+                refuse!("`train.accumulate` = {accumulate} does not divide `train.batch` = {batch}");
+            }
+        }
+        if let Some(rows) = train.micro_batch() {
+            at_least_one("train.micro_batch", rows)?;
+            if !batch.is_multiple_of(rows) {
+                refuse!("`train.micro_batch` = {rows} does not divide `train.batch` = {batch}");
+            }
+        }
+        let context = self.model.context;
+        for (key, rows) in
+            [("train.micro_batch", train.micro_batch()), ("eval.micro_batch", self.eval.micro_batch.given())]
+        {
+            if rows.is_some_and(|rows| rows.saturating_mul(context) > i32::MAX as usize) {
+                refuse!(
+                    "`{key}` rows of `model.context` = {context} are more tokens than 2147483647: make it smaller"
+                );
+            }
+        }
+        for Group { paths, lr_scale, weight_decay } in &train.groups.0 {
+            if paths.is_empty() {
+                refuse!("`train.groups` has a table whose `paths` is empty");
+            }
+            within("train.groups.lr_scale", *lr_scale, 0.0, f64::MAX)?;
+            within("train.groups.weight_decay", weight_decay.unwrap_or(0.0), 0.0, f64::MAX)?;
+        }
+        Ok(())
+    }
+
+    fn validate_optimizer(&self) -> Result<(), UserError> {
+        let optimizer = &self.optimizer;
+        for (key, value) in [("optimizer.lr", optimizer.lr), ("optimizer.eps", optimizer.eps)] {
+            if !value.is_finite() || value <= 0.0 {
+                refuse!("`{key}` is {value} and must be a number above 0");
+            }
+        }
+        for beta in optimizer.betas {
+            if !(0.0..1.0).contains(&beta) {
+                refuse!("`optimizer.betas` has {beta}, and each must be at least 0 and below 1");
+            }
+        }
+        within("optimizer.weight_decay", optimizer.weight_decay, 0.0, f64::MAX)?;
+        within("optimizer.clip", optimizer.clip, 0.0, f64::MAX)
+    }
+
+    fn validate_schedule(&self) -> Result<(), UserError> {
+        let schedule = &self.schedule;
+        within("schedule.final_ratio", schedule.final_ratio, 0.0, 1.0)?;
+        if schedule.decay_steps.is_some() && schedule.name != ScheduleName::Wsd {
+            refuse!(
+                "`schedule.decay_steps` is given but the schedule is {}: only wsd has it; drop it with \
+                 schedule.decay_steps=none",
+                schedule.name
+            );
+        }
+        let Some(horizon) = schedule.horizon_steps.or(self.train.steps) else { return Ok(()) };
+        if horizon == 0 {
+            refuse!("`schedule.horizon_steps` is 0 and must be at least 1");
+        }
+        let whose = if schedule.horizon_steps.is_some() { "schedule.horizon_steps" } else { "train.steps" };
+        let warmup = schedule.warmup_steps;
+        if warmup > horizon {
+            refuse!("`schedule.warmup_steps` = {warmup} is more than `{whose}` = {horizon}: lower it");
+        }
+        if let Some(decay) = schedule.decay_steps
+            && warmup.saturating_add(decay) > horizon
+        {
+            refuse!(
+                "`schedule.warmup_steps` = {warmup} and `schedule.decay_steps` = {decay} are more than `{whose}` = \
+                 {horizon}"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn at_least_one(key: &str, value: usize) -> Result<(), UserError> {
+    if value == 0 {
+        refuse!("`{key}` is 0 and must be at least 1");
+    }
+    Ok(())
+}
+
+fn within(key: &str, value: f64, least: f64, most: f64) -> Result<(), UserError> {
+    if !(least..=most).contains(&value) {
+        let bounds =
+            if most == f64::MAX { format!("at least {least}") } else { format!("from {least} to {most}") };
+        refuse!("`{key}` is {value} and must be {bounds}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipes::resolve;
+
+    fn refused(overrides: &str) -> String {
+        let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
+        resolve("tiny", &[], &overrides).expect_err(&overrides.join(" ")).0
+    }
+
+    #[test]
+    fn values_that_do_not_go_together_are_refused() {
+        let cases = [
+            ("batch=32 micro_batch=5", "`train.micro_batch` = 5 does not divide `train.batch` = 32"),
+            ("batch=32 accumulate=5", "`train.accumulate` = 5 does not divide `train.batch` = 32"),
+            ("accumulate=0", "`train.accumulate` is 0"),
+            ("batch=0", "`train.batch` is 0"),
+            ("steps=0", "`train.steps` is 0"),
+            ("steps=none", "neither `train.steps` nor `train.epochs`"),
+            ("steps=10 epochs=1", "are both given"),
+            ("micro_batch=2 accumulate=2", "are both given"),
+            ("steps=10 warmup_steps=11", "`schedule.warmup_steps` = 11 is more than `train.steps` = 10"),
+            ("decay_steps=5", "only wsd has it"),
+            ("schedule.name=wsd steps=10 warmup_steps=6 decay_steps=5", "are more than `train.steps` = 10"),
+            ("horizon_steps=0", "`schedule.horizon_steps` is 0"),
+            ("lr=-1", "`optimizer.lr` is -1"),
+            ("lr=0", "must be a number above 0"),
+            ("betas=[0.9,1.0]", "`optimizer.betas` has 1"),
+            ("clip=-1", "`optimizer.clip` is -1 and must be at least 0"),
+            ("final_ratio=2", "`schedule.final_ratio` is 2 and must be from 0 to 1"),
+            ("held_out=1", "nothing to train on"),
+            ("held_out=0", "nothing to evaluate on"),
+            ("data.source=synthetic data.path=a.txt", "reads no file"),
+            ("data.path=", "`data.path` is empty"),
+            ("tokenizer=t.json", "`data.tokenizer` is given but the synthetic source"),
+            ("keep=0", "`checkpoint.keep` is 0"),
+            ("prefetch=0", "`loader.prefetch` is 0"),
+            ("log.every=0", "`log.every` is 0"),
+            ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),
+            ("batch=16777216 micro_batch=16777216", "are more tokens than"),
+            ("train.groups=[{paths=[]}]", "`paths` is empty"),
+            ("train.groups=[{paths=[\"a\"],lr_scale=-1.0}]", "`train.groups.lr_scale` is -1"),
+        ];
+        for (overrides, words) in cases {
+            let sentence = refused(overrides);
+            assert!(sentence.contains(words), "{overrides}: {sentence:?} lacks {words:?}");
+            assert!(!sentence.contains('\n') && !sentence.contains("  "), "{sentence:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_on_text_needs_a_path_and_a_plan_does_not() {
+        let config = resolve("pretrain-226m", &[], &[]).unwrap();
+        let sentence = config.validate_for_training().unwrap_err().0;
+        assert!(
+            sentence.contains("`data.path` is not given, and pretrain-226m trains on text"),
+            "{sentence}"
+        );
+        let config = resolve("pretrain-226m", &[], &["data.path=book.txt".into()]).unwrap();
+        assert_eq!(config.validate_for_training(), Ok(()));
+        let own_text = resolve("tiny", &[], &["data.path=book.txt".into()]).unwrap();
+        assert_eq!(own_text.data.source(), super::Source::Text);
+    }
+}

@@ -1,0 +1,448 @@
+//! Layers of values: the recipe's ancestors, the recipe, what is laid over it, the command line. Later layers
+//! win key by key, and every key is known and well typed before it is laid down.
+
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+
+use super::schema::{self, Found, Meaning};
+use super::value::{self, Written};
+use super::{Config, foreign, nearest};
+use crate::switches::{self, Compile};
+use crate::{UserError, refuse};
+
+/// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
+const INSTEAD: [(&str, &str); 2] =
+    [("train.steps", "train.epochs"), ("train.micro_batch", "train.accumulate")];
+
+/// What `flatout resume` may change.
+const MAY_CHANGE: [&str; 5] = ["train.steps", "train.epochs", "eval.", "checkpoint.", "log."];
+
+#[derive(Default)]
+pub(crate) struct Layers {
+    values: BTreeMap<String, Held>,
+    /// Number of the layer being laid.
+    layer: usize,
+    recipe: String,
+    description: String,
+}
+
+struct Held {
+    value: Value,
+    layer: usize,
+}
+
+/// The tables of a TOML file, or a sentence with file and line.
+pub(crate) fn parse(text: &str, origin: &str) -> Result<Table, UserError> {
+    toml::from_str(text).map_err(|error| {
+        let line =
+            error.span().map(|span| format!(" line {}", line_at(text, span.start))).unwrap_or_default();
+        UserError(format!("{origin}{line}: {}", error.message().replace('\n', ", ")))
+    })
+}
+
+impl Layers {
+    /// Lays a file's values over those there are.
+    pub fn file(&mut self, text: &str, origin: &str) -> Result<(), UserError> {
+        let table = parse(text, origin)?;
+        self.table(table, text, origin)
+    }
+
+    /// Lays a parsed file's values; `text` is where lines are counted.
+    pub fn table(&mut self, mut table: Table, text: &str, origin: &str) -> Result<(), UserError> {
+        self.layer += 1;
+        let located = |path: &[String], sentence: String| {
+            let line = line_of(text, path).map(|line| format!(" line {line}")).unwrap_or_default();
+            UserError(format!("{origin}{line}: {sentence}"))
+        };
+        for (name, place) in [("recipe", &mut self.recipe), ("description", &mut self.description)] {
+            match table.remove(name) {
+                Some(Value::String(said)) => *place = said,
+                Some(_) => return Err(located(&[name.to_string()], format!("`{name}` wants a text"))),
+                None => {}
+            }
+        }
+        let mut leaves = Vec::new();
+        collect_leaves(&mut Vec::new(), &table, &known_paths(), &mut leaves);
+        // `compile` stands for other switches, which may be given beside it and then win.
+        leaves.sort_by_key(|(path, _)| path.join(".") != "switches.compile");
+        for (path, given) in leaves {
+            let name = path.join(".");
+            let Some(found) = schema::all().into_iter().find(|found| found.path == name) else {
+                return Err(located(&path, unknown(&name)));
+            };
+            let read = value::read(&name, &found.key.kind, &given, Written::InFile);
+            let laid = read.and_then(|value| self.lay(&found, value));
+            laid.map_err(|sentence| located(&path, sentence))?;
+        }
+        Ok(())
+    }
+
+    /// Lays `key=value` arguments, in order, as one layer.
+    pub fn overrides(&mut self, arguments: &[String]) -> Result<(), UserError> {
+        self.layer += 1;
+        for argument in arguments {
+            let (found, said) = parse_override(argument)?;
+            if found.key.optional && said == "none" {
+                self.values.remove(&found.path);
+                continue;
+            }
+            let given = Value::String(said.to_string());
+            let value = value::read(&found.path, &found.key.kind, &given, Written::AsText)?;
+            self.lay(&found, value)?;
+        }
+        Ok(())
+    }
+
+    fn lay(&mut self, found: &Found, value: Value) -> Result<(), String> {
+        if found.path == switches::COMPILE {
+            let mode: Compile = value.as_str().expect("a choice is a text").parse()?;
+            for (path, value) in mode.settings() {
+                self.put(path, Value::String(value.to_string()));
+            }
+            return Ok(());
+        }
+        for (a, b) in INSTEAD {
+            let other = match found.path.as_str() {
+                path if path == a => b,
+                path if path == b => a,
+                _ => continue,
+            };
+            let Some(held) = self.values.get(other) else { continue };
+            if held.layer < self.layer {
+                self.values.remove(other);
+            } else if ![&held.value, &value].into_iter().any(|value| value.as_str() == Some("auto")) {
+                return Err(format!("`{a}` and `{b}` are both given: give one of them"));
+            }
+        }
+        self.put(found.path.clone(), value);
+        Ok(())
+    }
+
+    fn put(&mut self, path: String, value: Value) {
+        self.values.insert(path, Held { value, layer: self.layer });
+    }
+
+    /// Names the recipe, whatever its files say.
+    pub fn name(&mut self, recipe: &str) {
+        self.recipe = recipe.to_string();
+    }
+
+    /// The tree, complete and valid.
+    pub fn finish(self) -> Result<Config, UserError> {
+        for found in schema::all() {
+            if found.key.required && !self.values.contains_key(&found.path) {
+                refuse!("`{}` is missing: it wants {}", found.path, found.key.kind);
+            }
+        }
+        let mut tree = Table::new();
+        for (section, _) in schema::sections() {
+            tree.insert(section.to_string(), Value::Table(Table::new()));
+        }
+        for (path, held) in self.values {
+            let (section, key) = path.split_once('.').expect("a path has a section");
+            let section = tree[section].as_table_mut().expect("sections are tables");
+            section.insert(key.to_string(), held.value);
+        }
+        tree.insert("recipe".into(), Value::String(self.recipe));
+        tree.insert("description".into(), Value::String(self.description));
+        let config: Config = Value::Table(tree).try_into().expect("checked values fit the tree");
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+impl Config {
+    /// The config of a run that is continued: the same but for what may change on the way. Where the number of
+    /// steps changes, the schedule keeps the horizon it began with.
+    pub fn resumed(&self, overrides: &[String]) -> Result<Config, UserError> {
+        for argument in overrides {
+            let (found, _) = parse_override(argument)?;
+            if !MAY_CHANGE.iter().any(|allowed| found.path.starts_with(allowed)) {
+                refuse!(
+                    "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, eval.*, \
+                     checkpoint.* and log.*",
+                    found.path
+                );
+            }
+        }
+        let mut layers = Layers::default();
+        layers.file(&self.to_toml(), "config.toml")?;
+        if self.schedule.horizon_steps.is_none()
+            && let Some(steps) = self.train.steps
+        {
+            layers.put("schedule.horizon_steps".into(), Value::Integer(steps as i64));
+        }
+        layers.overrides(overrides)?;
+        layers.finish()
+    }
+}
+
+fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
+    let Some((name, said)) = argument.split_once('=') else {
+        refuse!("`{argument}` is neither a recipe nor key=value");
+    };
+    match schema::lookup(name.trim()) {
+        Meaning::One(found) => Ok((found, said.trim())),
+        Meaning::Several(paths) => refuse!("`{name}` may be {}: give it in full", paths.join(" or ")),
+        Meaning::Nothing => Err(UserError(unknown(name.trim()))),
+    }
+}
+
+/// The sentence for a key that does not exist: what it is called here, or the nearest name.
+fn unknown(name: &str) -> String {
+    if let Some(here) = foreign::here(name) {
+        return format!("there is no key `{name}`; here that is {here}");
+    }
+    let sections = schema::sections();
+    let in_section =
+        name.split_once('.').filter(|(section, _)| sections.iter().any(|(known, _)| known == section));
+    let short = in_section.map_or(name, |(_, key)| key);
+    if let Meaning::One(found) = schema::lookup(short) {
+        return format!("there is no key `{name}`; here that is `{}`", found.path);
+    }
+    // Names as they may have been meant, each with the path it stands for.
+    let mut meant: Vec<(String, String)> = Vec::new();
+    for (section, keys) in &sections {
+        for key in keys {
+            let path = format!("{section}.{}", key.name);
+            match in_section {
+                Some((given, _)) if given != *section => continue,
+                Some(_) => meant.push((key.name.to_string(), path)),
+                None => {
+                    let last = key.name.rsplit('.').next().unwrap_or(key.name);
+                    let names = [path.clone(), key.name.to_string(), last.to_string()];
+                    meant.extend(names.map(|name| (name, path.clone())));
+                }
+            }
+        }
+    }
+    let close = nearest(short, meant.iter().map(|(name, _)| name.as_str()));
+    if let Some((_, path)) = close.and_then(|close| meant.iter().find(|(name, _)| name == close)) {
+        return format!("there is no key `{name}`; did you mean `{path}`?");
+    }
+    match in_section {
+        Some((section, _)) => {
+            let keys: Vec<_> = meant.iter().map(|(key, _)| key.as_str()).collect();
+            format!("there is no key `{name}`; `{section}` has {}", keys.join(", "))
+        }
+        None => format!("there is no key `{name}`; `flatout schema` lists them all"),
+    }
+}
+
+fn known_paths() -> Vec<String> {
+    schema::all().into_iter().map(|found| found.path).collect()
+}
+
+/// Values by path. A table is gone into unless it is a known key's value, so dotted keys and nested tables are
+/// the same thing; an empty table of a name that leads nowhere counts as a value, to be refused.
+fn collect_leaves(
+    path: &mut Vec<String>,
+    table: &Table,
+    known: &[String],
+    leaves: &mut Vec<(Vec<String>, Value)>,
+) {
+    for (name, held) in table {
+        path.push(name.clone());
+        let joined = path.join(".");
+        let leads_on = known.iter().any(|key| key.starts_with(&format!("{joined}.")));
+        match held {
+            Value::Table(inner) if !known.contains(&joined) && (leads_on || !inner.is_empty()) => {
+                collect_leaves(path, inner, known, leaves);
+            }
+            other => leaves.push((path.clone(), other.clone())),
+        }
+        path.pop();
+    }
+}
+
+/// Line of the key, counted from 1.
+fn line_of(text: &str, path: &[String]) -> Option<usize> {
+    let document = toml::de::DeTable::parse(text).ok()?;
+    let mut table = document.get_ref();
+    let mut line = None;
+    for name in path {
+        let (key, held) = table.iter().find(|(key, _)| key.get_ref() == name.as_str())?;
+        line = Some(line_at(text, key.span().start));
+        match held.get_ref().as_table() {
+            Some(inner) => table = inner,
+            None => break,
+        }
+    }
+    line
+}
+
+fn line_at(text: &str, offset: usize) -> usize {
+    text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Count, Source};
+    use crate::recipes::resolve;
+    use crate::switches::{Choose, Precision, Toggle};
+
+    fn with(overrides: &[&str]) -> Result<Config, UserError> {
+        let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+        resolve("tiny", &[], &overrides)
+    }
+
+    fn refused(overrides: &[&str]) -> String {
+        with(overrides).expect_err(&overrides.join(" ")).0
+    }
+
+    #[test]
+    fn overrides_apply_in_order_by_long_and_short_names() {
+        let config = with(&[
+            "optimizer.lr=1e-3",
+            "lr=2e-3",
+            "betas=[0.8, 0.9]",
+            "precision=bf16",
+            "fuse.qkv=off",
+            "switches.memory_plan=false",
+            "micro_batch=8",
+            "seed=7",
+            "data.path=a=b.txt",
+            "freeze=[embed, layers.*.norm]",
+            "model.qk_norm=false",
+            "workers=auto",
+            "steps=1e3",
+        ])
+        .unwrap();
+        assert_eq!(config.optimizer.lr, 2e-3);
+        assert_eq!(config.optimizer.betas, [0.8, 0.9]);
+        assert_eq!(config.switches.precision, Precision::Bf16);
+        assert_eq!((config.switches.fuse_qkv, config.switches.memory_plan), (Toggle::Off, Toggle::Off));
+        assert_eq!((config.train.micro_batch, config.eval.micro_batch), (Count::Given(8), Count::Auto));
+        assert_eq!((config.train.seed, config.train.steps), (7, Some(1000)));
+        assert_eq!((config.data.path.as_deref(), config.data.source()), (Some("a=b.txt"), Source::Text));
+        assert_eq!(config.train.freeze, ["embed", "layers.*.norm"]);
+        assert!(!config.model.qk_norm);
+    }
+
+    #[test]
+    fn giving_one_of_a_pair_puts_the_recipes_other_aside() {
+        let epochs = with(&["epochs=2"]).unwrap().train;
+        assert_eq!((epochs.steps, epochs.epochs), (None, Some(2)));
+        let accumulate = |overrides: &[&str]| {
+            let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+            resolve("pretrain-226m", &[], &overrides).unwrap().train
+        };
+        let split = accumulate(&["accumulate=8"]);
+        assert_eq!((split.micro_batch, split.micro_batch()), (Count::Auto, Some(8)));
+        assert_eq!(accumulate(&["micro_batch=auto", "accumulate=32"]).micro_batch(), Some(2));
+        assert_eq!(accumulate(&["accumulate=32", "micro_batch=auto"]).micro_batch(), Some(2));
+        assert_eq!(accumulate(&["micro_batch=auto"]).micro_batch(), None);
+        assert!(refused(&["epochs=1", "steps=2"]).contains("are both given"));
+    }
+
+    #[test]
+    fn compile_is_laid_where_it_stands() {
+        let switches = with(&["compile=off", "fuse.qkv=on"]).unwrap().switches;
+        assert_eq!((switches.fuse_qkv, switches.fuse_norm), (Toggle::On, Toggle::Off));
+        assert_eq!(switches.cuda_graphs, Choose::Off);
+        let switches = with(&["fuse.qkv=on", "compile=off"]).unwrap().switches;
+        assert_eq!(switches.fuse_qkv, Toggle::Off);
+        assert_eq!(with(&["compile=reduce-overhead"]).unwrap().switches.cuda_graphs, Choose::On);
+
+        let mut layers = Layers::default();
+        layers.file(&with(&[]).unwrap().to_toml(), "base").unwrap();
+        layers
+            .file("[switches]\nattention = \"naive\"\nfuse.loss = true\ncompile = \"off\"\n", "over")
+            .unwrap();
+        let switches = layers.finish().unwrap().switches;
+        assert_eq!(
+            (switches.fuse_loss, switches.fuse_qkv),
+            (Toggle::On, Toggle::Off),
+            "beside it, the rest wins"
+        );
+    }
+
+    #[test]
+    fn unknown_keys_get_the_name_that_was_meant() {
+        let cases = [
+            ("optimiser.lr=1", "there is no key `optimiser.lr`; did you mean `optimizer.lr`?"),
+            ("bathc=1", "there is no key `bathc`; did you mean `train.batch`?"),
+            ("precison=bf16", "there is no key `precison`; did you mean `switches.precision`?"),
+            ("fuse.qvk=on", "there is no key `fuse.qvk`; did you mean `switches.fuse.qkv`?"),
+            ("qkv=on", "there is no key `qkv`; did you mean `switches.fuse.qkv`?"),
+            ("num_workers=4", "there is no key `num_workers`; here that is `loader.workers`"),
+            ("per_device_train_batch_size=4", "here that is `train.micro_batch`"),
+            ("gradient_checkpointing=true", "here that is `recompute=full`"),
+            ("use_fp8=true", "here that is `precision` (auto, fp32, tf32, bf16)"),
+            ("optimizer=adamw", "here that is `optimizer.name` (adamw)"),
+            ("train.lr=1", "there is no key `train.lr`; here that is `optimizer.lr`"),
+            ("model.precision=bf16", "there is no key `model.precision`; here that is `switches.precision`"),
+            ("optimizer.momentum=1", "`optimizer` has name, lr, betas, eps, weight_decay, clip"),
+            ("xyzzy=1", "`flatout schema` lists them all"),
+            ("every=10", "`every` may be eval.every or checkpoint.every or log.every: give it in full"),
+            ("lr", "`lr` is neither a recipe nor key=value"),
+            ("=3", "there is no key ``"),
+            ("lr=fast", "`optimizer.lr` wants a number, and got `fast`"),
+            ("lr=", "`optimizer.lr` wants a number, and got ``"),
+            ("precision=fp8", "`switches.precision` wants one of auto, fp32, tf32, bf16, and got `fp8`"),
+            ("steps=-5", "`train.steps` wants a whole number of 0 or more, and got `-5`"),
+            ("lr=NaN", "`optimizer.lr` wants a number, and got `NaN`"),
+            ("lr=none", "`optimizer.lr` wants a number, and got `none`"),
+            ("groups=[{path='a'}]", "one of them has `path`"),
+            ("groups=[{lr_scale=0.5}]", "`train.groups` has a table without `paths`"),
+            ("groups=[{paths=['a'],lr_scale='x'}]", "`train.groups.lr_scale` wants a number"),
+        ];
+        for (argument, words) in cases {
+            let sentence = refused(&[argument]);
+            assert!(sentence.contains(words), "{argument}: {sentence:?} lacks {words:?}");
+        }
+    }
+
+    #[test]
+    fn files_are_refused_with_file_and_line() {
+        let cases = [
+            (
+                "[model]\nwidth = 8\nwidht = 9\n",
+                "mine.toml line 3: there is no key `model.widht`; did you mean `model.width`?",
+            ),
+            (
+                "[train]\nbatch = 8\nsteps = \"many\"\n",
+                "mine.toml line 3: `train.steps` wants a whole number of 0 or more, and got `many`",
+            ),
+            ("lr = 1\n", "mine.toml line 1: there is no key `lr`; here that is `optimizer.lr`"),
+            (
+                "\n[training]\nmax_steps = 5\n",
+                "mine.toml line 3: there is no key `training.max_steps`; here that is `train.steps`",
+            ),
+            ("[train]\nsteps = 1\nepochs = 1\n", "`train.steps` and `train.epochs` are both given"),
+            ("\n\n[nothing]\n", "mine.toml line 3: there is no key `nothing`"),
+            ("[train]\nsteps = \n", "mine.toml line 2: "),
+            ("[train]\nbatch = 1\nbatch = 2\n", "mine.toml line 3: "),
+            ("description = 5\n", "mine.toml line 1: `description` wants a text"),
+            ("train = 5\n", "mine.toml line 1: there is no key `train`"),
+            (
+                "[[train.groups]]\npaths = \"a\"\nlr = 1\n",
+                "mine.toml line 1: `train.groups` wants a list of tables",
+            ),
+            ("[train]\nbatch = 8\n", "`model.width` is missing: it wants a whole number"),
+        ];
+        for (text, words) in cases {
+            let sentence = Config::parse(text, "mine.toml").unwrap_err().0;
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+            assert!(!sentence.contains('\n'), "{sentence:?}");
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_changes_only_what_may_change() {
+        let config = with(&["steps=100", "warmup_steps=10"]).unwrap();
+        let longer =
+            config.resumed(&["steps=200".into(), "eval.every=7".into(), "log.every=5".into()]).unwrap();
+        assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(200), Some(100)));
+        assert_eq!((longer.eval.every, longer.log.every), (7, 5));
+        let again = longer.resumed(&["steps=300".into()]).unwrap();
+        assert_eq!(again.schedule.horizon_steps, Some(100), "the horizon is the first run's");
+        for argument in ["lr=1", "precision=bf16", "compile=off", "batch=64", "horizon_steps=5"] {
+            let sentence = config.resumed(&[argument.into()]).unwrap_err().0;
+            assert!(sentence.contains("cannot change when a run is resumed"), "{sentence}");
+        }
+        assert!(config.resumed(&["stpes=5".into()]).unwrap_err().0.contains("did you mean `train.steps`?"));
+    }
+}

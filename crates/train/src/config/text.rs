@@ -1,0 +1,101 @@
+//! The tree as TOML text: what a run saves, what `recipes show` prints, and what reads back as the same tree.
+
+use std::collections::BTreeMap;
+
+use toml::Value;
+
+use super::{Config, Layers, schema};
+use crate::UserError;
+
+impl Config {
+    /// Every section and key in the schema's order. `Config::parse` gives back an equal tree.
+    pub fn to_toml(&self) -> String {
+        let written = flatten(self);
+        let mut out = String::new();
+        for (name, said) in [("recipe", &self.recipe), ("description", &self.description)] {
+            if !said.is_empty() {
+                out += &format!("{name} = {}\n", value(&Value::String(said.clone())));
+            }
+        }
+        for (section, keys) in schema::sections() {
+            out += &format!("\n[{section}]\n");
+            for key in keys {
+                if let Some(held) = written.get(&format!("{section}.{}", key.name)) {
+                    out += &format!("{} = {}\n", key.name, value(held));
+                }
+            }
+        }
+        out.trim_start().to_string()
+    }
+
+    /// Reads what `to_toml` wrote. `origin` is the file, for sentences.
+    pub fn parse(text: &str, origin: &str) -> Result<Config, UserError> {
+        let mut layers = Layers::default();
+        layers.file(text, origin)?;
+        layers.finish()
+    }
+}
+
+/// The tree's values by full path.
+pub(super) fn flatten(config: &Config) -> BTreeMap<String, Value> {
+    let written = Value::try_from(config).expect("the tree has a TOML form");
+    let mut values = BTreeMap::new();
+    for (section, held) in written.as_table().expect("a struct is a table") {
+        for (key, value) in held.as_table().into_iter().flatten() {
+            values.insert(format!("{section}.{key}"), value.clone());
+        }
+    }
+    values
+}
+
+/// A value on one line. Floats are in their shortest exact form.
+pub(super) fn value(held: &Value) -> String {
+    match held {
+        Value::Float(number) => format!("{number:?}"),
+        Value::Array(elements) => {
+            format!("[{}]", elements.iter().map(value).collect::<Vec<_>>().join(", "))
+        }
+        Value::Table(fields) => {
+            let fields: Vec<_> =
+                fields.iter().map(|(name, held)| format!("{name} = {}", value(held))).collect();
+            format!("{{ {} }}", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Count, Group, Groups, Source};
+    use crate::recipes;
+
+    #[test]
+    fn every_recipe_reads_back_equal() {
+        for recipe in recipes::list() {
+            let config = recipes::resolve(recipe.name, &[], &[]).unwrap();
+            let text = config.to_toml();
+            assert_eq!(Config::parse(&text, "config.toml").unwrap(), config, "{text}");
+        }
+    }
+
+    #[test]
+    fn unusual_values_read_back_equal() {
+        let mut config = recipes::resolve("tiny", &[], &[]).unwrap();
+        config.description = "quotes \" and \\ and\nlines, é".into();
+        config.optimizer.lr = 0.1 + 0.2;
+        config.optimizer.eps = 1e-300;
+        config.model.rope_theta = 1e16;
+        config.data.source = Source::Text;
+        config.data.path = Some("a b/\"c\".txt".into());
+        config.train.batch = 32;
+        config.train.micro_batch = Count::Given(8);
+        config.train.freeze = vec!["embed".into(), "layers.*.norm".into()];
+        let group = Group { paths: vec!["head".into()], lr_scale: 0.1, weight_decay: Some(0.0) };
+        config.train.groups = Groups(vec![group, Group { paths: vec!["x".into()], ..Group::default() }]);
+        let text = config.to_toml();
+        assert_eq!(Config::parse(&text, "config.toml").unwrap(), config, "{text}");
+        assert!(text.contains("fuse.qkv = \"on\"\n"), "{text}");
+        assert!(text.contains("eps = 1e-300\n"), "{text}");
+    }
+}

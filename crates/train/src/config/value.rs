@@ -1,0 +1,195 @@
+//! Values as they were written, made into values of a key's kind, or a sentence that says what is wanted.
+
+use flatout_models::config::key::Kind;
+use toml::{Table, Value};
+
+use super::text;
+
+/// Where a value was written: in a file it has a TOML type, on the command line it is bare text.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Written {
+    InFile,
+    AsText,
+}
+
+/// The value as the key's kind has it.
+pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> Result<Value, String> {
+    let wrong = || {
+        let shown = match given {
+            Value::String(said) => said.clone(),
+            other => text::value(other),
+        };
+        format!("`{path}` wants {kind}, and got `{shown}`")
+    };
+    let bare = given.as_str().filter(|_| written == Written::AsText);
+    match kind {
+        Kind::Bool => match (given, given.as_str()) {
+            (Value::Boolean(_), _) => Ok(given.clone()),
+            (_, Some("on" | "true")) => Ok(Value::Boolean(true)),
+            (_, Some("off" | "false")) => Ok(Value::Boolean(false)),
+            _ => Err(wrong()),
+        },
+        Kind::Whole => whole(given, bare).ok_or_else(wrong),
+        Kind::Number => match (given, bare) {
+            (Value::Integer(number), _) => Ok(Value::Float(*number as f64)),
+            (Value::Float(number), _) if number.is_finite() => Ok(Value::Float(*number)),
+            (_, Some(said)) => {
+                said.parse().ok().filter(|x: &f64| x.is_finite()).map(Value::Float).ok_or_else(wrong)
+            }
+            _ => Err(wrong()),
+        },
+        Kind::Text => match given {
+            Value::String(said) if written == Written::AsText => Ok(Value::String(unquoted(said).into())),
+            Value::String(_) => Ok(given.clone()),
+            _ => Err(wrong()),
+        },
+        Kind::Choice(values) => {
+            let said = match given {
+                Value::Boolean(on) => (if *on { "on" } else { "off" }).to_string(),
+                Value::String(said) => unquoted(said).to_ascii_lowercase(),
+                _ => return Err(wrong()),
+            };
+            let said = match said.as_str() {
+                "true" => "on",
+                "false" => "off",
+                other => other,
+            };
+            values.contains(&said).then(|| Value::String(said.into())).ok_or_else(wrong)
+        }
+        Kind::WholeOrAuto if given.as_str() == Some("auto") => Ok(given.clone()),
+        Kind::WholeOrAuto => {
+            whole(given, bare).filter(|n| n.as_integer().is_some_and(|n| n >= 1)).ok_or_else(wrong)
+        }
+        Kind::List(of, length) => {
+            let elements = match (given, bare) {
+                (Value::Array(elements), _) => elements.clone(),
+                (_, Some(said)) => elements_of(said),
+                (single, _) => vec![single.clone()],
+            };
+            if length.is_some_and(|length| length != elements.len()) {
+                return Err(wrong());
+            }
+            let read = |element| read(path, of, element, written).map_err(|_| wrong());
+            elements.iter().map(read).collect::<Result<_, _>>().map(Value::Array)
+        }
+        Kind::Tables(keys) => {
+            let tables = match bare {
+                Some(said) => {
+                    let parsed: Result<Table, _> = toml::from_str(&format!("v = {said}"));
+                    parsed.ok().and_then(|mut table| table.remove("v")).ok_or_else(wrong)?
+                }
+                None => given.clone(),
+            };
+            let Value::Array(tables) = tables else { return Err(wrong()) };
+            let mut read_tables = Vec::new();
+            for table in &tables {
+                let Value::Table(fields) = table else { return Err(wrong()) };
+                let mut read_fields = Table::new();
+                for (name, held) in fields {
+                    let Some(key) = keys.iter().find(|key| key.name == name) else {
+                        return Err(format!("`{path}` wants {kind}, and one of them has `{name}`"));
+                    };
+                    let field = read(&format!("{path}.{name}"), &key.kind, held, Written::InFile)?;
+                    read_fields.insert(name.clone(), field);
+                }
+                if let Some(key) = keys.iter().find(|key| key.required && !fields.contains_key(key.name)) {
+                    return Err(format!("`{path}` has a table without `{}`", key.name));
+                }
+                read_tables.push(Value::Table(read_fields));
+            }
+            Ok(Value::Array(read_tables))
+        }
+    }
+}
+
+/// A whole number of 0 or more, also when it is written as `1e6` or `1_000`.
+fn whole(given: &Value, bare: Option<&str>) -> Option<Value> {
+    /// Above this, not every whole number has a floating-point form.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let of_float = |x: f64| ((0.0..=EXACT).contains(&x) && x.fract() == 0.0).then_some(x as i64);
+    let number = match (given, bare) {
+        (Value::Integer(number), _) => Some(*number),
+        (Value::Float(number), _) => of_float(*number),
+        (_, Some(said)) => {
+            let digits = said.replace('_', "");
+            digits.parse().ok().or_else(|| digits.parse().ok().and_then(of_float))
+        }
+        _ => None,
+    };
+    number.filter(|n| *n >= 0).map(Value::Integer)
+}
+
+/// `[a, b]` or `a, b` as texts.
+fn elements_of(said: &str) -> Vec<Value> {
+    let inner = said.trim();
+    let inner = inner.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(inner).trim();
+    if inner.is_empty() {
+        return Vec::new();
+    }
+    inner.split(',').map(|element| Value::String(element.trim().into())).collect()
+}
+
+fn unquoted(said: &str) -> &str {
+    for quote in ['"', '\''] {
+        if let Some(inner) = said.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
+            return inner;
+        }
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(kind: Kind, said: &str) -> Result<String, String> {
+        read("k", &kind, &Value::String(said.into()), Written::AsText).map(|value| text::value(&value))
+    }
+
+    #[test]
+    fn bare_text_becomes_the_kind_that_is_wanted() {
+        assert_eq!(typed(Kind::Whole, "1_000").unwrap(), "1000");
+        assert_eq!(typed(Kind::Whole, "3e4").unwrap(), "30000");
+        assert_eq!(typed(Kind::Number, "1e-3").unwrap(), "0.001");
+        assert_eq!(typed(Kind::Number, "2").unwrap(), "2.0");
+        assert_eq!(typed(Kind::Text, "12").unwrap(), "\"12\"");
+        assert_eq!(typed(Kind::Text, "'a b'").unwrap(), "\"a b\"");
+        assert_eq!(typed(Kind::Bool, "off").unwrap(), "false");
+        assert_eq!(typed(Kind::Choice(&["on", "off"]), "true").unwrap(), "\"on\"");
+        assert_eq!(typed(Kind::Choice(&["fp32", "bf16"]), "BF16").unwrap(), "\"bf16\"");
+        assert_eq!(typed(Kind::WholeOrAuto, "auto").unwrap(), "\"auto\"");
+        assert_eq!(typed(Kind::WholeOrAuto, "4").unwrap(), "4");
+        let pair = Kind::List(Box::new(Kind::Number), Some(2));
+        assert_eq!(typed(pair.clone(), "[0.9,0.95]").unwrap(), "[0.9, 0.95]");
+        assert_eq!(typed(pair, "0.9, 1").unwrap(), "[0.9, 1.0]");
+        let texts = Kind::List(Box::new(Kind::Text), None);
+        assert_eq!(typed(texts.clone(), "embed").unwrap(), "[\"embed\"]");
+        assert_eq!(typed(texts, "[]").unwrap(), "[]");
+    }
+
+    #[test]
+    fn wrong_values_are_named_with_what_is_wanted() {
+        let whole = "`k` wants a whole number of 0 or more, and got `";
+        for said in ["-5", "1.5", "many", "", "nan", "1e300", "99999999999999999999"] {
+            assert_eq!(typed(Kind::Whole, said).unwrap_err(), format!("{whole}{said}`"));
+        }
+        for said in ["nan", "inf", "-inf", "fast", ""] {
+            assert_eq!(
+                typed(Kind::Number, said).unwrap_err(),
+                format!("`k` wants a number, and got `{said}`")
+            );
+        }
+        assert_eq!(typed(Kind::WholeOrAuto, "0").unwrap_err().matches("wants auto or").count(), 1);
+        assert_eq!(
+            typed(Kind::Choice(&["on", "off"]), "maybe").unwrap_err(),
+            "`k` wants one of on, off, and got `maybe`"
+        );
+        let pair = Kind::List(Box::new(Kind::Number), Some(2));
+        assert_eq!(
+            typed(pair, "[0.9]").unwrap_err(),
+            "`k` wants a list of 2, each a number, and got `[0.9]`"
+        );
+        let in_file = read("k", &Kind::Whole, &Value::String("8".into()), Written::InFile);
+        assert!(in_file.unwrap_err().contains("got `8`"), "a file has types");
+    }
+}

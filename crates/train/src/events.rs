@@ -1,0 +1,320 @@
+//! What happened in a run, one JSON object a line in `events.jsonl`. Other tools read this: names are a contract.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// A line. Numbers that are not finite are written as `null` and read as NaN; floats are in their shortest exact
+/// form, those of 32 bits as such.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    Start(Start),
+    Step(Step),
+    /// Mean loss on held-out data after update `step`.
+    Eval {
+        step: u64,
+        #[serde(deserialize_with = "null_is_nan")]
+        loss: f32,
+    },
+    /// A checkpoint is whole on disk.
+    Saved {
+        step: u64,
+        path: String,
+    },
+    /// The run goes on after update `step`. Lines of later steps that were written before are void: of several
+    /// lines for one step the last is right.
+    Resume {
+        step: u64,
+    },
+    Warning {
+        message: String,
+    },
+    End(End),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    pub recipe: String,
+    pub backend: String,
+    /// What is active, read from what was compiled.
+    pub switches: BTreeMap<String, String>,
+    pub arena_bytes: u64,
+    pub driver_bytes: u64,
+}
+
+/// Update number `step`, counted from 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub step: u64,
+    /// Passes over the data so far.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub epoch: f64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub loss: f32,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub grad_norm: f32,
+    /// As the device multiplies by it.
+    #[serde(deserialize_with = "null_is_nan")]
+    pub lr: f32,
+    /// Tokens since the run began.
+    pub tokens: u64,
+    /// Samples since the run began.
+    pub samples: u64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub step_ms: f64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub tokens_per_second: f64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub samples_per_second: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    pub status: Status,
+    /// Updates made since the run began.
+    pub steps: u64,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub loss: f32,
+    /// The least loss any model can reach, where the data's entropy is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_floor: Option<f64>,
+    #[serde(deserialize_with = "null_is_nan")]
+    pub tokens_per_second: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    Done,
+    /// By a signal, after saving.
+    Stopped,
+    Failed,
+}
+
+fn null_is_nan<'de, D: Deserializer<'de>, F: Deserialize<'de> + From<f32>>(
+    deserializer: D,
+) -> Result<F, D::Error> {
+    Ok(Option::<F>::deserialize(deserializer)?.unwrap_or_else(|| F::from(f32::NAN)))
+}
+
+impl Event {
+    /// The object on one line, without the line's end.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("events have a JSON form")
+    }
+}
+
+/// The file events are appended to.
+#[derive(Debug)]
+pub struct EventLog {
+    file: File,
+}
+
+impl EventLog {
+    /// Begins the file of a new run.
+    pub fn create(path: &Path) -> io::Result<EventLog> {
+        Ok(EventLog { file: OpenOptions::new().append(true).create_new(true).open(path)? })
+    }
+
+    /// Opens the file of a run that goes on, with what it holds. A last line that was cut short by a crash is
+    /// removed, so that the next one starts on a line of its own.
+    pub fn reopen(path: &Path) -> io::Result<(EventLog, Vec<Event>)> {
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        let (events, whole_bytes) = read_whole(path)?;
+        if file.metadata()?.len() != whole_bytes {
+            file.set_len(whole_bytes)?;
+        }
+        Ok((EventLog { file }, events))
+    }
+
+    /// Appends one line, in one write: a reader that follows the file sees all of it or, after a crash, a part
+    /// that `reopen` removes.
+    pub fn write(&mut self, event: &Event) -> io::Result<()> {
+        let mut line = event.to_json();
+        line.push('\n');
+        self.file.write_all(line.as_bytes())
+    }
+}
+
+/// The events of a run, also while it is running: a last line without its end is left out.
+pub fn read(path: &Path) -> io::Result<Vec<Event>> {
+    read_whole(path).map(|(events, _)| events)
+}
+
+fn read_whole(path: &Path) -> io::Result<(Vec<Event>, u64)> {
+    let bytes = std::fs::read(path)?;
+    let mut events = Vec::new();
+    let mut whole_bytes = 0;
+    for (i, line) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
+        let last = whole_bytes + line.len() == bytes.len();
+        match serde_json::from_slice(line) {
+            Ok(event) if line.ends_with(b"\n") => events.push(event),
+            // A crash of the machine may also leave zeros where the last line should be.
+            _ if last => break,
+            Ok(_) => unreachable!("only the last line has no end"),
+            Err(error) => {
+                let sentence = format!("{} line {} is no event: {error}", path.display(), i + 1);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
+            }
+        }
+        whole_bytes += line.len();
+    }
+    Ok((events, whole_bytes as u64))
+}
+
+/// The step lines that count, in order: of several for one step the last, and none from beyond where a resumed
+/// run went on before it got there again.
+pub fn steps(events: &[Event]) -> Vec<Step> {
+    let mut steps = BTreeMap::new();
+    for event in events {
+        match event {
+            Event::Step(step) => drop(steps.insert(step.step, step.clone())),
+            Event::Resume { step } => drop(steps.split_off(&(step + 1))),
+            _ => {}
+        }
+    }
+    steps.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64, loss: f32) -> Step {
+        Step {
+            step,
+            epoch: 0.5,
+            loss,
+            grad_norm: 0.1,
+            lr: 3e-3,
+            tokens: 4096 * step,
+            samples: 32 * step,
+            step_ms: 12.5,
+            tokens_per_second: 1e6,
+            samples_per_second: 2560.0,
+        }
+    }
+
+    #[test]
+    fn lines_have_the_contracts_names() {
+        let switches = BTreeMap::from([("fuse.qkv".to_string(), "on".to_string())]);
+        let start = Start {
+            recipe: "tiny".into(),
+            backend: "cpu".into(),
+            switches,
+            arena_bytes: 1 << 40,
+            driver_bytes: 0,
+        };
+        let end =
+            End { status: Status::Done, steps: 9, loss: 1.5, loss_floor: Some(1.25), tokens_per_second: 2.5 };
+        let lines = [
+            (
+                Event::Start(start),
+                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0}"#,
+            ),
+            (
+                Event::Step(step(1, 0.1)),
+                r#"{"event":"step","step":1,"epoch":0.5,"loss":0.1,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1000000.0,"samples_per_second":2560.0}"#,
+            ),
+            (Event::Eval { step: 2, loss: 2.5 }, r#"{"event":"eval","step":2,"loss":2.5}"#),
+            (
+                Event::Saved { step: 2, path: "checkpoints/step-2".into() },
+                r#"{"event":"saved","step":2,"path":"checkpoints/step-2"}"#,
+            ),
+            (Event::Resume { step: 2 }, r#"{"event":"resume","step":2}"#),
+            (Event::Warning { message: "a\nb".into() }, r#"{"event":"warning","message":"a\nb"}"#),
+            (
+                Event::End(end.clone()),
+                r#"{"event":"end","status":"done","steps":9,"loss":1.5,"loss_floor":1.25,"tokens_per_second":2.5}"#,
+            ),
+            (
+                Event::End(End { loss_floor: None, status: Status::Stopped, ..end }),
+                r#"{"event":"end","status":"stopped","steps":9,"loss":1.5,"tokens_per_second":2.5}"#,
+            ),
+        ];
+        for (event, line) in lines {
+            assert_eq!(event.to_json(), line);
+            assert_eq!(serde_json::from_str::<Event>(line).unwrap(), event);
+        }
+    }
+
+    #[test]
+    fn floats_are_shortest_and_exact() {
+        for loss in [0.1, 1.0 / 3.0, f32::MIN_POSITIVE, f32::MAX, 16_777_216.0, 1e-45, -0.0] {
+            let line = Event::Eval { step: 1, loss }.to_json();
+            let Event::Eval { loss: back, .. } = serde_json::from_str(&line).unwrap() else { panic!() };
+            assert_eq!(back.to_bits(), loss.to_bits(), "{line}");
+        }
+        assert!(Event::Eval { step: 1, loss: 0.1 }.to_json().contains(r#""loss":0.1}"#));
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_null() {
+        for loss in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let line = Event::Step(Step { lr: f32::INFINITY, ..step(1, loss) }).to_json();
+            assert!(line.contains(r#""loss":null"#) && line.contains(r#""lr":null"#), "{line}");
+            let Event::Step(back) = serde_json::from_str(&line).unwrap() else { panic!() };
+            assert!(back.loss.is_nan() && back.lr.is_nan());
+        }
+    }
+
+    #[test]
+    fn a_torn_last_line_is_removed_wherever_it_was_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let mut log = EventLog::create(&path).unwrap();
+        let events: Vec<Event> = (1..=3).map(|n| Event::Step(step(n, n as f32))).collect();
+        events.iter().for_each(|event| log.write(event).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        let third = whole.len() - events[2].to_json().len() - 1;
+        for cut in third..whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            assert_eq!(read(&path).unwrap(), events[..2]);
+            let (mut log, held) = EventLog::reopen(&path).unwrap();
+            assert_eq!(held, events[..2]);
+            log.write(&events[2]).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), whole, "cut at {cut}");
+        }
+        std::fs::write(&path, [&whole[..third], &[0; 40]].concat()).unwrap();
+        assert_eq!(EventLog::reopen(&path).unwrap().1, events[..2]);
+    }
+
+    #[test]
+    fn a_broken_line_in_the_middle_is_an_error_with_its_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        std::fs::write(
+            &path,
+            "{\"event\":\"resume\",\"step\":1}\nnonsense\n{\"event\":\"resume\",\"step\":2}\n",
+        )
+        .unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("line 2 is no event"));
+    }
+
+    #[test]
+    fn a_new_run_does_not_append_to_an_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        EventLog::create(&path).unwrap();
+        assert_eq!(EventLog::create(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn later_lines_of_a_step_win() {
+        let line = |n, loss| Event::Step(step(n, loss));
+        let events = [
+            line(1, 1.0),
+            line(2, 2.0),
+            line(3, 3.0),
+            Event::Resume { step: 1 },
+            line(2, 20.0),
+            Event::Resume { step: 2 },
+        ];
+        let losses: Vec<_> = steps(&events).iter().map(|step| (step.step, step.loss)).collect();
+        assert_eq!(losses, [(1, 1.0), (2, 20.0)]);
+    }
+}

@@ -1,0 +1,50 @@
+//! First values of slots: weights by counter-based random numbers, tables by their formula.
+
+use flatout_ir::ops::rope::frequency;
+use flatout_ir::plan::PlacedSlot;
+use flatout_ir::{Class, Init, PlanSet, random};
+use flatout_runtime::{RuntimeError, Session};
+
+/// Writes every parameter and table. A weight depends on the seed, its own path and nothing else.
+pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
+    for slot in leaves(session.plans(), |class| class.is_parameter()) {
+        session.write_f32(&slot.path, &values(&slot, seed))?;
+    }
+    write_tables(session)
+}
+
+/// Writes the constants, which no checkpoint holds.
+pub fn write_tables(session: &mut Session) -> Result<(), RuntimeError> {
+    for slot in leaves(session.plans(), |class| class == Class::Const) {
+        session.write_f32(&slot.path, &values(&slot, 0))?;
+    }
+    Ok(())
+}
+
+/// Slots of a class that nothing lies inside.
+pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot> {
+    plans.slots.iter().filter(|s| class(s.class) && !s.is_whole).cloned().collect()
+}
+
+fn values(slot: &PlacedSlot, seed: u64) -> Vec<f32> {
+    let n = slot.ty.elements();
+    match slot.init {
+        Init::Zeros => vec![0.0; n],
+        Init::Ones => vec![1.0; n],
+        Init::Normal { std } => {
+            let stream = stream(&slot.path);
+            (0..n as u64).map(|i| std * random::normal(seed, stream, i)).collect()
+        }
+        Init::RopeTable { theta } => {
+            let (positions, half) = (slot.ty.dims[0], slot.ty.dims[1]);
+            let angle = |p: usize, f: usize| p as f64 * frequency(theta, f, 2 * half);
+            let pairs = (0..positions).flat_map(|p| (0..half).map(move |f| (p, f)));
+            pairs.flat_map(|(p, f)| [angle(p, f).cos() as f32, angle(p, f).sin() as f32]).collect()
+        }
+    }
+}
+
+/// FNV-1a of a path.
+fn stream(path: &str) -> u64 {
+    path.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,33 @@
+//! Training: what a run is made from, where it lives, and how it stops and continues.
+//!
+//! This crate does not print, exit or read arguments (the command line does), holds no kernel and no device call
+//! (the runtime does), builds no model (models does) and parses no data file (data does). It alone knows steps,
+//! epochs and ranks.
+
+#![forbid(unsafe_code)]
+
+pub mod active;
+pub mod checkpoint;
+pub mod compile;
+pub mod config;
+mod durable;
+pub mod events;
+mod failure;
+mod feed;
+pub mod generate;
+pub mod groups;
+pub mod initial;
+pub mod recipes;
+pub mod resume;
+pub mod run;
+pub mod schedule;
+pub mod settle;
+pub mod signal;
+mod state;
+pub mod switches;
+pub mod trainer;
+mod user_error;
+
+pub use config::Config;
+pub use failure::Failure;
+pub use user_error::UserError;

@@ -1,0 +1,217 @@
+//! Recipes: embedded by name or read from a file, extended, overlaid and overridden into one config.
+
+use std::path::{Path, PathBuf};
+
+use toml::Value;
+
+use crate::config::{Config, Layers, nearest, parse};
+use crate::{UserError, refuse};
+
+/// A TOML file that is part of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Embedded {
+    pub name: &'static str,
+    pub text: &'static str,
+}
+
+const RECIPES: &[Embedded] = &[
+    Embedded { name: "tiny", text: include_str!("../../../recipes/tiny.toml") },
+    Embedded { name: "pretrain-226m", text: include_str!("../../../recipes/pretrain-226m.toml") },
+];
+
+const PRESETS: &[Embedded] =
+    &[Embedded { name: "quick-test", text: include_str!("../../../recipes/presets/quick-test.toml") }];
+
+/// The embedded recipes.
+pub fn list() -> &'static [Embedded] {
+    RECIPES
+}
+
+/// The embedded presets for `--with`.
+pub fn presets() -> &'static [Embedded] {
+    PRESETS
+}
+
+impl Embedded {
+    /// Its one sentence.
+    pub fn description(&self) -> String {
+        let table = parse(self.text, self.name).expect("embedded files are well formed");
+        table.get("description").and_then(Value::as_str).unwrap_or_default().to_string()
+    }
+}
+
+/// The config of a recipe (a name or a path), with presets or files laid over it and then `key=value` overrides,
+/// each in order.
+pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Config, UserError> {
+    let mut layers = Layers::default();
+    let source = find(recipe, None, "recipe", RECIPES)?;
+    lay(&mut layers, &source, &mut Vec::new())?;
+    for overlay in with {
+        let source = find(overlay, None, "preset", PRESETS)?;
+        let mut table = parse(&source.text, &source.origin)?;
+        if table.contains_key("extends") {
+            refuse!("{}: what is laid over a recipe with --with cannot extend another", source.origin);
+        }
+        table.remove("description");
+        layers.table(table, &source.text, &source.origin)?;
+    }
+    layers.overrides(overrides)?;
+    layers.name(&source.name);
+    layers.finish()
+}
+
+/// A recipe or preset that was found.
+struct Found {
+    name: String,
+    /// For sentences: the name or the path.
+    origin: String,
+    /// Where relative paths in it start.
+    folder: Option<PathBuf>,
+    text: String,
+}
+
+/// Looks among the embedded names first, then among files, beside `folder` where the name is written in a file.
+fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) -> Result<Found, UserError> {
+    if let Some(known) = embedded.iter().find(|known| known.name == name) {
+        let (name, text) = (known.name.to_string(), known.text.to_string());
+        return Ok(Found { origin: name.clone(), name, folder: None, text });
+    }
+    let path = folder.map_or_else(|| PathBuf::from(name), |folder| folder.join(name));
+    let written_as_path = name.contains(std::path::MAIN_SEPARATOR) || name.ends_with(".toml");
+    if !path.is_file() {
+        let names: Vec<_> = embedded.iter().map(|known| known.name).collect();
+        if written_as_path {
+            refuse!("there is no file {}; embedded {what}s are {}", path.display(), names.join(", "));
+        }
+        match nearest(name, names.iter().copied()) {
+            Some(near) => refuse!("there is no {what} `{name}`; did you mean `{near}`?"),
+            None => refuse!("there is no {what} `{name}` and no such file; there is {}", names.join(", ")),
+        }
+    }
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) => refuse!("{} cannot be read: {error}", path.display()),
+    };
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let folder = path.parent().map(Path::to_path_buf);
+    Ok(Found { name: stem, origin: path.display().to_string(), folder, text })
+}
+
+/// Lays a recipe's ancestors, then the recipe. `descendants` are those being laid, to notice a circle.
+fn lay(layers: &mut Layers, source: &Found, descendants: &mut Vec<String>) -> Result<(), UserError> {
+    let origin = &source.origin;
+    if descendants.contains(origin) {
+        refuse!("{origin} extends itself, by way of {}", descendants.join(", "));
+    }
+    descendants.push(origin.clone());
+    let mut table = parse(&source.text, origin)?;
+    match table.remove("extends") {
+        None => {}
+        Some(Value::String(base)) => {
+            let base = find(&base, source.folder.as_deref(), "recipe", RECIPES)
+                .map_err(|error| UserError(format!("{origin}: `extends`: {error}")))?;
+            lay(layers, &base, descendants)?;
+        }
+        Some(_) => refuse!("{origin}: `extends` wants the name or path of one recipe"),
+    }
+    layers.table(table, &source.text, origin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ScheduleName;
+
+    #[test]
+    fn embedded_recipes_are_whole_and_described() {
+        for recipe in list() {
+            let config = resolve(recipe.name, &[], &[]).unwrap();
+            assert_eq!(config.recipe, recipe.name);
+            assert!(recipe.description().ends_with('.'), "{}", recipe.name);
+            assert_eq!(config.description, recipe.description());
+        }
+        for preset in presets() {
+            assert!(preset.description().ends_with('.'), "{}", preset.name);
+            for recipe in list() {
+                let config = resolve(recipe.name, &[preset.name.into()], &[]).unwrap();
+                assert_eq!(config.description, recipe.description(), "a preset is no recipe");
+            }
+        }
+    }
+
+    #[test]
+    fn pretrain_226m_is_what_its_name_says() {
+        let config = resolve("pretrain-226m", &[], &[]).unwrap();
+        assert_eq!(config.model.parameters(), 226_546_432);
+        assert_eq!(config.train.batch * config.model.context, 131_072);
+        assert_eq!(config.train.batch / config.train.micro_batch().unwrap(), 4);
+        assert_eq!((config.optimizer.lr, config.optimizer.betas), (3e-3, [0.9, 0.95]));
+        assert_eq!((config.schedule.name, config.schedule.warmup_steps), (ScheduleName::Cosine, 2000));
+    }
+
+    fn written(folder: &Path, name: &str, text: &str) -> String {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn files_extend_recipes_and_are_overlaid_and_overridden() {
+        let folder = tempfile::tempdir().unwrap();
+        written(folder.path(), "base.toml", "extends = \"tiny\"\n[optimizer]\nlr = 1\nclip = 2\neps = 3\n");
+        let mine = written(
+            folder.path(),
+            "deep/mine.toml",
+            "extends = \"../base.toml\"\ndescription = \"Mine.\"\n[optimizer]\nclip = 20\neps = 30\nbetas = [0, 0.5]\n",
+        );
+        let overlay =
+            written(folder.path(), "gpu.toml", "description = \"A GPU.\"\n[optimizer]\neps = 300\n");
+        let config = resolve(&mine, &["quick-test".into(), overlay], &["betas=0.25,0.75".into()]).unwrap();
+        assert_eq!((config.recipe.as_str(), config.description.as_str()), ("mine", "Mine."));
+        let optimizer = config.optimizer;
+        assert_eq!((optimizer.lr, optimizer.clip, optimizer.eps), (1.0, 20.0, 300.0));
+        assert_eq!(optimizer.betas, [0.25, 0.75]);
+        assert_eq!(config.train.steps, Some(10));
+        assert_eq!(config.model.width, 128);
+    }
+
+    #[test]
+    fn what_is_shown_is_a_recipe() {
+        let folder = tempfile::tempdir().unwrap();
+        for recipe in list() {
+            let shown = resolve(recipe.name, &[], &[]).unwrap();
+            let mine = written(folder.path(), "mine.toml", &shown.to_toml());
+            let again = resolve(&mine, &[], &[]).unwrap();
+            assert_eq!(again, Config { recipe: "mine".into(), ..shown });
+        }
+    }
+
+    #[test]
+    fn recipes_that_do_not_exist_are_refused() {
+        let refused = |recipe: &str, with: &[&str]| {
+            let with: Vec<String> = with.iter().map(|s| s.to_string()).collect();
+            resolve(recipe, &with, &[]).unwrap_err().0
+        };
+        assert_eq!(refused("tinny", &[]), "there is no recipe `tinny`; did you mean `tiny`?");
+        assert!(
+            refused("gpt", &[])
+                .contains("there is no recipe `gpt` and no such file; there is tiny, pretrain-226m")
+        );
+        assert!(refused("a/b.toml", &[]).contains("there is no file a/b.toml"));
+        assert_eq!(
+            refused("tiny", &["quik-test"]),
+            "there is no preset `quik-test`; did you mean `quick-test`?"
+        );
+
+        let folder = tempfile::tempdir().unwrap();
+        let circle = written(folder.path(), "a.toml", "extends = \"b.toml\"\n");
+        written(folder.path(), "b.toml", "extends = \"a.toml\"\n");
+        assert!(refused(&circle, &[]).contains("extends itself, by way of"));
+        let lost = written(folder.path(), "c.toml", "extends = \"tinny\"\n");
+        assert!(refused(&lost, &[]).contains("c.toml: `extends`: there is no recipe `tinny`"));
+        assert!(refused("tiny", &[&circle]).contains("cannot extend another"));
+        let folder_as_file = folder.path().to_str().unwrap();
+        assert!(refused(folder_as_file, &[]).contains("there is no file"));
+    }
+}

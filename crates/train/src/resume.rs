@@ -1,0 +1,41 @@
+//! Starting a run again with the command that began it: the one line for batch systems that requeue.
+
+use crate::config::Config;
+use crate::{UserError, refuse};
+
+/// The config a run goes on with when `asked` is given anew: its own, with what may change taken from `asked`.
+pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
+    let mut config = own.clone();
+    (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
+    (config.eval, config.checkpoint, config.log) =
+        (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
+    let mut comparable = asked.clone();
+    comparable.schedule.horizon_steps = config.schedule.horizon_steps;
+    if comparable != config {
+        refuse!(
+            "the run that is there was begun with other settings than these: give the same, or another --run (steps, \
+             eval, checkpoint and log may differ)"
+        );
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::resolve;
+
+    fn tiny(overrides: &[&str]) -> Config {
+        resolve("tiny", &[], &overrides.iter().map(|o| o.to_string()).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn the_same_command_goes_on_and_another_does_not() {
+        let mut own = tiny(&["lr=1e-3"]);
+        own.schedule.horizon_steps = own.train.steps;
+        assert_eq!(requeued(&own, &tiny(&["lr=1e-3"])).unwrap(), own);
+        let longer = requeued(&own, &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();
+        assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), own.train.steps));
+        assert!(requeued(&own, &tiny(&["lr=2e-3"])).unwrap_err().0.contains("other settings"));
+    }
+}

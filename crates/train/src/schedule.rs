@@ -1,0 +1,100 @@
+//! The learning rate as a function of the host's step, over a horizon fixed when the run starts.
+
+use crate::config::{Schedule, ScheduleName};
+
+/// Learning rate of update number `step`, counted from 1, of a schedule that spans `horizon` updates. It rises in
+/// a line to reach `peak` at update `warmup_steps`, ends at `final_ratio * peak` at update `horizon`, and stays there.
+pub fn learning_rate(schedule: &Schedule, peak: f64, horizon: u64, step: u64) -> f64 {
+    let warmup = schedule.warmup_steps;
+    if step < warmup {
+        return peak * step as f64 / warmup as f64;
+    }
+    let low = schedule.final_ratio;
+    let ratio = match schedule.name {
+        ScheduleName::Constant => 1.0,
+        ScheduleName::Linear => 1.0 - (1.0 - low) * share(step, warmup, horizon),
+        ScheduleName::Cosine => {
+            let height = 0.5 * (1.0 + (std::f64::consts::PI * share(step, warmup, horizon)).cos());
+            low + (1.0 - low) * height
+        }
+        ScheduleName::Wsd => {
+            let decay = schedule.decay_steps.unwrap_or(horizon / 5);
+            let descent = horizon.saturating_sub(decay).max(warmup);
+            1.0 - (1.0 - low) * share(step, descent, horizon)
+        }
+    };
+    peak * ratio
+}
+
+/// How far `step` is on the way from `start` to `end`, from 0 to 1.
+fn share(step: u64, start: u64, end: u64) -> f64 {
+    match step {
+        _ if step >= end => 1.0,
+        _ if step <= start => 0.0,
+        _ => (step - start) as f64 / (end - start) as f64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(name: ScheduleName) -> Schedule {
+        Schedule { name, warmup_steps: 10, final_ratio: 0.1, ..Schedule::default() }
+    }
+
+    fn at(schedule: &Schedule, step: u64) -> f64 {
+        learning_rate(schedule, 2.0, 110, step)
+    }
+
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() < 1e-12
+    }
+
+    #[test]
+    fn every_schedule_warms_up_to_the_peak() {
+        for &name in ScheduleName::ALL {
+            let schedule = schedule(name);
+            assert!(close(at(&schedule, 1), 0.2), "{name}: the first update already moves");
+            assert!(close(at(&schedule, 5), 1.0), "{name}");
+            assert_eq!(at(&schedule, 10), 2.0, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_schedule_ends_where_it_should_and_stays() {
+        for &name in ScheduleName::ALL {
+            let end = if name == ScheduleName::Constant { 2.0 } else { 0.2 };
+            for step in [110, 111, 10_000, u64::MAX] {
+                assert!(close(at(&schedule(name), step), end), "{name} at {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_between() {
+        assert!(close(at(&schedule(ScheduleName::Linear), 60), 1.1));
+        assert!(close(at(&schedule(ScheduleName::Cosine), 60), 1.1));
+        assert!(at(&schedule(ScheduleName::Cosine), 35) > at(&schedule(ScheduleName::Linear), 35));
+        let wsd = Schedule { decay_steps: Some(20), ..schedule(ScheduleName::Wsd) };
+        assert_eq!(at(&wsd, 90), 2.0);
+        assert!(close(at(&wsd, 100), 1.1));
+        let fifth = schedule(ScheduleName::Wsd);
+        assert_eq!((at(&fifth, 88), at(&fifth, 89) < 2.0), (2.0, true), "a fifth of 110 is 22");
+    }
+
+    #[test]
+    fn rates_never_rise_after_warmup_and_are_finite_at_the_edges() {
+        for &name in ScheduleName::ALL {
+            let schedule = schedule(name);
+            assert!((10..120).all(|step| at(&schedule, step + 1) <= at(&schedule, step)), "{name}");
+            for (warmup_steps, horizon) in [(0, 1), (1, 1), (5, 5), (0, 3)] {
+                let short = Schedule { warmup_steps, ..schedule.clone() };
+                for step in 1..=horizon + 1 {
+                    let lr = learning_rate(&short, 1.0, horizon, step);
+                    assert!(lr > 0.0 && lr <= 1.0, "{name} {warmup_steps} {horizon} {step}: {lr}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What every switch comes to on this machine: `on` that cannot run is refused, `auto` is decided and says why.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flatout_ir::{Options, Precision as Types, Recompute as Again, Rule, Target, Update};
+use flatout_models::config::Positions;
+
+use crate::config::Config;
+use crate::groups;
+use crate::switches::{Attention, Backend, Choose, Precision, Recompute, Toggle};
+use crate::{UserError, refuse};
+
+/// What `auto` chose for a switch, and why.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Chosen {
+    pub switch: &'static str,
+    pub value: String,
+    pub why: String,
+}
+
+/// Compiler options and the choices behind them.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    pub options: Options,
+    pub chosen: Vec<Chosen>,
+}
+
+/// Settles the switches for a target. `parameters` are the model's paths and numbers of axes.
+pub fn settle(config: &Config, target: &Target, parameters: &[(&str, usize)]) -> Result<Settled, UserError> {
+    let switches = &config.switches;
+    let mut chosen = vec![];
+    let mut choose =
+        |switch, value: &str, why: String| chosen.push(Chosen { switch, value: value.into(), why });
+    match switches.backend {
+        Backend::Cuda => refuse!(
+            "`backend=cuda` cannot run: this build of flatout has no CUDA backend; use backend=cpu or leave it out"
+        ),
+        Backend::Auto => choose("backend", "cpu", "this build of flatout computes on the CPU only".into()),
+        Backend::Cpu => {}
+    }
+    let precision = match switches.precision {
+        Precision::Tf32 => refuse!(
+            "`precision=tf32` cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32"
+        ),
+        Precision::Auto => {
+            choose("precision", "fp32", "the CPU computes in fp32; bf16 would be widened to it".into());
+            Types::F32
+        }
+        Precision::Fp32 => Types::F32,
+        Precision::Bf16 => Types::BF16,
+    };
+    match switches.cuda_graphs {
+        Choose::On => {
+            refuse!("`cuda_graphs=on` cannot run on the CPU: it records launches of a GPU; leave it out")
+        }
+        Choose::Auto => choose("cuda_graphs", "off", "there is no GPU in use".into()),
+        Choose::Off => {}
+    }
+    let flash_attention = match switches.attention {
+        Attention::Auto => {
+            choose("attention", "flash", format!("{} has a kernel that stores no scores", target.name));
+            true
+        }
+        Attention::Flash => true,
+        Attention::Naive => false,
+    };
+    let recompute = match switches.recompute {
+        Recompute::Auto => {
+            choose("recompute", "cheap", "memory does not ask for more".into());
+            Again::Cheap
+        }
+        Recompute::Cheap => Again::Cheap,
+        Recompute::None => Again::None,
+        Recompute::Full => Again::Full,
+    };
+    let rotates = config.model.positions == Positions::Rope;
+    let rope_positions = match switches.rope_cache {
+        Choose::Off => None,
+        Choose::On if !rotates => {
+            refuse!("`rope_cache=on` has nothing to cache: model.positions is {}", config.model.positions)
+        }
+        Choose::On => Some(config.model.context),
+        Choose::Auto if rotates => {
+            choose("rope_cache", "on", format!("a table of {} positions is small", config.model.context));
+            Some(config.model.context)
+        }
+        Choose::Auto => {
+            choose("rope_cache", "off", "the model rotates nothing".into());
+            None
+        }
+    };
+    if switches.deterministic == Toggle::On
+        && let Some(kernel) = target.kernels.iter().find(|k| !k.deterministic)
+    {
+        refuse!("`deterministic=on` cannot run: {} may give other bits each time", kernel.name);
+    }
+    let on = |toggle: Toggle| toggle == Toggle::On;
+    let (freeze, update) = trained(config, parameters)?;
+    let options = Options {
+        precision,
+        flash_attention,
+        fuse_qkv: on(switches.fuse_qkv),
+        fuse_gate_up: on(switches.fuse_gate_up),
+        fuse_norm: on(switches.fuse_norm),
+        fuse_elementwise: on(switches.fuse_elementwise),
+        fuse_loss: on(switches.fuse_loss),
+        fuse_optimizer: on(switches.fuse_optimizer),
+        recompute,
+        memory_plan: on(switches.memory_plan),
+        rope_positions,
+        freeze,
+        update,
+        skip_pass: None,
+    };
+    Ok(Settled { options, chosen })
+}
+
+/// Who is trained and how, parameter by parameter.
+fn trained(config: &Config, parameters: &[(&str, usize)]) -> Result<(BTreeSet<String>, Update), UserError> {
+    let rules = groups::rules(config, parameters)?;
+    let by_path = || parameters.iter().map(|(path, _)| path.to_string()).zip(&rules);
+    let freeze = by_path().filter(|(_, rule)| rule.frozen).map(|(path, _)| path).collect();
+    let rules: BTreeMap<String, Rule> = by_path()
+        .map(|(path, r)| (path, Rule { lr_scale: r.lr_scale as f32, weight_decay: r.weight_decay as f32 }))
+        .collect();
+    let optimizer = &config.optimizer;
+    let update = Update {
+        beta1: optimizer.betas[0] as f32,
+        beta2: optimizer.betas[1] as f32,
+        eps: optimizer.eps as f32,
+        weight_decay: optimizer.weight_decay as f32,
+        clip: optimizer.clip as f32,
+        rules,
+    };
+    Ok((freeze, update))
+}

@@ -1,0 +1,370 @@
+//! The switches: one declaration for their types and defaults, one table for everything else that is said of
+//! them. Documentation, errors and measurements read the table.
+
+use flatout_models::config::key::{Key, Kind, Section, Setting};
+use flatout_models::{choice, section};
+
+choice! {
+    pub enum Backend { Auto = "auto", Cuda = "cuda", Cpu = "cpu" }
+}
+
+choice! {
+    pub enum Precision { Auto = "auto", Fp32 = "fp32", Tf32 = "tf32", Bf16 = "bf16" }
+}
+
+choice! {
+    pub enum Attention { Auto = "auto", Flash = "flash", Naive = "naive" }
+}
+
+choice! {
+    pub enum Recompute { Auto = "auto", Cheap = "cheap", None = "none", Full = "full" }
+}
+
+choice! {
+    /// A switch without `auto`.
+    pub enum Toggle { Off = "off", On = "on" }
+}
+
+choice! {
+    /// A switch that flatout settles where it is `auto`.
+    pub enum Choose { Auto = "auto", On = "on", Off = "off" }
+}
+
+section! {
+    /// What is switched on, by the names of the table. `fuse.qkv` is the field `fuse_qkv`, and so on.
+    pub struct Switches {
+        /// What computes: auto is the GPU where there is one.
+        pub backend: Backend = Backend::Auto,
+        /// Type of products and activations; auto is bf16 on GPUs and fp32 on the CPU.
+        pub precision: Precision = Precision::Auto,
+        /// Attention without stored scores (flash) or with them (naive).
+        pub attention: Attention = Attention::Auto,
+        /// Query, key and value projections as one product.
+        pub fuse_qkv as "fuse.qkv": Toggle = Toggle::On,
+        /// Gate and up projections as one product.
+        pub fuse_gate_up as "fuse.gate_up": Toggle = Toggle::On,
+        /// Residual add with the norm after it, and q/k norm with the rotation, in one pass over memory.
+        pub fuse_norm as "fuse.norm": Toggle = Toggle::On,
+        /// Chains of elementwise operations in one pass over memory.
+        pub fuse_elementwise as "fuse.elementwise": Toggle = Toggle::On,
+        /// Head and loss together, without storing the logits of all tokens.
+        pub fuse_loss as "fuse.loss": Toggle = Toggle::On,
+        /// The update of a contiguous region of parameters in one pass.
+        pub fuse_optimizer as "fuse.optimizer": Toggle = Toggle::On,
+        /// What the backward pass computes again instead of keeping: cheap operations, nothing, or whole blocks.
+        pub recompute: Recompute = Recompute::Auto,
+        /// Buffers whose lifetimes do not meet share memory.
+        pub memory_plan: Toggle = Toggle::On,
+        /// Rotary angles from a table made once.
+        pub rope_cache: Choose = Choose::Auto,
+        /// A step's launches recorded once and replayed.
+        pub cuda_graphs: Choose = Choose::Auto,
+        /// Only kernels that give the same bits every time.
+        pub deterministic: Toggle = Toggle::Off,
+    }
+}
+
+/// What a switch may do to numbers, relative to the backend's default precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// The same bits.
+    Bitwise,
+    /// Rounding, within a bound that is tested.
+    Bounded,
+    /// The same loss curve within noise. `auto` never crosses into it.
+    Statistical,
+}
+
+/// What another tool calls it, and what to write here instead.
+#[derive(Clone, Copy, Debug)]
+pub struct Elsewhere {
+    pub tool: &'static str,
+    pub name: &'static str,
+    pub here: &'static str,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Switch {
+    /// As it is written after `switches.` or alone on the command line.
+    pub name: &'static str,
+    pub class: Class,
+    /// What optimisation guides call it.
+    pub guides_word: &'static str,
+    pub elsewhere: &'static [Elsewhere],
+}
+
+const fn elsewhere(tool: &'static str, name: &'static str, here: &'static str) -> Elsewhere {
+    Elsewhere { tool, name, here }
+}
+
+const HF: &str = "HF Trainer";
+const TITAN: &str = "torchtitan";
+const AXOLOTL: &str = "Axolotl";
+const GUIDES: &str = "the guides";
+
+/// One row a switch, in the order of [`Switches`], and the sugar `compile` at the end.
+pub static TABLE: &[Switch] = &[
+    Switch {
+        name: "backend",
+        class: Class::Bounded,
+        guides_word: "device",
+        elsewhere: &[
+            elsewhere(GUIDES, "device", "backend"),
+            elsewhere(HF, "use_cpu", "backend=cpu"),
+            elsewhere(HF, "no_cuda", "backend=cpu"),
+        ],
+    },
+    Switch {
+        name: "precision",
+        class: Class::Statistical,
+        guides_word: "TF32, BF16 autocast",
+        elsewhere: &[
+            elsewhere(HF, "bf16", "precision=bf16"),
+            elsewhere(HF, "tf32", "precision=tf32"),
+            elsewhere(HF, "fp16", "precision=bf16"),
+            elsewhere(TITAN, "mixed_precision_param", "precision"),
+            elsewhere(AXOLOTL, "bfloat16", "precision=bf16"),
+            elsewhere(AXOLOTL, "fp8", "precision"),
+            elsewhere(GUIDES, "dtype", "precision"),
+            elsewhere(GUIDES, "torch_dtype", "precision"),
+            elsewhere(GUIDES, "mixed_precision", "precision"),
+            elsewhere(GUIDES, "use_bf16", "precision=bf16"),
+            elsewhere(GUIDES, "use_amp", "precision=bf16"),
+            elsewhere(GUIDES, "allow_tf32", "precision=tf32"),
+            elsewhere(GUIDES, "use_fp8", "precision"),
+        ],
+    },
+    Switch {
+        name: "attention",
+        class: Class::Bounded,
+        guides_word: "SDPA, flash attention",
+        elsewhere: &[
+            elsewhere(HF, "attn_implementation", "attention"),
+            elsewhere(AXOLOTL, "flash_attention", "attention=flash"),
+            elsewhere(AXOLOTL, "sdp_attention", "attention=flash"),
+            elsewhere(TITAN, "attn_type", "attention"),
+            elsewhere(GUIDES, "use_flash_attention", "attention=flash"),
+            elsewhere(GUIDES, "flash_attn", "attention=flash"),
+        ],
+    },
+    Switch {
+        name: "fuse.qkv",
+        class: Class::Bounded,
+        guides_word: "fused QKV",
+        elsewhere: &[
+            elsewhere(GUIDES, "fused_qkv", "fuse.qkv"),
+            elsewhere(GUIDES, "use_fused_qkv", "fuse.qkv"),
+        ],
+    },
+    Switch {
+        name: "fuse.gate_up",
+        class: Class::Bounded,
+        guides_word: "fused gate/up",
+        elsewhere: &[
+            elsewhere(GUIDES, "fused_mlp", "fuse.gate_up"),
+            elsewhere(AXOLOTL, "liger_glu_activation", "fuse.gate_up"),
+        ],
+    },
+    Switch {
+        name: "fuse.norm",
+        class: Class::Bounded,
+        guides_word: "fused norms",
+        elsewhere: &[
+            elsewhere(AXOLOTL, "liger_rms_norm", "fuse.norm"),
+            elsewhere(GUIDES, "fused_rmsnorm", "fuse.norm"),
+            elsewhere(GUIDES, "fused_norm", "fuse.norm"),
+        ],
+    },
+    Switch {
+        name: "fuse.elementwise",
+        class: Class::Bounded,
+        guides_word: "torch.compile default",
+        elsewhere: &[elsewhere(GUIDES, "fuse_pointwise", "fuse.elementwise")],
+    },
+    Switch {
+        name: "fuse.loss",
+        class: Class::Bounded,
+        guides_word: "fused cross entropy",
+        elsewhere: &[
+            elsewhere(AXOLOTL, "liger_fused_linear_cross_entropy", "fuse.loss"),
+            elsewhere(AXOLOTL, "cut_cross_entropy", "fuse.loss"),
+            elsewhere(HF, "use_liger_kernel", "fuse.loss"),
+            elsewhere(GUIDES, "fused_cross_entropy", "fuse.loss"),
+        ],
+    },
+    Switch {
+        name: "fuse.optimizer",
+        class: Class::Bitwise,
+        guides_word: "fused AdamW",
+        elsewhere: &[
+            elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),
+            elsewhere(GUIDES, "fused_adamw", "fuse.optimizer"),
+            elsewhere(GUIDES, "use_fused_adamw", "fuse.optimizer"),
+            elsewhere(GUIDES, "foreach", "fuse.optimizer"),
+        ],
+    },
+    Switch {
+        name: "recompute",
+        class: Class::Bitwise,
+        guides_word: "gradient checkpointing",
+        elsewhere: &[
+            elsewhere(HF, "gradient_checkpointing", "recompute=full"),
+            elsewhere(TITAN, "activation_checkpoint", "recompute"),
+            elsewhere(TITAN, "activation_checkpointing", "recompute"),
+            elsewhere(GUIDES, "use_checkpoint", "recompute=full"),
+        ],
+    },
+    Switch {
+        name: "memory_plan",
+        class: Class::Bitwise,
+        guides_word: "expandable segments, set_to_none",
+        elsewhere: &[
+            elsewhere(GUIDES, "expandable_segments", "memory_plan"),
+            elsewhere(GUIDES, "set_to_none", "memory_plan"),
+        ],
+    },
+    Switch {
+        name: "rope_cache",
+        class: Class::Bounded,
+        guides_word: "cached RoPE",
+        elsewhere: &[elsewhere(GUIDES, "cache_rope", "rope_cache")],
+    },
+    Switch {
+        name: "cuda_graphs",
+        class: Class::Bitwise,
+        guides_word: "reduce-overhead",
+        elsewhere: &[
+            elsewhere(GUIDES, "use_cuda_graphs", "cuda_graphs"),
+            elsewhere(GUIDES, "cudagraphs", "cuda_graphs"),
+        ],
+    },
+    Switch {
+        name: "deterministic",
+        class: Class::Bounded,
+        guides_word: "--deterministic",
+        elsewhere: &[
+            elsewhere(HF, "full_determinism", "deterministic=on"),
+            elsewhere(GUIDES, "use_deterministic_algorithms", "deterministic=on"),
+            elsewhere(GUIDES, "cudnn_deterministic", "deterministic=on"),
+        ],
+    },
+    Switch {
+        name: "compile",
+        class: Class::Bounded,
+        guides_word: "torch.compile modes",
+        elsewhere: &[
+            elsewhere(HF, "torch_compile", "compile=default"),
+            elsewhere(HF, "torch_compile_mode", "compile"),
+            elsewhere(GUIDES, "use_compile", "compile=default"),
+            elsewhere(GUIDES, "compile_mode", "compile"),
+        ],
+    },
+];
+
+impl Switch {
+    /// Its declaration: values, default's place, doc line.
+    pub fn key(&self) -> Key {
+        let mut keys = Switches::keys().into_iter().chain([compile_key()]);
+        keys.find(|key| key.name == self.name).expect("every row of the table has a declaration")
+    }
+
+    pub fn doc(&self) -> &'static str {
+        self.key().doc
+    }
+
+    pub fn values(&self) -> &'static [&'static str] {
+        match self.key().kind {
+            Kind::Choice(values) => values,
+            other => unreachable!("a switch is a choice, not {other}"),
+        }
+    }
+
+    /// `None` for `compile`, which has no state of its own.
+    pub fn default(&self) -> Option<String> {
+        Switches::default().get(self.name)
+    }
+}
+
+impl Switches {
+    /// The switch's value by its name.
+    pub fn get(&self, name: &str) -> Option<String> {
+        let written = toml::Table::try_from(self).expect("switches have a TOML form");
+        written.get(name).and_then(|value| value.as_str()).map(String::from)
+    }
+}
+
+/// Path of the sugar that stands for several switches.
+pub(crate) const COMPILE: &str = "switches.compile";
+
+choice! {
+    /// `torch.compile`'s modes as settings of switches.
+    pub enum Compile {
+        Off = "off",
+        Default = "default",
+        ReduceOverhead = "reduce-overhead",
+        MaxAutotune = "max-autotune",
+    }
+}
+
+/// The sugar as a key. It has no field: what it stands for is laid down in its place.
+pub(crate) fn compile_key() -> Key {
+    Key {
+        name: "compile",
+        kind: Compile::kind(),
+        required: false,
+        optional: true,
+        doc: "Sets every fuse.* and cuda_graphs: off, fused, or fused with graphs (the last two modes alike).",
+    }
+}
+
+impl Compile {
+    /// The switches it sets, as full paths and values.
+    pub fn settings(self) -> Vec<(String, &'static str)> {
+        let (fuse, graphs) = match self {
+            Compile::Off => (Toggle::Off, Choose::Off),
+            Compile::Default => (Toggle::On, Choose::Off),
+            Compile::ReduceOverhead | Compile::MaxAutotune => (Toggle::On, Choose::On),
+        };
+        let fused = Switches::keys().into_iter().filter(|key| key.name.starts_with("fuse."));
+        let mut settings: Vec<_> = fused.map(|key| (format!("switches.{}", key.name), fuse.name())).collect();
+        settings.push(("switches.cuda_graphs".into(), graphs.name()));
+        settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_exactly_the_declared_switches() {
+        let declared: Vec<_> = Switches::keys().iter().map(|key| key.name).chain(["compile"]).collect();
+        let rows: Vec<_> = TABLE.iter().map(|switch| switch.name).collect();
+        assert_eq!(rows, declared);
+    }
+
+    #[test]
+    fn a_row_knows_its_values_and_default() {
+        for switch in TABLE {
+            assert!(!switch.doc().is_empty() && !switch.guides_word.is_empty());
+            match switch.default() {
+                Some(default) => assert!(switch.values().contains(&default.as_str()), "{}", switch.name),
+                None => assert_eq!(switch.name, "compile"),
+            }
+        }
+        let row = |name| TABLE.iter().find(|switch| switch.name == name).unwrap();
+        assert_eq!(row("precision").values(), ["auto", "fp32", "tf32", "bf16"]);
+        assert_eq!(row("fuse.qkv").default().as_deref(), Some("on"));
+        assert_eq!(row("deterministic").default().as_deref(), Some("off"));
+    }
+
+    #[test]
+    fn compile_stands_for_fusions_and_graphs() {
+        let off = Compile::Off.settings();
+        assert_eq!(off.len(), 7);
+        assert!(off.iter().all(|(_, value)| *value == "off"));
+        assert!(Compile::MaxAutotune.settings().iter().all(|(_, value)| *value == "on"));
+    }
+}

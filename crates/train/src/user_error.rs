@@ -1,0 +1,25 @@
+//! What the user can put right: one sentence that says what is wrong, where, and what to do.
+
+/// Bad input, found before any device work. The command line prints it and leaves with exit code 2.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserError(pub String);
+
+impl std::fmt::Display for UserError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UserError {}
+
+impl From<String> for UserError {
+    fn from(sentence: String) -> Self {
+        UserError(sentence)
+    }
+}
+
+/// Returns early with a [`UserError`] made as by `format!`.
+#[macro_export]
+macro_rules! refuse {
+    ($($sentence:tt)*) => { return Err($crate::UserError(format!($($sentence)*))) };
+}
