@@ -22,7 +22,8 @@ pub fn cost(plan: &Plan, rates: &Rates) -> Cost {
         let rate = if narrow { rates.bf16_flops } else { rates.f32_flops };
         total.flops += launch.flops;
         total.bytes += launch.bytes();
-        total.roofline_seconds += (launch.flops as f64 / rate).max(launch.bytes() as f64 / rates.memory_bytes);
+        total.roofline_seconds +=
+            (launch.flops as f64 / rate).max(launch.bytes() as f64 / rates.memory_bytes);
     }
     total
 }

@@ -1,0 +1,235 @@
+//! Optional passes, graph text in and graph text out. Keys and paths that do not matter are left out of the text.
+
+use flatout_ir::passes::differentiate::differentiate;
+use flatout_ir::passes::{
+    epilogues, merge, one_pass_loss, patterns, precision, recompute, regions, rope_table,
+};
+use flatout_ir::{Graph, Recompute, Update};
+
+/// Parses a graph whose nodes may leave out `@path #key`.
+fn graph(text: &str) -> Graph {
+    let whole = |line: &str| {
+        let line = line.trim();
+        match (line.starts_with('%'), line.contains(" @")) {
+            (true, false) => format!("{line} @p #0\n"),
+            (true, true) => format!("{line} #0\n"),
+            _ => format!("{line}\n"),
+        }
+    };
+    text.lines().map(whole).collect::<String>().parse().expect("a graph")
+}
+
+/// The nodes, writes and results of a graph without paths and keys.
+fn nodes(g: &Graph) -> String {
+    let line = |l: &str| l.split(" @").next().unwrap_or(l).trim().to_string();
+    let kept = g.to_string();
+    let kept: Vec<String> =
+        kept.lines().filter(|l| !l.starts_with("slot") && !l.contains("= read{")).map(line).collect();
+    kept.join("\n")
+}
+
+fn slots(g: &Graph) -> String {
+    g.to_string().lines().filter(|l| l.starts_with("slot")).collect::<Vec<_>>().join("\n")
+}
+
+#[track_caller]
+fn same(got: &str, want: &str) {
+    let want: Vec<&str> = want.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    assert_eq!(got, want.join("\n"), "\ngot:\n{got}\n");
+}
+
+#[test]
+fn merge_lays_weights_side_by_side() {
+    let g = graph(
+        "slot $0 x f32[4,8] input zeros
+         slot $1 attn.wq f32[6,8] weight normal(0.02)
+         slot $2 attn.wk f32[3,8] weight normal(0.02)
+         slot $3 attn.wv f32[3,8] weight normal(0.02)
+         %0 = read{slot=$0} -> f32[4,8]
+         %1 = read{slot=$1} -> f32[6,8]
+         %2 = read{slot=$2} -> f32[3,8]
+         %3 = read{slot=$3} -> f32[3,8]
+         %4 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,6]
+         %5 = product{ta=false, tb=true, out=f32, base=false} %0 %2 -> f32[4,3]
+         %6 = product{ta=false, tb=true, out=f32, base=false} %0 %3 -> f32[4,3]
+         %7 = reshape{dims=[4 2 3]} %4 -> f32[4,2,3]
+         %8 = reshape{dims=[4 1 3]} %5 -> f32[4,1,3]
+         %9 = reshape{dims=[4 1 3]} %6 -> f32[4,1,3]
+         %10 = attention{scale=1, mask=causal, q=uniform:4, k=uniform:4} %7 %8 %9 -> f32[4,2,3] f32[4,2]
+         result o %10",
+    );
+    let (merged, count) = merge::merge(&g, true, true, &Update::default());
+    assert_eq!(count, merge::Merged { qkv: 1, gate_up: 0 });
+    same(
+        &slots(&merged),
+        "slot $0 x f32[4,8] input zeros
+         slot $1 attn.wq f32[6,8] weight normal(0.02) part=$4+0
+         slot $2 attn.wk f32[3,8] weight normal(0.02) part=$4+48
+         slot $3 attn.wv f32[3,8] weight normal(0.02) part=$4+72
+         slot $4 attn.wq+wk+wv f32[12,8] weight normal(0.02)",
+    );
+    same(
+        &nodes(&merged),
+        "%5 = product{ta=false, tb=true, out=f32, base=false} %0 %4 -> f32[4,12]
+         %6 = slice{axis=1, start=0, len=6} %5 -> f32[4,6]
+         %7 = slice{axis=1, start=6, len=3} %5 -> f32[4,3]
+         %8 = slice{axis=1, start=9, len=3} %5 -> f32[4,3]
+         %9 = reshape{dims=[4 2 3]} %6 -> f32[4,2,3]
+         %10 = reshape{dims=[4 1 3]} %7 -> f32[4,1,3]
+         %11 = reshape{dims=[4 1 3]} %8 -> f32[4,1,3]
+         %12 = attention{scale=1, mask=causal, q=uniform:4, k=uniform:4} %9 %10 %11 -> f32[4,2,3] f32[4,2]
+         result o %12",
+    );
+    let (left, count) = merge::merge(&g, false, true, &Update::default());
+    assert_eq!((nodes(&left), count), (nodes(&g), merge::Merged::default()));
+}
+
+const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
+    slot $1 r f32[4,2,6] input zeros
+    slot $2 w f32[6] weight ones
+    slot $3 positions i32[1,4] input zeros
+    slot $4 q_norm f32[6] weight ones
+    %0 = read{slot=$0} -> f32[4,2,6]
+    %1 = read{slot=$1} -> f32[4,2,6]
+    %2 = map{f=add} %0 %1 -> f32[4,2,6]
+    %3 = read{slot=$2} -> f32[6]
+    %4 = rms_norm{eps=0.01, weight=plain, residual=false} %2 %3 -> f32[4,2,6]
+    %5 = read{slot=$3} -> i32[1,4]
+    %6 = read{slot=$4} -> f32[6]
+    %7 = rms_norm{eps=0.01, weight=plain, residual=false} %4 %6 -> f32[4,2,6]
+    %8 = rope{theta=100, axis_of_freq=[0 0 0], pairs=half, inverse=false, table=false} %7 %5 -> f32[4,2,6]
+    %9 = map{f=silu} %8 -> f32[4,2,6]
+    %10 = map{f=mul} %9 %2 -> f32[4,2,6]
+    result y %10";
+
+#[test]
+fn patterns_join_neighbours() {
+    let (joined, count) = patterns::patterns(&graph(BLOCK), true, true);
+    assert_eq!(count, patterns::Joined { add_norm: 1, norm_rope: 1, gated: 1 });
+    same(
+        &nodes(&joined),
+        "%5 = rms_norm{eps=0.01, weight=plain, residual=true} %0 %1 %2 -> f32[4,2,6] f32[4,2,6]
+         %6 = qk_norm_rope{eps=0.01, weight=plain, theta=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
+         %7 = gated{act=silu} %6 %5.1 -> f32[4,2,6]
+         result y %7",
+    );
+    let (left, count) = patterns::patterns(&graph(BLOCK), false, false);
+    assert_eq!(count, patterns::Joined::default());
+    assert_eq!(left.nodes.len(), graph(BLOCK).nodes.len());
+}
+
+#[test]
+fn rotations_share_one_table() {
+    let (g, served) = rope_table::rope_table(&graph(BLOCK), 32);
+    assert_eq!(served, 1);
+    assert!(slots(&g).ends_with("slot $5 rope_table.100.6 f32[32,3,2] const rope_table(100)"));
+    assert!(nodes(&g).contains("table=true} %7 %5 %8 -> f32[4,2,6]"), "{}", nodes(&g));
+}
+
+/// A head and its loss, differentiated.
+fn trained() -> flatout_ir::passes::differentiate::Trained {
+    differentiate(&graph(
+        "slot $0 layers.0.w f32[8,6] weight normal(0.02)
+         slot $1 x f32[4,6] input zeros
+         slot $2 head f32[5,8] weight normal(0.02)
+         slot $3 target i32[4] input zeros
+         slot $4 weight f32[4] input zeros
+         %0 = read{slot=$0} -> f32[8,6] @layers.0.w
+         %1 = read{slot=$1} -> f32[4,6] @x
+         %2 = product{ta=false, tb=true, out=f32, base=false} %1 %0 -> f32[4,8] @layers.0
+         %3 = rms_norm{eps=0.01, weight=none, residual=false} %2 -> f32[4,8] @layers.0
+         %4 = read{slot=$2} -> f32[5,8] @head
+         %5 = read{slot=$3} -> i32[4] @target
+         %6 = read{slot=$4} -> f32[4] @weight
+         %7 = head_loss{} %3 %4 %5 %6 -> f32[1] f32[4] f32[4] @head
+         %8 = reduce{axis=0, by=sum} %6 -> f32[1] @head
+         result loss %7
+         result weight %8",
+    ))
+}
+
+#[test]
+fn loss_and_gradient_take_one_pass() {
+    let (one, count) = one_pass_loss::one_pass_loss(&trained());
+    assert_eq!(count, 1);
+    let text = nodes(&flatout_ir::replay::without_dead(&one.graph));
+    assert!(
+        text.contains("head_loss_train{base=false} %3 %4 %5 %6 -> f32[1] f32[4] f32[4] f32[4,8] f32[5,8]"),
+        "{text}"
+    );
+    assert!(!text.contains("head_loss_grad") && !text.contains("head_loss{}"), "{text}");
+}
+
+#[test]
+fn sums_are_done_by_their_last_term() {
+    let (one, _) = one_pass_loss::one_pass_loss(&trained());
+    let (g, folded) = epilogues::epilogues(&flatout_ir::replay::without_dead(&one.graph));
+    assert_eq!(folded, 2);
+    same(
+        &nodes(&g),
+        "%2 = product{ta=false, tb=true, out=f32, base=false} %1 %0 -> f32[4,8]
+         %3 = rms_norm{eps=0.01, weight=none, residual=false} %2 -> f32[4,8]
+         %8 = head_loss_train{base=true} %3 %4 %5 %6 %7 -> f32[1] f32[4] f32[4] f32[4,8] f32[5,8]
+         %9 = reduce{axis=0, by=sum} %6 -> f32[1]
+         %10 = rms_norm_grad{eps=0.01, weight=none, add=false} %2 %8.3 -> f32[4,8]
+         %12 = product{ta=true, tb=false, out=f32, base=true} %10 %1 %11 -> f32[8,6]
+         %15 = map{f=add} %14 %8 -> f32[1]
+         %17 = map{f=add} %16 %9 -> f32[1]
+         write $5 %12
+         write $6 %8.4
+         write $7 %15
+         write $8 %17",
+    );
+}
+
+#[test]
+fn recompute_copies_next_to_the_use() {
+    let t = trained();
+    let count = |how: Recompute, op: &str| {
+        let (g, again) = recompute::recompute(&t.graph, t.forward, how);
+        (nodes(&g).matches(&format!("= {op}{{")).count(), again)
+    };
+    assert_eq!(count(Recompute::None, "rms_norm"), (1, 0));
+    assert_eq!(count(Recompute::Cheap, "rms_norm"), (2, 1));
+    // Outside the layer, the head keeps what it read: the normed rows cross the layer's edge.
+    assert_eq!(count(Recompute::Full, "product").0, 3);
+}
+
+#[test]
+fn precision_narrows_products_and_keeps_sums_wide() {
+    let t = trained();
+    let (g, _, products) = precision::precision(&t.graph, t.forward);
+    assert_eq!(
+        products, 2,
+        "forward, and the weight gradient: nothing is differentiated below the first weight"
+    );
+    let text = nodes(&g);
+    assert!(text.contains("product{ta=false, tb=true, out=bf16, base=false}"), "{text}");
+    assert!(text.contains("product{ta=true, tb=false, out=f32, base=false}"), "{text}");
+    assert!(slots(&g).contains("bf16.layers.0.w bf16[8,6] derived"), "{}", slots(&g));
+}
+
+#[test]
+fn elementwise_neighbours_become_one_region() {
+    let g = graph(
+        "slot $0 x f32[3,5] input zeros
+         slot $1 y f32[1,5] input zeros
+         %0 = read{slot=$0} -> f32[3,5]
+         %1 = map{f=square} %0 -> f32[3,5]
+         %2 = read{slot=$1} -> f32[1,5]
+         %3 = broadcast{dims=[3 5]} %2 -> f32[3,5]
+         %4 = map{f=mul} %1 %3 -> f32[3,5]
+         %5 = reduce{axis=1, by=sum} %4 -> f32[3,1]
+         %6 = map{f=exp} %5 -> f32[3,1]
+         result a %4
+         result b %6",
+    );
+    let (g, gathered) = regions::regions(&g);
+    assert_eq!(gathered, regions::Gathered { regions: 1, nodes: 2, single: 1 });
+    let text = nodes(&g);
+    assert!(text.contains("result a %3\nresult b %5"), "{text}");
+    assert!(!text.contains("\n%4 = map{f=mul}"), "{text}");
+    assert_eq!(g.nodes.iter().filter(|n| n.op.name() == "region").count(), 1);
+    let again: Graph = g.to_string().parse().expect("a region's text parses");
+    assert_eq!(again, g);
+}
