@@ -40,7 +40,7 @@ pub enum Command {
     /// List every key that a recipe or an override can set.
     Schema,
     /// Show this machine, and which switches can run on it or why not.
-    Doctor,
+    Doctor(Doctor),
 }
 
 #[derive(Parser)]
@@ -63,7 +63,7 @@ pub struct Train {
 pub struct ResumeRun {
     /// The run's directory.
     pub run: PathBuf,
-    /// What may change: train.steps, train.epochs, eval, checkpoint, loader, log.
+    /// What may change: train.steps, train.epochs, eval, checkpoint, log.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
 }
@@ -97,6 +97,13 @@ pub struct Generate {
     /// The same seed draws the same text.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+#[derive(Parser)]
+pub struct Doctor {
+    /// Check every kernel here against the oracle, in every type, layout and place; takes seconds.
+    #[arg(long)]
+    pub verify: bool,
 }
 
 #[derive(Parser)]

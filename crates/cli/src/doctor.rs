@@ -2,12 +2,16 @@
 
 use std::process::ExitCode;
 
-use flatout_train::{Failure, compile, recipes, switches};
+use flatout_train::{Failure, compile, kernels, recipes, switches};
 use serde_json::json;
 
+use crate::args::Doctor;
 use crate::screen::{Screen, bytes};
 
-pub fn doctor(screen: &Screen) -> Result<ExitCode, Failure> {
+pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
+    if args.verify {
+        return verify(screen);
+    }
     let target = compile::target();
     let switches: Vec<Row> = switches::TABLE.iter().map(row).collect();
     if screen.json {
@@ -22,7 +26,7 @@ pub fn doctor(screen: &Screen) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     screen.result(format!("flatout {}", env!("CARGO_PKG_VERSION")));
-    screen.result(format!("cpu      {} threads, {}", target.cores, flatout_train::compile::instructions()));
+    screen.result(format!("cpu      {} threads, {}", target.cores, kernels::instructions()));
     screen.result(format!("memory   {} for a run", bytes(target.memory_bytes)));
     screen.result("gpu      not used: this build computes on the CPU only");
     screen.result(format!("kernels  {}, all deterministic", target.kernels.len()));
@@ -34,6 +38,29 @@ pub fn doctor(screen: &Screen) -> Result<ExitCode, Failure> {
         screen.result(format!("{:18} {:8} {:39} {here}", r.name, r.default, r.values.join(" ")));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Every kernel on this machine against the oracle. A kernel that disagrees is a failure.
+fn verify(screen: &Screen) -> Result<ExitCode, Failure> {
+    let checked = kernels::verify();
+    let wrong = checked.iter().filter(|c| c.error.is_err()).count();
+    if screen.json {
+        let row = |c: &kernels::Checked| match &c.error {
+            Ok(error) => json!({ "kernel": c.name, "error": error, "bound": c.bound }),
+            Err(why) => json!({ "kernel": c.name, "failed": why, "bound": c.bound }),
+        };
+        screen.object(&json!({ "kernels": checked.iter().map(row).collect::<Vec<_>>(), "failed": wrong }));
+    } else {
+        for c in &checked {
+            screen.result(match &c.error {
+                Ok(error) => format!("{:58} error {error:8.1e}  bound {:7.1e}", c.name, c.bound),
+                Err(why) => format!("{:58} FAILED: {why}", c.name),
+            });
+        }
+        screen
+            .result(format!("{} kernel cases agree with the oracle, {wrong} do not", checked.len() - wrong));
+    }
+    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[derive(serde::Serialize)]

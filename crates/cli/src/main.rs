@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Command::Generate(command) => generate::generate(&command, &screen),
         Command::Recipes(command) => recipes::recipes(&command, &screen),
         Command::Schema => recipes::schema(&screen),
-        Command::Doctor => doctor::doctor(&screen),
+        Command::Doctor(command) => doctor::doctor(&command, &screen),
     };
     match done {
         Ok(code) => code,

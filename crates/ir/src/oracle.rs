@@ -57,7 +57,11 @@ pub fn to_primitives(graph: &Graph) -> Graph {
 
 /// The graph with the operations `choose` names replaced by their expansion, recursively.
 pub fn rewrite(graph: &Graph, choose: impl Fn(&Op) -> bool) -> Graph {
-    let b = Builder::from_graph(Graph { slots: graph.slots.clone(), ..Graph::default() });
+    let b = Builder::from_graph(Graph {
+        slots: graph.slots.clone(),
+        next_key: graph.next_key,
+        ..Graph::default()
+    });
     let mut map: HashMap<Value, Value> = HashMap::new();
     for (id, node) in graph.ids().zip(&graph.nodes) {
         let ins: Vec<Tensor<'_>> = node.ins.iter().map(|v| b.tensor(map[v])).collect();
@@ -299,8 +303,13 @@ fn each_index(dims: &[usize], mut value: impl FnMut(&[usize]) -> f64) -> Vec<f64
 pub fn in_f64(graph: &Graph) -> Graph {
     let wide = |d: DType| if d.is_float() { DType::F64 } else { d };
     let slots = graph.slots.iter().map(|s| Slot { ty: s.ty.with(wide(s.ty.dtype)), ..s.clone() }).collect();
-    let mut out =
-        Graph { slots, writes: graph.writes.clone(), results: graph.results.clone(), nodes: vec![] };
+    let mut out = Graph {
+        slots,
+        writes: graph.writes.clone(),
+        results: graph.results.clone(),
+        next_key: graph.next_key,
+        nodes: vec![],
+    };
     for node in &graph.nodes {
         let mut op = node.op.clone();
         match &mut op {

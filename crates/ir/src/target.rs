@@ -1,4 +1,4 @@
-//! What the passes know of a device: plain data, handed in by the runtime or read from a text for a named GPU.
+//! What the passes know of a device: plain data, handed in by the runtime.
 
 use crate::graph::{Graph, Node};
 use crate::op::OpKind;

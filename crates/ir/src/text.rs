@@ -173,6 +173,7 @@ fn parse_node(graph: &mut Graph, statement: &str) -> Result<(), String> {
         return Err(format!("{} gives {}", op.name(), wanted.join(" ")));
     }
     let (path, key) = (path.ok_or("a node has a path")?, key.ok_or("a node has a key")?);
+    graph.next_key = graph.next_key.max(key.saturating_add(1));
     graph.nodes.push(Node { op, ins, outs, path, key });
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::plan::{Launch, Plan};
 use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
 
@@ -11,6 +12,8 @@ use crate::failure::Failure;
 
 /// What a fusion reports where the model has nothing for it.
 pub const NOTHING: &str = "nothing to fuse";
+/// What `recompute` reports where no operation is cheap enough to run twice.
+pub const NOTHING_CHEAP: &str = "nothing cheap to recompute";
 
 /// The state of every switch, by name.
 pub fn active(plans: &PlanSet, target: &Target) -> BTreeMap<String, String> {
@@ -42,13 +45,13 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
     for (name, state) in &active {
         let asked = config.switches.get(name).unwrap_or_default();
         let settled = compiled.chosen.iter().find(|c| c.switch == name).map_or(asked.as_str(), |c| &c.value);
-        // Determinism beyond what was asked for is no harm, and so is memory that needs no sharing.
-        let extra = name == "deterministic" || name == "memory_plan";
-        if state != settled
-            && state != NOTHING
-            && !(extra && settled != "on")
-            && !(name == "memory_plan" && asked == "on")
-        {
+        // Determinism beyond what was asked for is no harm, and neither is memory that needs no sharing.
+        let harmless = match name.as_str() {
+            "deterministic" => state == "on",
+            "memory_plan" => state == "off",
+            _ => state == NOTHING || state == NOTHING_CHEAP,
+        };
+        if state != settled && !harmless {
             return Err(Failure::Environment(format!(
                 "`{name}={settled}` was asked for and the compiled plan has it {state}: this is a bug of flatout; \
                  {name}={state} runs what was compiled"
@@ -89,18 +92,49 @@ fn fused_inputs(grad: &Plan, kind: OpKind, input: usize) -> &'static str {
     }
 }
 
+/// Norms that joined the addition before them or the rotation after them. Those that could have and did not read what
+/// an addition wrote, be it done by a product, or are read by a rotation.
 fn fused_norms(grad: &Plan) -> &'static str {
-    let fused = launches(grad, OpKind::RmsNorm).any(|l| matches!(l.op, Op::RmsNorm { residual: true, .. }));
-    if fused || has(grad, OpKind::QkNormRope) { "on" } else { "off" }
+    let joined = launches(grad, OpKind::RmsNorm).any(|l| matches!(l.op, Op::RmsNorm { residual: true, .. }));
+    if joined || has(grad, OpKind::QkNormRope) {
+        return "on";
+    }
+    let adds = |op: &Op| matches!(op, Op::Map { f: Elementwise::Add } | Op::Product { base: true, .. });
+    let apart = follows(grad, |writer, reader| match reader.op.kind() {
+        OpKind::RmsNorm => adds(&writer.op),
+        OpKind::Rope => writer.op.kind() == OpKind::RmsNorm,
+        _ => false,
+    });
+    if apart || !has(grad, OpKind::RmsNorm) { "off" } else { NOTHING }
 }
 
+/// Elementwise operations of one shape that follow one another run together, or there are none.
 fn fused_elementwise(grad: &Plan) -> &'static str {
-    let joined = has(grad, OpKind::Region) || has(grad, OpKind::Gated);
-    match (joined, has(grad, OpKind::Map)) {
-        (true, _) => "on",
-        (false, true) => "off",
-        (false, false) => NOTHING,
+    let shape = |l: &Launch| l.outs[0].as_ref().map(|v| v.dims.clone());
+    let is_map = |l: &Launch| l.op.kind() == OpKind::Map;
+    let apart =
+        || follows(grad, |writer, reader| is_map(writer) && is_map(reader) && shape(writer) == shape(reader));
+    if has(grad, OpKind::Region) {
+        "on"
+    } else if apart() {
+        "off"
+    } else if has(grad, OpKind::Gated) {
+        "on"
+    } else {
+        NOTHING
     }
+}
+
+/// Whether some launch reads first what another wrote last, where the two are `so`.
+fn follows(grad: &Plan, so: impl Fn(&Launch, &Launch) -> bool) -> bool {
+    let mut written: HashMap<usize, &Launch> = HashMap::new();
+    for l in &grad.launches {
+        if l.ins.first().and_then(|v| written.get(&v.offset)).is_some_and(|writer| so(writer, l)) {
+            return true;
+        }
+        written.extend(l.outs.iter().flatten().map(|v| (v.offset, l)));
+    }
+    false
 }
 
 /// Whether updates run over whole regions: fewer launches than tensors.
@@ -117,6 +151,7 @@ fn updates_regions(plans: &PlanSet) -> bool {
 
 /// What runs twice: launches that share their key and kind with another.
 fn recompute(grad: &Plan) -> &'static str {
+    const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
     let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
     for l in &grad.launches {
         *seen.entry((l.key, l.op.kind())).or_default() += 1;
@@ -124,10 +159,12 @@ fn recompute(grad: &Plan) -> &'static str {
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
     if twice(OpKind::Product) || twice(OpKind::Attention) {
         "full"
-    } else if [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated].into_iter().any(twice) {
+    } else if CHEAP.into_iter().any(twice) {
         "cheap"
-    } else {
+    } else if CHEAP.into_iter().any(|kind| has(grad, kind)) {
         "none"
+    } else {
+        NOTHING_CHEAP
     }
 }
 

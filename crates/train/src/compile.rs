@@ -10,7 +10,7 @@ use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
 
 use crate::active;
-use crate::config::Config;
+use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Chosen, settle};
 use crate::switches::Recompute as RecomputeSwitch;
@@ -29,6 +29,19 @@ pub struct Compiled {
     pub parameters: u64,
     /// Forward and backward arithmetic of products, attention and head.
     pub flops_per_token: u64,
+}
+
+impl Compiled {
+    /// Writes down what `auto` chose by the memory there was: a resumed run must not choose otherwise, because the
+    /// split of a batch and what is recomputed move the last bits.
+    pub fn pin(&self, config: &mut Config) {
+        if config.train.micro_batch().is_none() {
+            config.train.micro_batch = Count::Given(self.micro_batch);
+        }
+        if let Some(chosen) = self.chosen.iter().find(|c| c.switch == "recompute") {
+            config.switches.recompute = chosen.value.parse().expect("a value of the switch");
+        }
+    }
 }
 
 /// Threads the CPU backend works with: all that the process may use.
@@ -105,14 +118,14 @@ fn compile_for(config: &Config, target: &Target, micro_batch: usize) -> Result<C
         micro_batch,
         eval_batch,
         chosen: settled.chosen,
-        parameters: forward.slots.iter().filter(|s| s.class.is_parameter()).map(|s| s.ty.elements() as u64).sum(),
+        parameters: forward
+            .slots
+            .iter()
+            .filter(|s| s.class.is_parameter())
+            .map(|s| s.ty.elements() as u64)
+            .sum(),
         flops_per_token: 3 * forward_flops(forward) / (micro_batch * model.context) as u64,
     };
     active::check(config, &compiled)?;
     Ok(compiled)
-}
-
-/// The widest instructions the CPU's kernels use here, in words.
-pub fn instructions() -> &'static str {
-    cpu::instructions()
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
 use flatout_ir::passes::input_path;
-use flatout_ir::{Program, Role, Target, compile, random};
+use flatout_ir::{Class, Program, Role, Target, compile, random};
 use flatout_models::decoder::{Form, build};
 use flatout_runtime::Session;
 
@@ -55,8 +55,9 @@ impl Generator {
         let vocabulary = Vocabulary::load(&tokenizer_path(dir))?;
         let mut session = Session::new(plans(&config, target)?, target.cores)?;
         let (_, mut file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
-        initial::write_tables(&mut session)?;
-        load(&mut session, &mut file, |class| class.is_parameter())?;
+        // What is frozen is in no checkpoint: it is what it was at the beginning.
+        initial::write(&mut session, config.train.seed)?;
+        load(&mut session, &mut file, |class| class == Class::Weight)?;
         let context = config.model.context;
         Ok(Generator {
             session,
@@ -177,8 +178,7 @@ fn plans(config: &Config, target: &Target) -> Result<flatout_ir::PlanSet, Failur
         .filter(|s| s.class.is_parameter())
         .map(|s| (s.path.as_str(), s.ty.rank()))
         .collect();
-    let mut options = settle(config, target, &parameters)?.options;
-    options.freeze.clear();
+    let options = settle(config, target, &parameters)?.options;
     Ok(compile(&programs, target, &options)?)
 }
 

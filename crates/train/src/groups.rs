@@ -1,6 +1,6 @@
 //! Which parameters are trained, and how: path patterns from the config, applied to a model's parameter paths.
 //!
-//! A path is names between dots, as `layers.3.attention.q`. A pattern is the same with `*` for any run of
+//! A path is names between dots, as `layers.3.attn.wq`. A pattern is the same with `*` for any run of
 //! characters within a name and `**` for any number of names. It matches the path and everything below it, so
 //! `layers.0` names a whole block.
 
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn patterns_match_names_scopes_and_wildcards() {
-        let path = "layers.3.attention.q_norm";
+        let path = "layers.3.attn.wq_norm";
         for pattern in [
             "layers",
             "layers.3",
@@ -95,8 +95,7 @@ mod tests {
         ] {
             assert!(matches(pattern, path), "{pattern}");
         }
-        for pattern in
-            ["layer", "layers.30", "layers.3.attention.q", "attention", "**.q", "layers.*.q_norm", ""]
+        for pattern in ["layer", "layers.30", "layers.3.attn.wq", "attention", "**.q", "layers.*.q_norm", ""]
         {
             assert!(!matches(pattern, path), "{pattern}");
         }

@@ -17,6 +17,7 @@ mod feed;
 pub mod generate;
 pub mod groups;
 pub mod initial;
+pub mod kernels;
 pub mod recipes;
 pub mod resume;
 pub mod run;

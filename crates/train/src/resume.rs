@@ -1,6 +1,7 @@
 //! Starting a run again with the command that began it: the one line for batch systems that requeue.
 
 use crate::config::Config;
+use crate::switches::Recompute;
 use crate::{UserError, refuse};
 
 /// The config a run goes on with when `asked` is given anew: its own, with what may change taken from `asked`.
@@ -10,7 +11,14 @@ pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
     (config.eval, config.checkpoint, config.log) =
         (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
     let mut comparable = asked.clone();
+    // What the run's own config has pinned may still be open in the command.
     comparable.schedule.horizon_steps = config.schedule.horizon_steps;
+    if comparable.train.micro_batch().is_none() {
+        comparable.train.micro_batch = config.train.micro_batch;
+    }
+    if comparable.switches.recompute == Recompute::Auto {
+        comparable.switches.recompute = config.switches.recompute;
+    }
     if comparable != config {
         refuse!(
             "the run that is there was begun with other settings than these: give the same, or another --run (steps, \
@@ -33,6 +41,8 @@ mod tests {
     fn the_same_command_goes_on_and_another_does_not() {
         let mut own = tiny(&["lr=1e-3"]);
         own.schedule.horizon_steps = own.train.steps;
+        own.train.micro_batch = crate::config::Count::Given(8);
+        own.switches.recompute = Recompute::Cheap;
         assert_eq!(requeued(&own, &tiny(&["lr=1e-3"])).unwrap(), own);
         let longer = requeued(&own, &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();
         assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), own.train.steps));

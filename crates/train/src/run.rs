@@ -18,6 +18,8 @@ const LOCK: &str = "lock";
 #[derive(Debug)]
 pub struct Run {
     dir: PathBuf,
+    /// Folders that were made for it, outermost first.
+    made: Vec<PathBuf>,
     _lock: File,
 }
 
@@ -43,7 +45,7 @@ pub enum Entered {
 impl Run {
     /// The next free `<recipe>-<n>` under `runs`.
     pub fn allocate(runs: &Path, recipe: &str) -> Result<Run, UserError> {
-        fs::create_dir_all(runs).map_err(cannot("be created", runs))?;
+        let mut made = make(runs)?;
         let numbered = |name: &str| name.strip_prefix(recipe)?.strip_prefix('-')?.parse::<u64>().ok();
         let entries = fs::read_dir(runs).map_err(cannot("be read", runs))?;
         let taken =
@@ -52,7 +54,10 @@ impl Run {
         loop {
             let dir = runs.join(format!("{recipe}-{number}"));
             match fs::create_dir(&dir) {
-                Ok(()) => return Ok(Run { _lock: lock(&dir)?, dir }),
+                Ok(()) => {
+                    made.push(dir.clone());
+                    return Ok(Run { _lock: lock(&dir)?, dir, made });
+                }
                 // Another process was faster.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
                 Err(error) => return Err(cannot("be created", &dir)(error)),
@@ -62,18 +67,19 @@ impl Run {
 
     /// The run in a directory the user named, begun or continued as `resume` says.
     pub fn enter(dir: &Path, resume: Resume) -> Result<Entered, UserError> {
+        let mut made = vec![];
         if !is_run(dir) {
             if resume == Resume::Must {
                 refuse!("there is no run in {}: nothing to resume", dir.display());
             }
-            fs::create_dir_all(dir).map_err(cannot("be created", dir))?;
+            made = make(dir)?;
             let mut entries = fs::read_dir(dir).map_err(cannot("be read", dir))?.flatten();
             let ours = |name: &str| name == LOCK || name.starts_with(CONFIG);
             if entries.any(|entry| !ours(&entry.file_name().to_string_lossy())) {
                 refuse!("{} is not empty and holds no run: give --run a directory of its own", dir.display());
             }
         }
-        let run = Run { _lock: lock(dir)?, dir: dir.to_path_buf() };
+        let run = Run { _lock: lock(dir)?, dir: dir.to_path_buf(), made };
         match (is_run(dir), resume) {
             (false, _) => Ok(Entered::Fresh(run)),
             (true, Resume::Never) => {
@@ -95,11 +101,12 @@ impl Run {
         }
     }
 
-    /// Removes a run that never began: nothing but its lock is in it.
+    /// Removes a run that never began, nothing but its lock being in it, and the folders made for it.
     pub fn discard(self) {
         if !is_run(&self.dir) {
             let _ = fs::remove_file(self.dir.join(LOCK));
-            let _ = fs::remove_dir(&self.dir);
+            // One that another process has put something into stays, and so do those around it.
+            self.made.iter().rev().for_each(|folder| drop(fs::remove_dir(folder)));
         }
     }
 
@@ -148,6 +155,15 @@ pub fn config(dir: &Path) -> Result<Config, UserError> {
     let path = dir.join(CONFIG);
     let text = fs::read_to_string(&path).map_err(cannot("be read", &path))?;
     Config::parse(&text, &path.display().to_string())
+}
+
+/// Makes a folder and those around it; gives the ones that were not there, outermost first.
+fn make(dir: &Path) -> Result<Vec<PathBuf>, UserError> {
+    let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let mut made: Vec<PathBuf> = dir.ancestors().take_while(missing).map(Path::to_path_buf).collect();
+    made.reverse();
+    fs::create_dir_all(dir).map_err(cannot("be created", dir))?;
+    Ok(made)
 }
 
 /// Takes the directory for this process, and writes its number into the lock for others' sentences.
@@ -222,6 +238,22 @@ mod tests {
         }
         assert_eq!(Run::reopen(&dir).unwrap().dir(), dir);
         assert_eq!(config(&dir).unwrap(), config_of_run);
+    }
+
+    #[test]
+    fn a_run_that_never_began_leaves_only_what_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        fresh(&folder.path().join("a/b/c")).discard();
+        Run::allocate(&folder.path().join("runs"), "tiny").unwrap().discard();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        let named = folder.path().join("named");
+        fs::create_dir(&named).unwrap();
+        fresh(&named).discard();
+        assert_eq!(fs::read_dir(&named).unwrap().count(), 0);
+        let [first, second] =
+            ["tiny"; 2].map(|name| Run::allocate(&folder.path().join("runs"), name).unwrap());
+        first.discard();
+        assert!(second.dir().is_dir(), "another's run stays");
     }
 
     #[test]

@@ -196,7 +196,8 @@ pub static TABLE: &[Switch] = &[
     },
     Switch {
         name: "fuse.optimizer",
-        class: Class::Bitwise,
+        // The norm of all gradients is summed in another order.
+        class: Class::Bounded,
         guides_word: "fused AdamW",
         elsewhere: &[
             elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),

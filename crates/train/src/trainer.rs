@@ -107,6 +107,7 @@ pub fn train(
     let steps = total_steps(config, &corpus)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
+    compiled.pin(&mut config);
     let config = &config;
     let held_out = match compiled.eval_batch {
         0 => None,
@@ -116,7 +117,7 @@ pub fn train(
     let found = checkpoint::latest(&run.checkpoints_dir())?;
     let mut session = Session::new(compiled.plans.clone(), compiled.target.cores)?;
     let (progress, cursor) = match &found.whole {
-        Some(whole) => resume(&mut session, &whole.path)?,
+        Some(whole) => resume(config, &mut session, &whole.path)?,
         None => begin(config, &mut session, &corpus)?,
     };
     if progress.step > steps {
@@ -133,11 +134,12 @@ pub fn train(
         ..LoaderOptions::default()
     };
     let loader = corpus.train_loader(&cursor, options)?;
+    // First of all, so that whatever is written after it lies in a run that can be continued.
+    run.save_config(config)?;
     let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(Failure::io("events.jsonl"))?;
     let last_loss =
         events::steps(&earlier).last().filter(|s| s.step == progress.step).map_or(f32::NAN, |s| s.loss);
     corpus.vocabulary().save(&tokenizer_path(run.dir()))?;
-    run.save_config(config)?;
 
     let ready =
         Ready { config, compiled: &compiled, corpus: &corpus, run: run.dir(), steps, done: progress.step };
@@ -187,9 +189,10 @@ fn begin(config: &Config, session: &mut Session, corpus: &Corpus) -> Result<(Pro
     Ok((Progress::default(), corpus.start()))
 }
 
-fn resume(session: &mut Session, path: &Path) -> Result<(Progress, Cursor), Failure> {
+fn resume(config: &Config, session: &mut Session, path: &Path) -> Result<(Progress, Cursor), Failure> {
     let (state, mut file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
-    initial::write_tables(session)?;
+    // What is frozen is in no checkpoint: it is what it was at the beginning.
+    initial::write(session, config.train.seed)?;
     load(session, &mut file, Class::is_saved)?;
     let cursor = serde_json::from_value(state.cursor)
         .map_err(|e| Failure::Environment(format!("{}: the cursor does not read: {e}", path.display())))?;

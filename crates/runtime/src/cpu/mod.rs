@@ -73,9 +73,9 @@ pub fn target(threads: usize) -> Target {
     }
 }
 
-/// A roofline from constants, for predictions only. Products measured 113 GFLOP/s a core with AVX-512 (Zen 4, 4096 x
-/// 128 x 128); AVX2 has half the lanes. bf16 is widened to f32 first and gains nothing. One core streams about 12 GB/s
-/// and four saturate the memory of a common machine.
+/// A roofline from constants, for predictions only. Measured on one Zen 4 core: products 110 GFLOP/s with AVX-512,
+/// 16 GB/s from and to memory. AVX2 has half the lanes; bf16 is widened to f32 first and gains nothing; memory is taken
+/// to be saturated by four cores.
 fn rates(cores: usize) -> Rates {
     let a_core = match math::level() {
         Level::Avx512 => 110e9,
@@ -83,10 +83,10 @@ fn rates(cores: usize) -> Rates {
         Level::Baseline => 10e9,
     };
     let products = a_core * cores as f64;
-    Rates { f32_flops: products, bf16_flops: products, memory_bytes: 12e9 * cores.min(4) as f64 }
+    Rates { f32_flops: products, bf16_flops: products, memory_bytes: 16e9 * cores.min(4) as f64 }
 }
 
-/// The memory a run may take: what Linux says is available, else half the address space a small machine has.
+/// The memory a run may take: what Linux says is available; 4 GiB on systems that do not say.
 fn memory_bytes() -> u64 {
     let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;

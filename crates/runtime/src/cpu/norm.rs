@@ -10,7 +10,7 @@ use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind};
 
 use super::context::{Context, chunk};
-use super::math::{self, vectorised};
+use super::math::{self, LANES, vectorised};
 use super::reduce::{Shared, sum_rows};
 use super::tensor::{Tensor, round_bf16};
 use super::{FLOATS, Kernel};
@@ -102,11 +102,32 @@ pub(super) fn normed_row(h: &[f32], g: &[f32], eps: f32, y: &mut [f32]) {
 /// dx of one row; its share is added to dw, which may be empty.
 #[inline(always)]
 pub(super) fn normed_row_back(h: &[f32], g: &[f32], eps: f32, dy: &[f32], dx: &mut [f32], dw: &mut [f32]) {
-    let r = rstd(h, eps);
-    dx.iter_mut().zip(dy).zip(g).for_each(|((u, dy), g)| *u = dy * g);
-    let c = math::dot(h, dx) / h.len() as f32 * r * r * r;
-    dx.iter_mut().zip(h).for_each(|(u, h)| *u = r.mul_add(*u, -(c * h)));
+    let n = h.len() as f32;
+    let (squares, along) = squares_and_slope(h, g, dy);
+    let r = 1.0 / (squares / n + eps).sqrt();
+    let c = along / n * r * r * r;
+    for (((dx, dy), g), h) in dx.iter_mut().zip(dy).zip(g).zip(h) {
+        *dx = r.mul_add(dy * g, -(c * h));
+    }
     dw.iter_mut().zip(dy).zip(h).for_each(|((dw, dy), h)| *dw = (dy * r).mul_add(*h, *dw));
+}
+
+/// The sums of h^2 and of h dy g, in one pass.
+#[inline(always)]
+fn squares_and_slope(h: &[f32], g: &[f32], dy: &[f32]) -> (f32, f32) {
+    let (mut squares, mut slope) = ([0.0; LANES], [0.0; LANES]);
+    let (hs, gs, dys) = (h.as_chunks::<LANES>(), g.as_chunks::<LANES>(), dy.as_chunks::<LANES>());
+    for ((h, g), dy) in hs.0.iter().zip(gs.0).zip(dys.0) {
+        for i in 0..LANES {
+            squares[i] = h[i].mul_add(h[i], squares[i]);
+            slope[i] = (h[i] * g[i]).mul_add(dy[i], slope[i]);
+        }
+    }
+    for (i, ((h, g), dy)) in hs.1.iter().zip(gs.1).zip(dys.1).enumerate() {
+        squares[i] = h.mul_add(*h, squares[i]);
+        slope[i] = (h * g).mul_add(*dy, slope[i]);
+    }
+    (math::sum_lanes(squares), math::sum_lanes(slope))
 }
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
