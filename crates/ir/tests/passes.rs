@@ -173,12 +173,12 @@ fn sums_are_done_by_their_last_term() {
          %9 = reduce{axis=0, by=sum} %6 -> f32[1]
          %10 = rms_norm_grad{eps=0.01, weight=none, add=false} %2 %8.3 -> f32[4,8]
          %12 = product{ta=true, tb=false, out=f32, base=true} %10 %1 %11 -> f32[8,6]
-         %15 = map{f=add} %14 %8 -> f32[1]
-         %17 = map{f=add} %16 %9 -> f32[1]
+         %14 = map{f=add} %13 %8 -> f32[1]
+         %16 = map{f=add} %15 %9 -> f32[1]
          write $5 %12
          write $6 %8.4
-         write $7 %15
-         write $8 %17",
+         write $7 %14
+         write $8 %16",
     );
 }
 

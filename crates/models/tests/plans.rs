@@ -162,3 +162,18 @@ fn bf16_stays_within_its_rounding() {
         );
     }
 }
+
+#[test]
+fn recomputing_more_keeps_less() {
+    let deep = DecoderConfig { layers: 8, context: 64, width: 32, ffn: 96, dropout: 0.0, ..small() };
+    let g = build(&deep, Form::Loss { rows: 4, documents: Documents::Joined, dropout: false });
+    let transient = |recompute: Recompute| {
+        let options = Options { recompute, ..Options::default() };
+        compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), &options)
+            .expect("a plan")
+            .transient_bytes
+    };
+    let [none, cheap, full] = [Recompute::None, Recompute::Cheap, Recompute::Full].map(transient);
+    assert!(cheap * 10 < none * 8, "cheap keeps {cheap} of {none} bytes");
+    assert!(full * 10 < none * 5, "full keeps {full} of {none} bytes");
+}

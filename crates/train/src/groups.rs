@@ -81,11 +81,11 @@ mod tests {
 
     #[test]
     fn patterns_match_names_scopes_and_wildcards() {
-        let path = "layers.3.attn.wq_norm";
+        let path = "layers.3.attn.q_norm";
         for pattern in [
             "layers",
             "layers.3",
-            "layers.*.attention",
+            "layers.*.attn",
             "**.q_norm",
             "**.*_norm",
             path,
@@ -95,7 +95,7 @@ mod tests {
         ] {
             assert!(matches(pattern, path), "{pattern}");
         }
-        for pattern in ["layer", "layers.30", "layers.3.attn.wq", "attention", "**.q", "layers.*.q_norm", ""]
+        for pattern in ["layer", "layers.30", "layers.3.attn.q", "attn", "**.q", "layers.*.q_norm", ""]
         {
             assert!(!matches(pattern, path), "{pattern}");
         }

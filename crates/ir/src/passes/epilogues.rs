@@ -34,31 +34,37 @@ pub fn epilogues(g: &Graph) -> (Graph, usize) {
         }
     }
     for (id, node) in g.ids().zip(&g.nodes) {
-        if let Some(sum) = waiting[id.0 as usize]
-            && node.outs.len() > 1
-        {
-            // Several outputs: the node stays where it is and the sum is one of its outputs.
-            let (term, base) = sides(g, sum, id);
-            let ins = node.ins.iter().map(|v| replay.get(*v)).collect::<Vec<_>>();
-            let Op::Read { slot } = g.node(base.node).op else { unreachable!("checked above") };
-            let base = replay.add(Op::Read { slot }, vec![], base.node);
-            let ins = ins.into_iter().chain([base]).collect();
-            let new = replay.copy_as(id, with_base(&node.op, term.out).expect("checked above"), ins);
-            replay.set(sum.out(0), new.out(term.out));
-        } else if waiting[id.0 as usize].is_some() || replay.has(id.out(0)) {
-            continue;
+        if let Some(sum) = waiting[id.0 as usize] {
+            // Where the base exists already, the sum is done here and not where it stood: a weight gradient that
+            // waited for the end of the backward pass would keep its operands alive until then.
+            let (_, base) = sides(g, sum, id);
+            if let Op::Read { slot } = g.node(base.node).op
+                && !replay.has(base)
+            {
+                let early = replay.add(Op::Read { slot }, vec![], base.node);
+                replay.set(base, early);
+            }
+            if replay.has(base) {
+                fold(&mut replay, sum, id);
+            }
         } else if let Some(term) = node.ins.iter().find(|v| waiting[v.node.0 as usize] == Some(id)) {
-            let (_, base) = sides(g, id, term.node);
-            let producer = g.node(term.node);
-            let ins = producer.ins.iter().chain([&base]).map(|v| replay.get(*v)).collect();
-            let op = with_base(&producer.op, term.out).expect("checked above");
-            let new = replay.new.push_keyed(op, ins, &producer.path, producer.key);
-            replay.set(id.out(0), new.out(0));
-        } else {
+            if !replay.has(id.out(0)) {
+                fold(&mut replay, id, term.node);
+            }
+        } else if !replay.has(id.out(0)) {
             replay.copy(id);
         }
     }
     (replay.finish(), folded)
+}
+
+/// Appends the node `of` with the other term of `sum` as its base; the sum is then one of its outputs.
+fn fold(replay: &mut Replay<'_>, sum: NodeId, of: NodeId) {
+    let (term, base) = sides(replay.old, sum, of);
+    let node = replay.old.node(of);
+    let ins = node.ins.iter().chain([&base]).map(|v| replay.get(*v)).collect();
+    let new = replay.copy_as(of, with_base(&node.op, term.out).expect("chosen because it can"), ins);
+    replay.set(sum.out(0), new.out(term.out));
 }
 
 /// The term `of` gives to the addition, and the other one.
