@@ -70,15 +70,15 @@ fn merge_lays_weights_side_by_side() {
     );
     same(
         &nodes(&merged),
-        "%5 = product{ta=false, tb=true, out=f32, base=false} %0 %4 -> f32[4,12]
-         %6 = slice{axis=1, start=0, len=6} %5 -> f32[4,6]
-         %7 = slice{axis=1, start=6, len=3} %5 -> f32[4,3]
-         %8 = slice{axis=1, start=9, len=3} %5 -> f32[4,3]
-         %9 = reshape{dims=[4 2 3]} %6 -> f32[4,2,3]
-         %10 = reshape{dims=[4 1 3]} %7 -> f32[4,1,3]
-         %11 = reshape{dims=[4 1 3]} %8 -> f32[4,1,3]
-         %12 = attention{scale=1, mask=causal, q=uniform:4, k=uniform:4} %9 %10 %11 -> f32[4,2,3] f32[4,2]
-         result o %12",
+        "%2 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,12]
+         %3 = slice{axis=1, start=0, len=6} %2 -> f32[4,6]
+         %4 = slice{axis=1, start=6, len=3} %2 -> f32[4,3]
+         %5 = slice{axis=1, start=9, len=3} %2 -> f32[4,3]
+         %6 = reshape{dims=[4 2 3]} %3 -> f32[4,2,3]
+         %7 = reshape{dims=[4 1 3]} %4 -> f32[4,1,3]
+         %8 = reshape{dims=[4 1 3]} %5 -> f32[4,1,3]
+         %9 = attention{scale=1, mask=causal, q=uniform:4, k=uniform:4} %6 %7 %8 -> f32[4,2,3] f32[4,2]
+         result o %9",
     );
     let (left, count) = merge::merge(&g, false, true, &Update::default());
     assert_eq!((nodes(&left), count), (nodes(&g), merge::Merged::default()));

@@ -95,8 +95,7 @@ mod tests {
         ] {
             assert!(matches(pattern, path), "{pattern}");
         }
-        for pattern in ["layer", "layers.30", "layers.3.attn.q", "attn", "**.q", "layers.*.q_norm", ""]
-        {
+        for pattern in ["layer", "layers.30", "layers.3.attn.q", "attn", "**.q", "layers.*.q_norm", ""] {
             assert!(!matches(pattern, path), "{pattern}");
         }
         assert!(matches("é*", "éa"));

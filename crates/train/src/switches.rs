@@ -196,8 +196,7 @@ pub static TABLE: &[Switch] = &[
     },
     Switch {
         name: "fuse.optimizer",
-        // The norm of all gradients is summed in another order.
-        class: Class::Bounded,
+        class: Class::Bitwise,
         guides_word: "fused AdamW",
         elsewhere: &[
             elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),

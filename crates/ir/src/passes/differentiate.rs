@@ -25,7 +25,7 @@ pub const WEIGHT_SUM: &str = "carry.weight";
 
 /// The slot a parameter's gradient is summed in.
 pub fn gradient_path(weight: &str) -> String {
-    format!("grad.{weight}")
+    format!("gradient.{weight}")
 }
 
 /// Takes parameters out of training; returns how many tensors that is.

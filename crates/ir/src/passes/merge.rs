@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use crate::graph::{Graph, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::passes::options::Update;
-use crate::replay::{Replay, users};
+use crate::replay::{Replay, users, without_dead};
 use crate::types::TensorType;
 
 /// How many products were merged into how many, by kind.
@@ -50,7 +50,7 @@ pub fn merge(g: &Graph, qkv: bool, gate_up: bool, update: &Update) -> (Graph, Me
         let out = replay.add(slice, vec![whole], id);
         replay.set(id.out(0), out);
     }
-    (replay.finish(), merged)
+    (without_dead(&replay.finish()), merged)
 }
 
 /// Lays the weights side by side and appends the one product.

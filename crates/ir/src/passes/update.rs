@@ -1,7 +1,7 @@
 //! The optimiser: lays trained parameters, gradient sums and moments into one flat region a group, and builds
 //! `apply`: norm, finite check, clip, update, clear. A region is updated by one launch.
 
-use crate::builder::{Builder, Tensor};
+use crate::builder::Builder;
 use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
@@ -31,17 +31,18 @@ const ALIGN: usize = 16;
 /// Lays the regions out (slots of `trained` become parts of them) and returns the graph of `apply`.
 pub fn update(trained: &mut Trained, how: &Update, fused: bool) -> (Graph, usize) {
     let regions = regions(&trained.graph, &trained.weights, how);
-    let mut pieces = vec![];
+    let (mut sums, mut pieces) = (vec![], vec![]);
     for (i, region) in regions.iter().enumerate() {
-        let laid = lay_out(&mut trained.graph, i, region);
-        pieces.extend(if fused { laid.whole } else { laid.members });
+        let LaidOut { whole, members } = lay_out(&mut trained.graph, i, region);
+        sums.push(whole.grad);
+        pieces.extend(if fused { vec![whole] } else { members });
     }
     let launches = pieces.len();
     for path in [UPDATES, SKIPPED] {
         trained.graph.add_slot(slot(path, TensorType::new(DType::F32, [1]), Class::Moment));
     }
     let slots = trained.graph.slots.clone();
-    (apply(Graph { slots, ..Graph::default() }, &pieces, how), launches)
+    (apply(Graph { slots, ..Graph::default() }, &sums, &pieces, how), launches)
 }
 
 fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
@@ -78,7 +79,7 @@ struct Piece {
 }
 
 struct LaidOut {
-    whole: Vec<Piece>,
+    whole: Piece,
     members: Vec<Piece>,
 }
 
@@ -118,10 +119,7 @@ fn lay_out(g: &mut Graph, index: usize, region: &Region) -> LaidOut {
         let (m, v) = (moment("m", ms), moment("v", vs));
         members.push(Piece { weight, grad, m, v, weight_decay, lr_scale });
     }
-    LaidOut {
-        whole: vec![Piece { weight: weights, grad: grads, m: ms, v: vs, weight_decay, lr_scale }],
-        members,
-    }
+    LaidOut { whole: Piece { weight: weights, grad: grads, m: ms, v: vs, weight_decay, lr_scale }, members }
 }
 
 /// The slot of a parameter's first (`m`) or second (`v`) moment.
@@ -140,8 +138,9 @@ fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) 
     }
 }
 
-/// The graph of one update. Its results are what a step reports.
-fn apply(slots: Graph, pieces: &[Piece], how: &Update) -> Graph {
+/// The graph of one update. Its results are what a step reports. The norm is taken over whole regions of gradient
+/// `sums` however the update is cut, so that cutting it changes no bit.
+fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph {
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
     let (updates, skipped) = (find(UPDATES), find(SKIPPED));
@@ -149,7 +148,7 @@ fn apply(slots: Graph, pieces: &[Piece], how: &Update) -> Graph {
     let lr = b.input(&input_path(Role::Apply, LR), DType::F32, &[1]);
     b.scope("apply", || {
         let per_weight = b.read(weight_sum).recip();
-        let norms = pieces.iter().map(|p| flattened(b.read(p.grad)).reduce(0, Fold::SumSquares));
+        let norms = sums.iter().map(|s| b.read(*s).reduce(0, Fold::SumSquares));
         let squares = norms.reduce(|a, b| a + b).expect("something is trained");
         let norm = squares.sqrt() * per_weight;
         let go = norm.map(E::Finite);
@@ -178,15 +177,10 @@ fn apply(slots: Graph, pieces: &[Piece], how: &Update) -> Graph {
         b.result("grad_norm", norm);
         b.result("weight", b.read(weight_sum).scale(1.0));
         b.result("go", go);
-        for slot in pieces.iter().map(|p| p.grad).chain([loss_sum, weight_sum]) {
+        for slot in sums.iter().copied().chain([loss_sum, weight_sum]) {
             let ty = b.with_graph(|g| g.slot(slot).ty.clone());
             b.write(slot, b.fill(0.0, ty.dtype, &ty.dims));
         }
     });
     b.finish()
-}
-
-fn flattened(x: Tensor<'_>) -> Tensor<'_> {
-    let n = x.ty().elements();
-    x.reshape(&[n])
 }

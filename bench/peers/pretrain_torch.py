@@ -1,0 +1,130 @@
+"""The decoder of the recipe `pretrain-226m` in PyTorch, as fast as PyTorch makes it: bf16 autocast over fp32 weights,
+cuDNN's attention, fused AdamW, torch.compile.
+
+    python bench/peers/pretrain_torch.py --rows 32 --compile
+
+Prints one JSON line: tokens_per_second (median over groups of steps), step_ms, peak_bytes, first_steady_seconds.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def rms_norm(x, weight, eps=1e-6):
+    return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+
+def rotate(x, cos, sin):
+    half = x.shape[-1] // 2
+    lo, hi = x[..., :half], x[..., half:]
+    return torch.cat([lo * cos - hi * sin, hi * cos + lo * sin], -1)
+
+
+class Block(nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        self.a = a
+        q, kv = a.heads * a.head_size, a.kv_heads * a.head_size
+        self.attn_norm, self.ffn_norm = nn.Parameter(torch.ones(a.width)), nn.Parameter(torch.ones(a.width))
+        self.q_norm, self.k_norm = nn.Parameter(torch.ones(a.head_size)), nn.Parameter(torch.ones(a.head_size))
+        self.qkv = nn.Linear(a.width, q + 2 * kv, bias=False)
+        self.out = nn.Linear(q, a.width, bias=False)
+        self.gate_up = nn.Linear(a.width, 2 * a.ffn, bias=False)
+        self.down = nn.Linear(a.ffn, a.width, bias=False)
+
+    def forward(self, x, cos, sin):
+        a = self.a
+        b, t, _ = x.shape
+        q, k, v = self.qkv(rms_norm(x, self.attn_norm)).split(
+            [a.heads * a.head_size, a.kv_heads * a.head_size, a.kv_heads * a.head_size], -1)
+        q = rotate(rms_norm(q.view(b, t, a.heads, a.head_size), self.q_norm), cos, sin)
+        k = rotate(rms_norm(k.view(b, t, a.kv_heads, a.head_size), self.k_norm), cos, sin)
+        v = v.view(b, t, a.kv_heads, a.head_size)
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True)
+        x = x + self.out(o.transpose(1, 2).reshape(b, t, -1))
+        gate, up = self.gate_up(rms_norm(x, self.ffn_norm)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        self.embed = nn.Embedding(a.vocab, a.width)
+        self.blocks = nn.ModuleList(Block(a) for _ in range(a.layers))
+        self.norm = nn.Parameter(torch.ones(a.width))
+        position = torch.arange(a.context, dtype=torch.float32)
+        turn = a.theta ** (-torch.arange(0, a.head_size, 2, dtype=torch.float32) / a.head_size)
+        angle = torch.outer(position, turn)[None, :, None, :]
+        self.register_buffer("cos", angle.cos().bfloat16(), persistent=False)
+        self.register_buffer("sin", angle.sin().bfloat16(), persistent=False)
+        for p in self.parameters():
+            if p.ndim > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, tokens, targets):
+        x = self.embed(tokens).bfloat16()
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = F.linear(rms_norm(x, self.norm), self.embed.weight)
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__)
+    for name, value in dict(width=768, layers=32, heads=12, kv_heads=4, head_size=64, ffn=2048, vocab=32768,
+                            context=2048, rows=32, groups=5, steps=4).items():
+        p.add_argument(f"--{name}", type=int, default=value)
+    p.add_argument("--theta", type=float, default=1e4)
+    p.add_argument("--compile", action="store_true")
+    a = p.parse_args()
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    model = Decoder(a).cuda()
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0.0)],
+        lr=3e-4, betas=(0.9, 0.95), fused=True)
+    forward = torch.compile(model) if a.compile else model
+    tokens = torch.randint(a.vocab, (4, a.rows, a.context + 1), device="cuda")
+
+    def step(i):
+        batch = tokens[i % 4]
+        with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            loss = forward(batch[:, :-1], batch[:, 1:])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    for i in range(4):
+        step(i)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - started
+    times = []
+    for group in range(a.groups):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for i in range(a.steps):
+            loss = step(i)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - began) / a.steps)
+    seconds = statistics.median(times)
+    print(json.dumps(dict(
+        peer="torch-compile" if a.compile else "torch-eager", tokens_per_second=a.rows * a.context / seconds,
+        step_ms=1e3 * seconds, step_ms_all=[1e3 * t for t in times], peak_bytes=torch.cuda.max_memory_allocated(),
+        first_steady_seconds=first, loss=loss.item(), torch=torch.__version__, gpu=torch.cuda.get_device_name())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

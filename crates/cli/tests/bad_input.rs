@@ -1,0 +1,183 @@
+//! Bad input is one sentence on standard error and exit code 2, before any work: nothing is written.
+
+mod program;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use program::{flatout, say, small_train};
+
+/// Every file and folder under a directory, with the files' contents.
+fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.display().to_string();
+        if path.is_dir() {
+            found.extend(tree(&path));
+            found.insert(name + "/", vec![]);
+        } else {
+            // The lock holds the number of whoever asked last.
+            let is_lock = path.file_name().is_some_and(|name| name == "lock");
+            found.insert(name, if is_lock { vec![] } else { fs::read(&path).expect("a file") });
+        }
+    }
+    found
+}
+
+/// The command is refused with a sentence that has these words.
+fn refused(dir: &Path, words: &[&str], sentence: &str) {
+    let before = tree(dir);
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+    assert_eq!(said.out, "", "{words:?}");
+    let line =
+        said.err.strip_suffix('\n').unwrap_or_else(|| panic!("{words:?}: a whole line, not {:?}", said.err));
+    assert!(line.starts_with("flatout: ") && !line.contains('\n'), "{words:?}: one line, not {line:?}");
+    assert!(line.contains(sentence), "{words:?}: {line:?} lacks {sentence:?}");
+    let after = tree(dir);
+    let changed: Vec<_> = after.keys().filter(|name| before.get(*name) != after.get(*name)).collect();
+    assert!(changed.is_empty() && before.len() == after.len(), "{words:?} left behind {changed:?}");
+}
+
+#[test]
+fn words_and_numbers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cases: &[(&str, &str)] = &[
+        ("train tinny", "there is no recipe `tinny`; did you mean `tiny`?"),
+        ("train no/such.toml", "there is no file no/such.toml"),
+        ("train tiny model.widht=64", "`model.width`"),
+        ("train tiny num_workers=4", "loader.workers"),
+        ("train tiny model.width=wide", "`model.width`"),
+        ("train tiny train.steps=1.5", "`train.steps`"),
+        ("train tiny data.document_mask=maybe", "`data.document_mask`"),
+        ("train tiny activation=tanh", "swiglu"),
+        ("train tiny fuse.qkv=perhaps", "fuse.qkv"),
+        ("train tiny model.width", "key=value"),
+        ("train tiny --with no-such-preset", "there is no preset `no-such-preset`"),
+        ("train tiny width=128 heads=7", "`model.heads` = 7 does not divide `model.width` = 128"),
+        ("train tiny heads=4 kv_heads=3", "`model.kv_heads` = 3 does not divide `model.heads` = 4"),
+        ("train tiny model.head_size=31", "must be even"),
+        ("train tiny batch=32 micro_batch=5", "does not divide `train.batch` = 32"),
+        ("train tiny model.width=0", "`model.width` is 0"),
+        ("train tiny model.layers=-2", "`model.layers`"),
+        ("train tiny lr=-1", "`optimizer.lr` is -1"),
+        ("train tiny lr=nan", "`optimizer.lr`"),
+        ("train tiny lr=inf", "`optimizer.lr`"),
+        ("train tiny weight_decay=-0.1", "`optimizer.weight_decay` is -0.1"),
+        ("train tiny model.dropout=NaN", "`model.dropout`"),
+        ("train tiny betas=[0.9,1.5]", "`optimizer.betas` has 1.5"),
+        ("train tiny betas=[0.9]", "`optimizer.betas`"),
+        ("train tiny train.freeze=[\"**\"]", "nothing to train"),
+        ("train tiny model.context=4194304", "bytes"),
+        ("train tiny cuda_graphs=on", "`cuda_graphs=on` cannot run on the CPU"),
+        ("train tiny compile=reduce-overhead", "`cuda_graphs=on` cannot run on the CPU"),
+        ("train tiny backend=cuda", "`backend=cuda` cannot run"),
+        ("train tiny precision=tf32", "`precision=tf32` cannot run on the CPU"),
+        ("train tiny positions=learned rope_cache=on", "`rope_cache=on` has nothing to cache"),
+        ("plan tinny", "there is no recipe `tinny`"),
+        ("plan tiny model.heads=7", "does not divide"),
+        ("plan tiny cuda_graphs=on", "cannot run on the CPU"),
+        ("plan tiny lr=nan --json", "`optimizer.lr`"),
+        ("recipes show tinny", "there is no recipe `tinny`"),
+        ("recipes show tiny batch=0", "`train.batch` is 0"),
+        ("generate runs/none", "there is no run in runs/none"),
+        ("generate runs/none --temperature=-1", "--temperature is -1"),
+        ("resume runs/none", "there is no run in runs/none: nothing to resume"),
+        ("train tiny --run here --resume must", "there is no run in here: nothing to resume"),
+    ];
+    for (words, sentence) in cases {
+        refused(folder.path(), &words.split(' ').collect::<Vec<_>>(), sentence);
+    }
+}
+
+#[test]
+fn files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("empty.txt"), "").expect("a file");
+    fs::write(dir.join("short.txt"), "Too little.\n").expect("a file");
+    fs::write(dir.join("latin.txt"), b"caf\xe9 au lait\n".repeat(2000)).expect("a file");
+    fs::write(dir.join("book.txt"), "One line of a book after another.\n".repeat(2000)).expect("a file");
+    fs::write(dir.join("broken.json"), "{").expect("a file");
+    fs::write(dir.join("broken.toml"), "[model\nwidth = 3\n").expect("a file");
+    fs::create_dir(dir.join("bare")).expect("a folder");
+    let cases: &[(&[&str], &str)] = &[
+        (&["data.path=missing.txt"], "missing.txt"),
+        (&["data.path=empty.txt"], "empty"),
+        (&["data.path=bare"], "bare"),
+        (&["data.path=latin.txt"], "latin.txt"),
+        (&["data.path=book.txt", "data.tokenizer=missing.json"], "missing.json"),
+        (&["data.path=book.txt", "data.tokenizer=broken.json"], "broken.json"),
+        (&["data.path=book.txt", "model.vocab=100"], "vocab"),
+        (&["data.source=text"], "`data.path` is not given"),
+        (&["model.vocab=64"], "model only 64: set model.vocab="),
+        (&["train.steps=none", "train.epochs=2"], "`train.epochs` cannot be counted"),
+        (&["--run", "empty.txt/run"], "empty.txt"),
+        (&["--run", "/proc/run"], "/proc/run cannot be"),
+        (&["--run", "."], ". is not empty and holds no run"),
+    ];
+    for (words, sentence) in cases {
+        refused(dir, &small_train(words), sentence);
+        let named = ["data", "model", "train"].iter().any(|section| words[0].starts_with(section));
+        if named {
+            refused(dir, &small_train(&[words, &["--run", "a/b"][..]].concat()), sentence);
+        }
+    }
+    refused(dir, &["train", "broken.toml"], "broken.toml");
+    refused(dir, &["train", "bare"], "there is no recipe `bare`");
+}
+
+#[test]
+fn a_tokeniser_larger_than_the_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let text: String = (0..3000).map(|i| format!("{} is number {i}.\n", i * i)).collect();
+    fs::write(dir.join("book.txt"), text).expect("a file");
+    let words = small_train(&["data.path=book.txt", "eval.rows=0", "model.vocab=400", "--run", "run"]);
+    let said = say(dir, &words);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let tokenizer = "data.tokenizer=run/tokenizer.json";
+    let words = small_train(&["data.path=book.txt", tokenizer, "model.vocab=300"]);
+    refused(dir, &words, "The tokeniser has 400 tokens but the model only 300");
+}
+
+#[test]
+fn runs_that_are_there() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    assert_eq!(say(dir, &small_train(&["--run", "run"])).code, Some(0));
+    refused(
+        dir,
+        &small_train(&["--run", "run"]),
+        "run holds a run already: continue it with `flatout resume run`",
+    );
+    let other = small_train(&["--run", "run", "--resume", "auto", "lr=0.5"]);
+    refused(dir, &other, "begun with other settings");
+    refused(dir, &["resume", "run", "model.width=64"], "model.width");
+    refused(dir, &["resume", "run", "train.steps=3"], "give a larger train.steps");
+    fs::remove_dir_all(dir.join("run/checkpoints")).expect("checkpoints");
+    refused(dir, &["generate", "run"], "has no checkpoint yet");
+}
+
+#[test]
+fn a_run_that_is_still_running() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let mut words = small_train(&["--run", "run", "--json"]);
+    words.push("train.steps=1000000");
+    let mut child = flatout(dir, &words).stdout(std::process::Stdio::null()).spawn().expect("a run");
+    while !dir.join("run/events.jsonl").exists() {
+        assert!(child.try_wait().expect("a child").is_none(), "the run ended by itself");
+        std::thread::yield_now();
+    }
+    for words in [&["resume", "run"][..], &small_train(&["--run", "run", "--resume", "auto"])] {
+        let said = say(dir, words);
+        let sentence = format!("the run in run is still running in process {}", child.id());
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.err.contains(&sentence) && said.err.lines().count() == 1, "{said:?}");
+    }
+    child.kill().expect("a living process");
+    child.wait().expect("an end");
+}

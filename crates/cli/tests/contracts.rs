@@ -1,0 +1,183 @@
+//! What other tools rely on: the fields of events and plans, the bytes a plan promises, recipes that round-trip.
+
+mod program;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use program::{SMALL, Said, say, small_train};
+use serde_json::Value;
+
+fn ok(dir: &Path, words: &[&str]) -> Said {
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+    said
+}
+
+fn fields(object: &Value) -> BTreeSet<&str> {
+    object.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("an object a line")).collect()
+}
+
+#[test]
+fn events_have_the_fields_of_the_contract() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let words = small_train(&["eval.every=2", "checkpoint.every=3", "--run", "run", "--json"]);
+    let said = ok(folder.path(), &words);
+    assert_eq!(said.err, "", "nothing beside the objects");
+    let log = fs::read_to_string(folder.path().join("run/events.jsonl")).expect("a log");
+    assert_eq!(said.out, log, "`--json` prints the log's own lines");
+    let events = lines(&log);
+    let wanted = [
+        ("start", "recipe backend switches arena_bytes driver_bytes"),
+        ("step", "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second"),
+        ("eval", "step loss"),
+        ("saved", "step path"),
+        ("end", "status steps loss loss_floor tokens_per_second"),
+    ];
+    let of = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
+    for (name, names) in wanted {
+        assert!(!of(name).is_empty(), "there is an event {name}");
+        for event in of(name) {
+            assert_eq!(fields(event), names.split(' ').chain(["event"]).collect(), "{event}");
+        }
+    }
+    assert_eq!(events.len(), wanted.iter().map(|(name, _)| of(name).len()).sum::<usize>());
+    let steps = |name: &str| of(name).iter().map(|event| event["step"].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(
+        (steps("step"), steps("eval"), steps("saved")),
+        (vec![1, 2, 3, 4, 5, 6], vec![2, 4, 6], vec![3, 6])
+    );
+    let last = of("step")[5];
+    assert_eq!((last["tokens"].as_u64(), last["samples"].as_u64()), (Some(6 * 4 * 16), Some(6 * 4)));
+    assert_eq!((&events[0]["event"], &events[events.len() - 1]["event"]), (&"start".into(), &"end".into()));
+    let end = of("end")[0];
+    assert_eq!((&end["status"], &end["steps"]), (&"done".into(), &6.into()));
+    assert!(end["loss"].as_f64().unwrap() > end["loss_floor"].as_f64().unwrap());
+
+    // A run that is longer than it was goes on and says so.
+    let said = ok(folder.path(), &["resume", "run", "train.steps=8", "--json"]);
+    let resumed = lines(&said.out);
+    assert_eq!(resumed[1], serde_json::json!({ "event": "resume", "step": 6 }));
+    let log = fs::read_to_string(folder.path().join("run/events.jsonl")).expect("a log");
+    assert!(log.ends_with(&said.out));
+}
+
+#[test]
+fn text_has_no_floor() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text: String = (0..2000).map(|i| format!("line {i} of a book\n")).collect();
+    fs::write(folder.path().join("book.txt"), text).expect("a file");
+    let words =
+        small_train(&["data.path=book.txt", "eval.rows=0", "train.steps=none", "train.epochs=1", "--json"]);
+    let events = lines(&ok(folder.path(), &words).out);
+    let (step, end) = (&events[events.len() - 3], &events[events.len() - 1]);
+    assert_eq!(end.get("loss_floor"), None);
+    let epoch = step["epoch"].as_f64().expect("an epoch");
+    assert!((0.97..=1.03).contains(&epoch), "one epoch of steps ends at {epoch}");
+}
+
+#[test]
+fn a_plan_has_its_fields_and_its_bytes_are_the_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sets: [&[&str]; 8] = [
+        &[],
+        &["data.document_mask=true"],
+        &["train.micro_batch=2"],
+        &["precision=bf16"],
+        &["recompute=full"],
+        &["memory_plan=off"],
+        &["model.dropout=0.1", "compile=off", "attention=naive", "eval.micro_batch=3"],
+        &["model.tied=false", "eval.rows=0", "train.freeze=[embed.*]"],
+    ];
+    let mut sizes = BTreeSet::new();
+    for overrides in sets {
+        let plan: Vec<&str> = ["plan", "tiny"].iter().chain(&SMALL).chain(overrides).copied().collect();
+        let said = ok(folder.path(), &[&plan[..], &["--json"]].concat());
+        let plan: Value = serde_json::from_str(&said.out).expect("an object");
+        for field in ["arena_bytes", "categories", "parameters", "flops_per_token", "switches"] {
+            assert!(fields(&plan).contains(field), "{field}");
+        }
+        let names = "parameters frozen adapters gradients optimizer activations workspace inputs";
+        assert_eq!(fields(&plan["categories"]), names.split(' ').collect());
+        let categories = plan["categories"].as_object().expect("an object").values();
+        assert_eq!(categories.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), plan["arena_bytes"]);
+        assert!(!folder.path().join("runs").exists(), "a plan writes nothing");
+
+        let run = tempfile::tempdir().expect("a folder");
+        let events = lines(&ok(run.path(), &small_train(&[overrides, &["--json"]].concat())).out);
+        assert_eq!(events[0]["arena_bytes"], plan["arena_bytes"], "{overrides:?}");
+        assert_eq!(events[0]["switches"], plan["switches"], "{overrides:?}");
+        sizes.insert(plan["arena_bytes"].as_u64().unwrap());
+    }
+    assert!(sizes.len() >= 7, "these overrides differ in memory");
+}
+
+#[test]
+fn recipes_round_trip() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let shown = ok(dir, &["recipes", "show", "tiny"]).out;
+    fs::write(dir.join("mine.toml"), &shown).expect("a file");
+    let again = ok(dir, &["recipes", "show", "mine.toml"]).out;
+    let without_name = |text: &str| text.replace("recipe = \"mine\"", "recipe = \"tiny\"");
+    assert_eq!(without_name(&again), shown);
+    let losses = |words: &[&str]| {
+        let events = lines(&ok(dir, &[words, &SMALL, &["--json"]].concat()).out);
+        let steps = events.into_iter().filter(|event| event["event"] == "step");
+        steps.map(|event| event["loss"].to_string()).collect::<Vec<_>>()
+    };
+    let tiny = losses(&["train", "tiny"]);
+    assert_eq!(tiny.len(), 6);
+    assert_eq!(losses(&["train", "mine.toml"]), tiny);
+    assert_eq!(losses(&["train"]), tiny, "without a recipe it is tiny");
+    let runs: BTreeSet<String> = fs::read_dir(dir.join("runs"))
+        .expect("runs")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    assert_eq!(runs, ["mine-1", "tiny-1", "tiny-2"].map(String::from).into());
+}
+
+#[test]
+fn a_run_shows_what_it_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = ok(folder.path(), &small_train(&["eval.every=0"]));
+    let start: Vec<&str> = said.err.lines().take_while(|line| !line.starts_with("step ")).collect();
+    assert!(start.len() <= 12 && start[0] == "tiny  ->  runs/tiny-1", "{}", said.err);
+    for words in
+        ["done     6 steps in", "held-out loss ", "above the floor of", "sample   ", "run      runs/tiny-1"]
+    {
+        assert!(said.out.contains(words), "{words:?} in {}", said.out);
+    }
+    assert!(said.err.contains("next     flatout generate runs/tiny-1"), "{}", said.err);
+    let quiet = ok(folder.path(), &small_train(&["-q"]));
+    assert_eq!(quiet.err, "");
+    let text = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12", "--json"]).out;
+    let object: Value = serde_json::from_str(&text).expect("an object");
+    assert_eq!(fields(&object), "text prompt checkpoint step".split(' ').collect());
+    assert_eq!(object["step"], 6);
+    let plain = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12"]).out;
+    assert_eq!(plain.trim_end_matches('\n'), object["text"].as_str().expect("text"));
+}
+
+#[test]
+fn every_command_has_help() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for command in ["train", "resume", "plan", "generate", "recipes", "schema", "doctor"] {
+        let said = ok(folder.path(), &[command, "--help"]);
+        assert!(said.out.contains("Usage: flatout") && said.err.is_empty(), "{command}");
+        assert!(ok(folder.path(), &["--help"]).out.contains(&format!("  {command} ")), "{command} is listed");
+    }
+    for words in [&["recipes"][..], &["schema"], &["recipes", "show", "pretrain-226m"], &["doctor"]] {
+        for json in [false, true] {
+            let said = ok(folder.path(), &[words, if json { &["--json"] } else { &[] }].concat());
+            assert!(!said.out.is_empty() && said.err.is_empty());
+            assert_eq!(serde_json::from_str::<Value>(&said.out).is_ok(), json, "{words:?}");
+        }
+    }
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "none of them writes anything");
+}

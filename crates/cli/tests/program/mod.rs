@@ -1,0 +1,45 @@
+//! The program, run as users run it: in a directory, with words, giving a code and two streams.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Overrides of `tiny` that make a run take a moment.
+pub const SMALL: [&str; 10] = [
+    "model.width=32",
+    "model.layers=2",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=48",
+    "model.context=16",
+    "train.steps=6",
+    "train.batch=4",
+    "schedule.warmup_steps=2",
+    "eval.rows=4",
+];
+
+/// What a command came to.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// The command, not yet started, with all its streams captured.
+pub fn flatout(dir: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flatout"));
+    command.current_dir(dir).args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs it to its end.
+pub fn say(dir: &Path, words: &[&str]) -> Said {
+    let output = flatout(dir, words).output().expect("the program starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Words after `train tiny` and the overrides that make it small.
+pub fn small_train<'a>(words: &[&'a str]) -> Vec<&'a str> {
+    ["train", "tiny"].iter().chain(&SMALL).chain(words).copied().collect()
+}

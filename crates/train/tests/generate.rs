@@ -1,0 +1,125 @@
+//! Prefill and decode over a cache give the logits of the full forward pass.
+
+mod distance;
+mod small_run;
+
+use std::collections::BTreeSet;
+
+use distance::relative;
+use flatout_ir::passes::input_path;
+use flatout_ir::{Options, Program, Role, compile, random};
+use flatout_models::decoder::{Form, build, weight_names};
+use flatout_runtime::{Session, cpu};
+use flatout_train::checkpoint::TensorFile;
+use flatout_train::generate::{Generator, Sampling};
+use flatout_train::{Config, initial};
+use small_run::{config, train_in};
+
+const CONTEXT: usize = 160;
+
+/// The plain way: every logit of the whole sequence at once, with the checkpoint's weights.
+struct Forward {
+    session: Session,
+    config: Config,
+}
+
+impl Forward {
+    fn open(config: &Config, generator: &Generator) -> Forward {
+        let form = Form::Logits { rows: 1, len: CONTEXT };
+        let programs = [Program { role: Role::Logits, graph: build(&config.model, form) }];
+        let plans = compile(&programs, &cpu::target(2), &Options::default()).expect("plans");
+        let mut session = Session::new(plans, 2).expect("a session");
+        let mut file =
+            TensorFile::open(&generator.checkpoint.join("state.safetensors")).expect("a checkpoint");
+        for (path, _) in weight_names(&config.model) {
+            let mut bytes = vec![0; file.entries()[&path].bytes()];
+            file.read_into(&path, &mut bytes).expect("a weight");
+            session.write_slot(&path, &bytes).expect("a weight");
+        }
+        initial::write_tables(&mut session).expect("tables");
+        Forward { session, config: config.clone() }
+    }
+
+    /// Logits after each token.
+    fn logits(&mut self, tokens: &[u32]) -> Vec<Vec<f32>> {
+        let padded: Vec<i32> = (0..CONTEXT).map(|i| tokens.get(i).map_or(0, |&t| t as i32)).collect();
+        let positions: Vec<i32> = (0..CONTEXT as i32).collect();
+        self.session.write_i32(&input_path(Role::Logits, "tokens"), &padded).expect("tokens");
+        self.session.write_i32(&input_path(Role::Logits, "positions"), &positions).expect("positions");
+        self.session.run(Role::Logits).expect("logits");
+        let logits = self.session.result(Role::Logits, "logits").expect("logits");
+        logits.chunks(self.config.model.vocab).take(tokens.len()).map(<[f32]>::to_vec).collect()
+    }
+}
+
+fn trained(overrides: &[&str]) -> (tempfile::TempDir, Config, Generator) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let context = format!("model.context={CONTEXT}");
+    let config = config(&[&[context.as_str(), "train.batch=2"], overrides].concat());
+    train_in(&folder.path().join("run"), &config, |_| {});
+    let generator = Generator::open(&folder.path().join("run"), &cpu::target(2)).expect("a run");
+    (folder, config, generator)
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| random::philox([i, 0, 0, 0], [5, 5])[0] % 200).collect()
+}
+
+#[test]
+fn prompts_of_any_length_and_the_tokens_after_them() {
+    let (_folder, config, mut generator) = trained(&[]);
+    let all = tokens(CONTEXT);
+    let mut forward = Forward::open(&config, &generator);
+    let wanted = forward.logits(&all);
+    let mut worst = 0.0f64;
+    // Prompts are read 64 tokens at a time: below, at and beyond one, two and the whole context.
+    for prompt in [1, 2, 5, 63, 64, 65, 66, 127, 128, 129, 159, 160] {
+        generator.clear();
+        let mut check = |logits: Vec<f32>, last: usize| {
+            let off = relative(&logits, &wanted[last]);
+            assert!(off < 1e-5, "after {} tokens of a prompt of {prompt}: off by {off:.1e}", last + 1);
+            worst = worst.max(off);
+        };
+        check(generator.read(&all[..prompt]).expect("a prompt"), prompt - 1);
+        for next in prompt..(prompt + 3).min(CONTEXT) {
+            check(generator.read(&all[next..next + 1]).expect("a token"), next);
+        }
+        // A second piece of several tokens goes through the prefill plan again.
+        let more = (prompt + 3).min(CONTEXT)..(prompt + 13).min(CONTEXT);
+        if !more.is_empty() {
+            check(generator.read(&all[more.clone()]).expect("more"), more.end - 1);
+        }
+    }
+    println!("logits off by {worst:.1e} at most");
+    let sentence = generator.read(&all).expect_err("the context is full").to_string();
+    assert!(sentence.contains("do not fit a context of 160"), "{sentence}");
+}
+
+#[test]
+fn the_same_seed_draws_the_same_text() {
+    let (_folder, _, mut generator) = trained(&[]);
+    let mut say = |temperature: f64| -> Vec<String> {
+        let text = |seed| {
+            let how = Sampling { temperature, top_k: 0, seed, max_tokens: 40 };
+            let mut pieces = String::new();
+            let text = generator.generate("", how, |piece| pieces.push_str(piece)).expect("text");
+            assert!(text.starts_with(&pieces), "{pieces:?} comes before all of {text:?}");
+            text
+        };
+        (0..8).map(text).collect()
+    };
+    let texts = say(1.0);
+    assert_eq!(texts, say(1.0));
+    assert!(texts.iter().collect::<BTreeSet<_>>().len() > 4, "other seeds draw other texts");
+    let likeliest = say(0.0);
+    assert!(likeliest.iter().all(|text| *text == likeliest[0]), "the likeliest token needs no seed");
+}
+
+#[test]
+fn bf16_runs_generate_in_bf16() {
+    let (_folder, config, mut generator) = trained(&["precision=bf16"]);
+    let all = tokens(70);
+    let wanted = Forward::open(&config, &generator).logits(&all);
+    let off = relative(&generator.read(&all).expect("a prompt"), &wanted[69]);
+    assert!(off > 1e-5 && off < 0.03, "bf16 is off by {off:.1e} from fp32");
+}

@@ -1,0 +1,210 @@
+//! What switches and passes do to numbers, memory and reports: fifty losses with every value of every switch, a pass
+//! left out that the report of what is active must notice, and regions whose insides own no memory.
+
+mod small_run;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flatout_ir::plan::Buffer;
+use flatout_ir::{Op, Options, PlanSet, Program, Recompute, Role, compile as compile_programs};
+use flatout_models::decoder::{Documents, Form, build};
+use flatout_runtime::cpu;
+use flatout_train::switches::{Class, Switch, TABLE};
+use flatout_train::{active, compile};
+use small_run::{STEPS, config, train_in};
+
+/// The model of the fifty losses: dropout, so that recomputing has something to draw again, and a learning rate at
+/// which roundings stay roundings.
+const MODEL: [&str; 3] = ["model.dropout=0.1", "train.micro_batch=4", "optimizer.lr=1e-3"];
+
+/// Largest relative difference of any of fifty losses where a switch only rounds otherwise.
+const BOUND: f32 = 1e-5;
+/// The same for another precision.
+const NOISE: f32 = 1e-2;
+
+fn losses(setting: Option<&str>) -> Vec<f32> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let overrides: Vec<&str> = MODEL.into_iter().chain(setting).collect();
+    let steps = train_in(&folder.path().join("run"), &config(&overrides), |_| {});
+    assert_eq!(steps.len(), STEPS as usize);
+    steps.iter().map(|step| step.loss).collect()
+}
+
+/// What is active with a setting; `None` where it cannot run here.
+fn compiled(setting: Option<&str>) -> Option<BTreeMap<String, String>> {
+    let overrides: Vec<&str> = MODEL.into_iter().chain(setting).collect();
+    let compiled = compile::compile(&config(&overrides), &compile::target()).ok()?;
+    Some(active::active(&compiled.plans, &compiled.target))
+}
+
+#[test]
+fn every_switch_keeps_fifty_losses_as_its_class_says() {
+    let default = compiled(None).expect("the default runs");
+    let base = losses(None);
+    assert!(
+        base[STEPS as usize - 1] < 0.9 * base[0],
+        "it learns: {} to {}",
+        base[0],
+        base[STEPS as usize - 1]
+    );
+    println!("losses {} to {}", base[0], base[STEPS as usize - 1]);
+    let mut compared = BTreeSet::new();
+    for switch in TABLE {
+        let Switch { name, class, .. } = switch;
+        for value in switch.values() {
+            let setting = format!("switches.{name}={value}");
+            // What cannot run or changes nothing that is compiled has no numbers of its own.
+            if compiled(Some(&setting)).is_none_or(|active| active == default) {
+                continue;
+            }
+            let other = losses(Some(&setting));
+            let off = base.iter().zip(&other).map(|(a, b)| ((a - b) / a).abs()).fold(0.0, f32::max);
+            println!("{setting}: {class:?}, worst of {STEPS} losses off by {off:.1e}");
+            match class {
+                Class::Bitwise => assert!(same_bits(&base, &other), "{setting} is off by {off:.1e}"),
+                Class::Bounded => assert!(off < BOUND, "{setting} is off by {off:.1e}"),
+                Class::Statistical => assert!(off < NOISE, "{setting} is off by {off:.1e}"),
+            }
+            compared.insert(format!("{name}={value}"));
+        }
+    }
+    let wanted = [
+        "precision=bf16",
+        "attention=naive",
+        "fuse.qkv=off",
+        "fuse.gate_up=off",
+        "fuse.norm=off",
+        "fuse.elementwise=off",
+        "fuse.loss=off",
+        "fuse.optimizer=off",
+        "recompute=none",
+        "recompute=full",
+        "memory_plan=off",
+        "rope_cache=off",
+        "compile=off",
+    ];
+    assert_eq!(compared, wanted.map(String::from).into());
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// The plans of a small decoder with elementwise chains of its own.
+fn plans(options: &Options) -> PlanSet {
+    let model = config(&["model.dropout=0.1", "model.norm=layer"]).model;
+    let form = Form::Loss { rows: 4, documents: Documents::Joined, dropout: true };
+    let programs = [Program { role: Role::Grad, graph: build(&model, form) }];
+    compile_programs(&programs, &cpu::target(2), options).expect("plans")
+}
+
+#[test]
+fn a_pass_that_did_not_run_is_noticed() {
+    let target = cpu::target(2);
+    let options = Options { rope_positions: Some(32), ..Options::default() };
+    let whole = active::active(&plans(&options), &target);
+    let cases = [
+        ("merge", "fuse.qkv", "on", "off"),
+        ("merge", "fuse.gate_up", "on", "off"),
+        ("patterns", "fuse.norm", "on", "off"),
+        ("regions", "fuse.elementwise", "on", "off"),
+        ("one_pass_loss", "fuse.loss", "on", "off"),
+        ("update", "fuse.optimizer", "on", "off"),
+        ("recompute", "recompute", "cheap", "none"),
+    ];
+    for (pass, switch, with, without) in cases {
+        assert_eq!(whole[switch], with, "{switch} with every pass");
+        // Patterns also clear away what merging leaves, so without them nothing is merged.
+        let merges = pass != "patterns";
+        let sabotaged = plans(&Options {
+            skip_pass: Some(pass),
+            fuse_qkv: merges,
+            fuse_gate_up: merges,
+            ..options.clone()
+        });
+        assert_eq!(
+            active::active(&sabotaged, &target)[switch],
+            without,
+            "{switch} without the pass `{pass}`"
+        );
+    }
+}
+
+#[test]
+fn every_model_compiles_to_what_its_switches_ask_for() {
+    let models = [
+        "norm=rms",
+        "norm=layer",
+        "norm=layer positions=none qk_norm=false",
+        "positions=learned qk_norm=false tied=false",
+        "positions=none activation=gelu",
+        "activation=relu2 norm=layer",
+        "activation=geglu rope_pairs=interleaved",
+        "dropout=0.1",
+        "dropout=0.1 document_mask=true eval.rows=8",
+        "layers=1 kv_heads=2",
+        "dropout=0.1 qk_norm=false activation=gelu norm=layer",
+    ];
+    let settings = [
+        "seed=0",
+        "attention=naive",
+        "fuse.qkv=off",
+        "fuse.gate_up=off",
+        "fuse.norm=off",
+        "fuse.elementwise=off",
+        "fuse.loss=off",
+        "fuse.optimizer=off",
+        "recompute=none",
+        "recompute=full",
+        "memory_plan=off",
+        "rope_cache=off",
+        "precision=bf16",
+        "compile=off attention=naive",
+        "compile=off recompute=none",
+        "micro_batch=1",
+    ];
+    let mut refused = vec![];
+    for (model, setting) in models.iter().flat_map(|m| settings.iter().map(move |s| (m, s))) {
+        let overrides: Vec<&str> = model.split(' ').chain(setting.split(' ')).collect();
+        // Compiling ends with a check of the report against what was asked for.
+        if let Err(failure) = compile::compile(&config(&overrides), &compile::target()) {
+            refused.push(format!("{model} {setting}: {failure}"));
+        }
+    }
+    assert!(
+        refused.is_empty(),
+        "{} of {}:\n{}",
+        refused.len(),
+        models.len() * settings.len(),
+        refused.join("\n")
+    );
+}
+
+#[test]
+fn the_insides_of_regions_own_no_memory() {
+    let options = Options { recompute: Recompute::None, memory_plan: false, ..Options::default() };
+    let (with, without) = (plans(&options), plans(&Options { skip_pass: Some("regions"), ..options }));
+    let grad = with.plan(Role::Grad).expect("a plan");
+    let (mut regions, mut inside) = (0, BTreeSet::new());
+    for launch in &grad.launches {
+        let Op::Region { body } = &launch.op else { continue };
+        assert_eq!(launch.outs.len(), body.results.len(), "{}: only results have a place", launch.path);
+        let results: BTreeSet<_> = body.results.iter().map(|(_, value)| value.node).collect();
+        let computed = body.ids().filter(|id| !matches!(body.node(*id).op, Op::Read { .. }));
+        inside.extend(computed.filter(|id| !results.contains(id)).map(|id| body.node(id).key));
+        regions += 1;
+    }
+    println!("{regions} regions with {} values inside", inside.len());
+    assert!(regions > 0 && !inside.is_empty());
+
+    // Every one of these values has a buffer where regions are left out, and nothing else has one more.
+    let transient = |plans: &PlanSet| plans.buffers.iter().filter(|b: &&Buffer| b.live.is_some()).count();
+    assert_eq!(transient(&without) - transient(&with), inside.len());
+    let writes = |plans: &PlanSet, key: u64| {
+        let launches = &plans.plan(Role::Grad).expect("a plan").launches;
+        launches.iter().filter(|l| l.key == key && matches!(l.op, Op::Map { .. })).count()
+    };
+    for key in inside {
+        assert_eq!((writes(&with, key), writes(&without, key)), (0, 1));
+    }
+}

@@ -1,0 +1,120 @@
+//! A run that stops at step 25 of 50 and goes on ends as the unbroken run does, to the bit; and nothing depends on the
+//! number of loader threads.
+
+mod small_run;
+
+use std::fs;
+use std::path::Path;
+
+use flatout_train::events::{Event, Step};
+use flatout_train::run;
+use small_run::{STEPS, config, train_in};
+
+const STOP: u64 = 25;
+
+#[test]
+fn resumed_runs_end_in_the_same_bits() {
+    goes_on_exactly(&[]);
+}
+
+#[test]
+fn with_dropout_and_micro_batches() {
+    goes_on_exactly(&["model.dropout=0.1", "train.micro_batch=2"]);
+}
+
+#[test]
+fn in_bf16_with_evaluation() {
+    goes_on_exactly(&["precision=bf16", "eval.rows=4", "eval.every=10"]);
+}
+
+#[test]
+fn with_documents_apart() {
+    goes_on_exactly(&["data.document_mask=true", "recompute=full"]);
+}
+
+#[test]
+fn on_text_over_several_epochs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = text(folder.path());
+    let steps =
+        goes_on_exactly(&[&format!("data.path={path}"), "data.held_out=0", "data.document_mask=true"]);
+    let epoch = |i: usize| steps[i].epoch;
+    assert!(epoch(49) > 2.0 && epoch(24) > 0.5 && epoch(24) < epoch(49), "{} {}", epoch(24), epoch(49));
+}
+
+/// Text of a few thousand tokens.
+fn text(folder: &Path) -> String {
+    let words =
+        ["a river", "the hill", "some rain", "one stone", "falls on", "runs over", "and then", "below"];
+    let draw = |i: u32| flatout_ir::random::philox([i, 0, 0, 0], [1, 2])[0] as usize;
+    let line = |l: u32| (0..9).map(|w| words[draw(9 * l + w) % words.len()]).collect::<Vec<_>>().join(" ");
+    let path = folder.join("text.txt");
+    fs::write(&path, (0..260).map(|l| line(l) + ".\n").collect::<String>()).expect("a text");
+    path.display().to_string()
+}
+
+/// Trains without a break, takes the directory as it is once step 25 is saved, and trains that to the end.
+fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
+    let every = ["checkpoint.every=25"];
+    let config = config(&[overrides, &every].concat());
+    let unbroken = train_in(&whole, &config, |event| {
+        if matches!(event, Event::Saved { step: STOP, .. }) {
+            copy(&whole, &broken);
+        }
+    });
+    let config = run::config(&broken).and_then(|config| config.resumed(&[])).expect("the run's own config");
+    let mut went_on_after = None;
+    let rest = train_in(&broken, &config, |event| {
+        if let Event::Resume { step } = event {
+            went_on_after = Some(*step);
+        }
+    });
+    assert_eq!(went_on_after, Some(STOP));
+    assert_eq!((unbroken.len(), rest.len()), (STEPS as usize, (STEPS - STOP) as usize));
+    for (resumed, wanted) in rest.iter().zip(&unbroken[STOP as usize..]) {
+        assert_eq!(untimed(resumed), untimed(wanted));
+    }
+    // Weights, moments, counters and the cursor.
+    for file in ["state.safetensors", "state.json"] {
+        let read =
+            |run: &Path| fs::read(run.join("checkpoints/step-50").join(file)).expect("a last checkpoint");
+        assert!(read(&whole) == read(&broken), "{file} differs with {overrides:?}");
+    }
+    unbroken
+}
+
+/// A step line without what a clock decides.
+fn untimed(step: &Step) -> Step {
+    Step { step_ms: 0.0, tokens_per_second: 0.0, samples_per_second: 0.0, ..step.clone() }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).expect("a folder");
+    for entry in fs::read_dir(from).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let to = to.join(path.file_name().expect("a name"));
+        if path.is_dir() {
+            copy(&path, &to);
+        } else {
+            fs::copy(&path, &to).expect("a copy");
+        }
+    }
+}
+
+#[test]
+fn order_and_loss_are_the_same_for_any_number_of_loader_threads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = format!("data.path={}", text(folder.path()));
+    for data in [vec![], vec![path.as_str(), "data.held_out=0"]] {
+        let losses = [1, 2, 7].map(|threads| {
+            let workers = format!("loader.workers={threads}");
+            let dir = folder.path().join(format!("{threads}-{}", data.len()));
+            let steps = train_in(&dir, &config(&[&data[..], &[&workers]].concat()), |_| {});
+            steps.iter().map(|step| step.loss.to_bits()).collect::<Vec<_>>()
+        });
+        assert_eq!(losses[0].len(), STEPS as usize);
+        assert!(losses[0] == losses[1] && losses[0] == losses[2], "{data:?}");
+    }
+}
