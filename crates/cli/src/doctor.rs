@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use flatout_train::device::Device;
 use flatout_train::{Failure, compile, kernels, recipes, switches};
 use serde_json::json;
 
@@ -9,18 +10,25 @@ use crate::args::Doctor;
 use crate::screen::{Screen, bytes};
 
 pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
+    if !args.assemble.is_empty() {
+        return assemble(&args.assemble, screen);
+    }
     if args.verify {
-        return verify(screen);
+        return verify(&args.only, screen);
     }
     let target = compile::target();
+    let gpu = kernels::gpu();
     let switches: Vec<Row> = switches::TABLE.iter().map(row).collect();
     if screen.json {
+        let candidate = |c: &kernels::Candidate| json!({ "library": c.library, "version": c.version, "path": c.path, "verdict": c.verdict });
         screen.object(&json!({
             "version": env!("CARGO_PKG_VERSION"),
             "backend": target.name,
             "threads": target.cores,
             "memory_bytes": target.memory_bytes,
             "kernels": target.kernels.len(),
+            "gpu": { "usable": gpu.usable, "is": gpu.sentence },
+            "libraries": gpu.candidates.iter().map(candidate).collect::<Vec<_>>(),
             "switches": switches,
         }));
         return Ok(ExitCode::SUCCESS);
@@ -28,8 +36,21 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     screen.result(format!("flatout {}", env!("CARGO_PKG_VERSION")));
     screen.result(format!("cpu      {} threads, {}", target.cores, kernels::instructions()));
     screen.result(format!("memory   {} for a run", bytes(target.memory_bytes)));
-    screen.result("gpu      not used: this build computes on the CPU only");
-    screen.result(format!("kernels  {}, all deterministic", target.kernels.len()));
+    screen.result(match gpu.usable {
+        Some(true) => format!("gpu      {}", gpu.sentence),
+        Some(false) => format!("gpu      cannot be used: {}", gpu.sentence),
+        None => format!("gpu      none: {}", gpu.sentence),
+    });
+    for c in &gpu.candidates {
+        screen.result(format!(
+            "         {:8} {:9} {}\n                            {}",
+            c.library, c.version, c.path, c.verdict
+        ));
+    }
+    for (library, install) in gpu.missing.iter().filter(|_| gpu.usable.is_some()) {
+        screen.result(format!("         {library:8} missing   {install}"));
+    }
+    screen.result(format!("kernels  {} on the CPU, all deterministic", target.kernels.len()));
     screen.result("\nswitch             default  values                                  here");
     for r in switches {
         let refused: Vec<String> =
@@ -40,16 +61,34 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every kernel on this machine against the oracle. A kernel that disagrees is a failure.
-fn verify(screen: &Screen) -> Result<ExitCode, Failure> {
-    let checked = kernels::verify();
-    let wrong = checked.iter().filter(|c| c.error.is_err()).count();
+/// Every kernel on this machine against the oracle, the GPU's too. A kernel that disagrees is a failure.
+fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
+    let checked = kernels::verify(only);
+    let gpu = kernels::verify_gpu(only).transpose().map_err(Failure::Environment)?;
+    let on_gpu = gpu.iter().flat_map(|gpu| &gpu.cases);
+    let wrong = checked.iter().chain(on_gpu.clone()).filter(|c| c.error.is_err()).count();
+    let too_slow = gpu.iter().flat_map(|gpu| &gpu.speeds).filter(|s| s.is_err()).count();
     if screen.json {
         let row = |c: &kernels::Checked| match &c.error {
-            Ok(error) => json!({ "kernel": c.name, "error": error, "bound": c.bound }),
-            Err(why) => json!({ "kernel": c.name, "failed": why, "bound": c.bound }),
+            Ok(error) => json!({ "kernel": c.name, "row": c.kernel, "error": error, "bound": c.bound }),
+            Err(why) => json!({ "kernel": c.name, "row": c.kernel, "failed": why, "bound": c.bound }),
         };
-        screen.object(&json!({ "kernels": checked.iter().map(row).collect::<Vec<_>>(), "failed": wrong }));
+        let speed = |s: &Result<kernels::Speed, String>| match s {
+            Ok(s) => {
+                let (gb, tf) = (s.gigabytes_a_second(), s.teraflops());
+                json!({ "row": s.kernel, "case": s.case, "ms": s.ms, "gb_per_s": gb, "tflops": tf })
+            }
+            Err(why) => json!({ "failed": why }),
+        };
+        screen.object(&json!({
+            "kernels": checked.iter().map(row).collect::<Vec<_>>(),
+            "gpu": gpu.as_ref().map(|gpu| json!({
+                "name": gpu.name,
+                "kernels": gpu.cases.iter().map(row).collect::<Vec<_>>(),
+                "speeds": gpu.speeds.iter().map(speed).collect::<Vec<_>>(),
+            })),
+            "failed": wrong + too_slow,
+        }));
     } else {
         for c in &checked {
             screen.result(match &c.error {
@@ -57,10 +96,80 @@ fn verify(screen: &Screen) -> Result<ExitCode, Failure> {
                 Err(why) => format!("{:58} FAILED: {why}", c.name),
             });
         }
-        screen
-            .result(format!("{} kernel cases agree with the oracle, {wrong} do not", checked.len() - wrong));
+        if let Some(gpu) = &gpu {
+            show_gpu(gpu, screen);
+        }
+        let right = checked.len() + on_gpu.count() - wrong;
+        screen.result(format!("{right} kernel cases agree with the oracle, {wrong} do not"));
     }
-    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if wrong + too_slow == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A line a kernel with its worst case, every failure, and the speeds beside what a copy reaches.
+fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
+    screen.result(format!("\n{}", gpu.name));
+    let mut rows: Vec<&str> = gpu.cases.iter().map(|c| c.kernel).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    for row in rows {
+        let cases: Vec<_> = gpu.cases.iter().filter(|c| c.kernel == row).collect();
+        let worst = cases.iter().filter_map(|c| c.error.as_ref().ok()).fold(0.0, |a: f64, b| a.max(*b));
+        let failed = cases.iter().filter(|c| c.error.is_err()).count();
+        let all = cases.len();
+        screen.result(format!("{row:32} {all:4} cases  worst error {worst:8.1e}  failed {failed}"));
+        for c in cases {
+            if let Err(why) = &c.error {
+                screen.result(format!("    {} FAILED: {why}", c.name));
+            }
+        }
+    }
+    let copy = gpu.speeds.iter().flatten().next().map_or(f64::NAN, kernels::Speed::gigabytes_a_second);
+    for speed in &gpu.speeds {
+        screen.result(match speed {
+            Ok(s) if s.is_arithmetic() => {
+                format!(
+                    "{:32} {:8.3} ms  {:7.1} TFLOP/s            {}",
+                    s.kernel,
+                    s.ms,
+                    s.teraflops(),
+                    s.case
+                )
+            }
+            Ok(s) => {
+                let rate = s.gigabytes_a_second();
+                let share = 100.0 * rate / copy;
+                format!("{:32} {:8.3} ms  {rate:7.0} GB/s  {share:4.0}% of copy  {}", s.kernel, s.ms, s.case)
+            }
+            Err(why) => format!("FAILED: {why}"),
+        });
+    }
+}
+
+/// Every CUDA kernel compiled for some architectures, with what it takes. One that spills is a failure.
+fn assemble(archs: &[String], screen: &Screen) -> Result<ExitCode, Failure> {
+    let assembled = kernels::assemble(archs).map_err(Failure::Environment)?;
+    let (mut kernels, mut bad) = (0, 0);
+    for a in &assembled {
+        match &a.kernels {
+            Ok(entries) => {
+                for (entry, registers, spilled) in entries {
+                    kernels += 1;
+                    bad += (*spilled > 0) as usize;
+                    let mark = if *spilled > 0 { "SPILLS" } else { "" };
+                    screen.result(format!(
+                        "{:7} {entry:32} {registers:4} registers {spilled:5} bytes spilled {mark:6} {}",
+                        a.arch, a.source
+                    ));
+                }
+            }
+            Err(why) => {
+                bad += 1;
+                screen.result(format!("{:7} FAILED: {why}", a.arch));
+            }
+        }
+    }
+    screen.result(format!("{kernels} kernels compile, {bad} fail or spill"));
+    Ok(if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[derive(serde::Serialize)]
@@ -79,7 +188,10 @@ struct Row {
 fn row(switch: &switches::Switch) -> Row {
     let attempt = |value: &&'static str| {
         let config = recipes::resolve("tiny", &[], &[format!("{}={value}", switch.name)]);
-        let compiled = config.map_err(Failure::User).and_then(|c| compile::compile(&c, &compile::target()));
+        let compiled = config.map_err(Failure::User).and_then(|config| {
+            let device = Device::open(config.switches.backend)?;
+            compile::compile(&config, &device.target(&config.switches))
+        });
         compiled.err().map(|failure| (*value, failure.to_string()))
     };
     Row {

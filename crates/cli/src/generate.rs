@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use flatout_train::device::Device;
 use flatout_train::generate::{Generator, Sampling};
-use flatout_train::{Failure, UserError, compile};
+use flatout_train::{Failure, UserError};
 use serde_json::json;
 
 use crate::args::Generate;
@@ -15,7 +16,8 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         let sentence = format!("--temperature is {} and must be a number of at least 0", args.temperature);
         return Err(Failure::User(UserError(sentence)));
     }
-    let mut generator = Generator::open(&args.run, &compile::target())?;
+    let mut generator =
+        Generator::open(&args.run, &Device::open(flatout_train::run::config(&args.run)?.switches.backend)?)?;
     let how = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,

@@ -17,12 +17,25 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Args, Command};
-use flatout_train::Failure;
+use flatout_train::{Failure, kernels};
 use screen::Screen;
 
 fn main() -> ExitCode {
+    // First, while this is the only thread: no environment variable changes numbers.
+    let cleared = kernels::clear_environment();
     let args = Args::parse();
     let screen = Screen::new(args.json, args.quiet, args.verbose);
+    match cleared {
+        Ok(names) => names.iter().for_each(|name| {
+            screen.note(format!(
+                "{name} is set and would change what NVIDIA's libraries compute: cleared for this run"
+            ));
+        }),
+        Err(sentence) => {
+            eprintln!("flatout: {sentence}");
+            return ExitCode::from(2);
+        }
+    }
     let done = match args.command {
         Command::Train(command) => train::train(&command, &screen),
         Command::Resume(command) => train::resume(&command, &screen),

@@ -7,6 +7,7 @@ use flatout_ir::cost::{Cost, cost};
 use flatout_ir::plan::Category;
 use flatout_ir::{PlanSet, Role};
 use flatout_train::compile::{self, Compiled};
+use flatout_train::device::Device;
 use flatout_train::{Config, Failure, active, recipes};
 use serde_json::json;
 
@@ -16,7 +17,8 @@ use crate::screen::{Screen, bytes, count, duration, short};
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
-    let compiled = compile::compile(&config, &compile::target())?;
+    let device = Device::open(config.switches.backend)?;
+    let compiled = compile::compile(&config, &device.target(&config.switches))?;
     let step = step_cost(&config, &compiled);
     if screen.json {
         screen.object(&object(&config, &compiled, &step))
@@ -67,8 +69,8 @@ fn object(config: &Config, compiled: &Compiled, step: &Cost) -> serde_json::Valu
         "step_flops": step.flops,
         "step_bytes": step.bytes,
         "roofline_step_ms": 1e3 * step.roofline_seconds,
-        "switches": active::active(&compiled.plans, &compiled.target),
-        "auto": compiled.chosen,
+        "switches": active::active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs),
+        "auto": compiled.settled.chosen,
     })
 }
 
@@ -113,8 +115,9 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
     }
     screen.result("switches");
-    for (name, state) in active::active(&compiled.plans, &compiled.target) {
+    for (name, state) in active::active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs) {
         let why = compiled
+            .settled
             .chosen
             .iter()
             .find(|c| c.switch == name)

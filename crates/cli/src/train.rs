@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use flatout_train::device::Device;
 use flatout_train::events::Status;
 use flatout_train::generate::{Generator, Sampling};
 use flatout_train::resume::requeued;
@@ -20,14 +21,15 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
     // What the machine cannot do is said before a directory is made.
-    compile::compile(&config, &compile::target())?;
+    let device = Device::open(config.switches.backend)?;
+    compile::compile(&config, &device.target(&config.switches))?;
     let entered = match &args.run {
         Some(dir) => Run::enter(dir, args.resume)?,
         None => Entered::Fresh(Run::allocate(Path::new("runs"), &config.recipe)?),
     };
     match entered {
         Entered::Fresh(run) => {
-            let result = run_through(&config, &run, screen);
+            let result = run_through(&config, &run, &device, screen);
             if let Err(Failure::User(_)) = &result {
                 run.discard();
             }
@@ -35,7 +37,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
         }
         Entered::Existing(run) => {
             let config = requeued(&flatout_train::run::config(run.dir())?, &config)?;
-            run_through(&config, &run, screen)
+            run_through(&config, &run, &device, screen)
         }
     }
 }
@@ -43,16 +45,17 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let run = Run::reopen(&args.run)?;
     let config = flatout_train::run::config(run.dir())?.resumed(&args.overrides)?;
-    run_through(&config, &run, screen)
+    let device = Device::open(config.switches.backend)?;
+    run_through(&config, &run, &device, screen)
 }
 
-fn run_through(config: &Config, run: &Run, screen: &Screen) -> Result<ExitCode, Failure> {
+fn run_through(config: &Config, run: &Run, device: &Device, screen: &Screen) -> Result<ExitCode, Failure> {
     let stop =
         signal::install().map_err(|e| Failure::Environment(format!("signals cannot be handled: {e}")))?;
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
-    let outcome = train_run(config, run, &stop, &mut |notice| match notice {
+    let outcome = train_run(config, run, device, &stop, &mut |notice| match notice {
         Notice::Ready(ready) => {
             start_block(ready, screen);
             facts = ready.corpus.floor();
@@ -81,7 +84,7 @@ fn run_through(config: &Config, run: &Run, screen: &Screen) -> Result<ExitCode, 
         return Ok(ExitCode::from(3));
     }
     if !screen.json {
-        end_block(&outcome, run, began, facts, screen)?;
+        end_block(&outcome, run, device, began, facts, screen)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -132,8 +135,12 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         "memory   {}, planned to the byte: flatout plan shows it",
         bytes(compiled.plans.arena_bytes as u64)
     ));
-    screen.note(format!("device   {} with {} threads", compiled.target.name, compiled.target.cores));
-    let chosen: Vec<String> = compiled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
+    screen.note(match compiled.target.name.as_str() {
+        "cpu" => format!("device   cpu with {} threads", compiled.target.cores),
+        gpu => format!("device   {gpu}"),
+    });
+    let chosen: Vec<String> =
+        compiled.settled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
     screen.note(format!("auto     {} (why: flatout plan)", chosen.join(" ")));
     if screen.verbose {
         for report in &compiled.plans.done {
@@ -145,6 +152,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
 fn end_block(
     outcome: &Outcome,
     run: &Run,
+    device: &Device,
     began: Instant,
     floor: Option<flatout_data::Floor>,
     screen: &Screen,
@@ -165,7 +173,7 @@ fn end_block(
         ),
         None => format!("{what} {:.4} nats a token", outcome.loss),
     });
-    let mut generator = Generator::open(run.dir(), &compile::target())?;
+    let mut generator = Generator::open(run.dir(), device)?;
     let how = Sampling { temperature: 0.8, top_k: 0, seed: 1, max_tokens: 60 };
     let sample = generator.generate("", how, |_| {})?;
     screen.result(format!("sample   {}", sample.trim()));

@@ -1,12 +1,14 @@
 //! Executes plans: one arena, launches in order, and the table of kernels a device offers to the compiler.
 //!
 //! This crate sees plans and a `Target`. It knows operations, types and strides, but no model, no recipe, no
-//! configuration key, no step and no epoch; it prints nothing and reads no environment.
+//! configuration key, no step and no epoch; it prints nothing. The environment is read for where libraries and caches
+//! lie, never for what is computed.
 
 mod arena;
 pub mod cpu;
+pub mod cuda;
 pub mod launch;
 pub mod session;
 pub mod verify;
 
-pub use session::{RuntimeError, Session};
+pub use session::{Posted, RuntimeError, Session};

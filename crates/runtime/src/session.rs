@@ -1,13 +1,11 @@
-//! A set of plans over its arena: write slots, run a plan, read slots and results.
+//! A set of plans over its arena, on whichever backend: write slots, run a plan, read slots and results.
 
 use std::fmt;
 
 use flatout_ir::types::{DType, bf16_to_f32};
-use flatout_ir::{Launch, PlanSet, Role, View};
+use flatout_ir::{PlanSet, Role, View};
 
-use crate::arena::Arena;
-use crate::cpu::{self, Run, context::Context, copy};
-use crate::launch;
+use crate::{cpu, cuda, launch};
 
 /// What can go wrong on a machine with a plan that compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,52 +32,78 @@ impl fmt::Display for RuntimeError {
 
 impl std::error::Error for RuntimeError {}
 
+/// Results that were asked for.
+pub struct Posted(PostedAt);
+
+enum PostedAt {
+    Here(Vec<f32>),
+    /// Coming into pinned memory, `count` values from a place on.
+    Coming {
+        place: usize,
+        count: usize,
+    },
+}
+
+impl Posted {
+    /// Whether collecting them waits for nothing.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.0, PostedAt::Here(_))
+    }
+}
+
 pub struct Session {
-    arena: Arena,
     plans: PlanSet,
-    /// The kernel of every launch of every plan.
-    kernels: Vec<Vec<Run>>,
-    pool: rayon::ThreadPool,
-    threads: usize,
+    backend: Backend,
+}
+
+enum Backend {
+    Cpu(cpu::session::Session),
+    Cuda(Box<cuda::session::Session>),
 }
 
 impl Session {
-    /// Allocates the arena, zeroed, and checks every launch, so that running needs no more checks.
+    /// On the CPU: allocates the arena, zeroed, and checks every launch, so that running needs no more checks.
     pub fn new(plans: PlanSet, threads: usize) -> Result<Session, RuntimeError> {
-        let threads = threads.max(1);
-        let mut kernels = Vec::with_capacity(plans.plans.len());
-        for plan in &plans.plans {
-            kernels.push(
-                plan.launches
-                    .iter()
-                    .map(|l| admit(l, plans.arena_bytes, threads))
-                    .collect::<Result<_, _>>()?,
-            );
-            for (name, view) in &plan.results {
-                launch::placed(view, plans.arena_bytes)
-                    .map_err(|why| RuntimeError::Unsound(format!("the result `{name}` {why}")))?;
-            }
-        }
-        for slot in &plans.slots {
-            launch::placed(&slot.view, plans.arena_bytes)
-                .map_err(|why| RuntimeError::Unsound(format!("the slot `{}` {why}", slot.path)))?;
-        }
-        let arena = Arena::new(plans.arena_bytes).ok_or_else(|| {
-            RuntimeError::Resources(format!("the system has no {} bytes for the arena", plans.arena_bytes))
-        })?;
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("flatout-{i}"))
-            .build()
-            .map_err(|why| RuntimeError::Resources(format!("{threads} threads cannot be started: {why}")))?;
-        Ok(Session { arena, plans, kernels, pool, threads })
+        let backend = Backend::Cpu(cpu::session::Session::new(&plans, threads)?);
+        places(&plans)?;
+        Ok(Session { plans, backend })
+    }
+
+    /// On a GPU: as on the CPU, and compiles every kernel and instantiates every graph.
+    pub fn cuda(
+        plans: PlanSet,
+        device: &cuda::Device,
+        options: cuda::Options,
+    ) -> Result<Session, RuntimeError> {
+        places(&plans)?;
+        let backend = Backend::Cuda(Box::new(cuda::session::Session::new(&plans, device, options)?));
+        Ok(Session { plans, backend })
     }
 
     pub fn plans(&self) -> &PlanSet {
         &self.plans
     }
 
-    /// Runs the plan of a role.
+    /// The session's CUDA side, for what only it can tell; `None` on the CPU.
+    pub fn as_cuda(&self) -> Option<&cuda::session::Session> {
+        match &self.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(session) => Some(session),
+        }
+    }
+
+    /// What the driver took beside the arena, measured; 0 on the CPU.
+    pub fn driver_bytes(&self) -> u64 {
+        self.as_cuda().map_or(0, cuda::session::Session::driver_bytes)
+    }
+
+    /// Whether plans are replayed as CUDA graphs.
+    pub fn replays_graphs(&self) -> bool {
+        self.as_cuda().is_some_and(cuda::session::Session::replays_graphs)
+    }
+
+    /// Runs the plan of a role. On a GPU this returns when the work is enqueued: what fails there is told by the next
+    /// call that reads.
     pub fn run(&mut self, role: Role) -> Result<(), RuntimeError> {
         let index = self.plans.plans.iter().position(|p| p.role == role);
         let index = index.ok_or_else(|| RuntimeError::Name(format!("there is no plan `{}`", role.name())))?;
@@ -88,23 +112,30 @@ impl Session {
 
     /// Runs the launches of a plan in order.
     pub fn run_plan(&mut self, index: usize) -> Result<(), RuntimeError> {
-        let (arena, threads) = (Address(self.arena.start()), self.threads);
-        let (plan, kernels) = (&self.plans.plans[index], &self.kernels[index]);
-        let run = || {
-            for (launch, kernel) in plan.launches.iter().zip(kernels) {
-                // SAFETY: `new` checked the launch against this arena, and `&mut self` keeps everyone else away.
-                let context = unsafe { Context::new(launch, arena.get(), threads) };
-                kernel(launch, &context)
-                    .map_err(|why| RuntimeError::Launch(format!("{}: {why}", launch::describe(launch))))?;
-            }
-            Ok(())
-        };
-        self.pool.install(run)
+        let plan = &self.plans.plans[index];
+        match &mut self.backend {
+            Backend::Cpu(session) => session.run(index, plan),
+            Backend::Cuda(session) => session.run(index, plan),
+        }
     }
 
-    /// The whole arena, for checks of what a launch touches.
-    pub(crate) fn memory_mut(&mut self) -> &mut [u8] {
-        self.arena.bytes()
+    /// Sets every byte of the arena, for checks of what a launch touches.
+    pub(crate) fn fill(&mut self, byte: u8) -> Result<(), RuntimeError> {
+        match &mut self.backend {
+            Backend::Cpu(session) => {
+                session.fill(byte);
+                Ok(())
+            }
+            Backend::Cuda(session) => session.fill(byte),
+        }
+    }
+
+    /// The elements of a view in row-major order.
+    pub(crate) fn read_view(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
+        match &self.backend {
+            Backend::Cpu(session) => Ok(session.read(view)),
+            Backend::Cuda(session) => session.read(view),
+        }
     }
 
     fn slot_view(&self, path: &str) -> Result<&View, RuntimeError> {
@@ -120,13 +151,18 @@ impl Session {
             let got = bytes.len();
             return Err(RuntimeError::Name(format!("`{path}` takes {wanted} bytes, not {got}")));
         }
-        copy::scatter(&view, self.arena.bytes(), bytes);
-        Ok(())
+        match &mut self.backend {
+            Backend::Cpu(session) => {
+                session.write(&view, bytes);
+                Ok(())
+            }
+            Backend::Cuda(session) => session.write(&view, bytes),
+        }
     }
 
     /// The elements of a slot in row-major order, in the slot's own type.
     pub fn read_slot(&self, path: &str) -> Result<Vec<u8>, RuntimeError> {
-        Ok(copy::gather(self.slot_view(path)?, self.arena.as_slice()))
+        self.read_view(self.slot_view(path)?)
     }
 
     pub fn write_f32(&mut self, path: &str, values: &[f32]) -> Result<(), RuntimeError> {
@@ -156,7 +192,41 @@ impl Session {
         let view = plan.and_then(|plan| plan.result(name)).ok_or_else(|| {
             RuntimeError::Name(format!("the plan `{}` has no result `{name}`", role.name()))
         })?;
-        Ok(as_f32(view.dtype, &copy::gather(view, self.arena.as_slice())))
+        Ok(as_f32(view.dtype, &self.read_view(view)?))
+    }
+
+    /// Asks for results of one f32 each of the plan that ran last. On a GPU they are copied out in the stream's order,
+    /// and the host goes on; they must be collected before as many more were asked for as `cuda::staging` keeps.
+    pub fn post(&mut self, role: Role, names: &[&str]) -> Result<Posted, RuntimeError> {
+        match &mut self.backend {
+            Backend::Cpu(_) => {
+                let values = names.iter().map(|name| Ok(self.result(role, name)?[0]));
+                Ok(Posted(PostedAt::Here(values.collect::<Result<_, RuntimeError>>()?)))
+            }
+            Backend::Cuda(session) => {
+                let plan = self.plans.plan(role);
+                let view = |name: &&str| {
+                    let view =
+                        plan.and_then(|plan| plan.result(name)).filter(|view| view.dtype == DType::F32);
+                    view.ok_or_else(|| {
+                        RuntimeError::Name(format!("`{}` has no f32 result `{name}`", role.name()))
+                    })
+                };
+                let views = names.iter().map(view).collect::<Result<Vec<_>, _>>()?;
+                Ok(Posted(PostedAt::Coming { place: session.post(&views)?, count: names.len() }))
+            }
+        }
+    }
+
+    /// The values of results that were asked for, waiting for them where they are still on their way.
+    pub fn collect(&mut self, posted: Posted) -> Result<Vec<f32>, RuntimeError> {
+        match (posted.0, &mut self.backend) {
+            (PostedAt::Here(values), _) => Ok(values),
+            (PostedAt::Coming { place, count }, Backend::Cuda(session)) => session.collect(place, count),
+            (PostedAt::Coming { .. }, Backend::Cpu(_)) => {
+                Err(RuntimeError::Name("results of another session".into()))
+            }
+        }
     }
 
     fn expect(&self, path: &str, dtype: DType) -> Result<(), RuntimeError> {
@@ -168,13 +238,16 @@ impl Session {
     }
 }
 
-/// The kernel of a launch that may run.
-fn admit(launch: &Launch, arena_bytes: usize, threads: usize) -> Result<Run, RuntimeError> {
-    let refuse = |why: String| RuntimeError::Unsound(format!("{}: {why}", launch::describe(launch)));
-    let kernel = cpu::kernel(launch.kernel)
-        .ok_or_else(|| refuse(format!("the CPU has no kernel `{}`", launch.kernel)))?;
-    launch::check(launch, &kernel.row, arena_bytes, threads).map_err(refuse)?;
-    Ok(kernel.run)
+/// Slots and results lie in the arena.
+fn places(plans: &PlanSet) -> Result<(), RuntimeError> {
+    let slots = plans.slots.iter().map(|slot| ("slot", &slot.path, &slot.view));
+    let results =
+        plans.plans.iter().flat_map(|plan| &plan.results).map(|(name, view)| ("result", name, view));
+    for (what, name, view) in slots.chain(results) {
+        launch::placed(view, plans.arena_bytes)
+            .map_err(|why| RuntimeError::Unsound(format!("the {what} `{name}` {why}")))?;
+    }
+    Ok(())
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> {
@@ -186,31 +259,16 @@ pub(crate) fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::F32 => words(bytes).map(f32::from_le_bytes).collect(),
         DType::I32 => words(bytes).map(|w| i32::from_le_bytes(w) as f32).collect(),
         DType::BF16 => bytes.chunks_exact(2).map(|w| bf16_to_f32(u16::from_le_bytes([w[0], w[1]]))).collect(),
-        DType::F64 => unreachable!("the CPU's target does not offer f64"),
+        DType::F64 => unreachable!("no target offers f64"),
     }
 }
-
-/// An arena's address on its way into the pool.
-#[derive(Clone, Copy)]
-struct Address(*mut u8);
-
-impl Address {
-    fn get(self) -> *mut u8 {
-        self.0
-    }
-}
-
-// SAFETY: `run_plan` holds the arena exclusively while the pool uses its address.
-unsafe impl Send for Address {}
-// SAFETY: as above.
-unsafe impl Sync for Address {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use flatout_ir::graph::{Class, Init};
     use flatout_ir::plan::{PlacedSlot, Plan};
-    use flatout_ir::{Op, TensorType};
+    use flatout_ir::{Launch, Op, TensorType};
 
     fn slot(path: &str, view: View) -> PlacedSlot {
         let ty = TensorType::new(view.dtype, view.dims.clone());

@@ -16,7 +16,7 @@ pub const NOTHING: &str = "nothing to fuse";
 pub const NOTHING_CHEAP: &str = "nothing cheap to recompute";
 
 /// The state of every switch, by name.
-pub fn active(plans: &PlanSet, target: &Target) -> BTreeMap<String, String> {
+pub fn active(plans: &PlanSet, target: &Target, cuda_graphs: bool) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
     let table: [(&str, &str); 14] = [
@@ -32,7 +32,7 @@ pub fn active(plans: &PlanSet, target: &Target) -> BTreeMap<String, String> {
         ("recompute", recompute(grad)),
         ("memory_plan", on(shares_memory(plans))),
         ("rope_cache", on(reads_table(grad))),
-        ("cuda_graphs", "off"),
+        ("cuda_graphs", on(cuda_graphs)),
         ("deterministic", on(is_deterministic(plans, target))),
     ];
     table.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
@@ -41,10 +41,11 @@ pub fn active(plans: &PlanSet, target: &Target) -> BTreeMap<String, String> {
 /// Refuses to train with a switch that was asked for and is not active: that is a mistake of ours, and the user must
 /// not find out later.
 pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
-    let active = active(&compiled.plans, &compiled.target);
+    let active = active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs);
     for (name, state) in &active {
         let asked = config.switches.get(name).unwrap_or_default();
-        let settled = compiled.chosen.iter().find(|c| c.switch == name).map_or(asked.as_str(), |c| &c.value);
+        let settled =
+            compiled.settled.chosen.iter().find(|c| c.switch == name).map_or(asked.as_str(), |c| &c.value);
         // Determinism beyond what was asked for is no harm, and neither is memory that needs no sharing.
         let harmless = match name.as_str() {
             "deterministic" => state == "on",

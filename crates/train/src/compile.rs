@@ -12,7 +12,7 @@ use flatout_runtime::cpu;
 use crate::active;
 use crate::config::{Config, Count};
 use crate::failure::Failure;
-use crate::settle::{Chosen, settle};
+use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
 
 /// Plans of a run and the extents they were made for.
@@ -24,7 +24,8 @@ pub struct Compiled {
     pub micro_batch: usize,
     /// Rows an `eval`; 0 where nothing is evaluated.
     pub eval_batch: usize,
-    pub chosen: Vec<Chosen>,
+    /// What the switches came to.
+    pub settled: Settled,
     /// Trained and frozen values.
     pub parameters: u64,
     /// Forward and backward arithmetic of products, attention and head.
@@ -38,7 +39,7 @@ impl Compiled {
         if config.train.micro_batch().is_none() {
             config.train.micro_batch = Count::Given(self.micro_batch);
         }
-        if let Some(chosen) = self.chosen.iter().find(|c| c.switch == "recompute") {
+        if let Some(chosen) = self.settled.chosen.iter().find(|c| c.switch == "recompute") {
             config.switches.recompute = chosen.value.parse().expect("a value of the switch");
         }
     }
@@ -53,8 +54,10 @@ pub fn target() -> Target {
     cpu::target(threads())
 }
 
-/// Tokens a micro-batch holds at most where its size is chosen here: beyond this nothing gets faster on a CPU.
-const AUTO_TOKENS: usize = 8192;
+/// Tokens a micro-batch holds at most where its size is chosen here. On a CPU larger ones leave the caches; on a GPU
+/// beyond this nothing gets faster.
+const AUTO_TOKENS_CPU: usize = 2048;
+const AUTO_TOKENS_GPU: usize = 65536;
 
 /// Compiles for training: `grad`, `apply` and, where something is held out, `eval`.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
@@ -63,8 +66,9 @@ pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     if let Some(rows) = config.train.micro_batch() {
         return compile_for(config, target, rows);
     }
+    let auto_tokens = if target.name == "cpu" { AUTO_TOKENS_CPU } else { AUTO_TOKENS_GPU };
     let divisors = (1..=batch).rev().filter(|n| batch.is_multiple_of(*n));
-    let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * context <= AUTO_TOKENS).collect();
+    let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * context <= auto_tokens).collect();
     let mut refused = None;
     for rows in wanted {
         match compile_for(config, target, rows) {
@@ -117,7 +121,7 @@ fn compile_for(config: &Config, target: &Target, micro_batch: usize) -> Result<C
         target: target.clone(),
         micro_batch,
         eval_batch,
-        chosen: settled.chosen,
+        settled,
         parameters: forward
             .slots
             .iter()

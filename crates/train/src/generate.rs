@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
 use flatout_ir::passes::input_path;
-use flatout_ir::{Class, Program, Role, Target, compile, random};
+use flatout_ir::{Class, Program, Role, compile, random};
 use flatout_models::decoder::{Form, build};
 use flatout_runtime::Session;
 
 use crate::config::Config;
+use crate::device::Device;
 use crate::failure::Failure;
 use crate::settle::settle;
 use crate::state::load;
@@ -44,7 +45,7 @@ const CHUNK: usize = 64;
 
 impl Generator {
     /// Opens the newest whole checkpoint of a run.
-    pub fn open(dir: &Path, target: &Target) -> Result<Generator, Failure> {
+    pub fn open(dir: &Path, device: &Device) -> Result<Generator, Failure> {
         let config = run::config(dir)?;
         let Some(whole) = checkpoint::latest(&run::checkpoints_dir(dir))?.whole else {
             refused(format!(
@@ -53,7 +54,7 @@ impl Generator {
             ))?
         };
         let vocabulary = Vocabulary::load(&tokenizer_path(dir))?;
-        let mut session = Session::new(plans(&config, target)?, target.cores)?;
+        let mut session = session(&config, device)?;
         let (_, mut file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         // What is frozen is in no checkpoint: it is what it was at the beginning.
         initial::write(&mut session, config.train.seed)?;
@@ -165,7 +166,8 @@ fn refused<T>(sentence: String) -> Result<T, Failure> {
 }
 
 /// Prefill and decode, in the precision of the run.
-fn plans(config: &Config, target: &Target) -> Result<flatout_ir::PlanSet, Failure> {
+fn session(config: &Config, device: &Device) -> Result<Session, Failure> {
+    let target = &device.target(&config.switches);
     let model = &config.model;
     let capacity = model.context;
     let program =
@@ -178,8 +180,8 @@ fn plans(config: &Config, target: &Target) -> Result<flatout_ir::PlanSet, Failur
         .filter(|s| s.class.is_parameter())
         .map(|s| (s.path.as_str(), s.ty.rank()))
         .collect();
-    let options = settle(config, target, &parameters)?.options;
-    Ok(compile(&programs, target, &options)?)
+    let settled = settle(config, target, &parameters)?;
+    device.session(compile(&programs, target, &settled.options)?, &settled)
 }
 
 /// A token drawn by its probability.

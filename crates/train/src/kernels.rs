@@ -1,21 +1,145 @@
-//! The backend's kernels on this machine: what they use, and whether they are right here.
+//! The backends' kernels on this machine: what there is to run on, and whether the kernels are right here.
 
+use flatout_runtime::cuda::{self, nvrtc::Nvrtc};
 use flatout_runtime::{cpu, verify};
+
+pub use flatout_runtime::verify::speed::Speed;
 
 /// One kernel case that was run.
 pub struct Checked {
     pub name: String,
+    /// The row that ran it, where there is one.
+    pub kernel: &'static str,
     /// On the relative L2 error of each output.
     pub bound: f64,
     /// The largest error found, or what was wrong.
     pub error: Result<f64, String>,
 }
 
-/// Runs every kernel case against the oracle.
-pub fn verify() -> Vec<Checked> {
-    let check =
-        |case: verify::Case| Checked { error: verify::check(&case), name: case.name, bound: case.bound };
-    verify::cases::all().into_iter().map(check).collect()
+/// Runs every kernel case whose name holds `only` against the oracle, on the CPU.
+pub fn verify(only: &str) -> Vec<Checked> {
+    chosen(only).iter().map(|case| checked(case, verify::Place::Cpu)).collect()
+}
+
+/// The GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
+pub struct GpuChecked {
+    pub name: String,
+    pub cases: Vec<Checked>,
+    /// The first is a plain copy.
+    pub speeds: Vec<Result<Speed, String>>,
+}
+
+/// As `verify`, on the first GPU. `None` where there is none; one that cannot be used says why.
+pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
+    if let cuda::Gpu::None(_) = cuda::probe().gpu {
+        return None;
+    }
+    let device = match cuda::Device::open(0) {
+        Ok(device) => device,
+        Err(why) => return Some(Err(why.to_string())),
+    };
+    let cases = chosen(only);
+    // Failures to compile come back with the case that needs the kernel.
+    let _ = verify::compile_ahead(&cases, &device);
+    let place = verify::Place::Cuda(&device);
+    let checked = cases.iter().map(|case| checked(case, place)).collect();
+    let large = verify::speed::cases().into_iter().filter(|case| case.name.contains(only));
+    let speeds =
+        large.map(|case| verify::speed::time(&case, &device).map_err(|why| format!("{}: {why}", case.name)));
+    Some(Ok(GpuChecked { name: cuda::target(&device, false).name, cases: checked, speeds: speeds.collect() }))
+}
+
+fn chosen(only: &str) -> Vec<verify::Case> {
+    verify::cases::all().into_iter().filter(|case| case.name.contains(only)).collect()
+}
+
+fn checked(case: &verify::Case, place: verify::Place<'_>) -> Checked {
+    Checked {
+        error: verify::check_on(case, place),
+        kernel: verify::kernel_name(case, place).unwrap_or("none"),
+        name: case.name.clone(),
+        bound: verify::bound_on(case, place),
+    }
+}
+
+/// A kernel compiled for an architecture, without a GPU.
+pub struct Assembled {
+    pub source: String,
+    pub arch: String,
+    /// Entry, registers, bytes spilled; or why it does not compile.
+    pub kernels: Result<Vec<(String, u32, u32)>, String>,
+}
+
+/// Compiles everything the CUDA kernels of every case use, for architectures such as `sm_90a`. Needs NVRTC, no GPU.
+pub fn assemble(archs: &[String]) -> Result<Vec<Assembled>, String> {
+    let open = || Nvrtc::open(cuda::library::nvrtc_alone()?);
+    let nvrtc = open().map_err(|why| why.to_string())?;
+    let cases: Vec<_> = verify::cases::all().into_iter().chain(verify::speed::cases()).collect();
+    verify::assemble(&cases, archs, &nvrtc)
+        .into_iter()
+        .map(|(source, arch, made)| {
+            let kernels = made
+                .map_err(|why| why.to_string())
+                .map(|kernels| kernels.into_iter().map(|k| (k.entry, k.registers, k.spill_bytes)).collect());
+            Ok(Assembled { source, arch, kernels })
+        })
+        .collect()
+}
+
+/// A library file that could have been opened, and what became of it.
+pub struct Candidate {
+    pub library: &'static str,
+    pub path: String,
+    pub version: String,
+    pub verdict: String,
+}
+
+/// What there is to run on beside the CPU.
+pub struct Gpu {
+    /// `None` where there is no GPU; otherwise whether it can be used.
+    pub usable: Option<bool>,
+    /// What it is, or why it is not used.
+    pub sentence: String,
+    pub candidates: Vec<Candidate>,
+    /// Libraries of which nothing was opened, and the line that installs each.
+    pub missing: Vec<(&'static str, &'static str)>,
+}
+
+/// Looks for a GPU; opens libraries on the first call.
+pub fn gpu() -> Gpu {
+    let found = cuda::probe();
+    let (usable, sentence) = match &found.gpu {
+        cuda::Gpu::None(why) => (None, why.clone()),
+        cuda::Gpu::Unusable(why) => (Some(false), why.clone()),
+        cuda::Gpu::Usable(gpu) => {
+            let driver = gpu.driver.clone().unwrap_or_else(|| "unknown".into());
+            let (major, minor) = (gpu.cuda / 1000, gpu.cuda % 1000 / 10);
+            let proven = if major == 13 { "" } else { ", unproven below 13.0" };
+            let sentence = format!(
+                "{}, compute capability {}.{}, {} multiprocessors, {:.1} GiB, driver {driver} (CUDA {major}.{minor}{proven})",
+                gpu.model,
+                gpu.major,
+                gpu.minor,
+                gpu.sms,
+                gpu.memory_bytes as f64 / (1u64 << 30) as f64,
+            );
+            (Some(true), sentence)
+        }
+    };
+    let candidates = found.candidates.iter().map(|c| Candidate {
+        library: c.library.name(),
+        path: c.path.display().to_string(),
+        version: c.version.map_or_else(|| "?".into(), |v| v.to_string()),
+        verdict: c.verdict.clone(),
+    });
+    let missing = found.missing.iter().map(|kind| (kind.name(), kind.install()));
+    Gpu { usable, sentence, candidates: candidates.collect(), missing: missing.collect() }
+}
+
+/// Clears the environment variables that make NVIDIA's libraries compute something else, and names them. Call first: with
+/// other threads running it fails, because the environment cannot be changed under them.
+pub fn clear_environment() -> Result<Vec<String>, String> {
+    cuda::environment::clear()
 }
 
 /// The widest instructions the kernels use here, in words.

@@ -23,6 +23,10 @@ pub struct Chosen {
 pub struct Settled {
     pub options: Options,
     pub chosen: Vec<Chosen>,
+    /// Plans are replayed as CUDA graphs.
+    pub cuda_graphs: bool,
+    /// Only kernels that give the same bits every time.
+    pub deterministic: bool,
 }
 
 /// Settles the switches for a target. `parameters` are the model's paths and numbers of axes.
@@ -31,31 +35,50 @@ pub fn settle(config: &Config, target: &Target, parameters: &[(&str, usize)]) ->
     let mut chosen = vec![];
     let mut choose =
         |switch, value: &str, why: String| chosen.push(Chosen { switch, value: value.into(), why });
-    match switches.backend {
-        Backend::Cuda => refuse!(
-            "`backend=cuda` cannot run: this build of flatout has no CUDA backend; use backend=cpu or leave it out"
-        ),
-        Backend::Auto => choose("backend", "cpu", "this build of flatout computes on the CPU only".into()),
-        Backend::Cpu => {}
+    let on_gpu = target.name != "cpu";
+    if switches.backend == Backend::Auto {
+        match on_gpu {
+            true => choose("backend", "cuda", format!("there is an {} to use", target.name)),
+            false => choose("backend", "cpu", "there is no NVIDIA GPU to use".into()),
+        }
     }
-    let precision = match switches.precision {
-        Precision::Tf32 => refuse!(
+    let precision = match (switches.precision, on_gpu) {
+        (Precision::Tf32, false) => refuse!(
             "`precision=tf32` cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32"
         ),
-        Precision::Auto => {
+        (Precision::Tf32, true) => {
+            refuse!("`precision=tf32` cannot run yet: use precision=fp32 or precision=bf16")
+        }
+        (Precision::Auto, false) => {
             choose("precision", "fp32", "the CPU computes in fp32; bf16 would be widened to it".into());
             Types::F32
         }
-        Precision::Fp32 => Types::F32,
-        Precision::Bf16 => Types::BF16,
+        (Precision::Auto, true) => {
+            choose(
+                "precision",
+                "bf16",
+                "the GPU's matrix units are fastest in it; sums and weights stay fp32".into(),
+            );
+            Types::BF16
+        }
+        (Precision::Fp32, _) => Types::F32,
+        (Precision::Bf16, _) => Types::BF16,
     };
-    match switches.cuda_graphs {
-        Choose::On => {
+    let cuda_graphs = match (switches.cuda_graphs, on_gpu) {
+        (Choose::On, false) => {
             refuse!("`cuda_graphs=on` cannot run on the CPU: it records launches of a GPU; leave it out")
         }
-        Choose::Auto => choose("cuda_graphs", "off", "there is no GPU in use".into()),
-        Choose::Off => {}
-    }
+        (Choose::Auto, false) => {
+            choose("cuda_graphs", "off", "there is no GPU in use".into());
+            false
+        }
+        (Choose::Auto, true) => {
+            choose("cuda_graphs", "on", "a step's launches replay without the host".into());
+            true
+        }
+        (Choose::On, true) => true,
+        (Choose::Off, _) => false,
+    };
     let flash_attention = match switches.attention {
         Attention::Auto => {
             choose("attention", "flash", format!("{} has a kernel that stores no scores", target.name));
@@ -112,7 +135,7 @@ pub fn settle(config: &Config, target: &Target, parameters: &[(&str, usize)]) ->
         update,
         skip_pass: None,
     };
-    Ok(Settled { options, chosen })
+    Ok(Settled { options, chosen, cuda_graphs, deterministic: switches.deterministic == Toggle::On })
 }
 
 /// Who is trained and how, parameter by parameter.

@@ -1,16 +1,17 @@
 //! The loop: micro-batches into `grad`, then `apply`; evaluation, checkpoints, events, signals.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, Rows, Spec, open};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, Role};
-use flatout_runtime::Session;
+use flatout_runtime::{Posted, Session};
 
 use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
 use crate::config::{Config, Source};
+use crate::device::Device;
 use crate::events::{self, End, Event, EventLog, Start, Status, Step};
 use crate::failure::Failure;
 use crate::feed::{Draw, feed};
@@ -99,10 +100,11 @@ pub fn total_steps(config: &Config, corpus: &Corpus) -> Result<u64, Failure> {
 pub fn train(
     config: &Config,
     run: &Run,
+    device: &Device,
     stop: &StopFlag,
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    let compiled = compile::compile(config, &compile::target())?;
+    let compiled = compile::compile(config, &device.target(&config.switches))?;
     let corpus = corpus(config, Some(run.dir()))?;
     let steps = total_steps(config, &corpus)?;
     let mut config = config.clone();
@@ -115,7 +117,7 @@ pub fn train(
     };
     checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
     let found = checkpoint::latest(&run.checkpoints_dir())?;
-    let mut session = Session::new(compiled.plans.clone(), compiled.target.cores)?;
+    let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
     let (progress, cursor) = match &found.whole {
         Some(whole) => resume(config, &mut session, &whole.path)?,
         None => begin(config, &mut session, &corpus)?,
@@ -161,6 +163,8 @@ pub fn train(
         progress,
         saved: found.whole.map(|whole| (whole.step, whole.path)),
         last_loss,
+        pending: None,
+        clock: Instant::now(),
         evaluated: None,
         began: Instant::now(),
         began_tokens: progress.tokens,
@@ -200,6 +204,14 @@ fn resume(config: &Config, session: &mut Session, path: &Path) -> Result<(Progre
     Ok((Progress { step: state.step, tokens: count("tokens"), samples: count("samples") }, cursor))
 }
 
+/// An update whose results are on their way.
+struct Pending {
+    progress: Progress,
+    epoch: f64,
+    lr: f32,
+    posted: Posted,
+}
+
 struct Trainer<'a, 'n> {
     config: &'a Config,
     run: &'a Run,
@@ -218,6 +230,10 @@ struct Trainer<'a, 'n> {
     /// The newest whole checkpoint.
     saved: Option<(u64, PathBuf)>,
     last_loss: f32,
+    /// The update that was enqueued last, until it is reported.
+    pending: Option<Pending>,
+    /// When the last update was reported, or the one under way began.
+    clock: Instant,
     /// The newest evaluation.
     evaluated: Option<(u64, f32)>,
     began: Instant,
@@ -235,9 +251,13 @@ impl Trainer<'_, '_> {
         let start = Start {
             recipe: self.config.recipe.clone(),
             backend: self.compiled.target.name.clone(),
-            switches: active::active(&self.compiled.plans, &self.compiled.target),
+            switches: active::active(
+                &self.compiled.plans,
+                &self.compiled.target,
+                self.session.replays_graphs(),
+            ),
             arena_bytes: self.compiled.plans.arena_bytes as u64,
-            driver_bytes: self.compiled.target.driver_bytes,
+            driver_bytes: self.session.driver_bytes(),
         };
         self.say(Event::Start(start))?;
         if self.saved.is_some() {
@@ -274,56 +294,75 @@ impl Trainer<'_, '_> {
         self.end(Status::Stopped)
     }
 
-    /// One update.
+    /// One update. On a GPU it is only enqueued: what it gave is reported while the next one runs.
     fn step(&mut self) -> Result<(), Failure> {
-        let began = Instant::now();
+        if self.pending.is_none() {
+            self.clock = Instant::now();
+        }
         let (batch, micro) = (self.config.train.batch, self.compiled.micro_batch);
         self.draw.step = self.progress.step;
-        let (mut epoch, mut waited) = (0.0, Duration::ZERO);
+        let mut epoch = 0.0;
         for _ in 0..batch / micro {
             let rows = self.loader.next_rows(micro)?;
-            (epoch, waited) = (rows.epoch, waited + rows.waited);
+            epoch = rows.epoch;
             feed(&mut self.session, Role::Grad, &rows, 0, micro, self.draw)?;
             self.session.run(Role::Grad)?;
         }
-        let lr = learning_rate(
-            &self.config.schedule,
-            self.config.optimizer.lr,
-            self.horizon,
-            self.progress.step + 1,
-        ) as f32;
-        self.session.write_f32(&input_path(Role::Apply, update::LR), &[lr])?;
-        self.session.run(Role::Apply)?;
-        let result = |name: &str| Ok::<f32, Failure>(self.session.result(Role::Apply, name)?[0]);
-        let (loss, grad_norm, go) = (result("loss")?, result("grad_norm")?, result("go")?);
         self.progress.step += 1;
         self.progress.tokens += (batch * self.config.model.context) as u64;
         self.progress.samples += batch as u64;
-        self.last_loss = loss;
-        let (step, seconds) = (self.progress.step, began.elapsed().as_secs_f64());
-        if go == 0.0 {
-            let message = format!("step {step}: the gradient is not finite, so its update was left out");
-            self.say(Event::Warning { message })?;
+        let peak = self.config.optimizer.lr;
+        let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.progress.step) as f32;
+        self.session.write_f32(&input_path(Role::Apply, update::LR), &[lr])?;
+        self.session.run(Role::Apply)?;
+        let posted = self.session.post(Role::Apply, &["loss", "grad_norm", "go"])?;
+        let now = Pending { progress: self.progress, epoch, lr, posted };
+        if let Some(before) = self.pending.replace(now) {
+            self.report(before)?;
         }
-        if step.is_multiple_of(self.config.log.every) || step == self.steps {
-            self.say(Event::Step(Step {
-                step,
-                epoch,
-                loss,
-                grad_norm,
-                lr,
-                tokens: self.progress.tokens,
-                samples: self.progress.samples,
-                step_ms: 1e3 * seconds,
-                tokens_per_second: (batch * self.config.model.context) as f64 / seconds,
-                samples_per_second: batch as f64 / seconds,
-            }))?;
+        if self.pending.as_ref().is_some_and(|p| p.posted.is_ready()) {
+            self.flush()?;
         }
         Ok(())
     }
 
+    /// Reports the update that is still on its way, if one is.
+    fn flush(&mut self) -> Result<(), Failure> {
+        self.pending.take().map_or(Ok(()), |pending| self.report(pending))
+    }
+
+    fn report(&mut self, update: Pending) -> Result<(), Failure> {
+        let Pending { progress: Progress { step, tokens, samples }, epoch, lr, posted } = update;
+        let values = self.session.collect(posted)?;
+        let (loss, grad_norm, go) = (values[0], values[1], values[2]);
+        let seconds = self.clock.elapsed().as_secs_f64();
+        self.clock = Instant::now();
+        self.last_loss = loss;
+        if go == 0.0 {
+            let message = format!("step {step}: the gradient is not finite, so its update was left out");
+            self.say(Event::Warning { message })?;
+        }
+        if !step.is_multiple_of(self.config.log.every) && step != self.steps {
+            return Ok(());
+        }
+        let batch = self.config.train.batch;
+        self.say(Event::Step(Step {
+            step,
+            epoch,
+            loss,
+            grad_norm,
+            lr,
+            tokens,
+            samples,
+            step_ms: 1e3 * seconds,
+            tokens_per_second: (batch * self.config.model.context) as f64 / seconds,
+            samples_per_second: batch as f64 / seconds,
+        }))
+    }
+
     /// The mean loss on held-out rows.
     fn evaluate(&mut self) -> Result<(), Failure> {
+        self.flush()?;
         let Some(rows) = &self.held_out else { return Ok(()) };
         if self.evaluated.is_some_and(|(step, _)| step == self.progress.step) {
             return Ok(());
@@ -341,6 +380,7 @@ impl Trainer<'_, '_> {
     }
 
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+        self.flush()?;
         let Progress { step, tokens, samples } = self.progress;
         let cursor = serde_json::to_value(self.loader.cursor()).expect("a cursor has a JSON form");
         let counters = [("tokens".to_string(), tokens), ("samples".to_string(), samples)].into();

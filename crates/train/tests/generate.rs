@@ -11,6 +11,7 @@ use flatout_ir::{Options, Program, Role, compile, random};
 use flatout_models::decoder::{Form, build, weight_names};
 use flatout_runtime::{Session, cpu};
 use flatout_train::checkpoint::TensorFile;
+use flatout_train::device::Device;
 use flatout_train::generate::{Generator, Sampling};
 use flatout_train::{Config, initial};
 use small_run::{config, train_in};
@@ -57,7 +58,7 @@ fn trained(overrides: &[&str]) -> (tempfile::TempDir, Config, Generator) {
     let context = format!("model.context={CONTEXT}");
     let config = config(&[&[context.as_str(), "train.batch=2"], overrides].concat());
     train_in(&folder.path().join("run"), &config, |_| {});
-    let generator = Generator::open(&folder.path().join("run"), &cpu::target(2)).expect("a run");
+    let generator = Generator::open(&folder.path().join("run"), &Device::Cpu { threads: 2 }).expect("a run");
     (folder, config, generator)
 }
 

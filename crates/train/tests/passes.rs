@@ -34,7 +34,7 @@ fn losses(setting: Option<&str>) -> Vec<f32> {
 fn compiled(setting: Option<&str>) -> Option<BTreeMap<String, String>> {
     let overrides: Vec<&str> = MODEL.into_iter().chain(setting).collect();
     let compiled = compile::compile(&config(&overrides), &compile::target()).ok()?;
-    Some(active::active(&compiled.plans, &compiled.target))
+    Some(active::active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs))
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn plans(options: &Options) -> PlanSet {
 fn a_pass_that_did_not_run_is_noticed() {
     let target = cpu::target(2);
     let options = Options { rope_positions: Some(32), ..Options::default() };
-    let whole = active::active(&plans(&options), &target);
+    let whole = active::active(&plans(&options), &target, false);
     let cases = [
         ("merge", "fuse.qkv", "on", "off"),
         ("merge", "fuse.gate_up", "on", "off"),
@@ -123,7 +123,7 @@ fn a_pass_that_did_not_run_is_noticed() {
             ..options.clone()
         });
         assert_eq!(
-            active::active(&sabotaged, &target)[switch],
+            active::active(&sabotaged, &target, false)[switch],
             without,
             "{switch} without the pass `{pass}`"
         );

@@ -62,7 +62,7 @@ fn detect() -> Level {
 /// one load and a branch. What the body calls must be `#[inline(always)]` to be compiled with it, and a closure with
 /// `mul_add` small or called once: one that is not inlined loses the instructions and becomes ten times slower.
 ///
-/// ```ignore
+/// ```text
 /// vectorised! {
 ///     /// y += a x
 ///     pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {

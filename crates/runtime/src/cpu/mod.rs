@@ -15,6 +15,7 @@ pub mod product;
 pub mod qk_norm_rope;
 pub mod reduce;
 pub mod rope;
+pub mod session;
 pub mod tensor;
 
 use flatout_ir::Launch;

@@ -5,13 +5,20 @@
 //! and no byte outside the outputs and the scratch may change.
 
 pub mod cases;
+pub mod speed;
 mod trial;
 
-use flatout_ir::Op;
-use flatout_ir::target::KernelRow;
+use std::collections::HashSet;
+
+use flatout_ir::target::{KernelRow, Target};
 use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Op, OpKind};
+
+use rayon::prelude::*;
 
 use crate::cpu;
+use crate::cuda::nvrtc::{Nvrtc, Resources};
+use crate::cuda::{self, Facts};
 use trial::{Form, Outputs, Trial};
 
 /// What an input holds.
@@ -39,44 +46,139 @@ pub struct Case {
     pub bound: f64,
 }
 
-/// Runs a case in every form; gives the worst relative error, or what is wrong.
+/// Where a case runs.
+#[derive(Clone, Copy)]
+pub enum Place<'a> {
+    Cpu,
+    Cuda(&'a cuda::Device),
+}
+
+impl Place<'_> {
+    fn target(self) -> Target {
+        match self {
+            Place::Cpu => cpu::target(1),
+            Place::Cuda(device) => cuda::target(device, false),
+        }
+    }
+}
+
+/// Runs a case in every form on the CPU; gives the worst relative error, or what is wrong.
 pub fn check(case: &Case) -> Result<f64, String> {
-    let row = kernel_of(case)?;
+    check_on(case, Place::Cpu)
+}
+
+/// Runs a case in every form; gives the worst relative error, or what is wrong. A kernel that is deterministic gives the
+/// same bits in every form that computes the same; one that is not stays within the bound.
+pub fn check_on(case: &Case, place: Place<'_>) -> Result<f64, String> {
+    let row = kernel_of(case, &place.target())?;
     let trial = Trial::new(case, row);
     let wanted = trial.oracle();
-
-    let first = trial.run(Form::Dense { threads: 1 })?;
-    let strided = trial.run(Form::Strided)?;
-    let worst =
-        [("dense", &first), ("strided", &strided)].into_iter().try_fold(0.0, |worst: f64, (form, got)| {
-            judge(trial.outs(), got, &wanted, case.bound)
-                .map(|e| worst.max(e))
-                .map_err(|why| format!("{form}: {why}"))
-        })?;
-
-    let outs = trial.outs();
-    let fits = |&&(input, output): &&(usize, usize)| {
-        input < case.ins.len() && output < outs.len() && case.ins[input].0 == outs[output]
+    let bound = bound_on(case, place);
+    let judge_form = |form: &str, got: &Outputs| {
+        judge(trial.outs(), got, &wanted, bound).map_err(|why| format!("{form}: {why}"))
     };
-    let threads = [2, 4].map(|threads| Form::Dense { threads }).into_iter();
-    let in_place = row.in_place.iter().filter(fits).map(|&(input, output)| Form::InPlace { input, output });
-    let without = (0..outs.len()).map(|output| Form::Without { output });
-    for form in threads.chain(in_place).chain(without) {
-        let got = trial.run(form)?;
+
+    let eager = cuda::Options { graphs: false, ..Default::default() };
+    let captured = cuda::Options::default();
+    let dense = Form::Dense { threads: 1 };
+    let first = trial.run(dense, place, eager)?;
+    let strided = trial.run(Form::Strided, place, eager)?;
+    let mut worst = judge_form("dense", &first)?.max(judge_form("strided", &strided)?);
+
+    let again: &[usize] = if matches!(place, Place::Cpu) { &[2, 4] } else { &[1] };
+    let again = again.iter().map(|&threads| Form::Dense { threads });
+    for form in again.chain(trial.forms()) {
+        let got = trial.run(form, place, captured)?;
+        if !row.deterministic {
+            worst = worst.max(judge_form(&format!("{form:?}"), &got)?);
+            continue;
+        }
         let differs = |(a, b): (&Option<Vec<u8>>, &Option<Vec<u8>>)| b.is_some() && a != b;
         if let Some(o) = first.iter().zip(&got).position(differs) {
-            return Err(format!("{form:?}: output {o} has other bits than dense on one thread"));
+            return Err(format!("{form:?}: output {o} has other bits than dense, run first"));
+        }
+    }
+    if !row.deterministic {
+        let same = cuda::Options { deterministic: true, ..captured };
+        let (one, two) = (trial.run(dense, place, same)?, trial.run(dense, place, same)?);
+        worst = worst.max(judge_form("deterministic", &one)?);
+        if one != two {
+            return Err("asked to be deterministic, it gives other bits the second time".into());
         }
     }
     Ok(worst)
 }
 
+/// Attention on a GPU adds up its softmax block by block.
+pub fn bound_on(case: &Case, place: Place<'_>) -> f64 {
+    let is_attention = matches!(case.op.kind(), OpKind::Attention | OpKind::AttentionGrad);
+    match place {
+        Place::Cuda(_) if is_attention => case.bound.max(2e-5),
+        _ => case.bound,
+    }
+}
+
+/// The kernel that runs a case on a target.
+pub fn kernel_name(case: &Case, place: Place<'_>) -> Result<&'static str, String> {
+    kernel_of(case, &place.target()).map(|row| row.name)
+}
+
+/// Everything the CUDA kernels of some cases compile on a device with these facts, in every form: for compiling ahead,
+/// and for checking kernels where there is no GPU.
+pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
+    let mut found = HashSet::new();
+    for case in cases {
+        for kernel in cuda::KERNELS.iter().copied().flatten().filter(|k| runs(&k.row, case)) {
+            let trial = Trial::unfilled(case, kernel.row);
+            let forms = [Form::Dense { threads: 1 }, Form::Strided].into_iter().chain(trial.forms());
+            for form in forms {
+                let (launch, _) = trial.launch(form, 256, 1);
+                found.extend((kernel.sources)(&launch, facts));
+            }
+        }
+    }
+    found
+}
+
+/// Compiles, in parallel, what the cases need on a device, so that running them finds it in the cache.
+pub fn compile_ahead(cases: &[Case], device: &cuda::Device) -> Result<(), cuda::CudaError> {
+    device.compile_ahead(&sources(cases, &device.facts(cuda::Options::default())))
+}
+
+/// What each kernel of some cases takes on an architecture such as `sm_90a`: source with its defines, architecture,
+/// and the compiler's answer. Needs no GPU.
+pub fn assemble(
+    cases: &[Case],
+    archs: &[String],
+    nvrtc: &Nvrtc,
+) -> Vec<(String, String, Result<Vec<Resources>, cuda::CudaError>)> {
+    let mut work = vec![];
+    for arch in archs {
+        let facts = Facts::on_paper(arch);
+        work.extend(sources(cases, &facts).into_iter().map(|source| (source, arch)));
+    }
+    let mut done: Vec<_> = work
+        .into_par_iter()
+        .map(|(source, arch)| (source.to_string(), arch.clone(), nvrtc.resources(&source, arch)))
+        .collect();
+    done.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    done
+}
+
 /// The kernel a plan would use: the first for the type of the first float tensor.
-fn kernel_of(case: &Case) -> Result<KernelRow, String> {
+fn kernel_of(case: &Case, target: &Target) -> Result<KernelRow, String> {
+    let row = target.kernels.iter().find(|row| runs(row, case)).copied();
+    row.ok_or_else(|| format!("no kernel runs {} in {}", case.op.name(), dtype_of(case).name()))
+}
+
+fn runs(row: &KernelRow, case: &Case) -> bool {
+    row.op == case.op.kind() && row.dtypes.contains(&dtype_of(case))
+}
+
+/// What rows are listed by.
+fn dtype_of(case: &Case) -> DType {
     let types = types_of(case);
-    let dtype = types.iter().find(|d| d.is_float()).or(types.first()).copied().unwrap_or(DType::F32);
-    let row = cpu::target(1).kernel(case.op.kind(), dtype).copied();
-    row.ok_or_else(|| format!("no kernel runs {} in {}", case.op.name(), dtype.name()))
+    types.iter().find(|d| d.is_float()).or(types.first()).copied().unwrap_or(DType::F32)
 }
 
 fn types_of(case: &Case) -> Vec<DType> {
@@ -111,7 +213,6 @@ fn judge(outs: &[TensorType], got: &Outputs, wanted: &[Vec<f64>], bound: f64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flatout_ir::OpKind;
     use std::collections::BTreeSet;
 
     #[test]
@@ -137,8 +238,9 @@ mod tests {
         assert_eq!(with_case, needed);
         for row in &target.kernels {
             for dtype in row.dtypes {
-                let runs =
-                    |c: &Case| kernel_of(c).is_ok_and(|r| r.name == row.name) && types_of(c).contains(dtype);
+                let runs = |c: &Case| {
+                    kernel_of(c, &target).is_ok_and(|r| r.name == row.name) && types_of(c).contains(dtype)
+                };
                 assert!(all.iter().any(runs), "no case runs {} in {}", row.name, dtype.name());
             }
         }
@@ -158,9 +260,9 @@ mod tests {
         if let Op::AdamW { weight_decay, .. } = &mut wrong.op {
             *weight_decay *= 2.0;
         }
-        let row = kernel_of(&right).unwrap();
+        let row = kernel_of(&right, &cpu::target(1)).unwrap();
         let (right, wrong) = (Trial::new(&right, row), Trial::new(&wrong, row));
-        let got = wrong.run(Form::Dense { threads: 1 }).unwrap();
+        let got = wrong.run(Form::Dense { threads: 1 }, Place::Cpu, cuda::Options::default()).unwrap();
         assert!(judge(right.outs(), &got, &right.oracle(), 1e-5).is_err());
     }
 }

@@ -8,8 +8,8 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_from_f32, contiguous_strides};
 use flatout_ir::{Launch, Op, PlanSet, Role, Value, View};
 
-use super::{Case, Data};
-use crate::{RuntimeError, Session};
+use super::{Case, Data, Place};
+use crate::{RuntimeError, Session, cuda};
 
 /// How a case is laid out and run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,13 +46,7 @@ const KEY: u64 = 0x1234_5678_9abc_def0;
 
 impl<'a> Trial<'a> {
     pub(super) fn new(case: &'a Case, row: KernelRow) -> Self {
-        let mut graph = Graph::default();
-        let mut reads: Vec<Value> = vec![];
-        for (i, (ty, _)) in case.ins.iter().enumerate() {
-            let (path, ty) = (i.to_string(), ty.clone());
-            let slot = graph.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
-            reads.push(graph.add(Op::Read { slot }, vec![], ""));
-        }
+        let (graph, reads) = inputs(case);
         let round = |i: usize, made: Vec<f64>| {
             let ty = &case.ins[i].0;
             assert_eq!(made.len(), ty.elements(), "{}: input {i}", case.name);
@@ -73,11 +67,19 @@ impl<'a> Trial<'a> {
                 values[i] = round(i, made.expect("it is a result"));
             }
         }
-        let node = graph.push_keyed(case.op.clone(), reads, "case", KEY);
-        for out in 0..graph.node(node).outs.len() {
-            graph.results.push((out.to_string(), node.out(out as u8)));
-        }
-        Trial { case, row, graph, values }
+        Trial { case, row, graph: with_operation(graph, reads, case), values }
+    }
+
+    /// Without values, for its launch alone.
+    pub(super) fn unfilled(case: &'a Case, row: KernelRow) -> Self {
+        let (graph, reads) = inputs(case);
+        Trial { case, row, graph: with_operation(graph, reads, case), values: vec![] }
+    }
+
+    /// The values of an input that depends on no other.
+    pub(super) fn plain(&self, i: usize) -> Option<Vec<f64>> {
+        let (ty, data) = &self.case.ins[i];
+        plain(i, ty, data)
     }
 
     fn node(&self) -> &Node {
@@ -94,40 +96,49 @@ impl<'a> Trial<'a> {
         (0..count).map(|o| results.remove(&o.to_string()).expect("a result an output")).collect()
     }
 
-    pub(super) fn run(&self, form: Form) -> Result<Outputs, String> {
-        let threads = if let Form::Dense { threads } = form { threads } else { 2 };
-        let (launch, arena_bytes) = self.launch(form, threads);
-        let (ins, outs) = (launch.ins.clone(), launch.outs.clone());
+    /// Runs a form on a backend. The options are a GPU's.
+    pub(super) fn run(
+        &self,
+        form: Form,
+        place: Place<'_>,
+        options: cuda::Options,
+    ) -> Result<Outputs, String> {
+        let threads = match (form, place) {
+            (_, Place::Cuda(_)) => 1,
+            (Form::Dense { threads }, Place::Cpu) => threads,
+            (_, Place::Cpu) => 2,
+        };
+        let align = if matches!(place, Place::Cpu) { 64 } else { 256 };
+        let (launch, arena_bytes) = self.launch(form, align, threads);
+        let outs = launch.outs.clone();
         let mut may_change = vec![false; arena_bytes];
-        for view in outs.iter().flatten().chain(&launch.workspace) {
+        for view in outs.iter().flatten() {
             elements(view).for_each(|at| may_change[at..at + view.dtype.bytes()].fill(true));
         }
-        let slots = ins.into_iter().enumerate().map(|(i, view)| PlacedSlot {
-            path: i.to_string(),
-            ty: self.case.ins[i].0.clone(),
-            class: Class::Input,
-            init: Init::Zeros,
-            is_whole: false,
-            view,
+        // The scratch lies last and may hold anything; what follows it may not.
+        let scratch = launch.workspace.as_ref().map_or(arena_bytes..arena_bytes, |view| {
+            view.offset..(view.offset + view.span_bytes()).next_multiple_of(4)
         });
-        let plans = PlanSet {
-            arena_bytes,
-            persistent_bytes: arena_bytes,
-            transient_bytes: 0,
-            buffers: vec![],
-            slots: slots.collect(),
-            plans: vec![Plan { role: Role::Eval, launches: vec![launch], results: vec![] }],
-            done: vec![],
-        };
+        let plans = self.plans(launch, arena_bytes);
         let fail = |why: RuntimeError| format!("{form:?}: {why}");
-        let mut session = Session::new(plans, threads).map_err(fail)?;
-        session.memory_mut().fill(POISON);
+        let session = match place {
+            Place::Cpu => Session::new(plans, threads),
+            Place::Cuda(device) => Session::cuda(plans, device, options),
+        };
+        let mut session = session.map_err(fail)?;
+        session.fill(POISON).map_err(fail)?;
         for (i, values) in self.values.iter().enumerate() {
             session.write_slot(&i.to_string(), &encode(self.case.ins[i].0.dtype, values)).map_err(fail)?;
         }
-        let before = session.memory_mut().to_vec();
+        let around = |session: &Session| {
+            let mut bytes = session.read_view(&plain_bytes(0..scratch.start))?;
+            bytes.resize(scratch.end, 0);
+            bytes.extend(session.read_view(&plain_bytes(scratch.end..arena_bytes))?);
+            Ok(bytes)
+        };
+        let before = around(&session).map_err(fail)?;
         session.run(Role::Eval).map_err(fail)?;
-        let after = session.memory_mut();
+        let after = around(&session).map_err(fail)?;
         if let Some(at) = (0..arena_bytes).find(|&at| before[at] != after[at] && !may_change[at]) {
             return Err(format!("{form:?}: byte {at} lies outside the outputs and was written"));
         }
@@ -136,12 +147,46 @@ impl<'a> Trial<'a> {
         Ok(outs.iter().map(|view| view.as_ref().map(bytes)).collect())
     }
 
+    /// A plan of one launch whose inputs are slots named by their number.
+    pub(super) fn plans(&self, launch: Launch, arena_bytes: usize) -> PlanSet {
+        let slots = launch.ins.iter().enumerate().map(|(i, view)| PlacedSlot {
+            path: i.to_string(),
+            ty: self.case.ins[i].0.clone(),
+            class: Class::Input,
+            init: Init::Zeros,
+            is_whole: false,
+            view: view.clone(),
+        });
+        PlanSet {
+            arena_bytes,
+            persistent_bytes: arena_bytes,
+            transient_bytes: 0,
+            buffers: vec![],
+            slots: slots.collect(),
+            plans: vec![Plan { role: Role::Eval, launches: vec![launch], results: vec![] }],
+            done: vec![],
+        }
+    }
+
+    /// The forms a kernel is checked in beside plain rows on one thread.
+    pub(super) fn forms(&self) -> Vec<Form> {
+        let outs = self.outs();
+        let fits = |&&(input, output): &&(usize, usize)| {
+            let ins = &self.case.ins;
+            input < ins.len() && output < outs.len() && ins[input].0 == outs[output]
+        };
+        let in_place = self.row.in_place.iter().filter(fits);
+        let in_place = in_place.map(|&(input, output)| Form::InPlace { input, output });
+        let without = (0..outs.len()).map(|output| Form::Without { output });
+        in_place.chain(without).collect()
+    }
+
     /// The launch with every tensor in its place, poison between them, and the bytes they take.
-    fn launch(&self, form: Form, threads: usize) -> (Launch, usize) {
-        let mut end = 64;
+    pub(super) fn launch(&self, form: Form, align: usize, threads: usize) -> (Launch, usize) {
+        let mut end = align;
         let mut place = |mut view: View| {
             view.offset = end;
-            end = (end + view.span_bytes()).next_multiple_of(64) + 64;
+            end = (end + view.span_bytes()).next_multiple_of(align) + align;
             view
         };
         let lay = |ty: &TensorType, layout: Layout| match form {
@@ -166,10 +211,31 @@ impl<'a> Trial<'a> {
             workspace,
             path: self.case.name.clone(),
             key: KEY,
-            flops: 0,
+            flops: self.case.op.flops(self.node(), &self.graph),
         };
         (launch, end)
     }
+}
+
+/// A slot and its value an input.
+fn inputs(case: &Case) -> (Graph, Vec<Value>) {
+    let mut graph = Graph::default();
+    let mut reads = vec![];
+    for (i, (ty, _)) in case.ins.iter().enumerate() {
+        let (path, ty) = (i.to_string(), ty.clone());
+        let slot = graph.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
+        reads.push(graph.add(Op::Read { slot }, vec![], ""));
+    }
+    (graph, reads)
+}
+
+/// The case's operation behind its inputs, every output a result.
+fn with_operation(mut graph: Graph, reads: Vec<Value>, case: &Case) -> Graph {
+    let node = graph.push_keyed(case.op.clone(), reads, "case", KEY);
+    for out in 0..graph.node(node).outs.len() {
+        graph.results.push((out.to_string(), node.out(out as u8)));
+    }
+    graph
 }
 
 /// The values of an input that depends on no other.
@@ -193,6 +259,11 @@ fn plain(i: usize, ty: &TensorType, data: &Data) -> Option<Vec<f64>> {
 fn named(values: &[Vec<f64>]) -> Values {
     let made = values.iter().enumerate().filter(|(_, v)| !v.is_empty());
     made.map(|(i, v)| (i.to_string(), v.clone())).collect()
+}
+
+/// A range of the arena, whatever lies there; both ends are multiples of four.
+fn plain_bytes(range: std::ops::Range<usize>) -> View {
+    View::dense(range.start, &TensorType::new(DType::I32, [range.len() / 4]))
 }
 
 /// A view with as many gaps as the layout allows.
@@ -234,6 +305,6 @@ fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::F32 => values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
         DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|x| bf16_from_f32(*x as f32).to_le_bytes()).collect(),
-        DType::F64 => unreachable!("the CPU's target does not offer f64"),
+        DType::F64 => unreachable!("no target offers f64"),
     }
 }

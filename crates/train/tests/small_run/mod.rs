@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use flatout_train::device::Device;
 use flatout_train::events::{Event, Step};
 use flatout_train::run::{Entered, Resume, Run};
 use flatout_train::signal::StopFlag;
@@ -34,7 +35,7 @@ pub fn config(overrides: &[&str]) -> Config {
 pub fn train_in(dir: &Path, config: &Config, mut see: impl FnMut(&Event)) -> Vec<Step> {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let mut steps = vec![];
-    let outcome = train(config, &run, &StopFlag::never(), &mut |notice| {
+    let outcome = train(config, &run, &Device::cpu(), &StopFlag::never(), &mut |notice| {
         if let Notice::Event(event) = notice {
             if let Event::Step(step) = event {
                 steps.push(step.clone());

@@ -1,0 +1,87 @@
+//! Plans on the CPU: the arena, and the kernel of every launch with the threads it runs on.
+
+use flatout_ir::{Launch, Plan, PlanSet, View};
+
+use super::{Run, context::Context, copy};
+use crate::arena::Arena;
+use crate::{RuntimeError, launch};
+
+pub struct Session {
+    arena: Arena,
+    /// The kernel of every launch of every plan.
+    kernels: Vec<Vec<Run>>,
+    pool: rayon::ThreadPool,
+    threads: usize,
+}
+
+impl Session {
+    /// Allocates the arena, zeroed, and checks every launch, so that running needs no more checks.
+    pub fn new(plans: &PlanSet, threads: usize) -> Result<Session, RuntimeError> {
+        let threads = threads.max(1);
+        let admit_all = |plan: &Plan| {
+            plan.launches.iter().map(|l| admit(l, plans.arena_bytes, threads)).collect::<Result<Vec<_>, _>>()
+        };
+        let kernels = plans.plans.iter().map(admit_all).collect::<Result<_, _>>()?;
+        let arena = Arena::new(plans.arena_bytes).ok_or_else(|| {
+            RuntimeError::Resources(format!("the system has no {} bytes for the arena", plans.arena_bytes))
+        })?;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("flatout-{i}"))
+            .build()
+            .map_err(|why| RuntimeError::Resources(format!("{threads} threads cannot be started: {why}")))?;
+        Ok(Session { arena, kernels, pool, threads })
+    }
+
+    /// Runs the launches of a plan in order. `plan` is the one at `index` of the set given to `new`.
+    pub fn run(&mut self, index: usize, plan: &Plan) -> Result<(), RuntimeError> {
+        let (arena, threads) = (Address(self.arena.start()), self.threads);
+        let kernels = &self.kernels[index];
+        let run = || {
+            for (launch, kernel) in plan.launches.iter().zip(kernels) {
+                // SAFETY: `new` checked the launch against this arena, and `&mut self` keeps everyone else away.
+                let context = unsafe { Context::new(launch, arena.get(), threads) };
+                kernel(launch, &context)
+                    .map_err(|why| RuntimeError::Launch(format!("{}: {why}", launch::describe(launch))))?;
+            }
+            Ok(())
+        };
+        self.pool.install(run)
+    }
+
+    pub fn write(&mut self, view: &View, bytes: &[u8]) {
+        copy::scatter(view, self.arena.bytes(), bytes);
+    }
+
+    pub fn read(&self, view: &View) -> Vec<u8> {
+        copy::gather(view, self.arena.as_slice())
+    }
+
+    pub fn fill(&mut self, byte: u8) {
+        self.arena.bytes().fill(byte);
+    }
+}
+
+/// The kernel of a launch that may run.
+fn admit(launch: &Launch, arena_bytes: usize, threads: usize) -> Result<Run, RuntimeError> {
+    let refuse = |why: String| RuntimeError::Unsound(format!("{}: {why}", launch::describe(launch)));
+    let kernel = super::kernel(launch.kernel)
+        .ok_or_else(|| refuse(format!("the CPU has no kernel `{}`", launch.kernel)))?;
+    launch::check(launch, &kernel.row, arena_bytes, threads).map_err(refuse)?;
+    Ok(kernel.run)
+}
+
+/// An arena's address on its way into the pool.
+#[derive(Clone, Copy)]
+struct Address(*mut u8);
+
+impl Address {
+    fn get(self) -> *mut u8 {
+        self.0
+    }
+}
+
+// SAFETY: `run` holds the arena exclusively while the pool uses its address.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}

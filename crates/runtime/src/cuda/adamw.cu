@@ -1,0 +1,59 @@
+// AdamW over a parameter or a flat region of many, one launch.
+//
+//   g' = scale g; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2
+//   p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p)
+//
+// t, the applied updates with this one, lr, scale and go are read from device memory; go = 0 leaves p, m and v as they
+// are. Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element. The grid is what
+// the device holds at once: the two corrections are computed in f64 by one thread a block (an f32 power loses four
+// digits of 1 - b2^t in the first steps), then threads walk in steps of the grid, VEC elements of all four tensors in
+// flight each. Deterministic.
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    adamw(const T_X* p, const T_X* g, const T_X* m, const T_X* v, const T_X* lr, const T_X* scale, const T_X* updates,
+          const T_X* go, T_X* p_out, T_X* m_out, T_X* v_out, INDEX count, float lr_scale, float beta1, float beta2,
+          float eps, float decay, double log_beta1, double log_beta2) {
+    __shared__ float corrections[2];
+    if (threadIdx.x == 0) {
+        double t = (double)f32(*updates);
+        corrections[0] = (float)(-1.0 / expm1(t * log_beta1));
+        corrections[1] = (float)(-1.0 / expm1(t * log_beta2));
+    }
+    __syncthreads();
+    float first = corrections[0], second = corrections[1];
+    float rate = f32(*lr) * lr_scale, by = f32(*scale), rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
+    bool is_on = f32(*go) != 0.0f;
+    for (INDEX e = ((INDEX)blockIdx.x * 256 + threadIdx.x) * VEC; e < count; e += (INDEX)gridDim.x * 256 * VEC) {
+        Pack<T_X, VEC> pp, pg, pm, pv;
+        pp.load(p + at_p(e));
+        pg.load(g + at_g(e));
+        pm.load(m + at_m(e));
+        pv.load(v + at_v(e));
+        float np[VEC], nm[VEC], nv[VEC];
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            np[k] = f32(pp.x[k]);
+            nm[k] = f32(pm.x[k]);
+            nv[k] = f32(pv.x[k]);
+            if (is_on) {
+                float d = f32(pg.x[k]) * by;
+                nm[k] = fmaf(beta1, nm[k], rest1 * d);
+                nv[k] = fmaf(beta2, nv[k], rest2 * d * d);
+                float step = nm[k] * first / (sqrtf(nv[k] * second) + eps);
+                np[k] -= rate * fmaf(decay, np[k], step);
+            }
+        }
+#if HAS_P
+        put(pp, np);
+        pp.store(p_out + at_p_out(e));
+#endif
+#if HAS_M
+        put(pm, nm);
+        pm.store(m_out + at_m_out(e));
+#endif
+#if HAS_V
+        put(pv, nv);
+        pv.store(v_out + at_v_out(e));
+#endif
+    }
+}

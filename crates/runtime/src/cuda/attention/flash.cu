@@ -1,0 +1,430 @@
+// Attention for every shape: f32 and bf16, head sizes 1 to 256, any mask and segments, grouped heads.
+//
+//   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
+//   delta = sum(do o), ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do
+//
+// q, o, do, dq [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in T_X by strides of tokens and heads; lse [Tq, H] and delta
+// [Tq, H] in f32. Scores stay on the chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
+//
+// A block of 128 threads owns a tile of rows of one head: queries in `flash_forward` and `flash_dq`, keys of one key
+// head in `flash_dkv`, which walks all query heads of the group. It walks the other side tile by tile. Thread (y, x) of
+// 16 x 8 holds rows y, y + 16, .. and columns x, x + 8, ..; the 8 threads of a row are neighbouring lanes. Shared rows
+// have odd pitch, so walking down a column meets every bank.
+// Registers are given for two blocks a multiprocessor: left to itself the assembler saves some and spills.
+// Each output element belongs to one thread and is summed in a fixed order: deterministic.
+//
+// Defines: T_X, SIZE, GRAD (which direction), OWN and WALK (rows of the owned and of the walked tile),
+// MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED.
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+#define THREADS 128
+#define Y 16
+#define X 8
+#define WIDE ((SIZE + X - 1) / X)
+#define PITCH (WIDE * X + 1)
+#define RM (OWN / Y)
+#define CN (WALK / X)
+
+extern __shared__ float memory[];
+
+// A pair of segments: rows [q0, q1) of the queries and [k0, k1) of the keys.
+struct Segment {
+    int q0, q1, k0, k1;
+};
+
+__device__ __forceinline__ Segment segment(int s, const int* q_start, const int* q_len, const int* k_start,
+                                           const int* k_len, int tq, int tk, int q_longest, int k_longest) {
+    Segment g;
+    g.q0 = Q_RAGGED ? max(q_start[s], 0) : s * q_longest;
+    g.q1 = min(g.q0 + (Q_RAGGED ? min(q_len[s], q_longest) : q_longest), tq);
+    g.k0 = K_RAGGED ? max(k_start[s], 0) : s * k_longest;
+    g.k1 = min(g.k0 + (K_RAGGED ? min(k_len[s], k_longest) : k_longest), tk);
+    return g;
+}
+
+// The keys a query sees: [a, b) and [c, d).
+struct Seen {
+    int a, b, c, d;
+    __device__ __forceinline__ bool has(int key) const { return (key >= a && key < b) || (key >= c && key < d); }
+};
+
+__device__ __forceinline__ Seen sees(int query, const Segment& g, int back, int ahead, const int* intervals,
+                                     i64 interval_row) {
+    Seen seen = {0, 0, 0, 0};
+    if (query >= g.q1) return seen;
+    seen.a = g.k0;
+    seen.b = g.k1;
+    // The key a query stands at is query + k1 - q1: the last query meets the last key.
+#if MASK == 1
+    seen.b = min(seen.b, query + g.k1 - g.q1 + 1);
+#elif MASK == 2
+    const int stand = query + g.k1 - g.q1;
+    seen.a = max(seen.a, stand - back);
+    seen.b = min(seen.b, stand + ahead + 1);
+#elif MASK == 3
+    const int* at = intervals + query * interval_row;
+    seen.c = max(g.k0, at[2]);
+    seen.d = min(g.k1, at[3]);
+    seen.a = max(g.k0, at[0]);
+    seen.b = min(g.k1, at[1]);
+#endif
+    return seen;
+}
+
+// ROWS rows of a head from row `first` on, widened to f32; zeros behind `end` and SIZE.
+template <int ROWS>
+__device__ __forceinline__ void stage(float* to, const T_X* from, i64 token, int first, int end) {
+    for (int i = threadIdx.x; i < ROWS * WIDE * X; i += THREADS) {
+        const int r = i / (WIDE * X), c = i % (WIDE * X);
+        const bool there = first + r < end && c < SIZE;
+        to[r * PITCH + c] = there ? f32(from[(first + r) * token + c]) : 0.0f;
+    }
+}
+
+// out[i][j] = the product of rows y + 16 i of a and x + 8 j of b.
+__device__ __forceinline__ void dots(float (&out)[RM][CN], const float* a, const float* b, int y, int x) {
+#pragma unroll
+    for (int i = 0; i < RM; i++)
+#pragma unroll
+        for (int j = 0; j < CN; j++) out[i][j] = 0.0f;
+#pragma unroll 4
+    for (int e = 0; e < WIDE * X; e++) {
+        float left[RM], right[CN];
+#pragma unroll
+        for (int i = 0; i < RM; i++) left[i] = a[(y + Y * i) * PITCH + e];
+#pragma unroll
+        for (int j = 0; j < CN; j++) right[j] = b[(x + X * j) * PITCH + e];
+#pragma unroll
+        for (int i = 0; i < RM; i++)
+#pragma unroll
+            for (int j = 0; j < CN; j++) out[i][j] = fmaf(left[i], right[j], out[i][j]);
+    }
+}
+
+// sum[i][j] += weights [OWN, WALK] times tile [WALK, SIZE], at rows y + 16 i and columns x + 8 j.
+__device__ __forceinline__ void add_rows(float (&sum)[RM][WIDE], const float* weights, const float* tile, int y,
+                                         int x) {
+#pragma unroll 2
+    for (int c = 0; c < WALK; c++) {
+        float w[RM];
+#pragma unroll
+        for (int i = 0; i < RM; i++) w[i] = weights[(y + Y * i) * (WALK + 1) + c];
+#pragma unroll
+        for (int j = 0; j < WIDE; j++) {
+            const float element = tile[c * PITCH + x + X * j];
+#pragma unroll
+            for (int i = 0; i < RM; i++) sum[i][j] = fmaf(w[i], element, sum[i][j]);
+        }
+    }
+}
+
+__device__ __forceinline__ void clear_sum(float (&sum)[RM][WIDE]) {
+#pragma unroll
+    for (int i = 0; i < RM; i++)
+#pragma unroll
+        for (int j = 0; j < WIDE; j++) sum[i][j] = 0.0f;
+}
+
+// Writes rows first + y + 16 i below `end`, times a factor each.
+__device__ __forceinline__ void write(T_X* to, i64 token, int first, int end, const float (&sum)[RM][WIDE],
+                                      const float (&factor)[RM], int y, int x) {
+#pragma unroll
+    for (int i = 0; i < RM; i++) {
+        const int row = first + y + Y * i;
+        if (row >= end) continue;
+#pragma unroll
+        for (int j = 0; j < WIDE; j++)
+            if (x + X * j < SIZE) to[row * token + x + X * j] = As<T_X>::of(factor[i] * sum[i][j]);
+    }
+}
+
+// What the rows of the block's tile of queries see, and from the first to behind the last of those keys. A barrier.
+__device__ __forceinline__ void look(Seen* seen, int first, const Segment& g, int back, int ahead,
+                                     const int* intervals, i64 interval_row, int* low, int* high) {
+    __shared__ int ends[2];
+    if (threadIdx.x == 0) {
+        ends[0] = 0x7fffffff;
+        ends[1] = 0;
+    }
+    __syncthreads();
+    if (threadIdx.x < OWN) {
+        const Seen s = sees(first + (int)threadIdx.x, g, back, ahead, intervals, interval_row);
+        seen[threadIdx.x] = s;
+        if (s.a < s.b) {
+            atomicMin(&ends[0], s.a);
+            atomicMax(&ends[1], s.b);
+        }
+        if (s.c < s.d) {
+            atomicMin(&ends[0], s.c);
+            atomicMax(&ends[1], s.d);
+        }
+    }
+    __syncthreads();
+    *low = ends[0];
+    *high = ends[1];
+}
+
+// Whether some row of the block sees one of the keys [from, from + WALK). A barrier.
+__device__ __forceinline__ bool any_sees(const Seen* seen, int from) {
+#if MASK == 3
+    bool found = false;
+    if (threadIdx.x < OWN) {
+        const Seen s = seen[threadIdx.x];
+        found = max(s.a, from) < min(s.b, from + WALK) || max(s.c, from) < min(s.d, from + WALK);
+    }
+    return __syncthreads_or(found);
+#else
+    __syncthreads();
+    return true;
+#endif
+}
+
+#if !GRAD
+
+// Grid: query tiles of every segment, heads. `o` and `lse` may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+flash_forward(const T_X* q, const T_X* k, const T_X* v, T_X* o, float* lse, const int* q_start, const int* q_len,
+              const int* k_start, const int* k_len, const int* intervals, i64 interval_row, i64 q_token, i64 q_head,
+              i64 k_token, i64 k_head, i64 v_token, i64 v_head, i64 o_token, i64 o_head, i64 lse_row, int tq, int tk,
+              int q_longest, int k_longest, int tiles, int group, float scale, int back, int ahead) {
+    __shared__ Seen seen[OWN];
+    float* queries = memory;
+    float* keys = queries + OWN * PITCH;
+    float* weights = keys + WALK * PITCH;
+    const int y = threadIdx.x / X, x = threadIdx.x % X, head = blockIdx.y;
+    const Segment g =
+        segment(blockIdx.x / tiles, q_start, q_len, k_start, k_len, tq, tk, q_longest, k_longest);
+    const int first = g.q0 + (int)(blockIdx.x % tiles) * OWN;
+    if (first >= g.q1) return;
+    stage<OWN>(queries, q + head * q_head, q_token, first, g.q1);
+    k += head / group * k_head;
+    v += head / group * v_head;
+
+    float top[RM], total[RM], sum[RM][WIDE];
+    clear_sum(sum);
+#pragma unroll
+    for (int i = 0; i < RM; i++) {
+        top[i] = -infinity();
+        total[i] = 0.0f;
+    }
+    int low, high;
+    look(seen, first, g, back, ahead, intervals, interval_row, &low, &high);
+    const float unit = scale * LOG2E;
+    for (int from = low; from < high; from += WALK) {
+        if (!any_sees(seen, from)) continue;
+        stage<WALK>(keys, k, k_token, from, g.k1);
+        __syncthreads();
+        float p[RM][CN];
+        dots(p, queries, keys, y, x);
+#pragma unroll
+        for (int i = 0; i < RM; i++) {
+            const Seen here = seen[y + Y * i];
+            float peak = -infinity();
+#pragma unroll
+            for (int j = 0; j < CN; j++) {
+                p[i][j] = here.has(from + x + X * j) ? unit * p[i][j] : -infinity();
+                peak = fmaxf(peak, p[i][j]);
+            }
+#pragma unroll
+            for (int lane = X / 2; lane > 0; lane /= 2) peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, lane));
+            peak = fmaxf(peak, top[i]);
+            // A row that has seen nothing yet has only zeros to shrink and to add.
+            const float base = peak == -infinity() ? 0.0f : peak;
+            const float shrink = exp2f(top[i] - base);
+            top[i] = peak;
+            total[i] *= shrink;
+#pragma unroll
+            for (int j = 0; j < WIDE; j++) sum[i][j] *= shrink;
+#pragma unroll
+            for (int j = 0; j < CN; j++) {
+                const float e = exp2f(p[i][j] - base);
+                total[i] += e;
+                weights[(y + Y * i) * (WALK + 1) + x + X * j] = e;
+            }
+        }
+        __syncthreads();
+        stage<WALK>(keys, v, v_token, from, g.k1);
+        __syncthreads();
+        add_rows(sum, weights, keys, y, x);
+    }
+    float factor[RM];
+#pragma unroll
+    for (int i = 0; i < RM; i++) {
+        const float whole = lanes_sum<X>(total[i]);
+        factor[i] = whole > 0.0f ? 1.0f / whole : 0.0f;
+        const int row = first + y + Y * i;
+        if (lse && x == 0 && row < g.q1)
+            lse[row * lse_row + head] = whole > 0.0f ? LN2 * (top[i] + log2f(whole)) : -infinity();
+    }
+    if (o) write(o + head * o_head, o_token, first, g.q1, sum, factor, y, x);
+}
+
+#else
+
+// delta = sum(do o), a warp a token and head. Grid: tokens and heads in fours.
+extern "C" __global__ void __launch_bounds__(THREADS)
+flash_delta(const T_X* o, const T_X* d_o, float* delta, i64 o_token, i64 o_head, i64 do_token, i64 do_head, int heads,
+            i64 rows) {
+    const i64 row = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= rows) return;
+    const i64 token = row / heads, head = row % heads;
+    o += token * o_token + head * o_head;
+    d_o += token * do_token + head * do_head;
+    float sum = 0.0f;
+    for (int e = threadIdx.x % 32; e < SIZE; e += 32) sum = fmaf(f32(o[e]), f32(d_o[e]), sum);
+    sum = lanes_sum<32>(sum);
+    if (threadIdx.x % 32 == 0) delta[row] = sum;
+}
+
+// The logarithm of a row's sum in units of log 2. A row that sees nothing gives probabilities of 0 with any number.
+__device__ __forceinline__ float log2_sum(float lse) { return lse == -infinity() ? 0.0f : LOG2E * lse; }
+
+// Grid: query tiles of every segment, heads.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+flash_dq(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float* lse, const float* delta, T_X* dq,
+         const int* q_start, const int* q_len, const int* k_start, const int* k_len, const int* intervals,
+         i64 interval_row, i64 q_token, i64 q_head, i64 k_token, i64 k_head, i64 v_token, i64 v_head, i64 do_token,
+         i64 do_head, i64 dq_token, i64 dq_head, i64 lse_row, int tq, int tk, int q_longest, int k_longest, int tiles,
+         int group, float scale, int back, int ahead, int heads) {
+    __shared__ Seen seen[OWN];
+    float* queries = memory;
+    float* slopes = queries + OWN * PITCH;
+    float* keys = slopes + OWN * PITCH;
+    float* values = keys + WALK * PITCH;
+    float* weights = values + WALK * PITCH;
+    const int y = threadIdx.x / X, x = threadIdx.x % X, head = blockIdx.y;
+    const Segment g =
+        segment(blockIdx.x / tiles, q_start, q_len, k_start, k_len, tq, tk, q_longest, k_longest);
+    const int first = g.q0 + (int)(blockIdx.x % tiles) * OWN;
+    if (first >= g.q1) return;
+    stage<OWN>(queries, q + head * q_head, q_token, first, g.q1);
+    stage<OWN>(slopes, d_o + head * do_head, do_token, first, g.q1);
+    k += head / group * k_head;
+    v += head / group * v_head;
+
+    float shift[RM], mean[RM], factor[RM], sum[RM][WIDE];
+    clear_sum(sum);
+#pragma unroll
+    for (int i = 0; i < RM; i++) {
+        const i64 row = first + y + Y * i;
+        shift[i] = row < g.q1 ? log2_sum(lse[row * lse_row + head]) : 0.0f;
+        mean[i] = row < g.q1 ? delta[row * heads + head] : 0.0f;
+        factor[i] = scale;
+    }
+    int low, high;
+    look(seen, first, g, back, ahead, intervals, interval_row, &low, &high);
+    const float unit = scale * LOG2E;
+    for (int from = low; from < high; from += WALK) {
+        if (!any_sees(seen, from)) continue;
+        stage<WALK>(keys, k, k_token, from, g.k1);
+        stage<WALK>(values, v, v_token, from, g.k1);
+        __syncthreads();
+        float p[RM][CN], dp[RM][CN];
+        dots(p, queries, keys, y, x);
+        dots(dp, slopes, values, y, x);
+#pragma unroll
+        for (int i = 0; i < RM; i++) {
+            const Seen here = seen[y + Y * i];
+#pragma unroll
+            for (int j = 0; j < CN; j++) {
+                const bool is_seen = here.has(from + x + X * j);
+                const float e = is_seen ? exp2f(fmaf(unit, p[i][j], -shift[i])) : 0.0f;
+                weights[(y + Y * i) * (WALK + 1) + x + X * j] = e * (dp[i][j] - mean[i]);
+            }
+        }
+        // A row's weights are written and read by the same lanes.
+        __syncwarp();
+        add_rows(sum, weights, keys, y, x);
+    }
+    write(dq + head * dq_head, dq_token, first, g.q1, sum, factor, y, x);
+}
+
+// Grid: key tiles of every segment, key heads. `dk` and `dv` may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+flash_dkv(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float* lse, const float* delta, T_X* dk,
+          T_X* dv, const int* q_start, const int* q_len, const int* k_start, const int* k_len, const int* intervals,
+          i64 interval_row, i64 q_token, i64 q_head, i64 k_token, i64 k_head, i64 v_token, i64 v_head, i64 do_token,
+          i64 do_head, i64 dk_token, i64 dk_head, i64 dv_token, i64 dv_head, i64 lse_row, int tq, int tk,
+          int q_longest, int k_longest, int tiles, int group, float scale, int back, int ahead, int heads) {
+    __shared__ float shift[WALK], mean[WALK];
+    __shared__ Seen seen[WALK];
+    float* keys = memory;
+    float* values = keys + OWN * PITCH;
+    float* queries = values + OWN * PITCH;
+    float* slopes = queries + WALK * PITCH;
+    float* weights = slopes + WALK * PITCH;
+    float* changes = weights + OWN * (WALK + 1);
+    const int y = threadIdx.x / X, x = threadIdx.x % X, kv_head = blockIdx.y;
+    const Segment g =
+        segment(blockIdx.x / tiles, q_start, q_len, k_start, k_len, tq, tk, q_longest, k_longest);
+    const int first = g.k0 + (int)(blockIdx.x % tiles) * OWN;
+    if (first >= g.k1) return;
+    stage<OWN>(keys, k + kv_head * k_head, k_token, first, g.k1);
+    stage<OWN>(values, v + kv_head * v_head, v_token, first, g.k1);
+
+    // The queries that may see one of the tile's keys.
+    int low = g.q0, high = g.q1;
+#if MASK == 1
+    low = max(low, first - (g.k1 - g.q1));
+#elif MASK == 2
+    const int lead = g.k1 - g.q1;
+    low = max(low, first - lead - ahead);
+    high = min(high, min(first + OWN, g.k1) - lead + back);
+#endif
+    float of_k[RM][WIDE], of_v[RM][WIDE], scales[RM], ones[RM];
+    clear_sum(of_k);
+    clear_sum(of_v);
+#pragma unroll
+    for (int i = 0; i < RM; i++) {
+        scales[i] = scale;
+        ones[i] = 1.0f;
+    }
+    const float unit = scale * LOG2E;
+    for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        for (int from = low; from < high; from += WALK) {
+            __syncthreads();
+            stage<WALK>(queries, q + head * q_head, q_token, from, g.q1);
+            stage<WALK>(slopes, d_o + head * do_head, do_token, from, g.q1);
+            if (threadIdx.x < WALK) {
+                const i64 row = from + (int)threadIdx.x;
+                seen[threadIdx.x] = sees((int)row, g, back, ahead, intervals, interval_row);
+                shift[threadIdx.x] = row < g.q1 ? log2_sum(lse[row * lse_row + head]) : 0.0f;
+                mean[threadIdx.x] = row < g.q1 ? delta[row * heads + head] : 0.0f;
+            }
+            __syncthreads();
+            float p[RM][CN], dp[RM][CN];
+            dots(p, keys, queries, y, x);
+            dots(dp, values, slopes, y, x);
+#pragma unroll
+            for (int i = 0; i < RM; i++)
+#pragma unroll
+                for (int j = 0; j < CN; j++) {
+                    const int r = y + Y * i, c = x + X * j;
+                    const bool is_seen = first + r < g.k1 && seen[c].has(first + r);
+                    const float e = is_seen ? exp2f(fmaf(unit, p[i][j], -shift[c])) : 0.0f;
+                    weights[r * (WALK + 1) + c] = e;
+                    changes[r * (WALK + 1) + c] = e * (dp[i][j] - mean[c]);
+                }
+            // A row's weights are written and read by the same lanes.
+            __syncwarp();
+            add_rows(of_v, weights, slopes, y, x);
+            add_rows(of_k, changes, queries, y, x);
+        }
+    }
+    if (dk) write(dk + kv_head * dk_head, dk_token, first, g.k1, of_k, scales, y, x);
+    if (dv) write(dv + kv_head * dv_head, dv_token, first, g.k1, of_v, ones, y, x);
+}
+
+#endif
+
+// Rows outside every segment: zeros, and lse of minus infinity. Grid: tokens.
+extern "C" __global__ void __launch_bounds__(THREADS)
+flash_clear(T_X* rows, i64 token, i64 head, int heads) {
+    for (int i = threadIdx.x; i < heads * SIZE; i += THREADS)
+        rows[blockIdx.x * token + i / SIZE * head + i % SIZE] = As<T_X>::of(0.0f);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) flash_clear_lse(float* lse, i64 row, int heads) {
+    for (int h = threadIdx.x; h < heads; h += THREADS) lse[blockIdx.x * row + h] = -infinity();
+}

@@ -1,0 +1,264 @@
+//! What the kernels of this backend are written against: a kernel's row, sources and `prepare`; what `prepare` may
+//! use; and the work it gives back.
+//!
+//! Nothing here comes from a bindings crate: handles are opaque pointers, statuses plain integers, constants carry the
+//! names of NVIDIA's headers. Libraries stay open as long as the process, so entry points are `'static`.
+
+use std::borrow::Cow;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+use flatout_ir::target::KernelRow;
+use flatout_ir::{Launch, View};
+
+use super::attention::cudnn::Cudnn;
+use super::driver::{Driver, Modules};
+use super::lt::Lt;
+
+/// What a library or the compiler answered, in one sentence; the session adds the launch's path and shapes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaError {
+    pub what: String,
+    /// The library's status; 0 where the failure is ours.
+    pub code: i32,
+}
+
+impl CudaError {
+    /// A failure found here, without a status.
+    pub fn new(what: impl Into<String>) -> Self {
+        CudaError { what: what.into(), code: 0 }
+    }
+
+    /// A call that answered with a status.
+    pub fn status(what: impl Into<String>, code: i32) -> Self {
+        CudaError { what: what.into(), code }
+    }
+}
+
+impl fmt::Display for CudaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code {
+            0 => f.write_str(&self.what),
+            code => write!(f, "{} (status {code})", self.what),
+        }
+    }
+}
+
+impl std::error::Error for CudaError {}
+
+/// A kernel: what it can do, the sources it compiles, and how a launch becomes work on a stream.
+pub struct Kernel {
+    /// Its name begins with `cuda.`. It says `deterministic` where that holds always; where `Facts::deterministic` asks,
+    /// every kernel must be.
+    pub row: KernelRow,
+    /// Sources this launch needs, compiled in parallel before `prepare`; empty for library calls.
+    pub sources: fn(&Launch, &Facts) -> Vec<Source>,
+    /// Resolves a launch that `launch::check` accepted. The arena holds nothing yet: candidates may be timed on it.
+    pub prepare: fn(&Launch, &Prepare<'_>) -> Prepared,
+}
+
+/// The work of a launch, or why there is none.
+pub type Prepared = Result<Box<dyn Work>, CudaError>;
+
+/// What kernels may know of the device and the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Compute capability: 9 and 0 for Hopper.
+    pub major: u32,
+    pub minor: u32,
+    pub sms: u32,
+    /// The most shared memory a block may ask for.
+    pub shared_bytes: u32,
+    pub l2_bytes: u32,
+    /// `cudnnGetVersion`, such as 91900; `None` where cuDNN is missing.
+    pub cudnn: Option<u32>,
+    /// Equal inputs must give equal bits.
+    pub deterministic: bool,
+    /// Candidates are timed in `prepare`; otherwise the library's first choice is taken.
+    pub autotune: bool,
+}
+
+impl Facts {
+    /// A device of an architecture such as `sm_86` or `sm_90a`, for compiling where there is none: what every device of
+    /// the architecture has.
+    pub fn on_paper(arch: &str) -> Facts {
+        let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
+        let number: u32 = digits.parse().unwrap_or(80);
+        let shared_bytes = match number {
+            80 | 87 => 163 << 10,
+            86 | 89 | 120.. => 99 << 10,
+            _ => 227 << 10,
+        };
+        Facts {
+            major: number / 10,
+            minor: number % 10,
+            sms: 64,
+            shared_bytes,
+            l2_bytes: 32 << 20,
+            cudnn: None,
+            deterministic: false,
+            autotune: false,
+        }
+    }
+}
+
+/// Input of the run-time compiler; equal sources are compiled once.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    /// For messages: `norm.cu`.
+    pub name: &'static str,
+    pub code: Cow<'static, str>,
+    /// `(name, value)`, in the order they are passed.
+    pub defines: Vec<(String, String)>,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let defines: Vec<String> =
+            self.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        write!(f, "{} [{}]", self.name, defines.join(" "))
+    }
+}
+
+/// What `prepare` may use. Addresses are final: the arena is allocated, so they may be baked into arguments.
+pub struct Prepare<'a> {
+    pub(super) arena: u64,
+    pub(super) facts: &'a Facts,
+    pub(super) modules: &'a Modules,
+    pub(super) driver: &'static Driver,
+    pub(super) lt: &'a Arc<Lt>,
+    pub(super) cudnn: Result<&'a Arc<Cudnn>, &'a CudaError>,
+    pub(super) stream: Stream,
+}
+
+impl<'a> Prepare<'a> {
+    /// The device address of the view's first element.
+    pub fn address(&self, view: &View) -> u64 {
+        self.arena + view.offset as u64
+    }
+
+    /// An `extern "C"` entry of a source that `sources` listed for this launch.
+    pub fn function(&self, source: &Source, entry: &str) -> Result<Function, CudaError> {
+        self.modules.function(source, entry)
+    }
+
+    pub fn facts(&self) -> &'a Facts {
+        self.facts
+    }
+
+    /// cuBLASLt; work keeps a clone.
+    pub fn lt(&self) -> &'a Arc<Lt> {
+        self.lt
+    }
+
+    /// cuDNN, or why it is not there; work keeps a clone.
+    pub fn cudnn(&self) -> Result<&'a Arc<Cudnn>, CudaError> {
+        self.cudnn.map_err(Clone::clone)
+    }
+
+    pub fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    /// Where candidates may be timed; the session's own stream, idle now.
+    pub fn stream(&self) -> Stream {
+        self.stream
+    }
+}
+
+/// Device work of one launch with everything resolved: enqueue only, no allocation, no synchronisation; capturable.
+pub trait Work {
+    fn enqueue(&self, stream: Stream) -> Result<(), CudaError>;
+}
+
+/// A `CUstream`.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream(pub(super) *mut c_void);
+
+impl Stream {
+    /// For libraries that take a `CUstream` or `cudaStream_t`.
+    pub fn raw(self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// A `CUfunction` of a module that stays loaded as long as the work that uses it.
+#[derive(Clone)]
+pub struct Function {
+    pub(super) raw: *mut c_void,
+    pub(super) driver: &'static Driver,
+    /// Keeps the module loaded.
+    pub(super) _module: Arc<super::driver::Module>,
+}
+
+impl Function {
+    /// `CUfunction`.
+    pub fn raw(&self) -> *mut c_void {
+        self.raw
+    }
+
+    /// How many blocks of so many threads and so much dynamic shared memory fit on one multiprocessor.
+    pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32, CudaError> {
+        self.driver.blocks_per_sm(self, block, shared)
+    }
+}
+
+/// A kernel argument, passed by value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    Ptr(u64),
+    I32(i32),
+    I64(i64),
+    F32(f32),
+}
+
+/// The shared memory a block gets without asking.
+const DEFAULT_SHARED: u32 = 48 << 10;
+
+/// A kernel launch as work. Grid x reaches 2^31 - 1, y and z 65535. More than 48 KiB of shared memory is asked for
+/// here; where the device has less, the first enqueue fails with the driver's status.
+pub fn launch(function: Function, grid: [u32; 3], block: u32, shared: u32, args: Vec<Arg>) -> Box<dyn Work> {
+    let asked =
+        if shared > DEFAULT_SHARED { function.driver.allow_shared(&function, shared) } else { Ok(()) };
+    let args = args
+        .into_iter()
+        .map(|arg| match arg {
+            Arg::Ptr(x) => x,
+            Arg::I64(x) => x as u64,
+            Arg::I32(x) => x as u32 as u64,
+            Arg::F32(x) => x.to_bits() as u64,
+        })
+        .collect();
+    Box::new(KernelLaunch { function, grid, block, shared, args, asked })
+}
+
+struct KernelLaunch {
+    function: Function,
+    grid: [u32; 3],
+    block: u32,
+    shared: u32,
+    /// Each argument's bytes first: the target is little-endian, so a 32-bit value is where its 64 bits begin.
+    args: Vec<u64>,
+    asked: Result<(), CudaError>,
+}
+
+impl Work for KernelLaunch {
+    fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
+        self.asked.clone()?;
+        self.function.driver.launch(&self.function, self.grid, self.block, self.shared, &self.args, stream)
+    }
+}
+
+/// Several works in order.
+pub fn sequence(works: Vec<Box<dyn Work>>) -> Box<dyn Work> {
+    Box::new(Sequence(works))
+}
+
+struct Sequence(Vec<Box<dyn Work>>);
+
+impl Work for Sequence {
+    fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
+        self.0.iter().try_for_each(|work| work.enqueue(stream))
+    }
+}

@@ -1,0 +1,49 @@
+// Dropout by counter: x / (1 - p), and zero with probability p.
+//
+// Element c of token t draws word c mod 4 of Philox 4x32-10 at counter (c / 4, token, sample, step) under the key
+// (seed low ^ node key low, seed high ^ node key high); (sample, token) = rows[t], (seed low, seed high, step) = rng.
+// Drawn `below` a bound it is dropped. The same bits on every backend.
+// x, y [T, ..] with WIDTH elements a token at any strides; rng i32 [3]; rows i32 [T, 2]. Bytes: x in, y out. A thread
+// takes VEC neighbouring elements of a token, so a draw of four words serves four of them; 256 threads a block.
+// Deterministic.
+
+__device__ __forceinline__ uint4 philox(uint4 c, u32 key0, u32 key1) {
+#pragma unroll
+    for (int i = 0; i < 10; i++) {
+        u32 a_high = __umulhi(c.x, 0xD2511F53u), a_low = c.x * 0xD2511F53u;
+        u32 b_high = __umulhi(c.z, 0xCD9E8D57u), b_low = c.z * 0xCD9E8D57u;
+        c = make_uint4(b_high ^ c.y ^ key0, b_low, a_high ^ c.w ^ key1, a_low);
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    dropout(const T_X* x, const int* rng, const int* rows, T_X* y, INDEX count, int key_low, int key_high, int below,
+            float keep) {
+    INDEX e = ((INDEX)blockIdx.x * 256 + threadIdx.x) * VEC;
+    if (e >= count) return;
+    INDEX t = e / WIDTH;
+    u32 c = (u32)(e % WIDTH);
+    Pack<T_X, VEC> p;
+    p.load(x + at_x(e));
+    i64 row = row_at(t);
+    u32 key0 = (u32)rng[0] ^ (u32)key_low, key1 = (u32)rng[1] ^ (u32)key_high;
+    u32 sample = (u32)rows[row], token = (u32)rows[row + 1], step = (u32)rng[2];
+    float v[VEC];
+#pragma unroll
+    for (int k = 0; k < VEC; k += 4) {
+        uint4 words = philox(make_uint4((c + k) / 4, token, sample, step), key0, key1);
+        u32 drawn[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < 4 && k + i < VEC; i++) {
+            // A vector of four or more starts at the first word of a block; a shorter one at any.
+            u32 at = (c + i) % 4;
+            u32 word = VEC >= 4 ? drawn[i] : at == 0 ? drawn[0] : at == 1 ? drawn[1] : at == 2 ? drawn[2] : drawn[3];
+            v[k + i] = word >= (u32)below ? f32(p.x[k + i]) * keep : 0.0f;
+        }
+    }
+    put(p, v);
+    p.store(y + at_y(e));
+}

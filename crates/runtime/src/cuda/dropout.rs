@@ -1,0 +1,71 @@
+//! Dropout by counter, with the bits of `flatout_ir::random`. How it draws is in `dropout.cu`.
+
+use flatout_ir::random::drop_below;
+use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::types::DType;
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::address::{Walk, index_type, most, widths};
+use super::context::Kernel;
+use super::stage::{self, Draft, Stage, Stages, Value, at, blocks};
+
+pub const KERNELS: &[Kernel] = &[Kernel {
+    row: KernelRow {
+        name: "cuda.dropout",
+        op: OpKind::Dropout,
+        dtypes: &[DType::F32, DType::BF16],
+        // The generator and the samples are read by the first axis and one step: rows suffice for all three.
+        ins: Layout::Rows,
+        outs: Layout::Rows,
+        in_place: &[(0, 0)],
+        workspace: no_workspace,
+        deterministic: true,
+    },
+    sources: |l, _| stage::sources(stages(l)),
+    prepare: |l, p| stage::prepare(stages(l), p),
+}];
+
+fn stages(launch: &Launch) -> Stages {
+    let Op::Dropout { p } = launch.op else { unreachable!("the row is for dropout") };
+    let Some(y) = &launch.outs[0] else { return Ok(vec![]) };
+    let (x, rng, rows) = (&launch.ins[0], &launch.ins[1], &launch.ins[2]);
+    let count = x.elements();
+    if count == 0 {
+        return Ok(vec![]);
+    }
+    let a_token = count / x.dims[0];
+    let views = [x, y];
+    let fits = |width: &usize| {
+        let takes = |v: &&View| Walk::of(v).takes(*width, v.dtype, v.offset);
+        a_token.is_multiple_of(*width) && views.iter().all(takes)
+    };
+    let vec = widths(most(&views)).find(fits).unwrap_or(1);
+    let index = index_type(count);
+    let source = Draft::new("dropout.cu")
+        .define("VEC", vec)
+        .define("WIDTH", format!("{a_token}u"))
+        .define("INDEX", index)
+        .dtype("T_X", x.dtype)
+        .text(&Walk::of(x).function("at_x", index))
+        .text(&Walk::of(y).function("at_y", index))
+        .text(&Walk::rows(rows).function("row_at", index))
+        .source(include_str!("dropout.cu"));
+    let keep = (1.0 / (1.0 - p as f64)) as f32;
+    Ok(vec![Stage {
+        source,
+        entry: "dropout",
+        grid: [blocks(count, 256 * vec)?, 1],
+        block: 256,
+        args: vec![
+            at(x),
+            at(rng),
+            at(rows),
+            at(y),
+            stage::count(index, count),
+            Value::I32(launch.key as u32 as i32),
+            Value::I32((launch.key >> 32) as u32 as i32),
+            Value::I32(drop_below(p) as i32),
+            Value::F32(keep),
+        ],
+    }])
+}

@@ -1,0 +1,326 @@
+//! Elementwise functions and regions of them: a kernel is written for each body and its strides.
+//!
+//! A thread takes N neighbouring elements of every tensor, in accesses of 16 bytes where strides and alignment allow; a
+//! tensor that repeats along the last axis is read once, one with gaps element by element. Loads of `UNROLL` vectors are
+//! in flight before anything is computed. Every value is rounded to its node's type and no two nodes' operations are
+//! contracted, so a region gives the bits of its nodes run one by one. Bytes: each tensor once.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+use flatout_ir::ops::elementwise::{Elementwise as E, GELU_CUBIC, GELU_INNER};
+use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::types::DType;
+use flatout_ir::{Graph, Launch, Op, OpKind, Value as Node, View};
+
+use super::address::{Walk, index_type, most, widths};
+use super::context::Kernel;
+use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type};
+
+pub const KERNELS: &[Kernel] = &[kernel("cuda.map", OpKind::Map), kernel("cuda.region", OpKind::Region)];
+
+const fn kernel(name: &'static str, op: OpKind) -> Kernel {
+    Kernel {
+        row: KernelRow {
+            name,
+            op,
+            dtypes: &[DType::F32, DType::BF16, DType::I32],
+            ins: Layout::Any,
+            outs: Layout::Any,
+            in_place: EVERY_PAIR,
+            workspace: no_workspace,
+            deterministic: true,
+        },
+        sources: |l, _| stage::sources(stages(l)),
+        prepare: |l, p| stage::prepare(stages(l), p),
+    }
+}
+
+/// A thread reads all its elements before it writes any, so any input may make room for any output.
+const EVERY_PAIR: &[(usize, usize)] = &{
+    let mut pairs = [(0, 0); 16 * 8];
+    let mut i = 0;
+    while i < pairs.len() {
+        pairs[i] = (i / 8, i % 8);
+        i += 1;
+    }
+    pairs
+};
+
+/// How a thread's elements of one tensor lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Access {
+    /// Side by side.
+    Vector,
+    /// One, for all of them.
+    Same,
+    Apart,
+}
+
+fn access(view: &View, n: usize) -> Access {
+    let walk = Walk::of(view);
+    let (extent, step) = walk.last();
+    match step {
+        _ if walk.takes(n, view.dtype, view.offset) => Access::Vector,
+        0 if extent.is_multiple_of(n) => Access::Same,
+        _ => Access::Apart,
+    }
+}
+
+/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses.
+fn vector(views: &[&View]) -> usize {
+    let fits = |n: &usize| {
+        let fits = |v: &&View| access(v, *n) != Access::Apart || Walk::of(v).last().1 > 1;
+        views.iter().all(fits) && views.iter().any(|v| access(v, *n) == Access::Vector)
+    };
+    widths(most(views)).find(fits).unwrap_or(1)
+}
+
+fn stages(launch: &Launch) -> Stages {
+    let body = body_of(launch);
+    let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
+    let count = views.first().map_or(0, |v| v.elements());
+    if count == 0 || launch.outs.iter().all(Option::is_none) {
+        return Ok(vec![]);
+    }
+    let (n, index) = (vector(&views), index_type(count));
+    let unroll = match launch.ins.len() {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    };
+    let mut draft = Draft::new("elementwise").define("N", n).define("UNROLL", unroll).define("INDEX", index);
+    for (i, view) in launch.ins.iter().enumerate() {
+        draft = draft.text(&Walk::of(view).function(&format!("at_x{i}"), index));
+    }
+    for (o, view) in launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?))) {
+        draft = draft.text(&Walk::of(view).function(&format!("at_y{o}"), index));
+    }
+    let code = format!("{}{}", body_text(&body, launch), kernel_text(launch, n));
+    let mut args: Vec<Value> = views.iter().map(|v| at(v)).collect();
+    args.push(stage::count(index, count));
+    Ok(vec![Stage {
+        source: draft.source(&code),
+        entry: "elementwise",
+        grid: [blocks(count, 256 * unroll * n)?, 1],
+        block: 256,
+        args,
+    }])
+}
+
+/// A map as the region of one node.
+fn body_of(launch: &Launch) -> Cow<'_, Graph> {
+    use flatout_ir::graph::{Class, Init, Slot};
+    let f = match &launch.op {
+        Op::Region { body } => return Cow::Borrowed(body),
+        Op::Map { f } => *f,
+        op => unreachable!("{} is not elementwise", op.name()),
+    };
+    let mut body = Graph::default();
+    let args = launch.ins.iter().enumerate().map(|(i, view)| {
+        let ty = flatout_ir::TensorType::new(view.dtype, view.dims.clone());
+        let slot = Slot { path: i.to_string(), ty, class: Class::Input, init: Init::Zeros, part: None };
+        let slot = body.add_slot(slot);
+        body.add(Op::Read { slot }, vec![], "")
+    });
+    let args: Vec<Node> = args.collect();
+    let value = body.add(Op::Map { f }, args, "");
+    body.results.push(("y".into(), value));
+    Cow::Owned(body)
+}
+
+/// The type a value has in registers.
+fn register(dtype: DType) -> &'static str {
+    if dtype == DType::I32 { "int" } else { "float" }
+}
+
+/// `body(x0, .., y0, ..)`: one element. Nodes no wanted output depends on are left to the compiler to drop.
+fn body_text(body: &Graph, launch: &Launch) -> String {
+    let ins = launch.ins.iter().enumerate().map(|(i, v)| format!("{} x{i}", register(v.dtype)));
+    let outs = launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?)));
+    let outs = outs.map(|(o, v)| format!("{}& y{o}", register(v.dtype)));
+    let parameters: Vec<String> = ins.chain(outs).collect();
+    let mut text = format!("__device__ __forceinline__ void body({}) {{\n", parameters.join(", "));
+    for (i, node) in body.nodes.iter().enumerate() {
+        let dtype = node.outs[0].dtype;
+        let value = match &node.op {
+            Op::Read { slot } => format!("x{}", slot.0),
+            Op::Map { f } => {
+                let args: Vec<String> = node.ins.iter().map(|v| format!("v{}", v.node.0)).collect();
+                map_text(*f, body.ty(node.ins[0]).dtype, dtype, &args)
+            }
+            op => unreachable!("a region holds reads and maps, not {}", op.name()),
+        };
+        _ = writeln!(text, "    {} v{i} = {value};", register(dtype));
+    }
+    for (o, (_, v)) in body.results.iter().enumerate().filter(|(o, _)| launch.outs[*o].is_some()) {
+        _ = writeln!(text, "    y{o} = v{};", v.node.0);
+    }
+    text + "}\n"
+}
+
+/// One function, rounded to its type.
+fn map_text(f: E, from: DType, to: DType, args: &[String]) -> String {
+    let value = match (from, to) {
+        (DType::I32, DType::I32) => return format!("whole({})", f64_text(f, args)),
+        (_, DType::I32) => return format!("(int){}", args[0]),
+        (DType::I32, _) => format!("(float){}", args[0]),
+        _ => f32_text(f, args),
+    };
+    if to == DType::BF16 { format!("rounded<bf16>({value})") } else { value }
+}
+
+/// An f32 constant by its bits: no digits are lost, and infinities and NaNs are values like others.
+fn f32_constant(x: f32) -> String {
+    format!("__uint_as_float({:#x}u)", x.to_bits())
+}
+
+fn f64_constant(x: f64) -> String {
+    format!("__longlong_as_double({:#x}ll)", x.to_bits())
+}
+
+fn f32_text(f: E, args: &[String]) -> String {
+    let a = &args[0];
+    let b = args.get(1).map_or("", String::as_str);
+    let turns = format!("half_turns((double){a} * {})", f64_constant(std::f64::consts::FRAC_1_PI));
+    match f {
+        E::Neg => format!("-{a}"),
+        E::Exp => format!("expf({a})"),
+        E::Log => format!("logf({a})"),
+        E::Sqrt => format!("sqrtf({a})"),
+        E::Rsqrt => format!("rsqrtf({a})"),
+        E::Recip => format!("1.0f / {a}"),
+        E::Square => format!("__fmul_rn({a}, {a})"),
+        E::Sin => format!("sinpif({turns})"),
+        E::Cos => format!("cospif({turns})"),
+        E::Relu => format!("fmaxf({a}, 0.0f)"),
+        E::Step => format!("{a} > 0.0f ? 1.0f : 0.0f"),
+        E::Silu => format!("silu({a})"),
+        E::SiluSlope => format!("silu_slope({a})"),
+        E::Gelu => format!("gelu({a})"),
+        E::GeluSlope => format!("gelu_slope({a})"),
+        E::Finite => format!("is_finite({a})"),
+        E::Cast(_) => a.clone(),
+        E::Scale(by) => format!("__fmul_rn({a}, {})", f32_constant(by as f32)),
+        E::Offset(by) => format!("__fadd_rn({a}, {})", f32_constant(by as f32)),
+        E::Add => format!("__fadd_rn({a}, {b})"),
+        E::Sub => format!("__fsub_rn({a}, {b})"),
+        E::Mul => format!("__fmul_rn({a}, {b})"),
+        E::Div => format!("{a} / {b}"),
+        E::Max => format!("fmaxf({a}, {b})"),
+        E::Min => format!("fminf({a}, {b})"),
+        E::Less => format!("{a} < {b} ? 1.0f : 0.0f"),
+        E::LessEqual => format!("{a} <= {b} ? 1.0f : 0.0f"),
+        E::Equal => format!("{a} == {b} ? 1.0f : 0.0f"),
+        E::Select => format!("{a} != 0.0f ? {b} : {}", args[2]),
+    }
+}
+
+/// Integers follow the definition, in f64: exact, and too rare to be worth more.
+fn f64_text(f: E, args: &[String]) -> String {
+    let args: Vec<String> = args.iter().map(|a| format!("(double){a}")).collect();
+    let a = &args[0];
+    let b = args.get(1).map_or("", String::as_str);
+    let inner = |x: &str| {
+        let (inner, cubic) = (f64_constant(GELU_INNER), f64_constant(GELU_CUBIC));
+        format!("tanh({inner} * ({x} + {cubic} * {x} * {x} * {x}))")
+    };
+    let turns = format!("({a} * {})", f64_constant(std::f64::consts::FRAC_1_PI));
+    match f {
+        E::Neg => format!("-{a}"),
+        E::Exp => format!("exp({a})"),
+        E::Log => format!("log({a})"),
+        E::Sqrt => format!("sqrt({a})"),
+        E::Rsqrt => format!("1.0 / sqrt({a})"),
+        E::Recip => format!("1.0 / {a}"),
+        E::Square => format!("{a} * {a}"),
+        E::Sin => format!("sinpi{turns}"),
+        E::Cos => format!("cospi{turns}"),
+        E::Relu => format!("fmax({a}, 0.0)"),
+        E::Step => format!("({a} > 0.0 ? 1.0 : 0.0)"),
+        E::Silu => format!("{a} / (1.0 + exp(-{a}))"),
+        E::SiluSlope => {
+            let s = format!("(1.0 / (1.0 + exp(-{a})))");
+            format!("{s} * (1.0 + {a} * (1.0 - {s}))")
+        }
+        E::Gelu => format!("0.5 * {a} * (1.0 + {})", inner(a)),
+        E::GeluSlope => {
+            let t = inner(a);
+            let slope = format!(
+                "{} * (1.0 + 3.0 * {} * {a} * {a})",
+                f64_constant(GELU_INNER),
+                f64_constant(GELU_CUBIC)
+            );
+            format!("0.5 * (1.0 + {t}) + 0.5 * {a} * (1.0 - {t} * {t}) * {slope}")
+        }
+        // An i32 is finite.
+        E::Finite => "1.0".into(),
+        E::Cast(_) => a.clone(),
+        E::Scale(by) => format!("{a} * {}", f64_constant(by)),
+        E::Offset(by) => format!("{a} + {}", f64_constant(by)),
+        E::Add => format!("{a} + {b}"),
+        E::Sub => format!("{a} - {b}"),
+        E::Mul => format!("{a} * {b}"),
+        E::Div => format!("{a} / {b}"),
+        E::Max => format!("fmax({a}, {b})"),
+        E::Min => format!("fmin({a}, {b})"),
+        E::Less => format!("({a} < {b} ? 1.0 : 0.0)"),
+        E::LessEqual => format!("({a} <= {b} ? 1.0 : 0.0)"),
+        E::Equal => format!("({a} == {b} ? 1.0 : 0.0)"),
+        E::Select => format!("({a} != 0.0 ? {b} : {})", args[2]),
+    }
+}
+
+/// The kernel around the body.
+fn kernel_text(launch: &Launch, n: usize) -> String {
+    let outs: Vec<(usize, &View)> =
+        launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?))).collect();
+    let ins = launch.ins.iter().enumerate().map(|(i, v)| format!("const {}* x{i}", c_type(v.dtype)));
+    let parameters: Vec<String> = ins
+        .chain(outs.iter().map(|(o, v)| format!("{}* y{o}", c_type(v.dtype))))
+        .chain(["INDEX count".into()])
+        .collect();
+    let mut text = format!(
+        "extern \"C\" __global__ void __launch_bounds__(256) elementwise({}) {{\n    \
+         INDEX first = ((INDEX)blockIdx.x * UNROLL * 256 + threadIdx.x) * N;\n",
+        parameters.join(", ")
+    );
+    for (i, view) in launch.ins.iter().enumerate() {
+        _ = writeln!(text, "    Pack<{}, N> p{i}[UNROLL];", c_type(view.dtype));
+    }
+    text.push_str("#pragma unroll\n    for (int u = 0; u < UNROLL; u++) {\n");
+    text.push_str("        INDEX e = first + (INDEX)u * 256 * N;\n        if (e >= count) continue;\n");
+    for (i, view) in launch.ins.iter().enumerate() {
+        let load = match access(view, n) {
+            Access::Vector => format!("p{i}[u].load(x{i} + at_x{i}(e))"),
+            Access::Same => format!("p{i}[u].all(x{i}[at_x{i}(e)])"),
+            Access::Apart => format!("for (int k = 0; k < N; k++) p{i}[u].x[k] = x{i}[at_x{i}(e + k)]"),
+        };
+        _ = writeln!(text, "        {load};");
+    }
+    text.push_str("    }\n#pragma unroll\n    for (int u = 0; u < UNROLL; u++) {\n");
+    text.push_str("        INDEX e = first + (INDEX)u * 256 * N;\n        if (e >= count) continue;\n");
+    for (o, view) in &outs {
+        _ = writeln!(text, "        {} r{o}[N];", register(view.dtype));
+    }
+    let value = |(i, v): (usize, &View)| {
+        if v.dtype == DType::I32 { format!("p{i}[u].x[k]") } else { format!("f32(p{i}[u].x[k])") }
+    };
+    let args: Vec<String> = launch
+        .ins
+        .iter()
+        .enumerate()
+        .map(value)
+        .chain(outs.iter().map(|(o, _)| format!("r{o}[k]")))
+        .collect();
+    _ = writeln!(text, "#pragma unroll\n        for (int k = 0; k < N; k++) body({});", args.join(", "));
+    for (o, view) in &outs {
+        _ = writeln!(text, "        Pack<{}, N> q{o};\n        put(q{o}, r{o});", c_type(view.dtype));
+        let store = match access(view, n) {
+            Access::Vector => format!("q{o}.store(y{o} + at_y{o}(e))"),
+            _ => format!("for (int k = 0; k < N; k++) y{o}[at_y{o}(e + k)] = q{o}.x[k]"),
+        };
+        _ = writeln!(text, "        {store};");
+    }
+    text + "    }\n}\n"
+}

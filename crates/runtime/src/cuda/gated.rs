@@ -1,0 +1,88 @@
+//! Gated activations and their gradient. The mathematics is in `gated.cu`.
+
+use flatout_ir::ops::gated::Act;
+use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::types::DType;
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::address::{Walk, index_type, most, width};
+use super::context::Kernel;
+use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks};
+
+pub const KERNELS: &[Kernel] = &[
+    Kernel {
+        row: KernelRow { name: "cuda.gated", op: OpKind::Gated, in_place: &[(0, 0), (1, 0)], ..ROW },
+        sources: |l, _| stage::sources(stages(l)),
+        prepare: |l, p| stage::prepare(stages(l), p),
+    },
+    Kernel {
+        row: KernelRow {
+            name: "cuda.gated_grad",
+            op: OpKind::GatedGrad,
+            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)],
+            ..ROW
+        },
+        sources: |l, _| stage::sources(stages(l)),
+        prepare: |l, p| stage::prepare(stages(l), p),
+    },
+];
+
+const ROW: KernelRow = KernelRow {
+    name: "",
+    op: OpKind::Gated,
+    dtypes: &[DType::F32, DType::BF16],
+    ins: Layout::Any,
+    outs: Layout::Any,
+    in_place: &[],
+    workspace: no_workspace,
+    deterministic: true,
+};
+
+fn stages(launch: &Launch) -> Stages {
+    let (act, is_grad) = match launch.op {
+        Op::Gated { act } => (act, false),
+        Op::GatedGrad { act } => (act, true),
+        _ => unreachable!("the rows are for gated and its gradient"),
+    };
+    let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
+    let count = views[0].elements();
+    if count == 0 || launch.outs.iter().all(Option::is_none) {
+        return Ok(vec![]);
+    }
+    let (vec, index) = (width(&views, most(&views)), index_type(count));
+    let mut draft = Draft::new("gated.cu")
+        .flag("GRAD", is_grad)
+        .define(
+            "ACT",
+            match act {
+                Act::Silu => 0,
+                Act::Gelu => 1,
+                Act::Relu => 2,
+            },
+        )
+        .define("VEC", vec)
+        .define("INDEX", index)
+        .dtype("T_X", views[0].dtype);
+    if is_grad {
+        draft = draft.flag("HAS_D_GATE", launch.outs[0].is_some()).flag("HAS_D_UP", launch.outs[1].is_some());
+    }
+    let names: &[&str] = if is_grad {
+        &["at_gate", "at_up", "at_dy", "at_d_gate", "at_d_up"]
+    } else {
+        &["at_gate", "at_up", "at_y"]
+    };
+    let all = launch.ins.iter().map(Some).chain(launch.outs.iter().map(Option::as_ref));
+    for (name, view) in names.iter().zip(all.clone()) {
+        draft = draft.text(&view.map_or(String::new(), |v| Walk::of(v).function(name, index)));
+    }
+    let mut args: Vec<Value> = launch.ins.iter().map(at).collect();
+    args.extend(launch.outs.iter().map(|out| at_or_nothing(out.as_ref())));
+    args.push(stage::count(index, count));
+    Ok(vec![Stage {
+        source: draft.source(include_str!("gated.cu")),
+        entry: if is_grad { "gated_grad" } else { "gated" },
+        grid: [blocks(count, 256 * vec)?, 1],
+        block: 256,
+        args,
+    }])
+}

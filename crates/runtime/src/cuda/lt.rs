@@ -1,0 +1,455 @@
+//! cuBLASLt: its handle, a matrix product with its descriptors, and the choice of an algorithm.
+//!
+//! Constants are those of cublasLt.h, cublas_api.h (13.8, equal in 12.8) and library_types.h. cuBLASLt counts columns
+//! first; callers hand over row-major matrices, and the transposed product of the transposed operands is computed.
+//!
+//! An algorithm may cut the inner extent only where partial sums are kept in the compute type and added up in a step
+//! of their own, so equal inputs give equal bits.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::os::raw::c_int;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+
+use flatout_ir::types::DType;
+
+use super::context::{CudaError, Prepare, Stream, Work};
+use super::driver::Event;
+use super::library::Library;
+
+const CUBLAS_COMPUTE_32F: c_int = 68;
+const CUBLAS_OP_N: i32 = 0;
+const CUBLAS_OP_T: i32 = 1;
+const CUDA_R_32F: c_int = 0;
+const CUDA_R_16BF: c_int = 14;
+const CUBLASLT_MATMUL_DESC_TRANSA: c_int = 3;
+const CUBLASLT_MATMUL_DESC_TRANSB: c_int = 4;
+const CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: c_int = 5;
+const CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: c_int = 6;
+const CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+const CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: c_int = 3;
+/// Of A; B, C and D follow.
+const CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: c_int = 5;
+const CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
+
+/// Algorithms asked for.
+const CANDIDATES: usize = 8;
+/// Timed runs of a candidate, after one that is not timed.
+const RUNS: usize = 3;
+
+type Opaque = *mut c_void;
+type SetAttribute = unsafe extern "C" fn(Opaque, c_int, *const c_void, usize) -> c_int;
+type Destroy = unsafe extern "C" fn(Opaque) -> c_int;
+
+/// `cublasLtMatmulAlgo_t`.
+type Algorithm = [u64; 8];
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Candidate {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+macro_rules! entries {
+    ($($field:ident = $symbol:literal : $ty:ty;)*) => {
+        struct Entries { $($field: $ty,)* }
+
+        impl Entries {
+            fn open(library: &'static Library) -> Result<Entries, CudaError> {
+                Ok(Entries {
+                    // SAFETY: the signature is the header's for this symbol.
+                    $($field: unsafe { library.symbol($symbol)? },)*
+                })
+            }
+        }
+    };
+}
+
+entries! {
+    version = "cublasLtGetVersion": unsafe extern "C" fn() -> usize;
+    create = "cublasLtCreate": unsafe extern "C" fn(*mut Opaque) -> c_int;
+    destroy = "cublasLtDestroy": Destroy;
+    matmul_create = "cublasLtMatmulDescCreate": unsafe extern "C" fn(*mut Opaque, c_int, c_int) -> c_int;
+    matmul_set = "cublasLtMatmulDescSetAttribute": SetAttribute;
+    matmul_destroy = "cublasLtMatmulDescDestroy": Destroy;
+    layout_create = "cublasLtMatrixLayoutCreate": unsafe extern "C" fn(*mut Opaque, c_int, u64, u64, i64) -> c_int;
+    layout_set = "cublasLtMatrixLayoutSetAttribute": SetAttribute;
+    layout_destroy = "cublasLtMatrixLayoutDestroy": Destroy;
+    preference_create = "cublasLtMatmulPreferenceCreate": unsafe extern "C" fn(*mut Opaque) -> c_int;
+    preference_set = "cublasLtMatmulPreferenceSetAttribute": SetAttribute;
+    preference_destroy = "cublasLtMatmulPreferenceDestroy": Destroy;
+    heuristic = "cublasLtMatmulAlgoGetHeuristic": unsafe extern "C" fn(
+        Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut Candidate, *mut c_int,
+    ) -> c_int;
+    matmul = "cublasLtMatmul": unsafe extern "C" fn(
+        Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void, *const c_void,
+        Opaque, *mut c_void, Opaque, *const Algorithm, *mut c_void, usize, Opaque,
+    ) -> c_int;
+}
+
+/// cuBLASLt and the algorithms chosen so far.
+pub struct Lt {
+    entries: Entries,
+    handle: Opaque,
+    chosen: Mutex<HashMap<Problem, Candidate>>,
+}
+
+// SAFETY: the header says the handle may be used from several threads at once; the map has its lock.
+unsafe impl Send for Lt {}
+// SAFETY: as above.
+unsafe impl Sync for Lt {}
+
+impl Lt {
+    /// With the primary context current.
+    pub fn open(library: &'static Library) -> Result<Lt, CudaError> {
+        let entries = Entries::open(library)?;
+        let mut handle = null_mut();
+        // SAFETY: writes one handle.
+        ok(unsafe { (entries.create)(&mut handle) }, "cublasLtCreate")?;
+        Ok(Lt { entries, handle, chosen: Mutex::default() })
+    }
+
+    /// 130100 for 13.1.0.
+    pub fn version(&self) -> usize {
+        // SAFETY: takes nothing.
+        unsafe { (self.entries.version)() }
+    }
+}
+
+impl Drop for Lt {
+    fn drop(&mut self) {
+        // SAFETY: created in `open`; every product holds its `Lt`, so none is left.
+        unsafe { (self.entries.destroy)(self.handle) };
+    }
+}
+
+fn ok(status: c_int, call: &str) -> Result<(), CudaError> {
+    if status == 0 { Ok(()) } else { Err(CudaError::status(format!("{call} failed"), status)) }
+}
+
+/// Matrices in device memory, row-major: `rows` rows of `columns` elements, `pitch` elements from row to row and
+/// `step` from matrix to matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Matrices {
+    pub at: u64,
+    pub dtype: DType,
+    pub rows: usize,
+    pub columns: usize,
+    pub pitch: usize,
+    pub step: usize,
+    /// The operand is its transpose. Never set on a result.
+    pub is_transposed: bool,
+}
+
+impl Matrices {
+    /// The largest power of two every row of every matrix starts at a multiple of, at most 256.
+    fn alignment(&self, count: usize) -> u32 {
+        let bytes = self.dtype.bytes() as u64;
+        let steps = if count > 1 { self.step as u64 * bytes } else { 0 };
+        1 << (self.at | steps | 256).trailing_zeros()
+    }
+}
+
+/// d [M, N] = a [M, K] b [K, N], plus c where given; `count` times.
+#[derive(Clone, Copy, Debug)]
+pub struct Multiply {
+    pub count: usize,
+    pub a: Matrices,
+    pub b: Matrices,
+    /// Of d's shape and type; may lie exactly on it.
+    pub c: Option<Matrices>,
+    pub d: Matrices,
+    /// Scratch, and how much of it.
+    pub workspace: (u64, usize),
+}
+
+/// All that an algorithm depends on: a product without its addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Problem {
+    count: usize,
+    /// a, b, c, d with their addresses replaced by alignments.
+    operands: [Matrices; 4],
+    has_base: bool,
+    workspace_bytes: usize,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, _, d] = &self.operands;
+        let show = |m: &Matrices| {
+            let turned = if m.is_transposed { " transposed" } else { "" };
+            let (dtype, align) = (m.dtype.name(), m.at);
+            format!("{dtype}[{},{}]{turned}, rows {} apart, aligned to {align}", m.rows, m.columns, m.pitch)
+        };
+        write!(f, "{} products of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))
+    }
+}
+
+impl Multiply {
+    fn operands(&self) -> [Matrices; 4] {
+        [self.a, self.b, self.c.unwrap_or(self.d), self.d]
+    }
+
+    fn problem(&self) -> Problem {
+        let operands = self.operands().map(|m| Matrices { at: m.alignment(self.count) as u64, ..m });
+        Problem { count: self.count, operands, has_base: self.c.is_some(), workspace_bytes: self.workspace.1 }
+    }
+
+    /// Makes the descriptors and chooses an algorithm: the library's first or, with `autotune` where bits need not be
+    /// those of another run, the fastest of up to eight, remembered for equal products. Timing writes d.
+    pub fn prepare(&self, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
+        Ok(Box::new(self.product(p)?))
+    }
+
+    fn product(&self, p: &Prepare<'_>) -> Result<Product, CudaError> {
+        let lt = Arc::clone(p.lt());
+        let mut product = Product::new(&lt, self)?;
+        let problem = self.problem();
+        let known = lt.chosen.lock().ok().and_then(|chosen| chosen.get(&problem).copied());
+        let candidate = match known {
+            Some(candidate) => candidate,
+            None => {
+                let candidates = product.candidates(&problem)?;
+                let best = if p.facts().autotune && !p.facts().deterministic && candidates.len() > 1 {
+                    product.fastest(&candidates, p)?
+                } else {
+                    candidates[0]
+                };
+                if let Ok(mut chosen) = lt.chosen.lock() {
+                    chosen.insert(problem, best);
+                }
+                best
+            }
+        };
+        product.algorithm = candidate.algorithm;
+        Ok(product)
+    }
+}
+
+/// A descriptor and how it is destroyed.
+struct Descriptor {
+    raw: Opaque,
+    destroy: Destroy,
+}
+
+impl Descriptor {
+    fn set<T>(&self, set: SetAttribute, attribute: c_int, value: T, call: &str) -> Result<(), CudaError> {
+        // SAFETY: the attribute's type is T, which the library copies.
+        ok(unsafe { set(self.raw, attribute, (&raw const value).cast(), size_of::<T>()) }, call)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: created by the library whose function this is.
+        unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// A product ready to run.
+struct Product {
+    lt: Arc<Lt>,
+    matmul: Descriptor,
+    /// The library's A, B, C and D: our b, a, c, d.
+    layouts: [Descriptor; 4],
+    addresses: [u64; 4],
+    beta: f32,
+    algorithm: Algorithm,
+    workspace: (u64, usize),
+}
+
+impl Product {
+    fn new(lt: &Arc<Lt>, of: &Multiply) -> Result<Product, CudaError> {
+        let e = &lt.entries;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        ok(
+            unsafe { (e.matmul_create)(&mut raw, CUBLAS_COMPUTE_32F, CUDA_R_32F) },
+            "cublasLtMatmulDescCreate",
+        )?;
+        let matmul = Descriptor { raw, destroy: e.matmul_destroy };
+        let op = |m: &Matrices| if m.is_transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
+        for (attribute, operand) in
+            [(CUBLASLT_MATMUL_DESC_TRANSA, &of.b), (CUBLASLT_MATMUL_DESC_TRANSB, &of.a)]
+        {
+            matmul.set(e.matmul_set, attribute, op(operand), "cublasLtMatmulDescSetAttribute")?;
+        }
+        let [a, b, c, d] = of.operands();
+        let layouts = [
+            lt.layout(&b, of.count)?,
+            lt.layout(&a, of.count)?,
+            lt.layout(&c, of.count)?,
+            lt.layout(&d, of.count)?,
+        ];
+        Ok(Product {
+            lt: Arc::clone(lt),
+            matmul,
+            layouts,
+            addresses: [b.at, a.at, c.at, d.at],
+            beta: if of.c.is_some() { 1.0 } else { 0.0 },
+            algorithm: Algorithm::default(),
+            workspace: of.workspace,
+        })
+    }
+
+    /// What the library proposes, best first; never empty.
+    fn candidates(&self, problem: &Problem) -> Result<Vec<Candidate>, CudaError> {
+        let e = &self.lt.entries;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        ok(unsafe { (e.preference_create)(&mut raw) }, "cublasLtMatmulPreferenceCreate")?;
+        let preference = Descriptor { raw, destroy: e.preference_destroy };
+        let call = "cublasLtMatmulPreferenceSetAttribute";
+        let set = e.preference_set;
+        let scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        preference.set(set, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, problem.workspace_bytes, call)?;
+        preference.set(set, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme, call)?;
+        let [a, b, c, d] = problem.operands;
+        for (i, operand) in [b, a, c, d].iter().enumerate() {
+            let attribute = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i as c_int;
+            preference.set(set, attribute, operand.at as u32, call)?;
+        }
+        let mut found = [Candidate::default(); CANDIDATES];
+        let mut count = 0;
+        let [a, b, c, d] = self.layouts.each_ref().map(|layout| layout.raw);
+        // SAFETY: all descriptors are alive, and `found` holds as many results as are asked for.
+        let status = unsafe {
+            (e.heuristic)(
+                self.lt.handle,
+                self.matmul.raw,
+                a,
+                b,
+                c,
+                d,
+                preference.raw,
+                CANDIDATES as c_int,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        ok(status, "cublasLtMatmulAlgoGetHeuristic")?;
+        let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
+        let fits = |c: &&Candidate| c.state == 0 && c.workspace_bytes <= problem.workspace_bytes;
+        let found: Vec<Candidate> = found[..count].iter().filter(fits).copied().collect();
+        if found.is_empty() {
+            return Err(CudaError::new(format!("cuBLASLt has no algorithm for {problem}")));
+        }
+        Ok(found)
+    }
+
+    /// The candidate with the least best time. One that fails to run is passed over.
+    fn fastest(&mut self, candidates: &[Candidate], p: &Prepare<'_>) -> Result<Candidate, CudaError> {
+        let stream = p.stream();
+        let marks: Vec<Event> =
+            (0..=RUNS).map(|_| Event::new(p.driver())).collect::<Result<_, CudaError>>()?;
+        let mut best = (f64::INFINITY, candidates[0]);
+        for candidate in candidates {
+            self.algorithm = candidate.algorithm;
+            if self.enqueue(stream).is_err() {
+                continue;
+            }
+            for (i, mark) in marks.iter().enumerate() {
+                mark.record(stream)?;
+                if i < RUNS {
+                    self.enqueue(stream)?;
+                }
+            }
+            let mut least = f64::INFINITY;
+            for pair in marks.windows(2) {
+                least = least.min(pair[0].elapsed_ms(&pair[1])?);
+            }
+            if least < best.0 {
+                best = (least, *candidate);
+            }
+        }
+        Ok(best.1)
+    }
+}
+
+impl Lt {
+    /// Row-major rows are the library's columns.
+    fn layout(&self, m: &Matrices, count: usize) -> Result<Descriptor, CudaError> {
+        let e = &self.entries;
+        let mut raw = null_mut();
+        let dtype = match m.dtype {
+            DType::F32 => CUDA_R_32F,
+            DType::BF16 => CUDA_R_16BF,
+            other => return Err(CudaError::new(format!("cuBLASLt does not multiply {}", other.name()))),
+        };
+        // SAFETY: writes one handle.
+        let status =
+            unsafe { (e.layout_create)(&mut raw, dtype, m.columns as u64, m.rows as u64, m.pitch as i64) };
+        ok(status, "cublasLtMatrixLayoutCreate")?;
+        let layout = Descriptor { raw, destroy: e.layout_destroy };
+        if count > 1 {
+            let (set, call) = (e.layout_set, "cublasLtMatrixLayoutSetAttribute");
+            layout.set(set, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count as i32, call)?;
+            layout.set(set, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, m.step as i64, call)?;
+        }
+        Ok(layout)
+    }
+}
+
+impl Work for Product {
+    fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
+        let alpha = 1.0_f32;
+        let [a, b, c, d] = self.layouts.each_ref().map(|layout| layout.raw);
+        let [at_a, at_b, at_c, at_d] = self.addresses.map(|at| at as *mut c_void);
+        // SAFETY: the addresses hold what the layouts say, by the caller's checked views; the scalars are read during
+        // the call (host pointers); the algorithm was proposed for these descriptors, or for equal ones.
+        let status = unsafe {
+            (self.lt.entries.matmul)(
+                self.lt.handle,
+                self.matmul.raw,
+                (&raw const alpha).cast(),
+                at_a,
+                a,
+                at_b,
+                b,
+                (&raw const self.beta).cast(),
+                at_c,
+                c,
+                at_d,
+                d,
+                &self.algorithm,
+                self.workspace.0 as *mut c_void,
+                self.workspace.1,
+                stream.raw(),
+            )
+        };
+        ok(status, "cublasLtMatmul")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_is_that_of_the_least_aligned_matrix() {
+        let m = Matrices {
+            at: 4096,
+            dtype: DType::BF16,
+            rows: 3,
+            columns: 5,
+            pitch: 8,
+            step: 24,
+            is_transposed: false,
+        };
+        assert_eq!(m.alignment(1), 256);
+        assert_eq!(m.alignment(2), 16);
+        assert_eq!(Matrices { at: 4096 + 6, ..m }.alignment(1), 2);
+    }
+
+    #[test]
+    fn a_candidate_has_the_size_of_the_header() {
+        assert_eq!(size_of::<Candidate>(), 64 + 8 + 4 + 4 + 16);
+    }
+}

@@ -1,0 +1,78 @@
+//! The CUDA backend: one file a kernel family, and the table of what they run.
+//!
+//! The build needs no CUDA: `library` finds and opens NVIDIA's libraries at run time. A `Session` resolves every launch
+//! of its plans once (`context::Kernel::prepare`), captures each plan as a CUDA graph and replays it.
+
+pub mod adamw;
+mod address;
+pub mod attention;
+pub mod cache;
+pub mod context;
+pub mod copy;
+pub mod device;
+pub mod driver;
+pub mod dropout;
+pub mod elementwise;
+pub mod environment;
+pub mod gated;
+pub mod head_loss;
+pub mod index;
+pub mod library;
+pub mod lt;
+pub mod norm;
+pub mod nvml;
+pub mod nvrtc;
+pub mod product;
+pub mod qk_norm_rope;
+pub mod reduce;
+pub mod rope;
+pub mod session;
+mod stage;
+pub mod staging;
+
+pub use context::{Arg, CudaError, Facts, Function, Kernel, Prepare, Source, Stream, Work, launch, sequence};
+pub use device::{Device, Gpu, Identity, probe, target};
+pub use session::Options;
+
+/// Every kernel of this backend, by file. Of two rows for one operation and type the first is taken.
+pub const KERNELS: &[&[Kernel]] = &[
+    adamw::KERNELS,
+    attention::KERNELS,
+    copy::KERNELS,
+    dropout::KERNELS,
+    elementwise::KERNELS,
+    gated::KERNELS,
+    head_loss::KERNELS,
+    index::KERNELS,
+    norm::KERNELS,
+    product::KERNELS,
+    qk_norm_rope::KERNELS,
+    reduce::KERNELS,
+    rope::KERNELS,
+];
+
+/// The kernel of a name.
+pub fn kernel(name: &str) -> Option<&'static Kernel> {
+    KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Plans compile for either backend: what the CPU runs, in every type, a GPU runs too.
+    #[test]
+    fn every_operation_and_type_of_the_cpu_has_a_kernel() {
+        let rows = || KERNELS.iter().copied().flatten().map(|k| &k.row);
+        for cpu in crate::cpu::target(1).kernels {
+            for dtype in cpu.dtypes {
+                let has = rows().any(|row| row.op == cpu.op && row.dtypes.contains(dtype));
+                assert!(has, "no CUDA kernel runs {} in {}", cpu.op.name(), dtype.name());
+            }
+        }
+        let names: Vec<&str> = rows().map(|row| row.name).collect();
+        assert!(names.iter().all(|name| name.starts_with("cuda.")), "{names:?}");
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
+    }
+}

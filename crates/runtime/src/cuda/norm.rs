@@ -1,0 +1,219 @@
+//! RMS norm and its gradient: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
+
+use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::address::{Walk, row_width};
+use super::context::{CudaError, Facts, Kernel};
+use super::reduce;
+use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+
+pub const KERNELS: &[Kernel] = &[
+    Kernel {
+        row: KernelRow {
+            name: "cuda.rms_norm",
+            op: OpKind::RmsNorm,
+            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
+            workspace: no_workspace,
+            ..ROW
+        },
+        sources: |l, _| stage::sources(forward(l)),
+        prepare: |l, p| stage::prepare(forward(l), p),
+    },
+    Kernel {
+        row: KernelRow {
+            name: "cuda.rms_norm_grad",
+            op: OpKind::RmsNormGrad,
+            in_place: &[(0, 0), (2, 0), (3, 0)],
+            workspace,
+            ..ROW
+        },
+        sources: |l, f| stage::sources(backward(l, f)),
+        prepare: |l, p| stage::prepare(backward(l, p.facts()), p),
+    },
+];
+
+const ROW: KernelRow = KernelRow {
+    name: "",
+    op: OpKind::RmsNorm,
+    dtypes: &[DType::F32, DType::BF16],
+    ins: Layout::Rows,
+    outs: Layout::Rows,
+    in_place: &[],
+    workspace: no_workspace,
+    deterministic: true,
+};
+
+/// Partial rows of dw at most: a block each, and no more blocks than this.
+pub(super) const MOST_PARTIAL: usize = 1024;
+/// Elements of a row a thread keeps: x forward; h, dy, dh as they are, gains and sums of dw in f32 backward, which more
+/// would spill.
+const FORWARD_ELEMENTS: usize = 32;
+const BACKWARD_ELEMENTS: usize = 24;
+const BACKWARD_ELEMENTS_LEAST: usize = 16;
+
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    let Op::RmsNormGrad { weight, .. } = shapes.node.op else { unreachable!("the row is for rms_norm_grad") };
+    if weight.is_some() { shapes.ins[0].rows().min(MOST_PARTIAL) * shapes.ins[0].last() * 4 } else { 0 }
+}
+
+pub(super) fn weight_code(weight: NormWeight) -> u8 {
+    match weight {
+        NormWeight::None => 0,
+        NormWeight::Plain => 1,
+        NormWeight::OnePlus => 2,
+    }
+}
+
+/// How a block covers rows.
+struct Cover {
+    vec: usize,
+    vecs: usize,
+    lanes: usize,
+    rows: usize,
+}
+
+impl Cover {
+    fn new(views: &[&View], elements: usize) -> Result<Cover, CudaError> {
+        let d = views[0].dims.last().copied().unwrap_or(1);
+        let vec = row_width(views, d);
+        let vecs = |lanes: usize| d.div_ceil(lanes * vec);
+        let fits = |lanes: &usize| vecs(*lanes) * vec <= elements;
+        let lanes = [32, 64, 128, 256, 512, 1024].into_iter().find(fits).ok_or_else(|| {
+            CudaError::new(format!(
+                "a row of {d} elements is wider than the {} a block holds",
+                elements * 1024
+            ))
+        })?;
+        Ok(Cover { vec, vecs: vecs(lanes), lanes, rows: if lanes == 32 { 4 } else { 1 } })
+    }
+
+    fn threads(&self) -> usize {
+        self.lanes * self.rows
+    }
+
+    fn draft(&self, d: usize) -> Draft {
+        Draft::new("norm.cu")
+            .define("D", d)
+            .define("VEC", self.vec)
+            .define("VECS", self.vecs)
+            .define("LANES", self.lanes)
+            .define("ROWS", self.rows)
+    }
+}
+
+fn forward(launch: &Launch) -> Stages {
+    let Op::RmsNorm { eps, weight, residual } = launch.op else { unreachable!("the row is for rms_norm") };
+    let x = &launch.ins[0];
+    let other = residual.then(|| &launch.ins[1]);
+    let w = weight.is_some().then(|| &launch.ins[launch.ins.len() - 1]);
+    let (y, h) = (launch.outs[0].as_ref(), launch.outs.get(1).and_then(Option::as_ref));
+    if x.elements() == 0 || (y.is_none() && h.is_none()) {
+        return Ok(vec![]);
+    }
+    let views: Vec<&View> = [Some(x), other, w, y, h].into_iter().flatten().collect();
+    let cover = Cover::new(&views, FORWARD_ELEMENTS)?;
+    let d = x.dims[x.dims.len() - 1];
+    let rows = x.elements() / d;
+    let mut draft = cover
+        .draft(d)
+        .dtype("T_X", x.dtype)
+        .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
+        .define("WEIGHT", weight_code(weight))
+        .flag("GRAD", false)
+        .flag("RESIDUAL", residual)
+        .flag("HAS_Y", y.is_some())
+        .flag("HAS_H", h.is_some());
+    for (name, view) in [("row_x", Some(x)), ("row_residual", other), ("row_y", y), ("row_h", h)] {
+        draft = draft.text(&view.map_or(String::new(), |v| Walk::rows(v).function(name, "u32")));
+    }
+    Ok(vec![Stage {
+        source: draft.source(include_str!("norm.cu")),
+        entry: "rms_norm",
+        grid: [blocks(rows, cover.rows)?, 1],
+        block: cover.threads() as u32,
+        args: vec![
+            at(x),
+            at_or_nothing(other),
+            at_or_nothing(w),
+            at_or_nothing(y),
+            at_or_nothing(h),
+            count32("rows", rows)?,
+            Value::F32(eps),
+        ],
+    }])
+}
+
+fn backward(launch: &Launch, facts: &Facts) -> Stages {
+    let Op::RmsNormGrad { eps, weight, add } = launch.op else {
+        unreachable!("the row is for rms_norm_grad")
+    };
+    let h = &launch.ins[0];
+    let w = weight.is_some().then(|| &launch.ins[1]);
+    let dy = &launch.ins[1 + weight.is_some() as usize];
+    let dh = add.then(|| &launch.ins[launch.ins.len() - 1]);
+    let (dx, dw) = (launch.outs[0].as_ref(), launch.outs.get(1).and_then(Option::as_ref));
+    if dx.is_none() && dw.is_none() {
+        return Ok(vec![]);
+    }
+    let views: Vec<&View> = [Some(h), w, Some(dy), dh, dx].into_iter().flatten().collect();
+    let is_narrow = [Some(h), Some(dy), dh].into_iter().flatten().all(|v| v.dtype == DType::BF16);
+    let d = h.dims[h.dims.len() - 1];
+    // bf16 takes half the registers, and rows without a ragged end need none for where they end.
+    let many = Cover::new(&views, BACKWARD_ELEMENTS).ok();
+    let cover = match many.filter(|cover| is_narrow && cover.vecs * cover.vec * cover.lanes == d) {
+        Some(cover) => cover,
+        None => Cover::new(&views, BACKWARD_ELEMENTS_LEAST)?,
+    };
+    let rows = h.elements().checked_div(d).unwrap_or(0);
+    // Blocks that share a multiprocessor: at 128 registers a thread, or at 168 where it keeps more elements.
+    let threads = if cover.vecs * cover.vec > BACKWARD_ELEMENTS_LEAST { 384 } else { 512 };
+    let resident = (threads / cover.threads()).max(1);
+    let grid = rows.div_ceil(cover.rows).min(facts.sms.max(1) as usize * resident).min(MOST_PARTIAL);
+    let mut draft = cover
+        .draft(d)
+        .define("BLOCKS", resident)
+        .dtype("T_X", h.dtype)
+        .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
+        .dtype("T_DY", dy.dtype)
+        .dtype("T_DH", dh.map_or(h.dtype, |dh| dh.dtype))
+        .define("WEIGHT", weight_code(weight))
+        .flag("GRAD", true)
+        .flag("ADD", add)
+        .flag("HAS_DX", dx.is_some())
+        .flag("HAS_DW", dw.is_some());
+    for (name, view) in [("row_h", Some(h)), ("row_dy", Some(dy)), ("row_dh", dh), ("row_dx", dx)] {
+        draft = draft.text(&view.map_or(String::new(), |v| Walk::rows(v).function(name, "u32")));
+    }
+    let mut stages = vec![];
+    if grid > 0 {
+        stages.push(Stage {
+            source: draft.source(include_str!("norm.cu")),
+            entry: "rms_norm_grad",
+            grid: [grid as u32, 1],
+            block: cover.threads() as u32,
+            args: vec![
+                at(h),
+                at_or_nothing(w),
+                at(dy),
+                at_or_nothing(dh),
+                at_or_nothing(dx),
+                at_or_nothing(launch.workspace.as_ref()),
+                count32("rows", rows)?,
+                Value::F32(eps),
+            ],
+        });
+    }
+    if let Some(dw) = dw {
+        stages.extend(sum_partial(launch, grid, d, dw)?);
+    }
+    Ok(stages)
+}
+
+/// Adds `count` partial rows of `width` f32 at the start of the workspace into a vector.
+pub(super) fn sum_partial(launch: &Launch, count: usize, width: usize, to: &View) -> Stages {
+    let offset = launch.workspace.as_ref().map_or(0, |view| view.offset);
+    reduce::sum_rows(&View::dense(offset, &TensorType::new(DType::F32, [count, width])), to)
+}

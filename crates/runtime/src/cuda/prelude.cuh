@@ -1,0 +1,138 @@
+// What every kernel is written with: element types, vectors of them, sums over threads, the activations.
+// Arithmetic is in f32; bf16 is rounded to nearest even. Pointers may alias exactly (in place), so nothing is
+// __restrict__: a thread reads all its elements before it writes any.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct bf16 {
+    u16 bits;
+};
+
+__device__ __forceinline__ float f32(float x) { return x; }
+__device__ __forceinline__ float f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+template <class Element> struct As;
+template <> struct As<float> {
+    static __device__ __forceinline__ float of(float x) { return x; }
+};
+template <> struct As<bf16> {
+    static __device__ __forceinline__ bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+};
+
+// Two bf16 in a word, the first one low.
+__device__ __forceinline__ u32 bf16x2(float low, float high) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+// The value after a round trip through Element.
+template <class Element> __device__ __forceinline__ float rounded(float x) { return f32(As<Element>::of(x)); }
+
+// Elements side by side, kept as they lie in memory and moved in accesses of at most 16 bytes.
+template <int Bytes> struct Word;
+template <> struct Word<2> { typedef u16 type; };
+template <> struct Word<4> { typedef u32 type; };
+template <> struct Word<8> { typedef uint2 type; };
+template <> struct Word<16> { typedef uint4 type; };
+
+template <class Element, int Size> struct Pack {
+    static const int Bytes = (int)sizeof(Element) * Size;
+    static const int Step = Bytes < 16 ? Bytes : 16;
+    static const int Count = Bytes / Step;
+    typedef typename Word<Step>::type Access;
+    union {
+        Access words[Count];
+        Element x[Size];
+    };
+
+    __device__ __forceinline__ Pack() {}
+    __device__ __forceinline__ void load(const Element* p) {
+#pragma unroll
+        for (int i = 0; i < Count; i++) words[i] = reinterpret_cast<const Access*>(p)[i];
+    }
+    __device__ __forceinline__ void store(Element* p) const {
+#pragma unroll
+        for (int i = 0; i < Count; i++) reinterpret_cast<Access*>(p)[i] = words[i];
+    }
+    __device__ __forceinline__ void all(Element value) {
+#pragma unroll
+        for (int i = 0; i < Size; i++) x[i] = value;
+    }
+};
+
+template <class Element, int Size> __device__ __forceinline__ void zero(Pack<Element, Size>& p) {
+    p.all(As<Element>::of(0.0f));
+}
+
+// Rounds values into a pack.
+template <int Size> __device__ __forceinline__ void put(Pack<float, Size>& p, const float (&y)[Size]) {
+#pragma unroll
+    for (int i = 0; i < Size; i++) p.x[i] = y[i];
+}
+template <int Size> __device__ __forceinline__ void put(Pack<int, Size>& p, const int (&y)[Size]) {
+#pragma unroll
+    for (int i = 0; i < Size; i++) p.x[i] = y[i];
+}
+template <int Size> __device__ __forceinline__ void put(Pack<bf16, Size>& p, const float (&y)[Size]) {
+    if (Size == 1) {
+        p.x[0] = As<bf16>::of(y[0]);
+    } else {
+#pragma unroll
+        for (int i = 0; i + 1 < Size; i += 2) {
+            u32 pair = bf16x2(y[i], y[i + 1]);
+            p.x[i].bits = (u16)pair;
+            p.x[i + 1].bits = (u16)(pair >> 16);
+        }
+    }
+}
+
+#define ALL_LANES 0xffffffffu
+
+// The sum over Width neighbouring lanes, the same bits in each: additions commute, and every lane adds in the same tree.
+template <int Width> __device__ __forceinline__ float lanes_sum(float x) {
+#pragma unroll
+    for (int o = Width / 2; o > 0; o /= 2) x += __shfl_xor_sync(ALL_LANES, x, o);
+    return x;
+}
+
+__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+
+#define GELU_INNER 0.797884560802865f
+#define GELU_CUBIC 0.044715f
+
+// 1 + tanh(u) = 2 sigmoid(2 u) keeps its digits where tanh is near -1.
+__device__ __forceinline__ float gelu_gate(float x) {
+    return sigmoid(2.0f * GELU_INNER * x * fmaf(GELU_CUBIC * x, x, 1.0f));
+}
+
+__device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
+__device__ __forceinline__ float silu_slope(float x) {
+    float s = sigmoid(x);
+    return s * fmaf(x, 1.0f - s, 1.0f);
+}
+__device__ __forceinline__ float gelu(float x) { return x * gelu_gate(x); }
+__device__ __forceinline__ float gelu_slope(float x) {
+    float s = gelu_gate(x);
+    float inner = 2.0f * GELU_INNER * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
+    return s * fmaf(x * inner, 1.0f - s, 1.0f);
+}
+
+// Half turns in [-1, 1], reduced in f64: the sine and cosine of an angle without the slow path for large arguments.
+__device__ __forceinline__ float half_turns(double t) { return (float)(t - 2.0 * rint(0.5 * t)); }
+
+// A value computed in f64 as an i32: towards zero, at the ends where it does not fit, 0 for a NaN.
+__device__ __forceinline__ int whole(double x) { return x == x ? (int)x : 0; }
+
+__device__ __forceinline__ float is_finite(float x) {
+    return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u ? 1.0f : 0.0f;
+}

@@ -1,0 +1,338 @@
+//! Matrix products: cuBLASLt where it can express the operands, a plain kernel of ours where it cannot.
+//!
+//! An operand is a stack of matrices: the last two axes, over the leading ones. cuBLASLt takes matrices whose rows or
+//! columns have no gaps, at one distance from each other; leading axes that are not evenly spaced become several
+//! calls. It multiplies bf16 to bf16 or f32, and f32 to f32 (in full precision: no TF32).
+
+use std::borrow::Cow;
+
+use flatout_ir::target::{KernelRow, Layout, Shapes};
+use flatout_ir::types::DType;
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::context::{
+    Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
+};
+use super::lt::{Matrices, Multiply};
+
+pub const KERNELS: &[Kernel] = &[Kernel {
+    row: KernelRow {
+        name: "cuda.product",
+        op: OpKind::Product,
+        dtypes: &[DType::F32, DType::BF16],
+        ins: Layout::Any,
+        outs: Layout::Rows,
+        in_place: &[(2, 0)],
+        workspace,
+        deterministic: true,
+    },
+    sources,
+    prepare,
+}];
+
+/// The most scratch any product gets: what NVIDIA recommends for Hopper.
+const MOST_WORKSPACE: usize = 32 << 20;
+
+/// Scratch for cuBLASLt where the result has so many elements. Small products get enough to cut the inner extent into
+/// 32 parts, kept in f32.
+pub(super) fn library_workspace(elements: usize) -> usize {
+    (elements * 4 * 32).next_multiple_of(256).clamp(64 << 10, MOST_WORKSPACE)
+}
+
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    library_workspace(shapes.outs[0].elements())
+}
+
+/// The distance between matrices when leading axes are walked in order; `None` where it is not always the same.
+fn even_step(dims: &[usize], strides: &[usize]) -> Option<usize> {
+    let axes: Vec<(usize, usize)> =
+        dims.iter().zip(strides).filter(|(d, _)| **d != 1).map(|(d, s)| (*d, *s)).collect();
+    let is_even = axes.windows(2).all(|pair| pair[0].1 == pair[1].0 * pair[1].1);
+    is_even.then(|| axes.last().map_or(0, |(_, stride)| *stride))
+}
+
+/// A view's matrices of m rows and n columns as cuBLASLt takes them, or `None`.
+fn expressible(view: &View, address: u64, step: usize, transposed: bool) -> Option<Matrices> {
+    let rank = view.dims.len();
+    let (m, n) = (view.dims[rank - 2], view.dims[rank - 1]);
+    let (row, column) = (view.strides[rank - 2], view.strides[rank - 1]);
+    let at = |rows, columns, pitch, is_transposed| Matrices {
+        at: address,
+        dtype: view.dtype,
+        rows,
+        columns,
+        pitch,
+        step,
+        is_transposed,
+    };
+    let pitch = if m == 1 { n } else { row };
+    if (n == 1 || column == 1) && pitch >= n {
+        return Some(at(m, n, pitch, transposed));
+    }
+    let pitch = if n == 1 { m } else { column };
+    ((m == 1 || row == 1) && pitch >= m).then(|| at(n, m, pitch, !transposed))
+}
+
+/// How a launch is cut into calls.
+struct Cut<'a> {
+    ta: bool,
+    tb: bool,
+    a: &'a View,
+    b: &'a View,
+    base: Option<&'a View>,
+    out: &'a View,
+    /// Leading axes each call walks by itself; the others become several calls.
+    first_inner: usize,
+    /// Matrices of one call.
+    count: usize,
+}
+
+impl<'a> Cut<'a> {
+    /// `None` where there is nothing to compute.
+    fn of(launch: &'a Launch) -> Option<Self> {
+        let Op::Product { ta, tb, base, .. } = launch.op else { unreachable!("the row is for product") };
+        let out = launch.outs[0].as_ref().filter(|out| out.elements() > 0)?;
+        let (a, b) = (&launch.ins[0], &launch.ins[1]);
+        let base = base.then(|| &launch.ins[2]);
+        let leading = out.dims.len() - 2;
+        let views: Vec<&View> = [a, b, out].into_iter().chain(base).collect();
+        let is_even = |first: usize| {
+            views.iter().all(|v| even_step(&v.dims[first..leading], &v.strides[first..leading]).is_some())
+        };
+        let first_inner = (0..leading).find(|&first| is_even(first)).unwrap_or(leading);
+        let count = out.dims[first_inner..leading].iter().product();
+        Some(Cut { ta, tb, a, b, base, out, first_inner, count })
+    }
+
+    fn step(&self, view: &View) -> usize {
+        let inner = self.first_inner..view.dims.len() - 2;
+        even_step(&view.dims[inner.clone()], &view.strides[inner]).expect("chosen to be even")
+    }
+
+    /// The first element of each call, in elements from the view's.
+    fn starts(&self, view: &View) -> Vec<usize> {
+        let mut starts = vec![0];
+        for axis in 0..self.first_inner {
+            let (dim, stride) = (view.dims[axis], view.strides[axis]);
+            starts = starts.iter().flat_map(|s| (0..dim).map(move |i| s + i * stride)).collect();
+        }
+        starts
+    }
+
+    /// M, N, K.
+    fn extents(&self) -> [usize; 3] {
+        let rank = self.out.dims.len();
+        let k = self.a.dims[rank - if self.ta { 2 } else { 1 }];
+        [self.out.dims[rank - 2], self.out.dims[rank - 1], k]
+    }
+
+    /// Whether cuBLASLt multiplies these types and layouts.
+    fn is_for_library(&self) -> bool {
+        let [_, _, k] = self.extents();
+        let (input, output) = (self.a.dtype, self.out.dtype);
+        let types = input == DType::BF16 || output == DType::F32;
+        let operands = [self.a, self.b].into_iter().all(|v| expressible(v, 0, 0, false).is_some());
+        k > 0 && types && operands && is_rows(self.out)
+    }
+
+    /// Whether cuBLASLt can read the base where it lies.
+    fn is_base_direct(&self) -> bool {
+        self.base.is_none_or(|base| base.dtype == self.out.dtype && is_rows(base))
+    }
+
+    fn source(&self) -> Source {
+        let base = self.base.map_or(DType::F32, |base| base.dtype);
+        let defines = [
+            ("T_IN", c_type(self.a.dtype)),
+            ("T_OUT", c_type(self.out.dtype)),
+            ("T_BASE", c_type(base)),
+            ("HAS_BASE", if self.base.is_some() { "1" } else { "0" }),
+        ];
+        Source {
+            name: "product.cu",
+            code: Cow::Borrowed(concat!(include_str!("prelude.cuh"), include_str!("product.cu"))),
+            defines: defines.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+        }
+    }
+}
+
+/// Rows without gaps that do not overlap.
+fn is_rows(view: &View) -> bool {
+    expressible(view, 0, 0, false).is_some_and(|m| !m.is_transposed)
+}
+
+fn c_type(dtype: DType) -> &'static str {
+    if dtype == DType::BF16 { "bf16" } else { "float" }
+}
+
+fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
+    match Cut::of(launch) {
+        Some(cut) if !(cut.is_for_library() && cut.is_base_direct()) => vec![cut.source()],
+        _ => vec![],
+    }
+}
+
+fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
+    let Some(cut) = Cut::of(launch) else { return Ok(sequence(vec![])) };
+    let scratch = launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
+    let starts = |view: &View| {
+        let first = p.address(view);
+        let bytes = view.dtype.bytes();
+        cut.starts(view).into_iter().map(move |s| first + (s * bytes) as u64).collect::<Vec<u64>>()
+    };
+    let (a, b, out) = (starts(cut.a), starts(cut.b), starts(cut.out));
+    let base = cut.base.map(starts);
+    let mut works: Vec<Box<dyn Work>> = vec![];
+    for i in 0..out.len() {
+        let base = base.as_ref().map(|base| base[i]);
+        if !cut.is_for_library() {
+            works.push(plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?);
+            continue;
+        }
+        let matrices = |view: &View, at: u64, transposed: bool| {
+            expressible(view, at, cut.step(view), transposed)
+                .ok_or_else(|| CudaError::new(format!("strides {:?} are no matrices", view.strides)))
+        };
+        let d = matrices(cut.out, out[i], false)?;
+        let c = match (cut.base, base) {
+            (Some(view), Some(at)) if cut.is_base_direct() => Some(matrices(view, at, false)?),
+            (Some(_), Some(at)) => {
+                works.push(spread(&cut, at, out[i], p)?);
+                Some(d)
+            }
+            _ => None,
+        };
+        let multiply = Multiply {
+            count: cut.count,
+            a: matrices(cut.a, a[i], cut.ta)?,
+            b: matrices(cut.b, b[i], cut.tb)?,
+            c,
+            d,
+            workspace: scratch,
+        };
+        works.push(multiply.prepare(p)?);
+    }
+    Ok(sequence(works))
+}
+
+/// The strides of rows and columns of an operand, after transposition.
+fn strides(view: &View, transposed: bool) -> [i64; 2] {
+    let rank = view.dims.len();
+    let (row, column) = (view.strides[rank - 2] as i64, view.strides[rank - 1] as i64);
+    if transposed { [column, row] } else { [row, column] }
+}
+
+/// Blocks along x, which reach 2^31 - 1.
+fn blocks(count: usize) -> Result<u32, CudaError> {
+    match i32::try_from(count) {
+        Ok(count) => Ok(count as u32),
+        Err(_) => Err(CudaError::new(format!("{count} blocks are more than a launch may have"))),
+    }
+}
+
+const TILE: usize = 32;
+
+fn plain(cut: &Cut<'_>, [a, b, base, out]: [u64; 4], p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
+    let function = p.function(&cut.source(), "product_any")?;
+    let [m, n, k] = cut.extents();
+    let step = |view: Option<&View>| Arg::I64(view.map_or(0, |v| cut.step(v) as i64));
+    let (a_strides, b_strides) = (strides(cut.a, cut.ta), strides(cut.b, cut.tb));
+    let base_strides = cut.base.map_or([0; 2], |base| strides(base, false));
+    let mut args: Vec<Arg> = [a, b, base, out].map(Arg::Ptr).into();
+    args.extend([m, n, k].map(|x| Arg::I32(x as i32)));
+    args.extend([step(Some(cut.a)), step(Some(cut.b)), step(cut.base), step(Some(cut.out))]);
+    args.extend([a_strides, b_strides, base_strides].concat().into_iter().map(Arg::I64));
+    args.push(Arg::I64(strides(cut.out, false)[0]));
+    let grid = blocks(m.div_ceil(TILE) * n.div_ceil(TILE) * cut.count)?;
+    Ok(kernel_launch(function, [grid, 1, 1], 256, 0, args))
+}
+
+fn spread(cut: &Cut<'_>, from: u64, to: u64, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
+    let base = cut.base.expect("called where there is a base");
+    let function = p.function(&cut.source(), "spread_base")?;
+    let [m, n, _] = cut.extents();
+    let [row, column] = strides(base, false);
+    let args = vec![
+        Arg::Ptr(from),
+        Arg::Ptr(to),
+        Arg::I32(m as i32),
+        Arg::I32(n as i32),
+        Arg::I64(cut.step(base) as i64),
+        Arg::I64(cut.step(cut.out) as i64),
+        Arg::I64(row),
+        Arg::I64(column),
+        Arg::I64(strides(cut.out, false)[0]),
+    ];
+    Ok(kernel_launch(function, [blocks(m * cut.count)?, 1, 1], 256, 0, args))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(dims: &[usize], strides: &[usize]) -> View {
+        View { offset: 0, dtype: DType::BF16, dims: dims.into(), strides: strides.into() }
+    }
+
+    /// Rows, columns, pitch, transposed.
+    fn as_matrices(dims: &[usize], strides: &[usize]) -> Option<(usize, usize, usize, bool)> {
+        let m = expressible(&view(dims, strides), 0, 0, false)?;
+        Some((m.rows, m.columns, m.pitch, m.is_transposed))
+    }
+
+    #[test]
+    fn rows_and_columns_without_gaps_are_matrices() {
+        assert_eq!(as_matrices(&[3, 5], &[5, 1]), Some((3, 5, 5, false)));
+        assert_eq!(as_matrices(&[3, 5], &[8, 1]), Some((3, 5, 8, false)));
+        assert_eq!(as_matrices(&[3, 5], &[1, 4]), Some((5, 3, 4, true)));
+        assert_eq!(as_matrices(&[1, 5], &[0, 1]), Some((1, 5, 5, false)));
+        assert_eq!(as_matrices(&[1, 5], &[0, 7]), Some((5, 1, 7, true)));
+        assert_eq!(as_matrices(&[3, 1], &[7, 0]), Some((3, 1, 7, false)));
+        assert_eq!(as_matrices(&[3, 5], &[0, 1]), None);
+        assert_eq!(as_matrices(&[3, 5], &[10, 2]), None);
+        assert_eq!(as_matrices(&[3, 1], &[0, 1]), None);
+    }
+
+    #[test]
+    fn evenly_spaced_leading_axes_are_one_call() {
+        assert_eq!(even_step(&[], &[]), Some(0));
+        assert_eq!(even_step(&[4, 3], &[30, 10]), Some(10));
+        assert_eq!(even_step(&[4, 1, 3], &[30, 999, 10]), Some(10));
+        assert_eq!(even_step(&[4, 3], &[0, 0]), Some(0));
+        assert_eq!(even_step(&[4, 3], &[31, 10]), None);
+
+        let launch = |a: View| Launch {
+            kernel: "cuda.product",
+            op: Op::Product { ta: false, tb: true, out: DType::BF16, base: false },
+            ins: vec![a, view(&[4, 3, 7, 8], &[168, 56, 8, 1])],
+            outs: vec![Some(view(&[4, 3, 6, 7], &[126, 42, 7, 1]))],
+            workspace: None,
+            path: String::new(),
+            key: 0,
+            flops: 0,
+        };
+        let even = launch(view(&[4, 3, 6, 8], &[144, 48, 8, 1]));
+        let cut = Cut::of(&even).unwrap();
+        assert_eq!((cut.count, cut.starts(cut.a)), (12, vec![0]));
+        assert_eq!([cut.step(cut.a), cut.step(cut.b), cut.step(cut.out)], [48, 56, 42]);
+        assert!(cut.is_for_library() && sources(&even, &facts()).is_empty());
+        let gaps = launch(view(&[4, 3, 6, 8], &[200, 48, 8, 1]));
+        let cut = Cut::of(&gaps).unwrap();
+        assert_eq!((cut.count, cut.starts(cut.a)), (3, vec![0, 200, 400, 600]));
+        let scattered = launch(view(&[4, 3, 6, 8], &[288, 96, 16, 2]));
+        assert_eq!(sources(&scattered, &facts())[0].name, "product.cu");
+    }
+
+    fn facts() -> Facts {
+        Facts {
+            major: 9,
+            minor: 0,
+            sms: 132,
+            shared_bytes: 227 << 10,
+            l2_bytes: 50 << 20,
+            cudnn: None,
+            deterministic: false,
+            autotune: false,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The norm of each head of q or k and its rotation, and their gradient. The mathematics is in `qk_norm_rope.cu`.
+
+use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::types::DType;
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::context::{Facts, Kernel};
+use super::norm::{MOST_PARTIAL, sum_partial, weight_code};
+use super::rope::{Rotation, head_function, heads_of};
+use super::stage::{self, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+
+pub const KERNELS: &[Kernel] = &[
+    Kernel {
+        row: KernelRow {
+            name: "cuda.qk_norm_rope",
+            op: OpKind::QkNormRope,
+            in_place: &[(0, 0)],
+            workspace: no_workspace,
+            ..ROW
+        },
+        sources: |l, _| stage::sources(forward(l)),
+        prepare: |l, p| stage::prepare(forward(l), p),
+    },
+    Kernel {
+        row: KernelRow {
+            name: "cuda.qk_norm_rope_grad",
+            op: OpKind::QkNormRopeGrad,
+            in_place: &[(0, 0), (3, 0), (4, 0)],
+            workspace,
+            ..ROW
+        },
+        sources: |l, f| stage::sources(backward(l, f)),
+        prepare: |l, p| stage::prepare(backward(l, p.facts()), p),
+    },
+];
+
+const ROW: KernelRow = KernelRow {
+    name: "",
+    op: OpKind::QkNormRope,
+    dtypes: &[DType::F32, DType::BF16],
+    ins: Layout::Rows,
+    outs: Layout::Rows,
+    in_place: &[],
+    workspace: no_workspace,
+    deterministic: true,
+};
+
+/// Registers a thread keeps heads in.
+const FORWARD_WORDS: usize = 32;
+const BACKWARD_WORDS: usize = 16;
+/// Blocks of 256 threads that share a multiprocessor.
+const RESIDENT: usize = 2;
+
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    let Op::QkNormRopeGrad { weight, .. } = shapes.node.op else {
+        unreachable!("the row is for its gradient")
+    };
+    let x = shapes.ins[0];
+    if weight.is_some() { x.rows().min(MOST_PARTIAL) * x.last() * 4 } else { 0 }
+}
+
+fn forward(launch: &Launch) -> Stages {
+    let Op::QkNormRope { eps, weight, theta, ref axis_of_freq, pairs, table } = launch.op else {
+        unreachable!("the row is for qk_norm_rope")
+    };
+    let x = &launch.ins[0];
+    let Some(y) = &launch.outs[0] else { return Ok(vec![]) };
+    if x.elements() == 0 {
+        return Ok(vec![]);
+    }
+    let has_w = weight.is_some() as usize;
+    let w = weight.is_some().then(|| &launch.ins[1]);
+    let positions = &launch.ins[1 + has_w];
+    let table = table.then(|| &launch.ins[2 + has_w]);
+    let rotation = Rotation { theta, axis_of_freq, pairs, positions, table };
+    let views: Vec<&View> = [Some(x), Some(y), w].into_iter().flatten().collect();
+    let (draft, cover) = rotation.draft("qk_norm_rope.cu", &views, FORWARD_WORDS);
+    let source = draft
+        .flag("GRAD", false)
+        .dtype("T_X", x.dtype)
+        .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
+        .define("WEIGHT", weight_code(weight))
+        .text(&head_function(x, "head_x"))
+        .text(&head_function(y, "head_y"))
+        .source(CODE);
+    let heads = heads_of(x);
+    count32("heads", heads)?;
+    Ok(vec![Stage {
+        source,
+        entry: "qk_norm_rope",
+        grid: [blocks(heads, 256 / cover.lanes * cover.chunk)?, 1],
+        block: 256,
+        args: vec![
+            at(x),
+            at_or_nothing(w),
+            at(positions),
+            at_or_nothing(table),
+            at(y),
+            Value::I64(heads as i64),
+            rotation.table_rows(),
+            Value::F32(eps),
+        ],
+    }])
+}
+
+const CODE: &str = concat!(include_str!("rotation.cuh"), include_str!("qk_norm_rope.cu"));
+
+fn backward(launch: &Launch, facts: &Facts) -> Stages {
+    let Op::QkNormRopeGrad { eps, weight, theta, ref axis_of_freq, pairs, table } = launch.op else {
+        unreachable!("the row is for its gradient")
+    };
+    let (x, dy) = (&launch.ins[0], &launch.ins[launch.ins.len() - 1]);
+    let (dx, dw) = (launch.outs[0].as_ref(), launch.outs.get(1).and_then(Option::as_ref));
+    if dx.is_none() && dw.is_none() {
+        return Ok(vec![]);
+    }
+    let has_w = weight.is_some() as usize;
+    let w = weight.is_some().then(|| &launch.ins[1]);
+    let positions = &launch.ins[1 + has_w];
+    let table = table.then(|| &launch.ins[2 + has_w]);
+    let rotation = Rotation { theta, axis_of_freq, pairs, positions, table };
+    let views: Vec<&View> = [Some(x), Some(dy), dx, w].into_iter().flatten().collect();
+    let (mut draft, cover) = rotation.draft("qk_norm_rope.cu", &views, BACKWARD_WORDS);
+    draft = draft
+        .flag("GRAD", true)
+        .define("BLOCKS", RESIDENT)
+        .dtype("T_X", x.dtype)
+        .dtype("T_DY", dy.dtype)
+        .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
+        .define("WEIGHT", weight_code(weight))
+        .flag("HAS_DX", dx.is_some())
+        .flag("HAS_DW", dw.is_some());
+    for (name, view) in [("head_x", Some(x)), ("head_dy", Some(dy)), ("head_dx", dx)] {
+        draft = draft.text(&view.map_or(String::new(), |v| head_function(v, name)));
+    }
+    let heads = heads_of(x);
+    let a_block = 256 / cover.lanes * cover.chunk;
+    let grid = heads.div_ceil(a_block).min(facts.sms.max(1) as usize * RESIDENT).min(MOST_PARTIAL);
+    let mut stages = vec![];
+    if grid > 0 {
+        count32("heads", heads)?;
+        stages.push(Stage {
+            source: draft.source(CODE),
+            entry: "qk_norm_rope_grad",
+            grid: [grid as u32, 1],
+            block: 256,
+            args: vec![
+                at(x),
+                at_or_nothing(w),
+                at(positions),
+                at_or_nothing(table),
+                at(dy),
+                at_or_nothing(dx),
+                at_or_nothing(launch.workspace.as_ref()),
+                Value::I64(heads as i64),
+                rotation.table_rows(),
+                Value::F32(eps),
+            ],
+        });
+    }
+    if let Some(dw) = dw {
+        stages.extend(sum_partial(launch, grid, 2 * axis_of_freq.len(), dw)?);
+    }
+    Ok(stages)
+}

@@ -1,0 +1,286 @@
+//! Plans on a GPU: the arena, every launch resolved, and every plan captured as a graph before the first run.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+
+use flatout_ir::graph::Class;
+use flatout_ir::types::contiguous_strides;
+use flatout_ir::{Launch, Plan, PlanSet, View};
+
+use super::cache::{Cache, Compiled};
+use super::context::{CudaError, Facts, Kernel, Prepare, Work};
+use super::device::Device;
+use super::driver::{DeviceMemory, Graph, Module, Modules, OwnedStream};
+use super::nvrtc;
+use super::staging::{Mailbox, Outlet, Ring};
+use crate::cpu::copy;
+use crate::{RuntimeError, launch};
+
+/// How a session runs its plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Replay each plan as one CUDA graph instead of launching its kernels one by one.
+    pub graphs: bool,
+    /// Equal inputs give equal bits: algorithms are chosen by shape alone.
+    pub deterministic: bool,
+    /// Time the candidates of library calls and take the fastest.
+    pub autotune: bool,
+    /// Wait after every launch, so that a failure names the one that failed. Turns graphs off.
+    pub check_each_launch: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { graphs: true, deterministic: false, autotune: false, check_each_launch: false }
+    }
+}
+
+/// The inputs of so many steps fit in the ring: a writer that far ahead waits for the device.
+const STEPS_AHEAD: usize = 4;
+const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 20..=64 << 20;
+
+/// Fields are dropped in order: what uses something comes before it, the device last.
+pub struct Session {
+    graphs: Vec<Graph>,
+    /// One work a launch, of every plan.
+    works: Vec<Vec<Box<dyn Work>>>,
+    ring: RefCell<Ring>,
+    outlet: RefCell<Outlet>,
+    mailbox: Mailbox,
+    arena: DeviceMemory,
+    stream: OwnedStream,
+    options: Options,
+    compiled: Compiled,
+    driver_bytes: u64,
+    device: Device,
+}
+
+impl Session {
+    /// Checks every launch, allocates the arena, compiles and resolves every kernel, runs every plan once on an empty
+    /// arena (libraries load their kernels on the first call, and a launch that cannot run is found here, by name),
+    /// captures the graphs, and leaves the arena zeroed.
+    pub fn new(plans: &PlanSet, device: &Device, options: Options) -> Result<Session, RuntimeError> {
+        let system = |why: CudaError| RuntimeError::Resources(why.to_string());
+        let facts = device.facts(options);
+        let mut kernels = Vec::with_capacity(plans.plans.len());
+        for plan in &plans.plans {
+            let admitted = plan.launches.iter().map(|l| admit(l, plans.arena_bytes));
+            kernels.push(admitted.collect::<Result<Vec<_>, _>>()?);
+        }
+        device.bind().map_err(system)?;
+        let driver = device.driver();
+        let stream = OwnedStream::new(driver).map_err(system)?;
+        let (modules, compiled) = build(plans, &kernels, &facts, device).map_err(system)?;
+        let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
+            RuntimeError::Resources(format!(
+                "the GPU has no {} bytes for the arena: {why}",
+                plans.arena_bytes
+            ))
+        })?;
+        arena.fill(0, stream.get()).map_err(system)?;
+
+        let prepare = Prepare {
+            arena: arena.address(),
+            facts: &facts,
+            modules: &modules,
+            driver,
+            lt: device.lt(),
+            cudnn: device.cudnn(),
+            stream: stream.get(),
+        };
+        let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
+        for (plan, kernels) in plans.plans.iter().zip(&kernels) {
+            let resolved =
+                plan.launches.iter().zip(kernels).map(|(l, k)| (k.prepare)(l, &prepare).map_err(named(l)));
+            works.push(resolved.collect::<Result<_, _>>()?);
+        }
+        // Timing candidates may have left anything.
+        arena.fill(0, stream.get()).map_err(system)?;
+        for (plan, works) in plans.plans.iter().zip(&works) {
+            one_by_one(plan, works, &stream)?;
+        }
+        let mut graphs = vec![];
+        if options.graphs && !options.check_each_launch {
+            for (plan, works) in plans.plans.iter().zip(&works) {
+                let graph = stream.capture(|stream| works.iter().try_for_each(|work| work.enqueue(stream)));
+                let role = plan.role.name();
+                graphs.push(graph.map_err(|why| {
+                    RuntimeError::Resources(format!("the plan `{role}` cannot be captured as a graph: {why}"))
+                })?);
+            }
+        }
+        arena.fill(0, stream.get()).map_err(system)?;
+        let inputs = plans.slots.iter().filter(|slot| slot.class == Class::Input);
+        let input_bytes: usize = inputs.map(|slot| slot.view.span_bytes().next_multiple_of(256)).sum();
+        let ring_bytes = (STEPS_AHEAD * input_bytes).clamp(*RING_BYTES.start(), *RING_BYTES.end());
+        let ring = Ring::new(driver, ring_bytes).map_err(system)?;
+        let outlet = Outlet::new(driver, plans.arena_bytes).map_err(system)?;
+        let mailbox = Mailbox::new(driver).map_err(system)?;
+        stream.synchronize().map_err(system)?;
+        let (free, _) = driver.memory().map_err(system)?;
+        let taken = device.free_bytes().saturating_sub(free);
+        let driver_bytes = taken.saturating_sub(arena.bytes() as u64);
+        Ok(Session {
+            graphs,
+            works,
+            ring: RefCell::new(ring),
+            outlet: RefCell::new(outlet),
+            mailbox,
+            arena,
+            stream,
+            options,
+            compiled,
+            driver_bytes,
+            device: device.clone(),
+        })
+    }
+
+    /// What the process took on the device beside the arena: context, modules, graphs.
+    pub fn driver_bytes(&self) -> u64 {
+        self.driver_bytes
+    }
+
+    /// Whether every plan was captured as a graph, which runs replay.
+    pub fn replays_graphs(&self) -> bool {
+        !self.graphs.is_empty()
+    }
+
+    /// Where the kernels came from.
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
+    /// Enqueues the plan at `index` of the set given to `new`, and returns.
+    pub fn run(&mut self, index: usize, plan: &Plan) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let stream = self.stream.get();
+        if self.options.check_each_launch {
+            return one_by_one(plan, &self.works[index], &self.stream);
+        }
+        match self.graphs.get(index) {
+            Some(graph) => graph.launch(stream).map_err(|why| {
+                RuntimeError::Launch(format!("the plan `{}` does not start: {why}", plan.role.name()))
+            }),
+            None => {
+                let mut works = plan.launches.iter().zip(&self.works[index]);
+                works.try_for_each(|(launch, work)| work.enqueue(stream).map_err(named(launch)))
+            }
+        }
+    }
+
+    /// Milliseconds a run of a plan takes, over `calls` runs.
+    pub fn time_ms(&self, index: usize, calls: usize) -> Result<f64, RuntimeError> {
+        self.bind()?;
+        let stream = self.stream.get();
+        let run = || match self.graphs.get(index) {
+            Some(graph) => graph.launch(stream),
+            None => self.works[index].iter().try_for_each(|work| work.enqueue(stream)),
+        };
+        self.device.driver().time_ms(stream, calls, run).map_err(late)
+    }
+
+    pub fn write(&mut self, view: &View, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let stream = self.stream.get();
+        if view.is_dense() {
+            return self.ring.borrow_mut().write(&self.arena, view.offset, bytes, stream).map_err(late);
+        }
+        // Elements with others between them: the whole span comes out, is changed and goes back.
+        let mut span = self.span(view)?;
+        copy::scatter(&View { offset: 0, ..view.clone() }, &mut span, bytes);
+        self.ring.borrow_mut().write(&self.arena, view.offset, &span, stream).map_err(late)
+    }
+
+    pub fn read(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
+        self.bind()?;
+        let span = self.span(view)?;
+        if view.strides == contiguous_strides(&view.dims) {
+            return Ok(span);
+        }
+        Ok(copy::gather(&View { offset: 0, ..view.clone() }, &span))
+    }
+
+    /// Enqueues copies of single values; returns where `collect` finds them.
+    pub fn post(&mut self, views: &[&View]) -> Result<usize, RuntimeError> {
+        self.bind()?;
+        let offsets: Vec<usize> = views.iter().map(|view| view.offset).collect();
+        self.mailbox.post(&self.arena, &offsets, self.stream.get()).map_err(late)
+    }
+
+    /// Values that were posted, once they are there.
+    pub fn collect(&mut self, place: usize, count: usize) -> Result<Vec<f32>, RuntimeError> {
+        self.bind()?;
+        self.mailbox.collect(place, count).map_err(late)
+    }
+
+    pub fn fill(&mut self, byte: u8) -> Result<(), RuntimeError> {
+        self.bind()?;
+        self.arena.fill(byte, self.stream.get()).map_err(late)
+    }
+
+    /// The bytes from a view's first to its last element, after all that was enqueued.
+    fn span(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
+        let mut outlet = self.outlet.borrow_mut();
+        outlet.read(&self.arena, view.offset, view.span_bytes(), self.stream.get()).map_err(late)
+    }
+
+    fn bind(&self) -> Result<(), RuntimeError> {
+        self.device.bind().map_err(late)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // What is dropped next belongs to this context and may still be in use. A device that has failed has nothing
+        // more to say.
+        let _ = self.device.bind();
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// The kernel of a launch that may run.
+fn admit(launch: &Launch, arena_bytes: usize) -> Result<&'static Kernel, RuntimeError> {
+    let refuse = |why: String| RuntimeError::Unsound(format!("{}: {why}", launch::describe(launch)));
+    let kernel = super::kernel(launch.kernel)
+        .ok_or_else(|| refuse(format!("CUDA has no kernel `{}`", launch.kernel)))?;
+    launch::check(launch, &kernel.row, arena_bytes, 1).map_err(refuse)?;
+    Ok(kernel)
+}
+
+/// Compiles every source of every launch, or takes it from the cache, and loads it.
+fn build(
+    plans: &PlanSet,
+    kernels: &[Vec<&'static Kernel>],
+    facts: &Facts,
+    device: &Device,
+) -> Result<(Modules, Compiled), CudaError> {
+    let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+    let sources: HashSet<_> =
+        launches.zip(kernels.iter().flatten()).flat_map(|(l, k)| (k.sources)(l, facts)).collect();
+    let (cubins, compiled) = Cache::of_this_user().cubins(&sources, &nvrtc::arch(facts), device.nvrtc())?;
+    let mut modules = Modules::default();
+    for (source, cubin) in cubins {
+        let module = Module::load(device.driver(), &cubin)
+            .map_err(|why| CudaError::status(format!("{}: {}", source.name, why.what), why.code))?;
+        modules.insert(source, module);
+    }
+    Ok((modules, compiled))
+}
+
+/// Runs the launches of a plan, waiting after each: a failure is that launch's.
+fn one_by_one(plan: &Plan, works: &[Box<dyn Work>], stream: &OwnedStream) -> Result<(), RuntimeError> {
+    for (launch, work) in plan.launches.iter().zip(works) {
+        work.enqueue(stream.get()).and_then(|()| stream.synchronize()).map_err(named(launch))?;
+    }
+    Ok(())
+}
+
+/// A failure of a launch, by path, operation and types.
+fn named(launch: &Launch) -> impl FnOnce(CudaError) -> RuntimeError {
+    move |why| RuntimeError::Launch(format!("{}: {}: {why}", launch::describe(launch), launch.kernel))
+}
+
+/// A failure told after the call that caused it.
+fn late(why: CudaError) -> RuntimeError {
+    RuntimeError::Launch(format!("the GPU failed at this or an earlier launch: {why}"))
+}

@@ -1,0 +1,219 @@
+//! How fast each kernel is on a GPU, at the sizes of real models: one large case a kernel, timed as a graph.
+
+use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::elementwise::Elementwise as E;
+use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::reduce::Fold;
+use flatout_ir::ops::rope::Pairs;
+use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Op, OpKind};
+
+use super::trial::{Form, Trial};
+use super::{Case, Data, Place, kernel_of};
+use crate::{Session, cuda};
+
+const BF16: DType = DType::BF16;
+const F32: DType = DType::F32;
+const CALLS: usize = 20;
+
+/// A kernel's time on one large case.
+#[derive(Clone, Debug)]
+pub struct Speed {
+    pub kernel: &'static str,
+    pub case: String,
+    pub ms: f64,
+    /// Every input read and every output written once.
+    pub bytes: u64,
+    pub flops: u64,
+}
+
+impl Speed {
+    pub fn gigabytes_a_second(&self) -> f64 {
+        self.bytes as f64 / self.ms / 1e6
+    }
+
+    pub fn teraflops(&self) -> f64 {
+        self.flops as f64 / self.ms / 1e9
+    }
+
+    /// Whether arithmetic, not memory, is what the kernel is judged by.
+    pub fn is_arithmetic(&self) -> bool {
+        self.flops > 64 * self.bytes
+    }
+}
+
+/// Times a case. Floats hold one small value, which costs a product less power than real data; indices are real.
+pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
+    let place = Place::Cuda(device);
+    let row = kernel_of(case, &place.target())?;
+    let trial = Trial::unfilled(case, row);
+    let (launch, arena_bytes) = trial.launch(Form::Dense { threads: 1 }, 256, 1);
+    let (bytes, flops) = (launch.bytes(), launch.flops);
+    let options = cuda::Options { autotune: true, ..Default::default() };
+    let session = Session::cuda(trial.plans(launch, arena_bytes), device, options);
+    let mut session = session.map_err(|why| why.to_string())?;
+    // 0.0115 in bf16 and in f32.
+    session.fill(0x3C).map_err(|why| why.to_string())?;
+    for (i, (ty, _)) in case.ins.iter().enumerate().filter(|(_, (ty, _))| ty.dtype == DType::I32) {
+        let values = trial.plain(i).ok_or_else(|| format!("input {i} of {ty} depends on others"))?;
+        let values: Vec<i32> = values.into_iter().map(|x| x as i32).collect();
+        session.write_i32(&i.to_string(), &values).map_err(|why| why.to_string())?;
+    }
+    let cuda = session.as_cuda().expect("made on a device");
+    let ms = cuda.time_ms(0, CALLS).map_err(|why| why.to_string())?;
+    Ok(Speed { kernel: row.name, case: case.name.clone(), ms, bytes, flops })
+}
+
+/// One or two large cases a kernel family; the first is a plain copy, the ceiling of what memory does here.
+pub fn cases() -> Vec<Case> {
+    let mut table = vec![];
+    let mut add = |name: &str, op: Op, ins: Vec<(TensorType, Data)>| {
+        table.push(Case { name: name.into(), op, ins, bound: 0.0 });
+    };
+    let x = |dtype: DType, dims: &[usize]| (TensorType::new(dtype, dims), Data::Normal(1.0));
+    let index =
+        |n: usize, rows: usize| (TensorType::new(DType::I32, [n]), Data::Between(0.0, rows as f64 - 1.0));
+    let wide = [16384, 4096];
+    let narrow = [65536, 768];
+    // Interleaved as views of a model are: the same elements in another shape.
+    add("copy 16384x4096 bf16", Op::Reshape { dims: vec![65536, 1024] }, vec![x(BF16, &wide)]);
+    add("fill 16384x4096 f32", Op::Fill { value: 0.0, dtype: F32, dims: wide.to_vec() }, vec![]);
+    add("add 16384x4096 bf16", Op::Map { f: E::Add }, vec![x(BF16, &wide), x(BF16, &wide)]);
+    add("cast 16384x4096 f32 to bf16", Op::Map { f: E::Cast(BF16) }, vec![x(F32, &wide)]);
+    for dims in [wide, narrow] {
+        let shape = format!("{}x{} bf16", dims[0], dims[1]);
+        let (eps, weight) = (1e-5, NormWeight::Plain);
+        let w = || x(F32, &[dims[1]]);
+        add(
+            &format!("add+norm {shape}"),
+            Op::RmsNorm { eps, weight, residual: true },
+            vec![x(BF16, &dims), x(BF16, &dims), w()],
+        );
+        add(
+            &format!("add+norm back {shape}"),
+            Op::RmsNormGrad { eps, weight, add: true },
+            vec![x(BF16, &dims), w(), x(BF16, &dims), x(BF16, &dims)],
+        );
+    }
+    for (op, ins) in [(Op::Gated { act: Act::Silu }, 2), (Op::GatedGrad { act: Act::Silu }, 3)] {
+        let name = format!("{} 16384x4096 bf16", op.name());
+        add(&name, op, vec![x(BF16, &wide); ins]);
+    }
+    let rng = (TensorType::new(DType::I32, [3]), Data::Values(vec![12.0, 7.0, 99.0]));
+    let rows = (TensorType::new(DType::I32, [wide[0], 2]), Data::Between(0.0, 1000.0));
+    add("dropout 16384x4096 bf16", Op::Dropout { p: 0.1 }, vec![x(BF16, &wide), rng, rows]);
+    for (axis, shape) in [(1, "rows"), (0, "columns")] {
+        let name = format!("sum of {shape} 16384x4096 f32");
+        add(&name, Op::Reduce { axis, by: Fold::Sum }, vec![x(F32, &wide)]);
+    }
+
+    let (tokens, heads, size) = (65536, 12, 64);
+    let qk = [tokens, heads, size];
+    let positions = (TensorType::new(DType::I32, [1, tokens]), Data::Between(0.0, 2047.0));
+    let turns = x(F32, &[2048, size / 2, 2]);
+    let axis_of_freq = vec![0; size / 2];
+    let (theta, pairs) = (1e4, Pairs::Half);
+    add(
+        "rope 65536x12x64 bf16",
+        Op::Rope { theta, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table: true },
+        vec![x(BF16, &qk), positions.clone(), turns.clone()],
+    );
+    let (eps, weight) = (1e-6, NormWeight::Plain);
+    let forward = vec![x(BF16, &qk), x(F32, &[size]), positions, turns];
+    let axes = axis_of_freq.clone();
+    let op = Op::QkNormRope { eps, weight, theta, axis_of_freq: axes, pairs, table: true };
+    add("q/k norm+rope 65536x12x64 bf16", op, forward.clone());
+    let op = Op::QkNormRopeGrad { eps, weight, theta, axis_of_freq, pairs, table: true };
+    let backward = forward.into_iter().chain([x(BF16, &qk)]).collect();
+    add("q/k norm+rope back 65536x12x64 bf16", op, backward);
+
+    let (words, width) = (32768, 768);
+    add(
+        "gather 65536 of 32768x768 bf16",
+        Op::Gather {},
+        vec![x(BF16, &[words, width]), index(tokens, words)],
+    );
+    add(
+        "scatter 65536 to 32768x768, bf16 to f32",
+        Op::ScatterAdd { rows: words, out: F32, base: true },
+        vec![x(BF16, &narrow), index(tokens, words), x(F32, &[words, width])],
+    );
+    let many = [64 << 20];
+    let update = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    let state = [x(F32, &many), x(F32, &many), x(F32, &many), x(F32, &many)];
+    let scalars = [x(F32, &[1]), x(F32, &[1]), x(F32, &[1]), x(F32, &[1])];
+    add("adamw 64M f32", update, state.into_iter().chain(scalars).collect());
+
+    let product = |ta, tb, out, base| Op::Product { ta, tb, out, base };
+    add(
+        "product 8192x8192x8192 bf16",
+        product(false, true, BF16, false),
+        vec![x(BF16, &[8192, 8192]), x(BF16, &[8192, 8192])],
+    );
+    add(
+        "product 65536x2304x768 bf16",
+        product(false, true, BF16, false),
+        vec![x(BF16, &narrow), x(BF16, &[2304, 768])],
+    );
+    add(
+        "product 2304x768x65536 bf16, added in f32",
+        product(true, false, F32, true),
+        vec![x(BF16, &[65536, 2304]), x(BF16, &narrow), x(F32, &[2304, 768])],
+    );
+    add(
+        "product 4096x4096x4096 f32",
+        product(false, true, F32, false),
+        vec![x(F32, &[4096, 4096]), x(F32, &[4096, 4096])],
+    );
+    let segments = Segments::Uniform { len: 2048 };
+    let (mask, scale) = (Mask::Causal, 0.125);
+    let qkv = vec![x(BF16, &qk), x(BF16, &[tokens, 4, size]), x(BF16, &[tokens, 4, size])];
+    let op = Op::Attention { scale, mask, q: segments, k: segments };
+    add("attention causal 32x2048, 12 heads on 4 of 64, bf16", op, qkv.clone());
+    let saved = [x(BF16, &qk), x(F32, &[tokens, heads]), x(BF16, &qk)];
+    let op = Op::AttentionGrad { scale, mask, q: segments, k: segments };
+    add(
+        "attention back causal 32x2048, 12 heads on 4 of 64, bf16",
+        op,
+        qkv.into_iter().chain(saved).collect(),
+    );
+    add(
+        "head+loss 16384x768, 32768 words, bf16",
+        Op::HeadLossTrain { base: true },
+        vec![
+            x(BF16, &[16384, width]),
+            x(BF16, &[words, width]),
+            index(16384, words),
+            x(F32, &[16384]),
+            x(F32, &[words, width]),
+        ],
+    );
+    table
+}
+
+/// Whether a case is the copy others are measured against.
+pub fn is_copy(case: &Case) -> bool {
+    case.op.kind() == OpKind::Reshape
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::runs;
+    use flatout_ir::target::KernelRow;
+
+    /// Every case is an operation with inputs it takes: a row of the CPU's lays it out.
+    #[test]
+    fn cases_are_sound() {
+        let rows: Vec<KernelRow> = crate::cpu::target(1).kernels;
+        for case in cases() {
+            let row = rows.iter().find(|row| runs(row, &case)).copied();
+            let trial = Trial::unfilled(&case, row.unwrap_or_else(|| panic!("no kernel for {}", case.name)));
+            let (launch, arena_bytes) = trial.launch(Form::Dense { threads: 1 }, 256, 1);
+            let row = row.expect("found above");
+            crate::launch::check(&launch, &row, arena_bytes, 1)
+                .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        }
+    }
+}

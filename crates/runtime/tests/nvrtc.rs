@@ -1,0 +1,178 @@
+//! Every kernel compiles for every architecture we name, without a GPU, and keeps its values in registers.
+//!
+//! NVRTC is found as `library` finds it: `VIRTUAL_ENV=... cargo test --test nvrtc` takes the wheel `nvidia-cuda-nvrtc`. A
+//! machine without it skips, and says so.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use flatout_ir::graph::{Class, Graph, Init, Slot};
+use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::reduce::Fold;
+use flatout_ir::ops::rope::Pairs;
+use flatout_ir::target::{KernelRow, Shapes};
+use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Launch, Op, View};
+use flatout_runtime::cuda::library::nvrtc_alone;
+use flatout_runtime::cuda::nvrtc::{Nvrtc, arch};
+use flatout_runtime::cuda::{Facts, KERNELS, Kernel, Source};
+use flatout_runtime::verify::cases;
+use rayon::prelude::*;
+
+/// A100, RTX 3090, RTX 4090, H100 and H200, B200, RTX 5090.
+const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
+
+/// An operation on inputs of these types.
+type Form = (Op, Vec<TensorType>);
+
+/// The operations of a decoder's step at the sizes it is measured at.
+fn real() -> Vec<Form> {
+    let (bf16, f32s, i32s) = (DType::BF16, DType::F32, DType::I32);
+    let ty = |dtype, dims: &[usize]| TensorType::new(dtype, dims);
+    let mut forms: Vec<Form> = vec![];
+    let weight = NormWeight::Plain;
+    for (rows, d) in [(65536, 768), (16384, 2048), (16384, 4096)] {
+        for dtype in [bf16, f32s] {
+            let (x, w) = (ty(dtype, &[rows, d]), ty(f32s, &[d]));
+            let norm = Op::RmsNorm { eps: 1e-5, weight, residual: true };
+            forms.push((norm, vec![x.clone(), x.clone(), w.clone()]));
+            let grad = Op::RmsNormGrad { eps: 1e-5, weight, add: true };
+            forms.push((grad, vec![x.clone(), w, x.clone(), x]));
+        }
+    }
+    for (heads, k) in [(12, 64), (4, 64), (16, 128), (4, 256)] {
+        for (dtype, pairs) in [(bf16, Pairs::Half), (f32s, Pairs::Half), (bf16, Pairs::Interleaved)] {
+            let (theta, axis_of_freq, table) = (10_000.0, vec![0; k / 2], true);
+            let x = ty(dtype, &[65536, heads, k]);
+            let rest = [ty(i32s, &[1, 65536]), ty(f32s, &[2048, k / 2, 2])];
+            let rope = Op::Rope { theta, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table };
+            forms.push((rope, [vec![x.clone()], rest.to_vec()].concat()));
+            let ins = [vec![x.clone(), ty(f32s, &[k])], rest.to_vec()].concat();
+            let axes = axis_of_freq.clone();
+            let fused = Op::QkNormRope { eps: 1e-6, weight, theta, axis_of_freq: axes, pairs, table };
+            forms.push((fused, ins.clone()));
+            let grad = Op::QkNormRopeGrad { eps: 1e-6, weight, theta, axis_of_freq, pairs, table };
+            forms.push((grad, [ins, vec![x]].concat()));
+        }
+    }
+    let gate = ty(bf16, &[65536, 2048]);
+    for act in [Act::Silu, Act::Gelu] {
+        forms.push((Op::Gated { act }, vec![gate.clone(); 2]));
+        forms.push((Op::GatedGrad { act }, vec![gate.clone(); 3]));
+    }
+    let flat = ty(f32s, &[176_000_000]);
+    let adamw = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    forms.push((adamw, [vec![flat.clone(); 4], vec![ty(f32s, &[1]); 4]].concat()));
+    forms.push((Op::Reduce { axis: 0, by: Fold::SumSquares }, vec![flat]));
+    let (rows, table) = (ty(bf16, &[65536, 768]), ty(f32s, &[32768, 768]));
+    let index = ty(i32s, &[65536]);
+    forms.push((Op::Gather {}, vec![ty(bf16, &[32768, 768]), index.clone()]));
+    let sum = Op::ScatterAdd { rows: 32768, out: f32s, base: true };
+    forms.push((sum, vec![rows.clone(), index, table]));
+    forms.push((Op::Reduce { axis: 0, by: Fold::Sum }, vec![rows.clone()]));
+    forms.push((Op::Dropout { p: 0.1 }, vec![rows, ty(i32s, &[3]), ty(i32s, &[65536, 2])]));
+    forms
+}
+
+/// Of the cases every kernel is verified by, the largest of each operation in each combination of types.
+fn verified() -> Vec<Form> {
+    let mut largest: BTreeMap<(&str, Vec<DType>), (usize, Form)> = BTreeMap::new();
+    for case in cases::all() {
+        let ins: Vec<TensorType> = case.ins.iter().map(|(ty, _)| ty.clone()).collect();
+        let size = ins.iter().map(TensorType::elements).sum();
+        let key = (case.op.name(), ins.iter().map(|ty| ty.dtype).collect());
+        let place = largest.entry(key).or_insert_with(|| (0, (case.op.clone(), ins.clone())));
+        if size > place.0 {
+            *place = (size, (case.op, ins));
+        }
+    }
+    largest.into_values().map(|(_, form)| form).collect()
+}
+
+/// The type a kernel is chosen by: the first float's, or the first.
+fn first_type(ins: &[TensorType]) -> Option<DType> {
+    let mut types = ins.iter().map(|ty| ty.dtype);
+    types.clone().find(|d| d.is_float()).or(types.next())
+}
+
+/// The launch of a form on a kernel, every tensor dense and `shift` elements off an aligned place.
+fn launch(row: &KernelRow, (op, ins): &Form, sms: usize, shift: usize) -> Launch {
+    let mut graph = Graph::default();
+    let reads = ins.iter().enumerate().map(|(i, ty)| {
+        let (path, ty) = (i.to_string(), ty.clone());
+        let slot = graph.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
+        graph.add(Op::Read { slot }, vec![], "")
+    });
+    let reads: Vec<_> = reads.collect();
+    let node = graph.push(op.clone(), reads, "form");
+    let node = graph.node(node);
+    let mut end = 0;
+    let mut place = |ty: &TensorType, shift: usize| {
+        let view = View::dense(end + shift * ty.dtype.bytes(), ty);
+        end = (view.offset + ty.bytes()).next_multiple_of(256);
+        view
+    };
+    let ins: Vec<View> = ins.iter().map(|ty| place(ty, shift)).collect();
+    let outs = node.outs.iter().map(|ty| Some(place(ty, shift))).collect();
+    let bytes = (row.workspace)(&Shapes::of(&graph, node, sms));
+    let scratch = TensorType::new(DType::F32, [bytes.div_ceil(4)]);
+    let workspace = (bytes > 0).then(|| place(&scratch, 0));
+    let (path, key) = (op.name().into(), 7);
+    Launch { kernel: row.name, op: op.clone(), ins, outs, workspace, path, key, flops: 0 }
+}
+
+/// The kernels a plan could take for a form: those of its operation in the type of its first float.
+fn kernels_for<'a>((op, ins): &'a Form) -> impl Iterator<Item = &'static Kernel> + use<'a> {
+    let dtype = first_type(ins);
+    KERNELS
+        .iter()
+        .copied()
+        .flatten()
+        .filter(move |k| k.row.op == op.kind() && dtype.is_none_or(|d| k.row.dtypes.contains(&d)))
+}
+
+#[test]
+fn every_kernel_compiles_everywhere_without_spilling() {
+    let library = match nvrtc_alone() {
+        Ok(library) => library,
+        Err(why) => {
+            eprintln!("SKIPPED: no kernel was compiled: {why}");
+            return;
+        }
+    };
+    let nvrtc = Nvrtc::open(library).expect("NVRTC has its entry points");
+    let mut jobs: HashSet<(String, Source)> = HashSet::new();
+    let mut compiled: BTreeSet<&str> = BTreeSet::new();
+    let forms: Vec<Form> = verified().into_iter().chain(real()).collect();
+    for name in ARCHITECTURES {
+        let facts = Facts::on_paper(name);
+        assert_eq!(arch(&facts), name);
+        // Tensors off their alignment take other code; once is enough for that.
+        let shifts: &[usize] = if name == "sm_90a" { &[0, 1] } else { &[0] };
+        for form in &forms {
+            for (kernel, &shift) in kernels_for(form).flat_map(|k| shifts.iter().map(move |s| (k, s))) {
+                let launch = launch(&kernel.row, form, facts.sms as usize, shift);
+                for source in (kernel.sources)(&launch, &facts) {
+                    compiled.insert(kernel.row.name);
+                    jobs.insert((arch(&facts), source));
+                }
+            }
+        }
+    }
+    let wrong: Vec<String> = jobs
+        .par_iter()
+        .flat_map(|(arch, source)| match nvrtc.resources(source, arch) {
+            Err(why) => vec![why.to_string()],
+            Ok(entries) => {
+                let spills = entries.iter().filter(|entry| entry.spill_bytes > 0);
+                let say = |e: &_| format!("{arch} {} {:?}: {e:?} spills", source.name, source.defines);
+                spills.map(say).collect()
+            }
+        })
+        .collect();
+    eprintln!("{} sources compiled for {} kernels", jobs.len(), compiled.len());
+    assert!(wrong.is_empty(), "{} of {} sources:\n{}", wrong.len(), jobs.len(), wrong.join("\n"));
+    let names = KERNELS.iter().copied().flatten().map(|k| k.row.name);
+    let without: Vec<&str> = names.filter(|name| !compiled.contains(name)).collect();
+    assert!(without.is_empty(), "{without:?} compiled nothing");
+}

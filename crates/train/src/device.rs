@@ -1,0 +1,75 @@
+//! What computes a run: the CPU or a GPU, chosen once from the `backend` switch and what the machine has.
+
+use flatout_ir::{PlanSet, Target};
+use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
+use flatout_runtime::cuda::session::Options;
+use flatout_runtime::{Session, cpu, cuda};
+
+use crate::compile;
+use crate::failure::Failure;
+use crate::settle::Settled;
+use crate::switches::{Backend, Switches, Toggle};
+use crate::{UserError, refuse};
+
+/// An open device.
+#[derive(Clone)]
+pub enum Device {
+    Cpu { threads: usize },
+    Cuda(cuda::device::Device),
+}
+
+impl Device {
+    /// What the switch asks for. `auto` takes a GPU where there is one; one that is there and cannot be used is an error
+    /// and not a quiet run on the CPU.
+    pub fn open(backend: Backend) -> Result<Device, Failure> {
+        if backend == Backend::Cpu {
+            return Ok(Device::cpu());
+        }
+        match (&probe().gpu, backend) {
+            (Gpu::Usable(identity), _) => {
+                let opened = gpu::Device::open(identity.index);
+                Ok(Device::Cuda(opened.map_err(|why| Failure::Environment(why.to_string()))?))
+            }
+            (Gpu::Unusable(why), _) => Ok(refused(why)?),
+            (Gpu::None(why), Backend::Cuda) => Ok(absent(why)?),
+            (Gpu::None(_), _) => Ok(Device::cpu()),
+        }
+    }
+
+    pub fn cpu() -> Device {
+        Device::Cpu { threads: compile::threads() }
+    }
+
+    /// The device as the compiler sees it under these switches.
+    pub fn target(&self, switches: &Switches) -> Target {
+        match self {
+            Device::Cpu { threads } => cpu::target(*threads),
+            Device::Cuda(device) => gpu::target(device, switches.deterministic == Toggle::On),
+        }
+    }
+
+    /// A session for plans that were compiled for this device.
+    pub fn session(&self, plans: PlanSet, settled: &Settled) -> Result<Session, Failure> {
+        Ok(match self {
+            Device::Cpu { threads } => Session::new(plans, *threads)?,
+            Device::Cuda(device) => {
+                let Settled { cuda_graphs, deterministic, .. } = *settled;
+                let options = Options {
+                    graphs: cuda_graphs,
+                    deterministic,
+                    autotune: !deterministic,
+                    check_each_launch: false,
+                };
+                Session::cuda(plans, device, options)?
+            }
+        })
+    }
+}
+
+fn refused(why: &str) -> Result<Device, UserError> {
+    refuse!("{why}; or give backend=cpu to train on the CPU")
+}
+
+fn absent(why: &str) -> Result<Device, UserError> {
+    refuse!("`backend=cuda` cannot run: {why}; leave it out to train on the CPU")
+}
