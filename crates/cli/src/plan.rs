@@ -1,11 +1,9 @@
 //! `plan`: memory to the byte, arithmetic and the least time, before anything runs.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use flatout_ir::Role;
 use flatout_ir::cost::{Cost, cost};
-use flatout_ir::plan::Category;
-use flatout_ir::{PlanSet, Role};
 use flatout_train::compile::{self, Compiled};
 use flatout_train::device::Device;
 use flatout_train::{Config, Failure, active, recipes};
@@ -41,28 +39,13 @@ fn step_cost(config: &Config, compiled: &Compiled) -> Cost {
     }
 }
 
-/// Bytes by category. Transients overlay, so the largest plan's peak is shared out: scratch at its largest, the rest
-/// activations.
-fn categories(plans: &PlanSet) -> BTreeMap<&'static str, usize> {
-    let mut sums: BTreeMap<&'static str, usize> = Category::ALL.iter().map(|c| (c.name(), 0)).collect();
-    for buffer in plans.buffers.iter().filter(|b| b.live.is_none()) {
-        *sums.entry(buffer.category.name()).or_default() += buffer.bytes;
-    }
-    let is_scratch = |b: &&flatout_ir::plan::Buffer| b.live.is_some() && b.category == Category::Workspace;
-    let scratch = plans.buffers.iter().filter(is_scratch).map(|b| b.bytes).max().unwrap_or(0);
-    let scratch = scratch.min(plans.transient_bytes);
-    *sums.entry(Category::Workspace.name()).or_default() += scratch;
-    *sums.entry(Category::Activations.name()).or_default() += plans.transient_bytes - scratch;
-    sums
-}
-
 fn object(config: &Config, compiled: &Compiled, step: &Cost) -> serde_json::Value {
     json!({
         "recipe": config.recipe,
         "backend": compiled.target.name,
         "arena_bytes": compiled.plans.arena_bytes,
         "driver_bytes": compiled.target.driver_bytes,
-        "categories": categories(&compiled.plans),
+        "categories": compiled.plans.categories(),
         "parameters": compiled.parameters,
         "flops_per_token": compiled.flops_per_token,
         "micro_batch": compiled.micro_batch,
@@ -108,7 +91,7 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
         compiled.plans.arena_bytes,
         bytes(compiled.plans.arena_bytes as u64)
     ));
-    for (category, size) in categories(&compiled.plans).into_iter().filter(|(_, size)| *size > 0) {
+    for (category, size) in compiled.plans.categories().into_iter().filter(|(_, size)| *size > 0) {
         screen.result(format!("  {category:14} {size:>14}  {:>10}", bytes(size as u64)));
     }
     if compiled.target.driver_bytes > 0 {

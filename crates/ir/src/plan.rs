@@ -1,5 +1,6 @@
 //! What a backend executes: launches over views of one arena, all offsets fixed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::attr::named;
@@ -167,6 +168,21 @@ pub struct PlanSet {
 impl PlanSet {
     pub fn plan(&self, role: Role) -> Option<&Plan> {
         self.plans.iter().find(|p| p.role == role)
+    }
+
+    /// Bytes by category; together the arena. Transients overlay, so the largest plan's peak is shared out: scratch at
+    /// its largest, the rest activations.
+    pub fn categories(&self) -> BTreeMap<&'static str, usize> {
+        let mut sums: BTreeMap<&'static str, usize> = Category::ALL.iter().map(|c| (c.name(), 0)).collect();
+        for buffer in self.buffers.iter().filter(|b| b.live.is_none()) {
+            *sums.entry(buffer.category.name()).or_default() += buffer.bytes;
+        }
+        let is_scratch = |b: &&Buffer| b.live.is_some() && b.category == Category::Workspace;
+        let scratch = self.buffers.iter().filter(is_scratch).map(|b| b.bytes).max().unwrap_or(0);
+        let scratch = scratch.min(self.transient_bytes);
+        *sums.entry(Category::Workspace.name()).or_default() += scratch;
+        *sums.entry(Category::Activations.name()).or_default() += self.transient_bytes - scratch;
+        sums
     }
 
     pub fn slot(&self, path: &str) -> Option<&PlacedSlot> {

@@ -41,14 +41,20 @@ pub fn drop_below(p: f32) -> u32 {
     (p as f64 * 4_294_967_296.0) as u32
 }
 
-/// A standard normal number, element `i` of the stream `stream` under `seed` (Box-Muller).
+/// A standard normal number, element `i` of the stream `stream` under `seed`.
 pub fn normal(seed: u64, stream: u64, i: u64) -> f32 {
+    normal_pair(seed, stream, i / 2)[(i % 2) as usize]
+}
+
+/// Elements 2 i and 2 i + 1 of a stream (Box-Muller): half the work where both are wanted.
+pub fn normal_pair(seed: u64, stream: u64, i: u64) -> [f32; 2] {
     let key = [seed as u32, (seed >> 32) as u32];
-    let c = philox([(i / 2) as u32, ((i / 2) >> 32) as u32, stream as u32, (stream >> 32) as u32], key);
+    let c = philox([i as u32, (i >> 32) as u32, stream as u32, (stream >> 32) as u32], key);
     let unit =
         |hi: u32, lo: u32| (((hi as u64) << 21 | (lo as u64) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     let (radius, angle) = ((-2.0 * unit(c[0], c[1]).ln()).sqrt(), std::f64::consts::TAU * unit(c[2], c[3]));
-    (radius * if i.is_multiple_of(2) { angle.cos() } else { angle.sin() }) as f32
+    let (sin, cos) = angle.sin_cos();
+    [(radius * cos) as f32, (radius * sin) as f32]
 }
 
 #[cfg(test)]

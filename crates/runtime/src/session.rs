@@ -167,12 +167,12 @@ impl Session {
 
     pub fn write_f32(&mut self, path: &str, values: &[f32]) -> Result<(), RuntimeError> {
         self.expect(path, DType::F32)?;
-        self.write_slot(path, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
+        self.write_slot(path, bytes_of(values))
     }
 
     pub fn write_i32(&mut self, path: &str, values: &[i32]) -> Result<(), RuntimeError> {
         self.expect(path, DType::I32)?;
-        self.write_slot(path, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
+        self.write_slot(path, bytes_of(values))
     }
 
     /// A slot of any float or integer type, as f32.
@@ -249,6 +249,18 @@ fn places(plans: &PlanSet) -> Result<(), RuntimeError> {
     }
     Ok(())
 }
+
+/// The memory of words of four bytes. Little-endian, as slots are and as every target we build for is.
+fn bytes_of<T: Word>(values: &[T]) -> &[u8] {
+    const { assert!(cfg!(target_endian = "little") && size_of::<T>() == 4) };
+    // SAFETY: f32 and i32 have no padding and every byte of them may be read; the length in bytes is theirs.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// What slots hold in four bytes.
+trait Word {}
+impl Word for f32 {}
+impl Word for i32 {}
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> {
     bytes.chunks_exact(4).map(|w| [w[0], w[1], w[2], w[3]])

@@ -9,11 +9,11 @@ use flatout_ir::{PlanSet, Program, Recompute, Role, Target, compile as compile_p
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
 
-use crate::active;
 use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
+use crate::{UserError, active};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let batch = config.train.batch;
     let context = config.model.context;
     if let Some(rows) = config.train.micro_batch() {
-        return compile_for(config, target, rows);
+        return compile_for(config, target, rows).map_err(|refused| too_large(config, target, rows, refused));
     }
     let auto_tokens = if target.name == "cpu" { AUTO_TOKENS_CPU } else { AUTO_TOKENS_GPU };
     let divisors = (1..=batch).rev().filter(|n| batch.is_multiple_of(*n));
@@ -76,7 +76,23 @@ pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
             Err(failure) => refused = Some(failure),
         }
     }
-    Err(refused.expect("a batch has the divisor 1"))
+    Err(too_large(config, target, 1, refused.expect("a batch has the divisor 1")))
+}
+
+/// A refusal for want of memory, with where the bytes would go and the largest micro-batch that fits; any other as it
+/// is.
+fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) -> Failure {
+    let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
+    let Ok(planned) = compile_for(config, &endless, rows) else { return refused };
+    let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+    let parts = planned.plans.categories().into_iter().filter(|(_, bytes)| gib(*bytes) >= 0.05);
+    let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {:.1}", gib(bytes))).collect();
+    let smaller = (1..rows).rev().filter(|n| config.train.batch.is_multiple_of(*n));
+    let advice = match smaller.into_iter().find(|n| compile_for(config, target, *n).is_ok()) {
+        Some(fits) => format!("train.micro_batch={fits} is the largest that fits"),
+        None => "no micro-batch fits: use a smaller model or context, or recompute=full".into(),
+    };
+    Failure::User(UserError(format!("{refused} (GiB: {}); {advice}", parts.join(", "))))
 }
 
 fn compile_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Compiled, Failure> {

@@ -4,6 +4,7 @@ use flatout_ir::ops::rope::frequency;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{Class, Init, PlanSet, random};
 use flatout_runtime::{RuntimeError, Session};
+use rayon::prelude::*;
 
 /// Writes every parameter and table. A weight depends on the seed, its own path and nothing else.
 pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
@@ -26,6 +27,9 @@ pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot>
     plans.slots.iter().filter(|s| class(s.class) && !s.is_whole).cloned().collect()
 }
 
+/// Values a task draws; even, so that pairs stay together.
+const CHUNK: usize = 1 << 16;
+
 fn values(slot: &PlacedSlot, seed: u64) -> Vec<f32> {
     let n = slot.ty.elements();
     match slot.init {
@@ -33,7 +37,15 @@ fn values(slot: &PlacedSlot, seed: u64) -> Vec<f32> {
         Init::Ones => vec![1.0; n],
         Init::Normal { std } => {
             let stream = stream(&slot.path);
-            (0..n as u64).map(|i| std * random::normal(seed, stream, i)).collect()
+            let mut values = vec![0.0; n];
+            values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+                let first = (chunk * CHUNK / 2) as u64;
+                for (i, pair) in values.chunks_mut(2).enumerate() {
+                    let drawn = random::normal_pair(seed, stream, first + i as u64);
+                    pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = std * x);
+                }
+            });
+            values
         }
         Init::RopeTable { theta } => {
             let (positions, half) = (slot.ty.dims[0], slot.ty.dims[1]);

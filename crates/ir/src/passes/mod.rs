@@ -217,9 +217,9 @@ fn plan(
     let arena_bytes = persistent_bytes + transient_bytes;
     if arena_bytes as u64 + target.driver_bytes > target.memory_bytes {
         return Err(Refusal(format!(
-            "the plan needs {arena_bytes} bytes and {} has {}: use a smaller train.micro_batch, or recompute=full",
+            "the plan needs {arena_bytes} bytes and {} has {}",
             target.name,
-            target.memory_bytes - target.driver_bytes
+            target.memory_bytes.saturating_sub(target.driver_bytes)
         )));
     }
     let slots = slots.placed();
