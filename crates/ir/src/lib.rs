@@ -9,6 +9,7 @@ pub mod autodiff;
 pub mod builder;
 pub mod check;
 pub mod cost;
+pub mod expand;
 pub mod graph;
 pub mod interpreter;
 pub mod op;

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use crate::builder::{Builder, Tensor};
-use crate::graph::{Graph, Node, NodeId, Slot, Value};
+use crate::expand;
+use crate::graph::{Graph, Node, Slot, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::reduce::Fold;
@@ -23,7 +23,7 @@ pub struct Evaluated {
 
 /// Runs a graph on the given slot values. Slots that are missing are zeros.
 pub fn run(graph: &Graph, slots: &Values) -> Evaluated {
-    let graph = to_primitives(graph);
+    let graph = expand::to_primitives(graph);
     let mut values: Vec<Vec<Vec<f64>>> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let ins: Vec<Operand<'_>> = node
@@ -47,88 +47,6 @@ pub fn run(graph: &Graph, slots: &Values) -> Evaluated {
     Evaluated {
         results: graph.results.iter().map(|(name, v)| (name.clone(), value(v))).collect(),
         writes: graph.writes.iter().map(|(slot, v)| (graph.slot(*slot).path.clone(), value(v))).collect(),
-    }
-}
-
-/// The graph with every operation expanded until only primitives are left.
-pub fn to_primitives(graph: &Graph) -> Graph {
-    rewrite(graph, |_| true)
-}
-
-/// The graph with the operations `choose` names replaced by their expansion, recursively.
-pub fn rewrite(graph: &Graph, choose: impl Fn(&Op) -> bool) -> Graph {
-    let b = Builder::from_graph(Graph {
-        slots: graph.slots.clone(),
-        next_key: graph.next_key,
-        ..Graph::default()
-    });
-    let mut map: HashMap<Value, Value> = HashMap::new();
-    for (id, node) in graph.ids().zip(&graph.nodes) {
-        let ins: Vec<Tensor<'_>> = node.ins.iter().map(|v| b.tensor(map[v])).collect();
-        let outs = b.at_path(&node.path, || expanded(&b, node, &ins, &choose));
-        for (out, t) in outs.into_iter().enumerate() {
-            map.insert(id.out(out as u8), t.v);
-        }
-    }
-    let mut out = b.finish();
-    out.writes = graph.writes.iter().map(|(s, v)| (*s, map[v])).collect();
-    out.results = graph.results.iter().map(|(n, v)| (n.clone(), map[v])).collect();
-    out
-}
-
-fn expanded<'g>(
-    b: &'g Builder,
-    node: &Node,
-    ins: &[Tensor<'g>],
-    choose: &impl Fn(&Op) -> bool,
-) -> Vec<Tensor<'g>> {
-    let before = b.with_graph(|g| g.nodes.len());
-    let simpler = if choose(&node.op) { node.op.expand(b, ins) } else { None };
-    let Some(outs) = simpler else {
-        let ids = ins.iter().map(|t| t.v).collect();
-        let id = b.edit(|g| g.push_keyed(node.op.clone(), ids, &node.path, node.key));
-        return b.outputs(id);
-    };
-    // An expansion may itself hold operations to expand: run it through once more, in place.
-    let nested = b.with_graph(|g| g.nodes[before..].iter().any(|n| choose(&n.op) && !is_primitive(&n.op)));
-    if !nested {
-        return outs;
-    }
-    let fresh: Vec<Node> = b.edit(|g| g.nodes.split_off(before));
-    let mut map: HashMap<Value, Tensor<'g>> = HashMap::new();
-    let find = |map: &HashMap<Value, Tensor<'g>>, v: Value| {
-        if (v.node.0 as usize) < before { b.tensor(v) } else { map[&v] }
-    };
-    for (i, node) in fresh.iter().enumerate() {
-        let ins: Vec<_> = node.ins.iter().map(|v| find(&map, *v)).collect();
-        for (out, t) in expanded(b, node, &ins, choose).into_iter().enumerate() {
-            map.insert(NodeId((before + i) as u32).out(out as u8), t);
-        }
-    }
-    outs.into_iter().map(|t| find(&map, t.v)).collect()
-}
-
-fn is_primitive(op: &Op) -> bool {
-    use crate::op::OpKind as K;
-    match op {
-        Op::Product { base, .. } | Op::ScatterAdd { base, .. } => !base,
-        _ => matches!(
-            op.kind(),
-            K::Read
-                | K::Fill
-                | K::Iota
-                | K::Map
-                | K::Reshape
-                | K::Transpose
-                | K::Slice
-                | K::Concat
-                | K::Pad
-                | K::Broadcast
-                | K::Reduce
-                | K::Dropout
-                | K::Gather
-                | K::RowScatter
-        ),
     }
 }
 

@@ -17,9 +17,9 @@ pub mod slots;
 pub mod update;
 pub mod views;
 
+use crate::expand;
 use crate::graph::{Class, Graph};
 use crate::op::{Op, OpKind};
-use crate::oracle;
 use crate::plan::{PassReport, PlanSet, Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
@@ -57,7 +57,7 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     reports.say("freeze", frozen, || format!("{frozen} parameters are not trained"));
 
     // Operations whose fused form is switched off are gone.
-    let g = checked("expand", oracle::rewrite(&g, |op| is_switched_off(op, o)));
+    let g = checked("expand", expand::expand(&g, |op| is_switched_off(op, o)));
 
     // Weights that share an input are one slot and one product.
     let (g, merged) = if runs("merge") {
