@@ -97,6 +97,11 @@ impl Session {
         self.as_cuda().map_or(0, cuda::session::Session::driver_bytes)
     }
 
+    /// What runs otherwise than it was meant to, and why: a library that refused a shape.
+    pub fn notes(&self) -> &[String] {
+        self.as_cuda().map_or(&[], cuda::session::Session::notes)
+    }
+
     /// Whether plans are replayed as CUDA graphs.
     pub fn replays_graphs(&self) -> bool {
         self.as_cuda().is_some_and(cuda::session::Session::replays_graphs)

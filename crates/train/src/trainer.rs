@@ -260,6 +260,9 @@ impl Trainer<'_, '_> {
             driver_bytes: self.session.driver_bytes(),
         };
         self.say(Event::Start(start))?;
+        for message in self.session.notes().to_vec() {
+            self.say(Event::Warning { message })?;
+        }
         if self.saved.is_some() {
             self.say(Event::Resume { step: self.progress.step })?;
         }

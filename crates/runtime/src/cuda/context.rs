@@ -5,6 +5,7 @@
 //! names of NVIDIA's headers. Libraries stay open as long as the process, so entry points are `'static`.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
@@ -130,6 +131,7 @@ pub struct Prepare<'a> {
     pub(super) lt: &'a Arc<Lt>,
     pub(super) cudnn: Result<&'a Arc<Cudnn>, &'a CudaError>,
     pub(super) stream: Stream,
+    pub(super) notes: &'a RefCell<Vec<String>>,
 }
 
 impl<'a> Prepare<'a> {
@@ -159,6 +161,14 @@ impl<'a> Prepare<'a> {
 
     pub fn driver(&self) -> &'static Driver {
         self.driver
+    }
+
+    /// Tells the user what runs otherwise than it was meant to; once, however many launches it is true of.
+    pub fn note(&self, sentence: String) {
+        let mut notes = self.notes.borrow_mut();
+        if !notes.contains(&sentence) {
+            notes.push(sentence);
+        }
     }
 
     /// Where candidates may be timed; the session's own stream, idle now.

@@ -51,6 +51,7 @@ pub struct Session {
     stream: OwnedStream,
     options: Options,
     compiled: Compiled,
+    notes: Vec<String>,
     driver_bytes: u64,
     device: Device,
 }
@@ -79,6 +80,7 @@ impl Session {
         })?;
         arena.fill(0, stream.get()).map_err(system)?;
 
+        let notes = RefCell::new(vec![]);
         let prepare = Prepare {
             arena: arena.address(),
             facts: &facts,
@@ -87,6 +89,7 @@ impl Session {
             lt: device.lt(),
             cudnn: device.cudnn(),
             stream: stream.get(),
+            notes: &notes,
         };
         let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
         for (plan, kernels) in plans.plans.iter().zip(&kernels) {
@@ -130,6 +133,7 @@ impl Session {
             stream,
             options,
             compiled,
+            notes: notes.into_inner(),
             driver_bytes,
             device: device.clone(),
         })
@@ -143,6 +147,11 @@ impl Session {
     /// Whether every plan was captured as a graph, which runs replay.
     pub fn replays_graphs(&self) -> bool {
         !self.graphs.is_empty()
+    }
+
+    /// What runs otherwise than it was meant to, and why.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Where the kernels came from.

@@ -124,15 +124,21 @@ fn is_unsupported(error: &CudaError) -> bool {
     error.code == 0 || (3000..4000).contains(&error.code)
 }
 
-/// Where cuDNN has no engine for the shape on this GPU, ours runs.
+/// Where cuDNN has no engine for the shape on this GPU, ours runs, and the run says so.
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
     let problem = Problem::of(launch);
     if dense::accepts(&problem, launch, p.facts()) {
         let prepare = if problem.grad { dense::prepare_backward } else { dense::prepare_forward };
         match prepare(&problem, launch, p) {
-            Err(error) if is_unsupported(&error) => {}
+            Err(error) if is_unsupported(&error) => {
+                p.note(format!("{} runs on our own kernel: cuDNN refused it, {error}", launch.op.name()));
+            }
             prepared => return prepared,
         }
+    } else if dense::serves(&problem) {
+        let why =
+            if p.facts().cudnn.is_none() { "cuDNN is missing" } else { "cuDNN does not take these tensors" };
+        p.note(format!("{} runs on our own kernel: {why}", launch.op.name()));
     }
     flash::prepare(&problem, launch, p)
 }
