@@ -1,5 +1,7 @@
 //! What a launch must satisfy before it may run: the facts the kernels' unsafe code relies on, checked once.
 
+use std::borrow::Cow;
+
 use flatout_ir::graph::{Class, Graph, Init, Node, Slot};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::TensorType;
@@ -178,6 +180,26 @@ pub fn describe(launch: &Launch) -> String {
     let ins: Vec<_> = launch.ins.iter().map(show).collect();
     let outs: Vec<_> = launch.outs.iter().map(|v| v.as_ref().map_or("-".into(), show)).collect();
     format!("`{}`: {} ({}) -> ({})", launch.path, launch.op.name(), ins.join(", "), outs.join(", "))
+}
+
+/// The body of an elementwise launch: a region's own, or a map as the region of one node.
+pub(crate) fn body_of(launch: &Launch) -> Cow<'_, Graph> {
+    let f = match &launch.op {
+        Op::Region { body } => return Cow::Borrowed(body),
+        Op::Map { f } => *f,
+        op => unreachable!("{} is not elementwise", op.name()),
+    };
+    let mut body = Graph::default();
+    let args = launch.ins.iter().enumerate().map(|(i, view)| {
+        let ty = TensorType::new(view.dtype, view.dims.clone());
+        let slot = Slot { path: i.to_string(), ty, class: Class::Input, init: Init::Zeros, part: None };
+        let slot = body.add_slot(slot);
+        body.add(Op::Read { slot }, vec![], "")
+    });
+    let args = args.collect();
+    let value = body.add(Op::Map { f }, args, "");
+    body.results.push(("y".into(), value));
+    Cow::Owned(body)
 }
 
 #[cfg(test)]

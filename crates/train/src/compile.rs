@@ -112,14 +112,7 @@ fn compile_for(config: &Config, target: &Target, micro_batch: usize) -> Result<C
     if eval_batch > 0 {
         programs.push(Program { role: Role::Eval, graph: loss(eval_batch, false) });
     }
-    let parameters: Vec<(&str, usize)> = programs[0]
-        .graph
-        .slots
-        .iter()
-        .filter(|s| s.class.is_parameter())
-        .map(|s| (s.path.as_str(), s.ty.rank()))
-        .collect();
-    let mut settled = settle(config, target, &parameters)?;
+    let mut settled = settle(config, target, &programs[0].graph)?;
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
     if plans.is_err() && config.switches.recompute == RecomputeSwitch::Auto {

@@ -173,14 +173,7 @@ fn session(config: &Config, device: &Device) -> Result<Session, Failure> {
     let program =
         |role: Role, tokens: usize| Program { role, graph: build(model, Form::Cached { tokens, capacity }) };
     let programs = [program(Role::Prefill, CHUNK.min(capacity)), program(Role::Decode, 1)];
-    let parameters: Vec<(&str, usize)> = programs[0]
-        .graph
-        .slots
-        .iter()
-        .filter(|s| s.class.is_parameter())
-        .map(|s| (s.path.as_str(), s.ty.rank()))
-        .collect();
-    let settled = settle(config, target, &parameters)?;
+    let settled = settle(config, target, &programs[0].graph)?;
     device.session(compile(&programs, target, &settled.options)?, &settled)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::{Options, Precision as Types, Recompute as Again, Rule, Target, Update};
+use flatout_ir::{Graph, Options, Precision as Types, Recompute as Again, Rule, Target, Update};
 use flatout_models::config::Positions;
 
 use crate::config::Config;
@@ -29,8 +29,8 @@ pub struct Settled {
     pub deterministic: bool,
 }
 
-/// Settles the switches for a target. `parameters` are the model's paths and numbers of axes.
-pub fn settle(config: &Config, target: &Target, parameters: &[(&str, usize)]) -> Result<Settled, UserError> {
+/// Settles the switches for a target and a model.
+pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled, UserError> {
     let switches = &config.switches;
     let mut chosen = vec![];
     let mut choose =
@@ -118,7 +118,7 @@ pub fn settle(config: &Config, target: &Target, parameters: &[(&str, usize)]) ->
         refuse!("`deterministic=on` cannot run: {} may give other bits each time", kernel.name);
     }
     let on = |toggle: Toggle| toggle == Toggle::On;
-    let (freeze, update) = trained(config, parameters)?;
+    let (freeze, update) = trained(config, model)?;
     let options = Options {
         precision,
         flash_attention,
@@ -139,8 +139,10 @@ pub fn settle(config: &Config, target: &Target, parameters: &[(&str, usize)]) ->
 }
 
 /// Who is trained and how, parameter by parameter.
-fn trained(config: &Config, parameters: &[(&str, usize)]) -> Result<(BTreeSet<String>, Update), UserError> {
-    let rules = groups::rules(config, parameters)?;
+fn trained(config: &Config, model: &Graph) -> Result<(BTreeSet<String>, Update), UserError> {
+    let parameters = model.slots.iter().filter(|s| s.class.is_parameter());
+    let parameters: Vec<(&str, usize)> = parameters.map(|s| (s.path.as_str(), s.ty.rank())).collect();
+    let rules = groups::rules(config, &parameters)?;
     let by_path = || parameters.iter().map(|(path, _)| path.to_string()).zip(&rules);
     let freeze = by_path().filter(|(_, rule)| rule.frozen).map(|(path, _)| path).collect();
     let rules: BTreeMap<String, Rule> = by_path()

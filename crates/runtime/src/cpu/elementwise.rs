@@ -10,6 +10,8 @@ use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{Graph, Launch, Op, OpKind, Value, View};
 
+use crate::launch::body_of;
+
 use super::context::Context;
 use super::math::{self, vectorised};
 use super::tensor::{Tensor, load, round_bf16, store};
@@ -144,28 +146,6 @@ fn compile(body: &Graph, wanted: &[bool], direct: &[bool]) -> Program {
 
 fn uses(node: &flatout_ir::Node, i: usize) -> bool {
     node.ins.iter().any(|v| v.node.0 as usize == i)
-}
-
-/// A map as the region of one node.
-fn body_of(launch: &Launch) -> std::borrow::Cow<'_, Graph> {
-    use flatout_ir::graph::{Class, Init, Slot};
-    use std::borrow::Cow;
-    let f = match &launch.op {
-        Op::Region { body } => return Cow::Borrowed(body),
-        Op::Map { f } => *f,
-        op => unreachable!("{} is not elementwise", op.name()),
-    };
-    let mut body = Graph::default();
-    let args = launch.ins.iter().enumerate().map(|(i, view)| {
-        let ty = flatout_ir::TensorType::new(view.dtype, view.dims.clone());
-        let slot = Slot { path: i.to_string(), ty, class: Class::Input, init: Init::Zeros, part: None };
-        let slot = body.add_slot(slot);
-        body.add(Op::Read { slot }, vec![], "")
-    });
-    let args: Vec<Value> = args.collect();
-    let value = body.add(Op::Map { f }, args, "");
-    body.results.push(("y".into(), value));
-    Cow::Owned(body)
 }
 
 /// All operands' axes joined where every one of them steps evenly: (extent, step of each operand), outermost first.

@@ -5,13 +5,14 @@
 //! in flight before anything is computed. Every value is rounded to its node's type and no two nodes' operations are
 //! contracted, so a region gives the bits of its nodes run one by one. Bytes: each tensor once.
 
-use std::borrow::Cow;
 use std::fmt::Write;
 
 use flatout_ir::ops::elementwise::{Elementwise as E, GELU_CUBIC, GELU_INNER};
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::DType;
-use flatout_ir::{Graph, Launch, Op, OpKind, Value as Node, View};
+use flatout_ir::{Graph, Launch, Op, OpKind, View};
+
+use crate::launch::body_of;
 
 use super::address::{Walk, index_type, most, widths};
 use super::context::Kernel;
@@ -106,27 +107,6 @@ fn stages(launch: &Launch) -> Stages {
         block: 256,
         args,
     }])
-}
-
-/// A map as the region of one node.
-fn body_of(launch: &Launch) -> Cow<'_, Graph> {
-    use flatout_ir::graph::{Class, Init, Slot};
-    let f = match &launch.op {
-        Op::Region { body } => return Cow::Borrowed(body),
-        Op::Map { f } => *f,
-        op => unreachable!("{} is not elementwise", op.name()),
-    };
-    let mut body = Graph::default();
-    let args = launch.ins.iter().enumerate().map(|(i, view)| {
-        let ty = flatout_ir::TensorType::new(view.dtype, view.dims.clone());
-        let slot = Slot { path: i.to_string(), ty, class: Class::Input, init: Init::Zeros, part: None };
-        let slot = body.add_slot(slot);
-        body.add(Op::Read { slot }, vec![], "")
-    });
-    let args: Vec<Node> = args.collect();
-    let value = body.add(Op::Map { f }, args, "");
-    body.results.push(("y".into(), value));
-    Cow::Owned(body)
 }
 
 /// The type a value has in registers.
