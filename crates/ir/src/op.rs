@@ -120,8 +120,9 @@ ops! {
     HeadLossGrad = "head_loss_grad" { base: bool }
     /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
     HeadLossTrain = "head_loss_train" { base: bool }
-    /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0.
-    AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32 }
+    /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0. With `copy` also p
+    /// in bf16.
+    AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool }
     /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
     Region = "region" { body: Box<Graph> }
 }
@@ -189,7 +190,7 @@ impl Op {
             Op::HeadLoss {} => head_loss::infer(&ins),
             Op::HeadLossGrad { base } => head_loss::infer_grad(*base, &ins),
             Op::HeadLossTrain { base } => head_loss::infer_train(*base, &ins),
-            Op::AdamW { .. } => adamw::infer(&ins),
+            Op::AdamW { copy, .. } => adamw::infer(*copy, &ins),
             Op::Region { body } => crate::region::infer(body, &ins),
         }
     }

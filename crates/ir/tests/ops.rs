@@ -26,7 +26,7 @@ fn every_case_has_a_name_of_its_own() {
 const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
-    (OpKind::AdamW, adamw_expands_to_three_outputs),
+    (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::Region, a_region_is_its_body),
 ];
 
@@ -141,12 +141,15 @@ fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
 }
 
 /// The numbers are proven in formulas.rs; here the types and the text.
-fn adamw_expands_to_three_outputs() {
+fn adamw_expands_to_its_outputs() {
     let b = Builder::new();
     let p = b.param("p", &[3, 5], Init::Zeros);
     let one = b.fill(1.0, DType::F32, &[1]);
-    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
-    assert_eq!(b.ops(op, &[p, p, p, p, one, one, one, one]).len(), 3);
+    let op = |copy| Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy };
+    let ins = [p, p, p, p, one, one, one, one];
+    assert_eq!(b.ops(op(false), &ins).len(), 3);
+    let copied = b.ops(op(true), &ins);
+    assert_eq!((copied.len(), copied[3].dtype()), (4, DType::BF16));
     sound(&b.finish()).unwrap();
 }
 

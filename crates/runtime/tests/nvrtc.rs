@@ -61,7 +61,8 @@ fn real() -> Vec<Form> {
         forms.push((Op::GatedGrad { act }, vec![gate.clone(); 3]));
     }
     let flat = ty(f32s, &[176_000_000]);
-    let adamw = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    let adamw =
+        Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy: true };
     forms.push((adamw, [vec![flat.clone(); 4], vec![ty(f32s, &[1]); 4]].concat()));
     forms.push((Op::Reduce { axis: 0, by: Fold::SumSquares }, vec![flat]));
     let (rows, table) = (ty(bf16, &[65536, 768]), ty(f32s, &[32768, 768]));

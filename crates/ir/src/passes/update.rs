@@ -166,6 +166,7 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph
                 eps: how.eps,
                 weight_decay: p.weight_decay,
                 lr_scale: p.lr_scale,
+                copy: false,
             };
             let state = [p.weight, p.grad, p.m, p.v].map(|s| b.read(s));
             let new = b.ops(op, &[state[0], state[1], state[2], state[3], lr, scale, count, go]);

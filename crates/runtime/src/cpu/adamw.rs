@@ -1,4 +1,4 @@
-//! AdamW in one pass over parameter, gradient and moments: 16 bytes in and 12 out an element.
+//! AdamW in one pass over parameter, gradient and moments: 16 bytes in and 12 out an element, 14 with the bf16 copy.
 
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -53,7 +53,7 @@ const TILES_A_TASK: usize = 4;
 const TILE_BYTES: usize = 7 * 4096;
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale } = launch.op else {
+    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy } = launch.op else {
         unreachable!("the row is for adamw")
     };
     // SAFETY: the four scalars lie on no output.
@@ -62,7 +62,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let correction = |beta: f32| (1.0 / (1.0 - (beta as f64).powf(updates as f64))) as f32;
     let (first, second) = (correction(beta1), correction(beta2));
     let constants = Update { scale, lr: lr * lr_scale, beta1, beta2, first, second, eps, weight_decay };
-    let outs = [cx.output(0), cx.output(1), cx.output(2)];
+    let outs = [cx.output(0), cx.output(1), cx.output(2), copy.then(|| cx.output(3)).flatten()];
     let [p, g, m, v] = std::array::from_fn(|i| cx.input(i));
     let views: Vec<&View> = launch.ins[..4].iter().chain(launch.outs.iter().flatten()).collect();
     let tiles = Tiles::new(&views);
@@ -81,7 +81,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 if go != 0.0 {
                     update(constants, p_now, g_now, m_now, v_now);
                 }
-                let values = [p_now, m_now, v_now];
+                let values = [&*p_now, &*m_now, &*v_now, &*p_now];
                 let wanted =
                     outs.iter().zip(values).filter_map(|(out, values)| Some((out.as_ref()?, values)));
                 for (operand, (out, values)) in wanted.enumerate() {

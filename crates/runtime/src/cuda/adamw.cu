@@ -4,14 +4,15 @@
 //   p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p)
 //
 // t, the applied updates with this one, lr, scale and go are read from device memory; go = 0 leaves p, m and v as they
-// are. Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element. The grid is what
+// are. Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element, 14 with
+// p' in bf16 as well. The grid is what
 // the device holds at once: the two corrections are computed in f64 by one thread a block (an f32 power loses four
 // digits of 1 - b2^t in the first steps), then threads walk in steps of the grid, VEC elements of all four tensors in
 // flight each. Deterministic.
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     adamw(const T_X* p, const T_X* g, const T_X* m, const T_X* v, const T_X* lr, const T_X* scale, const T_X* updates,
-          const T_X* go, T_X* p_out, T_X* m_out, T_X* v_out, INDEX count, float lr_scale, float beta1, float beta2,
+          const T_X* go, T_X* p_out, T_X* m_out, T_X* v_out, bf16* p_copy, INDEX count, float lr_scale, float beta1, float beta2,
           float eps, float decay, double log_beta1, double log_beta2) {
     __shared__ float corrections[2];
     if (threadIdx.x == 0) {
@@ -46,6 +47,11 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 #if HAS_P
         put(pp, np);
         pp.store(p_out + at_p_out(e));
+#endif
+#if HAS_COPY
+        Pack<bf16, VEC> narrow;
+        put(narrow, np);
+        narrow.store(p_copy + at_p_copy(e));
 #endif
 #if HAS_M
         put(pm, nm);

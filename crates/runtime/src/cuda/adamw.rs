@@ -27,7 +27,7 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 const RESIDENT: u32 = 4;
 
 fn stages(launch: &Launch, facts: &Facts) -> Stages {
-    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale } = launch.op else {
+    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy } = launch.op else {
         unreachable!("the row is for adamw")
     };
     let views: Vec<&View> = launch.ins[..4].iter().chain(launch.outs.iter().flatten()).collect();
@@ -35,22 +35,25 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
     if count == 0 || launch.outs.iter().all(Option::is_none) {
         return Ok(vec![]);
     }
-    let (vec, index) = (width(&views, most(&views)), index_type(count));
+    let (vec, index) = (width(&views, most(&views[..4])), index_type(count));
     let [p_out, m_out, v_out] = [0, 1, 2].map(|o| launch.outs[o].as_ref());
+    let p_copy = launch.outs.get(3).filter(|_| copy).and_then(Option::as_ref);
     let mut draft = Draft::new("adamw.cu")
         .define("VEC", vec)
         .define("INDEX", index)
         .dtype("T_X", views[0].dtype)
         .flag("HAS_P", p_out.is_some())
         .flag("HAS_M", m_out.is_some())
-        .flag("HAS_V", v_out.is_some());
+        .flag("HAS_V", v_out.is_some())
+        .flag("HAS_COPY", p_copy.is_some());
     let ins = ["at_p", "at_g", "at_m", "at_v"].into_iter().zip(launch.ins.iter().map(Some));
-    let outs = ["at_p_out", "at_m_out", "at_v_out"].into_iter().zip([p_out, m_out, v_out]);
+    let outs =
+        ["at_p_out", "at_m_out", "at_v_out", "at_p_copy"].into_iter().zip([p_out, m_out, v_out, p_copy]);
     for (name, view) in ins.chain(outs) {
         draft = draft.text(&view.map_or(String::new(), |v| Walk::of(v).function(name, index)));
     }
     let mut args: Vec<Value> = launch.ins.iter().map(at).collect();
-    args.extend([p_out, m_out, v_out].map(at_or_nothing));
+    args.extend([p_out, m_out, v_out, p_copy].map(at_or_nothing));
     args.push(stage::count(index, count));
     args.extend([lr_scale, beta1, beta2, eps, weight_decay].map(Value::F32));
     args.extend([beta1, beta2].map(|beta| Value::F64((beta as f64).ln())));

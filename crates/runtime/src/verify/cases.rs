@@ -411,15 +411,15 @@ fn losses(table: &mut Table) {
 }
 
 fn updates(table: &mut Table) {
-    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 0.5 };
-    for dtype in FLOATS {
+    let op = |copy| Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 0.5, copy };
+    for (dtype, copy) in [(DType::F32, false), (DType::F32, true), (DType::BF16, false)] {
         for (go, updates, dims) in [(1.0, 1.0, vec![67]), (1.0, 20.0, vec![110, 150]), (0.0, 3.0, vec![9, 5])]
         {
             let one = |value: f64| tensor(dtype, &[1], Data::Values(vec![value]));
             let mut ins = vec![x(dtype, &dims), x(dtype, &dims), x(dtype, &dims)];
             ins.push(tensor(dtype, &dims, Data::Between(0.01, 1.0)));
             ins.extend([one(0.1), one(0.5), one(updates), one(go)]);
-            table.add(op.clone(), ins);
+            table.add(op(copy), ins);
         }
     }
 }

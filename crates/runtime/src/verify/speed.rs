@@ -140,10 +140,11 @@ pub fn cases() -> Vec<Case> {
         vec![x(BF16, &narrow), index(tokens, words), x(F32, &[words, width])],
     );
     let many = [64 << 20];
-    let update = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    let update =
+        Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy: true };
     let state = [x(F32, &many), x(F32, &many), x(F32, &many), x(F32, &many)];
     let scalars = [x(F32, &[1]), x(F32, &[1]), x(F32, &[1]), x(F32, &[1])];
-    add("adamw 64M f32", update, state.into_iter().chain(scalars).collect());
+    add("adamw 64M f32 with bf16 copy", update, state.into_iter().chain(scalars).collect());
 
     let product = |ta, tb, out, base| Op::Product { ta, tb, out, base };
     add(
