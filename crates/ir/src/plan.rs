@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 
 use crate::attr::named;
 use crate::graph::{Class, Init};
@@ -140,7 +141,7 @@ pub struct Buffer {
     pub offset: usize,
     pub bytes: usize,
     /// The plan and the launches from first write to last read; persistent buffers have none.
-    pub live: Option<(usize, std::ops::Range<usize>)>,
+    pub live: Option<(usize, Range<usize>)>,
 }
 
 /// What a pass did, in words a user can read, and how often.
@@ -161,6 +162,10 @@ pub struct PlanSet {
     /// Every persistent buffer, and the transients of the plan that needs the most.
     pub buffers: Vec<Buffer>,
     pub slots: Vec<PlacedSlot>,
+    /// The range of all slots of class input.
+    pub inputs: Range<usize>,
+    /// Where the areas begin that inputs land in, each as large as `inputs`; none where the host writes in place.
+    pub landings: Vec<usize>,
     pub plans: Vec<Plan>,
     pub done: Vec<PassReport>,
 }

@@ -74,6 +74,9 @@ pub struct Target {
     /// What the driver takes beside the arena: context, modules, graphs.
     pub driver_bytes: u64,
     pub cores: usize,
+    /// Areas that inputs land in before a run copies them into place, so that the next may arrive while a plan reads
+    /// these; 0 where the host writes inputs in place.
+    pub landings: usize,
     pub rates: Rates,
     pub kernels: Vec<KernelRow>,
 }
@@ -125,6 +128,7 @@ pub fn paper() -> Target {
         memory_bytes: 1 << 40,
         driver_bytes: 0,
         cores: 1,
+        landings: 0,
         rates: Rates { f32_flops: 1e12, bf16_flops: 2e12, memory_bytes: 1e12 },
         kernels: OpKind::ALL.iter().map(row).collect(),
     }

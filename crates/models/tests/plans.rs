@@ -177,3 +177,28 @@ fn recomputing_more_keeps_less() {
     assert!(cheap * 10 < none * 8, "cheap keeps {cheap} of {none} bytes");
     assert!(full * 10 < none * 5, "full keeps {full} of {none} bytes");
 }
+
+/// Inputs lie side by side, and every area they land in is as large and is counted in the arena.
+#[test]
+fn landings_are_planned_memory() {
+    let programs = [
+        Program { role: Role::Grad, graph: build(&small(), LOSS) },
+        Program { role: Role::Eval, graph: build(&small(), LOSS) },
+    ];
+    let plan = |landings: usize| {
+        let target = flatout_ir::Target { landings, ..paper() };
+        compile(&programs, &target, &Options::default()).expect("a plan")
+    };
+    let (in_place, landing) = (plan(0), plan(2));
+    let inputs = landing.inputs.clone();
+    for slot in &landing.slots {
+        let lies_inside =
+            inputs.start <= slot.view.offset && slot.view.offset + slot.view.span_bytes() <= inputs.end;
+        assert_eq!(lies_inside, slot.class == Class::Input, "{}", slot.path);
+    }
+    assert_eq!(landing.landings, [inputs.end, inputs.end + inputs.len()]);
+    assert_eq!(landing.persistent_bytes, inputs.end + 2 * inputs.len());
+    assert_eq!(landing.arena_bytes, in_place.arena_bytes + 2 * inputs.len());
+    assert_eq!(landing.categories().values().sum::<usize>(), landing.arena_bytes);
+    assert!(in_place.landings.is_empty());
+}

@@ -5,10 +5,12 @@
 //! lie, never for what is computed.
 
 mod arena;
+pub mod copying;
 pub mod cpu;
 pub mod cuda;
 pub mod launch;
 pub mod session;
 pub mod verify;
 
+pub use copying::{Copied, Copying};
 pub use session::{Posted, RuntimeError, Session};

@@ -5,7 +5,7 @@ use std::fmt;
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
 
-use crate::{cpu, cuda, launch};
+use crate::{Copying, cpu, cuda, launch};
 
 /// What can go wrong on a machine with a plan that compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,6 +170,17 @@ impl Session {
         self.read_view(self.slot_view(path)?)
     }
 
+    /// Copies slots as they are after all that was asked for so far. On a GPU the copy comes out beside the plans that run
+    /// next, and one that writes any of these slots waits for it on the device; on the CPU it is made here.
+    pub fn begin_copy<P: AsRef<str>>(&mut self, paths: &[P]) -> Result<Copying, RuntimeError> {
+        let views = paths.iter().map(|path| self.slot_view(path.as_ref()).cloned());
+        let views = views.collect::<Result<Vec<View>, _>>()?;
+        match &mut self.backend {
+            Backend::Cpu(session) => Ok(Copying::here(views.iter().map(|view| session.read(view)).collect())),
+            Backend::Cuda(session) => session.begin_copy(&views),
+        }
+    }
+
     pub fn write_f32(&mut self, path: &str, values: &[f32]) -> Result<(), RuntimeError> {
         self.expect(path, DType::F32)?;
         self.write_slot(path, bytes_of(values))
@@ -313,6 +324,8 @@ mod tests {
             transient_bytes: 0,
             buffers: vec![],
             slots: vec![slot("table", table), slot("index", index)],
+            inputs: 0..0,
+            landings: vec![],
             plans: vec![Plan {
                 role: Role::Eval,
                 launches: vec![launch],
@@ -331,6 +344,26 @@ mod tests {
         assert_eq!(session.result(Role::Eval, "rows").unwrap(), [6.0, 7.0, 0.0, 0.0, 2.0, 3.0]);
         assert_eq!(session.read_f32("table").unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
         assert_eq!(session.read_i32("index").unwrap(), [3, -1, 1]);
+    }
+
+    #[test]
+    fn a_copy_holds_what_was_there_when_it_was_asked_for() {
+        let mut session = Session::new(gather("gather"), 1).unwrap();
+        let first = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
+        session.write_f32("table", &first).unwrap();
+        session.write_i32("index", &[2, 1, 0]).unwrap();
+        let copying = session.begin_copy(&["index", "table"]).unwrap();
+        session.write_f32("table", &[9.0; 8]).unwrap();
+        session.run(Role::Eval).unwrap();
+        drop(session);
+        // Any thread may finish it, after the session too.
+        let copied = std::thread::spawn(|| copying.finish().unwrap()).join().unwrap();
+        assert_eq!((copied.count(), copied.bytes()), (2, 44));
+        assert_eq!(copied.tensor(0), bytes_of(&[2_i32, 1, 0]));
+        assert_eq!(copied.tensor(1), bytes_of(&first));
+        let mut session = Session::new(gather("gather"), 1).unwrap();
+        let missing = session.begin_copy(&["tabel"]).err().expect("no such slot");
+        assert_eq!(missing.to_string(), "there is no slot `tabel`");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub mod views;
 use crate::expand;
 use crate::graph::{Class, Graph};
 use crate::op::{Op, OpKind};
-use crate::plan::{PassReport, PlanSet, Refusal, Role};
+use crate::plan::{Buffer, Category, PassReport, PlanSet, Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
 use crate::verify::verify;
@@ -193,7 +193,15 @@ fn plan(
     mut reports: Reports,
 ) -> Result<PlanSet, Refusal> {
     let all: Vec<&Graph> = graphs.iter().map(|(_, g)| g).collect();
-    let (slots, persistent_bytes, mut buffers) = slots::Slots::place(&all, target.align)?;
+    let (slots, mut persistent_bytes, mut buffers) = slots::Slots::place(&all, target.align)?;
+    let inputs = slots.inputs(persistent_bytes);
+    let mut landings = vec![];
+    for area in 0..if inputs.is_empty() { 0 } else { target.landings } {
+        let (name, offset, bytes) = (format!("landing.{area}"), persistent_bytes, inputs.len());
+        buffers.push(Buffer { name, category: Category::Inputs, offset, bytes, live: None });
+        landings.push(offset);
+        persistent_bytes += bytes;
+    }
     let (mut plans, mut transient_bytes, mut largest) = (vec![], 0, vec![]);
     for (role, g) in &graphs {
         reports.role = *role;
@@ -223,7 +231,17 @@ fn plan(
         )));
     }
     let slots = slots.placed();
-    Ok(PlanSet { arena_bytes, persistent_bytes, transient_bytes, buffers, slots, plans, done: reports.done })
+    Ok(PlanSet {
+        arena_bytes,
+        persistent_bytes,
+        transient_bytes,
+        buffers,
+        slots,
+        inputs,
+        landings,
+        plans,
+        done: reports.done,
+    })
 }
 
 fn with_plan(mut buffer: crate::plan::Buffer, plan: usize) -> crate::plan::Buffer {

@@ -1,6 +1,7 @@
 //! The persistent part of the arena: one table of slots for all plans, found by path, at the same offset in each.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use crate::graph::{Class, Graph, Part, Slot};
 use crate::plan::{Buffer, Category, PlacedSlot, Refusal, View};
@@ -30,7 +31,7 @@ pub fn category(class: Class) -> Category {
 }
 
 impl Slots {
-    /// Joins the graphs' slots by path and lays them out, most lasting first.
+    /// Joins the graphs' slots by path and lays them out, most lasting first, inputs last.
     pub fn place(graphs: &[&Graph], align: usize) -> Result<(Slots, usize, Vec<Buffer>), Refusal> {
         let mut slots = Slots { order: vec![], by_path: HashMap::new() };
         for g in graphs {
@@ -38,7 +39,12 @@ impl Slots {
         }
         let mut roots: Vec<String> =
             slots.order.iter().filter(|p| slots.by_path[*p].part.is_none()).cloned().collect();
-        roots.sort_by_key(|p| category(slots.by_path[p].slot.class));
+        // Inputs last, in one range.
+        let is_input = |class: Class| class == Class::Input;
+        roots.sort_by_key(|p| {
+            let class = slots.by_path[p].slot.class;
+            (category(class), is_input(class))
+        });
         let (mut end, mut buffers) = (0, vec![]);
         for path in roots {
             let entry = slots.by_path.get_mut(&path).expect("listed");
@@ -78,6 +84,12 @@ impl Slots {
                 Ok(())
             }
         }
+    }
+
+    /// The range that holds every input; empty, at `end`, where there is none.
+    pub fn inputs(&self, end: usize) -> Range<usize> {
+        let roots = self.by_path.values().filter(|e| e.part.is_none() && e.slot.class == Class::Input);
+        roots.map(|e| e.offset).min().unwrap_or(end)..end
     }
 
     fn resolve(&self, path: &str) -> usize {

@@ -69,6 +69,7 @@ pub fn target(threads: usize) -> Target {
         memory_bytes: memory_bytes(),
         driver_bytes: 0,
         cores,
+        landings: 0,
         rates: rates(cores),
         kernels: KERNELS.iter().copied().flatten().map(|k| k.row).collect(),
     }

@@ -21,6 +21,8 @@ use super::{KERNELS, environment, nvml};
 const OLDEST_DRIVER: u32 = 12080;
 /// The driver's share beside the context: modules, graphs and cuDNN's kernels. A ceiling for plans; the session measures.
 const MODULE_BYTES: u64 = 512 << 20;
+/// One area of inputs is on its way while the other is copied into place.
+const LANDINGS: usize = 2;
 
 /// Whether a GPU can be used, and the sentence that says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -260,6 +262,7 @@ pub fn target(device: &Device, deterministic: bool) -> Target {
         memory_bytes: *free_bytes,
         driver_bytes: context_bytes + MODULE_BYTES,
         cores: 1,
+        landings: LANDINGS,
         rates: *rates,
         kernels: kernels.collect(),
     }

@@ -56,6 +56,7 @@ entries! {
     stream_create = "cuStreamCreate" (*mut Handle, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (Handle);
     stream_synchronize = "cuStreamSynchronize" (Handle);
+    stream_wait = "cuStreamWaitEvent" (Handle, Handle, c_uint);
     capture_begin = "cuStreamBeginCapture_v2" (Handle, c_int);
     capture_end = "cuStreamEndCapture" (Handle, *mut Handle);
     graph_instantiate = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
@@ -79,6 +80,8 @@ entries! {
 }
 
 const CU_STREAM_NON_BLOCKING: c_uint = 1;
+const CU_EVENT_DEFAULT: c_uint = 0;
+const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 
@@ -417,18 +420,41 @@ impl Drop for Graph {
     }
 }
 
-/// An event with a time.
+/// A point in a stream.
 pub struct Event {
     driver: &'static Driver,
     raw: Handle,
 }
 
+// SAFETY: the driver's calls are thread-safe, and an event is a handle any thread may pass to them where its context
+// is current.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
 impl Event {
+    /// An event with a time.
     pub fn new(driver: &'static Driver) -> Result<Event, CudaError> {
+        Event::with_flags(driver, CU_EVENT_DEFAULT)
+    }
+
+    /// An event that only orders, which costs the streams less.
+    pub fn untimed(driver: &'static Driver) -> Result<Event, CudaError> {
+        Event::with_flags(driver, CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with_flags(driver: &'static Driver, flags: c_uint) -> Result<Event, CudaError> {
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        driver.ok(unsafe { (driver.event_create)(&mut raw, 0) }, "cuEventCreate")?;
+        driver.ok(unsafe { (driver.event_create)(&mut raw, flags) }, "cuEventCreate")?;
         Ok(Event { driver, raw })
+    }
+
+    /// What is put on `stream` after this waits, on the device, for what was recorded last; for nothing where nothing
+    /// was. Recording again later does not move a wait that is enqueued already.
+    pub fn hold(&self, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: both are alive; the flags are the header's default.
+        self.driver.ok(unsafe { (self.driver.stream_wait)(stream.0, self.raw, 0) }, "cuStreamWaitEvent")
     }
 
     pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
@@ -519,19 +545,34 @@ impl DeviceMemory {
         self.driver.ok(status, "cuMemcpyHtoDAsync")
     }
 
-    /// Copies to pinned memory, in the stream's order.
+    /// Copies to a place in pinned memory, in the stream's order.
     pub fn copy_out(
         &self,
         offset: usize,
         to: &PinnedMemory,
+        at: usize,
         bytes: usize,
         stream: Stream,
     ) -> Result<(), CudaError> {
         self.covers(offset, bytes)?;
-        to.covers(0, bytes)?;
+        to.covers(at, bytes)?;
         // SAFETY: both ranges were checked; pinned memory stays where it is.
-        let status = unsafe { (self.driver.copy_out)(to.at, self.at + offset as u64, bytes, stream.0) };
+        let status = unsafe {
+            let place = to.at.cast::<u8>().add(at).cast();
+            (self.driver.copy_out)(place, self.at + offset as u64, bytes, stream.0)
+        };
         self.driver.ok(status, "cuMemcpyDtoHAsync")
+    }
+
+    /// Copies within the allocation, in the stream's order; the ranges must not overlap.
+    pub fn copy_within(&self, from: usize, to: usize, bytes: usize, stream: Stream) -> Result<(), CudaError> {
+        self.covers(from, bytes)?;
+        self.covers(to, bytes)?;
+        if from < to + bytes && to < from + bytes {
+            return Err(CudaError::new(format!("{bytes} bytes from {from} to {to} overlap")));
+        }
+        // SAFETY: both ranges were checked, and the allocation outlives its streams' work.
+        unsafe { self.driver.copy(self.at + from as u64, self.at + to as u64, bytes, stream) }
     }
 }
 
@@ -548,6 +589,9 @@ pub struct PinnedMemory {
     at: Handle,
     bytes: usize,
 }
+
+// SAFETY: the memory is the process's own, and nothing about it belongs to a thread.
+unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
     pub fn new(driver: &'static Driver, bytes: usize) -> Result<PinnedMemory, CudaError> {

@@ -17,6 +17,7 @@ pub mod environment;
 pub mod gated;
 pub mod head_loss;
 pub mod index;
+mod landing;
 pub mod library;
 pub mod lt;
 pub mod norm;
@@ -27,8 +28,10 @@ pub mod qk_norm_rope;
 pub mod reduce;
 pub mod rope;
 pub mod session;
+pub mod snapshot;
 mod stage;
 pub mod staging;
+mod traffic;
 
 pub use context::{Arg, CudaError, Facts, Function, Kernel, Prepare, Source, Stream, Work, launch, sequence};
 pub use device::{Device, Gpu, Identity, probe, target};

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::ops::Range;
 
-use flatout_ir::graph::Class;
 use flatout_ir::types::contiguous_strides;
 use flatout_ir::{Launch, Plan, PlanSet, View};
 
@@ -12,9 +12,9 @@ use super::context::{CudaError, Facts, Kernel, Prepare, Work};
 use super::device::Device;
 use super::driver::{DeviceMemory, Graph, Module, Modules, OwnedStream};
 use super::nvrtc;
-use super::staging::{Mailbox, Outlet, Ring};
+use super::traffic::{Traffic, written};
 use crate::cpu::copy;
-use crate::{RuntimeError, launch};
+use crate::{Copying, RuntimeError, launch};
 
 /// How a session runs its plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,19 +35,16 @@ impl Default for Options {
     }
 }
 
-/// The inputs of so many steps fit in the ring: a writer that far ahead waits for the device.
-const STEPS_AHEAD: usize = 4;
-const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 20..=64 << 20;
-
 /// Fields are dropped in order: what uses something comes before it, the device last.
 pub struct Session {
     graphs: Vec<Graph>,
     /// One work a launch, of every plan.
     works: Vec<Vec<Box<dyn Work>>>,
-    ring: RefCell<Ring>,
-    outlet: RefCell<Outlet>,
-    mailbox: Mailbox,
+    /// What each plan writes.
+    written: Vec<Vec<Range<usize>>>,
+    traffic: RefCell<Traffic>,
     arena: DeviceMemory,
+    /// Where plans run.
     stream: OwnedStream,
     options: Options,
     compiled: Compiled,
@@ -113,12 +110,7 @@ impl Session {
             }
         }
         arena.fill(0, stream.get()).map_err(system)?;
-        let inputs = plans.slots.iter().filter(|slot| slot.class == Class::Input);
-        let input_bytes: usize = inputs.map(|slot| slot.view.span_bytes().next_multiple_of(256)).sum();
-        let ring_bytes = (STEPS_AHEAD * input_bytes).clamp(*RING_BYTES.start(), *RING_BYTES.end());
-        let ring = Ring::new(driver, ring_bytes).map_err(system)?;
-        let outlet = Outlet::new(driver, plans.arena_bytes).map_err(system)?;
-        let mailbox = Mailbox::new(driver).map_err(system)?;
+        let traffic = Traffic::new(plans, device).map_err(system)?;
         stream.synchronize().map_err(system)?;
         let (free, _) = driver.memory().map_err(system)?;
         let taken = device.free_bytes().saturating_sub(free);
@@ -126,9 +118,8 @@ impl Session {
         Ok(Session {
             graphs,
             works,
-            ring: RefCell::new(ring),
-            outlet: RefCell::new(outlet),
-            mailbox,
+            written: plans.plans.iter().map(written).collect(),
+            traffic: RefCell::new(traffic),
             arena,
             stream,
             options,
@@ -163,6 +154,7 @@ impl Session {
     pub fn run(&mut self, index: usize, plan: &Plan) -> Result<(), RuntimeError> {
         self.bind()?;
         let stream = self.stream.get();
+        self.traffic.get_mut().before(&self.arena, &self.written[index], stream).map_err(late)?;
         if self.options.check_each_launch {
             return one_by_one(plan, &self.works[index], &self.stream);
         }
@@ -181,6 +173,8 @@ impl Session {
     pub fn time_ms(&self, index: usize, calls: usize) -> Result<f64, RuntimeError> {
         self.bind()?;
         let stream = self.stream.get();
+        let mut traffic = self.traffic.borrow_mut();
+        traffic.before(&self.arena, &self.written[index], stream).map_err(late)?;
         let run = || match self.graphs.get(index) {
             Some(graph) => graph.launch(stream),
             None => self.works[index].iter().try_for_each(|work| work.enqueue(stream)),
@@ -192,12 +186,12 @@ impl Session {
         self.bind()?;
         let stream = self.stream.get();
         if view.is_dense() {
-            return self.ring.borrow_mut().write(&self.arena, view.offset, bytes, stream).map_err(late);
+            return self.traffic.get_mut().write(&self.arena, view.offset, bytes, stream).map_err(late);
         }
         // Elements with others between them: the whole span comes out, is changed and goes back.
         let mut span = self.span(view)?;
         copy::scatter(&View { offset: 0, ..view.clone() }, &mut span, bytes);
-        self.ring.borrow_mut().write(&self.arena, view.offset, &span, stream).map_err(late)
+        self.traffic.get_mut().write(&self.arena, view.offset, &span, stream).map_err(late)
     }
 
     pub fn read(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
@@ -213,24 +207,40 @@ impl Session {
     pub fn post(&mut self, views: &[&View]) -> Result<usize, RuntimeError> {
         self.bind()?;
         let offsets: Vec<usize> = views.iter().map(|view| view.offset).collect();
-        self.mailbox.post(&self.arena, &offsets, self.stream.get()).map_err(late)
+        self.traffic.get_mut().post(&self.arena, &offsets, self.stream.get()).map_err(late)
     }
 
     /// Values that were posted, once they are there.
     pub fn collect(&mut self, place: usize, count: usize) -> Result<Vec<f32>, RuntimeError> {
         self.bind()?;
-        self.mailbox.collect(place, count).map_err(late)
+        self.traffic.get_mut().collect(place, count).map_err(late)
+    }
+
+    /// Sends tensors on their way out, as they are after all that was enqueued. Plans that write none of them pass the
+    /// copy by; one that does waits for it, on the device.
+    pub fn begin_copy(&mut self, views: &[View]) -> Result<Copying, RuntimeError> {
+        self.bind()?;
+        if views.iter().all(View::is_dense) {
+            let ranges = views.iter().map(|view| view.offset..view.offset + view.span_bytes()).collect();
+            let begun = self.traffic.get_mut().begin_copy(&self.arena, ranges, self.stream.get());
+            if let Some(coming) = begun.map_err(late)? {
+                return Ok(Copying::coming(coming));
+            }
+        }
+        Ok(Copying::here(views.iter().map(|view| self.read(view)).collect::<Result<_, _>>()?))
     }
 
     pub fn fill(&mut self, byte: u8) -> Result<(), RuntimeError> {
         self.bind()?;
-        self.arena.fill(byte, self.stream.get()).map_err(late)
+        let (stream, whole) = (self.stream.get(), 0..self.arena.bytes());
+        self.traffic.get_mut().before(&self.arena, &[whole], stream).map_err(late)?;
+        self.arena.fill(byte, stream).map_err(late)
     }
 
     /// The bytes from a view's first to its last element, after all that was enqueued.
     fn span(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
-        let mut outlet = self.outlet.borrow_mut();
-        outlet.read(&self.arena, view.offset, view.span_bytes(), self.stream.get()).map_err(late)
+        let mut traffic = self.traffic.borrow_mut();
+        traffic.read(&self.arena, view.offset, view.span_bytes(), self.stream.get()).map_err(late)
     }
 
     fn bind(&self) -> Result<(), RuntimeError> {
@@ -244,6 +254,7 @@ impl Drop for Session {
         // more to say.
         let _ = self.device.bind();
         let _ = self.stream.synchronize();
+        let _ = self.traffic.get_mut().synchronize();
     }
 }
 
@@ -290,6 +301,6 @@ fn named(launch: &Launch) -> impl FnOnce(CudaError) -> RuntimeError {
 }
 
 /// A failure told after the call that caused it.
-fn late(why: CudaError) -> RuntimeError {
+pub(crate) fn late(why: CudaError) -> RuntimeError {
     RuntimeError::Launch(format!("the GPU failed at this or an earlier launch: {why}"))
 }

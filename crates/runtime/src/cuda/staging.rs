@@ -43,7 +43,7 @@ impl Ring {
             // SAFETY: `claim` waited until the stream was done with this piece.
             unsafe { &mut self.memory.as_mut_slice()[at..at + piece.len()] }.copy_from_slice(piece);
             to.copy_in(offset + i * most, &self.memory, at, piece.len(), stream)?;
-            let event = self.spare.pop().map_or_else(|| Event::new(self.driver), Ok)?;
+            let event = self.spare.pop().map_or_else(|| Event::untimed(self.driver), Ok)?;
             event.record(stream)?;
             self.busy.push_back((at..at + piece.len(), event));
         }
@@ -76,8 +76,9 @@ pub struct Outlet {
 impl Outlet {
     /// Large enough to read `most` bytes at once, up to a limit.
     pub fn new(driver: &'static Driver, most: usize) -> Result<Outlet, CudaError> {
-        let piece =
-            || Ok::<_, CudaError>((PinnedMemory::new(driver, most.min(READ_BYTES))?, Event::new(driver)?));
+        let piece = || {
+            Ok::<_, CudaError>((PinnedMemory::new(driver, most.min(READ_BYTES))?, Event::untimed(driver)?))
+        };
         Ok(Outlet { pieces: [piece()?, piece()?] })
     }
 
@@ -96,7 +97,7 @@ impl Outlet {
         for i in 0..=starts.len() {
             if i < starts.len() {
                 let (memory, event) = &self.pieces[i % 2];
-                from.copy_out(offset + starts[i], memory, length(i), stream)?;
+                from.copy_out(offset + starts[i], memory, 0, length(i), stream)?;
                 event.record(stream)?;
             }
             if let Some(done) = i.checked_sub(1) {
@@ -121,7 +122,7 @@ const MAILBOX_VALUES: usize = 64;
 
 impl Mailbox {
     pub fn new(driver: &'static Driver) -> Result<Mailbox, CudaError> {
-        let place = |_| Ok((PinnedMemory::new(driver, size_of::<f32>())?, Event::new(driver)?));
+        let place = |_| Ok((PinnedMemory::new(driver, size_of::<f32>())?, Event::untimed(driver)?));
         Ok(Mailbox { places: (0..MAILBOX_VALUES).map(place).collect::<Result<_, CudaError>>()?, next: 0 })
     }
 
@@ -135,7 +136,7 @@ impl Mailbox {
         let first = self.next;
         for (i, offset) in offsets.iter().enumerate() {
             let (memory, event) = &self.places[(first + i) % MAILBOX_VALUES];
-            from.copy_out(*offset, memory, size_of::<f32>(), stream)?;
+            from.copy_out(*offset, memory, 0, size_of::<f32>(), stream)?;
             event.record(stream)?;
         }
         self.next = (first + offsets.len()) % MAILBOX_VALUES;

@@ -163,6 +163,8 @@ impl<'a> Trial<'a> {
             transient_bytes: 0,
             buffers: vec![],
             slots: slots.collect(),
+            inputs: 0..0,
+            landings: vec![],
             plans: vec![Plan { role: Role::Eval, launches: vec![launch], results: vec![] }],
             done: vec![],
         }
