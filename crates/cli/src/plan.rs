@@ -52,7 +52,8 @@ fn object(config: &Config, compiled: &Compiled, step: &Cost) -> serde_json::Valu
         "step_flops": step.flops,
         "step_bytes": step.bytes,
         "roofline_step_ms": 1e3 * step.roofline_seconds,
-        "switches": active::active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs),
+        "switches": active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled)),
+        "not_deterministic": active::not_deterministic(&compiled.plans, &compiled.target),
         "auto": compiled.settled.chosen,
     })
 }
@@ -98,7 +99,9 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
     }
     screen.result("switches");
-    for (name, state) in active::active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs) {
+    for (name, state) in
+        active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled))
+    {
         let why = compiled
             .settled
             .chosen
@@ -106,6 +109,11 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
             .find(|c| c.switch == name)
             .map_or(String::new(), |c| format!("  auto: {}", c.why));
         screen.result(format!("  {name:18} {state}{why}"));
+    }
+    let loose = active::not_deterministic(&compiled.plans, &compiled.target);
+    if !loose.is_empty() {
+        screen
+            .result(format!("not deterministic  {} (deterministic=on takes other forms)", loose.join(", ")));
     }
     if screen.verbose {
         for report in &compiled.plans.done {

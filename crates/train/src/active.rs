@@ -5,21 +5,48 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::plan::{Launch, Plan};
 use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
+use flatout_runtime::Session;
 
 use crate::compile::Compiled;
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::settle::Settled;
+use crate::switches::Autotune;
 
 /// What a fusion reports where the model has nothing for it.
 pub const NOTHING: &str = "nothing to fuse";
 /// What `recompute` reports where no operation is cheap enough to run twice.
 pub const NOTHING_CHEAP: &str = "nothing cheap to recompute";
+/// What `autotune` reports where products have one algorithm.
+pub const NOTHING_TO_TIME: &str = "nothing to time";
+
+/// What a session settles beside the launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// Plans are replayed as graphs.
+    pub cuda_graphs: bool,
+    pub autotune: Autotune,
+}
+
+impl Prepared {
+    /// As it will be, before there is a session.
+    pub fn settled(settled: &Settled) -> Prepared {
+        Prepared { cuda_graphs: settled.cuda_graphs, autotune: settled.autotune }
+    }
+
+    /// As it is. How much was timed is settled; that nothing was is the session's word.
+    pub fn session(session: &Session, settled: &Settled) -> Prepared {
+        let is_tuned = session.as_cuda().is_some_and(|cuda| cuda.is_tuned());
+        let autotune = if is_tuned { settled.autotune } else { Autotune::Off };
+        Prepared { cuda_graphs: session.replays_graphs(), autotune }
+    }
+}
 
 /// The state of every switch, by name.
-pub fn active(plans: &PlanSet, target: &Target, cuda_graphs: bool) -> BTreeMap<String, String> {
+pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
-    let table: [(&str, &str); 14] = [
+    let table: [(&str, &str); 15] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
         ("attention", if has(grad, OpKind::Attention) { "flash" } else { "naive" }),
@@ -32,8 +59,9 @@ pub fn active(plans: &PlanSet, target: &Target, cuda_graphs: bool) -> BTreeMap<S
         ("recompute", recompute(grad)),
         ("memory_plan", on(shares_memory(plans))),
         ("rope_cache", on(reads_table(grad))),
-        ("cuda_graphs", on(cuda_graphs)),
-        ("deterministic", on(is_deterministic(plans, target))),
+        ("cuda_graphs", on(prepared.cuda_graphs)),
+        ("autotune", if target.name == "cpu" { NOTHING_TO_TIME } else { prepared.autotune.name() }),
+        ("deterministic", on(not_deterministic(plans, target).is_empty())),
     ];
     table.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
@@ -41,7 +69,7 @@ pub fn active(plans: &PlanSet, target: &Target, cuda_graphs: bool) -> BTreeMap<S
 /// Refuses to train with a switch that was asked for and is not active: that is a mistake of ours, and the user must
 /// not find out later.
 pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
-    let active = active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs);
+    let active = active(&compiled.plans, &compiled.target, Prepared::settled(&compiled.settled));
     for (name, state) in &active {
         let asked = config.switches.get(name).unwrap_or_default();
         let settled =
@@ -50,7 +78,7 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
         let harmless = match name.as_str() {
             "deterministic" => state == "on",
             "memory_plan" => state == "off",
-            _ => state == NOTHING || state == NOTHING_CHEAP,
+            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME].contains(&state.as_str()),
         };
         if state != settled && !harmless {
             return Err(Failure::Environment(format!(
@@ -183,7 +211,45 @@ fn reads_table(grad: &Plan) -> bool {
         .any(|l| matches!(l.op, Op::Rope { table: true, .. } | Op::QkNormRope { table: true, .. }))
 }
 
-fn is_deterministic(plans: &PlanSet, target: &Target) -> bool {
+/// The kernels of these plans that may give other bits each time, sorted.
+pub fn not_deterministic(plans: &PlanSet, target: &Target) -> Vec<&'static str> {
     let used: HashSet<&str> = plans.plans.iter().flat_map(|p| &p.launches).map(|l| l.kernel).collect();
-    target.kernels.iter().filter(|k| used.contains(k.name)).all(|k| k.deterministic)
+    let rows = target.kernels.iter().filter(|k| !k.deterministic && used.contains(k.name));
+    let mut names: Vec<&'static str> = rows.map(|k| k.name).collect();
+    names.sort_unstable();
+    names
+}
+
+/// What a resumed run is told where its bits may leave those of the unbroken one.
+pub fn resumed(kernels: &[&str], autotune: Autotune) -> Option<String> {
+    let timed = (autotune != Autotune::Off).then_some("autotune may choose other algorithms of products");
+    let kernels = match kernels {
+        [] => None,
+        [one] => Some(format!("{one} is not deterministic")),
+        several => Some(format!("{} are not deterministic", several.join(", "))),
+    };
+    let why: Vec<String> = kernels.into_iter().chain(timed.map(String::from)).collect();
+    (!why.is_empty()).then(|| {
+        let why = why.join(" and ");
+        format!(
+            "resumed; {why}: later losses differ by rounding (deterministic=on from the start prevents it)"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resumed_run_hears_what_is_not_deterministic() {
+        assert_eq!(resumed(&[], Autotune::Off), None);
+        let said = resumed(&["cuda.attention_grad"], Autotune::Off).unwrap();
+        assert!(said.starts_with("resumed; cuda.attention_grad is not deterministic: later losses"), "{said}");
+        let said = resumed(&["a", "b"], Autotune::Quick).unwrap();
+        let both = "resumed; a, b are not deterministic and autotune may choose other algorithms of products: ";
+        assert!(said.starts_with(both), "{said}");
+        let said = resumed(&[], Autotune::Full).unwrap();
+        assert!(said.starts_with("resumed; autotune may choose"), "{said}");
+    }
 }

@@ -8,7 +8,7 @@ use flatout_runtime::{Session, cpu, cuda};
 use crate::compile;
 use crate::failure::Failure;
 use crate::settle::Settled;
-use crate::switches::{Backend, Switches, Toggle};
+use crate::switches::{Autotune, Backend, Switches, Toggle};
 use crate::{UserError, refuse};
 
 /// An open device.
@@ -53,11 +53,15 @@ impl Device {
         Ok(match self {
             Device::Cpu { threads } => Session::new(plans, *threads)?,
             Device::Cuda(device) => {
-                let Settled { cuda_graphs, deterministic, .. } = *settled;
+                let Settled { cuda_graphs, autotune, deterministic, .. } = *settled;
                 let options = Options {
                     graphs: cuda_graphs,
                     deterministic,
-                    autotune: !deterministic,
+                    autotune: match autotune {
+                        Autotune::Off => cuda::Autotune::Off,
+                        Autotune::Quick => cuda::Autotune::Quick,
+                        Autotune::Full => cuda::Autotune::Full,
+                    },
                     check_each_launch: false,
                 };
                 Session::cuda(plans, device, options)?

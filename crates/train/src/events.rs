@@ -44,6 +44,21 @@ pub struct Start {
     pub switches: BTreeMap<String, String>,
     pub arena_bytes: u64,
     pub driver_bytes: u64,
+    /// Kernels of the plans that may give other bits each time.
+    #[serde(default)]
+    pub not_deterministic: Vec<String>,
+    /// What getting a GPU's kernels ready took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepared: Option<Prepared>,
+}
+
+/// Where a GPU's kernels and the algorithms of its products came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepared {
+    pub kernels_compiled: usize,
+    pub kernels_from_disk: usize,
+    pub products_timed: usize,
+    pub products_remembered: usize,
 }
 
 /// Update number `step`, counted from 1.
@@ -208,13 +223,15 @@ mod tests {
             switches,
             arena_bytes: 1 << 40,
             driver_bytes: 0,
+            not_deterministic: vec!["cuda.attention_grad".into()],
+            prepared: None,
         };
         let end =
             End { status: Status::Done, steps: 9, loss: 1.5, loss_floor: Some(1.25), tokens_per_second: 2.5 };
         let lines = [
             (
                 Event::Start(start),
-                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0}"#,
+                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"]}"#,
             ),
             (
                 Event::Step(step(1, 0.1)),

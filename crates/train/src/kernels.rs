@@ -132,7 +132,7 @@ pub fn gpu() -> Gpu {
         version: c.version.map_or_else(|| "?".into(), |v| v.to_string()),
         verdict: c.verdict.clone(),
     });
-    let missing = found.missing.iter().map(|kind| (kind.name(), kind.install()));
+    let missing = found.missing.iter().map(|kind| (kind.name(), kind.install(found.cuda_major)));
     Gpu { usable, sentence, candidates: candidates.collect(), missing: missing.collect() }
 }
 

@@ -7,7 +7,7 @@ use flatout_models::config::Positions;
 
 use crate::config::Config;
 use crate::groups;
-use crate::switches::{Attention, Backend, Choose, Precision, Recompute, Toggle};
+use crate::switches::{Attention, Autotune, Backend, Choose, Precision, Recompute, Toggle};
 use crate::{UserError, refuse};
 
 /// What `auto` chose for a switch, and why.
@@ -25,6 +25,8 @@ pub struct Settled {
     pub chosen: Vec<Chosen>,
     /// Plans are replayed as CUDA graphs.
     pub cuda_graphs: bool,
+    /// What is timed to choose the algorithms of products.
+    pub autotune: Autotune,
     /// Only kernels that give the same bits every time.
     pub deterministic: bool,
 }
@@ -117,6 +119,16 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     {
         refuse!("`deterministic=on` cannot run: {} may give other bits each time", kernel.name);
     }
+    let autotune = match (switches.autotune, switches.deterministic) {
+        (Autotune::Full, Toggle::On) if on_gpu => refuse!(
+            "`autotune=full` cannot run with `deterministic=on`: times choose other algorithms each time; leave one out"
+        ),
+        (Autotune::Quick, Toggle::On) if on_gpu => {
+            choose("autotune", "off", "deterministic=on takes algorithms by shape alone".into());
+            Autotune::Off
+        }
+        (asked, _) => asked,
+    };
     let on = |toggle: Toggle| toggle == Toggle::On;
     let (freeze, update) = trained(config, model)?;
     let options = Options {
@@ -135,7 +147,8 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         update,
         skip_pass: None,
     };
-    Ok(Settled { options, chosen, cuda_graphs, deterministic: switches.deterministic == Toggle::On })
+    let deterministic = switches.deterministic == Toggle::On;
+    Ok(Settled { options, chosen, cuda_graphs, autotune, deterministic })
 }
 
 /// Who is trained and how, parameter by parameter.

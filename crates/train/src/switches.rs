@@ -21,6 +21,10 @@ choice! {
 }
 
 choice! {
+    pub enum Autotune { Quick = "quick", Off = "off", Full = "full" }
+}
+
+choice! {
     /// A switch without `auto`.
     pub enum Toggle { Off = "off", On = "on" }
 }
@@ -59,6 +63,8 @@ section! {
         pub rope_cache: Choose = Choose::Auto,
         /// A step's launches recorded once and replayed.
         pub cuda_graphs: Choose = Choose::Auto,
+        /// How many algorithms of each matrix product are timed on a GPU, once: a few, none, or all that are offered.
+        pub autotune: Autotune = Autotune::Quick,
         /// Only kernels that give the same bits every time.
         pub deterministic: Toggle = Toggle::Off,
     }
@@ -241,6 +247,15 @@ pub static TABLE: &[Switch] = &[
         ],
     },
     Switch {
+        name: "autotune",
+        class: Class::Bounded,
+        guides_word: "max-autotune, cuDNN benchmark",
+        elsewhere: &[
+            elsewhere(GUIDES, "cudnn_benchmark", "autotune"),
+            elsewhere(GUIDES, "max_autotune", "autotune=full"),
+        ],
+    },
+    Switch {
         name: "deterministic",
         class: Class::Bounded,
         guides_word: "--deterministic",
@@ -315,21 +330,23 @@ pub(crate) fn compile_key() -> Key {
         kind: Compile::kind(),
         required: false,
         optional: true,
-        doc: "Sets every fuse.* and cuda_graphs: off, fused, or fused with graphs (the last two modes alike).",
+        doc: "Sets every fuse.*, cuda_graphs and autotune: off, fused, with graphs, with graphs and all algorithms timed.",
     }
 }
 
 impl Compile {
     /// The switches it sets, as full paths and values.
     pub fn settings(self) -> Vec<(String, &'static str)> {
-        let (fuse, graphs) = match self {
-            Compile::Off => (Toggle::Off, Choose::Off),
-            Compile::Default => (Toggle::On, Choose::Off),
-            Compile::ReduceOverhead | Compile::MaxAutotune => (Toggle::On, Choose::On),
+        let (fuse, graphs, tune) = match self {
+            Compile::Off => (Toggle::Off, Choose::Off, Autotune::Off),
+            Compile::Default => (Toggle::On, Choose::Off, Autotune::Quick),
+            Compile::ReduceOverhead => (Toggle::On, Choose::On, Autotune::Quick),
+            Compile::MaxAutotune => (Toggle::On, Choose::On, Autotune::Full),
         };
         let fused = Switches::keys().into_iter().filter(|key| key.name.starts_with("fuse."));
         let mut settings: Vec<_> = fused.map(|key| (format!("switches.{}", key.name), fuse.name())).collect();
         settings.push(("switches.cuda_graphs".into(), graphs.name()));
+        settings.push(("switches.autotune".into(), tune.name()));
         settings
     }
 }
@@ -361,10 +378,12 @@ mod tests {
     }
 
     #[test]
-    fn compile_stands_for_fusions_and_graphs() {
+    fn compile_stands_for_fusions_graphs_and_autotune() {
         let off = Compile::Off.settings();
-        assert_eq!(off.len(), 7);
+        assert_eq!(off.len(), 8);
         assert!(off.iter().all(|(_, value)| *value == "off"));
-        assert!(Compile::MaxAutotune.settings().iter().all(|(_, value)| *value == "on"));
+        let mut most = Compile::MaxAutotune.settings();
+        assert_eq!(most.pop(), Some(("switches.autotune".into(), "full")));
+        assert!(most.iter().all(|(_, value)| *value == "on"));
     }
 }

@@ -254,8 +254,15 @@ impl Trainer<'_, '_> {
             switches: active::active(
                 &self.compiled.plans,
                 &self.compiled.target,
-                self.session.replays_graphs(),
+                active::Prepared::session(&self.session, &self.compiled.settled),
             ),
+            not_deterministic: self.not_deterministic().iter().map(|name| name.to_string()).collect(),
+            prepared: self.session.as_cuda().map(|cuda| events::Prepared {
+                kernels_compiled: cuda.compiled().compiled,
+                kernels_from_disk: cuda.compiled().from_disk,
+                products_timed: cuda.tuning().timed,
+                products_remembered: cuda.tuning().remembered,
+            }),
             arena_bytes: self.compiled.plans.arena_bytes as u64,
             driver_bytes: self.session.driver_bytes(),
         };
@@ -265,8 +272,16 @@ impl Trainer<'_, '_> {
         }
         if self.saved.is_some() {
             self.say(Event::Resume { step: self.progress.step })?;
+            let autotune = active::Prepared::session(&self.session, &self.compiled.settled).autotune;
+            if let Some(message) = active::resumed(&self.not_deterministic(), autotune) {
+                self.say(Event::Warning { message })?;
+            }
         }
         Ok(())
+    }
+
+    fn not_deterministic(&self) -> Vec<&'static str> {
+        active::not_deterministic(&self.compiled.plans, &self.compiled.target)
     }
 
     fn run(&mut self) -> Result<Outcome, Failure> {

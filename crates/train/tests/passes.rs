@@ -34,7 +34,7 @@ fn losses(setting: Option<&str>) -> Vec<f32> {
 fn compiled(setting: Option<&str>) -> Option<BTreeMap<String, String>> {
     let overrides: Vec<&str> = MODEL.into_iter().chain(setting).collect();
     let compiled = compile::compile(&config(&overrides), &compile::target()).ok()?;
-    Some(active::active(&compiled.plans, &compiled.target, compiled.settled.cuda_graphs))
+    Some(active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled)))
 }
 
 #[test]
@@ -91,6 +91,9 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 }
 
 /// The plans of a small decoder with elementwise chains of its own.
+const NOT_PREPARED: active::Prepared =
+    active::Prepared { cuda_graphs: false, autotune: flatout_train::switches::Autotune::Off };
+
 fn plans(options: &Options) -> PlanSet {
     let model = config(&["model.dropout=0.1", "model.norm=layer"]).model;
     let form = Form::Loss { rows: 4, documents: Documents::Joined, dropout: true };
@@ -102,7 +105,7 @@ fn plans(options: &Options) -> PlanSet {
 fn a_pass_that_did_not_run_is_noticed() {
     let target = cpu::target(2);
     let options = Options { rope_positions: Some(32), ..Options::default() };
-    let whole = active::active(&plans(&options), &target, false);
+    let whole = active::active(&plans(&options), &target, NOT_PREPARED);
     let cases = [
         ("merge", "fuse.qkv", "on", "off"),
         ("merge", "fuse.gate_up", "on", "off"),
@@ -123,7 +126,7 @@ fn a_pass_that_did_not_run_is_noticed() {
             ..options.clone()
         });
         assert_eq!(
-            active::active(&sabotaged, &target, false)[switch],
+            active::active(&sabotaged, &target, NOT_PREPARED)[switch],
             without,
             "{switch} without the pass `{pass}`"
         );

@@ -16,6 +16,7 @@ use flatout_ir::{Launch, View};
 use super::attention::cudnn::Cudnn;
 use super::driver::{Driver, Modules};
 use super::lt::Lt;
+use super::tuned::Tuned;
 
 /// What a library or the compiler answered, in one sentence; the session adds the launch's path and shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,6 +131,7 @@ pub struct Prepare<'a> {
     pub(super) driver: &'static Driver,
     pub(super) lt: &'a Arc<Lt>,
     pub(super) cudnn: Result<&'a Arc<Cudnn>, &'a CudaError>,
+    pub(super) tuned: &'a Tuned,
     pub(super) stream: Stream,
     pub(super) notes: &'a RefCell<Vec<String>>,
 }
@@ -161,6 +163,11 @@ impl<'a> Prepare<'a> {
 
     pub fn driver(&self) -> &'static Driver {
         self.driver
+    }
+
+    /// Times of products, and how many candidates to time.
+    pub(super) fn tuned(&self) -> &'a Tuned {
+        self.tuned
     }
 
     /// Tells the user what runs otherwise than it was meant to; once, however many launches it is true of.

@@ -56,6 +56,8 @@ pub struct Probe {
     pub candidates: &'static [Candidate],
     /// Libraries of which no candidate was opened.
     pub missing: Vec<Kind>,
+    /// The major of the CUDA version the driver supports.
+    pub cuda_major: Option<u32>,
     /// Environment variables that would change numbers and were cleared first.
     pub cleared: Vec<String>,
 }
@@ -69,7 +71,8 @@ pub fn probe() -> &'static Probe {
         let cleared = environment::clear().unwrap_or_default();
         let found = library::libraries();
         let missing = Kind::ALL.into_iter().filter(|kind| found.get(*kind).is_none()).collect();
-        Probe { gpu: look(found), candidates: &found.candidates, missing, cleared }
+        let cuda_major = found.cuda_major;
+        Probe { gpu: look(found), candidates: &found.candidates, missing, cuda_major, cleared }
     })
 }
 
@@ -87,7 +90,7 @@ fn look(found: &'static Libraries) -> Gpu {
             "the NVIDIA driver supports CUDA {}.{}, and 12.8 is the least: {}",
             cuda / 1000,
             cuda % 1000 / 10,
-            Kind::Driver.install()
+            Kind::Driver.install(None)
         ));
     }
     // CUDA_ERROR_NO_DEVICE, as with CUDA_VISIBLE_DEVICES set to nothing.
@@ -215,7 +218,8 @@ impl Device {
     }
 
     pub fn facts(&self, options: Options) -> Facts {
-        Facts { deterministic: options.deterministic, autotune: options.autotune, ..self.0.facts.clone() }
+        let autotune = options.candidates() > 1;
+        Facts { deterministic: options.deterministic, autotune, ..self.0.facts.clone() }
     }
 
     /// Compiles sources that are not in the cache yet.
@@ -226,6 +230,15 @@ impl Device {
     /// Free before this process had a context, by NVML.
     pub fn free_bytes(&self) -> u64 {
         self.0.free_bytes
+    }
+
+    /// What times of products hold for: GPU, driver, library.
+    pub(super) fn tuned_on(&self) -> String {
+        let Inner { identity, lt, .. } = &*self.0;
+        let driver = library::libraries().get(Kind::Driver).map(|l| l.version.to_string());
+        let (driver, cuda) = (driver.unwrap_or_default(), identity.cuda);
+        let Identity { model, major, minor, sms, .. } = identity;
+        format!("{model} {major}.{minor} of {sms}, driver {driver} for {cuda}, cuBLASLt {}", lt.version())
     }
 
     pub(super) fn lt(&self) -> &Arc<Lt> {

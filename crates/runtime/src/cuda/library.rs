@@ -46,13 +46,16 @@ impl Kind {
         }
     }
 
-    /// The line that installs it.
-    pub fn install(self) -> &'static str {
-        match self {
-            Kind::Driver | Kind::Nvml => "install NVIDIA's driver, 570 or newer",
-            Kind::Nvrtc => "pip install nvidia-cuda-nvrtc",
-            Kind::CublasLt => "pip install nvidia-cublas",
-            Kind::Cudnn => "pip install nvidia-cudnn-cu13",
+    /// The line that installs what fits a driver for this major of CUDA; the newest where there is none.
+    pub fn install(self, cuda_major: Option<u32>) -> &'static str {
+        match (self, cuda_major) {
+            (Kind::Driver | Kind::Nvml, _) => "install NVIDIA's driver, 570 or newer",
+            (Kind::Nvrtc, Some(12)) => "pip install nvidia-cuda-nvrtc-cu12",
+            (Kind::CublasLt, Some(12)) => "pip install nvidia-cublas-cu12",
+            (Kind::Cudnn, Some(12)) => "pip install nvidia-cudnn-cu12",
+            (Kind::Nvrtc, _) => "pip install \"nvidia-cuda-nvrtc>=13,<14\"",
+            (Kind::CublasLt, _) => "pip install \"nvidia-cublas>=13,<14\"",
+            (Kind::Cudnn, _) => "pip install nvidia-cudnn-cu13",
         }
     }
 
@@ -394,6 +397,8 @@ fn open(kind: Kind, path: &Path, version: Option<Version>) -> Result<Library, Cu
 pub struct Libraries {
     pub candidates: Vec<Candidate>,
     open: Vec<Library>,
+    /// The major of the CUDA version the driver supports.
+    pub cuda_major: Option<u32>,
 }
 
 impl Libraries {
@@ -409,7 +414,7 @@ impl Libraries {
             CudaError::new(format!(
                 "{} was not found{tried}: {}, or set FLATOUT_CUDA_PATH to the folder that has it",
                 kind.name(),
-                kind.install()
+                kind.install(self.cuda_major)
             ))
         })
     }
@@ -420,8 +425,7 @@ pub(super) fn libraries() -> &'static Libraries {
     static OPENED: OnceLock<Libraries> = OnceLock::new();
     OPENED.get_or_init(|| {
         let places = Places::of_this_process();
-        let mut all = Libraries { candidates: vec![], open: vec![] };
-        let mut major = None;
+        let mut all = Libraries { candidates: vec![], open: vec![], cuda_major: None };
         for kind in Kind::ALL {
             let mut candidates = find(kind, &places);
             if kind != Kind::Driver && all.open.is_empty() {
@@ -430,9 +434,9 @@ pub(super) fn libraries() -> &'static Libraries {
                 all.candidates.extend(candidates);
                 continue;
             }
-            let library = choose(&mut candidates, major);
+            let library = choose(&mut candidates, all.cuda_major);
             if let Some(driver) = library.as_ref().filter(|l| l.kind == Kind::Driver) {
-                major = driver_version(driver).map(|version| version / 1000);
+                all.cuda_major = driver_version(driver).map(|version| version / 1000);
             }
             all.candidates.extend(candidates);
             all.open.extend(library);
@@ -458,7 +462,7 @@ pub fn nvrtc_alone() -> Result<&'static Library, CudaError> {
         let mut candidates = find(Kind::Nvrtc, &Places::of_this_process());
         choose(&mut candidates, None)
     });
-    let missing = || CudaError::new(format!("NVRTC was not found: {}", Kind::Nvrtc.install()));
+    let missing = || CudaError::new(format!("NVRTC was not found: {}", Kind::Nvrtc.install(None)));
     opened.as_ref().ok_or_else(missing)
 }
 
@@ -514,6 +518,15 @@ mod tests {
         assert!(verdicts[1].starts_with("not used: it does not open"), "{verdicts:?}");
         assert!(verdicts[2].starts_with("not used: it does not open"), "{verdicts:?}");
         std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_line_that_installs_fits_the_driver() {
+        assert_eq!(Kind::CublasLt.install(Some(12)), "pip install nvidia-cublas-cu12");
+        assert_eq!(Kind::CublasLt.install(Some(13)), "pip install \"nvidia-cublas>=13,<14\"");
+        assert_eq!(Kind::Nvrtc.install(Some(12)), "pip install nvidia-cuda-nvrtc-cu12");
+        assert_eq!(Kind::Cudnn.install(None), "pip install nvidia-cudnn-cu13");
+        assert_eq!(Kind::Driver.install(Some(12)), Kind::Nvml.install(None));
     }
 
     #[test]

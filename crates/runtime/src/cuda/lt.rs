@@ -18,6 +18,7 @@ use flatout_ir::types::DType;
 use super::context::{CudaError, Prepare, Stream, Work};
 use super::driver::Event;
 use super::library::Library;
+use super::tuned::{Algorithm, Timing};
 
 const CUBLAS_COMPUTE_32F: c_int = 68;
 const CUBLAS_OP_N: i32 = 0;
@@ -34,7 +35,7 @@ const CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: c_int = 3;
 const CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: c_int = 5;
 const CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
 
-/// Algorithms asked for.
+/// Algorithms asked for where none is timed: the first that fits is taken.
 const CANDIDATES: usize = 8;
 /// Timed runs of a candidate, after one that is not timed.
 const RUNS: usize = 3;
@@ -42,9 +43,6 @@ const RUNS: usize = 3;
 type Opaque = *mut c_void;
 type SetAttribute = unsafe extern "C" fn(Opaque, c_int, *const c_void, usize) -> c_int;
 type Destroy = unsafe extern "C" fn(Opaque) -> c_int;
-
-/// `cublasLtMatmulAlgo_t`.
-type Algorithm = [u64; 8];
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -88,6 +86,9 @@ entries! {
     heuristic = "cublasLtMatmulAlgoGetHeuristic": unsafe extern "C" fn(
         Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut Candidate, *mut c_int,
     ) -> c_int;
+    check = "cublasLtMatmulAlgoCheck": unsafe extern "C" fn(
+        Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const Algorithm, *mut Candidate,
+    ) -> c_int;
     matmul = "cublasLtMatmul": unsafe extern "C" fn(
         Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void, *const c_void,
         Opaque, *mut c_void, Opaque, *const Algorithm, *mut c_void, usize, Opaque,
@@ -98,7 +99,8 @@ entries! {
 pub struct Lt {
     entries: Entries,
     handle: Opaque,
-    chosen: Mutex<HashMap<Problem, Candidate>>,
+    /// By product and how many candidates it was chosen from.
+    chosen: Mutex<HashMap<(Problem, usize), Algorithm>>,
 }
 
 // SAFETY: the header says the handle may be used from several threads at once; the map has its lock.
@@ -203,7 +205,7 @@ impl Multiply {
     }
 
     /// Makes the descriptors and chooses an algorithm: the library's first or, with `autotune` where bits need not be
-    /// those of another run, the fastest of up to eight, remembered for equal products. Timing writes d.
+    /// those of another run, the fastest of several, remembered for equal products, on disk too. Timing writes d.
     pub fn prepare(&self, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
         Ok(Box::new(self.product(p)?))
     }
@@ -212,23 +214,18 @@ impl Multiply {
         let lt = Arc::clone(p.lt());
         let mut product = Product::new(&lt, self)?;
         let problem = self.problem();
-        let known = lt.chosen.lock().ok().and_then(|chosen| chosen.get(&problem).copied());
-        let candidate = match known {
-            Some(candidate) => candidate,
+        let key = (problem, p.tuned().candidates());
+        let known = lt.chosen.lock().ok().and_then(|chosen| chosen.get(&key).copied());
+        product.algorithm = match known {
+            Some(algorithm) => algorithm,
             None => {
-                let candidates = product.candidates(&problem)?;
-                let best = if p.facts().autotune && !p.facts().deterministic && candidates.len() > 1 {
-                    product.fastest(&candidates, p)?
-                } else {
-                    candidates[0]
-                };
+                let best = product.choose(&key.0, p)?;
                 if let Ok(mut chosen) = lt.chosen.lock() {
-                    chosen.insert(problem, best);
+                    chosen.insert(key, best);
                 }
                 best
             }
         };
-        product.algorithm = candidate.algorithm;
         Ok(product)
     }
 }
@@ -299,8 +296,38 @@ impl Product {
         })
     }
 
-    /// What the library proposes, best first; never empty.
-    fn candidates(&self, problem: &Problem) -> Result<Vec<Candidate>, CudaError> {
+    /// The algorithm for a product: remembered, timed now, or the library's first.
+    fn choose(&mut self, problem: &Problem, p: &Prepare<'_>) -> Result<Algorithm, CudaError> {
+        let tuned = p.tuned();
+        if tuned.candidates() <= 1 {
+            return Ok(self.candidates(problem, CANDIDATES)?[0].algorithm);
+        }
+        let name = format!("{problem:?}");
+        if let Some(known) = tuned.recall(&name).filter(|known| self.runs(known, problem)) {
+            return Ok(known.algorithm);
+        }
+        let candidates = self.candidates(problem, tuned.candidates())?;
+        let timings = self.times(&candidates, p)?;
+        let Some(fastest) = timings.first() else { return Ok(candidates[0].algorithm) };
+        let algorithm = fastest.algorithm;
+        tuned.remember(&name, &timings);
+        Ok(algorithm)
+    }
+
+    /// Whether the library still takes an algorithm for this product, within its scratch.
+    fn runs(&self, known: &Timing, problem: &Problem) -> bool {
+        let [a, b, c, d] = self.layouts.each_ref().map(|layout| layout.raw);
+        let mut answer = Candidate::default();
+        // SAFETY: all descriptors are alive; writes one result.
+        let status = unsafe {
+            let e = &self.lt.entries;
+            (e.check)(self.lt.handle, self.matmul.raw, a, b, c, d, &known.algorithm, &mut answer)
+        };
+        status == 0 && answer.workspace_bytes <= problem.workspace_bytes
+    }
+
+    /// What the library proposes, best first, up to `most`; never empty.
+    fn candidates(&self, problem: &Problem, most: usize) -> Result<Vec<Candidate>, CudaError> {
         let e = &self.lt.entries;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
@@ -316,7 +343,7 @@ impl Product {
             let attribute = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i as c_int;
             preference.set(set, attribute, operand.at as u32, call)?;
         }
-        let mut found = [Candidate::default(); CANDIDATES];
+        let mut found = vec![Candidate::default(); most];
         let mut count = 0;
         let [a, b, c, d] = self.layouts.each_ref().map(|layout| layout.raw);
         // SAFETY: all descriptors are alive, and `found` holds as many results as are asked for.
@@ -329,13 +356,13 @@ impl Product {
                 c,
                 d,
                 preference.raw,
-                CANDIDATES as c_int,
+                most as c_int,
                 found.as_mut_ptr(),
                 &mut count,
             )
         };
         ok(status, "cublasLtMatmulAlgoGetHeuristic")?;
-        let count = usize::try_from(count).unwrap_or(0).min(CANDIDATES);
+        let count = usize::try_from(count).unwrap_or(0).min(most);
         let fits = |c: &&Candidate| c.state == 0 && c.workspace_bytes <= problem.workspace_bytes;
         let found: Vec<Candidate> = found[..count].iter().filter(fits).copied().collect();
         if found.is_empty() {
@@ -344,14 +371,14 @@ impl Product {
         Ok(found)
     }
 
-    /// The candidate with the least best time. One that fails to run is passed over.
-    fn fastest(&mut self, candidates: &[Candidate], p: &Prepare<'_>) -> Result<Candidate, CudaError> {
+    /// The least time of each candidate, fastest first. One that fails to run is passed over.
+    fn times(&mut self, candidates: &[Candidate], p: &Prepare<'_>) -> Result<Vec<Timing>, CudaError> {
         let stream = p.stream();
         let marks: Vec<Event> =
             (0..=RUNS).map(|_| Event::new(p.driver())).collect::<Result<_, CudaError>>()?;
-        let mut best = (f64::INFINITY, candidates[0]);
-        for candidate in candidates {
-            self.algorithm = candidate.algorithm;
+        let mut timings = Vec::with_capacity(candidates.len());
+        for Candidate { algorithm, workspace_bytes, .. } in candidates.iter().copied() {
+            self.algorithm = algorithm;
             if self.enqueue(stream).is_err() {
                 continue;
             }
@@ -361,15 +388,15 @@ impl Product {
                     self.enqueue(stream)?;
                 }
             }
-            let mut least = f64::INFINITY;
+            let mut ms = f64::INFINITY;
             for pair in marks.windows(2) {
-                least = least.min(pair[0].elapsed_ms(&pair[1])?);
+                ms = ms.min(pair[0].elapsed_ms(&pair[1])?);
             }
-            if least < best.0 {
-                best = (least, *candidate);
-            }
+            timings.push(Timing { ms, workspace_bytes, algorithm });
         }
-        Ok(best.1)
+        // A stable sort: of equal times the library's order decides.
+        timings.sort_by(|a, b| a.ms.total_cmp(&b.ms));
+        Ok(timings)
     }
 }
 

@@ -20,6 +20,7 @@ pub mod index;
 mod landing;
 pub mod library;
 pub mod lt;
+pub mod noise;
 pub mod norm;
 pub mod nvml;
 pub mod nvrtc;
@@ -31,11 +32,13 @@ pub mod session;
 pub mod snapshot;
 mod stage;
 pub mod staging;
+pub mod store;
 mod traffic;
+pub mod tuned;
 
 pub use context::{Arg, CudaError, Facts, Function, Kernel, Prepare, Source, Stream, Work, launch, sequence};
 pub use device::{Device, Gpu, Identity, probe, target};
-pub use session::Options;
+pub use session::{Autotune, Options};
 
 /// Every kernel of this backend, by file. Of two rows for one operation and type the first is taken.
 pub const KERNELS: &[&[Kernel]] = &[

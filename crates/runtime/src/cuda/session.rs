@@ -11,10 +11,22 @@ use super::cache::{Cache, Compiled};
 use super::context::{CudaError, Facts, Kernel, Prepare, Work};
 use super::device::Device;
 use super::driver::{DeviceMemory, Graph, Module, Modules, OwnedStream};
+use super::noise::{self, Noise};
 use super::nvrtc;
+use super::store::Store;
 use super::traffic::{Traffic, written};
+use super::tuned::{Tuned, Tuning};
 use crate::cpu::copy;
 use crate::{Copying, RuntimeError, launch};
+
+/// How many algorithms of a matrix product are timed to find the fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Autotune {
+    /// The library's first choice is taken.
+    Off,
+    Quick,
+    Full,
+}
 
 /// How a session runs its plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,15 +35,28 @@ pub struct Options {
     pub graphs: bool,
     /// Equal inputs give equal bits: algorithms are chosen by shape alone.
     pub deterministic: bool,
-    /// Time the candidates of library calls and take the fastest.
-    pub autotune: bool,
+    /// Whether the candidates of matrix products are timed. Not where `deterministic` is asked for.
+    pub autotune: Autotune,
     /// Wait after every launch, so that a failure names the one that failed. Turns graphs off.
     pub check_each_launch: bool,
 }
 
+impl Options {
+    /// Candidates of a product to choose from; with 1 nothing is timed. Times of eight find most of what there is to
+    /// find; the library proposes up to a few dozen.
+    pub(super) fn candidates(&self) -> usize {
+        match self.autotune {
+            _ if self.deterministic => 1,
+            Autotune::Off => 1,
+            Autotune::Quick => 8,
+            Autotune::Full => 64,
+        }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
-        Options { graphs: true, deterministic: false, autotune: false, check_each_launch: false }
+        Options { graphs: true, deterministic: false, autotune: Autotune::Off, check_each_launch: false }
     }
 }
 
@@ -48,6 +73,7 @@ pub struct Session {
     stream: OwnedStream,
     options: Options,
     compiled: Compiled,
+    tuning: Tuning,
     notes: Vec<String>,
     driver_bytes: u64,
     device: Device,
@@ -76,6 +102,15 @@ impl Session {
             ))
         })?;
         arena.fill(0, stream.get()).map_err(system)?;
+        let tuned = Tuned::new(Store::of_this_user("products"), device.tuned_on(), options.candidates());
+        if tuned.candidates() > 1 {
+            // Zeros would cost the matrix units less power than real numbers, and other algorithms would win.
+            let function = modules.function(&noise::source(), "noise").map_err(system)?;
+            let words = arena.bytes() / size_of::<u32>();
+            // SAFETY: the whole arena, which outlives its stream's work.
+            unsafe { noise::fill(&function, arena.address(), words, 1, Noise::WIDE, stream.get()) }
+                .map_err(system)?;
+        }
 
         let notes = RefCell::new(vec![]);
         let prepare = Prepare {
@@ -85,6 +120,7 @@ impl Session {
             driver,
             lt: device.lt(),
             cudnn: device.cudnn(),
+            tuned: &tuned,
             stream: stream.get(),
             notes: &notes,
         };
@@ -124,6 +160,7 @@ impl Session {
             stream,
             options,
             compiled,
+            tuning: tuned.tuning(),
             notes: notes.into_inner(),
             driver_bytes,
             device: device.clone(),
@@ -148,6 +185,43 @@ impl Session {
     /// Where the kernels came from.
     pub fn compiled(&self) -> &Compiled {
         &self.compiled
+    }
+
+    /// Where the algorithms of products came from.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Whether algorithms of products are chosen by their times.
+    pub fn is_tuned(&self) -> bool {
+        self.options.candidates() > 1
+    }
+
+    /// Fills a dense tensor of floats with noise.
+    pub fn fill_noise(&mut self, view: &View, seed: u32, noise: Noise) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let (stream, bytes) = (self.stream.get(), view.span_bytes());
+        let is_words = view.is_dense() && bytes.is_multiple_of(4) && view.offset.is_multiple_of(4);
+        if !is_words || view.offset + bytes > self.arena.bytes() {
+            return Err(RuntimeError::Unsound(format!("{view:?} is no run of whole words in the arena")));
+        }
+        let sources = [noise::source()].into();
+        let made = Cache::of_this_user().cubins(
+            &sources,
+            &nvrtc::arch(&self.device.facts(self.options)),
+            self.device.nvrtc(),
+        );
+        let function = made
+            .and_then(|(cubins, _)| Module::load(self.device.driver(), &cubins[0].1))
+            .and_then(|module| std::sync::Arc::new(module).function("noise"))
+            .map_err(late)?;
+        let range = view.offset..view.offset + bytes;
+        self.traffic.get_mut().before(&self.arena, &[range], stream).map_err(late)?;
+        let at = self.arena.address() + view.offset as u64;
+        // SAFETY: the range was checked to lie in the arena, which outlives its stream's work.
+        unsafe { noise::fill(&function, at, bytes / 4, seed, noise, stream) }.map_err(late)?;
+        // The kernel's module is unloaded on the way out.
+        self.stream.synchronize().map_err(late)
     }
 
     /// Enqueues the plan at `index` of the set given to `new`, and returns.
@@ -275,8 +349,9 @@ fn build(
     device: &Device,
 ) -> Result<(Modules, Compiled), CudaError> {
     let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
-    let sources: HashSet<_> =
+    let mut sources: HashSet<_> =
         launches.zip(kernels.iter().flatten()).flat_map(|(l, k)| (k.sources)(l, facts)).collect();
+    sources.extend(facts.autotune.then(noise::source));
     let (cubins, compiled) = Cache::of_this_user().cubins(&sources, &nvrtc::arch(facts), device.nvrtc())?;
     let mut modules = Modules::default();
     for (source, cubin) in cubins {

@@ -50,7 +50,7 @@ pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
     let trial = Trial::unfilled(case, row);
     let (launch, arena_bytes) = trial.launch(Form::Dense { threads: 1 }, 256, 1);
     let (bytes, flops) = (launch.bytes(), launch.flops);
-    let options = cuda::Options { autotune: true, ..Default::default() };
+    let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
     let session = Session::cuda(trial.plans(launch, arena_bytes), device, options);
     let mut session = session.map_err(|why| why.to_string())?;
     // 0.0115 in bf16 and in f32.
