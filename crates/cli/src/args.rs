@@ -104,7 +104,7 @@ pub struct Doctor {
     /// Check every kernel here against the oracle, in every type, layout and place; takes seconds.
     #[arg(long)]
     pub verify: bool,
-    /// With --verify, only cases whose name holds this.
+    /// With --verify or --assemble, only cases whose name holds this.
     #[arg(long, hide = true, default_value = "")]
     pub only: String,
     /// Compile every CUDA kernel for these architectures, without a GPU: `sm_80,sm_90a`.

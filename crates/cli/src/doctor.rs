@@ -11,13 +11,14 @@ use crate::screen::{Screen, bytes};
 
 pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     if !args.assemble.is_empty() {
-        return assemble(&args.assemble, screen);
+        return assemble(&args.assemble, &args.only, screen);
     }
     if args.verify {
         return verify(&args.only, screen);
     }
     let target = compile::target();
     let gpu = kernels::gpu();
+    let count = kernels::kernels();
     let switches: Vec<Row> = switches::TABLE.iter().map(row).collect();
     if screen.json {
         let candidate = |c: &kernels::Candidate| json!({ "library": c.library, "version": c.version, "path": c.path, "verdict": c.verdict });
@@ -26,7 +27,7 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
             "backend": target.name,
             "threads": target.cores,
             "memory_bytes": target.memory_bytes,
-            "kernels": target.kernels.len(),
+            "kernels": { "cpu": count.cpu, "cuda": count.cuda, "not_deterministic": count.not_deterministic },
             "gpu": { "usable": gpu.usable, "is": gpu.sentence },
             "libraries": gpu.candidates.iter().map(candidate).collect::<Vec<_>>(),
             "switches": switches,
@@ -50,7 +51,12 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     for (library, install) in gpu.missing.iter().filter(|_| gpu.usable.is_some()) {
         screen.result(format!("         {library:8} missing   {install}"));
     }
-    screen.result(format!("kernels  {} on the CPU, all deterministic", target.kernels.len()));
+    screen.result(format!(
+        "kernels  {} for the CPU, all deterministic; {} for CUDA, all but {} deterministic (with deterministic=on, all)",
+        count.cpu,
+        count.cuda,
+        count.not_deterministic.join(", ")
+    ));
     screen.result("\nswitch             default  values                                  here");
     for r in switches {
         let refused: Vec<String> =
@@ -65,7 +71,7 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
 fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     let checked = kernels::verify(only);
     let gpu = kernels::verify_gpu(only).transpose().map_err(Failure::Environment)?;
-    let on_gpu = gpu.iter().flat_map(|gpu| &gpu.cases);
+    let on_gpu = gpu.iter().flat_map(|gpu| gpu.cases.iter().chain(&gpu.real));
     let wrong = checked.iter().chain(on_gpu.clone()).filter(|c| c.error.is_err()).count();
     let too_slow = gpu.iter().flat_map(|gpu| &gpu.speeds).filter(|s| s.is_err()).count();
     if screen.json {
@@ -85,6 +91,8 @@ fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
             "gpu": gpu.as_ref().map(|gpu| json!({
                 "name": gpu.name,
                 "kernels": gpu.cases.iter().map(row).collect::<Vec<_>>(),
+                "real": gpu.real.iter().map(row).collect::<Vec<_>>(),
+                "broke": gpu.broke.as_ref().map(|(case, left)| json!({ "case": case, "left_out": left })),
                 "speeds": gpu.speeds.iter().map(speed).collect::<Vec<_>>(),
             })),
             "failed": wrong + too_slow,
@@ -123,6 +131,17 @@ fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
             }
         }
     }
+    for c in &gpu.real {
+        screen.result(match &c.error {
+            Ok(error) => format!("{:32} error {error:8.1e}  bound {:7.1e}  {}", c.kernel, c.bound, c.name),
+            Err(why) => format!("{:32} {} FAILED: {why}", c.kernel, c.name),
+        });
+    }
+    if let Some((case, left)) = &gpu.broke {
+        screen.result(format!(
+            "the GPU answers no more after `{case}`: that case broke it, and {left} checks behind it were left out"
+        ));
+    }
     let copy = gpu.speeds.iter().flatten().next().map_or(f64::NAN, kernels::Speed::gigabytes_a_second);
     for speed in &gpu.speeds {
         screen.result(match speed {
@@ -146,8 +165,8 @@ fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
 }
 
 /// Every CUDA kernel compiled for some architectures, with what it takes. One that spills is a failure.
-fn assemble(archs: &[String], screen: &Screen) -> Result<ExitCode, Failure> {
-    let assembled = kernels::assemble(archs).map_err(Failure::Environment)?;
+fn assemble(archs: &[String], only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
+    let assembled = kernels::assemble(archs, only).map_err(Failure::Environment)?;
     let (mut kernels, mut bad) = (0, 0);
     for a in &assembled {
         match &a.kernels {

@@ -5,6 +5,7 @@ use std::fmt;
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
 
+use crate::cuda::noise::Noise;
 use crate::{Copying, cpu, cuda, launch};
 
 /// What can go wrong on a machine with a plan that compiled.
@@ -143,6 +144,28 @@ impl Session {
         }
     }
 
+    /// Sets the elements of a dense view, given in row-major order.
+    pub(crate) fn write_view(&mut self, view: &View, bytes: &[u8]) -> Result<(), RuntimeError> {
+        match &mut self.backend {
+            Backend::Cpu(session) => {
+                session.write(view, bytes);
+                Ok(())
+            }
+            Backend::Cuda(session) => session.write(view, bytes),
+        }
+    }
+
+    /// Fills a dense tensor with noise, the same on every backend.
+    pub(crate) fn fill_noise(&mut self, view: &View, seed: u32, noise: Noise) -> Result<(), RuntimeError> {
+        if let Backend::Cuda(session) = &mut self.backend {
+            return session.fill_noise(view, seed, noise);
+        }
+        let words = (view.span_bytes() as u64).div_ceil(4);
+        let mut bytes: Vec<u8> = (0..words).flat_map(|i| noise.word(seed, i).to_le_bytes()).collect();
+        bytes.truncate(view.span_bytes());
+        self.write_view(view, &bytes)
+    }
+
     fn slot_view(&self, path: &str) -> Result<&View, RuntimeError> {
         let slot = self.plans.slot(path);
         slot.map(|s| &s.view).ok_or_else(|| RuntimeError::Name(format!("there is no slot `{path}`")))
@@ -156,13 +179,7 @@ impl Session {
             let got = bytes.len();
             return Err(RuntimeError::Name(format!("`{path}` takes {wanted} bytes, not {got}")));
         }
-        match &mut self.backend {
-            Backend::Cpu(session) => {
-                session.write(&view, bytes);
-                Ok(())
-            }
-            Backend::Cuda(session) => session.write(&view, bytes),
-        }
+        self.write_view(&view, bytes)
     }
 
     /// The elements of a slot in row-major order, in the slot's own type.

@@ -245,9 +245,13 @@ mod tests {
     fn a_resumed_run_hears_what_is_not_deterministic() {
         assert_eq!(resumed(&[], Autotune::Off), None);
         let said = resumed(&["cuda.attention_grad"], Autotune::Off).unwrap();
-        assert!(said.starts_with("resumed; cuda.attention_grad is not deterministic: later losses"), "{said}");
+        assert!(
+            said.starts_with("resumed; cuda.attention_grad is not deterministic: later losses"),
+            "{said}"
+        );
         let said = resumed(&["a", "b"], Autotune::Quick).unwrap();
-        let both = "resumed; a, b are not deterministic and autotune may choose other algorithms of products: ";
+        let both =
+            "resumed; a, b are not deterministic and autotune may choose other algorithms of products: ";
         assert!(said.starts_with(both), "{said}");
         let said = resumed(&[], Autotune::Full).unwrap();
         assert!(said.starts_with("resumed; autotune may choose"), "{said}");

@@ -1,6 +1,7 @@
 //! The backends' kernels on this machine: what there is to run on, and whether the kernels are right here.
 
 use flatout_runtime::cuda::{self, nvrtc::Nvrtc};
+use flatout_runtime::verify::real;
 use flatout_runtime::{cpu, verify};
 
 pub use flatout_runtime::verify::speed::Speed;
@@ -25,6 +26,10 @@ pub fn verify(only: &str) -> Vec<Checked> {
 pub struct GpuChecked {
     pub name: String,
     pub cases: Vec<Checked>,
+    /// Samples at the sizes of a real model.
+    pub real: Vec<Checked>,
+    /// The case after which the device answered no more, and how many checks were left out for it.
+    pub broke: Option<(String, usize)>,
     /// The first is a plain copy.
     pub speeds: Vec<Result<Speed, String>>,
 }
@@ -42,11 +47,43 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
     // Failures to compile come back with the case that needs the kernel.
     let _ = verify::compile_ahead(&cases, &device);
     let place = verify::Place::Cuda(&device);
-    let checked = cases.iter().map(|case| checked(case, place)).collect();
-    let large = verify::speed::cases().into_iter().filter(|case| case.name.contains(only));
-    let speeds =
-        large.map(|case| verify::speed::time(&case, &device).map_err(|why| format!("{}: {why}", case.name)));
-    Some(Ok(GpuChecked { name: cuda::target(&device, false).name, cases: checked, speeds: speeds.collect() }))
+    let real: Vec<_> = real::checks(real::Sizes::PRETRAIN_226M)
+        .into_iter()
+        .filter(|check| check.name.contains(only))
+        .collect();
+    let large: Vec<_> = verify::speed::cases().into_iter().filter(|case| case.name.contains(only)).collect();
+    let name = cuda::target(&device, false).name;
+    let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![] };
+    let all = cases.len() + real.len() + large.len();
+    // A failure may be the kernel's alone, or have taken the device with it: then nothing later can be checked.
+    let is_over = |failed: bool, name: &str, done: &mut GpuChecked| {
+        if failed && device.broken().is_some() {
+            let left = all - done.cases.len() - done.real.len() - done.speeds.len();
+            done.broke = Some((name.into(), left));
+        }
+        done.broke.is_some()
+    };
+    for case in &cases {
+        done.cases.push(checked(case, place));
+        if is_over(done.cases.last().is_some_and(|c| c.error.is_err()), &case.name, &mut done) {
+            return Some(Ok(done));
+        }
+    }
+    for check in &real {
+        let (name, bound, kernel) = (check.name.clone(), check.bound, check.kernel(place));
+        done.real.push(Checked { error: check.run(place), kernel, name, bound });
+        if is_over(done.real.last().is_some_and(|c| c.error.is_err()), &check.name, &mut done) {
+            return Some(Ok(done));
+        }
+    }
+    for case in &large {
+        let speed = verify::speed::time(case, &device).map_err(|why| format!("{}: {why}", case.name));
+        done.speeds.push(speed);
+        if is_over(done.speeds.last().is_some_and(Result::is_err), &case.name, &mut done) {
+            return Some(Ok(done));
+        }
+    }
+    Some(Ok(done))
 }
 
 fn chosen(only: &str) -> Vec<verify::Case> {
@@ -70,11 +107,13 @@ pub struct Assembled {
     pub kernels: Result<Vec<(String, u32, u32)>, String>,
 }
 
-/// Compiles everything the CUDA kernels of every case use, for architectures such as `sm_90a`. Needs NVRTC, no GPU.
-pub fn assemble(archs: &[String]) -> Result<Vec<Assembled>, String> {
+/// Compiles everything the CUDA kernels of the cases whose name holds `only` use, for architectures such as `sm_90a`.
+/// Needs NVRTC, no GPU.
+pub fn assemble(archs: &[String], only: &str) -> Result<Vec<Assembled>, String> {
     let open = || Nvrtc::open(cuda::library::nvrtc_alone()?);
     let nvrtc = open().map_err(|why| why.to_string())?;
-    let cases: Vec<_> = verify::cases::all().into_iter().chain(verify::speed::cases()).collect();
+    let large = verify::speed::cases().into_iter().filter(|case| case.name.contains(only));
+    let cases: Vec<_> = chosen(only).into_iter().chain(large).collect();
     verify::assemble(&cases, archs, &nvrtc)
         .into_iter()
         .map(|(source, arch, made)| {
@@ -84,6 +123,20 @@ pub fn assemble(archs: &[String]) -> Result<Vec<Assembled>, String> {
             Ok(Assembled { source, arch, kernels })
         })
         .collect()
+}
+
+/// The kernels of both backends.
+pub struct Kernels {
+    pub cpu: usize,
+    pub cuda: usize,
+    /// Of CUDA, without deterministic=on. The CPU's all are.
+    pub not_deterministic: Vec<&'static str>,
+}
+
+pub fn kernels() -> Kernels {
+    let rows = || cuda::KERNELS.iter().copied().flatten().map(|kernel| &kernel.row);
+    let not_deterministic = rows().filter(|row| !row.deterministic).map(|row| row.name).collect();
+    Kernels { cpu: cpu::target(1).kernels.len(), cuda: rows().count(), not_deterministic }
 }
 
 /// A library file that could have been opened, and what became of it.

@@ -222,6 +222,11 @@ impl Device {
         Facts { deterministic: options.deterministic, autotune, ..self.0.facts.clone() }
     }
 
+    /// Why the device answers no more, if so: a kernel that touched what it may not makes every later call fail.
+    pub fn broken(&self) -> Option<CudaError> {
+        self.bind().and_then(|()| self.0.driver.synchronize_context()).err()
+    }
+
     /// Compiles sources that are not in the cache yet.
     pub fn compile_ahead(&self, sources: &HashSet<Source>) -> Result<(), CudaError> {
         Cache::of_this_user().cubins(sources, &nvrtc::arch(&self.0.facts), &self.0.nvrtc).map(|_| ())

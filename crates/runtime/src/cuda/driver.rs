@@ -44,6 +44,7 @@ entries! {
     primary_retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     primary_release = "cuDevicePrimaryCtxRelease_v2" (c_int);
     set_current = "cuCtxSetCurrent" (Handle);
+    context_synchronize = "cuCtxSynchronize" ();
     mem_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     mem_alloc = "cuMemAlloc_v2" (*mut u64, usize);
     mem_free = "cuMemFree_v2" (u64);
@@ -278,6 +279,12 @@ impl Driver {
     pub fn synchronize(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: a stream is only handed out by its owner.
         self.ok(unsafe { (self.stream_synchronize)(stream.0) }, "cuStreamSynchronize")
+    }
+
+    /// Waits for all work of the current context; fails for good once a kernel has broken it.
+    pub fn synchronize_context(&self) -> Result<(), CudaError> {
+        // SAFETY: takes nothing.
+        self.ok(unsafe { (self.context_synchronize)() }, "cuCtxSynchronize")
     }
 
     /// Milliseconds a call of `work` takes on the device: three calls to warm up, then `calls` timed together.

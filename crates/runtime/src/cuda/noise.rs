@@ -12,6 +12,7 @@ pub struct Noise {
 }
 
 impl Noise {
+    pub const ZERO: Noise = Noise { keep: 0, base: 0 };
     /// From 2^-7 to 2, of either sign: eight exponents, seven bits of mantissa.
     pub const WIDE: Noise = Noise { keep: 0x83FF, base: 0x3C00 };
     /// From 1/16 to 1/8, of either sign.

@@ -302,7 +302,7 @@ fn elements(view: &View) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
+pub(super) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
     match dtype {
         DType::F32 => values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
         DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),

@@ -28,14 +28,33 @@ const ALIGN: usize = 256;
 
 /// Whether a problem of these shapes is for cuDNN, as far as shapes say.
 pub(super) fn serves(p: &Problem) -> bool {
-    let equal = matches!((p.q, p.k), (Segments::Uniform { len: q }, Segments::Uniform { len: k }) if q == k);
     let mask = match p.mask {
         Mask::Full | Mask::Causal => true,
         Mask::Window { ahead, .. } => ahead == 0,
         Mask::TwoIntervals => false,
     };
-    let size = HEAD_SIZES.contains(&p.size) && p.size.is_multiple_of(8);
-    p.dtype == DType::BF16 && equal && p.tq == p.tk && mask && size && p.q_longest() >= LEAST_TOKENS
+    p.dtype == DType::BF16
+        && has_equal_sequences(p)
+        && p.tq == p.tk
+        && mask
+        && has_size(p)
+        && p.q_longest() >= LEAST_TOKENS
+}
+
+fn has_equal_sequences(p: &Problem) -> bool {
+    matches!((p.q, p.k), (Segments::Uniform { len: q }, Segments::Uniform { len: k }) if q == k)
+}
+
+fn has_size(p: &Problem) -> bool {
+    HEAD_SIZES.contains(&p.size) && p.size.is_multiple_of(8)
+}
+
+/// Why a problem that is otherwise cuDNN's is not: its head size. A user can choose another.
+pub(super) fn unserved(p: &Problem) -> Option<String> {
+    let is_alike = p.dtype == DType::BF16 && has_equal_sequences(p) && p.q_longest() >= LEAST_TOKENS;
+    let (least, most) = (HEAD_SIZES.start(), HEAD_SIZES.end());
+    (is_alike && !has_size(p))
+        .then(|| format!("cuDNN takes heads of {least} to {most} in steps of 8, not of {}", p.size))
 }
 
 /// Whether this launch is for cuDNN: shapes, the library, addresses and strides in steps of 16 bytes, every output

@@ -139,6 +139,8 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         let why =
             if p.facts().cudnn.is_none() { "cuDNN is missing" } else { "cuDNN does not take these tensors" };
         p.note(format!("{} runs on our own kernel: {why}", launch.op.name()));
+    } else if let Some(why) = dense::unserved(&problem) {
+        p.note(format!("{} runs on our own kernel: {why}", launch.op.name()));
     }
     flash::prepare(&problem, launch, p)
 }

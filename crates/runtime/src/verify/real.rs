@@ -1,0 +1,620 @@
+//! Kernels at the sizes of a real model, on samples of what they give: tiles, rows and heads of the output against the
+//! oracle on just the inputs that these depend on.
+//!
+//! Small cases cannot show an index that overflows, a grid that is too short or a sum that loses its last block. Where an
+//! output depends on all rows (a weight's gradient), the incoming gradient is zero but in a few rows spread over the
+//! whole tensor, so the oracle needs only those. Everything runs on either backend: the samples themselves are checked on
+//! the CPU at small sizes.
+
+use std::ops::Range;
+
+use flatout_ir::graph::{Class, Graph, Init, Slot};
+use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::oracle::{self, Values};
+use flatout_ir::plan::Plan;
+use flatout_ir::target::{Shapes, Target};
+use flatout_ir::types::{DType, TensorType};
+use flatout_ir::{Launch, Op, PlanSet, Role, View};
+
+use super::Place;
+use super::trial::encode;
+use crate::cuda::noise::Noise;
+use crate::{RuntimeError, Session, cuda};
+
+const F32: DType = DType::F32;
+const BF16: DType = DType::BF16;
+
+/// On the relative L2 error of a sample: operations that round to bf16 inside, as in the small cases.
+const BF16_BOUND: f64 = 1.5e-2;
+/// A product that rounds once, to bf16, whose last bit is 2^-8.
+const BF16_PRODUCT_BOUND: f64 = 4e-3;
+/// A product of bf16 summed in f32: matrix units drop low bits of long sums.
+const LONG_SUM_BOUND: f64 = 2e-3;
+/// f32 throughout. TF32 would be off by 3e-4.
+const F32_BOUND: f64 = 2e-5;
+
+/// The extents of a model and its batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    tokens: usize,
+    context: usize,
+    width: usize,
+    /// Gate and up together.
+    ffn: usize,
+    heads: usize,
+    kv_heads: usize,
+    head: usize,
+    words: usize,
+    /// Rows that go through the head at once.
+    head_rows: usize,
+    /// Parameters of one update.
+    parameters: usize,
+}
+
+impl Sizes {
+    /// `pretrain-226m` with 32 rows.
+    pub const PRETRAIN_226M: Sizes = Sizes {
+        tokens: 65536,
+        context: 2048,
+        width: 768,
+        ffn: 4096,
+        heads: 12,
+        kv_heads: 4,
+        head: 64,
+        words: 32768,
+        head_rows: 16384,
+        parameters: 64 << 20,
+    };
+}
+
+/// What is checked, with its bound; it runs where it is told and gives the worst error of its samples.
+pub struct Check {
+    pub name: String,
+    pub bound: f64,
+    op: Op,
+    dtype: DType,
+    run: Box<dyn Fn(Bench<'_>) -> Result<f64, String>>,
+}
+
+impl Check {
+    /// The kernel that runs it.
+    pub fn kernel(&self, place: Place<'_>) -> &'static str {
+        place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name)
+    }
+
+    /// The worst error, or what is wrong.
+    pub fn run(&self, place: Place<'_>) -> Result<f64, String> {
+        let error = (self.run)(Bench::new(place))?;
+        // A NaN is above no bound.
+        if error <= self.bound {
+            Ok(error)
+        } else {
+            Err(format!("off by {error:.2e}, more than {:.0e}", self.bound))
+        }
+    }
+}
+
+/// What a tensor holds before the operation runs.
+#[derive(Clone)]
+enum Fill {
+    Noise(Noise),
+    /// Zeros but for these rows of the first axis.
+    Rows(Noise, Vec<usize>),
+    Values(Vec<f64>),
+}
+
+const WIDE: Fill = Fill::Noise(Noise::WIDE);
+
+/// Tensors and launches as they are laid out.
+struct Bench<'a> {
+    place: Place<'a>,
+    target: Target,
+    end: usize,
+    launches: Vec<Launch>,
+    fills: Vec<(View, Fill)>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(place: Place<'a>) -> Self {
+        Bench { place, target: place.target(), end: 0, launches: vec![], fills: vec![] }
+    }
+
+    fn lay(&mut self, ty: &TensorType) -> View {
+        let view = View::dense(self.end, ty);
+        self.end = (self.end + view.span_bytes()).next_multiple_of(self.target.align);
+        view
+    }
+
+    fn input(&mut self, dtype: DType, dims: &[usize], fill: Fill) -> View {
+        let view = self.lay(&TensorType::new(dtype, dims));
+        self.fills.push((view.clone(), fill));
+        view
+    }
+
+    /// Adds a launch; gives where its outputs lie.
+    fn launch(&mut self, op: Op, ins: &[View]) -> Result<Vec<View>, String> {
+        let types: Vec<TensorType> = ins.iter().map(type_of).collect();
+        let (graph, _) = graph(&op, &types);
+        let node = graph.nodes.last().expect("the operation");
+        let row = *self
+            .target
+            .kernel(op.kind(), types[0].dtype)
+            .ok_or_else(|| format!("no kernel runs {} in {}", op.name(), types[0].dtype.name()))?;
+        let outs: Vec<View> = node.outs.iter().map(|ty| self.lay(ty)).collect();
+        let scratch = (row.workspace)(&Shapes::of(&graph, node, self.target.cores)).div_ceil(4);
+        let workspace = (scratch > 0).then(|| self.lay(&TensorType::new(F32, [scratch])));
+        self.launches.push(Launch {
+            kernel: row.name,
+            path: op.name().into(),
+            op,
+            ins: ins.to_vec(),
+            outs: outs.iter().cloned().map(Some).collect(),
+            workspace,
+            key: 0,
+            flops: 0,
+        });
+        Ok(outs)
+    }
+
+    /// Fills every tensor and runs the launches.
+    fn run(self) -> Result<Ran, String> {
+        let plans = PlanSet {
+            arena_bytes: self.end,
+            persistent_bytes: self.end,
+            transient_bytes: 0,
+            buffers: vec![],
+            slots: vec![],
+            inputs: 0..0,
+            landings: vec![],
+            plans: vec![Plan { role: Role::Eval, launches: self.launches, results: vec![] }],
+            done: vec![],
+        };
+        let session = match self.place {
+            Place::Cpu => Session::new(plans, self.target.cores),
+            Place::Cuda(device) => {
+                let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
+                Session::cuda(plans, device, options)
+            }
+        };
+        let mut session = session.map_err(said)?;
+        for (i, (view, fill)) in self.fills.iter().enumerate() {
+            let seed = 100 * i as u32;
+            match fill {
+                Fill::Noise(noise) => session.fill_noise(view, seed, *noise).map_err(said)?,
+                Fill::Rows(noise, rows) => {
+                    session.fill_noise(view, 0, Noise::ZERO).map_err(said)?;
+                    for row in rows {
+                        let part = narrow(view, 0, *row..row + 1);
+                        session.fill_noise(&part, seed + *row as u32, *noise).map_err(said)?;
+                    }
+                }
+                Fill::Values(values) => {
+                    session.write_view(view, &encode(view.dtype, values)).map_err(said)?;
+                }
+            }
+        }
+        session.run(Role::Eval).map_err(said)?;
+        Ok(Ran { session })
+    }
+}
+
+fn said(why: RuntimeError) -> String {
+    why.to_string()
+}
+
+fn type_of(view: &View) -> TensorType {
+    TensorType::new(view.dtype, view.dims.clone())
+}
+
+/// An operation on inputs named by their number, every output a result.
+fn graph(op: &Op, types: &[TensorType]) -> (Graph, usize) {
+    let mut graph = Graph::default();
+    let ins = types.iter().enumerate().map(|(i, ty)| {
+        let slot =
+            Slot { path: i.to_string(), ty: ty.clone(), class: Class::Input, init: Init::Zeros, part: None };
+        let slot = graph.add_slot(slot);
+        graph.add(Op::Read { slot }, vec![], "")
+    });
+    let ins = ins.collect();
+    let node = graph.push(op.clone(), ins, "");
+    let outs = graph.node(node).outs.len();
+    for out in 0..outs {
+        graph.results.push((out.to_string(), node.out(out as u8)));
+    }
+    (graph, outs)
+}
+
+/// A range of one axis.
+fn narrow(view: &View, axis: usize, range: Range<usize>) -> View {
+    let mut part = view.clone();
+    part.offset += range.start * view.strides[axis] * view.dtype.bytes();
+    part.dims[axis] = range.len();
+    part
+}
+
+/// What ran, to be sampled.
+struct Ran {
+    session: Session,
+}
+
+impl Ran {
+    fn read(&self, view: &View) -> Result<Vec<f64>, String> {
+        let bytes = self.session.read_view(view).map_err(said)?;
+        Ok(crate::session::as_f32(view.dtype, &bytes).into_iter().map(f64::from).collect())
+    }
+
+    /// Rows of the first axis as one tensor.
+    fn rows(&self, view: &View, rows: &[usize]) -> Result<Tensor, String> {
+        let mut ty = type_of(view);
+        ty.dims[0] = rows.len();
+        let values = rows.iter().map(|row| self.read(&narrow(view, 0, *row..row + 1)));
+        Ok((ty, values.collect::<Result<Vec<_>, _>>()?.concat()))
+    }
+
+    fn part(&self, view: &View) -> Result<Tensor, String> {
+        Ok((type_of(view), self.read(view)?))
+    }
+}
+
+type Tensor = (TensorType, Vec<f64>);
+
+/// The oracle on sampled inputs.
+fn wanted(op: &Op, ins: &[Tensor]) -> Vec<Vec<f64>> {
+    let types: Vec<TensorType> = ins.iter().map(|(ty, _)| ty.clone()).collect();
+    let (graph, outs) = graph(op, &types);
+    let values: Values = ins.iter().enumerate().map(|(i, (_, v))| (i.to_string(), v.clone())).collect();
+    let mut results = oracle::run(&graph, &values).results;
+    (0..outs).map(|out| results.remove(&out.to_string()).expect("a result an output")).collect()
+}
+
+/// The relative L2 error; infinite where something is not finite or a tensor that must be zero is not.
+fn error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len(), "a sample and its reference");
+    let (mut off, mut size) = (0.0, 0.0);
+    for (got, want) in got.iter().zip(want) {
+        off += (got - want) * (got - want);
+        size += want * want;
+    }
+    match (off, size) {
+        (0.0, _) => 0.0,
+        (_, 0.0) => f64::INFINITY,
+        _ if off.is_finite() => (off / size).sqrt(),
+        _ => f64::INFINITY,
+    }
+}
+
+/// A few places of `count` with `width` behind each: the ends, around the middle, and off every block's edge.
+fn places(count: usize, width: usize) -> Vec<usize> {
+    let last = count - width;
+    let mut places: Vec<usize> = [0, 1, 131, count / 3 + 7, count / 2, last - last / 5, last]
+        .into_iter()
+        .map(|p| p.min(last))
+        .collect();
+    places.dedup();
+    places
+}
+
+/// Every check at these sizes.
+pub fn checks(sizes: Sizes) -> Vec<Check> {
+    let mut all = products(sizes);
+    all.extend(attention(sizes));
+    all.extend(norms(sizes));
+    all.extend(gated(sizes));
+    all.push(head_loss(sizes));
+    all.push(update(sizes));
+    all
+}
+
+fn shape(dtype: DType, dims: &[usize]) -> String {
+    TensorType::new(dtype, dims).to_string()
+}
+
+fn products(s: Sizes) -> Vec<Check> {
+    let (t, d, f) = (s.tokens, s.width, s.ffn);
+    // m, n, k as a decoder's projection forward, back to its input, and to its weight.
+    let forms = [
+        ("forward", [t, f, d], false, true, BF16, BF16, false),
+        ("to the input", [t, d, f], false, false, BF16, BF16, false),
+        ("to the weight, added", [f, d, t], true, false, BF16, F32, true),
+        ("forward", [t / 8, f, d], false, true, F32, F32, false),
+    ];
+    forms
+        .into_iter()
+        .map(|(what, mnk, ta, tb, dtype, out, base)| product(what, mnk, ta, tb, dtype, out, base))
+        .collect()
+}
+
+fn product(
+    what: &str,
+    [m, n, k]: [usize; 3],
+    ta: bool,
+    tb: bool,
+    dtype: DType,
+    out: DType,
+    base: bool,
+) -> Check {
+    let op = Op::Product { ta, tb, out, base };
+    let bound = match (dtype, out) {
+        (BF16, BF16) => BF16_PRODUCT_BOUND,
+        (BF16, _) => LONG_SUM_BOUND,
+        _ => F32_BOUND,
+    };
+    let name = format!("real product {what} {m}x{n}x{k} {} to {}", dtype.name(), out.name());
+    let (a_dims, b_dims) = (if ta { [k, m] } else { [m, k] }, if tb { [n, k] } else { [k, n] });
+    let this = op.clone();
+    let run = move |mut bench: Bench<'_>| {
+        let a = bench.input(dtype, &a_dims, WIDE);
+        let b = bench.input(dtype, &b_dims, WIDE);
+        let base = base.then(|| bench.input(out, &[m, n], WIDE));
+        let ins: Vec<View> = [a.clone(), b.clone()].into_iter().chain(base.clone()).collect();
+        let d = bench.launch(this.clone(), &ins)?.remove(0);
+        let ran = bench.run()?;
+        let (rows, columns) = (16.min(m), 16.min(n));
+        let mut worst: f64 = 0.0;
+        let (at_m, at_n) = (places(m, rows), places(n, columns));
+        for i in 0..at_m.len().max(at_n.len()) {
+            // Other columns with every row, so that the corners are among them.
+            let (r, c) = (at_m[i % at_m.len()], at_n[at_n.len() - 1 - i % at_n.len()]);
+            let (r, c) = (r..r + rows, c..c + columns);
+            let tile = |view: &View| narrow(&narrow(view, 0, r.clone()), 1, c.clone());
+            let mut parts = vec![
+                ran.part(&narrow(&a, ta as usize, r.clone()))?,
+                ran.part(&narrow(&b, !tb as usize, c.clone()))?,
+            ];
+            if let Some(base) = &base {
+                parts.push(ran.part(&tile(base))?);
+            }
+            worst = worst.max(error(&ran.read(&tile(&d))?, &wanted(&this, &parts)[0]));
+        }
+        Ok(worst)
+    };
+    Check { name, bound, op, dtype, run: Box::new(run) }
+}
+
+/// Queries that are sampled together.
+const QUERIES: usize = 16;
+
+fn attention(s: Sizes) -> Vec<Check> {
+    let (q_dims, kv_dims) = ([s.tokens, s.heads, s.head], [s.tokens, s.kv_heads, s.head]);
+    let group = s.heads / s.kv_heads;
+    let (scale, mask) = ((s.head as f32).powf(-0.5), Mask::Causal);
+    let op = move |q: usize, k: usize| Op::Attention {
+        scale,
+        mask,
+        q: Segments::Uniform { len: q },
+        k: Segments::Uniform { len: k },
+    };
+    let back = move |q: usize, k: usize| Op::AttentionGrad {
+        scale,
+        mask,
+        q: Segments::Uniform { len: q },
+        k: Segments::Uniform { len: k },
+    };
+    // Sequence, how many of its keys the last sampled query sees, and the keys' head.
+    let sequences = s.tokens / s.context;
+    let samples = [
+        (0, QUERIES, 0),
+        (sequences / 3, s.context / 2 + 5, s.kv_heads - 1),
+        (sequences / 2, s.context - 129, s.kv_heads / 2),
+        (sequences - 1, s.context, s.kv_heads - 1),
+    ];
+    let mut samples: Vec<(usize, usize, usize)> =
+        samples.into_iter().filter(|(_, seen, _)| (QUERIES..=s.context).contains(seen)).collect();
+    // A key's gradient comes from every query of its sequence, so each has one sample.
+    samples.dedup_by_key(|(sequence, ..)| *sequence);
+    let parts = move |(sequence, seen, head): (usize, usize, usize)| {
+        let start = sequence * s.context;
+        let queries = move |view: &View| {
+            let tokens = narrow(view, 0, start + seen - QUERIES..start + seen);
+            narrow(&tokens, 1, head * group..(head + 1) * group)
+        };
+        let keys = move |view: &View, range: Range<usize>| {
+            narrow(&narrow(view, 0, start + range.start..start + range.end), 1, head..head + 1)
+        };
+        (queries, keys)
+    };
+
+    let (here, there) = (samples.clone(), samples);
+    let forward = move |mut bench: Bench<'_>| {
+        let q = bench.input(BF16, &q_dims, WIDE);
+        let (k, v) = (bench.input(BF16, &kv_dims, WIDE), bench.input(BF16, &kv_dims, WIDE));
+        let outs = bench.launch(op(s.context, s.context), &[q.clone(), k.clone(), v.clone()])?;
+        let ran = bench.run()?;
+        let mut worst: f64 = 0.0;
+        for sample in &here {
+            let ((queries, keys), seen) = (parts(*sample), sample.1);
+            let ins = [queries(&q), keys(&k, 0..seen), keys(&v, 0..seen)];
+            let ins = ins.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
+            let want = wanted(&op(QUERIES, seen), &ins);
+            for (out, want) in outs.iter().zip(&want) {
+                worst = worst.max(error(&ran.read(&queries(out))?, want));
+            }
+        }
+        Ok(worst)
+    };
+
+    let backward = move |mut bench: Bench<'_>| {
+        let q = bench.input(BF16, &q_dims, WIDE);
+        let (k, v) = (bench.input(BF16, &kv_dims, WIDE), bench.input(BF16, &kv_dims, WIDE));
+        let starts = there.iter().map(|(sequence, seen, _)| sequence * s.context + seen - QUERIES);
+        let rows = starts.flat_map(|start| start..start + QUERIES).collect();
+        let d = bench.input(BF16, &q_dims, Fill::Rows(Noise::WIDE, rows));
+        let saved = bench.launch(op(s.context, s.context), &[q.clone(), k.clone(), v.clone()])?;
+        let ins = [&q, &k, &v, &saved[0], &saved[1], &d].map(View::clone);
+        let outs = bench.launch(back(s.context, s.context), &ins)?;
+        let ran = bench.run()?;
+        let mut worst: f64 = 0.0;
+        for sample in &there {
+            let ((queries, keys), seen) = (parts(*sample), sample.1);
+            let ins = [queries(&q), keys(&k, 0..seen), keys(&v, 0..seen)];
+            let mut ins = ins.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
+            let forward = wanted(&op(QUERIES, seen), &ins);
+            for (view, value) in saved.iter().zip(forward) {
+                ins.push((type_of(&queries(view)), value));
+            }
+            ins.push(ran.part(&queries(&d))?);
+            let want = wanted(&back(QUERIES, seen), &ins);
+            let places = [queries(&outs[0]), keys(&outs[1], 0..seen), keys(&outs[2], 0..seen)];
+            for (place, want) in places.iter().zip(&want) {
+                worst = worst.max(error(&ran.read(place)?, want));
+            }
+            // Keys that no query with a gradient sees.
+            for out in outs[1..].iter().filter(|_| seen < s.context) {
+                let rest = ran.read(&keys(out, seen..s.context))?;
+                worst = worst.max(error(&rest, &vec![0.0; rest.len()]));
+            }
+        }
+        Ok(worst)
+    };
+    let name = |what: &str| {
+        let sequences = format!("{sequences} sequences of {}", s.context);
+        format!("real attention {what} {sequences}, {} on {}", shape(BF16, &q_dims), shape(BF16, &kv_dims))
+    };
+    vec![
+        Check {
+            name: name("forward"),
+            bound: BF16_BOUND,
+            op: op(s.context, s.context),
+            dtype: BF16,
+            run: Box::new(forward),
+        },
+        Check {
+            name: name("backward"),
+            bound: BF16_BOUND,
+            op: back(s.context, s.context),
+            dtype: BF16,
+            run: Box::new(backward),
+        },
+    ]
+}
+
+/// Sampled rows of outputs that have as many rows as the inputs, and whole outputs that have not.
+fn by_rows(
+    name: String,
+    op: Op,
+    dtype: DType,
+    bound: f64,
+    ins: Vec<(DType, Vec<usize>, Fill)>,
+    rows: Vec<usize>,
+) -> Check {
+    let this = op.clone();
+    let run = move |mut bench: Bench<'_>| {
+        let count = ins[0].1[0];
+        let lay = |(dtype, dims, fill): &(DType, Vec<usize>, Fill)| bench.input(*dtype, dims, fill.clone());
+        let views: Vec<View> = ins.iter().map(lay).collect();
+        let outs = bench.launch(this.clone(), &views)?;
+        let ran = bench.run()?;
+        let sample = |view: &View| if view.dims[0] == count { ran.rows(view, &rows) } else { ran.part(view) };
+        let parts = views.iter().map(sample).collect::<Result<Vec<_>, _>>()?;
+        let mut worst: f64 = 0.0;
+        for (out, want) in outs.iter().zip(wanted(&this, &parts)) {
+            worst = worst.max(error(&sample(out)?.1, &want));
+        }
+        Ok(worst)
+    };
+    Check { name, bound, op, dtype, run: Box::new(run) }
+}
+
+fn norms(s: Sizes) -> Vec<Check> {
+    let (dims, eps, weight) = (vec![s.tokens, s.width], 1e-6, NormWeight::Plain);
+    let rows = places(s.tokens, 1);
+    let x = || (BF16, dims.clone(), WIDE);
+    let w = || (F32, vec![s.width], WIDE);
+    let forward = Op::RmsNorm { eps, weight, residual: true };
+    let backward = Op::RmsNormGrad { eps, weight, add: true };
+    let d = (BF16, dims.clone(), Fill::Rows(Noise::WIDE, rows.clone()));
+    let of = shape(BF16, &dims);
+    vec![
+        by_rows(format!("real add+norm {of}"), forward, BF16, BF16_BOUND, vec![x(), x(), w()], rows.clone()),
+        by_rows(format!("real add+norm back {of}"), backward, BF16, BF16_BOUND, vec![x(), w(), d, x()], rows),
+    ]
+}
+
+fn gated(s: Sizes) -> Vec<Check> {
+    let dims = vec![s.tokens, s.ffn / 2];
+    let (act, rows) = (Act::Silu, places(s.tokens, 1));
+    let x = || (BF16, dims.clone(), WIDE);
+    let of = shape(BF16, &dims);
+    let check = |name: String, op: Op, ins| by_rows(name, op, BF16, BF16_BOUND, ins, rows.clone());
+    vec![
+        check(format!("real gated {of}"), Op::Gated { act }, vec![x(), x()]),
+        check(format!("real gated back {of}"), Op::GatedGrad { act }, vec![x(), x(), x()]),
+    ]
+}
+
+fn head_loss(s: Sizes) -> Check {
+    let (rows, width, words) = (s.head_rows, s.width, s.words);
+    // All rows but these weigh nothing, so the loss and the head's gradient are theirs.
+    let sampled: Vec<usize> = places(rows, 1).into_iter().step_by(2).collect();
+    let weights =
+        (0..rows).map(|row| if sampled.contains(&row) { 1.0 + (row % 3) as f64 / 4.0 } else { 0.0 });
+    let targets = (0..rows).map(|row| ((row * 7919 + 13) % words) as f64);
+    let ins = vec![
+        (BF16, vec![rows, width], WIDE),
+        (BF16, vec![words, width], Fill::Noise(Noise::SMALL)),
+        (DType::I32, vec![rows], Fill::Values(targets.collect())),
+        (F32, vec![rows], Fill::Values(weights.collect())),
+        (F32, vec![words, width], Fill::Noise(Noise::SMALL)),
+    ];
+    let name = format!("real head+loss {rows}x{width}, {words} words, bf16");
+    by_rows(name, Op::HeadLossTrain { base: true }, BF16, BF16_BOUND, ins, sampled)
+}
+
+fn update(s: Sizes) -> Check {
+    let dims = vec![s.parameters];
+    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    let one = |value: f64| (F32, vec![1], Fill::Values(vec![value]));
+    let mut ins: Vec<(DType, Vec<usize>, Fill)> = (0..3).map(|_| (F32, dims.clone(), WIDE)).collect();
+    ins.push((F32, dims.clone(), Fill::Noise(Noise::POSITIVE)));
+    // Learning rate, the gradient's factor, updates so far, whether to update.
+    ins.extend([one(0.01), one(0.5), one(20.0), one(1.0)]);
+    let name = format!("real adamw {}", shape(F32, &dims));
+    let spread = (0..64).map(|i| i * (s.parameters - 1) / 63).collect();
+    by_rows(name, op, F32, F32_BOUND, ins, spread)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Sizes = Sizes {
+        tokens: 1000,
+        context: 200,
+        width: 48,
+        ffn: 64,
+        heads: 4,
+        kv_heads: 2,
+        head: 16,
+        words: 300,
+        head_rows: 150,
+        parameters: 5000,
+    };
+
+    #[test]
+    fn the_cpus_kernels_pass_at_small_sizes() {
+        for check in checks(SMALL) {
+            let error = check.run(Place::Cpu).unwrap_or_else(|why| panic!("{}: {why}", check.name));
+            println!("{:60} {:20} {error:.1e}", check.name, check.kernel(Place::Cpu));
+        }
+    }
+
+    /// Samples are the operation's own: another operation on the same inputs is far outside the bound.
+    #[test]
+    fn a_wrong_kernel_is_noticed() {
+        let wrong = |act: Act| {
+            let mut bench = Bench::new(Place::Cpu);
+            let (a, b) = (bench.input(BF16, &[64, 32], WIDE), bench.input(BF16, &[64, 32], WIDE));
+            let out = bench.launch(Op::Gated { act }, &[a.clone(), b.clone()]).unwrap().remove(0);
+            let ran = bench.run().unwrap();
+            let rows = places(64, 1);
+            let parts = [ran.rows(&a, &rows).unwrap(), ran.rows(&b, &rows).unwrap()];
+            error(&ran.rows(&out, &rows).unwrap().1, &wanted(&Op::Gated { act: Act::Silu }, &parts)[0])
+        };
+        assert!(wrong(Act::Silu) < BF16_BOUND);
+        assert!(wrong(Act::Gelu) > 4.0 * BF16_BOUND, "{}", wrong(Act::Gelu));
+        assert_eq!(error(&[1.0], &[0.0]), f64::INFINITY);
+        assert_eq!(error(&[f64::NAN], &[1.0]), f64::INFINITY);
+    }
+}
