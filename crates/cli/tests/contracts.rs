@@ -33,7 +33,7 @@ fn events_have_the_fields_of_the_contract() {
     assert_eq!(said.out, log, "`--json` prints the log's own lines");
     let events = lines(&log);
     let wanted = [
-        ("start", "recipe backend switches arena_bytes driver_bytes"),
+        ("start", "recipe backend switches arena_bytes driver_bytes not_deterministic"),
         ("step", "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second"),
         ("eval", "step loss"),
         ("saved", "step path"),

@@ -1,0 +1,72 @@
+//! The program on a GPU, where there is one: the CPU's losses, a second start from a warm cache, a resume to the bit.
+//!
+//! A machine without a GPU skips, and says so; with FLATOUT_REQUIRE_GPU set, it fails. `bench/gpu_proof.py` shows more, at
+//! real sizes.
+
+mod program;
+
+use std::path::Path;
+
+use flatout_train::events::{self, Event, Start};
+use program::{flatout, say, small_train};
+
+/// Whether there is a GPU to use; otherwise a line says why not.
+fn has_gpu(dir: &Path) -> bool {
+    let said = say(dir, &["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&said.out).expect("an object");
+    let is_usable = report["gpu"]["usable"] == true;
+    if !is_usable {
+        let why = &report["gpu"]["is"];
+        assert!(std::env::var_os("FLATOUT_REQUIRE_GPU").is_none(), "nothing ran on a GPU: {why}");
+        eprintln!("SKIPPED: nothing ran on a GPU: {why}");
+    }
+    is_usable
+}
+
+/// Trains with a cache of its own in the folder; gives the start and the losses.
+fn train(dir: &Path, run: &str, words: &[&str]) -> (Start, Vec<f32>) {
+    let words = small_train(&[words, &["eval.rows=0", "--run", run, "--resume", "auto", "--json"]].concat());
+    let output = flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("it starts");
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let events = events::read(&dir.join(run).join("events.jsonl")).expect("a log");
+    let starts =
+        events.iter().filter_map(|e| if let Event::Start(start) = e { Some(start.clone()) } else { None });
+    (starts.last().expect("a start"), events::steps(&events).iter().map(|step| step.loss).collect())
+}
+
+#[test]
+fn the_gpu_follows_the_cpu_and_a_second_start_compiles_and_times_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    if !has_gpu(dir) {
+        return;
+    }
+    let common = ["precision=fp32", "train.steps=20"];
+    let (first, gpu) = train(dir, "first", &[&common[..], &["backend=cuda"]].concat());
+    let (_, cpu) = train(dir, "cpu", &[&common[..], &["backend=cpu"]].concat());
+    let off = gpu.iter().zip(&cpu).map(|(a, b)| ((a - b) / b).abs()).fold(0.0, f32::max);
+    assert!(gpu.len() == 20 && cpu.len() == 20 && off < 1e-4, "off by {off:.1e}: {gpu:?} and {cpu:?}");
+    let first = first.prepared.expect("a GPU's start says what it prepared");
+    assert!(first.kernels_compiled > 0 && first.products_timed > 0, "{first:?}");
+    let (again, _) = train(dir, "again", &[&common[..], &["backend=cuda"]].concat());
+    let again = again.prepared.expect("as above");
+    assert_eq!((again.kernels_compiled, again.products_timed), (0, 0));
+    assert_eq!(again.kernels_from_disk, first.kernels_compiled);
+    assert_eq!(again.products_remembered, first.products_timed);
+}
+
+#[test]
+fn a_deterministic_run_goes_on_with_its_bits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    if !has_gpu(dir) {
+        return;
+    }
+    let common = ["backend=cuda", "deterministic=on", "checkpoint.every=5", "schedule.horizon_steps=20"];
+    let (start, whole) = train(dir, "whole", &[&common[..], &["train.steps=20"]].concat());
+    assert_eq!((start.not_deterministic, start.switches["autotune"].as_str()), (vec![], "off"));
+    train(dir, "parts", &[&common[..], &["train.steps=10"]].concat());
+    let (_, parts) = train(dir, "parts", &[&common[..], &["train.steps=20"]].concat());
+    let bits = |losses: &[f32]| losses.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&parts), bits(&whole));
+}
