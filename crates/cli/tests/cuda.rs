@@ -13,6 +13,7 @@ use program::{flatout, say, small_train};
 /// Whether there is a GPU to use; otherwise a line says why not.
 fn has_gpu(dir: &Path) -> bool {
     let said = say(dir, &["doctor", "--json"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
     let report: serde_json::Value = serde_json::from_str(&said.out).expect("an object");
     let is_usable = report["gpu"]["usable"] == true;
     if !is_usable {

@@ -148,6 +148,10 @@ impl Session {
         arena.fill(0, stream.get()).map_err(system)?;
         let traffic = Traffic::new(plans, device).map_err(system)?;
         stream.synchronize().map_err(system)?;
+        // A folder that cannot be written costs time at every start: that is said once.
+        let mut notes = notes.into_inner();
+        let tuning = tuned.tuning();
+        notes.extend(compiled.note.clone().or(tuning.note.clone()));
         let (free, _) = driver.memory().map_err(system)?;
         let taken = device.free_bytes().saturating_sub(free);
         let driver_bytes = taken.saturating_sub(arena.bytes() as u64);
@@ -160,8 +164,8 @@ impl Session {
             stream,
             options,
             compiled,
-            tuning: tuned.tuning(),
-            notes: notes.into_inner(),
+            tuning,
+            notes,
             driver_bytes,
             device: device.clone(),
         })
