@@ -30,9 +30,9 @@ fn train(dir: &Path, run: &str, words: &[&str]) -> (Start, Vec<f32>) {
     let output = flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("it starts");
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     let events = events::read(&dir.join(run).join("events.jsonl")).expect("a log");
-    let starts =
-        events.iter().filter_map(|e| if let Event::Start(start) = e { Some(start.clone()) } else { None });
-    (starts.last().expect("a start"), events::steps(&events).iter().map(|step| step.loss).collect())
+    let is_start = |event: &&Event| matches!(event, Event::Start(_));
+    let Some(Event::Start(start)) = events.iter().rfind(is_start) else { panic!("{run} has no start") };
+    (start.clone(), events::steps(&events).iter().map(|step| step.loss).collect())
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl Traffic {
         }
         self.computed.record(compute)?;
         self.computed.hold(copy_in)?;
-        for reading in self.readings.iter().filter(|r| r.meets(&[range.clone()])) {
+        for reading in self.readings.iter().filter(|r| r.meets(std::slice::from_ref(&range))) {
             reading.done.hold(copy_in)?;
         }
         self.ring.write(arena, offset, bytes, copy_in)?;

@@ -28,8 +28,8 @@ const BF16: DType = DType::BF16;
 
 /// On the relative L2 error of a sample: operations that round to bf16 inside, as in the small cases.
 const BF16_BOUND: f64 = 1.5e-2;
-/// A product that rounds once, to bf16, whose last bit is 2^-8.
-const BF16_PRODUCT_BOUND: f64 = 4e-3;
+/// What rounds once, at the end, to bf16, whose last bit is 2^-8.
+const BF16_ONCE_BOUND: f64 = 4e-3;
 /// A product of bf16 summed in f32: matrix units drop low bits of long sums.
 const LONG_SUM_BOUND: f64 = 2e-3;
 /// f32 throughout. TF32 would be off by 3e-4.
@@ -69,13 +69,16 @@ impl Sizes {
     };
 }
 
+/// Lays an operation out, runs it and gives the worst error of its samples.
+type Samples = dyn Fn(Bench<'_>) -> Result<f64, String>;
+
 /// What is checked, with its bound; it runs where it is told and gives the worst error of its samples.
 pub struct Check {
     pub name: String,
     pub bound: f64,
     op: Op,
     dtype: DType,
-    run: Box<dyn Fn(Bench<'_>) -> Result<f64, String>>,
+    run: Box<Samples>,
 }
 
 impl Check {
@@ -303,7 +306,7 @@ pub fn checks(sizes: Sizes) -> Vec<Check> {
     all.extend(norms(sizes));
     all.extend(gated(sizes));
     all.push(head_loss(sizes));
-    all.push(update(sizes));
+    all.extend([false, true].map(|copy| update(sizes, copy)));
     all
 }
 
@@ -337,7 +340,7 @@ fn product(
 ) -> Check {
     let op = Op::Product { ta, tb, out, base };
     let bound = match (dtype, out) {
-        (BF16, BF16) => BF16_PRODUCT_BOUND,
+        (BF16, BF16) => BF16_ONCE_BOUND,
         (BF16, _) => LONG_SUM_BOUND,
         _ => F32_BOUND,
     };
@@ -562,17 +565,18 @@ fn head_loss(s: Sizes) -> Check {
     by_rows(name, Op::HeadLossTrain { base: true }, BF16, BF16_BOUND, ins, sampled)
 }
 
-fn update(s: Sizes) -> Check {
+fn update(s: Sizes, copy: bool) -> Check {
     let dims = vec![s.parameters];
-    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
+    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy };
     let one = |value: f64| (F32, vec![1], Fill::Values(vec![value]));
     let mut ins: Vec<(DType, Vec<usize>, Fill)> = (0..3).map(|_| (F32, dims.clone(), WIDE)).collect();
     ins.push((F32, dims.clone(), Fill::Noise(Noise::POSITIVE)));
     // Learning rate, the gradient's factor, updates so far, whether to update.
     ins.extend([one(0.01), one(0.5), one(20.0), one(1.0)]);
-    let name = format!("real adamw {}", shape(F32, &dims));
+    let (with, bound) = if copy { (" with bf16 copy", BF16_ONCE_BOUND) } else { ("", F32_BOUND) };
+    let name = format!("real adamw {}{with}", shape(F32, &dims));
     let spread = (0..64).map(|i| i * (s.parameters - 1) / 63).collect();
-    by_rows(name, op, F32, F32_BOUND, ins, spread)
+    by_rows(name, op, F32, bound, ins, spread)
 }
 
 #[cfg(test)]
