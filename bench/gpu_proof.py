@@ -22,7 +22,7 @@ from pathlib import Path
 
 # A decoder small enough for the CPU to train beside the GPU, in the proportions of the recipe.
 FOUR_LAYERS = ["pretrain-226m", "data.source=synthetic", "model.layers=4", "model.context=128", "train.batch=4",
-               "train.micro_batch=2", "schedule.warmup_steps=5"]
+               "train.micro_batch=2", "schedule.warmup_steps=25"]
 TINY = ["tiny"]
 # Long enough to be killed in, saved often enough to be resumed from.
 STEPS = 1500
