@@ -370,7 +370,7 @@ mod tests {
         ] {
             let path = scratch.write(name, &bytes);
             let path = path.to_str().unwrap().to_string();
-            let found = find(&[path.clone()], &ReadOptions::default()).unwrap().remove(0);
+            let found = find(std::slice::from_ref(&path), &ReadOptions::default()).unwrap().remove(0);
             assert_eq!((found.format, found.compression), (format, compression), "{name}");
             assert_eq!(found.bytes, bytes.len() as u64);
             let options = ReadOptions { format: Some(Format::Tsv), ..ReadOptions::default() };

@@ -55,11 +55,11 @@ struct Packed {
 
 impl Read for Packed {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.bytes.read(out).or_else(|error| match error.kind() {
-            io::ErrorKind::Interrupted => Err(error),
+        self.bytes.read(out).map_err(|error| match error.kind() {
+            io::ErrorKind::Interrupted => error,
             kind => {
                 self.failed = Some(error);
-                Err(kind.into())
+                kind.into()
             }
         })
     }
