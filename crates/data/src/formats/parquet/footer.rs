@@ -96,7 +96,9 @@ pub(super) fn chunks(bytes: &[u8], field: &str, data_end: u64) -> Result<Vec<Chu
         }
     })?;
     let element = column(&schema, field)?;
-    groups.iter().enumerate().map(|(at, group)| chunk(at, group, element, data_end)).collect()
+    // A group without rows has no pages, and states no place for them.
+    let groups = groups.iter().enumerate().filter(|(_, group)| group.rows != 0);
+    groups.map(|(at, group)| chunk(at, group, element, data_end)).collect()
 }
 
 /// The column at the top of the schema that has this name, if it holds text.
