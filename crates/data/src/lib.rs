@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod contained;
 mod corpus;
 mod documents;
 mod error;

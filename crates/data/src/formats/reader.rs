@@ -53,7 +53,7 @@ enum Rows {
 pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
     let unreadable = |error: io::Error| super::find::unreadable(&input.path, &error);
     if input.format != Format::Parquet {
-        return Ok(Reader::over(stream::open(input).map_err(unreadable)?, input, options));
+        return Ok(Reader::over(stream::open(&input.path).map_err(unreadable)?, input, options));
     }
     let rows = if input.path.as_os_str() == STDIN {
         Rows::Lost(Some(Fault::file(
@@ -73,9 +73,10 @@ pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
 }
 
 impl Reader {
-    /// Reads unpacked bytes of any origin as the content of `input`, which is not parquet.
+    /// Reads bytes of any origin as the content of `input`, which is not parquet.
     pub fn over(bytes: Box<dyn Read + Send>, input: &Input, options: &ReadOptions) -> Self {
         assert_ne!(input.format, Format::Parquet, "parquet is not read as a stream");
+        let bytes = stream::unpack(bytes, input.compression);
         let fresh = Rows::Fresh(Window::new(bytes), Box::new((input.format, options.clone())));
         Self::new(input, options, fresh)
     }

@@ -1,14 +1,15 @@
-//! The bytes of an input, unpacked.
+//! The bytes of an input, and how they are unpacked.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use super::Compression;
-use super::find::{Input, STDIN};
+use super::find::STDIN;
 
 const PACKED_BUFFER_BYTES: usize = 64 << 10;
 
@@ -28,12 +29,11 @@ pub(super) fn damaged(said: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Damaged(said.into()))
 }
 
-pub(super) fn open(input: &Input) -> io::Result<Box<dyn Read + Send>> {
-    let bytes: Box<dyn Read + Send> = match input.path.as_os_str() == STDIN {
+pub(super) fn open(path: &Path) -> io::Result<Box<dyn Read + Send>> {
+    Ok(match path.as_os_str() == STDIN {
         true => Box::new(io::stdin()),
-        false => Box::new(File::open(&input.path)?),
-    };
-    Ok(unpack(bytes, input.compression))
+        false => Box::new(File::open(path)?),
+    })
 }
 
 pub(super) fn unpack(bytes: Box<dyn Read + Send>, compression: Compression) -> Box<dyn Read + Send> {

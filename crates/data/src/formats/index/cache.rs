@@ -157,8 +157,7 @@ fn parse(lines: &mut Lines<impl BufRead>) -> Option<Index> {
                 files.push(Indexed { path, format, version, end: extents.len() });
             }
             "end" => {
-                let right = u64::from_str_radix(words.next()?, 16).ok()? == hash;
-                return right.then(|| Index::new(options, files, extents, skipped));
+                return (rest == format!("{hash:x}")).then(|| Index::new(options, files, extents, skipped));
             }
             _ => return None,
         }
