@@ -5,6 +5,7 @@
 //! ```text
 //! synthetic  a language of our own, with a known floor   (grammar: its words and phrases; chain: its entropies)
 //! text       plain text files
+//! formats    documents out of text, JSONL, CSV and parquet files
 //!    -> tokenizer   text to tokens and back
 //!    -> documents   what packing needs to know of a source
 //!    -> order       a permutation of the documents an epoch, by index
@@ -15,9 +16,11 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod contained;
 mod corpus;
 mod documents;
 mod error;
+pub mod formats;
 mod grammar;
 mod loader;
 mod order;

@@ -6,14 +6,10 @@ use rayon::prelude::*;
 
 use crate::documents::TokenTable;
 use crate::error::DataError;
+use crate::formats;
 use crate::random::fingerprint;
 use crate::tokenizer::Vocabulary;
 
-/// A document ends at the first line end after this many bytes.
-const DOCUMENT_BYTES: usize = 16 << 10;
-/// Smaller texts are cut into about this many documents instead, so that some can be held out.
-const DOCUMENTS_WANTED: usize = 64;
-const SMALLEST_DOCUMENT_BYTES: usize = 64;
 /// Files taken from a folder. A file that is named itself may have any ending.
 const ENDINGS: [&str; 2] = ["txt", "md"];
 
@@ -43,7 +39,7 @@ impl Text {
             contents.push(read_file(&path)?);
         }
         let total_bytes: usize = contents.iter().map(String::len).sum();
-        let document_bytes = (total_bytes / DOCUMENTS_WANTED).clamp(SMALLEST_DOCUMENT_BYTES, DOCUMENT_BYTES);
+        let document_bytes = formats::document_bytes(total_bytes as u64);
         let mut documents = Vec::new();
         for (file, content) in contents.iter().enumerate() {
             for (start, end) in cut(content, document_bytes) {
@@ -173,21 +169,12 @@ fn list(paths: &[PathBuf]) -> String {
     shown.join(", ") + &more
 }
 
-/// Where the documents of a file begin and end: each ends with the first line that reaches `document_bytes`. A line
-/// longer than that is cut at the last space, or failing that at the last character, before twice the size.
+/// Where the documents of a file begin and end.
 fn cut(content: &str, document_bytes: usize) -> Vec<(usize, usize)> {
-    let character_start = |at: usize| (at.min(content.len())..).find(|at| content.is_char_boundary(*at));
-    let character_start = |at| character_start(at).expect("the end of a text is a boundary");
     let mut documents = Vec::new();
     let mut start = 0;
     while start < content.len() {
-        let soft = character_start(start + document_bytes - 1);
-        let hard = character_start(start + 2 * document_bytes);
-        let end = match content[soft..hard].find('\n') {
-            Some(at) => soft + at + 1,
-            None if hard == content.len() => hard,
-            None => content[soft..hard].rfind(' ').map_or(hard, |at| soft + at + 1),
-        };
+        let end = start + formats::text::end(&content.as_bytes()[start..], document_bytes);
         documents.push((start, end));
         start = end;
     }

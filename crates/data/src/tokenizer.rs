@@ -8,6 +8,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{AddedToken, Model, ModelWrapper, Tokenizer};
 
+use crate::contained::contained;
 use crate::error::DataError;
 use crate::grammar::{BOS, EOS};
 use crate::random::{fingerprint, key};
@@ -86,9 +87,12 @@ impl Vocabulary {
         let shown = path.display();
         let bytes = std::fs::read(path)
             .map_err(|error| DataError::input(format!("The tokeniser {shown} cannot be read: {error}.")))?;
-        let tokenizer = Tokenizer::from_bytes(bytes)
-            .map_err(|error| DataError::input(format!("{shown} is not a usable tokenizer.json: {error}.")))?;
-        Self::framed(tokenizer).ok_or_else(|| {
+        let unusable =
+            |said: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {said}."));
+        // The library panics on some files: on JSON that breaks off, on ids at the end of their range.
+        let framed = contained(|| Tokenizer::from_bytes(bytes).map(Self::framed));
+        let framed = framed.map_err(unusable)?.map_err(|error| unusable(error.to_string()))?;
+        framed.ok_or_else(|| {
             let known: Vec<String> = FRAMES.iter().map(|(bos, eos)| format!("{bos} {eos}")).collect();
             DataError::input(format!(
                 "The tokeniser {shown} has no tokens for the beginning and the end of a document; it needs one of \

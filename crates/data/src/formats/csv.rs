@@ -1,0 +1,384 @@
+//! CSV and TSV: records of fields, quoted where they hold separators, line ends or quotes.
+
+use super::fault::{Fault, Reason, Trouble};
+use super::reader::Piece;
+use super::text::newlines;
+use super::window::Window;
+
+pub(super) struct Csv {
+    window: Window,
+    delimiter: u8,
+    field: String,
+    max_record_bytes: usize,
+    /// Of the next record's beginning, from 1.
+    line: u64,
+    /// Known after the header, or the first record where there is none.
+    shape: Option<Shape>,
+}
+
+/// Which column holds the text, from 0, and how many there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub wanted: usize,
+    columns: usize,
+}
+
+impl Csv {
+    pub fn new(window: Window, delimiter: u8, field: &str, max_record_bytes: usize) -> Self {
+        Self { window, delimiter, field: field.into(), max_record_bytes, line: 1, shape: None }
+    }
+
+    /// Blank lines are no records, and nothing is wrong with them.
+    pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+        let Some(shape) = self.shape()? else { return Ok(None) };
+        let mut text = None;
+        let Some(record) = self.record(&mut |bytes, cell| {
+            if cell.column == shape.wanted {
+                text = Some(cell.unquoted(bytes));
+            }
+        })?
+        else {
+            return Ok(None);
+        };
+        let fault = |reason, said: String| Err(Fault::at_line(reason, record.line, record.at, said).into());
+        if let Some(said) = record.wrong_quotes {
+            return fault(Reason::Quotes, said.into());
+        }
+        if record.columns != shape.columns {
+            let said = format!("the record has {} columns instead of {}", record.columns, shape.columns);
+            return fault(Reason::Columns, said);
+        }
+        match String::from_utf8(text.expect("the wanted column is below the number of columns")) {
+            Err(_) => fault(Reason::NotUtf8, "the field is not UTF-8".into()),
+            Ok(text) => Ok(Some(Piece {
+                text,
+                line: Some(record.line),
+                row: None,
+                at: record.at,
+                len: record.len as u32,
+            })),
+        }
+    }
+
+    /// Reads the header, or looks at the first record where the column was given by its number.
+    pub fn shape(&mut self) -> Result<Option<Shape>, Trouble> {
+        if self.shape.is_some() {
+            return Ok(self.shape);
+        }
+        if let Some(number) = self.field.strip_prefix('#') {
+            let Some(number) = number.parse::<usize>().ok().filter(|number| *number > 0) else {
+                let said = format!("the column `{}` is not `#` and a number from 1", self.field);
+                return Err(Fault::file(Reason::Schema, said).into());
+            };
+            let Some((columns, _)) = self.peek()? else { return Ok(None) };
+            if number > columns {
+                let said = format!("there is no column {number}: the first record has {columns}");
+                return Err(Fault::at_line(Reason::Schema, 1, 0, said).rest_lost().into());
+            }
+            self.shape = Some(Shape { wanted: number - 1, columns });
+            return Ok(self.shape);
+        }
+        let mut names = Vec::new();
+        let mut take = |bytes: &[u8], cell: Cell| {
+            names.push(String::from_utf8_lossy(&cell.unquoted(bytes)).into_owned())
+        };
+        let header = self.record(&mut take).map_err(|trouble| match trouble {
+            Trouble::Wrong(fault) => Trouble::Wrong(fault.rest_lost()),
+            failed => failed,
+        })?;
+        let Some(header) = header else { return Ok(None) };
+        let fault =
+            |said: String| Err(Fault::at_line(Reason::Schema, header.line, header.at, said).rest_lost());
+        if let Some(said) = header.wrong_quotes {
+            return Ok(fault(format!("the header cannot be read: {said}"))?);
+        }
+        let mut matching = (0..names.len()).filter(|at| names[*at].trim() == self.field);
+        let Some(wanted) = matching.next() else {
+            let known: Vec<String> = names.iter().take(12).map(|name| format!("`{}`", name.trim())).collect();
+            return Ok(fault(format!("there is no column `{}`, only {}", self.field, known.join(", ")))?);
+        };
+        if matching.next().is_some() {
+            return Ok(fault(format!("the header has the column `{}` twice", self.field))?);
+        }
+        self.shape = Some(Shape { wanted, columns: names.len() });
+        Ok(self.shape)
+    }
+
+    /// The columns and the length of the record in view, which stays there. A record with wrong quotes is left to
+    /// `next`.
+    fn peek(&mut self) -> Result<Option<(usize, usize)>, Trouble> {
+        let mut scan = Scan::default();
+        loop {
+            let blank = self.window.bytes().iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+            self.line += newlines(&self.window.bytes()[..blank]);
+            self.window.consume(blank);
+            if !self.window.bytes().is_empty() || !self.window.more()? {
+                break;
+            }
+        }
+        while !scan.run(self.window.bytes(), self.window.ended(), self.delimiter, &mut |_, _| {}) {
+            if scan.at > self.max_record_bytes {
+                return Err(self.too_long().rest_lost().into());
+            }
+            self.window.more()?;
+        }
+        Ok((scan.at > 0).then_some((scan.column, scan.at)))
+    }
+
+    /// The next record that is not a blank line. Its cells are handed to `take` with the bytes they lie in.
+    fn record(&mut self, take: &mut impl FnMut(&[u8], Cell)) -> Result<Option<Record>, Trouble> {
+        loop {
+            let (line, at) = (self.line, self.window.offset());
+            let mut scan = Scan::default();
+            while !scan.run(self.window.bytes(), self.window.ended(), self.delimiter, take) {
+                if scan.at > self.max_record_bytes {
+                    let fault = self.too_long();
+                    self.drop_record(scan)?;
+                    return Err(fault.into());
+                }
+                self.window.more()?;
+            }
+            let len = scan.at;
+            if len == 0 {
+                return Ok(None);
+            }
+            if len > self.max_record_bytes {
+                let fault = self.too_long();
+                self.step_over(len);
+                return Err(fault.into());
+            }
+            let blank = self.window.bytes()[..len].iter().all(|byte| matches!(byte, b'\r' | b'\n'));
+            self.step_over(len);
+            if !blank {
+                let wrong_quotes = scan.wrong_quotes;
+                return Ok(Some(Record { line, at, len, columns: scan.column, wrong_quotes }));
+            }
+        }
+    }
+
+    /// Moves behind a record of which `scan` saw the beginning, without keeping it.
+    fn drop_record(&mut self, mut scan: Scan) -> Result<(), Trouble> {
+        loop {
+            self.step_over(scan.at);
+            scan.at = 0;
+            self.window.more()?;
+            if scan.run(self.window.bytes(), self.window.ended(), self.delimiter, &mut |_, _| {}) {
+                self.step_over(scan.at);
+                return Ok(());
+            }
+        }
+    }
+
+    fn step_over(&mut self, len: usize) {
+        self.line += newlines(&self.window.bytes()[..len]);
+        self.window.consume(len);
+    }
+
+    fn too_long(&self) -> Fault {
+        let said = format!("the record is longer than {} bytes", self.max_record_bytes);
+        Fault::at_line(Reason::TooLong, self.line, self.window.offset(), said)
+    }
+
+    pub fn position(&self) -> (u64, u64) {
+        (self.line, self.window.offset())
+    }
+}
+
+/// The text of one record that was read from the middle of a file; `None` where it is not what it was.
+pub(super) fn text_of(record: &[u8], delimiter: u8, wanted: usize) -> Option<String> {
+    let mut text = None;
+    Scan::default().run(record, true, delimiter, &mut |bytes, cell| {
+        if cell.column == wanted {
+            text = Some(cell.unquoted(bytes));
+        }
+    });
+    String::from_utf8(text?).ok()
+}
+
+struct Record {
+    line: u64,
+    at: u64,
+    len: usize,
+    columns: usize,
+    wrong_quotes: Option<&'static str>,
+}
+
+/// A field of the record being scanned, by its place in the record's bytes, without its quotes.
+#[derive(Clone, Copy)]
+struct Cell {
+    column: usize,
+    start: usize,
+    end: usize,
+    /// Whether quotes stand twice in it.
+    doubled: bool,
+}
+
+impl Cell {
+    fn unquoted(self, bytes: &[u8]) -> Vec<u8> {
+        let raw = &bytes[self.start..self.end];
+        if !self.doubled {
+            return raw.to_vec();
+        }
+        let mut out = Vec::with_capacity(raw.len());
+        let mut rest = raw;
+        while let Some(at) = memchr::memchr(b'"', rest) {
+            out.extend_from_slice(&rest[..=at]);
+            rest = &rest[(at + 2).min(rest.len())..];
+        }
+        out.extend_from_slice(rest);
+        out
+    }
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// At the beginning of a field.
+    #[default]
+    Start,
+    Bare,
+    Quoted,
+    /// Behind a quote in a quoted field: its end, or the first of two.
+    Closing,
+    /// Behind a carriage return that follows a closing quote.
+    ClosingReturn,
+}
+
+/// A scan for the end of a record, which goes on where it stopped when more bytes are there.
+#[derive(Default)]
+struct Scan {
+    state: State,
+    at: usize,
+    /// Columns that have ended.
+    column: usize,
+    start: usize,
+    /// Where the closing quote is.
+    close: usize,
+    doubled: bool,
+    wrong_quotes: Option<&'static str>,
+}
+
+impl Scan {
+    /// Scans on; true when the record has ended, and `at` is then its length. `ended` says that nothing follows.
+    fn run(&mut self, bytes: &[u8], ended: bool, delimiter: u8, take: &mut impl FnMut(&[u8], Cell)) -> bool {
+        while self.at < bytes.len() {
+            let byte = bytes[self.at];
+            match self.state {
+                State::Start if byte == b'"' => {
+                    self.state = State::Quoted;
+                    self.start = self.at + 1;
+                }
+                State::Start | State::Bare => {
+                    self.state = State::Bare;
+                    let Some(skip) = memchr::memchr2(delimiter, b'\n', &bytes[self.at..]) else {
+                        self.at = bytes.len();
+                        break;
+                    };
+                    self.at += skip;
+                    if self.end_field(bytes, self.at, delimiter, take) {
+                        return true;
+                    }
+                    continue;
+                }
+                State::Quoted => {
+                    let Some(skip) = memchr::memchr(b'"', &bytes[self.at..]) else {
+                        self.at = bytes.len();
+                        break;
+                    };
+                    self.at += skip;
+                    self.close = self.at;
+                    self.state = State::Closing;
+                }
+                State::Closing if byte == b'"' => {
+                    self.doubled = true;
+                    self.state = State::Quoted;
+                }
+                State::Closing if byte == b'\r' => self.state = State::ClosingReturn,
+                State::Closing | State::ClosingReturn if byte == b'\n' || byte == delimiter => {
+                    if self.end_field(bytes, self.close, delimiter, take) {
+                        return true;
+                    }
+                    continue;
+                }
+                State::Closing | State::ClosingReturn => {
+                    self.wrong_quotes = Some("text follows a closing quote");
+                    self.state = State::Bare;
+                }
+            }
+            self.at += 1;
+        }
+        if !ended {
+            return false;
+        }
+        let end = match self.state {
+            State::Closing | State::ClosingReturn => self.close,
+            _ => bytes.len(),
+        };
+        if self.state == State::Quoted {
+            self.wrong_quotes = Some("a quote is opened and never closed");
+        }
+        if self.at > 0 {
+            take(bytes, Cell { column: self.column, start: self.start.min(end), end, doubled: self.doubled });
+            self.column += 1;
+        }
+        true
+    }
+
+    /// Ends the field before the separator at `at`, and steps over that; true where it ends the record.
+    fn end_field(
+        &mut self,
+        bytes: &[u8],
+        end: usize,
+        delimiter: u8,
+        take: &mut impl FnMut(&[u8], Cell),
+    ) -> bool {
+        let last = bytes[self.at] != delimiter;
+        let bare = self.state == State::Bare;
+        let end = if last && bare && end > self.start && bytes[end - 1] == b'\r' { end - 1 } else { end };
+        take(bytes, Cell { column: self.column, start: self.start.min(end), end, doubled: self.doubled });
+        self.column += 1;
+        self.at += 1;
+        self.start = self.at;
+        self.doubled = false;
+        self.state = State::Start;
+        last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(record: &str) -> Vec<String> {
+        let mut fields = Vec::new();
+        Scan::default().run(record.as_bytes(), true, b',', &mut |bytes, cell| {
+            fields.push(String::from_utf8(cell.unquoted(bytes)).unwrap());
+        });
+        fields
+    }
+
+    #[test]
+    fn fields_are_what_was_written() {
+        assert_eq!(fields("a,b,c\n"), ["a", "b", "c"]);
+        assert_eq!(fields("a,,\r\n"), ["a", "", ""]);
+        assert_eq!(fields("\"a,\"\"b\"\"\r\n\",\"\",x"), ["a,\"b\"\r\n", "", "x"]);
+        assert_eq!(fields("\"\"\"\"\r\n"), ["\""]);
+        assert_eq!(fields("a \"b\" c,\"d\""), ["a \"b\" c", "d"]);
+        assert_eq!(fields("über,東京"), ["über", "東京"]);
+    }
+
+    #[test]
+    fn a_scan_that_is_interrupted_anywhere_ends_the_same() {
+        let record = "\"a,\"\"b\"\"\r\n\",plain,\"\"\r\nnext,record\n".as_bytes();
+        let whole = fields(std::str::from_utf8(record).unwrap());
+        assert_eq!(whole, ["a,\"b\"\r\n", "plain", ""]);
+        for cut in 0..record.len() {
+            let (mut seen, mut scan) = (Vec::new(), Scan::default());
+            let mut take =
+                |bytes: &[u8], cell: Cell| seen.push(String::from_utf8(cell.unquoted(bytes)).unwrap());
+            if !scan.run(&record[..cut], false, b',', &mut take) {
+                assert!(scan.run(record, false, b',', &mut take));
+            }
+            assert_eq!((&seen, scan.at), (&whole, 22), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What can be wrong with a document or a file, and the count of what was left out.
+
+use std::collections::BTreeMap;
+use std::{fmt, io};
+
+use super::place::Place;
+use super::stream::Damaged;
+use crate::error::DataError;
+
+/// A kind of wrong data. Documents that are skipped are counted by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    NotUtf8,
+    Nul,
+    BrokenJson,
+    NotAnObject,
+    MissingField,
+    NotAString,
+    Null,
+    Empty,
+    TooLong,
+    Columns,
+    Quotes,
+    Binary,
+    NotEightBit,
+    Schema,
+    Unsupported,
+    Damaged,
+    NoDocuments,
+}
+
+/// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
+const REASONS: [(Reason, &str, &str); 17] = [
+    (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
+    (Reason::Nul, "NUL character", "remove it"),
+    (Reason::BrokenJson, "broken JSON", "correct it"),
+    (Reason::NotAnObject, "not a JSON object", "write one object a line"),
+    (Reason::MissingField, "field missing", "name the field that holds the text with data.field"),
+    (Reason::NotAString, "field not a string", "name the field that holds the text with data.field"),
+    (Reason::Null, "field null", "give it a text"),
+    (Reason::Empty, "empty", "give it a text"),
+    (Reason::TooLong, "too long", "split it or raise data.max_document_bytes"),
+    (Reason::Columns, "wrong number of columns", "correct it"),
+    (Reason::Quotes, "wrong quotes", "correct it"),
+    (Reason::Binary, "not text", "name its format with data.format, or leave the file out"),
+    (Reason::NotEightBit, "UTF-16 or UTF-32", "convert the file to UTF-8"),
+    (
+        Reason::Schema,
+        "column missing or of another kind",
+        "name the column that holds the text with data.field",
+    ),
+    (Reason::Unsupported, "form not supported", "write the file again in a form that is"),
+    (Reason::Damaged, "damaged file", "fetch or write the file again"),
+    (Reason::NoDocuments, "no documents in the file", "leave the file out"),
+];
+
+impl Reason {
+    /// A few words for lists and counts.
+    pub fn words(self) -> &'static str {
+        REASONS[self as usize].1
+    }
+
+    pub(super) fn numbered(number: usize) -> Option<Self> {
+        REASONS.get(number).map(|(reason, _, _)| *reason)
+    }
+
+    fn remedy(self) -> &'static str {
+        REASONS[self as usize].2
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words())
+    }
+}
+
+/// One thing that is wrong, found by a format.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub reason: Reason,
+    pub line: Option<u64>,
+    pub row: Option<u64>,
+    pub offset: u64,
+    /// The middle of a sentence: what is there.
+    pub said: String,
+    /// Whether nothing after it can be read.
+    pub rest_lost: bool,
+}
+
+impl Fault {
+    /// Something wrong with the whole file, or with all that follows.
+    pub fn file(reason: Reason, said: impl Into<String>) -> Self {
+        Self { reason, line: None, row: None, offset: 0, said: said.into(), rest_lost: true }
+    }
+
+    pub fn at_line(reason: Reason, line: u64, offset: u64, said: impl Into<String>) -> Self {
+        Self { reason, line: Some(line), row: None, offset, said: said.into(), rest_lost: false }
+    }
+
+    pub fn at_row(reason: Reason, row: u64, offset: u64, said: impl Into<String>) -> Self {
+        Self { reason, line: None, row: Some(row), offset, said: said.into(), rest_lost: false }
+    }
+
+    pub fn at_byte(mut self, offset: u64) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    pub fn rest_lost(mut self) -> Self {
+        self.rest_lost = true;
+        self
+    }
+
+    pub fn error(&self, place: &Place) -> DataError {
+        DataError::input(format!(
+            "{place}: {}; {}, or leave such documents out with data.on_error=skip.",
+            self.said,
+            self.reason.remedy()
+        ))
+    }
+}
+
+/// Why a format has no next document.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The file says something wrong.
+    Wrong(Fault),
+    /// The machine could not read it.
+    Failed(io::Error),
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        Trouble::Wrong(fault)
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<Damaged>()) {
+            Some(damaged) => Trouble::Wrong(Fault::file(Reason::Damaged, damaged.0.clone())),
+            None => Trouble::Failed(error),
+        }
+    }
+}
+
+/// What makes a text unusable, whichever file it came from.
+pub(super) fn unusable(text: &str) -> Option<(Reason, &'static str)> {
+    if text.trim().is_empty() {
+        return Some((Reason::Empty, "the document is empty"));
+    }
+    (memchr::memchr(0, text.as_bytes()).is_some())
+        .then_some((Reason::Nul, "the document contains a NUL character, as binary data does"))
+}
+
+/// What was left out, by reason. It reads "3 left out: 2 broken JSON (first: a.jsonl, line 7), 1 empty (first: ...)".
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Skipped {
+    reasons: BTreeMap<Reason, (u64, Place)>,
+}
+
+impl Skipped {
+    pub fn total(&self) -> u64 {
+        self.reasons.values().map(|(count, _)| count).sum()
+    }
+
+    /// Every reason that occurred: how often, and where first.
+    pub fn reasons(&self) -> impl Iterator<Item = (Reason, u64, &Place)> {
+        self.reasons.iter().map(|(reason, (count, first))| (*reason, *count, first))
+    }
+
+    /// Adds what was left out of a later file.
+    pub fn merge(&mut self, later: &Skipped) {
+        for (reason, count, first) in later.reasons() {
+            self.reasons.entry(reason).or_insert_with(|| (0, first.clone())).0 += count;
+        }
+    }
+
+    pub(super) fn note(&mut self, reason: Reason, place: Place) {
+        self.note_many(reason, 1, place);
+    }
+
+    pub(super) fn note_many(&mut self, reason: Reason, count: u64, first: Place) {
+        let counted = &mut self.reasons.entry(reason).or_insert((0, first)).0;
+        *counted = counted.saturating_add(count);
+    }
+}
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} left out", self.total())?;
+        for (at, (reason, count, first)) in self.reasons().enumerate() {
+            write!(f, "{} {count} {reason} (first: {first})", if at == 0 { ":" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_reasons_is_in_the_order_of_the_reasons() {
+        for (at, (reason, _, _)) in REASONS.into_iter().enumerate() {
+            assert_eq!(reason as usize, at, "{reason:?}");
+        }
+    }
+}

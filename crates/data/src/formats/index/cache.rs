@@ -1,0 +1,239 @@
+//! The text form of an index, and the file it is kept in between runs.
+//!
+//! The first line names the form, the last holds a hash of all before it. A file has a line with what it was when it was
+//! indexed, and then a line a document: bytes since the one before, length, lines since the one before, hash.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::super::fault::Reason;
+use super::*;
+use crate::formats::OnError;
+
+const FORM: &str = "flatout index 1";
+/// No line of the form is longer: paths have 4096 bytes at the most, each written with three.
+const LONGEST_LINE: u64 = 16 << 10;
+
+impl Index {
+    /// The index kept in `cache`, if it is of these very files and options; otherwise it is built, and kept there. A cache
+    /// that is damaged is built again, and one that cannot be written is done without.
+    pub fn cached(cache: &Path, inputs: &[Input], options: &ReadOptions) -> Result<Self, DataError> {
+        let kept = fs::File::open(cache).ok().and_then(|file| Self::from_text(file).ok());
+        if let Some(index) = kept.filter(|index| index.is_of(inputs, options)) {
+            return Ok(index);
+        }
+        let index = Self::build(inputs, options)?;
+        let _ = index.keep(cache);
+        Ok(index)
+    }
+
+    /// Whether it was made from these files, as they are now, with these options.
+    pub fn is_of(&self, inputs: &[Input], options: &ReadOptions) -> bool {
+        self.options == *options
+            && self.files.len() == inputs.len()
+            && self.files.iter().zip(inputs).all(|(file, input)| {
+                *file.path == input.path
+                    && file.format == input.format
+                    && fs::metadata(&input.path).is_ok_and(|metadata| Version::of(&metadata) == file.version)
+            })
+    }
+
+    fn keep(&self, cache: &Path) -> io::Result<()> {
+        if let Some(folder) = cache.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        // Renamed into place whole, so that no other process reads half of it.
+        let mut partial = cache.as_os_str().to_owned();
+        partial.push(format!(".{}", std::process::id()));
+        let written = self.to_text(fs::File::create(&partial)?).and_then(|()| fs::rename(&partial, cache));
+        if written.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        written
+    }
+
+    /// Writes the text form.
+    pub fn to_text(&self, out: impl Write) -> io::Result<()> {
+        let mut out = Hashed { inner: BufWriter::new(out), hash: 0 };
+        let options = &self.options;
+        let [field, format] =
+            [options.field.as_str(), options.format.map_or("any", Format::name)].map(escaped);
+        let skip = u8::from(options.on_error == OnError::Skip);
+        let (most, cut) = (options.max_document_bytes, options.text_document_bytes);
+        out.line(FORM)?;
+        out.line(&format!("options {format} {field} {skip} {most} {cut}"))?;
+        for (reason, count, first) in self.skipped.reasons() {
+            let path = escaped_path(&first.file);
+            let number = |number: Option<u64>| number.map_or("-".into(), |number| number.to_string());
+            let (line, row) = (number(first.line), number(first.row));
+            out.line(&format!("skipped {} {count} {line} {row} {} {path}", reason as usize, first.offset))?;
+        }
+        let mut start = 0;
+        let mut line = String::new();
+        for file in &self.files {
+            let (path, version) = (escaped_path(&file.path), file.version);
+            let (name, count) = (file.format.name(), file.end - start);
+            out.line(&format!("file {name} {} {} {count} {path}", version.bytes, version.modified))?;
+            let (mut at, mut number) = (0, 0);
+            for extent in &self.extents[start..file.end] {
+                line.clear();
+                let (ahead, lines) = (extent.at - at, extent.line - number);
+                let _ = write!(line, "{ahead} {} {lines} {:x}", extent.len, extent.hash);
+                out.line(&line)?;
+                (at, number) = (extent.at, extent.line);
+            }
+            start = file.end;
+        }
+        let hash = out.hash;
+        out.line(&format!("end {hash:x}"))?;
+        out.inner.flush()
+    }
+
+    /// Reads the text form.
+    pub fn from_text(text: impl Read) -> Result<Self, DataError> {
+        let mut lines = Lines { text: BufReader::new(text), line: String::new(), hash: 0 };
+        parse(&mut lines).ok_or_else(|| {
+            DataError::input(
+                "This is no index of documents, or a damaged one: delete it, and it is made again.",
+            )
+        })
+    }
+}
+
+fn parse(lines: &mut Lines<impl BufRead>) -> Option<Index> {
+    if lines.next()? != FORM {
+        return None;
+    }
+    let mut words = lines.next()?.strip_prefix("options ")?.split(' ');
+    let format = match words.next()? {
+        "any" => None,
+        name => Some(format_named(name)?),
+    };
+    let options = ReadOptions {
+        format,
+        field: String::from_utf8(unescaped(words.next()?)?).ok()?,
+        on_error: if words.next()? == "1" { OnError::Skip } else { OnError::Fail },
+        max_document_bytes: words.next()?.parse().ok()?,
+        text_document_bytes: words.next()?.parse().ok()?,
+    };
+    let (mut files, mut extents, mut skipped): (Vec<Indexed>, Vec<Extent>, _) =
+        (Vec::new(), Vec::new(), Skipped::default());
+    loop {
+        let hash = lines.hash;
+        let (kind, rest) = lines.next()?.split_once(' ')?;
+        let mut words = rest.split(' ');
+        match kind {
+            "skipped" => {
+                let reason = Reason::numbered(words.next()?.parse().ok()?)?;
+                let count = words.next()?.parse().ok()?;
+                let mut number = || match words.next()? {
+                    "-" => Some(None),
+                    number => Some(Some(number.parse().ok()?)),
+                };
+                let (line, row) = (number()?, number()?);
+                let offset = words.next()?.parse().ok()?;
+                let file = Arc::new(path(words.next()?)?);
+                skipped.note_many(reason, count, Place { file, line, row, offset });
+            }
+            "file" => {
+                let format = format_named(words.next()?)?;
+                let version =
+                    Version { bytes: words.next()?.parse().ok()?, modified: words.next()?.parse().ok()? };
+                let count: usize = words.next()?.parse().ok()?;
+                let path = Arc::new(path(words.next()?)?);
+                let (mut at, mut line) = (0u64, 0u32);
+                for _ in 0..count {
+                    let mut words = lines.next()?.split(' ');
+                    at = at.checked_add(words.next()?.parse().ok()?)?;
+                    let len = words.next()?.parse().ok()?;
+                    line = line.checked_add(words.next()?.parse().ok()?)?;
+                    let hash = u64::from_str_radix(words.next()?, 16).ok()?;
+                    extents.push(Extent { at, hash, len, line });
+                }
+                files.push(Indexed { path, format, version, end: extents.len() });
+            }
+            "end" => {
+                return (rest == format!("{hash:x}")).then(|| Index::new(options, files, extents, skipped));
+            }
+            _ => return None,
+        }
+    }
+}
+
+struct Hashed<W> {
+    inner: W,
+    hash: u64,
+}
+
+impl<W: Write> Hashed<W> {
+    fn line(&mut self, line: &str) -> io::Result<()> {
+        self.hash = key(self.hash, fingerprint(line.as_bytes()));
+        self.inner.write_all(line.as_bytes())?;
+        self.inner.write_all(b"\n")
+    }
+}
+
+struct Lines<R> {
+    text: R,
+    line: String,
+    /// Of all lines so far.
+    hash: u64,
+}
+
+impl<R: BufRead> Lines<R> {
+    fn next(&mut self) -> Option<&str> {
+        self.line.clear();
+        self.text.by_ref().take(LONGEST_LINE).read_line(&mut self.line).ok()?;
+        let line = self.line.strip_suffix('\n')?;
+        self.hash = key(self.hash, fingerprint(line.as_bytes()));
+        Some(line)
+    }
+}
+
+fn format_named(name: &str) -> Option<Format> {
+    Format::ALL.into_iter().find(|format| format.name() == name)
+}
+
+fn escaped_path(path: &Path) -> String {
+    escaped_bytes(path.as_os_str().as_bytes())
+}
+
+fn path(escaped: &str) -> Option<PathBuf> {
+    Some(PathBuf::from(std::ffi::OsString::from_vec(unescaped(escaped)?)))
+}
+
+fn escaped(text: &str) -> String {
+    escaped_bytes(text.as_bytes())
+}
+
+/// Printable ASCII without `%` stands for itself, so that a word has no spaces and a line no ends.
+fn escaped_bytes(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for byte in bytes {
+        match byte {
+            b'%' => out.push_str("%25"),
+            0x21..0x7f => out.push(*byte as char),
+            _ => drop(write!(out, "%{byte:02x}")),
+        }
+    }
+    out
+}
+
+fn unescaped(text: &str) -> Option<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let mut digit = || (bytes.next()? as char).to_digit(16);
+                (digit()? << 4 | digit()?) as u8
+            }
+            byte => byte,
+        });
+    }
+    Some(out)
+}

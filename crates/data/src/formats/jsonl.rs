@@ -1,0 +1,250 @@
+//! JSONL: an object a line, one of whose keys holds the text.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::fault::{Fault, Reason, Trouble};
+use super::reader::Piece;
+use super::window::Window;
+
+pub(super) struct Jsonl {
+    window: Window,
+    field: String,
+    max_line_bytes: usize,
+    /// Of the next line, from 1.
+    line: u64,
+    /// Whether the window is inside a line that was too long.
+    dropping: bool,
+}
+
+impl Jsonl {
+    pub fn new(window: Window, field: &str, max_line_bytes: usize) -> Self {
+        Self { window, field: field.into(), max_line_bytes, line: 1, dropping: false }
+    }
+
+    /// Blank lines are no documents, and nothing is wrong with them.
+    pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+        loop {
+            if self.dropping && !self.drop_line()? {
+                return Ok(None);
+            }
+            let Some(len) = self.line_len()? else { return Ok(None) };
+            let (at, line) = (self.window.offset(), self.line);
+            let found = text_of(&self.window.bytes()[..len], &self.field);
+            self.window.consume(len);
+            self.line += 1;
+            match found {
+                Ok(Some(text)) => {
+                    return Ok(Some(Piece { text, line: Some(line), row: None, at, len: len as u32 }));
+                }
+                Ok(None) => {}
+                Err((reason, said)) => return Err(Fault::at_line(reason, line, at, said).into()),
+            }
+        }
+    }
+
+    /// The next line's length with its end; `None` at the end of the file.
+    fn line_len(&mut self) -> Result<Option<usize>, Trouble> {
+        let mut searched = 0;
+        loop {
+            let bytes = self.window.bytes();
+            let end = memchr::memchr(b'\n', &bytes[searched..]).map(|at| searched + at + 1);
+            searched = end.unwrap_or(bytes.len());
+            if searched > self.max_line_bytes {
+                let said = format!("the line is longer than {} bytes", self.max_line_bytes);
+                let fault = Fault::at_line(Reason::TooLong, self.line, self.window.offset(), said);
+                self.dropping = true;
+                return Err(fault.into());
+            }
+            if end.is_some() || !self.window.more()? {
+                return Ok((searched > 0).then_some(searched));
+            }
+        }
+    }
+
+    /// Moves behind the line without keeping it; false at the end of the file.
+    fn drop_line(&mut self) -> Result<bool, Trouble> {
+        loop {
+            let bytes = self.window.bytes();
+            match memchr::memchr(b'\n', bytes) {
+                Some(at) => {
+                    self.window.consume(at + 1);
+                    self.line += 1;
+                    self.dropping = false;
+                    return Ok(true);
+                }
+                None => self.window.consume(bytes.len()),
+            }
+            if !self.window.more()? {
+                return Ok(false);
+            }
+        }
+    }
+
+    pub fn position(&self) -> (u64, u64) {
+        (self.line, self.window.offset())
+    }
+}
+
+/// The text in one line; `None` where the line is blank.
+pub(super) fn text_of(line: &[u8], field: &str) -> Result<Option<String>, (Reason, String)> {
+    let line = line.trim_ascii();
+    if line.is_empty() {
+        return Ok(None);
+    }
+    let broken = |error: serde_json::Error| match std::str::from_utf8(line) {
+        Err(error) => (Reason::NotUtf8, format!("byte {} of the line is not UTF-8", error.valid_up_to())),
+        Ok(_) => {
+            let said = error.to_string();
+            let said = said.split(" at line ").next().unwrap_or(&said);
+            (Reason::BrokenJson, format!("this is not JSON ({said}, at column {})", error.column()))
+        }
+    };
+    if line[0] != b'{' {
+        serde_json::from_slice::<IgnoredAny>(line).map_err(broken)?;
+        return Err((Reason::NotAnObject, "this is JSON but not an object".into()));
+    }
+    let mut json = serde_json::Deserializer::from_slice(line);
+    let found = Object { field }.deserialize(&mut json).and_then(|found| json.end().map(|()| found));
+    match found.map_err(broken)? {
+        Some(Value::Text(text)) => Ok(Some(text)),
+        Some(Value::Null) => Err((Reason::Null, format!("the field `{field}` is null"))),
+        Some(Value::Other(kind)) => {
+            Err((Reason::NotAString, format!("the field `{field}` is {kind}, not a string")))
+        }
+        None => Err((Reason::MissingField, format!("the object has no field `{field}`"))),
+    }
+}
+
+/// Takes one key out of an object and steps over the rest without keeping it. Of a key that occurs twice the last
+/// counts, as in most readers.
+struct Object<'f> {
+    field: &'f str,
+}
+
+impl<'de> DeserializeSeed<'de> for Object<'_> {
+    type Value = Option<Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<Value>, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Object<'_> {
+    type Value = Option<Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Option<Value>, M::Error> {
+        let mut found = None;
+        while let Some(is_field) = map.next_key_seed(KeyIs(self.field))? {
+            if is_field {
+                found = Some(map.next_value_seed(Value::Null)?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
+}
+
+struct KeyIs<'f>(&'f str);
+
+impl<'de> DeserializeSeed<'de> for KeyIs<'_> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeyIs<'_> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, key: &str) -> Result<bool, E> {
+        Ok(key == self.0)
+    }
+}
+
+/// What a field holds.
+enum Value {
+    Text(String),
+    Null,
+    Other(&'static str),
+}
+
+impl<'de> DeserializeSeed<'de> for Value {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Value {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(Value::Text(text.into()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Value, E> {
+        Ok(Value::Other("true or false"))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Value, E> {
+        Ok(Value::Other("a number"))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Value, E> {
+        Ok(Value::Other("a number"))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Value, E> {
+        Ok(Value::Other("a number"))
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Value, S::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Value::Other("a list"))
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Value, M::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Value::Other("an object"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_field_is_found_whatever_stands_around_it() {
+        let found = |line: &str| text_of(line.as_bytes(), "text").unwrap();
+        for line in [
+            r#"{"text":"a\nb"}"#,
+            r#"  { "id" : 7, "meta": {"text": "no", "deep": [[[1.5e3, null, true]]]}, "text" : "a\u000ab" } "#,
+            r#"{"text":"first","t\u0065xt":"a\nb","last":"\ud83e\udd8a"}"#,
+        ] {
+            assert_eq!(found(line).as_deref(), Some("a\nb"), "{line}");
+        }
+        assert_eq!(found(" \t\r\n"), None);
+        assert_eq!(text_of(r#"{"päth":"x"}"#.as_bytes(), "päth").unwrap().as_deref(), Some("x"));
+    }
+}

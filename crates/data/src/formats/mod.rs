@@ -1,0 +1,103 @@
+//! Documents out of files: plain text, JSONL, CSV and parquet, packed with gzip or zstd or not at all.
+//!
+//! ```text
+//! find      paths, folders and globs to inputs, their format and compression settled
+//!    -> stream    the bytes of an input, unpacked
+//!    -> window    a bounded view that moves over a stream
+//!    -> text, jsonl, csv, parquet    one file a format: the next document, or what is wrong with it
+//!    -> reader    documents in order; what is wrong is an error, or skipped and counted
+//!    -> index     document i at once, where a file can be read from the middle
+//! ```
+//!
+//! Nothing here trusts a file: sizes that it states are compared with what is there before anything is allocated, and no
+//! record larger than [`ReadOptions::max_document_bytes`] is held.
+
+mod content;
+mod csv;
+mod fault;
+mod find;
+mod index;
+mod jsonl;
+mod parquet;
+mod place;
+mod reader;
+mod stream;
+pub(crate) mod text;
+mod window;
+
+pub use fault::{Reason, Skipped};
+pub use find::{Input, find, is_indexable};
+pub use index::Index;
+pub use place::{Document, Place};
+pub use reader::{Reader, read};
+pub use text::document_bytes;
+
+/// How documents lie in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Plain text, cut into documents at line ends.
+    Text,
+    /// A JSON object a line.
+    Jsonl,
+    /// Comma-separated values.
+    Csv,
+    /// Tab-separated values, quoted as in CSV.
+    Tsv,
+    Parquet,
+}
+
+impl Format {
+    pub const ALL: [Format; 5] = [Format::Text, Format::Jsonl, Format::Csv, Format::Tsv, Format::Parquet];
+
+    /// The format's name, and the ending by which it is known.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Text => "text",
+            Format::Jsonl => "jsonl",
+            Format::Csv => "csv",
+            Format::Tsv => "tsv",
+            Format::Parquet => "parquet",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+/// What to do about a document that cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnError {
+    /// It is an error, with its place.
+    Fail,
+    /// It is left out and counted. A file that is damaged is left out from the damage on.
+    Skip,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// The format of every input; without it each file's name decides, then its content.
+    pub format: Option<Format>,
+    /// The JSON key or the column that holds the text. `#2` is the second column of a CSV file without a header.
+    pub field: String,
+    pub on_error: OnError,
+    /// The largest record (a line of JSONL, a record of CSV, a value of parquet) that is taken into memory.
+    pub max_document_bytes: usize,
+    /// Where plain text is cut: at the first line end after this many bytes.
+    pub text_document_bytes: usize,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self {
+            format: None,
+            field: "text".into(),
+            on_error: OnError::Fail,
+            max_document_bytes: 64 << 20,
+            text_document_bytes: text::DOCUMENT_BYTES,
+        }
+    }
+}

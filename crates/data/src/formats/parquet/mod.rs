@@ -1,0 +1,251 @@
+//! Parquet, as far as a column of text at the top of the schema needs it: pages of both forms, packed with snappy, gzip,
+//! zstd or not at all, values plain, by dictionary or as differences.
+//!
+//! ```text
+//! thrift    how metadata is written
+//! footer    the schema, and where the column's chunks lie
+//! page      a page's header, bytes and rows   (levels, delta: how integers are packed)
+//! ```
+//!
+//! A page is the unit of reading: the largest one bounds the memory, and a row can be found again by its page.
+
+mod delta;
+mod footer;
+mod levels;
+mod page;
+mod thrift;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::ReadOptions;
+use super::fault::{Fault, Reason, Trouble};
+use super::reader::Piece;
+use footer::Chunk;
+use page::{Header, Kind};
+
+pub(super) use page::Page;
+
+const MAGIC: &[u8] = b"PAR1";
+/// A footer larger than this is not read. Real ones have some kilobytes a row group.
+const MOST_FOOTER_BYTES: u64 = 256 << 20;
+/// Headers hold the smallest and largest value of a page, which may be long.
+const FIRST_HEADER_BYTES: u64 = 1 << 10;
+const MOST_HEADER_BYTES: u64 = 16 << 20;
+
+/// The column of a file, open.
+pub(super) struct Column {
+    file: File,
+    chunks: Vec<Chunk>,
+}
+
+/// The rows of a column in order.
+pub(super) struct Parquet {
+    /// Until it is opened by the first `next`.
+    file: Option<File>,
+    field: String,
+    max_document_bytes: usize,
+    column: Option<Column>,
+    chunk: usize,
+    /// Where the next page of the chunk begins.
+    at: u64,
+    dictionary: Option<Page>,
+    page: Page,
+    /// Where the page lies, and the next row on it.
+    page_at: u64,
+    next: usize,
+    /// Rows before the page, in the file and in the chunk.
+    rows_before: u64,
+    chunk_rows_before: u64,
+}
+
+impl Parquet {
+    pub fn new(file: File, options: &ReadOptions) -> Self {
+        Self {
+            file: Some(file),
+            field: options.field.clone(),
+            max_document_bytes: options.max_document_bytes,
+            column: None,
+            chunk: 0,
+            at: 0,
+            dictionary: None,
+            page: Page::default(),
+            page_at: 0,
+            next: 0,
+            rows_before: 0,
+            chunk_rows_before: 0,
+        }
+    }
+
+    pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+        if let Some(file) = self.file.take() {
+            let column = Column::open(file, &self.field)?;
+            self.at = column.chunks.first().map_or(0, |chunk| chunk.start);
+            self.column = Some(column);
+        }
+        while self.next == self.page.rows() {
+            self.rows_before += self.page.rows() as u64;
+            self.chunk_rows_before += self.page.rows() as u64;
+            (self.page, self.next) = (Page::default(), 0);
+            if !self.next_page()? {
+                return Ok(None);
+            }
+        }
+        let (row, at, on_page) = (self.rows_before + self.next as u64 + 1, self.page_at, self.next);
+        self.next += 1;
+        let fault = |reason, said: &str| Err(Fault::at_row(reason, row, at, said).into());
+        let Some(bytes) = self.page.row(on_page) else {
+            return fault(Reason::Null, &format!("the column `{}` is null", self.field));
+        };
+        if bytes.len() > self.max_document_bytes {
+            let said = format!("the document is longer than {} bytes", self.max_document_bytes);
+            return fault(Reason::TooLong, &said);
+        }
+        match std::str::from_utf8(bytes) {
+            Ok(text) => {
+                Ok(Some(Piece { text: text.into(), line: None, row: Some(row), at, len: on_page as u32 }))
+            }
+            Err(error) => {
+                let said = format!("byte {} of the document is not UTF-8", error.valid_up_to());
+                fault(Reason::NotUtf8, &said)
+            }
+        }
+    }
+
+    /// Decodes the next page with rows; false at the end of the file. Damage names the row it begins before.
+    fn next_page(&mut self) -> Result<bool, Trouble> {
+        let (row, at) = (self.rows_before + 1, self.at);
+        self.decode_page().map_err(|trouble| match trouble {
+            Trouble::Wrong(mut fault) => {
+                fault.row = Some(row);
+                Trouble::Wrong(fault.at_byte(at))
+            }
+            failed => failed,
+        })
+    }
+
+    fn decode_page(&mut self) -> Result<bool, Trouble> {
+        let Some(column) = &self.column else { return Ok(false) };
+        loop {
+            let Some(chunk) = column.chunks.get(self.chunk) else { return Ok(false) };
+            if self.at >= chunk.end {
+                if self.chunk_rows_before != chunk.rows {
+                    let (found, stated) = (self.chunk_rows_before, chunk.rows);
+                    let said = format!("a row group has {found} rows instead of the {stated} it states");
+                    return Err(Fault::file(Reason::Damaged, said).into());
+                }
+                self.chunk += 1;
+                self.chunk_rows_before = 0;
+                self.dictionary = None;
+                self.at = column.chunks.get(self.chunk).map_or(0, |chunk| chunk.start);
+                continue;
+            }
+            let (header, body) = column.header(chunk, self.at)?;
+            self.page_at = self.at;
+            self.at = body + header.packed_bytes as u64;
+            match header.kind {
+                Kind::Index => continue,
+                Kind::Dictionary => {
+                    let packed = column.read(body, header.packed_bytes)?;
+                    self.dictionary = Some(page::dictionary(&header, packed, chunk.codec)?);
+                }
+                Kind::Data | Kind::DataV2 => {
+                    let packed = column.read(body, header.packed_bytes)?;
+                    let dictionary = self.dictionary.as_ref();
+                    self.page = page::data(&header, packed, chunk.codec, chunk.optional, dictionary)?;
+                    if self.page.rows() > 0 {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Column {
+    /// Reads the footer and finds the column.
+    pub fn open(file: File, field: &str) -> Result<Self, Trouble> {
+        let damaged = |said: &str| Fault::file(Reason::Damaged, said);
+        let size = file.metadata()?.len();
+        if size == 0 {
+            return Ok(Self { file, chunks: Vec::new() });
+        }
+        let mut column = Self { file, chunks: Vec::new() };
+        if size < 12 {
+            return Err(damaged("the file is too short to be parquet").into());
+        }
+        let tail = column.read(size - 8, 8)?;
+        if &tail[4..] == b"PARE" {
+            return Err(Fault::file(Reason::Unsupported, "the parquet file is encrypted").into());
+        }
+        if &tail[4..] != MAGIC {
+            let begins = column.read(0, 4)? == MAGIC;
+            return Err(match begins {
+                true => damaged("the parquet file ends too early: its footer is missing"),
+                false => damaged("the file is not parquet: it neither begins nor ends with PAR1"),
+            }
+            .into());
+        }
+        let len = u64::from(u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]));
+        if len + 12 > size || len > MOST_FOOTER_BYTES {
+            return Err(damaged("the footer of the parquet file states a wrong length").into());
+        }
+        let footer = column.read(size - 8 - len, len as usize)?;
+        column.chunks = footer::chunks(&footer, field, size - 8 - len)?;
+        Ok(column)
+    }
+
+    /// The page whose header is at `at`, with the dictionary it may need.
+    pub fn page(&self, at: u64) -> Result<Page, Trouble> {
+        let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end).contains(&at));
+        let chunk = chunk.ok_or_else(|| Fault::file(Reason::Damaged, "the page is not there any more"))?;
+        let (header, body) = self.header(chunk, at)?;
+        let dictionary = match page::needs_dictionary(&header) {
+            false => None,
+            true => {
+                let (header, body) = self.header(chunk, chunk.start)?;
+                (header.kind == Kind::Dictionary)
+                    .then(|| {
+                        let packed = self.read(body, header.packed_bytes)?;
+                        page::dictionary(&header, packed, chunk.codec).map_err(Trouble::from)
+                    })
+                    .transpose()?
+            }
+        };
+        let packed = self.read(body, header.packed_bytes)?;
+        Ok(page::data(&header, packed, chunk.codec, chunk.optional, dictionary.as_ref())?)
+    }
+
+    /// The header at `at`, and where the page's bytes begin.
+    fn header(&self, chunk: &Chunk, at: u64) -> Result<(Header, u64), Trouble> {
+        let left = chunk.end - at;
+        let mut wanted = FIRST_HEADER_BYTES;
+        loop {
+            let bytes = self.read(at, wanted.min(left) as usize)?;
+            if let Some((header, len)) = page::header(&bytes)? {
+                let body = at + len as u64;
+                if header.packed_bytes as u64 > chunk.end - body {
+                    let said = "a page states more bytes than its column has";
+                    return Err(Fault::file(Reason::Damaged, said).into());
+                }
+                return Ok((header, body));
+            }
+            if wanted >= left.min(MOST_HEADER_BYTES) {
+                return Err(Fault::file(Reason::Damaged, "a page's header ends too early").into());
+            }
+            wanted *= 8;
+        }
+    }
+
+    fn read(&self, at: u64, len: usize) -> Result<Vec<u8>, Trouble> {
+        let mut bytes = vec![0; len];
+        match self.file.read_exact_at(&mut bytes, at) {
+            Ok(()) => Ok(bytes),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(Fault::file(Reason::Damaged, "the parquet file ends too early").into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

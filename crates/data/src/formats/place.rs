@@ -1,0 +1,40 @@
+//! A document and where it was found.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Never empty, never without anything but white space.
+    pub text: String,
+    pub place: Place,
+}
+
+/// Where something is in a file. It reads "data/a.jsonl, line 7".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub file: Arc<PathBuf>,
+    /// From 1, in text, JSONL and CSV.
+    pub line: Option<u64>,
+    /// From 1, in parquet.
+    pub row: Option<u64>,
+    /// Bytes before it in the unpacked file; in parquet, before the page it is on.
+    pub offset: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.file.as_os_str() == super::find::STDIN {
+            f.write_str("standard input")?;
+        } else {
+            write!(f, "{}", self.file.display())?;
+        }
+        match (self.row, self.line, self.offset) {
+            (Some(row), _, _) => write!(f, ", row {row}"),
+            (None, Some(line), _) => write!(f, ", line {line}"),
+            (None, None, 0) => Ok(()),
+            (None, None, offset) => write!(f, ", byte {offset}"),
+        }
+    }
+}

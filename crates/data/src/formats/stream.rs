@@ -1,0 +1,149 @@
+//! The bytes of an input, and how they are unpacked.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+use super::Compression;
+use super::find::STDIN;
+
+const PACKED_BUFFER_BYTES: usize = 64 << 10;
+
+/// The inner error of what cannot be unpacked, to tell a damaged file from a failing machine.
+#[derive(Debug)]
+pub(super) struct Damaged(pub String);
+
+impl std::fmt::Display for Damaged {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Damaged {}
+
+pub(super) fn damaged(said: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, Damaged(said.into()))
+}
+
+pub(super) fn open(path: &Path) -> io::Result<Box<dyn Read + Send>> {
+    Ok(match path.as_os_str() == STDIN {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(path)?),
+    })
+}
+
+pub(super) fn unpack(bytes: Box<dyn Read + Send>, compression: Compression) -> Box<dyn Read + Send> {
+    let packed = |bytes| BufReader::with_capacity(PACKED_BUFFER_BYTES, Packed { bytes, failed: None });
+    match compression {
+        Compression::None => bytes,
+        Compression::Gzip => Box::new(Gzip(MultiGzDecoder::new(packed(bytes)))),
+        Compression::Zstd => {
+            Box::new(Zstd { packed: packed(bytes), decoder: FrameDecoder::new(), in_frame: false })
+        }
+    }
+}
+
+/// The packed bytes. Decoders hide a failing read among their own errors, so it is kept apart here.
+struct Packed {
+    bytes: Box<dyn Read + Send>,
+    failed: Option<io::Error>,
+}
+
+impl Read for Packed {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.bytes.read(out).map_err(|error| match error.kind() {
+            io::ErrorKind::Interrupted => error,
+            kind => {
+                self.failed = Some(error);
+                kind.into()
+            }
+        })
+    }
+}
+
+/// Members one after another, as `cat a.gz b.gz` makes them.
+struct Gzip(MultiGzDecoder<BufReader<Packed>>);
+
+impl Read for Gzip {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.read(out).map_err(|error| {
+            if let Some(failed) = self.0.get_mut().get_mut().failed.take() {
+                return failed;
+            }
+            match error.kind() {
+                io::ErrorKind::Interrupted => error,
+                io::ErrorKind::UnexpectedEof => damaged("the gzip data ends too early"),
+                _ => damaged(format!("the gzip data is damaged ({error})")),
+            }
+        })
+    }
+}
+
+/// Frames one after another, the skippable ones left out.
+struct Zstd {
+    packed: BufReader<Packed>,
+    decoder: FrameDecoder,
+    in_frame: bool,
+}
+
+impl Zstd {
+    fn begin_frame(&mut self) -> Result<(), FrameDecoderError> {
+        match self.decoder.reset(&mut self.packed) {
+            Ok(()) => self.in_frame = true,
+            Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                length, ..
+            })) => {
+                let skipped = io::copy(&mut (&mut self.packed).take(u64::from(length)), &mut io::sink());
+                if skipped.ok() != Some(u64::from(length)) {
+                    return Err(FrameDecoderError::FailedToSkipFrame);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn unpack(&mut self, out: &mut [u8]) -> Result<usize, String> {
+        loop {
+            if !self.in_frame {
+                match self.packed.fill_buf() {
+                    Ok([]) => return Ok(0),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(error) => return Err(error.to_string()),
+                }
+                self.begin_frame().map_err(|error| error.to_string())?;
+                continue;
+            }
+            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
+                let decoded =
+                    self.decoder.decode_blocks(&mut self.packed, BlockDecodingStrategy::UptoBlocks(1));
+                decoded.map_err(|error| error.to_string())?;
+            }
+            if self.decoder.can_collect() > 0 {
+                return self.decoder.read(out).map_err(|error| error.to_string());
+            }
+            let stored = self.decoder.get_checksum_from_data();
+            if stored.is_some() && stored != self.decoder.get_calculated_checksum() {
+                return Err("its checksum is wrong".into());
+            }
+            self.in_frame = false;
+        }
+    }
+}
+
+impl Read for Zstd {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        self.unpack(out).map_err(|said| match self.packed.get_mut().failed.take() {
+            Some(failed) => failed,
+            None => damaged(format!("the zstd data is damaged or ends too early ({said})")),
+        })
+    }
+}

@@ -1,0 +1,206 @@
+//! Every parser of this crate, fed with damaged inputs: no panic, no hang, bounded memory, and more where more can be said.
+
+mod scratch;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use flatout_data::Vocabulary;
+use flatout_data::formats::{
+    Compression, Document, Format, Index, Input, OnError, ReadOptions, Reader, Reason, Skipped, find, read,
+};
+use flatout_fuzz::{Limits, feed};
+use scratch::Scratch;
+
+const MOST_BYTES: usize = 4 << 10;
+
+fn options(on_error: OnError) -> ReadOptions {
+    ReadOptions {
+        on_error,
+        max_document_bytes: MOST_BYTES,
+        text_document_bytes: 64,
+        ..ReadOptions::default()
+    }
+}
+
+fn packed_gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    flate2::bufread::GzEncoder::new(bytes, flate2::Compression::best()).read_to_end(&mut packed).unwrap();
+    packed
+}
+
+fn jsonl_seeds() -> Vec<Vec<u8>> {
+    vec![
+        b"{\"text\":\"one\"}\n{\"text\":\"two\", \"id\": 2}\r\n\n".to_vec(),
+        "{\"id\":[1,2.5e3,{\"text\":null}],\"text\":\"\\ud83e\\udd8a ß \\n\\\"quoted\\\"\"}\n"
+            .repeat(4)
+            .into_bytes(),
+        b"\xef\xbb\xbf{\"text\":null}\n[1]\n{\"text\":3}\n{}\n{\"text\":\"\"}\nnonsense\n".to_vec(),
+    ]
+}
+
+/// Bytes that come a few at a time.
+struct Trickle(VecDeque<u8>, usize);
+
+impl Read for Trickle {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let count = out.len().min(self.0.len()).min(self.1);
+        for (place, byte) in out.iter_mut().zip(self.0.drain(..count)) {
+            *place = byte;
+        }
+        Ok(count)
+    }
+}
+
+/// Reads under both policies. What is read is usable; failing stops at the first thing that skipping leaves out; and how
+/// the bytes arrive changes nothing.
+fn check(bytes: &[u8], format: Format, compression: Compression) {
+    let input = Input { path: "fuzzed".into(), format, compression, bytes: bytes.len() as u64 };
+    let open = |bytes: Box<dyn Read + Send>, on_error| Reader::over(bytes, &input, &options(on_error));
+    let whole = || Box::new(std::io::Cursor::new(bytes.to_vec()));
+    let (skipping, skipped) = collect(open(whole(), OnError::Skip));
+    sensible(&skipping, format);
+    let mut failing = open(whole(), OnError::Fail);
+    let before: Vec<Document> = failing.by_ref().map_while(Result::ok).collect();
+    assert_eq!(before, skipping[..before.len()]);
+    assert_eq!(before.len() < skipping.len() || skipped.total() > 0, skipped.total() > 0);
+    // Of packed data that is damaged, more or less comes out before the damage.
+    let damaged = skipped.reasons().any(|(reason, _, _)| reason == Reason::Damaged);
+    if bytes.len() < 2000 && !damaged {
+        let trickle = Trickle(bytes.to_vec().into(), 1 + bytes.len() % 7);
+        assert!(collect(open(Box::new(trickle), OnError::Skip)) == (skipping, skipped));
+    }
+}
+
+fn collect(mut reader: Reader) -> (Vec<Document>, Skipped) {
+    let documents = reader.by_ref().map(|document| document.expect("wrong data is skipped")).collect();
+    (documents, reader.skipped().clone())
+}
+
+fn sensible(documents: &[Document], format: Format) {
+    for Document { text, place } in documents {
+        assert!(!text.trim().is_empty() && !text.contains('\0') && text.len() <= MOST_BYTES);
+        let numbers = (place.line, place.row);
+        assert!(matches!((format, numbers), (Format::Parquet, (None, Some(1..))) | (_, (Some(1..), None))));
+    }
+}
+
+#[test]
+fn text() {
+    let seeds = [
+        "a line of text\nand another, with ß and 東京 and 🦊\n".repeat(9).into_bytes(),
+        b"\xef\xbb\xbfword \r\n\n\n  \n".repeat(3),
+        b"x".repeat(500),
+    ];
+    feed("text", &seeds, Limits::default(), |bytes| check(bytes, Format::Text, Compression::None));
+}
+
+#[test]
+fn jsonl() {
+    feed("jsonl", &jsonl_seeds(), Limits::default(), |bytes| check(bytes, Format::Jsonl, Compression::None));
+}
+
+#[test]
+fn csv() {
+    let seeds = [
+        b"id,text\n1,one\n2,\"two, \"\"quoted\"\"\r\nlines\"\r\n\n3,three\n".to_vec(),
+        b"text\none\n\"\"\n".to_vec(),
+        b"a,b,text,c\n,,x,\n\"\",\"\",\"y\",\"\"\n1,2\n\"open".to_vec(),
+    ];
+    feed("csv", &seeds, Limits::default(), |bytes| check(bytes, Format::Csv, Compression::None));
+}
+
+#[test]
+fn gzip() {
+    let seeds: Vec<Vec<u8>> = jsonl_seeds().iter().map(|bytes| packed_gzip(bytes)).collect();
+    feed("gzip", &seeds, Limits::default(), |bytes| check(bytes, Format::Jsonl, Compression::Gzip));
+}
+
+#[test]
+fn zstd() {
+    let seeds = [
+        include_bytes!("packed/two.jsonl.zst").to_vec(),
+        include_bytes!("packed/many.jsonl.zst").to_vec(),
+        b"\x53\x2a\x4d\x18\x03\0\0\0abc".to_vec(),
+    ];
+    feed("zstd", &seeds, Limits::default(), |bytes| check(bytes, Format::Jsonl, Compression::Zstd));
+}
+
+#[test]
+fn parquet() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parquet");
+    let names = "plain-none dictionary-none nulls required pages-dictionary fallback v2 v2-dictionary delta \
+                 delta-length delta-many plain-snappy plain-gzip dictionary-zstd groups structure list no-rows";
+    let seed = |name: &str| std::fs::read(folder.join(format!("{name}.parquet"))).unwrap();
+    let seeds: Vec<Vec<u8>> = names.split_whitespace().map(seed).collect();
+    let scratch = Scratch::new("fuzz-parquet");
+    let path = scratch.write("a.parquet", b"");
+    let file = File::options().write(true).open(&path).unwrap();
+    feed("parquet", &seeds, Limits::default(), |bytes| {
+        file.write_all_at(bytes, 0).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        let input = Input {
+            path: path.clone().into(),
+            format: Format::Parquet,
+            compression: Compression::None,
+            bytes: bytes.len() as u64,
+        };
+        let (documents, skipped) = collect(read(&input, &options(OnError::Skip)).unwrap());
+        sensible(&documents, Format::Parquet);
+        let index = Index::build(&[input], &options(OnError::Skip)).unwrap();
+        assert_eq!((index.count(), index.skipped()), (documents.len() as u64, &skipped));
+        for (at, document) in documents.iter().enumerate().take(20) {
+            assert_eq!(index.read(at as u64).unwrap(), *document);
+        }
+    });
+}
+
+#[test]
+fn index() {
+    let scratch = Scratch::new("fuzz-index");
+    let seeds: Vec<Vec<u8>> = jsonl_seeds()
+        .iter()
+        .enumerate()
+        .map(|(at, bytes)| {
+            let inputs =
+                find(&[scratch.write(&format!("{at}.jsonl"), bytes)], &options(OnError::Skip)).unwrap();
+            let mut text = Vec::new();
+            Index::build(&inputs, &options(OnError::Skip)).unwrap().to_text(&mut text).unwrap();
+            text
+        })
+        .collect();
+    let whole = seeds.clone();
+    feed("index", &seeds, Limits::default(), move |bytes| {
+        if let Ok(index) = Index::from_text(bytes) {
+            assert!(whole.iter().any(|seed| bytes.starts_with(seed)), "damage was not noticed");
+            assert!(index.count() <= 20);
+        }
+    });
+}
+
+#[test]
+fn tokenizer() {
+    let scratch = Scratch::new("fuzz-tokenizer");
+    let path = scratch.path().join("seed.json");
+    let texts = ["the quick brown fox and the lazy dog", "and the fox and the dog"];
+    Vocabulary::train(texts.into_iter(), 270).unwrap().save(&path).unwrap();
+    let trained = std::fs::read(&path).unwrap();
+    let words = ["<bos>", "<eos>", "the", "captain", "."].map(String::from);
+    Vocabulary::from_words(&words).save(&path).unwrap();
+    let seeds = [trained, std::fs::read(&path).unwrap()];
+    let path = scratch.write("tokenizer.json", b"");
+    let file = File::options().write(true).open(&path).unwrap();
+    feed("tokenizer", &seeds, Limits::default(), |bytes| {
+        file.write_all_at(bytes, 0).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        if let Ok(vocabulary) = Vocabulary::load(Path::new(&path))
+            && let Ok(tokens) = vocabulary.encode("the quick ß captain .")
+        {
+            assert!(tokens.iter().all(|token| (*token as usize) < vocabulary.size()));
+            vocabulary.decode(&tokens);
+        }
+    });
+}
