@@ -24,6 +24,7 @@ from pathlib import Path
 FOUR_LAYERS = ["pretrain-226m", "data.source=synthetic", "model.layers=4", "model.context=128", "train.batch=4",
                "train.micro_batch=2", "schedule.warmup_steps=25"]
 TINY = ["tiny"]
+SHORT = ["tiny", "schedule.warmup_steps=1", "eval.rows=0", "checkpoint.every=0"]
 # Long enough to be killed in, saved often enough to be resumed from.
 STEPS = 1500
 KILLED = ["tiny", f"train.steps={STEPS}", "train.batch=8", "checkpoint.every=25", "eval.every=300"]
@@ -153,10 +154,10 @@ def environment(p):
     """Variables that make NVIDIA's libraries compute something else are cleared, with a line each."""
     hostile = {"NVIDIA_TF32_OVERRIDE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLAS_EMULATE_SINGLE_PRECISION": "1",
                "CUBLAS_EMULATION_STRATEGY": "eager"}
-    common = ["precision=fp32", "deterministic=on", "train.steps=20", "eval.rows=0", "checkpoint.every=0"]
+    common = ["precision=fp32", "deterministic=on", "train.steps=20"]
     # Lines for people are not printed beside --json.
-    plain = p.train(TINY, "plain", *common, form=())
-    set_ = p.train(TINY, "hostile", *common, env=p.environment(**hostile), form=())
+    plain = p.train(SHORT, "plain", *common, form=())
+    set_ = p.train(SHORT, "hostile", *common, env=p.environment(**hostile), form=())
     if p.done(plain, "20 steps") and p.done(set_, "20 steps with hostile variables"):
         p.say(p.losses("plain") == p.losses("hostile"), "hostile variables: equal losses", f"{len(p.losses('plain'))} losses")
         for name in hostile:
@@ -183,8 +184,8 @@ def libraries(p):
 
 def attention(p):
     """Where cuDNN cannot serve attention, our kernel does, and the run says so."""
-    common = ["precision=bf16", "train.steps=10", "eval.rows=0", "checkpoint.every=0"]
-    if p.done(p.train(TINY, "odd-heads", *common, "model.head_size=20"), "heads of 20"):
+    common = ["precision=bf16", "train.steps=10"]
+    if p.done(p.train(SHORT, "odd-heads", *common, "model.head_size=20"), "heads of 20"):
         said = [w for w in p.warnings("odd-heads") if "our own kernel" in w]
         p.say(bool(said), "heads cuDNN does not take: a warning", str(said[:1]))
     found = libraries(p)
@@ -201,7 +202,7 @@ def attention(p):
     here = [l for l in json.loads(doctor.stdout)["libraries"] if l["library"] == "cuDNN" and l["verdict"].startswith("used")]
     if here:
         p.say(True, "without cuDNN: NOT TRIED, the system's own cannot be hidden", here[0]["path"])
-    elif p.done(p.train(TINY, "no-cudnn", *common, env=env, binary=binary), "without cuDNN: 10 steps"):
+    elif p.done(p.train(SHORT, "no-cudnn", *common, env=env, binary=binary), "without cuDNN: 10 steps"):
         said = [w for w in p.warnings("no-cudnn") if "cuDNN is missing" in w]
         p.say(bool(said) and len(p.losses("no-cudnn")) == 10, "without cuDNN: it trains, with a warning", str(said[:1]))
 
@@ -209,7 +210,7 @@ def attention(p):
 def cache(p):
     """Two processes fill an empty cache together; a damaged entry is made again; a second start compiles and times nothing."""
     p.cache = p.folder / "shared-cache"
-    common = ["train", *TINY, "train.steps=5", "eval.rows=0", "checkpoint.every=0"]
+    common = ["train", *SHORT, "train.steps=5"]
     both = [subprocess.Popen(p.command(common, f"both-{i}", "--json"), env=p.environment(), stdout=subprocess.DEVNULL,
                              stderr=subprocess.PIPE, text=True) for i in range(2)]
     codes = [(process.communicate()[1].strip().splitlines()[-1:], process.returncode) for process in both]
@@ -242,7 +243,7 @@ def first_step(p):
     """Seconds from the start of the process to the first reported step of pretrain-226m."""
     p.cache = p.folder / "first-cache"
     words = ["train", "pretrain-226m", "data.source=synthetic", "train.steps=3", "train.batch=16", "train.micro_batch=16",
-             "eval.rows=0", "checkpoint.every=0", "log.every=1"]
+             "schedule.warmup_steps=1", "eval.rows=0", "checkpoint.every=0", "log.every=1"]
     for name, bound in [("cold", 30.0), ("warm", 5.0)]:
         began, first = time.perf_counter(), None
         process = subprocess.Popen(p.command(words, f"first-{name}", "--json"), env=p.environment(), text=True,
