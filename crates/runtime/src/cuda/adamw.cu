@@ -41,7 +41,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                 nm[k] = fmaf(beta1, nm[k], rest1 * d);
                 nv[k] = fmaf(beta2, nv[k], rest2 * d * d);
                 float step = nm[k] * first / (sqrtf(nv[k] * second) + eps);
-                np[k] -= rate * fmaf(decay, np[k], step);
+                // Fused by name: the compiler's choice would change with which outputs are written.
+                np[k] = fmaf(-rate, fmaf(decay, np[k], step), np[k]);
             }
         }
 #if HAS_P
