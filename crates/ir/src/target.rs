@@ -57,6 +57,8 @@ pub fn no_workspace(_: &Shapes<'_>) -> usize {
 pub struct Rates {
     /// Products in f32, FLOP/s.
     pub f32_flops: f64,
+    /// Products of f32 in TF32, FLOP/s; `None` where the device has no such mode.
+    pub tf32_flops: Option<f64>,
     /// Products in bf16, FLOP/s.
     pub bf16_flops: f64,
     /// Bytes read and written a second.
@@ -129,7 +131,7 @@ pub fn paper() -> Target {
         driver_bytes: 0,
         cores: 1,
         landings: 0,
-        rates: Rates { f32_flops: 1e12, bf16_flops: 2e12, memory_bytes: 1e12 },
+        rates: Rates { f32_flops: 1e12, tf32_flops: Some(1.5e12), bf16_flops: 2e12, memory_bytes: 1e12 },
         kernels: OpKind::ALL.iter().map(row).collect(),
     }
 }

@@ -74,7 +74,7 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
             vec![ins[0].x.iter().zip(&ins[1].x).map(|(gate, up)| activate(*act, *gate) * up).collect()]
         }
         Op::Attention { scale, mask, q, k } => attention(*scale as f64, *mask, *q, *k, ins),
-        Op::HeadLoss {} => head_loss(ins),
+        Op::HeadLoss { .. } => head_loss(ins),
         _ => return None,
     })
 }

@@ -10,6 +10,7 @@ use crate::ops::attention::{Attend, Mask, Masking, Segments};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormWeight::{self, None as NoWeight, OnePlus, Plain};
+use crate::ops::product::Compute;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::Pairs::{self, Half, Interleaved};
 use crate::types::DType;
@@ -229,7 +230,7 @@ fn product<'g>(t: &'g Trial, batch: &[usize], ta: bool, tb: bool, base: bool) ->
     };
     let mut ins = vec![matrix(3, 5, ta), matrix(5, 7, tb)];
     ins.extend(base.then(|| matrix(3, 7, false)));
-    vec![t.b.op(Op::Product { ta, tb, out: DType::F32, base }, &ins)]
+    vec![t.b.op(Op::Product { ta, tb, out: DType::F32, base, compute: Compute::Full }, &ins)]
 }
 
 fn norm(t: &Trial, weight: NormWeight, residual: bool) -> Vec<Tensor<'_>> {

@@ -1,9 +1,30 @@
 //! The matrix product, batched over leading axes, operands stored either way round.
 
 use super::{arity, expect_float};
+use crate::attr::named;
 use crate::builder::Tensor;
 use crate::op::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
+
+named! {
+    /// How the terms of a product of f32 are computed. Sums are f32 either way.
+    pub enum Compute {
+        Full = "full",
+        /// Operands keep 10 bits of their mantissa, which is what matrix units multiply fast.
+        Tf32 = "tf32",
+    }
+    unsaid Full
+}
+
+/// The nearest value with 10 mantissa bits, of two as near the one away from zero.
+pub fn round_tf32(x: f32) -> f32 {
+    if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & !0x1fff) } else { x }
+}
+
+/// A product of two operands and nothing else.
+pub fn plain(ta: bool, tb: bool, out: DType, compute: Compute) -> Op {
+    Op::Product { ta, tb, out, base: false, compute }
+}
 
 /// The extent summed over.
 pub fn inner(ta: bool, a: &TensorType) -> usize {
@@ -43,13 +64,14 @@ fn mark(transposed: bool) -> &'static str {
     if transposed { " transposed" } else { "" }
 }
 
-pub fn vjp<'g>(ta: bool, tb: bool, base: bool, at: &Vjp<'_, 'g>) -> Grads<'g> {
+pub fn vjp<'g>(ta: bool, tb: bool, base: bool, compute: Compute, at: &Vjp<'_, 'g>) -> Grads<'g> {
     let Some(d) = at.d[0] else { return vec![None; at.ins.len()] };
     let (a, b) = (at.ins[0], at.ins[1]);
     let d_in = d.cast(a.dtype());
     // C = A B: dA = dC B^T, dB = A^T dC; a transposed operand gets the transposed gradient.
-    let da = at.needs[0].then(|| if ta { b.product(d_in, tb, true) } else { d_in.product(b, false, !tb) });
-    let db = at.needs[1].then(|| if tb { d_in.product(a, true, ta) } else { a.product(d_in, !ta, false) });
+    let times = |a: Tensor<'g>, b: Tensor<'g>, ta, tb| a.b.op(plain(ta, tb, a.dtype(), compute), &[a, b]);
+    let da = at.needs[0].then(|| if ta { times(b, d_in, tb, true) } else { times(d_in, b, false, !tb) });
+    let db = at.needs[1].then(|| if tb { times(d_in, a, true, ta) } else { times(a, d_in, !ta, false) });
     let mut grads = vec![da, db];
     if base {
         grads.push(at.needs[2].then(|| d.cast(at.ins[2].dtype())));
@@ -57,7 +79,38 @@ pub fn vjp<'g>(ta: bool, tb: bool, base: bool, at: &Vjp<'_, 'g>) -> Grads<'g> {
     grads
 }
 
-pub fn without_base<'g>(ta: bool, tb: bool, out: DType, ins: &[Tensor<'g>]) -> Tensor<'g> {
-    let product = ins[0].b.op(Op::Product { ta, tb, out: ins[2].dtype(), base: false }, &ins[..2]);
+pub fn without_base<'g>(ta: bool, tb: bool, out: DType, compute: Compute, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    let product = ins[0].b.op(plain(ta, tb, ins[2].dtype(), compute), &ins[..2]);
     (product + ins[2]).cast(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The neighbours on the grid of 10 bits around a value, by arithmetic that knows no bits.
+    fn nearest(x: f64) -> f64 {
+        let unit = 2f64.powi((x.abs().log2().floor() as i32).max(-126) - 10);
+        let below = (x.abs() / unit).floor() * unit;
+        let up = x.abs() - below >= below + unit - x.abs();
+        x.signum() * if up { below + unit } else { below }
+    }
+
+    #[test]
+    fn tf32_is_the_nearest_value_of_ten_bits_ties_away() {
+        let mut bits = 1_u32;
+        for _ in 0..50_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = f32::from_bits(bits);
+            if x.is_nan() || x.abs() > 3e38 || x.abs() < f32::MIN_POSITIVE {
+                continue;
+            }
+            assert_eq!(round_tf32(x) as f64, nearest(x as f64), "{x:e}");
+        }
+        let unit = 2f32.powi(-10);
+        assert_eq!(round_tf32(1.0 + unit / 2.0), 1.0 + unit);
+        assert_eq!(round_tf32(-1.0 - unit / 2.0), -1.0 - unit);
+        assert_eq!(round_tf32(f32::NEG_INFINITY), f32::NEG_INFINITY);
+        assert!(round_tf32(f32::NAN).is_nan() && round_tf32(-0.0).is_sign_negative());
+    }
 }

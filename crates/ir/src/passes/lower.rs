@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, SlotId, Value};
 use crate::op::{Op, OpKind};
+use crate::ops::product::Compute;
 use crate::passes::slots::Slots;
 use crate::passes::views;
 use crate::plan::{Category, Launch, Refusal, View};
@@ -135,6 +136,9 @@ impl Lowering<'_> {
         let node = self.g.node(id);
         let ins = node.ins.iter().map(|v| self.g.ty(*v));
         let float = ins.chain(&node.outs).find(|t| t.dtype.is_float()).map_or(DType::I32, |t| t.dtype);
+        if node.op.compute() == Some(Compute::Tf32) && self.target.rates.tf32_flops.is_none() {
+            return Err(Refusal(format!("{}: {} does not multiply in tf32", node.path, self.target.name)));
+        }
         self.row_for(node.op.kind(), float, &node.path)
     }
 

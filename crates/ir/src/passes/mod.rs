@@ -14,6 +14,7 @@ pub mod recompute;
 pub mod regions;
 pub mod rope_table;
 pub mod slots;
+pub mod tf32;
 pub mod update;
 pub mod views;
 
@@ -123,6 +124,10 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
         let (narrow, translated, products) = precision::precision(&g, forward);
         (g, forward) = (narrow, translated);
         reports.say("precision", products, || format!("{products} products run in bf16"));
+    } else if o.precision == Precision::Tf32 {
+        let (rounding, products) = tf32::tf32(&g);
+        g = rounding;
+        reports.say("precision", products, || format!("{products} products run in tf32"));
     }
     let g = checked("precision", g);
 
@@ -160,6 +165,7 @@ fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
 fn inference(g: &Graph, o: &Options) -> Graph {
     let g = match o.precision {
         Precision::BF16 => precision::precision(g, g.nodes.len()).0,
+        Precision::Tf32 => tf32::tf32(g).0,
         Precision::F32 => g.clone(),
     };
     checked("epilogues", epilogues::epilogues(&checked("precision", g)).0)

@@ -119,7 +119,7 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         Op::Gated { .. } | Op::GatedGrad { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
         Op::Attention { .. } => (vec![0, 1, 2], narrow(replay, &ins[..3])),
         Op::AttentionGrad { .. } => (vec![0, 1, 2, ins.len() - 3, ins.len() - 1], narrow(replay, &ins[..3])),
-        Op::HeadLoss {} | Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => {
+        Op::HeadLoss { .. } | Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => {
             (vec![0, 1], narrow(replay, &ins[..2]))
         }
         Op::RowScatter {} => (vec![0, 1], dtype(replay, ins[0])),

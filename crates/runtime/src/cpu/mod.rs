@@ -85,7 +85,12 @@ fn rates(cores: usize) -> Rates {
         Level::Baseline => 10e9,
     };
     let products = a_core * cores as f64;
-    Rates { f32_flops: products, bf16_flops: products, memory_bytes: 16e9 * cores.min(4) as f64 }
+    Rates {
+        f32_flops: products,
+        tf32_flops: None,
+        bf16_flops: products,
+        memory_bytes: 16e9 * cores.min(4) as f64,
+    }
 }
 
 /// The memory a run may take: what Linux says is available; 4 GiB on systems that do not say.

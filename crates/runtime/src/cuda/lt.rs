@@ -13,6 +13,7 @@ use std::os::raw::c_int;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
+use flatout_ir::ops::product::Compute;
 use flatout_ir::types::DType;
 
 use super::context::{CudaError, Prepare, Stream, Work};
@@ -20,7 +21,11 @@ use super::driver::Event;
 use super::library::Library;
 use super::tuned::{Algorithm, Timing};
 
+/// Full f32: cuBLASLt goes by the compute type it is given, so this one never takes TF32. (`_PEDANTIC`, 69, would also
+/// forbid algorithms that reorder sums, which cost bits and no precision; emulation by bf16 is a type of its own and, by
+/// environment, among the variables that are cleared.)
 const CUBLAS_COMPUTE_32F: c_int = 68;
+const CUBLAS_COMPUTE_32F_FAST_TF32: c_int = 77;
 const CUBLAS_OP_N: i32 = 0;
 const CUBLAS_OP_T: i32 = 1;
 const CUDA_R_32F: c_int = 0;
@@ -168,6 +173,8 @@ pub struct Multiply {
     /// Of d's shape and type; may lie exactly on it.
     pub c: Option<Matrices>,
     pub d: Matrices,
+    /// Of f32 operands; others have one mode.
+    pub compute: Compute,
     /// Scratch, and how much of it.
     pub workspace: (u64, usize),
 }
@@ -179,6 +186,7 @@ struct Problem {
     /// a, b, c, d with their addresses replaced by alignments.
     operands: [Matrices; 4],
     has_base: bool,
+    compute: Compute,
     workspace_bytes: usize,
 }
 
@@ -190,7 +198,8 @@ impl fmt::Display for Problem {
             let (dtype, align) = (m.dtype.name(), m.at);
             format!("{dtype}[{},{}]{turned}, rows {} apart, aligned to {align}", m.rows, m.columns, m.pitch)
         };
-        write!(f, "{} products of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))
+        let mode = if self.compute == Compute::Tf32 { " in tf32" } else { "" };
+        write!(f, "{} products{mode} of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))
     }
 }
 
@@ -201,7 +210,13 @@ impl Multiply {
 
     fn problem(&self) -> Problem {
         let operands = self.operands().map(|m| Matrices { at: m.alignment(self.count) as u64, ..m });
-        Problem { count: self.count, operands, has_base: self.c.is_some(), workspace_bytes: self.workspace.1 }
+        Problem {
+            count: self.count,
+            operands,
+            has_base: self.c.is_some(),
+            compute: self.compute,
+            workspace_bytes: self.workspace.1,
+        }
     }
 
     /// Makes the descriptors and chooses an algorithm: the library's first or, with `autotune` where bits need not be
@@ -266,11 +281,12 @@ impl Product {
     fn new(lt: &Arc<Lt>, of: &Multiply) -> Result<Product, CudaError> {
         let e = &lt.entries;
         let mut raw = null_mut();
+        let compute = match (of.compute, of.a.dtype) {
+            (Compute::Tf32, DType::F32) => CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => CUBLAS_COMPUTE_32F,
+        };
         // SAFETY: writes one handle.
-        ok(
-            unsafe { (e.matmul_create)(&mut raw, CUBLAS_COMPUTE_32F, CUDA_R_32F) },
-            "cublasLtMatmulDescCreate",
-        )?;
+        ok(unsafe { (e.matmul_create)(&mut raw, compute, CUDA_R_32F) }, "cublasLtMatmulDescCreate")?;
         let matmul = Descriptor { raw, destroy: e.matmul_destroy };
         let op = |m: &Matrices| if m.is_transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
         for (attribute, operand) in

@@ -2,10 +2,12 @@
 //!
 //! An operand is a stack of matrices: the last two axes, over the leading ones. cuBLASLt takes matrices whose rows or
 //! columns have no gaps, at one distance from each other; leading axes that are not evenly spaced become several
-//! calls. It multiplies bf16 to bf16 or f32, and f32 to f32 (in full precision: no TF32).
+//! calls. It multiplies bf16 to bf16 or f32, and f32 to f32: in full precision or, where the
+//! product says so, in TF32. What our kernel multiplies is in full precision always.
 
 use std::borrow::Cow;
 
+use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -77,6 +79,7 @@ fn expressible(view: &View, address: u64, step: usize, transposed: bool) -> Opti
 struct Cut<'a> {
     ta: bool,
     tb: bool,
+    compute: Compute,
     a: &'a View,
     b: &'a View,
     base: Option<&'a View>,
@@ -90,7 +93,9 @@ struct Cut<'a> {
 impl<'a> Cut<'a> {
     /// `None` where there is nothing to compute.
     fn of(launch: &'a Launch) -> Option<Self> {
-        let Op::Product { ta, tb, base, .. } = launch.op else { unreachable!("the row is for product") };
+        let Op::Product { ta, tb, base, compute, .. } = launch.op else {
+            unreachable!("the row is for product")
+        };
         let out = launch.outs[0].as_ref().filter(|out| out.elements() > 0)?;
         let (a, b) = (&launch.ins[0], &launch.ins[1]);
         let base = base.then(|| &launch.ins[2]);
@@ -101,7 +106,7 @@ impl<'a> Cut<'a> {
         };
         let first_inner = (0..leading).find(|&first| is_even(first)).unwrap_or(leading);
         let count = out.dims[first_inner..leading].iter().product();
-        Some(Cut { ta, tb, a, b, base, out, first_inner, count })
+        Some(Cut { ta, tb, compute, a, b, base, out, first_inner, count })
     }
 
     fn step(&self, view: &View) -> usize {
@@ -208,6 +213,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             b: matrices(cut.b, b[i], cut.tb)?,
             c,
             d,
+            compute: cut.compute,
             workspace: scratch,
         };
         works.push(multiply.prepare(p)?);
@@ -269,6 +275,7 @@ fn spread(cut: &Cut<'_>, from: u64, to: u64, p: &Prepare<'_>) -> Result<Box<dyn 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flatout_ir::ops::product::plain as plain_product;
 
     fn view(dims: &[usize], strides: &[usize]) -> View {
         View { offset: 0, dtype: DType::BF16, dims: dims.into(), strides: strides.into() }
@@ -303,7 +310,7 @@ mod tests {
 
         let launch = |a: View| Launch {
             kernel: "cuda.product",
-            op: Op::Product { ta: false, tb: true, out: DType::BF16, base: false },
+            op: plain_product(false, true, DType::BF16, Compute::Full),
             ins: vec![a, view(&[4, 3, 7, 8], &[168, 56, 8, 1])],
             outs: vec![Some(view(&[4, 3, 6, 7], &[126, 42, 7, 1]))],
             workspace: None,

@@ -5,12 +5,13 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::{Pairs, frequency};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
 
-use super::{Case, Data};
+use super::{Case, Data, products};
 
 /// The type an operation names for its output.
 pub(super) fn output_type(op: &Op) -> Option<DType> {
@@ -26,16 +27,16 @@ fn bound(dtype: DType) -> f64 {
     if dtype == DType::BF16 { 1.5e-2 } else { 1e-5 }
 }
 
-const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+pub(super) const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 const I32: DType = DType::I32;
 
-type Input = (TensorType, Data);
+pub(super) type Input = (TensorType, Data);
 
-fn tensor(dtype: DType, dims: &[usize], data: Data) -> Input {
+pub(super) fn tensor(dtype: DType, dims: &[usize], data: Data) -> Input {
     (TensorType::new(dtype, dims), data)
 }
 
-fn x(dtype: DType, dims: &[usize]) -> Input {
+pub(super) fn x(dtype: DType, dims: &[usize]) -> Input {
     tensor(dtype, dims, Data::Normal(1.0))
 }
 
@@ -46,12 +47,12 @@ fn index(n: usize, rows: usize) -> Input {
 
 /// Collects cases, naming each by operation, types and shapes.
 #[derive(Default)]
-struct Table(Vec<Case>);
+pub(super) struct Table(Vec<Case>);
 
 impl Table {
-    fn add(&mut self, op: Op, ins: Vec<Input>) {
+    pub(super) fn add(&mut self, op: Op, ins: Vec<Input>) {
         let types = ins.iter().map(|(ty, _)| ty.dtype).chain(output_type(&op));
-        let worst = types.map(bound).fold(1e-5, f64::max);
+        let worst = types.map(bound).chain(products::mode_bound(&op)).fold(1e-5, f64::max);
         let attrs: Vec<String> = match op.kind() {
             OpKind::Region => vec![],
             _ => op.attrs().into_iter().map(|(name, value)| format!("{name}={value}")).collect(),
@@ -68,7 +69,7 @@ pub fn all() -> Vec<Case> {
     maps(&mut table);
     regions(&mut table);
     reductions(&mut table);
-    products(&mut table);
+    products::products(&mut table);
     norms(&mut table);
     rotations(&mut table);
     activations(&mut table);
@@ -199,32 +200,6 @@ fn reductions(table: &mut Table) {
         table.add(Op::Reduce { axis: 0, by }, vec![tensor(DType::F32, &[700, 65], Data::Between(0.0, 1.0))]);
         table.add(Op::Reduce { axis: 1, by }, vec![tensor(I32, &[4, 5, 3], Data::Between(-9.0, 9.0))]);
     }
-}
-
-fn products(table: &mut Table) {
-    for dtype in FLOATS {
-        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-            for (m, n, k) in [(37, 29, 19), (1, 33, 40), (33, 1, 40), (130, 70, 67)] {
-                let a = if ta { [k, m] } else { [m, k] };
-                let b = if tb { [n, k] } else { [k, n] };
-                for out in FLOATS {
-                    let op = |base| Op::Product { ta, tb, out, base };
-                    table.add(op(false), vec![x(dtype, &a), x(dtype, &b)]);
-                    table.add(op(true), vec![x(dtype, &a), x(dtype, &b), x(out, &[m, n])]);
-                }
-            }
-        }
-        let op = Op::Product { ta: false, tb: true, out: dtype, base: false };
-        table.add(op, vec![x(dtype, &[3, 2, 17, 8]), x(dtype, &[3, 2, 5, 8])]);
-    }
-    // Several threads inside one product, with k in several blocks, and over a batch.
-    let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base };
-    table.add(
-        op(true, false, true),
-        vec![x(DType::F32, &[1500, 40]), x(DType::F32, &[1500, 48]), x(DType::F32, &[40, 48])],
-    );
-    table.add(op(false, true, false), vec![x(DType::F32, &[333, 64]), x(DType::F32, &[96, 64])]);
-    table.add(op(false, false, false), vec![x(DType::F32, &[12, 40, 33]), x(DType::F32, &[12, 33, 40])]);
 }
 
 fn norms(table: &mut Table) {
@@ -387,24 +362,25 @@ fn attend(table: &mut Table, mask: Mask, segments: Segments, qkv: Vec<Input>, re
 }
 
 fn losses(table: &mut Table) {
-    for dtype in FLOATS {
+    let modes = [(DType::F32, Compute::Full), (DType::F32, Compute::Tf32), (DType::BF16, Compute::Full)];
+    for (dtype, compute) in modes {
         for (rows, width, words) in [(37, 24, 61), (130, 32, 300)] {
             let x = || tensor(dtype, &[rows, width], Data::Normal(0.5));
             let w = || tensor(dtype, &[words, width], Data::Normal(0.5));
             let target = || index(rows, words);
             let weight = || tensor(DType::F32, &[rows], Data::Between(0.0, 2.0));
             let dw = || tensor(DType::F32, &[words, width], Data::Normal(1.0));
-            table.add(Op::HeadLoss {}, vec![x(), w(), target(), weight()]);
+            table.add(Op::HeadLoss { compute }, vec![x(), w(), target(), weight()]);
             // The gradient's lse is the forward's, for which the rows' gradient stands in as their weight.
             let lse = || {
-                let of = Data::Of { op: Op::HeadLoss {}, ins: vec![0, 1, 2, 4], out: 2 };
+                let of = Data::Of { op: Op::HeadLoss { compute }, ins: vec![0, 1, 2, 4], out: 2 };
                 tensor(DType::F32, &[rows], of)
             };
             for base in [false, true] {
                 let ins = [x(), w(), target(), weight()].into_iter().chain(base.then(dw));
-                table.add(Op::HeadLossTrain { base }, ins.collect());
+                table.add(Op::HeadLossTrain { base, compute }, ins.collect());
                 let ins = [x(), w(), target(), lse(), weight()].into_iter().chain(base.then(dw));
-                table.add(Op::HeadLossGrad { base }, ins.collect());
+                table.add(Op::HeadLossGrad { base, compute }, ins.collect());
             }
         }
     }

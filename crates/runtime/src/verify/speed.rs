@@ -4,6 +4,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
@@ -150,7 +151,7 @@ pub fn cases() -> Vec<Case> {
     let scalars = [x(F32, &[1]), x(F32, &[1]), x(F32, &[1]), x(F32, &[1])];
     add("adamw 64M f32 with bf16 copy", update, state.into_iter().chain(scalars).collect());
 
-    let product = |ta, tb, out, base| Op::Product { ta, tb, out, base };
+    let product = |ta, tb, out, base| Op::Product { ta, tb, out, base, compute: Compute::Full };
     add(
         "product 8192x8192x8192 bf16",
         product(false, true, BF16, false),
@@ -171,6 +172,11 @@ pub fn cases() -> Vec<Case> {
         product(false, true, F32, false),
         vec![x(F32, &[4096, 4096]), x(F32, &[4096, 4096])],
     );
+    add(
+        "product 4096x4096x4096 f32 in tf32",
+        plain(false, true, F32, Compute::Tf32),
+        vec![x(F32, &[4096, 4096]), x(F32, &[4096, 4096])],
+    );
     let segments = Segments::Uniform { len: 2048 };
     let (mask, scale) = (Mask::Causal, 0.125);
     let qkv = vec![x(BF16, &qk), x(BF16, &[tokens, 4, size]), x(BF16, &[tokens, 4, size])];
@@ -185,7 +191,7 @@ pub fn cases() -> Vec<Case> {
     );
     add(
         "head+loss 16384x768, 32768 words, bf16",
-        Op::HeadLossTrain { base: true },
+        Op::HeadLossTrain { base: true, compute: Compute::Full },
         vec![
             x(BF16, &[16384, width]),
             x(BF16, &[words, width]),

@@ -1,0 +1,66 @@
+//! Cases of the matrix product: types, modes, layouts, at sizes the matrix units like and at odd ones.
+
+use flatout_ir::ops::product::{Compute, plain};
+use flatout_ir::types::DType;
+use flatout_ir::{Op, OpKind};
+
+use super::cases::{FLOATS, Table, x};
+
+/// What a mode allows beside the types, on the relative L2 error. In TF32 an operand is off by at most 2^-10 of itself
+/// however the device cuts it to 10 bits (the oracle rounds, some devices drop the rest), so a term is off by 2^-9; the
+/// loss puts two such products one after the other.
+pub(super) fn mode_bound(op: &Op) -> Option<f64> {
+    match (op.compute()?, op.kind()) {
+        (Compute::Full, _) => None,
+        (Compute::Tf32, OpKind::Product) => Some(2e-3),
+        (Compute::Tf32, _) => Some(4e-3),
+    }
+}
+
+const TRANSPOSED: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+
+/// The extents of an operand, its axes swapped where it is stored so.
+fn stored(transposed: bool, rows: usize, columns: usize) -> [usize; 2] {
+    if transposed { [columns, rows] } else { [rows, columns] }
+}
+
+pub(super) fn products(table: &mut Table) {
+    let compute = Compute::Full;
+    for dtype in FLOATS {
+        for (ta, tb) in TRANSPOSED {
+            for (m, n, k) in [(37, 29, 19), (1, 33, 40), (33, 1, 40), (130, 70, 67)] {
+                let (a, b) = (stored(ta, m, k), stored(tb, k, n));
+                for out in FLOATS {
+                    let op = |base| Op::Product { ta, tb, out, base, compute };
+                    table.add(op(false), vec![x(dtype, &a), x(dtype, &b)]);
+                    table.add(op(true), vec![x(dtype, &a), x(dtype, &b), x(out, &[m, n])]);
+                }
+            }
+        }
+        let op = plain(false, true, dtype, compute);
+        table.add(op, vec![x(dtype, &[3, 2, 17, 8]), x(dtype, &[3, 2, 5, 8])]);
+    }
+    // Several threads inside one product, with k in several blocks, and over a batch.
+    let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base, compute };
+    table.add(
+        op(true, false, true),
+        vec![x(DType::F32, &[1500, 40]), x(DType::F32, &[1500, 48]), x(DType::F32, &[40, 48])],
+    );
+    table.add(op(false, true, false), vec![x(DType::F32, &[333, 64]), x(DType::F32, &[96, 64])]);
+    table.add(op(false, false, false), vec![x(DType::F32, &[12, 40, 33]), x(DType::F32, &[12, 33, 40])]);
+    tf32(table);
+}
+
+fn tf32(table: &mut Table) {
+    let (out, compute) = (DType::F32, Compute::Tf32);
+    for (ta, tb) in TRANSPOSED {
+        for (m, n, k) in [(37, 29, 19), (128, 96, 64), (256, 384, 512)] {
+            let op = |base| Op::Product { ta, tb, out, base, compute };
+            let ins = vec![x(out, &stored(ta, m, k)), x(out, &stored(tb, k, n))];
+            table.add(op(false), ins.clone());
+            table.add(op(true), ins.into_iter().chain([x(out, &[m, n])]).collect());
+        }
+    }
+    let op = plain(false, true, out, compute);
+    table.add(op, vec![x(out, &[3, 2, 32, 48]), x(out, &[3, 2, 64, 48])]);
+}
