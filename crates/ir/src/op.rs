@@ -6,6 +6,7 @@ use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, SlotId, Value};
 use crate::ops::attention::{Mask, Segments};
 use crate::ops::elementwise::Elementwise;
+use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::gated::Act;
 use crate::ops::norm::NormWeight;
 use crate::ops::product::Compute;
@@ -91,8 +92,9 @@ ops! {
     Broadcast = "broadcast" { dims: Dims }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
-    /// a [.., M, K] times b [.., K, N], each stored transposed where said; with `base`, that is added.
-    Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute }
+    /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
+    /// base, through the epilogue.
+    Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
     /// (x, residual?, w?) -> y = normed * weight, and h = x + residual.
     RmsNorm = "rms_norm" { eps: f32, weight: NormWeight, residual: bool }
     /// (h, w?, dy, dh?) -> dx + dh, dw.
@@ -174,7 +176,9 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => movement::infer(self, &ins),
             Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
-            Op::Product { ta, tb, out, base, .. } => product::infer(*ta, *tb, *out, *base, &ins),
+            Op::Product { ta, tb, out, base, epilogue, .. } => {
+                product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
+            }
             Op::RmsNorm { weight, residual, .. } => norm::infer(*weight, *residual, &ins),
             Op::RmsNormGrad { weight, add, .. } => norm::infer_grad(*weight, *add, &ins),
             Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
@@ -212,7 +216,9 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => movement::vjp(self, at),
             Op::Reduce { by, .. } => reduce::vjp(*by, at),
-            Op::Product { ta, tb, base, compute, .. } => product::vjp(*ta, *tb, *base, *compute, at),
+            Op::Product { ta, tb, base, compute, epilogue, .. } => {
+                product::vjp([*ta, *tb], *base, *compute, *epilogue, at)
+            }
             Op::RmsNorm { eps, weight, residual } => norm::vjp(b, *eps, *weight, *residual, at),
             Op::Rope { .. } => rope::vjp(b, self, at),
             Op::QkNormRope { .. } => qk_norm_rope::vjp(b, self, at),
@@ -247,9 +253,13 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
-            Op::Product { base: false, .. } | Op::ScatterAdd { base: false, .. } => return None,
-            Op::Product { base: true, ta, tb, out, compute } => {
+            Op::Product { base: false, epilogue: Epilogue::None, .. } => return None,
+            Op::ScatterAdd { base: false, .. } => return None,
+            Op::Product { base: true, ta, tb, out, compute, epilogue: Epilogue::None } => {
                 vec![product::without_base(*ta, *tb, *out, *compute, ins)]
+            }
+            Op::Product { ta, tb, out, compute, epilogue, .. } => {
+                epilogue::expand([*ta, *tb], *out, *compute, *epilogue, ins)
             }
             Op::ScatterAdd { base: true, rows, out } => vec![index::without_base(*rows, *out, ins)],
             Op::RmsNorm { eps, weight, residual } => norm::expand(*eps, *weight, *residual, ins),

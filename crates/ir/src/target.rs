@@ -1,7 +1,7 @@
 //! What the passes know of a device: plain data, handed in by the runtime.
 
 use crate::graph::{Graph, Node};
-use crate::op::OpKind;
+use crate::op::{Op, OpKind};
 use crate::types::{DType, TensorType};
 
 /// How a kernel wants its tensors in memory.
@@ -31,6 +31,15 @@ pub struct KernelRow {
     pub workspace: fn(&Shapes<'_>) -> usize,
     /// Whether equal inputs always give equal bits.
     pub deterministic: bool,
+}
+
+impl KernelRow {
+    /// The pairs that hold for an operation: a product's third input makes room only where it is the base.
+    pub fn in_place_for(&self, op: &Op) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let none = matches!(op, Op::Product { base: false, .. });
+        let pairs: &[(usize, usize)] = if none { &[] } else { self.in_place };
+        pairs.iter().copied()
+    }
 }
 
 /// What a workspace formula may look at.

@@ -153,11 +153,16 @@ fn fused_elementwise(grad: &Plan) -> &'static str {
         "on"
     } else if apart() {
         "off"
-    } else if has(grad, OpKind::Gated) {
+    } else if has(grad, OpKind::Gated) || launches(grad, OpKind::Product).any(is_layer) {
         "on"
     } else {
         NOTHING
     }
+}
+
+/// Whether a product adds its bias or applies its activation.
+fn is_layer(launch: &Launch) -> bool {
+    matches!(launch.op, Op::Product { epilogue, .. } if epilogue.has_bias() || epilogue.has_gelu())
 }
 
 /// Whether some launch reads first what another wrote last, where the two are `so`.

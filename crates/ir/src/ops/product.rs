@@ -4,6 +4,7 @@ use super::{arity, expect_float};
 use crate::attr::named;
 use crate::builder::Tensor;
 use crate::op::{Grads, Op, Vjp};
+use crate::ops::epilogue::{self, Epilogue};
 use crate::types::{DType, TensorType};
 
 named! {
@@ -23,7 +24,7 @@ pub fn round_tf32(x: f32) -> f32 {
 
 /// A product of two operands and nothing else.
 pub fn plain(ta: bool, tb: bool, out: DType, compute: Compute) -> Op {
-    Op::Product { ta, tb, out, base: false, compute }
+    Op::Product { ta, tb, out, base: false, compute, epilogue: Epilogue::None }
 }
 
 /// The extent summed over.
@@ -36,9 +37,13 @@ pub fn infer(
     tb: bool,
     out: DType,
     base: bool,
+    epilogue: Epilogue,
     ins: &[&TensorType],
 ) -> Result<Vec<TensorType>, String> {
-    arity(ins, 2 + base as usize)?;
+    arity(ins, 2 + (base || epilogue.takes_one()) as usize)?;
+    if base && !epilogue.takes_base() {
+        return Err(format!("{epilogue:?} and a base do not go together"));
+    }
     let (a, b) = (ins[0], ins[1]);
     let (ra, rb) = (a.rank(), b.rank());
     if ra < 2 || ra != rb || a.dims[..ra - 2] != b.dims[..rb - 2] {
@@ -57,15 +62,21 @@ pub fn infer(
     if base {
         expect_float("the base", ins[2], &dims)?;
     }
-    Ok(vec![TensorType::new(out, dims)])
+    epilogue::infer(epilogue, a, TensorType::new(out, dims), epilogue.takes_one().then(|| ins[2]))
 }
 
 fn mark(transposed: bool) -> &'static str {
     if transposed { " transposed" } else { "" }
 }
 
-pub fn vjp<'g>(ta: bool, tb: bool, base: bool, compute: Compute, at: &Vjp<'_, 'g>) -> Grads<'g> {
-    let Some(d) = at.d[0] else { return vec![None; at.ins.len()] };
+pub fn vjp<'g>(
+    [ta, tb]: [bool; 2],
+    base: bool,
+    compute: Compute,
+    epilogue: Epilogue,
+    at: &Vjp<'_, 'g>,
+) -> Grads<'g> {
+    let Some(d) = epilogue::vjp(epilogue, at) else { return vec![None; at.ins.len()] };
     let (a, b) = (at.ins[0], at.ins[1]);
     let d_in = d.cast(a.dtype());
     // C = A B: dA = dC B^T, dB = A^T dC; a transposed operand gets the transposed gradient.
@@ -73,6 +84,10 @@ pub fn vjp<'g>(ta: bool, tb: bool, base: bool, compute: Compute, at: &Vjp<'_, 'g
     let da = at.needs[0].then(|| if ta { times(b, d_in, tb, true) } else { times(d_in, b, false, !tb) });
     let db = at.needs[1].then(|| if tb { times(d_in, a, true, ta) } else { times(a, d_in, !ta, false) });
     let mut grads = vec![da, db];
+    if epilogue.has_bias() {
+        // After the weight's gradient, which can then take it along.
+        grads.push(at.needs[2].then(|| epilogue::bias_gradient(d, at.ins[2])));
+    }
     if base {
         grads.push(at.needs[2].then(|| d.cast(at.ins[2].dtype())));
     }

@@ -76,8 +76,8 @@ fn sides(g: &Graph, sum: NodeId, of: NodeId) -> (Value, Value) {
 /// The operation that adds output `out` to a base given as its last input.
 fn with_base(op: &Op, out: u8) -> Option<Op> {
     match (op, out) {
-        (Op::Product { ta, tb, out, base: false, compute }, 0) => {
-            Some(Op::Product { ta: *ta, tb: *tb, out: *out, base: true, compute: *compute })
+        (&Op::Product { ta, tb, out, base: false, compute, epilogue }, 0) if epilogue.takes_base() => {
+            Some(Op::Product { ta, tb, out, base: true, compute, epilogue })
         }
         (Op::ScatterAdd { rows, out, base: false }, 0) => {
             Some(Op::ScatterAdd { rows: *rows, out: *out, base: true })

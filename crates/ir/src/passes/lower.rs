@@ -173,12 +173,12 @@ impl Lowering<'_> {
                 let at = chain[chain.len() - 1];
                 let node = self.g.node(at.node);
                 let row = self.row(at.node)?;
-                let Some((i, _)) = row.in_place.iter().find(|(_, out)| *out == at.out as usize) else {
+                let Some((i, _)) = row.in_place_for(&node.op).find(|(_, out)| *out == at.out as usize) else {
                     break None;
                 };
-                let Some(base) = node.ins.get(*i).copied() else { break None };
+                let Some(base) = node.ins.get(i).copied() else { break None };
                 if matches!(self.g.node(base.node).op, Op::Read { slot: s } if s == *slot) {
-                    break Some(*i);
+                    break Some(i);
                 }
                 let goes_on =
                     self.is_compute(base.node) && self.used_once(base) && self.g.ty(base) == self.g.ty(at);
@@ -440,13 +440,13 @@ impl Lowering<'_> {
         if !self.reuse {
             return None;
         }
-        row.in_place.iter().filter(|(_, o)| *o == out).find_map(|(i, _)| {
-            let place = ins.get(*i)?;
+        row.in_place_for(&self.g.node(id).op).filter(|(_, o)| *o == out).find_map(|(i, _)| {
+            let place = ins.get(i)?;
             let storage = &self.out.storages[place.storage];
             let is_last = storage.fixed.is_none() && storage.last_use <= id.0 as usize;
             let is_whole =
                 place.view.is_dense() && storage.bytes == ty.bytes() && place.view.dtype == ty.dtype;
-            let is_only = ins.iter().enumerate().all(|(j, other)| j == *i || other.storage != place.storage);
+            let is_only = ins.iter().enumerate().all(|(j, other)| j == i || other.storage != place.storage);
             let is_free = is_last && is_whole && is_only && !taken.contains(&place.storage);
             is_free.then(|| Place { storage: place.storage, view: View::dense(0, ty) })
         })

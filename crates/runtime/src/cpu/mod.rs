@@ -6,6 +6,7 @@ pub mod context;
 pub mod copy;
 pub mod dropout;
 pub mod elementwise;
+mod epilogue;
 pub mod gated;
 pub mod head_loss;
 pub mod index;

@@ -14,7 +14,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
-use super::lt::{Matrices, Multiply};
+use super::lt::{Fusion, Matrices, Multiply};
 use super::product::library_workspace;
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
@@ -211,7 +211,8 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
 
     let mut works: Vec<Box<dyn Work>> = vec![];
     let (compute, workspace) = (head.compute, (library, sizes.library_bytes));
-    let multiply = |a, b, c, d| Multiply { count: 1, a, b, c, d, compute, workspace }.prepare(p);
+    let multiply =
+        |a, b, c, d| Multiply { count: 1, a, b, c, d, compute, fusion: Fusion::NONE, workspace }.prepare(p);
     for first in (0..row_count).step_by(sizes.rows.max(1)) {
         let count = sizes.rows.min(row_count - first);
         let x = rows(head.x, first, count, p)?;

@@ -13,6 +13,7 @@ use std::os::raw::c_int;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::types::DType;
 
@@ -32,6 +33,21 @@ const CUDA_R_32F: c_int = 0;
 const CUDA_R_16BF: c_int = 14;
 const CUBLASLT_MATMUL_DESC_TRANSA: c_int = 3;
 const CUBLASLT_MATMUL_DESC_TRANSB: c_int = 4;
+/// Attributes of an epilogue: `uint32_t`, two pointers, `int64_t`. The vector has the type of D; so has the matrix.
+const CUBLASLT_MATMUL_DESC_EPILOGUE: c_int = 7;
+const CUBLASLT_MATMUL_DESC_BIAS_POINTER: c_int = 8;
+const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: c_int = 11;
+const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: c_int = 12;
+const CUBLASLT_EPILOGUE_DEFAULT: u32 = 1;
+const CUBLASLT_EPILOGUE_BIAS: u32 = 4;
+const CUBLASLT_EPILOGUE_GELU: u32 = 32;
+/// `GELU` with what it is applied to as a second result.
+const CUBLASLT_EPILOGUE_GELU_AUX: u32 = 32 | 128;
+const CUBLASLT_EPILOGUE_DGELU: u32 = 64 | 128;
+/// Sums the library's B, our a, over the inner extent; one sum a column of its D, our row.
+const CUBLASLT_EPILOGUE_BGRADB: u32 = 512;
+const CUBLAS_STATUS_INVALID_VALUE: c_int = 7;
+const CUBLAS_STATUS_NOT_SUPPORTED: c_int = 15;
 const CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: c_int = 5;
 const CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: c_int = 6;
 const CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: c_int = 1;
@@ -164,7 +180,44 @@ impl Matrices {
     }
 }
 
-/// d [M, N] = a [M, K] b [K, N], plus c where given; `count` times.
+/// What the library does with a result before it stores it, by addresses at multiples of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fusion {
+    epilogue: Epilogue,
+    /// The bias it adds, or the sums it writes; 0 where there is none.
+    vector: u64,
+    /// What GELU is applied to, written or read, and its rows' distance; 0 where it is not wanted.
+    matrix: (u64, usize),
+}
+
+impl Fusion {
+    pub const NONE: Fusion = Fusion::of(Epilogue::None, 0, (0, 0));
+
+    pub const fn of(epilogue: Epilogue, vector: u64, matrix: (u64, usize)) -> Fusion {
+        Fusion { epilogue, vector, matrix }
+    }
+
+    /// `cublasLtEpilogue_t`.
+    fn code(&self) -> u32 {
+        let gelu = if self.matrix.0 != 0 { CUBLASLT_EPILOGUE_GELU_AUX } else { CUBLASLT_EPILOGUE_GELU };
+        match self.epilogue {
+            Epilogue::None => CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::Gelu => gelu,
+            Epilogue::BiasGelu => gelu | CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::GeluGrad => CUBLASLT_EPILOGUE_DGELU,
+            Epilogue::SumA => CUBLASLT_EPILOGUE_BGRADB,
+        }
+    }
+
+    /// With addresses replaced by what they are multiples of, up to 256.
+    fn anywhere(self) -> Fusion {
+        let multiple = |at: u64| if at == 0 { 0 } else { 1 << (at | 256).trailing_zeros() };
+        Fusion { vector: multiple(self.vector), matrix: (multiple(self.matrix.0), self.matrix.1), ..self }
+    }
+}
+
+/// d [M, N] = a [M, K] b [K, N], plus c where given; `count` times, one with an epilogue.
 #[derive(Clone, Copy, Debug)]
 pub struct Multiply {
     pub count: usize,
@@ -175,6 +228,7 @@ pub struct Multiply {
     pub d: Matrices,
     /// Of f32 operands; others have one mode.
     pub compute: Compute,
+    pub fusion: Fusion,
     /// Scratch, and how much of it.
     pub workspace: (u64, usize),
 }
@@ -187,6 +241,7 @@ struct Problem {
     operands: [Matrices; 4],
     has_base: bool,
     compute: Compute,
+    fusion: Fusion,
     workspace_bytes: usize,
 }
 
@@ -199,7 +254,11 @@ impl fmt::Display for Problem {
             format!("{dtype}[{},{}]{turned}, rows {} apart, aligned to {align}", m.rows, m.columns, m.pitch)
         };
         let mode = if self.compute == Compute::Tf32 { " in tf32" } else { "" };
-        write!(f, "{} products{mode} of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))
+        write!(f, "{} products{mode} of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))?;
+        match self.fusion.epilogue {
+            Epilogue::None => Ok(()),
+            epilogue => write!(f, " with the epilogue {}", epilogue.name()),
+        }
     }
 }
 
@@ -215,6 +274,7 @@ impl Multiply {
             operands,
             has_base: self.c.is_some(),
             compute: self.compute,
+            fusion: self.fusion.anywhere(),
             workspace_bytes: self.workspace.1,
         }
     }
@@ -222,10 +282,25 @@ impl Multiply {
     /// Makes the descriptors and chooses an algorithm: the library's first or, with `autotune` where bits need not be
     /// those of another run, the fastest of several, remembered for equal products, on disk too. Timing writes d.
     pub fn prepare(&self, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-        Ok(Box::new(self.product(p)?))
+        match self.product(p)? {
+            Some(product) => Ok(Box::new(product)),
+            None => Err(CudaError::new(format!("cuBLASLt has no algorithm for {}", self.problem()))),
+        }
     }
 
-    fn product(&self, p: &Prepare<'_>) -> Result<Product, CudaError> {
+    /// As `prepare`; `None`, with a note to the user, where the library has no algorithm.
+    pub fn prepare_fused(&self, p: &Prepare<'_>) -> Result<Option<Box<dyn Work>>, CudaError> {
+        let Some(product) = self.product(p)? else {
+            p.note(format!(
+                "cuBLASLt has no algorithm for {}: a kernel of ours does the epilogue",
+                self.problem()
+            ));
+            return Ok(None);
+        };
+        Ok(Some(Box::new(product)))
+    }
+
+    fn product(&self, p: &Prepare<'_>) -> Result<Option<Product>, CudaError> {
         let lt = Arc::clone(p.lt());
         let mut product = Product::new(&lt, self)?;
         let problem = self.problem();
@@ -234,14 +309,14 @@ impl Multiply {
         product.algorithm = match known {
             Some(algorithm) => algorithm,
             None => {
-                let best = product.choose(&key.0, p)?;
+                let Some(best) = product.choose(&key.0, p)? else { return Ok(None) };
                 if let Ok(mut chosen) = lt.chosen.lock() {
                     chosen.insert(key, best);
                 }
                 best
             }
         };
-        Ok(product)
+        Ok(Some(product))
     }
 }
 
@@ -294,6 +369,17 @@ impl Product {
         {
             matmul.set(e.matmul_set, attribute, op(operand), "cublasLtMatmulDescSetAttribute")?;
         }
+        if of.fusion.epilogue != Epilogue::None {
+            let (set, call) = (e.matmul_set, "cublasLtMatmulDescSetAttribute");
+            matmul.set(set, CUBLASLT_MATMUL_DESC_EPILOGUE, of.fusion.code(), call)?;
+            if of.fusion.vector != 0 {
+                matmul.set(set, CUBLASLT_MATMUL_DESC_BIAS_POINTER, of.fusion.vector, call)?;
+            }
+            if let (at @ 1.., pitch) = of.fusion.matrix {
+                matmul.set(set, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at, call)?;
+                matmul.set(set, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, pitch as i64, call)?;
+            }
+        }
         let [a, b, c, d] = of.operands();
         let layouts = [
             lt.layout(&b, of.count)?,
@@ -312,22 +398,22 @@ impl Product {
         })
     }
 
-    /// The algorithm for a product: remembered, timed now, or the library's first.
-    fn choose(&mut self, problem: &Problem, p: &Prepare<'_>) -> Result<Algorithm, CudaError> {
+    /// The algorithm for a product: remembered, timed now, or the library's first; `None` where it has none.
+    fn choose(&mut self, problem: &Problem, p: &Prepare<'_>) -> Result<Option<Algorithm>, CudaError> {
         let tuned = p.tuned();
         if tuned.candidates() <= 1 {
-            return Ok(self.candidates(problem, CANDIDATES)?[0].algorithm);
+            return Ok(self.candidates(problem, CANDIDATES)?.first().map(|c| c.algorithm));
         }
         let name = format!("{problem:?}");
         if let Some(known) = tuned.recall(&name).filter(|known| self.runs(known, problem)) {
-            return Ok(known.algorithm);
+            return Ok(Some(known.algorithm));
         }
         let candidates = self.candidates(problem, tuned.candidates())?;
         let timings = self.times(&candidates, p)?;
-        let Some(fastest) = timings.first() else { return Ok(candidates[0].algorithm) };
+        let Some(fastest) = timings.first() else { return Ok(candidates.first().map(|c| c.algorithm)) };
         let algorithm = fastest.algorithm;
         tuned.remember(&name, &timings);
-        Ok(algorithm)
+        Ok(Some(algorithm))
     }
 
     /// Whether the library still takes an algorithm for this product, within its scratch.
@@ -342,7 +428,7 @@ impl Product {
         status == 0 && answer.workspace_bytes <= problem.workspace_bytes
     }
 
-    /// What the library proposes, best first, up to `most`; never empty.
+    /// What the library proposes, best first, up to `most`; empty where it has nothing.
     fn candidates(&self, problem: &Problem, most: usize) -> Result<Vec<Candidate>, CudaError> {
         let e = &self.lt.entries;
         let mut raw = null_mut();
@@ -377,14 +463,13 @@ impl Product {
                 &mut count,
             )
         };
+        if [CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE].contains(&status) {
+            return Ok(vec![]);
+        }
         ok(status, "cublasLtMatmulAlgoGetHeuristic")?;
         let count = usize::try_from(count).unwrap_or(0).min(most);
         let fits = |c: &&Candidate| c.state == 0 && c.workspace_bytes <= problem.workspace_bytes;
-        let found: Vec<Candidate> = found[..count].iter().filter(fits).copied().collect();
-        if found.is_empty() {
-            return Err(CudaError::new(format!("cuBLASLt has no algorithm for {problem}")));
-        }
-        Ok(found)
+        Ok(found[..count].iter().filter(fits).copied().collect())
     }
 
     /// The least time of each candidate, fastest first. One that fails to run is passed over.

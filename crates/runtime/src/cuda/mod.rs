@@ -14,6 +14,7 @@ pub mod driver;
 pub mod dropout;
 pub mod elementwise;
 pub mod environment;
+mod epilogue;
 pub mod gated;
 pub mod head_loss;
 pub mod index;

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
@@ -15,7 +16,8 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
-use super::lt::{Matrices, Multiply};
+use super::epilogue::Parts;
+use super::lt::{Fusion, Matrices, Multiply};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
@@ -96,7 +98,7 @@ impl<'a> Cut<'a> {
         let Op::Product { ta, tb, base, compute, .. } = launch.op else {
             unreachable!("the row is for product")
         };
-        let out = launch.outs[0].as_ref().filter(|out| out.elements() > 0)?;
+        let out = Parts::target(launch).filter(|out| out.elements() > 0)?;
         let (a, b) = (&launch.ins[0], &launch.ins[1]);
         let base = base.then(|| &launch.ins[2]);
         let leading = out.dims.len() - 2;
@@ -171,14 +173,14 @@ fn c_type(dtype: DType) -> &'static str {
 }
 
 fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
-    match Cut::of(launch) {
-        Some(cut) if !(cut.is_for_library() && cut.is_base_direct()) => vec![cut.source()],
-        _ => vec![],
-    }
+    let own = Cut::of(launch).filter(|cut| !(cut.is_for_library() && cut.is_base_direct()));
+    let own = own.map(|cut| cut.source());
+    own.into_iter().chain(Parts::of(launch).map(|parts| parts.source())).collect()
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let Some(cut) = Cut::of(launch) else { return Ok(sequence(vec![])) };
+    let parts = Parts::of(launch);
+    let Some(cut) = Cut::of(launch) else { return without_product(parts, p) };
     let scratch = launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
     let starts = |view: &View| {
         let first = p.address(view);
@@ -192,6 +194,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         let base = base.as_ref().map(|base| base[i]);
         if !cut.is_for_library() {
             works.push(plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?);
+            works.extend(finish(&parts, cut.out, p)?);
             continue;
         }
         let matrices = |view: &View, at: u64, transposed: bool| {
@@ -214,11 +217,44 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             c,
             d,
             compute: cut.compute,
+            fusion: Fusion::NONE,
             workspace: scratch,
         };
-        works.push(multiply.prepare(p)?);
+        let fused = match parts.as_ref().and_then(|parts| parts.fusion(p)) {
+            Some(fusion) => Multiply { fusion, ..multiply }.prepare_fused(p)?,
+            None => None,
+        };
+        match fused {
+            Some(work) => works.push(work),
+            None => {
+                works.push(multiply.prepare(p)?);
+                works.extend(finish(&parts, cut.out, p)?);
+            }
+        }
     }
     Ok(sequence(works))
+}
+
+/// What our kernel does with a plain product. An epilogue is of one matrix, so there is one call.
+fn finish(
+    parts: &Option<Parts<'_>>,
+    out: &View,
+    p: &Prepare<'_>,
+) -> Result<Option<Box<dyn Work>>, CudaError> {
+    match parts {
+        Some(parts) if parts.epilogue == Epilogue::SumA && parts.sums().is_none() => Ok(None),
+        Some(parts) => parts.finish(out, p),
+        None => Ok(None),
+    }
+}
+
+/// Nothing, or the sums where only they are wanted.
+fn without_product(parts: Option<Parts<'_>>, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
+    let sums = match parts.filter(|parts| parts.sums().is_some_and(|sums| sums.elements() > 0)) {
+        Some(parts) => vec![parts.sum(p)?],
+        None => vec![],
+    };
+    Ok(sequence(sums))
 }
 
 /// The strides of rows and columns of an operand, after transposition.

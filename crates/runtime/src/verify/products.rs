@@ -1,5 +1,6 @@
 //! Cases of the matrix product: types, modes, layouts, at sizes the matrix units like and at odd ones.
 
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::types::DType;
 use flatout_ir::{Op, OpKind};
@@ -31,7 +32,7 @@ pub(super) fn products(table: &mut Table) {
             for (m, n, k) in [(37, 29, 19), (1, 33, 40), (33, 1, 40), (130, 70, 67)] {
                 let (a, b) = (stored(ta, m, k), stored(tb, k, n));
                 for out in FLOATS {
-                    let op = |base| Op::Product { ta, tb, out, base, compute };
+                    let op = |base| Op::Product { ta, tb, out, base, compute, epilogue: Epilogue::None };
                     table.add(op(false), vec![x(dtype, &a), x(dtype, &b)]);
                     table.add(op(true), vec![x(dtype, &a), x(dtype, &b), x(out, &[m, n])]);
                 }
@@ -41,7 +42,7 @@ pub(super) fn products(table: &mut Table) {
         table.add(op, vec![x(dtype, &[3, 2, 17, 8]), x(dtype, &[3, 2, 5, 8])]);
     }
     // Several threads inside one product, with k in several blocks, and over a batch.
-    let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base, compute };
+    let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base, compute, epilogue: Epilogue::None };
     table.add(
         op(true, false, true),
         vec![x(DType::F32, &[1500, 40]), x(DType::F32, &[1500, 48]), x(DType::F32, &[40, 48])],
@@ -49,13 +50,47 @@ pub(super) fn products(table: &mut Table) {
     table.add(op(false, true, false), vec![x(DType::F32, &[333, 64]), x(DType::F32, &[96, 64])]);
     table.add(op(false, false, false), vec![x(DType::F32, &[12, 40, 33]), x(DType::F32, &[12, 33, 40])]);
     tf32(table);
+    epilogues(table);
+}
+
+/// At sizes cuBLASLt takes an epilogue at, and at others, where a kernel of ours does it.
+fn epilogues(table: &mut Table) {
+    use DType::{BF16, F32};
+    let full = Compute::Full;
+    let types = [(F32, F32, full), (F32, F32, Compute::Tf32), (BF16, BF16, full), (BF16, F32, full)];
+    for (dtype, out, compute) in types {
+        for (m, n, k) in [(37, 29, 19), (48, 40, 24), (1, 64, 32), (96, 128, 64)] {
+            let with = |ta, tb, base, epilogue| Op::Product { ta, tb, out, base, compute, epilogue };
+            for (tb, b) in [(true, [n, k]), (false, [k, n])] {
+                let ab = || vec![x(dtype, &[m, k]), x(dtype, &b)];
+                let and = |extra| ab().into_iter().chain([extra]).collect::<Vec<_>>();
+                table.add(with(false, tb, false, Epilogue::Gelu), ab());
+                table.add(with(false, tb, false, Epilogue::GeluGrad), and(x(out, &[m, n])));
+                for epilogue in [Epilogue::Bias, Epilogue::BiasGelu] {
+                    table.add(with(false, tb, false, epilogue), and(x(out, &[n])));
+                }
+            }
+            for (ta, a) in [(true, [k, m]), (false, [m, k])] {
+                let ab = [x(dtype, &a), x(dtype, &[k, n])];
+                for base in [false, true] {
+                    let ins = ab.iter().cloned().chain(base.then(|| x(out, &[m, n]))).collect();
+                    table.add(with(ta, false, base, Epilogue::SumA), ins);
+                }
+            }
+        }
+    }
+    // A bias wider than the result.
+    let op = |epilogue| Op::Product { ta: false, tb: true, out: BF16, base: false, compute: full, epilogue };
+    for epilogue in [Epilogue::Bias, Epilogue::BiasGelu] {
+        table.add(op(epilogue), vec![x(BF16, &[48, 24]), x(BF16, &[40, 24]), x(F32, &[40])]);
+    }
 }
 
 fn tf32(table: &mut Table) {
     let (out, compute) = (DType::F32, Compute::Tf32);
     for (ta, tb) in TRANSPOSED {
-        for (m, n, k) in [(37, 29, 19), (128, 96, 64), (256, 384, 512)] {
-            let op = |base| Op::Product { ta, tb, out, base, compute };
+        for (m, n, k) in [(37, 29, 19), (128, 96, 64), (160, 192, 256)] {
+            let op = |base| Op::Product { ta, tb, out, base, compute, epilogue: Epilogue::None };
             let ins = vec![x(out, &stored(ta, m, k)), x(out, &stored(tb, k, n))];
             table.add(op(false), ins.clone());
             table.add(op(true), ins.into_iter().chain([x(out, &[m, n])]).collect());

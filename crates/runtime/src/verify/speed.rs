@@ -2,6 +2,7 @@
 
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::NormWeight;
 use flatout_ir::ops::product::{Compute, plain};
@@ -151,7 +152,14 @@ pub fn cases() -> Vec<Case> {
     let scalars = [x(F32, &[1]), x(F32, &[1]), x(F32, &[1]), x(F32, &[1])];
     add("adamw 64M f32 with bf16 copy", update, state.into_iter().chain(scalars).collect());
 
-    let product = |ta, tb, out, base| Op::Product { ta, tb, out, base, compute: Compute::Full };
+    let product = |ta, tb, out, base| Op::Product {
+        ta,
+        tb,
+        out,
+        base,
+        compute: Compute::Full,
+        epilogue: Epilogue::None,
+    };
     add(
         "product 8192x8192x8192 bf16",
         product(false, true, BF16, false),
@@ -166,6 +174,25 @@ pub fn cases() -> Vec<Case> {
         "product 2304x768x65536 bf16, added in f32",
         product(true, false, F32, true),
         vec![x(BF16, &[65536, 2304]), x(BF16, &narrow), x(F32, &[2304, 768])],
+    );
+    let layer = |ta, tb, out, base, epilogue| {
+        let compute = Compute::Full;
+        Op::Product { ta, tb, out, base, compute, epilogue }
+    };
+    add(
+        "product+bias+gelu 65536x3072x768 bf16",
+        layer(false, true, BF16, false, Epilogue::BiasGelu),
+        vec![x(BF16, &narrow), x(BF16, &[3072, 768]), x(BF16, &[3072])],
+    );
+    add(
+        "product+gelu slope 65536x3072x768 bf16",
+        layer(false, false, BF16, false, Epilogue::GeluGrad),
+        vec![x(BF16, &narrow), x(BF16, &[768, 3072]), x(BF16, &[65536, 3072])],
+    );
+    add(
+        "product+bias gradient 3072x768x65536 bf16, added in f32",
+        layer(true, false, F32, true, Epilogue::SumA),
+        vec![x(BF16, &[65536, 3072]), x(BF16, &narrow), x(F32, &[3072, 768])],
     );
     add(
         "product 4096x4096x4096 f32",

@@ -173,12 +173,12 @@ impl<'a> Trial<'a> {
     /// The forms a kernel is checked in beside plain rows on one thread.
     pub(super) fn forms(&self) -> Vec<Form> {
         let outs = self.outs();
-        let fits = |&&(input, output): &&(usize, usize)| {
+        let fits = |&(input, output): &(usize, usize)| {
             let ins = &self.case.ins;
             input < ins.len() && output < outs.len() && ins[input].0 == outs[output]
         };
-        let in_place = self.row.in_place.iter().filter(fits);
-        let in_place = in_place.map(|&(input, output)| Form::InPlace { input, output });
+        let in_place = self.row.in_place_for(&self.case.op).filter(fits);
+        let in_place = in_place.map(|(input, output)| Form::InPlace { input, output });
         let without = (0..outs.len()).map(|output| Form::Without { output });
         in_place.chain(without).collect()
     }
