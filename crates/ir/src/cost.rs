@@ -32,6 +32,7 @@ pub fn cost(plan: &Plan, rates: &Rates) -> Cost {
 fn rate(launch: &Launch, rates: &Rates) -> f64 {
     match (launch.ins.first().map(|v| v.dtype), launch.op.compute()) {
         (Some(DType::BF16), _) => rates.bf16_flops,
+        (Some(DType::E4M3 | DType::E5M2), _) => rates.fp8_flops.unwrap_or(rates.f32_flops),
         (Some(DType::F32), Some(Compute::Tf32)) => rates.tf32_flops.unwrap_or(rates.f32_flops),
         _ => rates.f32_flops,
     }

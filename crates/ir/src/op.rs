@@ -93,7 +93,7 @@ ops! {
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
     /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
-    /// base, through the epilogue.
+    /// base, through the epilogue. 8-bit operands come with a scale each, f32 [1], last.
     Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
     /// (x, residual?, w?) -> y = normed * weight, and h = x + residual.
     RmsNorm = "rms_norm" { eps: f32, weight: NormWeight, residual: bool }
@@ -253,6 +253,9 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
+            Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
+                vec![product::of_wide(*ta, *tb, *out, *base, ins)]
+            }
             Op::Product { base: false, epilogue: Epilogue::None, .. } => return None,
             Op::ScatterAdd { base: false, .. } => return None,
             Op::Product { base: true, ta, tb, out, compute, epilogue: Epilogue::None } => {

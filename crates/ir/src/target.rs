@@ -70,6 +70,8 @@ pub struct Rates {
     pub tf32_flops: Option<f64>,
     /// Products in bf16, FLOP/s.
     pub bf16_flops: f64,
+    /// Products of 8-bit floats, FLOP/s; `None` where the device has none.
+    pub fp8_flops: Option<f64>,
     /// Bytes read and written a second.
     pub memory_bytes: f64,
 }
@@ -134,13 +136,19 @@ pub fn paper() -> Target {
     };
     Target {
         name: "paper".into(),
-        dtypes: vec![DType::F32, DType::BF16, DType::I32],
+        dtypes: vec![DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32],
         align: 64,
         memory_bytes: 1 << 40,
         driver_bytes: 0,
         cores: 1,
         landings: 0,
-        rates: Rates { f32_flops: 1e12, tf32_flops: Some(1.5e12), bf16_flops: 2e12, memory_bytes: 1e12 },
+        rates: Rates {
+            f32_flops: 1e12,
+            tf32_flops: Some(1.5e12),
+            bf16_flops: 2e12,
+            fp8_flops: Some(4e12),
+            memory_bytes: 1e12,
+        },
         kernels: OpKind::ALL.iter().map(row).collect(),
     }
 }

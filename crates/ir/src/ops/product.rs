@@ -1,6 +1,6 @@
 //! The matrix product, batched over leading axes, operands stored either way round.
 
-use super::{arity, expect_float};
+use super::{arity, expect, expect_float};
 use crate::attr::named;
 use crate::builder::Tensor;
 use crate::op::{Grads, Op, Vjp};
@@ -40,7 +40,8 @@ pub fn infer(
     epilogue: Epilogue,
     ins: &[&TensorType],
 ) -> Result<Vec<TensorType>, String> {
-    arity(ins, 2 + (base || epilogue.takes_one()) as usize)?;
+    let is_scaled = ins.len() >= 2 && ins[0].dtype.is_fp8() && ins[1].dtype.is_fp8();
+    arity(ins, 2 + (base || epilogue.takes_one()) as usize + 2 * is_scaled as usize)?;
     if base && !epilogue.takes_base() {
         return Err(format!("{epilogue:?} and a base do not go together"));
     }
@@ -49,7 +50,13 @@ pub fn infer(
     if ra < 2 || ra != rb || a.dims[..ra - 2] != b.dims[..rb - 2] {
         return Err(format!("{a} and {b} are not two stacks of matrices"));
     }
-    if a.dtype != b.dtype || !a.dtype.is_float() {
+    if is_scaled {
+        if epilogue != Epilogue::None || !matches!(out, DType::F32 | DType::BF16) {
+            return Err(format!("{a} times {b} is stored in f32 or bf16, without an epilogue"));
+        }
+        expect("the scale of a", ins[ins.len() - 2], DType::F32, &[1])?;
+        expect("the scale of b", ins[ins.len() - 1], DType::F32, &[1])?;
+    } else if a.dtype != b.dtype || !a.dtype.is_float() {
         return Err(format!("{a} and {b} do not multiply: both must have one float type"));
     }
     let (m, ka) = if ta { (a.dims[ra - 1], a.dims[ra - 2]) } else { (a.dims[ra - 2], a.dims[ra - 1]) };
@@ -76,6 +83,7 @@ pub fn vjp<'g>(
     epilogue: Epilogue,
     at: &Vjp<'_, 'g>,
 ) -> Grads<'g> {
+    assert!(!at.ins[0].dtype().is_fp8(), "products of 8-bit floats come after autodiff");
     let Some(d) = epilogue::vjp(epilogue, at) else { return vec![None; at.ins.len()] };
     let (a, b) = (at.ins[0], at.ins[1]);
     let d_in = d.cast(a.dtype());
@@ -92,6 +100,16 @@ pub fn vjp<'g>(
         grads.push(at.needs[2].then(|| d.cast(at.ins[2].dtype())));
     }
     grads
+}
+
+/// The product of 8-bit operands as one of f32, times both scales.
+pub fn of_wide<'g>(ta: bool, tb: bool, out: DType, base: bool, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    let wide = [ins[0].cast(DType::F32), ins[1].cast(DType::F32)];
+    let c = ins[0].b.op(plain(ta, tb, DType::F32, Compute::Full), &wide);
+    let dims = c.dims();
+    let scale = (ins[ins.len() - 2] * ins[ins.len() - 1]).reshape(&vec![1; dims.len()]);
+    let c = c * scale.broadcast(&dims);
+    if base { (c + ins[2].cast(DType::F32)).cast(out) } else { c.cast(out) }
 }
 
 pub fn without_base<'g>(ta: bool, tb: bool, out: DType, compute: Compute, ins: &[Tensor<'g>]) -> Tensor<'g> {

@@ -136,6 +136,10 @@ impl Lowering<'_> {
         let node = self.g.node(id);
         let ins = node.ins.iter().map(|v| self.g.ty(*v));
         let float = ins.chain(&node.outs).find(|t| t.dtype.is_float()).map_or(DType::I32, |t| t.dtype);
+        let narrow = node.ins.iter().map(|v| self.g.ty(*v)).chain(&node.outs).find(|t| t.dtype.is_fp8());
+        if let Some(ty) = narrow.filter(|t| !self.target.dtypes.contains(&t.dtype)) {
+            return Err(Refusal(format!("{}: {} does not compute in {ty}", node.path, self.target.name)));
+        }
         if node.op.compute() == Some(Compute::Tf32) && self.target.rates.tf32_flops.is_none() {
             return Err(Refusal(format!("{}: {} does not multiply in tf32", node.path, self.target.name)));
         }

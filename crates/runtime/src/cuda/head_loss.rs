@@ -211,8 +211,10 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
 
     let mut works: Vec<Box<dyn Work>> = vec![];
     let (compute, workspace) = (head.compute, (library, sizes.library_bytes));
-    let multiply =
-        |a, b, c, d| Multiply { count: 1, a, b, c, d, compute, fusion: Fusion::NONE, workspace }.prepare(p);
+    let multiply = |a, b, c, d| {
+        let (scales, fusion) = (None, Fusion::NONE);
+        Multiply { count: 1, a, b, c, d, compute, scales, fusion, workspace }.prepare(p)
+    };
     for first in (0..row_count).step_by(sizes.rows.max(1)) {
         let count = sizes.rows.min(row_count - first);
         let x = rows(head.x, first, count, p)?;

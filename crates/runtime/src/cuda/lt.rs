@@ -31,6 +31,8 @@ const CUBLAS_OP_N: i32 = 0;
 const CUBLAS_OP_T: i32 = 1;
 const CUDA_R_32F: c_int = 0;
 const CUDA_R_16BF: c_int = 14;
+const CUDA_R_8F_E4M3: c_int = 28;
+const CUDA_R_8F_E5M2: c_int = 29;
 const CUBLASLT_MATMUL_DESC_TRANSA: c_int = 3;
 const CUBLASLT_MATMUL_DESC_TRANSB: c_int = 4;
 /// Attributes of an epilogue: `uint32_t`, two pointers, `int64_t`. The vector has the type of D; so has the matrix.
@@ -38,6 +40,10 @@ const CUBLASLT_MATMUL_DESC_EPILOGUE: c_int = 7;
 const CUBLASLT_MATMUL_DESC_BIAS_POINTER: c_int = 8;
 const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: c_int = 11;
 const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: c_int = 12;
+/// Device pointers to one f32 each, and an `int8_t`: whether sums of 8-bit products may stay in fewer bits than f32.
+const CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: c_int = 17;
+const CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: c_int = 18;
+const CUBLASLT_MATMUL_DESC_FAST_ACCUM: c_int = 25;
 const CUBLASLT_EPILOGUE_DEFAULT: u32 = 1;
 const CUBLASLT_EPILOGUE_BIAS: u32 = 4;
 const CUBLASLT_EPILOGUE_GELU: u32 = 32;
@@ -228,6 +234,8 @@ pub struct Multiply {
     pub d: Matrices,
     /// Of f32 operands; others have one mode.
     pub compute: Compute,
+    /// Of 8-bit operands: where the f32 lie that a and b are multiplied by.
+    pub scales: Option<[u64; 2]>,
     pub fusion: Fusion,
     /// Scratch, and how much of it.
     pub workspace: (u64, usize),
@@ -369,6 +377,12 @@ impl Product {
         {
             matmul.set(e.matmul_set, attribute, op(operand), "cublasLtMatmulDescSetAttribute")?;
         }
+        if let Some([a, b]) = of.scales {
+            let (set, call) = (e.matmul_set, "cublasLtMatmulDescSetAttribute");
+            matmul.set(set, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b, call)?;
+            matmul.set(set, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a, call)?;
+            matmul.set(set, CUBLASLT_MATMUL_DESC_FAST_ACCUM, 0_i8, call)?;
+        }
         if of.fusion.epilogue != Epilogue::None {
             let (set, call) = (e.matmul_set, "cublasLtMatmulDescSetAttribute");
             matmul.set(set, CUBLASLT_MATMUL_DESC_EPILOGUE, of.fusion.code(), call)?;
@@ -509,6 +523,8 @@ impl Lt {
         let dtype = match m.dtype {
             DType::F32 => CUDA_R_32F,
             DType::BF16 => CUDA_R_16BF,
+            DType::E4M3 => CUDA_R_8F_E4M3,
+            DType::E5M2 => CUDA_R_8F_E5M2,
             other => return Err(CudaError::new(format!("cuBLASLt does not multiply {}", other.name()))),
         };
         // SAFETY: writes one handle.

@@ -27,6 +27,7 @@ fn bound(dtype: DType) -> f64 {
     if dtype == DType::BF16 { 1.5e-2 } else { 1e-5 }
 }
 
+pub(super) const FP8: [DType; 2] = [DType::E4M3, DType::E5M2];
 pub(super) const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 const I32: DType = DType::I32;
 
@@ -52,7 +53,7 @@ pub(super) struct Table(Vec<Case>);
 impl Table {
     pub(super) fn add(&mut self, op: Op, ins: Vec<Input>) {
         let types = ins.iter().map(|(ty, _)| ty.dtype).chain(output_type(&op));
-        let worst = types.map(bound).chain(products::mode_bound(&op)).fold(1e-5, f64::max);
+        let worst = types.map(bound).chain(products::mode_bound(&op, &ins)).fold(1e-5, f64::max);
         let attrs: Vec<String> = match op.kind() {
             OpKind::Region => vec![],
             _ => op.attrs().into_iter().map(|(name, value)| format!("{name}={value}")).collect(),
@@ -67,6 +68,7 @@ pub fn all() -> Vec<Case> {
     let mut table = Table::default();
     sources_and_copies(&mut table);
     maps(&mut table);
+    casts(&mut table);
     regions(&mut table);
     reductions(&mut table);
     products::products(&mut table);
@@ -87,6 +89,12 @@ fn sources_and_copies(table: &mut Table) {
         let whole = tensor(dtype, &[6, 4], Data::Between(-100.0, 100.0));
         table.add(Op::Reshape { dims: vec![3, 8] }, vec![whole.clone()]);
         table.add(Op::Reshape { dims: vec![4, 6] }, vec![whole]);
+    }
+    for dtype in FP8 {
+        let codes = tensor(dtype, &[6, 4], Data::Between(-100.0, 100.0));
+        table.add(Op::Reshape { dims: vec![3, 8] }, vec![codes.clone()]);
+        table.add(Op::Reshape { dims: vec![4, 6] }, vec![codes]);
+        table.add(Op::Reshape { dims: vec![160, 301] }, vec![x(dtype, &[301, 160])]);
     }
     table.add(Op::Iota { dtype: I32, dims: vec![200, 300], axis: 0 }, vec![]);
     table.add(Op::Reshape { dims: vec![301, 160] }, vec![x(DType::F32, &[301, 20, 8])]);
@@ -146,6 +154,33 @@ fn maps(table: &mut Table) {
 }
 
 /// r = silu(a) b + c, s = r^2 in bf16, and a itself: values used twice, a cast inside, an output that is an input.
+/// Casts to and from the 8-bit floats: every code, and values between, below and beyond them.
+fn casts(table: &mut Table) {
+    for (dtype, max) in [(DType::E4M3, 448.0), (DType::E5M2, 57_344.0)] {
+        let edges = [0.0, -0.0, max, -max, 1.04 * max, -1e30, f64::INFINITY, f64::NAN, 1e-9, 0.0009765625];
+        let values = edges.into_iter().chain((0..1014).map(|i| {
+            let size = 2f64.powf((i % 507) as f64 / 507.0 * 34.0 - 18.0);
+            if i < 507 { size } else { -size }
+        }));
+        let values = Data::Values(values.collect());
+        for wide in FLOATS {
+            table.add(Op::Map { f: E::Cast(dtype) }, vec![tensor(wide, &[8, 128], values.clone())]);
+            table.add(Op::Map { f: E::Cast(wide) }, vec![tensor(dtype, &[8, 128], values.clone())]);
+            table.add(Op::Map { f: E::Cast(dtype) }, vec![x(wide, &[9, 131])]);
+        }
+        let mut body = Graph::default();
+        let ty = TensorType::new(dtype, [7, 45]);
+        let slot = Slot { path: "in0".into(), ty, class: Class::Input, init: Init::Zeros, part: None };
+        let slot = body.add_slot(slot);
+        let mut v = body.add(Op::Read { slot }, vec![], "in0");
+        for f in [E::Cast(DType::F32), E::Scale(3.0), E::Cast(dtype)] {
+            v = body.add(Op::Map { f }, vec![v], "");
+        }
+        body.results = vec![("out0".into(), v)];
+        table.add(Op::Region { body: Box::new(body) }, vec![x(dtype, &[7, 45])]);
+    }
+}
+
 fn regions(table: &mut Table) {
     for (dtype, dims) in [(DType::F32, vec![7, 37]), (DType::BF16, vec![7, 37]), (DType::F32, vec![40, 1030])]
     {

@@ -145,7 +145,8 @@ pub fn kernel_name(case: &Case, place: Place<'_>) -> Result<&'static str, String
 /// and for checking kernels where there is no GPU.
 pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
     let mut found = HashSet::new();
-    for case in cases {
+    let exists = |case: &&Case| facts.has_fp8() || !types_of(case).iter().any(|dtype| dtype.is_fp8());
+    for case in cases.iter().filter(exists) {
         for kernel in cuda::KERNELS.iter().copied().flatten().filter(|k| runs(&k.row, case)) {
             let trial = Trial::unfilled(case, kernel.row);
             let forms = [Form::Dense { threads: 1 }, Form::Strided].into_iter().chain(trial.forms());

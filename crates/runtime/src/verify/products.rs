@@ -5,13 +5,17 @@ use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::types::DType;
 use flatout_ir::{Op, OpKind};
 
-use super::cases::{FLOATS, Table, x};
+use super::Data;
+use super::cases::{FLOATS, Input, Table, tensor, x};
 
 /// What a mode allows beside the types, on the relative L2 error. In TF32 an operand is off by at most 2^-10 of itself
 /// however the device cuts it to 10 bits (the oracle rounds, some devices drop the rest), so a term is off by 2^-9; the
 /// loss puts two such products one after the other.
-pub(super) fn mode_bound(op: &Op) -> Option<f64> {
+///
+/// Matrix units add up 8-bit terms with fewer bits than f32 has, and move the sum to f32 every so many of them.
+pub(super) fn mode_bound(op: &Op, ins: &[Input]) -> Option<f64> {
     match (op.compute()?, op.kind()) {
+        (_, OpKind::Product) if ins[0].0.dtype.is_fp8() => Some(2e-3),
         (Compute::Full, _) => None,
         (Compute::Tf32, OpKind::Product) => Some(2e-3),
         (Compute::Tf32, _) => Some(4e-3),
@@ -51,6 +55,29 @@ pub(super) fn products(table: &mut Table) {
     table.add(op(false, false, false), vec![x(DType::F32, &[12, 40, 33]), x(DType::F32, &[12, 33, 40])]);
     tf32(table);
     epilogues(table);
+    fp8(table);
+}
+
+/// Both ways round and off alignment, where a kernel of ours runs, and as matrix units take them.
+fn fp8(table: &mut Table) {
+    let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+    let scale = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
+    for (a, b) in [(e4m3, e4m3), (e5m2, e4m3), (e4m3, e5m2), (e5m2, e5m2)] {
+        for out in FLOATS {
+            let op = |ta, tb, base| {
+                let (compute, epilogue) = (Compute::Full, Epilogue::None);
+                Op::Product { ta, tb, out, base, compute, epilogue }
+            };
+            let scaled = |ins: Vec<Input>| ins.into_iter().chain([scale(0.5), scale(0.03125)]).collect();
+            for (m, n, k) in [(37, 29, 19), (17, 32, 48), (96, 64, 128)] {
+                let ins = vec![x(a, &[m, k]), x(b, &[n, k])];
+                table.add(op(false, true, false), scaled(ins.clone()));
+                table.add(op(false, true, true), scaled([ins, vec![x(out, &[m, n])]].concat()));
+            }
+            table.add(op(true, false, false), scaled(vec![x(a, &[48, 32]), x(b, &[48, 64])]));
+            table.add(op(false, true, false), scaled(vec![x(a, &[3, 16, 32]), x(b, &[3, 48, 32])]));
+        }
+    }
 }
 
 /// At sizes cuBLASLt takes an epilogue at, and at others, where a kernel of ours does it.

@@ -199,6 +199,13 @@ pub fn cases() -> Vec<Case> {
         product(false, true, F32, false),
         vec![x(F32, &[4096, 4096]), x(F32, &[4096, 4096])],
     );
+    let one = || x(F32, &[1]);
+    add(
+        "product 8192x8192x8192 e4m3 to bf16",
+        product(false, true, BF16, false),
+        vec![x(DType::E4M3, &[8192, 8192]), x(DType::E4M3, &[8192, 8192]), one(), one()],
+    );
+    add("cast 16384x4096 bf16 to e4m3", Op::Map { f: E::Cast(DType::E4M3) }, vec![x(BF16, &wide)]);
     add(
         "product 4096x4096x4096 f32 in tf32",
         plain(false, true, F32, Compute::Tf32),

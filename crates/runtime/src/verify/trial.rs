@@ -1,5 +1,6 @@
 //! One case run once, in a poisoned arena of its own.
 
+use flatout_ir::fp8::{e4m3_from_f32, e5m2_from_f32};
 use flatout_ir::graph::{Class, Graph, Init, Node, Slot};
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::plan::{PlacedSlot, Plan};
@@ -307,6 +308,8 @@ pub(super) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::F32 => values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
         DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|x| bf16_from_f32(*x as f32).to_le_bytes()).collect(),
+        DType::E4M3 => values.iter().map(|x| e4m3_from_f32(*x as f32)).collect(),
+        DType::E5M2 => values.iter().map(|x| e5m2_from_f32(*x as f32)).collect(),
         DType::F64 => unreachable!("no target offers f64"),
     }
 }
