@@ -5,6 +5,15 @@ use crate::types::DType;
 pub trait Attr: Sized {
     fn show(&self) -> String;
     fn read(text: &str) -> Result<Self, String>;
+    /// The value that the text leaves out: most operations have it.
+    fn unsaid() -> Option<Self> {
+        None
+    }
+}
+
+/// Whether the text leaves a value out.
+pub(crate) fn is_unsaid<T: Attr + PartialEq>(value: &T) -> bool {
+    T::unsaid().as_ref() == Some(value)
 }
 
 macro_rules! attr_by_display {
@@ -41,9 +50,12 @@ impl<T: Attr> Attr for Vec<T> {
     }
 }
 
-/// An enum without fields whose variants have names in the text form.
+/// An enum without fields whose variants have names in the text form, which may leave one of them out.
 macro_rules! named {
-    ($(#[$meta:meta])* $vis:vis enum $ty:ident { $($(#[$vmeta:meta])* $variant:ident = $name:literal),* $(,)? }) => {
+    (
+        $(#[$meta:meta])* $vis:vis enum $ty:ident { $($(#[$vmeta:meta])* $variant:ident = $name:literal),* $(,)? }
+        $(unsaid $unsaid:ident)?
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         $vis enum $ty { $($(#[$vmeta])* $variant),* }
@@ -63,6 +75,7 @@ macro_rules! named {
                     _ => Err(format!("`{text}` is not a {}", stringify!($ty))),
                 }
             }
+            $(fn unsaid() -> Option<Self> { Some($ty::$unsaid) })?
         }
     };
 }
@@ -73,11 +86,9 @@ pub struct AttrMap<'a>(pub Vec<(&'a str, &'a str)>);
 
 impl<'a> AttrMap<'a> {
     pub fn take<T: Attr>(&mut self, name: &str) -> Result<T, String> {
-        let i = self
-            .0
-            .iter()
-            .position(|(n, _)| *n == name)
-            .ok_or_else(|| format!("attribute `{name}` is missing"))?;
-        T::read(self.0.remove(i).1)
+        match self.0.iter().position(|(n, _)| *n == name) {
+            Some(i) => T::read(self.0.remove(i).1),
+            None => T::unsaid().ok_or_else(|| format!("attribute `{name}` is missing")),
+        }
     }
 }

@@ -12,6 +12,7 @@ use crate::ops::attention::{Attend, Masking};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormWeight;
+use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
 use crate::ops::rope::RopeSpec;
 use crate::types::{DType, TensorType};
@@ -291,7 +292,7 @@ impl<'g> Tensor<'g> {
     /// `self [.., M, K] * other [.., K, N]`, each read as transposed where said.
     #[track_caller]
     pub fn product(self, other: Tensor<'g>, ta: bool, tb: bool) -> Tensor<'g> {
-        self.b.op(Op::Product { ta, tb, out: self.dtype(), base: false }, &[self, other])
+        self.b.op(product::plain(ta, tb, self.dtype(), Compute::Full), &[self, other])
     }
     /// `x [.., in]` through a weight `[out, in]`.
     #[track_caller]
@@ -345,7 +346,7 @@ impl<'g> Tensor<'g> {
         target: Tensor<'g>,
         weight: Tensor<'g>,
     ) -> (Tensor<'g>, Tensor<'g>) {
-        let outs = self.b.ops(Op::HeadLoss {}, &[self, head, target, weight]);
+        let outs = self.b.ops(Op::HeadLoss { compute: Compute::Full }, &[self, head, target, weight]);
         (outs[0], outs[1])
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::graph::Graph;
 use crate::op::OpKind;
-use crate::plan::Plan;
+use crate::ops::product::Compute;
+use crate::plan::{Launch, Plan};
 use crate::target::Rates;
 use crate::types::DType;
 
@@ -18,14 +19,23 @@ pub struct Cost {
 pub fn cost(plan: &Plan, rates: &Rates) -> Cost {
     let mut total = Cost::default();
     for launch in &plan.launches {
-        let narrow = launch.ins.first().is_some_and(|v| v.dtype == DType::BF16);
-        let rate = if narrow { rates.bf16_flops } else { rates.f32_flops };
+        let rate = rate(launch, rates);
         total.flops += launch.flops;
         total.bytes += launch.bytes();
         total.roofline_seconds +=
             (launch.flops as f64 / rate).max(launch.bytes() as f64 / rates.memory_bytes);
     }
     total
+}
+
+/// The arithmetic rate of a launch, by the type and mode it multiplies in.
+fn rate(launch: &Launch, rates: &Rates) -> f64 {
+    match (launch.ins.first().map(|v| v.dtype), launch.op.compute()) {
+        (Some(DType::BF16), _) => rates.bf16_flops,
+        (Some(DType::E4M3 | DType::E5M2), _) => rates.fp8_flops.unwrap_or(rates.f32_flops),
+        (Some(DType::F32), Some(Compute::Tf32)) => rates.tf32_flops.unwrap_or(rates.f32_flops),
+        _ => rates.f32_flops,
+    }
 }
 
 /// Arithmetic of products, attention and head in a forward graph: what utilisation figures count. Training takes three

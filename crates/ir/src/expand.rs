@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, NodeId, Value};
 use crate::op::{Op, OpKind as K};
+use crate::ops::epilogue::Epilogue;
 
 /// The graph with every operation expanded until only primitives are left.
 pub fn to_primitives(graph: &Graph) -> Graph {
@@ -67,7 +68,8 @@ fn expanded<'g>(
 
 fn is_primitive(op: &Op) -> bool {
     match op {
-        Op::Product { base, .. } | Op::ScatterAdd { base, .. } => !base,
+        Op::Product { base, epilogue, .. } => !base && *epilogue == Epilogue::None,
+        Op::ScatterAdd { base, .. } => !base,
         _ => matches!(
             op.kind(),
             K::Read

@@ -10,6 +10,7 @@ pub mod builder;
 pub mod check;
 pub mod cost;
 pub mod expand;
+pub mod fp8;
 pub mod graph;
 pub mod interpreter;
 pub mod op;

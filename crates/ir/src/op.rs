@@ -1,13 +1,15 @@
 //! The closed set of operations. An operation's rules (shape, gradient, expansion, cost) share one file in `ops`;
 //! the matches here are exhaustive, so no operation exists without all of them.
 
-use crate::attr::{Attr, AttrMap};
+use crate::attr::{Attr, AttrMap, is_unsaid};
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, SlotId, Value};
 use crate::ops::attention::{Mask, Segments};
 use crate::ops::elementwise::Elementwise;
+use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::gated::Act;
 use crate::ops::norm::NormWeight;
+use crate::ops::product::Compute;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
 use crate::ops::{
@@ -52,7 +54,11 @@ macro_rules! ops {
             /// The attributes as they stand in the text form.
             pub fn attrs(&self) -> Vec<(&'static str, String)> {
                 match self {
-                    $(Op::$variant { $($field),* } => vec![$((stringify!($field), $field.show())),*]),*
+                    $(Op::$variant { $($field),* } => {
+                        let all: Vec<(&'static str, String, bool)> =
+                            vec![$((stringify!($field), $field.show(), is_unsaid($field))),*];
+                        all.into_iter().filter(|(_, _, unsaid)| !unsaid).map(|(n, v, _)| (n, v)).collect()
+                    })*
                 }
             }
             /// Rebuilds an operation from its name and attributes.
@@ -86,8 +92,9 @@ ops! {
     Broadcast = "broadcast" { dims: Dims }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
-    /// a [.., M, K] times b [.., K, N], each stored transposed where said; with `base`, that is added.
-    Product = "product" { ta: bool, tb: bool, out: DType, base: bool }
+    /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
+    /// base, through the epilogue. 8-bit operands come with a scale each, f32 [1], last.
+    Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
     /// (x, residual?, w?) -> y = normed * weight, and h = x + residual.
     RmsNorm = "rms_norm" { eps: f32, weight: NormWeight, residual: bool }
     /// (h, w?, dy, dh?) -> dx + dh, dw.
@@ -115,11 +122,11 @@ ops! {
     /// (the inputs of attention, o, lse, do) -> dq, dk, dv.
     AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments }
     /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
-    HeadLoss = "head_loss" {}
+    HeadLoss = "head_loss" { compute: Compute }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
-    HeadLossGrad = "head_loss_grad" { base: bool }
+    HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute }
     /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
-    HeadLossTrain = "head_loss_train" { base: bool }
+    HeadLossTrain = "head_loss_train" { base: bool, compute: Compute }
     /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0. With `copy` also p
     /// in bf16.
     AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool }
@@ -169,7 +176,9 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => movement::infer(self, &ins),
             Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
-            Op::Product { ta, tb, out, base } => product::infer(*ta, *tb, *out, *base, &ins),
+            Op::Product { ta, tb, out, base, epilogue, .. } => {
+                product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
+            }
             Op::RmsNorm { weight, residual, .. } => norm::infer(*weight, *residual, &ins),
             Op::RmsNormGrad { weight, add, .. } => norm::infer_grad(*weight, *add, &ins),
             Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
@@ -187,9 +196,9 @@ impl Op {
             Op::RowScatter {} => index::infer_row_scatter(&ins),
             Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
             Op::AttentionGrad { mask, q, k, .. } => attention::infer_grad(*mask, *q, *k, &ins),
-            Op::HeadLoss {} => head_loss::infer(&ins),
-            Op::HeadLossGrad { base } => head_loss::infer_grad(*base, &ins),
-            Op::HeadLossTrain { base } => head_loss::infer_train(*base, &ins),
+            Op::HeadLoss { .. } => head_loss::infer(&ins),
+            Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
+            Op::HeadLossTrain { base, .. } => head_loss::infer_train(*base, &ins),
             Op::AdamW { copy, .. } => adamw::infer(*copy, &ins),
             Op::Region { body } => crate::region::infer(body, &ins),
         }
@@ -207,7 +216,9 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => movement::vjp(self, at),
             Op::Reduce { by, .. } => reduce::vjp(*by, at),
-            Op::Product { ta, tb, base, .. } => product::vjp(*ta, *tb, *base, at),
+            Op::Product { ta, tb, base, compute, epilogue, .. } => {
+                product::vjp([*ta, *tb], *base, *compute, *epilogue, at)
+            }
             Op::RmsNorm { eps, weight, residual } => norm::vjp(b, *eps, *weight, *residual, at),
             Op::Rope { .. } => rope::vjp(b, self, at),
             Op::QkNormRope { .. } => qk_norm_rope::vjp(b, self, at),
@@ -216,7 +227,7 @@ impl Op {
             Op::Gather {} => index::vjp_gather(at),
             Op::ScatterAdd { base, .. } => index::vjp_scatter_add(*base, at),
             Op::Attention { .. } => attention::vjp(b, self, at),
-            Op::HeadLoss {} => head_loss::vjp(b, at),
+            Op::HeadLoss { compute } => head_loss::vjp(b, *compute, at),
             Op::RowScatter {}
             | Op::RmsNormGrad { .. }
             | Op::QkNormRopeGrad { .. }
@@ -242,8 +253,17 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
-            Op::Product { base: false, .. } | Op::ScatterAdd { base: false, .. } => return None,
-            Op::Product { base: true, ta, tb, out } => vec![product::without_base(*ta, *tb, *out, ins)],
+            Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
+                vec![product::of_wide(*ta, *tb, *out, *base, ins)]
+            }
+            Op::Product { base: false, epilogue: Epilogue::None, .. } => return None,
+            Op::ScatterAdd { base: false, .. } => return None,
+            Op::Product { base: true, ta, tb, out, compute, epilogue: Epilogue::None } => {
+                vec![product::without_base(*ta, *tb, *out, *compute, ins)]
+            }
+            Op::Product { ta, tb, out, compute, epilogue, .. } => {
+                epilogue::expand([*ta, *tb], *out, *compute, *epilogue, ins)
+            }
             Op::ScatterAdd { base: true, rows, out } => vec![index::without_base(*rows, *out, ins)],
             Op::RmsNorm { eps, weight, residual } => norm::expand(*eps, *weight, *residual, ins),
             Op::RmsNormGrad { eps, weight, add } => norm::expand_grad(b, *eps, *weight, *add, ins),
@@ -261,12 +281,23 @@ impl Op {
             Op::GatedGrad { act } => gated::expand_grad(b, *act, ins),
             Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
             Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
-            Op::HeadLoss {} => head_loss::expand(b, ins),
-            Op::HeadLossGrad { base } => head_loss::expand_grad(b, *base, ins),
-            Op::HeadLossTrain { base } => head_loss::expand_train(b, *base, ins),
+            Op::HeadLoss { compute } => head_loss::expand(b, *compute, ins),
+            Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
+            Op::HeadLossTrain { base, compute } => head_loss::expand_train(b, *base, *compute, ins),
             Op::AdamW { .. } => adamw::expand(self, ins),
             Op::Region { body } => crate::region::expand(b, body, ins),
         })
+    }
+
+    /// How its matrix products are computed, where it has any.
+    pub fn compute(&self) -> Option<Compute> {
+        match self {
+            Op::Product { compute, .. }
+            | Op::HeadLoss { compute }
+            | Op::HeadLossGrad { compute, .. }
+            | Op::HeadLossTrain { compute, .. } => Some(*compute),
+            _ => None,
+        }
     }
 
     /// Arithmetic of one execution: multiplications and additions, as papers count them.
@@ -301,7 +332,7 @@ impl Op {
             Op::AttentionGrad { mask, q, k, .. } => {
                 10 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
             }
-            Op::HeadLoss {} => 2 * ins[0].elements() * ins[1].dims[0],
+            Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
             Op::AdamW { .. } => 12 * ins[0].elements(),
             Op::Region { body } => return body.nodes.iter().map(|n| n.op.flops(n, body)).sum(),

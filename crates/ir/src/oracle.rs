@@ -7,6 +7,7 @@ use crate::expand;
 use crate::graph::{Graph, Node, Slot, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise;
+use crate::ops::product::{Compute, round_tf32};
 use crate::ops::reduce::Fold;
 use crate::random::{RowDraw, drop_below};
 use crate::types::{DType, TensorType, contiguous_strides};
@@ -101,6 +102,14 @@ fn evaluate(node: &Node, ins: &[Operand<'_>]) -> Vec<f64> {
             each_index(&out.dims, |index| x.data[dot(index, &strides)])
         }
         Op::Reduce { axis, by } => reduce(*axis, *by, &ins[0]),
+        Op::Product { ta, tb, compute: Compute::Tf32, .. } if ins[0].ty.dtype == DType::F32 => {
+            let round = |x: &Operand<'_>| -> Vec<f64> {
+                x.data.iter().map(|x| round_tf32(*x as f32) as f64).collect()
+            };
+            let (a, b) = (round(&ins[0]), round(&ins[1]));
+            let [a, b] = [(&ins[0], &a), (&ins[1], &b)].map(|(x, data)| Operand { ty: x.ty, data });
+            product(*ta, *tb, &a, &b, out)
+        }
         Op::Product { ta, tb, .. } => product(*ta, *tb, &ins[0], &ins[1], out),
         Op::Dropout { p } => dropout(*p, node.key, ins),
         Op::Gather {} => {

@@ -1,7 +1,7 @@
 //! What the passes know of a device: plain data, handed in by the runtime.
 
 use crate::graph::{Graph, Node};
-use crate::op::OpKind;
+use crate::op::{Op, OpKind};
 use crate::types::{DType, TensorType};
 
 /// How a kernel wants its tensors in memory.
@@ -33,6 +33,15 @@ pub struct KernelRow {
     pub deterministic: bool,
 }
 
+impl KernelRow {
+    /// The pairs that hold for an operation: a product's third input makes room only where it is the base.
+    pub fn in_place_for(&self, op: &Op) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let none = matches!(op, Op::Product { base: false, .. });
+        let pairs: &[(usize, usize)] = if none { &[] } else { self.in_place };
+        pairs.iter().copied()
+    }
+}
+
 /// What a workspace formula may look at.
 pub struct Shapes<'a> {
     pub node: &'a Node,
@@ -57,8 +66,12 @@ pub fn no_workspace(_: &Shapes<'_>) -> usize {
 pub struct Rates {
     /// Products in f32, FLOP/s.
     pub f32_flops: f64,
+    /// Products of f32 in TF32, FLOP/s; `None` where the device has no such mode.
+    pub tf32_flops: Option<f64>,
     /// Products in bf16, FLOP/s.
     pub bf16_flops: f64,
+    /// Products of 8-bit floats, FLOP/s; `None` where the device has none.
+    pub fp8_flops: Option<f64>,
     /// Bytes read and written a second.
     pub memory_bytes: f64,
 }
@@ -123,13 +136,19 @@ pub fn paper() -> Target {
     };
     Target {
         name: "paper".into(),
-        dtypes: vec![DType::F32, DType::BF16, DType::I32],
+        dtypes: vec![DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32],
         align: 64,
         memory_bytes: 1 << 40,
         driver_bytes: 0,
         cores: 1,
         landings: 0,
-        rates: Rates { f32_flops: 1e12, bf16_flops: 2e12, memory_bytes: 1e12 },
+        rates: Rates {
+            f32_flops: 1e12,
+            tf32_flops: Some(1.5e12),
+            bf16_flops: 2e12,
+            fp8_flops: Some(4e12),
+            memory_bytes: 1e12,
+        },
         kernels: OpKind::ALL.iter().map(row).collect(),
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
+
 /// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
@@ -9,17 +11,22 @@ pub enum DType {
     F64,
     F32,
     BF16,
+    /// Eight bits with a range of 448; only cast and multiplied.
+    E4M3,
+    /// Eight bits with a range of 57344; only cast and multiplied.
+    E5M2,
     I32,
 }
 
 impl DType {
-    pub const ALL: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::I32];
+    pub const ALL: [DType; 6] = [DType::F64, DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32];
 
     pub fn bytes(self) -> usize {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::BF16 => 2,
+            DType::E4M3 | DType::E5M2 => 1,
         }
     }
 
@@ -27,18 +34,25 @@ impl DType {
         self != DType::I32
     }
 
+    /// Whether it is one of the 8-bit floats.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, DType::E4M3 | DType::E5M2)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             DType::F64 => "f64",
             DType::F32 => "f32",
             DType::BF16 => "bf16",
+            DType::E4M3 => "e4m3",
+            DType::E5M2 => "e5m2",
             DType::I32 => "i32",
         }
     }
 
     /// The type sums over many elements are kept in: weight gradients, statistics, losses.
     pub fn accumulator(self) -> DType {
-        if self == DType::BF16 { DType::F32 } else { self }
+        if self == DType::BF16 || self.is_fp8() { DType::F32 } else { self }
     }
 
     /// Rounds a value computed in f64 to this type, to nearest even.
@@ -47,6 +61,8 @@ impl DType {
             DType::F64 => x,
             DType::F32 => x as f32 as f64,
             DType::BF16 => bf16_to_f32(bf16_from_f32(x as f32)) as f64,
+            DType::E4M3 => e4m3_to_f32(e4m3_from_f32(x as f32)) as f64,
+            DType::E5M2 => e5m2_to_f32(e5m2_from_f32(x as f32)) as f64,
             DType::I32 => x,
         }
     }

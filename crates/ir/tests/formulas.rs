@@ -7,6 +7,7 @@ use flatout_ir::check::{cases, draw, within};
 use flatout_ir::graph::{Graph, Node, Value};
 use flatout_ir::op::{Op, OpKind};
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::NormWeight;
 use flatout_ir::ops::rope::Pairs;
@@ -59,6 +60,9 @@ fn fused(graph: &Graph) -> Vec<OpKind> {
 fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
     Some(match op {
         Op::Product { ta, tb, base: true, .. } => vec![product(*ta, *tb, ins)],
+        Op::Product { ta, tb, epilogue, .. } if *epilogue != Epilogue::None => {
+            layer(*ta, *tb, *epilogue, ins)
+        }
         Op::ScatterAdd { base: true, .. } => vec![scatter_add(ins)],
         Op::RmsNorm { eps, weight, residual } => rms_norm(*eps, *weight, *residual, ins),
         Op::Rope { theta, axis_of_freq, pairs, inverse, .. } => {
@@ -74,9 +78,22 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
             vec![ins[0].x.iter().zip(&ins[1].x).map(|(gate, up)| activate(*act, *gate) * up).collect()]
         }
         Op::Attention { scale, mask, q, k } => attention(*scale as f64, *mask, *q, *k, ins),
-        Op::HeadLoss {} => head_loss(ins),
+        Op::HeadLoss { .. } => head_loss(ins),
         _ => return None,
     })
+}
+
+/// A product with a bias in every row, and its GELU.
+fn layer(ta: bool, tb: bool, epilogue: Epilogue, ins: &[Data]) -> Vec<Vec<f64>> {
+    let (m, n) = (ins[0].dims[ta as usize], ins[1].dims[!tb as usize]);
+    let bias = |j: usize| if epilogue.has_bias() { ins[2].x[j] } else { 0.0 };
+    let base = Data { dims: vec![m, n], x: (0..m * n).map(|e| bias(e % n)).collect() };
+    let [a, b] = [0, 1].map(|i| Data { dims: ins[i].dims.clone(), x: ins[i].x.clone() });
+    let h = product(ta, tb, &[a, b, base]);
+    if !epilogue.has_gelu() {
+        return vec![h];
+    }
+    vec![h.iter().map(|x| activate(Act::Gelu, *x)).collect(), h]
 }
 
 fn product(ta: bool, tb: bool, ins: &[Data]) -> Vec<f64> {

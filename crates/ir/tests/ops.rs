@@ -6,6 +6,7 @@ use flatout_ir::check::{Build, Case, cases, check, differentiate, evaluate, soun
 use flatout_ir::graph::{Class, Graph, Init, Slot, SlotId};
 use flatout_ir::op::{Op, OpKind};
 use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
+use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Builder, Tensor};
@@ -128,13 +129,20 @@ fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
     let (x, w, weight, sum_before) = (t.x(&[5, 3]), t.x(&[7, 3]), t.x(&[5]), t.x(&[7, 3]));
     let target = t.index(&[5], &[2, -1, 6, 0, 2]);
     let add = base.then_some(sum_before);
-    let mut outs = t.b.ops(Op::HeadLoss {}, &[x, w, target, weight]);
+    let mut outs = t.b.ops(Op::HeadLoss { compute: Compute::Full }, &[x, w, target, weight]);
     let backward = [Some(x), Some(w), Some(target), Some(outs[2]), Some(-weight), add];
-    outs.extend(t.b.ops(Op::HeadLossGrad { base }, &backward.into_iter().flatten().collect::<Vec<_>>()));
+    outs.extend(t.b.ops(
+        Op::HeadLossGrad { base, compute: Compute::Full },
+        &backward.into_iter().flatten().collect::<Vec<_>>(),
+    ));
     let joined = [Some(x), Some(w), Some(target), Some(weight), add];
-    outs.extend(t.b.ops(Op::HeadLossTrain { base }, &joined.into_iter().flatten().collect::<Vec<_>>()));
+    outs.extend(t.b.ops(
+        Op::HeadLossTrain { base, compute: Compute::Full },
+        &joined.into_iter().flatten().collect::<Vec<_>>(),
+    ));
     if base {
-        let plain = t.b.ops(Op::HeadLossTrain { base: false }, &[x, w, target, weight]);
+        let plain =
+            t.b.ops(Op::HeadLossTrain { base: false, compute: Compute::Full }, &[x, w, target, weight]);
         outs[4] = plain[4] + sum_before;
     }
     outs

@@ -1,10 +1,14 @@
 //! Optional passes, graph text in and graph text out. Keys and paths that do not matter are left out of the text.
 
+use flatout_ir::cost::cost;
+use flatout_ir::ops::product::Compute;
+use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::differentiate;
 use flatout_ir::passes::{
-    epilogues, merge, one_pass_loss, patterns, precision, recompute, regions, rope_table,
+    epilogues, merge, one_pass_loss, patterns, precision, recompute, regions, rope_table, tf32,
 };
-use flatout_ir::{Graph, Recompute, Update};
+use flatout_ir::target::paper;
+use flatout_ir::{Graph, Launch, Options, Precision, Program, Recompute, Role, Update, compile};
 
 /// Parses a graph whose nodes may leave out `@path #key`.
 fn graph(text: &str) -> Graph {
@@ -232,4 +236,51 @@ fn elementwise_neighbours_become_one_region() {
     assert_eq!(g.nodes.iter().filter(|n| n.op.name() == "region").count(), 1);
     let again: Graph = g.to_string().parse().expect("a region's text parses");
     assert_eq!(again, g);
+}
+
+#[test]
+fn tf32_is_a_mode_of_products_and_of_the_head() {
+    let g = graph(
+        "slot $0 x f32[4,8] input zeros
+         slot $1 w f32[6,8] weight normal(0.02)
+         slot $2 target i32[4] input zeros
+         slot $3 weight f32[4] input zeros
+         %0 = read{slot=$0} -> f32[4,8]
+         %1 = read{slot=$1} -> f32[6,8]
+         %2 = read{slot=$2} -> i32[4]
+         %3 = read{slot=$3} -> f32[4]
+         %4 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,6]
+         %5 = head_loss{} %0 %1 %2 %3 -> f32[1] f32[4] f32[4]
+         result y %4
+         result loss %5",
+    );
+    let (rounding, count) = tf32::tf32(&g);
+    assert_eq!(count, 2);
+    same(
+        &nodes(&rounding),
+        "%4 = product{ta=false, tb=true, out=f32, base=false, compute=tf32} %0 %1 -> f32[4,6]
+         %5 = head_loss{compute=tf32} %0 %1 %2 %3 -> f32[1] f32[4] f32[4]
+         result y %4
+         result loss %5",
+    );
+    assert_eq!(rounding.to_string().parse::<Graph>().as_ref(), Ok(&rounding));
+
+    // What is stored of a product is f32; its operands lose what 10 bits do not hold.
+    let x = 1.0 + 2f64.powi(-12);
+    let values = Values::from([("x".into(), vec![x; 32]), ("w".into(), vec![1.0; 48])]);
+    let run = |g: &Graph| oracle::run(g, &values).results["y"][0];
+    assert_eq!((run(&g), run(&rounding)), (8.0 * x, 8.0));
+
+    let programs = [Program { role: Role::Eval, graph: g }];
+    let options = Options { precision: Precision::Tf32, ..Options::default() };
+    let mut target = paper();
+    let plans = compile(&programs, &target, &options).expect("paper has the mode");
+    let modes = |l: &Launch| l.op.compute() == Some(Compute::Tf32);
+    assert_eq!(plans.plans[0].launches.iter().filter(|l| modes(l)).count(), 2);
+    let fast = cost(&plans.plans[0], &target.rates).roofline_seconds;
+    target.rates.tf32_flops = Some(1e3);
+    assert!(cost(&plans.plans[0], &target.rates).roofline_seconds > fast);
+    target.rates.tf32_flops = None;
+    let refusal = compile(&programs, &target, &options).unwrap_err();
+    assert!(refusal.0.contains("paper does not multiply in tf32"), "{refusal}");
 }

@@ -128,7 +128,7 @@ fn apart(launch: &Launch, row: &KernelRow) -> Result<(), String> {
                 && input.dtype == out.dtype
                 && input.dims == out.dims
                 && same_strides(input, out);
-            if !(is_same && row.in_place.contains(&(i, o))) {
+            if !(is_same && row.in_place_for(&launch.op).any(|pair| pair == (i, o))) {
                 return Err(format!("output {o} overlaps input {i}, which {} cannot run in place", row.name));
             }
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use flatout_ir::ops::elementwise::Elementwise;
+use flatout_ir::ops::product::Compute;
 use flatout_ir::plan::{Launch, Plan};
 use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
 use flatout_runtime::Session;
@@ -100,7 +101,12 @@ fn has(plan: &Plan, kind: OpKind) -> bool {
 
 fn precision(grad: &Plan) -> &'static str {
     let narrow = launches(grad, OpKind::Product).any(|l| l.ins[0].dtype == DType::BF16);
-    if narrow { "bf16" } else { "fp32" }
+    let rounds = |l: &Launch| l.op.compute() == Some(Compute::Tf32);
+    match narrow {
+        true => "bf16",
+        false if grad.launches.iter().any(rounds) => "tf32",
+        false => "fp32",
+    }
 }
 
 /// Whether an operation reads its input out of a wider tensor, as it does behind a merged product.
@@ -147,11 +153,16 @@ fn fused_elementwise(grad: &Plan) -> &'static str {
         "on"
     } else if apart() {
         "off"
-    } else if has(grad, OpKind::Gated) {
+    } else if has(grad, OpKind::Gated) || launches(grad, OpKind::Product).any(is_layer) {
         "on"
     } else {
         NOTHING
     }
+}
+
+/// Whether a product adds its bias or applies its activation.
+fn is_layer(launch: &Launch) -> bool {
+    matches!(launch.op, Op::Product { epilogue, .. } if epilogue.has_bias() || epilogue.has_gelu())
 }
 
 /// Whether some launch reads first what another wrote last, where the two are `so`.

@@ -19,7 +19,8 @@ pub struct Checked {
 
 /// Runs every kernel case whose name holds `only` against the oracle, on the CPU.
 pub fn verify(only: &str) -> Vec<Checked> {
-    chosen(only).iter().map(|case| checked(case, verify::Place::Cpu)).collect()
+    let place = verify::Place::Cpu;
+    chosen(only, place).iter().map(|case| checked(case, place)).collect()
 }
 
 /// The GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
@@ -43,15 +44,16 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         Ok(device) => device,
         Err(why) => return Some(Err(why.to_string())),
     };
-    let cases = chosen(only);
+    let place = verify::Place::Cuda(&device);
+    let cases = chosen(only, place);
     // Failures to compile come back with the case that needs the kernel.
     let _ = verify::compile_ahead(&cases, &device);
-    let place = verify::Place::Cuda(&device);
     let real: Vec<_> = real::checks(real::Sizes::PRETRAIN_226M)
         .into_iter()
         .filter(|check| check.name.contains(only))
         .collect();
-    let large: Vec<_> = verify::speed::cases().into_iter().filter(|case| case.name.contains(only)).collect();
+    let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
+    let large: Vec<_> = verify::speed::cases().into_iter().filter(is_asked).collect();
     let name = cuda::target(&device, false).name;
     let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![] };
     let all = cases.len() + real.len() + large.len();
@@ -86,8 +88,9 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
     Some(Ok(done))
 }
 
-fn chosen(only: &str) -> Vec<verify::Case> {
-    verify::cases::all().into_iter().filter(|case| case.name.contains(only)).collect()
+fn chosen(only: &str, place: verify::Place<'_>) -> Vec<verify::Case> {
+    let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
+    verify::cases::all().into_iter().filter(is_asked).collect()
 }
 
 fn checked(case: &verify::Case, place: verify::Place<'_>) -> Checked {

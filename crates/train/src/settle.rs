@@ -45,12 +45,10 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         }
     }
     let precision = match (switches.precision, on_gpu) {
-        (Precision::Tf32, false) => refuse!(
+        (Precision::Tf32, _) if target.rates.tf32_flops.is_none() => refuse!(
             "`precision=tf32` cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32"
         ),
-        (Precision::Tf32, true) => {
-            refuse!("`precision=tf32` cannot run yet: use precision=fp32 or precision=bf16")
-        }
+        (Precision::Tf32, _) => Types::Tf32,
         (Precision::Auto, false) => {
             choose("precision", "fp32", "the CPU computes in fp32; bf16 would be widened to it".into());
             Types::F32

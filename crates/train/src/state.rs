@@ -48,7 +48,7 @@ fn dtype(slot: &PlacedSlot) -> Dtype {
         DType::F32 => Dtype::F32,
         DType::BF16 => Dtype::Bf16,
         DType::I32 => Dtype::I32,
-        DType::F64 => unreachable!("no backend keeps f64"),
+        other => unreachable!("no state is kept in {}", other.name()),
     }
 }
 

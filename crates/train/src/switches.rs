@@ -39,7 +39,7 @@ section! {
     pub struct Switches {
         /// What computes: auto is the GPU where there is one.
         pub backend: Backend = Backend::Auto,
-        /// Type of products and activations; auto is bf16 on GPUs and fp32 on the CPU.
+        /// Type of products and activations; auto is bf16 on GPUs and fp32 on the CPU. tf32 leaves attention in fp32.
         pub precision: Precision = Precision::Auto,
         /// Attention without stored scores (flash) or with them (naive).
         pub attention: Attention = Attention::Auto,

@@ -8,8 +8,10 @@ use crate::builder::Tensor;
 use crate::op::Op;
 use crate::ops::attention::{Attend, Mask, Masking, Segments};
 use crate::ops::elementwise::Elementwise as E;
+use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::gated::Act;
 use crate::ops::norm::NormWeight::{self, None as NoWeight, OnePlus, Plain};
+use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
 use crate::ops::rope::Pairs::{self, Half, Interleaved};
 use crate::types::DType;
@@ -91,6 +93,9 @@ pub const PRODUCT: &[Case] = cases! {
     "products, b transposed, base" => |t| product(t, &[3], false, true, true);
     "products, a transposed, base" => |t| product(t, &[3], true, false, true);
     "products, both transposed, base" => |t| product(t, &[3, 2], true, true, true);
+    "product, bias" => |t| with_epilogue(t, Epilogue::Bias);
+    "product, gelu" => |t| with_epilogue(t, Epilogue::Gelu);
+    "product, bias and gelu" => |t| with_epilogue(t, Epilogue::BiasGelu);
     "product of a tensor with itself" => |t| { let x = t.x(&[3, 5]); vec![x.product(x, false, true)] };
 };
 
@@ -222,6 +227,15 @@ fn compare(t: &Trial, f: E) -> Vec<Tensor<'_>> {
 }
 
 /// M 3, K 5, N 7.
+/// All outputs of a product through a weight.
+fn with_epilogue<'g>(t: &'g Trial, epilogue: Epilogue) -> Vec<Tensor<'g>> {
+    let plain = product::plain(false, true, DType::F32, Compute::Full);
+    let op = epilogue::with(&plain, epilogue).expect("a plain product takes any epilogue");
+    let mut ins = vec![t.x(&[5, 7]), t.x(&[3, 7])];
+    ins.extend(epilogue.takes_one().then(|| t.x(&[3])));
+    t.b.ops(op, &ins)
+}
+
 fn product<'g>(t: &'g Trial, batch: &[usize], ta: bool, tb: bool, base: bool) -> Vec<Tensor<'g>> {
     let matrix = |rows: usize, columns: usize, transposed: bool| {
         let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
@@ -229,7 +243,10 @@ fn product<'g>(t: &'g Trial, batch: &[usize], ta: bool, tb: bool, base: bool) ->
     };
     let mut ins = vec![matrix(3, 5, ta), matrix(5, 7, tb)];
     ins.extend(base.then(|| matrix(3, 7, false)));
-    vec![t.b.op(Op::Product { ta, tb, out: DType::F32, base }, &ins)]
+    vec![t.b.op(
+        Op::Product { ta, tb, out: DType::F32, base, compute: Compute::Full, epilogue: Epilogue::None },
+        &ins,
+    )]
 }
 
 fn norm(t: &Trial, weight: NormWeight, residual: bool) -> Vec<Tensor<'_>> {

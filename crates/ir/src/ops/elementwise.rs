@@ -170,6 +170,9 @@ pub fn infer(f: E, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         return Err(format!("arguments are {} and {other}: they must agree", ins[0]));
     }
     let dtype = if let E::Cast(dtype) = f { dtype } else { ins[0].dtype };
+    if ins[0].dtype.is_fp8() && !matches!(f, E::Cast(_)) {
+        return Err(format!("{} is only cast and multiplied: cast it first", ins[0]));
+    }
     Ok(vec![ins[0].with(dtype)])
 }
 

@@ -8,6 +8,7 @@ use super::{arity, expect};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
 use crate::op::{Grads, Op, Vjp};
+use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
 use crate::types::{DType, TensorType};
 
@@ -49,7 +50,7 @@ fn gradient_types(
     Ok(vec![x.clone(), dw])
 }
 
-pub fn vjp<'g>(b: &'g Builder, at: &Vjp<'_, 'g>) -> Grads<'g> {
+pub fn vjp<'g>(b: &'g Builder, compute: Compute, at: &Vjp<'_, 'g>) -> Grads<'g> {
     assert!(at.d[2].is_none(), "the gradient of head_loss's lse is not built");
     let weight = at.ins[3];
     let rows = weight.dims();
@@ -58,27 +59,28 @@ pub fn vjp<'g>(b: &'g Builder, at: &Vjp<'_, 'g>) -> Grads<'g> {
         return vec![None; 4];
     };
     let ins = [at.ins[0], at.ins[1], at.ins[2], at.outs[2], d_logp];
-    let outs = b.ops(Op::HeadLossGrad { base: false }, &ins);
+    let outs = b.ops(Op::HeadLossGrad { base: false, compute }, &ins);
     let dw = at.needs[1].then(|| outs[1].cast(at.ins[1].dtype()));
     let d_weight = at.d[0].filter(|_| at.needs[3]).map(|d| -(at.outs[1] * d.broadcast(&rows)));
     vec![Some(outs[0]), dw, None, d_weight]
 }
 
-pub fn expand<'g>(b: &'g Builder, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand<'g>(b: &'g Builder, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let (x, w, target, weight) = (ins[0], ins[1], ins[2], ins[3]);
-    let (lse, logp) = log_probabilities(b, x, w, target);
+    let (lse, logp) = log_probabilities(b, compute, x, w, target);
     let sum = -(weight * logp).sum(0);
     vec![sum, logp, lse]
 }
 
 fn log_probabilities<'g>(
     b: &'g Builder,
+    compute: Compute,
     x: Tensor<'g>,
     w: Tensor<'g>,
     target: Tensor<'g>,
 ) -> (Tensor<'g>, Tensor<'g>) {
     let (r, v, wide) = (x.dims()[0], w.dims()[0], x.dtype().accumulator());
-    let logits = b.op(Op::Product { ta: false, tb: true, out: wide, base: false }, &[x, w]);
+    let logits = b.op(product::plain(false, true, wide, compute), &[x, w]);
     let shift = logits.reduce(1, Fold::Max);
     let lse = (shift + (logits - shift).exp().sum(1).log()).reshape(&[r]);
     let target = target.cast(wide);
@@ -88,15 +90,15 @@ fn log_probabilities<'g>(
     (lse, counted * (chosen - lse))
 }
 
-pub fn expand_grad<'g>(b: &'g Builder, base: bool, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand_grad<'g>(b: &'g Builder, base: bool, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let wrt = distinct(b, &ins[..2]);
-    let (_, logp) = log_probabilities(b, wrt[0], wrt[1], ins[2]);
+    let (_, logp) = log_probabilities(b, compute, wrt[0], wrt[1], ins[2]);
     with_base(gradients(b, &[(logp, ins[4])], &wrt), base.then(|| ins[5]))
 }
 
-pub fn expand_train<'g>(b: &'g Builder, base: bool, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand_train<'g>(b: &'g Builder, base: bool, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let wrt = distinct(b, &ins[..2]);
-    let mut outs = expand(b, &[wrt[0], wrt[1], ins[2], ins[3]]);
+    let mut outs = expand(b, compute, &[wrt[0], wrt[1], ins[2], ins[3]]);
     outs.extend(with_base(gradients(b, &[(outs[1], -ins[3])], &wrt), base.then(|| ins[4])));
     outs
 }

@@ -7,6 +7,7 @@ pub mod adamw;
 pub mod attention;
 pub mod dropout;
 pub mod elementwise;
+pub mod epilogue;
 pub mod gated;
 pub mod head_loss;
 pub mod index;

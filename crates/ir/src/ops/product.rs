@@ -1,9 +1,31 @@
 //! The matrix product, batched over leading axes, operands stored either way round.
 
-use super::{arity, expect_float};
+use super::{arity, expect, expect_float};
+use crate::attr::named;
 use crate::builder::Tensor;
 use crate::op::{Grads, Op, Vjp};
+use crate::ops::epilogue::{self, Epilogue};
 use crate::types::{DType, TensorType};
+
+named! {
+    /// How the terms of a product of f32 are computed. Sums are f32 either way.
+    pub enum Compute {
+        Full = "full",
+        /// Operands keep 10 bits of their mantissa, which is what matrix units multiply fast.
+        Tf32 = "tf32",
+    }
+    unsaid Full
+}
+
+/// The nearest value with 10 mantissa bits, of two as near the one away from zero.
+pub fn round_tf32(x: f32) -> f32 {
+    if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & !0x1fff) } else { x }
+}
+
+/// A product of two operands and nothing else.
+pub fn plain(ta: bool, tb: bool, out: DType, compute: Compute) -> Op {
+    Op::Product { ta, tb, out, base: false, compute, epilogue: Epilogue::None }
+}
 
 /// The extent summed over.
 pub fn inner(ta: bool, a: &TensorType) -> usize {
@@ -15,15 +37,26 @@ pub fn infer(
     tb: bool,
     out: DType,
     base: bool,
+    epilogue: Epilogue,
     ins: &[&TensorType],
 ) -> Result<Vec<TensorType>, String> {
-    arity(ins, 2 + base as usize)?;
+    let is_scaled = ins.len() >= 2 && ins[0].dtype.is_fp8() && ins[1].dtype.is_fp8();
+    arity(ins, 2 + (base || epilogue.takes_one()) as usize + 2 * is_scaled as usize)?;
+    if base && !epilogue.takes_base() {
+        return Err(format!("{epilogue:?} and a base do not go together"));
+    }
     let (a, b) = (ins[0], ins[1]);
     let (ra, rb) = (a.rank(), b.rank());
     if ra < 2 || ra != rb || a.dims[..ra - 2] != b.dims[..rb - 2] {
         return Err(format!("{a} and {b} are not two stacks of matrices"));
     }
-    if a.dtype != b.dtype || !a.dtype.is_float() {
+    if is_scaled {
+        if epilogue != Epilogue::None || !matches!(out, DType::F32 | DType::BF16) {
+            return Err(format!("{a} times {b} is stored in f32 or bf16, without an epilogue"));
+        }
+        expect("the scale of a", ins[ins.len() - 2], DType::F32, &[1])?;
+        expect("the scale of b", ins[ins.len() - 1], DType::F32, &[1])?;
+    } else if a.dtype != b.dtype || !a.dtype.is_float() {
         return Err(format!("{a} and {b} do not multiply: both must have one float type"));
     }
     let (m, ka) = if ta { (a.dims[ra - 1], a.dims[ra - 2]) } else { (a.dims[ra - 2], a.dims[ra - 1]) };
@@ -36,28 +69,81 @@ pub fn infer(
     if base {
         expect_float("the base", ins[2], &dims)?;
     }
-    Ok(vec![TensorType::new(out, dims)])
+    epilogue::infer(epilogue, a, TensorType::new(out, dims), epilogue.takes_one().then(|| ins[2]))
 }
 
 fn mark(transposed: bool) -> &'static str {
     if transposed { " transposed" } else { "" }
 }
 
-pub fn vjp<'g>(ta: bool, tb: bool, base: bool, at: &Vjp<'_, 'g>) -> Grads<'g> {
-    let Some(d) = at.d[0] else { return vec![None; at.ins.len()] };
+pub fn vjp<'g>(
+    [ta, tb]: [bool; 2],
+    base: bool,
+    compute: Compute,
+    epilogue: Epilogue,
+    at: &Vjp<'_, 'g>,
+) -> Grads<'g> {
+    assert!(!at.ins[0].dtype().is_fp8(), "products of 8-bit floats come after autodiff");
+    let Some(d) = epilogue::vjp(epilogue, at) else { return vec![None; at.ins.len()] };
     let (a, b) = (at.ins[0], at.ins[1]);
     let d_in = d.cast(a.dtype());
     // C = A B: dA = dC B^T, dB = A^T dC; a transposed operand gets the transposed gradient.
-    let da = at.needs[0].then(|| if ta { b.product(d_in, tb, true) } else { d_in.product(b, false, !tb) });
-    let db = at.needs[1].then(|| if tb { d_in.product(a, true, ta) } else { a.product(d_in, !ta, false) });
+    let times = |a: Tensor<'g>, b: Tensor<'g>, ta, tb| a.b.op(plain(ta, tb, a.dtype(), compute), &[a, b]);
+    let da = at.needs[0].then(|| if ta { times(b, d_in, tb, true) } else { times(d_in, b, false, !tb) });
+    let db = at.needs[1].then(|| if tb { times(d_in, a, true, ta) } else { times(a, d_in, !ta, false) });
     let mut grads = vec![da, db];
+    if epilogue.has_bias() {
+        // After the weight's gradient, which can then take it along.
+        grads.push(at.needs[2].then(|| epilogue::bias_gradient(d, at.ins[2])));
+    }
     if base {
         grads.push(at.needs[2].then(|| d.cast(at.ins[2].dtype())));
     }
     grads
 }
 
-pub fn without_base<'g>(ta: bool, tb: bool, out: DType, ins: &[Tensor<'g>]) -> Tensor<'g> {
-    let product = ins[0].b.op(Op::Product { ta, tb, out: ins[2].dtype(), base: false }, &ins[..2]);
+/// The product of 8-bit operands as one of f32, times both scales.
+pub fn of_wide<'g>(ta: bool, tb: bool, out: DType, base: bool, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    let wide = [ins[0].cast(DType::F32), ins[1].cast(DType::F32)];
+    let c = ins[0].b.op(plain(ta, tb, DType::F32, Compute::Full), &wide);
+    let dims = c.dims();
+    let scale = (ins[ins.len() - 2] * ins[ins.len() - 1]).reshape(&vec![1; dims.len()]);
+    let c = c * scale.broadcast(&dims);
+    if base { (c + ins[2].cast(DType::F32)).cast(out) } else { c.cast(out) }
+}
+
+pub fn without_base<'g>(ta: bool, tb: bool, out: DType, compute: Compute, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    let product = ins[0].b.op(plain(ta, tb, ins[2].dtype(), compute), &ins[..2]);
     (product + ins[2]).cast(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The neighbours on the grid of 10 bits around a value, by arithmetic that knows no bits.
+    fn nearest(x: f64) -> f64 {
+        let unit = 2f64.powi((x.abs().log2().floor() as i32).max(-126) - 10);
+        let below = (x.abs() / unit).floor() * unit;
+        let up = x.abs() - below >= below + unit - x.abs();
+        x.signum() * if up { below + unit } else { below }
+    }
+
+    #[test]
+    fn tf32_is_the_nearest_value_of_ten_bits_ties_away() {
+        let mut bits = 1_u32;
+        for _ in 0..50_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = f32::from_bits(bits);
+            if x.is_nan() || x.abs() > 3e38 || x.abs() < f32::MIN_POSITIVE {
+                continue;
+            }
+            assert_eq!(round_tf32(x) as f64, nearest(x as f64), "{x:e}");
+        }
+        let unit = 2f32.powi(-10);
+        assert_eq!(round_tf32(1.0 + unit / 2.0), 1.0 + unit);
+        assert_eq!(round_tf32(-1.0 - unit / 2.0), -1.0 - unit);
+        assert_eq!(round_tf32(f32::NEG_INFINITY), f32::NEG_INFINITY);
+        assert!(round_tf32(f32::NAN).is_nan() && round_tf32(-0.0).is_sign_negative());
+    }
 }

@@ -76,14 +76,18 @@ fn sides(g: &Graph, sum: NodeId, of: NodeId) -> (Value, Value) {
 /// The operation that adds output `out` to a base given as its last input.
 fn with_base(op: &Op, out: u8) -> Option<Op> {
     match (op, out) {
-        (Op::Product { ta, tb, out, base: false }, 0) => {
-            Some(Op::Product { ta: *ta, tb: *tb, out: *out, base: true })
+        (&Op::Product { ta, tb, out, base: false, compute, epilogue }, 0) if epilogue.takes_base() => {
+            Some(Op::Product { ta, tb, out, base: true, compute, epilogue })
         }
         (Op::ScatterAdd { rows, out, base: false }, 0) => {
             Some(Op::ScatterAdd { rows: *rows, out: *out, base: true })
         }
-        (Op::HeadLossGrad { base: false }, 1) => Some(Op::HeadLossGrad { base: true }),
-        (Op::HeadLossTrain { base: false }, 4) => Some(Op::HeadLossTrain { base: true }),
+        (Op::HeadLossGrad { base: false, compute }, 1) => {
+            Some(Op::HeadLossGrad { base: true, compute: *compute })
+        }
+        (Op::HeadLossTrain { base: false, compute }, 4) => {
+            Some(Op::HeadLossTrain { base: true, compute: *compute })
+        }
         _ => None,
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, SlotId, Value};
 use crate::op::{Op, OpKind};
+use crate::ops::product::Compute;
 use crate::passes::slots::Slots;
 use crate::passes::views;
 use crate::plan::{Category, Launch, Refusal, View};
@@ -135,6 +136,13 @@ impl Lowering<'_> {
         let node = self.g.node(id);
         let ins = node.ins.iter().map(|v| self.g.ty(*v));
         let float = ins.chain(&node.outs).find(|t| t.dtype.is_float()).map_or(DType::I32, |t| t.dtype);
+        let narrow = node.ins.iter().map(|v| self.g.ty(*v)).chain(&node.outs).find(|t| t.dtype.is_fp8());
+        if let Some(ty) = narrow.filter(|t| !self.target.dtypes.contains(&t.dtype)) {
+            return Err(Refusal(format!("{}: {} does not compute in {ty}", node.path, self.target.name)));
+        }
+        if node.op.compute() == Some(Compute::Tf32) && self.target.rates.tf32_flops.is_none() {
+            return Err(Refusal(format!("{}: {} does not multiply in tf32", node.path, self.target.name)));
+        }
         self.row_for(node.op.kind(), float, &node.path)
     }
 
@@ -169,12 +177,12 @@ impl Lowering<'_> {
                 let at = chain[chain.len() - 1];
                 let node = self.g.node(at.node);
                 let row = self.row(at.node)?;
-                let Some((i, _)) = row.in_place.iter().find(|(_, out)| *out == at.out as usize) else {
+                let Some((i, _)) = row.in_place_for(&node.op).find(|(_, out)| *out == at.out as usize) else {
                     break None;
                 };
-                let Some(base) = node.ins.get(*i).copied() else { break None };
+                let Some(base) = node.ins.get(i).copied() else { break None };
                 if matches!(self.g.node(base.node).op, Op::Read { slot: s } if s == *slot) {
-                    break Some(*i);
+                    break Some(i);
                 }
                 let goes_on =
                     self.is_compute(base.node) && self.used_once(base) && self.g.ty(base) == self.g.ty(at);
@@ -436,13 +444,13 @@ impl Lowering<'_> {
         if !self.reuse {
             return None;
         }
-        row.in_place.iter().filter(|(_, o)| *o == out).find_map(|(i, _)| {
-            let place = ins.get(*i)?;
+        row.in_place_for(&self.g.node(id).op).filter(|(_, o)| *o == out).find_map(|(i, _)| {
+            let place = ins.get(i)?;
             let storage = &self.out.storages[place.storage];
             let is_last = storage.fixed.is_none() && storage.last_use <= id.0 as usize;
             let is_whole =
                 place.view.is_dense() && storage.bytes == ty.bytes() && place.view.dtype == ty.dtype;
-            let is_only = ins.iter().enumerate().all(|(j, other)| j == *i || other.storage != place.storage);
+            let is_only = ins.iter().enumerate().all(|(j, other)| j == i || other.storage != place.storage);
             let is_free = is_last && is_whole && is_only && !taken.contains(&place.storage);
             is_free.then(|| Place { storage: place.storage, view: View::dense(0, ty) })
         })

@@ -3,6 +3,7 @@
 pub mod copies;
 pub mod differentiate;
 pub mod epilogues;
+pub mod fused_products;
 pub mod lower;
 pub mod memory;
 pub mod merge;
@@ -14,6 +15,7 @@ pub mod recompute;
 pub mod regions;
 pub mod rope_table;
 pub mod slots;
+pub mod tf32;
 pub mod update;
 pub mod views;
 
@@ -85,6 +87,12 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     });
     reports.say("patterns", joined.gated, || format!("{} gated activations run in one pass", joined.gated));
 
+    // Products add their bias and apply GELU as they write.
+    let (g, layers) =
+        if o.fuse_elementwise && runs("fused_products") { fused_products::forward(&g) } else { (g, 0) };
+    let g = checked("fused_products", g);
+    reports.say("fused_products", layers, || format!("{layers} products add their bias or apply GELU"));
+
     // Rotations read their angles from a table.
     let (g, served) = o.rope_positions.map_or((g.clone(), 0), |n| rope_table::rope_table(&g, n));
     let g = checked("rope_table", g);
@@ -123,6 +131,10 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
         let (narrow, translated, products) = precision::precision(&g, forward);
         (g, forward) = (narrow, translated);
         reports.say("precision", products, || format!("{products} products run in bf16"));
+    } else if o.precision == Precision::Tf32 {
+        let (rounding, products) = tf32::tf32(&g);
+        g = rounding;
+        reports.say("precision", products, || format!("{products} products run in tf32"));
     }
     let g = checked("precision", g);
 
@@ -131,6 +143,17 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     let (g, again) = recompute::recompute(&g, forward, how);
     let g = checked("recompute", without_dead(&g));
     reports.say("recompute", again, || format!("{again} forward operations run again in the backward pass"));
+
+    // Products of the backward pass do the same for the gradients of both.
+    let (g, joined) = if o.fuse_elementwise && runs("fused_products") {
+        fused_products::backward(&g)
+    } else {
+        (g, Default::default())
+    };
+    let g = checked("fused_products", without_dead(&g));
+    reports.say("fused_products", joined.slopes + joined.sums, || {
+        format!("{} products apply GELU's slope, {} sum a bias's gradient", joined.slopes, joined.sums)
+    });
 
     // Sums are done by whoever computes their last term.
     let (g, folded) = epilogues::epilogues(&g);
@@ -160,6 +183,7 @@ fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
 fn inference(g: &Graph, o: &Options) -> Graph {
     let g = match o.precision {
         Precision::BF16 => precision::precision(g, g.nodes.len()).0,
+        Precision::Tf32 => tf32::tf32(g).0,
         Precision::F32 => g.clone(),
     };
     checked("epilogues", epilogues::epilogues(&checked("precision", g)).0)

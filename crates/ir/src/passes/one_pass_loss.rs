@@ -19,7 +19,8 @@ pub fn one_pass_loss(trained: &Trained) -> (Trained, usize) {
         }
         if let Some((_, grad)) = pairs.iter().find(|(loss, _)| *loss == id) {
             let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
-            let fused = replay.copy_as(id, Op::HeadLossTrain { base: false }, ins);
+            let Op::HeadLoss { compute } = g.node(id).op else { unreachable!("found as a loss") };
+            let fused = replay.copy_as(id, Op::HeadLossTrain { base: false, compute }, ins);
             replay.set(grad.out(0), fused.out(3));
             replay.set(grad.out(1), fused.out(4));
         } else if !pairs.iter().any(|(_, grad)| *grad == id) {
@@ -32,7 +33,7 @@ pub fn one_pass_loss(trained: &Trained) -> (Trained, usize) {
 
 /// The loss whose sum alone this gradient differentiates.
 fn loss_of(g: &Graph, grad: NodeId) -> Option<NodeId> {
-    let Op::HeadLossGrad { base: false } = g.node(grad).op else { return None };
+    let Op::HeadLossGrad { base: false, .. } = g.node(grad).op else { return None };
     let ins = &g.node(grad).ins;
     let loss = ins[3].node;
     let weight = g.node(loss).ins[3];

@@ -7,6 +7,8 @@ use crate::attr::named;
 named! {
     pub enum Precision {
         F32 = "fp32",
+        /// As f32, except that products round their operands to 10 bits of mantissa.
+        Tf32 = "tf32",
         /// Weights are kept in f32 and copied to bf16 for the products; sums and statistics stay f32.
         BF16 = "bf16",
     }

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use crate::graph::{Class, Graph, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
-use crate::replay::Replay;
+use crate::replay::{Replay, users};
 use crate::types::DType;
 
 /// The slot of a weight's copy.
@@ -19,6 +19,7 @@ pub fn copy_path(weight: &str) -> String {
 /// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
 pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     let wide = stays_wide(g);
+    let biases = biases(g, &wide);
     let mut replay = Replay::new(g);
     let (mut products, mut new_forward) = (0, 0);
     for id in g.ids() {
@@ -28,7 +29,7 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
         let node = g.node(id);
         if let Op::Read { slot } = node.op {
             let s = g.slot(slot);
-            if s.class.is_parameter() && s.ty.rank() >= 2 {
+            if s.class.is_parameter() && (s.ty.rank() >= 2 || biases.contains(&id)) {
                 let slot = copy_slot(&mut replay.new, slot);
                 replay.copy_as(id, Op::Read { slot }, vec![]);
                 continue;
@@ -37,11 +38,15 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
         let mut ins: Vec<Value> = node.ins.iter().map(|v| replay.get(*v)).collect();
         cast_inputs(&mut replay, id, &mut ins);
         let mut op = node.op.clone();
-        if let Op::Product { out, .. } = &mut op {
+        if let Op::Product { out, epilogue, .. } = &mut op {
             let narrow = replay.new.ty(ins[0]).dtype == DType::BF16;
             products += narrow as usize;
             if narrow && !wide.contains(&id) {
                 *out = DType::BF16;
+            }
+            // A bias is added in the type of the result.
+            if epilogue.has_bias() && replay.new.ty(ins[2]).dtype != *out {
+                ins[2] = replay.add(Op::Map { f: E::Cast(*out) }, vec![ins[2]], id);
             }
         }
         replay.copy_as(id, op, ins);
@@ -94,6 +99,21 @@ fn stays_wide(g: &Graph) -> HashSet<NodeId> {
     wide
 }
 
+/// Reads of vectors that are nothing but the biases of products with a bf16 result.
+fn biases(g: &Graph, wide: &HashSet<NodeId>) -> HashSet<NodeId> {
+    let users = users(g);
+    let is_bias = |id: &NodeId| {
+        let adds = |user: &NodeId| {
+            let node = g.node(*user);
+            let has_bias = matches!(node.op, Op::Product { epilogue, .. } if epilogue.has_bias());
+            has_bias && node.ins[2] == id.out(0) && !wide.contains(user)
+        };
+        let read = matches!(g.node(*id).op, Op::Read { .. });
+        read && users.get(&id.out(0)).is_some_and(|u| !u.is_empty() && u.iter().all(adds))
+    };
+    g.ids().filter(is_bias).collect()
+}
+
 /// Brings float inputs that must agree to one type.
 fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
     let node = replay.old.node(id);
@@ -119,7 +139,7 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         Op::Gated { .. } | Op::GatedGrad { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
         Op::Attention { .. } => (vec![0, 1, 2], narrow(replay, &ins[..3])),
         Op::AttentionGrad { .. } => (vec![0, 1, 2, ins.len() - 3, ins.len() - 1], narrow(replay, &ins[..3])),
-        Op::HeadLoss {} | Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => {
+        Op::HeadLoss { .. } | Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => {
             (vec![0, 1], narrow(replay, &ins[..2]))
         }
         Op::RowScatter {} => (vec![0, 1], dtype(replay, ins[0])),

@@ -9,19 +9,19 @@ use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::context::{Context, chunk};
 use super::tensor::Tensor;
-use super::{ANY_TYPE, Kernel};
+use super::{ANY_TYPE, EVERY_TYPE, Kernel};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel { row: row("copy", OpKind::Reshape), run },
-    Kernel { row: row("fill", OpKind::Fill), run: fill },
-    Kernel { row: row("iota", OpKind::Iota), run: iota },
+    Kernel { row: row("copy", OpKind::Reshape, EVERY_TYPE), run },
+    Kernel { row: row("fill", OpKind::Fill, ANY_TYPE), run: fill },
+    Kernel { row: row("iota", OpKind::Iota, ANY_TYPE), run: iota },
 ];
 
-const fn row(name: &'static str, op: OpKind) -> KernelRow {
+const fn row(name: &'static str, op: OpKind, dtypes: &'static [DType]) -> KernelRow {
     KernelRow {
         name,
         op,
-        dtypes: ANY_TYPE,
+        dtypes,
         ins: Layout::Any,
         outs: Layout::Any,
         in_place: &[],
@@ -107,6 +107,7 @@ impl Walk {
                 match bytes {
                     _ if from_step == 1 && to_step == 1 => std::ptr::copy_nonoverlapping(from, to, n * bytes),
                     4 => strided::<u32>(from.cast(), from_step, to.cast(), to_step, n),
+                    1 => strided::<u8>(from, from_step, to, to_step, n),
                     _ => strided::<u16>(from.cast(), from_step, to.cast(), to_step, n),
                 }
             }
@@ -221,7 +222,7 @@ fn write_each(cx: &Context<'_>, value: impl Fn(usize) -> f64 + Sync) {
                         DType::F32 => *at.cast() = x as f32,
                         DType::BF16 => *at.cast() = bf16_from_f32(x as f32),
                         DType::I32 => *at.cast() = x as i32,
-                        DType::F64 => unreachable!("the CPU's target does not offer f64"),
+                        other => unreachable!("nothing fills {}", other.name()),
                     }
                 }
             }

@@ -15,7 +15,7 @@ use crate::launch::body_of;
 use super::context::Context;
 use super::math::{self, vectorised};
 use super::tensor::{Tensor, load, round_bf16, store};
-use super::{ANY_TYPE, Kernel};
+use super::{EVERY_TYPE, Kernel};
 
 pub const KERNELS: &[Kernel] =
     &[Kernel { row: row("map", OpKind::Map), run }, Kernel { row: row("region", OpKind::Region), run }];
@@ -24,7 +24,7 @@ const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow {
         name,
         op,
-        dtypes: ANY_TYPE,
+        dtypes: EVERY_TYPE,
         ins: Layout::Any,
         outs: Layout::Any,
         in_place: EVERY_PAIR,
@@ -375,6 +375,8 @@ fn apply(step: &Step, args: &[&[f32]], registers: &[Vec<f32>], to: &mut [f32]) {
     }
     if step.out == DType::BF16 {
         round_all(to);
+    } else if step.out.is_fp8() {
+        to.iter_mut().for_each(|x| *x = step.out.round(*x as f64) as f32);
     }
 }
 

@@ -127,18 +127,18 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         sizes,
     };
     match launch.op {
-        Op::HeadLoss {} => {
+        Op::HeadLoss { .. } => {
             let (sum, logp, lse) = (cx.output(0), cx.output(1), cx.output(2));
             Head { factor: floats(&cx.input(3)), sum, logp, lse, ..head }.run();
         }
-        Op::HeadLossGrad { base } => {
+        Op::HeadLossGrad { base, .. } => {
             let factor = floats(&cx.input(4)).into_iter().map(|d| -d).collect();
             let (dx, dw) = (cx.output(0), cx.output(1));
             let head = Head { factor, known_lse: Some(cx.input(3)), dx, dw, ..head };
             head.start_dw(base.then_some(5), 1);
             head.run();
         }
-        Op::HeadLossTrain { base } => {
+        Op::HeadLossTrain { base, .. } => {
             let (sum, logp, lse) = (cx.output(0), cx.output(1), cx.output(2));
             let (dx, dw) = (cx.output(3), cx.output(4));
             let head = Head { factor: floats(&cx.input(3)), sum, logp, lse, dx, dw, ..head };
@@ -397,7 +397,9 @@ vectorised! {
 mod tests {
     use super::super::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
     use super::*;
+    use flatout_ir::ops::product::Compute;
 
+    const FULL: Compute = Compute::Full;
     const NAMES: [&str; 5] = ["sum", "logp", "lse", "dx", "dw"];
 
     #[derive(Clone, Copy)]
@@ -431,7 +433,7 @@ mod tests {
         }
 
         fn grad_inputs(&self, base: bool) -> Vec<Given> {
-            let lse = expected(&Op::HeadLoss {}, &self.inputs()).swap_remove(2);
+            let lse = expected(&Op::HeadLoss { compute: FULL }, &self.inputs()).swap_remove(2);
             let mut ins = self.inputs();
             ins[3] = Given::new(DType::F32, &[self.rows], |i| lse[i]);
             ins.push(Given::noise(DType::F32, &[self.rows], 5).with_rows(0.0, |row| row % 4 == 1));
@@ -472,10 +474,20 @@ mod tests {
     fn all_three_forms_are_the_mathematics() {
         for case in cases() {
             let manner = Manner::default();
-            case.compare(Op::HeadLoss {}, &case.inputs(), &NAMES[..3], manner);
+            case.compare(Op::HeadLoss { compute: FULL }, &case.inputs(), &NAMES[..3], manner);
             for base in [false, true] {
-                case.compare(Op::HeadLossGrad { base }, &case.grad_inputs(base), &NAMES[3..], manner);
-                case.compare(Op::HeadLossTrain { base }, &case.train_inputs(base), &NAMES, manner);
+                case.compare(
+                    Op::HeadLossGrad { base, compute: FULL },
+                    &case.grad_inputs(base),
+                    &NAMES[3..],
+                    manner,
+                );
+                case.compare(
+                    Op::HeadLossTrain { base, compute: FULL },
+                    &case.train_inputs(base),
+                    &NAMES,
+                    manner,
+                );
             }
         }
     }
@@ -483,13 +495,18 @@ mod tests {
     #[test]
     fn dw_is_added_in_place_and_unread_outputs_are_left_out() {
         for case in cases() {
-            let op = Op::HeadLossTrain { base: true };
+            let op = Op::HeadLossTrain { base: true, compute: FULL };
             for unread in [&[][..], &[1, 2], &[0, 1, 2], &[3], &[1, 4], &[1, 2, 3, 4]] {
                 let in_place = (!unread.contains(&4)).then_some((4, 4));
                 case.compare(op.clone(), &case.train_inputs(true), &NAMES, Manner { unread, in_place });
             }
             let manner = Manner { unread: &[0], in_place: Some((5, 1)) };
-            case.compare(Op::HeadLossGrad { base: true }, &case.grad_inputs(true), &NAMES[3..], manner);
+            case.compare(
+                Op::HeadLossGrad { base: true, compute: FULL },
+                &case.grad_inputs(true),
+                &NAMES[3..],
+                manner,
+            );
         }
     }
 
@@ -502,7 +519,7 @@ mod tests {
         let is_off = |row: usize| (chunk..2 * chunk).contains(&row);
         let mut ins = case.train_inputs(false);
         ins[3] = ins[3].with_rows(0.0, is_off);
-        let op = Op::HeadLossTrain { base: false };
+        let op = Op::HeadLossTrain { base: false, compute: FULL };
         let want = expected(&op, &ins);
         ins[0] = ins[0].with_rows(f64::NAN, is_off);
         let got = launched(&op, &ins, 2, Manner { unread: &[1, 2], in_place: None }).unwrap();
@@ -526,7 +543,7 @@ mod tests {
             [(700, 48, 300, DType::F32), (1500, 16, 65, DType::F32), (200, 24, 1100, DType::BF16)]
         {
             let case = Case { rows, width, vocabulary, dtype };
-            let op = Op::HeadLossTrain { base: true };
+            let op = Op::HeadLossTrain { base: true, compute: FULL };
             let bits = |threads: usize| -> Vec<u64> {
                 let outs = launched(&op, &case.train_inputs(true), threads, Manner::default()).unwrap();
                 outs.into_iter().flatten().flatten().map(f64::to_bits).collect()
@@ -545,7 +562,7 @@ mod tests {
             let zeros = |dims: &[usize]| Given::new(DType::F32, dims, |_| 0.0);
             let ins =
                 [zeros(&[rows, 8]), zeros(&[32768, 8]), Given::integers(&vec![0; rows]), zeros(&[rows])];
-            workspace(&Op::HeadLossTrain { base: false }, &ins, 16)
+            workspace(&Op::HeadLossTrain { base: false, compute: FULL }, &ins, 16)
         };
         assert_eq!(scratch(16384), scratch(1024), "more rows are more chunks");
         assert!(scratch(16384) < 33 << 20);
@@ -557,7 +574,7 @@ mod tests {
         for target in [5, -2] {
             let mut ins = case.inputs();
             ins[2] = Given::integers(&[0, 1, target, 2]);
-            let error = launched(&Op::HeadLoss {}, &ins, 1, Manner::default()).unwrap_err();
+            let error = launched(&Op::HeadLoss { compute: FULL }, &ins, 1, Manner::default()).unwrap_err();
             assert_eq!(
                 error,
                 format!("row 2 has target {target}; targets are -1 or below the vocabulary of 5")

@@ -6,6 +6,7 @@ pub mod context;
 pub mod copy;
 pub mod dropout;
 pub mod elementwise;
+mod epilogue;
 pub mod gated;
 pub mod head_loss;
 pub mod index;
@@ -36,6 +37,8 @@ pub type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 
 const FLOATS: &[DType] = &[DType::F32, DType::BF16];
 const ANY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::I32];
+/// For what moves or casts elements.
+const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32];
 
 /// Every kernel of this backend, by file.
 pub const KERNELS: &[&[Kernel]] = &[
@@ -64,7 +67,7 @@ pub fn target(threads: usize) -> Target {
     let cores = threads.max(1);
     Target {
         name: "cpu".into(),
-        dtypes: ANY_TYPE.to_vec(),
+        dtypes: EVERY_TYPE.to_vec(),
         align: crate::arena::ALIGN,
         memory_bytes: memory_bytes(),
         driver_bytes: 0,
@@ -85,7 +88,13 @@ fn rates(cores: usize) -> Rates {
         Level::Baseline => 10e9,
     };
     let products = a_core * cores as f64;
-    Rates { f32_flops: products, bf16_flops: products, memory_bytes: 16e9 * cores.min(4) as f64 }
+    Rates {
+        f32_flops: products,
+        tf32_flops: None,
+        bf16_flops: products,
+        fp8_flops: Some(products),
+        memory_bytes: 16e9 * cores.min(4) as f64,
+    }
 }
 
 /// The memory a run may take: what Linux says is available; 4 GiB on systems that do not say.

@@ -82,6 +82,11 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Whether the device converts and multiplies 8-bit floats.
+    pub fn has_fp8(&self) -> bool {
+        (self.major, self.minor) >= (8, 9)
+    }
+
     /// A device of an architecture such as `sm_86` or `sm_90a`, for compiling where there is none: what every device of
     /// the architecture has.
     pub fn on_paper(arch: &str) -> Facts {

@@ -4,13 +4,14 @@ use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::{DType, bf16_from_f32};
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::EVERY_TYPE;
 use super::address::{Walk, index_type, most, width};
 use super::context::Kernel;
 use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_bits};
 
 pub const KERNELS: &[Kernel] = &[
     Kernel {
-        row: row("cuda.copy", OpKind::Reshape),
+        row: KernelRow { dtypes: EVERY_TYPE, ..row("cuda.copy", OpKind::Reshape) },
         sources: |l, _| stage::sources(stages(l)),
         prepare: |l, p| stage::prepare(stages(l), p),
     },

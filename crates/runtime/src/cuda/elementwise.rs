@@ -14,6 +14,7 @@ use flatout_ir::{Graph, Launch, Op, OpKind, View};
 
 use crate::launch::body_of;
 
+use super::EVERY_TYPE;
 use super::address::{Walk, index_type, most, widths};
 use super::context::Kernel;
 use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type};
@@ -25,7 +26,7 @@ const fn kernel(name: &'static str, op: OpKind) -> Kernel {
         row: KernelRow {
             name,
             op,
-            dtypes: &[DType::F32, DType::BF16, DType::I32],
+            dtypes: EVERY_TYPE,
             ins: Layout::Any,
             outs: Layout::Any,
             in_place: EVERY_PAIR,
@@ -147,7 +148,7 @@ fn map_text(f: E, from: DType, to: DType, args: &[String]) -> String {
         (DType::I32, _) => format!("(float){}", args[0]),
         _ => f32_text(f, args),
     };
-    if to == DType::BF16 { format!("rounded<bf16>({value})") } else { value }
+    if to == DType::F32 { value } else { format!("rounded<{}>({value})", c_type(to)) }
 }
 
 /// An f32 constant by its bits: no digits are lost, and infinities and NaNs are values like others.

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -13,7 +14,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
-use super::lt::{Matrices, Multiply};
+use super::lt::{Fusion, Matrices, Multiply};
 use super::product::library_workspace;
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
@@ -91,6 +92,7 @@ struct Head<'a> {
     sign: f32,
     known_lse: Option<&'a View>,
     base: Option<&'a View>,
+    compute: Compute,
     sum: Option<&'a View>,
     logp: Option<&'a View>,
     lse: Option<&'a View>,
@@ -110,6 +112,7 @@ impl<'a> Head<'a> {
             sign: 1.0,
             known_lse: None,
             base: None,
+            compute: launch.op.compute().unwrap_or(Compute::Full),
             sum: None,
             logp: None,
             lse: None,
@@ -117,8 +120,8 @@ impl<'a> Head<'a> {
             dw: None,
         };
         match launch.op {
-            Op::HeadLoss {} => Head { sum: out(0), logp: out(1), lse: out(2), ..head },
-            Op::HeadLossGrad { base } => Head {
+            Op::HeadLoss { .. } => Head { sum: out(0), logp: out(1), lse: out(2), ..head },
+            Op::HeadLossGrad { base, .. } => Head {
                 factor: &ins[4],
                 sign: -1.0,
                 known_lse: Some(&ins[3]),
@@ -127,7 +130,7 @@ impl<'a> Head<'a> {
                 dw: out(1),
                 ..head
             },
-            Op::HeadLossTrain { base } => Head {
+            Op::HeadLossTrain { base, .. } => Head {
                 base: base.then(|| &ins[4]),
                 sum: out(0),
                 logp: out(1),
@@ -207,8 +210,11 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     let w = rows(head.w, 0, vocabulary, p)?;
 
     let mut works: Vec<Box<dyn Work>> = vec![];
-    let multiply =
-        |a, b, c, d| Multiply { count: 1, a, b, c, d, workspace: (library, sizes.library_bytes) }.prepare(p);
+    let (compute, workspace) = (head.compute, (library, sizes.library_bytes));
+    let multiply = |a, b, c, d| {
+        let (scales, fusion) = (None, Fusion::NONE);
+        Multiply { count: 1, a, b, c, d, compute, scales, fusion, workspace }.prepare(p)
+    };
     for first in (0..row_count).step_by(sizes.rows.max(1)) {
         let count = sizes.rows.min(row_count - first);
         let x = rows(head.x, first, count, p)?;
@@ -281,7 +287,7 @@ mod tests {
             let (x, w) = (view(&[4, 8]), view(&[vocabulary, 8]));
             let launch = Launch {
                 kernel: "cuda.head_loss",
-                op: Op::HeadLoss {},
+                op: Op::HeadLoss { compute: Compute::Full },
                 ins: vec![x.clone(), w, x.clone(), x],
                 outs: vec![None, None, None],
                 workspace: None,

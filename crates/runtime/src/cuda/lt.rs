@@ -13,6 +13,8 @@ use std::os::raw::c_int;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
+use flatout_ir::ops::epilogue::Epilogue;
+use flatout_ir::ops::product::Compute;
 use flatout_ir::types::DType;
 
 use super::context::{CudaError, Prepare, Stream, Work};
@@ -20,13 +22,38 @@ use super::driver::Event;
 use super::library::Library;
 use super::tuned::{Algorithm, Timing};
 
+/// Full f32: cuBLASLt goes by the compute type it is given, so this one never takes TF32. (`_PEDANTIC`, 69, would also
+/// forbid algorithms that reorder sums, which cost bits and no precision; emulation by bf16 is a type of its own and, by
+/// environment, among the variables that are cleared.)
 const CUBLAS_COMPUTE_32F: c_int = 68;
+const CUBLAS_COMPUTE_32F_FAST_TF32: c_int = 77;
 const CUBLAS_OP_N: i32 = 0;
 const CUBLAS_OP_T: i32 = 1;
 const CUDA_R_32F: c_int = 0;
 const CUDA_R_16BF: c_int = 14;
+const CUDA_R_8F_E4M3: c_int = 28;
+const CUDA_R_8F_E5M2: c_int = 29;
 const CUBLASLT_MATMUL_DESC_TRANSA: c_int = 3;
 const CUBLASLT_MATMUL_DESC_TRANSB: c_int = 4;
+/// Attributes of an epilogue: `uint32_t`, two pointers, `int64_t`. The vector has the type of D; so has the matrix.
+const CUBLASLT_MATMUL_DESC_EPILOGUE: c_int = 7;
+const CUBLASLT_MATMUL_DESC_BIAS_POINTER: c_int = 8;
+const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: c_int = 11;
+const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: c_int = 12;
+/// Device pointers to one f32 each, and an `int8_t`: whether sums of 8-bit products may stay in fewer bits than f32.
+const CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: c_int = 17;
+const CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: c_int = 18;
+const CUBLASLT_MATMUL_DESC_FAST_ACCUM: c_int = 25;
+const CUBLASLT_EPILOGUE_DEFAULT: u32 = 1;
+const CUBLASLT_EPILOGUE_BIAS: u32 = 4;
+const CUBLASLT_EPILOGUE_GELU: u32 = 32;
+/// `GELU` with what it is applied to as a second result.
+const CUBLASLT_EPILOGUE_GELU_AUX: u32 = 32 | 128;
+const CUBLASLT_EPILOGUE_DGELU: u32 = 64 | 128;
+/// Sums the library's B, our a, over the inner extent; one sum a column of its D, our row.
+const CUBLASLT_EPILOGUE_BGRADB: u32 = 512;
+const CUBLAS_STATUS_INVALID_VALUE: c_int = 7;
+const CUBLAS_STATUS_NOT_SUPPORTED: c_int = 15;
 const CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: c_int = 5;
 const CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: c_int = 6;
 const CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: c_int = 1;
@@ -159,7 +186,44 @@ impl Matrices {
     }
 }
 
-/// d [M, N] = a [M, K] b [K, N], plus c where given; `count` times.
+/// What the library does with a result before it stores it, by addresses at multiples of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fusion {
+    epilogue: Epilogue,
+    /// The bias it adds, or the sums it writes; 0 where there is none.
+    vector: u64,
+    /// What GELU is applied to, written or read, and its rows' distance; 0 where it is not wanted.
+    matrix: (u64, usize),
+}
+
+impl Fusion {
+    pub const NONE: Fusion = Fusion::of(Epilogue::None, 0, (0, 0));
+
+    pub const fn of(epilogue: Epilogue, vector: u64, matrix: (u64, usize)) -> Fusion {
+        Fusion { epilogue, vector, matrix }
+    }
+
+    /// `cublasLtEpilogue_t`.
+    fn code(&self) -> u32 {
+        let gelu = if self.matrix.0 != 0 { CUBLASLT_EPILOGUE_GELU_AUX } else { CUBLASLT_EPILOGUE_GELU };
+        match self.epilogue {
+            Epilogue::None => CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::Gelu => gelu,
+            Epilogue::BiasGelu => gelu | CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::GeluGrad => CUBLASLT_EPILOGUE_DGELU,
+            Epilogue::SumA => CUBLASLT_EPILOGUE_BGRADB,
+        }
+    }
+
+    /// With addresses replaced by what they are multiples of, up to 256.
+    fn anywhere(self) -> Fusion {
+        let multiple = |at: u64| if at == 0 { 0 } else { 1 << (at | 256).trailing_zeros() };
+        Fusion { vector: multiple(self.vector), matrix: (multiple(self.matrix.0), self.matrix.1), ..self }
+    }
+}
+
+/// d [M, N] = a [M, K] b [K, N], plus c where given; `count` times, one with an epilogue.
 #[derive(Clone, Copy, Debug)]
 pub struct Multiply {
     pub count: usize,
@@ -168,6 +232,11 @@ pub struct Multiply {
     /// Of d's shape and type; may lie exactly on it.
     pub c: Option<Matrices>,
     pub d: Matrices,
+    /// Of f32 operands; others have one mode.
+    pub compute: Compute,
+    /// Of 8-bit operands: where the f32 lie that a and b are multiplied by.
+    pub scales: Option<[u64; 2]>,
+    pub fusion: Fusion,
     /// Scratch, and how much of it.
     pub workspace: (u64, usize),
 }
@@ -179,6 +248,8 @@ struct Problem {
     /// a, b, c, d with their addresses replaced by alignments.
     operands: [Matrices; 4],
     has_base: bool,
+    compute: Compute,
+    fusion: Fusion,
     workspace_bytes: usize,
 }
 
@@ -190,7 +261,12 @@ impl fmt::Display for Problem {
             let (dtype, align) = (m.dtype.name(), m.at);
             format!("{dtype}[{},{}]{turned}, rows {} apart, aligned to {align}", m.rows, m.columns, m.pitch)
         };
-        write!(f, "{} products of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))
+        let mode = if self.compute == Compute::Tf32 { " in tf32" } else { "" };
+        write!(f, "{} products{mode} of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))?;
+        match self.fusion.epilogue {
+            Epilogue::None => Ok(()),
+            epilogue => write!(f, " with the epilogue {}", epilogue.name()),
+        }
     }
 }
 
@@ -201,16 +277,38 @@ impl Multiply {
 
     fn problem(&self) -> Problem {
         let operands = self.operands().map(|m| Matrices { at: m.alignment(self.count) as u64, ..m });
-        Problem { count: self.count, operands, has_base: self.c.is_some(), workspace_bytes: self.workspace.1 }
+        Problem {
+            count: self.count,
+            operands,
+            has_base: self.c.is_some(),
+            compute: self.compute,
+            fusion: self.fusion.anywhere(),
+            workspace_bytes: self.workspace.1,
+        }
     }
 
     /// Makes the descriptors and chooses an algorithm: the library's first or, with `autotune` where bits need not be
     /// those of another run, the fastest of several, remembered for equal products, on disk too. Timing writes d.
     pub fn prepare(&self, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-        Ok(Box::new(self.product(p)?))
+        match self.product(p)? {
+            Some(product) => Ok(Box::new(product)),
+            None => Err(CudaError::new(format!("cuBLASLt has no algorithm for {}", self.problem()))),
+        }
     }
 
-    fn product(&self, p: &Prepare<'_>) -> Result<Product, CudaError> {
+    /// As `prepare`; `None`, with a note to the user, where the library has no algorithm.
+    pub fn prepare_fused(&self, p: &Prepare<'_>) -> Result<Option<Box<dyn Work>>, CudaError> {
+        let Some(product) = self.product(p)? else {
+            p.note(format!(
+                "cuBLASLt has no algorithm for {}: a kernel of ours does the epilogue",
+                self.problem()
+            ));
+            return Ok(None);
+        };
+        Ok(Some(Box::new(product)))
+    }
+
+    fn product(&self, p: &Prepare<'_>) -> Result<Option<Product>, CudaError> {
         let lt = Arc::clone(p.lt());
         let mut product = Product::new(&lt, self)?;
         let problem = self.problem();
@@ -219,14 +317,14 @@ impl Multiply {
         product.algorithm = match known {
             Some(algorithm) => algorithm,
             None => {
-                let best = product.choose(&key.0, p)?;
+                let Some(best) = product.choose(&key.0, p)? else { return Ok(None) };
                 if let Ok(mut chosen) = lt.chosen.lock() {
                     chosen.insert(key, best);
                 }
                 best
             }
         };
-        Ok(product)
+        Ok(Some(product))
     }
 }
 
@@ -266,17 +364,35 @@ impl Product {
     fn new(lt: &Arc<Lt>, of: &Multiply) -> Result<Product, CudaError> {
         let e = &lt.entries;
         let mut raw = null_mut();
+        let compute = match (of.compute, of.a.dtype) {
+            (Compute::Tf32, DType::F32) => CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => CUBLAS_COMPUTE_32F,
+        };
         // SAFETY: writes one handle.
-        ok(
-            unsafe { (e.matmul_create)(&mut raw, CUBLAS_COMPUTE_32F, CUDA_R_32F) },
-            "cublasLtMatmulDescCreate",
-        )?;
+        ok(unsafe { (e.matmul_create)(&mut raw, compute, CUDA_R_32F) }, "cublasLtMatmulDescCreate")?;
         let matmul = Descriptor { raw, destroy: e.matmul_destroy };
         let op = |m: &Matrices| if m.is_transposed { CUBLAS_OP_T } else { CUBLAS_OP_N };
         for (attribute, operand) in
             [(CUBLASLT_MATMUL_DESC_TRANSA, &of.b), (CUBLASLT_MATMUL_DESC_TRANSB, &of.a)]
         {
             matmul.set(e.matmul_set, attribute, op(operand), "cublasLtMatmulDescSetAttribute")?;
+        }
+        if let Some([a, b]) = of.scales {
+            let (set, call) = (e.matmul_set, "cublasLtMatmulDescSetAttribute");
+            matmul.set(set, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b, call)?;
+            matmul.set(set, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a, call)?;
+            matmul.set(set, CUBLASLT_MATMUL_DESC_FAST_ACCUM, 0_i8, call)?;
+        }
+        if of.fusion.epilogue != Epilogue::None {
+            let (set, call) = (e.matmul_set, "cublasLtMatmulDescSetAttribute");
+            matmul.set(set, CUBLASLT_MATMUL_DESC_EPILOGUE, of.fusion.code(), call)?;
+            if of.fusion.vector != 0 {
+                matmul.set(set, CUBLASLT_MATMUL_DESC_BIAS_POINTER, of.fusion.vector, call)?;
+            }
+            if let (at @ 1.., pitch) = of.fusion.matrix {
+                matmul.set(set, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at, call)?;
+                matmul.set(set, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, pitch as i64, call)?;
+            }
         }
         let [a, b, c, d] = of.operands();
         let layouts = [
@@ -296,22 +412,22 @@ impl Product {
         })
     }
 
-    /// The algorithm for a product: remembered, timed now, or the library's first.
-    fn choose(&mut self, problem: &Problem, p: &Prepare<'_>) -> Result<Algorithm, CudaError> {
+    /// The algorithm for a product: remembered, timed now, or the library's first; `None` where it has none.
+    fn choose(&mut self, problem: &Problem, p: &Prepare<'_>) -> Result<Option<Algorithm>, CudaError> {
         let tuned = p.tuned();
         if tuned.candidates() <= 1 {
-            return Ok(self.candidates(problem, CANDIDATES)?[0].algorithm);
+            return Ok(self.candidates(problem, CANDIDATES)?.first().map(|c| c.algorithm));
         }
         let name = format!("{problem:?}");
         if let Some(known) = tuned.recall(&name).filter(|known| self.runs(known, problem)) {
-            return Ok(known.algorithm);
+            return Ok(Some(known.algorithm));
         }
         let candidates = self.candidates(problem, tuned.candidates())?;
         let timings = self.times(&candidates, p)?;
-        let Some(fastest) = timings.first() else { return Ok(candidates[0].algorithm) };
+        let Some(fastest) = timings.first() else { return Ok(candidates.first().map(|c| c.algorithm)) };
         let algorithm = fastest.algorithm;
         tuned.remember(&name, &timings);
-        Ok(algorithm)
+        Ok(Some(algorithm))
     }
 
     /// Whether the library still takes an algorithm for this product, within its scratch.
@@ -326,7 +442,7 @@ impl Product {
         status == 0 && answer.workspace_bytes <= problem.workspace_bytes
     }
 
-    /// What the library proposes, best first, up to `most`; never empty.
+    /// What the library proposes, best first, up to `most`; empty where it has nothing.
     fn candidates(&self, problem: &Problem, most: usize) -> Result<Vec<Candidate>, CudaError> {
         let e = &self.lt.entries;
         let mut raw = null_mut();
@@ -361,14 +477,13 @@ impl Product {
                 &mut count,
             )
         };
+        if [CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE].contains(&status) {
+            return Ok(vec![]);
+        }
         ok(status, "cublasLtMatmulAlgoGetHeuristic")?;
         let count = usize::try_from(count).unwrap_or(0).min(most);
         let fits = |c: &&Candidate| c.state == 0 && c.workspace_bytes <= problem.workspace_bytes;
-        let found: Vec<Candidate> = found[..count].iter().filter(fits).copied().collect();
-        if found.is_empty() {
-            return Err(CudaError::new(format!("cuBLASLt has no algorithm for {problem}")));
-        }
-        Ok(found)
+        Ok(found[..count].iter().filter(fits).copied().collect())
     }
 
     /// The least time of each candidate, fastest first. One that fails to run is passed over.
@@ -408,6 +523,8 @@ impl Lt {
         let dtype = match m.dtype {
             DType::F32 => CUDA_R_32F,
             DType::BF16 => CUDA_R_16BF,
+            DType::E4M3 => CUDA_R_8F_E4M3,
+            DType::E5M2 => CUDA_R_8F_E5M2,
             other => return Err(CudaError::new(format!("cuBLASLt does not multiply {}", other.name()))),
         };
         // SAFETY: writes one handle.

@@ -14,6 +14,7 @@ pub mod driver;
 pub mod dropout;
 pub mod elementwise;
 pub mod environment;
+mod epilogue;
 pub mod gated;
 pub mod head_loss;
 pub mod index;
@@ -36,9 +37,14 @@ pub mod store;
 mod traffic;
 pub mod tuned;
 
+use flatout_ir::types::DType;
+
 pub use context::{Arg, CudaError, Facts, Function, Kernel, Prepare, Source, Stream, Work, launch, sequence};
 pub use device::{Device, Gpu, Identity, probe, target};
 pub use session::{Autotune, Options};
+
+/// For what moves or casts elements. The 8-bit floats are the target's where the device converts them: sm_89 and later.
+const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32];
 
 /// Every kernel of this backend, by file. Of two rows for one operation and type the first is taken.
 pub const KERNELS: &[&[Kernel]] = &[

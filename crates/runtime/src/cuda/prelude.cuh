@@ -2,6 +2,7 @@
 // Arithmetic is in f32; bf16 is rounded to nearest even. Pointers may alias exactly (in place), so nothing is
 // __restrict__: a thread reads all its elements before it writes any.
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -11,8 +12,29 @@ struct bf16 {
     u16 bits;
 };
 
+// 8-bit floats of 4 + 3 and 5 + 2 bits.
+struct e4m3 {
+    u8 bits;
+};
+struct e5m2 {
+    u8 bits;
+};
+
 __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ float f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// Exponent and mantissa where f32 has them, brought to f32's range by a power of two: exact, also below the least exponent.
+__device__ __forceinline__ float f32(e4m3 x) {
+    u32 size = x.bits & 0x7fu;
+    float y = size == 0x7fu ? __uint_as_float(0x7fc00000u) : __uint_as_float(size << 20) * 0x1p120f;
+    return x.bits & 0x80u ? -y : y;
+}
+__device__ __forceinline__ float f32(e5m2 x) {
+    u32 size = x.bits & 0x7fu;
+    float y = size >= 0x7cu ? __uint_as_float(size == 0x7cu ? 0x7f800000u : 0x7fc00000u)
+                            : __uint_as_float(size << 21) * 0x1p112f;
+    return x.bits & 0x80u ? -y : y;
+}
 
 template <class Element> struct As;
 template <> struct As<float> {
@@ -26,6 +48,24 @@ template <> struct As<bf16> {
     }
 };
 
+#if __CUDA_ARCH__ >= 890
+// To nearest even; what is too large becomes the largest finite value.
+template <> struct As<e4m3> {
+    static __device__ __forceinline__ e4m3 of(float x) {
+        u16 pair;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+        return {(u8)pair};
+    }
+};
+template <> struct As<e5m2> {
+    static __device__ __forceinline__ e5m2 of(float x) {
+        u16 pair;
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+        return {(u8)pair};
+    }
+};
+#endif
+
 // Two bf16 in a word, the first one low.
 __device__ __forceinline__ u32 bf16x2(float low, float high) {
     u32 word;
@@ -38,6 +78,7 @@ template <class Element> __device__ __forceinline__ float rounded(float x) { ret
 
 // Elements side by side, kept as they lie in memory and moved in accesses of at most 16 bytes.
 template <int Bytes> struct Word;
+template <> struct Word<1> { typedef u8 type; };
 template <> struct Word<2> { typedef u16 type; };
 template <> struct Word<4> { typedef u32 type; };
 template <> struct Word<8> { typedef uint2 type; };
@@ -81,6 +122,16 @@ template <int Size> __device__ __forceinline__ void put(Pack<int, Size>& p, cons
 #pragma unroll
     for (int i = 0; i < Size; i++) p.x[i] = y[i];
 }
+#if __CUDA_ARCH__ >= 890
+template <int Size> __device__ __forceinline__ void put(Pack<e4m3, Size>& p, const float (&y)[Size]) {
+#pragma unroll
+    for (int i = 0; i < Size; i++) p.x[i] = As<e4m3>::of(y[i]);
+}
+template <int Size> __device__ __forceinline__ void put(Pack<e5m2, Size>& p, const float (&y)[Size]) {
+#pragma unroll
+    for (int i = 0; i < Size; i++) p.x[i] = As<e5m2>::of(y[i]);
+}
+#endif
 template <int Size> __device__ __forceinline__ void put(Pack<bf16, Size>& p, const float (&y)[Size]) {
     if (Size == 1) {
         p.x[0] = As<bf16>::of(y[0]);

@@ -1,20 +1,21 @@
 // Products cuBLASLt cannot express: operands with gaps between elements or repeated rows, f32 operands with a bf16
-// result, an inner extent of 0. And a base brought to the result's place and type before cuBLASLt adds to it.
+// result, an inner extent of 0, 8-bit operands off its alignments. And a base brought to the result's place and type before cuBLASLt adds to it.
 //
-//   out[i, j] = sum over k of a[i, k] b[k, j], plus base[i, j] where HAS_BASE; any strides, `count` matrices.
+//   out[i, j] = sum over k of a[i, k] b[k, j], times both scales where SCALED,
+//   plus base[i, j] where HAS_BASE; any strides, `count` matrices.
 //
 // A block of 256 threads computes 32 x 32 elements, four a thread, from tiles of 32 x 32 in shared memory. An element
 // is summed in the order of k: deterministic. Meant for small odd products; a few percent of what cuBLASLt reaches.
-// Defines: T_IN, T_OUT, T_BASE, HAS_BASE (0 or 1).
+// Defines: T_A, T_B, T_OUT, T_BASE, HAS_BASE and SCALED (0 or 1).
 
 #define TILE 32
 #define STEP 8
 
 extern "C" __global__ void __launch_bounds__(256)
-product_any(const T_IN* a, const T_IN* b, const T_BASE* base, T_OUT* out,
+product_any(const T_A* a, const T_B* b, const T_BASE* base, T_OUT* out,
             int m, int n, int k, i64 a_step, i64 b_step, i64 base_step, i64 out_step,
             i64 a_row, i64 a_column, i64 b_row, i64 b_column,
-            i64 base_row, i64 base_column, i64 out_row) {
+            i64 base_row, i64 base_column, i64 out_row, const float* scale_a, const float* scale_b) {
     __shared__ float left[TILE][TILE + 1];
     __shared__ float right[TILE][TILE + 1];
     const int across = (n + TILE - 1) / TILE;
@@ -50,6 +51,9 @@ product_any(const T_IN* a, const T_IN* b, const T_BASE* base, T_OUT* out,
     for (int s = 0; s < TILE / STEP; ++s) {
         const int i = i0 + y + s * STEP;
         if (i >= m) break;
+#if SCALED
+        sum[s] *= *scale_a * *scale_b;
+#endif
 #if HAS_BASE
         sum[s] += f32(base[which * base_step + i * base_row + j * base_column]);
 #endif

@@ -2,10 +2,14 @@
 //!
 //! An operand is a stack of matrices: the last two axes, over the leading ones. cuBLASLt takes matrices whose rows or
 //! columns have no gaps, at one distance from each other; leading axes that are not evenly spaced become several
-//! calls. It multiplies bf16 to bf16 or f32, and f32 to f32 (in full precision: no TF32).
+//! calls. It multiplies bf16 to bf16 or f32, and f32 to f32: in full precision or, where the
+//! product says so, in TF32. 8-bit operands it multiplies to bf16 or f32 where both lie along the inner extent, everything
+//! is a multiple of 16 bytes and not both are E5M2. What our kernel multiplies is in full precision always.
 
 use std::borrow::Cow;
 
+use flatout_ir::ops::epilogue::Epilogue;
+use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -13,13 +17,15 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
-use super::lt::{Matrices, Multiply};
+use super::epilogue::Parts;
+use super::lt::{Fusion, Matrices, Multiply};
+use super::stage::c_type;
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
         name: "cuda.product",
         op: OpKind::Product,
-        dtypes: &[DType::F32, DType::BF16],
+        dtypes: &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2],
         ins: Layout::Any,
         outs: Layout::Rows,
         in_place: &[(2, 0)],
@@ -77,9 +83,12 @@ fn expressible(view: &View, address: u64, step: usize, transposed: bool) -> Opti
 struct Cut<'a> {
     ta: bool,
     tb: bool,
+    compute: Compute,
     a: &'a View,
     b: &'a View,
     base: Option<&'a View>,
+    /// Of 8-bit operands.
+    scales: Option<[&'a View; 2]>,
     out: &'a View,
     /// Leading axes each call walks by itself; the others become several calls.
     first_inner: usize,
@@ -90,10 +99,14 @@ struct Cut<'a> {
 impl<'a> Cut<'a> {
     /// `None` where there is nothing to compute.
     fn of(launch: &'a Launch) -> Option<Self> {
-        let Op::Product { ta, tb, base, .. } = launch.op else { unreachable!("the row is for product") };
-        let out = launch.outs[0].as_ref().filter(|out| out.elements() > 0)?;
+        let Op::Product { ta, tb, base, compute, .. } = launch.op else {
+            unreachable!("the row is for product")
+        };
+        let out = Parts::target(launch).filter(|out| out.elements() > 0)?;
         let (a, b) = (&launch.ins[0], &launch.ins[1]);
         let base = base.then(|| &launch.ins[2]);
+        let scales = a.dtype.is_fp8().then(|| [1, 2].map(|back| &launch.ins[launch.ins.len() - back]));
+        let scales = scales.map(|[b, a]| [a, b]);
         let leading = out.dims.len() - 2;
         let views: Vec<&View> = [a, b, out].into_iter().chain(base).collect();
         let is_even = |first: usize| {
@@ -101,7 +114,7 @@ impl<'a> Cut<'a> {
         };
         let first_inner = (0..leading).find(|&first| is_even(first)).unwrap_or(leading);
         let count = out.dims[first_inner..leading].iter().product();
-        Some(Cut { ta, tb, a, b, base, out, first_inner, count })
+        Some(Cut { ta, tb, compute, a, b, base, scales, out, first_inner, count })
     }
 
     fn step(&self, view: &View) -> usize {
@@ -130,9 +143,34 @@ impl<'a> Cut<'a> {
     fn is_for_library(&self) -> bool {
         let [_, _, k] = self.extents();
         let (input, output) = (self.a.dtype, self.out.dtype);
-        let types = input == DType::BF16 || output == DType::F32;
+        let types = match input {
+            DType::F32 => output == DType::F32,
+            DType::BF16 => true,
+            _ => self.is_for_fp8(),
+        };
         let operands = [self.a, self.b].into_iter().all(|v| expressible(v, 0, 0, false).is_some());
         k > 0 && types && operands && is_rows(self.out)
+    }
+
+    /// Whether 8-bit operands meet the library's conditions.
+    fn is_for_fp8(&self) -> bool {
+        let [_, n, k] = self.extents();
+        let sixteen = |view: &View, pitch: usize| {
+            let bytes = view.dtype.bytes();
+            [view.offset, pitch * bytes, self.step(view) * bytes].iter().all(|x| x.is_multiple_of(16))
+        };
+        let along_k = |view: &View, transposed: bool, wanted: bool| {
+            expressible(view, 0, 0, transposed)
+                .is_some_and(|m| m.is_transposed == wanted && sixteen(view, m.pitch))
+        };
+        let is_row = |view: &View| expressible(view, 0, 0, false).is_some_and(|m| sixteen(view, m.pitch));
+        let ends = k.is_multiple_of(16) && (n * self.out.dtype.bytes()).is_multiple_of(16);
+        let both_wide = self.a.dtype == DType::E5M2 && self.b.dtype == DType::E5M2;
+        ends && !both_wide
+            && along_k(self.a, self.ta, false)
+            && along_k(self.b, self.tb, true)
+            && is_row(self.out)
+            && self.base.is_none_or(is_row)
     }
 
     /// Whether cuBLASLt can read the base where it lies.
@@ -143,10 +181,12 @@ impl<'a> Cut<'a> {
     fn source(&self) -> Source {
         let base = self.base.map_or(DType::F32, |base| base.dtype);
         let defines = [
-            ("T_IN", c_type(self.a.dtype)),
+            ("T_A", c_type(self.a.dtype)),
+            ("T_B", c_type(self.b.dtype)),
             ("T_OUT", c_type(self.out.dtype)),
             ("T_BASE", c_type(base)),
             ("HAS_BASE", if self.base.is_some() { "1" } else { "0" }),
+            ("SCALED", if self.scales.is_some() { "1" } else { "0" }),
         ];
         Source {
             name: "product.cu",
@@ -161,19 +201,15 @@ fn is_rows(view: &View) -> bool {
     expressible(view, 0, 0, false).is_some_and(|m| !m.is_transposed)
 }
 
-fn c_type(dtype: DType) -> &'static str {
-    if dtype == DType::BF16 { "bf16" } else { "float" }
-}
-
 fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
-    match Cut::of(launch) {
-        Some(cut) if !(cut.is_for_library() && cut.is_base_direct()) => vec![cut.source()],
-        _ => vec![],
-    }
+    let own = Cut::of(launch).filter(|cut| !(cut.is_for_library() && cut.is_base_direct()));
+    let own = own.map(|cut| cut.source());
+    own.into_iter().chain(Parts::of(launch).map(|parts| parts.source())).collect()
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let Some(cut) = Cut::of(launch) else { return Ok(sequence(vec![])) };
+    let parts = Parts::of(launch);
+    let Some(cut) = Cut::of(launch) else { return without_product(parts, p) };
     let scratch = launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
     let starts = |view: &View| {
         let first = p.address(view);
@@ -187,6 +223,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         let base = base.as_ref().map(|base| base[i]);
         if !cut.is_for_library() {
             works.push(plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?);
+            works.extend(finish(&parts, cut.out, p)?);
             continue;
         }
         let matrices = |view: &View, at: u64, transposed: bool| {
@@ -208,11 +245,46 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             b: matrices(cut.b, b[i], cut.tb)?,
             c,
             d,
+            compute: cut.compute,
+            scales: cut.scales.map(|scales| scales.map(|view| p.address(view))),
+            fusion: Fusion::NONE,
             workspace: scratch,
         };
-        works.push(multiply.prepare(p)?);
+        let fused = match parts.as_ref().and_then(|parts| parts.fusion(p)) {
+            Some(fusion) => Multiply { fusion, ..multiply }.prepare_fused(p)?,
+            None => None,
+        };
+        match fused {
+            Some(work) => works.push(work),
+            None => {
+                works.push(multiply.prepare(p)?);
+                works.extend(finish(&parts, cut.out, p)?);
+            }
+        }
     }
     Ok(sequence(works))
+}
+
+/// What our kernel does with a plain product. An epilogue is of one matrix, so there is one call.
+fn finish(
+    parts: &Option<Parts<'_>>,
+    out: &View,
+    p: &Prepare<'_>,
+) -> Result<Option<Box<dyn Work>>, CudaError> {
+    match parts {
+        Some(parts) if parts.epilogue == Epilogue::SumA && parts.sums().is_none() => Ok(None),
+        Some(parts) => parts.finish(out, p),
+        None => Ok(None),
+    }
+}
+
+/// Nothing, or the sums where only they are wanted.
+fn without_product(parts: Option<Parts<'_>>, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
+    let sums = match parts.filter(|parts| parts.sums().is_some_and(|sums| sums.elements() > 0)) {
+        Some(parts) => vec![parts.sum(p)?],
+        None => vec![],
+    };
+    Ok(sequence(sums))
 }
 
 /// The strides of rows and columns of an operand, after transposition.
@@ -243,6 +315,7 @@ fn plain(cut: &Cut<'_>, [a, b, base, out]: [u64; 4], p: &Prepare<'_>) -> Result<
     args.extend([step(Some(cut.a)), step(Some(cut.b)), step(cut.base), step(Some(cut.out))]);
     args.extend([a_strides, b_strides, base_strides].concat().into_iter().map(Arg::I64));
     args.push(Arg::I64(strides(cut.out, false)[0]));
+    args.extend(cut.scales.map_or([0; 2], |scales| scales.map(|view| p.address(view))).map(Arg::Ptr));
     let grid = blocks(m.div_ceil(TILE) * n.div_ceil(TILE) * cut.count)?;
     Ok(kernel_launch(function, [grid, 1, 1], 256, 0, args))
 }
@@ -269,6 +342,7 @@ fn spread(cut: &Cut<'_>, from: u64, to: u64, p: &Prepare<'_>) -> Result<Box<dyn 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flatout_ir::ops::product::plain as plain_product;
 
     fn view(dims: &[usize], strides: &[usize]) -> View {
         View { offset: 0, dtype: DType::BF16, dims: dims.into(), strides: strides.into() }
@@ -303,7 +377,7 @@ mod tests {
 
         let launch = |a: View| Launch {
             kernel: "cuda.product",
-            op: Op::Product { ta: false, tb: true, out: DType::BF16, base: false },
+            op: plain_product(false, true, DType::BF16, Compute::Full),
             ins: vec![a, view(&[4, 3, 7, 8], &[168, 56, 8, 1])],
             outs: vec![Some(view(&[4, 3, 6, 7], &[126, 42, 7, 1]))],
             workspace: None,

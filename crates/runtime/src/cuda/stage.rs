@@ -111,6 +111,8 @@ pub fn c_type(dtype: DType) -> &'static str {
         DType::F32 => "float",
         DType::BF16 => "bf16",
         DType::I32 => "int",
+        DType::E4M3 => "e4m3",
+        DType::E5M2 => "e5m2",
         DType::F64 => "double",
     }
 }
@@ -118,6 +120,7 @@ pub fn c_type(dtype: DType) -> &'static str {
 /// A type of the same size, for kernels that only move bytes.
 pub fn c_bits(dtype: DType) -> &'static str {
     match dtype.bytes() {
+        1 => "u8",
         2 => "u16",
         4 => "u32",
         _ => "u64",

@@ -5,12 +5,13 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::{Pairs, frequency};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
 
-use super::{Case, Data};
+use super::{Case, Data, products};
 
 /// The type an operation names for its output.
 pub(super) fn output_type(op: &Op) -> Option<DType> {
@@ -26,16 +27,17 @@ fn bound(dtype: DType) -> f64 {
     if dtype == DType::BF16 { 1.5e-2 } else { 1e-5 }
 }
 
-const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+pub(super) const FP8: [DType; 2] = [DType::E4M3, DType::E5M2];
+pub(super) const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 const I32: DType = DType::I32;
 
-type Input = (TensorType, Data);
+pub(super) type Input = (TensorType, Data);
 
-fn tensor(dtype: DType, dims: &[usize], data: Data) -> Input {
+pub(super) fn tensor(dtype: DType, dims: &[usize], data: Data) -> Input {
     (TensorType::new(dtype, dims), data)
 }
 
-fn x(dtype: DType, dims: &[usize]) -> Input {
+pub(super) fn x(dtype: DType, dims: &[usize]) -> Input {
     tensor(dtype, dims, Data::Normal(1.0))
 }
 
@@ -46,12 +48,12 @@ fn index(n: usize, rows: usize) -> Input {
 
 /// Collects cases, naming each by operation, types and shapes.
 #[derive(Default)]
-struct Table(Vec<Case>);
+pub(super) struct Table(Vec<Case>);
 
 impl Table {
-    fn add(&mut self, op: Op, ins: Vec<Input>) {
+    pub(super) fn add(&mut self, op: Op, ins: Vec<Input>) {
         let types = ins.iter().map(|(ty, _)| ty.dtype).chain(output_type(&op));
-        let worst = types.map(bound).fold(1e-5, f64::max);
+        let worst = types.map(bound).chain(products::mode_bound(&op, &ins)).fold(1e-5, f64::max);
         let attrs: Vec<String> = match op.kind() {
             OpKind::Region => vec![],
             _ => op.attrs().into_iter().map(|(name, value)| format!("{name}={value}")).collect(),
@@ -66,9 +68,10 @@ pub fn all() -> Vec<Case> {
     let mut table = Table::default();
     sources_and_copies(&mut table);
     maps(&mut table);
+    casts(&mut table);
     regions(&mut table);
     reductions(&mut table);
-    products(&mut table);
+    products::products(&mut table);
     norms(&mut table);
     rotations(&mut table);
     activations(&mut table);
@@ -86,6 +89,12 @@ fn sources_and_copies(table: &mut Table) {
         let whole = tensor(dtype, &[6, 4], Data::Between(-100.0, 100.0));
         table.add(Op::Reshape { dims: vec![3, 8] }, vec![whole.clone()]);
         table.add(Op::Reshape { dims: vec![4, 6] }, vec![whole]);
+    }
+    for dtype in FP8 {
+        let codes = tensor(dtype, &[6, 4], Data::Between(-100.0, 100.0));
+        table.add(Op::Reshape { dims: vec![3, 8] }, vec![codes.clone()]);
+        table.add(Op::Reshape { dims: vec![4, 6] }, vec![codes]);
+        table.add(Op::Reshape { dims: vec![160, 301] }, vec![x(dtype, &[301, 160])]);
     }
     table.add(Op::Iota { dtype: I32, dims: vec![200, 300], axis: 0 }, vec![]);
     table.add(Op::Reshape { dims: vec![301, 160] }, vec![x(DType::F32, &[301, 20, 8])]);
@@ -145,6 +154,33 @@ fn maps(table: &mut Table) {
 }
 
 /// r = silu(a) b + c, s = r^2 in bf16, and a itself: values used twice, a cast inside, an output that is an input.
+/// Casts to and from the 8-bit floats: every code, and values between, below and beyond them.
+fn casts(table: &mut Table) {
+    for (dtype, max) in [(DType::E4M3, 448.0), (DType::E5M2, 57_344.0)] {
+        let edges = [0.0, -0.0, max, -max, 1.04 * max, -1e30, f64::INFINITY, f64::NAN, 1e-9, 0.0009765625];
+        let values = edges.into_iter().chain((0..1014).map(|i| {
+            let size = 2f64.powf((i % 507) as f64 / 507.0 * 34.0 - 18.0);
+            if i < 507 { size } else { -size }
+        }));
+        let values = Data::Values(values.collect());
+        for wide in FLOATS {
+            table.add(Op::Map { f: E::Cast(dtype) }, vec![tensor(wide, &[8, 128], values.clone())]);
+            table.add(Op::Map { f: E::Cast(wide) }, vec![tensor(dtype, &[8, 128], values.clone())]);
+            table.add(Op::Map { f: E::Cast(dtype) }, vec![x(wide, &[9, 131])]);
+        }
+        let mut body = Graph::default();
+        let ty = TensorType::new(dtype, [7, 45]);
+        let slot = Slot { path: "in0".into(), ty, class: Class::Input, init: Init::Zeros, part: None };
+        let slot = body.add_slot(slot);
+        let mut v = body.add(Op::Read { slot }, vec![], "in0");
+        for f in [E::Cast(DType::F32), E::Scale(3.0), E::Cast(dtype)] {
+            v = body.add(Op::Map { f }, vec![v], "");
+        }
+        body.results = vec![("out0".into(), v)];
+        table.add(Op::Region { body: Box::new(body) }, vec![x(dtype, &[7, 45])]);
+    }
+}
+
 fn regions(table: &mut Table) {
     for (dtype, dims) in [(DType::F32, vec![7, 37]), (DType::BF16, vec![7, 37]), (DType::F32, vec![40, 1030])]
     {
@@ -199,32 +235,6 @@ fn reductions(table: &mut Table) {
         table.add(Op::Reduce { axis: 0, by }, vec![tensor(DType::F32, &[700, 65], Data::Between(0.0, 1.0))]);
         table.add(Op::Reduce { axis: 1, by }, vec![tensor(I32, &[4, 5, 3], Data::Between(-9.0, 9.0))]);
     }
-}
-
-fn products(table: &mut Table) {
-    for dtype in FLOATS {
-        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-            for (m, n, k) in [(37, 29, 19), (1, 33, 40), (33, 1, 40), (130, 70, 67)] {
-                let a = if ta { [k, m] } else { [m, k] };
-                let b = if tb { [n, k] } else { [k, n] };
-                for out in FLOATS {
-                    let op = |base| Op::Product { ta, tb, out, base };
-                    table.add(op(false), vec![x(dtype, &a), x(dtype, &b)]);
-                    table.add(op(true), vec![x(dtype, &a), x(dtype, &b), x(out, &[m, n])]);
-                }
-            }
-        }
-        let op = Op::Product { ta: false, tb: true, out: dtype, base: false };
-        table.add(op, vec![x(dtype, &[3, 2, 17, 8]), x(dtype, &[3, 2, 5, 8])]);
-    }
-    // Several threads inside one product, with k in several blocks, and over a batch.
-    let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base };
-    table.add(
-        op(true, false, true),
-        vec![x(DType::F32, &[1500, 40]), x(DType::F32, &[1500, 48]), x(DType::F32, &[40, 48])],
-    );
-    table.add(op(false, true, false), vec![x(DType::F32, &[333, 64]), x(DType::F32, &[96, 64])]);
-    table.add(op(false, false, false), vec![x(DType::F32, &[12, 40, 33]), x(DType::F32, &[12, 33, 40])]);
 }
 
 fn norms(table: &mut Table) {
@@ -387,24 +397,25 @@ fn attend(table: &mut Table, mask: Mask, segments: Segments, qkv: Vec<Input>, re
 }
 
 fn losses(table: &mut Table) {
-    for dtype in FLOATS {
+    let modes = [(DType::F32, Compute::Full), (DType::F32, Compute::Tf32), (DType::BF16, Compute::Full)];
+    for (dtype, compute) in modes {
         for (rows, width, words) in [(37, 24, 61), (130, 32, 300)] {
             let x = || tensor(dtype, &[rows, width], Data::Normal(0.5));
             let w = || tensor(dtype, &[words, width], Data::Normal(0.5));
             let target = || index(rows, words);
             let weight = || tensor(DType::F32, &[rows], Data::Between(0.0, 2.0));
             let dw = || tensor(DType::F32, &[words, width], Data::Normal(1.0));
-            table.add(Op::HeadLoss {}, vec![x(), w(), target(), weight()]);
+            table.add(Op::HeadLoss { compute }, vec![x(), w(), target(), weight()]);
             // The gradient's lse is the forward's, for which the rows' gradient stands in as their weight.
             let lse = || {
-                let of = Data::Of { op: Op::HeadLoss {}, ins: vec![0, 1, 2, 4], out: 2 };
+                let of = Data::Of { op: Op::HeadLoss { compute }, ins: vec![0, 1, 2, 4], out: 2 };
                 tensor(DType::F32, &[rows], of)
             };
             for base in [false, true] {
                 let ins = [x(), w(), target(), weight()].into_iter().chain(base.then(dw));
-                table.add(Op::HeadLossTrain { base }, ins.collect());
+                table.add(Op::HeadLossTrain { base, compute }, ins.collect());
                 let ins = [x(), w(), target(), lse(), weight()].into_iter().chain(base.then(dw));
-                table.add(Op::HeadLossGrad { base }, ins.collect());
+                table.add(Op::HeadLossGrad { base, compute }, ins.collect());
             }
         }
     }

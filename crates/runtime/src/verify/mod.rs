@@ -5,12 +5,15 @@
 //! and no byte outside the outputs and the scratch may change.
 
 pub mod cases;
+mod products;
 pub mod real;
 pub mod speed;
 mod trial;
 
 use std::collections::HashSet;
 
+use flatout_ir::ops::epilogue::Epilogue;
+use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Target};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
@@ -90,7 +93,7 @@ pub fn check_on(case: &Case, place: Place<'_>) -> Result<f64, String> {
     let again = again.iter().map(|&threads| Form::Dense { threads });
     for form in again.chain(trial.forms()) {
         let got = trial.run(form, place, captured)?;
-        if !row.deterministic {
+        if !row.deterministic || chooses_anew(case, form, place) {
             worst = worst.max(judge_form(&format!("{form:?}"), &got)?);
             continue;
         }
@@ -108,6 +111,20 @@ pub fn check_on(case: &Case, place: Place<'_>) -> Result<f64, String> {
         }
     }
     Ok(worst)
+}
+
+/// Whether leaving an output out makes cuBLASLt choose another algorithm: its epilogues are part of the choice.
+fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
+    let has_second =
+        matches!(case.op, Op::Product { epilogue, .. } if epilogue.has_gelu() || epilogue == Epilogue::SumA);
+    has_second && matches!(form, Form::Without { .. }) && matches!(place, Place::Cuda(_))
+}
+
+/// Whether a place is meant to run a case: types and modes that a device does not have are no cases of it.
+pub fn is_for(case: &Case, place: Place<'_>) -> bool {
+    let target = place.target();
+    let has_mode = case.op.compute() != Some(Compute::Tf32) || target.rates.tf32_flops.is_some();
+    has_mode && types_of(case).iter().all(|dtype| target.dtypes.contains(dtype))
 }
 
 /// Attention on a GPU adds up its softmax block by block.
@@ -128,7 +145,8 @@ pub fn kernel_name(case: &Case, place: Place<'_>) -> Result<&'static str, String
 /// and for checking kernels where there is no GPU.
 pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
     let mut found = HashSet::new();
-    for case in cases {
+    let exists = |case: &&Case| facts.has_fp8() || !types_of(case).iter().any(|dtype| dtype.is_fp8());
+    for case in cases.iter().filter(exists) {
         for kernel in cuda::KERNELS.iter().copied().flatten().filter(|k| runs(&k.row, case)) {
             let trial = Trial::unfilled(case, kernel.row);
             let forms = [Form::Dense { threads: 1 }, Form::Strided].into_iter().chain(trial.forms());
@@ -220,6 +238,7 @@ mod tests {
     fn every_kernel_agrees_with_the_oracle_in_every_form() {
         let failed: Vec<String> = cases::all()
             .iter()
+            .filter(|case| is_for(case, Place::Cpu))
             .filter_map(|case| check(case).err().map(|why| format!("{}: {why}", case.name)))
             .collect();
         assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));

@@ -2,8 +2,10 @@
 
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
@@ -150,7 +152,14 @@ pub fn cases() -> Vec<Case> {
     let scalars = [x(F32, &[1]), x(F32, &[1]), x(F32, &[1]), x(F32, &[1])];
     add("adamw 64M f32 with bf16 copy", update, state.into_iter().chain(scalars).collect());
 
-    let product = |ta, tb, out, base| Op::Product { ta, tb, out, base };
+    let product = |ta, tb, out, base| Op::Product {
+        ta,
+        tb,
+        out,
+        base,
+        compute: Compute::Full,
+        epilogue: Epilogue::None,
+    };
     add(
         "product 8192x8192x8192 bf16",
         product(false, true, BF16, false),
@@ -166,9 +175,40 @@ pub fn cases() -> Vec<Case> {
         product(true, false, F32, true),
         vec![x(BF16, &[65536, 2304]), x(BF16, &narrow), x(F32, &[2304, 768])],
     );
+    let layer = |ta, tb, out, base, epilogue| {
+        let compute = Compute::Full;
+        Op::Product { ta, tb, out, base, compute, epilogue }
+    };
+    add(
+        "product+bias+gelu 65536x3072x768 bf16",
+        layer(false, true, BF16, false, Epilogue::BiasGelu),
+        vec![x(BF16, &narrow), x(BF16, &[3072, 768]), x(BF16, &[3072])],
+    );
+    add(
+        "product+gelu slope 65536x3072x768 bf16",
+        layer(false, false, BF16, false, Epilogue::GeluGrad),
+        vec![x(BF16, &narrow), x(BF16, &[768, 3072]), x(BF16, &[65536, 3072])],
+    );
+    add(
+        "product+bias gradient 3072x768x65536 bf16, added in f32",
+        layer(true, false, F32, true, Epilogue::SumA),
+        vec![x(BF16, &[65536, 3072]), x(BF16, &narrow), x(F32, &[3072, 768])],
+    );
     add(
         "product 4096x4096x4096 f32",
         product(false, true, F32, false),
+        vec![x(F32, &[4096, 4096]), x(F32, &[4096, 4096])],
+    );
+    let one = || x(F32, &[1]);
+    add(
+        "product 8192x8192x8192 e4m3 to bf16",
+        product(false, true, BF16, false),
+        vec![x(DType::E4M3, &[8192, 8192]), x(DType::E4M3, &[8192, 8192]), one(), one()],
+    );
+    add("cast 16384x4096 bf16 to e4m3", Op::Map { f: E::Cast(DType::E4M3) }, vec![x(BF16, &wide)]);
+    add(
+        "product 4096x4096x4096 f32 in tf32",
+        plain(false, true, F32, Compute::Tf32),
         vec![x(F32, &[4096, 4096]), x(F32, &[4096, 4096])],
     );
     let segments = Segments::Uniform { len: 2048 };
@@ -185,7 +225,7 @@ pub fn cases() -> Vec<Case> {
     );
     add(
         "head+loss 16384x768, 32768 words, bf16",
-        Op::HeadLossTrain { base: true },
+        Op::HeadLossTrain { base: true, compute: Compute::Full },
         vec![
             x(BF16, &[16384, width]),
             x(BF16, &[words, width]),

@@ -1,5 +1,6 @@
 //! One case run once, in a poisoned arena of its own.
 
+use flatout_ir::fp8::{e4m3_from_f32, e5m2_from_f32};
 use flatout_ir::graph::{Class, Graph, Init, Node, Slot};
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::plan::{PlacedSlot, Plan};
@@ -173,12 +174,12 @@ impl<'a> Trial<'a> {
     /// The forms a kernel is checked in beside plain rows on one thread.
     pub(super) fn forms(&self) -> Vec<Form> {
         let outs = self.outs();
-        let fits = |&&(input, output): &&(usize, usize)| {
+        let fits = |&(input, output): &(usize, usize)| {
             let ins = &self.case.ins;
             input < ins.len() && output < outs.len() && ins[input].0 == outs[output]
         };
-        let in_place = self.row.in_place.iter().filter(fits);
-        let in_place = in_place.map(|&(input, output)| Form::InPlace { input, output });
+        let in_place = self.row.in_place_for(&self.case.op).filter(fits);
+        let in_place = in_place.map(|(input, output)| Form::InPlace { input, output });
         let without = (0..outs.len()).map(|output| Form::Without { output });
         in_place.chain(without).collect()
     }
@@ -307,6 +308,8 @@ pub(super) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::F32 => values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
         DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|x| bf16_from_f32(*x as f32).to_le_bytes()).collect(),
+        DType::E4M3 => values.iter().map(|x| e4m3_from_f32(*x as f32)).collect(),
+        DType::E5M2 => values.iter().map(|x| e5m2_from_f32(*x as f32)).collect(),
         DType::F64 => unreachable!("no target offers f64"),
     }
 }

@@ -1,0 +1,139 @@
+//! What a product does with its result before it is stored: a bias, GELU, and what their gradients need.
+//!
+//! `Bias`, `Gelu` and `BiasGelu` stand in forward graphs and are differentiated; `GeluGrad` and `SumA` are what the
+//! products of their gradients take along, so no pass over memory is left of either. A product with an epilogue is
+//! one matrix, and only the plain one and `SumA` add to a base.
+
+use super::{expect, expect_float};
+use crate::attr::named;
+use crate::builder::Tensor;
+use crate::op::{Op, Vjp};
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::product::{self, Compute};
+use crate::types::{DType, TensorType};
+
+named! {
+    /// With a, b [K, N] and c = a b, c [M, N]:
+    pub enum Epilogue {
+        None = "none",
+        /// (.., bias [N]) -> c + bias in every row.
+        Bias = "bias",
+        /// GELU in its tanh form -> gelu(c), c.
+        Gelu = "gelu",
+        /// (.., bias [N]) -> gelu(h), h = c + bias.
+        BiasGelu = "bias_gelu",
+        /// (.., h [M, N]) -> c times the slope of GELU at h.
+        GeluGrad = "gelu_grad",
+        /// -> c, and the sum over k of a [M]: with a the transposed gradient of a layer's output and c its weight's
+        /// gradient, that is its bias's gradient.
+        SumA = "sum_a",
+    }
+    unsaid None
+}
+
+impl Epilogue {
+    /// Whether a third tensor is read: the bias, or h.
+    pub fn takes_one(self) -> bool {
+        matches!(self, Epilogue::Bias | Epilogue::BiasGelu | Epilogue::GeluGrad)
+    }
+
+    pub fn has_bias(self) -> bool {
+        matches!(self, Epilogue::Bias | Epilogue::BiasGelu)
+    }
+
+    pub fn has_gelu(self) -> bool {
+        matches!(self, Epilogue::Gelu | Epilogue::BiasGelu)
+    }
+
+    pub fn takes_base(self) -> bool {
+        matches!(self, Epilogue::None | Epilogue::SumA)
+    }
+}
+
+/// The outputs of a product of type `c`, `extra` being what the epilogue reads.
+pub fn infer(
+    epilogue: Epilogue,
+    a: &TensorType,
+    c: TensorType,
+    extra: Option<&TensorType>,
+) -> Result<Vec<TensorType>, String> {
+    if epilogue != Epilogue::None && c.rank() != 2 {
+        return Err(format!("{c}: a product with an epilogue is one matrix"));
+    }
+    match (epilogue, extra) {
+        (Epilogue::Bias | Epilogue::BiasGelu, Some(bias)) => expect_float("the bias", bias, &c.dims[1..])?,
+        (Epilogue::GeluGrad, Some(h)) => expect("h", h, c.dtype, &c.dims)?,
+        _ => {}
+    }
+    Ok(match epilogue {
+        Epilogue::None | Epilogue::Bias | Epilogue::GeluGrad => vec![c],
+        Epilogue::Gelu | Epilogue::BiasGelu => vec![c.clone(), c],
+        Epilogue::SumA => {
+            let sums = TensorType::new(a.dtype.accumulator(), [c.dims[0]]);
+            vec![c, sums]
+        }
+    })
+}
+
+/// The gradient of the product itself.
+pub fn vjp<'g>(epilogue: Epilogue, at: &Vjp<'_, 'g>) -> Option<Tensor<'g>> {
+    match epilogue {
+        Epilogue::None | Epilogue::Bias => at.d[0],
+        Epilogue::Gelu | Epilogue::BiasGelu => {
+            let through = at.d[0].map(|dy| dy * at.outs[1].map(E::GeluSlope));
+            [through, at.d[1]].into_iter().flatten().reduce(|a, b| a + b)
+        }
+        Epilogue::GeluGrad | Epilogue::SumA => panic!("{epilogue:?} is not differentiated"),
+    }
+}
+
+/// The gradient of a bias, from that of the product.
+pub fn bias_gradient<'g>(d: Tensor<'g>, bias: Tensor<'g>) -> Tensor<'g> {
+    d.sum(0).reshape(&bias.dims()).cast(bias.dtype())
+}
+
+/// The same with plain products.
+pub fn expand<'g>(
+    [ta, tb]: [bool; 2],
+    out: DType,
+    compute: Compute,
+    epilogue: Epilogue,
+    ins: &[Tensor<'g>],
+) -> Vec<Tensor<'g>> {
+    let (a, wide) = (ins[0], out.accumulator());
+    let c = |dtype| a.b.op(product::plain(ta, tb, dtype, compute), &ins[..2]);
+    let with_bias = || {
+        let (c, bias) = (c(wide), ins[2].cast(wide));
+        (c + bias.reshape(&[1, c.dims()[1]])).cast(out)
+    };
+    match epilogue {
+        Epilogue::None => vec![c(out)],
+        Epilogue::Bias => vec![with_bias()],
+        Epilogue::Gelu | Epilogue::BiasGelu => {
+            let h = if epilogue.has_bias() { with_bias() } else { c(out) };
+            vec![h.map(E::Gelu), h]
+        }
+        Epilogue::GeluGrad => vec![(c(wide) * ins[2].cast(wide).map(E::GeluSlope)).cast(out)],
+        Epilogue::SumA => {
+            let (over, rows) = if ta { (0, 1) } else { (1, 0) };
+            let sums = a.sum(over).reshape(&[a.dims()[rows]]);
+            let c = match ins.get(2) {
+                Some(base) => (c(base.dtype()) + *base).cast(out),
+                None => c(out),
+            };
+            vec![c, sums]
+        }
+    }
+}
+
+/// The operation a product becomes when it takes an epilogue on.
+pub fn with(op: &Op, epilogue: Epilogue) -> Option<Op> {
+    match *op {
+        Op::Product { ta, tb, out, base, compute, epilogue: Epilogue::None }
+            if !base || epilogue.takes_base() =>
+        {
+            Some(Op::Product { ta, tb, out, base, compute, epilogue })
+        }
+        _ => None,
+    }
+}

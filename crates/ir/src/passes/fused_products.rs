@@ -1,0 +1,173 @@
+//! Products take on what follows them: the bias and GELU of a layer, and in the backward pass GELU's slope and the sum
+//! that is a bias's gradient. Each was a pass over memory of its own.
+
+use std::collections::HashMap;
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::epilogue::{Epilogue, with};
+use crate::ops::reduce::Fold;
+use crate::replay::{Replay, users, without_dead};
+
+/// Joins `product + bias` and `gelu(product + bias)` of a forward graph; returns how many products took something on.
+pub fn forward(g: &Graph) -> (Graph, usize) {
+    let find = Finder { g, users: users(g), uses: g.uses() };
+    let mut replay = Replay::new(g);
+    // Slots can be read at any time: reading them first lets a product stand where it stood and still have its bias.
+    for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
+        replay.copy(id);
+    }
+    let mut joined = 0;
+    for id in g.ids().filter(|id| !matches!(g.node(*id).op, Op::Read { .. })) {
+        if replay.has(id.out(0)) {
+            continue;
+        }
+        let Some(layer) = find.layer(id) else {
+            replay.copy(id);
+            continue;
+        };
+        let epilogue = match (layer.bias, layer.gelu) {
+            (Some(_), Some(_)) => Epilogue::BiasGelu,
+            (Some(_), None) => Epilogue::Bias,
+            (None, _) => Epilogue::Gelu,
+        };
+        let mut ins: Vec<Value> = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
+        if let Some((_, bias)) = layer.bias {
+            let columns = g.node(id).outs[0].dims[1];
+            let mut bias = replay.get(bias);
+            if replay.new.dims(bias) != [columns] {
+                bias = replay.add(Op::Reshape { dims: vec![columns] }, vec![bias], id);
+            }
+            ins.push(bias);
+        }
+        let op = with(&g.node(id).op, epilogue).expect("found as a plain product");
+        let (path, key) = (&g.node(id).path, g.node(id).key);
+        let product = replay.new.push_keyed(op, ins, path, key);
+        let before = layer.bias.map_or(id, |(add, _)| add);
+        match layer.gelu {
+            Some(gelu) => {
+                replay.set(gelu.out(0), product.out(0));
+                replay.set(before.out(0), product.out(1));
+            }
+            None => replay.set(before.out(0), product.out(0)),
+        }
+        // What is left of a product that went on has no reader.
+        if before != id {
+            replay.set(id.out(0), product.out(0));
+        }
+        joined += 1;
+    }
+    (without_dead(&replay.finish()), joined)
+}
+
+/// A product with the bias added to it (where, and what) and the GELU behind that.
+struct Layer {
+    bias: Option<(NodeId, Value)>,
+    gelu: Option<NodeId>,
+}
+
+struct Finder<'a> {
+    g: &'a Graph,
+    users: HashMap<Value, Vec<NodeId>>,
+    uses: Vec<Vec<u32>>,
+}
+
+impl Finder<'_> {
+    fn layer(&self, id: NodeId) -> Option<Layer> {
+        let node = self.g.node(id);
+        with(&node.op, Epilogue::Bias).filter(|_| node.outs[0].rank() == 2)?;
+        let bias = self.bias_of(id);
+        let gelu = self.gelu_of(bias.map_or(id, |(add, _)| add));
+        (bias.is_some() || gelu.is_some()).then_some(Layer { bias, gelu })
+    }
+
+    /// The addition of a row, repeated, that is the only reader of a product; and that row, which must exist before.
+    fn bias_of(&self, id: NodeId) -> Option<(NodeId, Value)> {
+        if self.uses[id.0 as usize][0] != 1 {
+            return None;
+        }
+        let [add] = self.users.get(&id.out(0))?[..] else { return None };
+        let Op::Map { f: E::Add } = self.g.node(add).op else { return None };
+        let other = *self.g.node(add).ins.iter().find(|v| **v != id.out(0))?;
+        let repeated = self.g.node(other.node);
+        let Op::Broadcast { .. } = repeated.op else { return None };
+        let mut row = repeated.ins[0];
+        if self.g.dims(row)[0] != 1 || self.g.dims(row)[1] != self.g.node(id).outs[0].dims[1] {
+            return None;
+        }
+        if let Op::Reshape { .. } = self.g.node(row.node).op {
+            row = self.g.node(row.node).ins[0];
+        }
+        let exists = row.node < id || matches!(self.g.node(row.node).op, Op::Read { .. });
+        exists.then_some((add, row))
+    }
+
+    fn gelu_of(&self, id: NodeId) -> Option<NodeId> {
+        let is_gelu = |n: &&NodeId| matches!(self.g.node(**n).op, Op::Map { f: E::Gelu });
+        self.users.get(&id.out(0))?.iter().find(is_gelu).copied()
+    }
+}
+
+/// What was joined in a graph with gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Joined {
+    pub slopes: usize,
+    pub sums: usize,
+}
+
+/// Joins `product * gelu'(h)`, and a weight's gradient with the sum of the rows of the gradient it is made of.
+pub fn backward(g: &Graph) -> (Graph, Joined) {
+    let uses = g.uses();
+    let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
+    let mut replay = Replay::new(g);
+    let mut joined = Joined::default();
+    let slopes: HashMap<NodeId, (NodeId, Value)> =
+        g.ids().filter_map(|id| Some((id, slope(g, id, &once)?))).collect();
+    let sums: HashMap<NodeId, NodeId> = g.ids().filter_map(|id| Some((weight_of(g, id)?, id))).collect();
+    for id in g.ids().filter(|id| !slopes.values().any(|(product, _)| product == id)) {
+        if let Some((product, h)) = slopes.get(&id) {
+            let node = g.node(*product);
+            let ins = node.ins.iter().chain([h]).map(|v| replay.get(*v)).collect();
+            replay.copy_as(id, with(&node.op, Epilogue::GeluGrad).expect("chosen because it can"), ins);
+            joined.slopes += 1;
+        } else if let Some(sum) = sums.get(&id) {
+            let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
+            let op = with(&g.node(id).op, Epilogue::SumA).expect("chosen because it can");
+            let product = replay.copy_as(id, op, ins);
+            let dims = g.node(*sum).outs[0].dims.clone();
+            let row = replay.add(Op::Reshape { dims }, vec![product.out(1)], *sum);
+            replay.set(sum.out(0), row);
+            joined.sums += 1;
+        } else if !replay.has(id.out(0)) {
+            replay.copy(id);
+        }
+    }
+    (replay.finish(), joined)
+}
+
+/// The product and h where a node is one times GELU's slope at the other.
+fn slope(g: &Graph, id: NodeId, once: &impl Fn(Value) -> bool) -> Option<(NodeId, Value)> {
+    let Op::Map { f: E::Mul } = g.node(id).op else { return None };
+    let [a, b] = g.node(id).ins[..] else { return None };
+    [(a, b), (b, a)].into_iter().find_map(|(product, slope)| {
+        let (p, s) = (g.node(product.node), g.node(slope.node));
+        let Op::Map { f: E::GeluSlope } = s.op else { return None };
+        let fits = p.outs[0].rank() == 2 && once(product) && *g.ty(s.ins[0]) == p.outs[0];
+        with(&p.op, Epilogue::GeluGrad).filter(|_| fits).map(|_| (product.node, s.ins[0]))
+    })
+}
+
+/// The product before a sum over rows that has the summed tensor, transposed, as its first operand.
+fn weight_of(g: &Graph, id: NodeId) -> Option<NodeId> {
+    let Op::Reduce { axis: 0, by: Fold::Sum } = g.node(id).op else { return None };
+    let d = g.node(id).ins[0];
+    let wide = g.node(id).outs[0].dtype;
+    g.ids().take_while(|earlier| *earlier < id).find(|earlier| {
+        let node = g.node(*earlier);
+        let is_first =
+            matches!(node.op, Op::Product { ta: true, .. }) && node.ins[0] == d && g.dims(d).len() == 2;
+        // The sums come in the type the product is stored in: nothing is rounded on the way.
+        is_first && node.outs[0].dtype == wide && with(&node.op, Epilogue::SumA).is_some()
+    })
+}

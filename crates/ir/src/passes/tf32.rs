@@ -1,0 +1,31 @@
+//! Products of f32 in TF32: operands keep 10 bits of their mantissa, sums and everything stored stay f32. The head's
+//! products follow; attention's own kernel stays in full f32.
+
+use crate::graph::Graph;
+use crate::op::Op;
+use crate::ops::product::Compute;
+use crate::types::DType;
+
+/// Sets the mode of every product of f32; returns the graph and how many were set. No node is added or moved.
+pub fn tf32(g: &Graph) -> (Graph, usize) {
+    let (mut out, mut count) = (g.clone(), 0);
+    for node in &mut out.nodes {
+        let is_f32 = node.ins.first().is_some_and(|v| g.ty(*v).dtype == DType::F32);
+        if let (true, Some(compute)) = (is_f32, compute_of(&mut node.op)) {
+            *compute = Compute::Tf32;
+            count += 1;
+        }
+    }
+    (out, count)
+}
+
+/// The mode of an operation that multiplies matrices by the device's units.
+fn compute_of(op: &mut Op) -> Option<&mut Compute> {
+    match op {
+        Op::Product { compute, .. }
+        | Op::HeadLoss { compute }
+        | Op::HeadLossGrad { compute, .. }
+        | Op::HeadLossTrain { compute, .. } => Some(compute),
+        _ => None,
+    }
+}

@@ -1,0 +1,128 @@
+//! Cases of the matrix product: types, modes, layouts, at sizes the matrix units like and at odd ones.
+
+use flatout_ir::ops::epilogue::Epilogue;
+use flatout_ir::ops::product::{Compute, plain};
+use flatout_ir::types::DType;
+use flatout_ir::{Op, OpKind};
+
+use super::Data;
+use super::cases::{FLOATS, Input, Table, tensor, x};
+
+/// What a mode allows beside the types, on the relative L2 error. In TF32 an operand is off by at most 2^-10 of itself
+/// however the device cuts it to 10 bits (the oracle rounds, some devices drop the rest), so a term is off by 2^-9; the
+/// loss puts two such products one after the other.
+///
+/// Matrix units add up 8-bit terms with fewer bits than f32 has, and move the sum to f32 every so many of them.
+pub(super) fn mode_bound(op: &Op, ins: &[Input]) -> Option<f64> {
+    match (op.compute()?, op.kind()) {
+        (_, OpKind::Product) if ins[0].0.dtype.is_fp8() => Some(2e-3),
+        (Compute::Full, _) => None,
+        (Compute::Tf32, OpKind::Product) => Some(2e-3),
+        (Compute::Tf32, _) => Some(4e-3),
+    }
+}
+
+const TRANSPOSED: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+
+/// The extents of an operand, its axes swapped where it is stored so.
+fn stored(transposed: bool, rows: usize, columns: usize) -> [usize; 2] {
+    if transposed { [columns, rows] } else { [rows, columns] }
+}
+
+pub(super) fn products(table: &mut Table) {
+    let compute = Compute::Full;
+    for dtype in FLOATS {
+        for (ta, tb) in TRANSPOSED {
+            for (m, n, k) in [(37, 29, 19), (1, 33, 40), (33, 1, 40), (130, 70, 67)] {
+                let (a, b) = (stored(ta, m, k), stored(tb, k, n));
+                for out in FLOATS {
+                    let op = |base| Op::Product { ta, tb, out, base, compute, epilogue: Epilogue::None };
+                    table.add(op(false), vec![x(dtype, &a), x(dtype, &b)]);
+                    table.add(op(true), vec![x(dtype, &a), x(dtype, &b), x(out, &[m, n])]);
+                }
+            }
+        }
+        let op = plain(false, true, dtype, compute);
+        table.add(op, vec![x(dtype, &[3, 2, 17, 8]), x(dtype, &[3, 2, 5, 8])]);
+    }
+    // Several threads inside one product, with k in several blocks, and over a batch.
+    let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base, compute, epilogue: Epilogue::None };
+    table.add(
+        op(true, false, true),
+        vec![x(DType::F32, &[1500, 40]), x(DType::F32, &[1500, 48]), x(DType::F32, &[40, 48])],
+    );
+    table.add(op(false, true, false), vec![x(DType::F32, &[333, 64]), x(DType::F32, &[96, 64])]);
+    table.add(op(false, false, false), vec![x(DType::F32, &[12, 40, 33]), x(DType::F32, &[12, 33, 40])]);
+    tf32(table);
+    epilogues(table);
+    fp8(table);
+}
+
+/// Both ways round and off alignment, where a kernel of ours runs, and as matrix units take them.
+fn fp8(table: &mut Table) {
+    let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+    let scale = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
+    for (a, b) in [(e4m3, e4m3), (e5m2, e4m3), (e4m3, e5m2), (e5m2, e5m2)] {
+        for out in FLOATS {
+            let op = |ta, tb, base| {
+                let (compute, epilogue) = (Compute::Full, Epilogue::None);
+                Op::Product { ta, tb, out, base, compute, epilogue }
+            };
+            let scaled = |ins: Vec<Input>| ins.into_iter().chain([scale(0.5), scale(0.03125)]).collect();
+            for (m, n, k) in [(37, 29, 19), (17, 32, 48), (96, 64, 128)] {
+                let ins = vec![x(a, &[m, k]), x(b, &[n, k])];
+                table.add(op(false, true, false), scaled(ins.clone()));
+                table.add(op(false, true, true), scaled([ins, vec![x(out, &[m, n])]].concat()));
+            }
+            table.add(op(true, false, false), scaled(vec![x(a, &[48, 32]), x(b, &[48, 64])]));
+            table.add(op(false, true, false), scaled(vec![x(a, &[3, 16, 32]), x(b, &[3, 48, 32])]));
+        }
+    }
+}
+
+/// At sizes cuBLASLt takes an epilogue at, and at others, where a kernel of ours does it.
+fn epilogues(table: &mut Table) {
+    use DType::{BF16, F32};
+    let full = Compute::Full;
+    let types = [(F32, F32, full), (F32, F32, Compute::Tf32), (BF16, BF16, full), (BF16, F32, full)];
+    for (dtype, out, compute) in types {
+        for (m, n, k) in [(37, 29, 19), (48, 40, 24), (1, 64, 32), (96, 128, 64)] {
+            let with = |ta, tb, base, epilogue| Op::Product { ta, tb, out, base, compute, epilogue };
+            for (tb, b) in [(true, [n, k]), (false, [k, n])] {
+                let ab = || vec![x(dtype, &[m, k]), x(dtype, &b)];
+                let and = |extra| ab().into_iter().chain([extra]).collect::<Vec<_>>();
+                table.add(with(false, tb, false, Epilogue::Gelu), ab());
+                table.add(with(false, tb, false, Epilogue::GeluGrad), and(x(out, &[m, n])));
+                for epilogue in [Epilogue::Bias, Epilogue::BiasGelu] {
+                    table.add(with(false, tb, false, epilogue), and(x(out, &[n])));
+                }
+            }
+            for (ta, a) in [(true, [k, m]), (false, [m, k])] {
+                let ab = [x(dtype, &a), x(dtype, &[k, n])];
+                for base in [false, true] {
+                    let ins = ab.iter().cloned().chain(base.then(|| x(out, &[m, n]))).collect();
+                    table.add(with(ta, false, base, Epilogue::SumA), ins);
+                }
+            }
+        }
+    }
+    // A bias wider than the result.
+    let op = |epilogue| Op::Product { ta: false, tb: true, out: BF16, base: false, compute: full, epilogue };
+    for epilogue in [Epilogue::Bias, Epilogue::BiasGelu] {
+        table.add(op(epilogue), vec![x(BF16, &[48, 24]), x(BF16, &[40, 24]), x(F32, &[40])]);
+    }
+}
+
+fn tf32(table: &mut Table) {
+    let (out, compute) = (DType::F32, Compute::Tf32);
+    for (ta, tb) in TRANSPOSED {
+        for (m, n, k) in [(37, 29, 19), (128, 96, 64), (160, 192, 256)] {
+            let op = |base| Op::Product { ta, tb, out, base, compute, epilogue: Epilogue::None };
+            let ins = vec![x(out, &stored(ta, m, k)), x(out, &stored(tb, k, n))];
+            table.add(op(false), ins.clone());
+            table.add(op(true), ins.into_iter().chain([x(out, &[m, n])]).collect());
+        }
+    }
+    let op = plain(false, true, out, compute);
+    table.add(op, vec![x(out, &[3, 2, 32, 48]), x(out, &[3, 2, 64, 48])]);
+}
