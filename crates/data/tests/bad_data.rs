@@ -205,7 +205,7 @@ fn harmless_oddities_change_nothing() {
     for (file, bytes, wanted) in [
         ("mark.txt", b"\xef\xbb\xbfone".to_vec(), vec!["one"]),
         ("mark.jsonl", b"\xef\xbb\xbf{\"text\":\"one\"}".to_vec(), vec!["one"]),
-        ("mark.csv", b"\xef\xbb\xbftext,id\none,1".to_vec(), vec!["one"]),
+        ("mark.csv", b"\xef\xbb\xbf\r\n\ntext,id\none,1".to_vec(), vec!["one"]),
         ("ends.txt", b"a\r\nb\nc\rd".to_vec(), vec!["a\r\nb\nc\rd"]),
         ("ends.jsonl", b"\r\n{\"text\":\"one\"}\r\n\n  {\"text\":\"two\"}".to_vec(), vec!["one", "two"]),
         (

@@ -67,3 +67,21 @@ fn variable(name: &str) -> Option<f64> {
     let value = std::env::var(name).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parser_that_panics_is_noticed() {
+        let parse = |bytes: &[u8]| assert!(!bytes.starts_with(b"{{"), "two braces");
+        let seeds = [b"{}".to_vec()];
+        assert!(catch_unwind(|| feed("braces", &seeds, Limits::default(), parse)).is_err());
+        for kept in std::fs::read_dir(std::env::temp_dir()).unwrap().flatten() {
+            if kept.file_name().to_string_lossy().starts_with("flatout-fuzz-braces-") {
+                assert!(std::fs::read(kept.path()).unwrap().starts_with(b"{{"));
+                std::fs::remove_file(kept.path()).unwrap();
+            }
+        }
+    }
+}

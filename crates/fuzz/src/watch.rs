@@ -1,6 +1,5 @@
 //! A second thread that ends the test when an input takes too long or too much memory: neither would come back to say so.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -67,7 +66,7 @@ impl Drop for Watch {
 
 /// Keeps the input in a file and says where.
 pub(crate) fn report(parser: &str, number: u64, input: &[u8], said: &str) {
-    let path = PathBuf::from(std::env::temp_dir()).join(format!("flatout-fuzz-{parser}-{number}"));
+    let path = std::env::temp_dir().join(format!("flatout-fuzz-{parser}-{number}"));
     let kept = match std::fs::write(&path, input) {
         Ok(()) => format!("it is in {}", path.display()),
         Err(error) => format!("it could not be kept: {error}"),

@@ -14,6 +14,8 @@ pub(super) struct Csv {
     line: u64,
     /// Known after the header, or the first record where there is none.
     shape: Option<Shape>,
+    /// The scan of a record that was too long, of which the rest is still to be passed.
+    dropping: Option<Scan>,
 }
 
 /// Which column holds the text, from 0, and how many there are.
@@ -25,7 +27,15 @@ pub(super) struct Shape {
 
 impl Csv {
     pub fn new(window: Window, delimiter: u8, field: &str, max_record_bytes: usize) -> Self {
-        Self { window, delimiter, field: field.into(), max_record_bytes, line: 1, shape: None }
+        Self {
+            window,
+            delimiter,
+            field: field.into(),
+            max_record_bytes,
+            line: 1,
+            shape: None,
+            dropping: None,
+        }
     }
 
     /// Blank lines are no records, and nothing is wrong with them.
@@ -70,7 +80,7 @@ impl Csv {
                 let said = format!("the column `{}` is not `#` and a number from 1", self.field);
                 return Err(Fault::file(Reason::Schema, said).into());
             };
-            let Some((columns, _)) = self.peek()? else { return Ok(None) };
+            let Some(columns) = self.peek()? else { return Ok(None) };
             if number > columns {
                 let said = format!("there is no column {number}: the first record has {columns}");
                 return Err(Fault::at_line(Reason::Schema, 1, 0, said).rest_lost().into());
@@ -104,56 +114,45 @@ impl Csv {
         Ok(self.shape)
     }
 
-    /// The columns and the length of the record in view, which stays there. A record with wrong quotes is left to
-    /// `next`.
-    fn peek(&mut self) -> Result<Option<(usize, usize)>, Trouble> {
+    /// The columns of the next record, which stays in view; `None` where there is none.
+    fn peek(&mut self) -> Result<Option<usize>, Trouble> {
+        self.skip_blank()?;
         let mut scan = Scan::default();
-        loop {
-            let blank = self.window.bytes().iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-            self.line += newlines(&self.window.bytes()[..blank]);
-            self.window.consume(blank);
-            if !self.window.bytes().is_empty() || !self.window.more()? {
-                break;
-            }
-        }
         while !scan.run(self.window.bytes(), self.window.ended(), self.delimiter, &mut |_, _| {}) {
             if scan.at > self.max_record_bytes {
                 return Err(self.too_long().rest_lost().into());
             }
             self.window.more()?;
         }
-        Ok((scan.at > 0).then_some((scan.column, scan.at)))
+        Ok((scan.at > 0).then_some(scan.column))
     }
 
-    /// The next record that is not a blank line. Its cells are handed to `take` with the bytes they lie in.
+    /// The next record. Its cells are handed to `take` with the bytes they lie in.
     fn record(&mut self, take: &mut impl FnMut(&[u8], Cell)) -> Result<Option<Record>, Trouble> {
+        if let Some(scan) = self.dropping.take() {
+            self.drop_record(scan)?;
+        }
+        self.skip_blank()?;
+        let (line, at) = (self.line, self.window.offset());
+        let mut scan = Scan::default();
         loop {
-            let (line, at) = (self.line, self.window.offset());
-            let mut scan = Scan::default();
-            while !scan.run(self.window.bytes(), self.window.ended(), self.delimiter, take) {
-                if scan.at > self.max_record_bytes {
-                    let fault = self.too_long();
-                    self.drop_record(scan)?;
-                    return Err(fault.into());
-                }
-                self.window.more()?;
-            }
-            let len = scan.at;
-            if len == 0 {
-                return Ok(None);
-            }
-            if len > self.max_record_bytes {
+            let ended = scan.run(self.window.bytes(), self.window.ended(), self.delimiter, take);
+            if scan.at > self.max_record_bytes {
                 let fault = self.too_long();
-                self.step_over(len);
+                match ended {
+                    true => self.step_over(scan.at),
+                    false => self.dropping = Some(scan),
+                }
                 return Err(fault.into());
             }
-            let blank = self.window.bytes()[..len].iter().all(|byte| matches!(byte, b'\r' | b'\n'));
-            self.step_over(len);
-            if !blank {
-                let wrong_quotes = scan.wrong_quotes;
-                return Ok(Some(Record { line, at, len, columns: scan.column, wrong_quotes }));
+            if ended {
+                break;
             }
+            self.window.more()?;
         }
+        let (len, columns, wrong_quotes) = (scan.at, scan.column, scan.wrong_quotes);
+        self.step_over(len);
+        Ok((len > 0).then_some(Record { line, at, len, columns, wrong_quotes }))
     }
 
     /// Moves behind a record of which `scan` saw the beginning, without keeping it.
@@ -164,6 +163,16 @@ impl Csv {
             self.window.more()?;
             if scan.run(self.window.bytes(), self.window.ended(), self.delimiter, &mut |_, _| {}) {
                 self.step_over(scan.at);
+                return Ok(());
+            }
+        }
+    }
+
+    fn skip_blank(&mut self) -> Result<(), Trouble> {
+        loop {
+            let blank = self.window.bytes().iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+            self.step_over(blank);
+            if !self.window.bytes().is_empty() || !self.window.more()? {
                 return Ok(());
             }
         }

@@ -300,7 +300,8 @@ fn check(header: &Header, packed: &[u8]) -> Result<(), Fault> {
 fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u8>, Fault> {
     let wrong = || damaged("a page unpacks to another size than it states");
     let through = |compression, packed: Vec<u8>| {
-        let mut out = Vec::new();
+        // The stated size is believed as far as the packed bytes make it likely; anything beyond has to be there first.
+        let mut out = Vec::with_capacity(size.min(32 * packed.len()) + 1);
         let stream = stream::unpack(Box::new(Cursor::new(packed)), compression);
         match stream.take(size as u64 + 1).read_to_end(&mut out) {
             Ok(_) => Ok(out),
