@@ -93,11 +93,11 @@ const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
     %1 = read{slot=$1} -> f32[4,2,6]
     %2 = map{f=add} %0 %1 -> f32[4,2,6]
     %3 = read{slot=$2} -> f32[6]
-    %4 = rms_norm{eps=0.01, weight=plain, residual=false} %2 %3 -> f32[4,2,6]
+    %4 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=false} %2 %3 -> f32[4,2,6]
     %5 = read{slot=$3} -> i32[1,4]
     %6 = read{slot=$4} -> f32[6]
-    %7 = rms_norm{eps=0.01, weight=plain, residual=false} %4 %6 -> f32[4,2,6]
-    %8 = rope{theta=100, axis_of_freq=[0 0 0], pairs=half, inverse=false, table=false} %7 %5 -> f32[4,2,6]
+    %7 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=false} %4 %6 -> f32[4,2,6]
+    %8 = rope{freq=100, axis_of_freq=[0 0 0], pairs=half, inverse=false, table=false} %7 %5 -> f32[4,2,6]
     %9 = map{f=silu} %8 -> f32[4,2,6]
     %10 = map{f=mul} %9 %2 -> f32[4,2,6]
     result y %10";
@@ -108,8 +108,8 @@ fn patterns_join_neighbours() {
     assert_eq!(count, patterns::Joined { add_norm: 1, norm_rope: 1, gated: 1 });
     same(
         &nodes(&joined),
-        "%5 = rms_norm{eps=0.01, weight=plain, residual=true} %0 %1 %2 -> f32[4,2,6] f32[4,2,6]
-         %6 = qk_norm_rope{eps=0.01, weight=plain, theta=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
+        "%5 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=true} %0 %1 %2 -> f32[4,2,6] f32[4,2,6]
+         %6 = qk_norm_rope{eps=0.01, weight=plain, freq=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
          %7 = gated{act=silu} %6 %5.1 -> f32[4,2,6]
          result y %7",
     );
@@ -137,7 +137,7 @@ fn trained() -> flatout_ir::passes::differentiate::Trained {
          %0 = read{slot=$0} -> f32[8,6] @layers.0.w
          %1 = read{slot=$1} -> f32[4,6] @x
          %2 = product{ta=false, tb=true, out=f32, base=false} %1 %0 -> f32[4,8] @layers.0
-         %3 = rms_norm{eps=0.01, weight=none, residual=false} %2 -> f32[4,8] @layers.0
+         %3 = rms_norm{eps=0.01, center=false, weight=none, bias=false, residual=false} %2 -> f32[4,8] @layers.0
          %4 = read{slot=$2} -> f32[5,8] @head
          %5 = read{slot=$3} -> i32[4] @target
          %6 = read{slot=$4} -> f32[4] @weight
@@ -168,10 +168,10 @@ fn sums_are_done_by_their_last_term() {
     same(
         &nodes(&g),
         "%2 = product{ta=false, tb=true, out=f32, base=false} %1 %0 -> f32[4,8]
-         %3 = rms_norm{eps=0.01, weight=none, residual=false} %2 -> f32[4,8]
+         %3 = rms_norm{eps=0.01, center=false, weight=none, bias=false, residual=false} %2 -> f32[4,8]
          %8 = head_loss_train{base=true} %3 %4 %5 %6 %7 -> f32[1] f32[4] f32[4] f32[4,8] f32[5,8]
          %9 = reduce{axis=0, by=sum} %6 -> f32[1]
-         %10 = rms_norm_grad{eps=0.01, weight=none, add=false} %2 %8.3 -> f32[4,8]
+         %10 = rms_norm_grad{eps=0.01, center=false, weight=none, bias=false, add=false} %2 %8.3 -> f32[4,8]
          %12 = product{ta=true, tb=false, out=f32, base=true} %10 %1 %11 -> f32[8,6]
          %14 = map{f=add} %13 %8 -> f32[1]
          %16 = map{f=add} %15 %9 -> f32[1]
