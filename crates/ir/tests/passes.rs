@@ -84,6 +84,67 @@ fn merge_lays_weights_side_by_side() {
     assert_eq!((nodes(&left), count), (nodes(&g), merge::Merged::default()));
 }
 
+const BIASED: &str = "slot $0 x f32[4,8] input zeros
+    slot $1 gate f32[6,8] weight normal(0.02)
+    slot $2 gate_bias f32[6] weight zeros
+    slot $3 up f32[6,8] weight normal(0.02)
+    slot $4 up_bias f32[6] weight zeros
+    %0 = read{slot=$0} -> f32[4,8]
+    %1 = read{slot=$1} -> f32[6,8]
+    %2 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,6]
+    %3 = read{slot=$2} -> f32[6]
+    %4 = reshape{dims=[1 6]} %3 -> f32[1,6]
+    %5 = broadcast{dims=[4 6]} %4 -> f32[4,6]
+    %6 = map{f=add} %2 %5 -> f32[4,6]
+    %7 = read{slot=$3} -> f32[6,8]
+    %8 = product{ta=false, tb=true, out=f32, base=false} %0 %7 -> f32[4,6]
+    %9 = read{slot=$4} -> f32[6]
+    %10 = reshape{dims=[1 6]} %9 -> f32[1,6]
+    %11 = broadcast{dims=[4 6]} %10 -> f32[4,6]
+    %12 = map{f=add} %8 %11 -> f32[4,6]
+    %13 = map{f=mul} %6 %12 -> f32[4,6]
+    result y %13";
+
+#[test]
+fn merge_lays_biases_side_by_side() {
+    let (merged, count) = merge::merge(&graph(BIASED), true, true, &Update::default());
+    assert_eq!(count, merge::Merged { qkv: 0, gate_up: 1 });
+    assert!(slots(&merged).contains("slot $4 up_bias f32[6] weight zeros part=$6+6"), "{}", slots(&merged));
+    assert!(slots(&merged).ends_with("slot $6 gate_bias+up_bias f32[12] weight zeros"), "{}", slots(&merged));
+    same(
+        &nodes(&merged),
+        "%2 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,12]
+         %4 = reshape{dims=[1 12]} %3 -> f32[1,12]
+         %5 = broadcast{dims=[4 12]} %4 -> f32[4,12]
+         %6 = map{f=add} %2 %5 -> f32[4,12]
+         %7 = slice{axis=1, start=0, len=6} %6 -> f32[4,6]
+         %8 = slice{axis=1, start=6, len=6} %6 -> f32[4,6]
+         %9 = map{f=mul} %7 %8 -> f32[4,6]
+         result y %9",
+    );
+    // Where one product has no bias, the products are merged and the bias stays where it is.
+    let one = BIASED.replace("%12 = map{f=add} %8 %11", "%12 = map{f=add} %0 %0");
+    let one =
+        one.replace("-> f32[4,6]\n    %13 = map{f=mul} %6 %12", "-> f32[4,8]\n    %13 = map{f=mul} %6 %8");
+    let (merged, _) = merge::merge(&graph(&one), true, true, &Update::default());
+    let text = nodes(&merged);
+    assert!(text.contains("slice{axis=1, start=0, len=6} %2") && text.contains("map{f=add} %3"), "{text}");
+    assert!(!slots(&merged).contains("gate_bias+up_bias"));
+}
+
+/// A bias is rounded to the type of the product it is added to.
+#[test]
+fn a_bias_follows_its_product() {
+    let g = graph(BIASED);
+    let (g, _, products) = precision::precision(&g, g.nodes.len());
+    assert_eq!(products, 2);
+    let text = nodes(&g);
+    assert!(
+        text.contains("%7 = map{f=cast:bf16} %6 -> bf16[4,6]\n%8 = map{f=add} %3 %7 -> bf16[4,6]"),
+        "{text}"
+    );
+}
+
 const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
     slot $1 r f32[4,2,6] input zeros
     slot $2 w f32[6] weight ones

@@ -140,13 +140,13 @@ fn every_model_compiles_to_what_its_switches_ask_for() {
         "norm=layer",
         "norm=layer positions=none qk_norm=false",
         "positions=learned qk_norm=false tied=false",
-        "positions=none activation=gelu",
+        "positions=none activation=gelu_tanh",
         "activation=relu2 norm=layer",
         "activation=geglu rope_pairs=interleaved",
         "dropout=0.1",
         "dropout=0.1 document_mask=true eval.rows=8",
         "layers=1 kv_heads=2",
-        "dropout=0.1 qk_norm=false activation=gelu norm=layer",
+        "dropout=0.1 qk_norm=false activation=gelu_tanh norm=layer",
     ];
     let settings = [
         "seed=0",

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
+use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;
 use crate::passes::options::Recompute;
 use crate::replay::Replay;
@@ -78,6 +79,7 @@ impl Again<'_> {
             Recompute::Cheap => match node.op {
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } => false,
+                Op::Map { f } => Act::of(f).is_none(),
                 _ => true,
             },
             Recompute::Full => layer_of(&node.path).is_none() || self.boundary.contains(&v),
