@@ -116,8 +116,14 @@ fn compare(config: &DecoderConfig, form: Form, options: &Options, bound: f64) {
     let want = expected(&g);
     let mut run = compiled(&g, options);
     run.run(Role::Grad);
-    for (path, want) in &want {
-        let off = relative(&run.get(path), want);
+    for (path, value) in &want {
+        let mut off = relative(&run.get(path), value);
+        // A vector added to every key moves a query's scores alike: without rotation its gradient is 0, and what is
+        // left is rounding, to be held against the gradient of the queries' vector.
+        if path.ends_with("wk_bias") && config.positions != Positions::Rope {
+            let size = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+            off = size(&run.get(path)) / size(&want[&path.replace("wk_bias", "wq_bias")]);
+        }
         assert!(off < bound, "{path} is off by {off:e} with {options:?}");
     }
     assert!(want.contains_key(&gradient_path("layers.1.attn.wq")) && want.len() > 10);
