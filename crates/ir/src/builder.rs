@@ -11,7 +11,7 @@ use crate::op::Op;
 use crate::ops::attention::{Attend, Masking};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
-use crate::ops::norm::NormWeight;
+use crate::ops::norm::{NormSpec, NormWeight};
 use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
 use crate::ops::rope::RopeSpec;
@@ -302,8 +302,12 @@ impl<'g> Tensor<'g> {
 
     #[track_caller]
     pub fn rms_norm(self, eps: f32, weight: NormWeight, w: Option<Tensor<'g>>) -> Tensor<'g> {
-        let ins: Vec<_> = [Some(self), w].into_iter().flatten().collect();
-        self.b.op(Op::RmsNorm { eps, weight, residual: false }, &ins)
+        self.norm(NormSpec::rms(eps, weight), w, None)
+    }
+    #[track_caller]
+    pub fn norm(self, spec: NormSpec, w: Option<Tensor<'g>>, bias: Option<Tensor<'g>>) -> Tensor<'g> {
+        let ins: Vec<_> = [Some(self), w, bias].into_iter().flatten().collect();
+        self.b.op(spec.op(false), &ins)
     }
     /// Rotates pairs of `self [T, H, K]` by `positions i32 [axes, T]`.
     #[track_caller]

@@ -5,6 +5,7 @@
 
 use crate::attr::{Attr, named};
 use crate::op::Op;
+use crate::ops::frequency::Frequencies;
 use crate::types::TensorType;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,9 +71,9 @@ pub enum Init {
     Normal {
         std: f32,
     },
-    /// `[positions, frequencies, 2]` of cosine and sine of position * theta^(-2 frequency / head).
+    /// `[positions, frequencies, 2]` of cosine and sine of the angles: `Frequencies::table`.
     RopeTable {
-        theta: f64,
+        freq: Frequencies,
     },
 }
 
@@ -82,7 +83,7 @@ impl Attr for Init {
             Init::Zeros => "zeros".into(),
             Init::Ones => "ones".into(),
             Init::Normal { std } => format!("normal({std})"),
-            Init::RopeTable { theta } => format!("rope_table({theta})"),
+            Init::RopeTable { freq } => format!("rope_table({})", freq.show()),
         }
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -94,7 +95,7 @@ impl Attr for Init {
             "zeros" => Ok(Init::Zeros),
             "ones" => Ok(Init::Ones),
             "normal" => Ok(Init::Normal { std: f32::read(argument)? }),
-            "rope_table" => Ok(Init::RopeTable { theta: f64::read(argument)? }),
+            "rope_table" => Ok(Init::RopeTable { freq: Frequencies::read(argument)? }),
             _ => Err(format!("`{text}` is not an initial value")),
         }
     }

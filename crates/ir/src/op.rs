@@ -7,6 +7,7 @@ use crate::graph::{Graph, Node, SlotId, Value};
 use crate::ops::attention::{Mask, Segments};
 use crate::ops::elementwise::Elementwise;
 use crate::ops::epilogue::{self, Epilogue};
+use crate::ops::frequency::Frequencies;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormWeight;
 use crate::ops::product::Compute;
@@ -95,16 +96,16 @@ ops! {
     /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
     /// base, through the epilogue. 8-bit operands come with a scale each, f32 [1], last.
     Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
-    /// (x, residual?, w?) -> y = normed * weight, and h = x + residual.
-    RmsNorm = "rms_norm" { eps: f32, weight: NormWeight, residual: bool }
-    /// (h, w?, dy, dh?) -> dx + dh, dw.
-    RmsNormGrad = "rms_norm_grad" { eps: f32, weight: NormWeight, add: bool }
+    /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` takes the mean off first.
+    RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
+    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?.
+    RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool }
     /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
-    Rope = "rope" { theta: f64, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
+    Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
     /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)).
-    QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, theta: f64, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (x, w, positions, table?, dy) -> dx, dw.
-    QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, theta: f64, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (gate, up) -> act(gate) * up.
     Gated = "gated" { act: Act }
     /// (gate, up, dy) -> d gate, d up.
@@ -179,8 +180,8 @@ impl Op {
             Op::Product { ta, tb, out, base, epilogue, .. } => {
                 product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
             }
-            Op::RmsNorm { weight, residual, .. } => norm::infer(*weight, *residual, &ins),
-            Op::RmsNormGrad { weight, add, .. } => norm::infer_grad(*weight, *add, &ins),
+            Op::RmsNorm { weight, bias, residual, .. } => norm::infer(*weight, *bias, *residual, &ins),
+            Op::RmsNormGrad { weight, bias, add, .. } => norm::infer_grad(*weight, *bias, *add, &ins),
             Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
             Op::QkNormRope { weight, axis_of_freq, table, .. } => {
                 qk_norm_rope::infer(*weight, axis_of_freq, *table, &ins)
@@ -219,7 +220,7 @@ impl Op {
             Op::Product { ta, tb, base, compute, epilogue, .. } => {
                 product::vjp([*ta, *tb], *base, *compute, *epilogue, at)
             }
-            Op::RmsNorm { eps, weight, residual } => norm::vjp(b, *eps, *weight, *residual, at),
+            Op::RmsNorm { .. } => norm::vjp(b, self, at),
             Op::Rope { .. } => rope::vjp(b, self, at),
             Op::QkNormRope { .. } => qk_norm_rope::vjp(b, self, at),
             Op::Gated { act } => gated::vjp(b, *act, at),
@@ -265,12 +266,12 @@ impl Op {
                 epilogue::expand([*ta, *tb], *out, *compute, *epilogue, ins)
             }
             Op::ScatterAdd { base: true, rows, out } => vec![index::without_base(*rows, *out, ins)],
-            Op::RmsNorm { eps, weight, residual } => norm::expand(*eps, *weight, *residual, ins),
-            Op::RmsNormGrad { eps, weight, add } => norm::expand_grad(b, *eps, *weight, *add, ins),
-            Op::Rope { theta, axis_of_freq, pairs, inverse, .. } => {
+            Op::RmsNorm { .. } => norm::expand(self, ins),
+            Op::RmsNormGrad { .. } => norm::expand_grad(b, self, ins),
+            Op::Rope { freq, axis_of_freq, pairs, inverse, .. } => {
                 vec![rope::expand(
                     b,
-                    &RopeSpec { theta: *theta, axis_of_freq: axis_of_freq.clone(), pairs: *pairs },
+                    &RopeSpec { freq: *freq, axis_of_freq: axis_of_freq.clone(), pairs: *pairs },
                     *inverse,
                     ins,
                 )]

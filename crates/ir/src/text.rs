@@ -4,7 +4,7 @@
 //! slot $0 layers.0.wq f32[8,8] weight normal(0.02)
 //! slot $1 layers.0.wk f32[4,8] weight normal(0.02) part=$2+64
 //! %0 = read{slot=$0} -> f32[8,8] @layers.0.wq #1f
-//! %3 = rms_norm{eps=0.000001, weight=none, residual=true} %1 %2 -> f32[4,8] f32[4,8] @layers.0 #2a
+//! %3 = rms_norm{eps=0.000001, center=false, weight=none, bias=false, residual=true} %1 %2 -> f32[4,8] f32[4,8] @layers.0 #2a
 //! write $4 %3.1
 //! result loss %7
 //! ```

@@ -8,8 +8,9 @@ use flatout_ir::graph::{Graph, Node, Value};
 use flatout_ir::op::{Op, OpKind};
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::epilogue::Epilogue;
+use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::oracle::{self, Values, in_f64};
 use flatout_ir::types::DType;
@@ -64,15 +65,18 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
             layer(*ta, *tb, *epilogue, ins)
         }
         Op::ScatterAdd { base: true, .. } => vec![scatter_add(ins)],
-        Op::RmsNorm { eps, weight, residual } => rms_norm(*eps, *weight, *residual, ins),
-        Op::Rope { theta, axis_of_freq, pairs, inverse, .. } => {
-            vec![rope(*theta, axis_of_freq, *pairs, *inverse, &ins[0], &ins[1])]
+        Op::RmsNorm { .. } => {
+            let (spec, residual) = NormSpec::of(op).unwrap();
+            norm(spec, residual, ins)
         }
-        Op::QkNormRope { eps, weight, theta, axis_of_freq, pairs, .. } => {
+        Op::Rope { freq, axis_of_freq, pairs, inverse, .. } => {
+            vec![rope(*freq, axis_of_freq, *pairs, *inverse, &ins[0], &ins[1])]
+        }
+        Op::QkNormRope { eps, weight, freq, axis_of_freq, pairs, .. } => {
             let positions = &ins[ins.len() - 1];
-            let x = rms_norm(*eps, *weight, false, &ins[..ins.len() - 1]).remove(0);
+            let x = norm(NormSpec::rms(*eps, *weight), false, &ins[..ins.len() - 1]).remove(0);
             let x = Data { dims: ins[0].dims.clone(), x };
-            vec![rope(*theta, axis_of_freq, *pairs, false, &x, positions)]
+            vec![rope(*freq, axis_of_freq, *pairs, false, &x, positions)]
         }
         Op::Gated { act } => {
             vec![ins[0].x.iter().zip(&ins[1].x).map(|(gate, up)| activate(*act, *gate) * up).collect()]
@@ -120,27 +124,30 @@ fn scatter_add(ins: &[Data]) -> Vec<f64> {
     out
 }
 
-fn rms_norm(eps: f32, weight: NormWeight, residual: bool, ins: &[Data]) -> Vec<Vec<f64>> {
+fn norm(spec: NormSpec, residual: bool, ins: &[Data]) -> Vec<Vec<f64>> {
     let width = *ins[0].dims.last().unwrap();
     let mut h = ins[0].x.clone();
     if residual {
         h.iter_mut().zip(&ins[1].x).for_each(|(h, r)| *h += r);
     }
-    let factor = |c: usize| match weight {
-        NormWeight::Plain => ins[ins.len() - 1].x[c],
-        NormWeight::OnePlus => 1.0 + ins[ins.len() - 1].x[c],
+    let factor = |c: usize| match spec.weight {
+        NormWeight::Plain => ins[1 + residual as usize].x[c],
+        NormWeight::OnePlus => 1.0 + ins[1 + residual as usize].x[c],
         NormWeight::None => 1.0,
     };
+    let term = |c: usize| if spec.bias { ins[ins.len() - 1].x[c] } else { 0.0 };
     let mut y = vec![];
     for row in h.chunks(width) {
-        let mean_square = row.iter().map(|x| x * x).sum::<f64>() / width as f64;
-        y.extend(row.iter().enumerate().map(|(c, x)| x / (mean_square + eps as f64).sqrt() * factor(c)));
+        let mean = if spec.center { row.iter().sum::<f64>() / width as f64 } else { 0.0 };
+        let mean_square = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / width as f64;
+        let root = (mean_square + spec.eps as f64).sqrt();
+        y.extend(row.iter().enumerate().map(|(c, x)| (x - mean) / root * factor(c) + term(c)));
     }
     if residual { vec![y, h] } else { vec![y] }
 }
 
 fn rope(
-    theta: f64,
+    freq: Frequencies,
     axis_of_freq: &[u8],
     pairs: Pairs,
     inverse: bool,
@@ -148,19 +155,20 @@ fn rope(
     positions: &Data,
 ) -> Vec<f64> {
     let (tokens, heads, size) = (x.dims[0], x.dims[1], x.dims[2]);
+    let (turns, a) = (freq.turns(size / 2), freq.amplitude());
     let mut y = x.x.clone();
     for (t, h, f) in
         (0..tokens).flat_map(|t| (0..heads).flat_map(move |h| (0..size / 2).map(move |f| (t, h, f))))
     {
         let position = positions.x[axis_of_freq[f] as usize * tokens + t];
-        let angle = position * theta.powf(-2.0 * f as f64 / size as f64) * if inverse { -1.0 } else { 1.0 };
+        let angle = position * turns[f] * if inverse { -1.0 } else { 1.0 };
         let head = (t * heads + h) * size;
         let (i, j) = match pairs {
             Pairs::Half => (head + f, head + f + size / 2),
             Pairs::Interleaved => (head + 2 * f, head + 2 * f + 1),
         };
-        y[i] = x.x[i] * angle.cos() - x.x[j] * angle.sin();
-        y[j] = x.x[i] * angle.sin() + x.x[j] * angle.cos();
+        y[i] = a * (x.x[i] * angle.cos() - x.x[j] * angle.sin());
+        y[j] = a * (x.x[i] * angle.sin() + x.x[j] * angle.cos());
     }
     y
 }
@@ -171,8 +179,18 @@ fn activate(act: Act, x: f64) -> f64 {
         Act::Gelu => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
+        Act::GeluExact => x * share_below(x),
         Act::Relu => x.max(0.0),
     }
+}
+
+/// The share of the normal distribution below x: Simpson's rule over its density, from where nothing is left.
+fn share_below(x: f64) -> f64 {
+    let (from, steps) = (-12.0, 20_000);
+    let width = (x - from) / steps as f64;
+    let density = |i: usize| (-0.5 * (from + i as f64 * width).powi(2)).exp();
+    let inner = (1..steps).map(|i| density(i) * if i % 2 == 1 { 4.0 } else { 2.0 }).sum::<f64>();
+    (density(0) + inner + density(steps)) * width / 3.0 / (2.0 * std::f64::consts::PI).sqrt()
 }
 
 fn attention(scale: f64, mask: Mask, q_cut: Segments, k_cut: Segments, ins: &[Data]) -> Vec<Vec<f64>> {

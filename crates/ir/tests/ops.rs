@@ -190,11 +190,11 @@ fn rope_takes_a_table() {
     let b = Builder::new();
     let (x, positions) = (b.param("x", &[5, 3, 6], Init::Zeros), b.input("positions", DType::I32, &[1, 5]));
     let ty = TensorType::new(DType::F32, [9, 3, 2]);
-    let init = Init::RopeTable { theta: 100.0 };
+    let init = Init::RopeTable { freq: 100.0.into() };
     let slot =
         b.edit(|g| g.add_slot(Slot { path: "table".into(), ty, class: Class::Const, init, part: None }));
     let op = Op::Rope {
-        theta: 100.0,
+        freq: 100.0.into(),
         axis_of_freq: vec![0; 3],
         pairs: flatout_ir::ops::rope::Pairs::Half,
         inverse: false,

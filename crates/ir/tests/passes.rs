@@ -88,6 +88,67 @@ fn merge_lays_weights_side_by_side() {
     assert_eq!((nodes(&left), count), (nodes(&g), merge::Merged::default()));
 }
 
+const BIASED: &str = "slot $0 x f32[4,8] input zeros
+    slot $1 gate f32[6,8] weight normal(0.02)
+    slot $2 gate_bias f32[6] weight zeros
+    slot $3 up f32[6,8] weight normal(0.02)
+    slot $4 up_bias f32[6] weight zeros
+    %0 = read{slot=$0} -> f32[4,8]
+    %1 = read{slot=$1} -> f32[6,8]
+    %2 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,6]
+    %3 = read{slot=$2} -> f32[6]
+    %4 = reshape{dims=[1 6]} %3 -> f32[1,6]
+    %5 = broadcast{dims=[4 6]} %4 -> f32[4,6]
+    %6 = map{f=add} %2 %5 -> f32[4,6]
+    %7 = read{slot=$3} -> f32[6,8]
+    %8 = product{ta=false, tb=true, out=f32, base=false} %0 %7 -> f32[4,6]
+    %9 = read{slot=$4} -> f32[6]
+    %10 = reshape{dims=[1 6]} %9 -> f32[1,6]
+    %11 = broadcast{dims=[4 6]} %10 -> f32[4,6]
+    %12 = map{f=add} %8 %11 -> f32[4,6]
+    %13 = map{f=mul} %6 %12 -> f32[4,6]
+    result y %13";
+
+#[test]
+fn merge_lays_biases_side_by_side() {
+    let (merged, count) = merge::merge(&graph(BIASED), true, true, &Update::default());
+    assert_eq!(count, merge::Merged { qkv: 0, gate_up: 1 });
+    assert!(slots(&merged).contains("slot $4 up_bias f32[6] weight zeros part=$6+6"), "{}", slots(&merged));
+    assert!(slots(&merged).ends_with("slot $6 gate_bias+up_bias f32[12] weight zeros"), "{}", slots(&merged));
+    same(
+        &nodes(&merged),
+        "%2 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,12]
+         %4 = reshape{dims=[1 12]} %3 -> f32[1,12]
+         %5 = broadcast{dims=[4 12]} %4 -> f32[4,12]
+         %6 = map{f=add} %2 %5 -> f32[4,12]
+         %7 = slice{axis=1, start=0, len=6} %6 -> f32[4,6]
+         %8 = slice{axis=1, start=6, len=6} %6 -> f32[4,6]
+         %9 = map{f=mul} %7 %8 -> f32[4,6]
+         result y %9",
+    );
+    // Where one product has no bias, the products are merged and the bias stays where it is.
+    let one = BIASED.replace("%12 = map{f=add} %8 %11", "%12 = map{f=add} %0 %0");
+    let one =
+        one.replace("-> f32[4,6]\n    %13 = map{f=mul} %6 %12", "-> f32[4,8]\n    %13 = map{f=mul} %6 %8");
+    let (merged, _) = merge::merge(&graph(&one), true, true, &Update::default());
+    let text = nodes(&merged);
+    assert!(text.contains("slice{axis=1, start=0, len=6} %2") && text.contains("map{f=add} %3"), "{text}");
+    assert!(!slots(&merged).contains("gate_bias+up_bias"));
+}
+
+/// A bias is rounded to the type of the product it is added to.
+#[test]
+fn a_bias_follows_its_product() {
+    let g = graph(BIASED);
+    let (g, _, products) = precision::precision(&g, g.nodes.len());
+    assert_eq!(products, 2);
+    let text = nodes(&g);
+    assert!(
+        text.contains("%7 = map{f=cast:bf16} %6 -> bf16[4,6]\n%8 = map{f=add} %3 %7 -> bf16[4,6]"),
+        "{text}"
+    );
+}
+
 const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
     slot $1 r f32[4,2,6] input zeros
     slot $2 w f32[6] weight ones
@@ -97,11 +158,11 @@ const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
     %1 = read{slot=$1} -> f32[4,2,6]
     %2 = map{f=add} %0 %1 -> f32[4,2,6]
     %3 = read{slot=$2} -> f32[6]
-    %4 = rms_norm{eps=0.01, weight=plain, residual=false} %2 %3 -> f32[4,2,6]
+    %4 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=false} %2 %3 -> f32[4,2,6]
     %5 = read{slot=$3} -> i32[1,4]
     %6 = read{slot=$4} -> f32[6]
-    %7 = rms_norm{eps=0.01, weight=plain, residual=false} %4 %6 -> f32[4,2,6]
-    %8 = rope{theta=100, axis_of_freq=[0 0 0], pairs=half, inverse=false, table=false} %7 %5 -> f32[4,2,6]
+    %7 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=false} %4 %6 -> f32[4,2,6]
+    %8 = rope{freq=100, axis_of_freq=[0 0 0], pairs=half, inverse=false, table=false} %7 %5 -> f32[4,2,6]
     %9 = map{f=silu} %8 -> f32[4,2,6]
     %10 = map{f=mul} %9 %2 -> f32[4,2,6]
     result y %10";
@@ -112,8 +173,8 @@ fn patterns_join_neighbours() {
     assert_eq!(count, patterns::Joined { add_norm: 1, norm_rope: 1, gated: 1 });
     same(
         &nodes(&joined),
-        "%5 = rms_norm{eps=0.01, weight=plain, residual=true} %0 %1 %2 -> f32[4,2,6] f32[4,2,6]
-         %6 = qk_norm_rope{eps=0.01, weight=plain, theta=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
+        "%5 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=true} %0 %1 %2 -> f32[4,2,6] f32[4,2,6]
+         %6 = qk_norm_rope{eps=0.01, weight=plain, freq=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
          %7 = gated{act=silu} %6 %5.1 -> f32[4,2,6]
          result y %7",
     );
@@ -141,7 +202,7 @@ fn trained() -> flatout_ir::passes::differentiate::Trained {
          %0 = read{slot=$0} -> f32[8,6] @layers.0.w
          %1 = read{slot=$1} -> f32[4,6] @x
          %2 = product{ta=false, tb=true, out=f32, base=false} %1 %0 -> f32[4,8] @layers.0
-         %3 = rms_norm{eps=0.01, weight=none, residual=false} %2 -> f32[4,8] @layers.0
+         %3 = rms_norm{eps=0.01, center=false, weight=none, bias=false, residual=false} %2 -> f32[4,8] @layers.0
          %4 = read{slot=$2} -> f32[5,8] @head
          %5 = read{slot=$3} -> i32[4] @target
          %6 = read{slot=$4} -> f32[4] @weight
@@ -172,10 +233,10 @@ fn sums_are_done_by_their_last_term() {
     same(
         &nodes(&g),
         "%2 = product{ta=false, tb=true, out=f32, base=false} %1 %0 -> f32[4,8]
-         %3 = rms_norm{eps=0.01, weight=none, residual=false} %2 -> f32[4,8]
+         %3 = rms_norm{eps=0.01, center=false, weight=none, bias=false, residual=false} %2 -> f32[4,8]
          %8 = head_loss_train{base=true} %3 %4 %5 %6 %7 -> f32[1] f32[4] f32[4] f32[4,8] f32[5,8]
          %9 = reduce{axis=0, by=sum} %6 -> f32[1]
-         %10 = rms_norm_grad{eps=0.01, weight=none, add=false} %2 %8.3 -> f32[4,8]
+         %10 = rms_norm_grad{eps=0.01, center=false, weight=none, bias=false, add=false} %2 %8.3 -> f32[4,8]
          %12 = product{ta=true, tb=false, out=f32, base=true} %10 %1 %11 -> f32[8,6]
          %14 = map{f=add} %13 %8 -> f32[1]
          %16 = map{f=add} %15 %9 -> f32[1]

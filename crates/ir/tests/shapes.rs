@@ -75,7 +75,7 @@ refuses! {
     a_rope: "layers.3.attn: rope: positions is i32[1,4], wanted i32[1,3]",
         |b| {
             let positions = b.input("positions", DType::I32, &[1, 4]);
-            x(b, "x", &[3, 1, 6]).rope(positions, &RopeSpec::text(6, 1e4, Pairs::Half))
+            x(b, "x", &[3, 1, 6]).rope(positions, &RopeSpec::text(6, 1e4.into(), Pairs::Half))
         };
     heads_that_do_not_divide: "layers.3.attn: attention: q f32[6,3,3] does not attend to k f32[6,2,3]",
         |b| attend(b, 3, 6);

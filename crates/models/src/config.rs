@@ -2,6 +2,7 @@
 //! that follow from them. Nothing here says how it is computed.
 
 pub mod key;
+mod rope;
 
 use crate::{choice, section};
 
@@ -11,13 +12,26 @@ choice! {
 }
 
 choice! {
-    /// Normalisation over the width. Neither has a bias.
+    /// Which products add a learned vector: none, the projections to q, k and v, all of attention's, or every product
+    /// but the head.
+    pub enum Bias { None = "none", Qkv = "qkv", Attention = "attention", All = "all" }
+}
+
+choice! {
+    /// Normalisation over the width.
     pub enum Norm { Rms = "rms", Layer = "layer" }
 }
 
 choice! {
-    /// The feed-forward's non-linearity. `swiglu` and `geglu` have a gate beside the up projection.
-    pub enum Activation { Swiglu = "swiglu", Geglu = "geglu", Gelu = "gelu", Relu2 = "relu2" }
+    /// The feed-forward's non-linearity. `swiglu` and `geglu` have a gate beside the up projection. GELU is its tanh form
+    /// (`gelu_new` and `gelu_pytorch_tanh` elsewhere) in `gelu_tanh` and `geglu`, and exact in `gelu_exact`.
+    pub enum Activation {
+        Swiglu = "swiglu",
+        Geglu = "geglu",
+        GeluTanh = "gelu_tanh",
+        GeluExact = "gelu_exact",
+        Relu2 = "relu2",
+    }
 }
 
 impl Activation {
@@ -36,8 +50,13 @@ choice! {
     pub enum RopePairs { Half = "half", Interleaved = "interleaved" }
 }
 
+choice! {
+    /// How rotary frequencies are stretched for a context longer than the model was trained at.
+    pub enum RopeScaling { None = "none", Linear = "linear", Llama3 = "llama3", Yarn = "yarn" }
+}
+
 section! {
-    /// The pre-norm decoder: embedding, blocks of attention and feed-forward, final norm, head. No biases.
+    /// The pre-norm decoder: embedding, blocks of attention and feed-forward, final norm, head.
     pub struct DecoderConfig {
         /// The model family.
         pub kind: ModelKind = ModelKind::Decoder,
@@ -59,9 +78,13 @@ section! {
         pub context: usize,
         /// Normalisation before each half of a block and before the head.
         pub norm: Norm = Norm::Rms,
+        /// The norms over the width add a learned vector.
+        pub norm_bias: bool = false,
         /// Added to the variance in every norm.
         pub norm_eps: f64 = 1e-6,
-        /// The feed-forward's non-linearity; swiglu and geglu are gated.
+        /// Products that add a learned vector: none, q k v, all of attention's, or all but the head.
+        pub bias: Bias = Bias::None,
+        /// The feed-forward's non-linearity; swiglu and geglu are gated, geglu with the tanh form of GELU.
         pub activation: Activation = Activation::Swiglu,
         /// How tokens know where they stand.
         pub positions: Positions = Positions::Rope,
@@ -69,14 +92,34 @@ section! {
         pub rope_theta: f64 = 1e4,
         /// Which elements of a head rotate together.
         pub rope_pairs: RopePairs = RopePairs::Half,
+        /// How rotary frequencies are stretched for longer contexts.
+        pub rope_scaling: RopeScaling = RopeScaling::None,
+        /// How many times longer the context is; every scaling asks for it.
+        pub rope_factor: Option<f64>,
+        /// The context before the stretch; llama3 and yarn ask for it.
+        pub rope_original_context: Option<usize>,
+        /// llama3: pairs that turn less often than this in the original context are stretched.
+        pub rope_low_freq_factor: f64 = 1.0,
+        /// llama3: pairs that turn more often than this in the original context are kept.
+        pub rope_high_freq_factor: f64 = 4.0,
+        /// yarn: pairs that turn more often than this in the original context are kept.
+        pub rope_beta_fast: f64 = 32.0,
+        /// yarn: pairs that turn less often than this in the original context are stretched.
+        pub rope_beta_slow: f64 = 1.0,
+        /// yarn: factor on cosines and sines; 1 + ln(rope_factor) / 10 where not given.
+        pub rope_attention_factor: Option<f64>,
         /// RMS norm of every query and key head, with a learned weight, before the rotation.
         pub qk_norm: bool = false,
         /// The head shares the embedding's weights.
         pub tied: bool = true,
+        /// Factor on the embedding's rows as they enter the first block; a tied head has none.
+        pub embed_scale: f64 = 1.0,
         /// Probability of dropping an element of each half block's output.
         pub dropout: f64 = 0.0,
         /// Standard deviation of the initial weights.
         pub init_std: f64 = 0.02,
+        /// Factor on init_std for the two products of a block that write to the residual stream.
+        pub init_residual: f64 = 1.0,
     }
 }
 
@@ -98,12 +141,21 @@ impl DecoderConfig {
         let wide = |n: usize| n as u64;
         let (width, head_size) = (wide(self.width), wide(self.head_size()));
         let attention = width * head_size * (2 * wide(self.heads) + 2 * wide(self.kv_heads()));
-        let feed_forward = width * wide(self.ffn) * if self.activation.gated() { 3 } else { 2 };
-        let norms = 2 * width + if self.qk_norm { 2 * head_size } else { 0 };
+        let ups = if self.activation.gated() { 2 } else { 1 };
+        let feed_forward = width * wide(self.ffn) * (ups + 1);
+        let qkv = head_size * (wide(self.heads) + 2 * wide(self.kv_heads()));
+        let biases = match self.bias {
+            Bias::None => 0,
+            Bias::Qkv => qkv,
+            Bias::Attention => qkv + width,
+            Bias::All => qkv + width + ups * wide(self.ffn) + width,
+        };
+        let norm = if self.norm_bias { 2 * width } else { width };
+        let norms = 2 * norm + if self.qk_norm { 2 * head_size } else { 0 };
         let embedding = wide(self.vocab) * width;
         let head = if self.tied { 0 } else { embedding };
         let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
-        wide(self.layers) * (attention + feed_forward + norms) + width + embedding + head + positions
+        wide(self.layers) * (attention + feed_forward + biases + norms) + norm + embedding + head + positions
     }
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
@@ -153,13 +205,19 @@ impl DecoderConfig {
                 "`model.head_size` is {head_size}, and rotary positions turn pairs, so it must be even"
             ));
         }
-        let positive =
-            [("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta), ("init_std", self.init_std)];
+        let positive = [
+            ("norm_eps", self.norm_eps),
+            ("rope_theta", self.rope_theta),
+            ("embed_scale", self.embed_scale),
+            ("init_std", self.init_std),
+            ("init_residual", self.init_residual),
+        ];
         for (key, value) in positive {
             if !value.is_finite() || value <= 0.0 {
                 return Err(format!("`model.{key}` is {value} and must be a number above 0"));
             }
         }
+        self.validate_rope()?;
         if !(0.0..1.0).contains(&self.dropout) {
             return Err(format!("`model.dropout` is {} and must be at least 0 and below 1", self.dropout));
         }
@@ -193,8 +251,33 @@ mod tests {
         assert_eq!(DecoderConfig { tied: false, ..pretrain() }.parameters(), 226_546_432 + 32768 * 768);
         let learned = DecoderConfig { positions: Positions::Learned, ..pretrain() };
         assert_eq!(learned.parameters(), 226_546_432 + 2048 * 768);
-        let ungated = DecoderConfig { activation: Activation::Gelu, ..pretrain() };
+        let ungated = DecoderConfig { activation: Activation::GeluTanh, ..pretrain() };
         assert_eq!(ungated.parameters(), 226_546_432 - 32 * 768 * 2048);
+    }
+
+    /// GPT-2's own count: 124,439,808.
+    #[test]
+    fn gpt2_has_its_parameters() {
+        let gpt2 = DecoderConfig {
+            width: 768,
+            layers: 12,
+            heads: 12,
+            ffn: 3072,
+            vocab: 50257,
+            context: 1024,
+            norm: Norm::Layer,
+            norm_bias: true,
+            bias: Bias::All,
+            activation: Activation::GeluTanh,
+            positions: Positions::Learned,
+            ..DecoderConfig::default()
+        };
+        assert_eq!(gpt2.validate(), Ok(()));
+        assert_eq!(gpt2.parameters(), 124_439_808);
+        let qkv = DecoderConfig { bias: Bias::Qkv, ..gpt2.clone() };
+        assert_eq!(gpt2.parameters() - qkv.parameters(), 12 * (768 + 3072 + 768));
+        let attention = DecoderConfig { bias: Bias::Attention, ..gpt2 };
+        assert_eq!(attention.parameters() - qkv.parameters(), 12 * 768);
     }
 
     #[test]
@@ -242,7 +325,7 @@ mod tests {
         assert_eq!(Activation::Relu2.to_string(), "relu2");
         assert_eq!(
             "tanh".parse::<Activation>(),
-            Err("`tanh` is not one of swiglu, geglu, gelu, relu2".into())
+            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2".into())
         );
     }
 }

@@ -4,11 +4,11 @@
 
 use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
 
-use crate::config::{Activation, DecoderConfig, Norm, Positions, RopePairs};
+use crate::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopePairs};
 
 /// What the model is built to compute, with its static extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,37 +31,51 @@ pub enum Documents {
     Apart { most: usize },
 }
 
-/// Our path and the Hugging Face name of every weight, Llama and Qwen3 alike.
+/// Our path and the Hugging Face name of every weight, Llama and Qwen3 alike; GPT-2's are in `gpt2`.
 pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
     let mut names = vec![("embed.weight".to_string(), "model.embed_tokens.weight".to_string())];
     if c.positions == Positions::Learned {
         names.push(("positions.weight".into(), "model.embed_positions.weight".into()));
     }
     for i in 0..c.layers {
-        let mut add = |ours: &str, theirs: &str| {
-            names.push((format!("layers.{i}.{ours}"), format!("model.layers.{i}.{theirs}.weight")));
+        let mut add = |ours: &str, theirs: &str, bias: bool| {
+            let (ours, theirs) = (format!("layers.{i}.{ours}"), format!("model.layers.{i}.{theirs}"));
+            names.push((ours.clone(), format!("{theirs}.weight")));
+            names.extend(bias.then(|| (bias_name(&ours), format!("{theirs}.bias"))));
         };
-        add("attn_norm", "input_layernorm");
-        add("attn.wq", "self_attn.q_proj");
-        add("attn.wk", "self_attn.k_proj");
-        add("attn.wv", "self_attn.v_proj");
+        let [qkv, output, ffn] = biased(c);
+        add("attn_norm", "input_layernorm", c.norm_bias);
+        add("attn.wq", "self_attn.q_proj", qkv);
+        add("attn.wk", "self_attn.k_proj", qkv);
+        add("attn.wv", "self_attn.v_proj", qkv);
         if c.qk_norm {
-            add("attn.q_norm", "self_attn.q_norm");
-            add("attn.k_norm", "self_attn.k_norm");
+            add("attn.q_norm", "self_attn.q_norm", false);
+            add("attn.k_norm", "self_attn.k_norm", false);
         }
-        add("attn.wo", "self_attn.o_proj");
-        add("ffn_norm", "post_attention_layernorm");
+        add("attn.wo", "self_attn.o_proj", output);
+        add("ffn_norm", "post_attention_layernorm", c.norm_bias);
         if c.activation.gated() {
-            add("ffn.gate", "mlp.gate_proj");
+            add("ffn.gate", "mlp.gate_proj", ffn);
         }
-        add("ffn.up", "mlp.up_proj");
-        add("ffn.down", "mlp.down_proj");
+        add("ffn.up", "mlp.up_proj", ffn);
+        add("ffn.down", "mlp.down_proj", ffn);
     }
     names.push(("norm".into(), "model.norm.weight".into()));
+    names.extend(c.norm_bias.then(|| (bias_name("norm"), "model.norm.bias".into())));
     if !c.tied {
         names.push(("head.weight".into(), "lm_head.weight".into()));
     }
     names
+}
+
+/// Which products add a bias: those to q, k and v, attention's output, the feed-forward's.
+fn biased(c: &DecoderConfig) -> [bool; 3] {
+    [c.bias != Bias::None, matches!(c.bias, Bias::Attention | Bias::All), c.bias == Bias::All]
+}
+
+/// The path of what is added after a weight.
+fn bias_name(weight: &str) -> String {
+    format!("{weight}_bias")
 }
 
 /// The graph of a decoder in one form. Inputs are named `tokens`, `positions` and so on, as each form needs them.
@@ -138,20 +152,34 @@ impl<'g> Decoder<'_, 'g> {
         Init::Normal { std: self.c.init_std as f32 }
     }
 
-    fn linear(&self, x: Tensor<'g>, name: &str, out: usize) -> Tensor<'g> {
-        let inner = x.dims()[1];
-        x.linear(self.b.param(name, &[out, inner], self.normal()))
+    fn linear(&self, x: Tensor<'g>, name: &str, out: usize, bias: bool) -> Tensor<'g> {
+        self.product(x, name, out, bias, self.normal())
+    }
+
+    /// A product that writes to the residual stream.
+    fn residual(&self, x: Tensor<'g>, name: &str, bias: bool) -> Tensor<'g> {
+        let std = (self.c.init_std * self.c.init_residual) as f32;
+        self.product(x, name, self.c.width, bias, Init::Normal { std })
+    }
+
+    fn product(&self, x: Tensor<'g>, name: &str, out: usize, bias: bool, init: Init) -> Tensor<'g> {
+        let y = x.linear(self.b.param(name, &[out, x.dims()[1]], init));
+        match bias {
+            true => y + self.b.param(&bias_name(name), &[out], Init::Zeros).reshape(&[1, out]),
+            false => y,
+        }
     }
 
     fn norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
         let w = self.b.param(name, &[self.c.width], Init::Ones);
-        self.b.scope(name, || {
-            let centred = match self.c.norm {
-                Norm::Rms => x,
-                Norm::Layer => x - x.mean(1),
-            };
-            centred.rms_norm(self.c.norm_eps as f32, NormWeight::Plain, Some(w))
-        })
+        let bias = self.c.norm_bias.then(|| self.b.param(&bias_name(name), &[self.c.width], Init::Zeros));
+        let spec = NormSpec {
+            eps: self.c.norm_eps as f32,
+            center: self.c.norm == Norm::Layer,
+            weight: NormWeight::Plain,
+            bias: self.c.norm_bias,
+        };
+        self.b.scope(name, || x.norm(spec, Some(w), bias))
     }
 
     fn drop(&self, x: Tensor<'g>) -> Tensor<'g> {
@@ -162,7 +190,10 @@ impl<'g> Decoder<'_, 'g> {
     }
 
     fn embed(&self, embedding: Tensor<'g>) -> Tensor<'g> {
-        let x = self.b.scope("embed", || embedding.gather(self.inputs.tokens));
+        let x = self.b.scope("embed", || {
+            let x = embedding.gather(self.inputs.tokens);
+            if self.c.embed_scale == 1.0 { x } else { x.scale(self.c.embed_scale) }
+        });
         if self.c.positions != Positions::Learned {
             return self.drop(x);
         }
@@ -182,15 +213,16 @@ impl<'g> Decoder<'_, 'g> {
 
     fn attention(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
         let (t, h, hk, k) = (x.dims()[0], self.c.heads, self.c.kv_heads(), self.c.head_size());
-        let query = self.linear(x, "wq", h * k).reshape(&[t, h, k]);
-        let key = self.linear(x, "wk", hk * k).reshape(&[t, hk, k]);
-        let value = self.linear(x, "wv", hk * k).reshape(&[t, hk, k]);
+        let [qkv, output, _] = biased(self.c);
+        let query = self.linear(x, "wq", h * k, qkv).reshape(&[t, h, k]);
+        let key = self.linear(x, "wk", hk * k, qkv).reshape(&[t, hk, k]);
+        let value = self.linear(x, "wv", hk * k, qkv).reshape(&[t, hk, k]);
         let (query, key) = (self.place(query, "q_norm"), self.place(key, "k_norm"));
         let (key, value) = (self.cached(layer, "k", key), self.cached(layer, "v", value));
         let attend = self.attend(1.0 / (k as f32).sqrt());
         let masking = Masking { q: self.inputs.q, k: self.inputs.k, intervals: None };
         let out = query.attention(key, value, &attend, &masking);
-        self.linear(out.reshape(&[t, h * k]), "wo", self.c.width)
+        self.residual(out.reshape(&[t, h * k]), "wo", output)
     }
 
     /// Norm and rotation of queries or keys [T, H, K].
@@ -208,7 +240,7 @@ impl<'g> Decoder<'_, 'g> {
             RopePairs::Interleaved => Pairs::Interleaved,
         };
         match self.c.positions {
-            Positions::Rope => x.rope(self.inputs.positions, &RopeSpec::text(k, self.c.rope_theta, pairs)),
+            Positions::Rope => x.rope(self.inputs.positions, &RopeSpec::text(k, self.c.frequencies(), pairs)),
             Positions::Learned | Positions::None => x,
         }
     }
@@ -244,18 +276,21 @@ impl<'g> Decoder<'_, 'g> {
     }
 
     fn feed_forward(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let [_, _, bias] = biased(self.c);
+        let up = || self.linear(x, "up", self.c.ffn, bias);
         let gate = |act: Act| {
-            let gate = self.linear(x, "gate", self.c.ffn);
-            let up = self.linear(x, "up", self.c.ffn);
+            let gate = self.linear(x, "gate", self.c.ffn, bias);
+            let up = up();
             gate.activate(act) * up
         };
         let inner = match self.c.activation {
             Activation::Swiglu => gate(Act::Silu),
             Activation::Geglu => gate(Act::Gelu),
-            Activation::Gelu => self.linear(x, "up", self.c.ffn).activate(Act::Gelu),
-            Activation::Relu2 => self.linear(x, "up", self.c.ffn).activate(Act::Relu).square(),
+            Activation::GeluTanh => up().activate(Act::Gelu),
+            Activation::GeluExact => up().activate(Act::GeluExact),
+            Activation::Relu2 => up().activate(Act::Relu).square(),
         };
-        self.linear(inner, "down", self.c.width)
+        self.residual(inner, "down", bias)
     }
 
     fn finish(&self, x: Tensor<'g>, head: Tensor<'g>) {

@@ -6,3 +6,4 @@
 
 pub mod config;
 pub mod decoder;
+pub mod gpt2;

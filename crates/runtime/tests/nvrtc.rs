@@ -9,7 +9,7 @@ use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Shapes};
@@ -37,29 +37,32 @@ fn real() -> Vec<Form> {
     for (rows, d) in [(65536, 768), (16384, 2048), (16384, 4096)] {
         for dtype in [bf16, f32s] {
             let (x, w) = (ty(dtype, &[rows, d]), ty(f32s, &[d]));
-            let norm = Op::RmsNorm { eps: 1e-5, weight, residual: true };
-            forms.push((norm, vec![x.clone(), x.clone(), w.clone()]));
-            let grad = Op::RmsNormGrad { eps: 1e-5, weight, add: true };
-            forms.push((grad, vec![x.clone(), w, x.clone(), x]));
+            let rms = NormSpec::rms(1e-5, weight);
+            forms.push((rms.op(true), vec![x.clone(), x.clone(), w.clone()]));
+            let backward = vec![x.clone(), w.clone(), x.clone(), x.clone()];
+            forms.push((rms.grad(true), backward.clone()));
+            let layer = NormSpec { center: true, bias: true, ..rms };
+            forms.push((layer.op(true), vec![x.clone(), x, w.clone(), w]));
+            forms.push((layer.grad(true), backward));
         }
     }
     for (heads, k) in [(12, 64), (4, 64), (16, 128), (4, 256)] {
         for (dtype, pairs) in [(bf16, Pairs::Half), (f32s, Pairs::Half), (bf16, Pairs::Interleaved)] {
-            let (theta, axis_of_freq, table) = (10_000.0, vec![0; k / 2], true);
+            let (freq, axis_of_freq, table) = (10_000.0.into(), vec![0; k / 2], true);
             let x = ty(dtype, &[65536, heads, k]);
             let rest = [ty(i32s, &[1, 65536]), ty(f32s, &[2048, k / 2, 2])];
-            let rope = Op::Rope { theta, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table };
+            let rope = Op::Rope { freq, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table };
             forms.push((rope, [vec![x.clone()], rest.to_vec()].concat()));
             let ins = [vec![x.clone(), ty(f32s, &[k])], rest.to_vec()].concat();
             let axes = axis_of_freq.clone();
-            let fused = Op::QkNormRope { eps: 1e-6, weight, theta, axis_of_freq: axes, pairs, table };
+            let fused = Op::QkNormRope { eps: 1e-6, weight, freq, axis_of_freq: axes, pairs, table };
             forms.push((fused, ins.clone()));
-            let grad = Op::QkNormRopeGrad { eps: 1e-6, weight, theta, axis_of_freq, pairs, table };
+            let grad = Op::QkNormRopeGrad { eps: 1e-6, weight, freq, axis_of_freq, pairs, table };
             forms.push((grad, [ins, vec![x]].concat()));
         }
     }
     let gate = ty(bf16, &[65536, 2048]);
-    for act in [Act::Silu, Act::Gelu] {
+    for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
         forms.push((Op::Gated { act }, vec![gate.clone(); 2]));
         forms.push((Op::GatedGrad { act }, vec![gate.clone(); 3]));
     }

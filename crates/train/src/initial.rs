@@ -1,6 +1,5 @@
 //! First values of slots: weights by counter-based random numbers, tables by their formula.
 
-use flatout_ir::ops::rope::frequency;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{Class, Init, PlanSet, random};
 use flatout_runtime::{RuntimeError, Session};
@@ -47,11 +46,8 @@ fn values(slot: &PlacedSlot, seed: u64) -> Vec<f32> {
             });
             values
         }
-        Init::RopeTable { theta } => {
-            let (positions, half) = (slot.ty.dims[0], slot.ty.dims[1]);
-            let angle = |p: usize, f: usize| p as f64 * frequency(theta, f, 2 * half);
-            let pairs = (0..positions).flat_map(|p| (0..half).map(move |f| (p, f)));
-            pairs.flat_map(|(p, f)| [angle(p, f).cos() as f32, angle(p, f).sin() as f32]).collect()
+        Init::RopeTable { freq } => {
+            freq.table(slot.ty.dims[0], slot.ty.dims[1]).map(|value| value as f32).collect()
         }
     }
 }

@@ -17,6 +17,9 @@ pub struct Embedded {
 const RECIPES: &[Embedded] = &[
     Embedded { name: "tiny", text: include_str!("../../../recipes/tiny.toml") },
     Embedded { name: "pretrain-226m", text: include_str!("../../../recipes/pretrain-226m.toml") },
+    Embedded { name: "gpt2-124m", text: include_str!("../../../recipes/gpt2-124m.toml") },
+    Embedded { name: "smollm2-135m", text: include_str!("../../../recipes/smollm2-135m.toml") },
+    Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
 ];
 
 const PRESETS: &[Embedded] =
@@ -147,6 +150,27 @@ mod tests {
         assert_eq!(config.train.batch / config.train.micro_batch().unwrap(), 4);
         assert_eq!((config.optimizer.lr, config.optimizer.betas), (3e-3, [0.9, 0.95]));
         assert_eq!((config.schedule.name, config.schedule.warmup_steps), (ScheduleName::Cosine, 2000));
+    }
+
+    /// The parameters the public models of these shapes have, and the tokens a step.
+    #[test]
+    fn recipes_have_the_sizes_of_their_models() {
+        let sizes = [
+            ("gpt2-124m", 124_439_808 + 47 * 768, 512 * 1024),
+            ("smollm2-135m", 134_515_008, 512 * 2048),
+            ("smollm2-360m", 361_821_120, 512 * 2048),
+        ];
+        for (name, parameters, tokens) in sizes {
+            let config = resolve(name, &[], &[]).unwrap();
+            assert_eq!(config.model.parameters(), parameters, "{name}");
+            assert_eq!(config.train.batch * config.model.context, tokens, "{name}");
+            assert!(config.model.vocab.is_multiple_of(128), "{name}");
+        }
+        let more = resolve("pretrain-226m", &[], &["batch=96".into(), "micro_batch=8".into()]).unwrap();
+        assert_eq!(more.train.batch * more.model.context, 196_608);
+        assert_eq!(more.train.batch / more.train.micro_batch().unwrap(), 12);
+        let own = resolve("gpt2-124m", &[], &["vocab=50257".into()]).unwrap();
+        assert!(flatout_models::gpt2::stored(&own.model).is_ok());
     }
 
     fn written(folder: &Path, name: &str, text: &str) -> String {

@@ -10,8 +10,9 @@ use distance::relative;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
-use flatout_models::config::{Activation, DecoderConfig, Norm, Positions};
+use flatout_models::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopeScaling};
 use flatout_models::decoder::{Documents, Form, build, weight_names};
+use flatout_models::gpt2::{self, Stored};
 use flatout_runtime::{Session, cpu};
 use flatout_train::checkpoint::TensorFile;
 use flatout_train::initial;
@@ -37,6 +38,31 @@ fn qwen3() {
 #[test]
 fn layer_norm_ungated_gelu_and_learned_positions() {
     equals_the_reference("options");
+}
+
+#[test]
+fn gpt2() {
+    equals_the_reference("gpt2");
+}
+
+#[test]
+fn gpt2_with_the_exact_gelu() {
+    equals_the_reference("gpt2-exact");
+}
+
+#[test]
+fn linear_rope_scaling() {
+    equals_the_reference("llama-linear");
+}
+
+#[test]
+fn llama3_rope_scaling_and_biases() {
+    equals_the_reference("llama-llama3");
+}
+
+#[test]
+fn yarn_and_biases() {
+    equals_the_reference("llama-yarn");
 }
 
 fn equals_the_reference(name: &str) {
@@ -67,6 +93,7 @@ fn equals_the_reference(name: &str) {
 
 struct Golden {
     model: DecoderConfig,
+    is_gpt2: bool,
     file: TensorFile,
 }
 
@@ -74,10 +101,12 @@ impl Golden {
     fn open(name: &str) -> Golden {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
         let json = std::fs::read_to_string(folder.join(format!("{name}.json"))).expect("a configuration");
-        let model = model(&serde_json::from_str(&json).expect("JSON"));
+        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let is_gpt2 = json["model_type"] == "gpt2";
+        let model = if is_gpt2 { gpt2_model(&json) } else { model(&json) };
         model.validate().expect("a model that exists");
         let file = TensorFile::open(&folder.join(format!("{name}.safetensors"))).expect("tensors");
-        Golden { model, file }
+        Golden { model, is_gpt2, file }
     }
 
     fn words(&mut self, name: &str) -> impl Iterator<Item = [u8; 4]> + use<> {
@@ -94,14 +123,26 @@ impl Golden {
         self.words(name).map(i32::from_le_bytes).collect()
     }
 
+    /// Where each of our weights lies among the file's.
+    fn places(&self) -> Vec<Stored> {
+        if self.is_gpt2 {
+            return gpt2::stored(&self.model).expect("a GPT-2");
+        }
+        let place = |(ours, theirs): (String, String)| {
+            let dims = self.file.entries()[&format!("weight.{theirs}")].shape.clone();
+            let columns = 0..dims[dims.len() - 1];
+            Stored { ours, theirs, dims, transposed: false, columns }
+        };
+        weight_names(&self.model).into_iter().map(place).collect()
+    }
+
     /// How far every tensor of the file is from what a session compiled with these options computes.
     fn distances(&mut self, options: &Options) -> BTreeMap<String, f64> {
-        let names = weight_names(&self.model);
-        let in_file = self.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
-        assert_eq!(names.len(), in_file, "every gradient of the file is compared");
+        let places = self.places();
         let mut session = self.session(options);
-        for (ours, theirs) in &names {
-            session.write_f32(ours, &self.f32s(&format!("weight.{theirs}"))).expect("a weight");
+        for at in &places {
+            let theirs = self.f32s(&format!("weight.{}", at.theirs));
+            session.write_f32(&at.ours, &at.take(&theirs)).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");
 
@@ -115,9 +156,17 @@ impl Golden {
                 relative(&session.read_f32(LOSS_SUM).expect("a sum"), &self.f32s("loss_sum")),
             ),
         ]);
-        for (ours, theirs) in names {
-            let gradient = session.read_f32(&gradient_path(&ours)).expect("a gradient");
-            distances.insert(ours, relative(&gradient, &self.f32s(&format!("grad.{theirs}"))));
+        let mut gradients: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+        for at in &places {
+            let theirs =
+                gradients.entry(at.theirs.clone()).or_insert_with(|| vec![0.0; at.dims.iter().product()]);
+            at.put(&session.read_f32(&gradient_path(&at.ours)).expect("a gradient"), theirs);
+        }
+        let in_file = self.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
+        assert_eq!(gradients.len(), in_file, "every gradient of the file is compared");
+        for (name, gradient) in gradients {
+            let off = relative(&gradient, &self.f32s(&format!("grad.{name}")));
+            distances.insert(name, off);
         }
         distances
     }
@@ -158,6 +207,7 @@ impl Golden {
 fn model(json: &Value) -> DecoderConfig {
     let whole = |key: &str| json[key].as_u64().unwrap_or_else(|| panic!("{key} is a number")) as usize;
     let learned = json["positions"] == "learned";
+    let rope = &json["rope_parameters"];
     DecoderConfig {
         width: whole("hidden_size"),
         layers: whole("num_hidden_layers"),
@@ -172,13 +222,51 @@ fn model(json: &Value) -> DecoderConfig {
         norm_eps: json["rms_norm_eps"].as_f64().or(json["norm_eps"].as_f64()).expect("an epsilon"),
         activation: match json["hidden_act"].as_str() {
             Some("silu") => Activation::Swiglu,
-            Some("gelu_tanh") => Activation::Gelu,
+            Some("gelu_tanh") => Activation::GeluTanh,
             other => panic!("{other:?} is no activation of the fixtures"),
         },
         positions: if learned { Positions::Learned } else { Positions::Rope },
-        rope_theta: json["rope_parameters"]["rope_theta"].as_f64().unwrap_or(1e4),
+        rope_theta: rope["rope_theta"].as_f64().unwrap_or(1e4),
+        rope_scaling: match rope["rope_type"].as_str() {
+            None | Some("default") => RopeScaling::None,
+            Some(name) => name.parse().expect("a scaling"),
+        },
+        rope_factor: rope["factor"].as_f64(),
+        rope_original_context: rope["original_max_position_embeddings"].as_u64().map(|n| n as usize),
+        rope_low_freq_factor: rope["low_freq_factor"].as_f64().unwrap_or(1.0),
+        rope_high_freq_factor: rope["high_freq_factor"].as_f64().unwrap_or(4.0),
+        rope_beta_fast: rope["beta_fast"].as_f64().unwrap_or(32.0),
+        rope_beta_slow: rope["beta_slow"].as_f64().unwrap_or(1.0),
+        bias: match (json["attention_bias"] == true, json["mlp_bias"] == true) {
+            (true, true) => Bias::All,
+            (true, false) => Bias::Attention,
+            (false, _) => Bias::None,
+        },
         qk_norm: json["model_type"] == "qwen3",
         tied: json["tie_word_embeddings"] == true,
+        ..DecoderConfig::default()
+    }
+}
+
+fn gpt2_model(json: &Value) -> DecoderConfig {
+    let whole = |key: &str| json[key].as_u64().unwrap_or_else(|| panic!("{key} is a number")) as usize;
+    DecoderConfig {
+        width: whole("n_embd"),
+        layers: whole("n_layer"),
+        heads: whole("n_head"),
+        ffn: whole("n_inner"),
+        vocab: whole("vocab_size"),
+        context: whole("n_positions"),
+        norm: Norm::Layer,
+        norm_bias: true,
+        norm_eps: json["layer_norm_epsilon"].as_f64().expect("an epsilon"),
+        bias: Bias::All,
+        activation: match json["activation_function"].as_str() {
+            Some("gelu_new") => Activation::GeluTanh,
+            Some("gelu") => Activation::GeluExact,
+            other => panic!("{other:?} is no activation of the fixtures"),
+        },
+        positions: Positions::Learned,
         ..DecoderConfig::default()
     }
 }

@@ -95,7 +95,7 @@ const NOT_PREPARED: active::Prepared =
     active::Prepared { cuda_graphs: false, autotune: flatout_train::switches::Autotune::Off };
 
 fn plans(options: &Options) -> PlanSet {
-    let model = config(&["model.dropout=0.1", "model.norm=layer"]).model;
+    let model = config(&["model.dropout=0.1", "model.positions=learned", "model.embed_scale=1.5"]).model;
     let form = Form::Loss { rows: 4, documents: Documents::Joined, dropout: true };
     let programs = [Program { role: Role::Grad, graph: build(&model, form) }];
     compile_programs(&programs, &cpu::target(2), options).expect("plans")
@@ -140,13 +140,13 @@ fn every_model_compiles_to_what_its_switches_ask_for() {
         "norm=layer",
         "norm=layer positions=none qk_norm=false",
         "positions=learned qk_norm=false tied=false",
-        "positions=none activation=gelu",
+        "positions=none activation=gelu_tanh",
         "activation=relu2 norm=layer",
         "activation=geglu rope_pairs=interleaved",
         "dropout=0.1",
         "dropout=0.1 document_mask=true eval.rows=8",
         "layers=1 kv_heads=2",
-        "dropout=0.1 qk_norm=false activation=gelu norm=layer",
+        "dropout=0.1 qk_norm=false activation=gelu_tanh norm=layer",
     ];
     let settings = [
         "seed=0",

@@ -9,7 +9,9 @@ use crate::op::Op;
 use crate::ops::attention::{Attend, Mask, Masking, Segments};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{self, Epilogue};
+use crate::ops::frequency::{Frequencies, Scaling};
 use crate::ops::gated::Act;
+use crate::ops::norm::NormSpec;
 use crate::ops::norm::NormWeight::{self, None as NoWeight, OnePlus, Plain};
 use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
@@ -41,6 +43,7 @@ pub const ELEMENTWISE: &[Case] = cases! {
     "step" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Step)] };
     "silu" => |t| map(t, E::Silu);
     "gelu" => |t| map(t, E::Gelu);
+    "gelu, exact" => |t| map(t, E::GeluExact);
     "finite" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Finite)] };
     "cast" => |t| vec![t.x(&[3, 5]).cast(DType::BF16).square().cast(DType::F32)];
     "cast to integers and back" => |t| { let x = t.x(&[3, 5]); vec![x.cast(DType::I32).cast(DType::F32) * x] };
@@ -110,9 +113,24 @@ pub const NORM: &[Case] = cases! {
     "rms_norm, only y used" => |t| vec![norm(t, Plain, true)[0].square()];
     "rms_norm, x added to itself" => |t| {
         let x = t.x(&[3, 5]);
-        t.b.ops(Op::RmsNorm { eps: 1e-2, weight: NoWeight, residual: true }, &[x, x])
+        t.b.ops(NormSpec::rms(1e-2, NoWeight).op(true), &[x, x])
     };
+    "rms_norm, bias" => |t| any_norm(t, NormSpec { bias: true, ..NormSpec::rms(1e-2, Plain) }, false);
+    "layer norm" => |t| layer_norm(t, Plain, false, false);
+    "layer norm, bias" => |t| layer_norm(t, Plain, true, false);
+    "layer norm, bias, residual" => |t| layer_norm(t, Plain, true, true);
+    "layer norm, bias, residual, only h used" => |t| vec![layer_norm(t, Plain, true, true)[1].square()];
+    "layer norm, bias, residual, only y used" => |t| vec![layer_norm(t, Plain, true, true)[0].square()];
+    "layer norm, no weight" => |t| layer_norm(t, NoWeight, false, true);
+    "layer norm, no weight but a bias" => |t| layer_norm(t, NoWeight, true, true);
+    "layer norm, 1 + w, bias" => |t| layer_norm(t, OnePlus, true, false);
     "rms_norm of a weight by itself" => |t| { let x = t.x(&[5]); vec![x.rms_norm(1e-2, Plain, Some(x))] };
+};
+
+const LINEAR: Frequencies = Frequencies { theta: 100.0, scaling: Scaling::Linear { factor: 4.0 } };
+const YARN: Frequencies = Frequencies {
+    theta: 100.0,
+    scaling: Scaling::Yarn { factor: 4.0, fast: 4.0, slow: 0.5, original: 20.0, amplitude: 1.3 },
 };
 
 pub const ROPE: &[Case] = cases! {
@@ -124,6 +142,9 @@ pub const ROPE: &[Case] = cases! {
     "rope, three axes, inverse" => |t| rope(t, &[0, 1, 2], Half, true);
     "rope, three axes, interleaved" => |t| rope(t, &[0, 2, 2], Interleaved, false);
     "rope, three axes, interleaved, inverse" => |t| rope(t, &[2, 1, 0], Interleaved, true);
+    "rope, linear scaling" => |t| stretched_rope(t, LINEAR, &[0, 0, 0], Half, false);
+    "rope, yarn" => |t| stretched_rope(t, YARN, &[0, 0, 0], Half, false);
+    "rope, yarn, inverse" => |t| stretched_rope(t, YARN, &[0, 0, 0], Interleaved, true);
     "qk_norm_rope" => |t| qk_norm_rope(t, Plain, &[0, 0, 0], Half);
     "qk_norm_rope, interleaved" => |t| qk_norm_rope(t, Plain, &[0, 0, 0], Interleaved);
     "qk_norm_rope, 1 + w" => |t| qk_norm_rope(t, OnePlus, &[0, 0, 0], Half);
@@ -134,6 +155,7 @@ pub const ROPE: &[Case] = cases! {
 pub const GATED: &[Case] = cases! {
     "gated silu" => |t| gated(t, Act::Silu);
     "gated gelu" => |t| gated(t, Act::Gelu);
+    "gated gelu, exact" => |t| gated(t, Act::GeluExact);
     "gated relu" => |t| gated(t, Act::Relu);
     "gated by itself" => |t| { let x = t.x(&[3, 5]); vec![t.b.op(Op::Gated { act: Act::Silu }, &[x, x])] };
 };
@@ -250,10 +272,19 @@ fn product<'g>(t: &'g Trial, batch: &[usize], ta: bool, tb: bool, base: bool) ->
 }
 
 fn norm(t: &Trial, weight: NormWeight, residual: bool) -> Vec<Tensor<'_>> {
+    any_norm(t, NormSpec::rms(1e-2, weight), residual)
+}
+
+fn layer_norm(t: &Trial, weight: NormWeight, bias: bool, residual: bool) -> Vec<Tensor<'_>> {
+    any_norm(t, NormSpec { eps: 1e-2, center: true, weight, bias }, residual)
+}
+
+fn any_norm(t: &Trial, spec: NormSpec, residual: bool) -> Vec<Tensor<'_>> {
     let mut ins = vec![t.x(&[3, 5])];
     ins.extend(residual.then(|| t.x(&[3, 5])));
-    ins.extend(weight.is_some().then(|| t.x(&[5])));
-    t.b.ops(Op::RmsNorm { eps: 1e-2, weight, residual }, &ins)
+    ins.extend(spec.weight.is_some().then(|| t.x(&[5])));
+    ins.extend(spec.bias.then(|| t.x(&[5])));
+    t.b.ops(spec.op(residual), &ins)
 }
 
 /// T 5, K 6, and one row of positions an axis.
@@ -263,7 +294,17 @@ fn positions<'g>(t: &'g Trial, axis_of_freq: &[u8]) -> Tensor<'g> {
 }
 
 fn rope<'g>(t: &'g Trial, axis_of_freq: &[u8], pairs: Pairs, inverse: bool) -> Vec<Tensor<'g>> {
-    let op = Op::Rope { theta: 100.0, axis_of_freq: axis_of_freq.into(), pairs, inverse, table: false };
+    stretched_rope(t, 100.0.into(), axis_of_freq, pairs, inverse)
+}
+
+fn stretched_rope<'g>(
+    t: &'g Trial,
+    freq: Frequencies,
+    axis_of_freq: &[u8],
+    pairs: Pairs,
+    inverse: bool,
+) -> Vec<Tensor<'g>> {
+    let op = Op::Rope { freq, axis_of_freq: axis_of_freq.into(), pairs, inverse, table: false };
     vec![t.b.op(op, &[t.x(&[5, 3, 6]), positions(t, axis_of_freq)])]
 }
 
@@ -272,7 +313,10 @@ fn qk_norm_rope<'g>(t: &'g Trial, weight: NormWeight, axis_of_freq: &[u8], pairs
     ins.extend(weight.is_some().then(|| t.x(&[6])));
     ins.push(positions(t, axis_of_freq));
     let axis_of_freq = axis_of_freq.into();
-    vec![t.b.op(Op::QkNormRope { eps: 1e-2, weight, theta: 100.0, axis_of_freq, pairs, table: false }, &ins)]
+    vec![t.b.op(
+        Op::QkNormRope { eps: 1e-2, weight, freq: 100.0.into(), axis_of_freq, pairs, table: false },
+        &ins,
+    )]
 }
 
 fn gated(t: &Trial, act: Act) -> Vec<Tensor<'_>> {

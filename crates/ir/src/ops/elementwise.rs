@@ -1,6 +1,6 @@
 //! The table of elementwise functions: value, gradient, number of arguments.
 
-use super::arity;
+use super::{arity, normal};
 use crate::attr::Attr;
 use crate::op::{Grads, Vjp};
 use crate::types::{DType, TensorType};
@@ -24,6 +24,9 @@ pub enum Elementwise {
     /// The tanh form.
     Gelu,
     GeluSlope,
+    /// The exact form: x times the share of the normal distribution below x.
+    GeluExact,
+    GeluExactSlope,
     /// 1 where the argument is a finite number, else 0.
     Finite,
     Cast(DType),
@@ -45,7 +48,7 @@ pub enum Elementwise {
 use Elementwise as E;
 
 /// The functions without a parameter, by name.
-pub const NAMED: [(&str, E); 25] = [
+pub const NAMED: [(&str, E); 27] = [
     ("neg", E::Neg),
     ("exp", E::Exp),
     ("log", E::Log),
@@ -61,6 +64,8 @@ pub const NAMED: [(&str, E); 25] = [
     ("silu_slope", E::SiluSlope),
     ("gelu", E::Gelu),
     ("gelu_slope", E::GeluSlope),
+    ("gelu_exact", E::GeluExact),
+    ("gelu_exact_slope", E::GeluExactSlope),
     ("finite", E::Finite),
     ("add", E::Add),
     ("sub", E::Sub),
@@ -139,6 +144,8 @@ impl Elementwise {
                 let inner = GELU_INNER * (1.0 + 3.0 * GELU_CUBIC * x[0] * x[0]);
                 0.5 * (1.0 + t) + 0.5 * x[0] * (1.0 - t * t) * inner
             }
+            E::GeluExact => x[0] * normal::cdf(x[0]),
+            E::GeluExactSlope => normal::cdf(x[0]) + x[0] * normal::density(x[0]),
             E::Finite => truth(x[0].is_finite()),
             E::Cast(DType::I32) => x[0].trunc(),
             E::Cast(_) => x[0],
@@ -193,6 +200,7 @@ pub fn vjp<'g>(f: E, at: &Vjp<'_, 'g>) -> Grads<'g> {
         E::Relu => vec![Some(d * x.map(E::Step))],
         E::Silu => vec![Some(d * x.map(E::SiluSlope))],
         E::Gelu => vec![Some(d * x.map(E::GeluSlope))],
+        E::GeluExact => vec![Some(d * x.map(E::GeluExactSlope))],
         E::Cast(_) if !x.dtype().is_float() => vec![None],
         E::Cast(_) => vec![Some(d.cast(x.dtype()))],
         E::Scale(by) => vec![Some(d.scale(by))],
@@ -218,6 +226,6 @@ pub fn vjp<'g>(f: E, at: &Vjp<'_, 'g>) -> Grads<'g> {
         }
         // Steps and comparisons are flat where they are differentiable; the slopes are not differentiated twice.
         E::Step | E::Finite | E::Less | E::LessEqual | E::Equal => vec![None; at.ins.len()],
-        E::SiluSlope | E::GeluSlope => panic!("{f:?} is not differentiated"),
+        E::SiluSlope | E::GeluSlope | E::GeluExactSlope => panic!("{f:?} is not differentiated"),
     }
 }

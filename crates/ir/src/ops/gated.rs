@@ -13,6 +13,8 @@ named! {
         Silu = "silu",
         /// The tanh form.
         Gelu = "gelu",
+        /// The exact form, by the normal distribution.
+        GeluExact = "gelu_exact",
         Relu = "relu",
     }
 }
@@ -22,6 +24,7 @@ impl Act {
         match self {
             Act::Silu => Elementwise::Silu,
             Act::Gelu => Elementwise::Gelu,
+            Act::GeluExact => Elementwise::GeluExact,
             Act::Relu => Elementwise::Relu,
         }
     }

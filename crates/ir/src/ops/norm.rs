@@ -1,7 +1,8 @@
-//! RMS norm over the last axis, with the residual addition in front of it in the same pass.
+//! RMS norm over the last axis, with the residual addition in front of it in the same pass. Of centred rows it is the
+//! layer norm.
 //!
-//! y = h * rstd(h) * g(w), rstd = 1 / sqrt(mean(h^2) + eps), h = x + residual. Nothing is saved but h: the backward
-//! pass reads h anyway, and its statistics cost no memory traffic.
+//! y = c * rstd(c) * g(w) + b, rstd = 1 / sqrt(mean(c^2) + eps), c = h or h - mean(h), h = x + residual. Nothing is saved
+//! but h: the backward pass reads h anyway, and its statistics cost no memory traffic.
 
 use super::{arity, expect_axes, expect_float};
 use crate::attr::named;
@@ -26,8 +27,52 @@ impl NormWeight {
     }
 }
 
-pub fn infer(weight: NormWeight, residual: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-    arity(ins, 1 + residual as usize + weight.is_some() as usize)?;
+/// What a norm does to a row: the attributes its forward and backward operations share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    pub eps: f32,
+    /// The row's mean is taken off first.
+    pub center: bool,
+    pub weight: NormWeight,
+    /// A learned vector is added last.
+    pub bias: bool,
+}
+
+impl NormSpec {
+    /// RMS norm without bias.
+    pub fn rms(eps: f32, weight: NormWeight) -> Self {
+        NormSpec { eps, center: false, weight, bias: false }
+    }
+
+    /// The norm an operation does, and whether it adds a residual (forward) or a gradient of h (backward).
+    pub fn of(op: &Op) -> Option<(NormSpec, bool)> {
+        match *op {
+            Op::RmsNorm { eps, center, weight, bias, residual: add }
+            | Op::RmsNormGrad { eps, center, weight, bias, add } => {
+                Some((NormSpec { eps, center, weight, bias }, add))
+            }
+            _ => None,
+        }
+    }
+
+    pub fn op(self, residual: bool) -> Op {
+        let NormSpec { eps, center, weight, bias } = self;
+        Op::RmsNorm { eps, center, weight, bias, residual }
+    }
+
+    pub fn grad(self, add: bool) -> Op {
+        let NormSpec { eps, center, weight, bias } = self;
+        Op::RmsNormGrad { eps, center, weight, bias, add }
+    }
+}
+
+pub fn infer(
+    weight: NormWeight,
+    bias: bool,
+    residual: bool,
+    ins: &[&TensorType],
+) -> Result<Vec<TensorType>, String> {
+    arity(ins, 1 + residual as usize + weight.is_some() as usize + bias as usize)?;
     let x = ins[0];
     expect_axes("x", x)?;
     if residual && ins[1] != x {
@@ -35,79 +80,98 @@ pub fn infer(weight: NormWeight, residual: bool, ins: &[&TensorType]) -> Result<
     }
     expect_float("x", x, &x.dims)?;
     if weight.is_some() {
-        expect_float("the norm's weight", ins[ins.len() - 1], &[x.last()])?;
+        expect_float("the norm's weight", ins[1 + residual as usize], &[x.last()])?;
+    }
+    if bias {
+        expect_float("the norm's bias", ins[ins.len() - 1], &[x.last()])?;
     }
     Ok(vec![x.clone(); 1 + residual as usize])
 }
 
-pub fn infer_grad(weight: NormWeight, add: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+pub fn infer_grad(
+    weight: NormWeight,
+    bias: bool,
+    add: bool,
+    ins: &[&TensorType],
+) -> Result<Vec<TensorType>, String> {
     arity(ins, 2 + add as usize + weight.is_some() as usize)?;
     let h = ins[0];
     expect_axes("h", h)?;
     for d in &ins[1 + weight.is_some() as usize..] {
         expect_float("a gradient", d, &h.dims)?;
     }
+    let vector = TensorType::new(h.dtype.accumulator(), [h.last()]);
     let mut outs = vec![h.clone()];
     if weight.is_some() {
         expect_float("the norm's weight", ins[1], &[h.last()])?;
-        outs.push(TensorType::new(h.dtype.accumulator(), [h.last()]));
+        outs.push(vector.clone());
     }
+    outs.extend(bias.then_some(vector));
     Ok(outs)
 }
 
-pub fn vjp<'g>(b: &'g Builder, eps: f32, weight: NormWeight, residual: bool, at: &Vjp<'_, 'g>) -> Grads<'g> {
+pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
+    let (spec, residual) = NormSpec::of(op).expect("called for a norm");
     let h = if residual { at.outs[1] } else { at.ins[0] };
     let dh = at.d.get(1).copied().flatten();
+    // Weight and bias, where there are any.
+    let vectors = &at.ins[1 + residual as usize..];
     let Some(dy) = at.d[0] else {
         let mut grads = vec![dh; 1 + residual as usize];
-        grads.extend(weight.is_some().then_some(None));
+        grads.extend(vec![None; vectors.len()]);
         return grads;
     };
-    let w = weight.is_some().then(|| at.ins[at.ins.len() - 1]);
+    let w = spec.weight.is_some().then(|| vectors[0]);
     let ins: Vec<_> = [Some(h), w, Some(dy), dh].into_iter().flatten().collect();
-    let outs = b.ops(Op::RmsNormGrad { eps, weight, add: dh.is_some() }, &ins);
+    let outs = b.ops(spec.grad(dh.is_some()), &ins);
     let mut grads = vec![Some(outs[0]); 1 + residual as usize];
-    grads.extend(outs.get(1).zip(w).map(|(dw, w)| Some(dw.cast(w.dtype()))));
+    grads.extend(outs[1..].iter().zip(vectors).map(|(d, of)| Some(d.cast(of.dtype()))));
     grads
 }
 
 /// x and residual to h, h to y, in the type of the statistics.
-pub fn expand<'g>(eps: f32, weight: NormWeight, residual: bool, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand<'g>(op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let (spec, residual) = NormSpec::of(op).expect("called for a norm");
     let h = if residual { ins[0] + ins[1] } else { ins[0] };
-    let y = normed(h, eps, weight, weight.is_some().then(|| ins[ins.len() - 1]));
+    let w = spec.weight.is_some().then(|| ins[1 + residual as usize]);
+    let y = normed(h, spec, w, spec.bias.then(|| ins[ins.len() - 1]));
     if residual { vec![y, h] } else { vec![y] }
 }
 
-fn normed<'g>(h: Tensor<'g>, eps: f32, weight: NormWeight, w: Option<Tensor<'g>>) -> Tensor<'g> {
+fn normed<'g>(h: Tensor<'g>, spec: NormSpec, w: Option<Tensor<'g>>, bias: Option<Tensor<'g>>) -> Tensor<'g> {
     let (ty, wide) = (h.ty(), h.dtype().accumulator());
     let axis = ty.rank() - 1;
     let x = h.cast(wide);
-    let y = x * x.square().mean(axis).offset(eps as f64).rsqrt();
-    let Some(w) = w else { return y.cast(ty.dtype) };
+    let x = if spec.center { x - x.mean(axis) } else { x };
+    let mut y = x * x.square().mean(axis).offset(spec.eps as f64).rsqrt();
     let mut dims = vec![1; ty.rank()];
     dims[axis] = ty.last();
-    let w = w.cast(wide).reshape(&dims);
-    let w = if weight == NormWeight::OnePlus { w.offset(1.0) } else { w };
-    (y * w).cast(ty.dtype)
+    if let Some(w) = w {
+        let w = w.cast(wide).reshape(&dims);
+        y = y * if spec.weight == NormWeight::OnePlus { w.offset(1.0) } else { w };
+    }
+    if let Some(bias) = bias {
+        y = y + bias.cast(wide).reshape(&dims);
+    }
+    y.cast(ty.dtype)
 }
 
-pub fn expand_grad<'g>(
-    b: &'g Builder,
-    eps: f32,
-    weight: NormWeight,
-    add: bool,
-    ins: &[Tensor<'g>],
-) -> Vec<Tensor<'g>> {
-    let mut wrt = distinct(b, &ins[..1 + weight.is_some() as usize]);
-    let h = wrt[0];
+pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let (spec, add) = NormSpec::of(op).expect("called for a norm's gradient");
+    let mut wrt = distinct(b, &ins[..1 + spec.weight.is_some() as usize]);
+    let (h, wide) = (wrt[0], ins[0].dtype().accumulator());
     // The weight's gradient leaves in the accumulator's type, so it is differentiated as that type.
     let w = wrt.get_mut(1).map(|w| {
-        *w = w.cast(h.dtype().accumulator());
+        *w = w.cast(wide);
         *w
     });
-    let dy = ins[1 + weight.is_some() as usize];
-    let y = normed(h, eps, weight, w);
+    let dy = ins[1 + spec.weight.is_some() as usize];
+    let y = normed(h, spec, w, None);
     let mut grads = gradients(b, &[(y, dy)], &wrt);
+    if spec.bias {
+        let (rows, width) = (h.ty().rows(), h.ty().last());
+        grads.push(dy.cast(wide).reshape(&[rows, width]).sum(0).reshape(&[width]));
+    }
     if add {
         grads[0] = grads[0] + ins[ins.len() - 1];
     }

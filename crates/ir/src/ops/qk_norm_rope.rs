@@ -4,7 +4,7 @@ use super::{arity, expect_float, rope};
 use crate::autodiff::gradients;
 use crate::builder::{Builder, Tensor};
 use crate::op::{Grads, Op, Vjp};
-use crate::ops::norm::NormWeight;
+use crate::ops::norm::{NormSpec, NormWeight};
 use crate::types::TensorType;
 
 pub fn infer(
@@ -41,11 +41,11 @@ pub fn infer_grad(
 pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     let mut grads = vec![None; at.ins.len()];
     let Some(dy) = at.d[0] else { return grads };
-    let Op::QkNormRope { eps, weight, theta, axis_of_freq, pairs, table } = op.clone() else {
+    let Op::QkNormRope { eps, weight, freq, axis_of_freq, pairs, table } = op.clone() else {
         unreachable!("called for qk_norm_rope")
     };
     let ins: Vec<_> = at.ins.iter().copied().chain([dy]).collect();
-    let outs = b.ops(Op::QkNormRopeGrad { eps, weight, theta, axis_of_freq, pairs, table }, &ins);
+    let outs = b.ops(Op::QkNormRopeGrad { eps, weight, freq, axis_of_freq, pairs, table }, &ins);
     for (i, d) in outs.into_iter().enumerate() {
         grads[i] = Some(d.cast(at.ins[i].dtype()));
     }
@@ -54,15 +54,15 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
 
 /// The norm and the rope that the fused operation stands for.
 pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Tensor<'g> {
-    let (Op::QkNormRope { eps, weight, theta, axis_of_freq, pairs, table }
-    | Op::QkNormRopeGrad { eps, weight, theta, axis_of_freq, pairs, table }) = op.clone()
+    let (Op::QkNormRope { eps, weight, freq, axis_of_freq, pairs, table }
+    | Op::QkNormRopeGrad { eps, weight, freq, axis_of_freq, pairs, table }) = op.clone()
     else {
         unreachable!("called for qk_norm_rope")
     };
     let w = weight.is_some() as usize;
-    let y = b.op(Op::RmsNorm { eps, weight, residual: false }, &ins[..1 + w]);
+    let y = b.op(NormSpec::rms(eps, weight).op(false), &ins[..1 + w]);
     let rest: Vec<_> = [y].into_iter().chain(ins[1 + w..2 + w + table as usize].iter().copied()).collect();
-    b.op(Op::Rope { theta, axis_of_freq, pairs, inverse: false, table }, &rest)
+    b.op(Op::Rope { freq, axis_of_freq, pairs, inverse: false, table }, &rest)
 }
 
 pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {

@@ -1,14 +1,15 @@
-//! Rotary positions: pairs of a head's elements turned by angles position * theta^(-2 f / K).
+//! Rotary positions: pairs of a head's elements turned by angles position * turn of their frequency.
 //!
 //! Positions are an i32 input [axes, T]; `axis_of_freq` says which axis turns which frequency, so text (one axis),
 //! images (two) and M-RoPE (three) are one operation. With `table`, a third input [P, K/2, 2] holds the cosines and
-//! sines of positions 0 to P; the gradient is the inverse rotation.
+//! sines of positions 0 to P. The gradient is the inverse rotation, with the same amplitude: the transpose.
 
 use super::{arity, expect, expect_float};
 use crate::attr::named;
 use crate::builder::{Builder, Tensor};
 use crate::op::{Grads, Op, Vjp};
 use crate::ops::elementwise::Elementwise as E;
+use crate::ops::frequency::Frequencies;
 use crate::types::{DType, TensorType};
 
 named! {
@@ -23,7 +24,7 @@ named! {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    pub theta: f64,
+    pub freq: Frequencies,
     /// One entry a frequency, K/2 in all.
     pub axis_of_freq: Vec<u8>,
     pub pairs: Pairs,
@@ -31,19 +32,14 @@ pub struct RopeSpec {
 
 impl RopeSpec {
     /// Text: every frequency follows the one position.
-    pub fn text(head_size: usize, theta: f64, pairs: Pairs) -> Self {
-        RopeSpec { theta, axis_of_freq: vec![0; head_size / 2], pairs }
+    pub fn text(head_size: usize, freq: Frequencies, pairs: Pairs) -> Self {
+        RopeSpec { freq, axis_of_freq: vec![0; head_size / 2], pairs }
     }
 
     pub fn op(&self) -> Op {
-        let RopeSpec { theta, axis_of_freq, pairs } = self.clone();
-        Op::Rope { theta, axis_of_freq, pairs, inverse: false, table: false }
+        let RopeSpec { freq, axis_of_freq, pairs } = self.clone();
+        Op::Rope { freq, axis_of_freq, pairs, inverse: false, table: false }
     }
-}
-
-/// The turn of frequency `f` a position, of a head of `head_size`.
-pub fn frequency(theta: f64, f: usize, head_size: usize) -> f64 {
-    theta.powf(-2.0 * f as f64 / head_size as f64)
 }
 
 pub fn infer(axis_of_freq: &[u8], table: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
@@ -91,15 +87,20 @@ pub fn expand<'g>(b: &'g Builder, spec: &RopeSpec, inverse: bool, ins: &[Tensor<
     let (x, positions) = (ins[0], ins[1]);
     let ty = x.ty();
     let (t, h, half) = (ty.dims[0], ty.dims[1], ty.dims[2] / 2);
-    let columns: Vec<Tensor<'g>> = (0..half)
-        .map(|f| {
-            let turn = frequency(spec.theta, f, 2 * half);
-            positions.slice(0, spec.axis_of_freq[f] as usize, 1).reshape(&[t, 1]).cast(DType::F64).scale(turn)
-        })
-        .collect();
+    let turns = spec.freq.turns(half).into_iter().zip(&spec.axis_of_freq);
+    let column = |(turn, axis): (f64, &u8)| {
+        positions.slice(0, *axis as usize, 1).reshape(&[t, 1]).cast(DType::F64).scale(turn)
+    };
+    let columns: Vec<Tensor<'g>> = turns.map(column).collect();
     let angle = b.concat(&columns, 1).reshape(&[t, 1, half]);
     let wide = ty.dtype.accumulator();
-    let along = |f: E| angle.map(f).cast(wide).broadcast(&[t, h, half]);
+    let along = |f: E| {
+        let value = match spec.freq.amplitude() {
+            1.0 => angle.map(f),
+            amplitude => angle.map(f).scale(amplitude),
+        };
+        value.cast(wide).broadcast(&[t, h, half])
+    };
     let (cos, sin) = (along(E::Cos), along(E::Sin));
     let sin = if inverse { -sin } else { sin };
     let x = x.cast(wide);

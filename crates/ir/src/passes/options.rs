@@ -18,7 +18,7 @@ named! {
     /// What the backward pass computes again instead of keeping.
     pub enum Recompute {
         None = "none",
-        /// Normed inputs, gated products, rotated queries and keys: no product and no attention runs twice.
+        /// Normed inputs, activations, rotated queries and keys: no product and no attention runs twice.
         Cheap = "cheap",
         /// Everything inside a layer but its input.
         Full = "full",

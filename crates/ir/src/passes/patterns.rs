@@ -6,6 +6,7 @@ use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
+use crate::ops::norm::NormSpec;
 use crate::replay::{Replay, users};
 
 /// What was joined, and what of the same kind was not.
@@ -31,10 +32,10 @@ pub fn patterns(g: &Graph, norms: bool, elementwise: bool) -> (Graph, Joined) {
             continue;
         }
         if norms && let Some(norm) = find.norm_after_add(id) {
-            let Op::RmsNorm { eps, weight, .. } = g.node(norm).op else { unreachable!("found as a norm") };
+            let (spec, _) = NormSpec::of(&g.node(norm).op).expect("found as a norm");
             let ins = g.node(id).ins.iter().chain(&g.node(norm).ins[1..]).map(|v| replay.get(*v)).collect();
             let path = &g.node(norm).path;
-            let fused = replay.new.push(Op::RmsNorm { eps, weight, residual: true }, ins, path);
+            let fused = replay.new.push(spec.op(true), ins, path);
             replay.set(norm.out(0), fused.out(0));
             replay.set(id.out(0), fused.out(1));
             taken.insert(norm);
@@ -67,30 +68,29 @@ impl Finder<'_> {
         !outside && self.users.get(&v).is_some_and(|u| u.len() == 1)
     }
 
-    /// The norm that reads the sum `id` computes. Its weight is a slot, so it may run where the sum does.
+    /// The norm that reads the sum `id` computes. Its weight and bias are slots, so it may run where the sum does.
     fn norm_after_add(&self, id: NodeId) -> Option<NodeId> {
         let Op::Map { f: E::Add } = self.g.node(id).op else { return None };
         self.users.get(&id.out(0))?.iter().copied().find(|n| {
             let node = self.g.node(*n);
-            let weight_is_slot =
-                node.ins[1..].iter().all(|w| matches!(self.g.node(w.node).op, Op::Read { .. }));
-            matches!(node.op, Op::RmsNorm { residual: false, .. })
-                && node.ins[0] == id.out(0)
-                && weight_is_slot
+            let has_slots = node.ins[1..].iter().all(|w| matches!(self.g.node(w.node).op, Op::Read { .. }));
+            matches!(node.op, Op::RmsNorm { residual: false, .. }) && node.ins[0] == id.out(0) && has_slots
         })
     }
 
     fn rope_after_norm(&self, id: NodeId) -> Option<Op> {
         let node = self.g.node(id);
-        let Op::Rope { theta, axis_of_freq, pairs, inverse: false, table } = &node.op else { return None };
-        let Op::RmsNorm { eps, weight, residual: false } = self.g.node(node.ins[0].node).op else {
+        let Op::Rope { freq, axis_of_freq, pairs, inverse: false, table } = &node.op else { return None };
+        let Op::RmsNorm { eps, weight, center: false, bias: false, residual: false } =
+            self.g.node(node.ins[0].node).op
+        else {
             return None;
         };
-        let (theta, axis_of_freq) = (*theta, axis_of_freq.clone());
+        let (freq, axis_of_freq) = (*freq, axis_of_freq.clone());
         self.is_used_once(node.ins[0]).then_some(Op::QkNormRope {
             eps,
             weight,
-            theta,
+            freq,
             axis_of_freq,
             pairs: *pairs,
             table: *table,

@@ -114,6 +114,16 @@ fn biases(g: &Graph, wide: &HashSet<NodeId>) -> HashSet<NodeId> {
     g.ids().filter(is_bias).collect()
 }
 
+/// A vector of parameters repeated over rows.
+fn is_repeated_vector(g: &Graph, v: Value) -> bool {
+    let node = g.node(v.node);
+    match node.op {
+        Op::Broadcast { .. } | Op::Reshape { .. } => is_repeated_vector(g, node.ins[0]),
+        Op::Read { slot } => g.slot(slot).class.is_parameter() && g.slot(slot).ty.rank() == 1,
+        _ => false,
+    }
+}
+
 /// Brings float inputs that must agree to one type.
 fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
     let node = replay.old.node(id);
@@ -126,8 +136,11 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         Op::Product { .. } => (vec![0, 1], narrow(replay, &ins[..2])),
         Op::Map { .. } => {
             let floats: Vec<usize> = (0..ins.len()).filter(|i| dtype(replay, ins[*i]).is_float()).collect();
-            let any_wide = floats.iter().any(|i| dtype(replay, ins[*i]) == DType::F32);
-            (floats, if any_wide { DType::F32 } else { DType::BF16 })
+            // A bias takes the type of what it is added to: it is no sum whose digits must be kept.
+            let is_narrow = |i: usize| dtype(replay, ins[i]) == DType::BF16;
+            let follows = |i: usize| is_narrow(i) || is_repeated_vector(&replay.new, ins[i]);
+            let narrow = floats.iter().any(|i| is_narrow(*i)) && floats.iter().all(|i| follows(*i));
+            (floats, if narrow { DType::BF16 } else { DType::F32 })
         }
         Op::Concat { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
         Op::RmsNorm { residual: true, .. } => (vec![0, 1], narrow(replay, &ins[..2])),

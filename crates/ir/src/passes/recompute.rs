@@ -5,6 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
+use crate::ops::gated::Act;
+use crate::ops::norm::NormSpec;
 use crate::passes::options::Recompute;
 use crate::replay::Replay;
 
@@ -44,16 +46,12 @@ impl Again<'_> {
         }
         let node = self.g.node(v.node);
         // The normed output of an addition and norm comes from the sum where that is kept.
-        if let Op::RmsNorm { eps, weight, residual: true } = node.op
+        if let Some((spec, true)) = NormSpec::of(&node.op)
+            && matches!(node.op, Op::RmsNorm { .. })
             && self.is_kept(v.node.out(1))
         {
             let ins = [v.node.out(1)].iter().chain(&node.ins[2..]).map(|v| replay.get(*v)).collect();
-            let copy = replay.new.push_keyed(
-                Op::RmsNorm { eps, weight, residual: false },
-                ins,
-                &node.path,
-                node.key,
-            );
+            let copy = replay.new.push_keyed(spec.op(false), ins, &node.path, node.key);
             self.made.insert(v, copy.out(0));
             self.count += 1;
             return copy.out(0);
@@ -81,6 +79,7 @@ impl Again<'_> {
             Recompute::Cheap => match node.op {
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } => false,
+                Op::Map { f } => Act::of(f).is_none(),
                 _ => true,
             },
             Recompute::Full => layer_of(&node.path).is_none() || self.boundary.contains(&v),

@@ -1,7 +1,9 @@
 //! Rotations read their cosines and sines from a table made once, instead of computing them at every use.
 
+use crate::attr::Attr;
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::op::Op;
+use crate::ops::frequency::Frequencies;
 use crate::replay::Replay;
 use crate::types::{DType, TensorType};
 
@@ -13,11 +15,11 @@ pub fn rope_table(g: &Graph, positions: usize) -> (Graph, usize) {
         let node = g.node(id);
         let mut op = node.op.clone();
         let mut ins: Vec<_> = node.ins.iter().map(|v| replay.get(*v)).collect();
-        if let Op::Rope { theta, table, .. } | Op::QkNormRope { theta, table, .. } = &mut op
+        if let Op::Rope { freq, table, .. } | Op::QkNormRope { freq, table, .. } = &mut op
             && !*table
         {
             *table = true;
-            let slot = table_slot(&mut replay.new, *theta, node.outs[0].last(), positions);
+            let slot = table_slot(&mut replay.new, *freq, node.outs[0].last(), positions);
             ins.push(replay.add(Op::Read { slot }, vec![], id));
             served += 1;
         }
@@ -26,10 +28,10 @@ pub fn rope_table(g: &Graph, positions: usize) -> (Graph, usize) {
     (replay.finish(), served)
 }
 
-fn table_slot(g: &mut Graph, theta: f64, head_size: usize, positions: usize) -> SlotId {
-    let path = format!("rope_table.{theta}.{head_size}");
+fn table_slot(g: &mut Graph, freq: Frequencies, head_size: usize, positions: usize) -> SlotId {
+    let path = format!("rope_table.{}.{head_size}", freq.show());
     g.find_slot(&path).unwrap_or_else(|| {
         let ty = TensorType::new(DType::F32, [positions, head_size / 2, 2]);
-        g.add_slot(Slot { path, ty, class: Class::Const, init: Init::RopeTable { theta }, part: None })
+        g.add_slot(Slot { path, ty, class: Class::Const, init: Init::RopeTable { freq }, part: None })
     })
 }

@@ -4,12 +4,15 @@
     python make_golden.py            # writes NAME.safetensors and NAME.json beside this file
     python make_golden.py --check    # recomputes and compares with the files instead of writing
 
-`llama` and `qwen3` are the reference library's own models (LlamaForCausalLM, Qwen3ForCausalLM, eager attention).
-`options` is written below from its equations and covers what those two do not: layer norm without bias, an ungated
+`llama` and `qwen3` are the reference library's own models (LlamaForCausalLM, Qwen3ForCausalLM, eager attention), and so
+are `gpt2` and `gpt2-exact` (GPT2LMHeadModel: layer norm with bias, learned positions, biases, its own names and
+layouts; GELU in the tanh form and in the exact one) and
+`llama-linear`, `llama-llama3` and `llama-yarn`, which stretch the rotary frequencies; `llama-llama3` and `llama-yarn` add
+a bias to every product. `options` is written below from its equations and covers what those two do not: layer norm without bias, an ungated
 tanh-GELU MLP, learned positions, no RoPE.
 
 NAME.safetensors holds
-    weight.<name>   f32   every parameter once, [out, in] for products; a tied head has no entry of its own
+    weight.<name>   f32   every parameter once, [out, in] for products ([in, out] in GPT-2); a tied head has no entry
     input_ids       i32   [B, T]
     labels          i32   [B, T], the target of the logits at the SAME position (already shifted); -1 is ignored
     logits          f32   [B, T, V]
@@ -36,7 +39,8 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HERE = Path(__file__).resolve().parent
 B, T = 2, 23
@@ -57,10 +61,14 @@ def randomise(parameters, seed):
     """Weights that make every part matter: norm weights away from one, attention away from uniform."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in parameters:
+        if name.endswith(".bias"):
+            p.data = torch.empty(p.shape).normal_(0.0, 0.3, generator=generator)
+            continue
         if p.dim() == 1:
             p.data = torch.empty(p.shape).uniform_(0.4, 1.6, generator=generator)
             continue
-        std = 0.4 if "embed" in name else 1.2 / math.sqrt(p.shape[1])
+        inputs = p.shape[0] if ".c_" in name else p.shape[1]  # GPT-2 stores [in, out]
+        std = 0.4 if "embed" in name or ".wte." in name or ".wpe." in name else 1.2 / math.sqrt(inputs)
         p.data = torch.empty(p.shape).normal_(0.0, std, generator=generator)
 
 
@@ -159,6 +167,37 @@ def qwen3():
     ))
 
 
+def stretched(rope, **more):
+    """A Llama whose frequencies are stretched so that, of its eight, some are kept, some mixed and some stretched."""
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=53, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        intermediate_size=28, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters=rope | {"rope_theta": 1000.0}, attn_implementation="eager", **more,
+    ))
+
+
+def llama_linear():
+    return stretched({"rope_type": "linear", "factor": 2.5})
+
+
+def llama_llama3():
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return stretched(rope | {"original_max_position_embeddings": 64}, attention_bias=True, mlp_bias=True)
+
+
+def llama_yarn():
+    rope = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 0.5}
+    return stretched(rope | {"original_max_position_embeddings": 32}, attention_bias=True, mlp_bias=True)
+
+
+def gpt2(activation="gelu_new"):
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=67, n_embd=24, n_layer=2, n_head=4, n_inner=40, n_positions=24, layer_norm_epsilon=1e-5,
+        activation_function=activation, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
+        bos_token_id=0, eos_token_id=0,
+    ))
+
+
 def logits_of(model, input_ids):
     return model(input_ids) if isinstance(model, Options) else model(input_ids, use_cache=False).logits
 
@@ -176,9 +215,11 @@ def measure(model, input_ids, labels):
 
 def lift_rotary_frequencies(model):
     """The frequencies were made at construction, in f32; make them again where f32 means f64."""
-    if not isinstance(model, Options):
+    if hasattr(model, "model"):
         rotary = model.model.rotary_emb
-        rotary.inv_freq = rotary.compute_default_rope_parameters(model.config)[0]
+        make = ROPE_INIT_FUNCTIONS.get(rotary.rope_type)
+        made = make(model.config, rotary.inv_freq.device) if make else rotary.compute_default_rope_parameters(model.config)
+        rotary.inv_freq, rotary.attention_scaling = made
         assert rotary.inv_freq.dtype == torch.float64
 
 
@@ -277,7 +318,11 @@ def main():
     torch.use_deterministic_algorithms(True)
     versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
 
-    for seed, (name, build) in enumerate([("llama", llama), ("qwen3", qwen3), ("options", Options)]):
+    fixtures = [
+        ("llama", llama), ("qwen3", qwen3), ("options", Options), ("gpt2", gpt2), ("llama-linear", llama_linear),
+        ("llama-llama3", llama_llama3), ("llama-yarn", llama_yarn), ("gpt2-exact", lambda: gpt2("gelu")),
+    ]
+    for seed, (name, build) in enumerate(fixtures):
         tensors, config = make(name, build, 1000 * (seed + 1))
         path = HERE / f"{name}.safetensors"
         if check:

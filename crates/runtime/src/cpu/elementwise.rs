@@ -427,6 +427,8 @@ vectorised! {
             E::SiluSlope => each(x, y, math::silu_slope),
             E::Gelu => each(x, y, math::gelu),
             E::GeluSlope => each(x, y, math::gelu_slope),
+            E::GeluExact => each(x, y, math::gelu_exact),
+            E::GeluExactSlope => each(x, y, math::gelu_exact_slope),
             E::Finite => each(x, y, |x| truth(x.is_finite())),
             E::Cast(_) => y.copy_from_slice(x),
             E::Scale(by) => {

@@ -59,6 +59,7 @@ vectorised! {
         match act {
             Act::Silu => forward_with(gate, up, math::silu),
             Act::Gelu => forward_with(gate, up, math::gelu),
+            Act::GeluExact => forward_with(gate, up, math::gelu_exact),
             Act::Relu => forward_with(gate, up, |x| x.max(0.0)),
         }
     }
@@ -70,6 +71,10 @@ vectorised! {
                 (x * s, s * x.mul_add(1.0 - s, 1.0))
             }),
             Act::Gelu => backward_with(gate, up, dy, |x| (math::gelu(x), math::gelu_slope(x))),
+            Act::GeluExact => backward_with(gate, up, dy, |x| {
+                let (share, density) = math::normal(x);
+                (x * share, x.mul_add(density, share))
+            }),
             Act::Relu => backward_with(gate, up, dy, |x| if x > 0.0 { (x, 1.0) } else { (0.0, 0.0) }),
         }
     }

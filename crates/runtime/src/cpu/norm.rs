@@ -1,13 +1,14 @@
-//! RMS norm with the residual addition in front, and its gradient, one pass over memory each.
+//! RMS norm with the residual addition in front, and its gradient, one pass over memory each; of centred rows, layer norm.
 //!
-//! Forward, a row: h = x + residual, y = h rstd g(w). Backward: with u = dy g(w), dx = rstd u - h rstd^3 mean(h u)
-//! (+ dh), and dw = sum over rows of dy h rstd. Statistics in f32, in sixteen lanes. dw is summed over groups of `GROUP` rows
-//! in the workspace, then over groups in order, so its bits depend on shapes alone.
+//! Forward, a row: h = x + residual, c = h or h - mean(h), y = c rstd g(w) + b. Backward: with u = dy g(w),
+//! dc = rstd u - c rstd^3 mean(c u), dx = dc or dc - mean(dc) (+ dh), dw = sum over rows of dy c rstd, db = sum over rows of
+//! dy. Statistics in f32, in sixteen lanes. dw and db are summed over groups of `GROUP` rows in the workspace, then over
+//! groups in order, so their bits depend on shapes alone.
 
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
 use flatout_ir::types::{DType, bf16_to_f32};
-use flatout_ir::{Launch, Op, OpKind};
+use flatout_ir::{Launch, OpKind};
 
 use super::context::{Context, chunk};
 use super::math::{self, LANES, vectorised};
@@ -44,12 +45,12 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Rows whose share of dw is summed together.
+/// Rows whose share of dw and db is summed together.
 const GROUP: usize = 64;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    let Op::RmsNormGrad { weight, .. } = shapes.node.op else { unreachable!("the row is for rms_norm_grad") };
-    if weight.is_some() { shapes.ins[0].rows().div_ceil(GROUP) * shapes.ins[0].last() * 4 } else { 0 }
+    let sums = shapes.outs.len() - 1;
+    sums * shapes.ins[0].rows().div_ceil(GROUP) * shapes.ins[0].last() * 4
 }
 
 /// What a normed row is multiplied by: w, 1 + w or ones, in f32.
@@ -81,9 +82,13 @@ vectorised! {
         normed_row(h, g, eps, y);
     }
 
-    fn normed_back(h: &[f32], g: &[f32], eps: f32, dy: &[f32], add: &[f32], dx: &mut [f32], dw: &mut [f32]) {
+    fn normed_back(h: &[f32], g: &[f32], eps: f32, dy: &[f32], dx: &mut [f32], dw: &mut [f32]) {
         normed_row_back(h, g, eps, dy, dx, dw);
-        dx.iter_mut().zip(add).for_each(|(dx, add)| *dx += add);
+    }
+
+    fn center(x: &mut [f32]) {
+        let mean = math::sum(x) / x.len() as f32;
+        x.iter_mut().for_each(|x| *x -= mean);
     }
 }
 
@@ -131,12 +136,15 @@ fn squares_and_slope(h: &[f32], g: &[f32], dy: &[f32]) -> (f32, f32) {
 }
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::RmsNorm { eps, weight, residual } = launch.op else { unreachable!("the row is for rms_norm") };
+    let (spec, adds) = NormSpec::of(&launch.op).expect("the row is for rms_norm");
     let x = cx.input(0).rows();
-    let residual = residual.then(|| cx.input(1).rows());
-    let w = weight.is_some().then(|| cx.input(launch.ins.len() - 1));
-    // SAFETY: the weight lies on no output.
-    let g = unsafe { gains(weight, w, x.width) };
+    let residual = adds.then(|| cx.input(1).rows());
+    let w = spec.weight.is_some().then(|| cx.input(1 + adds as usize));
+    // SAFETY: weight and bias lie on no output.
+    let (g, bias) = unsafe {
+        let bias = spec.bias.then(|| gains(NormWeight::Plain, Some(cx.input(launch.ins.len() - 1)), x.width));
+        (gains(spec.weight, w, x.width), bias)
+    };
     let y = cx.output(0).map(|y| y.rows());
     let h = residual.and_then(|_| cx.output(1)).map(|h| h.rows());
     let rows_a_task = (8192 / x.width.max(1)).clamp(1, GROUP);
@@ -157,7 +165,15 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                     h.store(row, 0, &sum);
                 }
                 if let Some(y) = &y {
-                    y.put(row, &mut buffer, |y| normed(&sum, &g, eps, y));
+                    if spec.center {
+                        center(&mut sum);
+                    }
+                    y.put(row, &mut buffer, |y| {
+                        normed(&sum, &g, spec.eps, y);
+                        if let Some(bias) = &bias {
+                            add(bias, y);
+                        }
+                    });
                 }
             }
         }
@@ -166,34 +182,53 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 }
 
 fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::RmsNormGrad { eps, weight, add } = launch.op else {
-        unreachable!("the row is for rms_norm_grad")
-    };
+    let (spec, adds) = NormSpec::of(&launch.op).expect("the row is for rms_norm_grad");
+    let has_w = spec.weight.is_some();
     let h = cx.input(0).rows();
-    let dy = cx.input(1 + weight.is_some() as usize).rows();
-    let dh = add.then(|| cx.input(launch.ins.len() - 1).rows());
+    let dy = cx.input(1 + has_w as usize).rows();
+    let dh = adds.then(|| cx.input(launch.ins.len() - 1).rows());
     // SAFETY: the weight lies on no output.
-    let g = unsafe { gains(weight, weight.is_some().then(|| cx.input(1)), h.width) };
-    let (dx, dw) = (cx.output(0).map(|dx| dx.rows()), weight.is_some().then(|| cx.output(1)).flatten());
+    let g = unsafe { gains(spec.weight, has_w.then(|| cx.input(1)), h.width) };
+    let dx = cx.output(0).map(|dx| dx.rows());
+    let dw = has_w.then(|| cx.output(1)).flatten();
+    let db = spec.bias.then(|| cx.output(1 + has_w as usize)).flatten();
     let groups = h.count.div_ceil(GROUP);
     // SAFETY: the only call of this launch.
     let partial = unsafe { cx.workspace() };
     let all = Shared::new(partial);
+    // The groups' sums of dw, then those of db.
+    let sums = |at: usize| at * groups * h.width..(at + 1) * groups * h.width;
     cx.parallel(groups, 16 * GROUP.min(h.count) * h.width, |group| {
         let mut buffers: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; h.width]);
         let [h_row, dy_row, dh_row, dx_row] = &mut buffers;
         // SAFETY: a row belongs to one task, and all of it is read before dx, which may lie on it, is written; the
-        // group's part of the workspace is the task's.
+        // group's parts of the workspace are the task's.
         unsafe {
-            let dw = match dw {
-                Some(_) => all.slice(group * h.width..(group + 1) * h.width),
-                None => &mut [],
+            let part = |is_wanted: bool, at: usize| match is_wanted {
+                true => all.slice(sums(at).start + group * h.width..sums(at).start + (group + 1) * h.width),
+                false => &mut [],
             };
+            let (dw, db) = (part(dw.is_some(), 0), part(db.is_some(), has_w as usize));
             dw.fill(0.0);
+            db.fill(0.0);
             for row in chunk(group, GROUP, h.count) {
-                let (h, dy) = (h.get(row, h_row), dy.get(row, dy_row));
-                let dh = dh.as_ref().map_or(&[][..], |dh| dh.get(row, dh_row));
-                normed_back(h, &g, eps, dy, dh, dx_row, dw);
+                let h = match spec.center {
+                    true => {
+                        h.load(row, 0, h_row);
+                        center(h_row);
+                        &h_row[..]
+                    }
+                    false => h.get(row, h_row),
+                };
+                let dy = dy.get(row, dy_row);
+                normed_back(h, &g, spec.eps, dy, dx_row, dw);
+                add(dy, db);
+                if spec.center {
+                    center(dx_row);
+                }
+                if let Some(dh) = &dh {
+                    add(dh.get(row, dh_row), dx_row);
+                }
                 if let Some(dx) = &dx {
                     dx.store(row, 0, dx_row);
                 }
@@ -201,7 +236,10 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         }
     });
     if let Some(dw) = dw {
-        sum_rows(&partial[..groups * h.width], h.width, &dw);
+        sum_rows(&partial[sums(0)], h.width, &dw);
+    }
+    if let Some(db) = db {
+        sum_rows(&partial[sums(has_w as usize)], h.width, &db);
     }
     Ok(())
 }

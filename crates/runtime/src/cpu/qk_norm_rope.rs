@@ -73,7 +73,7 @@ vectorised! {
 }
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::QkNormRope { eps, weight, theta, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRope { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for qk_norm_rope")
     };
     let Some(out) = cx.output(0) else { return Ok(()) };
@@ -83,7 +83,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     // SAFETY: only x may lie on the output.
     let (g, turns) = unsafe {
         let g = gains(weight, weight.is_some().then(|| cx.input(1)), 2 * half);
-        (g, Turns::new(theta, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
+        (g, Turns::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
     };
     cx.parallel(tokens.div_ceil(GROUP), 8 * GROUP * x.width(), |group| {
         let (mut token, mut y) = (vec![0.0; x.width()], vec![0.0; x.width()]);
@@ -102,7 +102,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 }
 
 fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::QkNormRopeGrad { eps, weight, theta, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRopeGrad { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for its gradient")
     };
     let w = weight.is_some() as usize;
@@ -111,7 +111,7 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     // SAFETY: weight, positions and table lie on no output.
     let (g, turns) = unsafe {
         let g = gains(weight, weight.is_some().then(|| cx.input(1)), size);
-        (g, Turns::new(theta, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
+        (g, Turns::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
     };
     let (dx, dw) = (cx.output(0).map(Tokens::new), weight.is_some().then(|| cx.output(1)).flatten());
     let groups = tokens.div_ceil(GROUP);

@@ -5,7 +5,8 @@
 
 use std::borrow::Cow;
 
-use flatout_ir::ops::rope::{Pairs, frequency};
+use flatout_ir::ops::frequency::Frequencies;
+use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::{Launch, Op, OpKind};
 
@@ -37,6 +38,7 @@ pub(super) struct Turns<'a> {
     /// Text: one row of the table turns the token.
     has_one_axis: bool,
     frequencies: Vec<f64>,
+    amplitude: f64,
     /// Cosine and sine by (position, frequency).
     table: Option<Cow<'a, [f32]>>,
 }
@@ -45,18 +47,18 @@ impl<'a> Turns<'a> {
     /// # Safety
     /// The tensors' contract; positions and table lie on no output.
     pub(super) unsafe fn new(
-        theta: f64,
+        freq: Frequencies,
         axis_of_freq: &'a [u8],
         positions: Tensor<'a>,
         table: Option<Tensor<'a>>,
     ) -> Self {
         let half = axis_of_freq.len();
-        let frequencies = (0..half).map(|f| frequency(theta, f, 2 * half)).collect();
+        let (frequencies, amplitude) = (freq.turns(half), freq.amplitude());
         let tokens = positions.dims[1];
         // SAFETY: the caller's promise.
         let (positions, table) = unsafe { (positions.i32s(), table.map(|table| whole(&table))) };
         let has_one_axis = axis_of_freq.iter().all(|a| *a == 0);
-        Turns { positions, tokens, axis_of_freq, has_one_axis, frequencies, table }
+        Turns { positions, tokens, axis_of_freq, has_one_axis, frequencies, amplitude, table }
     }
 
     /// The cosines and sines of a token.
@@ -79,7 +81,7 @@ impl<'a> Turns<'a> {
                 (cos[f], sin[f]) = (pair[0], pair[1]);
             } else {
                 let (s, c) = (position as f64 * self.frequencies[f]).sin_cos();
-                (cos[f], sin[f]) = (c as f32, s as f32);
+                (cos[f], sin[f]) = ((self.amplitude * c) as f32, (self.amplitude * s) as f32);
             }
         }
     }
@@ -185,13 +187,13 @@ impl<'a> Tokens<'a> {
 }
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::Rope { theta, ref axis_of_freq, pairs, inverse, table } = launch.op else {
+    let Op::Rope { freq, ref axis_of_freq, pairs, inverse, table } = launch.op else {
         unreachable!("the row is for rope")
     };
     let Some(out) = cx.output(0) else { return Ok(()) };
     let (x, to) = (Tokens::new(cx.input(0)), Tokens::new(out));
     // SAFETY: only x may lie on the output.
-    let turns = unsafe { Turns::new(theta, axis_of_freq, cx.input(1), table.then(|| cx.input(2))) };
+    let turns = unsafe { Turns::new(freq, axis_of_freq, cx.input(1), table.then(|| cx.input(2))) };
     let (tokens, half) = (out.dims[0], axis_of_freq.len());
     let sign = if inverse { -1.0 } else { 1.0 };
     let per_task = (8192 / x.width().max(1)).max(1);

@@ -8,6 +8,7 @@
 use std::fmt::Write;
 
 use flatout_ir::ops::elementwise::{Elementwise as E, GELU_CUBIC, GELU_INNER};
+use flatout_ir::ops::normal;
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::DType;
 use flatout_ir::{Graph, Launch, Op, OpKind, View};
@@ -180,6 +181,8 @@ fn f32_text(f: E, args: &[String]) -> String {
         E::SiluSlope => format!("silu_slope({a})"),
         E::Gelu => format!("gelu({a})"),
         E::GeluSlope => format!("gelu_slope({a})"),
+        E::GeluExact => format!("gelu_exact({a})"),
+        E::GeluExactSlope => format!("gelu_exact_slope({a})"),
         E::Finite => format!("is_finite({a})"),
         E::Cast(_) => a.clone(),
         E::Scale(by) => format!("__fmul_rn({a}, {})", f32_constant(by as f32)),
@@ -233,6 +236,11 @@ fn f64_text(f: E, args: &[String]) -> String {
                 f64_constant(GELU_CUBIC)
             );
             format!("0.5 * (1.0 + {t}) + 0.5 * {a} * (1.0 - {t} * {t}) * {slope}")
+        }
+        E::GeluExact => format!("{a} * normcdf({a})"),
+        E::GeluExactSlope => {
+            let density = format!("{} * exp(-0.5 * {a} * {a})", f64_constant(normal::density(0.0)));
+            format!("normcdf({a}) + {a} * {density}")
         }
         // An i32 is finite.
         E::Finite => "1.0".into(),

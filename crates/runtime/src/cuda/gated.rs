@@ -58,6 +58,7 @@ fn stages(launch: &Launch) -> Stages {
                 Act::Silu => 0,
                 Act::Gelu => 1,
                 Act::Relu => 2,
+                Act::GeluExact => 3,
             },
         )
         .define("VEC", vec)

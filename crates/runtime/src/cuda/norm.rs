@@ -1,9 +1,9 @@
-//! RMS norm and its gradient: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
+//! RMS norm and layer norm and their gradients: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
 
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
 use flatout_ir::types::{DType, TensorType};
-use flatout_ir::{Launch, Op, OpKind, View};
+use flatout_ir::{Launch, OpKind, View};
 
 use super::address::{Walk, row_width};
 use super::context::{CudaError, Facts, Kernel};
@@ -46,7 +46,7 @@ const ROW: KernelRow = KernelRow {
     deterministic: true,
 };
 
-/// Partial rows of dw at most: a block each, and no more blocks than this.
+/// Partial rows of dw and of db at most: a block each, and no more blocks than this.
 pub(super) const MOST_PARTIAL: usize = 1024;
 /// Elements of a row a thread keeps: x forward; h, dy, dh as they are, gains and sums of dw in f32 backward, which more
 /// would spill.
@@ -55,8 +55,8 @@ const BACKWARD_ELEMENTS: usize = 24;
 const BACKWARD_ELEMENTS_LEAST: usize = 16;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    let Op::RmsNormGrad { weight, .. } = shapes.node.op else { unreachable!("the row is for rms_norm_grad") };
-    if weight.is_some() { shapes.ins[0].rows().min(MOST_PARTIAL) * shapes.ins[0].last() * 4 } else { 0 }
+    let sums = shapes.outs.len() - 1;
+    sums * shapes.ins[0].rows().min(MOST_PARTIAL) * shapes.ins[0].last() * 4
 }
 
 pub(super) fn weight_code(weight: NormWeight) -> u8 {
@@ -105,15 +105,16 @@ impl Cover {
 }
 
 fn forward(launch: &Launch) -> Stages {
-    let Op::RmsNorm { eps, weight, residual } = launch.op else { unreachable!("the row is for rms_norm") };
+    let (spec, residual) = NormSpec::of(&launch.op).expect("the row is for rms_norm");
     let x = &launch.ins[0];
     let other = residual.then(|| &launch.ins[1]);
-    let w = weight.is_some().then(|| &launch.ins[launch.ins.len() - 1]);
+    let w = spec.weight.is_some().then(|| &launch.ins[1 + residual as usize]);
+    let bias = spec.bias.then(|| &launch.ins[launch.ins.len() - 1]);
     let (y, h) = (launch.outs[0].as_ref(), launch.outs.get(1).and_then(Option::as_ref));
     if x.elements() == 0 || (y.is_none() && h.is_none()) {
         return Ok(vec![]);
     }
-    let views: Vec<&View> = [Some(x), other, w, y, h].into_iter().flatten().collect();
+    let views: Vec<&View> = [Some(x), other, w, bias, y, h].into_iter().flatten().collect();
     let cover = Cover::new(&views, FORWARD_ELEMENTS)?;
     let d = x.dims[x.dims.len() - 1];
     let rows = x.elements() / d;
@@ -121,7 +122,10 @@ fn forward(launch: &Launch) -> Stages {
         .draft(d)
         .dtype("T_X", x.dtype)
         .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
-        .define("WEIGHT", weight_code(weight))
+        .dtype("T_B", bias.map_or(DType::F32, |b| b.dtype))
+        .define("WEIGHT", weight_code(spec.weight))
+        .flag("CENTER", spec.center)
+        .flag("BIAS", spec.bias)
         .flag("GRAD", false)
         .flag("RESIDUAL", residual)
         .flag("HAS_Y", y.is_some())
@@ -138,24 +142,26 @@ fn forward(launch: &Launch) -> Stages {
             at(x),
             at_or_nothing(other),
             at_or_nothing(w),
+            at_or_nothing(bias),
             at_or_nothing(y),
             at_or_nothing(h),
             count32("rows", rows)?,
-            Value::F32(eps),
+            Value::F32(spec.eps),
         ],
     }])
 }
 
 fn backward(launch: &Launch, facts: &Facts) -> Stages {
-    let Op::RmsNormGrad { eps, weight, add } = launch.op else {
-        unreachable!("the row is for rms_norm_grad")
-    };
+    let (spec, add) = NormSpec::of(&launch.op).expect("the row is for rms_norm_grad");
+    let has_w = spec.weight.is_some();
     let h = &launch.ins[0];
-    let w = weight.is_some().then(|| &launch.ins[1]);
-    let dy = &launch.ins[1 + weight.is_some() as usize];
+    let w = has_w.then(|| &launch.ins[1]);
+    let dy = &launch.ins[1 + has_w as usize];
     let dh = add.then(|| &launch.ins[launch.ins.len() - 1]);
-    let (dx, dw) = (launch.outs[0].as_ref(), launch.outs.get(1).and_then(Option::as_ref));
-    if dx.is_none() && dw.is_none() {
+    let dx = launch.outs[0].as_ref();
+    let dw = if has_w { launch.outs[1].as_ref() } else { None };
+    let db = if spec.bias { launch.outs[1 + has_w as usize].as_ref() } else { None };
+    if dx.is_none() && dw.is_none() && db.is_none() {
         return Ok(vec![]);
     }
     let views: Vec<&View> = [Some(h), w, Some(dy), dh, dx].into_iter().flatten().collect();
@@ -179,14 +185,22 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
         .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
         .dtype("T_DY", dy.dtype)
         .dtype("T_DH", dh.map_or(h.dtype, |dh| dh.dtype))
-        .define("WEIGHT", weight_code(weight))
+        .define("WEIGHT", weight_code(spec.weight))
+        .flag("CENTER", spec.center)
         .flag("GRAD", true)
         .flag("ADD", add)
         .flag("HAS_DX", dx.is_some())
-        .flag("HAS_DW", dw.is_some());
+        .flag("HAS_DW", dw.is_some())
+        .flag("HAS_DB", db.is_some());
     for (name, view) in [("row_h", Some(h)), ("row_dy", Some(dy)), ("row_dh", dh), ("row_dx", dx)] {
         draft = draft.text(&view.map_or(String::new(), |v| Walk::rows(v).function(name, "u32")));
     }
+    // The partial rows of dw, then those of db.
+    let partial = |at: usize| {
+        let offset = launch.workspace.as_ref().map_or(0, |view| view.offset) + at * grid * d * 4;
+        View::dense(offset, &TensorType::new(DType::F32, [grid, d]))
+    };
+    let (for_dw, for_db) = (partial(0), partial(has_w as usize));
     let mut stages = vec![];
     if grid > 0 {
         stages.push(Stage {
@@ -200,14 +214,17 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
                 at(dy),
                 at_or_nothing(dh),
                 at_or_nothing(dx),
-                at_or_nothing(launch.workspace.as_ref()),
+                at_or_nothing(dw.map(|_| &for_dw)),
+                at_or_nothing(db.map(|_| &for_db)),
                 count32("rows", rows)?,
-                Value::F32(eps),
+                Value::F32(spec.eps),
             ],
         });
     }
-    if let Some(dw) = dw {
-        stages.extend(sum_partial(launch, grid, d, dw)?);
+    for (partial, to) in [(&for_dw, dw), (&for_db, db)] {
+        if let Some(to) = to {
+            stages.extend(reduce::sum_rows(partial, to)?);
+        }
     }
     Ok(stages)
 }

@@ -177,6 +177,11 @@ __device__ __forceinline__ float gelu_slope(float x) {
     float inner = 2.0f * GELU_INNER * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
     return s * fmaf(x * inner, 1.0f - s, 1.0f);
 }
+// The exact form, by the normal distribution.
+__device__ __forceinline__ float gelu_exact(float x) { return x * normcdff(x); }
+__device__ __forceinline__ float gelu_exact_slope(float x) {
+    return fmaf(0.398942280f * x, expf(-0.5f * x * x), normcdff(x));
+}
 
 // Half turns in [-1, 1], reduced in f64: the sine and cosine of an angle without the slow path for large arguments.
 __device__ __forceinline__ float half_turns(double t) { return (float)(t - 2.0 * rint(0.5 * t)); }

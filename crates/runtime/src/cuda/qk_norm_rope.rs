@@ -60,7 +60,7 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
 }
 
 fn forward(launch: &Launch) -> Stages {
-    let Op::QkNormRope { eps, weight, theta, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRope { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for qk_norm_rope")
     };
     let x = &launch.ins[0];
@@ -72,7 +72,7 @@ fn forward(launch: &Launch) -> Stages {
     let w = weight.is_some().then(|| &launch.ins[1]);
     let positions = &launch.ins[1 + has_w];
     let table = table.then(|| &launch.ins[2 + has_w]);
-    let rotation = Rotation { theta, axis_of_freq, pairs, positions, table };
+    let rotation = Rotation { freq, axis_of_freq, pairs, positions, table };
     let views: Vec<&View> = [Some(x), Some(y), w].into_iter().flatten().collect();
     let (draft, cover) = rotation.draft("qk_norm_rope.cu", &views, FORWARD_WORDS);
     let source = draft
@@ -106,7 +106,7 @@ fn forward(launch: &Launch) -> Stages {
 const CODE: &str = concat!(include_str!("rotation.cuh"), include_str!("qk_norm_rope.cu"));
 
 fn backward(launch: &Launch, facts: &Facts) -> Stages {
-    let Op::QkNormRopeGrad { eps, weight, theta, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRopeGrad { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for its gradient")
     };
     let (x, dy) = (&launch.ins[0], &launch.ins[launch.ins.len() - 1]);
@@ -118,7 +118,7 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
     let w = weight.is_some().then(|| &launch.ins[1]);
     let positions = &launch.ins[1 + has_w];
     let table = table.then(|| &launch.ins[2 + has_w]);
-    let rotation = Rotation { theta, axis_of_freq, pairs, positions, table };
+    let rotation = Rotation { freq, axis_of_freq, pairs, positions, table };
     let views: Vec<&View> = [Some(x), Some(dy), dx, w].into_iter().flatten().collect();
     let (mut draft, cover) = rotation.draft("qk_norm_rope.cu", &views, BACKWARD_WORDS);
     draft = draft

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use flatout_ir::ops::rope::{Pairs, frequency};
+use flatout_ir::ops::frequency::Frequencies;
+use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -28,7 +29,7 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 
 /// How the heads of a [T, H, K] tensor are turned: what rope and the fused norm + rope compile alike.
 pub(super) struct Rotation<'a> {
-    pub theta: f64,
+    pub freq: Frequencies,
     pub axis_of_freq: &'a [u8],
     pub pairs: Pairs,
     pub positions: &'a View,
@@ -87,6 +88,7 @@ impl Rotation<'_> {
             .define("AXES", axes)
             .define("TABLE_VEC", table_vec)
             .flag("TABLE", self.table.is_some())
+            .define("AMPLITUDE", format!("{:e}f", self.freq.amplitude()))
             .dtype("T_TABLE", self.table.map_or(DType::F32, |t| t.dtype))
             .flag("INTERLEAVED", self.pairs == Pairs::Interleaved);
         draft = draft.text(&self.constants());
@@ -97,9 +99,8 @@ impl Rotation<'_> {
     fn constants(&self) -> String {
         let half = self.axis_of_freq.len();
         let mut text = format!("__constant__ double FREQUENCIES[{half}] = {{");
-        for f in 0..half {
-            _ = write!(text, "{:e}, ", frequency(self.theta, f, 2 * half) / std::f64::consts::PI);
-        }
+        let turns = self.freq.turns(half);
+        turns.iter().for_each(|turn| _ = write!(text, "{:e}, ", turn / std::f64::consts::PI));
         _ = write!(text, "}};\n__constant__ unsigned char AXIS[{half}] = {{");
         self.axis_of_freq.iter().for_each(|axis| _ = write!(text, "{axis}, "));
         text.push_str("};\n");
@@ -130,7 +131,7 @@ pub(super) fn heads_of(view: &View) -> usize {
 }
 
 fn stages(launch: &Launch) -> Stages {
-    let Op::Rope { theta, ref axis_of_freq, pairs, inverse, table } = launch.op else {
+    let Op::Rope { freq, ref axis_of_freq, pairs, inverse, table } = launch.op else {
         unreachable!("the row is for rope")
     };
     let (x, positions) = (&launch.ins[0], &launch.ins[1]);
@@ -139,7 +140,7 @@ fn stages(launch: &Launch) -> Stages {
     if x.elements() == 0 {
         return Ok(vec![]);
     }
-    let rotation = Rotation { theta, axis_of_freq, pairs, positions, table: table.then(|| &launch.ins[2]) };
+    let rotation = Rotation { freq, axis_of_freq, pairs, positions, table: table.then(|| &launch.ins[2]) };
     let (draft, cover) = rotation.draft("rope.cu", &[x, y], 32);
     let source = draft
         .dtype("T_X", x.dtype)

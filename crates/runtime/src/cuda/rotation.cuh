@@ -5,6 +5,13 @@
 // position is computed: reduced in f64, then in f32, within 3e-7 of the exact value.
 // HALF frequencies a head; a thread holds VEC neighbouring ones, LANES threads a head, TURNS times.
 
+// Cosine and sine of one frequency, times AMPLITUDE, as a table holds them.
+__device__ __forceinline__ void turn_of(int position, int f, float& c, float& s) {
+    sincospif(half_turns(position * FREQUENCIES[f]), &s, &c);
+    c *= AMPLITUDE;
+    s *= AMPLITUDE;
+}
+
 // Cosine and sine of VEC frequencies from f on.
 __device__ __forceinline__ void turns_of(const int* positions, const T_TABLE* table, int table_rows, int token, int f,
                                          float (&c)[VEC], float (&s)[VEC]) {
@@ -35,7 +42,7 @@ __device__ __forceinline__ void turns_of(const int* positions, const T_TABLE* ta
     }
 #endif
 #pragma unroll
-    for (int k = 0; k < VEC; k++) sincospif(half_turns(position * FREQUENCIES[f + k]), &s[k], &c[k]);
+    for (int k = 0; k < VEC; k++) turn_of(position, f + k, c[k], s[k]);
 #else
 #pragma unroll
     for (int k = 0; k < VEC; k++) {
@@ -48,7 +55,7 @@ __device__ __forceinline__ void turns_of(const int* positions, const T_TABLE* ta
             continue;
         }
 #endif
-        sincospif(half_turns(position * FREQUENCIES[f + k]), &s[k], &c[k]);
+        turn_of(position, f + k, c[k], s[k]);
     }
 #endif
 }

@@ -3,11 +3,12 @@
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
+use flatout_ir::ops::frequency::{Frequencies, Scaling};
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::reduce::Fold;
-use flatout_ir::ops::rope::{Pairs, frequency};
+use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
 
@@ -113,6 +114,8 @@ fn maps(table: &mut Table) {
         E::SiluSlope,
         E::Gelu,
         E::GeluSlope,
+        E::GeluExact,
+        E::GeluExactSlope,
         E::Finite,
         E::Scale(0.3),
         E::Offset(-1.7),
@@ -239,23 +242,32 @@ fn reductions(table: &mut Table) {
 
 fn norms(table: &mut Table) {
     let eps = 1e-5;
+    let specs = [
+        NormSpec::rms(eps, NormWeight::Plain),
+        NormSpec::rms(eps, NormWeight::OnePlus),
+        NormSpec::rms(eps, NormWeight::None),
+        NormSpec { bias: true, ..NormSpec::rms(eps, NormWeight::Plain) },
+        NormSpec { eps, center: true, weight: NormWeight::Plain, bias: true },
+        NormSpec { eps, center: true, weight: NormWeight::Plain, bias: false },
+        NormSpec { eps, center: true, weight: NormWeight::None, bias: true },
+        NormSpec { eps, center: true, weight: NormWeight::None, bias: false },
+    ];
     for dtype in FLOATS {
-        for weight in [NormWeight::Plain, NormWeight::OnePlus, NormWeight::None] {
+        for spec in specs {
             for dims in [vec![67, 33], vec![3, 5, 48], vec![300, 96]] {
                 let width = *dims.last().expect("a row");
-                let w = || weight.is_some().then(|| x(DType::F32, &[width]));
+                let w = || spec.weight.is_some().then(|| x(DType::F32, &[width]));
                 for residual in [false, true] {
-                    let op = Op::RmsNorm { eps, weight, residual };
-                    let ins = [Some(x(dtype, &dims)), residual.then(|| x(dtype, &dims)), w()];
-                    table.add(op, ins.into_iter().flatten().collect());
-                    let op = Op::RmsNormGrad { eps, weight, add: residual };
+                    let bias = spec.bias.then(|| x(DType::F32, &[width]));
+                    let ins = [Some(x(dtype, &dims)), residual.then(|| x(dtype, &dims)), w(), bias];
+                    table.add(spec.op(residual), ins.into_iter().flatten().collect());
                     let ins = [
                         Some(x(dtype, &dims)),
                         w(),
                         Some(x(dtype, &dims)),
                         residual.then(|| x(dtype, &dims)),
                     ];
-                    table.add(op, ins.into_iter().flatten().collect());
+                    table.add(spec.grad(residual), ins.into_iter().flatten().collect());
                 }
             }
         }
@@ -263,29 +275,29 @@ fn norms(table: &mut Table) {
 }
 
 /// The table of the first positions, as `Init::RopeTable` makes it.
-fn rope_table(positions: usize, half: usize, theta: f64) -> Input {
-    let entry = |i: usize| {
-        let angle = (i / 2 / half) as f64 * frequency(theta, i / 2 % half, 2 * half);
-        if i.is_multiple_of(2) { angle.cos() } else { angle.sin() }
-    };
-    let values = (0..positions * half * 2).map(entry).collect();
-    tensor(DType::F32, &[positions, half, 2], Data::Values(values))
+fn rope_table(positions: usize, half: usize, freq: Frequencies) -> Input {
+    tensor(DType::F32, &[positions, half, 2], Data::Values(freq.table(positions, half).collect()))
 }
 
 fn rotations(table: &mut Table) {
-    let theta = 10_000.0;
+    let plain = Frequencies::from(10_000.0);
+    // An amplitude and frequencies of three kinds: kept, mixed, stretched.
+    let scaling = Scaling::Yarn { factor: 4.0, fast: 8.0, slow: 1.0, original: 64.0, amplitude: 1.25 };
+    let yarn = Frequencies { scaling, ..plain };
     for dtype in FLOATS {
         for pairs in [Pairs::Half, Pairs::Interleaved] {
-            for (tokens, heads, half, axes) in [(23, 3, 5, 1), (200, 4, 16, 1), (11, 2, 6, 2)] {
+            for (tokens, heads, half, axes, freq) in
+                [(23, 3, 5, 1, plain), (200, 4, 16, 1, plain), (11, 2, 6, 2, plain), (19, 2, 8, 1, yarn)]
+            {
                 let axis_of_freq: Vec<u8> = (0..half).map(|f| (f % axes) as u8).collect();
                 let dims = [tokens, heads, 2 * half];
                 // Some positions lie behind the table of 40.
                 let positions = || tensor(I32, &[axes, tokens], Data::Between(0.0, 50.0));
                 for has_table in [false, true] {
-                    let rotation = || has_table.then(|| rope_table(40, half, theta));
+                    let rotation = || has_table.then(|| rope_table(40, half, freq));
                     for inverse in [false, true] {
                         let axis_of_freq = axis_of_freq.clone();
-                        let op = Op::Rope { theta, axis_of_freq, pairs, inverse, table: has_table };
+                        let op = Op::Rope { freq, axis_of_freq, pairs, inverse, table: has_table };
                         let ins = [Some(x(dtype, &dims)), Some(positions()), rotation()];
                         table.add(op, ins.into_iter().flatten().collect());
                     }
@@ -294,20 +306,14 @@ fn rotations(table: &mut Table) {
                         let w = || weight.is_some().then(|| x(DType::F32, &[2 * half]));
                         let forward = || [Some(x(dtype, &dims)), w(), Some(positions()), rotation()];
                         let axes = axis_of_freq.clone();
-                        let op = Op::QkNormRope {
-                            eps,
-                            weight,
-                            theta,
-                            axis_of_freq: axes,
-                            pairs,
-                            table: has_table,
-                        };
+                        let op =
+                            Op::QkNormRope { eps, weight, freq, axis_of_freq: axes, pairs, table: has_table };
                         table.add(op, forward().into_iter().flatten().collect());
                         let axes = axis_of_freq.clone();
                         let op = Op::QkNormRopeGrad {
                             eps,
                             weight,
-                            theta,
+                            freq,
                             axis_of_freq: axes,
                             pairs,
                             table: has_table,
@@ -322,7 +328,7 @@ fn rotations(table: &mut Table) {
 
 fn activations(table: &mut Table) {
     for dtype in FLOATS {
-        for act in [Act::Silu, Act::Gelu, Act::Relu] {
+        for act in Act::ALL.iter().copied() {
             for dims in [vec![37, 29], vec![100, 260]] {
                 let x = || tensor(dtype, &dims, Data::Normal(2.0));
                 table.add(Op::Gated { act }, vec![x(), x()]);

@@ -10,8 +10,10 @@ use std::ops::Range;
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
+use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::plan::Plan;
 use flatout_ir::target::{Shapes, Target};
@@ -338,7 +340,7 @@ fn product(
     out: DType,
     base: bool,
 ) -> Check {
-    let op = Op::Product { ta, tb, out, base };
+    let op = Op::Product { ta, tb, out, base, compute: Compute::Full, epilogue: Epilogue::None };
     let bound = match (dtype, out) {
         (BF16, BF16) => BF16_ONCE_BOUND,
         (BF16, _) => LONG_SUM_BOUND,
@@ -525,13 +527,16 @@ fn norms(s: Sizes) -> Vec<Check> {
     let rows = places(s.tokens, 1);
     let x = || (BF16, dims.clone(), WIDE);
     let w = || (F32, vec![s.width], WIDE);
-    let forward = Op::RmsNorm { eps, weight, residual: true };
-    let backward = Op::RmsNormGrad { eps, weight, add: true };
-    let d = (BF16, dims.clone(), Fill::Rows(Noise::WIDE, rows.clone()));
+    let d = || (BF16, dims.clone(), Fill::Rows(Noise::WIDE, rows.clone()));
     let of = shape(BF16, &dims);
+    let rms = NormSpec::rms(eps, weight);
+    let layer = NormSpec { center: true, bias: true, ..rms };
+    let check = |name: String, op: Op, ins| by_rows(name, op, BF16, BF16_BOUND, ins, rows.clone());
     vec![
-        by_rows(format!("real add+norm {of}"), forward, BF16, BF16_BOUND, vec![x(), x(), w()], rows.clone()),
-        by_rows(format!("real add+norm back {of}"), backward, BF16, BF16_BOUND, vec![x(), w(), d, x()], rows),
+        check(format!("real add+norm {of}"), rms.op(true), vec![x(), x(), w()]),
+        check(format!("real add+norm back {of}"), rms.grad(true), vec![x(), w(), d(), x()]),
+        check(format!("real add+layer norm {of}"), layer.op(true), vec![x(), x(), w(), w()]),
+        check(format!("real add+layer norm back {of}"), layer.grad(true), vec![x(), w(), d(), x()]),
     ]
 }
 
@@ -562,7 +567,7 @@ fn head_loss(s: Sizes) -> Check {
         (F32, vec![words, width], Fill::Noise(Noise::SMALL)),
     ];
     let name = format!("real head+loss {rows}x{width}, {words} words, bf16");
-    by_rows(name, Op::HeadLossTrain { base: true }, BF16, BF16_BOUND, ins, sampled)
+    by_rows(name, Op::HeadLossTrain { base: true, compute: Compute::Full }, BF16, BF16_BOUND, ins, sampled)
 }
 
 fn update(s: Sizes, copy: bool) -> Check {

@@ -4,7 +4,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
@@ -93,12 +93,12 @@ pub fn cases() -> Vec<Case> {
         let w = || x(F32, &[dims[1]]);
         add(
             &format!("add+norm {shape}"),
-            Op::RmsNorm { eps, weight, residual: true },
+            NormSpec::rms(eps, weight).op(true),
             vec![x(BF16, &dims), x(BF16, &dims), w()],
         );
         add(
             &format!("add+norm back {shape}"),
-            Op::RmsNormGrad { eps, weight, add: true },
+            NormSpec::rms(eps, weight).grad(true),
             vec![x(BF16, &dims), w(), x(BF16, &dims), x(BF16, &dims)],
         );
     }
@@ -119,18 +119,18 @@ pub fn cases() -> Vec<Case> {
     let positions = (TensorType::new(DType::I32, [1, tokens]), Data::Between(0.0, 2047.0));
     let turns = x(F32, &[2048, size / 2, 2]);
     let axis_of_freq = vec![0; size / 2];
-    let (theta, pairs) = (1e4, Pairs::Half);
+    let (freq, pairs) = (1e4.into(), Pairs::Half);
     add(
         "rope 65536x12x64 bf16",
-        Op::Rope { theta, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table: true },
+        Op::Rope { freq, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table: true },
         vec![x(BF16, &qk), positions.clone(), turns.clone()],
     );
     let (eps, weight) = (1e-6, NormWeight::Plain);
     let forward = vec![x(BF16, &qk), x(F32, &[size]), positions, turns];
     let axes = axis_of_freq.clone();
-    let op = Op::QkNormRope { eps, weight, theta, axis_of_freq: axes, pairs, table: true };
+    let op = Op::QkNormRope { eps, weight, freq, axis_of_freq: axes, pairs, table: true };
     add("q/k norm+rope 65536x12x64 bf16", op, forward.clone());
-    let op = Op::QkNormRopeGrad { eps, weight, theta, axis_of_freq, pairs, table: true };
+    let op = Op::QkNormRopeGrad { eps, weight, freq, axis_of_freq, pairs, table: true };
     let backward = forward.into_iter().chain([x(BF16, &qk)]).collect();
     add("q/k norm+rope back 65536x12x64 bf16", op, backward);
 

@@ -1,0 +1,199 @@
+//! How fast a head's pairs turn: frequency f by theta^(-2 f / K) a position, and how that is stretched for contexts
+//! longer than those a model was trained on. Everything that rotates takes its numbers from here, in f64.
+
+use std::f64::consts::TAU;
+
+use crate::attr::Attr;
+
+/// The frequencies of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Frequencies {
+    pub theta: f64,
+    pub scaling: Scaling,
+}
+
+/// How frequencies are stretched. `original` is the context the frequencies were trained at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    None,
+    /// Every frequency is `factor` times slower.
+    Linear {
+        factor: f64,
+    },
+    /// Pairs that turn fewer than `low` times in the original context are `factor` times slower, those that turn more
+    /// than `high` times stay, and between the two they are mixed by the number of turns.
+    Llama3 {
+        factor: f64,
+        low: f64,
+        high: f64,
+        original: f64,
+    },
+    /// The same idea with a mix that is linear in the index of the frequency, from the one that turns `fast` times in
+    /// the original context to the one that turns `slow` times; cosines and sines are multiplied by `amplitude`.
+    Yarn {
+        factor: f64,
+        fast: f64,
+        slow: f64,
+        original: f64,
+        amplitude: f64,
+    },
+}
+
+impl From<f64> for Frequencies {
+    /// Unstretched.
+    fn from(theta: f64) -> Self {
+        Frequencies { theta, scaling: Scaling::None }
+    }
+}
+
+impl Frequencies {
+    /// The turn of each of `half` frequencies a position, in radians; a head has two elements for each.
+    pub fn turns(&self, half: usize) -> Vec<f64> {
+        let Frequencies { theta, scaling } = *self;
+        let plain = |f: usize| theta.powf(-(f as f64) / half as f64);
+        let stretched = |f: usize| match scaling {
+            Scaling::None => plain(f),
+            Scaling::Linear { factor } => plain(f) / factor,
+            Scaling::Llama3 { factor, low, high, original } => {
+                let turns = original * plain(f) / TAU;
+                mix(plain(f) / factor, plain(f), (turns - low) / (high - low))
+            }
+            Scaling::Yarn { factor, fast, slow, original, .. } => {
+                // The index, as a fraction, of the frequency that turns so many times in the original context.
+                let index = |turns: f64| half as f64 * (original / (turns * TAU)).ln() / theta.ln();
+                let first = index(fast).floor().max(0.0);
+                let last = index(slow).ceil().min(2.0 * half as f64 - 1.0);
+                // One frequency alone has no slope: the step is made steep instead.
+                let span = if first == last { 1e-3 } else { last - first };
+                mix(plain(f), plain(f) / factor, (f as f64 - first) / span)
+            }
+        };
+        (0..half).map(stretched).collect()
+    }
+
+    /// What cosines and sines are multiplied by.
+    pub fn amplitude(&self) -> f64 {
+        match self.scaling {
+            Scaling::Yarn { amplitude, .. } => amplitude,
+            _ => 1.0,
+        }
+    }
+
+    /// Cosine and sine of positions 0 to `positions`, `[positions, half, 2]` in order.
+    pub fn table(&self, positions: usize, half: usize) -> impl Iterator<Item = f64> + use<> {
+        let (turns, amplitude) = (self.turns(half), self.amplitude());
+        (0..positions * half).flat_map(move |i| {
+            let (sin, cos) = ((i / half) as f64 * turns[i % half]).sin_cos();
+            [amplitude * cos, amplitude * sin]
+        })
+    }
+}
+
+/// `a` at share 0 and below, `b` at 1 and above.
+fn mix(a: f64, b: f64, share: f64) -> f64 {
+    let share = share.clamp(0.0, 1.0);
+    (1.0 - share) * a + share * b
+}
+
+/// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`.
+impl Attr for Frequencies {
+    fn show(&self) -> String {
+        let theta = self.theta;
+        match self.scaling {
+            Scaling::None => format!("{theta}"),
+            Scaling::Linear { factor } => format!("{theta}:linear:{factor}"),
+            Scaling::Llama3 { factor, low, high, original } => {
+                format!("{theta}:llama3:{factor}:{low}:{high}:{original}")
+            }
+            Scaling::Yarn { factor, fast, slow, original, amplitude } => {
+                format!("{theta}:yarn:{factor}:{fast}:{slow}:{original}:{amplitude}")
+            }
+        }
+    }
+
+    fn read(text: &str) -> Result<Self, String> {
+        let mut words = text.split(':');
+        let theta = f64::read(words.next().unwrap_or_default())?;
+        let name = words.next();
+        let numbers = words.map(f64::read).collect::<Result<Vec<f64>, _>>()?;
+        let scaling = match (name, &numbers[..]) {
+            (None, []) => Scaling::None,
+            (Some("linear"), &[factor]) => Scaling::Linear { factor },
+            (Some("llama3"), &[factor, low, high, original]) => {
+                Scaling::Llama3 { factor, low, high, original }
+            }
+            (Some("yarn"), &[factor, fast, slow, original, amplitude]) => {
+                Scaling::Yarn { factor, fast, slow, original, amplitude }
+            }
+            _ => return Err(format!("`{text}` are no frequencies")),
+        };
+        Ok(Frequencies { theta, scaling })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Scaling; 4] = [
+        Scaling::None,
+        Scaling::Linear { factor: 4.0 },
+        Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 },
+        Scaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048.0, amplitude: 1.1386 },
+    ];
+
+    #[test]
+    fn text_reads_back_equal() {
+        for scaling in ALL {
+            let frequencies = Frequencies { theta: 5e5, scaling };
+            assert_eq!(Frequencies::read(&frequencies.show()), Ok(frequencies));
+        }
+        for wrong in ["", "x", "1:linear", "1:linear:2:3", "1:cubic:2", "1:llama3:1:2:x:4"] {
+            assert!(Frequencies::read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fast_pairs_stay_and_slow_ones_are_stretched() {
+        let turns = |scaling| Frequencies { theta: 1e4, scaling }.turns(64);
+        let plain = turns(Scaling::None);
+        assert!((plain[16] - 1e4f64.powf(-0.25)).abs() < 1e-15);
+        for scaling in &ALL[2..] {
+            let (stretched, factor) = match *scaling {
+                Scaling::Llama3 { factor, .. } | Scaling::Yarn { factor, .. } => (turns(*scaling), factor),
+                _ => unreachable!("the last two"),
+            };
+            assert_eq!(stretched[0], plain[0]);
+            assert_eq!(stretched[63], plain[63] / factor);
+            let ratios: Vec<f64> = plain.iter().zip(&stretched).map(|(p, s)| p / s).collect();
+            assert!(ratios.is_sorted() && ratios.iter().any(|r| *r > 1.01 && *r < factor - 0.01));
+        }
+    }
+
+    /// Published worked values: Llama 3.1's head of 128 at theta 5e5 leaves frequencies 0 to 28 as they are and
+    /// divides those from 36 on by 8.
+    #[test]
+    fn llama3_changes_where_it_should() {
+        let scaling = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let plain = Frequencies::from(5e5).turns(64);
+        let stretched = Frequencies { theta: 5e5, scaling }.turns(64);
+        for (f, (plain, stretched)) in plain.iter().zip(&stretched).enumerate() {
+            let turns = 8192.0 * plain / TAU;
+            let ratio = plain / stretched;
+            match f {
+                _ if turns >= 4.0 => assert_eq!(ratio, 1.0, "{f}"),
+                _ if turns <= 1.0 => assert!((ratio - 8.0).abs() < 1e-12, "{f}"),
+                _ => assert!(ratio > 1.0 && ratio < 8.0, "{f}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_is_cosines_and_sines_times_the_amplitude() {
+        let table: Vec<f64> = Frequencies { theta: 1e4, scaling: ALL[3] }.table(3, 2).collect();
+        assert_eq!(table.len(), 12);
+        assert_eq!(table[..4], [1.1386, 0.0, 1.1386, 0.0]);
+        let turn = Frequencies { theta: 1e4, scaling: ALL[3] }.turns(2)[1];
+        assert_eq!(table[10..], [1.1386 * (2.0 * turn).cos(), 1.1386 * (2.0 * turn).sin()]);
+    }
+}

@@ -1,0 +1,167 @@
+//! The rotary frequencies a config names: which of its keys belong together, and what they come to.
+
+use flatout_ir::ops::frequency::{Frequencies, Scaling};
+
+use super::{DecoderConfig, Positions, RopeScaling};
+
+impl DecoderConfig {
+    /// The frequencies of every rotation. The config is valid.
+    pub fn frequencies(&self) -> Frequencies {
+        let factor = self.rope_factor.unwrap_or(1.0);
+        let original = self.rope_original_context.unwrap_or(self.context) as f64;
+        let scaling = match self.rope_scaling {
+            RopeScaling::None => Scaling::None,
+            RopeScaling::Linear => Scaling::Linear { factor },
+            RopeScaling::Llama3 => Scaling::Llama3 {
+                factor,
+                low: self.rope_low_freq_factor,
+                high: self.rope_high_freq_factor,
+                original,
+            },
+            RopeScaling::Yarn => Scaling::Yarn {
+                factor,
+                fast: self.rope_beta_fast,
+                slow: self.rope_beta_slow,
+                original,
+                amplitude: self.rope_attention_factor.unwrap_or(1.0 + 0.1 * factor.ln()),
+            },
+        };
+        Frequencies { theta: self.rope_theta, scaling }
+    }
+
+    /// Whether the keys of the scaling go together; otherwise one sentence that names one.
+    pub(super) fn validate_rope(&self) -> Result<(), String> {
+        let scaling = self.rope_scaling;
+        let needs_original = matches!(scaling, RopeScaling::Llama3 | RopeScaling::Yarn);
+        let given = [
+            ("rope_factor", self.rope_factor.is_some(), scaling != RopeScaling::None),
+            ("rope_original_context", self.rope_original_context.is_some(), needs_original),
+            ("rope_attention_factor", self.rope_attention_factor.is_some(), scaling == RopeScaling::Yarn),
+        ];
+        for (key, is_given, has_use) in given {
+            if is_given && !has_use {
+                return Err(format!("`model.{key}` has no use while `model.rope_scaling` is {scaling}"));
+            }
+        }
+        if scaling == RopeScaling::None {
+            return Ok(());
+        }
+        if self.positions != Positions::Rope {
+            return Err(format!(
+                "`model.rope_scaling` is {scaling}, and `model.positions` is {}: only rope has frequencies",
+                self.positions
+            ));
+        }
+        match self.rope_factor {
+            None => return Err(format!("`model.rope_factor` is missing: `model.rope_scaling` is {scaling}")),
+            Some(factor) if !(factor.is_finite() && factor >= 1.0) => {
+                return Err(format!("`model.rope_factor` is {factor} and must be 1 or more"));
+            }
+            Some(_) => {}
+        }
+        match self.rope_original_context {
+            Some(0) => return Err("`model.rope_original_context` is 0 and must be at least 1".into()),
+            None if needs_original => {
+                return Err(format!(
+                    "`model.rope_original_context` is missing: {scaling} asks what context the model was trained at"
+                ));
+            }
+            _ => {}
+        }
+        let (low, high, bounds) = match scaling {
+            RopeScaling::Llama3 => {
+                let keys = "`model.rope_low_freq_factor` and `model.rope_high_freq_factor`";
+                (self.rope_low_freq_factor, self.rope_high_freq_factor, keys)
+            }
+            RopeScaling::Yarn => (
+                self.rope_beta_slow,
+                self.rope_beta_fast,
+                "`model.rope_beta_slow` and `model.rope_beta_fast`",
+            ),
+            RopeScaling::None | RopeScaling::Linear => return Ok(()),
+        };
+        if !(low > 0.0 && low < high && high.is_finite()) {
+            return Err(format!(
+                "{bounds} are {low} and {high}: the first must be above 0 and below the second"
+            ));
+        }
+        if scaling == RopeScaling::Yarn && self.rope_theta <= 1.0 {
+            return Err(format!("`model.rope_theta` is {} and must be above 1 for yarn", self.rope_theta));
+        }
+        match self.rope_attention_factor {
+            Some(factor) if !(factor.is_finite() && factor > 0.0) => {
+                Err(format!("`model.rope_attention_factor` is {factor} and must be a number above 0"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn yarn() -> DecoderConfig {
+        DecoderConfig {
+            width: 64,
+            layers: 1,
+            heads: 1,
+            ffn: 64,
+            vocab: 8,
+            context: 4096,
+            rope_scaling: RopeScaling::Yarn,
+            rope_factor: Some(4.0),
+            rope_original_context: Some(1024),
+            ..DecoderConfig::default()
+        }
+    }
+
+    #[test]
+    fn keys_become_frequencies() {
+        let plain = DecoderConfig {
+            rope_scaling: RopeScaling::None,
+            rope_factor: None,
+            rope_original_context: None,
+            ..yarn()
+        };
+        assert_eq!(plain.validate(), Ok(()));
+        assert_eq!(plain.frequencies(), Frequencies::from(1e4));
+        assert_eq!(yarn().validate(), Ok(()));
+        assert_eq!(yarn().frequencies().amplitude(), 1.0 + 0.1 * 4f64.ln());
+        let told = DecoderConfig { rope_attention_factor: Some(1.5), ..yarn() };
+        assert_eq!(told.frequencies().amplitude(), 1.5);
+        let llama3 = DecoderConfig { rope_scaling: RopeScaling::Llama3, ..yarn() };
+        assert_eq!(llama3.validate(), Ok(()));
+        let scaling = Scaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original: 1024.0 };
+        assert_eq!(llama3.frequencies().scaling, scaling);
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_named() {
+        let refused = |change: fn(&mut DecoderConfig), words: &str| {
+            let mut config = yarn();
+            change(&mut config);
+            let sentence = config.validate().expect_err(words);
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+        };
+        refused(|c| c.rope_scaling = RopeScaling::None, "`model.rope_factor` has no use");
+        refused(|c| c.rope_scaling = RopeScaling::Linear, "`model.rope_original_context` has no use");
+        refused(|c| c.positions = Positions::Learned, "only rope has frequencies");
+        refused(|c| c.rope_factor = None, "`model.rope_factor` is missing");
+        refused(|c| c.rope_factor = Some(0.5), "`model.rope_factor` is 0.5 and must be 1 or more");
+        refused(|c| c.rope_factor = Some(f64::NAN), "`model.rope_factor` is NaN");
+        refused(|c| c.rope_original_context = None, "`model.rope_original_context` is missing");
+        refused(|c| c.rope_original_context = Some(0), "`model.rope_original_context` is 0");
+        refused(|c| c.rope_beta_fast = 0.5, "`model.rope_beta_fast` are 1 and 0.5");
+        refused(|c| c.rope_attention_factor = Some(0.0), "`model.rope_attention_factor` is 0");
+        refused(|c| c.rope_theta = 0.5, "must be above 1 for yarn");
+        refused(
+            |c| (c.rope_scaling, c.rope_low_freq_factor) = (RopeScaling::Llama3, 4.0),
+            "`model.rope_high_freq_factor` are 4 and 4",
+        );
+        refused(
+            |c| (c.rope_scaling, c.rope_attention_factor) = (RopeScaling::Llama3, Some(1.0)),
+            "`model.rope_attention_factor` has no use while `model.rope_scaling` is llama3",
+        );
+    }
+}

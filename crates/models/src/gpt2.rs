@@ -1,0 +1,159 @@
+//! GPT-2's checkpoints: names of their own, q, k and v in one tensor, and matrices stored [in, out].
+
+use std::ops::Range;
+
+use crate::config::Activation::{GeluExact, GeluTanh};
+use crate::config::{Bias, DecoderConfig, Norm, Positions};
+
+/// Where one of our weights lies in a GPT-2 checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Our path.
+    pub ours: String,
+    /// The tensor's name in `GPT2LMHeadModel`. Files without the head have it without `transformer.`.
+    pub theirs: String,
+    /// Their extents.
+    pub dims: Vec<usize>,
+    /// Theirs is [in, out] and ours [out, in].
+    pub transposed: bool,
+    /// Ours is these of their last axis, which holds q, k and v side by side.
+    pub columns: Range<usize>,
+}
+
+/// Every weight, where the decoder is one that GPT-2's format can hold; otherwise the key that is in the way.
+pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
+    let asked = [
+        ("norm", c.norm == Norm::Layer, "layer"),
+        ("norm_bias", c.norm_bias, "true"),
+        ("bias", c.bias == Bias::All, "all"),
+        ("activation", matches!(c.activation, GeluTanh | GeluExact), "gelu_tanh or gelu_exact"),
+        ("positions", c.positions == Positions::Learned, "learned"),
+        ("kv_heads", c.kv_heads() == c.heads, "that of heads"),
+        ("head_size", c.head_size() * c.heads == c.width, "width / heads"),
+        ("qk_norm", !c.qk_norm, "false"),
+        ("tied", c.tied, "true"),
+        ("embed_scale", c.embed_scale == 1.0, "1"),
+    ];
+    if let Some((key, _, wanted)) = asked.into_iter().find(|(_, fits, _)| !fits) {
+        return Err(format!("GPT-2 has another `model.{key}`: {wanted}"));
+    }
+    let d = c.width;
+    let mut all = vec![];
+    let mut add =
+        |ours: String, theirs: String, dims: Vec<usize>, transposed: bool, columns: Range<usize>| {
+            all.push(Stored { ours, theirs: format!("transformer.{theirs}"), dims, transposed, columns });
+        };
+    add("embed.weight".into(), "wte.weight".into(), vec![c.vocab, d], false, 0..d);
+    add("positions.weight".into(), "wpe.weight".into(), vec![c.context, d], false, 0..d);
+    for i in 0..c.layers {
+        for (ours, theirs) in [("attn_norm", "ln_1"), ("ffn_norm", "ln_2")] {
+            add(format!("layers.{i}.{ours}"), format!("h.{i}.{theirs}.weight"), vec![d], false, 0..d);
+            add(format!("layers.{i}.{ours}_bias"), format!("h.{i}.{theirs}.bias"), vec![d], false, 0..d);
+        }
+        let products = [
+            ("attn.wq", "attn.c_attn", d, 3 * d, 0..d),
+            ("attn.wk", "attn.c_attn", d, 3 * d, d..2 * d),
+            ("attn.wv", "attn.c_attn", d, 3 * d, 2 * d..3 * d),
+            ("attn.wo", "attn.c_proj", d, d, 0..d),
+            ("ffn.up", "mlp.c_fc", d, c.ffn, 0..c.ffn),
+            ("ffn.down", "mlp.c_proj", c.ffn, d, 0..d),
+        ];
+        for (ours, theirs, into, out, columns) in products {
+            let (ours, theirs) = (format!("layers.{i}.{ours}"), format!("h.{i}.{theirs}"));
+            add(ours.clone(), format!("{theirs}.weight"), vec![into, out], true, columns.clone());
+            add(format!("{ours}_bias"), format!("{theirs}.bias"), vec![out], false, columns);
+        }
+    }
+    add("norm".into(), "ln_f.weight".into(), vec![d], false, 0..d);
+    add("norm_bias".into(), "ln_f.bias".into(), vec![d], false, 0..d);
+    Ok(all)
+}
+
+impl Stored {
+    /// Our values out of theirs.
+    pub fn take<T: Copy>(&self, theirs: &[T]) -> Vec<T> {
+        self.places().map(|place| theirs[place]).collect()
+    }
+
+    /// Our values put among theirs.
+    pub fn put<T: Copy>(&self, ours: &[T], theirs: &mut [T]) {
+        self.places().zip(ours).for_each(|(place, value)| theirs[place] = *value);
+    }
+
+    /// Where each of our elements, in order, lies in their tensor.
+    fn places(&self) -> impl Iterator<Item = usize> + use<> {
+        let width = self.dims[self.dims.len() - 1];
+        let rows = self.dims.iter().product::<usize>() / width;
+        let (first, count) = (self.columns.start, self.columns.len());
+        let transposed = self.transposed;
+        (0..rows * count).map(move |i| match transposed {
+            true => (i % rows) * width + first + i / rows,
+            false => (i / count) * width + first + i % count,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::{Form, build};
+
+    fn small() -> DecoderConfig {
+        DecoderConfig {
+            width: 6,
+            layers: 2,
+            heads: 2,
+            ffn: 10,
+            vocab: 7,
+            context: 5,
+            norm: Norm::Layer,
+            norm_bias: true,
+            bias: Bias::All,
+            activation: GeluTanh,
+            positions: Positions::Learned,
+            ..DecoderConfig::default()
+        }
+    }
+
+    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    #[test]
+    fn every_weight_has_its_place() {
+        let graph = build(&small(), Form::Logits { rows: 1, len: 3 });
+        let parameters = graph.slots.iter().filter(|s| s.class.is_parameter());
+        let table = stored(&small()).unwrap();
+        let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
+        let mut paths = vec![];
+        for slot in parameters {
+            let at = table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
+            let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
+            assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
+            at.places().for_each(|place| tensor[place] += 1);
+            paths.push(&slot.path);
+        }
+        assert_eq!(paths.len(), table.len());
+        assert!(filled.values().flatten().all(|n| *n == 1));
+        assert_eq!(filled.len(), 2 + 2 * 12 + 2);
+    }
+
+    #[test]
+    fn what_is_taken_can_be_put_back() {
+        let table = stored(&small()).unwrap();
+        let key = table.iter().find(|s| s.ours == "layers.1.attn.wk").unwrap();
+        // [in 6, out 18]: element (in, out) is 100 in + out; ours is [out, in] of the middle six columns.
+        let theirs: Vec<usize> = (0..6).flat_map(|into| (0..18).map(move |out| 100 * into + out)).collect();
+        let ours = key.take(&theirs);
+        assert_eq!(ours[..7], [6, 106, 206, 306, 406, 506, 7]);
+        let mut back = vec![usize::MAX; theirs.len()];
+        key.put(&ours, &mut back);
+        assert_eq!(back[6..12], theirs[6..12]);
+        assert_eq!(back[5], usize::MAX);
+    }
+
+    #[test]
+    fn another_decoder_is_refused_by_its_key() {
+        let refused = stored(&DecoderConfig { bias: Bias::Qkv, ..small() });
+        assert_eq!(refused, Err("GPT-2 has another `model.bias`: all".into()));
+        let refused = stored(&DecoderConfig { kv_heads: Some(1), ..small() });
+        assert_eq!(refused, Err("GPT-2 has another `model.kv_heads`: that of heads".into()));
+    }
+}
