@@ -10,8 +10,10 @@ use std::ops::Range;
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::NormWeight;
+use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::plan::Plan;
 use flatout_ir::target::{Shapes, Target};
@@ -338,7 +340,8 @@ fn product(
     out: DType,
     base: bool,
 ) -> Check {
-    let op = Op::Product { ta, tb, out, base };
+    let (compute, epilogue) = (Compute::Full, Epilogue::None);
+    let op = Op::Product { ta, tb, out, base, compute, epilogue };
     let bound = match (dtype, out) {
         (BF16, BF16) => BF16_ONCE_BOUND,
         (BF16, _) => LONG_SUM_BOUND,
@@ -562,7 +565,7 @@ fn head_loss(s: Sizes) -> Check {
         (F32, vec![words, width], Fill::Noise(Noise::SMALL)),
     ];
     let name = format!("real head+loss {rows}x{width}, {words} words, bf16");
-    by_rows(name, Op::HeadLossTrain { base: true }, BF16, BF16_BOUND, ins, sampled)
+    by_rows(name, Op::HeadLossTrain { base: true, compute: Compute::Full }, BF16, BF16_BOUND, ins, sampled)
 }
 
 fn update(s: Sizes, copy: bool) -> Check {
