@@ -300,7 +300,7 @@ impl Multiply {
     pub fn prepare_fused(&self, p: &Prepare<'_>) -> Result<Option<Box<dyn Work>>, CudaError> {
         let Some(product) = self.product(p)? else {
             p.note(format!(
-                "cuBLASLt has no algorithm for {}: a kernel of ours does the epilogue",
+                "cuBLASLt has no algorithm for {}: a kernel of ours does its part",
                 self.problem()
             ));
             return Ok(None);

@@ -202,7 +202,8 @@ fn is_rows(view: &View) -> bool {
 }
 
 fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
-    let own = Cut::of(launch).filter(|cut| !(cut.is_for_library() && cut.is_base_direct()));
+    let is_ours = |cut: &Cut<'_>| !cut.is_for_library() || !cut.is_base_direct() || cut.scales.is_some();
+    let own = Cut::of(launch).filter(is_ours);
     let own = own.map(|cut| cut.source());
     own.into_iter().chain(Parts::of(launch).map(|parts| parts.source())).collect()
 }
@@ -256,6 +257,11 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         };
         match fused {
             Some(work) => works.push(work),
+            // Which 8-bit products the library has depends on the device: ours multiplies the others.
+            None if cut.scales.is_some() => works.push(match multiply.prepare_fused(p)? {
+                Some(work) => work,
+                None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?,
+            }),
             None => {
                 works.push(multiply.prepare(p)?);
                 works.extend(finish(&parts, cut.out, p)?);
