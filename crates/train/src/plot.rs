@@ -17,6 +17,7 @@ pub struct Plot {
 
 #[derive(Clone, Debug)]
 pub struct Series {
+    /// In the legend, unless it is empty.
     pub name: String,
     /// In the order they are joined. What is not finite, or not positive on a logarithmic axis, leaves a gap.
     pub points: Vec<(f64, f64)>,
@@ -103,7 +104,8 @@ impl Plot {
     }
 
     fn legend(&self, svg: &mut Svg) {
-        let shown: Vec<&Series> = self.series.iter().filter(|s| s.style != Style::Faint).collect();
+        let shown: Vec<&Series> =
+            self.series.iter().filter(|s| s.style != Style::Faint && !s.name.is_empty()).collect();
         if shown.len() < 2 && shown.iter().all(|s| s.name == self.title) {
             return;
         }
