@@ -147,7 +147,18 @@ mod tests {
     fn one_curve_is_drawn_in_dots() {
         let down: Vec<(f64, f64)> = (0..=100).map(|i| (i as f64, 4.0 - i as f64 / 25.0)).collect();
         let lines = sketch(&[curve("a", &down)], PAPER);
-        assert_eq!(lines, ["4 ┤⠑⠢⢄", "  │   ⠑⠢⢄", "2 ┤      ⠑⠢⢄", "", "", "", ""]);
+        assert_eq!(
+            lines,
+            [
+                "4 ┤⠉⠒⠦⢤⣀⡀",
+                "  │     ⠉⠑⠲⠤⢄⣀",
+                "2 ┤          ⠈⠉⠒⠢⠤⣀⡀",
+                "  │                ⠉⠑⠒⠦⢄⣀",
+                "0 ┤                     ⠈⠉⠓⠲⠤⣀",
+                "  └┴────────────┴────────────┴",
+                "   0           50          100",
+            ]
+        );
     }
 
     #[test]

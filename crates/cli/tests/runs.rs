@@ -104,7 +104,7 @@ fn runs_are_compared_on_the_same_axes() {
             .unwrap_or_else(|| panic!("{name}: {}", said.out));
         line[name.len()..].split_whitespace().map(String::from).collect::<Vec<_>>()
     };
-    assert_eq!(said.out.lines().next().map(str::trim), Some("tiny-1   tiny-2"));
+    assert_eq!(row(""), ["tiny-1", "tiny-2"]);
     assert_eq!(row("step "), ["6", "9"]);
     assert_eq!(row("state"), ["done", "done"]);
     assert_eq!(row("tokens "), ["384", "576"]);

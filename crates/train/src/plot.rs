@@ -113,11 +113,11 @@ impl Plot {
         let total: f64 = shown.iter().map(|s| wide(&s.name)).sum();
         let mut at = (LEFT + ACROSS - total).max(LEFT + 24.0);
         for series in shown {
-            svg.raw(&format!(
-                r#"<path class="{} c{}" d="M{at:.1} 38h20"/>"#,
-                class(series.style),
-                series.colour % COLOURS.len()
-            ));
+            let colour = series.colour % COLOURS.len();
+            svg.raw(&format!(r#"<path class="{} c{colour}" d="M{at:.1} 38h20"/>"#, class(series.style)));
+            if series.style == Style::Marks {
+                svg.dot(colour, at + 10.0, 38.0);
+            }
             svg.text("tick", at + 26.0, 42.0, "start", &series.name);
             at += wide(&series.name);
         }
@@ -154,7 +154,7 @@ fn draw(svg: &mut Svg, series: &Series, x: &Scale, y: &Scale) {
     }
     if series.style == Style::Marks {
         for (a, b) in spots.iter().flatten() {
-            svg.raw(&format!(r#"<circle class="dot f{colour}" cx="{a:.1}" cy="{b:.1}" r="3"/>"#));
+            svg.dot(colour, *a, *b);
         }
     }
 }
@@ -242,6 +242,10 @@ impl Svg {
         self.raw(&format!(r#"<path class="{class}" d="M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}"/>"#));
     }
 
+    fn dot(&mut self, colour: usize, x: f64, y: f64) {
+        self.raw(&format!(r#"<circle class="f{colour}" cx="{x:.1}" cy="{y:.1}" r="3"/>"#));
+    }
+
     fn text(&mut self, class: &str, x: f64, y: f64, anchor: &str, text: &str) {
         let text = escape(text);
         self.raw(&format!(
@@ -305,7 +309,7 @@ mod tests {
         let [path] = paths(&svg, "faint c0")[..] else { panic!("{svg}") };
         assert_eq!(path.matches('M').count(), 2, "a gap begins a new stroke: {path}");
         assert!(!path.contains("NaN"));
-        assert_eq!(svg.matches("<circle class=\"dot f1\"").count(), 2);
+        assert_eq!(svg.matches("<circle class=\"f1\"").count(), 3, "two points and the legend");
         let (faint, marks) = (svg.find("\"faint c0\"").unwrap(), svg.rfind("\"marks c1\"").unwrap());
         assert!(faint < marks, "faint curves lie behind");
         assert!(!svg.contains(">raw</text>"), "and have no entry in the legend");

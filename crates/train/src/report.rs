@@ -158,10 +158,9 @@ fn result(history: &History) -> Rows {
     }
     if let Some(last) = history.last() {
         let Step { tokens, samples, epoch, .. } = last.step;
-        rows.push((
-            "trained on",
-            format!("{} tokens in {} rows, {epoch:.2} epochs", count(tokens), count(samples)),
-        ));
+        // A language without end has no epochs.
+        let epochs = if epoch > 0.0 { format!(", {epoch:.2} epochs") } else { String::new() };
+        rows.push(("trained on", format!("{} tokens in {} rows{epochs}", count(tokens), count(samples))));
     }
     let mut recent = |name, of: fn(&Step) -> f64, say: fn(f64) -> String| {
         if let Some(value) = history.recent(of) {
@@ -267,11 +266,14 @@ fn memory(start: &Start) -> String {
 fn switches(history: &History, start: &Start) -> String {
     let mut out = String::from("## Switches\n\n| switch | active | why |\n|---|---|---|\n");
     let (set, defaults) = (&history.config.switches, Switches::default());
+    // What `auto` chose by the memory there was is fixed from then on: the reason is that of the first start.
+    let chosen = |name: &str| start.auto.get(name).or_else(|| history.first.as_ref()?.auto.get(name));
     for (name, state) in &start.switches {
-        let why = match start.auto.get(name) {
+        let why = match chosen(name) {
             Some(why) => format!("auto: {}", cell(why)),
-            None if set.get(name) == defaults.get(name) => "the default".into(),
-            None => "asked for".into(),
+            None if defaults.get(name).as_ref() == Some(state) => "the default".into(),
+            None if set.get(name).as_ref() == Some(state) => "asked for".into(),
+            None => "what was compiled is".into(),
         };
         let _ = writeln!(out, "| `{name}` | {state} | {why} |");
     }

@@ -199,6 +199,7 @@ fn a_report_says_what_the_run_was_and_came_to() {
         format!("| device | {} |", start.device),
         "| `fuse.qkv` | off | asked for |".into(),
         "| `fuse.loss` | on | the default |".into(),
+        "| `deterministic` | on | what was compiled is |".into(),
         format!("| `precision` | fp32 | auto: {} |", start.auto["precision"]),
         "![Loss](plots/loss.svg)".into(),
         format!("flatout resume '{}' ", run.display()),
@@ -218,5 +219,5 @@ fn a_report_says_what_the_run_was_and_came_to() {
     for said in ["training, smoothed", "held-out", "floor"] {
         assert!(loss.contains(&format!(">{said}</text>")), "{said}");
     }
-    assert_eq!(loss.matches("<circle").count(), 2, "two evaluations");
+    assert_eq!(loss.matches("<circle").count(), 3, "two evaluations and the legend");
 }
