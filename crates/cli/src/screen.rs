@@ -18,7 +18,9 @@ pub struct Screen {
 
 impl Screen {
     pub fn new(json: bool, quiet: bool, verbose: bool) -> Screen {
-        Screen { json, quiet, verbose, live: !json && !quiet && std::io::stderr().is_terminal() }
+        // A terminal that cannot move its cursor, or does not say that it can, gets lines.
+        let moves = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
+        Screen { json, quiet, verbose, live: !json && !quiet && moves && std::io::stderr().is_terminal() }
     }
 
     /// A line of the result. A reader that went away ends the program quietly, as it does elsewhere.

@@ -70,7 +70,7 @@ fn every_run_is_listed_with_where_it_stands() {
         assert!(run["started"].as_f64().expect("a time") > 1.7e9);
     }
     assert_eq!((&listed[0]["step"], &listed[0]["steps"]), (&6.into(), &6.into()));
-    assert_eq!(listed[0]["eval_loss"].is_number(), true);
+    assert!(listed[0]["eval_loss"].is_number());
     assert_eq!(listed[3]["steps"], 1_000_000);
 
     let table = ok(dir, &["runs"]).out;

@@ -240,8 +240,11 @@ fn place(made: &Made, axis: Axis) -> f64 {
     }
 }
 
+/// A run's directory, and what it holds or why it does not read.
+pub type Found = (PathBuf, Result<History, UserError>);
+
 /// The runs in a folder, or the one that the folder is, oldest first. A run that cannot be read is there with the reason.
-pub fn list(dir: &Path) -> Result<Vec<(PathBuf, Result<History, UserError>)>, UserError> {
+pub fn list(dir: &Path) -> Result<Vec<Found>, UserError> {
     if run::is_run(dir) {
         return Ok(vec![(dir.to_path_buf(), History::read(dir))]);
     }

@@ -150,11 +150,10 @@ fn result(history: &History) -> Rows {
         }
         rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));
     }
-    if let Some(end) = &history.end {
-        if let Some(floor) = end.loss_floor {
-            let above = 100.0 * (end.loss as f64 / floor - 1.0);
-            rows.push(("floor of the loss", format!("{floor:.4}, which the run is {above:.1}% above")));
-        }
+    if let Some((loss, floor)) = history.end.as_ref().and_then(|end| Some((end.loss as f64, end.loss_floor?)))
+    {
+        let above = 100.0 * (loss / floor - 1.0);
+        rows.push(("floor of the loss", format!("{floor:.4}, which the run is {above:.1}% above")));
     }
     if let Some(last) = history.last() {
         let Step { tokens, samples, epoch, .. } = last.step;
