@@ -2,7 +2,7 @@
 
 use crate::graph::Graph;
 use crate::op::OpKind;
-use crate::plan::Plan;
+use crate::plan::{Launch, Plan};
 use crate::target::Rates;
 use crate::types::DType;
 
@@ -18,14 +18,19 @@ pub struct Cost {
 pub fn cost(plan: &Plan, rates: &Rates) -> Cost {
     let mut total = Cost::default();
     for launch in &plan.launches {
-        let narrow = launch.ins.first().is_some_and(|v| v.dtype == DType::BF16);
-        let rate = if narrow { rates.bf16_flops } else { rates.f32_flops };
+        let rate = rate(launch, rates);
         total.flops += launch.flops;
         total.bytes += launch.bytes();
         total.roofline_seconds +=
             (launch.flops as f64 / rate).max(launch.bytes() as f64 / rates.memory_bytes);
     }
     total
+}
+
+/// The arithmetic rate of a launch, by the type it multiplies in.
+pub fn rate(launch: &Launch, rates: &Rates) -> f64 {
+    let narrow = launch.ins.first().is_some_and(|v| v.dtype == DType::BF16);
+    if narrow { rates.bf16_flops } else { rates.f32_flops }
 }
 
 /// Arithmetic of products, attention and head in a forward graph: what utilisation figures count. Training takes three

@@ -1,7 +1,7 @@
 //! What an update should take, by the compiled plans and the target's rates: what progress is measured against.
 
-use flatout_ir::cost::{Cost, cost};
-use flatout_ir::{DType, OpKind, Role};
+use flatout_ir::cost::{Cost, cost, rate};
+use flatout_ir::{OpKind, Role};
 
 use crate::compile::Compiled;
 
@@ -17,13 +17,12 @@ pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
     }
 }
 
-/// The device's peak in the type the run's products are computed in, FLOP/s. The CPU has none to speak of: its rates are
+/// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its rates are
 /// constants for predictions.
 pub fn peak_flops(compiled: &Compiled) -> Option<f64> {
     let (target, grad) = (&compiled.target, compiled.plans.plan(Role::Grad)?);
-    let mut products = grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
-    let narrow = products.any(|l| l.ins[0].dtype == DType::BF16);
-    let peak = if narrow { target.rates.bf16_flops } else { target.rates.f32_flops };
+    let products = grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
+    let peak = products.map(|l| rate(l, &target.rates)).max_by(f64::total_cmp)?;
     (target.name != "cpu").then_some(peak)
 }
 

@@ -17,40 +17,52 @@ use record::{Record, What};
 const MARK: &str = "tfevents";
 
 pub struct Board {
-    /// What the file could not be made for, until it is told; then nothing is written.
-    file: Result<File, Option<String>>,
+    /// `None` where it could not be made.
+    file: Option<File>,
+    /// The records that are whole: whatever follows is cut off before the next.
+    whole_bytes: u64,
+    /// Why nothing can be written at the moment, until it is told.
+    trouble: Option<String>,
+    told: bool,
 }
 
 impl Board {
     /// Begins this process's file. The run has made `step` updates; `config` is shown as text.
     pub fn open(run: &Path, step: u64, config: &str) -> Board {
-        let file = begin(run, step, config);
-        Board { file: file.map_err(|error| Some(untold(&error))) }
-    }
-
-    /// Records what an event says in numbers. Gives a sentence where that fails, once; the run goes on without.
-    pub fn record(&mut self, event: &Event) -> Option<String> {
-        match &mut self.file {
-            Err(why) => why.take(),
-            Ok(file) => {
-                let (step, scalars) = scalars(event);
-                if scalars.is_empty() {
-                    return None;
-                }
-                let bytes = Record { time: now(), step, what: What::Scalars(&scalars) }.to_bytes();
-                let error = file.write_all(&bytes).err()?;
-                self.file = Err(None);
-                Some(untold(&error))
+        match begin(run, step, config) {
+            Ok((file, whole_bytes)) => Board { file: Some(file), whole_bytes, trouble: None, told: false },
+            Err(error) => {
+                let trouble = Some(format!("there is no file for TensorBoard: {error}"));
+                Board { file: None, whole_bytes: 0, trouble, told: false }
             }
         }
     }
+
+    /// Records what an event says in numbers. A record that cannot be written, as on a full disk, is left out, and the
+    /// next one tries again. Gives a sentence once for each time that trouble begins.
+    pub fn record(&mut self, event: &Event) -> Option<String> {
+        let (step, scalars) = scalars(event);
+        if let (Some(file), false) = (&mut self.file, scalars.is_empty()) {
+            let bytes = Record { time: now(), step, what: What::Scalars(&scalars) }.to_bytes();
+            match file.write_all(&bytes) {
+                Ok(()) => {
+                    self.whole_bytes += bytes.len() as u64;
+                    self.told = false;
+                }
+                Err(error) => {
+                    // A part of a record would end what readers see of the file.
+                    let _ = file.set_len(self.whole_bytes);
+                    let why = || format!("step {step} is left out of TensorBoard's file: {error}");
+                    self.trouble = (!std::mem::replace(&mut self.told, true)).then(why);
+                }
+            }
+        }
+        self.trouble.take()
+    }
 }
 
-fn untold(error: &io::Error) -> String {
-    format!("TensorBoard's file is written no further: {error}")
-}
-
-fn begin(run: &Path, step: u64, config: &str) -> io::Result<File> {
+/// A new file with its first records, and their bytes.
+fn begin(run: &Path, step: u64, config: &str) -> io::Result<(File, u64)> {
     let newest = files(run)?.iter().filter_map(|path| seconds(path)).max();
     // Readers take files in the order of their names, so a later one has a larger number of seconds whatever the clock
     // says.
@@ -66,7 +78,7 @@ fn begin(run: &Path, step: u64, config: &str) -> io::Result<File> {
     }
     bytes.extend(record(step, What::Text("config", &format!("```toml\n{config}```"))));
     file.write_all(&bytes)?;
-    Ok(file)
+    Ok((file, bytes.len() as u64))
 }
 
 /// The event files of a run, oldest first.
@@ -141,12 +153,23 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_told_once() {
+    fn trouble_is_told_once_each_time_it_begins() {
         let folder = tempfile::tempdir().unwrap();
-        let mut board = Board::open(&folder.path().join("none"), 0, "");
         let event = Event::Eval { step: 1, loss: 2.0 };
-        assert!(board.record(&event).unwrap().contains("is written no further"));
+        let mut board = Board::open(&folder.path().join("none"), 0, "");
+        assert!(board.record(&event).unwrap().contains("there is no file for TensorBoard"));
         assert_eq!(board.record(&event), None);
+
+        let mut board = Board::open(folder.path(), 0, "");
+        let file = board.file.replace(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        assert!(board.record(&event).unwrap().contains("step 1 is left out of TensorBoard's file"));
+        assert_eq!(board.record(&event), None);
+        let full = std::mem::replace(&mut board.file, file);
+        assert_eq!(board.record(&event), None, "there is room again");
+        let [path] = &files(folder.path()).unwrap()[..] else { panic!("one file") };
+        assert_eq!(fs::metadata(path).unwrap().len(), board.whole_bytes);
+        board.file = full;
+        assert!(board.record(&event).is_some(), "and none again");
     }
 
     #[test]
