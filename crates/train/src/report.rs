@@ -241,6 +241,9 @@ fn machine(start: &Start) -> Rows {
     if !versions.is_empty() {
         rows.push(("libraries", versions.join(", ")));
     }
+    if !start.not_deterministic.is_empty() {
+        rows.push(("not deterministic", start.not_deterministic.join(", ")));
+    }
     if start.predicted_ms.is_finite() {
         rows.push(("predicted step", format!("{:.2} ms at best, by the roofline", start.predicted_ms)));
     }
