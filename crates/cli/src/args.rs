@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use flatout_train::history::Axis;
 use flatout_train::run::Resume;
 
 /// Trains transformers flat out on the hardware you have, and proves it.
@@ -35,6 +36,8 @@ pub enum Command {
     Plan(Plan),
     /// Continue a prompt with a trained run.
     Generate(Generate),
+    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
+    Runs(Runs),
     /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
     Recipes(Recipes),
     /// List every key that a recipe or an override can set.
@@ -97,6 +100,37 @@ pub struct Generate {
     /// The same seed draws the same text.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+#[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Runs {
+    #[command(subcommand)]
+    pub compare: Option<RunsCommand>,
+    /// A folder of runs, or one run; `runs` where not given.
+    pub dir: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+pub enum RunsCommand {
+    /// Show what differs between runs, what they came to, and their losses on the same axes.
+    Compare(Compare),
+}
+
+#[derive(Parser)]
+pub struct Compare {
+    /// The runs' directories, or their names under `runs`.
+    #[arg(value_name = "RUN", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// What the losses are drawn over: step, tokens or time.
+    #[arg(long, value_name = "AXIS", default_value_t = Axis::Step)]
+    pub by: Axis,
+    /// Where the plot is written.
+    #[arg(long, value_name = "FILE", default_value = "compare.svg")]
+    pub svg: PathBuf,
+    /// A logarithmic axis, on which the beginning takes as much room as the end.
+    #[arg(long)]
+    pub log: bool,
 }
 
 #[derive(Parser)]

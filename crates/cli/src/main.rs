@@ -9,7 +9,10 @@ mod generate;
 mod plan;
 mod progress;
 mod recipes;
+mod runs;
 mod screen;
+mod sketch;
+mod status;
 mod train;
 
 use std::process::ExitCode;
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Resume(command) => train::resume(&command, &screen),
         Command::Plan(command) => plan::plan(&command, &screen),
         Command::Generate(command) => generate::generate(&command, &screen),
+        Command::Runs(command) => runs::runs(&command, &screen),
         Command::Recipes(command) => recipes::recipes(&command, &screen),
         Command::Schema => recipes::schema(&screen),
         Command::Doctor(command) => doctor::doctor(&command, &screen),

@@ -2,11 +2,10 @@
 
 use std::process::ExitCode;
 
-use flatout_ir::Role;
-use flatout_ir::cost::{Cost, cost};
+use flatout_ir::cost::Cost;
 use flatout_train::compile::{self, Compiled};
 use flatout_train::device::Device;
-use flatout_train::{Config, Failure, active, recipes};
+use flatout_train::{Config, Failure, active, prediction, recipes};
 use serde_json::json;
 
 use crate::args::{Plan, recipe_and_overrides};
@@ -17,26 +16,13 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     let device = Device::open(config.switches.backend)?;
     let compiled = compile::compile(&config, &device.target(&config.switches))?;
-    let step = step_cost(&config, &compiled);
+    let step = prediction::step_cost(&compiled, config.train.batch);
     if screen.json {
         screen.object(&object(&config, &compiled, &step))
     } else {
         print(&config, &compiled, &step, screen)
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// What one update costs: `grad` for every micro-batch, then `apply`.
-fn step_cost(config: &Config, compiled: &Compiled) -> Cost {
-    let of =
-        |role: Role| compiled.plans.plan(role).map(|p| cost(p, &compiled.target.rates)).unwrap_or_default();
-    let (grad, apply, parts) =
-        (of(Role::Grad), of(Role::Apply), (config.train.batch / compiled.micro_batch) as u64);
-    Cost {
-        flops: parts * grad.flops + apply.flops,
-        bytes: parts * grad.bytes + apply.bytes,
-        roofline_seconds: parts as f64 * grad.roofline_seconds + apply.roofline_seconds,
-    }
 }
 
 fn object(config: &Config, compiled: &Compiled, step: &Cost) -> serde_json::Value {

@@ -2,19 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use flatout_train::events::Event;
+use console::Term;
+use flatout_train::events::{Event, Step};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::screen::{Screen, count, duration};
+use crate::screen::Screen;
+use crate::status::Status;
 
 /// Seconds between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
+/// Of a terminal that does not tell its width.
+const USUAL_WIDTH: u16 = 80;
 
 pub struct Progress {
     screen: Screen,
     bar: ProgressBar,
     steps: u64,
     smoothed: Option<f64>,
+    memory_bytes: u64,
     began: Instant,
     began_step: u64,
     last_line: Option<Instant>,
@@ -28,15 +33,14 @@ impl Progress {
         } else {
             ProgressDrawTarget::hidden()
         });
-        let style =
-            ProgressStyle::with_template("{bar:28} {pos}/{len}  {msg}").expect("a template that parses");
-        bar.set_style(style.progress_chars("━╸ "));
-        bar.set_position(done);
+        // Cut off at the terminal's edge even where it became narrower since the message was made.
+        bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a template that parses"));
         Progress {
             screen,
             bar,
             steps,
             smoothed: None,
+            memory_bytes: 0,
             began: Instant::now(),
             began_step: done,
             last_line: None,
@@ -48,30 +52,43 @@ impl Progress {
             return self.screen.result(event.to_json());
         }
         match event {
-            Event::Step(step) => {
-                let loss = step.loss as f64;
-                let smoothed = self.smoothed.map_or(loss, |s| 0.95 * s + 0.05 * loss);
-                self.smoothed = Some(if smoothed.is_finite() { smoothed } else { loss });
-                let rate = (step.step - self.began_step) as f64 / self.began.elapsed().as_secs_f64();
-                let left = duration((self.steps - step.step) as f64 / rate);
-                let speed = count(step.tokens_per_second as u64);
-                let line = format!("loss {smoothed:.4}  {speed} tok/s  {left} left");
-                self.bar.set_position(step.step);
-                self.bar.set_message(line.clone());
-                let due =
-                    self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) || step.step == self.steps;
-                if !self.screen.live && due {
-                    self.last_line = Some(Instant::now());
-                    self.screen.note(format!("step {}/{}  {line}", step.step, self.steps));
-                }
-            }
+            Event::Start(start) => self.memory_bytes = start.arena_bytes + start.driver_bytes,
+            Event::Step(step) => self.step(step),
             Event::Eval { step, loss } => self.line(format!("step {step}  held-out loss {loss:.4}")),
             Event::Saved { step, path } if self.screen.verbose => {
                 self.line(format!("step {step}  saved {path}"))
             }
             Event::Warning { message } => self.line(format!("warning: {message}")),
             Event::Resume { step } => self.line(format!("continuing after step {step}")),
-            Event::Start(_) | Event::Saved { .. } | Event::End(_) => {}
+            Event::Saved { .. } | Event::End(_) => {}
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let loss = step.loss as f64;
+        let smoothed = self.smoothed.map_or(loss, |s| 0.95 * s + 0.05 * loss);
+        let smoothed_loss = if smoothed.is_finite() { smoothed } else { loss };
+        self.smoothed = Some(smoothed_loss);
+        let due = self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) || step.step == self.steps;
+        if !self.screen.live && !due {
+            return;
+        }
+        // A step back, as after a checkpoint was taken up again, is no progress.
+        let made = step.step.saturating_sub(self.began_step) as f64;
+        let rate = made / self.began.elapsed().as_secs_f64();
+        let status = Status {
+            step,
+            steps: self.steps,
+            smoothed_loss,
+            memory_bytes: self.memory_bytes,
+            seconds_left: self.steps.saturating_sub(step.step) as f64 / rate,
+        };
+        if self.screen.live {
+            let (_, width) = Term::stderr().size_checked().unwrap_or((0, USUAL_WIDTH));
+            self.bar.set_message(status.bar(width as usize));
+        } else {
+            self.last_line = Some(Instant::now());
+            self.screen.note(status.line());
         }
     }
 

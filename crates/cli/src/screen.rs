@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
+pub use flatout_train::words::{bytes, count, duration, short};
 use serde::Serialize;
 
 /// What the user wants to see.
@@ -17,7 +18,9 @@ pub struct Screen {
 
 impl Screen {
     pub fn new(json: bool, quiet: bool, verbose: bool) -> Screen {
-        Screen { json, quiet, verbose, live: !json && !quiet && std::io::stderr().is_terminal() }
+        // A terminal that cannot move its cursor, or does not say that it can, gets lines.
+        let moves = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
+        Screen { json, quiet, verbose, live: !json && !quiet && moves && std::io::stderr().is_terminal() }
     }
 
     /// A line of the result. A reader that went away ends the program quietly, as it does elsewhere.
@@ -37,64 +40,5 @@ impl Screen {
         if !self.quiet && !self.json {
             let _ = writeln!(std::io::stderr(), "{line}");
         }
-    }
-}
-
-/// A count with separators: 4096 is 4,096.
-pub fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// Bytes in the largest unit that leaves a whole number before the point.
-pub fn bytes(n: u64) -> String {
-    let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} bytes") } else { format!("{value:.1} {}", units[unit]) }
-}
-
-/// A count in words: 226.5M.
-pub fn short(n: u64) -> String {
-    match n {
-        0..1_000 => n.to_string(),
-        1_000..1_000_000 => format!("{:.1}K", n as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1}M", n as f64 / 1e6),
-        _ => format!("{:.2}B", n as f64 / 1e9),
-    }
-}
-
-/// A duration as people say it.
-pub fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 10.0 => format!("{s:.1} s"),
-        s if s < 120.0 => format!("{s:.0} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
-        s => format!("{:.1} days", s / 86_400.0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_read_well() {
-        assert_eq!([count(7), count(4096), count(1_234_567)], ["7", "4,096", "1,234,567"]);
-        assert_eq!([bytes(512), bytes(1536), bytes(3 << 30)], ["512 bytes", "1.5 KiB", "3.0 GiB"]);
-        assert_eq!([short(512), short(826_000), short(226_546_432)], ["512", "826.0K", "226.5M"]);
-        assert_eq!([duration(4.2), duration(61.0), duration(600.0)], ["4.2 s", "61 s", "10 min"]);
     }
 }

@@ -179,6 +179,7 @@ fn end_block(
     screen.result(format!("sample   {}", sample.trim()));
     let dir = run.dir().display();
     screen.result(format!("run      {dir}"));
+    screen.result(format!("report   {dir}/report.md"));
     screen.note(format!("next     flatout generate {dir}                  more text from this model"));
     screen.note("         flatout train tiny data.path=book.txt   train on your own text".to_string());
     screen.note(

@@ -33,11 +33,19 @@ fn events_have_the_fields_of_the_contract() {
     assert_eq!(said.out, log, "`--json` prints the log's own lines");
     let events = lines(&log);
     let wanted = [
-        ("start", "recipe backend switches arena_bytes driver_bytes not_deterministic"),
-        ("step", "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second"),
+        (
+            "start",
+            "recipe backend switches arena_bytes driver_bytes not_deterministic time version device libraries steps micro_batch \
+             parameters memory auto predicted_ms data",
+        ),
+        (
+            "step",
+            "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second time \
+             of_predicted",
+        ),
         ("eval", "step loss"),
         ("saved", "step path"),
-        ("end", "status steps loss loss_floor tokens_per_second"),
+        ("end", "status steps loss loss_floor tokens_per_second time"),
     ];
     let of = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
     for (name, names) in wanted {
@@ -167,12 +175,14 @@ fn a_run_shows_what_it_does() {
 #[test]
 fn every_command_has_help() {
     let folder = tempfile::tempdir().expect("a folder");
-    for command in ["train", "resume", "plan", "generate", "recipes", "schema", "doctor"] {
+    for command in ["train", "resume", "plan", "generate", "runs", "recipes", "schema", "doctor"] {
         let said = ok(folder.path(), &[command, "--help"]);
         assert!(said.out.contains("Usage: flatout") && said.err.is_empty(), "{command}");
         assert!(ok(folder.path(), &["--help"]).out.contains(&format!("  {command} ")), "{command} is listed");
     }
-    for words in [&["recipes"][..], &["schema"], &["recipes", "show", "pretrain-226m"], &["doctor"]] {
+    for words in
+        [&["recipes"][..], &["runs"], &["schema"], &["recipes", "show", "pretrain-226m"], &["doctor"]]
+    {
         for json in [false, true] {
             let said = ok(folder.path(), &[words, if json { &["--json"] } else { &[] }].concat());
             assert!(!said.out.is_empty() && said.err.is_empty());
@@ -180,4 +190,28 @@ fn every_command_has_help() {
         }
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "none of them writes anything");
+}
+
+/// `docs/coming-from.md` names keys of ours in the second column of its tables.
+#[test]
+fn the_page_for_newcomers_names_only_keys_that_exist() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let schema: Value =
+        serde_json::from_str(&ok(folder.path(), &["schema", "--json"]).out).expect("an object");
+    let keys: BTreeSet<&str> =
+        schema.as_array().expect("a list").iter().map(|key| key["path"].as_str().expect("a path")).collect();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/coming-from.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let mut seen = 0;
+    for line in page.lines().filter(|line| line.starts_with("| ")) {
+        let column = line.split(" | ").nth(1).unwrap_or_default();
+        // What stands between backticks: every other piece.
+        for name in column.split('`').skip(1).step_by(2).filter(|name| !name.contains(['-', ' '])) {
+            let key = name.split('=').next().unwrap_or_default();
+            let known = keys.contains(key) || keys.contains(format!("switches.{key}").as_str());
+            assert!(known, "`{key}` in {line:?} is no key");
+            seen += 1;
+        }
+    }
+    assert!(seen > 60, "{seen} keys were checked");
 }

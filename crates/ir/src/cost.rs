@@ -29,7 +29,7 @@ pub fn cost(plan: &Plan, rates: &Rates) -> Cost {
 }
 
 /// The arithmetic rate of a launch, by the type and mode it multiplies in.
-fn rate(launch: &Launch, rates: &Rates) -> f64 {
+pub fn rate(launch: &Launch, rates: &Rates) -> f64 {
     match (launch.ins.first().map(|v| v.dtype), launch.op.compute()) {
         (Some(DType::BF16), _) => rates.bf16_flops,
         (Some(DType::E4M3 | DType::E5M2), _) => rates.fp8_flops.unwrap_or(rates.f32_flops),

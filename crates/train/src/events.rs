@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -36,7 +37,7 @@ pub enum Event {
     End(End),
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Start {
     pub recipe: String,
     pub backend: String,
@@ -50,6 +51,37 @@ pub struct Start {
     /// What getting a GPU's kernels ready took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,
+    /// Seconds since 1970.
+    #[serde(default = "unknown", deserialize_with = "null_is_nan")]
+    pub time: f64,
+    /// Of flatout.
+    #[serde(default)]
+    pub version: String,
+    /// What computes, in words.
+    #[serde(default)]
+    pub device: String,
+    /// Versions of the libraries that were opened, by name.
+    #[serde(default)]
+    pub libraries: BTreeMap<String, String>,
+    /// Updates of the whole run.
+    #[serde(default)]
+    pub steps: u64,
+    /// Rows computed at once.
+    #[serde(default)]
+    pub micro_batch: u64,
+    #[serde(default)]
+    pub parameters: u64,
+    /// The arena's bytes by category.
+    #[serde(default)]
+    pub memory: BTreeMap<String, u64>,
+    /// Why `auto` chose what it did, by switch.
+    #[serde(default)]
+    pub auto: BTreeMap<String, String>,
+    /// The least time of an update by the target's rates.
+    #[serde(default = "unknown", deserialize_with = "null_is_nan")]
+    pub predicted_ms: f64,
+    #[serde(default)]
+    pub data: DataFacts,
 }
 
 /// Where a GPU's kernels and the algorithms of its products came from.
@@ -59,6 +91,19 @@ pub struct Prepared {
     pub kernels_from_disk: usize,
     pub products_timed: usize,
     pub products_remembered: usize,
+}
+
+/// What is learned from, in numbers; absent where a source cannot tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DataFacts {
+    pub source: String,
+    pub vocabulary: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub documents: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out_documents: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
 }
 
 /// Update number `step`, counted from 1.
@@ -85,6 +130,44 @@ pub struct Step {
     pub tokens_per_second: f64,
     #[serde(deserialize_with = "null_is_nan")]
     pub samples_per_second: f64,
+    /// Seconds since 1970 when the update was reported.
+    #[serde(default = "unknown", deserialize_with = "null_is_nan")]
+    pub time: f64,
+    /// The model's arithmetic over the device's peak in the run's precision; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// The predicted time over the time taken: 1 is the roofline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_predicted: Option<f64>,
+    /// Time the update waited for its rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_wait_ms: Option<f64>,
+    /// The newest sample, at most about a second old; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuSample>,
+}
+
+/// A GPU as NVML sees it. What a model does not tell is absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuSample {
+    /// Share of the last sampling period in which a kernel ran, 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<f64>,
+    /// In use on the whole device, by every process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power_watts: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power_limit_watts: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature_celsius: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock_mhz: Option<u32>,
+    /// Why the clock is held down: `power`, `heat`, `power brake`, `hardware`; empty where it is not.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub throttled: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,6 +182,9 @@ pub struct End {
     pub loss_floor: Option<f64>,
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_second: f64,
+    /// Seconds since 1970.
+    #[serde(default = "unknown", deserialize_with = "null_is_nan")]
+    pub time: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +200,17 @@ fn null_is_nan<'de, D: Deserializer<'de>, F: Deserialize<'de> + From<f32>>(
     deserializer: D,
 ) -> Result<F, D::Error> {
     Ok(Option::<F>::deserialize(deserializer)?.unwrap_or_else(|| F::from(f32::NAN)))
+}
+
+/// For numbers that logs of earlier versions do not have.
+fn unknown() -> f64 {
+    f64::NAN
+}
+
+/// The time now, as events carry it: seconds since 1970, to the millisecond.
+pub fn now() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_millis() as f64 / 1e3
 }
 
 impl Event {
@@ -182,13 +279,23 @@ fn read_whole(path: &Path) -> io::Result<(Vec<Event>, u64)> {
 }
 
 /// The step lines that count, in order: of several for one step the last, and none from beyond where a resumed
-/// run went on before it got there again.
+/// run went on before it got there again, or from before it had to begin again.
 pub fn steps(events: &[Event]) -> Vec<Step> {
     let mut steps = BTreeMap::new();
+    let mut begins = false;
     for event in events {
         match event {
-            Event::Step(step) => drop(steps.insert(step.step, step.clone())),
-            Event::Resume { step } => drop(steps.split_off(&(step + 1))),
+            Event::Start(_) => begins = true,
+            Event::Step(step) => {
+                if std::mem::take(&mut begins) {
+                    steps.clear();
+                }
+                steps.insert(step.step, step.clone());
+            }
+            Event::Resume { step } => {
+                begins = false;
+                steps.split_off(&(step + 1));
+            }
             _ => {}
         }
     }
@@ -211,6 +318,11 @@ mod tests {
             step_ms: 12.5,
             tokens_per_second: 1e6,
             samples_per_second: 2560.0,
+            time: 1e9,
+            mfu: None,
+            of_predicted: None,
+            data_wait_ms: None,
+            gpu: None,
         }
     }
 
@@ -222,20 +334,30 @@ mod tests {
             backend: "cpu".into(),
             switches,
             arena_bytes: 1 << 40,
-            driver_bytes: 0,
             not_deterministic: vec!["cuda.attention_grad".into()],
-            prepared: None,
+            time: 1e9,
+            version: "0.1.0".into(),
+            device: "cpu".into(),
+            steps: 9,
+            predicted_ms: 0.5,
+            ..Start::default()
         };
-        let end =
-            End { status: Status::Done, steps: 9, loss: 1.5, loss_floor: Some(1.25), tokens_per_second: 2.5 };
+        let end = End {
+            status: Status::Done,
+            steps: 9,
+            loss: 1.5,
+            loss_floor: Some(1.25),
+            tokens_per_second: 2.5,
+            time: 2e9,
+        };
         let lines = [
             (
                 Event::Start(start),
-                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"]}"#,
+                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"data":{"source":"","vocabulary":0}}"#,
             ),
             (
                 Event::Step(step(1, 0.1)),
-                r#"{"event":"step","step":1,"epoch":0.5,"loss":0.1,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1000000.0,"samples_per_second":2560.0}"#,
+                r#"{"event":"step","step":1,"epoch":0.5,"loss":0.1,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1000000.0,"samples_per_second":2560.0,"time":1000000000.0}"#,
             ),
             (Event::Eval { step: 2, loss: 2.5 }, r#"{"event":"eval","step":2,"loss":2.5}"#),
             (
@@ -246,17 +368,35 @@ mod tests {
             (Event::Warning { message: "a\nb".into() }, r#"{"event":"warning","message":"a\nb"}"#),
             (
                 Event::End(end.clone()),
-                r#"{"event":"end","status":"done","steps":9,"loss":1.5,"loss_floor":1.25,"tokens_per_second":2.5}"#,
+                r#"{"event":"end","status":"done","steps":9,"loss":1.5,"loss_floor":1.25,"tokens_per_second":2.5,"time":2000000000.0}"#,
             ),
             (
                 Event::End(End { loss_floor: None, status: Status::Stopped, ..end }),
-                r#"{"event":"end","status":"stopped","steps":9,"loss":1.5,"tokens_per_second":2.5}"#,
+                r#"{"event":"end","status":"stopped","steps":9,"loss":1.5,"tokens_per_second":2.5,"time":2000000000.0}"#,
             ),
         ];
         for (event, line) in lines {
             assert_eq!(event.to_json(), line);
             assert_eq!(serde_json::from_str::<Event>(line).unwrap(), event);
         }
+    }
+
+    #[test]
+    fn what_only_a_gpu_tells_is_there_where_it_is_known() {
+        let gpu =
+            GpuSample { utilization: Some(0.98), throttled: vec!["power".into()], ..GpuSample::default() };
+        let seen = Step { mfu: Some(0.5), data_wait_ms: Some(1.5), gpu: Some(gpu), ..step(1, 0.1) };
+        let line = Event::Step(seen.clone()).to_json();
+        let tail = r#","mfu":0.5,"data_wait_ms":1.5,"gpu":{"utilization":0.98,"throttled":["power"]}}"#;
+        assert!(line.ends_with(tail), "{line}");
+        assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), Event::Step(seen));
+    }
+
+    #[test]
+    fn logs_without_the_newer_fields_are_read() {
+        let line = r#"{"event":"end","status":"done","steps":9,"loss":1.5,"tokens_per_second":2.5}"#;
+        let Event::End(end) = serde_json::from_str(line).unwrap() else { panic!() };
+        assert!(end.time.is_nan());
     }
 
     #[test]
@@ -333,5 +473,7 @@ mod tests {
         ];
         let losses: Vec<_> = steps(&events).iter().map(|step| (step.step, step.loss)).collect();
         assert_eq!(losses, [(1, 1.0), (2, 20.0)]);
+        let again = [line(1, 1.0), line(2, 2.0), Event::Start(Start::default()), line(1, 3.0)];
+        assert_eq!(steps(&again).iter().map(|step| step.loss).collect::<Vec<_>>(), [3.0], "begun again");
     }
 }

@@ -4,6 +4,7 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use flatout_models::choice;
 
@@ -12,6 +13,9 @@ use crate::{UserError, durable, refuse};
 
 const CONFIG: &str = "config.toml";
 const LOCK: &str = "lock";
+/// How long a reader that asks whether a run is running may hold its lock, and how often one is waited for.
+const A_LOOK: Duration = Duration::from_millis(10);
+const LOOKS: u32 = 3;
 
 /// A run that this process writes. The lock is the operating system's: it ends with the process, however that
 /// ends, so a run that was killed is free at once.
@@ -130,17 +134,27 @@ impl Run {
 
     /// What to type to continue this run.
     pub fn resume_command(&self) -> String {
-        let dir = self.dir.display().to_string();
-        let plain =
-            dir.chars().all(|c| c.is_alphanumeric() || "/._-+,:@%".contains(c)) && !dir.starts_with('-');
-        let dir = if plain { dir } else { format!("'{}'", dir.replace('\'', r"'\''")) };
-        format!("flatout resume {dir}")
+        format!("flatout resume {}", quoted(&self.dir))
     }
+}
+
+/// A path as a shell takes it.
+pub fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let plain =
+        path.chars().all(|c| c.is_alphanumeric() || "/._-+,:@%".contains(c)) && !path.starts_with('-');
+    if plain { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
 /// Whether the directory holds a run, whole or half done.
 pub fn is_run(dir: &Path) -> bool {
     dir.join(CONFIG).is_file()
+}
+
+/// Whether a process writes the run at this moment. Looking holds the lock for as long as a call takes.
+pub fn is_running(dir: &Path) -> bool {
+    let opened = File::open(dir.join(LOCK));
+    opened.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 pub fn checkpoints_dir(dir: &Path) -> PathBuf {
@@ -171,7 +185,16 @@ fn lock(dir: &Path) -> Result<File, UserError> {
     let path = dir.join(LOCK);
     let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
     let mut file = opened.map_err(cannot("be written", dir))?;
-    match file.try_lock() {
+    let mut taken = file.try_lock();
+    // Whoever lists runs may be looking at this one just now.
+    for _ in 0..LOOKS {
+        if !matches!(taken, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        std::thread::sleep(A_LOOK);
+        taken = file.try_lock();
+    }
+    match taken {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
@@ -279,7 +302,10 @@ mod tests {
         let sentence = Run::reopen(&dir).unwrap_err().0;
         let holder = format!("is still running in process {}", std::process::id());
         assert!(sentence.contains(&holder), "{sentence}");
+        assert!(is_running(&dir));
         drop(held);
+        assert!(!is_running(&dir));
+        assert!(!is_running(folder.path()), "there is no run");
         Run::reopen(&dir).unwrap();
     }
 

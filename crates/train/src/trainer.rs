@@ -12,14 +12,16 @@ use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
 use crate::config::{Config, Source};
 use crate::device::Device;
-use crate::events::{self, End, Event, EventLog, Start, Status, Step};
+use crate::events::{self, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
 use crate::feed::{Draw, feed};
 use crate::run::Run;
 use crate::schedule::learning_rate;
 use crate::signal::StopFlag;
 use crate::state::{Snapshot, load};
-use crate::{UserError, active, initial};
+use crate::tensorboard::Board;
+use crate::watch::Watch;
+use crate::{UserError, active, initial, opening, report};
 
 /// What the command line shows while a run goes on.
 pub enum Notice<'a> {
@@ -155,6 +157,8 @@ pub fn train(
         loader,
         held_out,
         log,
+        board: Board::open(run.dir(), progress.step, &config.to_toml()),
+        watch: Watch::new(&compiled, config.train.batch, device),
         notice,
         stop,
         draw,
@@ -221,6 +225,8 @@ struct Trainer<'a, 'n> {
     loader: Loader,
     held_out: Option<Rows>,
     log: EventLog,
+    board: Board,
+    watch: Watch,
     notice: &'n mut dyn FnMut(Notice<'_>),
     stop: &'a StopFlag,
     draw: Draw,
@@ -244,30 +250,17 @@ impl Trainer<'_, '_> {
     fn say(&mut self, event: Event) -> Result<(), Failure> {
         self.log.write(&event).map_err(Failure::io("events.jsonl"))?;
         (self.notice)(Notice::Event(&event));
-        Ok(())
+        match self.board.record(&event) {
+            Some(message) => self.say(Event::Warning { message }),
+            None => Ok(()),
+        }
     }
 
     fn start(&mut self) -> Result<(), Failure> {
-        let start = Start {
-            recipe: self.config.recipe.clone(),
-            backend: self.compiled.target.name.clone(),
-            switches: active::active(
-                &self.compiled.plans,
-                &self.compiled.target,
-                active::Prepared::session(&self.session, &self.compiled.settled),
-            ),
-            not_deterministic: self.not_deterministic().iter().map(|name| name.to_string()).collect(),
-            prepared: self.session.as_cuda().map(|cuda| events::Prepared {
-                kernels_compiled: cuda.compiled().compiled,
-                kernels_from_disk: cuda.compiled().from_disk,
-                products_timed: cuda.tuning().timed,
-                products_remembered: cuda.tuning().remembered,
-            }),
-            arena_bytes: self.compiled.plans.arena_bytes as u64,
-            driver_bytes: self.session.driver_bytes(),
-        };
+        let start = opening::opening(self.config, self.compiled, self.corpus, &self.session, self.steps);
         self.say(Event::Start(start))?;
-        for message in self.session.notes().to_vec() {
+        let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
+        for message in notes {
             self.say(Event::Warning { message })?;
         }
         if self.saved.is_some() {
@@ -364,6 +357,7 @@ impl Trainer<'_, '_> {
             return Ok(());
         }
         let batch = self.config.train.batch;
+        let seen = self.watch.see(batch * self.config.model.context, seconds);
         self.say(Event::Step(Step {
             step,
             epoch,
@@ -375,6 +369,11 @@ impl Trainer<'_, '_> {
             step_ms: 1e3 * seconds,
             tokens_per_second: (batch * self.config.model.context) as f64 / seconds,
             samples_per_second: batch as f64 / seconds,
+            time: events::now(),
+            mfu: seen.mfu,
+            of_predicted: seen.of_predicted,
+            data_wait_ms: None,
+            gpu: seen.gpu,
         }))
     }
 
@@ -432,8 +431,12 @@ impl Trainer<'_, '_> {
             loss,
             loss_floor: self.corpus.floor().map(|floor| floor.nats),
             tokens_per_second: (self.progress.tokens - self.began_tokens) as f64 / seconds,
+            time: events::now(),
         };
         self.say(Event::End(end))?;
+        if let Err(why) = report::write(self.run.dir()) {
+            self.say(Event::Warning { message: format!("report.md is not written: {why}") })?;
+        }
         let checkpoint = self.saved.clone().map(|(_, path)| path);
         Ok(Outcome { status, steps: self.progress.step, loss, is_held_out: evaluated.is_some(), checkpoint })
     }

@@ -87,7 +87,8 @@ fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
 
 /// A step line without what a clock decides.
 fn untimed(step: &Step) -> Step {
-    Step { step_ms: 0.0, tokens_per_second: 0.0, samples_per_second: 0.0, ..step.clone() }
+    let rates = Step { step_ms: 0.0, tokens_per_second: 0.0, samples_per_second: 0.0, ..step.clone() };
+    Step { time: 0.0, of_predicted: None, data_wait_ms: None, ..rates }
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -245,6 +245,12 @@ impl Device {
         format!("{model} {major}.{minor} of {sms}, driver {driver} for {cuda}, cuBLASLt {}", lt.version())
     }
 
+    /// Load, power and clocks of this GPU, to be read while it works.
+    pub fn monitor(&self) -> Result<nvml::Monitor, CudaError> {
+        let address = self.0.driver.pci_address(self.0.driver.device(self.0.identity.index)?)?;
+        nvml::Monitor::open(library::libraries().require(Kind::Nvml)?, &address)
+    }
+
     pub(super) fn lt(&self) -> &Arc<Lt> {
         &self.0.lt
     }

@@ -421,7 +421,7 @@ impl Libraries {
 }
 
 /// Opens the libraries on the first call; the same ones ever after.
-pub(super) fn libraries() -> &'static Libraries {
+pub fn libraries() -> &'static Libraries {
     static OPENED: OnceLock<Libraries> = OnceLock::new();
     OPENED.get_or_init(|| {
         let places = Places::of_this_process();

@@ -28,6 +28,12 @@ impl Config {
         out.trim_start().to_string()
     }
 
+    /// Every key that has a value, by its full path, as it would be written.
+    pub fn values(&self) -> BTreeMap<String, String> {
+        let keys = flatten(self).into_iter().map(|(path, held)| (path, value(&held)));
+        keys.chain([("recipe".to_string(), self.recipe.clone())]).collect()
+    }
+
     /// Reads what `to_toml` wrote. `origin` is the file, for sentences.
     pub fn parse(text: &str, origin: &str) -> Result<Config, UserError> {
         let mut layers = Layers::default();

@@ -1,0 +1,243 @@
+//! `runs`: what was trained here, and several runs side by side: what differs, what they came to, their curves on the
+//! same axes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use console::Term;
+use flatout_train::events::now;
+use flatout_train::history::{Axis, History, Summary, list};
+use flatout_train::plot::{Plot, Series, Style, smoothed};
+use flatout_train::run::is_run;
+use flatout_train::{Failure, UserError};
+use serde_json::{Value, json};
+
+use crate::args::{Compare, Runs, RunsCommand};
+use crate::screen::{Screen, bytes, count, duration};
+use crate::sketch::{Curve, Paper, sketch};
+
+/// Where runs are where nobody says otherwise.
+const RUNS: &str = "runs";
+
+pub fn runs(args: &Runs, screen: &Screen) -> Result<ExitCode, Failure> {
+    match &args.compare {
+        Some(RunsCommand::Compare(compared)) => compare(compared, screen),
+        None => listing(args.dir.as_deref(), screen),
+    }
+}
+
+fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
+    let folder = dir.unwrap_or(Path::new(RUNS));
+    let found = if dir.is_none() && !folder.exists() { vec![] } else { list(folder)? };
+    let mut summaries = vec![];
+    for (path, run) in found {
+        match run {
+            Ok(history) => summaries.push(history.summary()),
+            Err(why) => eprintln!("flatout: {} is left out: {why}", path.display()),
+        }
+    }
+    if screen.json {
+        screen.object(&summaries);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if summaries.is_empty() {
+        screen.result(format!("there are no runs in {}; flatout train makes one", folder.display()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head = ["run", "recipe", "state", "step", "loss", "held-out", "tok/s", "took", "started"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(summaries.iter().map(|summary| row(summary, now())));
+    print_table(&rows, 3..8, screen);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(summary: &Summary, now: f64) -> Vec<String> {
+    let loss = |loss: Option<f32>| loss.map_or("-".into(), |loss| format!("{loss:.4}"));
+    let of = summary.steps.map(|steps| format!("/{}", count(steps))).unwrap_or_default();
+    let ago = |started: f64| format!("{} ago", duration((now - started).max(0.0)));
+    vec![
+        summary.name.clone(),
+        summary.recipe.clone(),
+        summary.state.to_string(),
+        format!("{}{of}", count(summary.step)),
+        loss(summary.loss),
+        loss(summary.eval_loss),
+        summary.tokens_per_second.map_or("-".into(), |rate| count(rate as u64)),
+        duration(summary.seconds),
+        summary.started.map_or("-".into(), ago),
+    ]
+}
+
+/// Columns as wide as their widest cell; those of numbers end at the same place.
+fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen: &Screen) {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let wide = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|c| wide(c).unwrap_or(0)).collect();
+    for row in rows {
+        let cells = row.iter().enumerate().map(|(c, cell)| match numbers.contains(&c) {
+            true => format!("{cell:>0$}", widths[c]),
+            false => format!("{cell:<0$}", widths[c]),
+        });
+        screen.result(cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+}
+
+fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
+    let mut histories = vec![];
+    for path in &args.runs {
+        histories.push(History::read(&found(path))?);
+    }
+    let names = names(&histories, &args.runs);
+    let differs = differences(&histories);
+    let plot = plot(&histories, &names, args);
+    fs::write(&args.svg, plot.to_svg()).map_err(|error| {
+        Failure::User(UserError(format!(
+            "{} cannot be written: {error}; give another --svg",
+            args.svg.display()
+        )))
+    })?;
+    if screen.json {
+        let numbers = histories.iter().zip(&names).map(|(history, name)| object(history, name));
+        screen.object(&json!({
+            "by": args.by,
+            "runs": numbers.collect::<Vec<_>>(),
+            "differs": differs,
+            "svg": args.svg,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head =
+        |title: &str| std::iter::once(title.to_string()).chain(names.iter().cloned()).collect::<Vec<_>>();
+    let mut rows = vec![head("")];
+    for (name, say) in NUMBERS {
+        let cells: Vec<String> = histories.iter().map(|h| say(h).unwrap_or("-".into())).collect();
+        if cells.iter().any(|cell| cell != "-") {
+            rows.push(std::iter::once(name.to_string()).chain(cells).collect());
+        }
+    }
+    if !differs.is_empty() {
+        rows.push(vec![String::new()]);
+        rows.push(head("what differs"));
+        for (key, values) in &differs {
+            let values = values.iter().map(|value| value.clone().unwrap_or("-".into()));
+            rows.push(std::iter::once(key.clone()).chain(values).collect());
+        }
+    }
+    print_table(&rows, 1..rows[0].len(), screen);
+    screen.result("");
+    let curves = histories.iter().zip(&names).map(|(history, name)| {
+        let raw = history.curve(args.by, |step| step.loss as f64);
+        Curve { name: name.clone(), points: smoothed(&raw, span(raw.len())) }
+    });
+    let (_, width) = Term::stdout().size_checked().unwrap_or((0, 80));
+    let paper = Paper {
+        width: (width as usize).clamp(40, 120),
+        height: 14,
+        log_x: args.log,
+        colours: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+    };
+    for line in sketch(&curves.collect::<Vec<_>>(), paper) {
+        screen.result(line);
+    }
+    screen.note(format!("loss over {}, smoothed; also in {}", unit(args.by), args.svg.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The run a word means: a directory, or the name of one among the usual runs.
+fn found(path: &Path) -> PathBuf {
+    let usual = Path::new(RUNS).join(path);
+    if !is_run(path) && is_run(&usual) { usual } else { path.to_path_buf() }
+}
+
+/// Short where that tells the runs apart, otherwise as they were given.
+fn names(histories: &[History], given: &[PathBuf]) -> Vec<String> {
+    let names: Vec<String> = histories.iter().map(History::name).collect();
+    let distinct: BTreeSet<&String> = names.iter().collect();
+    if distinct.len() == names.len() {
+        return names;
+    }
+    given.iter().map(|path| path.display().to_string()).collect()
+}
+
+/// The keys whose values are not the same in all, with the value in each.
+fn differences(histories: &[History]) -> BTreeMap<String, Vec<Option<String>>> {
+    let values: Vec<BTreeMap<String, String>> = histories.iter().map(|h| h.config.values()).collect();
+    let keys: BTreeSet<&String> = values.iter().flat_map(BTreeMap::keys).collect();
+    let of = |key: &String| values.iter().map(|held| held.get(key).cloned()).collect::<Vec<_>>();
+    let all = keys.into_iter().map(|key| (key.clone(), of(key)));
+    all.filter(|(_, values)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
+}
+
+fn span(points: usize) -> f64 {
+    (points as f64 / 40.0).max(1.0)
+}
+
+fn unit(axis: Axis) -> &'static str {
+    match axis {
+        Axis::Step => "steps",
+        Axis::Tokens => "tokens",
+        Axis::Time => "seconds of training",
+    }
+}
+
+/// A run's curves in its colour: every loss faintly, their running mean, and marks for what was held out.
+fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
+    let mut series = vec![];
+    for (colour, (history, name)) in histories.iter().zip(names).enumerate() {
+        let raw = history.curve(args.by, |step| step.loss as f64);
+        let mean = smoothed(&raw, span(raw.len()));
+        let mut push = |name: &str, points, style| {
+            series.push(Series { name: name.into(), points, style, colour });
+        };
+        push("", raw, Style::Faint);
+        push(name, mean, Style::Line);
+        push("", history.eval_curve(args.by), Style::Marks);
+    }
+    Plot {
+        title: "Loss, smoothed; marks are held-out".into(),
+        x: unit(args.by).into(),
+        y: "nats".into(),
+        log_x: args.log,
+        log_y: false,
+        series,
+    }
+}
+
+type Say = fn(&History) -> Option<String>;
+
+/// What runs are compared by, in words.
+const NUMBERS: [(&str, Say); 12] = [
+    ("state", |h| Some(h.state.to_string())),
+    ("step", |h| h.last().map(|made| count(made.step.step))),
+    ("tokens", |h| h.last().map(|made| count(made.step.tokens))),
+    ("time", |h| h.last().map(|made| duration(made.seconds))),
+    ("loss", |h| h.last().map(|made| format!("{:.4}", made.step.loss))),
+    ("loss, smoothed", |h| mean_loss(h).map(|loss| format!("{loss:.4}"))),
+    ("held-out loss", |h| h.evals.last().map(|(_, loss)| format!("{loss:.4}"))),
+    ("tokens a second", |h| h.recent(|step| step.tokens_per_second).map(|rate| count(rate as u64))),
+    ("step time", |h| h.recent(|step| step.step_ms).map(|ms| format!("{ms:.2} ms"))),
+    ("MFU", |h| h.recent(|step| step.mfu.unwrap_or(f64::NAN)).map(|mfu| format!("{:.1}%", 100.0 * mfu))),
+    ("memory", |h| h.start.as_ref().map(|start| bytes(start.arena_bytes + start.driver_bytes))),
+    ("device", |h| h.start.as_ref().map(|start| start.backend.clone())),
+];
+
+fn mean_loss(history: &History) -> Option<f64> {
+    let raw = history.curve(Axis::Step, |step| step.loss as f64);
+    smoothed(&raw, span(raw.len())).last().map(|(_, loss)| *loss)
+}
+
+fn object(history: &History, name: &str) -> Value {
+    let mut object = json!(history.summary());
+    object["name"] = json!(name);
+    object["smoothed_loss"] = json!(mean_loss(history));
+    object["step_ms"] = json!(history.recent(|step| step.step_ms));
+    object["mfu"] = json!(history.recent(|step| step.mfu.unwrap_or(f64::NAN)));
+    object["tokens"] = json!(history.last().map(|made| made.step.tokens));
+    let start = history.start.as_ref();
+    object["memory_bytes"] = json!(start.map(|start| start.arena_bytes + start.driver_bytes));
+    object["backend"] = json!(start.map(|start| &start.backend));
+    object
+}

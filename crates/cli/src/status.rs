@@ -1,0 +1,158 @@
+//! A run at one moment on one line, of whatever width there is.
+
+use flatout_train::events::Step;
+
+use crate::screen::{bytes, count, duration};
+
+/// What there is to say after an update.
+pub struct Status<'a> {
+    pub step: &'a Step,
+    /// Of the whole run.
+    pub steps: u64,
+    pub smoothed_loss: f64,
+    /// Planned, and what the driver took beside it.
+    pub memory_bytes: u64,
+    pub seconds_left: f64,
+}
+
+/// A piece of the line, and its rank: the highest goes first where there is no room.
+type Piece = (u8, String);
+
+const GAP: &str = "  ";
+/// Widths from which a bar has so many places.
+const BARS: [(usize, usize); 3] = [(120, 28), (80, 16), (56, 8)];
+
+impl Status<'_> {
+    /// Everything, for a log.
+    pub fn line(&self) -> String {
+        let said: Vec<String> = self.pieces().into_iter().map(|(_, text)| text).collect();
+        format!("step {}/{}{GAP}{}", self.step.step, self.steps, said.join(GAP))
+    }
+
+    /// A bar and what fits beside it: never more than `width` places.
+    pub fn bar(&self, width: usize) -> String {
+        let places = BARS.iter().find(|(from, _)| width >= *from).map_or(0, |(_, places)| *places);
+        let mut head = format!("{}/{}", self.step.step, self.steps);
+        if places > 0 {
+            head = format!("{} {head}", bar(self.step.step as f64 / self.steps.max(1) as f64, places));
+        }
+        let mut pieces = self.pieces();
+        loop {
+            let said = pieces.iter().map(|(_, text)| text.as_str());
+            let line = std::iter::once(head.as_str()).chain(said).collect::<Vec<_>>().join(GAP);
+            if line.chars().count() <= width {
+                return line;
+            }
+            match pieces.iter().map(|(rank, _)| *rank).max() {
+                Some(last) => pieces.retain(|(rank, _)| *rank != last),
+                None => return line.chars().take(width).collect(),
+            }
+        }
+    }
+
+    fn pieces(&self) -> Vec<Piece> {
+        let step = self.step;
+        let percent = |share: f64| format!("{:.0}%", 100.0 * share);
+        let mut pieces = vec![
+            (0, format!("loss {:.4}", step.loss)),
+            (4, format!("mean {:.4}", self.smoothed_loss)),
+            (2, format!("{} tok/s", count(step.tokens_per_second as u64))),
+            (10, format!("{} rows/s", rate(step.samples_per_second))),
+        ];
+        let mut known = |rank, text: Option<String>| pieces.extend(text.map(|text| (rank, text)));
+        known(5, step.mfu.map(|mfu| format!("MFU {:.1}%", 100.0 * mfu)));
+        known(8, step.of_predicted.map(|share| format!("{} of predicted", percent(share))));
+        known(9, Some(bytes(self.memory_bytes)));
+        known(6, step.data_wait_ms.map(|wait| format!("data {}", percent(wait / step.step_ms))));
+        if let Some(gpu) = &step.gpu {
+            let load = gpu.utilization.map(percent);
+            let power = gpu.power_watts.map(|watts| format!("{watts:.0} W"));
+            let said: Vec<String> = load.into_iter().chain(power).collect();
+            known(7, (!said.is_empty()).then(|| format!("GPU {}", said.join(" "))));
+            known(
+                3,
+                (!gpu.throttled.is_empty()).then(|| format!("throttled by {}", gpu.throttled.join(", "))),
+            );
+        }
+        known(1, self.seconds_left.is_finite().then(|| format!("{} left", duration(self.seconds_left))));
+        pieces
+    }
+}
+
+/// Rows a second, with a decimal where there are few.
+fn rate(rows: f64) -> String {
+    if rows < 10.0 { format!("{rows:.1}") } else { count(rows as u64) }
+}
+
+/// So much of so many places, in halves.
+fn bar(share: f64, places: usize) -> String {
+    let halves = (share.clamp(0.0, 1.0) * 2.0 * places as f64) as usize;
+    let (full, half) = (halves / 2, halves % 2);
+    format!("{}{}{}", "━".repeat(full), "╸".repeat(half), " ".repeat(places - full - half))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::events::GpuSample;
+
+    fn step() -> Step {
+        let gpu = GpuSample {
+            utilization: Some(0.98),
+            power_watts: Some(690.4),
+            throttled: vec!["power".into()],
+            ..GpuSample::default()
+        };
+        let line = r#"{"step":317,"epoch":0,"loss":1.5001,"grad_norm":1,"lr":1,"tokens":1,"samples":1,"step_ms":250,
+            "tokens_per_second":255358,"samples_per_second":124.7,"mfu":0.412,"of_predicted":0.88,"data_wait_ms":5}"#;
+        Step { gpu: Some(gpu), ..serde_json::from_str(line).expect("a step") }
+    }
+
+    fn status(step: &Step) -> Status<'_> {
+        Status { step, steps: 800, smoothed_loss: 1.487, memory_bytes: 35 << 30, seconds_left: 725.0 }
+    }
+
+    #[test]
+    fn a_line_says_everything() {
+        assert_eq!(
+            status(&step()).line(),
+            "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  MFU 41.2%  88% of predicted  35.0 GiB  \
+             data 2%  GPU 98% 690 W  throttled by power  12 min left"
+        );
+        let plain = Step { gpu: None, mfu: None, of_predicted: None, data_wait_ms: None, ..step() };
+        assert_eq!(
+            status(&plain).line(),
+            "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  35.0 GiB  12 min left",
+            "what is not known is not said"
+        );
+    }
+
+    #[test]
+    fn a_bar_never_wraps_and_keeps_what_matters_most() {
+        let step = step();
+        let status = status(&step);
+        let mut before = 0;
+        for width in 0..260 {
+            let line = status.bar(width);
+            assert!(line.chars().count() <= width, "{width}: {line}");
+            let said = line.split(GAP).filter(|piece| !piece.trim().is_empty()).count();
+            // Where a longer bar begins, a piece may have to go.
+            assert!(said + 3 >= before, "{width}: {line}");
+            before = said;
+        }
+        assert_eq!(status.bar(7), "317/800");
+        assert_eq!(status.bar(3), "317");
+        assert_eq!(status.bar(30), "317/800  loss 1.5001");
+        assert_eq!(status.bar(34), "317/800  loss 1.5001  12 min left");
+        assert_eq!(status.bar(80), "━━━━━━           317/800  loss 1.5001  255,358 tok/s  12 min left");
+        assert!(status.bar(250).ends_with("data 2%  GPU 98% 690 W  throttled by power  12 min left"));
+    }
+
+    #[test]
+    fn a_bar_fills_by_halves() {
+        assert_eq!(
+            [0.0, 0.126, 0.5, 1.0, 1.5].map(|share| bar(share, 4)),
+            ["    ", "╸   ", "━━  ", "━━━━", "━━━━"]
+        );
+    }
+}

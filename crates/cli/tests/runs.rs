@@ -1,0 +1,148 @@
+//! `runs` over real runs: where each stands, and several side by side.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use flatout_train::events;
+use program::{SMALL, Said, flatout, say, small_train};
+use serde_json::Value;
+
+fn ok(dir: &Path, words: &[&str]) -> Said {
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+    said
+}
+
+fn object(said: &Said) -> Value {
+    serde_json::from_str(&said.out).expect("an object")
+}
+
+/// A run that goes on until somebody ends it, with some steps made.
+fn start(dir: &Path, run: &str) -> Child {
+    let words = small_train(&["train.steps=1000000", "checkpoint.every=0", "--run", run, "-q"]);
+    let mut child = flatout(dir, &words).stdout(Stdio::null()).spawn().expect("the program starts");
+    let log = dir.join(run).join("events.jsonl");
+    let born = Instant::now();
+    while events::read(&log).map_or(0, |events| events::steps(&events).len()) < 3 {
+        assert!(child.try_wait().expect("a child").is_none(), "the run ended by itself");
+        assert!(born.elapsed() < Duration::from_secs(60), "the run makes no progress");
+        std::thread::yield_now();
+    }
+    child
+}
+
+#[test]
+fn every_run_is_listed_with_where_it_stands() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    assert!(ok(dir, &["runs"]).out.contains("there are no runs in runs"));
+    assert_eq!(object(&ok(dir, &["runs", "--json"])), Value::Array(vec![]));
+
+    ok(dir, &small_train(&["-q"]));
+    let mut crashed = start(dir, "runs/crashed");
+    crashed.kill().expect("a living process");
+    crashed.wait().expect("an end");
+    let mut stopped = start(dir, "runs/stopped");
+    assert!(
+        Command::new("kill").args(["-TERM", &stopped.id().to_string()]).status().expect("kill").success()
+    );
+    assert_eq!(stopped.wait().expect("an end").code(), Some(3));
+    assert!(dir.join("runs/stopped/report.md").is_file(), "a run that is stopped has its report");
+    let mut running = start(dir, "runs/running");
+    fs::create_dir_all(dir.join("runs/broken")).expect("a folder");
+    fs::write(dir.join("runs/broken/config.toml"), "nonsense").expect("a file");
+
+    let said = ok(dir, &["runs", "--json"]);
+    assert!(said.err.contains("runs/broken is left out: "), "{}", said.err);
+    let listed = object(&said);
+    let names = ["tiny-1", "crashed", "stopped", "running"];
+    let states = ["done", "crashed", "stopped", "running"];
+    for (i, (name, state)) in names.iter().zip(states).enumerate() {
+        let run = &listed[i];
+        assert_eq!((&run["name"], &run["state"]), (&Value::from(*name), &Value::from(state)), "oldest first");
+        assert_eq!(run["recipe"], "tiny");
+        assert!(run["step"].as_u64().expect("a step") >= 3 && run["loss"].as_f64().expect("a loss") > 0.0);
+        assert!(run["tokens_per_second"].as_f64().expect("a rate") > 0.0);
+        assert!(run["started"].as_f64().expect("a time") > 1.7e9);
+    }
+    assert_eq!((&listed[0]["step"], &listed[0]["steps"]), (&6.into(), &6.into()));
+    assert!(listed[0]["eval_loss"].is_number());
+    assert_eq!(listed[3]["steps"], 1_000_000);
+
+    let table = ok(dir, &["runs"]).out;
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 5, "{table}");
+    assert!(lines[0].starts_with("run ") && lines[0].ends_with("started"), "{table}");
+    assert!(
+        lines[1].contains("tiny-1") && lines[1].contains("  done ") && lines[1].contains(" 6/6 "),
+        "{table}"
+    );
+    assert!(lines[4].contains("/1,000,000") && lines[4].ends_with(" ago"), "{table}");
+    assert_eq!(ok(dir, &["runs", "runs/tiny-1"]).out.lines().count(), 2, "a run is a list of itself");
+
+    running.kill().expect("a living process");
+    running.wait().expect("an end");
+    assert_eq!(object(&ok(dir, &["runs", "runs/running", "--json"]))[0]["state"], "crashed");
+}
+
+#[test]
+fn runs_are_compared_on_the_same_axes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    ok(dir, &[&["train", "tiny"], &SMALL[..], &["-q"]].concat());
+    ok(dir, &[&["train", "tiny"], &SMALL[..], &["lr=1e-3", "train.steps=9", "fuse.qkv=off", "-q"]].concat());
+    let said = ok(dir, &["runs", "compare", "tiny-1", "runs/tiny-2"]);
+    let row = |name: &str| {
+        let line = said
+            .out
+            .lines()
+            .find(|line| line.starts_with(name))
+            .unwrap_or_else(|| panic!("{name}: {}", said.out));
+        line[name.len()..].split_whitespace().map(String::from).collect::<Vec<_>>()
+    };
+    assert_eq!(row(""), ["tiny-1", "tiny-2"]);
+    assert_eq!(row("step "), ["6", "9"]);
+    assert_eq!(row("state"), ["done", "done"]);
+    assert_eq!(row("tokens "), ["384", "576"]);
+    assert_eq!(row("optimizer.lr"), ["0.005", "0.001"]);
+    assert_eq!(row("train.steps"), ["6", "9"]);
+    assert_eq!(row("switches.fuse.qkv"), ["\"on\"", "\"off\""]);
+    assert!(!said.out.contains("model.width"), "only what differs: {}", said.out);
+    assert!(said.out.contains("a tiny-1   b tiny-2") && said.out.contains('└'), "{}", said.out);
+    assert!(said.err.contains("compare.svg"), "{}", said.err);
+    let svg = fs::read_to_string(dir.join("compare.svg")).expect("a plot");
+    assert!(svg.contains(">tiny-1</text>") && svg.contains(">tiny-2</text>") && svg.contains("line c1"));
+
+    let words = ["runs", "compare", "tiny-1", "tiny-2", "--by", "tokens", "--svg", "x.svg", "--json"];
+    let compared = object(&ok(dir, &words));
+    assert_eq!((&compared["by"], &compared["svg"]), (&"tokens".into(), &"x.svg".into()));
+    assert_eq!(compared["differs"]["optimizer.lr"], serde_json::json!(["0.005", "0.001"]));
+    assert_eq!((&compared["runs"][1]["name"], &compared["runs"][1]["step"]), (&"tiny-2".into(), &9.into()));
+    assert!(
+        compared["runs"][0]["smoothed_loss"].is_number() && compared["runs"][0]["memory_bytes"].is_number()
+    );
+    assert!(fs::read_to_string(dir.join("x.svg")).expect("a plot").contains(">tokens</text>"));
+    ok(dir, &["runs", "compare", "tiny-1", "--by", "time", "--log"]);
+}
+
+#[test]
+fn what_cannot_be_compared_is_one_sentence() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    ok(dir, &small_train(&["-q"]));
+    for (words, sentence) in [
+        (&["runs", "compare", "none"][..], "there is no run in none"),
+        (&["runs", "compare", "tiny-1", "--svg", "no/where.svg"], "no/where.svg cannot be written"),
+        (&["runs", "none"], "none cannot be read"),
+    ] {
+        let said = say(dir, words);
+        assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{words:?}: {}", said.err);
+        assert!(said.err.contains(sentence), "{}", said.err);
+    }
+    assert_eq!(say(dir, &["runs", "compare"]).code, Some(2));
+    assert_eq!(say(dir, &["runs", "compare", "tiny-1", "--by", "moon"]).code, Some(2));
+}

@@ -1,0 +1,85 @@
+//! What a run says of itself before its first step: the `start` event, from which lists and reports are made.
+
+use std::collections::BTreeMap;
+
+use flatout_data::Corpus;
+use flatout_runtime::{Session, cuda};
+
+use crate::compile::Compiled;
+use crate::config::Config;
+use crate::events::{DataFacts, Prepared, Start, now};
+use crate::{active, kernels, prediction};
+
+pub fn opening(
+    config: &Config,
+    compiled: &Compiled,
+    corpus: &Corpus,
+    session: &Session,
+    steps: u64,
+) -> Start {
+    let described = corpus.describe();
+    let on_gpu = session.as_cuda().is_some();
+    Start {
+        recipe: config.recipe.clone(),
+        backend: compiled.target.name.clone(),
+        switches: active::active(
+            &compiled.plans,
+            &compiled.target,
+            active::Prepared::session(session, &compiled.settled),
+        ),
+        not_deterministic: active::not_deterministic(&compiled.plans, &compiled.target)
+            .iter()
+            .map(|name| name.to_string())
+            .collect(),
+        prepared: session.as_cuda().map(|cuda| Prepared {
+            kernels_compiled: cuda.compiled().compiled,
+            kernels_from_disk: cuda.compiled().from_disk,
+            products_timed: cuda.tuning().timed,
+            products_remembered: cuda.tuning().remembered,
+        }),
+        arena_bytes: compiled.plans.arena_bytes as u64,
+        driver_bytes: session.driver_bytes(),
+        time: now(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        device: if on_gpu { kernels::gpu().sentence } else { cpu(compiled.target.cores) },
+        libraries: if on_gpu { libraries() } else { BTreeMap::new() },
+        steps,
+        micro_batch: compiled.micro_batch as u64,
+        parameters: compiled.parameters,
+        memory: compiled
+            .plans
+            .categories()
+            .into_iter()
+            .map(|(name, n)| (name.to_string(), n as u64))
+            .collect(),
+        auto: compiled.settled.chosen.iter().map(|c| (c.switch.to_string(), c.why.clone())).collect(),
+        predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).roofline_seconds,
+        data: DataFacts {
+            source: match &config.data.path {
+                Some(path) => format!("{} {path}", config.data.source()),
+                None => config.data.source().to_string(),
+            },
+            vocabulary: corpus.vocabulary().size() as u64,
+            documents: described.documents,
+            held_out_documents: described.held_out_documents,
+            tokens: described.tokens,
+        },
+    }
+}
+
+/// The processor's model where the system tells it, threads and instructions.
+fn cpu(threads: usize) -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or("cpu", |(_, name)| name.trim());
+    format!("{model}, {threads} threads, {}", kernels::instructions())
+}
+
+/// Those that were opened.
+fn libraries() -> BTreeMap<String, String> {
+    let opened = cuda::library::libraries();
+    let version = |kind: cuda::library::Kind| {
+        opened.get(kind).map(|library| (kind.name().to_string(), library.version.to_string()))
+    };
+    cuda::library::Kind::ALL.into_iter().filter_map(version).collect()
+}

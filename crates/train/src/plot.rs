@@ -1,0 +1,354 @@
+//! Curves as a picture: SVG that reads on light and dark pages alike and needs nothing else to be shown.
+
+mod scale;
+
+pub use scale::Scale;
+
+/// Curves on the same axes.
+#[derive(Clone, Debug)]
+pub struct Plot {
+    pub title: String,
+    pub x: String,
+    pub y: String,
+    pub log_x: bool,
+    pub log_y: bool,
+    pub series: Vec<Series>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// In the legend, unless it is empty.
+    pub name: String,
+    /// In the order they are joined. What is not finite, or not positive on a logarithmic axis, leaves a gap.
+    pub points: Vec<(f64, f64)>,
+    pub style: Style,
+    /// Series of one colour belong together; counted from 0.
+    pub colour: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    Line,
+    /// A thin line behind the others, without an entry in the legend.
+    Faint,
+    /// A mark at every point, joined by dashes.
+    Marks,
+}
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 360.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 16.0;
+const TOP: f64 = 56.0;
+const BOTTOM: f64 = 46.0;
+const ACROSS: f64 = WIDTH - LEFT - RIGHT;
+const DOWN: f64 = HEIGHT - TOP - BOTTOM;
+/// About what a letter of the legend takes.
+const LETTER: f64 = 6.6;
+
+/// On light and on dark ground, told apart also by those who do not see all colours.
+const COLOURS: [(&str, &str); 8] = [
+    ("#0072b2", "#56b4e9"),
+    ("#d55e00", "#ff9d5c"),
+    ("#009e73", "#3ddc97"),
+    ("#b5478f", "#f29ac8"),
+    ("#a67c00", "#f0c419"),
+    ("#5b4fc4", "#a79bff"),
+    ("#7a4a2b", "#d1a27c"),
+    ("#4d4d4d", "#c8c8c8"),
+];
+
+impl Plot {
+    pub fn to_svg(&self) -> String {
+        let points = || self.series.iter().flat_map(|s| &s.points).filter(|(x, y)| self.has_place(*x, *y));
+        let x = Scale::over(points().map(|(x, _)| *x), self.log_x, 0.0);
+        let y = Scale::over(points().map(|(_, y)| *y), self.log_y, 0.05);
+        let mut svg = Svg::new(&self.title);
+        svg.text("title", LEFT, 20.0, "start", &self.title);
+        match (x, y) {
+            (Some(x), Some(y)) => {
+                self.axes(&mut svg, &x, &y);
+                self.legend(&mut svg);
+                // Faint curves first, so that the others lie over them.
+                for is_faint in [true, false] {
+                    for series in self.series.iter().filter(|s| (s.style == Style::Faint) == is_faint) {
+                        draw(&mut svg, series, &x, &y);
+                    }
+                }
+            }
+            _ => svg.text("label", LEFT + ACROSS / 2.0, TOP + DOWN / 2.0, "middle", "nothing to show yet"),
+        }
+        svg.finish()
+    }
+
+    fn has_place(&self, x: f64, y: f64) -> bool {
+        let fits = |v: f64, log: bool| v.is_finite() && (!log || v > 0.0);
+        fits(x, self.log_x) && fits(y, self.log_y)
+    }
+
+    fn axes(&self, svg: &mut Svg, x: &Scale, y: &Scale) {
+        let bottom = TOP + DOWN;
+        for (value, label) in y.ticks(6) {
+            let Some(at) = y.place(value).map(|p| bottom - p * DOWN) else { continue };
+            svg.line("grid", LEFT, at, LEFT + ACROSS, at);
+            svg.text("tick", LEFT - 8.0, at + 4.0, "end", &label);
+        }
+        for (value, label) in x.ticks(8) {
+            let Some(at) = x.place(value).map(|p| LEFT + p * ACROSS) else { continue };
+            svg.line("axis", at, bottom, at, bottom + 4.0);
+            svg.text("tick", at, bottom + 18.0, "middle", &label);
+        }
+        svg.line("axis", LEFT, bottom, LEFT + ACROSS, bottom);
+        svg.text("label", LEFT + ACROSS / 2.0, HEIGHT - 8.0, "middle", &self.x);
+        svg.text("label", LEFT, TOP - 6.0, "end", &self.y);
+    }
+
+    fn legend(&self, svg: &mut Svg) {
+        let shown: Vec<&Series> =
+            self.series.iter().filter(|s| s.style != Style::Faint && !s.name.is_empty()).collect();
+        if shown.len() < 2 && shown.iter().all(|s| s.name == self.title) {
+            return;
+        }
+        let wide = |name: &str| 26.0 + LETTER * name.chars().count() as f64 + 14.0;
+        let total: f64 = shown.iter().map(|s| wide(&s.name)).sum();
+        let mut at = (LEFT + ACROSS - total).max(LEFT + 24.0);
+        for series in shown {
+            let colour = series.colour % COLOURS.len();
+            svg.raw(&format!(r#"<path class="{} c{colour}" d="M{at:.1} 38h20"/>"#, class(series.style)));
+            if series.style == Style::Marks {
+                svg.dot(colour, at + 10.0, 38.0);
+            }
+            svg.text("tick", at + 26.0, 42.0, "start", &series.name);
+            at += wide(&series.name);
+        }
+    }
+}
+
+fn class(style: Style) -> &'static str {
+    match style {
+        Style::Line => "line",
+        Style::Faint => "faint",
+        Style::Marks => "marks",
+    }
+}
+
+fn draw(svg: &mut Svg, series: &Series, x: &Scale, y: &Scale) {
+    let spot = |(a, b): (f64, f64)| {
+        Some((LEFT + x.place(a)? * ACROSS, TOP + (1.0 - y.place(b)?) * DOWN))
+            .filter(|(a, b)| (a + b).is_finite())
+    };
+    let spots = thinned(series.points.iter().map(|point| spot(*point)));
+    let (mut path, mut joined) = (String::new(), false);
+    for spot in &spots {
+        joined = match spot {
+            Some((a, b)) => {
+                path += &format!("{}{a:.1} {b:.1}", if joined { "L" } else { "M" });
+                true
+            }
+            None => false,
+        };
+    }
+    let colour = series.colour % COLOURS.len();
+    if !path.is_empty() {
+        svg.raw(&format!(r#"<path class="{} c{colour}" d="{path}"/>"#, class(series.style)));
+    }
+    if series.style == Style::Marks {
+        for (a, b) in spots.iter().flatten() {
+            svg.dot(colour, *a, *b);
+        }
+    }
+}
+
+/// Of many points within one column of the picture, the first, the lowest, the highest and the last: it looks the same.
+fn thinned(spots: impl Iterator<Item = Option<(f64, f64)>>) -> Vec<Option<(f64, f64)>> {
+    let mut kept: Vec<Option<(f64, f64)>> = vec![];
+    let mut column: Vec<(f64, f64)> = vec![];
+    let empty = |column: &mut Vec<(f64, f64)>, kept: &mut Vec<_>| {
+        if column.len() <= 4 {
+            return kept.extend(column.drain(..).map(Some));
+        }
+        let by_height = |a: &usize, b: &usize| column[*a].1.total_cmp(&column[*b].1);
+        let mut chosen = vec![0, column.len() - 1];
+        chosen.extend((0..column.len()).min_by(by_height));
+        chosen.extend((0..column.len()).max_by(by_height));
+        chosen.sort_unstable();
+        chosen.dedup();
+        kept.extend(chosen.into_iter().map(|i| Some(column[i])));
+        column.clear();
+    };
+    for spot in spots {
+        match spot {
+            Some(spot) => {
+                if column.last().is_some_and(|last| last.0.floor() != spot.0.floor()) {
+                    empty(&mut column, &mut kept);
+                }
+                column.push(spot);
+            }
+            None => {
+                empty(&mut column, &mut kept);
+                kept.push(None);
+            }
+        }
+    }
+    empty(&mut column, &mut kept);
+    kept
+}
+
+/// A running mean over about `span` points, which starts without a lag. What is not finite is left as it is.
+pub fn smoothed(points: &[(f64, f64)], span: f64) -> Vec<(f64, f64)> {
+    let keep = (1.0 - 2.0 / (span + 1.0)).max(0.0);
+    let (mut sum, mut weight) = (0.0, 0.0);
+    let mean = |(x, y): &(f64, f64)| {
+        if !y.is_finite() {
+            return (*x, *y);
+        }
+        sum = keep * sum + (1.0 - keep) * y;
+        weight = keep * weight + (1.0 - keep);
+        (*x, sum / weight)
+    };
+    points.iter().map(mean).collect()
+}
+
+/// A picture under way.
+struct Svg(String);
+
+impl Svg {
+    fn new(title: &str) -> Svg {
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
+             height=\"{HEIGHT}\" role=\"img\">\n<title>{}</title>\n<style>\n",
+            escape(title)
+        );
+        svg += "text{font:12px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}.tick{font-size:11px}\n";
+        svg += "path{fill:none}.line{stroke-width:1.8}.faint{stroke-width:1;opacity:.3}.marks{stroke-width:1.4;stroke-dasharray:4 3}\n";
+        svg += ".axis{stroke:#57606a}.grid{stroke:#57606a;opacity:.18}\n";
+        let colours = |pick: fn(&(&'static str, &'static str)) -> &'static str| -> String {
+            let rule = |(i, pair)| format!(".c{i}{{stroke:{0}}}.f{i}{{fill:{0}}}", pick(pair));
+            COLOURS.iter().enumerate().map(rule).collect()
+        };
+        svg += &colours(|pair| pair.0);
+        svg += "\n@media (prefers-color-scheme:dark){text{fill:#d0d7de}.axis,.grid{stroke:#9ea7b3}";
+        svg += &colours(|pair| pair.1);
+        svg += "}\n</style>\n";
+        Svg(svg)
+    }
+
+    fn raw(&mut self, element: &str) {
+        self.0 += element;
+        self.0.push('\n');
+    }
+
+    fn line(&mut self, class: &str, x1: f64, y1: f64, x2: f64, y2: f64) {
+        self.raw(&format!(r#"<path class="{class}" d="M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}"/>"#));
+    }
+
+    fn dot(&mut self, colour: usize, x: f64, y: f64) {
+        self.raw(&format!(r#"<circle class="f{colour}" cx="{x:.1}" cy="{y:.1}" r="3"/>"#));
+    }
+
+    fn text(&mut self, class: &str, x: f64, y: f64, anchor: &str, text: &str) {
+        let text = escape(text);
+        self.raw(&format!(
+            r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{text}</text>"#
+        ));
+    }
+
+    fn finish(mut self) -> String {
+        self.0 += "</svg>\n";
+        self.0
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(name: &str, points: &[(f64, f64)], style: Style, colour: usize) -> Series {
+        Series { name: name.into(), points: points.to_vec(), style, colour }
+    }
+
+    fn plot(series: Vec<Series>) -> Plot {
+        Plot { title: "Loss".into(), x: "step".into(), y: "nats".into(), log_x: false, log_y: false, series }
+    }
+
+    /// The elements that are drawn, each with its class and, for a path, its points.
+    fn paths<'a>(svg: &'a str, class: &str) -> Vec<&'a str> {
+        let start = format!("<path class=\"{class}\" d=\"");
+        svg.lines().filter_map(|line| line.strip_prefix(&start)?.strip_suffix("\"/>")).collect()
+    }
+
+    #[test]
+    fn curves_share_their_axes() {
+        let a = series("a", &[(0.0, 4.0), (100.0, 2.0)], Style::Line, 0);
+        let b = series("b", &[(50.0, 0.0), (100.0, 3.0)], Style::Line, 1);
+        let svg = plot(vec![a, b]).to_svg();
+        // Of the height a twentieth is free above and below: 4 is at 1.05/1.1 of it, 0 at 0.05/1.1.
+        let at = |value: f64| format!("{:.1}", TOP + DOWN * (1.0 - (value / 4.0 + 0.05) / 1.1));
+        assert_eq!(paths(&svg, "line c0")[1..], [format!("M64.0 {}L744.0 {}", at(4.0), at(2.0))]);
+        assert_eq!(paths(&svg, "line c1")[1..], [format!("M404.0 {}L744.0 {}", at(0.0), at(3.0))]);
+        assert_eq!(paths(&svg, "grid").len(), 5, "0, 1, 2, 3, 4");
+        for text in [">Loss</text>", ">step</text>", ">nats</text>", ">a</text>", ">b</text>", ">20</text>"] {
+            assert!(svg.contains(text), "{text}");
+        }
+        assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"));
+        assert!(svg.contains("@media (prefers-color-scheme:dark)"));
+    }
+
+    #[test]
+    fn gaps_marks_and_faint_curves() {
+        let gap = [(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 1.0), (4.0, 2.0)];
+        let svg = plot(vec![
+            series("held-out", &[(0.0, 1.0), (4.0, 2.0)], Style::Marks, 1),
+            series("raw", &gap, Style::Faint, 0),
+        ])
+        .to_svg();
+        let [path] = paths(&svg, "faint c0")[..] else { panic!("{svg}") };
+        assert_eq!(path.matches('M').count(), 2, "a gap begins a new stroke: {path}");
+        assert!(!path.contains("NaN"));
+        assert_eq!(svg.matches("<circle class=\"f1\"").count(), 3, "two points and the legend");
+        let (faint, marks) = (svg.find("\"faint c0\"").unwrap(), svg.rfind("\"marks c1\"").unwrap());
+        assert!(faint < marks, "faint curves lie behind");
+        assert!(!svg.contains(">raw</text>"), "and have no entry in the legend");
+    }
+
+    #[test]
+    fn many_points_look_the_same_in_fewer() {
+        let mut points: Vec<(f64, f64)> = (0..100_000).map(|i| (i as f64, (i % 7) as f64)).collect();
+        points[54_321].1 = 100.0;
+        let svg = plot(vec![series("a", &points, Style::Line, 0)]).to_svg();
+        let path = paths(&svg, "line c0").pop().unwrap();
+        let count = path.matches('L').count();
+        assert!((1000..4 * ACROSS as usize + 8).contains(&count), "{count}");
+        let top = format!(" {:.1}", TOP + DOWN * (1.0 - 1.05 / 1.1));
+        assert!(path.contains(&top), "the spike is there");
+    }
+
+    #[test]
+    fn names_are_text_and_nothing_to_show_is_said() {
+        let svg = plot(vec![series("<b>&\"", &[(1.0, f64::NAN)], Style::Line, 0)]).to_svg();
+        assert!(svg.contains("nothing to show yet"));
+        let svg = plot(vec![series("<b>&\"", &[(1.0, 2.0)], Style::Line, 9)]).to_svg();
+        assert!(svg.contains("&lt;b&gt;&amp;&quot;") && svg.contains("line c1"), "colours begin again");
+    }
+
+    #[test]
+    fn a_logarithmic_axis_leaves_out_what_has_no_place() {
+        let points = [(0.0, 1.0), (1.0, 1.0), (10.0, 2.0), (100.0, 3.0)];
+        let svg = Plot { log_x: true, ..plot(vec![series("a", &points, Style::Line, 0)]) }.to_svg();
+        let path = paths(&svg, "line c0").pop().unwrap();
+        assert!(path.starts_with("M64.0 ") && path.contains("L404.0 ") && path.contains("L744.0 "), "{path}");
+    }
+
+    #[test]
+    fn smoothing_starts_at_the_first_value_and_follows() {
+        let points: Vec<(f64, f64)> = (0..200).map(|i| (i as f64, if i < 100 { 4.0 } else { 2.0 })).collect();
+        let mean = smoothed(&points, 9.0);
+        assert_eq!(mean[0], (0.0, 4.0));
+        assert!(mean[101].1 > 3.0 && (mean[199].1 - 2.0).abs() < 1e-6);
+        assert!(smoothed(&[(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)], 1.0)[1].1.is_nan());
+    }
+}

@@ -1,0 +1,50 @@
+//! What an update should take, by the compiled plans and the target's rates: what progress is measured against.
+
+use flatout_ir::cost::{Cost, cost, rate};
+use flatout_ir::{OpKind, Role};
+
+use crate::compile::Compiled;
+
+/// What one update of `batch` rows costs: `grad` for every micro-batch, then `apply`.
+pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
+    let of =
+        |role: Role| compiled.plans.plan(role).map(|p| cost(p, &compiled.target.rates)).unwrap_or_default();
+    let (grad, apply, parts) = (of(Role::Grad), of(Role::Apply), (batch / compiled.micro_batch) as u64);
+    Cost {
+        flops: parts * grad.flops + apply.flops,
+        bytes: parts * grad.bytes + apply.bytes,
+        roofline_seconds: parts as f64 * grad.roofline_seconds + apply.roofline_seconds,
+    }
+}
+
+/// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its rates are
+/// constants for predictions.
+pub fn peak_flops(compiled: &Compiled) -> Option<f64> {
+    let (target, grad) = (&compiled.target, compiled.plans.plan(Role::Grad)?);
+    let products = grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
+    let peak = products.map(|l| rate(l, &target.rates)).max_by(f64::total_cmp)?;
+    (target.name != "cpu").then_some(peak)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{compile, recipes};
+
+    #[test]
+    fn a_step_is_its_micro_batches_and_one_update() {
+        let compiled = |rows: &str| {
+            let words = ["train.batch=8".to_string(), format!("train.micro_batch={rows}")];
+            compile::compile(&recipes::resolve("tiny", &[], &words).unwrap(), &compile::target()).unwrap()
+        };
+        let (whole, split) = (step_cost(&compiled("8"), 8), step_cost(&compiled("2"), 8));
+        assert!(whole.roofline_seconds > 0.0 && whole.roofline_seconds.is_finite());
+        // The same rows in four parts do the same arithmetic and read the weights four times.
+        assert!((whole.flops as f64 / split.flops as f64 - 1.0).abs() < 0.05);
+        assert!(split.bytes > whole.bytes);
+        assert_eq!(peak_flops(&compiled("8")), None, "the CPU promises no peak");
+        let mut gpu = compiled("8");
+        gpu.target.name = "h200".into();
+        assert_eq!(peak_flops(&gpu), Some(gpu.target.rates.f32_flops));
+    }
+}

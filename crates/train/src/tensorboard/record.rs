@@ -1,0 +1,188 @@
+//! Records as TensorBoard reads them: a length and bytes, each with a checksum, and in the bytes a protocol buffer with
+//! an event. Numbers of fields are those of TensorFlow's `event.proto`, `summary.proto` and `tensor.proto`.
+
+/// What an event file holds at one moment of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record<'a> {
+    /// Seconds since 1970.
+    pub time: f64,
+    pub step: u64,
+    pub what: What<'a>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum What<'a> {
+    /// The first record of a file.
+    Version,
+    /// The run went on: what was recorded before for this step and later ones is void.
+    Restart,
+    /// Values by tag.
+    Scalars(&'a [(&'a str, f32)]),
+    /// A text in Markdown under a tag.
+    Text(&'a str, &'a str),
+}
+
+/// The version readers know to look for restarts in.
+const VERSION: &str = "brain.Event:2";
+const SESSION_START: u64 = 1;
+const DT_STRING: u64 = 7;
+
+impl Record<'_> {
+    /// The bytes of a file this record takes: length (8 bytes), its checksum (4), the event, its checksum (4).
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let event = self.event();
+        let length = (event.len() as u64).to_le_bytes();
+        let mut bytes = Vec::with_capacity(event.len() + 16);
+        bytes.extend(length);
+        bytes.extend(masked(crc32c(&length)).to_le_bytes());
+        bytes.extend(&event);
+        bytes.extend(masked(crc32c(&event)).to_le_bytes());
+        bytes
+    }
+
+    fn event(&self) -> Vec<u8> {
+        let mut event = Message::default();
+        event.fixed64(1, self.time.to_bits());
+        event.varint(2, self.step);
+        match &self.what {
+            What::Version => event.bytes(3, VERSION.as_bytes()),
+            What::Restart => {
+                let mut log = Message::default();
+                log.varint(1, SESSION_START);
+                event.bytes(7, &log.0);
+            }
+            What::Scalars(values) => {
+                let mut summary = Message::default();
+                for (tag, number) in *values {
+                    let mut value = Message::default();
+                    value.bytes(1, tag.as_bytes());
+                    value.fixed32(2, number.to_bits());
+                    summary.bytes(1, &value.0);
+                }
+                event.bytes(5, &summary.0);
+            }
+            What::Text(tag, text) => {
+                let (mut plugin, mut metadata, mut tensor) =
+                    (Message::default(), Message::default(), Message::default());
+                plugin.bytes(1, b"text");
+                metadata.bytes(1, &plugin.0);
+                tensor.varint(1, DT_STRING);
+                // A tensor of no dimensions.
+                tensor.bytes(2, &[]);
+                tensor.bytes(8, text.as_bytes());
+                let (mut value, mut summary) = (Message::default(), Message::default());
+                value.bytes(1, tag.as_bytes());
+                value.bytes(8, &tensor.0);
+                value.bytes(9, &metadata.0);
+                summary.bytes(1, &value.0);
+                event.bytes(5, &summary.0);
+            }
+        }
+        event.0
+    }
+}
+
+/// A protocol buffer's message, field after field.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn number(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn varint(&mut self, field: u64, value: u64) {
+        self.number(field << 3);
+        self.number(value);
+    }
+
+    fn fixed64(&mut self, field: u64, bits: u64) {
+        self.number(field << 3 | 1);
+        self.0.extend(bits.to_le_bytes());
+    }
+
+    fn bytes(&mut self, field: u64, bytes: &[u8]) {
+        self.number(field << 3 | 2);
+        self.number(bytes.len() as u64);
+        self.0.extend(bytes);
+    }
+
+    fn fixed32(&mut self, field: u64, bits: u32) {
+        self.number(field << 3 | 5);
+        self.0.extend(bits.to_le_bytes());
+    }
+}
+
+/// Checksums of data that may itself hold checksums are stored rotated and shifted.
+fn masked(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32C (Castagnoli), a byte at a time: records are a few hundred bytes a step.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc: u32, byte| TABLE[(crc as u8 ^ byte) as usize] ^ crc >> 8)
+}
+
+const TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors of RFC 3720, appendix B.4, and the usual digits.
+    #[test]
+    fn checksums_are_those_of_the_standard() {
+        let up: Vec<u8> = (0..32).collect();
+        let down: Vec<u8> = (0..32).rev().collect();
+        let read_command = [
+            0x01, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x14, 0, 0, 0, 0, 0, 0x04, 0, 0, 0, 0,
+            0x14, 0, 0, 0, 0x18, 0x28, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        for (bytes, crc) in [
+            (&b""[..], 0),
+            (b"123456789", 0xe306_9283),
+            (&[0; 32], 0x8a91_36aa),
+            (&[0xff; 32], 0x62a8_ab43),
+            (&up, 0x46dd_794e),
+            (&down, 0x113f_db5c),
+            (&read_command, 0xd996_3a56),
+        ] {
+            assert_eq!(crc32c(bytes), crc, "{bytes:x?}");
+        }
+    }
+
+    /// The bytes TensorBoard's own writer gives for the same events.
+    #[test]
+    fn records_are_those_of_tensorboards_own_writer() {
+        let hex = |record: Record<'_>| -> String {
+            record.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        let (time, step) = (1.5, 300);
+        for (what, bytes) in [
+            (What::Version, include_str!("golden/version.hex")),
+            (What::Restart, include_str!("golden/restart.hex")),
+            (What::Scalars(&[("train/loss", 2.5), ("train/lr", 1e-3)]), include_str!("golden/scalars.hex")),
+            (What::Text("config", "a **b**"), include_str!("golden/text.hex")),
+        ] {
+            assert_eq!(hex(Record { time, step, what: what.clone() }), bytes.trim(), "{what:?}");
+        }
+    }
+}
