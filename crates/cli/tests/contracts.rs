@@ -34,10 +34,13 @@ fn events_have_the_fields_of_the_contract() {
     let events = lines(&log);
     let wanted = [
         ("start", "recipe backend switches arena_bytes driver_bytes not_deterministic"),
-        ("step", "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second"),
+        (
+            "step",
+            "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second skipped",
+        ),
         ("eval", "step loss"),
         ("saved", "step path"),
-        ("end", "status steps loss loss_floor tokens_per_second"),
+        ("end", "status steps loss loss_floor tokens_per_second skipped"),
     ];
     let of = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
     for (name, names) in wanted {

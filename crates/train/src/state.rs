@@ -1,13 +1,14 @@
 //! A session's state to a checkpoint and back: every trained weight, moment and counter under the model's own names,
 //! whatever was merged or laid out in regions.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{Class, DType, Role};
+use flatout_ir::{Class, DType, PlanSet, Role};
 use flatout_runtime::Session;
 
-use crate::checkpoint::{self, Dtype, State, Tensor, TensorFile};
+use crate::checkpoint::{self, Dtype, Retention, Saved, State, Tensor, TensorFile};
 use crate::failure::Failure;
 use crate::initial::leaves;
 use crate::{UserError, refuse};
@@ -28,19 +29,20 @@ impl Snapshot {
         Ok(Snapshot { tensors, state })
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|(_, bytes)| bytes.len() as u64).sum()
-    }
-
-    /// Writes the checkpoint; returns its folder.
-    pub fn save(&self, checkpoints: &Path, keep: usize) -> std::io::Result<std::path::PathBuf> {
+    /// Writes the checkpoint.
+    pub fn save(&self, checkpoints: &Path, kept: &Retention) -> std::io::Result<Saved> {
         let tensors: Vec<Tensor<'_>> = self
             .tensors
             .iter()
             .map(|(slot, bytes)| Tensor { name: &slot.path, dtype: dtype(slot), shape: &slot.ty.dims, bytes })
             .collect();
-        checkpoint::save(checkpoints, &self.state, &tensors, keep)
+        checkpoint::save(checkpoints, &self.state, &tensors, kept)
     }
+}
+
+/// Bytes of the state that is saved.
+pub fn saved_bytes(plans: &PlanSet) -> u64 {
+    plans.slots.iter().filter(|s| s.class.is_saved() && !s.is_whole).map(|s| s.ty.bytes() as u64).sum()
 }
 
 fn dtype(slot: &PlacedSlot) -> Dtype {
@@ -52,14 +54,15 @@ fn dtype(slot: &PlacedSlot) -> Dtype {
     }
 }
 
-/// Reads a checkpoint into a session: every slot that `wanted` names must be there with its shape.
+/// Reads a checkpoint into a session: every slot that `wanted` names must be there with its type and shape.
 pub fn load(
     session: &mut Session,
     file: &mut TensorFile,
     wanted: impl Fn(Class) -> bool,
 ) -> Result<(), Failure> {
-    for slot in leaves(session.plans(), wanted) {
-        fits(file, &slot)?;
+    let slots = leaves(session.plans(), wanted);
+    refuse_differences(slots.iter().filter_map(|slot| difference(file, slot)).collect())?;
+    for slot in slots {
         let mut bytes = vec![0; slot.ty.bytes()];
         file.read_into(&slot.path, &mut bytes).map_err(Failure::io(&slot.path))?;
         session.write_slot(&slot.path, &bytes)?;
@@ -70,17 +73,44 @@ pub fn load(
     Ok(())
 }
 
-fn fits(file: &TensorFile, slot: &PlacedSlot) -> Result<(), UserError> {
-    let Some(entry) = file.entries().get(&slot.path) else {
-        refuse!("the checkpoint has no `{}`: it is of another model or version", slot.path)
-    };
-    if entry.shape != slot.ty.dims || entry.dtype != dtype(slot) {
-        refuse!(
-            "the checkpoint's `{}` has shape {:?} and the model's {:?}",
-            slot.path,
-            entry.shape,
-            slot.ty.dims
-        )
+/// Whether a checkpoint holds exactly the state of these plans: nothing missing, nothing other, nothing more. Asked
+/// before any device work.
+pub fn check_schema(plans: &PlanSet, file: &TensorFile) -> Result<(), UserError> {
+    let slots = leaves(plans, Class::is_saved);
+    let known: BTreeSet<&str> = slots.iter().map(|slot| slot.path.as_str()).collect();
+    let unknown = file.entries().iter().filter(|(name, _)| !known.contains(name.as_str()));
+    let unknown = unknown.map(|(name, entry)| {
+        format!("it has `{name}` {} {:?}, which the plan does not", entry.dtype, entry.shape)
+    });
+    refuse_differences(slots.iter().filter_map(|slot| difference(file, slot)).chain(unknown).collect())
+}
+
+/// Differences a sentence names; the rest are counted.
+const NAMED_DIFFERENCES: usize = 3;
+
+fn refuse_differences(differences: Vec<String>) -> Result<(), UserError> {
+    if differences.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let named = differences[..differences.len().min(NAMED_DIFFERENCES)].join("; ");
+    let more = match differences.len().saturating_sub(NAMED_DIFFERENCES) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    refuse!(
+        "the checkpoint's state is not the one this run's plans have: {named}{more}: it is of another model, config or \
+         version; continue it with the ones that wrote it"
+    )
+}
+
+fn difference(file: &TensorFile, slot: &PlacedSlot) -> Option<String> {
+    let (path, wanted) = (&slot.path, dtype(slot));
+    let Some(entry) = file.entries().get(path) else {
+        return Some(format!("it has no `{path}` ({wanted} {:?})", slot.ty.dims));
+    };
+    if entry.shape == slot.ty.dims && entry.dtype == wanted {
+        return None;
+    }
+    let (found, shape, dims) = (entry.dtype, &entry.shape, &slot.ty.dims);
+    Some(format!("its `{path}` is {found} {shape:?} and the plan's {wanted} {dims:?}"))
 }
