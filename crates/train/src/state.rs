@@ -114,3 +114,52 @@ fn difference(file: &TensorFile, slot: &PlacedSlot) -> Option<String> {
     let (found, shape, dims) = (entry.dtype, &entry.shape, &slot.ty.dims);
     Some(format!("its `{path}` is {found} {shape:?} and the plan's {wanted} {dims:?}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{compile, recipes};
+    use std::collections::BTreeMap;
+
+    fn session(overrides: &[&str]) -> Session {
+        let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
+        let more = ["model.context=16", "train.batch=2", "eval.rows=0"];
+        let words = small.iter().chain(&more).chain(overrides).map(|word| word.to_string());
+        let config = recipes::resolve("tiny", &[], &words.collect::<Vec<_>>()).unwrap();
+        Session::new(compile::compile(&config, &compile::target()).unwrap().plans, 1).unwrap()
+    }
+
+    fn refused(plans: &Session, file: &TensorFile) -> String {
+        check_schema(plans.plans(), file).unwrap_err().0
+    }
+
+    #[test]
+    fn a_state_of_other_plans_is_refused_with_the_first_differences() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = State { step: 3, cursor: serde_json::Value::Null, counters: BTreeMap::new() };
+        let kept = Retention { keep: 1, keep_every: 0, best: None, prune: true };
+        let mut own = session(&[]);
+        let saved = Snapshot::take(&mut own, state).unwrap().save(folder.path(), &kept).unwrap();
+        let (_, file) = checkpoint::open(&saved.path).unwrap();
+        assert_eq!(check_schema(own.plans(), &file), Ok(()));
+        assert_eq!(
+            check_schema(session(&["fuse.qkv=off"]).plans(), &file),
+            Ok(()),
+            "names do not depend on fusion"
+        );
+
+        let wider = refused(&session(&["model.ffn=32"]), &file);
+        assert!(
+            wider.contains("its `layers.0.ffn.gate` is F32 [24, 16] and the plan's F32 [32, 16]"),
+            "{wider}"
+        );
+        assert!(wider.contains("; and 6 more"), "{wider}");
+        let untied = refused(&session(&["model.tied=false"]), &file);
+        assert!(untied.contains("it has no `head.weight` (F32 [512, 16])"), "{untied}");
+        let frozen = refused(&session(&["train.freeze=[layers.0.ffn.down]"]), &file);
+        assert!(
+            frozen.contains("it has `layers.0.ffn.down` F32 [16, 24], which the plan does not"),
+            "{frozen}"
+        );
+    }
+}

@@ -122,8 +122,8 @@ pub fn train(
         0 => None,
         _ => Some(corpus.held_out_rows(config.eval.rows)?),
     };
-    checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
     let found = checkpoint::latest(&run.checkpoints_dir())?;
+    checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
     if let Some(whole) = &found.whole {
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         check_schema(&compiled.plans, &file)?;

@@ -170,9 +170,12 @@ impl Trainer<'_, '_> {
         Ok(())
     }
 
-    /// Ends the run early, with its state saved.
+    /// Ends the run early, with its state saved where there is any beyond its beginning.
     pub(super) fn stopped(&mut self, reason: &'static str) -> Result<Outcome, Failure> {
         self.flush()?;
+        if self.progress.step == 0 {
+            return self.end(Status::Stopped);
+        }
         let bytes = crate::state::saved_bytes(self.session.plans());
         (self.notice)(Notice::Saving { step: self.progress.step, bytes, signal: reason });
         self.save_now()?;
