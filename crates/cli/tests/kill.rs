@@ -107,7 +107,7 @@ fn a_kill_while_a_run_begins_leaves_one_that_can_begin_again() {
     let scene = Scene::new();
     let steps = "train.steps=3";
     assert_eq!(scene.start(&words("unbroken", steps)).wait().expect("an end").code(), Some(0));
-    for kill in 0..20 {
+    for kill in 0..12 {
         let run = format!("run-{kill}");
         let (dir, words) = (scene.dir(&run), words(&run, steps));
         let mut child = scene.start(&words);
