@@ -184,6 +184,21 @@ fn a_folder_that_cannot_be_written_is_one_sentence() {
     assert!(said.err.contains("run/checkpoints cannot be read: Not a directory"), "{}", said.err);
 }
 
+#[test]
+fn a_damaged_log_is_named_by_line() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    assert_eq!(say(dir, &small_train(&["--run", "run", "-q"])).code, Some(0));
+    let path = scene.dir("run/events.jsonl");
+    let log = fs::read_to_string(&path).expect("a log");
+    fs::write(&path, log.replacen("\"loss\"", "\"los", 1)).expect("a log");
+    let said = say(dir, &["resume", "run", "train.steps=8"]);
+    assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{}", said.err);
+    assert!(said.err.contains("run/events.jsonl line 2 is no event"), "{}", said.err);
+    fs::remove_file(&path).expect("a log");
+    assert_eq!(say(dir, &["resume", "run", "train.steps=8", "-q"]).code, Some(0));
+}
+
 type Damage = fn(&Path);
 
 /// What can happen to a file.

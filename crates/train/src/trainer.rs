@@ -149,7 +149,7 @@ pub fn train(
     let loader = corpus.train_loader(&cursor, options)?;
     // First of all, so that whatever is written after it lies in a run that can be continued.
     run.save_config(config)?;
-    let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(Failure::io("events.jsonl"))?;
+    let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(unreadable_log)?;
     let mut lines = events::steps(&earlier);
     lines.retain(|line| line.step <= progress.step);
     let last_loss = lines.last().filter(|s| s.step == progress.step).map_or(f32::NAN, |s| s.loss);
@@ -205,6 +205,17 @@ pub fn train(
         let _ = trainer.collect_saved(true).and_then(|()| trainer.end(Status::Failed));
     }
     outcome
+}
+
+/// A log that is damaged is the user's to judge: the run itself does not need it.
+fn unreadable_log(error: std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => {
+            UserError(format!("{error}: remove that line, or move the file away; checkpoints do not need it"))
+                .into()
+        }
+        _ => Failure::Environment(format!("events.jsonl: {error}")),
+    }
 }
 
 /// Before a save has been timed, how fast its bytes are taken to go.
@@ -369,7 +380,9 @@ impl Trainer<'_, '_> {
                     break;
                 }
                 self.step()?;
-                self.recover()?;
+                if self.recover()? {
+                    continue;
+                }
                 reason = self.evaluate_if_due()?;
                 if self.progress.step < self.steps && reason.is_none() {
                     self.save_if_due()?;

@@ -24,6 +24,8 @@ pub(super) struct Saving {
     /// The longest a save took, its copy and its writing together.
     pub slowest_seconds: Option<f64>,
     copy_seconds: f64,
+    /// It was said that a save waited for the one before it.
+    is_slow: bool,
 }
 
 impl Saving {
@@ -36,11 +38,12 @@ impl Saving {
             trouble: None,
             slowest_seconds: None,
             copy_seconds: 0.0,
+            is_slow: false,
         }
     }
 }
 
-/// The shortest wait for an earlier save that is worth a warning.
+/// The shortest wait for an earlier save that is worth a warning, once a run.
 const LONG_WAIT_SECONDS: f64 = 1.0;
 
 impl Trainer<'_, '_> {
@@ -85,7 +88,7 @@ impl Trainer<'_, '_> {
         let began = Instant::now();
         self.collect_saved(true)?;
         let (step, waited) = (self.progress.step, began.elapsed().as_secs_f64());
-        if waited > LONG_WAIT_SECONDS {
+        if waited > LONG_WAIT_SECONDS && !std::mem::replace(&mut self.saving.is_slow, true) {
             let message = format!(
                 "step {step} waited {waited:.1} s for the checkpoint before it: the disk is slower than \
                  checkpoint.every asks for"
