@@ -140,7 +140,7 @@ fn while_a_tokeniser_is_trained() {
     send("-TERM", &child);
     let output = child.wait_with_output().expect("an end");
     assert_eq!(output.status.code(), Some(3));
-    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(said, "SIGTERM before the first step: nothing was saved\n");
     assert!(!scene.dir("run").exists(), "nothing is left of it");
@@ -149,10 +149,10 @@ fn while_a_tokeniser_is_trained() {
 #[test]
 fn when_its_time_is_nearly_up() {
     let scene = Scene::new();
-    let words = small_train(&["eval.rows=0", "train.steps=1000000", "--run", "run", "--max-time", "4s"]);
+    let words = small_train(&["eval.rows=0", "train.steps=1000000", "--run", "run", "--max-time", "7s"]);
     let began = Instant::now();
     let said = say(scene.folder.path(), &words);
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
     assert_eq!(said.code, Some(3), "{}", said.err);
     assert!(said.err.contains("--max-time: saving step "), "{}", said.err);
     let step = checkpoints(&scene.dir("run")).whole.expect("a checkpoint");

@@ -2,41 +2,44 @@
 //! whatever was merged or laid out in regions.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{Class, DType, PlanSet, Role};
-use flatout_runtime::Session;
+use flatout_runtime::{Copying, Session};
 
 use crate::checkpoint::{self, Dtype, Retention, Saved, State, Tensor, TensorFile};
 use crate::failure::Failure;
 use crate::initial::leaves;
 use crate::{UserError, refuse};
 
-/// A copy of the state, taken between steps, that can be written while training goes on.
+/// The state as it was between two steps, copied while training goes on. On a GPU the copy comes out beside the next
+/// `grad`, and the next `apply` waits for it on the device.
 pub struct Snapshot {
-    tensors: Vec<(PlacedSlot, Vec<u8>)>,
+    slots: Vec<PlacedSlot>,
+    copying: Copying,
     pub state: State,
 }
 
 impl Snapshot {
-    pub fn take(session: &mut Session, state: State) -> Result<Snapshot, Failure> {
-        let mut tensors = vec![];
-        for slot in leaves(session.plans(), Class::is_saved) {
-            let bytes = session.read_slot(&slot.path)?;
-            tensors.push((slot, bytes));
-        }
-        Ok(Snapshot { tensors, state })
+    pub fn begin(session: &mut Session, state: State) -> Result<Snapshot, Failure> {
+        let slots = leaves(session.plans(), Class::is_saved);
+        let paths: Vec<&str> = slots.iter().map(|slot| slot.path.as_str()).collect();
+        let copying = session.begin_copy(&paths)?;
+        Ok(Snapshot { slots, copying, state })
     }
 
-    /// Writes the checkpoint.
-    pub fn save(&self, checkpoints: &Path, kept: &Retention) -> std::io::Result<Saved> {
-        let tensors: Vec<Tensor<'_>> = self
-            .tensors
-            .iter()
-            .map(|(slot, bytes)| Tensor { name: &slot.path, dtype: dtype(slot), shape: &slot.ty.dims, bytes })
-            .collect();
-        checkpoint::save(checkpoints, &self.state, &tensors, kept)
+    /// Waits for the copy and writes the checkpoint. For any thread.
+    pub fn save(self, checkpoints: &Path, kept: &Retention) -> io::Result<Saved> {
+        let copied = self.copying.finish().map_err(io::Error::other)?;
+        let tensors = self.slots.iter().enumerate().map(|(i, slot)| Tensor {
+            name: &slot.path,
+            dtype: dtype(slot),
+            shape: &slot.ty.dims,
+            bytes: copied.tensor(i),
+        });
+        checkpoint::save(checkpoints, &self.state, &tensors.collect::<Vec<_>>(), kept)
     }
 }
 
@@ -139,7 +142,7 @@ mod tests {
         let state = State { step: 3, cursor: serde_json::Value::Null, counters: BTreeMap::new() };
         let kept = Retention { keep: 1, keep_every: 0, best: None, prune: true };
         let mut own = session(&[]);
-        let saved = Snapshot::take(&mut own, state).unwrap().save(folder.path(), &kept).unwrap();
+        let saved = Snapshot::begin(&mut own, state).unwrap().save(folder.path(), &kept).unwrap();
         let (_, file) = checkpoint::open(&saved.path).unwrap();
         assert_eq!(check_schema(own.plans(), &file), Ok(()));
         assert_eq!(

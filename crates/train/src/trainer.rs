@@ -218,7 +218,8 @@ fn unreadable_log(error: std::io::Error) -> Failure {
     }
 }
 
-/// Before a save has been timed, how fast its bytes are taken to go.
+/// Before a save has been timed, how long it is taken to last whatever its size, and how fast its bytes to go.
+const GUESSED_SECONDS: f64 = 1.0;
 const GUESSED_BYTES_PER_SECOND: f64 = 1e8;
 /// Time kept beside what was measured when `--max-time` is near: the end of the process itself.
 const STOP_MARGIN: Duration = Duration::from_secs(1);
@@ -401,7 +402,7 @@ impl Trainer<'_, '_> {
 
     /// Why to stop, if there is a reason: a signal, or so little time left that it is what a step and a save may take.
     fn stop_asked(&self) -> Option<&'static str> {
-        let guessed = saved_bytes(self.session.plans()) as f64 / GUESSED_BYTES_PER_SECOND;
+        let guessed = GUESSED_SECONDS + saved_bytes(self.session.plans()) as f64 / GUESSED_BYTES_PER_SECOND;
         let save = self.saving.slowest_seconds.unwrap_or(guessed);
         self.stop.asked(STOP_MARGIN + 2 * self.slowest_step + Duration::from_secs_f64(2.0 * save))
     }

@@ -36,12 +36,11 @@ impl Writer {
         let (report, results) = channel();
         let work = move || {
             for (snapshot, kept) in taken {
-                let began = Instant::now();
+                let (step, began) = (snapshot.state.step, Instant::now());
+                // The copy is gone when this returns, so the next one finds its memory free.
                 let result = snapshot.save(&checkpoints, &kept);
                 let seconds = began.elapsed().as_secs_f64();
-                let written = Written { step: snapshot.state.step, seconds, kept, result };
-                // The copy goes before the report, so that the next one finds its memory free.
-                drop(snapshot);
+                let written = Written { step, seconds, kept, result };
                 if report.send(written).is_err() {
                     return;
                 }

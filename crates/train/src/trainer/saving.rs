@@ -123,7 +123,7 @@ impl Trainer<'_, '_> {
             ("skipped_in_a_row", self.skips.in_a_row),
         ];
         let counters = counters.map(|(name, count)| (name.to_string(), count)).into();
-        Snapshot::take(&mut self.session, State { step, cursor, counters })
+        Snapshot::begin(&mut self.session, State { step, cursor, counters })
     }
 
     /// The best checkpoint once the state as it is has been saved.
