@@ -38,10 +38,10 @@ impl Starting {
 
 /// What is left of the run, in words. One that never began is removed.
 fn left(run: Option<&Run>) -> String {
-    let Some(run) = run else { return "nothing was saved".into() };
+    let Some(run) = run else { return "nothing to save".into() };
     run.discard();
     match is_run(run.dir()) {
         true => format!("nothing to save; continue with: {}", run.resume_command()),
-        false => "nothing was saved".into(),
+        false => "nothing to save, and nothing is left of the run".into(),
     }
 }

@@ -8,6 +8,11 @@ use flatout_fuzz::{Limits, feed};
 use flatout_train::checkpoint::{self, TensorFile};
 use flatout_train::events::{self, Event, EventLog};
 
+/// In memory where there is a place for that: a disk would take most of the time.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 /// Headers as we write them, with their lengths in front, and data behind.
 fn tensor_files() -> Vec<Vec<u8>> {
     let headers = [
@@ -24,7 +29,7 @@ fn tensor_files() -> Vec<Vec<u8>> {
 
 #[test]
 fn tensor_file() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("state.safetensors");
     feed("tensor file", &tensor_files(), Limits::default(), |bytes| {
         fs::write(&path, bytes).unwrap();
@@ -48,7 +53,7 @@ fn state(format: u32, counters: &str) -> Vec<u8> {
 
 #[test]
 fn state_record() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let checkpoint = folder.path().join("step-7");
     fs::create_dir(&checkpoint).unwrap();
     fs::write(checkpoint.join("state.safetensors"), &tensor_files()[0]).unwrap();
@@ -71,7 +76,7 @@ fn state_record() {
 /// makes a file with the hash of another.
 #[test]
 fn checkpoint_folder() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let files = ["state.json", "state.safetensors", "complete"];
     let seeds: Vec<Vec<u8>> = [&tensor_files()[0][..], &state(2, ""), b"0123456789abcdef0123456789abcdef"]
         .iter()
@@ -92,7 +97,7 @@ fn checkpoint_folder() {
 
 #[test]
 fn event_log() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("events.jsonl");
     let lines = [
         r#"{"event":"step","step":1,"epoch":0.5,"loss":null,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1e6,"samples_per_second":2560.0,"skipped":0}"#,
