@@ -212,6 +212,41 @@ fn the_last_updates_of_a_run_count_too() {
     assert!(events::steps(&run.events).iter().all(|s| s.loss.is_finite()));
 }
 
+/// Saved on schedule at 5, 10, 15, 20 and the end, and whenever the held-out loss is the lowest so far.
+#[test]
+fn the_best_and_every_tenth_checkpoint_stay() {
+    DISTURB.set(None);
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("run");
+    let retention = ["checkpoint.keep=1", "checkpoint.keep_every=10", "checkpoint.best=true"];
+    let evaluation = ["eval.rows=4", "eval.every=3", "lr=0.2", "schedule.name=constant"];
+    let run = run_in(&dir, &[&retention[..], &evaluation].concat(), |_| {});
+    let (mut lowest, mut wanted) = (None, vec![]);
+    for event in &run.events {
+        if let Event::Eval { step, loss } = *event
+            && lowest.is_none_or(|(_, least)| loss < least)
+        {
+            lowest = Some((step, loss));
+            wanted.push(step);
+        }
+    }
+    let best = checkpoint::best(&dir.join("checkpoints")).expect("a best one");
+    assert_eq!(Some((best.step, best.loss)), lowest);
+    assert!(best.step < STEPS && wanted.len() > 1, "a rate this high does not fall to the end: {lowest:?}");
+    wanted.extend([5, 10, 15, 20, STEPS]);
+    wanted.sort();
+    wanted.dedup();
+    assert_eq!(run.saved(), wanted);
+    let mut kept = vec![10, 20, best.step, STEPS];
+    kept.sort();
+    kept.dedup();
+    let folders = fs::read_dir(dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+    let step = |name: String| name.strip_prefix("step-").and_then(|step| step.parse::<u64>().ok());
+    let mut found: Vec<u64> = folders.filter_map(|name| step(name.into_string().unwrap())).collect();
+    found.sort();
+    assert_eq!(found, kept);
+}
+
 #[test]
 fn a_loss_that_stands_out_is_a_spike() {
     let senseless = |rows: &mut Rows| {
