@@ -1,10 +1,13 @@
 //! What was typed.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use flatout_train::history::Axis;
 use flatout_train::run::Resume;
+
+use crate::time_limit;
 
 /// Trains transformers flat out on the hardware you have, and proves it.
 ///
@@ -60,15 +63,21 @@ pub struct Train {
     /// With --run: whether to continue a run that is there: never, auto (continue or begin), must.
     #[arg(long, value_name = "WHEN", default_value_t = Resume::Never)]
     pub resume: Resume,
+    /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
+    #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
+    pub max_time: Option<Duration>,
 }
 
 #[derive(Parser)]
 pub struct ResumeRun {
     /// The run's directory.
     pub run: PathBuf,
-    /// What may change: train.steps, train.epochs, eval, checkpoint, log.
+    /// What may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, eval, checkpoint, log.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
+    /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
+    #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
+    pub max_time: Option<Duration>,
 }
 
 #[derive(Parser)]

@@ -1,6 +1,6 @@
 //! The command line: reads arguments, shows progress, prints results, exits. Nothing here computes.
 //!
-//! Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a signal after saving.
+//! Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a signal or --max-time after saving.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -12,7 +12,9 @@ mod recipes;
 mod runs;
 mod screen;
 mod sketch;
+mod start;
 mod status;
+mod time_limit;
 mod train;
 
 use std::process::ExitCode;

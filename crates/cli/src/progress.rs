@@ -59,6 +59,9 @@ impl Progress {
                 self.line(format!("step {step}  saved {path}"))
             }
             Event::Warning { message } => self.line(format!("warning: {message}")),
+            Event::Spike { step, loss, median, deviations } => self.line(format!(
+                "step {step}  loss {loss:.4} stands {deviations:.0} deviations above its median of {median:.4}"
+            )),
             Event::Resume { step } => self.line(format!("continuing after step {step}")),
             Event::Saved { .. } | Event::End(_) => {}
         }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use flatout_train::device::Device;
@@ -9,14 +10,17 @@ use flatout_train::events::Status;
 use flatout_train::generate::{Generator, Sampling};
 use flatout_train::resume::requeued;
 use flatout_train::run::{Entered, Run};
+use flatout_train::signal::StopFlag;
 use flatout_train::trainer::{Notice, Outcome, Ready, train as train_run};
-use flatout_train::{Config, Failure, compile, recipes, signal};
+use flatout_train::{Config, Failure, compile, recipes};
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
 use crate::progress::Progress;
 use crate::screen::{Screen, bytes, count, duration, short};
+use crate::start;
 
 pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (stop, starting) = start::watch(args.max_time, screen)?;
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
@@ -29,33 +33,43 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     };
     match entered {
         Entered::Fresh(run) => {
-            let result = run_through(&config, &run, &device, screen);
+            let run = Arc::new(run);
+            starting.enter(&run);
+            let result = run_through(&config, &run, &device, &stop, screen);
             if let Err(Failure::User(_)) = &result {
                 run.discard();
             }
             result
         }
         Entered::Existing(run) => {
+            let run = Arc::new(run);
+            starting.enter(&run);
             let config = requeued(&flatout_train::run::config(run.dir())?, &config)?;
-            run_through(&config, &run, &device, screen)
+            run_through(&config, &run, &device, &stop, screen)
         }
     }
 }
 
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
-    let run = Run::reopen(&args.run)?;
+    let (stop, starting) = start::watch(args.max_time, screen)?;
+    let run = Arc::new(Run::reopen(&args.run)?);
+    starting.enter(&run);
     let config = flatout_train::run::config(run.dir())?.resumed(&args.overrides)?;
     let device = Device::open(config.switches.backend)?;
-    run_through(&config, &run, &device, screen)
+    run_through(&config, &run, &device, &stop, screen)
 }
 
-fn run_through(config: &Config, run: &Run, device: &Device, screen: &Screen) -> Result<ExitCode, Failure> {
-    let stop =
-        signal::install().map_err(|e| Failure::Environment(format!("signals cannot be handled: {e}")))?;
+fn run_through(
+    config: &Config,
+    run: &Run,
+    device: &Device,
+    stop: &StopFlag,
+    screen: &Screen,
+) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
-    let outcome = train_run(config, run, device, &stop, &mut |notice| match notice {
+    let outcome = train_run(config, run, device, stop, &mut |notice| match notice {
         Notice::Ready(ready) => {
             start_block(ready, screen);
             facts = ready.corpus.floor();
@@ -68,10 +82,8 @@ fn run_through(config: &Config, run: &Run, device: &Device, screen: &Screen) -> 
         },
         Notice::Saving { step, bytes: size, signal } => {
             if let Some(progress) = &progress {
-                progress.line(format!(
-                    "{signal}: saving step {step} ({}), again to leave without saving",
-                    bytes(size)
-                ));
+                let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
             }
         }
     });

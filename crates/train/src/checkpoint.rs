@@ -5,8 +5,11 @@
 //! under another name, flushed, renamed and flushed again before the marker is written, so at every moment the
 //! newest checkpoint with a right marker is whole, and an older one is removed only after that.
 
+mod format;
+mod retention;
 mod tensors;
 
+pub use retention::{Best, Retention, best, forget_after};
 pub use tensors::{Dtype, Entry, Tensor, TensorFile};
 
 use std::collections::BTreeMap;
@@ -19,13 +22,13 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::durable::{self, about};
 use crate::{UserError, refuse};
-
-/// Version of the layout above and of what the files hold.
-pub const FORMAT: u32 = 1;
+use format::{FORMAT, Unconverted};
 
 const TENSORS: &str = "state.safetensors";
 const STATE: &str = "state.json";
 const MARKER: &str = "complete";
+/// A hash of 128 bits in hexadecimal.
+const MARKER_BYTES: usize = 32;
 /// Bytes that go to the disk in one write. Tests stop a save between writes, so theirs are small.
 const WRITE_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
@@ -43,7 +46,7 @@ pub struct State {
 /// `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Record {
-    format: u32,
+    format: u64,
     #[serde(flatten)]
     state: State,
     files: BTreeMap<String, Sum>,
@@ -60,24 +63,36 @@ struct Sum {
 /// a crash would: that is how tests visit every moment of it.
 type Watch<'a> = &'a mut dyn FnMut(&'static str) -> io::Result<()>;
 
-/// Saves a checkpoint and removes older ones beyond the newest `keep`. Gives its folder. Saving a step that is
-/// already whole on disk changes nothing.
-pub fn save(checkpoints: &Path, state: &State, tensors: &[Tensor], keep: usize) -> io::Result<PathBuf> {
-    let saved = save_watched(checkpoints, state, tensors, keep, &mut |_| Ok(()));
-    if saved.is_err() {
-        // The space may be what was lacking. What cannot be removed now is removed at the next start.
-        let _ = fs::remove_dir_all(partial_path(checkpoints, state.step));
-    }
-    saved
+/// A checkpoint that was saved.
+#[derive(Debug)]
+pub struct Saved {
+    pub path: PathBuf,
+    /// What went wrong after it was whole: others could not be removed, or the best one not be named.
+    pub untidy: Option<io::Error>,
 }
 
-fn save_watched(
-    checkpoints: &Path,
-    state: &State,
-    tensors: &[Tensor],
-    keep: usize,
-    watch: Watch,
-) -> io::Result<PathBuf> {
+/// Saves a checkpoint; others stay or go as `kept` says. A step that is already whole on disk is not written again.
+pub fn save(checkpoints: &Path, state: &State, tensors: &[Tensor], kept: &Retention) -> io::Result<Saved> {
+    let watch: Watch = &mut |_| Ok(());
+    match write(checkpoints, state, tensors, watch) {
+        Ok(path) => {
+            let untidy = retention::apply(checkpoints, state.step, kept, watch).err();
+            Ok(Saved { path, untidy })
+        }
+        Err(error) => {
+            // Space may be what was lacking, also for the marker alone. What cannot be removed now is removed at the
+            // next start.
+            let _ = fs::remove_dir_all(partial_path(checkpoints, state.step));
+            let folder = folder_path(checkpoints, state.step);
+            if verify(&folder).is_err() {
+                let _ = fs::remove_dir_all(&folder);
+            }
+            Err(error)
+        }
+    }
+}
+
+fn write(checkpoints: &Path, state: &State, tensors: &[Tensor], watch: Watch) -> io::Result<PathBuf> {
     let folder = folder_path(checkpoints, state.step);
     if verify(&folder).is_ok() {
         return Ok(folder);
@@ -115,8 +130,6 @@ fn save_watched(
     durable::write(&marker, hex(xxh3_128(&record)).as_bytes()).map_err(about(&marker))?;
     watch("flush the checkpoint")?;
     durable::sync_folder(&folder).map_err(about(&folder))?;
-
-    prune(checkpoints, state.step, keep, watch)?;
     Ok(folder)
 }
 
@@ -134,23 +147,41 @@ pub struct Latest {
     pub skipped: Vec<(PathBuf, String)>,
 }
 
-/// Looks for the newest whole checkpoint, reading it through to check its hashes. One of another format is an
-/// error and not skipped: it is not broken, only not for this program.
+/// Looks for the newest whole checkpoint, reading it through to check its hashes. One of a newer format is an
+/// error and not skipped: it is not broken, only not for this program. So is a run of which every checkpoint was
+/// finished and later damaged: what to lose is the user's choice.
 pub fn latest(checkpoints: &Path) -> Result<Latest, UserError> {
+    latest_where(checkpoints, |_| true)
+}
+
+/// As `latest`, of the checkpoints whose state is `wanted`.
+pub fn latest_where(checkpoints: &Path, wanted: impl Fn(&State) -> bool) -> Result<Latest, UserError> {
     let mut latest = Latest::default();
+    let mut damaged = None;
     for (step, path) in numbered(checkpoints)?.into_iter().rev() {
         match verify(&path) {
-            Ok(_) => {
+            Ok(record) if wanted(&record.state) => {
                 latest.whole = Some(Whole { step, path });
-                break;
+                return Ok(latest);
             }
-            Err(Unusable::OtherFormat(format)) => refuse!(
-                "{} has checkpoint format {format} and this version reads format {FORMAT}: continue it with the \
-                 version that wrote it",
+            Ok(_) => {}
+            Err(Unusable::Newer(format)) => refuse!(
+                "{} has checkpoint format {format} and this version reads formats up to {FORMAT}: continue it with \
+                 the version that wrote it",
                 path.display()
             ),
-            Err(Unusable::Broken(reason)) => latest.skipped.push((path, reason)),
+            Err(Unusable::Unfinished) => latest.skipped.push((path, "it was not finished".into())),
+            Err(Unusable::Broken(reason)) => {
+                damaged = damaged.or_else(|| Some(format!("{}: {reason}", path.display())));
+                latest.skipped.push((path, reason));
+            }
         }
+    }
+    if let Some(damaged) = damaged {
+        refuse!(
+            "no checkpoint of this run is whole ({damaged}): restore one, or remove {} to begin it again from step 0",
+            checkpoints.display()
+        );
     }
     Ok(latest)
 }
@@ -158,7 +189,11 @@ pub fn latest(checkpoints: &Path) -> Result<Latest, UserError> {
 /// Opens a checkpoint that `latest` found.
 pub fn open(path: &Path) -> io::Result<(State, TensorFile)> {
     let text = fs::read(path.join(STATE)).map_err(about(path))?;
-    let record: Record = serde_json::from_slice(&text)?;
+    let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{STATE}: {why}"));
+    let record = record(&text).map_err(|unusable| match unusable {
+        Unconverted::Newer(format) => invalid(format!("it has format {format}")),
+        Unconverted::Broken(why) => invalid(why),
+    })?;
     Ok((record.state, TensorFile::open(&path.join(TENSORS))?))
 }
 
@@ -176,26 +211,6 @@ pub fn clean(checkpoints: &Path) -> io::Result<()> {
         if name.starts_with(".step-") && (name.ends_with(".partial") || name.ends_with(".removed")) {
             fs::remove_dir_all(entry.path()).map_err(about(&entry.path()))?;
         }
-    }
-    Ok(())
-}
-
-/// Removes checkpoints older than the one just saved, but for `keep - 1` of them and for those it cannot judge.
-/// Newer ones belong to a future that was found broken; they are replaced when it is reached again.
-fn prune(checkpoints: &Path, saved: u64, keep: usize, watch: Watch) -> io::Result<()> {
-    let older = numbered(checkpoints).map_err(|error| io::Error::other(error.0))?;
-    let mut kept = 1;
-    for (step, path) in older.into_iter().rev().filter(|(step, _)| *step < saved) {
-        if path.join(MARKER).exists() && kept < keep {
-            kept += 1;
-            continue;
-        }
-        // Renamed first, so that a crash in the middle leaves nothing that looks like a checkpoint.
-        let removed = checkpoints.join(format!(".step-{step}.removed"));
-        watch("take an old checkpoint away")?;
-        fs::rename(&path, &removed).map_err(about(&path))?;
-        watch("remove it")?;
-        fs::remove_dir_all(&removed).map_err(about(&removed))?;
     }
     Ok(())
 }
@@ -225,28 +240,40 @@ fn numbered(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, UserError> {
 }
 
 enum Unusable {
+    /// A save that was interrupted: nothing is lost with it.
+    Unfinished,
     Broken(String),
-    OtherFormat(u64),
+    Newer(u64),
+}
+
+/// What `state.json` says, in this format whichever it was written in.
+fn record(text: &[u8]) -> Result<Record, Unconverted> {
+    let broken = |error: serde_json::Error| Unconverted::Broken(error.to_string());
+    let value = format::convert(serde_json::from_slice(text).map_err(broken)?)?;
+    serde_json::from_value(value).map_err(broken)
 }
 
 /// Whether everything that was saved is there, to the bit.
 fn verify(folder: &Path) -> Result<Record, Unusable> {
     let broken = |reason: String| Unusable::Broken(reason);
-    let marker = fs::read_to_string(folder.join(MARKER)).map_err(|_| broken("it was not finished".into()))?;
+    let marker = fs::read(folder.join(MARKER)).map_err(|_| Unusable::Unfinished)?;
+    // The marker is made, written and flushed: a crash may leave it empty or short.
+    if marker.len() < MARKER_BYTES {
+        return Err(Unusable::Unfinished);
+    }
     let text = fs::read(folder.join(STATE)).map_err(|error| broken(format!("{STATE}: {error}")))?;
-    if marker != hex(xxh3_128(&text)) {
+    if marker != hex(xxh3_128(&text)).as_bytes() {
         return Err(broken(format!("{STATE} is not what was saved")));
     }
-    let value: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|e| broken(format!("{STATE}: {e}")))?;
-    match value["format"].as_u64() {
-        Some(format) if format == u64::from(FORMAT) => {}
-        Some(format) => return Err(Unusable::OtherFormat(format)),
-        None => return Err(broken(format!("{STATE} has no format"))),
-    }
-    let record: Record = serde_json::from_value(value).map_err(|e| broken(format!("{STATE}: {e}")))?;
+    let record = record(&text).map_err(|unusable| match unusable {
+        Unconverted::Newer(format) => Unusable::Newer(format),
+        Unconverted::Broken(why) => broken(format!("{STATE}: {why}")),
+    })?;
     if folder != folder_path(folder.parent().unwrap_or(Path::new("")), record.state.step) {
         return Err(broken(format!("it holds step {}", record.state.step)));
+    }
+    if !record.files.contains_key(TENSORS) {
+        return Err(broken(format!("{STATE} does not know {TENSORS}")));
     }
     for (name, sum) in &record.files {
         let found = sum_of(&folder.join(name)).map_err(|error| broken(format!("{name}: {error}")))?;

@@ -173,7 +173,16 @@ section! {
         pub freeze: Vec<String> = Vec::new(),
         /// Parameters with a learning rate or weight decay of their own.
         pub groups: Groups = Groups::default(),
+        /// After max_skipped updates in a row that are not finite: back to the last checkpoint, stop, or leave them out.
+        pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
+        /// Updates in a row that may be left out before on_nonfinite counts.
+        pub max_skipped: u64 = 10,
     }
+}
+
+choice! {
+    /// What follows too many updates that are not finite.
+    pub enum OnNonfinite { Rollback = "rollback", Stop = "stop", Skip = "skip" }
 }
 
 impl Train {
@@ -246,6 +255,10 @@ section! {
         pub every: u64 = 500,
         /// Newest checkpoints that are kept.
         pub keep: usize = 2,
+        /// Checkpoints of steps divisible by this are kept for ever; 0 for none.
+        pub keep_every: u64 = 0,
+        /// Save whenever the held-out loss is the lowest so far, and keep that checkpoint; best.json names it.
+        pub best: bool = false,
     }
 }
 
@@ -264,5 +277,7 @@ section! {
     pub struct Log {
         /// Updates between step lines.
         pub every: u64 = 1,
+        /// A loss so many robust deviations above the median of the last 128 is reported as a spike; 0 for none.
+        pub spike: f64 = 6.0,
     }
 }

@@ -34,6 +34,15 @@ pub enum Event {
     Warning {
         message: String,
     },
+    /// The loss of update `step` stands out from those before it.
+    Spike {
+        step: u64,
+        loss: f32,
+        /// Of the losses before it.
+        median: f32,
+        /// How many robust deviations it lies above the median.
+        deviations: f64,
+    },
     End(End),
 }
 
@@ -130,6 +139,9 @@ pub struct Step {
     pub tokens_per_second: f64,
     #[serde(deserialize_with = "null_is_nan")]
     pub samples_per_second: f64,
+    /// Updates left out so far because they were not finite, this one included.
+    #[serde(default)]
+    pub skipped: u64,
     /// Seconds since 1970 when the update was reported.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub time: f64,
@@ -182,6 +194,9 @@ pub struct End {
     pub loss_floor: Option<f64>,
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_second: f64,
+    /// Updates left out since the run began because they were not finite.
+    #[serde(default)]
+    pub skipped: u64,
     /// Seconds since 1970.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub time: f64,
@@ -224,12 +239,19 @@ impl Event {
 #[derive(Debug)]
 pub struct EventLog {
     file: File,
+    /// What the disk has not taken yet. It may begin within a line, of which the file has the first part.
+    waiting: Vec<u8>,
+    /// Lines there was no room for in memory either.
+    lost: u64,
 }
+
+/// Bytes that wait in memory at most while the disk takes nothing: some hundred thousand lines.
+const MAX_WAITING_BYTES: usize = 64 << 20;
 
 impl EventLog {
     /// Begins the file of a new run.
     pub fn create(path: &Path) -> io::Result<EventLog> {
-        Ok(EventLog { file: OpenOptions::new().append(true).create_new(true).open(path)? })
+        Ok(EventLog::over(OpenOptions::new().append(true).create_new(true).open(path)?))
     }
 
     /// Opens the file of a run that goes on, with what it holds. A last line that was cut short by a crash is
@@ -240,15 +262,35 @@ impl EventLog {
         if file.metadata()?.len() != whole_bytes {
             file.set_len(whole_bytes)?;
         }
-        Ok((EventLog { file }, events))
+        Ok((EventLog::over(file), events))
+    }
+
+    fn over(file: File) -> EventLog {
+        EventLog { file, waiting: Vec::new(), lost: 0 }
     }
 
     /// Appends one line, in one write: a reader that follows the file sees all of it or, after a crash, a part
-    /// that `reopen` removes.
+    /// that `reopen` removes. A disk that is full is no end: on an error the line waits, and goes before the next one.
     pub fn write(&mut self, event: &Event) -> io::Result<()> {
-        let mut line = event.to_json();
-        line.push('\n');
-        self.file.write_all(line.as_bytes())
+        let line = event.to_json() + "\n";
+        if self.waiting.len() + line.len() > MAX_WAITING_BYTES {
+            self.lost += 1;
+        } else {
+            self.waiting.extend_from_slice(line.as_bytes());
+        }
+        while !self.waiting.is_empty() {
+            match self.file.write(&self.waiting) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.waiting.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match std::mem::take(&mut self.lost) {
+            0 => Ok(()),
+            lost => self
+                .write(&Event::Warning { message: format!("{lost} lines could not be kept and are lost") }),
+        }
     }
 }
 
@@ -302,6 +344,15 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
     steps.into_values().collect()
 }
 
+/// The newest evaluation that counts: step and loss.
+pub fn last_eval(events: &[Event]) -> Option<(u64, f32)> {
+    events.iter().fold(None, |newest, event| match event {
+        Event::Eval { step, loss } => Some((*step, *loss)),
+        Event::Resume { step } => newest.filter(|(evaluated, _)| evaluated <= step),
+        _ => newest,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,6 +369,7 @@ mod tests {
             step_ms: 12.5,
             tokens_per_second: 1e6,
             samples_per_second: 2560.0,
+            skipped: 3,
             time: 1e9,
             mfu: None,
             of_predicted: None,
@@ -348,6 +400,7 @@ mod tests {
             loss: 1.5,
             loss_floor: Some(1.25),
             tokens_per_second: 2.5,
+            skipped: 2,
             time: 2e9,
         };
         let lines = [
@@ -357,7 +410,7 @@ mod tests {
             ),
             (
                 Event::Step(step(1, 0.1)),
-                r#"{"event":"step","step":1,"epoch":0.5,"loss":0.1,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1000000.0,"samples_per_second":2560.0,"time":1000000000.0}"#,
+                r#"{"event":"step","step":1,"epoch":0.5,"loss":0.1,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1000000.0,"samples_per_second":2560.0,"skipped":3,"time":1000000000.0}"#,
             ),
             (Event::Eval { step: 2, loss: 2.5 }, r#"{"event":"eval","step":2,"loss":2.5}"#),
             (
@@ -367,12 +420,16 @@ mod tests {
             (Event::Resume { step: 2 }, r#"{"event":"resume","step":2}"#),
             (Event::Warning { message: "a\nb".into() }, r#"{"event":"warning","message":"a\nb"}"#),
             (
+                Event::Spike { step: 4, loss: 9.5, median: 2.5, deviations: 7.25 },
+                r#"{"event":"spike","step":4,"loss":9.5,"median":2.5,"deviations":7.25}"#,
+            ),
+            (
                 Event::End(end.clone()),
-                r#"{"event":"end","status":"done","steps":9,"loss":1.5,"loss_floor":1.25,"tokens_per_second":2.5,"time":2000000000.0}"#,
+                r#"{"event":"end","status":"done","steps":9,"loss":1.5,"loss_floor":1.25,"tokens_per_second":2.5,"skipped":2,"time":2000000000.0}"#,
             ),
             (
                 Event::End(End { loss_floor: None, status: Status::Stopped, ..end }),
-                r#"{"event":"end","status":"stopped","steps":9,"loss":1.5,"tokens_per_second":2.5,"time":2000000000.0}"#,
+                r#"{"event":"end","status":"stopped","steps":9,"loss":1.5,"tokens_per_second":2.5,"skipped":2,"time":2000000000.0}"#,
             ),
         ];
         for (event, line) in lines {
@@ -438,6 +495,35 @@ mod tests {
         }
         std::fs::write(&path, [&whole[..third], &[0; 40]].concat()).unwrap();
         assert_eq!(EventLog::reopen(&path).unwrap().1, events[..2]);
+    }
+
+    /// A full device takes nothing: what is said meanwhile waits, in order, and is written once there is room.
+    #[test]
+    fn lines_wait_for_a_full_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("events.jsonl");
+        let events: Vec<Event> = (1..=3).map(|n| Event::Step(step(n, n as f32))).collect();
+        let mut log = EventLog::over(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        for event in &events[..2] {
+            assert_eq!(log.write(event).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        }
+        log.lost = 7;
+        // Half of the first line had reached the disk.
+        let half: Vec<u8> = log.waiting.drain(..20).collect();
+        std::fs::write(&path, half).unwrap();
+        log.file = OpenOptions::new().append(true).open(&path).unwrap();
+        log.write(&events[2]).unwrap();
+        let found = read(&path).unwrap();
+        assert_eq!(found[..3], events[..]);
+        assert_eq!(found[3..], [Event::Warning { message: "7 lines could not be kept and are lost".into() }]);
+    }
+
+    #[test]
+    fn lines_beyond_what_memory_is_given_are_counted() {
+        let mut log = EventLog::over(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        log.waiting = vec![b' '; MAX_WAITING_BYTES - 10];
+        log.write(&Event::Resume { step: 1 }).unwrap_err();
+        assert_eq!((log.waiting.len(), log.lost), (MAX_WAITING_BYTES - 10, 1));
     }
 
     #[test]

@@ -148,6 +148,9 @@ impl History {
                 }
                 Event::Saved { step, .. } => history.saved = Some(*step),
                 Event::Warning { message } => history.warnings.push(message.clone()),
+                Event::Spike { step, loss, median, .. } => history.warnings.push(format!(
+                    "step {step}: the loss of {loss:.4} stands out; the median before it is {median:.4}"
+                )),
                 Event::End(end) => history.end = Some(end.clone()),
             }
         }
@@ -281,7 +284,15 @@ mod tests {
     }
 
     fn end(status: Status) -> Event {
-        Event::End(End { status, steps: 6, loss: 1.0, loss_floor: None, tokens_per_second: 1.0, time: 1.0 })
+        Event::End(End {
+            status,
+            steps: 6,
+            loss: 1.0,
+            loss_floor: None,
+            tokens_per_second: 1.0,
+            skipped: 0,
+            time: 1.0,
+        })
     }
 
     fn history(events: &[Event]) -> History {

@@ -8,6 +8,8 @@ use crate::{UserError, refuse};
 pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
     let mut config = own.clone();
     (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
+    (config.train.on_nonfinite, config.train.max_skipped) =
+        (asked.train.on_nonfinite, asked.train.max_skipped);
     (config.eval, config.checkpoint, config.log) =
         (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
     let mut comparable = asked.clone();

@@ -106,7 +106,7 @@ impl Run {
     }
 
     /// Removes a run that never began, nothing but its lock being in it, and the folders made for it.
-    pub fn discard(self) {
+    pub fn discard(&self) {
         if !is_run(&self.dir) {
             let _ = fs::remove_file(self.dir.join(LOCK));
             // One that another process has put something into stays, and so do those around it.

@@ -1,7 +1,10 @@
 //! The loop: micro-batches into `grad`, then `apply`; evaluation, checkpoints, events, signals.
 
+mod recovery;
+mod saving;
+
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, Rows, Spec, open};
 use flatout_ir::passes::{input_path, update};
@@ -18,10 +21,14 @@ use crate::feed::{Draw, feed};
 use crate::run::Run;
 use crate::schedule::learning_rate;
 use crate::signal::StopFlag;
-use crate::state::{Snapshot, load};
+use crate::spike::{Spike, Spikes};
+use crate::state::{check_schema, load, saved_bytes};
 use crate::tensorboard::Board;
 use crate::watch::Watch;
+use crate::writer::Writer;
 use crate::{UserError, active, initial, opening, report};
+use recovery::Skips;
+use saving::Saving;
 
 /// What the command line shows while a run goes on.
 pub enum Notice<'a> {
@@ -29,7 +36,7 @@ pub enum Notice<'a> {
     Ready(&'a Ready<'a>),
     /// A line of the event log.
     Event(&'a Event),
-    /// A stop was asked for and the state is being saved.
+    /// A stop was asked for, by a signal or `--max-time`, and the state is being saved.
     Saving { step: u64, bytes: u64, signal: &'static str },
 }
 
@@ -117,10 +124,14 @@ pub fn train(
         0 => None,
         _ => Some(corpus.held_out_rows(config.eval.rows)?),
     };
-    checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
     let found = checkpoint::latest(&run.checkpoints_dir())?;
+    checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
+    if let Some(whole) = &found.whole {
+        let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
+        check_schema(&compiled.plans, &file)?;
+    }
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
-    let (progress, cursor) = match &found.whole {
+    let (progress, cursor, skips) = match &found.whole {
         Some(whole) => resume(config, &mut session, &whole.path)?,
         None => begin(config, &mut session, &corpus)?,
     };
@@ -140,9 +151,18 @@ pub fn train(
     let loader = corpus.train_loader(&cursor, options)?;
     // First of all, so that whatever is written after it lies in a run that can be continued.
     run.save_config(config)?;
-    let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(Failure::io("events.jsonl"))?;
-    let last_loss =
-        events::steps(&earlier).last().filter(|s| s.step == progress.step).map_or(f32::NAN, |s| s.loss);
+    let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(unreadable_log)?;
+    let mut lines = events::steps(&earlier);
+    lines.retain(|line| line.step <= progress.step);
+    let last_loss = lines.last().filter(|s| s.step == progress.step).map_or(f32::NAN, |s| s.loss);
+    let mut spikes = Spikes::default();
+    for line in &lines {
+        spikes.see(line.loss, 0.0);
+    }
+    let writer = Writer::new(run.checkpoints_dir()).map_err(Failure::io("the writer of checkpoints"))?;
+    let newest = found.whole.map(|whole| (whole.step, whole.path));
+    let is_resumed = newest.is_some();
+    let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
     corpus.vocabulary().save(&tokenizer_path(run.dir()))?;
 
     let ready =
@@ -165,21 +185,48 @@ pub fn train(
         steps,
         horizon,
         progress,
-        saved: found.whole.map(|whole| (whole.step, whole.path)),
+        saving: Saving::new(writer, newest, best),
+        skips,
+        spikes,
+        is_log_behind: false,
+        slowest_step: Duration::ZERO,
         last_loss,
         pending: None,
         clock: Instant::now(),
-        evaluated: None,
+        evaluated: events::last_eval(&earlier).filter(|(step, _)| *step == progress.step),
         began: Instant::now(),
         began_tokens: progress.tokens,
     };
     for (path, why) in found.skipped {
         trainer.say(Event::Warning { message: format!("{} is not used: {why}", path.display()) })?;
     }
+    stop.begin_steps();
     (trainer.notice)(Notice::Ready(&ready));
-    trainer.start()?;
-    trainer.run()
+    trainer.start(is_resumed)?;
+    let outcome = trainer.run();
+    if outcome.is_err() {
+        // What failed is what the caller is told; what can still be written down is.
+        let _ = trainer.collect_saved(true).and_then(|()| trainer.end(Status::Failed));
+    }
+    outcome
 }
+
+/// A log that is damaged is the user's to judge: the run itself does not need it.
+fn unreadable_log(error: std::io::Error) -> Failure {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => {
+            UserError(format!("{error}: remove that line, or move the file away; checkpoints do not need it"))
+                .into()
+        }
+        _ => Failure::Environment(format!("events.jsonl: {error}")),
+    }
+}
+
+/// Before a save has been timed, how long it is taken to last whatever its size, and how fast its bytes to go.
+const GUESSED_SECONDS: f64 = 1.0;
+const GUESSED_BYTES_PER_SECOND: f64 = 1e8;
+/// Time kept beside what was measured when `--max-time` is near: the end of the process itself.
+const STOP_MARGIN: Duration = Duration::from_secs(1);
 
 /// What a run has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -189,23 +236,38 @@ pub struct Progress {
     pub samples: u64,
 }
 
-fn begin(config: &Config, session: &mut Session, corpus: &Corpus) -> Result<(Progress, Cursor), Failure> {
+impl Progress {
+    fn of(state: &State) -> Result<Progress, Failure> {
+        let (tokens, samples) = (count(state, "tokens")?, count(state, "samples")?);
+        Ok(Progress { step: state.step, tokens, samples })
+    }
+}
+
+fn count(state: &State, name: &str) -> Result<u64, Failure> {
+    let absent = || Failure::Environment(format!("the checkpoint of step {} has no `{name}`", state.step));
+    state.counters.get(name).copied().ok_or_else(absent)
+}
+
+type Begun = (Progress, Cursor, Skips);
+
+fn begin(config: &Config, session: &mut Session, corpus: &Corpus) -> Result<Begun, Failure> {
     initial::write(session, config.train.seed)?;
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive)?;
     }
-    Ok((Progress::default(), corpus.start()))
+    Ok((Progress::default(), corpus.start(), Skips::default()))
 }
 
-fn resume(config: &Config, session: &mut Session, path: &Path) -> Result<(Progress, Cursor), Failure> {
+fn resume(config: &Config, session: &mut Session, path: &Path) -> Result<Begun, Failure> {
     let (state, mut file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
     // What is frozen is in no checkpoint: it is what it was at the beginning.
     initial::write(session, config.train.seed)?;
     load(session, &mut file, Class::is_saved)?;
+    let (total, in_a_row) = (count(&state, "skipped")?, count(&state, "skipped_in_a_row")?);
+    let progress = Progress::of(&state)?;
     let cursor = serde_json::from_value(state.cursor)
         .map_err(|e| Failure::Environment(format!("{}: the cursor does not read: {e}", path.display())))?;
-    let count = |name: &str| state.counters.get(name).copied().unwrap_or(0);
-    Ok((Progress { step: state.step, tokens: count("tokens"), samples: count("samples") }, cursor))
+    Ok((progress, cursor, Skips { total, in_a_row, rollbacks: 0 }))
 }
 
 /// An update whose results are on their way.
@@ -214,6 +276,8 @@ struct Pending {
     epoch: f64,
     lr: f32,
     posted: Posted,
+    /// The step's micro-batches, until it is known to be finite.
+    rows: Vec<Rows>,
 }
 
 struct Trainer<'a, 'n> {
@@ -233,8 +297,13 @@ struct Trainer<'a, 'n> {
     steps: u64,
     horizon: u64,
     progress: Progress,
-    /// The newest whole checkpoint.
-    saved: Option<(u64, PathBuf)>,
+    saving: Saving,
+    skips: Skips,
+    spikes: Spikes,
+    /// The log's disk does not take what is said: it waits in memory.
+    is_log_behind: bool,
+    /// Of the last steps.
+    slowest_step: Duration,
     last_loss: f32,
     /// The update that was enqueued last, until it is reported.
     pending: Option<Pending>,
@@ -248,22 +317,29 @@ struct Trainer<'a, 'n> {
 
 impl Trainer<'_, '_> {
     fn say(&mut self, event: Event) -> Result<(), Failure> {
-        self.log.write(&event).map_err(Failure::io("events.jsonl"))?;
+        let written = self.log.write(&event);
         (self.notice)(Notice::Event(&event));
-        match self.board.record(&event) {
-            Some(message) => self.say(Event::Warning { message }),
-            None => Ok(()),
+        if let Some(message) = self.board.record(&event) {
+            self.say(Event::Warning { message })?;
+        }
+        let was_behind = std::mem::replace(&mut self.is_log_behind, written.is_err());
+        match written {
+            Err(error) if !was_behind => {
+                let message = format!("events.jsonl: {error}; the run goes on, and its lines wait in memory");
+                self.say(Event::Warning { message })
+            }
+            _ => Ok(()),
         }
     }
 
-    fn start(&mut self) -> Result<(), Failure> {
+    fn start(&mut self, is_resumed: bool) -> Result<(), Failure> {
         let start = opening::opening(self.config, self.compiled, self.corpus, &self.session, self.steps);
         self.say(Event::Start(start))?;
         let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
         for message in notes {
             self.say(Event::Warning { message })?;
         }
-        if self.saved.is_some() {
+        if is_resumed {
             self.say(Event::Resume { step: self.progress.step })?;
             let autotune = active::Prepared::session(&self.session, &self.compiled.settled).autotune;
             if let Some(message) = active::resumed(&self.not_deterministic(), autotune) {
@@ -278,31 +354,50 @@ impl Trainer<'_, '_> {
     }
 
     fn run(&mut self) -> Result<Outcome, Failure> {
-        let every = |every: u64, step: u64| every > 0 && step.is_multiple_of(every);
-        while self.progress.step < self.steps {
-            if let Some(signal) = self.stop.requested() {
-                return self.stopped(signal);
-            }
-            self.step()?;
-            let step = self.progress.step;
-            if step < self.steps && every(self.config.eval.every, step) {
-                self.evaluate()?;
-            }
-            if step < self.steps && every(self.config.checkpoint.every, step) {
-                self.save()?;
+        match self.train()? {
+            Some(reason) => self.stopped(reason),
+            None => {
+                self.save_now()?;
+                self.end(Status::Done)
             }
         }
-        self.evaluate()?;
-        self.save()?;
-        self.end(Status::Done)
     }
 
-    fn stopped(&mut self, signal: &'static str) -> Result<Outcome, Failure> {
-        let snapshot = self.snapshot()?;
-        let (step, bytes) = (self.progress.step, snapshot.bytes());
-        (self.notice)(Notice::Saving { step, bytes, signal });
-        self.write(snapshot)?;
-        self.end(Status::Stopped)
+    /// Trains to the end of the run, or to a reason to stop.
+    fn train(&mut self) -> Result<Option<&'static str>, Failure> {
+        // A run that was stopped in an evaluation has it still to do.
+        let mut reason = if self.progress.step > 0 { self.evaluate_if_due()? } else { None };
+        loop {
+            while reason.is_none() && self.progress.step < self.steps {
+                reason = self.stop_asked();
+                if reason.is_some() {
+                    break;
+                }
+                self.step()?;
+                if self.recover()? {
+                    continue;
+                }
+                reason = self.evaluate_if_due()?;
+                if self.progress.step < self.steps && reason.is_none() {
+                    self.save_if_due()?;
+                }
+                self.collect_saved(false)?;
+            }
+            self.flush()?;
+            if reason.is_some() {
+                return Ok(reason);
+            }
+            if !self.recover()? {
+                return self.evaluate();
+            }
+        }
+    }
+
+    /// Why to stop, if there is a reason: a signal, or so little time left that it is what a step and a save may take.
+    fn stop_asked(&self) -> Option<&'static str> {
+        let guessed = GUESSED_SECONDS + saved_bytes(self.session.plans()) as f64 / GUESSED_BYTES_PER_SECOND;
+        let save = self.saving.slowest_seconds.unwrap_or(guessed);
+        self.stop.asked(STOP_MARGIN + 2 * self.slowest_step + Duration::from_secs_f64(2.0 * save))
     }
 
     /// One update. On a GPU it is only enqueued: what it gave is reported while the next one runs.
@@ -313,11 +408,15 @@ impl Trainer<'_, '_> {
         let (batch, micro) = (self.config.train.batch, self.compiled.micro_batch);
         self.draw.step = self.progress.step;
         let mut epoch = 0.0;
+        let mut parts = Vec::with_capacity(batch / micro);
         for _ in 0..batch / micro {
             let rows = self.loader.next_rows(micro)?;
+            #[cfg(test)]
+            let rows = tests::disturbed(rows);
             epoch = rows.epoch;
             feed(&mut self.session, Role::Grad, &rows, 0, micro, self.draw)?;
             self.session.run(Role::Grad)?;
+            parts.push(rows);
         }
         self.progress.step += 1;
         self.progress.tokens += (batch * self.config.model.context) as u64;
@@ -327,7 +426,7 @@ impl Trainer<'_, '_> {
         self.session.write_f32(&input_path(Role::Apply, update::LR), &[lr])?;
         self.session.run(Role::Apply)?;
         let posted = self.session.post(Role::Apply, &["loss", "grad_norm", "go"])?;
-        let now = Pending { progress: self.progress, epoch, lr, posted };
+        let now = Pending { progress: self.progress, epoch, lr, posted, rows: parts };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -343,15 +442,22 @@ impl Trainer<'_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress: Progress { step, tokens, samples }, epoch, lr, posted } = update;
+        let Pending { progress: Progress { step, tokens, samples }, epoch, lr, posted, rows } = update;
         let values = self.session.collect(posted)?;
         let (loss, grad_norm, go) = (values[0], values[1], values[2]);
         let seconds = self.clock.elapsed().as_secs_f64();
         self.clock = Instant::now();
+        // Slow steps are forgotten by and by.
+        self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
         if go == 0.0 {
-            let message = format!("step {step}: the gradient is not finite, so its update was left out");
-            self.say(Event::Warning { message })?;
+            self.left_out(step, &rows)?;
+        } else {
+            self.skips.in_a_row = 0;
+        }
+        if let Some(spike) = self.spikes.see(loss, self.config.log.spike) {
+            let Spike { median, deviations } = spike;
+            self.say(Event::Spike { step, loss, median, deviations })?;
         }
         if !step.is_multiple_of(self.config.log.every) && step != self.steps {
             return Ok(());
@@ -369,6 +475,7 @@ impl Trainer<'_, '_> {
             step_ms: 1e3 * seconds,
             tokens_per_second: (batch * self.config.model.context) as f64 / seconds,
             samples_per_second: batch as f64 / seconds,
+            skipped: self.skips.total,
             time: events::now(),
             mfu: seen.mfu,
             of_predicted: seen.of_predicted,
@@ -377,15 +484,24 @@ impl Trainer<'_, '_> {
         }))
     }
 
-    /// The mean loss on held-out rows.
-    fn evaluate(&mut self) -> Result<(), Failure> {
+    /// Evaluates where the config says so.
+    fn evaluate_if_due(&mut self) -> Result<Option<&'static str>, Failure> {
+        let (step, every) = (self.progress.step, self.config.eval.every);
+        if step < self.steps && every > 0 && step.is_multiple_of(every) { self.evaluate() } else { Ok(None) }
+    }
+
+    /// The mean loss on held-out rows; or the reason to stop that came between two batches, and nothing is said then.
+    fn evaluate(&mut self) -> Result<Option<&'static str>, Failure> {
         self.flush()?;
-        let Some(rows) = &self.held_out else { return Ok(()) };
+        let Some(rows) = &self.held_out else { return Ok(None) };
         if self.evaluated.is_some_and(|(step, _)| step == self.progress.step) {
-            return Ok(());
+            return Ok(None);
         }
         let (mut loss, mut weight) = (0.0, 0.0);
         for from in (0..rows.count()).step_by(self.compiled.eval_batch) {
+            if let Some(reason) = self.stop_asked() {
+                return Ok(Some(reason));
+            }
             feed(&mut self.session, Role::Eval, rows, from, self.compiled.eval_batch, self.draw)?;
             self.session.run(Role::Eval)?;
             loss += self.session.result(Role::Eval, "loss")?[0] as f64;
@@ -393,32 +509,8 @@ impl Trainer<'_, '_> {
         }
         let loss = (loss / weight) as f32;
         self.evaluated = Some((self.progress.step, loss));
-        self.say(Event::Eval { step: self.progress.step, loss })
-    }
-
-    fn snapshot(&mut self) -> Result<Snapshot, Failure> {
-        self.flush()?;
-        let Progress { step, tokens, samples } = self.progress;
-        let cursor = serde_json::to_value(self.loader.cursor()).expect("a cursor has a JSON form");
-        let counters = [("tokens".to_string(), tokens), ("samples".to_string(), samples)].into();
-        Snapshot::take(&mut self.session, State { step, cursor, counters })
-    }
-
-    fn save(&mut self) -> Result<(), Failure> {
-        let snapshot = self.snapshot()?;
-        self.write(snapshot)
-    }
-
-    fn write(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
-        let step = snapshot.state.step;
-        if self.saved.as_ref().is_some_and(|(saved, _)| *saved == step) {
-            return Ok(());
-        }
-        let folder = self.run.checkpoints_dir();
-        let path =
-            snapshot.save(&folder, self.config.checkpoint.keep).map_err(Failure::io("the checkpoint"))?;
-        self.saved = Some((step, path.clone()));
-        self.say(Event::Saved { step, path: path.display().to_string() })
+        self.say(Event::Eval { step: self.progress.step, loss })?;
+        Ok(None)
     }
 
     fn end(&mut self, status: Status) -> Result<Outcome, Failure> {
@@ -430,14 +522,24 @@ impl Trainer<'_, '_> {
             steps: self.progress.step,
             loss,
             loss_floor: self.corpus.floor().map(|floor| floor.nats),
-            tokens_per_second: (self.progress.tokens - self.began_tokens) as f64 / seconds,
+            tokens_per_second: self.progress.tokens.saturating_sub(self.began_tokens) as f64 / seconds,
+            skipped: self.skips.total,
             time: events::now(),
         };
         self.say(Event::End(end))?;
         if let Err(why) = report::write(self.run.dir()) {
             self.say(Event::Warning { message: format!("report.md is not written: {why}") })?;
         }
-        let checkpoint = self.saved.clone().map(|(_, path)| path);
+        if self.is_log_behind {
+            let path = self.run.events_path();
+            let sentence =
+                format!("{} does not have the last lines: the disk did not take them", path.display());
+            return Err(Failure::Environment(sentence));
+        }
+        let checkpoint = self.saving.newest.clone().map(|(_, path)| path);
         Ok(Outcome { status, steps: self.progress.step, loss, is_held_out: evaluated.is_some(), checkpoint })
     }
 }
+
+#[cfg(test)]
+mod tests;

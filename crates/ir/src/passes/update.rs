@@ -151,7 +151,8 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph
         let norms = sums.iter().map(|s| b.read(*s).reduce(0, Fold::SumSquares));
         let squares = norms.reduce(|a, b| a + b).expect("something is trained");
         let norm = squares.sqrt() * per_weight;
-        let go = norm.map(E::Finite);
+        let loss = b.read(loss_sum) * per_weight;
+        let go = norm.map(E::Finite) * loss.map(E::Finite);
         let scale = match how.clip {
             0.0 => per_weight,
             clip => per_weight * norm.recip().scale(clip as f64).zip(E::Min, b.fill(1.0, DType::F32, &[1])),
@@ -174,7 +175,7 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph
                 b.write(slot, value);
             }
         }
-        b.result("loss", b.read(loss_sum) * per_weight);
+        b.result("loss", loss);
         b.result("grad_norm", norm);
         b.result("weight", b.read(weight_sum).scale(1.0));
         b.result("go", go);

@@ -13,17 +13,23 @@ fn weights(step: u64) -> Vec<u8> {
     (0..4 * ELEMENTS).map(|i| (i as u64).wrapping_mul(step + 1) as u8).collect()
 }
 
-fn save_step(checkpoints: &Path, step: u64, keep: usize, watch: Watch) -> io::Result<PathBuf> {
+fn newest(keep: usize) -> Retention {
+    Retention { keep, keep_every: 0, best: None, prune: true }
+}
+
+fn save_step(checkpoints: &Path, step: u64, kept: &Retention, watch: Watch) -> io::Result<PathBuf> {
     let bytes = weights(step);
     let tensors = [
         Tensor { name: "weights", dtype: Dtype::F32, shape: &[ELEMENTS], bytes: &bytes },
         Tensor { name: "count", dtype: Dtype::I32, shape: &[1], bytes: &(step as i32).to_le_bytes() },
     ];
-    save_watched(checkpoints, &state(step), &tensors, keep, watch)
+    let path = write(checkpoints, &state(step), &tensors, watch)?;
+    retention::apply(checkpoints, step, kept, watch)?;
+    Ok(path)
 }
 
 fn save_whole(checkpoints: &Path, step: u64, keep: usize) -> PathBuf {
-    save_step(checkpoints, step, keep, &mut |_| Ok(())).unwrap()
+    save_step(checkpoints, step, &newest(keep), &mut |_| Ok(())).unwrap()
 }
 
 /// The step of the newest whole checkpoint, after checking that it holds what that step saved.
@@ -78,7 +84,7 @@ fn a_save_that_stops_anywhere_leaves_a_whole_checkpoint() {
             save_whole(folder.path(), 5, 2);
             save_whole(folder.path(), 10, 2);
             let mut operations = Vec::new();
-            let saved = save_step(folder.path(), 20, keep, &mut |operation| {
+            let saved = save_step(folder.path(), 20, &newest(keep), &mut |operation| {
                 if operations.len() == stop_at {
                     return Err(io::Error::other("crash"));
                 }
@@ -109,15 +115,16 @@ fn a_save_that_stops_anywhere_leaves_a_whole_checkpoint() {
 #[test]
 fn every_damage_is_noticed_and_named() {
     type Damage = fn(&mut Vec<u8>);
-    let damages: [(&str, &str, Damage); 8] = [
+    let damages: [(&str, &str, Damage); 9] = [
         (TENSORS, "bytes and should have", |bytes| bytes.truncate(bytes.len() - 1)),
         (TENSORS, "bytes and should have", |bytes| bytes.clear()),
         (TENSORS, "is not what was saved", |bytes| *bytes.last_mut().unwrap() ^= 1),
         (TENSORS, "is not what was saved", |bytes| bytes.fill(0)),
         (STATE, "is not what was saved", |bytes| bytes.truncate(10)),
         (STATE, "is not what was saved", |bytes| bytes[3] ^= 0x20),
-        (MARKER, "is not what was saved", |bytes| bytes.truncate(5)),
-        (MARKER, "is not what was saved", |bytes| bytes.clear()),
+        (MARKER, "is not what was saved", |bytes| bytes[7] ^= 1),
+        (MARKER, "was not finished", |bytes| bytes.truncate(5)),
+        (MARKER, "was not finished", |bytes| bytes.clear()),
     ];
     let folder = tempfile::tempdir().unwrap();
     save_whole(folder.path(), 10, 2);
@@ -144,9 +151,8 @@ fn a_renamed_folder_is_not_another_step() {
     let folder = tempfile::tempdir().unwrap();
     let path = save_whole(folder.path(), 10, 2);
     fs::rename(path, folder.path().join("step-11")).unwrap();
-    let found = latest(folder.path()).unwrap();
-    assert_eq!(found.whole, None);
-    assert_eq!(found.skipped[0].1, "it holds step 10");
+    let sentence = latest(folder.path()).unwrap_err().0;
+    assert!(sentence.contains("no checkpoint of this run is whole") && sentence.contains("it holds step 10"));
 }
 
 #[test]
@@ -168,11 +174,14 @@ fn another_format_is_an_error_and_not_skipped() {
     let folder = tempfile::tempdir().unwrap();
     save_whole(folder.path(), 10, 2);
     let path = save_whole(folder.path(), 20, 2);
-    let text = fs::read_to_string(path.join(STATE)).unwrap().replace("\"format\": 1", "\"format\": 7");
+    let text = fs::read_to_string(path.join(STATE)).unwrap().replace("\"format\": 2", "\"format\": 7");
     fs::write(path.join(MARKER), hex(xxh3_128(text.as_bytes()))).unwrap();
     fs::write(path.join(STATE), text).unwrap();
     let sentence = latest(folder.path()).unwrap_err().0;
-    assert!(sentence.contains("has checkpoint format 7 and this version reads format 1"), "{sentence}");
+    assert!(
+        sentence.contains("has checkpoint format 7 and this version reads formats up to 2"),
+        "{sentence}"
+    );
 }
 
 #[test]
@@ -180,11 +189,77 @@ fn a_failed_save_says_which_file_and_leaves_no_partial_folder() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    let error = save(&file, &state(1), &[], 1).unwrap_err();
+    let error = save(&file, &state(1), &[], &newest(1)).unwrap_err();
     assert!(error.to_string().starts_with(&file.display().to_string()), "{error}");
     let checkpoints = folder.path().join("checkpoints");
     fs::create_dir(&checkpoints).unwrap();
     fs::write(checkpoints.join("step-1"), "in the way").unwrap();
-    save(&checkpoints, &state(1), &[], 1).unwrap_err();
+    save(&checkpoints, &state(1), &[], &newest(1)).unwrap_err();
     assert_eq!(names(&checkpoints), ["step-1"]);
+}
+
+#[test]
+fn milestones_and_the_best_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let losses = [(10, 3.0), (20, 2.0), (30, 2.5), (40, 2.25), (50, 2.0), (60, 1.5), (70, 1.75), (80, 1.5)];
+    let mut lowest: Option<Best> = None;
+    for (step, loss) in losses {
+        if lowest.is_none_or(|best| loss < best.loss) {
+            lowest = Some(Best { step, loss });
+        }
+        let kept = Retention { keep: 1, keep_every: 30, best: lowest, prune: true };
+        save_step(dir, step, &kept, &mut |_| Ok(())).unwrap();
+        assert_eq!(best(dir), lowest);
+        if step == 50 {
+            assert_eq!(names(dir), ["best.json", "step-20", "step-30", "step-50"]);
+        }
+    }
+    assert_eq!(names(dir), ["best.json", "step-30", "step-60", "step-80"]);
+    let kept = Retention { keep: 1, keep_every: 0, best: None, prune: false };
+    save_step(dir, 90, &kept, &mut |_| Ok(())).unwrap();
+    assert_eq!(names(dir), ["best.json", "step-30", "step-60", "step-80", "step-90"], "none is removed");
+    fs::remove_dir_all(dir.join("step-60")).unwrap();
+    assert_eq!(best(dir), None, "a best one that is gone does not count");
+    forget_after(dir, 30).unwrap();
+    assert_eq!(names(dir), ["best.json", "step-30"]);
+    fs::write(dir.join("best.json"), "{").unwrap();
+    assert_eq!(best(dir), None);
+}
+
+#[test]
+fn only_wanted_states_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    save_whole(folder.path(), 10, 2);
+    save_whole(folder.path(), 20, 2);
+    let found = latest_where(folder.path(), |state| state.step < 20).unwrap();
+    assert_eq!(found.whole.unwrap().step, 10);
+    assert_eq!(latest_where(folder.path(), |_| false).unwrap(), Latest::default());
+}
+
+/// A damaged checkpoint with no whole one behind it is not silently begun anew; one that was never finished is.
+#[test]
+fn a_run_of_damaged_checkpoints_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save_whole(folder.path(), 10, 2);
+    fs::remove_file(path.join(TENSORS)).unwrap();
+    let sentence = latest(folder.path()).unwrap_err().0;
+    assert!(
+        sentence.contains("no checkpoint of this run is whole") && sentence.contains(TENSORS),
+        "{sentence}"
+    );
+    fs::remove_file(path.join(MARKER)).unwrap();
+    assert_eq!(latest(folder.path()).unwrap().whole, None);
+}
+
+#[test]
+fn a_checkpoint_of_format_1_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = save_whole(folder.path(), 10, 2);
+    let text = fs::read_to_string(path.join(STATE)).unwrap().replace("\"format\": 2", "\"format\": 1");
+    fs::write(path.join(MARKER), hex(xxh3_128(text.as_bytes()))).unwrap();
+    fs::write(path.join(STATE), text).unwrap();
+    let found = latest(folder.path()).unwrap().whole.unwrap();
+    let counters = open(&found.path).unwrap().0.counters;
+    assert_eq!((counters["skipped"], counters["skipped_in_a_row"], counters["applied"]), (0, 0, 10));
 }

@@ -15,6 +15,13 @@ impl Config {
         self.validate_optimizer()?;
         self.validate_schedule()?;
         at_least_one("checkpoint.keep", self.checkpoint.keep)?;
+        if self.checkpoint.best && self.eval.rows == 0 {
+            refuse!(
+                "`checkpoint.best` is true but `eval.rows` is 0: without evaluation no checkpoint is the best"
+            );
+        }
+        at_least_one("train.max_skipped", self.train.max_skipped as usize)?;
+        within("log.spike", self.log.spike, 0.0, f64::MAX)?;
         at_least_one("loader.prefetch", self.loader.prefetch)?;
         at_least_one("log.every", self.log.every as usize)
     }
@@ -202,6 +209,9 @@ mod tests {
             ("data.path=", "`data.path` is empty"),
             ("tokenizer=t.json", "`data.tokenizer` is given but the synthetic source"),
             ("keep=0", "`checkpoint.keep` is 0"),
+            ("checkpoint.best=true eval.rows=0", "without evaluation no checkpoint is the best"),
+            ("max_skipped=0", "`train.max_skipped` is 0"),
+            ("log.spike=-1", "`log.spike` is -1 and must be at least 0"),
             ("prefetch=0", "`loader.prefetch` is 0"),
             ("log.every=0", "`log.every` is 0"),
             ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),

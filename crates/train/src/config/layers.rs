@@ -16,7 +16,15 @@ const INSTEAD: [(&str, &str); 2] =
     [("train.steps", "train.epochs"), ("train.micro_batch", "train.accumulate")];
 
 /// What `flatout resume` may change.
-const MAY_CHANGE: [&str; 5] = ["train.steps", "train.epochs", "eval.", "checkpoint.", "log."];
+const MAY_CHANGE: [&str; 7] = [
+    "train.steps",
+    "train.epochs",
+    "train.on_nonfinite",
+    "train.max_skipped",
+    "eval.",
+    "checkpoint.",
+    "log.",
+];
 
 #[derive(Default)]
 pub(crate) struct Layers {
@@ -160,8 +168,8 @@ impl Config {
             let (found, _) = parse_override(argument)?;
             if !MAY_CHANGE.iter().any(|allowed| found.path.starts_with(allowed)) {
                 refuse!(
-                    "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, eval.*, \
-                     checkpoint.* and log.*",
+                    "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
+                     train.on_nonfinite, train.max_skipped, eval.*, checkpoint.* and log.*",
                     found.path
                 );
             }

@@ -1,0 +1,47 @@
+//! A run that is asked to stop before its first step: there is nothing to save, so it leaves at once with code 3,
+//! whatever is being compiled or read.
+
+use std::process::exit;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use flatout_train::Failure;
+use flatout_train::run::{Run, is_run};
+use flatout_train::signal::{self, StopFlag};
+
+use crate::screen::Screen;
+
+/// The run that is starting, once it has a directory.
+pub struct Starting(Arc<Mutex<Option<Arc<Run>>>>);
+
+/// Takes over signals and the clock. To be called before anything that takes time.
+pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, Starting), Failure> {
+    let cannot = |e| Failure::Environment(format!("signals cannot be handled: {e}"));
+    let deadline = max_time.and_then(|time| Instant::now().checked_add(time));
+    let stop = signal::install().map_err(cannot)?.with_deadline(deadline);
+    let run = Arc::new(Mutex::new(None));
+    let (starting, screen) = (Starting(Arc::clone(&run)), *screen);
+    let leave = move |reason| {
+        let run: Option<Arc<Run>> = run.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        screen.note(format!("{reason} before the first step: {}", left(run.as_deref())));
+        exit(3)
+    };
+    stop.watch_start(leave).map_err(cannot)?;
+    Ok((stop, starting))
+}
+
+impl Starting {
+    pub fn enter(&self, run: &Arc<Run>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(run));
+    }
+}
+
+/// What is left of the run, in words. One that never began is removed.
+fn left(run: Option<&Run>) -> String {
+    let Some(run) = run else { return "nothing to save".into() };
+    run.discard();
+    match is_run(run.dir()) {
+        true => format!("nothing to save; continue with: {}", run.resume_command()),
+        false => "nothing to save, and nothing is left of the run".into(),
+    }
+}

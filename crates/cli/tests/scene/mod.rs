@@ -1,0 +1,92 @@
+//! Runs of the program in a folder of their own, watched from outside through their logs and checkpoints.
+
+// Every test crate uses a part of this.
+#![allow(dead_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use flatout_train::events::{self, Event};
+
+use crate::program::flatout;
+
+pub struct Scene {
+    pub folder: tempfile::TempDir,
+}
+
+impl Scene {
+    pub fn new() -> Scene {
+        Scene { folder: tempfile::tempdir().expect("a folder") }
+    }
+
+    pub fn start(&self, words: &[&str]) -> Child {
+        flatout(self.folder.path(), words).stdout(Stdio::null()).spawn().expect("the program starts")
+    }
+
+    pub fn dir(&self, run: &str) -> PathBuf {
+        self.folder.path().join(run)
+    }
+
+    pub fn events(&self, run: &str) -> Vec<Event> {
+        events::read(&self.dir(run).join("events.jsonl")).unwrap_or_default()
+    }
+
+    /// The bits of every step's loss, where a later line wins.
+    pub fn losses(&self, run: &str) -> Vec<(u64, u32)> {
+        events::steps(&self.events(run)).iter().map(|step| (step.step, step.loss.to_bits())).collect()
+    }
+
+    /// All state at a step: weights, moments, counters, cursor.
+    pub fn state(&self, run: &str, step: u64) -> [Vec<u8>; 2] {
+        let folder = self.dir(run).join(format!("checkpoints/step-{step}"));
+        ["state.safetensors", "state.json"]
+            .map(|file| fs::read(folder.join(file)).expect("a last checkpoint"))
+    }
+
+    pub fn assert_same(&self, a: &str, b: &str, steps: u64) {
+        let losses = self.losses(a);
+        assert_eq!(losses.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=steps).collect::<Vec<_>>());
+        assert_eq!(losses, self.losses(b));
+        assert!(self.state(a, steps) == self.state(b, steps), "the last states differ");
+    }
+}
+
+/// What lies in the folder of checkpoints, seen from outside.
+pub struct Checkpoints {
+    /// The newest with its marker.
+    pub whole: Option<u64>,
+    /// A save was under way: a folder under its first name, or one without its marker.
+    pub partial: bool,
+}
+
+pub fn checkpoints(run: &Path) -> Checkpoints {
+    let mut found = Checkpoints { whole: None, partial: false };
+    for entry in fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let marked = fs::metadata(entry.path().join("complete")).is_ok_and(|marker| marker.len() == 32);
+        match name.strip_prefix("step-").and_then(|step| step.parse::<u64>().ok()) {
+            Some(step) if marked => found.whole = found.whole.max(Some(step)),
+            Some(_) => found.partial = true,
+            None => found.partial |= name.ends_with(".partial"),
+        }
+    }
+    found
+}
+
+/// Sends a signal, by `kill`'s name for it.
+pub fn send(signal: &str, child: &Child) {
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
+    assert!(sent.success());
+}
+
+/// Waits until something is so, while the process lives.
+pub fn wait_until(child: &mut Child, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(child.try_wait().expect("a child").is_none(), "the run ended by itself");
+        assert!(began.elapsed() < Duration::from_secs(60), "the run makes no progress");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,74 @@
+//! The version of a checkpoint's layout, and how records of older versions become records of this one.
+
+use serde_json::{Value, json};
+
+/// Version of the layout of a checkpoint and of what its files hold.
+pub const FORMAT: u64 = 2;
+
+/// Changes `state.json` as it was read from one format to the next. A file whose hashes are right may still lack what
+/// its format promises: that is the sentence.
+type Converter = fn(&mut Value) -> Result<(), String>;
+
+/// The first is from format 1 to 2, and so on.
+const CONVERTERS: [Converter; FORMAT as usize - 1] = [count_skips];
+
+/// A record that cannot become one of this format.
+#[derive(Debug, PartialEq)]
+pub enum Unconverted {
+    /// It is not broken, only not for this program.
+    Newer(u64),
+    Broken(String),
+}
+
+/// Brings a record to this format, one version at a time.
+pub fn convert(mut record: Value) -> Result<Value, Unconverted> {
+    let given = match record["format"].as_u64() {
+        Some(format) if format > FORMAT => return Err(Unconverted::Newer(format)),
+        Some(format) if format > 0 => format,
+        _ => return Err(Unconverted::Broken("it has no format".into())),
+    };
+    for format in given..FORMAT {
+        CONVERTERS[format as usize - 1](&mut record).map_err(Unconverted::Broken)?;
+        record["format"] = json!(format + 1);
+    }
+    Ok(record)
+}
+
+/// Format 1 had no counts of updates that were left out. Those it made are in the tensor `optimizer.skipped`; the loop
+/// counts on from 0.
+fn count_skips(record: &mut Value) -> Result<(), String> {
+    let counters = record["counters"].as_object_mut().ok_or("it has no counters")?;
+    counters.insert("skipped".into(), json!(0));
+    counters.insert("skipped_in_a_row".into(), json!(0));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_records_become_records_of_this_format() {
+        let first = json!({ "format": 1, "step": 7, "counters": { "tokens": 9, "samples": 3 } });
+        let counters = json!({ "tokens": 9, "samples": 3, "skipped": 0, "skipped_in_a_row": 0 });
+        assert_eq!(convert(first), Ok(json!({ "format": 2, "step": 7, "counters": counters })));
+        let own = json!({ "format": FORMAT, "step": 7 });
+        assert_eq!(convert(own.clone()), Ok(own), "this format stays as it is");
+    }
+
+    #[test]
+    fn what_cannot_be_converted_says_why() {
+        assert_eq!(convert(json!({ "format": 7 })), Err(Unconverted::Newer(7)));
+        for (record, why) in [
+            (json!({ "format": 1 }), "it has no counters"),
+            (json!({ "format": 1, "counters": 3 }), "it has no counters"),
+            (json!({ "format": 0 }), "it has no format"),
+            (json!({ "format": -1 }), "it has no format"),
+            (json!({}), "it has no format"),
+            (json!([1, 2]), "it has no format"),
+            (json!("format"), "it has no format"),
+        ] {
+            assert_eq!(convert(record.clone()), Err(Unconverted::Broken(why.into())), "{record}");
+        }
+    }
+}
