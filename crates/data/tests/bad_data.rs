@@ -61,7 +61,7 @@ fn cases() -> Vec<Case> {
     case("invalid UTF-8 in JSONL", "a.jsonl", &[two.as_slice(), b"{\"text\":\"caf\xe9\"}\n"].concat(), ["a.jsonl, line 3", "byte 12 of the line is not UTF-8"], Reason::NotUtf8, &["one", "two"], 1);
     case("JSON but not an object", "a.jsonl", &good("[\"two\"]"), ["a.jsonl, line 2", "not an object"], Reason::NotAnObject, both, 1);
     case("a string but not an object", "a.jsonl", &good("\"two\""), ["a.jsonl, line 2", "not an object"], Reason::NotAnObject, both, 1);
-    case("a field that is missing", "a.jsonl", &good(r#"{"content":"two"}"#), ["a.jsonl, line 2", "no field `text`"], Reason::MissingField, both, 1);
+    case("a field that is missing", "a.jsonl", &good(r#"{"content":"two"}"#), ["a.jsonl, line 2", "no field `text`, only `content`;"], Reason::MissingField, both, 1);
     case("a field that is a number", "a.jsonl", &good(r#"{"text":2}"#), ["a.jsonl, line 2", "is a number, not a string"], Reason::NotAString, both, 1);
     case("a field that is a list", "a.jsonl", &good(r#"{"text":["two"]}"#), ["a.jsonl, line 2", "is a list, not a string"], Reason::NotAString, both, 1);
     case("a field that is null", "a.jsonl", &good(r#"{"text":null}"#), ["a.jsonl, line 2", "null"], Reason::Null, both, 1);

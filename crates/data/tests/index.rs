@@ -168,6 +168,26 @@ fn the_first_file_that_is_wrong_is_named_whatever_the_threads() {
     }
 }
 
+/// More files than are held open at once.
+#[test]
+fn a_glob_of_a_thousand_files_is_one_source() {
+    let scratch = Scratch::new("index-many");
+    for file in 0..1000 {
+        scratch.write(
+            &format!("{}/{file:04}.jsonl", file % 10),
+            format!("{{\"text\":\"file {file}\"}}").as_bytes(),
+        );
+    }
+    let inputs = find(&[scratch.at("**/*.jsonl")], &ReadOptions::default()).unwrap();
+    assert_eq!(inputs.len(), 1000);
+    let index = Index::build(&inputs, &ReadOptions::default()).unwrap();
+    assert_eq!(index.count(), 1000);
+    for at in (0..2000).map(|at| at * 617 % 1000) {
+        let (folder, rest) = (at / 100, at % 100);
+        assert_eq!(index.read(at).unwrap().text, format!("file {}", rest * 10 + folder));
+    }
+}
+
 const CHILD: &str = "FLATOUT_STANDARD_INPUT_CHILD";
 
 /// Runs itself with a pipe as standard input.

@@ -1,5 +1,6 @@
 //! JSONL: an object a line, one of whose keys holds the text.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -113,8 +114,15 @@ pub(super) fn text_of(line: &[u8], field: &str) -> Result<Option<String>, (Reaso
         Some(Value::Other(kind)) => {
             Err((Reason::NotAString, format!("the field `{field}` is {kind}, not a string")))
         }
-        None => Err((Reason::MissingField, format!("the object has no field `{field}`"))),
+        None => Err((Reason::MissingField, format!("the object has no field `{field}`{}", others(line)))),
     }
+}
+
+/// The keys there are, for whoever looks for another one.
+fn others(line: &[u8]) -> String {
+    let keys: BTreeMap<String, IgnoredAny> = serde_json::from_slice(line).unwrap_or_default();
+    let keys: Vec<String> = keys.keys().take(8).map(|key| format!("`{}`", key.escape_debug())).collect();
+    if keys.is_empty() { String::new() } else { format!(", only {}", keys.join(", ")) }
 }
 
 /// Takes one key out of an object and steps over the rest without keeping it. Of a key that occurs twice the last
