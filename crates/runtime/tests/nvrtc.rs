@@ -28,6 +28,9 @@ const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100",
 /// An operation on inputs of these types.
 type Form = (Op, Vec<TensorType>);
 
+/// What tells the sources of two forms apart: operation, epilogue, types.
+type Kind = (&'static str, Option<Epilogue>, Vec<DType>);
+
 /// The operations of a decoder's step at the sizes it is measured at.
 fn real() -> Vec<Form> {
     let (bf16, f32s, i32s) = (DType::BF16, DType::F32, DType::I32);
@@ -83,7 +86,7 @@ fn real() -> Vec<Form> {
 
 /// Of the cases every kernel is verified by, the largest of each operation and epilogue in each combination of types.
 fn verified() -> Vec<Form> {
-    let mut largest: BTreeMap<(&str, Option<Epilogue>, Vec<DType>), (usize, Form)> = BTreeMap::new();
+    let mut largest: BTreeMap<Kind, (usize, Form)> = BTreeMap::new();
     for case in cases::all() {
         let ins: Vec<TensorType> = case.ins.iter().map(|(ty, _)| ty.clone()).collect();
         let size = ins.iter().map(TensorType::elements).sum();
