@@ -252,6 +252,56 @@ pub fn resumed(kernels: &[&str], autotune: Autotune) -> Option<String> {
 mod tests {
     use super::*;
 
+    /// A GPU on paper, one of whose kernels is not deterministic.
+    fn gpu(is_deterministic: bool) -> Target {
+        let mut target = Target { name: "h200".into(), landings: 2, ..flatout_ir::target::paper() };
+        let row = target.kernels.iter_mut().find(|row| row.op == OpKind::AttentionGrad).expect("a row");
+        row.deterministic = is_deterministic;
+        target
+    }
+
+    fn compiled(overrides: &[&str], target: &Target) -> Result<Compiled, String> {
+        let overrides: Vec<String> = overrides.iter().map(|o| o.to_string()).collect();
+        let config = crate::recipes::resolve("tiny", &[], &overrides).unwrap();
+        crate::compile::compile(&config, target).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn kernels_that_are_not_deterministic_are_named_from_the_plans() {
+        let loose = compiled(&[], &gpu(false)).unwrap();
+        assert_eq!(not_deterministic(&loose.plans, &loose.target), ["attention_grad"]);
+        let state = |c: &Compiled, name: &str| {
+            active(&c.plans, &c.target, Prepared::settled(&c.settled))[name].clone()
+        };
+        assert_eq!(
+            (state(&loose, "deterministic").as_str(), state(&loose, "autotune").as_str()),
+            ("off", "quick")
+        );
+        // A plan without the kernel has nothing to name.
+        let naive = compiled(&["attention=naive"], &gpu(false)).unwrap();
+        assert!(not_deterministic(&naive.plans, &naive.target).is_empty());
+        let exact = compiled(&["deterministic=on"], &gpu(true)).unwrap();
+        assert_eq!(
+            (state(&exact, "deterministic").as_str(), state(&exact, "autotune").as_str()),
+            ("on", "off")
+        );
+        let said = exact.settled.chosen.iter().find(|c| c.switch == "autotune").expect("it is said");
+        assert_eq!(said.why, "deterministic=on takes algorithms by shape alone");
+    }
+
+    #[test]
+    fn timing_everything_and_equal_bits_exclude_each_other_on_a_gpu() {
+        let refused = compiled(&["deterministic=on", "autotune=full"], &gpu(true)).unwrap_err();
+        assert!(refused.starts_with("`autotune=full` cannot run with `deterministic=on`"), "{refused}");
+        let full = compiled(&["autotune=full"], &gpu(true)).unwrap();
+        assert_eq!(full.settled.autotune, Autotune::Full);
+        let cpu = compiled(&["deterministic=on", "autotune=full"], &crate::compile::target()).unwrap();
+        assert_eq!(
+            active(&cpu.plans, &cpu.target, Prepared::settled(&cpu.settled))["autotune"],
+            NOTHING_TO_TIME
+        );
+    }
+
     #[test]
     fn a_resumed_run_hears_what_is_not_deterministic() {
         assert_eq!(resumed(&[], Autotune::Off), None);
