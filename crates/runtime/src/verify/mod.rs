@@ -99,7 +99,9 @@ pub fn check_on(case: &Case, place: Place<'_>) -> Result<f64, String> {
         }
         let differs = |(a, b): (&Option<Vec<u8>>, &Option<Vec<u8>>)| b.is_some() && a != b;
         if let Some(o) = first.iter().zip(&got).position(differs) {
-            return Err(format!("{form:?}: output {o} has other bits than dense, run first"));
+            let away = judge_form("against the oracle", &got)
+                .map_or_else(|why| why, |error| format!("within {error:.1e} of the oracle"));
+            return Err(format!("{form:?}: output {o} has other bits than dense, run first; {away}"));
         }
     }
     if !row.deterministic {
