@@ -1,7 +1,6 @@
 //! A run that is asked to stop before its first step: there is nothing to save, so it leaves at once with code 3,
 //! whatever is being compiled or read.
 
-use std::process::exit;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, S
     let leave = move |reason| {
         let run: Option<Arc<Run>> = run.lock().unwrap_or_else(PoisonError::into_inner).clone();
         screen.note(format!("{reason} before the first step: {}", left(run.as_deref())));
-        exit(3)
+        signal::leave(3)
     };
     stop.watch_start(leave).map_err(cannot)?;
     Ok((stop, starting))

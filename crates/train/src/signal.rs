@@ -52,6 +52,12 @@ pub fn install() -> io::Result<StopFlag> {
     Ok(StopFlag { signal, phase: Arc::new(AtomicU8::new(STARTING)), deadline: None })
 }
 
+/// Ends the process without what libraries do at its end: another thread may be inside one of them, and a GPU's do not
+/// expect that.
+pub fn leave(code: i32) -> ! {
+    signal_hook::low_level::exit(code)
+}
+
 impl StopFlag {
     /// A flag that no signal raises, for callers that stop in other ways.
     pub fn never() -> StopFlag {

@@ -38,6 +38,17 @@ fn poison(steps: Range<u64>) {
     DISTURB.set(Some(Box::new(disturb)));
 }
 
+/// The rows of steps `steps` all want a word that is in no text.
+fn mislead(steps: Range<u64>) {
+    let samples = (steps.start - 1) * BATCH..(steps.end - 1) * BATCH;
+    let disturb = move |rows: &mut Rows| {
+        if samples.contains(&rows.sample[0]) {
+            rows.targets.iter_mut().filter(|target| **target >= 0).for_each(|target| *target = 500);
+        }
+    };
+    DISTURB.set(Some(Box::new(disturb)));
+}
+
 struct Trained {
     events: Vec<Event>,
     outcome: Result<Outcome, Failure>,
@@ -215,11 +226,12 @@ fn the_last_updates_of_a_run_count_too() {
 /// Saved on schedule at 5, 10, 15, 20 and the end, and whenever the held-out loss is the lowest so far.
 #[test]
 fn the_best_and_every_tenth_checkpoint_stay() {
-    DISTURB.set(None);
+    // From step 13 on it learns nonsense, and what is held out shows it.
+    mislead(13..1000);
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("run");
     let retention = ["checkpoint.keep=1", "checkpoint.keep_every=10", "checkpoint.best=true"];
-    let evaluation = ["eval.rows=4", "eval.every=3", "lr=0.2", "schedule.name=constant"];
+    let evaluation = ["eval.rows=4", "eval.every=3", "lr=0.02", "schedule.name=constant"];
     let run = run_in(&dir, &[&retention[..], &evaluation].concat(), |_| {});
     let (mut lowest, mut wanted) = (None, vec![]);
     for event in &run.events {
@@ -232,7 +244,7 @@ fn the_best_and_every_tenth_checkpoint_stay() {
     }
     let best = checkpoint::best(&dir.join("checkpoints")).expect("a best one");
     assert_eq!(Some((best.step, best.loss)), lowest);
-    assert!(best.step < STEPS && wanted.len() > 1, "a rate this high does not fall to the end: {lowest:?}");
+    assert!((6..=18).contains(&best.step) && wanted.len() > 1, "{lowest:?}");
     wanted.extend([5, 10, 15, 20, STEPS]);
     wanted.sort();
     wanted.dedup();
@@ -249,12 +261,7 @@ fn the_best_and_every_tenth_checkpoint_stay() {
 
 #[test]
 fn a_loss_that_stands_out_is_a_spike() {
-    let senseless = |rows: &mut Rows| {
-        if rows.sample[0] >= 56 * BATCH && rows.sample[0] < 57 * BATCH {
-            rows.targets.iter_mut().filter(|target| **target >= 0).for_each(|target| *target = 500);
-        }
-    };
-    DISTURB.set(Some(Box::new(senseless)));
+    mislead(57..58);
     let run = trained(&["train.steps=60", "lr=0.02", "checkpoint.every=0"]);
     let spikes: Vec<_> = run.events.iter().filter(|event| matches!(event, Event::Spike { .. })).collect();
     let [Event::Spike { step: 57, loss, median, deviations }] = spikes[..] else { panic!("{spikes:?}") };
