@@ -74,6 +74,7 @@ impl Status<'_> {
                 (!gpu.throttled.is_empty()).then(|| format!("throttled by {}", gpu.throttled.join(", "))),
             );
         }
+        known(3, (step.skipped > 0).then(|| format!("{} updates left out", step.skipped)));
         known(1, self.seconds_left.is_finite().then(|| format!("{} left", duration(self.seconds_left))));
         pieces
     }
@@ -125,6 +126,8 @@ mod tests {
             "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  35.0 GiB  12 min left",
             "what is not known is not said"
         );
+        let skipped = Step { skipped: 3, ..plain };
+        assert!(status(&skipped).line().contains("  3 updates left out  "));
     }
 
     #[test]

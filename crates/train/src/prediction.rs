@@ -17,8 +17,8 @@ pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
     }
 }
 
-/// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its rates are
-/// constants for predictions.
+/// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its
+/// rates are constants for predictions.
 pub fn peak_flops(compiled: &Compiled) -> Option<f64> {
     let (target, grad) = (&compiled.target, compiled.plans.plan(Role::Grad)?);
     let products = grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);

@@ -161,6 +161,9 @@ fn result(history: &History) -> Rows {
         let epochs = if epoch > 0.0 { format!(", {epoch:.2} epochs") } else { String::new() };
         rows.push(("trained on", format!("{} tokens in {} rows{epochs}", count(tokens), count(samples))));
     }
+    if let Some(skipped) = history.end.as_ref().map(|end| end.skipped).filter(|skipped| *skipped > 0) {
+        rows.push(("updates left out", format!("{}, whose gradients were not finite", count(skipped))));
+    }
     let mut recent = |name, of: fn(&Step) -> f64, say: fn(f64) -> String| {
         if let Some(value) = history.recent(of) {
             rows.push((name, say(value)));

@@ -41,9 +41,7 @@ impl Board {
     /// Records what an event says in numbers. A record that cannot be written, as on a full disk, is left out, and the
     /// next one tries again. Gives a sentence once for each time that trouble begins.
     pub fn record(&mut self, event: &Event) -> Option<String> {
-        let (step, scalars) = scalars(event);
-        if let (Some(file), false) = (&mut self.file, scalars.is_empty()) {
-            let bytes = Record { time: now(), step, what: What::Scalars(&scalars) }.to_bytes();
+        if let (Some(file), Some((step, bytes))) = (&mut self.file, bytes(event)) {
             match file.write_all(&bytes) {
                 Ok(()) => {
                     self.whole_bytes += bytes.len() as u64;
@@ -96,16 +94,26 @@ fn seconds(path: &Path) -> Option<u64> {
     name.strip_prefix('.')?.split('.').next()?.parse().ok()
 }
 
-/// An event's step and its numbers by tag. Those that are not known are left out; those that are not finite are points
-/// TensorBoard marks.
-fn scalars(event: &Event) -> (u64, Vec<(&'static str, f32)>) {
-    match event {
-        Event::Step(step) => (step.step, step_scalars(step)),
-        Event::Eval { step, loss } => (*step, vec![("eval/loss", *loss)]),
-        _ => (0, vec![]),
-    }
+/// The record an event makes, and its step.
+fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
+    let values;
+    let (step, what) = match event {
+        Event::Step(step) => {
+            values = step_scalars(step);
+            (step.step, What::Scalars(&values))
+        }
+        Event::Eval { step, loss } => {
+            values = vec![("eval/loss", *loss)];
+            (*step, What::Scalars(&values))
+        }
+        // Also where a process goes back to its own last checkpoint.
+        Event::Resume { step } => (step + 1, What::Restart),
+        _ => return None,
+    };
+    Some((step, Record { time: now(), step, what }.to_bytes()))
 }
 
+/// A step's numbers by tag. Those that are not known are left out; those that are not finite are points TensorBoard marks.
 fn step_scalars(step: &Step) -> Vec<(&'static str, f32)> {
     let gpu = step.gpu.clone().unwrap_or_default();
     let throttled = step.gpu.as_ref().map(|gpu| if gpu.throttled.is_empty() { 0.0 } else { 1.0 });
@@ -115,6 +123,7 @@ fn step_scalars(step: &Step) -> Vec<(&'static str, f32)> {
         ("train/lr", Some(step.lr as f64)),
         ("train/epoch", Some(step.epoch)),
         ("train/tokens", Some(step.tokens as f64)),
+        ("train/skipped", Some(step.skipped as f64)),
         ("speed/tokens_per_second", Some(step.tokens_per_second)),
         ("speed/samples_per_second", Some(step.samples_per_second)),
         ("speed/step_ms", Some(step.step_ms)),
@@ -173,8 +182,16 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_known_is_recorded() {
-        assert_eq!(scalars(&Event::Eval { step: 7, loss: 1.5 }), (7, vec![("eval/loss", 1.5)]));
-        assert_eq!(scalars(&Event::Resume { step: 7 }).1, []);
+    fn numbers_and_restarts_are_recorded() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut board = Board::open(folder.path(), 0, "");
+        let mut grows = |event: Event| {
+            let before = board.whole_bytes;
+            assert_eq!(board.record(&event), None);
+            board.whole_bytes > before
+        };
+        assert!(grows(Event::Eval { step: 7, loss: f32::NAN }));
+        assert!(grows(Event::Resume { step: 5 }), "what came after step 5 is void");
+        assert!(!grows(Event::Warning { message: "a word".into() }));
     }
 }

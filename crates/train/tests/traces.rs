@@ -170,6 +170,7 @@ fn tensorboards_files_follow_the_run_and_its_restarts() {
     let [before, after] = &boards(&run)[..] else { panic!("the second process writes a second file") };
     assert_eq!(before, board, "the first file stays as it was");
     assert_eq!((after[1].session, after[1].step), (1, 21), "what was said of step 21 and later is void");
+    assert!(after.iter().all(|read| read.session == 0 || read.step == 21));
     let again = scalar(after, "train/loss");
     assert_eq!(again, scalar(board, "train/loss")[20..], "and said again, to the bit");
 }
