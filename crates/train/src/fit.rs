@@ -11,7 +11,8 @@ pub struct Fit {
     /// For the device where they fit; otherwise for one like it with memory without end.
     pub compiled: Compiled,
     pub fits: bool,
-    /// The largest micro-batch, among the divisors of the batch, that fits.
+    /// The largest micro-batch, among the divisors of the batch, that fits; where any does without it, without
+    /// `recompute=full` as a last resort.
     pub largest: Option<usize>,
 }
 
@@ -29,8 +30,11 @@ pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
     };
     let batch = config.train.batch;
     let (least, most) = if fits { (compiled.micro_batch, batch) } else { (1, compiled.micro_batch) };
-    let mut divisors = (least..=most).rev().filter(|rows| batch.is_multiple_of(*rows));
-    let largest = divisors.find(|rows| compile_for(config, target, *rows, true).is_ok());
+    let divisors = || (least..=most).rev().filter(|rows| batch.is_multiple_of(*rows));
+    let fitting = |may_recompute_all: bool| {
+        divisors().find(|rows| compile_for(config, target, *rows, may_recompute_all).is_ok())
+    };
+    let largest = fitting(false).or_else(|| fitting(true));
     Ok(Fit { compiled, fits, largest })
 }
 
