@@ -57,7 +57,7 @@ pub struct Train {
     /// Where the run lives; `runs/<recipe>-<n>` where not given.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
-    /// A preset or file laid over the recipe, under the overrides; repeatable.
+    /// A preset (a task or a GPU) or file laid over the recipe, under the overrides; repeatable.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
     /// With --run: whether to continue a run that is there: never, auto (continue or begin), must.
@@ -88,6 +88,9 @@ pub struct Plan {
     /// A preset or file laid over the recipe; repeatable.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
+    /// Plan for this GPU instead of what is here, and say whether it fits: rtx3090, a100-80, h200 ...
+    #[arg(long, value_name = "NAME")]
+    pub gpu: Option<String>,
 }
 
 #[derive(Parser)]

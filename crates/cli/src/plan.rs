@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use flatout_ir::cost::Cost;
 use flatout_train::compile::{self, Compiled};
-use flatout_train::device::Device;
+use flatout_train::device::{self, Device, gpus};
+use flatout_train::fit::fit;
 use flatout_train::{Config, Failure, active, prediction, recipes};
 use serde_json::json;
 
@@ -14,6 +15,9 @@ use crate::screen::{Screen, bytes, count, duration, short};
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
+    if let Some(gpu) = on_paper(args) {
+        return plan_on_paper(&config, gpu, screen);
+    }
     let device = Device::open(config.switches.backend)?;
     let compiled = compile::compile(&config, &device.target(&config.switches))?;
     let step = prediction::step_cost(&compiled, config.train.batch);
@@ -22,6 +26,50 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     } else {
         print(&config, &compiled, &step, screen)
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The GPU that is asked for by name: with --gpu, or by a preset where this machine has none.
+fn on_paper(args: &Plan) -> Option<&str> {
+    let preset = || args.with.iter().rev().find(|name| gpus::find(name).is_some());
+    args.gpu.as_ref().or_else(|| preset().filter(|_| !device::has_gpu())).map(String::as_str)
+}
+
+/// The plan for a GPU that need not be here, and whether it fits.
+fn plan_on_paper(config: &Config, gpu: &str, screen: &Screen) -> Result<ExitCode, Failure> {
+    let target = device::named(gpu, &config.switches)?;
+    let fit = fit(config, &target)?;
+    let (compiled, step) = (&fit.compiled, prediction::step_cost(&fit.compiled, config.train.batch));
+    let notes = recipes::gpu_notes(&[gpu.to_string()]);
+    if screen.json {
+        let mut all = object(config, compiled, &step);
+        all["gpu"] = json!({
+            "name": target.name,
+            "memory_bytes": target.memory_bytes,
+            "fits": fit.fits,
+            "largest_micro_batch": fit.largest,
+            "measured": gpus::find(gpu).and_then(|gpu| gpu.measured),
+        });
+        screen.object(&all);
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(config, compiled, &step, screen);
+    let (needed, there) = (fit.bytes(), target.memory_bytes);
+    let largest = match fit.largest {
+        Some(rows) => format!("train.micro_batch={rows} is the largest that does"),
+        None => "no micro-batch does: use a smaller model or context, or recompute=full".into(),
+    };
+    screen.result(match fit.fits {
+        true => format!(
+            "fits             yes, with {} of {} left; {largest}",
+            bytes(there - needed),
+            bytes(there)
+        ),
+        false => {
+            format!("fits             no, by {} over {}; {largest}", bytes(needed - there), bytes(there))
+        }
+    });
+    notes.iter().for_each(|note| screen.result(format!("known            {note}")));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -46,8 +94,11 @@ fn object(config: &Config, compiled: &Compiled, step: &Cost) -> serde_json::Valu
 
 fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
     let tokens = (config.train.batch * config.model.context) as u64;
-    screen
-        .result(format!("{} on {}, {} threads", config.recipe, compiled.target.name, compiled.target.cores));
+    let target = &compiled.target;
+    screen.result(match target.name.as_str() {
+        "cpu" => format!("{} on cpu, {} threads", config.recipe, target.cores),
+        gpu => format!("{} on {gpu}", config.recipe),
+    });
     screen.result(format!(
         "parameters       {} ({})",
         short(compiled.parameters),

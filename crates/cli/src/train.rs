@@ -23,6 +23,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
+    recipes::gpu_notes(&args.with).iter().for_each(|note| screen.note(note));
     config.validate_for_training()?;
     // What the machine cannot do is said before a directory is made.
     let device = Device::open(config.switches.backend)?;

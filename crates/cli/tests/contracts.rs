@@ -89,6 +89,35 @@ fn text_has_no_floor() {
     assert!((0.97..=1.03).contains(&epoch), "one epoch of steps ends at {epoch}");
 }
 
+/// A GPU by name needs no GPU: what fits is said, and what does not is planned all the same.
+#[test]
+fn a_plan_for_a_gpu_by_name_says_whether_it_fits() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let planned = |words: &[&str]| -> Value {
+        let said = ok(folder.path(), &[&["plan", "gpt2-124m", "layers=2", "--json"], words].concat());
+        serde_json::from_str(&said.out).expect("an object")
+    };
+    let small = planned(&["--gpu", "rtx3090"]);
+    assert_eq!(small["backend"], "rtx3090");
+    assert_eq!(small["switches"]["precision"], "bf16");
+    assert_eq!(
+        fields(&small["gpu"]),
+        "fits largest_micro_batch measured memory_bytes name".split(' ').collect()
+    );
+    assert_eq!((&small["gpu"]["fits"], &small["gpu"]["measured"]), (&true.into(), &Value::Null));
+    let large = planned(&["--gpu", "h200", "micro_batch=512"]);
+    assert!(large["gpu"]["measured"].as_str().unwrap().contains("tokens/s"));
+    assert!(large["roofline_step_ms"].as_f64().unwrap() < small["roofline_step_ms"].as_f64().unwrap());
+    let too_much = planned(&["--gpu", "rtx3090", "micro_batch=512", "recompute=none"]);
+    assert_eq!(too_much["gpu"]["fits"], false);
+    let most = too_much["gpu"]["largest_micro_batch"].as_u64().unwrap();
+    assert!(most < 512 && too_much["arena_bytes"].as_u64() > too_much["gpu"]["memory_bytes"].as_u64());
+    assert_eq!(
+        planned(&["--gpu", "rtx3090", &format!("micro_batch={most}"), "recompute=none"])["gpu"]["fits"],
+        true
+    );
+}
+
 #[test]
 fn a_plan_has_its_fields_and_its_bytes_are_the_runs() {
     let folder = tempfile::tempdir().expect("a folder");

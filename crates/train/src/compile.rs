@@ -64,16 +64,20 @@ pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let batch = config.train.batch;
     let context = config.model.context;
     if let Some(rows) = config.train.micro_batch() {
-        return compile_for(config, target, rows).map_err(|refused| too_large(config, target, rows, refused));
+        let compiled = compile_for(config, target, rows, true);
+        return compiled.map_err(|refused| too_large(config, target, rows, refused));
     }
     let auto_tokens = if target.name == "cpu" { AUTO_TOKENS_CPU } else { AUTO_TOKENS_GPU };
     let divisors = (1..=batch).rev().filter(|n| batch.is_multiple_of(*n));
     let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * context <= auto_tokens).collect();
     let mut refused = None;
-    for rows in wanted {
-        match compile_for(config, target, rows) {
-            Ok(compiled) => return Ok(compiled),
-            Err(failure) => refused = Some(failure),
+    // Fewer rows at once cost little, running every layer twice a third: the second round is for what fits no other way.
+    for may_recompute_all in [false, true] {
+        for &rows in &wanted {
+            match compile_for(config, target, rows, may_recompute_all) {
+                Ok(compiled) => return Ok(compiled),
+                Err(failure) => refused = Some(failure),
+            }
         }
     }
     Err(too_large(config, target, 1, refused.expect("a batch has the divisor 1")))
@@ -83,19 +87,25 @@ pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
 /// is.
 fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) -> Failure {
     let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
-    let Ok(planned) = compile_for(config, &endless, rows) else { return refused };
+    let Ok(planned) = compile_for(config, &endless, rows, true) else { return refused };
     let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
     let parts = planned.plans.categories().into_iter().filter(|(_, bytes)| gib(*bytes) >= 0.05);
     let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {:.1}", gib(bytes))).collect();
     let smaller = (1..rows).rev().filter(|n| config.train.batch.is_multiple_of(*n));
-    let advice = match smaller.into_iter().find(|n| compile_for(config, target, *n).is_ok()) {
+    let advice = match smaller.into_iter().find(|n| compile_for(config, target, *n, true).is_ok()) {
         Some(fits) => format!("train.micro_batch={fits} is the largest that fits"),
         None => "no micro-batch fits: use a smaller model or context, or recompute=full".into(),
     };
     Failure::User(UserError(format!("{refused} (GiB: {}); {advice}", parts.join(", "))))
 }
 
-fn compile_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Compiled, Failure> {
+/// Compiles for so many rows at once; `recompute=auto` may come to `full` only where that is allowed.
+pub(crate) fn compile_for(
+    config: &Config,
+    target: &Target,
+    micro_batch: usize,
+    may_recompute_all: bool,
+) -> Result<Compiled, Failure> {
     let model = &config.model;
     let eval_batch = match config.eval.rows {
         0 => 0,
@@ -115,7 +125,7 @@ fn compile_for(config: &Config, target: &Target, micro_batch: usize) -> Result<C
     let mut settled = settle(config, target, &programs[0].graph)?;
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
-    if plans.is_err() && config.switches.recompute == RecomputeSwitch::Auto {
+    if plans.is_err() && may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto {
         settled.options.recompute = Recompute::Full;
         if let Ok(smaller) = compile_programs(&programs, target, &settled.options) {
             plans = Ok(smaller);

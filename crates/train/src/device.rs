@@ -2,10 +2,12 @@
 
 use flatout_ir::{PlanSet, Target};
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
+pub use flatout_runtime::cuda::gpus;
 use flatout_runtime::cuda::session::Options;
 use flatout_runtime::{Session, cpu, cuda};
 
 use crate::compile;
+use crate::config::nearest;
 use crate::failure::Failure;
 use crate::settle::Settled;
 use crate::switches::{Autotune, Backend, Switches, Toggle};
@@ -68,6 +70,26 @@ impl Device {
             }
         })
     }
+}
+
+/// A GPU by name, as the compiler sees it, whether or not one is here.
+pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
+    let Some(found) = gpus::find(gpu) else {
+        let names: Vec<&str> = gpus::named().iter().map(|gpu| gpu.name).collect();
+        match nearest(gpu, names.iter().copied()) {
+            Some(near) => refuse!("there is no GPU `{gpu}` in the table; did you mean `{near}`?"),
+            None => refuse!("there is no GPU `{gpu}` in the table; there is {}", names.join(", ")),
+        }
+    };
+    if switches.backend == Backend::Cpu {
+        refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");
+    }
+    Ok(gpus::target(found, switches.deterministic == Toggle::On))
+}
+
+/// Whether this machine has an NVIDIA GPU, usable or not.
+pub fn has_gpu() -> bool {
+    !matches!(probe().gpu, Gpu::None(_))
 }
 
 fn refused(why: &str) -> Result<Device, UserError> {

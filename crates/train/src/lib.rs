@@ -16,6 +16,7 @@ mod durable;
 pub mod events;
 mod failure;
 mod feed;
+pub mod fit;
 pub mod generate;
 pub mod groups;
 pub mod history;

@@ -1,7 +1,9 @@
 //! Recipes: embedded by name or read from a file, extended, overlaid and overridden into one config.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
+use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
 use crate::config::{Config, Layers, nearest, parse};
@@ -22,17 +24,40 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
 ];
 
-const PRESETS: &[Embedded] =
-    &[Embedded { name: "quick-test", text: include_str!("../../../recipes/presets/quick-test.toml") }];
+/// What is laid for a GPU; which one it is changes only the description.
+const GPU: &str = include_str!("../../../recipes/presets/gpu.toml");
 
 /// The embedded recipes.
 pub fn list() -> &'static [Embedded] {
     RECIPES
 }
 
-/// The embedded presets for `--with`.
+/// The embedded presets for `--with`: tasks, and every GPU there is a data sheet of.
 pub fn presets() -> &'static [Embedded] {
-    PRESETS
+    static ALL: OnceLock<Vec<Embedded>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let quick_test = include_str!("../../../recipes/presets/quick-test.toml");
+        let gpu = |gpu: &Gpu| {
+            let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
+            let description = format!("One {} of {gib:.1} GiB, {}.", gpu.name, how_known(gpu));
+            Embedded { name: gpu.name, text: format!("description = {description:?}\n{GPU}").leak() }
+        };
+        let quick_test = Embedded { name: "quick-test", text: quick_test };
+        [quick_test].into_iter().chain(gpus::named().iter().map(gpu)).collect()
+    })
+}
+
+/// For each GPU among the presets, whether what is laid for it was measured.
+pub fn gpu_notes(with: &[String]) -> Vec<String> {
+    let found = with.iter().filter_map(|name| gpus::find(name));
+    found.map(|gpu| format!("{}: {}", gpu.name, how_known(gpu))).collect()
+}
+
+fn how_known(gpu: &Gpu) -> String {
+    match gpu.measured {
+        Some(measured) => format!("measured: {measured}"),
+        None => "from its data sheet and the roofline, not measured".into(),
+    }
 }
 
 impl Embedded {
@@ -50,7 +75,7 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let source = find(recipe, None, "recipe", RECIPES)?;
     lay(&mut layers, &source, &mut Vec::new())?;
     for overlay in with {
-        let source = find(overlay, None, "preset", PRESETS)?;
+        let source = find(overlay, None, "preset", presets())?;
         let mut table = parse(&source.text, &source.origin)?;
         if table.contains_key("extends") {
             refuse!("{}: what is laid over a recipe with --with cannot extend another", source.origin);
@@ -171,6 +196,24 @@ mod tests {
         assert_eq!(more.train.batch / more.train.micro_batch().unwrap(), 12);
         let own = resolve("gpt2-124m", &[], &["vocab=50257".into()]).unwrap();
         assert!(flatout_models::gpt2::stored(&own.model).is_ok());
+    }
+
+    #[test]
+    fn every_gpu_is_a_preset_that_says_whether_it_was_measured() {
+        for name in ["rtx3090", "rtx4090", "rtx5090", "a100-40", "a100-80", "h100", "h200"] {
+            let config = resolve("pretrain-226m", &[name.into()], &[]).unwrap();
+            assert_eq!(config.train.micro_batch(), None, "{name}: by arithmetic");
+            assert_eq!(
+                config.switches.backend,
+                crate::switches::Backend::Cuda,
+                "{name}: never the CPU in silence"
+            );
+            let notes = gpu_notes(&["quick-test".into(), name.into()]);
+            assert_eq!(notes.len(), 1);
+            assert_eq!(notes[0].contains("not measured"), name != "h200", "{notes:?}");
+        }
+        let given = resolve("pretrain-226m", &["h200".into()], &["micro_batch=32".into()]).unwrap();
+        assert_eq!(given.train.micro_batch(), Some(32), "overrides lie over it");
     }
 
     fn written(folder: &Path, name: &str, text: &str) -> String {

@@ -14,7 +14,7 @@ use super::library::{self, Candidate, Kind, Libraries};
 use super::lt::Lt;
 use super::nvrtc::{self, Nvrtc};
 use super::session::Options;
-use super::{EVERY_TYPE, KERNELS, environment, nvml};
+use super::{EVERY_TYPE, KERNELS, environment, gpus, nvml};
 
 /// The oldest driver that runs: CUDA 12.8. Proven is 13.0.
 const OLDEST_DRIVER: u32 = 12080;
@@ -275,18 +275,30 @@ impl Device {
 
 /// A device as the compiler sees it. With `deterministic` every kernel is: rows say what holds without.
 pub fn target(device: &Device, deterministic: bool) -> Target {
-    let Inner { identity, facts, rates, free_bytes, context_bytes, .. } = &*device.0;
+    let Inner { identity, rates, free_bytes, context_bytes, .. } = &*device.0;
+    let name = short_name(&identity.model, identity.memory_bytes);
+    described(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic)
+}
+
+/// A GPU as the compiler sees it, there or on paper.
+pub(super) fn described(
+    name: String,
+    memory_bytes: u64,
+    driver_bytes: u64,
+    rates: Rates,
+    deterministic: bool,
+) -> Target {
     let kernels = KERNELS.iter().copied().flatten();
     let kernels = kernels.map(|k| KernelRow { deterministic: deterministic || k.row.deterministic, ..k.row });
     Target {
-        name: short_name(&identity.model, identity.memory_bytes),
-        dtypes: EVERY_TYPE.iter().copied().filter(|d| !d.is_fp8() || facts.has_fp8()).collect(),
+        name,
+        dtypes: EVERY_TYPE.iter().copied().filter(|d| !d.is_fp8() || rates.fp8_flops.is_some()).collect(),
         align: 256,
-        memory_bytes: *free_bytes,
-        driver_bytes: context_bytes + MODULE_BYTES,
+        memory_bytes,
+        driver_bytes,
         cores: 1,
         landings: LANDINGS,
-        rates: *rates,
+        rates,
         kernels: kernels.collect(),
     }
 }
@@ -308,35 +320,12 @@ fn short_name(model: &str, memory_bytes: u64) -> String {
     }
 }
 
-/// Data sheets: f32 without tensor cores, TF32, bf16 and FP8 dense with f32 sums, memory. By name as `short_name` gives it.
-const RATES: &[(&str, Rates)] = &[
-    ("b200", sheet(80e12, 1125e12, 2250e12, Some(4500e12), 8.0e12)),
-    ("h200", sheet(67e12, 494e12, 989e12, Some(1979e12), 4.8e12)),
-    ("h100", sheet(67e12, 494e12, 989e12, Some(1979e12), 3.35e12)),
-    ("a100-80", sheet(19.5e12, 156e12, 312e12, None, 2.04e12)),
-    ("a100-40", sheet(19.5e12, 156e12, 312e12, None, 1.56e12)),
-    ("l40s", sheet(91.6e12, 183e12, 362e12, Some(733e12), 0.864e12)),
-    ("rtx3090", sheet(35.6e12, 35.6e12, 71e12, None, 0.936e12)),
-    ("rtx4090", sheet(82.6e12, 82.6e12, 165e12, Some(330e12), 1.01e12)),
-    ("rtx5090", sheet(104.8e12, 104.8e12, 210e12, Some(419e12), 1.79e12)),
-];
-
-const fn sheet(
-    f32_flops: f64,
-    tf32_flops: f64,
-    bf16_flops: f64,
-    fp8_flops: Option<f64>,
-    memory_bytes: f64,
-) -> Rates {
-    Rates { f32_flops, tf32_flops: Some(tf32_flops), bf16_flops, fp8_flops, memory_bytes }
-}
-
-/// From the table, or from clocks: 128 fused multiply-adds a multiprocessor and cycle in f32, and in bf16 what the
+/// From the data sheet, or from clocks: 128 fused multiply-adds a multiprocessor and cycle in f32, and in bf16 what the
 /// generation's tensor cores do; TF32 is half of that and FP8 twice that, where it is.
 fn rates(driver: &Driver, device: c_int, identity: &Identity) -> Result<Rates, CudaError> {
     let name = short_name(&identity.model, identity.memory_bytes);
-    if let Some((_, rates)) = RATES.iter().find(|(n, _)| *n == name) {
-        return Ok(*rates);
+    if let Some(gpu) = gpus::find(&name) {
+        return Ok(gpu.rates);
     }
     let hz = |attribute| driver.attribute(device, attribute).map(|khz| khz as f64 * 1e3);
     let cycles = identity.sms as f64 * hz(Attribute::ClockRateKhz)?;
@@ -371,7 +360,7 @@ mod tests {
             ("NVIDIA L40S", 45, "l40s"),
         ] {
             assert_eq!(short_name(model, gib << 30), name);
-            assert!(RATES.iter().any(|(n, _)| *n == name), "{name}");
+            assert!(gpus::find(name).is_some(), "{name}");
         }
         assert_eq!(short_name("NVIDIA Something 7", 1 << 30), "something");
     }

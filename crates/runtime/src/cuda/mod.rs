@@ -16,6 +16,7 @@ pub mod elementwise;
 pub mod environment;
 mod epilogue;
 pub mod gated;
+pub mod gpus;
 pub mod head_loss;
 pub mod index;
 mod landing;
