@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::documents::{Documents, FRAME_TOKENS};
+use crate::documents::{Documents, TokenCount};
 use crate::error::DataError;
 use crate::loader::{Cursor, Loader, LoaderOptions, Rows};
 use crate::order::Order;
-use crate::pack::{Packing, STREAMS, Stream, StreamPosition};
+use crate::pack::{Frame, Packing, STREAMS, Stream, StreamPosition};
 use crate::random::key;
 use crate::synthetic::{Language, Sampled};
 use crate::text::Text;
@@ -61,9 +61,9 @@ pub struct Floor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
     pub documents: Option<u64>,
-    pub tokens: Option<u64>,
+    pub tokens: Option<TokenCount>,
     pub held_out_documents: Option<u64>,
-    pub held_out_tokens: Option<u64>,
+    pub held_out_tokens: Option<TokenCount>,
 }
 
 pub struct Corpus {
@@ -129,8 +129,7 @@ pub fn open(spec: &Spec) -> Result<Corpus, DataError> {
     let packing = Packing {
         context: spec.context,
         document_mask: spec.document_mask,
-        bos: vocabulary.bos(),
-        eos: vocabulary.eos(),
+        frame: Frame::of(vocabulary.bos(), vocabulary.eos()),
     };
     let mark = format!("{:016x}", [content, vocabulary.fingerprint(), spec.seed].into_iter().fold(0, key));
     Ok(Corpus { vocabulary, train, held_out, floor, packing, seed: spec.seed, mark })
@@ -147,7 +146,10 @@ impl Corpus {
     }
 
     pub fn describe(&self) -> Description {
-        let framed = |side: &Arc<dyn Documents>| Some(side.tokens()? + FRAME_TOKENS * side.count()?);
+        let framed = |side: &Arc<dyn Documents>| {
+            let frames = self.packing.frame.tokens() * side.count()?;
+            Some(side.tokens()? + TokenCount::exact(frames))
+        };
         Description {
             documents: self.train.count(),
             tokens: framed(&self.train),
@@ -303,12 +305,12 @@ mod tests {
         let Description { documents, tokens, held_out_documents, held_out_tokens } = corpus.describe();
         assert!(documents.unwrap() > 30 && held_out_documents.unwrap() > 3);
         let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default()).unwrap();
-        let rows = loader.next_rows(tokens.unwrap() as usize / 64).unwrap();
+        let rows = loader.next_rows(tokens.unwrap().tokens as usize / 64).unwrap();
         assert!((rows.epoch - 1.0).abs() < 0.01, "{}", rows.epoch);
 
         let held = corpus.held_out_rows(usize::MAX).unwrap();
-        assert_eq!(held.count() as u64, (held_out_tokens.unwrap() - 1).div_ceil(64));
-        assert_eq!(held.weights.iter().sum::<f32>() as u64, held_out_tokens.unwrap() - 1);
+        assert_eq!(held.count() as u64, (held_out_tokens.unwrap().tokens - 1).div_ceil(64));
+        assert_eq!(held.weights.iter().sum::<f32>() as u64, held_out_tokens.unwrap().tokens - 1);
         assert!(
             held.weights
                 .iter()

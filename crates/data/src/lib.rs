@@ -23,18 +23,28 @@ mod error;
 pub mod formats;
 mod grammar;
 mod loader;
+mod manifest;
+mod mixture;
 mod order;
 mod pack;
 mod random;
 #[cfg(test)]
 mod scratch;
+mod shard;
+mod shards;
+mod split;
+mod stall;
 mod synthetic;
 mod text;
+mod token_files;
 mod tokenizer;
 
 pub use corpus::{Corpus, Description, Floor, Source, Spec, open};
+pub use documents::TokenCount;
 pub use error::{DataError, ErrorKind};
 pub use loader::{Cursor, Loader, LoaderOptions, Rows};
+pub use manifest::{Manifest, ShardEntry};
 pub use pack::{STREAMS, Segment, StreamPosition, max_segments};
+pub use stall::Waited;
 pub use synthetic::Language;
 pub use tokenizer::{MIN_TRAINED_VOCAB, Vocabulary};

@@ -251,7 +251,7 @@ mod tests {
             assert_eq!(table.count(), Some(texts.len() as u64));
             for (index, text) in texts.iter().enumerate() {
                 let mut tokens = Vec::new();
-                table.append(index as u64, &mut tokens).unwrap();
+                table.append(index as u64, &mut tokens, &mut crate::documents::Spent::default()).unwrap();
                 assert_eq!(vocabulary.decode(&tokens), *text);
             }
         }
