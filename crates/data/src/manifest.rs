@@ -45,6 +45,8 @@ pub struct Options {
     pub format: Option<String>,
     pub on_error: String,
     pub shard_tokens: u64,
+    /// The size that was asked for, where a tokeniser was trained.
+    pub trained_vocabulary: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,6 +54,8 @@ pub struct Options {
 pub struct SourceEntry {
     pub path: String,
     pub bytes: u64,
+    /// Nanoseconds since 1970.
+    pub modified_ns: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -166,7 +170,7 @@ mod tests {
         let tokenizer =
             TokenizerEntry { file: "tokenizer.json".into(), hash: hexadecimal(7), vocabulary: 300 };
         let options =
-            Options { field: "text".into(), format: None, on_error: "fail".into(), shard_tokens: 100 };
+            Options { field: "text".into(), format: None, on_error: "fail".into(), shard_tokens: 100, trained_vocabulary: None };
         let shard = |file: &str, tokens| ShardEntry {
             file: file.into(),
             bytes: 1000,
@@ -179,7 +183,7 @@ mod tests {
         Manifest::new(
             tokenizer,
             options,
-            vec![SourceEntry { path: "a.txt".into(), bytes: 9 }],
+            vec![SourceEntry { path: "a.txt".into(), bytes: 9, modified_ns: 5 }],
             shards,
             totals,
         )

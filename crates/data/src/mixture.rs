@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn every_epoch_of_a_source_names_each_of_its_documents_once() {
-        let order = Order::mixed(mixture(&[(40, 1.0, 10.0), (7, 3.0, 10.0)]), 5);
+        let order = Order::mixed(Arc::new(mixture(&[(40, 1.0, 10.0), (7, 3.0, 10.0)])), 5);
         let mut seen: HashMap<u64, u64> = HashMap::new();
         // 7 documents at three quarters: many epochs, whose number is the same for each of the seven within one.
         (0..2000).for_each(|position| *seen.entry(order.document(position)).or_default() += 1);

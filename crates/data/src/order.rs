@@ -29,8 +29,8 @@ impl Order {
         Self { series: count.map_or(Series::Endless, Series::One), seed }
     }
 
-    pub(crate) fn mixed(mixture: Mixture, seed: u64) -> Self {
-        Self { series: Series::Mixed(Arc::new(mixture)), seed }
+    pub(crate) fn mixed(mixture: Arc<Mixture>, seed: u64) -> Self {
+        Self { series: Series::Mixed(mixture), seed }
     }
 
     pub(crate) fn is_mixed(&self) -> bool {

@@ -274,10 +274,6 @@ impl ShardWriter {
         self.header.tokens
     }
 
-    pub(crate) fn documents(&self) -> u64 {
-        self.header.documents
-    }
-
     /// Adds a document of 1 to [`MAX_DOCUMENT_TOKENS`] tokens.
     pub(crate) fn push(&mut self, tokens: &[u32], text_hash: u64) -> io::Result<()> {
         assert!((1..=MAX_DOCUMENT_TOKENS).contains(&tokens.len()), "a document of {} tokens", tokens.len());

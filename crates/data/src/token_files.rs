@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use rayon::prelude::*;
+
 use crate::documents::{Documents, MAX_DOCUMENT_TOKENS, Spent, TokenCount};
 use crate::error::DataError;
 use crate::random::fingerprint;
@@ -83,7 +85,7 @@ impl Layout {
 }
 
 #[derive(Debug)]
-struct BinFile {
+struct TokenFile {
     path: PathBuf,
     file: Option<File>,
     layout: Layout,
@@ -91,8 +93,8 @@ struct BinFile {
 
 /// Files of tokens as documents.
 #[derive(Debug)]
-pub(crate) struct Bins {
-    files: Vec<BinFile>,
+pub(crate) struct TokenFiles {
+    files: Vec<TokenFile>,
     documents: Vec<Extent>,
     tokens: u64,
 }
@@ -105,7 +107,7 @@ struct Extent {
     start: u64,
 }
 
-impl Bins {
+impl TokenFiles {
     /// Opens the files and reads them through once: documents are found, every token is below the vocabulary. Gives the
     /// two sides of the split and a number that differs with the content.
     pub(crate) fn open(
@@ -114,17 +116,23 @@ impl Bins {
         held_out: f64,
     ) -> Result<(Side, Side, u64), DataError> {
         let mut splitter = Splitter::new(held_out);
-        let mut bins = Self { files: Vec::new(), documents: Vec::new(), tokens: 0 };
-        for (number, path) in paths.iter().enumerate() {
-            bins.add(path, options, number < KEPT_OPEN, &mut splitter)?;
+        let mut opened = Self { files: Vec::new(), documents: Vec::new(), tokens: 0 };
+        let scanned = paths.par_iter().enumerate().map(|(number, path)| scan(path, number, options));
+        for scanned in scanned.collect::<Vec<_>>() {
+            let (file, documents) = scanned?;
+            opened.files.push(file);
+            for (extent, hash) in documents {
+                splitter.push(Some(hash));
+                opened.tokens += u64::from(extent.tokens);
+                opened.documents.push(extent);
+            }
         }
         let shown = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
         let split = splitter.finish(&shown)?;
-        let held: u64 = (0..split.held_out.count())
-            .map(|place| u64::from(bins.documents[split.held_out.at(place) as usize].tokens))
-            .sum();
-        let all = bins.tokens;
-        let documents: Arc<dyn Documents> = Arc::new(bins);
+        let length = |place| u64::from(opened.documents[split.held_out.at(place) as usize].tokens);
+        let held: u64 = (0..split.held_out.count()).map(length).sum();
+        let all = opened.tokens;
+        let documents: Arc<dyn Documents> = Arc::new(opened);
         let side = |selection, tokens| Side {
             documents: documents.clone(),
             selection,
@@ -132,86 +140,98 @@ impl Bins {
         };
         Ok((side(split.train, all - held), side(split.held_out, held), split.content))
     }
+}
 
-    fn add(
-        &mut self,
-        path: &Path,
-        options: BinOptions,
-        keep_open: bool,
-        splitter: &mut Splitter,
-    ) -> Result<(), DataError> {
-        let failed = |error: std::io::Error| unreadable(path, &error);
-        let file = File::open(path).map_err(failed)?;
-        let bytes = file.metadata().map_err(failed)?.len();
-        let mut head = vec![0; bytes.min(HEADER_BYTES) as usize];
-        file.read_exact_at(&mut head, 0).map_err(failed)?;
-        let layout = Layout::parse(&head, bytes, options.token_bytes).map_err(|why| wrong(path, &why))?;
-        let number = self.files.len() as u32;
-        let mut document = Open { start: 0, tokens: Vec::new() };
+/// The documents of a file with their hashes. A file in which the end of a document does not occur is cut like one
+/// whose documents have no ends.
+fn scan(path: &Path, number: usize, options: BinOptions) -> Result<(TokenFile, Vec<(Extent, u64)>), DataError> {
+    let failed = |error: std::io::Error| unreadable(path, &error);
+    let file = File::open(path).map_err(failed)?;
+    let bytes = file.metadata().map_err(failed)?.len();
+    let mut head = vec![0; bytes.min(HEADER_BYTES) as usize];
+    file.read_exact_at(&mut head, 0).map_err(failed)?;
+    let layout = Layout::parse(&head, bytes, options.token_bytes).map_err(|why| wrong(path, &why))?;
+    let scanned = TokenFile { path: path.into(), file: Some(file), layout };
+    let mut documents = scanned.documents(number as u32, options.eos, options.vocabulary)?;
+    if documents.is_none() {
+        documents = scanned.documents(number as u32, None, options.vocabulary)?;
+    }
+    let file = scanned.file.filter(|_| number < KEPT_OPEN);
+    Ok((TokenFile { file, ..scanned }, documents.unwrap_or_default()))
+}
+
+impl TokenFile {
+    /// The documents; `None` where there is an end to be found and it does not occur.
+    fn documents(
+        &self,
+        number: u32,
+        eos: Option<u32>,
+        vocabulary: u64,
+    ) -> Result<Option<Vec<(Extent, u64)>>, DataError> {
+        let Layout { start, tokens: count, token_bytes } = self.layout;
+        let mut found = Vec::new();
+        let mut has_end = eos.is_none();
+        let (mut document, mut begin) = (Vec::new(), 0);
+        let mut close = |document: &mut Vec<u32>, begin: u64| {
+            if !document.is_empty() {
+                let bytes: Vec<u8> = document.iter().flat_map(|token: &u32| token.to_le_bytes()).collect();
+                let extent = Extent { file: number, tokens: document.len() as u32, start: begin };
+                found.push((extent, fingerprint(&bytes)));
+                document.clear();
+            }
+        };
         let mut piece = vec![0; PIECE_BYTES];
         let mut tokens = Vec::new();
-        let (mut at, mut left) = (layout.start, layout.tokens * u64::from(layout.token_bytes));
+        let (mut at, mut left) = (start, count * u64::from(token_bytes));
         let mut place = 0;
         while left > 0 {
             let bytes = &mut piece[..left.min(PIECE_BYTES as u64) as usize];
-            file.read_exact_at(bytes, at).map_err(failed)?;
+            self.read_at(bytes, at)?;
             (at, left) = (at + bytes.len() as u64, left - bytes.len() as u64);
             tokens.clear();
-            widen(bytes, layout.token_bytes, &mut tokens);
+            widen(bytes, token_bytes, &mut tokens);
             for token in &tokens {
-                if u64::from(*token) >= options.vocabulary {
+                if u64::from(*token) >= vocabulary {
                     return Err(wrong(
-                        path,
+                        &self.path,
                         &format!(
-                            "its token {place} is {token} and the vocabulary has {}: set model.vocab, or data.format=u32 \
-                             for files of 4 bytes a token",
-                            options.vocabulary
+                            "its token {place} is {token} and the vocabulary has {vocabulary}; raise model.vocab, or set \
+                             data.format=u32 for files of 4 bytes a token"
                         ),
                     ));
                 }
-                let ends = match options.eos {
-                    Some(eos) => *token == eos || document.tokens.len() == MAX_DOCUMENT_TOKENS,
+                let is_end = eos == Some(*token);
+                let is_full = match eos {
+                    Some(_) => document.len() == MAX_DOCUMENT_TOKENS,
                     // The last one takes what is left, so that none is too short to predict anything.
-                    None => {
-                        document.tokens.len() as u64 == CHUNK_TOKENS && layout.tokens - place >= CHUNK_TOKENS
-                    }
+                    None => document.len() as u64 == CHUNK_TOKENS && count - place >= CHUNK_TOKENS,
                 };
-                if ends {
-                    self.close(number, &mut document, splitter);
-                    document.start = place;
+                if is_end || is_full {
+                    close(&mut document, begin);
+                    begin = place + u64::from(is_end);
                 }
-                if options.eos == Some(*token) {
-                    document.start = place + 1;
+                if is_end {
+                    has_end = true;
                 } else {
-                    document.tokens.push(*token);
+                    document.push(*token);
                 }
                 place += 1;
             }
         }
-        self.close(number, &mut document, splitter);
-        self.files.push(BinFile { path: path.into(), file: keep_open.then_some(file), layout });
-        Ok(())
+        close(&mut document, begin);
+        Ok(has_end.then_some(found))
     }
 
-    fn close(&mut self, file: u32, document: &mut Open, splitter: &mut Splitter) {
-        if document.tokens.is_empty() {
-            return;
-        }
-        let bytes: Vec<u8> = document.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-        splitter.push(Some(fingerprint(&bytes)));
-        self.tokens += document.tokens.len() as u64;
-        self.documents.push(Extent { file, tokens: document.tokens.len() as u32, start: document.start });
-        document.tokens.clear();
+    fn read_at(&self, bytes: &mut [u8], at: u64) -> Result<(), DataError> {
+        let read = match &self.file {
+            Some(file) => file.read_exact_at(bytes, at),
+            None => File::open(&self.path).and_then(|file| file.read_exact_at(bytes, at)),
+        };
+        read.map_err(|error| unreadable(&self.path, &error))
     }
 }
 
-/// A document whose end has not been found yet.
-struct Open {
-    start: u64,
-    tokens: Vec<u32>,
-}
-
-impl Documents for Bins {
+impl Documents for TokenFiles {
     fn count(&self) -> Option<u64> {
         Some(self.documents.len() as u64)
     }
@@ -223,16 +243,11 @@ impl Documents for Bins {
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
         let since = Instant::now();
         let Extent { file, tokens, start } = self.documents[index as usize];
-        let BinFile { path, file, layout } = &self.files[file as usize];
-        let width = u64::from(layout.token_bytes);
+        let file = &self.files[file as usize];
+        let width = u64::from(file.layout.token_bytes);
         let mut bytes = vec![0; tokens as usize * width as usize];
-        let at = layout.start + start * width;
-        let read = match file {
-            Some(file) => file.read_exact_at(&mut bytes, at),
-            None => File::open(path).and_then(|file| file.read_exact_at(&mut bytes, at)),
-        };
-        read.map_err(|error| unreadable(path, &error))?;
-        widen(&bytes, layout.token_bytes, out);
+        file.read_at(&mut bytes, file.layout.start + start * width)?;
+        widen(&bytes, file.layout.token_bytes, out);
         spent.reading += since.elapsed();
         Ok(())
     }
@@ -264,7 +279,7 @@ mod tests {
     }
 
     fn documents(paths: &[PathBuf], options: BinOptions) -> Result<Vec<Vec<u32>>, DataError> {
-        let (train, held_out, _) = Bins::open(paths, options, 0.0)?;
+        let (train, held_out, _) = TokenFiles::open(paths, options, 0.0)?;
         assert_eq!(held_out.count(), Some(0));
         let document = |index| {
             let mut tokens = vec![];
