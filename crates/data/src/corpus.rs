@@ -148,7 +148,8 @@ pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(String)) -> Result<Corpus, D
             part.weight
         )));
     }
-    let found = parts.iter().map(|part| source::find(&part.path, spec, say)).collect::<Result<Vec<_>, _>>()?;
+    let found =
+        parts.iter().map(|part| source::find(&part.path, spec, say)).collect::<Result<Vec<_>, _>>()?;
     let vocabulary = source::vocabulary(spec, &found)?;
     let opened =
         found.into_iter().map(|found| found.open(spec, &vocabulary, say)).collect::<Result<Vec<_>, _>>()?;
@@ -209,7 +210,8 @@ fn synthetic(spec: &Spec) -> Result<Corpus, DataError> {
     // With the document mask nobody predicts `<bos>`, which cost nothing and made the mean smaller.
     let tokens = language.mean_document_tokens;
     let predicted = if spec.document_mask { tokens - 1.0 } else { tokens };
-    let [nats, trigram_nats] = [language.floor_nats, language.trigram_nats].map(|nats| nats * tokens / predicted);
+    let [nats, trigram_nats] =
+        [language.floor_nats, language.trigram_nats].map(|nats| nats * tokens / predicted);
     let floor = Floor { nats, trigram_nats };
     let content = u64::from(language.version());
     let frame = Frame::of(vocabulary.bos(), vocabulary.eos());

@@ -4,14 +4,19 @@
 //!
 //! ```text
 //! synthetic  a language of our own, with a known floor   (grammar: its words and phrases; chain: its entropies)
-//! text       plain text files
 //! formats    documents out of text, JSONL, CSV and parquet files
-//!    -> tokenizer   text to tokens and back
+//!    -> tokenizer   text to tokens and back   (sample: what one is trained on)
+//!    -> raw         text read and tokenised when it is needed
+//!    -> prepare     text tokenised once, into shards   (shard: a file; manifest, shards: a folder of them)
+//! token_files    the token files of other trainers
+//!    -> source      what a path names, opened
+//!    -> split       training and held-out documents, by the hash of their content
 //!    -> documents   what packing needs to know of a source
-//!    -> order       a permutation of the documents an epoch, by index
+//!    -> order       a permutation of the documents an epoch, by index   (mixture: of several sources)
 //!    -> pack        streams of documents, cut into rows
 //!    -> loader      rows in their global order, ahead of time, and the cursor
 //! corpus     all of it behind `open`
+//! inspect    a look into all of it
 //! ```
 #![forbid(unsafe_code)]
 
@@ -23,6 +28,7 @@ mod durable;
 mod error;
 pub mod formats;
 mod grammar;
+pub mod inspect;
 mod loader;
 mod manifest;
 mod mixture;

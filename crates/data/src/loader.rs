@@ -412,6 +412,93 @@ mod tests {
         }
     }
 
+    /// Documents that count how often they are read.
+    struct Counted {
+        length: usize,
+        read: std::sync::atomic::AtomicU64,
+    }
+
+    impl Documents for Counted {
+        fn count(&self) -> Option<u64> {
+            Some(5000)
+        }
+        fn tokens(&self) -> Option<TokenCount> {
+            Some(TokenCount { tokens: 5000 * self.length as u64, is_exact: false })
+        }
+        fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
+            self.read.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            out.extend(std::iter::repeat_n(index as u32 % 99 + 2, self.length));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn memory_stays_under_its_bound_whatever_the_documents() {
+        for length in [3, 40, 3000, 100_000] {
+            let documents = Arc::new(Counted { length, read: Default::default() });
+            let options = LoaderOptions { threads: 3, queue_bytes: 16 << 10, ..LoaderOptions::default() };
+            let mut loader = loader_of(documents, start(), options, false);
+            let row_bytes = Row::bytes(CONTEXT);
+            let longest = 4 * (length + 2).next_power_of_two().max(4);
+            let bound = options.queue_bytes + 3 * row_bytes + STREAMS * longest;
+            let mut given = 0;
+            while given < 100 * bound.min(1 << 20) {
+                // Threads run ahead as far as they can.
+                given += 50 * row_bytes;
+                loader.next_rows(50).unwrap();
+            }
+            let peak = loader.peak_bytes();
+            assert!(peak <= bound, "{peak} bytes are more than {bound} with documents of {length} tokens");
+            assert!(peak > bound / 4, "{peak} of {bound} bytes: the bound says nothing");
+        }
+    }
+
+    #[test]
+    fn going_on_in_the_middle_reads_one_document_a_stream() {
+        let counted = |length| Arc::new(Counted { length, read: Default::default() });
+        let read = |documents: &Arc<Counted>| documents.read.load(std::sync::atomic::Ordering::Relaxed);
+        let (first, again) = (counted(100), counted(100));
+        let options = LoaderOptions { threads: 1, queue_bytes: 1, ..LoaderOptions::default() };
+        let mut loader = loader_of(first.clone(), start(), options, false);
+        loader.next_rows(3000).unwrap();
+        let cursor = loader.cursor().clone();
+        drop(loader);
+        assert!(read(&first) > 400);
+        let mut resumed = loader_of(again.clone(), cursor, options, false);
+        // As many rows as there are streams: each needs the document it stands in, and perhaps the one after.
+        resumed.next_rows(STREAMS).unwrap();
+        drop(resumed);
+        let read = read(&again);
+        assert!((1..=2 * STREAMS as u64 + 2).contains(&read), "{read} documents were read");
+    }
+
+    #[test]
+    fn waits_are_explained() {
+        struct Slow;
+        impl Documents for Slow {
+            fn count(&self) -> Option<u64> {
+                None
+            }
+            fn tokens(&self) -> Option<TokenCount> {
+                None
+            }
+            fn append(&self, _: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
+                // The clock is not asked: what is said to have taken long did.
+                spent.tokenising += Duration::from_secs(3600);
+                out.extend([2; CONTEXT]);
+                Ok(())
+            }
+        }
+        let options = LoaderOptions { threads: 1, queue_bytes: 1, ..LoaderOptions::default() };
+        let mut loader = loader_of(Arc::new(Slow), start(), options, false);
+        for _ in 0..2000 {
+            loader.next_rows(1).unwrap();
+        }
+        let waited = loader.waited();
+        assert_eq!(waited.total, waited.reading + waited.tokenising + waited.packing + waited.scheduling);
+        assert!(waited.total.is_zero() || waited.cause() == Some("tokenising"), "{waited:?}");
+    }
+
     #[test]
     fn dropping_a_loader_ends_its_threads() {
         let table = documents(5);

@@ -169,8 +169,13 @@ mod tests {
     fn manifest() -> Manifest {
         let tokenizer =
             TokenizerEntry { file: "tokenizer.json".into(), hash: hexadecimal(7), vocabulary: 300 };
-        let options =
-            Options { field: "text".into(), format: None, on_error: "fail".into(), shard_tokens: 100, trained_vocabulary: None };
+        let options = Options {
+            field: "text".into(),
+            format: None,
+            on_error: "fail".into(),
+            shard_tokens: 100,
+            trained_vocabulary: None,
+        };
         let shard = |file: &str, tokens| ShardEntry {
             file: file.into(),
             bytes: 1000,

@@ -136,7 +136,8 @@ impl Documents for OnDemand {
         let document = document?;
         let tokens = self.vocabulary.encode_document(&document.text);
         spent.tokenising += read.elapsed();
-        let tokens = tokens.map_err(|error| DataError { sentence: format!("{}: {error}", document.place), ..error })?;
+        let tokens = tokens
+            .map_err(|error| DataError { sentence: format!("{}: {error}", document.place), ..error })?;
         out.reserve_exact(tokens.len() + 1);
         out.extend(tokens);
         Ok(())
@@ -147,9 +148,9 @@ impl Documents for OnDemand {
 /// index itself.
 fn cache_name(inputs: &[Input], options: &ReadOptions) -> String {
     let here = std::env::current_dir().unwrap_or_default();
-    let hash = inputs.iter().fold(0, |hash, input| {
-        key(hash, fingerprint(here.join(&input.path).as_os_str().as_encoded_bytes()))
-    });
+    let hash = inputs
+        .iter()
+        .fold(0, |hash, input| key(hash, fingerprint(here.join(&input.path).as_os_str().as_encoded_bytes())));
     format!("{:016x}", key(hash, fingerprint(format!("{options:?}").as_bytes())))
 }
 

@@ -52,9 +52,18 @@ pub(crate) fn take(
 
 /// Documents at equal distances over a side of an index: all of them where they are few enough. `bytes` is the text of
 /// the whole side.
-pub(crate) fn of_index(index: &Index, side: &Selection, bytes: u64, budget: u64) -> Result<Vec<String>, DataError> {
+pub(crate) fn of_index(
+    index: &Index,
+    side: &Selection,
+    bytes: u64,
+    budget: u64,
+) -> Result<Vec<String>, DataError> {
     let count = side.count();
-    let wanted = if bytes <= budget { count } else { ((count as f64 * budget as f64 / bytes as f64) as u64).clamp(1, count) };
+    let wanted = if bytes <= budget {
+        count
+    } else {
+        ((count as f64 * budget as f64 / bytes as f64) as u64).clamp(1, count)
+    };
     let text = |nth: u64| {
         let place = (u128::from(nth) * u128::from(count) / u128::from(wanted)) as u64;
         index.read(side.at(place)).map(|document| document.text)

@@ -115,6 +115,10 @@ impl Shards {
         Ok((side(split.train, all - held), side(split.held_out, held), split.content))
     }
 
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Tokens of each document in order, for looking at.
     pub(crate) fn lengths(&self) -> Result<Vec<u64>, DataError> {
         let mut lengths = Vec::new();

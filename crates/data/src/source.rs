@@ -44,7 +44,10 @@ pub(crate) enum Found {
     TokenFiles(Vec<PathBuf>),
     Raw(Box<Raw>),
     /// Text that cannot be read from the middle: it is tokenised once into shards.
-    Packed { patterns: Vec<String>, inputs: Vec<Input> },
+    Packed {
+        patterns: Vec<String>,
+        inputs: Vec<Input>,
+    },
 }
 
 /// Both sides of a source, and a number that differs with its content.
@@ -54,6 +57,15 @@ pub(crate) struct Opened {
     pub content: u64,
     /// Whether documents have no ends: what follows one is not told apart from it.
     pub is_endless_text: bool,
+}
+
+/// Whether `auto` takes these for text.
+pub(crate) fn is_text(patterns: &[String]) -> bool {
+    !patterns.iter().any(|pattern| folder_of(Path::new(pattern)).is_some()) && !patterns.iter().all(is_bin)
+}
+
+fn is_bin(pattern: &String) -> bool {
+    pattern.ends_with(".bin")
 }
 
 /// Looks at what the patterns name. `say` is told what was left out.
@@ -71,8 +83,8 @@ pub(crate) fn find(
     if from_stdin && let Some(spooled) = spec.spool.as_deref().and_then(folder_of) {
         return Ok(Found::Shards(vec![Shards::open(&spooled)?]));
     }
-    let folders: Vec<Option<PathBuf>> = patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
-    let is_bin = |pattern: &String| pattern.ends_with(".bin");
+    let folders: Vec<Option<PathBuf>> =
+        patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
     let kind = match spec.source {
         Source::Auto if folders.iter().all(Option::is_some) => Source::Shards,
         Source::Auto if folders.iter().any(Option::is_some) => {
@@ -119,7 +131,9 @@ pub(crate) fn find(
 /// The tokeniser of all sources: the one that is given, that of the shards, or one trained on a sample of the text.
 /// Token files alone need none: their tokens are known by their numbers.
 pub(crate) fn vocabulary(spec: &Spec, found: &[Found]) -> Result<Vocabulary, DataError> {
-    let shards = || found.iter().filter_map(|found| if let Found::Shards(shards) = found { Some(shards) } else { None });
+    let shards = || {
+        found.iter().filter_map(|found| if let Found::Shards(shards) = found { Some(shards) } else { None })
+    };
     let (vocabulary, shown) = match (&spec.tokenizer, shards().flatten().next()) {
         (Some(path), _) => (Vocabulary::load(path)?, path.display().to_string()),
         (None, Some(first)) => (first.vocabulary()?, "that of the other shards".into()),

@@ -144,7 +144,11 @@ impl TokenFiles {
 
 /// The documents of a file with their hashes. A file in which the end of a document does not occur is cut like one
 /// whose documents have no ends.
-fn scan(path: &Path, number: usize, options: BinOptions) -> Result<(TokenFile, Vec<(Extent, u64)>), DataError> {
+fn scan(
+    path: &Path,
+    number: usize,
+    options: BinOptions,
+) -> Result<(TokenFile, Vec<(Extent, u64)>), DataError> {
     let failed = |error: std::io::Error| unreadable(path, &error);
     let file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();

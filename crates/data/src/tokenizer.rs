@@ -166,6 +166,17 @@ impl Vocabulary {
         self.tokenizer.decode(&tokens, true).expect("the decoders in use cannot fail")
     }
 
+    /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
+    pub fn spell(&self, tokens: &[u32]) -> String {
+        let is_end = |token: &u32| *token == self.bos || *token == self.eos;
+        let runs = tokens.chunk_by(|a, b| !is_end(a) && !is_end(b));
+        let spelled = runs.map(|run| match run {
+            [token] if is_end(token) => self.token(*token).unwrap_or_default(),
+            text => self.decode(text),
+        });
+        spelled.collect()
+    }
+
     /// How one token is spelled in the vocabulary.
     pub fn token(&self, token: u32) -> Option<String> {
         self.tokenizer.id_to_token(token)
@@ -294,7 +305,9 @@ mod tests {
     fn texts_of_any_length_come_back() {
         let vocabulary = trained(280);
         let solid = "x".repeat(PIECE_BYTES + 10);
-        for text in [&"a line of text\n".repeat(200_000), &"word ".repeat(300_000), &solid, &"ß".repeat(PIECE_BYTES)] {
+        for text in
+            [&"a line of text\n".repeat(200_000), &"word ".repeat(300_000), &solid, &"ß".repeat(PIECE_BYTES)]
+        {
             let tokens = vocabulary.encode_document(text).unwrap();
             assert_eq!(vocabulary.decode(&tokens), *text);
         }
