@@ -104,8 +104,8 @@ pub struct Corpus {
     vocabulary: Vocabulary,
     train: Arc<dyn Documents>,
     held_out: Arc<dyn Documents>,
-    /// For both sides, where there are several sources.
-    mixtures: Option<[Arc<Mixture>; 2]>,
+    /// Of both sides, where there are several sources.
+    mixtures: [Option<Arc<Mixture>>; 2],
     floor: Option<Floor>,
     packing: Packing,
     seed: u64,
@@ -165,10 +165,10 @@ pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(String)) -> Result<Corpus, D
     };
     let sides = [side(|opened| &opened.train), side(|opened| &opened.held_out)];
     let is_mixed = opened.len() > 1;
-    let mixtures = match is_mixed {
-        true => Some(sides.each_ref().map(|side| Arc::new(mixture(side, &parts, frame)))),
-        false => None,
-    };
+    let mixtures = sides.each_ref().map(|side| {
+        let mixed = is_mixed && side.iter().any(|documents| documents.count() != Some(0));
+        mixed.then(|| Arc::new(mixture(side, &parts, frame)))
+    });
     let [train, held_out] = sides.map(|mut side| -> Arc<dyn Documents> {
         if is_mixed { Arc::new(Joined::new(side)) } else { side.remove(0) }
     });
@@ -218,7 +218,7 @@ fn synthetic(spec: &Spec) -> Result<Corpus, DataError> {
     let sides = [false, true].map(|held_out| -> Arc<dyn Documents> {
         Arc::new(Sampled { language: language.clone(), seed: spec.seed, held_out })
     });
-    Ok(Corpus::new(spec, vocabulary, sides, None, Some(floor), frame, content))
+    Ok(Corpus::new(spec, vocabulary, sides, [None, None], Some(floor), frame, content))
 }
 
 impl Corpus {
@@ -226,7 +226,7 @@ impl Corpus {
         spec: &Spec,
         vocabulary: Vocabulary,
         [train, held_out]: [Arc<dyn Documents>; 2],
-        mixtures: Option<[Arc<Mixture>; 2]>,
+        mixtures: [Option<Arc<Mixture>>; 2],
         floor: Option<Floor>,
         frame: Frame,
         content: u64,
@@ -248,20 +248,16 @@ impl Corpus {
 
     pub fn describe(&self) -> Description {
         let frames = self.packing.frame.tokens();
-        let framed = |side: &Arc<dyn Documents>, mixture: Option<&Arc<Mixture>>| -> Option<TokenCount> {
+        let framed = |side: &Arc<dyn Documents>, mixture: usize| -> Option<TokenCount> {
             let (tokens, count) = (side.tokens()?, side.count()?);
-            Some(match mixture {
+            Some(match &self.mixtures[mixture] {
                 None => tokens + TokenCount::exact(frames * count),
                 Some(mixture) => {
                     TokenCount { tokens: (mixture.mean_tokens() * count as f64) as u64, is_exact: false }
                 }
             })
         };
-        let [train, held_out] = match &self.mixtures {
-            Some([train, held_out]) => [Some(train), Some(held_out)],
-            None => [None, None],
-        };
-        let (tokens, held_out_tokens) = (framed(&self.train, train), framed(&self.held_out, held_out));
+        let (tokens, held_out_tokens) = (framed(&self.train, 0), framed(&self.held_out, 1));
         Description {
             documents: self.train.count(),
             tokens: tokens.map(|count| count.tokens),
@@ -272,8 +268,8 @@ impl Corpus {
     }
 
     fn order(&self, side: &Arc<dyn Documents>, mixture: usize, seed: u64) -> Order {
-        match &self.mixtures {
-            Some(mixtures) => Order::mixed(mixtures[mixture].clone(), seed),
+        match &self.mixtures[mixture] {
+            Some(mixture) => Order::mixed(mixture.clone(), seed),
             None => Order::new(side.count(), seed),
         }
     }

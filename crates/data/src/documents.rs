@@ -13,6 +13,7 @@ pub(crate) trait Documents: Send + Sync {
     fn tokens(&self) -> Option<TokenCount>;
 
     /// Appends the tokens of document `index`: no `<bos>`, no `<eos>`, always the same ones. None at all is allowed.
+    /// Room is reserved exactly, with one token to spare: the buffer of a long document must not be twice its size.
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError>;
 }
 
@@ -94,6 +95,7 @@ impl Documents for TokenTable {
     fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
         let index = index as usize;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        out.reserve_exact(self.ends[index] - start + 1);
         match &self.tokens {
             Tokens::Narrow(tokens) => {
                 out.extend(tokens[start..self.ends[index]].iter().map(|token| u32::from(*token)))

@@ -35,7 +35,7 @@ pub struct LoaderOptions {
     /// Packing threads; from 1 to [`STREAMS`] are of use.
     pub threads: usize,
     /// Bytes of packed rows that may wait, all queues together. Each queue holds one row at least. Beside them are a
-    /// row in the hands of each thread and a document in each stream, and nothing else.
+    /// row in the hands of each thread and of the reader and a document in each stream, and nothing else.
     pub queue_bytes: usize,
 }
 
@@ -259,8 +259,10 @@ fn pack(
             let packing = since.elapsed().saturating_sub(spent.reading + spent.tokenising);
             Packed { row, position: stream.position(), spent, packing }
         });
-        gauge.add(stream.held_bytes());
-        gauge.remove(held);
+        match stream.held_bytes() {
+            now if now > held => gauge.add(now - held),
+            now => gauge.remove(held - now),
+        }
         let failed = packed.is_err();
         if queue.send(packed).is_err() || failed {
             return;
@@ -427,6 +429,7 @@ mod tests {
         }
         fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
             self.read.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            out.reserve_exact(self.length + 1);
             out.extend(std::iter::repeat_n(index as u32 % 99 + 2, self.length));
             Ok(())
         }
@@ -439,8 +442,8 @@ mod tests {
             let options = LoaderOptions { threads: 3, queue_bytes: 16 << 10, ..LoaderOptions::default() };
             let mut loader = loader_of(documents, start(), options, false);
             let row_bytes = Row::bytes(CONTEXT);
-            let longest = 4 * (length + 2).next_power_of_two().max(4);
-            let bound = options.queue_bytes + 3 * row_bytes + STREAMS * longest;
+            let longest = 4 * (length + 2).max(8);
+            let bound = options.queue_bytes + 4 * row_bytes + STREAMS * longest;
             let mut given = 0;
             while given < 100 * bound.min(1 << 20) {
                 // Threads run ahead as far as they can.

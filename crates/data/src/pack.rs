@@ -208,6 +208,8 @@ impl Stream {
             let before = self.current.len();
             self.documents.append(document, &mut self.current, &mut self.spent)?;
             if self.current.len() > before {
+                // Growing by one would otherwise double the buffer of a long document.
+                self.current.reserve_exact(1);
                 self.current.extend(eos);
                 continue;
             }

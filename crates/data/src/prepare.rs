@@ -205,7 +205,7 @@ pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Pre
                 }
                 (None, ..) => unreachable!("a tokeniser that is not given is trained"),
             };
-            vocabulary.save(&folder.path.join(TOKENIZER))?;
+            folder.keep(&vocabulary)?;
             let tokenizer = TokenizerEntry {
                 file: TOKENIZER.into(),
                 hash: hexadecimal(vocabulary.fingerprint()),

@@ -18,7 +18,7 @@ use crate::tokenizer::Vocabulary;
 /// tokens are counted exactly, and no epoch pays for them again.
 pub(crate) const IN_MEMORY_BYTES: u64 = 16 << 20;
 /// Documents whose tokens are counted to estimate those of all.
-const ESTIMATED_BY: u64 = 1024;
+const ESTIMATED_BY: u64 = 256;
 
 /// Text files, indexed and split, but not tokenised.
 pub(crate) struct Raw {
@@ -28,18 +28,19 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Finds the documents; all that is wrong with any of them is found here. `cache` is where indices are kept.
+    /// Finds the documents; all that is wrong with any of them is found here. `cache` is where indices of sources that
+    /// are not read into memory are kept.
     pub(crate) fn open(
         inputs: &[Input],
         options: &ReadOptions,
         held_out: f64,
         cache: Option<&Path>,
+        in_memory_bytes: u64,
     ) -> Result<Self, DataError> {
         let bytes: u64 = inputs.iter().map(|input| input.bytes).sum();
         let options = ReadOptions { text_document_bytes: formats::document_bytes(bytes), ..options.clone() };
         let index = match cache {
-            // One small file is indexed faster than its index is found.
-            Some(cache) if bytes > IN_MEMORY_BYTES => {
+            Some(cache) if bytes > in_memory_bytes => {
                 Index::cached(&cache.join("indices").join(cache_name(inputs, &options)), inputs, &options)?
             }
             _ => Index::build(inputs, &options)?,

@@ -238,9 +238,9 @@ impl Shard {
     }
 }
 
-/// Appends tokens of 2 or 4 bytes each as numbers.
+/// Appends tokens of 2 or 4 bytes each as numbers. There is room for one more, the end of a document.
 pub(crate) fn widen(bytes: &[u8], token_bytes: u32, out: &mut Vec<u32>) {
-    out.reserve_exact(bytes.len() / token_bytes as usize);
+    out.reserve_exact(bytes.len() / token_bytes as usize + 1);
     match token_bytes {
         2 => out.extend(bytes.chunks_exact(2).map(|two| u32::from(u16::from_le_bytes([two[0], two[1]])))),
         _ => out.extend(

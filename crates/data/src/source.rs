@@ -118,7 +118,8 @@ pub(crate) fn find(
             if !inputs.iter().all(is_indexable) {
                 return Ok(Found::Packed { patterns: patterns.to_vec(), inputs });
             }
-            let raw = Raw::open(&inputs, &spec.read, spec.held_out, spec.cache.as_deref())?;
+            let (held_out, cache) = (spec.held_out, spec.cache.as_deref());
+            let raw = Raw::open(&inputs, &spec.read, held_out, cache, spec.in_memory_bytes)?;
             if raw.skipped().total() > 0 {
                 say(format!("{}: {}", raw::shown(&inputs), raw.skipped()));
             }

@@ -278,10 +278,13 @@ fn sizes_are_counted_or_estimated() {
     };
     let exact = describe("memory");
     assert!(!exact.is_estimated);
-    // So few documents are all in the sample.
-    for name in ["streamed", "packed", "shards"] {
+    for name in ["packed", "shards"] {
         assert_eq!(describe(name), exact, "{name}");
     }
+    let streamed = describe("streamed");
+    assert!(streamed.is_estimated && streamed.documents == exact.documents);
+    let off = streamed.tokens.unwrap() as f64 / exact.tokens.unwrap() as f64 - 1.0;
+    assert!(off.abs() < 0.03, "estimated with an error of {off}");
     let bin = describe("bin");
     assert_eq!(
         bin.documents.unwrap() + bin.held_out_documents.unwrap(),
@@ -296,8 +299,7 @@ fn a_mixture_has_the_shares_of_tokens_it_was_given() {
     let scratch = Scratch::new("shares");
     let short =
         written(&scratch, "short.jsonl", &b"{\"text\": \"aaa aaa\"}\n{\"text\": \"aaa\"}\n".repeat(50));
-    let long =
-        format!("{{\"text\": \"{}\"}}\n{{\"text\": \"{}\"}}\n", "bbb ".repeat(500), "bbb ".repeat(400));
+    let long = format!("{{\"text\": \"{}\"}}\n{{\"text\": \"{}\"}}\n", "bbb ".repeat(100), "bbb ".repeat(80));
     let long = written(&scratch, "long.jsonl", long.repeat(5).as_bytes());
     let part = |path: &String, weight| MixPart { path: vec![path.clone()], weight };
     let spec = Spec {
@@ -311,9 +313,9 @@ fn a_mixture_has_the_shares_of_tokens_it_was_given() {
     let (rows, _) = rows_of(&corpus, &corpus.start(), 2, 4000);
     let text: Vec<u32> = rows.tokens.iter().map(|token| *token as u32).collect();
     let count = |letter: &str| corpus.vocabulary().decode(&text).matches(letter).count() as f64;
-    // Short documents spend more of their tokens on their frames: two of six on the mean.
+    // A quarter of the tokens, of which frames and spaces take more in short documents: 9 of 14 against 3 of 4.
     let (a, b) = (count("a"), count("b"));
-    assert!((0.15..0.25).contains(&(a / (a + b))), "{a} a, {b} b");
+    assert!((0.19..0.255).contains(&(a / (a + b))), "{a} a, {b} b");
     let heavier = open(&Spec { mix: vec![part(&short, 1.0), part(&long, 4.0)], ..spec }).unwrap();
     assert!(
         heavier.train_loader(&corpus.start(), LoaderOptions::default()).is_err(),
@@ -341,8 +343,11 @@ fn packed_text_is_tokenised_once() {
 #[test]
 fn indices_of_large_text_are_kept() {
     let scratch = Scratch::new("kept-index");
-    let path =
-        written(&scratch, "large.txt", "A line of text, and then another.\n".repeat(600_000).as_bytes());
+    let path = written(
+        &scratch,
+        "large.jsonl",
+        "{\"text\": \"A line of text, and then another.\"}\n".repeat(2000).as_bytes(),
+    );
     let tokenizer = scratch.path().join("tokenizer.json");
     Vocabulary::train(["A line of text, and then another."].into_iter(), 270)
         .unwrap()
@@ -354,6 +359,7 @@ fn indices_of_large_text_are_kept() {
         tokenizer: Some(tokenizer),
         cache: Some(cache.clone()),
         held_out: 0.0,
+        in_memory_bytes: 0,
         ..synthetic()
     };
     let corpus = open(&spec).unwrap();
@@ -389,7 +395,7 @@ fn what_cannot_be_trained_on_is_named() {
         ),
         ("header", flipped(17), "its header is damaged"),
         ("tokens", flipped(64), "its document 0 is damaged"),
-        ("index", flipped(bytes.len() - 1), "its index is damaged"),
+        ("index", flipped(bytes.len() - 24), "its index is damaged"),
         ("version", flipped(8), "it is of version"),
         (
             "another shard",
@@ -449,7 +455,7 @@ fn one_long_text_of_tokens_has_no_frame() {
     let bytes: Vec<u8> = (0..100_000u32).flat_map(|token| ((token % 250) as u16).to_le_bytes()).collect();
     let spec = Spec { path: vec![written(&scratch, "long.bin", &bytes)], vocab: 256, ..synthetic() };
     let corpus = open(&spec).unwrap();
-    let (rows, _) = rows_of(&corpus, &corpus.start(), 2, 400);
+    let (rows, _) = rows_of(&corpus, &corpus.start(), 2, 3000);
     assert!(rows.tokens.iter().all(|token| *token < 250), "no token was added");
     let continues = rows
         .targets

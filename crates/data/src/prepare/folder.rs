@@ -8,6 +8,7 @@ use crate::durable;
 use crate::error::DataError;
 use crate::manifest::{self, Manifest, hexadecimal};
 use crate::shard::Shard;
+use crate::tokenizer::Vocabulary;
 
 const UNFINISHED: &str = "unfinished.json";
 const LOCK: &str = "lock";
@@ -94,6 +95,13 @@ impl Folder {
             }
         }
         Ok(())
+    }
+
+    /// Writes the tokeniser, and waits until it is on disk.
+    pub(super) fn keep(&self, vocabulary: &Vocabulary) -> Result<(), DataError> {
+        let path = self.path.join(TOKENIZER);
+        vocabulary.save(&path)?;
+        File::open(&path).and_then(|file| file.sync_all()).map_err(|error| self.failed(&error))
     }
 
     pub(super) fn save(&self, state: &Unfinished) -> Result<(), DataError> {
