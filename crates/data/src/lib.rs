@@ -23,6 +23,8 @@
 mod chain;
 mod contained;
 mod corpus;
+#[cfg(test)]
+mod damage;
 mod documents;
 mod durable;
 mod error;
