@@ -162,6 +162,8 @@ fn what_cannot_be_prepared_is_said() {
     for (words, sentence) in cases {
         refused(dir, &[&["data", "prepare"], *words].concat(), sentence);
     }
+    let left: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 4, "nothing was written: {left:?}");
     assert_eq!(fs::read(dir.join("full/thesis.pdf")).unwrap(), b"years of work");
     let words = ["bad.jsonl", "--out", "skipped", "--vocab", "300", "--on-error", "skip"];
     let said = prepared(dir, &words);

@@ -158,12 +158,12 @@ pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(String)) -> Result<Corpus, D
         false => Frame::of(vocabulary.bos(), vocabulary.eos()),
     };
     let content = opened.iter().zip(&parts).fold(parts.len() as u64, |hash, (opened, part)| {
-        key(hash, key(opened.content, part.weight.to_bits()))
+        key(hash, key(opened.sides.content, part.weight.to_bits()))
     });
     let side = |of: fn(&Opened) -> &Arc<dyn Documents>| -> Vec<Arc<dyn Documents>> {
         opened.iter().map(|opened| of(opened).clone()).collect()
     };
-    let sides = [side(|opened| &opened.train), side(|opened| &opened.held_out)];
+    let sides = [side(|opened| &opened.sides.train), side(|opened| &opened.sides.held_out)];
     let is_mixed = opened.len() > 1;
     let mixtures = sides.each_ref().map(|side| {
         let mixed = is_mixed && side.iter().any(|documents| documents.count() != Some(0));

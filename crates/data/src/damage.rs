@@ -3,7 +3,7 @@
 
 use flatout_fuzz::{Limits, feed};
 
-use crate::documents::{Documents, Spent};
+use crate::documents::Spent;
 use crate::error::DataError;
 use crate::manifest::Manifest;
 use crate::prepare::{Preparation, Tokenizer, prepare};
@@ -86,7 +86,8 @@ fn token_files() {
             std::fs::write(&path, bytes).unwrap();
             match TokenFiles::open(std::slice::from_ref(&path), options, 0.0) {
                 Err(error) => assert!(error.is_input() && error.sentence.contains("a.bin"), "{error}"),
-                Ok((documents, ..)) => {
+                Ok(sides) => {
+                    let documents = sides.train;
                     let mut tokens = Vec::new();
                     for index in 0..documents.count().unwrap() {
                         documents.append(index, &mut tokens, &mut Spent::default()).unwrap();

@@ -188,7 +188,7 @@ fn token_files(spec: &Spec, paths: &[PathBuf], samples: usize) -> Result<Inspect
     let eos = spec.eos.or(vocabulary.as_ref().map(Vocabulary::eos));
     let size = vocabulary.as_ref().map_or(1 << 32, |vocabulary| vocabulary.size() as u64);
     let options = BinOptions { token_bytes: spec.token_bytes, eos, vocabulary: size };
-    let (documents, ..) = TokenFiles::open(paths, options, 0.0)?;
+    let documents = TokenFiles::open(paths, options, 0.0)?.train;
     let count = documents.count().unwrap_or(0);
     let mut lengths = Vec::new();
     let mut tokens = Vec::new();
@@ -208,7 +208,7 @@ fn token_files(spec: &Spec, paths: &[PathBuf], samples: usize) -> Result<Inspect
         bytes: paths.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum(),
         documents: count,
         tokens: Some(lengths.iter().sum()),
-        samples: spread(&documents, samples as u64, &vocabulary, place)?,
+        samples: spread(&*documents, samples as u64, &vocabulary, place)?,
         lengths: Lengths::of("tokens", lengths),
         unusable: Vec::new(),
     })

@@ -44,6 +44,7 @@ pub struct Options {
     pub field: String,
     pub format: Option<String>,
     pub on_error: String,
+    pub max_document_bytes: u64,
     pub shard_tokens: u64,
     /// The size that was asked for, where a tokeniser was trained.
     pub trained_vocabulary: Option<u64>,
@@ -173,6 +174,7 @@ mod tests {
             field: "text".into(),
             format: None,
             on_error: "fail".into(),
+            max_document_bytes: 1000,
             shard_tokens: 100,
             trained_vocabulary: None,
         };

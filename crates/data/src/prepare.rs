@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use self::folder::Folder;
 use self::pipeline::{Counts, Reading, tokenize};
 use crate::error::DataError;
-use crate::formats::{self, Input, OnError, ReadOptions, Skipped};
+use crate::formats::{self, Document, Input, OnError, ReadOptions, Skipped};
 use crate::manifest::{Manifest, Options, ShardEntry, SourceEntry, TokenizerEntry, Totals, hexadecimal};
 use crate::sample;
 use crate::split::threshold;
@@ -126,118 +126,151 @@ struct Position {
 
 /// Prepares a folder of shards, or completes one. `see` is told from time to time how far it is.
 pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Prepared, DataError> {
-    let is_stdin = spec.sources.iter().any(|source| source == STDIN);
-    if is_stdin && spec.sources.len() > 1 {
-        return Err(DataError::input(
-            "Standard input (-) cannot be prepared together with files: give one or the other.",
-        ));
-    }
-    let inputs = formats::find(&spec.sources, &spec.read)?;
-    let text_bytes = inputs.iter().map(|input| input.bytes).sum();
-    let read = ReadOptions { text_document_bytes: formats::document_bytes(text_bytes), ..spec.read.clone() };
-    let read = if is_stdin { spec.read.clone() } else { read };
-    let sources = inputs.iter().map(source_entry).collect::<Result<Vec<_>, _>>()?;
-    let options = Options {
-        field: read.field.clone(),
-        format: read.format.map(|format| format.name().to_string()),
-        on_error: if read.on_error == OnError::Skip { "skip" } else { "fail" }.into(),
-        shard_tokens: spec.shard_tokens,
-        trained_vocabulary: match spec.tokenizer {
-            Tokenizer::Train(vocab) => Some(vocab as u64),
-            Tokenizer::File(_) | Tokenizer::Open(_) => None,
-        },
-    };
+    let job = Job::new(spec)?;
     let folder = Folder::enter(&spec.out, spec.restart)?;
-    // What is given is opened before anything is written, also to see whether it is the same as before.
-    let given = match &spec.tokenizer {
-        Tokenizer::File(path) => Some(Vocabulary::load(path)?),
-        Tokenizer::Open(vocabulary) => Some(Vocabulary::clone(vocabulary)),
-        Tokenizer::Train(_) => None,
-    };
-    let same = |plan: &Plan| {
-        plan.sources == sources
-            && plan.options == options
-            && given.as_ref().is_none_or(|given| hexadecimal(given.fingerprint()) == plan.tokenizer.hash)
-    };
     if let Some(manifest) = folder.complete()? {
         let plan = Plan {
             sources: manifest.sources.clone(),
             options: manifest.options.clone(),
             tokenizer: manifest.tokenizer.clone(),
         };
-        if is_stdin || !same(&plan) {
+        if job.is_stdin || !job.is_of(&plan) {
             return Err(folder.occupied("shards of other sources, options or another tokeniser"));
         }
         let kept_shards = manifest.shards.len();
         return Ok(Prepared { manifest, kept_shards, done: None, skipped: Skipped::default() });
     }
-    let mut head = Vec::new();
-    let (mut state, vocabulary, reader) = match folder.unfinished()? {
-        Some(_) if is_stdin => {
+    let Start { mut state, vocabulary, reader, head } = match folder.unfinished()? {
+        // Nothing is lost by beginning again.
+        Some(state) if state.shards.is_empty() => job.begin(&folder, spec)?,
+        None => job.begin(&folder, spec)?,
+        Some(_) if job.is_stdin => {
             return Err(folder.occupied("unfinished shards, and standard input cannot be read again"));
         }
-        Some(state) if !same(&state.plan) => {
+        Some(state) if !job.is_of(&state.plan) => {
             return Err(folder.occupied("unfinished shards of other sources, options or another tokeniser"));
         }
         Some(state) => {
             folder.check(&state)?;
             let vocabulary = Vocabulary::load(&folder.path.join(TOKENIZER))?;
-            (state, vocabulary, None)
-        }
-        None => {
-            let mut reader = if is_stdin { Some(formats::read(&inputs[0], &read)?) } else { None };
-            let vocabulary = match (given, &spec.tokenizer, &mut reader) {
-                (Some(given), ..) => given,
-                (None, Tokenizer::Train(vocab), None) => {
-                    let threshold = threshold(UNSEEN_BY_TOKENIZER);
-                    let texts = sample::of_inputs(&inputs, &read, threshold, sample::SAMPLE_BYTES)?;
-                    Vocabulary::train(texts.iter().map(String::as_str), *vocab)?
-                }
-                (None, Tokenizer::Train(vocab), Some(reader)) => {
-                    // It can be read only once: what the tokeniser has seen is kept for the shards.
-                    let mut bytes = 0;
-                    while bytes < sample::SAMPLE_BYTES {
-                        let Some(document) = reader.next().transpose()? else { break };
-                        bytes += document.text.len() as u64;
-                        head.push(document);
-                    }
-                    Vocabulary::train(head.iter().map(|document| document.text.as_str()), *vocab)?
-                }
-                (None, ..) => unreachable!("a tokeniser that is not given is trained"),
-            };
-            folder.keep(&vocabulary)?;
-            let tokenizer = TokenizerEntry {
-                file: TOKENIZER.into(),
-                hash: hexadecimal(vocabulary.fingerprint()),
-                vocabulary: vocabulary.size() as u64,
-            };
-            let plan = Plan { sources, options, tokenizer };
-            let state = Unfinished {
-                plan,
-                shards: Vec::new(),
-                next: Position::default(),
-                skipped_before: Counts::new(),
-                totals: Totals::default(),
-            };
-            (state, vocabulary, reader)
+            Start { state, vocabulary, reader: None, head: Vec::new() }
         }
     };
-    folder.save(&state)?;
     let kept_shards = state.shards.len();
     let (from, skipped_before) = (state.next, state.skipped_before.clone());
-    let reading = Reading { inputs: &inputs, options: &read, from, skipped_before, first: reader, head };
+    let reading =
+        Reading { inputs: &job.inputs, options: &job.read, from, skipped_before, first: reader, head };
     let (done, skipped) = tokenize(spec, &folder, &mut state, &vocabulary, reading, see)?;
     if state.totals.documents == 0 {
-        return Err(DataError::input(format!(
-            "There is no text in {}: nothing was prepared{}.",
-            spec.sources.join(", "),
-            if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() }
-        )));
+        let why = if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() };
+        let sources = spec.sources.join(", ");
+        return Err(DataError::input(format!("There is no text in {sources}: nothing was prepared{why}.")));
     }
     let Unfinished { plan: Plan { sources, options, tokenizer }, shards, totals, .. } = state;
     let manifest = Manifest::new(tokenizer, options, sources, shards, totals);
     folder.finish(&manifest)?;
     Ok(Prepared { manifest, kept_shards, done: Some(done), skipped })
+}
+
+/// What was asked for, looked at: the files are there, and a tokeniser that is given is open.
+struct Job {
+    inputs: Vec<Input>,
+    read: ReadOptions,
+    sources: Vec<SourceEntry>,
+    options: Options,
+    given: Option<Vocabulary>,
+    is_stdin: bool,
+}
+
+/// Where tokenising begins.
+struct Start {
+    state: Unfinished,
+    vocabulary: Vocabulary,
+    /// The first input where it is open already, and what was taken out of it.
+    reader: Option<formats::Reader>,
+    head: Vec<Document>,
+}
+
+impl Job {
+    fn new(spec: &Preparation) -> Result<Self, DataError> {
+        let is_stdin = spec.sources.iter().any(|source| source == STDIN);
+        if is_stdin && spec.sources.len() > 1 {
+            return Err(DataError::input(
+                "Standard input (-) cannot be prepared together with files: give one or the other.",
+            ));
+        }
+        let inputs = formats::find(&spec.sources, &spec.read)?;
+        let mut read = spec.read.clone();
+        if !is_stdin {
+            read.text_document_bytes = formats::document_bytes(inputs.iter().map(|input| input.bytes).sum());
+        }
+        let sources = inputs.iter().map(source_entry).collect::<Result<Vec<_>, _>>()?;
+        let options = Options {
+            field: read.field.clone(),
+            format: read.format.map(|format| format.name().to_string()),
+            on_error: if read.on_error == OnError::Skip { "skip" } else { "fail" }.into(),
+            max_document_bytes: read.max_document_bytes as u64,
+            shard_tokens: spec.shard_tokens,
+            trained_vocabulary: match spec.tokenizer {
+                Tokenizer::Train(vocab) => Some(vocab as u64),
+                Tokenizer::File(_) | Tokenizer::Open(_) => None,
+            },
+        };
+        let given = match &spec.tokenizer {
+            Tokenizer::File(path) => Some(Vocabulary::load(path)?),
+            Tokenizer::Open(vocabulary) => Some(Vocabulary::clone(vocabulary)),
+            Tokenizer::Train(_) => None,
+        };
+        Ok(Self { inputs, read, sources, options, given, is_stdin })
+    }
+
+    /// Whether it would give the same shards.
+    fn is_of(&self, plan: &Plan) -> bool {
+        let hash = self.given.as_ref().map(|given| hexadecimal(given.fingerprint()));
+        plan.sources == self.sources
+            && plan.options == self.options
+            && hash.is_none_or(|hash| hash == plan.tokenizer.hash)
+    }
+
+    /// The beginning, with a tokeniser that is now in the folder.
+    fn begin(&self, folder: &Folder, spec: &Preparation) -> Result<Start, DataError> {
+        let mut reader = if self.is_stdin { Some(formats::read(&self.inputs[0], &self.read)?) } else { None };
+        let mut head = Vec::new();
+        let vocabulary = match (&self.given, &spec.tokenizer, &mut reader) {
+            (Some(given), ..) => given.clone(),
+            (None, Tokenizer::Train(vocab), None) => {
+                let unseen = threshold(UNSEEN_BY_TOKENIZER);
+                let texts = sample::of_inputs(&self.inputs, &self.read, unseen, sample::SAMPLE_BYTES)?;
+                Vocabulary::train(texts.iter().map(String::as_str), *vocab)?
+            }
+            (None, Tokenizer::Train(vocab), Some(reader)) => {
+                // It can be read only once: what the tokeniser has seen is kept for the shards.
+                let mut bytes = 0;
+                while bytes < sample::SAMPLE_BYTES {
+                    let Some(document) = reader.next().transpose()? else { break };
+                    bytes += document.text.len() as u64;
+                    head.push(document);
+                }
+                Vocabulary::train(head.iter().map(|document| document.text.as_str()), *vocab)?
+            }
+            (None, ..) => unreachable!("a tokeniser that is not given is trained"),
+        };
+        folder.keep(&vocabulary)?;
+        let tokenizer = TokenizerEntry {
+            file: TOKENIZER.into(),
+            hash: hexadecimal(vocabulary.fingerprint()),
+            vocabulary: vocabulary.size() as u64,
+        };
+        let state = Unfinished {
+            plan: Plan { sources: self.sources.clone(), options: self.options.clone(), tokenizer },
+            shards: Vec::new(),
+            next: Position::default(),
+            skipped_before: Counts::new(),
+            totals: Totals::default(),
+        };
+        folder.save(&state)?;
+        Ok(Start { state, vocabulary, reader, head })
+    }
 }
 
 fn source_entry(input: &Input) -> Result<SourceEntry, DataError> {

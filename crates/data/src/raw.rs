@@ -11,7 +11,7 @@ use crate::error::DataError;
 use crate::formats::{self, Index, Input, ReadOptions, Skipped};
 use crate::random::{fingerprint, key};
 use crate::sample;
-use crate::split::{Selection, Side, Split, Splitter};
+use crate::split::{Selection, Side, Sides, Split, Splitter};
 use crate::tokenizer::Vocabulary;
 
 /// Sources of at most this many bytes are tokenised at the start, which takes a few seconds, and kept in memory: their
@@ -66,12 +66,8 @@ impl Raw {
         sample::of_index(&self.index, &self.split.train, bytes, budget)
     }
 
-    /// The training side, the held-out side, and a number that differs with the content.
-    pub(crate) fn tokenized(
-        self,
-        vocabulary: &Vocabulary,
-        in_memory_bytes: u64,
-    ) -> Result<(Arc<dyn Documents>, Arc<dyn Documents>, u64), DataError> {
+    /// Both sides, tokenised or ready to be.
+    pub(crate) fn tokenized(self, vocabulary: &Vocabulary, in_memory_bytes: u64) -> Result<Sides, DataError> {
         let Self { index, split, bytes } = self;
         if bytes <= in_memory_bytes {
             let side = |selection: &Selection| -> Result<Arc<dyn Documents>, DataError> {
@@ -82,14 +78,15 @@ impl Raw {
                 let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
                 Ok(Arc::new(TokenTable::new(&documents, vocabulary.size())))
             };
-            return Ok((side(&split.train)?, side(&split.held_out)?, split.content));
+            let (train, held_out) = (side(&split.train)?, side(&split.held_out)?);
+            return Ok(Sides { train, held_out, content: split.content });
         }
         let documents = Arc::new(OnDemand { index, vocabulary: vocabulary.clone() });
         let side = |selection: Selection| -> Result<Arc<dyn Documents>, DataError> {
             let tokens = documents.estimate(&selection)?;
             Ok(Arc::new(Side { documents: documents.clone(), selection, tokens }))
         };
-        Ok((side(split.train)?, side(split.held_out)?, split.content))
+        Ok(Sides { train: side(split.train)?, held_out: side(split.held_out)?, content: split.content })
     }
 }
 

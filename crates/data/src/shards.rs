@@ -1,7 +1,6 @@
 //! A folder of token shards with its manifest, as one source.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -10,7 +9,7 @@ use crate::documents::{Documents, Spent, TokenCount};
 use crate::error::DataError;
 use crate::manifest::{self, Manifest, hexadecimal};
 use crate::shard::{Shard, wrong};
-use crate::split::{Side, Splitter};
+use crate::split::{Sides, Splitter};
 use crate::tokenizer::Vocabulary;
 
 /// Files that stay open; the shards beyond are opened for each document, so that no limit on open files is met.
@@ -91,8 +90,8 @@ impl Shards {
         )))
     }
 
-    /// The training side, the held-out side, and a number that differs with the content.
-    pub(crate) fn split(self, held_out: f64) -> Result<(Side, Side, u64), DataError> {
+    /// Both sides, by the hashes of the texts.
+    pub(crate) fn split(self, held_out: f64) -> Result<Sides, DataError> {
         let mut splitter = Splitter::new(held_out);
         let mut lengths = Vec::new();
         for shard in &self.shards {
@@ -102,17 +101,7 @@ impl Shards {
             })?;
         }
         let split = splitter.finish(&self.folder.display().to_string())?;
-        let held: u64 = (0..split.held_out.count())
-            .map(|place| u64::from(lengths[split.held_out.at(place) as usize]))
-            .sum();
-        let all = self.manifest.totals.tokens;
-        let documents: Arc<dyn Documents> = Arc::new(self);
-        let side = |selection, tokens| Side {
-            documents: documents.clone(),
-            selection,
-            tokens: TokenCount::exact(tokens),
-        };
-        Ok((side(split.train, all - held), side(split.held_out, held), split.content))
+        Ok(Sides::counted(self, split, |document| u64::from(lengths[document as usize])))
     }
 
     pub(crate) fn folder(&self) -> &Path {

@@ -14,7 +14,7 @@ use crate::random::{fingerprint, key};
 use crate::raw::{self, Raw};
 use crate::sample;
 use crate::shards::{Shards, folder_of};
-use crate::split::threshold;
+use crate::split::{Sides, threshold};
 use crate::token_files::{BinOptions, TokenFiles};
 use crate::tokenizer::Vocabulary;
 
@@ -50,11 +50,9 @@ pub(crate) enum Found {
     },
 }
 
-/// Both sides of a source, and a number that differs with its content.
+/// A source that can be trained on.
 pub(crate) struct Opened {
-    pub train: Arc<dyn Documents>,
-    pub held_out: Arc<dyn Documents>,
-    pub content: u64,
+    pub sides: Sides,
     /// Whether documents have no ends: what follows one is not told apart from it.
     pub is_endless_text: bool,
 }
@@ -64,8 +62,8 @@ pub(crate) fn is_text(patterns: &[String]) -> bool {
     !patterns.iter().any(|pattern| folder_of(Path::new(pattern)).is_some()) && !patterns.iter().all(is_bin)
 }
 
-fn is_bin(pattern: &String) -> bool {
-    pattern.ends_with(".bin")
+fn is_bin(pattern: impl AsRef<str>) -> bool {
+    pattern.as_ref().ends_with(".bin")
 }
 
 /// Looks at what the patterns name. `say` is told what was left out.
@@ -197,7 +195,7 @@ impl Found {
         say: &mut dyn FnMut(String),
     ) -> Result<Opened, DataError> {
         let mut is_endless_text = false;
-        let (train, held_out, content): (Arc<dyn Documents>, Arc<dyn Documents>, u64) = match self {
+        let sides = match self {
             Found::Raw(raw) => raw.tokenized(vocabulary, spec.in_memory_bytes)?,
             Found::Shards(shards) => joined(shards, spec)?,
             Found::Packed { patterns, inputs } => {
@@ -209,27 +207,25 @@ impl Found {
                 is_endless_text = eos.is_none();
                 let options =
                     BinOptions { token_bytes: spec.token_bytes, eos, vocabulary: vocabulary.size() as u64 };
-                let (train, held_out, content) = TokenFiles::open(&paths, options, spec.held_out)?;
-                (Arc::new(train), Arc::new(held_out), content)
+                TokenFiles::open(&paths, options, spec.held_out)?
             }
         };
-        Ok(Opened { train, held_out, content, is_endless_text })
+        Ok(Opened { sides, is_endless_text })
     }
 }
 
-type Sides = (Arc<dyn Documents>, Arc<dyn Documents>, u64);
-
 /// Several folders of shards one after another.
 fn joined(shards: Vec<Shards>, spec: &Spec) -> Result<Sides, DataError> {
-    let (mut train, mut held_out, mut content): (Vec<Arc<dyn Documents>>, Vec<Arc<dyn Documents>>, u64) =
-        (Vec::new(), Vec::new(), 0);
-    for shards in shards {
-        let (train_side, held_out_side, hash) = shards.split(spec.held_out)?;
-        train.push(Arc::new(train_side));
-        held_out.push(Arc::new(held_out_side));
-        content = key(content, hash);
-    }
-    Ok((Arc::new(Joined::new(train)), Arc::new(Joined::new(held_out)), content))
+    let sides =
+        shards.into_iter().map(|shards| shards.split(spec.held_out)).collect::<Result<Vec<_>, _>>()?;
+    let join = |of: fn(&Sides) -> &Arc<dyn Documents>| -> Arc<dyn Documents> {
+        Arc::new(Joined::new(sides.iter().map(|sides| of(sides).clone()).collect()))
+    };
+    Ok(Sides {
+        train: join(|sides| &sides.train),
+        held_out: join(|sides| &sides.held_out),
+        content: sides.iter().fold(0, |content, sides| key(content, sides.content)),
+    })
 }
 
 /// Tokenises text that cannot be read from the middle into shards: standard input beside the run, files in the cache.

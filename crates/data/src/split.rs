@@ -149,6 +149,35 @@ impl Splitter {
     }
 }
 
+/// A source on its two sides.
+pub(crate) struct Sides {
+    pub train: Arc<dyn Documents>,
+    pub held_out: Arc<dyn Documents>,
+    /// Differs when the content or the order of the documents differs.
+    pub content: u64,
+}
+
+impl Sides {
+    /// Both sides of documents whose lengths are known.
+    pub(crate) fn counted(
+        documents: impl Documents + 'static,
+        split: Split,
+        length: impl Fn(u64) -> u64,
+    ) -> Self {
+        let all = documents.tokens().map_or(0, |count| count.tokens);
+        let held: u64 = (0..split.held_out.count()).map(|place| length(split.held_out.at(place))).sum();
+        let documents: Arc<dyn Documents> = Arc::new(documents);
+        let side = |selection, tokens| -> Arc<dyn Documents> {
+            Arc::new(Side { documents: documents.clone(), selection, tokens: TokenCount::exact(tokens) })
+        };
+        Self {
+            train: side(split.train, all - held),
+            held_out: side(split.held_out, held),
+            content: split.content,
+        }
+    }
+}
+
 /// One side of a source.
 pub(crate) struct Side {
     pub documents: Arc<dyn Documents>,

@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -15,7 +14,7 @@ use crate::documents::{Documents, MAX_DOCUMENT_TOKENS, Spent, TokenCount};
 use crate::error::DataError;
 use crate::random::fingerprint;
 use crate::shard::widen;
-use crate::split::{Side, Splitter};
+use crate::split::{Sides, Splitter};
 
 const HEADER_BYTES: u64 = 1024;
 /// First number, second number, bytes a token.
@@ -108,13 +107,9 @@ struct Extent {
 }
 
 impl TokenFiles {
-    /// Opens the files and reads them through once: documents are found, every token is below the vocabulary. Gives the
-    /// two sides of the split and a number that differs with the content.
-    pub(crate) fn open(
-        paths: &[PathBuf],
-        options: BinOptions,
-        held_out: f64,
-    ) -> Result<(Side, Side, u64), DataError> {
+    /// Opens the files and reads them through once: documents are found, every token is below the vocabulary. Gives
+    /// both sides of the split.
+    pub(crate) fn open(paths: &[PathBuf], options: BinOptions, held_out: f64) -> Result<Sides, DataError> {
         let mut splitter = Splitter::new(held_out);
         let mut opened = Self { files: Vec::new(), documents: Vec::new(), tokens: 0 };
         let scanned = paths.par_iter().enumerate().map(|(number, path)| scan(path, number, options));
@@ -129,16 +124,8 @@ impl TokenFiles {
         }
         let shown = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
         let split = splitter.finish(&shown)?;
-        let length = |place| u64::from(opened.documents[split.held_out.at(place) as usize].tokens);
-        let held: u64 = (0..split.held_out.count()).map(length).sum();
-        let all = opened.tokens;
-        let documents: Arc<dyn Documents> = Arc::new(opened);
-        let side = |selection, tokens| Side {
-            documents: documents.clone(),
-            selection,
-            tokens: TokenCount::exact(tokens),
-        };
-        Ok((side(split.train, all - held), side(split.held_out, held), split.content))
+        let lengths: Vec<u32> = opened.documents.iter().map(|extent| extent.tokens).collect();
+        Ok(Sides::counted(opened, split, |document| u64::from(lengths[document as usize])))
     }
 }
 
@@ -283,7 +270,7 @@ mod tests {
     }
 
     fn documents(paths: &[PathBuf], options: BinOptions) -> Result<Vec<Vec<u32>>, DataError> {
-        let (train, held_out, _) = TokenFiles::open(paths, options, 0.0)?;
+        let Sides { train, held_out, .. } = TokenFiles::open(paths, options, 0.0)?;
         assert_eq!(held_out.count(), Some(0));
         let document = |index| {
             let mut tokens = vec![];

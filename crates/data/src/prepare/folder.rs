@@ -16,8 +16,20 @@ const LOCK: &str = "lock";
 /// The folder that is written, held by this process alone.
 pub(super) struct Folder {
     pub path: PathBuf,
-    /// Closing it gives the folder free.
-    lock: File,
+    /// Held while this process writes.
+    _lock: File,
+    /// Whether the folder was not there before.
+    made: bool,
+}
+
+impl Drop for Folder {
+    /// Leaves nothing behind where nothing was written.
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path.join(LOCK));
+        if self.made {
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
 }
 
 impl Folder {
@@ -41,6 +53,7 @@ impl Folder {
                 }
             }
         }
+        let made = !path.exists();
         std::fs::create_dir_all(path).map_err(failed)?;
         let lock = File::create(path.join(LOCK)).map_err(failed)?;
         if lock.try_lock().is_err() {
@@ -56,7 +69,7 @@ impl Folder {
                 }
             }
         }
-        Ok(Self { path: path.into(), lock })
+        Ok(Self { path: path.into(), _lock: lock, made })
     }
 
     pub(super) fn occupied(&self, what: &str) -> DataError {
@@ -112,12 +125,9 @@ impl Folder {
     pub(super) fn finish(self, manifest: &Manifest) -> Result<(), DataError> {
         let write = || {
             durable::replace(&self.path.join(manifest::FILE_NAME), manifest.to_json().as_bytes())?;
-            std::fs::remove_file(self.path.join(UNFINISHED))?;
-            std::fs::remove_file(self.path.join(LOCK))
+            std::fs::remove_file(self.path.join(UNFINISHED))
         };
-        write().map_err(|error| self.failed(&error))?;
-        drop(self.lock);
-        Ok(())
+        write().map_err(|error| self.failed(&error))
     }
 
     pub(super) fn failed(&self, error: &std::io::Error) -> DataError {
