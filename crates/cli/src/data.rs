@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
 use flatout_data::inspect::{Inspection, Lengths, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
-use flatout_data::{LoaderOptions, Source, Spec};
+use flatout_data::{LoaderOptions, Said, Source, Spec};
 use flatout_train::config::{FileFormat, OnError};
 use flatout_train::corpus::corpus;
 use flatout_train::{Failure, UserError, compile, recipes};
@@ -249,7 +249,10 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &[], overrides)?;
     config.validate_for_training()?;
-    let corpus = corpus(&config, None, &mut |said| screen.note(format!("data     {said}")))?;
+    let corpus = corpus(&config, None, &mut |said| {
+        let (Said::Note(said) | Said::LeftOut(said)) = said;
+        screen.note(format!("data     {said}"));
+    })?;
     let described = corpus.describe();
     let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default())?;
     let rows = loader.next_rows(args.samples)?;

@@ -12,7 +12,7 @@ use crate::order::Order;
 use crate::pack::{Frame, Packing, STREAMS, Stream, StreamPosition};
 use crate::random::key;
 use crate::raw::IN_MEMORY_BYTES;
-use crate::source::{self, Opened, Source};
+use crate::source::{self, Opened, Said, Source};
 use crate::synthetic::{Language, Sampled};
 use crate::tokenizer::Vocabulary;
 
@@ -118,7 +118,7 @@ pub fn open(spec: &Spec) -> Result<Corpus, DataError> {
 }
 
 /// As [`open`], and tells what takes long and what was left out.
-pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(String)) -> Result<Corpus, DataError> {
+pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(Said)) -> Result<Corpus, DataError> {
     if spec.context == 0 {
         return Err(DataError::input("A row of 0 tokens teaches nothing: set model.context to at least 1."));
     }

@@ -56,7 +56,7 @@ pub use error::{DataError, ErrorKind};
 pub use loader::{Cursor, Loader, LoaderOptions, Rows};
 pub use manifest::{Manifest, ShardEntry};
 pub use pack::{STREAMS, Segment, StreamPosition, max_segments};
-pub use source::Source;
+pub use source::{Said, Source};
 pub use stall::Waited;
 pub use synthetic::Language;
 pub use tokenizer::{MIN_TRAINED_VOCAB, Vocabulary};

@@ -33,6 +33,15 @@ pub enum Source {
     Bin,
 }
 
+/// What is told while a source is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Said {
+    /// How far something is that takes long, or where its result is kept.
+    Note(String),
+    /// Documents that cannot be used were left out: how many, why, and where first.
+    LeftOut(String),
+}
+
 /// The path that stands for standard input.
 const STDIN: &str = "-";
 /// Progress of a long opening is told this often.
@@ -67,11 +76,7 @@ fn is_bin(pattern: impl AsRef<str>) -> bool {
 }
 
 /// Looks at what the patterns name. `say` is told what was left out.
-pub(crate) fn find(
-    patterns: &[String],
-    spec: &Spec,
-    say: &mut dyn FnMut(String),
-) -> Result<Found, DataError> {
+pub(crate) fn find(patterns: &[String], spec: &Spec, say: &mut dyn FnMut(Said)) -> Result<Found, DataError> {
     if patterns.is_empty() {
         return Err(DataError::input(
             "data.path is empty: give a file, a folder, a pattern such as data/*.jsonl, or - for standard input.",
@@ -119,7 +124,7 @@ pub(crate) fn find(
             let (held_out, cache) = (spec.held_out, spec.cache.as_deref());
             let raw = Raw::open(&inputs, &spec.read, held_out, cache, spec.in_memory_bytes)?;
             if raw.skipped().total() > 0 {
-                say(format!("{}: {}", raw::shown(&inputs), raw.skipped()));
+                say(Said::LeftOut(format!("{}: {}", raw::shown(&inputs), raw.skipped())));
             }
             Ok(Found::Raw(Box::new(raw)))
         }
@@ -192,7 +197,7 @@ impl Found {
         self,
         spec: &Spec,
         vocabulary: &Vocabulary,
-        say: &mut dyn FnMut(String),
+        say: &mut dyn FnMut(Said),
     ) -> Result<Opened, DataError> {
         let mut is_endless_text = false;
         let sides = match self {
@@ -235,7 +240,7 @@ fn spool(
     vocabulary: &Vocabulary,
     patterns: &[String],
     inputs: &[Input],
-    say: &mut dyn FnMut(String),
+    say: &mut dyn FnMut(Said),
 ) -> Result<PathBuf, DataError> {
     let from_stdin = patterns.iter().any(|pattern| pattern == STDIN);
     let kept = if from_stdin { None } else { spec.cache.as_deref() };
@@ -264,26 +269,26 @@ fn spool(
     let prepared = prepare(&preparation, &mut |progress| {
         if told.elapsed() >= TOLD_EVERY {
             told = Instant::now();
-            say(format!(
+            say(Said::Note(format!(
                 "tokenising input {} of {}: {:.1}M tokens, {:.2}M a second",
                 progress.input,
                 progress.inputs,
                 progress.tokens as f64 / 1e6,
                 progress.tokens_per_second() / 1e6
-            ));
+            )));
         }
     })?;
     if prepared.done.is_some() {
         let bytes: u64 = prepared.manifest.shards.iter().map(|shard| shard.bytes).sum();
-        say(format!(
+        say(Said::Note(format!(
             "{} cannot be read from the middle: its {} tokens are kept in {} ({:.1} MB)",
             raw::shown(inputs),
             prepared.manifest.totals.tokens,
             out.display(),
             bytes as f64 / 1e6
-        ));
+        )));
         if prepared.skipped.total() > 0 {
-            say(format!("{}: {}", raw::shown(inputs), prepared.skipped));
+            say(Said::LeftOut(format!("{}: {}", raw::shown(inputs), prepared.skipped)));
         }
     }
     Ok(out)

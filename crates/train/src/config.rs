@@ -157,6 +157,16 @@ impl Data {
         }
     }
 
+    /// What is read, for people.
+    pub fn named(&self) -> String {
+        let part = |part: &MixPart| format!("{} ({})", part.path, part.weight);
+        match &self.path {
+            Some(path) => path.to_string(),
+            None if !self.mix.0.is_empty() => self.mix.0.iter().map(part).collect::<Vec<_>>().join(" + "),
+            None => self.source().to_string(),
+        }
+    }
+
     pub fn has_files(&self) -> bool {
         self.path.is_some() || !self.mix.0.is_empty()
     }

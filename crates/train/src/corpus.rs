@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
-use flatout_data::{Corpus, MixPart, Source as Kind, Spec, open_saying};
+use flatout_data::{Corpus, MixPart, Said, Source as Kind, Spec, open_saying};
 
 use crate::UserError;
 use crate::compile;
@@ -13,7 +13,7 @@ use crate::trainer::tokenizer_path;
 
 /// Opens the data a config names. A run's own tokeniser, where there is one, is used again. `say` is told what takes
 /// long and what was left out.
-pub fn corpus(config: &Config, run: Option<&Path>, say: &mut dyn FnMut(String)) -> Result<Corpus, Failure> {
+pub fn corpus(config: &Config, run: Option<&Path>, say: &mut dyn FnMut(Said)) -> Result<Corpus, Failure> {
     Ok(open_saying(&spec(config, run), say)?)
 }
 

@@ -6,7 +6,7 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, Rows, Waited};
+use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, Rows, Said, Waited};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, Role};
 use flatout_runtime::{Posted, Session};
@@ -79,7 +79,11 @@ pub fn train(
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
     let compiled = compile::compile(config, &device.target(&config.switches))?;
-    let corpus = corpus(config, Some(run.dir()), &mut |said| notice(Notice::Data(said)))?;
+    let mut left_out = Vec::new();
+    let corpus = corpus(config, Some(run.dir()), &mut |said| match said {
+        Said::Note(said) => notice(Notice::Data(said)),
+        Said::LeftOut(said) => left_out.push(said),
+    })?;
     let steps = total_steps(config, &corpus)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
@@ -168,6 +172,9 @@ pub fn train(
     stop.begin_steps();
     (trainer.notice)(Notice::Ready(&ready));
     trainer.start(is_resumed)?;
+    for message in left_out {
+        trainer.say(Event::Warning { message })?;
+    }
     let outcome = trainer.run();
     if outcome.is_err() {
         // What failed is what the caller is told; what can still be written down is.
@@ -409,7 +416,8 @@ impl Trainer<'_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress: Progress { step, tokens, samples }, epoch, waited, lr, posted, rows } = update;
+        let Pending { progress: Progress { step, tokens, samples }, epoch, waited, lr, posted, rows } =
+            update;
         let values = self.session.collect(posted)?;
         let (loss, grad_norm, go) = (values[0], values[1], values[2]);
         let seconds = self.clock.elapsed().as_secs_f64();

@@ -330,11 +330,14 @@ fn packed_text_is_tokenised_once() {
     let (_, spec) = &forms[2];
     let said = |spec: &Spec| {
         let mut said = Vec::new();
-        open_saying(spec, &mut |line| said.push(line)).unwrap();
+        open_saying(spec, &mut |one| said.push(one)).unwrap();
         said
     };
     let first = said(spec);
-    assert!(first.iter().any(|line| line.contains("are kept in") && line.contains("MB)")), "{first:?}");
+    assert!(
+        matches!(&first[..], [Said::Note(line)] if line.contains("are kept in") && line.contains("MB)")),
+        "{first:?}"
+    );
     assert!(said(spec).is_empty(), "the second time it is there");
     let homeless = open(&Spec { cache: None, ..spec.clone() }).err().unwrap();
     assert!(homeless.is_input() && homeless.sentence.contains("flatout data prepare"), "{homeless}");
@@ -445,8 +448,11 @@ fn what_cannot_be_trained_on_is_named() {
     assert!(refused(&Spec { path: vec![bad.clone()], ..of("memory") }).contains("bad.jsonl, line 1"));
     let read = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
     let mut said = Vec::new();
-    open_saying(&Spec { path: vec![bad], read, ..of("memory") }, &mut |line| said.push(line)).unwrap();
-    assert!(said[0].contains("1 left out: 1 field not a string (first:"), "{said:?}");
+    open_saying(&Spec { path: vec![bad], read, ..of("memory") }, &mut |one| said.push(one)).unwrap();
+    assert!(
+        matches!(&said[..], [Said::LeftOut(line)] if line.contains("1 left out: 1 field not a string (first:")),
+        "{said:?}"
+    );
 }
 
 #[test]
