@@ -9,7 +9,7 @@ use flatout_data::inspect::{Inspection, Lengths, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
 use flatout_data::{LoaderOptions, Said, Source, Spec};
 use flatout_train::config::{FileFormat, OnError};
-use flatout_train::corpus::corpus;
+use flatout_train::corpus::corpus_saying;
 use flatout_train::{Failure, UserError, compile, recipes};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
@@ -249,7 +249,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &[], overrides)?;
     config.validate_for_training()?;
-    let corpus = corpus(&config, None, &mut |said| {
+    let corpus = corpus_saying(&config, None, &mut |said| {
         let (Said::Note(said) | Said::LeftOut(said)) = said;
         screen.note(format!("data     {said}"));
     })?;

@@ -11,9 +11,17 @@ use crate::config::{Config, FileFormat, OnError, Source};
 use crate::failure::Failure;
 use crate::trainer::tokenizer_path;
 
-/// Opens the data a config names. A run's own tokeniser, where there is one, is used again. `say` is told what takes
-/// long and what was left out.
-pub fn corpus(config: &Config, run: Option<&Path>, say: &mut dyn FnMut(Said)) -> Result<Corpus, Failure> {
+/// Opens the data a config names. A run's own tokeniser, where there is one, is used again.
+pub fn corpus(config: &Config, run: Option<&Path>) -> Result<Corpus, Failure> {
+    corpus_saying(config, run, &mut |_| {})
+}
+
+/// As [`corpus`]; `say` is told what takes long and what was left out.
+pub fn corpus_saying(
+    config: &Config,
+    run: Option<&Path>,
+    say: &mut dyn FnMut(Said),
+) -> Result<Corpus, Failure> {
     Ok(open_saying(&spec(config, run), say)?)
 }
 

@@ -14,7 +14,8 @@ use flatout_runtime::{Posted, Session};
 use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
 use crate::config::Config;
-use crate::corpus::{corpus, total_steps};
+use crate::corpus::corpus_saying;
+pub use crate::corpus::{corpus, total_steps};
 use crate::device::Device;
 use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
@@ -80,7 +81,7 @@ pub fn train(
 ) -> Result<Outcome, Failure> {
     let compiled = compile::compile(config, &device.target(&config.switches))?;
     let mut left_out = Vec::new();
-    let corpus = corpus(config, Some(run.dir()), &mut |said| match said {
+    let corpus = corpus_saying(config, Some(run.dir()), &mut |said| match said {
         Said::Note(said) => notice(Notice::Data(said)),
         Said::LeftOut(said) => left_out.push(said),
     })?;
