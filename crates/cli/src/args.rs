@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use flatout_train::config::{FileFormat, OnError};
 use flatout_train::history::Axis;
 use flatout_train::run::Resume;
 
@@ -47,6 +48,8 @@ pub enum Command {
     Schema,
     /// Show this machine, and which switches can run on it or why not.
     Doctor(Doctor),
+    /// Tokenise text into shards, or look into data and what the loss sees of it.
+    Data(Data),
 }
 
 #[derive(Parser)]
@@ -156,6 +159,78 @@ pub struct Doctor {
     /// Compile every CUDA kernel for these architectures, without a GPU: `sm_80,sm_90a`.
     #[arg(long, hide = true, value_delimiter = ',', value_name = "ARCH")]
     pub assemble: Vec<String>,
+}
+
+#[derive(Parser)]
+pub struct Data {
+    #[command(subcommand)]
+    pub command: DataCommand,
+}
+
+#[derive(Subcommand)]
+pub enum DataCommand {
+    /// Tokenise text into a folder of shards to train on; interrupted, the same command goes on.
+    Prepare(Prepare),
+    /// Show counts, lengths and samples of data, or the rows of a recipe with what is trained of them.
+    Inspect(Inspect),
+}
+
+#[derive(Parser)]
+pub struct Prepare {
+    /// Text, JSONL, CSV, TSV or parquet files, packed or not; folders; patterns in quotes; - for standard input.
+    #[arg(value_name = "SOURCE", required = true)]
+    pub sources: Vec<String>,
+    /// The folder to write.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// A tokenizer.json to use.
+    #[arg(long, value_name = "FILE", conflicts_with = "vocab")]
+    pub tokenizer: Option<PathBuf>,
+    /// Without --tokenizer, one of this many tokens is trained on a sample of the text.
+    #[arg(long, value_name = "N", default_value_t = 32768)]
+    pub vocab: usize,
+    #[command(flatten)]
+    pub reading: Reading,
+    /// Tokens after which a shard ends.
+    #[arg(long, value_name = "N", default_value_t = flatout_data::prepare::SHARD_TOKENS)]
+    pub shard_tokens: u64,
+    /// Threads that tokenise; the shards are the same for any number. All cores where not given.
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// What to do about a document that cannot be used: fail, or skip it and count it.
+    #[arg(long, value_name = "fail|skip", default_value_t = OnError::Fail)]
+    pub on_error: OnError,
+    /// Throw away what the folder holds of another or an interrupted preparation.
+    #[arg(long)]
+    pub restart: bool,
+}
+
+#[derive(Parser)]
+pub struct Reading {
+    /// The JSON key or the column that holds the text.
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    pub field: String,
+    /// How files are read: auto (by name and content), text, jsonl, csv, tsv, parquet.
+    #[arg(long, value_name = "FORMAT", default_value_t = FileFormat::Auto)]
+    pub format: FileFormat,
+}
+
+#[derive(Parser)]
+pub struct Inspect {
+    /// Files, folders, patterns or a folder of shards; or a recipe and key=value overrides, as for train.
+    #[arg(value_name = "SOURCE | RECIPE | KEY=VALUE")]
+    pub words: Vec<String>,
+    /// Documents to show, or rows of a recipe.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub samples: usize,
+    #[command(flatten)]
+    pub reading: Reading,
+    /// A tokenizer.json, to count tokens of text and to spell those of .bin files.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// The token that separates documents of .bin files.
+    #[arg(long, value_name = "TOKEN")]
+    pub eos: Option<u32>,
 }
 
 #[derive(Parser)]

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod data;
 mod doctor;
 mod generate;
 mod plan;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Command::Recipes(command) => recipes::recipes(&command, &screen),
         Command::Schema => recipes::schema(&screen),
         Command::Doctor(command) => doctor::doctor(&command, &screen),
+        Command::Data(command) => data::data(&command, &screen),
     };
     match done {
         Ok(code) => code,

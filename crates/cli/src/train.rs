@@ -71,6 +71,7 @@ fn run_through(
     let mut progress: Option<Progress> = None;
     let mut facts = None;
     let outcome = train_run(config, run, device, stop, &mut |notice| match notice {
+        Notice::Data(said) => screen.note(format!("data     {said}")),
         Notice::Ready(ready) => {
             start_block(ready, screen);
             facts = ready.corpus.floor();
@@ -122,13 +123,14 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     ));
     let described = corpus.describe();
     let words = corpus.vocabulary().size();
+    let about = if described.is_estimated { "about " } else { "" };
     screen.note(match (corpus.floor(), described.tokens) {
         (Some(floor), _) => format!(
             "data     a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
             floor.nats, floor.trigram_nats
         ),
         (None, Some(tokens)) => format!(
-            "data     {} tokens in {} documents, {} held out; vocabulary {words}",
+            "data     {about}{} tokens in {} documents, {} held out; vocabulary {words}",
             count(tokens),
             count(described.documents.unwrap_or(0)),
             count(described.held_out_documents.unwrap_or(0))

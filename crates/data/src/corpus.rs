@@ -3,51 +3,82 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use crate::documents::{Documents, FRAME_TOKENS};
+use crate::documents::{Documents, TokenCount};
 use crate::error::DataError;
+use crate::formats::ReadOptions;
 use crate::loader::{Cursor, Loader, LoaderOptions, Rows};
+use crate::mixture::{Joined, Mixture, Part};
 use crate::order::Order;
-use crate::pack::{Packing, STREAMS, Stream, StreamPosition};
+use crate::pack::{Frame, Packing, STREAMS, Stream, StreamPosition};
 use crate::random::key;
+use crate::raw::IN_MEMORY_BYTES;
+use crate::source::{self, Opened, Said, Source};
 use crate::synthetic::{Language, Sampled};
-use crate::text::Text;
 use crate::tokenizer::Vocabulary;
 
 /// What to read and how to cut it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone)]
 pub struct Spec {
     pub source: Source,
-    /// Text files, and folders searched for `.txt` and `.md`. Not for the synthetic language.
-    #[serde(default)]
-    pub path: Vec<PathBuf>,
-    /// A `tokenizer.json`; without one a tokeniser is trained on the training text. Not for the synthetic language.
-    #[serde(default)]
+    /// Files, folders and globs; `-` is standard input. Not for the synthetic language.
+    pub path: Vec<String>,
+    /// Several sources instead of one.
+    pub mix: Vec<MixPart>,
+    /// How text files are read.
+    pub read: ReadOptions,
+    /// Bytes a token of plain token files without a header: 2 or 4.
+    pub token_bytes: u32,
+    /// The token between documents of plain token files.
+    pub eos: Option<u32>,
+    /// A `tokenizer.json`; without one that of the shards is used, or one is trained on the training text.
     pub tokenizer: Option<PathBuf>,
     /// The size of a tokeniser to be trained, and the most tokens any vocabulary may have: the model's.
     pub vocab: usize,
     /// Tokens a row.
     pub context: usize,
     pub seed: u64,
-    /// The share of text documents kept from training.
-    #[serde(default = "held_out_default")]
+    /// The share of documents kept from training.
     pub held_out: f64,
     /// Whether documents that share a row are kept from seeing each other.
-    #[serde(default)]
     pub document_mask: bool,
+    /// Where indices of large sources, and tokens of packed ones, are kept for the next run.
+    pub cache: Option<PathBuf>,
+    /// Where the tokens of standard input are kept for this run.
+    pub spool: Option<PathBuf>,
+    /// Threads that tokenise what must be tokenised at the start.
+    pub workers: usize,
+    /// Text of at most this many bytes is tokenised at the start.
+    pub in_memory_bytes: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Source {
-    Synthetic,
-    Text,
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            source: Source::Auto,
+            path: Vec::new(),
+            mix: Vec::new(),
+            read: ReadOptions::default(),
+            token_bytes: 2,
+            eos: None,
+            tokenizer: None,
+            vocab: 512,
+            context: 128,
+            seed: 0,
+            held_out: 0.05,
+            document_mask: false,
+            cache: None,
+            spool: None,
+            workers: 1,
+            in_memory_bytes: IN_MEMORY_BYTES,
+        }
+    }
 }
 
-fn held_out_default() -> f64 {
-    0.05
+/// A source with its share of the training tokens, of whatever the weights sum to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MixPart {
+    pub path: Vec<String>,
+    pub weight: f64,
 }
 
 /// The loss that cannot be beaten, and the loss of the best model that looks back two tokens, in nats a predicted token.
@@ -61,23 +92,33 @@ pub struct Floor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
     pub documents: Option<u64>,
+    /// Of one epoch. An epoch of a mixture draws as many documents as its sources have together.
     pub tokens: Option<u64>,
     pub held_out_documents: Option<u64>,
     pub held_out_tokens: Option<u64>,
+    /// Whether tokens are estimated from a sample, because they are not counted until they are read.
+    pub is_estimated: bool,
 }
 
 pub struct Corpus {
     vocabulary: Vocabulary,
     train: Arc<dyn Documents>,
     held_out: Arc<dyn Documents>,
+    /// Of both sides, where there are several sources.
+    mixtures: [Option<Arc<Mixture>>; 2],
     floor: Option<Floor>,
     packing: Packing,
     seed: u64,
     mark: String,
 }
 
-/// Reads, tokenises and splits. Everything that is wrong with the data is found here.
+/// Reads and splits; tokenises what cannot wait. Everything that is wrong with the data is found here.
 pub fn open(spec: &Spec) -> Result<Corpus, DataError> {
+    open_saying(spec, &mut |_| {})
+}
+
+/// As [`open`], and tells what takes long and what was left out.
+pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(Said)) -> Result<Corpus, DataError> {
     if spec.context == 0 {
         return Err(DataError::input("A row of 0 tokens teaches nothing: set model.context to at least 1."));
     }
@@ -87,56 +128,115 @@ pub fn open(spec: &Spec) -> Result<Corpus, DataError> {
             spec.held_out
         )));
     }
-    let (vocabulary, train, held_out, floor, content): (_, Arc<dyn Documents>, Arc<dyn Documents>, _, _) =
-        match spec.source {
-            Source::Synthetic => {
-                for (key, given) in
-                    [("data.path", !spec.path.is_empty()), ("data.tokenizer", spec.tokenizer.is_some())]
-                {
-                    if given {
-                        return Err(DataError::input(format!(
-                            "The synthetic language has no use for {key}: leave it out, or set data.source=text."
-                        )));
-                    }
-                }
-                let language = Arc::new(Language::new());
-                let vocabulary = Vocabulary::from_words(language.words());
-                vocabulary.fits(spec.vocab)?;
-                // With the document mask nobody predicts `<bos>`, which cost nothing and made the mean smaller.
-                let tokens = language.mean_document_tokens;
-                let predicted = if spec.document_mask { tokens - 1.0 } else { tokens };
-                let [nats, trigram_nats] =
-                    [language.floor_nats, language.trigram_nats].map(|nats| nats * tokens / predicted);
-                let floor = Floor { nats, trigram_nats };
-                let content = u64::from(language.version());
-                let side =
-                    |held_out| Arc::new(Sampled { language: language.clone(), seed: spec.seed, held_out });
-                (vocabulary, side(false), side(true), Some(floor), content)
-            }
-            Source::Text => {
-                let text = Text::read(&spec.path, spec.held_out)?;
-                let vocabulary = match &spec.tokenizer {
-                    Some(path) => Vocabulary::load(path)?,
-                    None => Vocabulary::train(text.side(false), spec.vocab)?,
-                };
-                vocabulary.fits(spec.vocab)?;
-                let side = |held_out| Ok(Arc::new(text.tokenize(held_out, &vocabulary)?));
-                let (train, held_out) = (side(false)?, side(true)?);
-                let content = text.fingerprint(false);
-                (vocabulary, train, held_out, None, content)
-            }
-        };
-    let packing = Packing {
-        context: spec.context,
-        document_mask: spec.document_mask,
-        bos: vocabulary.bos(),
-        eos: vocabulary.eos(),
+    let has_files = !spec.path.is_empty() || !spec.mix.is_empty();
+    if spec.source == Source::Synthetic || (spec.source == Source::Auto && !has_files) {
+        return synthetic(spec);
+    }
+    let parts = match (spec.mix.as_slice(), spec.path.as_slice()) {
+        ([], path) => vec![MixPart { path: path.to_vec(), weight: 1.0 }],
+        (mix, []) => mix.to_vec(),
+        (..) => {
+            return Err(DataError::input(
+                "data.path and data.mix are both given: name every source in data.mix, or give data.path alone.",
+            ));
+        }
     };
-    let mark = format!("{:016x}", [content, vocabulary.fingerprint(), spec.seed].into_iter().fold(0, key));
-    Ok(Corpus { vocabulary, train, held_out, floor, packing, seed: spec.seed, mark })
+    if let Some(part) = parts.iter().find(|part| !part.weight.is_finite() || part.weight <= 0.0) {
+        return Err(DataError::input(format!(
+            "data.mix gives {} the weight {}: give a number above 0.",
+            part.path.join(", "),
+            part.weight
+        )));
+    }
+    let found =
+        parts.iter().map(|part| source::find(&part.path, spec, say)).collect::<Result<Vec<_>, _>>()?;
+    let vocabulary = source::vocabulary(spec, &found)?;
+    let opened =
+        found.into_iter().map(|found| found.open(spec, &vocabulary, say)).collect::<Result<Vec<_>, _>>()?;
+    let frame = match opened.iter().all(|opened| opened.is_endless_text) {
+        true => Frame { bos: None, eos: None },
+        false => Frame::of(vocabulary.bos(), vocabulary.eos()),
+    };
+    let content = opened.iter().zip(&parts).fold(parts.len() as u64, |hash, (opened, part)| {
+        key(hash, key(opened.sides.content, part.weight.to_bits()))
+    });
+    let side = |of: fn(&Opened) -> &Arc<dyn Documents>| -> Vec<Arc<dyn Documents>> {
+        opened.iter().map(|opened| of(opened).clone()).collect()
+    };
+    let sides = [side(|opened| &opened.sides.train), side(|opened| &opened.sides.held_out)];
+    let is_mixed = opened.len() > 1;
+    let mixtures = sides.each_ref().map(|side| {
+        let mixed = is_mixed && side.iter().any(|documents| documents.count() != Some(0));
+        mixed.then(|| Arc::new(mixture(side, &parts, frame)))
+    });
+    let [train, held_out] = sides.map(|mut side| -> Arc<dyn Documents> {
+        if is_mixed { Arc::new(Joined::new(side)) } else { side.remove(0) }
+    });
+    Ok(Corpus::new(spec, vocabulary, [train, held_out], mixtures, None, frame, content))
+}
+
+/// The shares of documents that give the parts' shares of tokens.
+fn mixture(side: &[Arc<dyn Documents>], parts: &[MixPart], frame: Frame) -> Mixture {
+    let mut base = 0;
+    let parts = side.iter().zip(parts).filter_map(|(documents, part)| {
+        let count = documents.count().expect("files have an end");
+        let tokens = documents.tokens().expect("files have an end").tokens;
+        base += count;
+        (count > 0).then(|| Part {
+            base: base - count,
+            count,
+            weight: part.weight,
+            mean_tokens: (tokens as f64 / count as f64 + frame.tokens() as f64).max(1.0),
+        })
+    });
+    Mixture::new(parts.collect())
+}
+
+fn synthetic(spec: &Spec) -> Result<Corpus, DataError> {
+    for (key, given) in [
+        ("data.path", !spec.path.is_empty()),
+        ("data.mix", !spec.mix.is_empty()),
+        ("data.tokenizer", spec.tokenizer.is_some()),
+    ] {
+        if given {
+            return Err(DataError::input(format!(
+                "The synthetic language has no use for {key}: leave it out, or set data.source=text."
+            )));
+        }
+    }
+    let language = Arc::new(Language::new());
+    let vocabulary = Vocabulary::from_words(language.words());
+    vocabulary.fits(spec.vocab)?;
+    // With the document mask nobody predicts `<bos>`, which cost nothing and made the mean smaller.
+    let tokens = language.mean_document_tokens;
+    let predicted = if spec.document_mask { tokens - 1.0 } else { tokens };
+    let [nats, trigram_nats] =
+        [language.floor_nats, language.trigram_nats].map(|nats| nats * tokens / predicted);
+    let floor = Floor { nats, trigram_nats };
+    let content = u64::from(language.version());
+    let frame = Frame::of(vocabulary.bos(), vocabulary.eos());
+    let sides = [false, true].map(|held_out| -> Arc<dyn Documents> {
+        Arc::new(Sampled { language: language.clone(), seed: spec.seed, held_out })
+    });
+    Ok(Corpus::new(spec, vocabulary, sides, [None, None], Some(floor), frame, content))
 }
 
 impl Corpus {
+    fn new(
+        spec: &Spec,
+        vocabulary: Vocabulary,
+        [train, held_out]: [Arc<dyn Documents>; 2],
+        mixtures: [Option<Arc<Mixture>>; 2],
+        floor: Option<Floor>,
+        frame: Frame,
+        content: u64,
+    ) -> Self {
+        let packing = Packing { context: spec.context, document_mask: spec.document_mask, frame };
+        let mark = [content, vocabulary.fingerprint(), spec.seed].into_iter().fold(0, key);
+        let mark = format!("{mark:016x}");
+        Self { vocabulary, train, held_out, mixtures, floor, packing, seed: spec.seed, mark }
+    }
+
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
@@ -147,12 +247,30 @@ impl Corpus {
     }
 
     pub fn describe(&self) -> Description {
-        let framed = |side: &Arc<dyn Documents>| Some(side.tokens()? + FRAME_TOKENS * side.count()?);
+        let frames = self.packing.frame.tokens();
+        let framed = |side: &Arc<dyn Documents>, mixture: usize| -> Option<TokenCount> {
+            let (tokens, count) = (side.tokens()?, side.count()?);
+            Some(match &self.mixtures[mixture] {
+                None => tokens + TokenCount::exact(frames * count),
+                Some(mixture) => {
+                    TokenCount { tokens: (mixture.mean_tokens() * count as f64) as u64, is_exact: false }
+                }
+            })
+        };
+        let (tokens, held_out_tokens) = (framed(&self.train, 0), framed(&self.held_out, 1));
         Description {
             documents: self.train.count(),
-            tokens: framed(&self.train),
+            tokens: tokens.map(|count| count.tokens),
             held_out_documents: self.held_out.count(),
-            held_out_tokens: framed(&self.held_out),
+            held_out_tokens: held_out_tokens.map(|count| count.tokens),
+            is_estimated: tokens.is_some_and(|count| !count.is_exact),
+        }
+    }
+
+    fn order(&self, side: &Arc<dyn Documents>, mixture: usize, seed: u64) -> Order {
+        match &self.mixtures[mixture] {
+            Some(mixture) => Order::mixed(mixture.clone(), seed),
+            None => Order::new(side.count(), seed),
         }
     }
 
@@ -173,7 +291,7 @@ impl Corpus {
                  on exactly: restore the data, or begin a new run.",
             ));
         }
-        let order = Order::new(self.train.count(), self.seed);
+        let order = self.order(&self.train, 0, self.seed);
         Loader::new(self.train.clone(), order, self.packing, cursor.clone(), options)
     }
 
@@ -182,7 +300,7 @@ impl Corpus {
     pub fn held_out_rows(&self, count: usize) -> Result<Rows, DataError> {
         let mut rows = Rows { context: self.packing.context, ..Rows::default() };
         if self.held_out.count() != Some(0) {
-            let order = Order::new(self.held_out.count(), 0);
+            let order = self.order(&self.held_out, 1, 0);
             let mut stream = Stream::once(self.held_out.clone(), order, self.packing);
             while rows.count() < count {
                 let Some(row) = stream.row()? else { break };
@@ -197,167 +315,4 @@ impl Corpus {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-    use crate::scratch::Scratch;
-
-    fn synthetic() -> Spec {
-        Spec {
-            source: Source::Synthetic,
-            path: Vec::new(),
-            tokenizer: None,
-            vocab: 512,
-            context: 64,
-            seed: 1,
-            held_out: 0.05,
-            document_mask: false,
-        }
-    }
-
-    fn text(scratch: &Scratch) -> Spec {
-        let lines: String =
-            (0..2000).map(|line| format!("Number {line} is followed by {}.\n", line + 1)).collect();
-        let path = vec![scratch.write("numbers.txt", lines.as_bytes())];
-        Spec { source: Source::Text, path, vocab: 300, held_out: 0.2, ..synthetic() }
-    }
-
-    fn refused(spec: &Spec) -> String {
-        let error = open(spec).err().expect("the specification is refused");
-        assert!(error.is_input());
-        error.sentence
-    }
-
-    #[test]
-    fn the_synthetic_language_opens_without_a_file() {
-        let corpus = open(&synthetic()).unwrap();
-        let floor = corpus.floor().unwrap();
-        assert!(floor.trigram_nats > 1.2 * floor.nats);
-        assert_eq!(corpus.describe().tokens, None);
-        let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default()).unwrap();
-        let rows = loader.next_rows(6).unwrap();
-        assert_eq!((rows.count(), rows.tokens.len(), rows.epoch), (6, 6 * 64, 0.0));
-        assert!(rows.weights.iter().all(|weight| *weight == 1.0));
-        let story: Vec<u32> = rows.tokens[..64].iter().map(|token| *token as u32).collect();
-        assert!(corpus.vocabulary().decode(&story).contains(" at the "));
-        assert_eq!(corpus.held_out_rows(7).unwrap().count(), 7);
-        assert_eq!(corpus.held_out_rows(7).unwrap(), corpus.held_out_rows(7).unwrap());
-    }
-
-    #[test]
-    fn the_floor_is_that_of_the_tokens_predicted() {
-        let language = Language::new();
-        for document_mask in [false, true] {
-            let corpus = open(&Spec { document_mask, context: 4096, ..synthetic() }).unwrap();
-            let rows = corpus.held_out_rows(50).unwrap();
-            let tokens: Vec<&i32> = rows.tokens.iter().collect();
-            let nats = documents(&tokens).into_iter().map(|document| {
-                let document: Vec<u32> = document.into_iter().chain([1]).map(|token| token as u32).collect();
-                language.surprise(&document).iter().sum::<f64>()
-            });
-            let mean = nats.sum::<f64>() / f64::from(rows.weights.iter().sum::<f32>());
-            let floor = corpus.floor().unwrap().nats;
-            assert!(
-                (mean / floor - 1.0).abs() < 0.01,
-                "mask {document_mask}: sampled {mean}, computed {floor}"
-            );
-        }
-    }
-
-    #[test]
-    fn held_out_documents_are_never_trained_on() {
-        let scratch = Scratch::new("held-out");
-        for spec in [synthetic(), text(&scratch)] {
-            let corpus = open(&spec).unwrap();
-            let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default()).unwrap();
-            let rows = loader.next_rows(2000).unwrap();
-            let streams = (0..STREAMS)
-                .map(|lane| rows.tokens.chunks(64).skip(lane).step_by(STREAMS).flatten().collect());
-            let trained: HashSet<Vec<i32>> =
-                streams.flat_map(|stream: Vec<&i32>| documents(&stream)).collect();
-            let held = documents(&corpus.held_out_rows(100).unwrap().tokens.iter().collect::<Vec<_>>());
-            let common = held.iter().filter(|document| trained.contains(*document)).count();
-            match spec.source {
-                // The shortest stories are told twice by chance; what is forbidden is a share of the draws.
-                Source::Synthetic => {
-                    assert!(common * 10 < held.len(), "{common} of {} documents", held.len())
-                }
-                Source::Text => assert_eq!((common, held.is_empty()), (0, false)),
-            }
-        }
-    }
-
-    /// Whole documents of a stream of tokens.
-    fn documents(stream: &[&i32]) -> Vec<Vec<i32>> {
-        let documents = stream.split(|token| **token == 1).filter(|tokens| tokens.first() == Some(&&0));
-        documents.map(|tokens| tokens.iter().map(|token| **token).collect()).collect()
-    }
-
-    #[test]
-    fn text_is_tokenised_split_and_counted() {
-        let scratch = Scratch::new("open-text");
-        let spec = text(&scratch);
-        let corpus = open(&spec).unwrap();
-        assert_eq!(corpus.vocabulary().size(), 300);
-        let Description { documents, tokens, held_out_documents, held_out_tokens } = corpus.describe();
-        assert!(documents.unwrap() > 30 && held_out_documents.unwrap() > 3);
-        let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default()).unwrap();
-        let rows = loader.next_rows(tokens.unwrap() as usize / 64).unwrap();
-        assert!((rows.epoch - 1.0).abs() < 0.01, "{}", rows.epoch);
-
-        let held = corpus.held_out_rows(usize::MAX).unwrap();
-        assert_eq!(held.count() as u64, (held_out_tokens.unwrap() - 1).div_ceil(64));
-        assert_eq!(held.weights.iter().sum::<f32>() as u64, held_out_tokens.unwrap() - 1);
-        assert!(
-            held.weights
-                .iter()
-                .zip(&held.targets)
-                .all(|(weight, target)| (*weight == 0.0) == (*target == -1))
-        );
-        // Another seed reorders training and leaves evaluation alone.
-        let other = open(&Spec { seed: 2, ..spec.clone() }).unwrap();
-        assert_eq!(other.held_out_rows(5).unwrap(), corpus.held_out_rows(5).unwrap());
-        let none = open(&Spec { held_out: 0.0, ..spec }).unwrap();
-        assert!(none.held_out_rows(1).unwrap_err().sentence.contains("data.held_out above 0"));
-    }
-
-    #[test]
-    fn a_saved_tokeniser_opens_the_same_corpus_and_other_data_refuses_the_cursor() {
-        let scratch = Scratch::new("reopen");
-        let spec = text(&scratch);
-        let corpus = open(&spec).unwrap();
-        let tokenizer = scratch.path().join("tokenizer.json");
-        corpus.vocabulary().save(&tokenizer).unwrap();
-        let again = open(&Spec { tokenizer: Some(tokenizer), ..spec.clone() }).unwrap();
-        assert_eq!(again.start(), corpus.start());
-        assert!(again.train_loader(&corpus.start(), LoaderOptions::default()).is_ok());
-
-        let other_seed = open(&Spec { seed: 2, ..spec.clone() }).unwrap();
-        let mut more = std::fs::read(&spec.path[0]).unwrap();
-        more.extend_from_slice(&more.clone());
-        let longer = open(&Spec { path: vec![scratch.write("longer.txt", &more)], ..spec }).unwrap();
-        for corpus_now in [other_seed, longer] {
-            let error = corpus_now.train_loader(&corpus.start(), LoaderOptions::default()).err().unwrap();
-            assert!(error.is_input() && error.sentence.contains("not what this run began with"), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_cannot_work_is_refused_before_anything_is_read() {
-        let scratch = Scratch::new("refused");
-        assert!(refused(&Spec { vocab: 100, ..synthetic() }).contains("but the model only 100"));
-        assert!(refused(&Spec { context: 0, ..synthetic() }).contains("model.context"));
-        assert!(refused(&Spec { held_out: 1.0, ..synthetic() }).contains("data.held_out=1"));
-        assert!(refused(&Spec { held_out: f64::NAN, ..synthetic() }).contains("data.held_out=NaN"));
-        assert!(refused(&Spec { path: vec!["book.txt".into()], ..synthetic() }).contains("data.source=text"));
-        assert!(refused(&Spec { source: Source::Text, ..synthetic() }).contains("data.path is empty"));
-        assert!(refused(&Spec { vocab: 256, ..text(&scratch) }).contains("need 258"));
-    }
-
-    #[test]
-    fn a_specification_has_short_defaults() {
-        let spec = r#"{"source": "synthetic", "vocab": 512, "context": 64, "seed": 1}"#;
-        assert_eq!(serde_json::from_str::<Spec>(spec).unwrap(), synthetic());
-    }
-}
+mod tests;

@@ -4,37 +4,59 @@
 //!
 //! ```text
 //! synthetic  a language of our own, with a known floor   (grammar: its words and phrases; chain: its entropies)
-//! text       plain text files
 //! formats    documents out of text, JSONL, CSV and parquet files
-//!    -> tokenizer   text to tokens and back
+//!    -> tokenizer   text to tokens and back   (sample: what one is trained on)
+//!    -> raw         text read and tokenised when it is needed
+//!    -> prepare     text tokenised once, into shards   (shard: a file; manifest, shards: a folder of them)
+//! token_files    the token files of other trainers
+//!    -> source      what a path names, opened
+//!    -> split       training and held-out documents, by the hash of their content
 //!    -> documents   what packing needs to know of a source
-//!    -> order       a permutation of the documents an epoch, by index
+//!    -> order       a permutation of the documents an epoch, by index   (mixture: of several sources)
 //!    -> pack        streams of documents, cut into rows
 //!    -> loader      rows in their global order, ahead of time, and the cursor
 //! corpus     all of it behind `open`
+//! inspect    a look into all of it
 //! ```
 #![forbid(unsafe_code)]
 
 mod chain;
 mod contained;
 mod corpus;
+#[cfg(test)]
+mod damage;
 mod documents;
+mod durable;
 mod error;
 pub mod formats;
 mod grammar;
+pub mod inspect;
 mod loader;
+mod manifest;
+mod mixture;
 mod order;
 mod pack;
+pub mod prepare;
 mod random;
+mod raw;
+mod sample;
 #[cfg(test)]
 mod scratch;
+mod shard;
+mod shards;
+mod source;
+mod split;
+mod stall;
 mod synthetic;
-mod text;
+mod token_files;
 mod tokenizer;
 
-pub use corpus::{Corpus, Description, Floor, Source, Spec, open};
+pub use corpus::{Corpus, Description, Floor, MixPart, Spec, open, open_saying};
 pub use error::{DataError, ErrorKind};
 pub use loader::{Cursor, Loader, LoaderOptions, Rows};
+pub use manifest::{Manifest, ShardEntry};
 pub use pack::{STREAMS, Segment, StreamPosition, max_segments};
+pub use source::{Said, Source};
+pub use stall::Waited;
 pub use synthetic::Language;
 pub use tokenizer::{MIN_TRAINED_VOCAB, Vocabulary};

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::documents::{Documents, FRAME_TOKENS};
+use crate::documents::{Documents, Spent, TokenCount};
 use crate::error::DataError;
 use crate::order::Order;
 use crate::pack::{Packing, Row, STREAMS, Segment, Stream, StreamPosition};
+use crate::stall::{Gauge, Waited};
 
 /// Where training goes on: all that has to be saved. Restoring reads one document a stream again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +34,8 @@ pub struct LoaderOptions {
     pub world: u64,
     /// Packing threads; from 1 to [`STREAMS`] are of use.
     pub threads: usize,
-    /// Bytes of packed rows that may wait, all queues together. Each queue holds one row at least.
+    /// Bytes of packed rows that may wait, all queues together. Each queue holds one row at least. Beside them are a
+    /// row in the hands of each thread and of the reader and a document in each stream, and nothing else.
     pub queue_bytes: usize,
 }
 
@@ -60,8 +62,8 @@ pub struct Rows {
     pub sample: Vec<u64>,
     /// How many times the training text has been read, after these rows; 0 for a source without end.
     pub epoch: f64,
-    /// How long the caller stood still for want of packed rows.
-    pub waited: Duration,
+    /// How long the caller stood still for want of packed rows, and why.
+    pub waited: Waited,
 }
 
 impl Rows {
@@ -84,16 +86,35 @@ pub struct Loader {
     cursor: Cursor,
     options: LoaderOptions,
     context: usize,
-    /// Tokens of one epoch, frames included; `None` without epochs.
-    epoch_tokens: Option<u64>,
+    epoch: Epoch,
+    gauge: Arc<Gauge>,
+    waited: Waited,
     /// One a thread. Dropped first, which ends the threads.
-    queues: Vec<Receiver<Packed>>,
+    queues: Vec<Receiver<Result<Packed, DataError>>>,
     threads: Vec<JoinHandle<()>>,
     failed: Option<DataError>,
 }
 
-/// A row this rank takes (another rank's is `None`), and where its stream goes on after it.
-type Packed = Result<(Option<Row>, StreamPosition), DataError>;
+/// What once through the data is measured in.
+#[derive(Debug, Clone, Copy)]
+enum Epoch {
+    /// Frames included.
+    Tokens(u64),
+    /// Where tokens are not counted beforehand.
+    Documents(u64),
+    Endless,
+}
+
+/// A row made by a thread.
+struct Packed {
+    /// `None` where it is another rank's.
+    row: Option<Row>,
+    /// Where its stream goes on after it.
+    position: StreamPosition,
+    /// What it cost.
+    spent: Spent,
+    packing: Duration,
+}
 
 impl Loader {
     pub(crate) fn new(
@@ -104,8 +125,14 @@ impl Loader {
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
         assert!(options.rank < options.world, "rank {} of {}", options.rank, options.world);
-        let epoch_tokens =
-            documents.tokens().zip(documents.count()).map(|(tokens, count)| tokens + FRAME_TOKENS * count);
+        let epoch = match (documents.tokens(), documents.count()) {
+            (Some(TokenCount { tokens, is_exact: true }), Some(count)) if !order.is_mixed() => {
+                Epoch::Tokens(tokens + packing.frame.tokens() * count)
+            }
+            (_, Some(count)) => Epoch::Documents(count),
+            (_, None) => Epoch::Endless,
+        };
+        let gauge = Arc::new(Gauge::default());
         let thread_count = options.threads.clamp(1, STREAMS);
         let queue_rows = (options.queue_bytes / thread_count / Row::bytes(packing.context)).max(1);
         let mut queues = Vec::new();
@@ -122,13 +149,15 @@ impl Loader {
             let (sender, queue) = sync_channel(queue_rows);
             let first_row = cursor.row;
             let name = format!("loader-{thread}");
-            let work = move || pack(streams, first_row, options, &sender);
+            let gauge = gauge.clone();
+            let work = move || pack(streams, first_row, options, &sender, &gauge);
             threads.push(std::thread::Builder::new().name(name).spawn(work).map_err(|error| {
                 DataError::environment(format!("A loader thread cannot be started: {error}."))
             })?);
             queues.push(queue);
         }
-        Ok(Self { cursor, options, context: packing.context, epoch_tokens, queues, threads, failed: None })
+        let (context, waited, failed) = (packing.context, Waited::default(), None);
+        Ok(Self { cursor, options, context, epoch, gauge, waited, queues, threads, failed })
     }
 
     /// The next `count` rows of this rank, out of the next `count * world` rows of all ranks. An error is final: the
@@ -142,7 +171,7 @@ impl Loader {
         for _ in 0..count as u64 * self.options.world {
             let lane = (cursor.row % STREAMS as u64) as usize;
             match self.receive(lane, &mut rows.waited) {
-                Ok((row, position)) => {
+                Ok(Packed { row, position, .. }) => {
                     row.into_iter().for_each(|row| rows.push(cursor.row, row));
                     cursor.streams[lane] = position;
                     cursor.row += 1;
@@ -154,8 +183,15 @@ impl Loader {
             }
         }
         self.cursor = cursor;
-        let read = self.cursor.row as f64 * self.context as f64;
-        rows.epoch = self.epoch_tokens.map_or(0.0, |tokens| read / tokens as f64);
+        self.waited += rows.waited;
+        rows.epoch = match self.epoch {
+            Epoch::Tokens(tokens) => self.cursor.row as f64 * self.context as f64 / tokens as f64,
+            Epoch::Documents(count) => {
+                let begun: u64 = self.cursor.streams.iter().map(|stream| stream.document).sum();
+                begun as f64 / count as f64
+            }
+            Epoch::Endless => 0.0,
+        };
         Ok(rows)
     }
 
@@ -164,15 +200,32 @@ impl Loader {
         &self.cursor
     }
 
-    fn receive(&self, lane: usize, waited: &mut Duration) -> Packed {
+    /// How long `next_rows` has waited so far, and for what.
+    pub fn waited(&self) -> Waited {
+        self.waited
+    }
+
+    /// The most bytes that rows and documents have taken so far.
+    pub fn peak_bytes(&self) -> usize {
+        self.gauge.peak()
+    }
+
+    fn receive(&self, lane: usize, waited: &mut Waited) -> Result<Packed, DataError> {
         let thread = lane % self.queues.len();
-        if let Ok(packed) = self.queues[thread].try_recv() {
-            return packed;
+        let packed = match self.queues[thread].try_recv() {
+            Ok(packed) => packed?,
+            Err(_) => {
+                let since = Instant::now();
+                let packed = self.queues[thread].recv();
+                let packed = packed.expect("a loader thread packs until its reader is gone")?;
+                *waited += Waited::new(since.elapsed(), packed.spent, packed.packing);
+                packed
+            }
+        };
+        if packed.row.is_some() {
+            self.gauge.remove(Row::bytes(self.context));
         }
-        let since = Instant::now();
-        let packed = self.queues[thread].recv();
-        *waited += since.elapsed();
-        packed.expect("a loader thread packs until its reader is gone")
+        Ok(packed)
     }
 }
 
@@ -191,15 +244,25 @@ fn pack(
     mut streams: Vec<Option<Stream>>,
     first_row: u64,
     options: LoaderOptions,
-    queue: &SyncSender<Packed>,
+    queue: &SyncSender<Result<Packed, DataError>>,
+    gauge: &Gauge,
 ) {
     for row in first_row.. {
         let lane = (row % STREAMS as u64) as usize;
         let Some(stream) = &mut streams[lane] else { continue };
+        let (since, held) = (Instant::now(), stream.held_bytes());
         let packed = stream.row().map(|packed| {
             let packed = packed.expect("a training stream never ends");
-            ((row % options.world == options.rank).then_some(packed), stream.position())
+            let row = (row % options.world == options.rank).then_some(packed);
+            row.iter().for_each(|row| gauge.add(Row::bytes(row.tokens.len())));
+            let spent = stream.take_spent();
+            let packing = since.elapsed().saturating_sub(spent.reading + spent.tokenising);
+            Packed { row, position: stream.position(), spent, packing }
         });
+        match stream.held_bytes() {
+            now if now > held => gauge.add(now - held),
+            now => gauge.remove(held - now),
+        }
         let failed = packed.is_err();
         if queue.send(packed).is_err() || failed {
             return;
@@ -213,6 +276,7 @@ mod tests {
 
     use super::*;
     use crate::documents::TokenTable;
+    use crate::pack::Frame;
 
     const CONTEXT: usize = 16;
 
@@ -235,7 +299,7 @@ mod tests {
         document_mask: bool,
     ) -> Loader {
         let order = Order::new(documents.count(), 9);
-        let packing = Packing { context: CONTEXT, document_mask, bos: 0, eos: 1 };
+        let packing = Packing { context: CONTEXT, document_mask, frame: Frame::of(0, 1) };
         Loader::new(documents, order, packing, cursor, options).unwrap()
     }
 
@@ -244,7 +308,7 @@ mod tests {
     }
 
     fn next(loader: &mut Loader, count: usize) -> Rows {
-        Rows { waited: Duration::ZERO, ..loader.next_rows(count).unwrap() }
+        Rows { waited: Waited::default(), ..loader.next_rows(count).unwrap() }
     }
 
     #[test]
@@ -291,7 +355,7 @@ mod tests {
     fn an_epoch_reads_every_document_once() {
         for count in [3u32, 8, 37] {
             let table = documents(count);
-            let epoch_tokens = table.tokens().unwrap() + 2 * u64::from(count);
+            let epoch_tokens = table.tokens().unwrap().tokens + 2 * u64::from(count);
             // Long enough that every stream is well into the fourth epoch.
             let rows_wanted = epoch_tokens as usize * 6 / CONTEXT + 64;
             let mut loader = loader(count, start(), LoaderOptions::default());
@@ -350,6 +414,94 @@ mod tests {
         }
     }
 
+    /// Documents that count how often they are read.
+    struct Counted {
+        length: usize,
+        read: std::sync::atomic::AtomicU64,
+    }
+
+    impl Documents for Counted {
+        fn count(&self) -> Option<u64> {
+            Some(5000)
+        }
+        fn tokens(&self) -> Option<TokenCount> {
+            Some(TokenCount { tokens: 5000 * self.length as u64, is_exact: false })
+        }
+        fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
+            self.read.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            out.reserve_exact(self.length + 1);
+            out.extend(std::iter::repeat_n(index as u32 % 99 + 2, self.length));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn memory_stays_under_its_bound_whatever_the_documents() {
+        for length in [3, 40, 3000, 100_000] {
+            let documents = Arc::new(Counted { length, read: Default::default() });
+            let options = LoaderOptions { threads: 3, queue_bytes: 16 << 10, ..LoaderOptions::default() };
+            let mut loader = loader_of(documents, start(), options, false);
+            let row_bytes = Row::bytes(CONTEXT);
+            let longest = 4 * (length + 2).max(8);
+            let bound = options.queue_bytes + 4 * row_bytes + STREAMS * longest;
+            let mut given = 0;
+            while given < 100 * bound.min(1 << 20) {
+                // Threads run ahead as far as they can.
+                given += 50 * row_bytes;
+                loader.next_rows(50).unwrap();
+            }
+            let peak = loader.peak_bytes();
+            assert!(peak <= bound, "{peak} bytes are more than {bound} with documents of {length} tokens");
+            assert!(peak > bound / 4, "{peak} of {bound} bytes: the bound says nothing");
+        }
+    }
+
+    #[test]
+    fn going_on_in_the_middle_reads_one_document_a_stream() {
+        let counted = |length| Arc::new(Counted { length, read: Default::default() });
+        let read = |documents: &Arc<Counted>| documents.read.load(std::sync::atomic::Ordering::Relaxed);
+        let (first, again) = (counted(100), counted(100));
+        let options = LoaderOptions { threads: 1, queue_bytes: 1, ..LoaderOptions::default() };
+        let mut loader = loader_of(first.clone(), start(), options, false);
+        loader.next_rows(3000).unwrap();
+        let cursor = loader.cursor().clone();
+        drop(loader);
+        assert!(read(&first) > 400);
+        let mut resumed = loader_of(again.clone(), cursor, options, false);
+        // As many rows as there are streams: each needs the document it stands in, and perhaps the one after.
+        resumed.next_rows(STREAMS).unwrap();
+        drop(resumed);
+        let read = read(&again);
+        assert!((1..=2 * STREAMS as u64 + 2).contains(&read), "{read} documents were read");
+    }
+
+    #[test]
+    fn waits_are_explained() {
+        struct Slow;
+        impl Documents for Slow {
+            fn count(&self) -> Option<u64> {
+                None
+            }
+            fn tokens(&self) -> Option<TokenCount> {
+                None
+            }
+            fn append(&self, _: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
+                // The clock is not asked: what is said to have taken long did.
+                spent.tokenising += Duration::from_secs(3600);
+                out.extend([2; CONTEXT]);
+                Ok(())
+            }
+        }
+        let options = LoaderOptions { threads: 1, queue_bytes: 1, ..LoaderOptions::default() };
+        let mut loader = loader_of(Arc::new(Slow), start(), options, false);
+        for _ in 0..2000 {
+            loader.next_rows(1).unwrap();
+        }
+        let waited = loader.waited();
+        assert_eq!(waited.total, waited.reading + waited.tokenising + waited.packing + waited.scheduling);
+        assert!(waited.total.is_zero() || waited.cause() == Some("tokenising"), "{waited:?}");
+    }
+
     #[test]
     fn dropping_a_loader_ends_its_threads() {
         let table = documents(5);
@@ -367,10 +519,10 @@ mod tests {
             fn count(&self) -> Option<u64> {
                 None
             }
-            fn tokens(&self) -> Option<u64> {
+            fn tokens(&self) -> Option<TokenCount> {
                 None
             }
-            fn append(&self, index: u64, out: &mut Vec<u32>) -> Result<(), DataError> {
+            fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
                 if index == 19 {
                     return Err(DataError::input("Document 19 is broken."));
                 }

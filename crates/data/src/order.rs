@@ -1,34 +1,64 @@
 //! The order of documents: a permutation an epoch, computed by index, never stored.
 
+use std::sync::Arc;
+
+use crate::mixture::{Mixture, Part};
 use crate::random::{key, mix};
 
-/// Which document stands at each position of the series of all epochs. Position `g` belongs to epoch `g / count`;
-/// each epoch names every document once. The order is a function of count, seed and epoch only.
+/// Which document stands at each position of the series of all epochs. Each source has epochs of its own, and each of
+/// its epochs names every document of it once. The order is a function of counts, weights, seed and position only.
 #[derive(Debug, Clone)]
 pub(crate) struct Order {
-    count: Option<u64>,
+    series: Series,
     seed: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Series {
+    /// Taken as it comes.
+    Endless,
+    /// Position `g` belongs to epoch `g / count`.
+    One(u64),
+    Mixed(Arc<Mixture>),
 }
 
 impl Order {
     /// A count of `None` is a source without end, taken as it comes.
     pub(crate) fn new(count: Option<u64>, seed: u64) -> Self {
         assert!(count != Some(0), "there is nothing to order");
-        Self { count, seed }
+        Self { series: count.map_or(Series::Endless, Series::One), seed }
+    }
+
+    pub(crate) fn mixed(mixture: Arc<Mixture>, seed: u64) -> Self {
+        Self { series: Series::Mixed(mixture), seed }
+    }
+
+    pub(crate) fn is_mixed(&self) -> bool {
+        matches!(self.series, Series::Mixed(_))
     }
 
     pub(crate) fn document(&self, position: u64) -> u64 {
-        match self.count {
-            None => position,
-            Some(count) => Permutation::new(count, key(self.seed, position / count)).at(position % count),
+        match &self.series {
+            Series::Endless => position,
+            Series::One(count) => permuted(*count, self.seed, position),
+            Series::Mixed(mixture) => {
+                let (source, position) = mixture.place(position);
+                let Part { base, count, .. } = mixture.parts[source];
+                // Sources of equal size would otherwise be read in the same order.
+                base + permuted(count, key(self.seed, source as u64 + 1), position)
+            }
         }
     }
+}
+
+fn permuted(count: u64, seed: u64, position: u64) -> u64 {
+    Permutation::new(count, key(seed, position / count)).at(position % count)
 }
 
 /// A bijection on `0..count`: a Feistel network over the next even number of bits, walked on until it lands inside.
 /// The network covers less than four times `count`, so a walk takes under four rounds on average.
 #[derive(Debug, Clone, Copy)]
-struct Permutation {
+pub(crate) struct Permutation {
     count: u64,
     half_bits: u32,
     key: u64,
@@ -37,12 +67,12 @@ struct Permutation {
 const ROUNDS: u64 = 6;
 
 impl Permutation {
-    fn new(count: u64, key: u64) -> Self {
+    pub(crate) fn new(count: u64, key: u64) -> Self {
         let bits = (u64::BITS - (count - 1).leading_zeros()).max(2);
         Self { count, half_bits: bits.div_ceil(2), key }
     }
 
-    fn at(&self, index: u64) -> u64 {
+    pub(crate) fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.count);
         let mut value = index;
         loop {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::documents::Documents;
+use crate::documents::{Documents, Spent};
 use crate::error::DataError;
 use crate::order::Order;
 
@@ -17,8 +17,25 @@ pub const STREAMS: usize = 8;
 pub(crate) struct Packing {
     pub context: usize,
     pub document_mask: bool,
-    pub bos: u32,
-    pub eos: u32,
+    pub frame: Frame,
+}
+
+/// What packing puts around every document. A vocabulary with one token for both ends puts it at the end only. Without
+/// an end, what follows a document is not its continuation, and its last token predicts nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+}
+
+impl Frame {
+    pub(crate) fn of(bos: u32, eos: u32) -> Self {
+        Self { bos: (bos != eos).then_some(bos), eos: Some(eos) }
+    }
+
+    pub(crate) fn tokens(self) -> u64 {
+        u64::from(self.bos.is_some()) + u64::from(self.eos.is_some())
+    }
 }
 
 /// Tokens `start..start + len` of a row that may see each other.
@@ -28,10 +45,10 @@ pub struct Segment {
     pub len: u32,
 }
 
-/// More segments than this never stand in a row: the shortest document has three tokens, and one more may be cut off
-/// at either end.
+/// More segments than this never stand in a row: the shortest document has two tokens with its frame, and one more may
+/// be cut off at either end.
 pub const fn max_segments(context: usize) -> usize {
-    context / 3 + 2
+    context / 2 + 2
 }
 
 /// One row of exactly `context` tokens.
@@ -69,7 +86,13 @@ pub(crate) struct Stream {
     position: StreamPosition,
     /// The document at `position`, framed; empty until it is needed.
     current: Vec<u32>,
+    /// What making documents has cost since `take_spent`.
+    spent: Spent,
 }
+
+/// A buffer that held a larger document than this is given back after it: one long document must not be paid for in
+/// every stream until the end.
+const KEPT_TOKENS: usize = 64 << 10;
 
 impl Stream {
     /// Stream `lane` of the training rows, going on at `position`.
@@ -81,18 +104,48 @@ impl Stream {
         position: StreamPosition,
     ) -> Self {
         let (lane, lanes) = (lane as u64, STREAMS as u64);
-        Self { documents, order, packing, lane, lanes, end: None, position, current: Vec::new() }
+        Self {
+            documents,
+            order,
+            packing,
+            lane,
+            lanes,
+            end: None,
+            position,
+            current: Vec::new(),
+            spent: Spent::default(),
+        }
     }
 
     /// All documents once, in one stream.
     pub(crate) fn once(documents: Arc<dyn Documents>, order: Order, packing: Packing) -> Self {
         let end = documents.count();
         let position = StreamPosition { document: 0, offset: 0 };
-        Self { documents, order, packing, lane: 0, lanes: 1, end, position, current: Vec::new() }
+        Self {
+            documents,
+            order,
+            packing,
+            lane: 0,
+            lanes: 1,
+            end,
+            position,
+            current: Vec::new(),
+            spent: Spent::default(),
+        }
     }
 
     pub(crate) fn position(&self) -> StreamPosition {
         self.position
+    }
+
+    /// Bytes of the document in hand.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.current.capacity() * size_of::<u32>()
+    }
+
+    /// What documents have cost since this was last asked.
+    pub(crate) fn take_spent(&mut self) -> Spent {
+        std::mem::take(&mut self.spent)
     }
 
     /// The next row, or `None` where nothing is left to predict. The target of a token is the token that follows it in
@@ -100,7 +153,7 @@ impl Stream {
     /// the document mask, positions begin again with each segment, and an `<eos>` predicts nothing: what follows it is
     /// another document. A row that the end of the documents leaves short is filled with `<eos>` that predict nothing.
     pub(crate) fn row(&mut self) -> Result<Option<Row>, DataError> {
-        let Packing { context, document_mask, eos, .. } = self.packing;
+        let Packing { context, document_mask, frame } = self.packing;
         let mut tokens: Vec<i32> = Vec::with_capacity(context);
         let mut documents: Vec<Segment> = Vec::new();
         let mut last_of_document: Vec<usize> = Vec::new();
@@ -124,33 +177,56 @@ impl Stream {
         targets.resize(context, -1);
         if tokens.len() < context {
             documents.push(Segment { start: tokens.len() as u32, len: (context - tokens.len()) as u32 });
-            tokens.resize(context, eos as i32);
+            tokens.resize(context, frame.eos.unwrap_or(0) as i32);
         }
         let segments =
             if document_mask { documents } else { vec![Segment { start: 0, len: context as u32 }] };
-        if document_mask {
+        if document_mask || frame.eos.is_none() {
             last_of_document.into_iter().for_each(|last| targets[last] = -1);
         }
         let positions = segments.iter().flat_map(|segment| 0..segment.len as i32).collect();
         Ok(Some(Row { tokens, targets, positions, segments }))
     }
 
-    /// Makes `position` name a token of `current`; false after the last document.
+    /// Makes `position` name a token of `current`; false after the last document. Documents without tokens are passed
+    /// over.
     fn load(&mut self) -> Result<bool, DataError> {
-        if !self.current.is_empty() && self.position.offset >= self.current.len() as u64 {
-            self.position = StreamPosition { document: self.position.document + 1, offset: 0 };
-            self.current.clear();
-        }
-        if self.end == Some(self.position.document) {
-            return Ok(false);
-        }
-        if self.current.is_empty() {
+        let mut empty = 0;
+        loop {
+            if !self.current.is_empty() {
+                if self.position.offset < self.current.len() as u64 {
+                    return Ok(true);
+                }
+                self.advance();
+            }
+            if self.end == Some(self.position.document) {
+                return Ok(false);
+            }
+            let Frame { bos, eos } = self.packing.frame;
             let document = self.order.document(self.position.document * self.lanes + self.lane);
-            self.current.push(self.packing.bos);
-            self.documents.append(document, &mut self.current)?;
-            self.current.push(self.packing.eos);
+            self.current.extend(bos);
+            let before = self.current.len();
+            self.documents.append(document, &mut self.current, &mut self.spent)?;
+            if self.current.len() > before {
+                // Growing by one would otherwise double the buffer of a long document.
+                self.current.reserve_exact(1);
+                self.current.extend(eos);
+                continue;
+            }
+            empty += 1;
+            if self.documents.count().is_some_and(|count| empty > count) {
+                return Err(DataError::input(
+                    "No document gives any token: check the tokeniser, or the field that is read.",
+                ));
+            }
+            self.advance();
         }
-        Ok(true)
+    }
+
+    fn advance(&mut self) {
+        self.position = StreamPosition { document: self.position.document + 1, offset: 0 };
+        self.current.clear();
+        self.current.shrink_to(KEPT_TOKENS);
     }
 }
 
@@ -163,7 +239,7 @@ mod tests {
     const EOS: u32 = 1;
 
     fn packing(context: usize, document_mask: bool) -> Packing {
-        Packing { context, document_mask, bos: BOS, eos: EOS }
+        Packing { context, document_mask, frame: Frame::of(BOS, EOS) }
     }
 
     fn table(documents: &[&[u32]]) -> Arc<dyn Documents> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::chain::{END, State};
-use crate::documents::Documents;
+use crate::documents::{Documents, Spent, TokenCount};
 use crate::error::DataError;
 use crate::grammar::{self, Grammar, grammar};
 use crate::random::{self, Uniform};
@@ -104,11 +104,11 @@ impl Documents for Sampled {
         None
     }
 
-    fn tokens(&self) -> Option<u64> {
+    fn tokens(&self) -> Option<TokenCount> {
         None
     }
 
-    fn append(&self, index: u64, out: &mut Vec<u32>) -> Result<(), DataError> {
+    fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
         assert!(index < UPPER_HALF, "an index beyond the half of the series");
         let document =
             self.language.document(self.seed, if self.held_out { index | UPPER_HALF } else { index });

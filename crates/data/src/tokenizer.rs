@@ -26,7 +26,10 @@ const FRAMES: [(&str, &str); 6] = [
 /// The smallest byte-level vocabulary: every byte, and the two ends of a document.
 pub const MIN_TRAINED_VOCAB: usize = 256 + 2;
 
-#[derive(Clone)]
+/// Texts longer than this are encoded in pieces.
+const PIECE_BYTES: usize = 1 << 20;
+
+#[derive(Debug, Clone)]
 pub struct Vocabulary {
     tokenizer: Tokenizer,
     size: usize,
@@ -82,6 +85,14 @@ impl Vocabulary {
         Self::framed(tokenizer).expect("the list has both special tokens")
     }
 
+    /// Tokens that are known by their numbers only: each is spelled as its number, but for `end`.
+    pub(crate) fn from_numbers(size: usize, end: u32) -> Self {
+        let words: Vec<String> = (0..size as u32)
+            .map(|token| if token == end { "<|endoftext|>".into() } else { token.to_string() })
+            .collect();
+        Self::from_words(&words)
+    }
+
     /// Reads a `tokenizer.json`, of ours or of any model.
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let shown = path.display();
@@ -131,11 +142,39 @@ impl Vocabulary {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// Tokens of a text of any length, as of [`Vocabulary::encode`]. A very long one is encoded in pieces, because
+    /// encoding needs a hundred times the memory of its text; a word at a seam may be cut differently for it.
+    pub(crate) fn encode_document(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        if text.len() <= PIECE_BYTES {
+            return self.encode(text);
+        }
+        let mut tokens = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let seam = seam(rest);
+            let (head, tail) = rest.split_at(seam);
+            tokens.extend(self.encode(head)?);
+            rest = tail;
+        }
+        Ok(tokens)
+    }
+
     /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let tokens: Vec<u32> =
             tokens.iter().copied().filter(|token| *token != self.bos && *token != self.eos).collect();
         self.tokenizer.decode(&tokens, true).expect("the decoders in use cannot fail")
+    }
+
+    /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
+    pub fn spell(&self, tokens: &[u32]) -> String {
+        let is_end = |token: &u32| *token == self.bos || *token == self.eos;
+        let runs = tokens.chunk_by(|a, b| !is_end(a) && !is_end(b));
+        let spelled = runs.map(|run| match run {
+            [token] if is_end(token) => self.token(*token).unwrap_or_default(),
+            text => self.decode(text),
+        });
+        spelled.collect()
     }
 
     /// How one token is spelled in the vocabulary.
@@ -188,6 +227,18 @@ impl Vocabulary {
         let largest = tokenizer.get_vocab(true).into_values().max()?;
         Some(Self { tokenizer, size: largest as usize + 1, bos, eos })
     }
+}
+
+/// Where the first piece of a text ends: before the last white space of it, as byte-level tokenisers keep a space with
+/// the word that follows.
+fn seam(text: &str) -> usize {
+    if text.len() <= PIECE_BYTES {
+        return text.len();
+    }
+    let most = (0..=PIECE_BYTES).rev().find(|at| text.is_char_boundary(*at)).expect("0 is a boundary");
+    let late = |at: &usize| *at >= most / 2;
+    let head = &text[..most];
+    head.rfind('\n').filter(late).or_else(|| head.rfind(' ').filter(late)).unwrap_or(most)
 }
 
 #[cfg(test)]
@@ -248,6 +299,27 @@ mod tests {
             assert_eq!(loaded.encode(text).unwrap(), tokens);
             assert_eq!(loaded.decode(&tokens), text);
         }
+    }
+
+    #[test]
+    fn texts_of_any_length_come_back() {
+        let vocabulary = trained(280);
+        let solid = "x".repeat(PIECE_BYTES + 10);
+        for text in
+            [&"a line of text\n".repeat(200_000), &"word ".repeat(300_000), &solid, &"ß".repeat(PIECE_BYTES)]
+        {
+            let tokens = vocabulary.encode_document(text).unwrap();
+            assert_eq!(vocabulary.decode(&tokens), *text);
+        }
+        let lines = "a line of text\n".repeat(200_000);
+        assert_eq!(vocabulary.encode_document(&lines).unwrap(), vocabulary.encode(&lines).unwrap());
+    }
+
+    #[test]
+    fn numbers_are_a_vocabulary() {
+        let vocabulary = Vocabulary::from_numbers(50, 7);
+        assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (50, 7, 7));
+        assert_eq!(vocabulary.decode(&[7, 1, 49, 7]), "1 49");
     }
 
     #[test]

@@ -51,17 +51,93 @@ choice! {
         Auto = "auto",
         Synthetic = "synthetic",
         Text = "text",
+        /// Folders that `data prepare` wrote.
+        Shards = "shards",
+        /// Plain token files of other trainers.
+        Bin = "bin",
+    }
+}
+
+choice! {
+    /// How the files of a source are read.
+    pub enum FileFormat {
+        /// By a file's name, then by its content.
+        Auto = "auto",
+        Text = "text",
+        Jsonl = "jsonl",
+        Csv = "csv",
+        Tsv = "tsv",
+        Parquet = "parquet",
+        /// Token files of 2 bytes a token.
+        U16 = "u16",
+        /// Token files of 4 bytes a token.
+        U32 = "u32",
+    }
+}
+
+choice! {
+    /// What to do about a document that cannot be used.
+    pub enum OnError { Fail = "fail", Skip = "skip" }
+}
+
+/// One path or several: written as a text or a list of texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Paths(pub Vec<String>);
+
+impl Setting for Paths {
+    fn kind() -> Kind {
+        Kind::List(Box::new(Kind::Text), None)
+    }
+}
+
+impl std::fmt::Display for Paths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.join(", "))
+    }
+}
+
+section! {
+    /// A part of a mixture.
+    pub struct MixPart {
+        /// Files, folders or patterns, as for data.path.
+        pub path: Paths,
+        /// Share of the training tokens, of whatever the weights sum to.
+        pub weight: f64 = 1.0,
+    }
+}
+
+/// A mixture is written as a list of tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Mix(pub Vec<MixPart>);
+
+impl Setting for Mix {
+    fn kind() -> Kind {
+        Kind::Tables(MixPart::keys())
     }
 }
 
 section! {
     /// What is learned from.
     pub struct Data {
-        /// Where rows come from; auto is text where a path is given, otherwise the synthetic grammar.
+        /// Where rows come from; auto is what the path holds, and without one the synthetic grammar.
         pub source: Source = Source::Auto,
-        /// Text file, or folder of text files, to train on.
-        pub path: Option<String>,
-        /// A tokenizer.json to use; where not given, one is trained on the text, of model.vocab tokens.
+        /// Files, folders, patterns such as data/*.jsonl.zst, a folder of token shards, or - for standard input.
+        pub path: Option<Paths>,
+        /// Several sources with weights, which are shares of the training tokens, instead of path.
+        pub mix: Mix = Mix::default(),
+        /// The JSON key or the column that holds the text.
+        pub field: String = "text".into(),
+        /// How files are read; auto goes by name and content, u16 and u32 are tokens without a header.
+        pub format: FileFormat = FileFormat::Auto,
+        /// Whether a document that cannot be used ends the run or is skipped and counted.
+        pub on_error: OnError = OnError::Fail,
+        /// Largest record that is taken as a document.
+        pub max_document_bytes: usize = 16 << 20,
+        /// Token that separates documents in token files; the tokeniser's where one is given, otherwise none.
+        pub eos: Option<u64>,
+        /// A tokenizer.json to use; where not given, that of the shards, or one of model.vocab tokens trained on the text.
         pub tokenizer: Option<String>,
         /// Share of the documents that is kept for evaluation and never trained on.
         pub held_out: f64 = 0.05,
@@ -71,13 +147,28 @@ section! {
 }
 
 impl Data {
-    /// The source with `auto` settled; never `Source::Auto`.
+    /// The source with `auto` settled as far as the config decides it; never `Source::Auto`. `text` stands for files
+    /// whose kind is found when they are opened.
     pub fn source(&self) -> Source {
-        match (self.source, &self.path) {
-            (Source::Auto, Some(_)) => Source::Text,
-            (Source::Auto, None) => Source::Synthetic,
-            (given, _) => given,
+        match self.source {
+            Source::Auto if self.has_files() => Source::Text,
+            Source::Auto => Source::Synthetic,
+            given => given,
         }
+    }
+
+    /// What is read, for people.
+    pub fn named(&self) -> String {
+        let part = |part: &MixPart| format!("{} ({})", part.path, part.weight);
+        match &self.path {
+            Some(path) => path.to_string(),
+            None if !self.mix.0.is_empty() => self.mix.0.iter().map(part).collect::<Vec<_>>().join(" + "),
+            None => self.source().to_string(),
+        }
+    }
+
+    pub fn has_files(&self) -> bool {
+        self.path.is_some() || !self.mix.0.is_empty()
     }
 }
 

@@ -182,6 +182,23 @@ pub struct GpuSample {
     pub throttled: Vec<String>,
 }
 
+/// How long training stood still for want of rows, since this process began.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DataWait {
+    /// Of the time since the first update.
+    pub share: f64,
+    /// What most of it went to: reading, tokenising, packing or busy cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+}
+
+impl DataWait {
+    pub fn new(waited: flatout_data::Waited, seconds: f64) -> DataWait {
+        let share = waited.total.as_secs_f64() / seconds.max(f64::MIN_POSITIVE);
+        DataWait { share, cause: waited.cause().map(String::from) }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct End {
     pub status: Status,
@@ -200,6 +217,8 @@ pub struct End {
     /// Seconds since 1970.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub time: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_wait: Option<DataWait>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -402,6 +421,7 @@ mod tests {
             tokens_per_second: 2.5,
             skipped: 2,
             time: 2e9,
+            data_wait: None,
         };
         let lines = [
             (

@@ -292,6 +292,7 @@ mod tests {
             tokens_per_second: 1.0,
             skipped: 0,
             time: 1.0,
+            data_wait: None,
         })
     }
 

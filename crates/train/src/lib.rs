@@ -10,6 +10,7 @@ pub mod active;
 pub mod checkpoint;
 pub mod compile;
 pub mod config;
+pub mod corpus;
 pub mod device;
 mod diagnosis;
 mod durable;

@@ -55,10 +55,7 @@ pub fn opening(
         auto: compiled.settled.chosen.iter().map(|c| (c.switch.to_string(), c.why.clone())).collect(),
         predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).roofline_seconds,
         data: DataFacts {
-            source: match &config.data.path {
-                Some(path) => format!("{} {path}", config.data.source()),
-                None => config.data.source().to_string(),
-            },
+            source: config.data.named(),
             vocabulary: corpus.vocabulary().size() as u64,
             documents: described.documents,
             held_out_documents: described.held_out_documents,

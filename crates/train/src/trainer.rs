@@ -6,16 +6,18 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, Rows, Spec, open};
+use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, Rows, Said, Waited};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, Role};
 use flatout_runtime::{Posted, Session};
 
 use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
-use crate::config::{Config, Source};
+use crate::config::Config;
+use crate::corpus::corpus_saying;
+pub use crate::corpus::{corpus, total_steps};
 use crate::device::Device;
-use crate::events::{self, End, Event, EventLog, Status, Step};
+use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
 use crate::feed::{Draw, feed};
 use crate::run::Run;
@@ -32,6 +34,8 @@ use saving::Saving;
 
 /// What the command line shows while a run goes on.
 pub enum Notice<'a> {
+    /// What opening the data came to, or how far it is.
+    Data(String),
     /// Everything is ready; nothing has run yet.
     Ready(&'a Ready<'a>),
     /// A line of the event log.
@@ -63,46 +67,8 @@ pub struct Outcome {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Opens the data a config names. A run's own tokeniser, where there is one, is used again.
-pub fn corpus(config: &Config, run: Option<&Path>) -> Result<Corpus, Failure> {
-    let data = &config.data;
-    let source = if data.source() == Source::Text {
-        flatout_data::Source::Text
-    } else {
-        flatout_data::Source::Synthetic
-    };
-    let kept = run.map(tokenizer_path).filter(|path| path.is_file() && source == flatout_data::Source::Text);
-    let spec = Spec {
-        source,
-        path: data.path.iter().map(PathBuf::from).collect(),
-        tokenizer: kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from)),
-        vocab: config.model.vocab,
-        context: config.model.context,
-        seed: config.train.seed,
-        held_out: data.held_out,
-        document_mask: data.document_mask,
-    };
-    Ok(open(&spec)?)
-}
-
 pub fn tokenizer_path(run: &Path) -> PathBuf {
     run.join("tokenizer.json")
-}
-
-/// The updates of a whole run.
-pub fn total_steps(config: &Config, corpus: &Corpus) -> Result<u64, Failure> {
-    if let Some(steps) = config.train.steps {
-        return Ok(steps);
-    }
-    let epochs = config.train.epochs.expect("validated: steps or epochs");
-    let Some(tokens) = corpus.describe().tokens else {
-        return Err(Failure::User(UserError(
-            "`train.epochs` cannot be counted: the synthetic language has no end; give train.steps instead"
-                .into(),
-        )));
-    };
-    let rows = tokens as f64 * epochs as f64 / config.model.context as f64;
-    Ok(((rows / config.train.batch as f64).round() as u64).max(1))
 }
 
 /// Trains a run from its beginning or its last checkpoint to its end, a signal or a failure.
@@ -114,7 +80,11 @@ pub fn train(
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
     let compiled = compile::compile(config, &device.target(&config.switches))?;
-    let corpus = corpus(config, Some(run.dir()))?;
+    let mut left_out = Vec::new();
+    let corpus = corpus_saying(config, Some(run.dir()), &mut |said| match said {
+        Said::Note(said) => notice(Notice::Data(said)),
+        Said::LeftOut(said) => left_out.push(said),
+    })?;
     let steps = total_steps(config, &corpus)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
@@ -203,6 +173,9 @@ pub fn train(
     stop.begin_steps();
     (trainer.notice)(Notice::Ready(&ready));
     trainer.start(is_resumed)?;
+    for message in left_out {
+        trainer.say(Event::Warning { message })?;
+    }
     let outcome = trainer.run();
     if outcome.is_err() {
         // What failed is what the caller is told; what can still be written down is.
@@ -274,6 +247,7 @@ fn resume(config: &Config, session: &mut Session, path: &Path) -> Result<Begun, 
 struct Pending {
     progress: Progress,
     epoch: f64,
+    waited: Waited,
     lr: f32,
     posted: Posted,
     /// The step's micro-batches, until it is known to be finite.
@@ -407,13 +381,14 @@ impl Trainer<'_, '_> {
         }
         let (batch, micro) = (self.config.train.batch, self.compiled.micro_batch);
         self.draw.step = self.progress.step;
-        let mut epoch = 0.0;
+        let (mut epoch, mut waited) = (0.0, Waited::default());
         let mut parts = Vec::with_capacity(batch / micro);
         for _ in 0..batch / micro {
             let rows = self.loader.next_rows(micro)?;
             #[cfg(test)]
             let rows = tests::disturbed(rows);
             epoch = rows.epoch;
+            waited += rows.waited;
             feed(&mut self.session, Role::Grad, &rows, 0, micro, self.draw)?;
             self.session.run(Role::Grad)?;
             parts.push(rows);
@@ -426,7 +401,7 @@ impl Trainer<'_, '_> {
         self.session.write_f32(&input_path(Role::Apply, update::LR), &[lr])?;
         self.session.run(Role::Apply)?;
         let posted = self.session.post(Role::Apply, &["loss", "grad_norm", "go"])?;
-        let now = Pending { progress: self.progress, epoch, lr, posted, rows: parts };
+        let now = Pending { progress: self.progress, epoch, waited, lr, posted, rows: parts };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -442,7 +417,8 @@ impl Trainer<'_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress: Progress { step, tokens, samples }, epoch, lr, posted, rows } = update;
+        let Pending { progress: Progress { step, tokens, samples }, epoch, waited, lr, posted, rows } =
+            update;
         let values = self.session.collect(posted)?;
         let (loss, grad_norm, go) = (values[0], values[1], values[2]);
         let seconds = self.clock.elapsed().as_secs_f64();
@@ -479,7 +455,7 @@ impl Trainer<'_, '_> {
             time: events::now(),
             mfu: seen.mfu,
             of_predicted: seen.of_predicted,
-            data_wait_ms: None,
+            data_wait_ms: Some(1e3 * waited.total.as_secs_f64()),
             gpu: seen.gpu,
         }))
     }
@@ -525,6 +501,7 @@ impl Trainer<'_, '_> {
             tokens_per_second: self.progress.tokens.saturating_sub(self.began_tokens) as f64 / seconds,
             skipped: self.skips.total,
             time: events::now(),
+            data_wait: Some(DataWait::new(self.loader.waited(), seconds)),
         };
         self.say(Event::End(end))?;
         if let Err(why) = report::write(self.run.dir()) {

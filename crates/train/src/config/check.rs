@@ -1,6 +1,6 @@
 //! What no single key can say: which values go together.
 
-use super::{Config, Group, ScheduleName, Source};
+use super::{Config, Group, MixPart, Paths, ScheduleName, Source};
 use crate::{UserError, refuse};
 
 /// Row and token indices on the device are 32-bit.
@@ -28,7 +28,7 @@ impl Config {
 
     /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
     pub fn validate_for_training(&self) -> Result<(), UserError> {
-        if self.data.source() == Source::Text && self.data.path.is_none() {
+        if self.data.source() != Source::Synthetic && !self.data.has_files() {
             refuse!(
                 "`data.path` is not given, and {} trains on text: name a text file or a folder of them, as in \
                  data.path=book.txt",
@@ -47,15 +47,38 @@ impl Config {
         if data.held_out == 0.0 && self.eval.rows > 0 {
             refuse!("`data.held_out` is 0, so there is nothing to evaluate on: raise it or give eval.rows=0");
         }
-        for (key, given) in [("path", &data.path), ("tokenizer", &data.tokenizer)] {
-            if given.as_deref() == Some("") {
-                refuse!("`data.{key}` is empty: name a file");
-            }
-            if given.is_some() && data.source() == Source::Synthetic {
+        let names_nothing = |paths: &Paths| paths.0.is_empty() || paths.0.iter().any(String::is_empty);
+        if data.path.as_ref().is_some_and(names_nothing) {
+            refuse!("`data.path` is empty: name a file");
+        }
+        if data.tokenizer.as_deref() == Some("") {
+            refuse!("`data.tokenizer` is empty: name a file");
+        }
+        for (key, given) in [
+            ("path", data.path.is_some()),
+            ("mix", !data.mix.0.is_empty()),
+            ("tokenizer", data.tokenizer.is_some()),
+        ] {
+            if given && data.source() == Source::Synthetic {
                 refuse!(
                     "`data.{key}` is given but the synthetic source reads no file: give data.source=text"
                 );
             }
+        }
+        if data.path.is_some() && !data.mix.0.is_empty() {
+            refuse!("`data.path` and `data.mix` are both given: give one of them");
+        }
+        for MixPart { path, weight } in &data.mix.0 {
+            if names_nothing(path) {
+                refuse!("`data.mix` has a table whose `path` is empty: name a file");
+            }
+            if !weight.is_finite() || *weight <= 0.0 {
+                refuse!("`data.mix` gives {path} the weight {weight}, which must be a number above 0");
+            }
+        }
+        at_least_one("data.max_document_bytes", data.max_document_bytes)?;
+        if data.eos.is_some_and(|eos| eos >= self.model.vocab as u64) {
+            refuse!("`data.eos` is no token of `model.vocab` = {}: lower it", self.model.vocab);
         }
         Ok(())
     }

@@ -93,7 +93,7 @@ mod tests {
         config.optimizer.eps = 1e-300;
         config.model.rope_theta = 1e16;
         config.data.source = Source::Text;
-        config.data.path = Some("a b/\"c\".txt".into());
+        config.data.path = Some(crate::config::Paths(vec!["a b/\"c\".txt".into()]));
         config.train.batch = 32;
         config.train.micro_batch = Count::Given(8);
         config.train.freeze = vec!["embed".into(), "layers.*.norm".into()];

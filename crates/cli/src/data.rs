@@ -1,0 +1,305 @@
+//! `data prepare` and `data inspect`.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
+use flatout_data::inspect::{Inspection, Lengths, inspect as look, spans};
+use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
+use flatout_data::{LoaderOptions, Said, Source, Spec};
+use flatout_train::config::{FileFormat, OnError};
+use flatout_train::corpus::corpus_saying;
+use flatout_train::{Failure, UserError, compile, recipes};
+use indicatif::{ProgressBar, ProgressDrawTarget};
+use serde_json::json;
+
+use crate::args::{Data, DataCommand, Inspect, Prepare, Reading, recipe_and_overrides};
+use crate::screen::{Screen, bytes, count, duration};
+
+/// Time between lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+/// Characters of a sample that are shown.
+const SHOWN: usize = 400;
+
+pub fn data(args: &Data, screen: &Screen) -> Result<ExitCode, Failure> {
+    match &args.command {
+        DataCommand::Prepare(args) => prepare(args, screen),
+        DataCommand::Inspect(args) => inspect(args, screen),
+    }
+}
+
+fn read_options(reading: &Reading, on_error: OnError) -> ReadOptions {
+    let format = match reading.format {
+        FileFormat::Auto => None,
+        FileFormat::Text => Some(Format::Text),
+        FileFormat::Jsonl => Some(Format::Jsonl),
+        FileFormat::Csv => Some(Format::Csv),
+        FileFormat::Tsv => Some(Format::Tsv),
+        FileFormat::Parquet => Some(Format::Parquet),
+        FileFormat::U16 | FileFormat::U32 => None,
+    };
+    let on_error = if on_error == OnError::Skip { Policy::Skip } else { Policy::Fail };
+    ReadOptions { format, field: reading.field.clone(), on_error, ..ReadOptions::default() }
+}
+
+fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
+    if [FileFormat::U16, FileFormat::U32].contains(&args.reading.format) {
+        return Err(Failure::User(UserError(format!(
+            "--format {} is of token files, which need no preparation: give them to train as data.path",
+            args.reading.format
+        ))));
+    }
+    if args.shard_tokens == 0 {
+        return Err(Failure::User(UserError("--shard-tokens is 0 and must be at least 1".into())));
+    }
+    let preparation = Preparation {
+        sources: args.sources.clone(),
+        out: args.out.clone(),
+        tokenizer: match &args.tokenizer {
+            Some(path) => Tokenizer::File(path.clone()),
+            None => Tokenizer::Train(args.vocab),
+        },
+        read: read_options(&args.reading, args.on_error),
+        shard_tokens: args.shard_tokens,
+        workers: args.workers.unwrap_or_else(compile::threads),
+        restart: args.restart,
+    };
+    let began = Instant::now();
+    let mut shown = Shown::new(*screen);
+    let prepared = write_shards(&preparation, &mut |progress| shown.see(progress));
+    shown.bar.finish_and_clear();
+    let prepared = prepared?;
+    if screen.json {
+        screen.object(&as_json(&prepared, &args.out));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let totals = &prepared.manifest.totals;
+    let size: u64 = prepared.manifest.shards.iter().map(|shard| shard.bytes).sum();
+    match &prepared.done {
+        None => screen.result(format!("{} is complete already: nothing was done", args.out.display())),
+        Some(progress) => {
+            if prepared.kept_shards > 0 {
+                screen.result(format!("{} shards were whole already and were kept", prepared.kept_shards));
+            }
+            screen.result(format!("{} in {}", line(progress), duration(began.elapsed().as_secs_f64())));
+        }
+    }
+    screen.result(format!(
+        "shards   {} of {} in {}",
+        prepared.manifest.shards.len(),
+        bytes(size),
+        args.out.display()
+    ));
+    screen.result(format!(
+        "tokens   {} in {} documents; vocabulary {}",
+        count(totals.tokens),
+        count(totals.documents),
+        count(prepared.manifest.tokenizer.vocabulary)
+    ));
+    if totals.cut > 0 {
+        screen.result(format!("cut      {} very long documents into several", count(totals.cut)));
+    }
+    if !totals.skipped.is_empty() {
+        let reasons: Vec<String> =
+            totals.skipped.iter().map(|(reason, skipped)| format!("{} {reason}", count(*skipped))).collect();
+        screen.result(format!("skipped  {}", reasons.join(", ")));
+        for (reason, _, place) in prepared.skipped.reasons() {
+            screen.note(format!("         first {reason}: {place}"));
+        }
+    }
+    screen.note(format!("next     flatout train tiny data.path={}", args.out.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Progress as one line that changes on a terminal, and as a line from time to time elsewhere.
+struct Shown {
+    screen: Screen,
+    bar: ProgressBar,
+    last_line: Instant,
+}
+
+impl Shown {
+    fn new(screen: Screen) -> Shown {
+        let bar = ProgressBar::new_spinner();
+        bar.set_draw_target(match screen.live {
+            true => ProgressDrawTarget::stderr_with_hz(8),
+            false => ProgressDrawTarget::hidden(),
+        });
+        Shown { screen, bar, last_line: Instant::now() }
+    }
+
+    fn see(&mut self, progress: &Progress) {
+        self.bar.set_message(line(progress));
+        self.bar.tick();
+        if !self.screen.live && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            self.screen.note(line(progress));
+        }
+    }
+}
+
+fn line(progress: &Progress) -> String {
+    format!(
+        "input {} of {}: {} tokens, {} tokens/s, {}/s of text",
+        progress.input,
+        progress.inputs,
+        count(progress.tokens),
+        count(progress.tokens_per_second() as u64),
+        bytes(progress.bytes_per_second() as u64)
+    )
+}
+
+fn as_json(prepared: &Prepared, out: &Path) -> serde_json::Value {
+    let done = prepared.done.as_ref().map(|progress| {
+        json!({
+            "documents": progress.documents,
+            "tokens": progress.tokens,
+            "text_bytes": progress.text_bytes,
+            "seconds": progress.elapsed.as_secs_f64(),
+            "tokens_per_second": progress.tokens_per_second(),
+            "bytes_per_second": progress.bytes_per_second(),
+        })
+    });
+    json!({ "out": out, "kept_shards": prepared.kept_shards, "done": done, "manifest": prepared.manifest })
+}
+
+fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
+    match names_recipe(&args.words) {
+        true => inspect_recipe(args, screen),
+        false => inspect_files(args, screen),
+    }
+}
+
+/// Files are what is there, a pattern or `-`; everything else is a recipe with overrides.
+fn names_recipe(words: &[String]) -> bool {
+    let is_file = |word: &String| {
+        let is_recipe_file = word.ends_with(".toml");
+        !is_recipe_file && (word == "-" || word.contains(['*', '?']) || Path::new(word).exists())
+    };
+    !words.first().is_some_and(is_file)
+}
+
+fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
+    let spec = Spec {
+        source: match args.reading.format {
+            FileFormat::Auto => Source::Auto,
+            FileFormat::U16 | FileFormat::U32 => Source::Bin,
+            _ => Source::Text,
+        },
+        path: args.words.clone(),
+        read: read_options(&args.reading, OnError::Skip),
+        token_bytes: if args.reading.format == FileFormat::U32 { 4 } else { 2 },
+        eos: args.eos,
+        tokenizer: args.tokenizer.clone(),
+        ..Spec::default()
+    };
+    let inspection = look(&spec, args.samples)?;
+    if screen.json {
+        screen.object(&inspection);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Inspection { kind, files, bytes: size, documents, tokens, lengths, samples, unusable } = &inspection;
+    let tokens = tokens.map(|tokens| format!(", {} tokens", count(tokens))).unwrap_or_default();
+    screen.result(format!(
+        "{kind}  {} files, {}, {} documents{tokens}",
+        count(*files as u64),
+        bytes(*size),
+        count(*documents)
+    ));
+    for (reason, unusable, place) in unusable {
+        let first = if place.is_empty() { String::new() } else { format!(" (first: {place})") };
+        screen.result(format!("unusable  {} {reason}{first}", count(*unusable)));
+    }
+    show_lengths(lengths, screen);
+    for sample in samples {
+        let tokens = sample.tokens.map(|tokens| format!(", {} tokens", count(tokens))).unwrap_or_default();
+        screen.result(format!("\n{}{tokens}", sample.place));
+        screen.result(shortened(&sample.text));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_lengths(lengths: &Lengths, screen: &Screen) {
+    let Lengths { unit, least, median, most, mean, histogram } = lengths;
+    screen.result(format!(
+        "lengths in {unit}: least {}, median {}, mean {}, most {}",
+        count(*least),
+        count(*median),
+        count(*mean as u64),
+        count(*most)
+    ));
+    let largest = histogram.iter().map(|bar| bar.documents).max().unwrap_or(0).max(1);
+    for bar in histogram {
+        let drawn = "#".repeat((bar.documents * 40).div_ceil(largest) as usize);
+        screen.result(format!("{:>12}+  {:<40}  {}", count(bar.from), drawn, count(bar.documents)));
+    }
+}
+
+fn shortened(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN).collect();
+    if shown.len() < text.len() {
+        shown.push_str(" ...");
+    }
+    shown
+}
+
+/// The first rows a recipe trains on: tokens in brackets are read but not trained.
+fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (recipe, overrides) = recipe_and_overrides(&args.words);
+    let config = recipes::resolve(recipe, &[], overrides)?;
+    config.validate_for_training()?;
+    let corpus = corpus_saying(&config, None, &mut |said| {
+        let (Said::Note(said) | Said::LeftOut(said)) = said;
+        screen.note(format!("data     {said}"));
+    })?;
+    let described = corpus.describe();
+    let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default())?;
+    let rows = loader.next_rows(args.samples)?;
+    let seen: Vec<_> = (0..rows.count()).map(|row| spans(corpus.vocabulary(), &rows, row)).collect();
+    if screen.json {
+        let rows: Vec<_> = seen
+            .iter()
+            .enumerate()
+            .map(|(row, spans)| {
+                let trained: f32 = rows.weights[row * rows.context..(row + 1) * rows.context].iter().sum();
+                json!({ "row": row, "segments": rows.segments[row].len(), "trained_tokens": trained, "spans": spans })
+            })
+            .collect();
+        screen.object(&json!({
+            "documents": described.documents,
+            "tokens": described.tokens,
+            "is_estimated": described.is_estimated,
+            "held_out_documents": described.held_out_documents,
+            "held_out_tokens": described.held_out_tokens,
+            "vocabulary": corpus.vocabulary().size(),
+            "context": config.model.context,
+            "rows": rows,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let about = if described.is_estimated { "about " } else { "" };
+    let number = |number: Option<u64>| number.map_or("endlessly many".into(), count);
+    screen.result(format!(
+        "{about}{} tokens in {} documents to train on, {} documents held out; vocabulary {}",
+        number(described.tokens),
+        number(described.documents),
+        number(described.held_out_documents),
+        corpus.vocabulary().size()
+    ));
+    screen.result("rows as the loss sees them; what stands in [[ ]] is read but not trained:");
+    for (row, spans) in seen.iter().enumerate() {
+        let trained: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
+        screen.result(format!(
+            "\nrow {row}: {trained} of {} tokens trained, {} segments",
+            config.model.context,
+            rows.segments[row].len()
+        ));
+        let text: String = spans
+            .iter()
+            .map(|span| if span.is_trained { span.text.clone() } else { format!("[[{}]]", span.text) })
+            .collect();
+        screen.result(text);
+    }
+    Ok(ExitCode::SUCCESS)
+}

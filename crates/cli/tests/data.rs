@@ -1,0 +1,376 @@
+//! `data prepare` and `data inspect`, and training on every kind of source: with the real program.
+
+mod program;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use program::{Said, flatout, say, small_train};
+use serde_json::Value;
+
+/// Documents as JSONL: sentences of different lengths.
+fn jsonl(count: usize) -> String {
+    let line = |i: usize| {
+        let words =
+            (0..5 + i * 7 % 40).map(|w| format!("word{} ", (i * i + w * 31) % 97)).collect::<String>();
+        format!("{{\"id\": {i}, \"text\": \"{words}number {i}.\"}}\n")
+    };
+    (0..count).map(line).collect()
+}
+
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entry = |entry: std::io::Result<fs::DirEntry>| {
+        let path = entry.expect("an entry").path();
+        (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(path).expect("a file"))
+    };
+    fs::read_dir(folder).expect("a folder").map(entry).collect()
+}
+
+fn prepared(dir: &Path, words: &[&str]) -> Said {
+    let said = say(dir, &[&["data", "prepare"], words].concat());
+    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+    said
+}
+
+fn refused(dir: &Path, words: &[&str], sentence: &str) {
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+    assert!(said.err.starts_with("flatout: ") && said.err.lines().count() == 1, "{words:?}: {}", said.err);
+    assert!(said.err.contains(sentence), "{words:?}: {:?} lacks {sentence:?}", said.err);
+}
+
+#[test]
+fn shards_are_the_same_for_any_number_of_workers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::create_dir(dir.join("text")).unwrap();
+    fs::write(dir.join("text/a.jsonl"), jsonl(900)).unwrap();
+    fs::write(dir.join("b.txt"), "A line of a book, and another one.\n".repeat(3000)).unwrap();
+    let mut all = Vec::new();
+    for workers in ["1", "2", "7"] {
+        let out = format!("out-{workers}");
+        let words = [
+            "text",
+            "b.txt",
+            "--out",
+            &out,
+            "--vocab",
+            "400",
+            "--shard-tokens",
+            "9000",
+            "--workers",
+            workers,
+        ];
+        let said = prepared(dir, &[&words[..], &["--json"]].concat());
+        let said: Value = serde_json::from_str(&said.out).expect("JSON");
+        let totals = &said["manifest"]["totals"];
+        assert_eq!(said["done"]["tokens"], totals["tokens"]);
+        assert!(said["manifest"]["shards"].as_array().unwrap().len() > 3, "{said}");
+        assert!(said["done"]["tokens_per_second"].as_f64().unwrap() > 0.0);
+        all.push(files(&dir.join(out)));
+    }
+    assert!(all[0].contains_key("manifest.json") && all[0].contains_key("tokenizer.json"));
+    assert!(!all[0].contains_key("unfinished.json") && !all[0].contains_key("lock"));
+    assert!(all[0] == all[1] && all[0] == all[2]);
+    // The same command again has nothing to do; another is refused and loses nothing.
+    let again = ["text", "b.txt", "--out", "out-1", "--vocab", "400", "--shard-tokens", "9000"];
+    assert!(prepared(dir, &again).out.contains("complete already"));
+    refused(dir, &["data", "prepare", "text", "--out", "out-1", "--vocab", "300"], "--restart");
+    assert!(files(&dir.join("out-1")) == all[0]);
+}
+
+/// Kills the preparation again and again until it gets through; what it leaves is what an unbroken one leaves.
+#[test]
+fn a_killed_preparation_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    for name in ["a", "b", "c"] {
+        fs::write(dir.join(format!("{name}.jsonl")), jsonl(2500) + "{\"text\": 5}\n").unwrap();
+    }
+    prepared(dir, &["a.jsonl", "--out", "first", "--vocab", "300", "--on-error", "skip"]);
+    let words = |out| {
+        let sources = ["data", "prepare", "a.jsonl", "b.jsonl", "c.jsonl", "--out", out];
+        let options = ["--tokenizer", "first/tokenizer.json", "--shard-tokens", "8000", "--on-error", "skip"];
+        [&sources[..], &options[..], &["--workers", "2", "--json"]].concat()
+    };
+    let said = say(dir, &words("whole"));
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let whole = files(&dir.join("whole"));
+    assert!(whole.len() > 20, "{} files", whole.len());
+    let skipped = serde_json::from_str::<Value>(&said.out).unwrap()["manifest"]["totals"]["skipped"].clone();
+    assert_eq!(skipped["field not a string"], 3);
+
+    let shards_in = |name: &str| {
+        fs::read_dir(dir.join(name)).map_or(0, |entries| {
+            entries
+                .filter(|e| e.as_ref().is_ok_and(|e| e.path().extension().is_some_and(|e| e == "tokens")))
+                .count()
+        })
+    };
+    let (mut kills, mut kept) = (0, 0);
+    loop {
+        let before = shards_in("broken");
+        let mut child = flatout(dir, &words("broken")).spawn().expect("a process");
+        // Killed as soon as two more shards are whole, at whatever it does then.
+        while shards_in("broken") < before + 2 && child.try_wait().expect("a child").is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if child.try_wait().expect("a child").is_none() {
+            child.kill().expect("a living process");
+            child.wait().expect("an end");
+            kills += 1;
+            assert!(kills < 100, "it does not get on");
+            continue;
+        }
+        let output = child.wait_with_output().expect("an end");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        kept = kept.max(said["kept_shards"].as_u64().unwrap());
+        break;
+    }
+    assert!(kills >= 3 && kept > 3, "{kills} kills, {kept} shards kept");
+    assert!(files(&dir.join("broken")) == whole);
+}
+
+#[test]
+fn what_cannot_be_prepared_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), jsonl(50)).unwrap();
+    fs::write(dir.join("bad.jsonl"), jsonl(5) + "{\"text\": \n" + &jsonl(5)).unwrap();
+    fs::write(dir.join("empty.txt"), "").unwrap();
+    fs::create_dir(dir.join("full")).unwrap();
+    fs::write(dir.join("full/thesis.pdf"), "years of work").unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&["none.jsonl", "--out", "o1"], "none.jsonl"),
+        (&["*.parquet", "--out", "o1"], "*.parquet"),
+        (&["bad.jsonl", "--out", "o2", "--vocab", "300"], "bad.jsonl, line 6"),
+        (&["a.jsonl", "--out", "o3", "--field", "body", "--vocab", "300"], "a.jsonl, line 1"),
+        (&["empty.txt", "--out", "o4", "--vocab", "300"], "empty.txt"),
+        (&["a.jsonl", "--out", "full"], "thesis.pdf"),
+        (&["a.jsonl", "--out", "a.jsonl/out"], "a.jsonl/out"),
+        (&["a.jsonl", "--out", "o5", "--vocab", "100"], "258"),
+        (&["a.jsonl", "--out", "o6", "--tokenizer", "none.json"], "none.json"),
+        (&["a.jsonl", "--out", "o6", "--shard-tokens", "0"], "--shard-tokens"),
+        (&["a.jsonl", "-", "--out", "o7", "--vocab", "300"], "Standard input (-)"),
+        (&["a.jsonl", "--out", "o8", "--format", "u16"], "data.path"),
+    ];
+    for (words, sentence) in cases {
+        refused(dir, &[&["data", "prepare"], *words].concat(), sentence);
+    }
+    let left: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 4, "nothing was written: {left:?}");
+    assert_eq!(fs::read(dir.join("full/thesis.pdf")).unwrap(), b"years of work");
+    let words = ["bad.jsonl", "--out", "skipped", "--vocab", "300", "--on-error", "skip"];
+    let said = prepared(dir, &words);
+    assert!(said.out.contains("skipped  1 broken JSON"), "{}", said.out);
+    assert!(said.err.contains("bad.jsonl, line 6"), "{}", said.err);
+    // A source that changed is not mixed with what was made of the old one.
+    fs::write(dir.join("bad.jsonl"), jsonl(7)).unwrap();
+    refused(dir, &[&["data", "prepare"], &words[..]].concat(), "other sources");
+    prepared(dir, &[&words[..], &["--restart"]].concat());
+}
+
+fn gzip(text: &str) -> Vec<u8> {
+    let mut packed = Vec::new();
+    let mut encoder = flate2::read::GzEncoder::new(text.as_bytes(), flate2::Compression::fast());
+    encoder.read_to_end(&mut packed).unwrap();
+    packed
+}
+
+/// The losses of a run, as they were written.
+fn losses(run: &Path) -> Vec<String> {
+    let events = fs::read_to_string(run.join("events.jsonl")).expect("events");
+    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event"));
+    events.filter(|event| event["event"] == "step").map(|event| event["loss"].to_string()).collect()
+}
+
+#[test]
+fn every_kind_of_source_trains_alike_for_any_number_of_loader_threads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), jsonl(700)).unwrap();
+    fs::write(dir.join("a.jsonl.gz"), gzip(&jsonl(700))).unwrap();
+    fs::write(
+        dir.join("b.csv"),
+        "id,text\n".to_string() + &"7,\"some words, more words\"\n8,others\n".repeat(80),
+    )
+    .unwrap();
+    // More than is tokenised at the start.
+    fs::write(dir.join("large.txt"), "A long line of a long book, one of very many.\n".repeat(400_000))
+        .unwrap();
+    prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "300", "--shard-tokens", "5000"]);
+    let tokens: Vec<u8> = (0..60_000u32).flat_map(|i| ((i * i / 7 % 290) as u16).to_le_bytes()).collect();
+    fs::write(dir.join("tokens.bin"), tokens).unwrap();
+    let tokenizer = "data.tokenizer=shards/tokenizer.json";
+    let sources: [(&str, &[&str]); 7] = [
+        ("jsonl", &["data.path=a.jsonl"]),
+        ("gz", &["data.path=a.jsonl.gz", tokenizer]),
+        ("shards", &["data.path=shards"]),
+        ("bin", &["data.path=tokens.bin", "data.eos=3", "model.vocab=300"]),
+        ("large", &["data.path=large.txt", tokenizer, "data.held_out=0", "eval.rows=0"]),
+        ("list", &["data.path=[a.jsonl, b.csv]"]),
+        ("mix", &["data.mix=[{path='shards',weight=2},{path='b.csv'}]"]),
+    ];
+    let mut by_name = BTreeMap::new();
+    for (name, words) in sources {
+        let mut all = Vec::new();
+        for workers in ["1", "2", "7"] {
+            let run = format!("{name}-{workers}");
+            let given = format!("loader.workers={workers}");
+            let words = small_train(&[words, &["--run", &run, &given, "--json"]].concat());
+            let output =
+                flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("a run");
+            let err = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{name}: {err}");
+            let losses = losses(&dir.join(&run));
+            assert_eq!(losses.len(), 6);
+            all.push(losses);
+        }
+        assert!(all[0] == all[1] && all[0] == all[2], "{name}: {all:?}");
+        by_name.insert(name, all.remove(0));
+    }
+    assert_eq!(by_name["gz"], by_name["shards"], "the same documents in the same order");
+    assert_eq!(fs::read_dir(dir.join("cache/corpora")).unwrap().count(), 1, "packed text is tokenised once");
+    assert_eq!(fs::read_dir(dir.join("cache/indices")).unwrap().count(), 1, "large text is indexed once");
+    let events = fs::read_to_string(dir.join("mix-2/events.jsonl")).unwrap();
+    assert!(events.contains("\"data_wait_ms\":") && events.contains("\"data_wait\":{\"share\":"), "{events}");
+}
+
+#[test]
+fn standard_input_is_kept_with_the_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), jsonl(300)).unwrap();
+    prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "300"]);
+    let fed = |words: &[&str]| {
+        let mut child = flatout(dir, words).stdin(Stdio::piped()).spawn().expect("a process");
+        child.stdin.take().expect("a pipe").write_all(jsonl(300).as_bytes()).expect("written");
+        let output = child.wait_with_output().expect("an end");
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output
+    };
+    let words = small_train(&["data.path=-", "data.tokenizer=shards/tokenizer.json", "--run", "run"]);
+    let said = fed(&words);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("kept in run/data"));
+    // Nothing is read when the run goes on.
+    let resumed = say(dir, &["resume", "run", "train.steps=9"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    let from_file = small_train(&[
+        "data.path=a.jsonl",
+        "data.tokenizer=shards/tokenizer.json",
+        "--run",
+        "file",
+        "train.steps=9",
+        "schedule.horizon_steps=6",
+    ]);
+    assert_eq!(say(dir, &from_file).code, Some(0));
+    assert_eq!(losses(&dir.join("run")), losses(&dir.join("file")));
+    let words = small_train(&["data.path=-"]);
+    refused(dir, &words, "Standard input");
+    // Prepared alone, it may train a tokeniser too.
+    fed(&["data", "prepare", "-", "--out", "piped", "--vocab", "300"]);
+    assert!(dir.join("piped/manifest.json").is_file());
+}
+
+#[test]
+fn data_can_be_looked_into() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), jsonl(300) + "{\"text\": null}\n").unwrap();
+    prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "300", "--on-error", "skip"]);
+    let tokens: Vec<u8> = (0..500u32).flat_map(|i| ((i % 50) as u16).to_le_bytes()).collect();
+    fs::write(dir.join("tokens.bin"), tokens).unwrap();
+    let looked = |words: &[&str]| -> Value {
+        let said = say(dir, &[&["data", "inspect", "--json"], words].concat());
+        assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+        serde_json::from_str(&said.out).expect("JSON")
+    };
+    let text = looked(&["a.jsonl", "--tokenizer", "shards/tokenizer.json"]);
+    assert_eq!((&text["kind"], &text["documents"]), (&"text".into(), &300.into()));
+    assert_eq!(text["unusable"][0][0], "field null");
+    assert_eq!(text["samples"].as_array().unwrap().len(), 3);
+    assert!(text["samples"][0]["tokens"].as_u64().unwrap() > 3);
+    let counted = |value: &Value| -> u64 {
+        value["lengths"]["histogram"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|bar| bar["documents"].as_u64().unwrap())
+            .sum()
+    };
+    assert_eq!(counted(&text), 300);
+    let shards = looked(&["shards"]);
+    assert_eq!((&shards["kind"], counted(&shards)), (&"shards".into(), 300));
+    assert!(shards["samples"][0]["text"].as_str().unwrap().contains("number"));
+    let bin = looked(&["tokens.bin", "--eos", "0"]);
+    assert_eq!(
+        (&bin["documents"], &bin["tokens"], &bin["lengths"]["most"]),
+        (&10.into(), &490.into(), &49.into())
+    );
+
+    let rows = looked(&["tiny", "data.path=shards", "model.context=32", "data.document_mask=true"]);
+    let spans = rows["rows"][0]["spans"].as_array().unwrap();
+    assert_eq!(spans[0]["is_trained"], false, "the first token is only read");
+    let trained: u64 = spans
+        .iter()
+        .filter(|span| span["is_trained"] == true)
+        .map(|span| span["tokens"].as_u64().unwrap())
+        .sum();
+    assert_eq!(rows["rows"][0]["trained_tokens"].as_f64().unwrap() as u64, trained);
+    let said = say(dir, &["data", "inspect", "tiny", "data.path=shards", "data.document_mask=true"]);
+    assert!(said.out.contains("[[<bos>]]") && said.out.contains("tokens trained"), "{}", said.out);
+    assert!(say(dir, &["data", "inspect", "shards"]).out.contains("####"));
+    refused(dir, &["data", "inspect", "nothing.jsonl"], "nothing.jsonl");
+}
+
+#[test]
+fn damaged_data_is_named_before_anything_is_trained() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), jsonl(300)).unwrap();
+    prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "300", "--shard-tokens", "5000"]);
+    prepared(dir, &["a.jsonl", "--out", "others", "--vocab", "280"]);
+    let shard = dir.join("shards/shard-00001.tokens");
+    let whole = fs::read(&shard).unwrap();
+    let flipped = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let train = |words: &[&str], sentence| refused(dir, &small_train(words), sentence);
+    for (bytes, sentence) in [
+        (whole[..whole.len() / 2].to_vec(), "shard-00001.tokens cannot be used"),
+        (flipped(100), "is damaged"),
+        (flipped(whole.len() - 3), "is damaged"),
+        (fs::read(dir.join("others/shard-00000.tokens")).unwrap(), "another tokeniser"),
+    ] {
+        fs::write(&shard, bytes).unwrap();
+        train(&["data.path=shards"], sentence);
+    }
+    fs::write(&shard, &whole).unwrap();
+    train(&["data.path=shards", "data.tokenizer=others/tokenizer.json"], "made with another tokeniser");
+    train(&["data.path=shards", "model.vocab=290"], "but the model only 290");
+    let manifest = dir.join("shards/manifest.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    for (from, to, sentence) in [
+        ("shard-00001.tokens", "../a.jsonl", "no file beside it"),
+        ("\"version\": 1", "\"version\": 7", "its version is 7"),
+        ("{", "", "manifest.json cannot be used"),
+    ] {
+        fs::write(&manifest, text.replacen(from, to, 1)).unwrap();
+        train(&["data.path=shards"], sentence);
+    }
+    fs::write(dir.join("odd.bin"), [1, 0, 2]).unwrap();
+    train(&["data.path=odd.bin"], "odd.bin cannot be used");
+    fs::write(dir.join("large.bin"), [255; 100]).unwrap();
+    train(&["data.path=large.bin"], "its token 0 is 65535 and the vocabulary has 512");
+    train(&["data.path=*.parquet"], "*.parquet");
+    train(&["data.mix=[{path='a.jsonl',weight=0}]"], "above 0");
+    train(&["data.mix=[{path='a.jsonl'}]", "data.path=a.jsonl"], "both given");
+    assert!(!dir.join("runs").join("tiny-1").join("checkpoints").exists());
+}
