@@ -12,7 +12,8 @@ use flatout_models::decoder::{Form, build, weight_names};
 use flatout_runtime::{Session, cpu};
 use flatout_train::checkpoint::TensorFile;
 use flatout_train::device::Device;
-use flatout_train::generate::{Generator, Sampling};
+use flatout_train::generate::Generator;
+use flatout_train::sampling::Sampling;
 use flatout_train::{Config, initial};
 use small_run::{config, train_in};
 
@@ -101,7 +102,7 @@ fn the_same_seed_draws_the_same_text() {
     let (_folder, _, mut generator) = trained(&[]);
     let mut say = |temperature: f64| -> Vec<String> {
         let text = |seed| {
-            let how = Sampling { temperature, top_k: 0, seed, max_tokens: 40 };
+            let how = Sampling { temperature, top_k: 0, top_p: 1.0, seed, max_tokens: 40 };
             let mut pieces = String::new();
             let text = generator.generate("", how, |piece| pieces.push_str(piece)).expect("text");
             assert!(text.starts_with(&pieces), "{pieces:?} comes before all of {text:?}");
