@@ -156,7 +156,7 @@ impl Hub {
         cached: &Cached,
         watch: Watch<'_>,
     ) -> Result<Snapshot, UserError> {
-        let transfer = Transfer::new(self, name, &cached.folder);
+        let transfer = Transfer::new(self, name, &cached.folder)?;
         let (commit, files) = transfer.listing()?;
         let has = |file: &str| files.iter().any(|listed| listed == file);
         if !has("config.json") {

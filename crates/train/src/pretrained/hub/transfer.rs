@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ring::digest;
 use ureq::http::{HeaderMap, Response};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
 use super::{Fetching, Hub, Name, Watch, cannot_write, is_commit, parse_listing};
@@ -37,7 +38,8 @@ struct Head {
 }
 
 impl<'a> Transfer<'a> {
-    pub fn new(hub: &'a Hub, name: &'a Name, folder: &'a Path) -> Transfer<'a> {
+    pub fn new(hub: &'a Hub, name: &'a Name, folder: &'a Path) -> Result<Transfer<'a>, UserError> {
+        let tls = TlsConfig::builder().root_certs(root_certificates()?).build();
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -45,8 +47,9 @@ impl<'a> Transfer<'a> {
             .timeout_recv_response(Some(SILENCE))
             .timeout_per_read(Some(SILENCE))
             .user_agent(concat!("flatout/", env!("CARGO_PKG_VERSION")))
+            .tls_config(tls)
             .build();
-        Transfer { hub, name, folder, agent: Agent::new_with_config(config) }
+        Ok(Transfer { hub, name, folder, agent: Agent::new_with_config(config) })
     }
 
     /// The commit that the revision is now, and its files.
@@ -286,6 +289,30 @@ impl<'a> Transfer<'a> {
             (status, _) => refuse!("{endpoint} answered {status} for {name}: try again later"),
         }
     }
+}
+
+/// Who is believed to be the hub: the authorities that are built in, or those of a file the user names, as networks that
+/// open connections on their way need it.
+fn root_certificates() -> Result<RootCerts, UserError> {
+    let named = |name: &&str| std::env::var_os(name).is_some_and(|path| !path.is_empty());
+    let Some(name) = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find(named) else {
+        return Ok(RootCerts::WebPki);
+    };
+    let path = PathBuf::from(std::env::var_os(name).expect("it was just there"));
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) => refuse!("{name} names {}, which cannot be read: {error}", path.display()),
+    };
+    let certificates: Vec<Certificate<'static>> = parse_pem(&text)
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    if certificates.is_empty() {
+        refuse!("{name} names {}, which has no certificates", path.display());
+    }
+    Ok(RootCerts::new_with_certs(&certificates))
 }
 
 enum Received {
