@@ -6,7 +6,7 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
-use tokenizers::{AddedToken, Model, ModelWrapper, Tokenizer};
+use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 use crate::contained::contained;
 use crate::error::DataError;
@@ -115,9 +115,14 @@ impl Vocabulary {
         self.tokenizer.to_string(true).expect("a tokeniser that was built or read can be written")
     }
 
-    /// Whether every text has the same tokens in both.
+    /// Whether every text has the same tokens in both; what is put around a text apart.
     pub fn gives_the_same_tokens(&self, other: &Vocabulary) -> bool {
-        self.fingerprint() == other.fingerprint()
+        let bare = |vocabulary: &Vocabulary| {
+            let mut tokenizer = vocabulary.tokenizer.clone();
+            tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+            tokenizer.to_string(false).expect("a tokeniser that was built or read can be written")
+        };
+        bare(self) == bare(other)
     }
 
     /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
 use flatout_ir::{Init, TensorType};
+use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::weight_names;
 use flatout_models::{choice, huggingface};
 use serde_json::{Map, Value, json};
@@ -73,7 +74,7 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     if !loaded.is_run {
         refuse!("{} is in the Hugging Face layout already: a run is what can be exported", dir.display());
     }
-    let mut model = loaded.config.model.clone();
+    let model = DecoderConfig { context: loaded.positions, ..loaded.config.model.clone() };
     let beside = dir.join(BESIDE);
     let source = beside.join(CONFIG).is_file().then(|| folder::describe(&beside)).transpose()?;
     let vocabulary = loaded.vocabulary.take();
@@ -84,12 +85,8 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
             .is_ok_and(|kept| kept.gives_the_same_tokens(vocabulary))
     };
     let keeps_tokens = source.is_some() && vocabulary.as_ref().is_none_or(same_tokens);
-    if let Some(source) = source {
-        // The rows of this run say nothing of how far the model's positions go.
-        model.context = model.context.max(source.model.context);
-        if keeps_tokens {
-            (bos, eos) = (source.bos, source.eos);
-        }
+    if let Some(source) = source.filter(|_| keeps_tokens) {
+        (bos, eos) = (source.bos, source.eos);
     }
     let dtype = if dtype == Width::F32 { "float32" } else { "bfloat16" };
     let config = huggingface::write(&model, dtype, &bos, &eos)
@@ -133,7 +130,7 @@ fn write(
     if let Some(bytes) = kept("tokenizer.json") {
         put("tokenizer.json", &bytes)?;
     } else if let Some(vocabulary) = &described.vocabulary {
-        put("tokenizer.json", vocabulary.to_json().as_bytes())?;
+        put("tokenizer.json", &text(&framed(vocabulary)))?;
     }
     if let Some(vocabulary) = &described.vocabulary {
         let spelled = |token: u32| vocabulary.token(token).unwrap_or_default();
@@ -151,6 +148,24 @@ fn write(
     }
     exported.files.sort();
     Ok(exported)
+}
+
+/// A `tokenizer.json` that begins a text as documents began in training, where it says nothing of that itself.
+fn framed(vocabulary: &Vocabulary) -> Value {
+    let mut tokenizer: Value =
+        serde_json::from_str(&vocabulary.to_json()).expect("a tokeniser's text is JSON");
+    if tokenizer["post_processor"].is_null() {
+        let (id, bos) = (vocabulary.bos(), vocabulary.token(vocabulary.bos()).unwrap_or_default());
+        let special = json!({ "SpecialToken": { "id": bos, "type_id": 0 } });
+        let sequence = |name: &str, type_id: u32| json!({ "Sequence": { "id": name, "type_id": type_id } });
+        tokenizer["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [special, sequence("A", 0)],
+            "pair": [special, sequence("A", 0), sequence("B", 1)],
+            "special_tokens": { bos.clone(): { "id": bos.clone(), "ids": [id], "tokens": [bos] } },
+        });
+    }
+    tokenizer
 }
 
 /// A tensor of the export.

@@ -187,12 +187,10 @@ fn what_the_hub_refuses_is_said_in_a_sentence() {
 
 #[test]
 fn models_that_cannot_be_read_are_refused_before_their_weights_come() {
-    let world = world(files("llama"));
     let refused = |change: &dyn Fn(&mut Content), words: &str| {
-        world.server.change(|content| {
-            *content = files("llama");
-            change(content);
-        });
+        let mut content = files("llama");
+        change(&mut content);
+        let world = world(content);
         let sentence = world.get("org/name", Want::Everything).unwrap_err();
         assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
         assert!(world.server.asked().iter().all(|line| !line.contains("/blobs/")));

@@ -133,6 +133,11 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
         Source::Run { dir, step } => {
             let mut model = run::config(dir)?.model;
             model.from = None;
+            // How far the positions go is the model's own and not said by the rows it was trained on last.
+            let beside = dir.join(BESIDE);
+            if beside.join(folder::CONFIG).is_file() {
+                model.context = model.context.max(folder::describe(&beside)?.model.context);
+            }
             let tokenizer = crate::trainer::tokenizer_path(dir);
             Ok(Description {
                 model,

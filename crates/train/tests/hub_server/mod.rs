@@ -24,7 +24,6 @@ pub struct Content {
 
 pub struct HubServer {
     pub endpoint: String,
-    content: Arc<Mutex<Content>>,
     /// `METHOD PATH range=... auth=...`, of both the hub and the store.
     seen: Arc<Mutex<Vec<String>>>,
 }
@@ -34,12 +33,8 @@ impl HubServer {
     pub fn start(content: Content) -> HubServer {
         let (content, seen) = (Arc::new(Mutex::new(content)), Arc::new(Mutex::new(vec![])));
         let store = listen(content.clone(), seen.clone(), None);
-        let endpoint = listen(content.clone(), seen.clone(), Some(store));
-        HubServer { endpoint, content, seen }
-    }
-
-    pub fn change(&self, change: impl FnOnce(&mut Content)) {
-        change(&mut self.content.lock().unwrap());
+        let endpoint = listen(content, seen.clone(), Some(store));
+        HubServer { endpoint, seen }
     }
 
     /// What was asked since the last call.
