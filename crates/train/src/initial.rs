@@ -47,9 +47,7 @@ pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
             });
             values
         }
-        Init::RopeTable { freq } => {
-            freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect()
-        }
+        Init::RopeTable { freq } => freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect(),
     }
 }
 

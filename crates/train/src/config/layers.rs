@@ -131,7 +131,7 @@ impl Layers {
     /// unless that is said beside or above.
     pub fn model(&mut self, model: &DecoderConfig, whence: &str) -> Result<(), UserError> {
         /// Keys of training, which a description of a model does not have.
-        const NOT_THE_MODELS: [&str; 4] = ["from", "context", "dropout", "init_std"];
+        const NOT_THE_MODELS: [&str; 5] = ["from", "context", "dropout", "init_std", "init_residual"];
         let of_source = self.values.get("model.from").map_or(usize::MAX, |held| held.layer);
         let facts = Value::try_from(model).expect("a section has a TOML form");
         for key in DecoderConfig::keys() {
