@@ -4,6 +4,7 @@
 //!
 //! The folder is filled under another name and renamed, so it is there whole or not at all.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use flatout_data::Vocabulary;
 use flatout_ir::{Init, TensorType};
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::weight_names;
+use flatout_models::gpt2::Stored;
 use flatout_models::{choice, huggingface};
 use serde_json::{Map, Value, json};
 
@@ -19,7 +20,7 @@ use crate::checkpoint::{Dtype, header};
 use crate::durable::{self, about};
 use crate::failure::Failure;
 use crate::pretrained::folder::{CONFIG, INDEX, SINGLE};
-use crate::pretrained::{BESIDE, Loaded, folder, narrow, parameters};
+use crate::pretrained::{BESIDE, Loaded, Weights, folder, narrow, parameters};
 use crate::{UserError, refuse};
 
 choice! {
@@ -63,6 +64,7 @@ pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure>
 /// The configs of the exported model.
 struct Described {
     config: Value,
+    positions: usize,
     generation: Value,
     vocabulary: Option<Vocabulary>,
     /// The folder with the tokeniser's own files, where the run has kept them.
@@ -96,7 +98,13 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         "bos_token_id": config["bos_token_id"],
         "eos_token_id": config["eos_token_id"],
     });
-    Ok(Described { config, generation, vocabulary, beside: keeps_tokens.then_some(beside) })
+    Ok(Described {
+        config,
+        positions: model.context,
+        generation,
+        vocabulary,
+        beside: keeps_tokens.then_some(beside),
+    })
 }
 
 fn write(
@@ -140,7 +148,7 @@ fn write(
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": bos,
             "eos_token": eos,
-            "model_max_length": described.config["max_position_embeddings"],
+            "model_max_length": described.positions,
             "clean_up_tokenization_spaces": false,
         });
         put("tokenizer_config.json", &kept("tokenizer_config.json").unwrap_or_else(|| text(&config)))?;
@@ -168,18 +176,51 @@ fn framed(vocabulary: &Vocabulary) -> Value {
     tokenizer
 }
 
-/// A tensor of the export.
+/// A tensor of the export, and which of our parameters it is made of.
 struct Out {
-    ours: String,
-    theirs: String,
-    ty: TensorType,
-    init: Init,
+    name: String,
+    dims: Vec<usize>,
+    parts: Vec<Stored>,
 }
 
 impl Out {
-    fn bytes(&self, dtype: Dtype) -> u64 {
-        (self.ty.elements() * dtype.bytes()) as u64
+    fn elements(&self) -> u64 {
+        self.dims.iter().product::<usize>() as u64
     }
+
+    /// Its values as little-endian f32.
+    fn read(&self, weights: &mut Weights, types: &Types) -> Result<Vec<u8>, Failure> {
+        let read = |weights: &mut Weights, part: &Stored| {
+            let (ty, init) = &types[&part.ours];
+            weights.read(&part.ours, ty, init).map(|(wide, _)| wide)
+        };
+        if let [one] = self.parts.as_slice()
+            && !one.transposed
+        {
+            return read(weights, one);
+        }
+        let mut whole = vec![[0; 4]; self.elements() as usize];
+        for part in &self.parts {
+            part.put(read(weights, part)?.as_chunks::<4>().0, &mut whole);
+        }
+        Ok(whole.into_flattened())
+    }
+}
+
+/// Every parameter with its type and first values.
+type Types = BTreeMap<String, (TensorType, Init)>;
+
+/// The tensors of the export, in the order of the model.
+fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
+    let stored = huggingface::stored(&loaded.config.model, |path| types[path].0.dims.clone());
+    let mut outs: Vec<Out> = vec![];
+    for part in stored.expect("a decoder that has a config.json has names") {
+        match outs.iter_mut().find(|out| out.name == part.theirs) {
+            Some(out) => out.parts.push(part),
+            None => outs.push(Out { name: part.theirs.clone(), dims: part.dims.clone(), parts: vec![part] }),
+        }
+    }
+    outs
 }
 
 /// Writes the shards and their index; gives the files, the parameters and the bytes of all tensors.
@@ -189,17 +230,11 @@ fn write_weights(
     folder: &Path,
 ) -> Result<(Vec<String>, u64, u64), Failure> {
     let dtype = if wanted.dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
-    let mut types = parameters(&loaded.config.model);
-    let outs = weight_names(&loaded.config.model).into_iter().map(|(ours, theirs)| {
-        let (ty, init) = types.remove(&ours).expect("every name is a parameter's");
-        Out { ours, theirs, ty, init }
-    });
-    let outs: Vec<Out> = outs.collect();
-    let (parameters, total) = (
-        outs.iter().map(|out| out.ty.elements() as u64).sum(),
-        outs.iter().map(|out| out.bytes(dtype)).sum(),
-    );
-    let shards = cut(outs, wanted.shard_bytes, |out| out.bytes(dtype));
+    let types = parameters(&loaded.config.model);
+    let outs = tensors(loaded, &types);
+    let bytes = |out: &Out| out.elements() * dtype.bytes() as u64;
+    let (parameters, total) = (outs.iter().map(Out::elements).sum(), outs.iter().map(bytes).sum());
+    let shards = cut(outs, wanted.shard_bytes, bytes);
     let count = shards.len();
     let name = |number: usize| match count {
         1 => SINGLE.to_string(),
@@ -211,16 +246,16 @@ fn write_weights(
         let file = name(number);
         let path = folder.join(&file);
         let described: Vec<_> =
-            shard.iter().map(|out| (out.theirs.as_str(), dtype, out.ty.dims.as_slice())).collect();
+            shard.iter().map(|out| (out.name.as_str(), dtype, out.dims.as_slice())).collect();
         let opened = File::create(&path).map_err(Failure::io(path.display()))?;
         let mut writer = BufWriter::with_capacity(4 << 20, opened);
         let head = header(&described, &[("format", "pt")]);
         head.and_then(|head| writer.write_all(&head)).map_err(Failure::io(path.display()))?;
         for out in shard {
-            let (wide, _) = loaded.weights.read(&out.ours, &out.ty, &out.init)?;
+            let wide = out.read(&mut loaded.weights, &types)?;
             let bytes = if dtype == Dtype::F32 { wide } else { narrow(&wide) };
             writer.write_all(&bytes).map_err(Failure::io(path.display()))?;
-            weight_map.insert(out.theirs.clone(), json!(file));
+            weight_map.insert(out.name.clone(), json!(file));
         }
         let flushed =
             writer.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());

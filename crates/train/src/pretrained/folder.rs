@@ -8,7 +8,6 @@ use std::fs;
 use std::path::{Component, Path};
 
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::weight_names;
 use flatout_models::huggingface::{self, Described};
 use serde_json::Value;
 
@@ -85,25 +84,30 @@ pub fn weights(folder: &Path, model: &DecoderConfig) -> Result<Weights, UserErro
     }
     let mut weights = Weights::of_files(opened);
     let shapes = parameters(model);
+    let stored = huggingface::stored(model, |path| shapes[path].0.dims.clone())
+        .map_err(|why| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display())))?;
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
-    for (ours, theirs) in weight_names(model) {
-        let Some(number) = found.get(&theirs) else {
-            missing.push(theirs);
+    for stored in stored {
+        // A base model without its head leaves this part of the names out.
+        let bare = stored.theirs.strip_prefix("transformer.").unwrap_or(&stored.theirs);
+        let there = found.get_key_value(&stored.theirs).or_else(|| found.get_key_value(bare));
+        let Some((name, number)) = there else {
+            missing.push(stored.theirs);
             continue;
         };
-        unused.remove(&theirs);
-        let place = Place { file: *number, name: theirs, expect: None };
-        check(&weights, &place, &shapes[&ours].0.dims)?;
-        weights.place(ours, place);
+        unused.remove(name);
+        let place = Place { file: *number, name: name.clone(), within: None, expect: None };
+        check(&weights, &place, &stored.dims)?;
+        let as_it_stands = !stored.transposed && stored.dims == shapes[&stored.ours].0.dims;
+        let within = (!as_it_stands).then(|| stored.clone());
+        weights.place(stored.ours, Place { within, ..place });
     }
+    missing.dedup();
     if !missing.is_empty() {
         refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
     }
-    // A tied head may be stored all the same, and old versions stored the rotation's frequencies: both follow from
-    // the rest.
-    unused
-        .retain(|name| !(model.tied && *name == "lm_head.weight") && !name.ends_with("rotary_emb.inv_freq"));
+    unused.retain(|name| !huggingface::is_redundant(model, name));
     if !unused.is_empty() {
         let unused: Vec<String> = unused.into_iter().cloned().collect();
         refuse!("{} has {}, which the model its {CONFIG} describes has not", folder.display(), some(&unused));

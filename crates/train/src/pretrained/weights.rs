@@ -8,6 +8,7 @@ use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Class, DType, Init, TensorType};
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::{Form, build};
+use flatout_models::gpt2::Stored;
 use flatout_runtime::Session;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -28,6 +29,8 @@ pub fn parameters(model: &DecoderConfig) -> BTreeMap<String, (TensorType, Init)>
 pub struct Place {
     pub file: usize,
     pub name: String,
+    /// Where in the tensor its elements are, where it is not the tensor as it stands.
+    pub within: Option<Stored>,
     /// The hash its bytes must have, where it is known.
     pub expect: Option<String>,
 }
@@ -76,7 +79,8 @@ impl Weights {
                     ty.dims
                 );
             }
-            self.places.insert(name.clone(), Place { file: number, name: name.clone(), expect: None });
+            self.places
+                .insert(name.clone(), Place { file: number, name: name.clone(), within: None, expect: None });
         }
         self.files.push((path.to_path_buf(), file));
         Ok(())
@@ -103,26 +107,30 @@ impl Weights {
         ty: &TensorType,
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
-        let elements = ty.elements();
         let Some(place) = self.places.get(name) else {
             let seed = self.seed.expect("a source without a seed has every parameter");
             let values = values(name, ty, init, seed);
             return Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), None));
         };
         let (path, file) = &mut self.files[place.file];
-        let dtype = file.entries()[&place.name].dtype;
-        let mut wide = Vec::with_capacity(4 * elements);
+        let entry = &file.entries()[&place.name];
+        let (dtype, bytes) = (entry.dtype, entry.bytes());
+        let mut wide = Vec::with_capacity(bytes / dtype.bytes() * 4);
         let mut hash = Xxh3::new();
-        let mut buffer = vec![0; CHUNK_BYTES.min(elements * dtype.bytes())];
+        let mut buffer = vec![0; CHUNK_BYTES.min(bytes)];
         let mut at = 0;
-        while wide.len() < 4 * elements {
-            let count = buffer.len().min(elements * dtype.bytes() - at);
+        while at < bytes {
+            let count = buffer.len().min(bytes - at);
             let chunk = &mut buffer[..count];
             file.read_part(&place.name, at as u64, chunk).map_err(Failure::io(path.display()))?;
             hash.update(chunk);
             widen(dtype, chunk, &mut wide);
             at += count;
         }
+        if let Some(within) = &place.within {
+            wide = within.take(wide.as_chunks::<4>().0).into_flattened();
+        }
+        assert_eq!(wide.len(), 4 * ty.elements(), "shapes are checked where files are opened");
         let hash = format!("{:032x}", hash.digest128());
         if place.expect.as_ref().is_some_and(|expected| *expected != hash) {
             refuse_changed(path, &place.name)?;
