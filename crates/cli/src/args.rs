@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use flatout_train::history::Axis;
 use flatout_train::export::Width;
+use flatout_train::history::Axis;
 use flatout_train::run::Resume;
 
 use crate::time_limit;

@@ -47,11 +47,32 @@ fn a_run_goes_out_and_comes_back_to_the_bit() {
     for (name, overrides) in [
         ("qwen3", &[][..]),
         ("llama", &["qk_norm=false", "tied=false", "rope_theta=50000", "norm_eps=1e-5", "head_size=6"][..]),
+        (
+            "stretched",
+            &["qk_norm=false", "bias=all", "rope_scaling=yarn", "rope_factor=2", "rope_original_context=8"][..],
+        ),
+        (
+            "gpt2",
+            &[
+                "qk_norm=false",
+                "bias=all",
+                "norm=layer",
+                "norm_bias=true",
+                "activation=gelu_tanh",
+                "positions=learned",
+                "kv_heads=2",
+                "rope_cache=off",
+            ][..],
+        ),
     ] {
         let (run, out, back) = (at(name), at(&format!("{name}-out")), at(&format!("{name}-back")));
         trained(&run, overrides);
         let made = exported(&run, &out, |_| {}).expect("a folder");
-        let class = if name == "llama" { "LlamaForCausalLM" } else { "Qwen3ForCausalLM" };
+        let class = match name {
+            "qwen3" => "Qwen3ForCausalLM",
+            "gpt2" => "GPT2LMHeadModel",
+            _ => "LlamaForCausalLM",
+        };
         assert_eq!(made.architecture, class);
         let mut there: Vec<String> = fs::read_dir(&out)
             .expect("a folder")
@@ -183,7 +204,7 @@ fn nothing_is_overwritten_or_left_half_done() {
     let odd = scratch.path().join("odd");
     trained(&odd, &["activation=relu2"]);
     let sentence = exported(&odd, &scratch.path().join("again"), |_| {}).unwrap_err().to_string();
-    assert!(sentence.contains("model.activation = relu2 is neither LlamaForCausalLM nor"), "{sentence}");
+    assert!(sentence.contains("model.activation = relu2 is none of LlamaForCausalLM"), "{sentence}");
     let names: Vec<_> = fs::read_dir(scratch.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(names.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{names:?}");
 }

@@ -21,7 +21,9 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+)
 
 HERE = Path(__file__).resolve().parent / "checkpoints"
 B, T = 2, 19
@@ -43,6 +45,13 @@ def qwen3(**changes):
         vocab_size=47, hidden_size=18, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         intermediate_size=25, max_position_embeddings=64, rms_norm_eps=1e-6, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    ) | changes)))
+
+
+def gpt2(**changes):
+    return GPT2LMHeadModel(GPT2Config(**(dict(
+        vocab_size=51, n_embd=20, n_layer=2, n_head=4, n_inner=None, n_positions=24, activation_function="gelu_new",
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=50, eos_token_id=50,
     ) | changes)))
 
 
@@ -85,6 +94,9 @@ CHECKPOINTS = {
         lambda: qwen3(**scaled("yarn", factor=4.0, original_max_position_embeddings=16)),
         torch.float32, None, True, False, False,
     ),
+    "llama-biases": (lambda: llama(attention_bias=True, mlp_bias=True), torch.float32, None, False, False, False),
+    "gpt2": (lambda: gpt2(), torch.float32, None, False, False, True),
+    "gpt2-exact-shards": (lambda: gpt2(activation_function="gelu", n_inner=30), torch.bfloat16, "4KB", False, False, False),
 }
 
 
@@ -92,7 +104,9 @@ def randomise(model, seed):
     """Weights that make every part matter: norm weights away from one, attention away from uniform."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
-        if p.dim() == 1:
+        if name.endswith("bias"):
+            p.data = torch.empty(p.shape).normal_(0.0, 0.3, generator=generator)
+        elif p.dim() == 1:
             p.data = torch.empty(p.shape).uniform_(0.4, 1.6, generator=generator)
         else:
             std = 0.4 if "embed" in name else 1.2 / math.sqrt(p.shape[1])
