@@ -9,11 +9,12 @@ use flatout_train::pretrained::hub::Fetching;
 
 use crate::screen::{Screen, bytes};
 
-/// Opens a run or a folder, and then the device its switches ask for.
+/// Opens a run or a folder. All that is wrong with it is said here.
 pub fn open(model: &Path, overrides: &[String]) -> Result<Loaded, Failure> {
     Ok(Loaded::open(model, overrides)?)
 }
 
+/// The device that the model's switches ask for, opened after the model.
 pub fn device(loaded: &Loaded) -> Result<Device, Failure> {
     Device::open(loaded.config.switches.backend)
 }

@@ -120,7 +120,7 @@ section! {
         pub init_std: f64 = 0.02,
         /// Factor on init_std for the two products of a block that write to the residual stream.
         pub init_residual: f64 = 1.0,
-        /// Where the initial weights and the rest of this section come from: a Hugging Face folder, a hub name as ORG/NAME[@revision], or a run as RUN[@step].
+        /// Initial weights, and the rest of this section: a Hugging Face folder, ORG/NAME[@revision] or RUN[@step].
         pub from: Option<String>,
     }
 }

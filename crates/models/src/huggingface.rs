@@ -111,8 +111,8 @@ pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
-/// The `config.json` of a decoder, with the given names of other fields laid over it; or what keeps the decoder from
-/// being one of the library's.
+/// The `config.json` of a decoder whose texts begin and end with these tokens, or the key that keeps it from being one
+/// of the library's.
 pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
     let architecture = Architecture::of(model)?;
     let one_or_more = |tokens: &[u32]| match tokens {

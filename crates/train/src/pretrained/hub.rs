@@ -225,18 +225,15 @@ impl Cached {
 
     fn has(&self, commit: &str, want: Want) -> bool {
         let snapshot = self.snapshot(commit);
-        let known = |file: &&str| snapshot.join(file).is_file() || self.absence(commit, file).is_file();
+        let known = |file: &str| snapshot.join(file).is_file() || self.absence(commit, file).is_file();
         let weights = || {
             snapshot.join(SINGLE).is_file()
                 || folder::shards(&snapshot.join(INDEX))
                     .is_ok_and(|shards| shards.iter().all(|shard| snapshot.join(shard).is_file()))
         };
-        // Other tools take what they need: with the weights there, what they left out is not waited for.
-        snapshot.join("config.json").is_file()
-            && match want {
-                Want::Description => SMALL.iter().all(known) || weights(),
-                Want::Everything => weights(),
-            }
+        // Other tools take what they need: the smallest files are not waited for, what a run cannot do without is.
+        let described = snapshot.join("config.json").is_file() && known("tokenizer.json");
+        described && (want == Want::Description || weights())
     }
 
     fn absence(&self, commit: &str, file: &str) -> PathBuf {

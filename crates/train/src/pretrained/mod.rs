@@ -121,7 +121,7 @@ pub struct Description {
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
     pub tokenizer: Option<PathBuf>,
-    /// What `model.from` must say to mean exactly this, from anywhere on this machine.
+    /// What `model.from` must say to mean this from anywhere on this machine; of a run that was opened, its step too.
     pub pinned: String,
     /// The folder that files beside the weights are in.
     pub folder: PathBuf,
@@ -144,10 +144,7 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
                 bos: vec![],
                 eos: vec![],
                 tokenizer: tokenizer.is_file().then_some(tokenizer),
-                pinned: match checkpoint_of(dir, *step) {
-                    Ok(whole) => format!("{}@{}", absolute(dir), whole.step),
-                    Err(_) => absolute(dir),
-                },
+                pinned: pinned(dir, *step),
                 folder: dir.clone(),
             })
         }
@@ -173,6 +170,10 @@ fn describe_folder(folder: &Path, pinned: String) -> Result<Description, UserErr
     })
 }
 
+fn pinned(run: &Path, step: Option<u64>) -> String {
+    step.map_or(absolute(run), |step| format!("{}@{step}", absolute(run)))
+}
+
 fn absolute(path: &Path) -> String {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf()).display().to_string()
 }
@@ -191,10 +192,11 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
     if let Source::Hub(name) = source {
         Hub::from_environment()?.snapshot(name, Want::Everything, watch)?;
     }
-    let description = describe(source)?;
+    let mut description = describe(source)?;
     match source {
         Source::Run { dir, step } => {
             let whole = checkpoint_of(dir, *step)?;
+            description.pinned = pinned(dir, Some(whole.step));
             let weights = run_weights(dir, &whole, &description.model)?;
             Ok(Pretrained { description, weights, checkpoint: Some(whole) })
         }
@@ -219,6 +221,14 @@ pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
         loaded::belongs(&vocabulary, &config.model, &opened.description.eos, &opened.description.folder)?;
     }
     Ok(())
+}
+
+/// What `model.from` must say to mean exactly this source: a commit and not a branch, a step and not the newest.
+fn exactly(source: &Source) -> Result<String, UserError> {
+    match source {
+        Source::Run { dir, step } => Ok(pinned(dir, Some(checkpoint_of(dir, *step)?.step))),
+        other => Ok(describe(other)?.pinned),
+    }
 }
 
 /// The checkpoint of a step, or the newest that is whole.

@@ -10,7 +10,7 @@ use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
 use super::hub::SMALL;
-use super::{Source, describe, open};
+use super::{Source, exactly, open};
 use crate::config::Config;
 use crate::durable;
 use crate::failure::Failure;
@@ -64,7 +64,7 @@ pub fn pin(config: &mut Config, run: &Path) -> Result<(), UserError> {
     if let Some(from) = &mut config.model.from {
         *from = match Origin::of(run) {
             Ok(origin) => origin.from,
-            Err(_) => describe(&Source::parse(from)?)?.pinned,
+            Err(_) => exactly(&Source::parse(from)?)?,
         };
     }
     Ok(())
