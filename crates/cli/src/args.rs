@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use flatout_train::config::{FileFormat, OnError};
+use flatout_train::export::Width;
 use flatout_train::history::Axis;
 use flatout_train::run::Resume;
 
@@ -38,10 +39,16 @@ pub enum Command {
     Resume(ResumeRun),
     /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
     Plan(Plan),
-    /// Continue a prompt with a trained run.
+    /// Continue prompts with a run or a model in the Hugging Face layout.
     Generate(Generate),
     /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
     Runs(Runs),
+    /// Loss and perplexity of a run or a model, on held-out data or on any you name.
+    Eval(Eval),
+    /// Write a run in the Hugging Face layout, for other tools.
+    Export(Export),
+    /// Write every logit of rows of token ids, to compare with another library.
+    Logits(Logits),
     /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
     Recipes(Recipes),
     /// List every key that a recipe or an override can set.
@@ -98,11 +105,18 @@ pub struct Plan {
 
 #[derive(Parser)]
 pub struct Generate {
-    /// The run's directory.
-    pub run: PathBuf,
-    /// The text to continue.
-    #[arg(long, default_value = "")]
-    pub prompt: String,
+    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    #[arg(value_name = "RUN | FOLDER")]
+    pub model: PathBuf,
+    /// Switches, as backend=cpu or precision=fp32.
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+    /// A text to continue; repeatable, and all are continued at once.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+    /// A file of prompts: a JSON list of texts, or a prompt a line.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
     /// Tokens to add at most.
     #[arg(long, default_value_t = 200)]
     pub max_tokens: usize,
@@ -112,9 +126,59 @@ pub struct Generate {
     /// Draw only among this many of the likeliest tokens; 0 is all.
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
-    /// The same seed draws the same text.
+    /// Draw only among the likeliest tokens that together have this probability; 1 is all.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f64,
+    /// The same seed draws the same text; copies of a prompt are continued differently.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// Prompts that are continued at the same time at most.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub at_once: usize,
+}
+
+#[derive(Parser)]
+pub struct Eval {
+    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    #[arg(value_name = "RUN | FOLDER")]
+    pub model: PathBuf,
+    /// data.path=... evaluates on all of it; without it, on what the run held out. Also eval.*, loader.*, switches.
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+#[derive(Parser)]
+pub struct Export {
+    /// The run: RUN for its newest checkpoint, or RUN@step.
+    pub run: PathBuf,
+    /// The folder to make.
+    #[arg(long, value_name = "DIR")]
+    pub to: PathBuf,
+    /// The type of the weights: f32, which is the run's own, or bf16.
+    #[arg(long, value_name = "TYPE", default_value_t = Width::F32)]
+    pub dtype: Width,
+    /// Bytes a file holds at most, as 5GB, 500MB or 2GiB.
+    #[arg(long, value_name = "SIZE", default_value = "5GB")]
+    pub shard_size: String,
+    /// Replace a folder that is there.
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Parser)]
+pub struct Logits {
+    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    #[arg(value_name = "RUN | FOLDER")]
+    pub model: PathBuf,
+    /// Switches, as backend=cpu or precision=fp32.
+    #[arg(value_name = "KEY=VALUE")]
+    pub overrides: Vec<String>,
+    /// JSON rows of token ids: [[1, 2, 3], [4, 5]].
+    #[arg(long, value_name = "FILE")]
+    pub ids: PathBuf,
+    /// The safetensors file to write: `logits` [rows, length, vocabulary], or `logits.N` a row where lengths differ.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
 }
 
 #[derive(Parser)]

@@ -1,44 +1,117 @@
-//! `generate`: text from a run, piece by piece.
+//! `generate`: text from a run or a model, piece by piece where there is one prompt.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
-use flatout_train::device::Device;
-use flatout_train::generate::{Generator, Sampling};
+use flatout_train::generate::{Generator, Room, encode};
+use flatout_train::sampling::Sampling;
 use flatout_train::{Failure, UserError};
 use serde_json::json;
 
 use crate::args::Generate;
-use crate::screen::Screen;
+use crate::model;
+use crate::screen::{Screen, count, duration};
 
 pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
+    let refused = |sentence: String| Err(Failure::User(UserError(sentence)));
     if !args.temperature.is_finite() || args.temperature < 0.0 {
-        let sentence = format!("--temperature is {} and must be a number of at least 0", args.temperature);
-        return Err(Failure::User(UserError(sentence)));
+        return refused(format!("--temperature is {} and must be a number of at least 0", args.temperature));
     }
-    let mut generator =
-        Generator::open(&args.run, &Device::open(flatout_train::run::config(&args.run)?.switches.backend)?)?;
+    if !(args.top_p > 0.0 && args.top_p <= 1.0) {
+        return refused(format!("--top-p is {} and must be above 0 and at most 1", args.top_p));
+    }
+    if args.at_once == 0 {
+        return refused("--at-once is 0 and must be at least 1".into());
+    }
+    let prompts = prompts(args)?;
+    let loaded = model::open(&args.model, &args.overrides)?;
+    let Some(vocabulary) = loaded.vocabulary.clone() else {
+        return refused(format!(
+            "{} has no tokenizer.json, so there is no text to continue",
+            args.model.display()
+        ));
+    };
+    let tokens = encode(&vocabulary, loaded.is_run, &prompts)?;
+    let longest = tokens.iter().map(Vec::len).max().unwrap_or(1);
+    if longest > loaded.positions {
+        return refused(format!(
+            "a prompt has {longest} tokens, and the model was made for {}: give a shorter one",
+            loaded.positions
+        ));
+    }
+    let device = model::device(&loaded)?;
+    let room =
+        Room { sequences: prompts.len().min(args.at_once), tokens: longest.saturating_add(args.max_tokens) };
+    let mut generator = Generator::new(loaded, &device, room)?;
     let how = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,
+        top_p: args.top_p,
         seed: args.seed,
         max_tokens: args.max_tokens,
     };
-    let text = generator.generate(&args.prompt, how, |piece| {
-        if !screen.json {
-            let mut out = std::io::stdout();
-            if write!(out, "{piece}").and_then(|()| out.flush()).is_err() {
-                std::process::exit(0);
-            }
-        }
-    })?;
+    let streams = prompts.len() == 1 && !screen.json;
+    let began = Instant::now();
+    let texts: Vec<String> = if streams {
+        let text = generator.generate(&prompts[0], how, say)?;
+        say("\n");
+        vec![text]
+    } else {
+        let made = generator.continue_all(&tokens, how, &mut |_, _| {})?;
+        let whole = |(prompt, more): (&Vec<u32>, &Vec<u32>)| vocabulary.decode(&[&prompt[..], more].concat());
+        tokens.iter().zip(&made).map(whole).collect()
+    };
+    let made = generator.made;
+    let seconds = began.elapsed().as_secs_f64();
+    let read: usize = tokens.iter().map(Vec::len).sum();
     if screen.json {
         let checkpoint = generator.checkpoint.display().to_string();
-        screen.object(
-            &json!({ "text": text, "prompt": args.prompt, "checkpoint": checkpoint, "step": generator.step }),
-        );
-    } else {
-        screen.result("");
+        screen.object(&json!({
+            "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "checkpoint": checkpoint,
+            "step": generator.step, "tokens": made, "prompt_tokens": read, "seconds": seconds,
+            "tokens_per_second": made as f64 / seconds,
+        }));
+    } else if !streams {
+        texts.iter().for_each(|text| screen.result(text));
     }
+    screen.note(format!(
+        "{} tokens after {} in {}: {:.1} tokens/s",
+        count(made as u64),
+        count(read as u64),
+        duration(seconds),
+        made as f64 / seconds
+    ));
     Ok(ExitCode::SUCCESS)
+}
+
+fn say(piece: &str) {
+    let mut out = std::io::stdout();
+    if write!(out, "{piece}").and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Those given one by one, then those of the file; without any, the empty one.
+fn prompts(args: &Generate) -> Result<Vec<String>, UserError> {
+    let mut prompts = args.prompt.clone();
+    if let Some(path) = &args.prompts {
+        prompts.extend(read(path)?);
+        if prompts.is_empty() {
+            return Err(UserError(format!("{} has no prompts", path.display())));
+        }
+    }
+    Ok(if prompts.is_empty() { vec![String::new()] } else { prompts })
+}
+
+fn read(path: &Path) -> Result<Vec<String>, UserError> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| UserError(format!("{shown} cannot be read: {error}")))?;
+    if text.trim_start().starts_with('[') {
+        return serde_json::from_str(&text)
+            .map_err(|error| UserError(format!("{shown} is not a JSON list of texts: {error}")));
+    }
+    Ok(text.lines().map(String::from).collect())
 }

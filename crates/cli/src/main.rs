@@ -6,7 +6,11 @@
 mod args;
 mod data;
 mod doctor;
+mod eval;
+mod export;
 mod generate;
+mod logits;
+mod model;
 mod plan;
 mod progress;
 mod recipes;
@@ -48,6 +52,9 @@ fn main() -> ExitCode {
         Command::Plan(command) => plan::plan(&command, &screen),
         Command::Generate(command) => generate::generate(&command, &screen),
         Command::Runs(command) => runs::runs(&command, &screen),
+        Command::Eval(command) => eval::eval(&command, &screen),
+        Command::Export(command) => export::export(&command, &screen),
+        Command::Logits(command) => logits::logits(&command, &screen),
         Command::Recipes(command) => recipes::recipes(&command, &screen),
         Command::Schema => recipes::schema(&screen),
         Command::Doctor(command) => doctor::doctor(&command, &screen),

@@ -7,12 +7,13 @@ use std::time::Instant;
 
 use flatout_train::device::Device;
 use flatout_train::events::Status;
-use flatout_train::generate::{Generator, Sampling};
+use flatout_train::generate::Generator;
 use flatout_train::resume::requeued;
 use flatout_train::run::{Entered, Run};
+use flatout_train::sampling::Sampling;
 use flatout_train::signal::StopFlag;
 use flatout_train::trainer::{Notice, Outcome, Ready, train as train_run};
-use flatout_train::{Config, Failure, compile, recipes};
+use flatout_train::{Config, Failure, compile, pretrained, recipes};
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
 use crate::progress::Progress;
@@ -25,6 +26,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     recipes::gpu_notes(&args.with).iter().for_each(|note| screen.note(note));
     config.validate_for_training()?;
+    pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
     // What the machine cannot do is said before a directory is made.
     let device = Device::open(config.switches.backend)?;
     compile::compile(&config, &device.target(&config.switches))?;
@@ -189,7 +191,7 @@ fn end_block(
         None => format!("{what} {:.4} nats a token", outcome.loss),
     });
     let mut generator = Generator::open(run.dir(), device)?;
-    let how = Sampling { temperature: 0.8, top_k: 0, seed: 1, max_tokens: 60 };
+    let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
     let sample = generator.generate("", how, |_| {})?;
     screen.result(format!("sample   {}", sample.trim()));
     let dir = run.dir().display();

@@ -295,18 +295,28 @@ impl Corpus {
         Loader::new(self.train.clone(), order, self.packing, cursor.clone(), options)
     }
 
-    /// The first `count` rows of the held-out text, or all there are: the same in every call, for every text
-    /// source also the same for every seed. The last row may be filled up with tokens of weight 0.
-    pub fn held_out_rows(&self, count: usize) -> Result<Rows, DataError> {
+    /// The first `count` rows of the training side read once, or all there are: with nothing held out, every document.
+    pub fn rows_once(&self, count: usize) -> Result<Rows, DataError> {
+        self.first_rows(&self.train, count)
+    }
+
+    fn first_rows(&self, documents: &Arc<dyn Documents>, count: usize) -> Result<Rows, DataError> {
         let mut rows = Rows { context: self.packing.context, ..Rows::default() };
-        if self.held_out.count() != Some(0) {
-            let order = self.order(&self.held_out, 1, 0);
-            let mut stream = Stream::once(self.held_out.clone(), order, self.packing);
+        if documents.count() != Some(0) {
+            let order = self.order(documents, 1, 0);
+            let mut stream = Stream::once(documents.clone(), order, self.packing);
             while rows.count() < count {
                 let Some(row) = stream.row()? else { break };
                 rows.push(rows.count() as u64, row);
             }
         }
+        Ok(rows)
+    }
+
+    /// The first `count` rows of the held-out text, or all there are: the same in every call, for every text
+    /// source also the same for every seed. The last row may be filled up with tokens of weight 0.
+    pub fn held_out_rows(&self, count: usize) -> Result<Rows, DataError> {
+        let rows = self.first_rows(&self.held_out, count)?;
         if rows.count() == 0 && count > 0 {
             return Err(DataError::input("No text is held out to evaluate on: set data.held_out above 0."));
         }

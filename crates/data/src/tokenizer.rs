@@ -6,7 +6,7 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
-use tokenizers::{AddedToken, Model, ModelWrapper, Tokenizer};
+use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 use crate::contained::contained;
 use crate::error::DataError;
@@ -118,8 +118,22 @@ impl Vocabulary {
         let failed = |error: &dyn std::fmt::Display| {
             DataError::environment(format!("The tokeniser cannot be written to {}: {error}.", path.display()))
         };
-        let text = self.tokenizer.to_string(true).map_err(|error| failed(&error))?;
-        std::fs::write(path, text).map_err(|error| failed(&error))
+        std::fs::write(path, self.to_json()).map_err(|error| failed(&error))
+    }
+
+    /// The text of a `tokenizer.json`.
+    pub fn to_json(&self) -> String {
+        self.tokenizer.to_string(true).expect("a tokeniser that was built or read can be written")
+    }
+
+    /// Whether every text has the same tokens in both; what is put around a text apart.
+    pub fn gives_the_same_tokens(&self, other: &Vocabulary) -> bool {
+        let bare = |vocabulary: &Vocabulary| {
+            let mut tokenizer = vocabulary.tokenizer.clone();
+            tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+            tokenizer.to_string(false).expect("a tokeniser that was built or read can be written")
+        };
+        bare(self) == bare(other)
     }
 
     /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.
@@ -157,6 +171,21 @@ impl Vocabulary {
             rest = tail;
         }
         Ok(tokens)
+    }
+
+    /// Tokens of prompts as the tokeniser's own model takes them: special tokens that are spelled out are themselves, and
+    /// what the file's own processing puts around a text is there. One that would be empty is `<bos>`.
+    pub fn encode_prompts(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
+        let mut tokenizer = self.tokenizer.clone();
+        tokenizer.set_encode_special_tokens(false);
+        let encode = |text: &String| {
+            let encoding = tokenizer.encode_fast(text.as_str(), true);
+            let encoding = encoding
+                .map_err(|error| DataError::input(format!("The prompt cannot be encoded: {error}.")))?;
+            let tokens = encoding.get_ids().to_vec();
+            Ok(if tokens.is_empty() { vec![self.bos] } else { tokens })
+        };
+        texts.iter().map(encode).collect()
     }
 
     /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.

@@ -120,6 +120,8 @@ section! {
         pub init_std: f64 = 0.02,
         /// Factor on init_std for the two products of a block that write to the residual stream.
         pub init_residual: f64 = 1.0,
+        /// Initial weights, and the rest of this section: a Hugging Face folder, ORG/NAME[@revision] or RUN[@step].
+        pub from: Option<String>,
     }
 }
 

@@ -17,9 +17,9 @@ pub enum Form {
     Loss { rows: usize, documents: Documents, dropout: bool },
     /// Result `logits` [T, V] of rows of `len` tokens.
     Logits { rows: usize, len: usize },
-    /// Result `logits` [1, V] of one sequence's last token, given up to `tokens` new ones after those in a cache of
-    /// `capacity`.
-    Cached { tokens: usize, capacity: usize },
+    /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
+    /// after those in a cache of `capacity` a sequence.
+    Cached { sequences: usize, tokens: usize, capacity: usize },
 }
 
 /// Whether tokens see earlier documents of their row.
@@ -126,7 +126,9 @@ impl<'g> Inputs<'g> {
                 let s = segments("segment", most);
                 (Some(s), Some(s))
             }
-            Form::Cached { .. } => (Some(segments("new", 1)), Some(segments("seen", 1))),
+            Form::Cached { sequences, .. } => {
+                (Some(segments("new", sequences)), Some(segments("seen", sequences)))
+            }
             _ => (None, None),
         };
         Inputs {
@@ -247,10 +249,11 @@ impl<'g> Decoder<'_, 'g> {
 
     /// All keys or values so far: the new ones after those kept, which stay for the next call.
     fn cached(&self, layer: usize, name: &str, x: Tensor<'g>) -> Tensor<'g> {
-        let (Some(rows), Form::Cached { capacity, .. }) = (self.inputs.cache_rows, self.form) else {
+        let (Some(rows), Form::Cached { sequences, capacity, .. }) = (self.inputs.cache_rows, self.form)
+        else {
             return x;
         };
-        let dims = [capacity, self.c.kv_heads(), self.c.head_size()];
+        let dims = [sequences * capacity, self.c.kv_heads(), self.c.head_size()];
         let slot = self.b.slot(&format!("cache.{name}.{layer}"), Class::Cache, x.dtype(), &dims, Init::Zeros);
         let all = self.b.read(slot).row_scatter(x, rows);
         self.b.write(slot, all);
@@ -267,9 +270,9 @@ impl<'g> Decoder<'_, 'g> {
                 (Segments::Uniform { len: self.c.context }, Segments::Uniform { len: self.c.context })
             }
             Form::Logits { len, .. } => (Segments::Uniform { len }, Segments::Uniform { len }),
-            Form::Cached { tokens, capacity } => (
-                Segments::Ragged { max_segments: 1, max_len: tokens },
-                Segments::Ragged { max_segments: 1, max_len: capacity },
+            Form::Cached { sequences, tokens, capacity } => (
+                Segments::Ragged { max_segments: sequences, max_len: tokens.min(capacity) },
+                Segments::Ragged { max_segments: sequences, max_len: capacity },
             ),
         };
         Attend { scale, mask: Mask::Causal, q, k }
@@ -304,8 +307,8 @@ impl<'g> Decoder<'_, 'g> {
                 self.b.result("weight", weight.sum(0));
             }
             Form::Logits { .. } => self.b.result("logits", x.linear(head)),
-            Form::Cached { .. } => {
-                let last = self.b.input("last", DType::I32, &[1]);
+            Form::Cached { sequences, .. } => {
+                let last = self.b.input("last", DType::I32, &[sequences]);
                 self.b.result("logits", x.gather(last).linear(head));
             }
         }

@@ -7,3 +7,4 @@
 pub mod config;
 pub mod decoder;
 pub mod gpt2;
+pub mod huggingface;

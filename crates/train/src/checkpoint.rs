@@ -10,7 +10,7 @@ mod retention;
 mod tensors;
 
 pub use retention::{Best, Retention, best, forget_after};
-pub use tensors::{Dtype, Entry, Tensor, TensorFile};
+pub use tensors::{Dtype, Entry, Tensor, TensorFile, header};
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -184,6 +184,27 @@ pub fn latest_where(checkpoints: &Path, wanted: impl Fn(&State) -> bool) -> Resu
         );
     }
     Ok(latest)
+}
+
+/// The checkpoint of one step, which must be whole.
+pub fn at(checkpoints: &Path, step: u64) -> Result<Whole, UserError> {
+    let path = folder_path(checkpoints, step);
+    let kept = || -> Result<String, UserError> {
+        let steps: Vec<String> = numbered(checkpoints)?.iter().map(|(step, _)| step.to_string()).collect();
+        Ok(if steps.is_empty() { "none".into() } else { steps.join(", ") })
+    };
+    match verify(&path) {
+        Ok(_) => Ok(Whole { step, path }),
+        Err(_) if !path.is_dir() => {
+            refuse!("there is no checkpoint of step {step}: there is {}", kept()?)
+        }
+        Err(Unusable::Newer(format)) => refuse!(
+            "{} has checkpoint format {format} and this version reads formats up to {FORMAT}",
+            path.display()
+        ),
+        Err(Unusable::Unfinished) => refuse!("{} cannot be used: it was not finished", path.display()),
+        Err(Unusable::Broken(reason)) => refuse!("{} cannot be used: {reason}", path.display()),
+    }
 }
 
 /// Opens a checkpoint that `latest` found.

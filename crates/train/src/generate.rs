@@ -1,125 +1,179 @@
-//! Text from a trained run: a prefill plan reads the prompt, a decode plan adds a token at a time, both over one cache
-//! of keys and values.
+//! Text from a model: a prefill plan reads prompts, a decode plan adds a token to each sequence at a time, both over one
+//! cache of keys and values. Both are static: a sequence has a lane of the cache, and a lane without one costs its share
+//! of a step and nothing else.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
 use flatout_ir::passes::input_path;
-use flatout_ir::{Class, Program, Role, compile, random};
+use flatout_ir::{Program, Role};
 use flatout_models::decoder::{Form, build};
 use flatout_runtime::Session;
 
-use crate::config::Config;
+use crate::UserError;
 use crate::device::Device;
 use crate::failure::Failure;
-use crate::settle::settle;
-use crate::state::load;
-use crate::trainer::tokenizer_path;
-use crate::{checkpoint, initial, run};
-
-/// How tokens are drawn.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 takes the most likely token.
-    pub temperature: f64,
-    /// Only the most likely `top_k` tokens are drawn from; 0 is all.
-    pub top_k: usize,
-    pub seed: u64,
-    pub max_tokens: usize,
-}
+use crate::pretrained::Loaded;
+use crate::sampling::{Sampling, draw};
 
 /// A model with its cache.
 pub struct Generator {
     session: Session,
-    vocabulary: Vocabulary,
-    context: usize,
+    vocabulary: Option<Vocabulary>,
+    /// The model's vocabulary, which may be larger than the tokeniser's.
+    vocab: usize,
+    stops: Vec<u32>,
+    /// Whether a text begins with `<bos>`, whatever the tokeniser does.
+    frames: bool,
+    /// Tokens a lane holds at most.
+    capacity: usize,
+    /// Tokens that are read at once.
     chunk: usize,
-    /// Tokens in the cache.
-    seen: usize,
+    /// Tokens in the cache, by lane.
+    seen: Vec<usize>,
+    /// Tokens made by the last call.
+    pub made: usize,
     pub checkpoint: PathBuf,
     pub step: u64,
 }
 
-/// Prompt tokens read at once.
+/// How much is generated at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Sequences at a time.
+    pub sequences: usize,
+    /// Tokens of a sequence, prompt and all; more than the model was made for are cut to that.
+    pub tokens: usize,
+}
+
+/// Prompt tokens read at once, at least.
 const CHUNK: usize = 64;
 
 impl Generator {
-    /// Opens the newest whole checkpoint of a run.
+    /// Opens the newest whole checkpoint of a run for one sequence as long as its context.
     pub fn open(dir: &Path, device: &Device) -> Result<Generator, Failure> {
-        let config = run::config(dir)?;
-        let Some(whole) = checkpoint::latest(&run::checkpoints_dir(dir))?.whole else {
-            refused(format!(
-                "the run in {} has no checkpoint yet: let it train until it saves",
-                dir.display()
-            ))?
+        Generator::new(Loaded::open(dir, &[])?, device, Room { sequences: 1, tokens: usize::MAX })
+    }
+
+    pub fn new(mut loaded: Loaded, device: &Device, room: Room) -> Result<Generator, Failure> {
+        let capacity = room.tokens.clamp(1, loaded.positions);
+        let sequences = room.sequences.max(1);
+        let chunk = CHUNK.max(2 * sequences).min(sequences * capacity);
+        // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
+        if loaded.config.model.positions != flatout_models::config::Positions::Learned {
+            loaded.config.model.context = capacity;
+        }
+        let program = |role: Role, tokens: usize| {
+            let form = Form::Cached { sequences, tokens, capacity };
+            Program { role, graph: build(&loaded.config.model, form) }
         };
-        let vocabulary = Vocabulary::load(&tokenizer_path(dir))?;
-        let mut session = session(&config, device)?;
-        let (_, mut file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
-        // What is frozen is in no checkpoint: it is what it was at the beginning.
-        initial::write(&mut session, config.train.seed)?;
-        load(&mut session, &mut file, |class| class == Class::Weight)?;
-        let context = config.model.context;
+        let programs = [program(Role::Prefill, chunk), program(Role::Decode, sequences)];
+        let session = loaded.session(device, &programs)?;
         Ok(Generator {
             session,
-            vocabulary,
-            context,
-            chunk: CHUNK.min(context),
-            seen: 0,
-            checkpoint: whole.path,
-            step: whole.step,
+            vocab: loaded.config.model.vocab,
+            vocabulary: loaded.vocabulary,
+            stops: loaded.stops,
+            frames: loaded.is_run,
+            capacity,
+            chunk,
+            seen: vec![0; sequences],
+            made: 0,
+            checkpoint: loaded.place,
+            step: loaded.step.unwrap_or(0),
         })
     }
 
-    pub fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
+    pub fn vocabulary(&self) -> Option<&Vocabulary> {
+        self.vocabulary.as_ref()
     }
 
     /// Forgets everything read so far.
     pub fn clear(&mut self) {
-        self.seen = 0;
+        self.seen.fill(0);
     }
 
-    /// Reads tokens after those seen so far and gives the logits of what follows.
+    /// Reads tokens of the first lane after those seen so far and gives the logits of what follows.
     pub fn read(&mut self, tokens: &[u32]) -> Result<Vec<f32>, Failure> {
-        if tokens.is_empty() || self.seen + tokens.len() > self.context {
-            let (seen, more, context) = (self.seen, tokens.len(), self.context);
-            refused(format!(
-                "{more} tokens after {seen} do not fit a context of {context} (or are none at all)"
-            ))?;
-        }
-        let mut logits = vec![];
-        let mut rest = tokens;
-        while !rest.is_empty() {
-            let (role, capacity) =
-                if rest.len() == 1 { (Role::Decode, 1) } else { (Role::Prefill, self.chunk) };
-            let (now, later) = rest.split_at(rest.len().min(capacity));
-            self.feed(role, capacity, now)?;
-            self.session.run(role)?;
-            self.seen += now.len();
-            if later.is_empty() {
-                logits = self.session.result(role, "logits")?;
+        Ok(self.read_lanes(&[(0, tokens)])?.remove(0))
+    }
+
+    /// Reads tokens of some lanes, each after those its lane has seen, and gives the logits of what follows in each.
+    pub fn read_lanes(&mut self, wanted: &[(usize, &[u32])]) -> Result<Vec<Vec<f32>>, Failure> {
+        for (lane, tokens) in wanted {
+            let (seen, more, capacity) = (self.seen[*lane], tokens.len(), self.capacity);
+            if more == 0 || seen + more > capacity {
+                return Err(Failure::User(UserError(format!(
+                    "{more} tokens after {seen} do not fit a context of {capacity} (or are none at all)"
+                ))));
             }
-            rest = later;
+        }
+        let mut rests: Vec<&[u32]> = wanted.iter().map(|(_, tokens)| *tokens).collect();
+        let mut logits = vec![vec![]; wanted.len()];
+        while rests.iter().any(|rest| !rest.is_empty()) {
+            let (role, mut room) = match rests.iter().all(|rest| rest.len() <= 1) {
+                true => (Role::Decode, self.seen.len()),
+                false => (Role::Prefill, self.chunk),
+            };
+            let mut portions = vec![];
+            for (index, rest) in rests.iter_mut().enumerate() {
+                let (now, later) = rest.split_at(rest.len().min(room));
+                room -= now.len();
+                if !now.is_empty() {
+                    portions.push((index, wanted[index].0, now));
+                }
+                *rest = later;
+            }
+            self.feed(role, &portions)?;
+            self.session.run(role)?;
+            let done: Vec<_> = portions.iter().filter(|(index, ..)| rests[*index].is_empty()).collect();
+            if !done.is_empty() {
+                let all = self.session.result(role, "logits")?;
+                for (index, lane, _) in done {
+                    logits[*index] = all[lane * self.vocab..(lane + 1) * self.vocab].to_vec();
+                }
+            }
         }
         Ok(logits)
     }
 
-    fn feed(&mut self, role: Role, capacity: usize, tokens: &[u32]) -> Result<(), Failure> {
-        let (seen, count) = (self.seen as i32, tokens.len() as i32);
-        let padded = |value: &dyn Fn(usize) -> i32, fill: i32| -> Vec<i32> {
-            (0..capacity).map(|i| if i < tokens.len() { value(i) } else { fill }).collect()
+    /// Writes the inputs of a plan: the portions one after another, the rest of its tokens belonging to nobody.
+    fn feed(&mut self, role: Role, portions: &[(usize, usize, &[u32])]) -> Result<(), Failure> {
+        let room = if role == Role::Decode { self.seen.len() } else { self.chunk };
+        let lanes = self.seen.len();
+        let mut inputs: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+        for (name, count, fill) in [
+            ("tokens", room, 0),
+            ("positions", room, 0),
+            ("cache_rows", room, -1),
+            ("new_start", lanes, 0),
+            ("new_len", lanes, 0),
+            ("seen_start", lanes, 0),
+            ("seen_len", lanes, 0),
+            ("last", lanes, -1),
+        ] {
+            inputs.insert(name, vec![fill; count]);
+        }
+        let mut set = |name: &str, at: usize, value: usize| {
+            inputs.get_mut(name).expect("a named input")[at] = value as i32;
         };
-        let inputs = [
-            ("tokens", padded(&|i| tokens[i] as i32, 0)),
-            ("positions", padded(&|i| seen + i as i32, 0)),
-            ("cache_rows", padded(&|i| seen + i as i32, -1)),
-            ("new_start", vec![0]),
-            ("new_len", vec![count]),
-            ("seen_start", vec![0]),
-            ("seen_len", vec![seen + count]),
-            ("last", vec![count - 1]),
-        ];
+        let mut at = 0;
+        for &(_, lane, tokens) in portions {
+            let (seen, first) = (self.seen[lane], lane * self.capacity);
+            for (i, token) in tokens.iter().enumerate() {
+                set("tokens", at + i, *token as usize);
+                set("positions", at + i, seen + i);
+                set("cache_rows", at + i, first + seen + i);
+            }
+            set("new_start", lane, at);
+            set("new_len", lane, tokens.len());
+            set("seen_start", lane, first);
+            set("seen_len", lane, seen + tokens.len());
+            at += tokens.len();
+            set("last", lane, at - 1);
+            self.seen[lane] += tokens.len();
+        }
         for (name, values) in inputs {
             self.session.write_i32(&input_path(role, name), &values)?;
         }
@@ -133,72 +187,98 @@ impl Generator {
         how: Sampling,
         mut piece: impl FnMut(&str),
     ) -> Result<String, Failure> {
-        self.clear();
-        let mut tokens = vec![self.vocabulary.bos()];
-        tokens.extend(self.vocabulary.encode(prompt)?);
-        let mut fresh = tokens.clone();
-        let mut shown = self.vocabulary.decode(&tokens[1..]);
+        let vocabulary = self.words()?.clone();
+        let mut tokens = encode(&vocabulary, self.frames, &[prompt.to_string()])?.remove(0);
+        let mut shown = vocabulary.decode(&tokens);
         piece(&shown);
-        for i in 0..how.max_tokens {
-            if self.seen + fresh.len() > self.context {
-                break;
-            }
-            let logits = self.read(&fresh)?;
-            let next = draw(&logits[..self.vocabulary.size()], how, i as u64);
-            if next == self.vocabulary.eos() {
-                break;
-            }
-            tokens.push(next);
-            fresh = vec![next];
+        let prompts = [tokens.clone()];
+        self.continue_all(&prompts, how, &mut |_, token| {
+            tokens.push(token);
             // A character may take several tokens: only what is settled is shown.
-            let text = self.vocabulary.decode(&tokens[1..]);
+            let text = vocabulary.decode(&tokens);
             if let Some(more) = text.strip_prefix(&shown).filter(|more| !more.ends_with('\u{fffd}')) {
                 piece(more);
                 shown = text;
             }
+        })?;
+        Ok(vocabulary.decode(&tokens))
+    }
+
+    fn words(&self) -> Result<&Vocabulary, Failure> {
+        let without = || "the model has no tokenizer.json beside it, so there is no text".to_string();
+        self.vocabulary.as_ref().ok_or_else(|| Failure::User(UserError(without())))
+    }
+
+    /// Continues every prompt, as many at a time as there are lanes, each by itself: what follows a prompt does not
+    /// depend on the others. A lane that is done takes the next prompt. Gives each token as it comes, with its prompt's
+    /// number, and in the end the tokens that followed each prompt.
+    pub fn continue_all(
+        &mut self,
+        prompts: &[Vec<u32>],
+        how: Sampling,
+        token: &mut dyn FnMut(usize, u32),
+    ) -> Result<Vec<Vec<u32>>, Failure> {
+        self.clear();
+        let mut made: Vec<Vec<u32>> = vec![vec![]; prompts.len()];
+        let copies = copies(prompts);
+        let mut waiting: VecDeque<usize> = (0..prompts.len()).filter(|_| how.max_tokens > 0).collect();
+        // By lane: the prompt it works on, and the tokens it has not read yet.
+        let mut lanes: Vec<Option<(usize, Vec<u32>)>> = vec![None; self.seen.len()];
+        loop {
+            for (lane, work) in lanes.iter_mut().enumerate().filter(|(_, work)| work.is_none()) {
+                let Some(index) = waiting.pop_front() else { break };
+                self.seen[lane] = 0;
+                *work = Some((index, prompts[index].clone()));
+            }
+            let busy =
+                lanes.iter().enumerate().filter_map(|(lane, work)| work.as_ref().map(|work| (lane, work)));
+            let wanted: Vec<(usize, &[u32])> =
+                busy.map(|(lane, (_, fresh))| (lane, fresh.as_slice())).collect();
+            if wanted.is_empty() {
+                self.made = made.iter().map(Vec::len).sum();
+                return Ok(made);
+            }
+            let logits = self.read_lanes(&wanted)?;
+            let numbers: Vec<usize> = wanted.iter().map(|(lane, _)| *lane).collect();
+            let size = self.vocabulary.as_ref().map_or(self.vocab, Vocabulary::size);
+            for (lane, logits) in numbers.into_iter().zip(logits) {
+                let (index, fresh) = lanes[lane].as_mut().expect("a lane that was read works");
+                let next = draw(&logits[..size], how, copies[*index], made[*index].len() as u64);
+                let ends = self.stops.contains(&next);
+                if !ends {
+                    made[*index].push(next);
+                    token(*index, next);
+                }
+                let full = self.seen[lane] >= self.capacity || made[*index].len() >= how.max_tokens;
+                if ends || full {
+                    lanes[lane] = None;
+                } else {
+                    *fresh = vec![next];
+                }
+            }
         }
-        Ok(self.vocabulary.decode(&tokens[1..]))
     }
 }
 
-fn refused<T>(sentence: String) -> Result<T, Failure> {
-    Err(Failure::User(crate::UserError(sentence)))
+/// How many equal prompts stand before each: copies of a prompt are continued differently, and a prompt by itself as it
+/// is among others.
+fn copies(prompts: &[Vec<u32>]) -> Vec<u32> {
+    let mut seen: BTreeMap<&[u32], u32> = BTreeMap::new();
+    let mut numbers = vec![];
+    for prompt in prompts {
+        let count = seen.entry(prompt).or_default();
+        numbers.push(*count);
+        *count += 1;
+    }
+    numbers
 }
 
-/// Prefill and decode, in the precision of the run.
-fn session(config: &Config, device: &Device) -> Result<Session, Failure> {
-    let target = &device.target(&config.switches);
-    let model = &config.model;
-    let capacity = model.context;
-    let program =
-        |role: Role, tokens: usize| Program { role, graph: build(model, Form::Cached { tokens, capacity }) };
-    let programs = [program(Role::Prefill, CHUNK.min(capacity)), program(Role::Decode, 1)];
-    let settled = settle(config, target, &programs[0].graph)?;
-    device.session(compile(&programs, target, &settled.options)?, &settled)
-}
-
-/// A token drawn by its probability.
-fn draw(logits: &[f32], how: Sampling, index: u64) -> u32 {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
-    if how.temperature == 0.0 {
-        return order[0];
+/// Tokens of prompts: for a run of ours what a document begins with in training, for others' models what their own
+/// tokeniser makes of a prompt.
+pub fn encode(vocabulary: &Vocabulary, is_run: bool, prompts: &[String]) -> Result<Vec<Vec<u32>>, Failure> {
+    if !is_run {
+        return Ok(vocabulary.encode_prompts(prompts)?);
     }
-    order.truncate(if how.top_k == 0 { order.len() } else { how.top_k });
-    let top = logits[order[0] as usize] as f64;
-    let odds: Vec<f64> =
-        order.iter().map(|t| ((logits[*t as usize] as f64 - top) / how.temperature).exp()).collect();
-    let words = random::philox(
-        [index as u32, (index >> 32) as u32, 0, 0],
-        [how.seed as u32, (how.seed >> 32) as u32],
-    );
-    let unit = (((words[0] as u64) << 21) | (words[1] as u64 >> 11)) as f64 / (1u64 << 53) as f64;
-    let mut left = unit * odds.iter().sum::<f64>();
-    for (token, odd) in order.iter().zip(&odds) {
-        left -= odd;
-        if left < 0.0 {
-            return *token;
-        }
-    }
-    order[order.len() - 1]
+    let framed = |prompt: &String| Ok([vec![vocabulary.bos()], vocabulary.encode(prompt)?].concat());
+    prompts.iter().map(framed).collect()
 }

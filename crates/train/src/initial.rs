@@ -1,14 +1,14 @@
 //! First values of slots: weights by counter-based random numbers, tables by their formula.
 
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{Class, Init, PlanSet, random};
+use flatout_ir::{Class, Init, PlanSet, TensorType, random};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
 /// Writes every parameter and table. A weight depends on the seed, its own path and nothing else.
 pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
     for slot in leaves(session.plans(), |class| class.is_parameter()) {
-        session.write_f32(&slot.path, &values(&slot, seed))?;
+        session.write_f32(&slot.path, &values(&slot.path, &slot.ty, &slot.init, seed))?;
     }
     write_tables(session)
 }
@@ -16,7 +16,7 @@ pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
 /// Writes the constants, which no checkpoint holds.
 pub fn write_tables(session: &mut Session) -> Result<(), RuntimeError> {
     for slot in leaves(session.plans(), |class| class == Class::Const) {
-        session.write_f32(&slot.path, &values(&slot, 0))?;
+        session.write_f32(&slot.path, &values(&slot.path, &slot.ty, &slot.init, 0))?;
     }
     Ok(())
 }
@@ -29,13 +29,14 @@ pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot>
 /// Values a task draws; even, so that pairs stay together.
 const CHUNK: usize = 1 << 16;
 
-fn values(slot: &PlacedSlot, seed: u64) -> Vec<f32> {
-    let n = slot.ty.elements();
-    match slot.init {
+/// The first values of one slot.
+pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
+    let n = ty.elements();
+    match *init {
         Init::Zeros => vec![0.0; n],
         Init::Ones => vec![1.0; n],
         Init::Normal { std } => {
-            let stream = stream(&slot.path);
+            let stream = stream(path);
             let mut values = vec![0.0; n];
             values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
                 let first = (chunk * CHUNK / 2) as u64;
@@ -46,9 +47,7 @@ fn values(slot: &PlacedSlot, seed: u64) -> Vec<f32> {
             });
             values
         }
-        Init::RopeTable { freq } => {
-            freq.table(slot.ty.dims[0], slot.ty.dims[1]).map(|value| value as f32).collect()
-        }
+        Init::RopeTable { freq } => freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect(),
     }
 }
 

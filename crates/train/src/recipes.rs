@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
-use crate::config::{Config, Layers, nearest, parse};
-use crate::{UserError, refuse};
+use crate::config::{Config, Layers, Source, nearest, parse};
+use crate::{UserError, pretrained, refuse};
 
 /// A TOML file that is part of the program.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +85,17 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     }
     layers.overrides(overrides)?;
     layers.name(&source.name);
-    layers.finish()
+    let Some(from) = layers.from().map(String::from) else { return layers.finish() };
+    let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
+    layers.model(&described.model, &from)?;
+    let mut config = layers.finish()?;
+    if config.data.source() == Source::Text && config.data.tokenizer.is_none() {
+        let Some(tokenizer) = described.tokenizer else {
+            refuse!("{from} has no tokenizer.json, and its model reads no other tokens: give data.tokenizer");
+        };
+        config.data.tokenizer = Some(tokenizer.display().to_string());
+    }
+    Ok(config)
 }
 
 /// A recipe or preset that was found.

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::switches::Recompute;
-use crate::{UserError, refuse};
+use crate::{UserError, pretrained, refuse};
 
 /// The config a run goes on with when `asked` is given anew: its own, with what may change taken from `asked`.
 pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
@@ -20,6 +20,12 @@ pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
     }
     if comparable.switches.recompute == Recompute::Auto {
         comparable.switches.recompute = config.switches.recompute;
+    }
+    if let (Some(began), Some(now)) = (&own.model.from, &asked.model.from)
+        && pretrained::same(began, now)
+    {
+        comparable.model.from = own.model.from.clone();
+        comparable.data.tokenizer = own.data.tokenizer.clone();
     }
     if comparable != config {
         refuse!(

@@ -28,7 +28,7 @@ use crate::state::{check_schema, load, saved_bytes};
 use crate::tensorboard::Board;
 use crate::watch::Watch;
 use crate::writer::Writer;
-use crate::{UserError, active, initial, opening, report};
+use crate::{UserError, active, opening, pretrained, report};
 use recovery::Skips;
 use saving::Saving;
 
@@ -89,6 +89,7 @@ pub fn train(
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
     compiled.pin(&mut config);
+    pretrained::pin(&mut config, run.dir())?;
     let config = &config;
     let held_out = match compiled.eval_batch {
         0 => None,
@@ -101,9 +102,13 @@ pub fn train(
         check_schema(&compiled.plans, &file)?;
     }
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
+    let mut origin = None;
     let (progress, cursor, skips) = match &found.whole {
-        Some(whole) => resume(config, &mut session, &whole.path)?,
-        None => begin(config, &mut session, &corpus)?,
+        Some(whole) => resume(config, &mut session, run.dir(), &whole.path)?,
+        None => {
+            origin = pretrained::begin(config, &mut session)?;
+            (Progress::default(), corpus.start(), Skips::default())
+        }
     };
     if progress.step > steps {
         return Err(Failure::User(UserError(format!(
@@ -134,6 +139,7 @@ pub fn train(
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
     corpus.vocabulary().save(&tokenizer_path(run.dir()))?;
+    origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
 
     let ready =
         Ready { config, compiled: &compiled, corpus: &corpus, run: run.dir(), steps, done: progress.step };
@@ -223,18 +229,9 @@ fn count(state: &State, name: &str) -> Result<u64, Failure> {
 
 type Begun = (Progress, Cursor, Skips);
 
-fn begin(config: &Config, session: &mut Session, corpus: &Corpus) -> Result<Begun, Failure> {
-    initial::write(session, config.train.seed)?;
-    if session.plans().plan(Role::Derive).is_some() {
-        session.run(Role::Derive)?;
-    }
-    Ok((Progress::default(), corpus.start(), Skips::default()))
-}
-
-fn resume(config: &Config, session: &mut Session, path: &Path) -> Result<Begun, Failure> {
+fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<Begun, Failure> {
     let (state, mut file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
-    // What is frozen is in no checkpoint: it is what it was at the beginning.
-    initial::write(session, config.train.seed)?;
+    pretrained::resume(config, session, run)?;
     load(session, &mut file, Class::is_saved)?;
     let (total, in_a_row) = (count(&state, "skipped")?, count(&state, "skipped_in_a_row")?);
     let progress = Progress::of(&state)?;

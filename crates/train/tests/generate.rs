@@ -12,7 +12,9 @@ use flatout_models::decoder::{Form, build, weight_names};
 use flatout_runtime::{Session, cpu};
 use flatout_train::checkpoint::TensorFile;
 use flatout_train::device::Device;
-use flatout_train::generate::{Generator, Sampling};
+use flatout_train::generate::{Generator, Room};
+use flatout_train::pretrained::Loaded;
+use flatout_train::sampling::Sampling;
 use flatout_train::{Config, initial};
 use small_run::{config, train_in};
 
@@ -101,7 +103,7 @@ fn the_same_seed_draws_the_same_text() {
     let (_folder, _, mut generator) = trained(&[]);
     let mut say = |temperature: f64| -> Vec<String> {
         let text = |seed| {
-            let how = Sampling { temperature, top_k: 0, seed, max_tokens: 40 };
+            let how = Sampling { temperature, top_k: 0, top_p: 1.0, seed, max_tokens: 40 };
             let mut pieces = String::new();
             let text = generator.generate("", how, |piece| pieces.push_str(piece)).expect("text");
             assert!(text.starts_with(&pieces), "{pieces:?} comes before all of {text:?}");
@@ -123,4 +125,64 @@ fn bf16_runs_generate_in_bf16() {
     let wanted = Forward::open(&config, &generator).logits(&all);
     let off = relative(&generator.read(&all).expect("a prompt"), &wanted[69]);
     assert!(off > 1e-5 && off < 0.03, "bf16 is off by {off:.1e} from fp32");
+}
+
+/// A session for several sequences at once.
+fn several(dir: &std::path::Path, sequences: usize) -> Generator {
+    let loaded = Loaded::open(dir, &[]).expect("a run");
+    Generator::new(loaded, &Device::Cpu { threads: 2 }, Room { sequences, tokens: CONTEXT }).expect("a model")
+}
+
+#[test]
+fn lanes_of_any_lengths_have_the_logits_of_the_full_forward_pass() {
+    let (folder, config, generator) = trained(&[]);
+    let mut forward = Forward::open(&config, &generator);
+    let mut several = several(&folder.path().join("run"), 5);
+    let all: Vec<Vec<u32>> =
+        (0..5).map(|lane| tokens(CONTEXT).into_iter().map(|t| (t * 7 + lane) % 200).collect()).collect();
+    let wanted: Vec<Vec<Vec<f32>>> = all.iter().map(|tokens| forward.logits(tokens)).collect();
+    // Prompts that fill less and more than a prefill, lanes that pause, single tokens beside long pieces.
+    let rounds: [[usize; 5]; 5] =
+        [[1, 70, 3, 0, 130], [1, 1, 1, 90, 1], [0, 40, 0, 1, 1], [1, 1, 1, 1, 1], [157, 0, 9, 0, 2]];
+    let mut seen = [0; 5];
+    for round in rounds {
+        let portions: Vec<(usize, &[u32])> = (0..5)
+            .filter(|lane| round[*lane] > 0)
+            .map(|lane| (lane, &all[lane][seen[lane]..seen[lane] + round[lane]]))
+            .collect();
+        let logits = several.read_lanes(&portions).expect("logits");
+        for ((lane, portion), logits) in portions.iter().zip(logits) {
+            seen[*lane] += portion.len();
+            let off = relative(&logits, &wanted[*lane][seen[*lane] - 1]);
+            assert!(off < 1e-5, "lane {lane} after {} tokens: off by {off:.1e}", seen[*lane]);
+        }
+    }
+}
+
+#[test]
+fn many_prompts_at_once_are_continued_as_one_by_one() {
+    let (folder, _, mut alone) = trained(&[]);
+    let how = Sampling { temperature: 1.0, top_k: 40, top_p: 0.95, seed: 11, max_tokens: 30 };
+    let prompts: Vec<Vec<u32>> = (0..7).map(|i| tokens(100)[..1 + 13 * i].to_vec()).collect();
+    let one_by_one: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|prompt| {
+            alone.continue_all(std::slice::from_ref(prompt), how, &mut |_, _| {}).expect("text").remove(0)
+        })
+        .collect();
+    assert!(one_by_one.iter().any(|made| made.len() == 30), "some are cut off: {one_by_one:?}");
+    // More prompts than lanes: a lane that is done takes the next.
+    for sequences in [7, 3, 2] {
+        let mut told = vec![vec![]; 7];
+        let mut several = several(&folder.path().join("run"), sequences);
+        let made = several.continue_all(&prompts, how, &mut |prompt, token| told[prompt].push(token));
+        assert_eq!(made.expect("text"), one_by_one, "{sequences} at once");
+        assert_eq!(told, one_by_one);
+        assert_eq!(several.made, one_by_one.iter().map(Vec::len).sum::<usize>());
+    }
+    let copies = vec![prompts[2].clone(); 3];
+    let made =
+        several(&folder.path().join("run"), 3).continue_all(&copies, how, &mut |_, _| {}).expect("text");
+    assert_eq!(made[0], one_by_one[2]);
+    assert!(made[0] != made[1] && made[1] != made[2], "copies of a prompt are drawn by themselves");
 }

@@ -115,11 +115,19 @@ pub fn check_on(case: &Case, place: Place<'_>) -> Result<f64, String> {
     Ok(worst)
 }
 
-/// Whether leaving an output out makes cuBLASLt choose another algorithm: its epilogues are part of the choice.
+/// Whether the form makes cuBLASLt round otherwise. Leaving an output out changes the epilogue, which is part of the
+/// choice of an algorithm. And 8-bit products and those with sums round a bf16 base that lies elsewhere otherwise than
+/// one in place, which alone gives the oracle's bits.
 fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
-    let has_second =
-        matches!(case.op, Op::Product { epilogue, .. } if epilogue.has_gelu() || epilogue == Epilogue::SumA);
-    has_second && matches!(form, Form::Without { .. }) && matches!(place, Place::Cuda(_))
+    let Op::Product { epilogue, base, out, .. } = case.op else { return false };
+    let has_second = epilogue.has_gelu() || epilogue == Epilogue::SumA;
+    let is_special = epilogue == Epilogue::SumA || case.ins[0].0.dtype.is_fp8();
+    let anew = match form {
+        Form::Without { .. } => has_second,
+        Form::InPlace { .. } => base && out == DType::BF16 && is_special,
+        _ => false,
+    };
+    anew && matches!(place, Place::Cuda(_))
 }
 
 /// Whether a place is meant to run a case: types and modes that a device does not have are no cases of it.

@@ -10,15 +10,33 @@ use flatout_models::choice;
 use serde::{Deserialize, Serialize};
 
 choice! {
-    /// Types of saved elements, by the format's names.
-    pub enum Dtype { F32 = "F32", Bf16 = "BF16", I32 = "I32" }
+    /// Types of saved elements, by the format's names. Ours are the first three; others' files may have any.
+    pub enum Dtype {
+        F32 = "F32",
+        Bf16 = "BF16",
+        I32 = "I32",
+        F16 = "F16",
+        F64 = "F64",
+        F8E4m3 = "F8_E4M3",
+        F8E5m2 = "F8_E5M2",
+        I64 = "I64",
+        I16 = "I16",
+        I8 = "I8",
+        U64 = "U64",
+        U32 = "U32",
+        U16 = "U16",
+        U8 = "U8",
+        Bool = "BOOL",
+    }
 }
 
 impl Dtype {
     pub fn bytes(self) -> usize {
         match self {
-            Dtype::F32 | Dtype::I32 => 4,
-            Dtype::Bf16 => 2,
+            Dtype::F64 | Dtype::I64 | Dtype::U64 => 8,
+            Dtype::F32 | Dtype::I32 | Dtype::U32 => 4,
+            Dtype::Bf16 | Dtype::F16 | Dtype::I16 | Dtype::U16 => 2,
+            Dtype::F8E4m3 | Dtype::F8E5m2 | Dtype::I8 | Dtype::U8 | Dtype::Bool => 1,
         }
     }
 }
@@ -52,33 +70,75 @@ const METADATA: &str = "__metadata__";
 /// The format's bound on the header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Writes the file. Wider types come first, so that every tensor is aligned to its type. Panics where a tensor's
-/// bytes are not its shape's, or two have one name.
-pub fn write(out: &mut impl Write, tensors: &[Tensor]) -> io::Result<()> {
-    let mut ordered: Vec<&Tensor> = tensors.iter().collect();
-    ordered.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bytes()));
-    let mut header = BTreeMap::new();
+/// What precedes the bytes of these tensors, which follow in this order and without gaps: the length of the header
+/// and the header. Panics where two have one name.
+pub fn header(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) -> io::Result<Vec<u8>> {
+    let mut header = serde_json::Map::new();
+    if !metadata.is_empty() {
+        let said: BTreeMap<_, _> = metadata.iter().copied().collect();
+        header.insert(METADATA.into(), serde_json::to_value(said)?);
+    }
     let mut end = 0;
-    for tensor in &ordered {
-        let Tensor { name, dtype, shape, bytes } = **tensor;
-        let wanted = shape.iter().product::<usize>() * dtype.bytes();
-        assert_eq!(bytes.len(), wanted, "{name} has the bytes of its shape {shape:?}");
+    for (name, dtype, shape) in tensors {
         let start = end;
-        end += bytes.len() as u64;
-        let entry = Entry { dtype, shape: shape.to_vec(), data_offsets: [start, end] };
-        let twin = header.insert(name, entry);
-        assert!(twin.is_none() && name != METADATA, "{name} is a tensor's own name");
+        end += (shape.iter().product::<usize>() * dtype.bytes()) as u64;
+        let entry = Entry { dtype: *dtype, shape: shape.to_vec(), data_offsets: [start, end] };
+        let twin = header.insert(name.to_string(), serde_json::to_value(entry)?);
+        assert!(twin.is_none() && *name != METADATA, "{name} is a tensor's own name");
     }
     let mut header = serde_json::to_string(&header)?;
     while !header.len().is_multiple_of(8) {
         header.push(' ');
     }
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(header.as_bytes())?;
+    Ok([&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat())
+}
+
+/// Writes the file. Wider types come first, so that every tensor is aligned to its type. Panics where a tensor's
+/// bytes are not its shape's, or two have one name.
+pub fn write(out: &mut impl Write, tensors: &[Tensor]) -> io::Result<()> {
+    let mut ordered: Vec<&Tensor> = tensors.iter().collect();
+    ordered.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bytes()));
+    for Tensor { name, dtype, shape, bytes } in &ordered {
+        let wanted = shape.iter().product::<usize>() * dtype.bytes();
+        assert_eq!(bytes.len(), wanted, "{name} has the bytes of its shape {shape:?}");
+    }
+    let described: Vec<_> = ordered.iter().map(|tensor| (tensor.name, tensor.dtype, tensor.shape)).collect();
+    out.write_all(&header(&described, &[])?)?;
     for tensor in ordered {
         out.write_all(tensor.bytes)?;
     }
     Ok(())
+}
+
+/// The header's names and values in the order they stand, so that a name that stands twice is noticed.
+struct Named(Vec<(String, serde_json::Value)>);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Named;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object of tensors")
+            }
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Named, A::Error> {
+                let mut named = vec![];
+                while let Some(pair) = map.next_entry()? {
+                    named.push(pair);
+                }
+                Ok(Named(named))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
+}
+
+/// Two tensors that share bytes.
+fn overlapping(entries: &BTreeMap<String, Entry>) -> Option<(&str, &str)> {
+    let mut placed: Vec<_> = entries.iter().filter(|(_, entry)| entry.bytes() > 0).collect();
+    placed.sort_by_key(|(_, entry)| entry.data_offsets);
+    let both = placed.windows(2).find(|pair| pair[1].1.data_offsets[0] < pair[0].1.data_offsets[1])?;
+    Some((both[0].0, both[1].0))
 }
 
 /// A tensor file that is open for reading.
@@ -106,12 +166,11 @@ impl TensorFile {
         }
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header)?;
-        let mut parsed: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_slice(&header).map_err(|error| broken(error.to_string()))?;
-        parsed.remove(METADATA);
+        let Named(parsed) = serde_json::from_slice(&header)
+            .map_err(|error| broken(format!("its header is not the format's JSON: {error}")))?;
         let data = 8 + header_bytes;
         let mut entries = BTreeMap::new();
-        for (name, value) in parsed {
+        for (name, value) in parsed.into_iter().filter(|(name, _)| name != METADATA) {
             let entry: Entry =
                 serde_json::from_value(value).map_err(|error| broken(format!("`{name}`: {error}")))?;
             let [start, end] = entry.data_offsets;
@@ -121,7 +180,12 @@ impl TensorFile {
             if !right_size || end > length - data {
                 return Err(broken(format!("`{name}` is not where the header says")));
             }
-            entries.insert(name, entry);
+            if entries.insert(name.clone(), entry).is_some() {
+                return Err(broken(format!("its header has `{name}` twice")));
+            }
+        }
+        if let Some((one, other)) = overlapping(&entries) {
+            return Err(broken(format!("`{one}` and `{other}` share bytes")));
         }
         Ok(TensorFile { file, data, entries })
     }
@@ -139,7 +203,19 @@ impl TensorFile {
             let sentence = format!("`{name}` is {} bytes, and {} are wanted", entry.bytes(), place.len());
             return Err(io::Error::new(io::ErrorKind::InvalidData, sentence));
         }
-        self.file.seek(SeekFrom::Start(self.data + entry.data_offsets[0]))?;
+        self.read_part(name, 0, place)
+    }
+
+    /// Reads some of a tensor's bytes, from one of them on.
+    pub fn read_part(&mut self, name: &str, from: u64, place: &mut [u8]) -> io::Result<()> {
+        let entry = self.entries.get(name).filter(|entry| from + place.len() as u64 <= entry.bytes() as u64);
+        let entry = entry.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("`{name}` has no such part, or there is no `{name}`"),
+            )
+        })?;
+        self.file.seek(SeekFrom::Start(self.data + entry.data_offsets[0] + from))?;
         self.file.read_exact(place)
     }
 }
@@ -224,7 +300,9 @@ mod tests {
             r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}}"#,
             r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#,
             r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#,
-            r#"{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}"#,
+            r#"{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,8]}}"#,
+            r#"{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}"#,
+            r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#,
             "[]",
         ] {
             let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat();

@@ -55,6 +55,9 @@ const NAMES: &[(&str, &str)] = &[
     ("use_qk_norm", "model.qk_norm"),
     ("initializer_range", "model.init_std"),
     ("use_gqa", "model.kv_heads"),
+    ("model_name_or_path", "model.from"),
+    ("pretrained_model_name_or_path", "model.from"),
+    ("init_from", "model.from"),
     // Portions and length of the run.
     ("max_steps", "train.steps"),
     ("max_iters", "train.steps"),

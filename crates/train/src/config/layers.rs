@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use flatout_models::config::key::Section;
+use flatout_models::config::{DecoderConfig, Positions};
 use toml::{Table, Value};
 
 use super::schema::{self, Found, Meaning};
 use super::value::{self, Written};
-use super::{Config, foreign, nearest};
+use super::{Config, foreign, nearest, text};
 use crate::switches::{self, Compile};
 use crate::{UserError, refuse};
 
@@ -99,6 +101,70 @@ impl Layers {
             let value = value::read(&found.path, &found.key.kind, &given, Written::AsText)?;
             self.lay(&found, value)?;
         }
+        Ok(())
+    }
+
+    /// Lays `key=value` arguments whose keys begin with one of `allowed`; others cannot change `when`.
+    pub fn overrides_of(
+        &mut self,
+        arguments: &[String],
+        allowed: &[&str],
+        when: &str,
+    ) -> Result<(), UserError> {
+        for argument in arguments {
+            let (found, _) = parse_override(argument)?;
+            if !allowed.iter().any(|allowed| found.path.starts_with(allowed)) {
+                let allowed = allowed.join(", ");
+                refuse!("`{}` cannot change {when}; what can begins with {allowed}", found.path);
+            }
+        }
+        self.overrides(arguments)
+    }
+
+    /// What `model.from` says, where it is given.
+    pub fn from(&self) -> Option<&str> {
+        self.values.get("model.from").and_then(|held| held.value.as_str())
+    }
+
+    /// Lays the model of `model.from`: it takes the place of what lower layers say, and what is said beside or above
+    /// must agree. Rows are as long as anybody says, else 2048 tokens, and no longer than the model was made for
+    /// unless that is said beside or above.
+    pub fn model(&mut self, model: &DecoderConfig, whence: &str) -> Result<(), UserError> {
+        /// Keys of training, which a description of a model does not have.
+        const NOT_THE_MODELS: [&str; 5] = ["from", "context", "dropout", "init_std", "init_residual"];
+        let of_source = self.values.get("model.from").map_or(usize::MAX, |held| held.layer);
+        let facts = Value::try_from(model).expect("a section has a TOML form");
+        for key in DecoderConfig::keys() {
+            if NOT_THE_MODELS.contains(&key.name) {
+                continue;
+            }
+            let path = format!("model.{}", key.name);
+            let (said, fact) =
+                (self.values.get(&path).filter(|held| held.layer >= of_source), facts.get(key.name));
+            match (said, fact) {
+                (Some(held), fact) if Some(&held.value) != fact => refuse!(
+                    "`{path}` is {} and the model of {whence} has {}: leave it out",
+                    text::value(&held.value),
+                    fact.map_or("none".into(), text::value)
+                ),
+                (_, Some(fact)) => self.put(path, fact.clone()),
+                (_, None) => drop(self.values.remove(&path)),
+            }
+        }
+        let most = model.context as i64;
+        let learned = model.positions == Positions::Learned;
+        let said =
+            self.values.get("model.context").map(|held| (held.value.as_integer(), held.layer >= of_source));
+        let context = match said {
+            Some((Some(given), true)) if !learned || given == most => given,
+            Some((Some(given), true)) => {
+                refuse!("`model.context` is {given} and the model of {whence} has {most} learned positions")
+            }
+            _ if learned => most,
+            Some((Some(given), false)) => given.min(most),
+            _ => most.min(2048),
+        };
+        self.put("model.context".into(), Value::Integer(context));
         Ok(())
     }
 
@@ -436,6 +502,32 @@ mod tests {
             let sentence = Config::parse(text, "mine.toml").unwrap_err().0;
             assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
             assert!(!sentence.contains('\n'), "{sentence:?}");
+        }
+    }
+
+    #[test]
+    fn a_loaded_model_replaces_the_recipes_and_must_agree_with_what_is_said() {
+        let model =
+            DecoderConfig { width: 48, tied: false, context: 64, kv_heads: None, ..with(&[]).unwrap().model };
+        let laid = |overrides: &[&str]| {
+            let mut layers = Layers::default();
+            layers.file(&with(&[]).unwrap().to_toml(), "tiny").unwrap();
+            let mut words = vec!["model.from=there".to_string()];
+            words.extend(overrides.iter().map(|word| word.to_string()));
+            layers.overrides(&words).unwrap();
+            layers.model(&model, "there").and_then(|()| layers.finish())
+        };
+        let config = laid(&["lr=1e-4", "width=48", "dropout=0.25"]).unwrap();
+        let wanted = DecoderConfig { from: Some("there".into()), dropout: 0.25, ..model.clone() };
+        assert_eq!(config.model, wanted, "tiny's rows of 128 are cut to what the model was made for");
+        assert_eq!(laid(&["context=96"]).unwrap().model.context, 96, "unless more is asked for");
+        for (word, sentence) in [
+            ("width=128", "`model.width` is 128 and the model of there has 48: leave it out"),
+            ("tied=true", "`model.tied` is true and the model of there has false"),
+            ("kv_heads=2", "`model.kv_heads` is 2 and the model of there has none"),
+        ] {
+            let refused = laid(&[word]).unwrap_err().0;
+            assert!(refused.contains(sentence), "{refused}");
         }
     }
 

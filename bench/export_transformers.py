@@ -1,0 +1,97 @@
+"""Does `transformers` compute what flatout computes? Trains small runs, exports them, and compares logits.
+
+    pip install torch transformers safetensors tokenizers
+    python bench/export_transformers.py target/release/flatout
+
+For every case: a run of a few steps, `flatout export` (f32 in shards, and bf16), AutoModelForCausalLM on the folder, and
+`flatout logits` on the run and on the folder for the same tokens. Also checks that AutoTokenizer reads the tokeniser and
+gives flatout's own tokens, and that a model saved by `transformers` goes in, trains and comes out. Exits with 1 where a
+logit differs by more than 1e-4 (bf16: than 1e-4 from the run's own weights rounded to bf16).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+SMALL = ["train.steps=20", "train.batch=4", "model.context=32", "schedule.warmup_steps=2", "eval.rows=0", "backend=cpu"]
+SHAPE = ["model.width=48", "model.layers=2", "model.ffn=80"]
+CASES = {
+    "qwen3, tied": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.head_size=20"],
+    "llama, tied": SHAPE + ["model.heads=4", "model.kv_heads=1", "model.qk_norm=false"],
+    "llama, untied": SHAPE + ["model.heads=3", "model.kv_heads=3", "model.qk_norm=false", "model.tied=false",
+                              "model.rope_theta=500000", "model.norm_eps=1e-5"],
+    "qwen3, untied": SHAPE + ["model.heads=6", "model.kv_heads=2", "model.tied=false", "model.rope_theta=1e6"],
+}
+BOUND = 1e-4
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("flatout", type=Path, help="the binary")
+    binary = parser.parse_args().flatout.resolve()
+    torch.set_num_threads(2)
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+
+        def flatout(*words):
+            done = subprocess.run([binary, *map(str, words)], cwd=scratch, capture_output=True, text=True)
+            if done.returncode != 0:
+                sys.exit(f"flatout {' '.join(map(str, words))}\n{done.stderr}")
+            return done.stdout
+
+        def logits(model, ids):
+            (scratch / "ids.json").write_text(json.dumps(ids.tolist()))
+            flatout("logits", model, "backend=cpu", "precision=fp32", "--ids", "ids.json", "--out", "logits.safetensors")
+            return load_file(scratch / "logits.safetensors")["logits"]
+
+        def compare(name, folder, ids, *models):
+            nonlocal worst
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+            with torch.no_grad():
+                theirs = model(ids).logits
+            for ours in models:
+                off = (logits(ours, ids) - theirs).abs().max().item()
+                worst = max(worst, off)
+                print(f"{name:28} {Path(ours).name:12} {type(model).__name__}: off by {off:.1e}")
+
+        for number, (name, words) in enumerate(CASES.items()):
+            run, out, narrow = f"run{number}", f"out{number}", f"narrow{number}"
+            flatout("train", "tiny", *words, *SMALL, "--run", run)
+            flatout("export", run, "--to", out, "--shard-size", "30KB")
+            flatout("export", run, "--to", narrow, "--dtype", "bf16")
+            ids = torch.randint(0, 220, (3, 29), generator=torch.Generator().manual_seed(number))
+            compare(name, scratch / out, ids, run, out)
+            compare(f"{name}, bf16", scratch / narrow, ids, narrow)
+
+        text = "the actor near the theatre"
+        tokenizer = AutoTokenizer.from_pretrained(scratch / "out0")
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text, "the exported tokeniser reads its own words"
+        assert ids[0] == tokenizer.bos_token_id, "a text begins as documents began in training"
+        assert (tokenizer.bos_token, tokenizer.eos_token) == ("<bos>", "<eos>")
+
+        config = LlamaConfig(
+            vocab_size=512, hidden_size=40, num_hidden_layers=3, num_attention_heads=5, num_key_value_heads=1,
+            intermediate_size=72, max_position_embeddings=128, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1,
+        )
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(scratch / "theirs")
+        ids = torch.randint(0, 512, (2, 50), generator=torch.Generator().manual_seed(9))
+        compare("from transformers, bf16", scratch / "theirs", ids, "theirs")
+        flatout("train", "tiny", "model.from=theirs", *SMALL, "--run", "trained")
+        flatout("export", "trained", "--to", "back")
+        compare("trained from transformers", scratch / "back", ids, "trained", "back")
+        assert AutoConfig.from_pretrained(scratch / "back").max_position_embeddings == 128
+    print(f"worst {worst:.1e}, bound {BOUND:.0e}")
+    sys.exit(worst > BOUND)
+
+
+if __name__ == "__main__":
+    main()

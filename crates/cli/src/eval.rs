@@ -1,0 +1,41 @@
+//! `eval`: loss and perplexity.
+
+use std::process::ExitCode;
+
+use flatout_train::Failure;
+use flatout_train::evaluate::{self, Share};
+use serde_json::json;
+
+use crate::args::Eval;
+use crate::model;
+use crate::screen::{Screen, count};
+
+pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
+    let mut loaded = model::open(&args.model, &args.overrides)?;
+    let (rows, share) = evaluate::rows(&mut loaded, &args.overrides)?;
+    let device = model::device(&loaded)?;
+    let found = evaluate::evaluate(&mut loaded, &device, &rows)?;
+    if screen.json {
+        screen.object(&json!({
+            "model": args.model.display().to_string(),
+            "checkpoint": loaded.place.display().to_string(),
+            "step": loaded.step,
+            "on": if share == Share::All { "all" } else { "held_out" },
+            "loss": found.loss,
+            "perplexity": found.perplexity,
+            "tokens": found.tokens,
+            "rows": found.rows,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let on = if share == Share::All { "the text" } else { "held-out text" };
+    screen.result(format!(
+        "loss {:.4} nats a token, perplexity {:.3}, over {} tokens of {on} in {} rows of {}",
+        found.loss,
+        found.perplexity,
+        count(found.tokens),
+        count(found.rows),
+        count(rows.context as u64)
+    ));
+    Ok(ExitCode::SUCCESS)
+}

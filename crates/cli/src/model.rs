@@ -1,0 +1,30 @@
+//! What the commands that use a model share: opening it, and saying what is downloaded.
+
+use std::path::Path;
+
+use flatout_train::Failure;
+use flatout_train::device::Device;
+use flatout_train::pretrained::Loaded;
+use flatout_train::pretrained::hub::Fetching;
+
+use crate::screen::{Screen, bytes};
+
+/// Opens a run or a folder. All that is wrong with it is said here.
+pub fn open(model: &Path, overrides: &[String]) -> Result<Loaded, Failure> {
+    Ok(Loaded::open(model, overrides)?)
+}
+
+/// The device that the model's switches ask for, opened after the model.
+pub fn device(loaded: &Loaded) -> Result<Device, Failure> {
+    Device::open(loaded.config.switches.backend)
+}
+
+/// A line when a file begins and when it is whole, and now and then on the way.
+pub fn fetching(file: &Fetching<'_>, screen: &Screen) {
+    let Fetching { file, done_bytes, total_bytes } = file;
+    screen.note(match total_bytes {
+        Some(total) if total == done_bytes => format!("fetched  {file} ({})", bytes(*total)),
+        Some(total) => format!("fetching {file}: {} of {}", bytes(*done_bytes), bytes(*total)),
+        None => format!("fetching {file}: {}", bytes(*done_bytes)),
+    });
+}

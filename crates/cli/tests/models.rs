@@ -1,0 +1,195 @@
+//! Using a model: `eval`, `generate`, `logits` and `export` on runs and folders, and a model by its name on the hub, all
+//! through the real program.
+
+#[path = "../../train/tests/hub_server/mod.rs"]
+mod hub_server;
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use hub_server::{COMMIT, Content, HubServer};
+use program::{Said, flatout, say, small_train};
+use serde_json::Value;
+
+fn json(said: &Said) -> Value {
+    assert_eq!(said.code, Some(0), "{said:?}");
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said:?}"))
+}
+
+fn done(said: Said) -> Said {
+    assert_eq!(said.code, Some(0), "{said:?}");
+    said
+}
+
+/// A run on text, with a checkpoint of steps 3 and 6.
+fn text_run(dir: &Path) {
+    let text: String = (0..3000).map(|i| format!("{} is the square of {i}.\n", i * i)).collect();
+    fs::write(dir.join("book.txt"), text).expect("a file");
+    let words = ["data.path=book.txt", "model.vocab=300", "checkpoint.every=3", "--run", "run"];
+    done(say(dir, &small_train(&words)));
+}
+
+#[test]
+fn a_run_is_evaluated_exported_and_continued() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    text_run(dir);
+
+    // What the run itself said of the same rows.
+    let events = fs::read_to_string(dir.join("run/events.jsonl")).expect("events");
+    let evals = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let last = evals.filter(|event| event["event"] == "eval").last().expect("an evaluation");
+    let found = json(&say(dir, &["eval", "run", "--json"]));
+    assert!(
+        (found["loss"].as_f64().unwrap() - last["loss"].as_f64().unwrap()).abs() < 1e-5,
+        "{found} {last}"
+    );
+    assert_eq!((found["step"].as_u64(), found["on"].as_str()), (Some(6), Some("held_out")));
+    let (loss, perplexity) = (found["loss"].as_f64().unwrap(), found["perplexity"].as_f64().unwrap());
+    assert!((loss.exp() / perplexity - 1.0).abs() < 1e-12);
+    let earlier = json(&say(dir, &["eval", "run@3", "--json"]));
+    assert!(earlier["loss"].as_f64().unwrap() > loss, "step 3 was worse: {earlier}");
+
+    // On a text of its own, all of it is read: every token but the first is predicted.
+    let other: String = (0..200).map(|i| format!("{i} is the square of nothing.\n")).collect();
+    fs::write(dir.join("other.txt"), other).expect("a file");
+    let on_other = json(&say(dir, &["eval", "run", "data.path=other.txt", "--json"]));
+    assert_eq!(on_other["on"], "all");
+    assert!(on_other["tokens"].as_u64().unwrap() > 2000, "{on_other}");
+    let few = json(&say(dir, &["eval", "run", "data.path=other.txt", "eval.rows=3", "--json"]));
+    assert_eq!((few["rows"].as_u64(), few["tokens"].as_u64()), (Some(3), Some(48)));
+
+    // The exported folder is the same model.
+    let exported = json(&say(dir, &["export", "run", "--to", "out", "--json"]));
+    assert_eq!(exported["architecture"], "Qwen3ForCausalLM");
+    let again = json(&say(dir, &["eval", "out", "data.path=other.txt", "--json"]));
+    assert_eq!(again["tokens"], on_other["tokens"]);
+    assert!((again["loss"].as_f64().unwrap() - on_other["loss"].as_f64().unwrap()).abs() < 1e-6);
+    let shown = done(say(dir, &["eval", "out", "data.path=other.txt"])).out;
+    assert!(shown.contains("nats a token, perplexity") && shown.ends_with("rows of 16\n"), "{shown:?}");
+
+    let prompts = ["--prompt", "12 is", "--prompt", "the square", "--prompt", "12 is"];
+    let sampling = ["--max-tokens", "9", "--seed", "4", "--top-p", "0.9", "--top-k", "50"];
+    let many = |model: &'static str| {
+        let words = [&["generate", model, "--json"][..], &prompts, &sampling].concat();
+        json(&say(dir, &words))["texts"].clone()
+    };
+    let texts = many("run");
+    assert_eq!(texts, many("out"), "a text begins with <bos> in both");
+    assert!(texts[0].as_str().unwrap().starts_with("12 is") && texts[0] != texts[2], "{texts}");
+    let one = [&["generate", "run", "--prompt", "the square"][..], &sampling].concat();
+    let said = done(say(dir, &one));
+    assert_eq!(said.out.strip_suffix('\n'), texts[1].as_str(), "alone as among others, piece by piece");
+    assert!(said.err.contains("tokens/s"), "{said:?}");
+    fs::write(dir.join("prompts.txt"), "12 is\nthe square\n12 is\n").expect("a file");
+    fs::write(dir.join("prompts.json"), r#"["12 is", "the square", "12 is"]"#).expect("a file");
+    for file in ["prompts.txt", "prompts.json"] {
+        for at_once in ["1", "2", "16"] {
+            let words =
+                [&["generate", "run", "--prompts", file, "--at-once", at_once, "--json"][..], &sampling];
+            assert_eq!(json(&say(dir, &words.concat()))["texts"], texts, "{file}, {at_once} at once");
+        }
+    }
+
+    // Nothing is replaced unasked, and a step that is not there is named with those that are.
+    let said = say(dir, &["export", "run", "--to", "out"]);
+    assert!(said.code == Some(2) && said.err.contains("out is there already"), "{said:?}");
+    done(say(dir, &["export", "run@3", "--to", "out", "--force", "--dtype", "bf16", "--shard-size", "20KB"]));
+    assert!(dir.join("out/model.safetensors.index.json").is_file());
+    let said = say(dir, &["export", "run@4", "--to", "more"]);
+    assert!(said.code == Some(2) && said.err.contains("no checkpoint of step 4: there is 3, 6"), "{said:?}");
+}
+
+#[test]
+fn what_cannot_be_used_is_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    done(say(dir, &small_train(&["--run", "run"])));
+    fs::create_dir(dir.join("empty")).expect("a folder");
+    fs::write(dir.join("ids.json"), "[[1]]").expect("a file");
+    let cases: &[(&str, &str)] = &[
+        ("eval nowhere", "there is no run in nowhere"),
+        ("eval empty", "it has neither config.toml nor config.json"),
+        ("eval run model.width=3", "`model.width` cannot change when a model is used"),
+        ("eval run data.path=none.txt", "none.txt"),
+        ("eval run@x", "`x` is none"),
+        ("generate run --top-p 0", "--top-p is 0 and must be above 0"),
+        ("generate run --top-p 1.5", "--top-p is 1.5"),
+        ("generate run --at-once 0", "--at-once is 0"),
+        ("generate run --prompts none.txt", "none.txt cannot be read"),
+        ("generate run --prompt zebra", "zebra"),
+        ("generate run@77", "there is no checkpoint of step 77"),
+        ("export nowhere --to out", "there is no run in nowhere"),
+        ("export run --to out --shard-size big", "--shard-size is big"),
+        ("logits run --ids none.json --out out", "none.json cannot be read"),
+        ("logits nowhere --ids ids.json --out out", "there is no run in nowhere"),
+    ];
+    for (words, sentence) in cases {
+        let said = say(dir, &words.split(' ').collect::<Vec<_>>());
+        assert_eq!(said.code, Some(2), "{words}: {said:?}");
+        assert!(said.err.contains(sentence) && said.err.lines().count() == 1, "{words}: {said:?}");
+        assert!(!dir.join("out").exists(), "{words}");
+    }
+}
+
+#[test]
+fn a_model_by_its_name_is_fetched_trained_and_found_again() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    done(say(dir, &small_train(&["--run", "first"])));
+    done(say(dir, &["export", "first", "--to", "out", "--dtype", "bf16", "--shard-size", "30KB"]));
+    let mut content = Content::default();
+    for entry in fs::read_dir(dir.join("out")).expect("a folder").flatten() {
+        content.files.insert(entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
+    }
+    let server = HubServer::start(content);
+    let run = |words: &[&str], offline: &str| {
+        let mut command = flatout(dir, words);
+        command
+            .env("HF_HOME", dir.join("hf"))
+            .env("HF_ENDPOINT", &server.endpoint)
+            .env("HF_HUB_OFFLINE", offline);
+        for name in ["HF_HUB_CACHE", "HF_TOKEN", "HF_TOKEN_PATH"] {
+            command.env_remove(name);
+        }
+        let output = command.output().expect("the program starts");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+        Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    };
+    let training = [
+        "train",
+        "tiny",
+        "model.from=org/name",
+        "train.steps=3",
+        "train.batch=2",
+        "warmup_steps=1",
+        "eval.rows=0",
+        "checkpoint.every=1",
+        "--run",
+        "run",
+        "--resume",
+        "auto",
+    ];
+    let said = run(&training, "1");
+    assert!(said.code == Some(2) && said.err.contains("org/name is not in the cache"), "{said:?}");
+    assert!(!dir.join("run").exists());
+
+    // A plan needs no weights.
+    assert_eq!(done(run(&["plan", "tiny", "model.from=org/name", "--json"], "0")).err, "");
+    assert!(
+        server.asked().iter().all(|line| !line.contains(".safetensors ")),
+        "only what describes the model"
+    );
+    let said = done(run(&training, "0"));
+    assert!(said.err.contains("fetched  model-00001-of-"), "{said:?}");
+    let config = fs::read_to_string(dir.join("run/config.toml")).expect("a config");
+    assert!(config.contains(&format!("from = \"org/name@{COMMIT}\"")), "{config}");
+
+    // The same command goes on, without the network, although it names a branch and the run a commit.
+    let longer = [&training[..], &["train.steps=5"]].concat();
+    let said = done(run(&longer, "1"));
+    assert!(said.err.contains("continuing after step 3"), "{said:?}");
+    let said = run(&["train", "tiny", "model.from=org/none"], "0");
+    assert!(said.code == Some(2) && said.err.contains("there is no model org/none"), "{said:?}");
+}

@@ -1,0 +1,626 @@
+//! The decoder as the `transformers` library describes it: `config.json` to a config and back.
+//!
+//! Pure: values in, values out. A field that would change numbers and that the decoder does not have is refused by
+//! name; fields of training (dropout, initialisation) and of the library itself are not the model's and are left alone.
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopePairs, RopeScaling};
+use crate::decoder::weight_names;
+use crate::gpt2::{self, Stored};
+
+/// What a `config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Described {
+    /// The decoder. `context` is the library's `max_position_embeddings`.
+    pub model: DecoderConfig,
+    /// Tokens a text may begin and end with, as far as the file names them.
+    pub bos: Vec<u32>,
+    pub eos: Vec<u32>,
+}
+
+/// The architectures that the decoder equals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Architecture {
+    Llama,
+    Qwen3,
+    Gpt2,
+}
+
+impl Architecture {
+    const ALL: [Architecture; 3] = [Architecture::Llama, Architecture::Qwen3, Architecture::Gpt2];
+
+    /// The one that a decoder equals, or the key that is in the way.
+    fn of(model: &DecoderConfig) -> Result<Architecture, String> {
+        if model.positions == Positions::Learned {
+            return gpt2::stored(model).map(|_| Architecture::Gpt2);
+        }
+        let architecture = if model.qk_norm { Architecture::Qwen3 } else { Architecture::Llama };
+        let bias = match architecture {
+            Architecture::Llama => matches!(model.bias, Bias::None | Bias::Attention | Bias::All),
+            _ => matches!(model.bias, Bias::None | Bias::Attention),
+        };
+        let asked = [
+            ("norm", model.norm == Norm::Rms, model.norm.to_string()),
+            ("norm_bias", !model.norm_bias, model.norm_bias.to_string()),
+            ("activation", model.activation == Activation::Swiglu, model.activation.to_string()),
+            ("positions", model.positions == Positions::Rope, model.positions.to_string()),
+            ("rope_pairs", model.rope_pairs == RopePairs::Half, model.rope_pairs.to_string()),
+            ("bias", bias, model.bias.to_string()),
+            ("embed_scale", model.embed_scale == 1.0, model.embed_scale.to_string()),
+        ];
+        match asked.into_iter().find(|(_, fits, _)| !fits) {
+            Some((key, _, value)) => {
+                let known = Architecture::ALL.map(Architecture::class).join(", ");
+                Err(format!("a decoder with model.{key} = {value} is none of {known}"))
+            }
+            None => Ok(architecture),
+        }
+    }
+
+    fn model_type(self) -> &'static str {
+        match self {
+            Architecture::Llama => "llama",
+            Architecture::Qwen3 => "qwen3",
+            Architecture::Gpt2 => "gpt2",
+        }
+    }
+
+    fn class(self) -> &'static str {
+        match self {
+            Architecture::Llama => "LlamaForCausalLM",
+            Architecture::Qwen3 => "Qwen3ForCausalLM",
+            Architecture::Gpt2 => "GPT2LMHeadModel",
+        }
+    }
+}
+
+/// Reads a parsed `config.json`, or says in a sentence which field stands in the way.
+pub fn read(config: &Value) -> Result<Described, String> {
+    let Some(fields) = config.as_object() else {
+        return Err("it is not a JSON object".into());
+    };
+    let f = Fields(fields);
+    let architecture = f.architecture()?;
+    f.refuse_unsupported(architecture)?;
+    let model = match architecture {
+        Architecture::Gpt2 => f.gpt2()?,
+        Architecture::Llama | Architecture::Qwen3 => f.rotating(architecture)?,
+    };
+    model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
+    Ok(Described { model, bos: f.tokens("bos_token_id")?, eos: f.tokens("eos_token_id")? })
+}
+
+/// Where every weight of a decoder lies in the library's checkpoints.
+pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
+    if Architecture::of(model)? == Architecture::Gpt2 {
+        return gpt2::stored(model);
+    }
+    let plain = |(ours, theirs): (String, String)| {
+        let dims = shape(&ours);
+        let columns = 0..dims[dims.len() - 1];
+        Stored { ours, theirs, dims, transposed: false, columns }
+    };
+    Ok(weight_names(model).into_iter().map(plain).collect())
+}
+
+/// Whether a tensor of a checkpoint follows from the rest: a tied head that is stored all the same, frequencies of
+/// rotations and masks that old versions stored.
+pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
+    (model.tied && name == "lm_head.weight")
+        || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
+}
+
+/// The `config.json` of a decoder whose texts begin and end with these tokens, or the key that keeps it from being one
+/// of the library's.
+pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
+    let architecture = Architecture::of(model)?;
+    let one_or_more = |tokens: &[u32]| match tokens {
+        [] => Value::Null,
+        [one] => json!(one),
+        more => json!(more),
+    };
+    let mut config = json!({
+        "architectures": [architecture.class()],
+        "model_type": architecture.model_type(),
+        "vocab_size": model.vocab,
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": model.tied,
+        "use_cache": true,
+        "bos_token_id": one_or_more(bos),
+        "eos_token_id": one_or_more(eos),
+        "torch_dtype": dtype,
+        "dtype": dtype,
+    });
+    let fields = config.as_object_mut().expect("an object was just made");
+    let more = match architecture {
+        Architecture::Gpt2 => json!({
+            "n_embd": model.width,
+            "n_layer": model.layers,
+            "n_head": model.heads,
+            "n_inner": model.ffn,
+            "n_positions": model.context,
+            "n_ctx": model.context,
+            "activation_function": if model.activation == Activation::GeluTanh { "gelu_new" } else { "gelu" },
+            "layer_norm_epsilon": model.norm_eps,
+            "resid_pdrop": model.dropout,
+            "embd_pdrop": model.dropout,
+            "attn_pdrop": 0.0,
+        }),
+        Architecture::Llama | Architecture::Qwen3 => {
+            let (scaling, parameters) = rope(model);
+            json!({
+                "hidden_size": model.width,
+                "num_hidden_layers": model.layers,
+                "num_attention_heads": model.heads,
+                "num_key_value_heads": model.kv_heads(),
+                "head_dim": model.head_size(),
+                "intermediate_size": model.ffn,
+                "max_position_embeddings": model.context,
+                "hidden_act": "silu",
+                "rms_norm_eps": model.norm_eps,
+                "attention_bias": model.bias != Bias::None,
+                "attention_dropout": 0.0,
+                // Versions before 5 read the first two, later ones the third.
+                "rope_theta": model.rope_theta,
+                "rope_scaling": scaling,
+                "rope_parameters": parameters,
+            })
+        }
+    };
+    fields.extend(more.as_object().cloned().expect("an object was just made"));
+    if architecture == Architecture::Llama {
+        fields.insert("mlp_bias".into(), json!(model.bias == Bias::All));
+    }
+    Ok(config)
+}
+
+/// `rope_scaling` as it was before version 5, and `rope_parameters`, which has the base as well.
+fn rope(model: &DecoderConfig) -> (Value, Value) {
+    let kind = if model.rope_scaling == RopeScaling::None { "default" } else { model.rope_scaling.name() };
+    let mut fields = Map::new();
+    fields.insert("rope_type".into(), json!(kind));
+    let mut add = |name: &str, value: Value| drop(fields.insert(name.into(), value));
+    if model.rope_scaling != RopeScaling::None {
+        add("factor", json!(model.rope_factor));
+    }
+    if let Some(original) = model.rope_original_context {
+        add("original_max_position_embeddings", json!(original));
+    }
+    match model.rope_scaling {
+        RopeScaling::None | RopeScaling::Linear => {}
+        RopeScaling::Llama3 => {
+            add("low_freq_factor", json!(model.rope_low_freq_factor));
+            add("high_freq_factor", json!(model.rope_high_freq_factor));
+        }
+        RopeScaling::Yarn => {
+            add("beta_fast", json!(model.rope_beta_fast));
+            add("beta_slow", json!(model.rope_beta_slow));
+            if let Some(factor) = model.rope_attention_factor {
+                add("attention_factor", json!(factor));
+            }
+        }
+    }
+    let scaling = if kind == "default" { Value::Null } else { Value::Object(fields.clone()) };
+    fields.insert("rope_theta".into(), json!(model.rope_theta));
+    (scaling, Value::Object(fields))
+}
+
+/// The fields of the file. One that is null is one that is absent, as the library has it.
+struct Fields<'a>(&'a Map<String, Value>);
+
+impl Fields<'_> {
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    fn architecture(&self) -> Result<Architecture, String> {
+        let known = "llama, qwen3 and gpt2";
+        let Some(found) = self.get("model_type").and_then(Value::as_str) else {
+            return Err(format!("it has no `model_type`; {known} are read"));
+        };
+        let architecture = Architecture::ALL.into_iter().find(|a| a.model_type() == found);
+        let architecture = architecture
+            .ok_or_else(|| format!("its `model_type` is {found:?}, and only {known} are read"))?;
+        let classes = self.get("architectures").and_then(Value::as_array);
+        match classes.and_then(|classes| classes.first()).and_then(Value::as_str) {
+            Some(class) if class != architecture.class() => Err(format!(
+                "its `architectures` says {class}, and of {found} models only {} is read",
+                architecture.class()
+            )),
+            _ => Ok(architecture),
+        }
+    }
+
+    /// Fields with which the library would compute something else than the decoder does.
+    fn refuse_unsupported(&self, architecture: Architecture) -> Result<(), String> {
+        let refused = |name: &str, value: &Value, supported: &str| {
+            let shown = value.to_string();
+            let shown = if shown.len() > 60 { "given".to_string() } else { shown };
+            Err(format!("its `{name}` is {shown}, and here there is only {supported}"))
+        };
+        if let Some(value) = self.get("quantization_config") {
+            return refused("quantization_config", value, "weights that are not quantised");
+        }
+        if let Some(value) =
+            self.get("hidden_act").filter(|value| *value != "silu" && architecture != Architecture::Gpt2)
+        {
+            return refused("hidden_act", value, "silu for this architecture");
+        }
+        if let Some(value) = self.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
+            return refused("partial_rotary_factor", value, "rotation of whole heads");
+        }
+        if architecture == Architecture::Gpt2 {
+            // What the library reads beside the dimensions, with the value that the decoder has.
+            for (name, supported) in [
+                ("scale_attn_weights", true),
+                ("scale_attn_by_inverse_layer_idx", false),
+                ("add_cross_attention", false),
+            ] {
+                if let Some(value) = self.get(name).filter(|value| **value != json!(supported)) {
+                    return refused(name, value, &supported.to_string());
+                }
+            }
+        }
+        if architecture == Architecture::Qwen3 {
+            if let Some(value) = self.get("use_sliding_window").filter(|value| **value != json!(false)) {
+                return refused("use_sliding_window", value, "attention over the whole text");
+            }
+            let layers = self.get("layer_types").and_then(Value::as_array).into_iter().flatten();
+            if let Some(kind) = layers.into_iter().find(|kind| *kind != "full_attention") {
+                return refused("layer_types", kind, "full_attention");
+            }
+        }
+        Ok(())
+    }
+
+    /// A Llama or a Qwen3.
+    fn rotating(&self, architecture: Architecture) -> Result<DecoderConfig, String> {
+        let (width, heads) = (self.extent("hidden_size")?, self.extent("num_attention_heads")?);
+        // The library's own defaults, by architecture: a file may leave out what equals them.
+        let (kv_heads, head_size, positions) = match architecture {
+            Architecture::Qwen3 => (32, 128, 32768),
+            _ => (heads, width.checked_div(heads).unwrap_or(0), 2048),
+        };
+        let bias = match (self.flag("attention_bias")?, self.flag("mlp_bias")?) {
+            (false, false) => Bias::None,
+            (true, false) => Bias::Attention,
+            (true, true) if architecture == Architecture::Llama => Bias::All,
+            _ => return Err("its `mlp_bias` is true, and here only with `attention_bias`".into()),
+        };
+        let model = DecoderConfig {
+            width,
+            layers: self.extent("num_hidden_layers")?,
+            heads,
+            kv_heads: Some(self.extent_or("num_key_value_heads", kv_heads)?),
+            head_size: Some(self.extent_or("head_dim", head_size)?),
+            ffn: self.extent("intermediate_size")?,
+            vocab: self.extent("vocab_size")?,
+            context: self.extent_or("max_position_embeddings", positions)?,
+            norm: Norm::Rms,
+            norm_eps: self.number_or("rms_norm_eps", 1e-6)?,
+            bias,
+            activation: Activation::Swiglu,
+            positions: Positions::Rope,
+            rope_pairs: RopePairs::Half,
+            qk_norm: architecture == Architecture::Qwen3,
+            tied: self.flag("tie_word_embeddings")?,
+            ..DecoderConfig::default()
+        };
+        self.rope(model)
+    }
+
+    fn gpt2(&self) -> Result<DecoderConfig, String> {
+        let width = self.extent("n_embd")?;
+        let activation = self.get("activation_function").map_or(Ok("gelu_new"), |value| {
+            value
+                .as_str()
+                .ok_or_else(|| format!("its `activation_function` is {value}, and wants to be a name"))
+        })?;
+        if self.get("tie_word_embeddings").is_some_and(|tied| *tied != json!(true)) {
+            return Err("its `tie_word_embeddings` is not true, and a GPT-2 is read with a tied head".into());
+        }
+        Ok(DecoderConfig {
+            width,
+            layers: self.extent("n_layer")?,
+            heads: self.extent("n_head")?,
+            ffn: self.extent_or("n_inner", 4 * width)?,
+            vocab: self.extent("vocab_size")?,
+            context: self.extent_or("n_positions", 1024)?,
+            norm: Norm::Layer,
+            norm_bias: true,
+            norm_eps: self.number_or("layer_norm_epsilon", 1e-5)?,
+            bias: Bias::All,
+            activation: match activation {
+                "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
+                "gelu" => Activation::GeluExact,
+                other => {
+                    return Err(format!(
+                        "its `activation_function` is {other:?}, and here there is gelu_new and gelu"
+                    ));
+                }
+            },
+            positions: Positions::Learned,
+            ..DecoderConfig::default()
+        })
+    }
+
+    /// The model with its rotations, from either form: `rope_theta` beside `rope_scaling`, or both in
+    /// `rope_parameters`.
+    fn rope(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
+        let (name, fields) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
+            (Some(both), _) => ("rope_parameters", Some(both)),
+            (None, scaling) => ("rope_scaling", scaling),
+        };
+        let rope_theta = self.number_or("rope_theta", 1e4)?;
+        let Some(fields) = fields else { return Ok(DecoderConfig { rope_theta, ..model }) };
+        let Some(fields) = fields.as_object() else {
+            return Err(format!("its `{name}` is {fields}, and wants to be an object"));
+        };
+        let rope = Fields(fields);
+        rope.scaling(DecoderConfig { rope_theta, ..model }).map_err(|why| format!("in its `{name}`: {why}"))
+    }
+
+    /// The model with the rotations that these fields of a `rope_parameters` say.
+    fn scaling(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
+        if let Some(share) = self.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
+            return Err(format!("`partial_rotary_factor` is {share}, and here heads rotate whole"));
+        }
+        let kind = self.get("rope_type").or(self.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let rope_scaling = match kind {
+            "default" => RopeScaling::None,
+            other => match other.parse() {
+                Ok(scaling) if scaling != RopeScaling::None => scaling,
+                _ => {
+                    return Err(format!(
+                        "its type is {kind:?}, and here there is default, linear, llama3 and yarn"
+                    ));
+                }
+            },
+        };
+        let stretched = rope_scaling != RopeScaling::None;
+        let from_shorter = matches!(rope_scaling, RopeScaling::Llama3 | RopeScaling::Yarn);
+        let attention = self.get("attention_factor").is_some() && rope_scaling == RopeScaling::Yarn;
+        for name in ["mscale", "mscale_all_dim"] {
+            if let Some(value) = self.get(name).filter(|_| rope_scaling == RopeScaling::Yarn) {
+                return Err(format!("`{name}` is {value}, and here there is only `attention_factor`"));
+            }
+        }
+        if self.get("truncate").is_some_and(|value| *value != json!(true)) {
+            return Err("`truncate` is not true, and here bounds are rounded to whole pairs".into());
+        }
+        Ok(DecoderConfig {
+            rope_theta: self.number_or("rope_theta", model.rope_theta)?,
+            rope_scaling,
+            rope_factor: match self.get("factor") {
+                Some(_) if stretched => Some(self.number_or("factor", 1.0)?),
+                _ if stretched => return Err("it has no `factor`".into()),
+                _ => None,
+            },
+            rope_original_context: match from_shorter {
+                true => Some(self.extent_or("original_max_position_embeddings", model.context)?),
+                false => None,
+            },
+            rope_low_freq_factor: self.number_or("low_freq_factor", model.rope_low_freq_factor)?,
+            rope_high_freq_factor: self.number_or("high_freq_factor", model.rope_high_freq_factor)?,
+            rope_beta_fast: self.number_or("beta_fast", model.rope_beta_fast)?,
+            rope_beta_slow: self.number_or("beta_slow", model.rope_beta_slow)?,
+            rope_attention_factor: attention.then(|| self.number_or("attention_factor", 1.0)).transpose()?,
+            ..model
+        })
+    }
+
+    fn extent(&self, name: &str) -> Result<usize, String> {
+        let value = self.get(name).ok_or_else(|| format!("it has no `{name}`"))?;
+        let whole = value.as_u64().filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok());
+        whole.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a whole number of 1 or more"))
+    }
+
+    fn extent_or(&self, name: &str, default: usize) -> Result<usize, String> {
+        self.get(name).map_or(Ok(default), |_| self.extent(name))
+    }
+
+    fn number_or(&self, name: &str, default: f64) -> Result<f64, String> {
+        let Some(value) = self.get(name) else { return Ok(default) };
+        let number = value.as_f64().filter(|x| x.is_finite());
+        number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
+    }
+
+    fn flag(&self, name: &str) -> Result<bool, String> {
+        let Some(value) = self.get(name) else { return Ok(false) };
+        value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and wants to be true or false"))
+    }
+
+    /// One token or a list of them.
+    fn tokens(&self, name: &str) -> Result<Vec<u32>, String> {
+        let Some(value) = self.get(name) else { return Ok(vec![]) };
+        let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        let tokens = match value {
+            Value::Array(tokens) => tokens.iter().map(token).collect(),
+            one => token(one).map(|token| vec![token]),
+        };
+        tokens.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a token or a list of them"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama() -> Value {
+        json!({
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 61, "hidden_size": 36,
+            "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 40, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 64, "hidden_act": "silu", "tie_word_embeddings": true,
+            "rope_theta": 100000.0, "rope_scaling": null, "bos_token_id": 1, "eos_token_id": [2, 3],
+        })
+    }
+
+    fn changed(change: impl Fn(&mut Map<String, Value>)) -> Value {
+        let mut config = llama();
+        change(config.as_object_mut().unwrap());
+        config
+    }
+
+    #[test]
+    fn both_forms_of_rope_read_alike() {
+        let old = read(&llama()).unwrap();
+        assert_eq!((old.model.rope_theta, old.model.kv_heads(), old.model.head_size()), (1e5, 6, 6));
+        assert_eq!((old.bos.as_slice(), old.eos.as_slice()), (&[1][..], &[2, 3][..]));
+        let new = changed(|fields| {
+            fields.remove("rope_theta");
+            fields
+                .insert("rope_parameters".into(), json!({ "rope_type": "default", "rope_theta": 100000.0 }));
+        });
+        assert_eq!(read(&new).unwrap(), old);
+    }
+
+    #[test]
+    fn what_a_qwen3_leaves_out_is_the_librarys_default() {
+        let config = changed(|fields| {
+            fields.insert("model_type".into(), json!("qwen3"));
+            fields.insert("num_attention_heads".into(), json!(64));
+            fields.remove("architectures");
+            fields.remove("tie_word_embeddings");
+        });
+        let model = read(&config).unwrap().model;
+        assert_eq!((model.kv_heads(), model.head_size()), (32, 128));
+        assert!(model.qk_norm && !model.tied);
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        for qk_norm in [false, true] {
+            for tied in [false, true] {
+                let model = DecoderConfig { qk_norm, tied, ..read(&llama()).unwrap().model };
+                let written = write(&model, "float32", &[5], &[6, 7]).unwrap();
+                assert_eq!(read(&written).unwrap(), Described { model, bos: vec![5], eos: vec![6, 7] });
+            }
+        }
+    }
+
+    #[test]
+    fn scalings_and_biases_read_in_both_forms_and_are_written_back() {
+        let scalings = [
+            json!({ "rope_type": "linear", "factor": 3.0 }),
+            json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0,
+                    "original_max_position_embeddings": 32 }),
+            json!({ "rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.25,
+                    "original_max_position_embeddings": 16 }),
+        ];
+        for scaling in scalings {
+            let old = changed(|fields| drop(fields.insert("rope_scaling".into(), scaling.clone())));
+            let mut both = scaling.clone();
+            both["rope_theta"] = json!(100000.0);
+            let new = changed(|fields| {
+                fields.remove("rope_theta");
+                fields.insert("rope_parameters".into(), both.clone());
+            });
+            let read_old = read(&old).unwrap();
+            assert_eq!(read(&new).unwrap(), read_old);
+            assert_eq!(read_old.model.rope_scaling.name(), scaling["rope_type"].as_str().unwrap());
+            let written = write(&read_old.model, "float32", &[1], &[2, 3]).unwrap();
+            assert_eq!(read(&written).unwrap(), read_old);
+            assert_eq!(written["rope_scaling"], scaling);
+        }
+        for (attention, mlp, bias) in [(true, false, Bias::Attention), (true, true, Bias::All)] {
+            let config = changed(|fields| {
+                fields.insert("attention_bias".into(), json!(attention));
+                fields.insert("mlp_bias".into(), json!(mlp));
+            });
+            let described = read(&config).unwrap();
+            assert_eq!(described.model.bias, bias);
+            assert_eq!(read(&write(&described.model, "float32", &[1], &[2, 3]).unwrap()).unwrap(), described);
+        }
+    }
+
+    #[test]
+    fn a_gpt2_reads_and_is_written_back() {
+        let config = json!({
+            "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 24, "n_layer": 2, "n_head": 4,
+            "n_positions": 32, "vocab_size": 61, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+            "bos_token_id": 60, "eos_token_id": 60,
+        });
+        let described = read(&config).unwrap();
+        let model = &described.model;
+        assert_eq!((model.ffn, model.context, model.bias), (96, 32, Bias::All));
+        assert!(model.norm_bias && model.tied && model.positions == Positions::Learned);
+        assert_eq!(read(&write(model, "float32", &[60], &[60]).unwrap()).unwrap(), described);
+        let refused = |name: &str, value: Value| {
+            let mut config = config.clone();
+            config[name] = value;
+            read(&config).unwrap_err()
+        };
+        assert!(refused("activation_function", json!("relu")).contains("\"relu\""));
+        assert!(
+            refused("scale_attn_by_inverse_layer_idx", json!(true)).contains("inverse_layer_idx` is true")
+        );
+        assert!(refused("tie_word_embeddings", json!(false)).contains("tied head"));
+    }
+
+    #[test]
+    fn what_would_change_numbers_is_refused_by_name() {
+        let cases = [
+            (
+                "model_type",
+                json!("mamba"),
+                "`model_type` is \"mamba\", and only llama, qwen3 and gpt2 are read",
+            ),
+            ("architectures", json!(["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
+            ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),
+            ("quantization_config", json!({ "bits": 4 }), "`quantization_config`"),
+            ("attention_bias", json!("yes"), "`attention_bias` is \"yes\""),
+            ("mlp_bias", json!(true), "`mlp_bias` is true"),
+            ("rope_scaling", json!({ "rope_type": "linear" }), "it has no `factor`"),
+            ("rope_scaling", json!({ "rope_type": "yarn", "factor": 2.0, "mscale": 1.0 }), "`mscale` is 1.0"),
+            ("rope_scaling", json!({ "rope_type": "llama3", "factor": 0.5 }), "`model.rope_factor` is 0.5"),
+            ("partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 0.5"),
+            ("rope_scaling", json!({ "rope_type": "longrope", "factor": 2.0 }), "\"longrope\""),
+            ("rope_scaling", json!("twice"), "wants to be an object"),
+            ("rope_theta", json!("10"), "`rope_theta` is \"10\""),
+            ("rope_theta", json!(-1.0), "it describes no model: `model.rope_theta` is -1"),
+            ("hidden_size", json!(36.5), "`hidden_size` is 36.5"),
+            ("hidden_size", Value::Null, "it has no `hidden_size`"),
+            ("num_attention_heads", json!(0), "`num_attention_heads` is 0"),
+            ("head_dim", json!(5), "must be even"),
+            ("num_key_value_heads", json!(4), "does not divide"),
+            ("num_hidden_layers", json!(1e18 as u64), "may be 4096 at most"),
+            ("eos_token_id", json!([-1]), "`eos_token_id` is [-1]"),
+            ("tie_word_embeddings", json!("yes"), "`tie_word_embeddings` is \"yes\""),
+        ];
+        for (name, value, words) in cases {
+            let sentence =
+                read(&changed(|fields| drop(fields.insert(name.into(), value.clone())))).unwrap_err();
+            assert!(sentence.contains(words), "{name}: {sentence:?} lacks {words:?}");
+        }
+        let qwen3 = |name: &str, value: Value| {
+            read(&changed(|fields| {
+                fields.remove("architectures");
+                fields.insert("model_type".into(), json!("qwen3"));
+                fields.insert(name.into(), value.clone());
+            }))
+            .unwrap_err()
+        };
+        assert!(qwen3("use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
+        let layers = json!(["full_attention", "sliding_attention"]);
+        assert!(qwen3("layer_types", layers).contains("`layer_types` is \"sliding_attention\""));
+        assert_eq!(read(&json!([])).unwrap_err(), "it is not a JSON object");
+    }
+
+    #[test]
+    fn decoders_that_are_no_ones_are_refused_by_name() {
+        let model = read(&llama()).unwrap().model;
+        let refused = |model: DecoderConfig| write(&model, "float32", &[], &[]).unwrap_err();
+        let relu2 = DecoderConfig { activation: Activation::Relu2, ..model.clone() };
+        assert_eq!(
+            refused(relu2),
+            "a decoder with model.activation = relu2 is none of LlamaForCausalLM, Qwen3ForCausalLM, GPT2LMHeadModel"
+        );
+        let learned = DecoderConfig { positions: Positions::Learned, ..model.clone() };
+        assert!(refused(learned).contains("GPT-2 has another `model.norm`"));
+        assert!(refused(DecoderConfig { bias: Bias::Qkv, ..model.clone() }).contains("model.bias = qkv"));
+        assert!(refused(DecoderConfig { norm: Norm::Layer, ..model.clone() }).contains("model.norm = layer"));
+        let pairs = DecoderConfig { rope_pairs: RopePairs::Interleaved, ..model };
+        assert!(refused(pairs).contains("model.rope_pairs = interleaved"));
+    }
+}

@@ -1,0 +1,219 @@
+//! Where the values of every parameter lie, and how they get into a session: read by position, widened on the way, one
+//! tensor in memory at a time.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
+use flatout_ir::{Class, DType, Init, TensorType};
+use flatout_models::config::DecoderConfig;
+use flatout_models::decoder::{Form, build};
+use flatout_models::gpt2::Stored;
+use flatout_runtime::Session;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::checkpoint::{Dtype, TensorFile};
+use crate::failure::Failure;
+use crate::initial::{leaves, values};
+use crate::{UserError, refuse};
+
+/// Every parameter of a model, by path: its type and its first values where nothing else gives them.
+pub fn parameters(model: &DecoderConfig) -> BTreeMap<String, (TensorType, Init)> {
+    let graph = build(model, Form::Logits { rows: 1, len: 1 });
+    let parameters = graph.slots.into_iter().filter(|slot| slot.class.is_parameter());
+    parameters.map(|slot| (slot.path, (slot.ty, slot.init))).collect()
+}
+
+/// One parameter's tensor in one of the files.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub file: usize,
+    pub name: String,
+    /// Where in the tensor its elements are, where it is not the tensor as it stands.
+    pub within: Option<Stored>,
+    /// The hash its bytes must have, where it is known.
+    pub expect: Option<String>,
+}
+
+/// The values of a model's parameters, by path: tensors in files and, for the rest, numbers drawn by a seed.
+#[derive(Debug)]
+pub struct Weights {
+    files: Vec<(PathBuf, TensorFile)>,
+    places: BTreeMap<String, Place>,
+    seed: Option<u64>,
+}
+
+/// Bytes read at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+impl Weights {
+    pub fn of_files(files: Vec<(PathBuf, TensorFile)>) -> Weights {
+        Weights { files, places: BTreeMap::new(), seed: None }
+    }
+
+    /// Those a run begins with where nothing else is said.
+    pub fn drawn(seed: u64) -> Weights {
+        Weights { files: vec![], places: BTreeMap::new(), seed: Some(seed) }
+    }
+
+    pub fn place(&mut self, path: String, place: Place) {
+        self.places.insert(path, place);
+    }
+
+    /// Lays a file of ours over what there is: its tensors have our paths.
+    pub fn lay(
+        &mut self,
+        path: &Path,
+        file: TensorFile,
+        wanted: &BTreeMap<String, (TensorType, Init)>,
+    ) -> Result<(), UserError> {
+        let number = self.files.len();
+        for (name, entry) in file.entries() {
+            let Some((ty, _)) = wanted.get(name) else { continue };
+            if entry.shape != ty.dims || entry.dtype != Dtype::F32 {
+                refuse!(
+                    "{}: `{name}` is {} {:?} and the model's is F32 {:?}",
+                    path.display(),
+                    entry.dtype,
+                    entry.shape,
+                    ty.dims
+                );
+            }
+            self.places
+                .insert(name.clone(), Place { file: number, name: name.clone(), within: None, expect: None });
+        }
+        self.files.push((path.to_path_buf(), file));
+        Ok(())
+    }
+
+    pub fn file(&self, place: &Place) -> (&Path, &TensorFile) {
+        let (path, file) = &self.files[place.file];
+        (path, file)
+    }
+
+    /// Asks for these hashes when the tensors are read.
+    pub fn expect(&mut self, hashes: &BTreeMap<String, String>) {
+        for (path, hash) in hashes {
+            if let Some(place) = self.places.get_mut(path) {
+                place.expect = Some(hash.clone());
+            }
+        }
+    }
+
+    /// A parameter's values as little-endian f32, and the hash of the bytes they were read from; drawn ones have none.
+    pub fn read(
+        &mut self,
+        name: &str,
+        ty: &TensorType,
+        init: &Init,
+    ) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let Some(place) = self.places.get(name) else {
+            let seed = self.seed.expect("a source without a seed has every parameter");
+            let values = values(name, ty, init, seed);
+            return Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), None));
+        };
+        let (path, file) = &mut self.files[place.file];
+        let entry = &file.entries()[&place.name];
+        let (dtype, bytes) = (entry.dtype, entry.bytes());
+        let mut wide = Vec::with_capacity(bytes / dtype.bytes() * 4);
+        let mut hash = Xxh3::new();
+        let mut buffer = vec![0; CHUNK_BYTES.min(bytes)];
+        let mut at = 0;
+        while at < bytes {
+            let count = buffer.len().min(bytes - at);
+            let chunk = &mut buffer[..count];
+            file.read_part(&place.name, at as u64, chunk).map_err(Failure::io(path.display()))?;
+            hash.update(chunk);
+            widen(dtype, chunk, &mut wide);
+            at += count;
+        }
+        if let Some(within) = &place.within {
+            wide = within.take(wide.as_chunks::<4>().0).into_flattened();
+        }
+        assert_eq!(wide.len(), 4 * ty.elements(), "shapes are checked where files are opened");
+        let hash = format!("{:032x}", hash.digest128());
+        if place.expect.as_ref().is_some_and(|expected| *expected != hash) {
+            refuse_changed(path, &place.name)?;
+        }
+        Ok((wide, Some(hash)))
+    }
+
+    /// Writes the parameters of some classes into a session. Gives the hashes of the tensors read.
+    pub fn load(
+        &mut self,
+        session: &mut Session,
+        wanted: impl Fn(Class) -> bool,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        let mut hashes = BTreeMap::new();
+        for slot in leaves(session.plans(), |class| class.is_parameter() && wanted(class)) {
+            let (wide, hash) = self.read(&slot.path, &slot.ty, &slot.init)?;
+            match slot.ty.dtype {
+                DType::BF16 => session.write_slot(&slot.path, &narrow(&wide))?,
+                _ => session.write_slot(&slot.path, &wide)?,
+            }
+            hashes.extend(hash.map(|hash| (slot.path, hash)));
+        }
+        Ok(hashes)
+    }
+}
+
+fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
+    refuse!(
+        "{}: `{name}` is not what the run began with, and it is frozen, so no checkpoint has it: restore the file",
+        path.display()
+    )
+}
+
+/// Appends elements as f32. Types are checked where files are opened.
+fn widen(dtype: Dtype, bytes: &[u8], out: &mut Vec<u8>) {
+    let halves = || bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+    match dtype {
+        Dtype::F32 => out.extend_from_slice(bytes),
+        Dtype::Bf16 => out.extend(halves().flat_map(|half| bf16_to_f32(half).to_le_bytes())),
+        Dtype::F16 => out.extend(halves().flat_map(|half| f16_to_f32(half).to_le_bytes())),
+        other => unreachable!("{other} was refused when the file was opened"),
+    }
+}
+
+/// Little-endian f32 to bf16, to nearest even.
+pub fn narrow(wide: &[u8]) -> Vec<u8> {
+    let words = wide.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
+    words.flat_map(|x| bf16_from_f32(x).to_le_bytes()).collect()
+}
+
+/// IEEE half precision, every value of which is an f32.
+fn f16_to_f32(half: u16) -> f32 {
+    let (sign, exponent, fraction) = ((half >> 15) as u32, ((half >> 10) & 31) as u32, (half & 1023) as u32);
+    match exponent {
+        // Subnormal: a multiple of 2^-24, which f32 holds exactly.
+        0 => (1.0 - 2.0 * sign as f32) * fraction as f32 * 2f32.powi(-24),
+        31 => f32::from_bits((sign << 31) | (255 << 23) | (fraction << 13)),
+        _ => f32::from_bits((sign << 31) | ((exponent + 112) << 23) | (fraction << 13)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_precision_widens_exactly() {
+        let cases = [
+            (0x0000, 0.0),
+            (0x8000, -0.0),
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x7bff, 65504.0),
+            (0x0001, 5.960_464_5e-8),
+            (0x83ff, -6.097_555e-5),
+            (0x0400, 6.103_515_6e-5),
+            (0x3555, 0.333_251_95),
+            (0x7c00, f32::INFINITY),
+            (0xfc00, f32::NEG_INFINITY),
+        ];
+        for (half, wide) in cases {
+            assert_eq!(f16_to_f32(half).to_bits(), f32::to_bits(wide), "{half:#06x}");
+        }
+        assert!(f16_to_f32(0x7e00).is_nan());
+    }
+}

@@ -1,0 +1,185 @@
+//! A server that speaks the hub's protocol, on this machine: listings, files by commit, redirections to a store, ranges,
+//! and transfers that break off.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use ring::digest;
+
+/// The commit of every branch.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What the server has and how it misbehaves.
+#[derive(Clone, Default)]
+pub struct Content {
+    /// The files of `org/name`.
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// How many transfers from the store break off half-way.
+    pub breaks: usize,
+    /// Whether the store forgets that it was asked for a part.
+    pub ignores_ranges: bool,
+}
+
+pub struct HubServer {
+    pub endpoint: String,
+    /// `METHOD PATH range=... auth=...`, of both the hub and the store.
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+impl HubServer {
+    /// Two listeners, because the store is another host than the hub. They live as long as the test's process.
+    pub fn start(content: Content) -> HubServer {
+        let (content, seen) = (Arc::new(Mutex::new(content)), Arc::new(Mutex::new(vec![])));
+        let store = listen(content.clone(), seen.clone(), None);
+        let endpoint = listen(content, seen.clone(), Some(store));
+        HubServer { endpoint, seen }
+    }
+
+    /// What was asked since the last call.
+    pub fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.seen.lock().unwrap())
+    }
+}
+
+fn listen(content: Arc<Mutex<Content>>, seen: Arc<Mutex<Vec<String>>>, store: Option<String>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            answer(stream, &content, &seen, store.as_deref());
+        }
+    });
+    address
+}
+
+struct Request {
+    method: String,
+    path: String,
+    headers: BTreeMap<String, String>,
+}
+
+fn request(stream: &TcpStream) -> Option<Request> {
+    let mut lines = BufReader::new(stream).lines();
+    let first = lines.next()?.ok()?;
+    let mut words = first.split(' ').map(String::from);
+    let (method, path) = (words.next()?, words.next()?);
+    let mut headers = BTreeMap::new();
+    for line in lines {
+        let line = line.ok()?;
+        let Some((name, value)) = line.split_once(':') else { break };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_string());
+    }
+    Some(Request { method, path, headers })
+}
+
+fn answer(stream: TcpStream, content: &Mutex<Content>, seen: &Mutex<Vec<String>>, store: Option<&str>) {
+    let Some(asked) = request(&stream) else { return };
+    let header = |name: &str| asked.headers.get(name).map_or("-", String::as_str);
+    let line =
+        format!("{} {} range={} auth={}", asked.method, asked.path, header("range"), header("authorization"));
+    seen.lock().unwrap().push(line);
+    let mut content = content.lock().unwrap();
+    let reply = match store {
+        Some(store) => of_hub(&asked, &content, store),
+        None => of_store(&asked, &mut content),
+    };
+    let Reply { status, headers, body, sent } = reply;
+    let mut head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
+    headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
+    let body = if asked.method == "HEAD" { &[][..] } else { &body[..sent.unwrap_or(body.len())] };
+    let mut stream = &stream;
+    // Whoever went away does not want the rest.
+    let _ = stream
+        .write_all(head.as_bytes())
+        .and_then(|()| stream.write_all(b"\r\n"))
+        .and_then(|()| stream.write_all(body));
+}
+
+struct Reply {
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+    /// How much of the body is sent before the connection breaks.
+    sent: Option<usize>,
+}
+
+fn reply(status: u16, headers: Vec<(&'static str, String)>, body: &[u8]) -> Reply {
+    Reply { status, headers, body: body.to_vec(), sent: None }
+}
+
+/// Weights are stored elsewhere; the rest is on the hub itself.
+fn is_large(file: &str) -> bool {
+    file.ends_with(".safetensors")
+}
+
+fn of_hub(asked: &Request, content: &Content, store: &str) -> Reply {
+    let refused = |status: u16, code: &str| reply(status, vec![("X-Error-Code", code.to_string())], b"{}");
+    if let Some(rest) = asked.path.strip_prefix("/api/models/") {
+        let with_token = asked.headers.contains_key("authorization");
+        return match rest.split_once("/revision/") {
+            Some(("org/name", revision)) if ["main", COMMIT, "side%2Fbranch"].contains(&revision) => {
+                let files: Vec<_> =
+                    content.files.keys().map(|name| format!("{{\"rfilename\":\"{name}\"}}")).collect();
+                let text = format!("{{\"sha\":\"{COMMIT}\",\"siblings\":[{}]}}", files.join(","));
+                reply(200, vec![], text.as_bytes())
+            }
+            Some(("org/name", _)) => refused(404, "RevisionNotFound"),
+            Some(("org/old", revision)) => {
+                reply(307, vec![("Location", format!("/api/models/org/name/revision/{revision}"))], b"")
+            }
+            Some(("org/gated", _)) => refused(if with_token { 403 } else { 401 }, "GatedRepo"),
+            Some(("org/private", _)) => refused(401, "RepoNotFound"),
+            Some(("org/busy", _)) => refused(503, ""),
+            _ => refused(404, "RepoNotFound"),
+        };
+    }
+    let file = asked.path.strip_prefix(&format!("/org/name/resolve/{COMMIT}/"));
+    if let Some(file) = asked.path.strip_prefix(&format!("/org/old/resolve/{COMMIT}/")) {
+        return reply(307, vec![("Location", format!("/org/name/resolve/{COMMIT}/{file}"))], b"");
+    }
+    let Some((file, bytes)) = file.and_then(|file| content.files.get_key_value(file)) else {
+        return refused(404, "EntryNotFound");
+    };
+    let commit = ("X-Repo-Commit", COMMIT.to_string());
+    if is_large(file) {
+        let etag = hex(digest::digest(&digest::SHA256, bytes).as_ref());
+        let headers = vec![
+            commit,
+            ("Location", format!("{store}/blobs/{file}")),
+            ("X-Linked-Etag", format!("\"{etag}\"")),
+            ("X-Linked-Size", bytes.len().to_string()),
+            ("ETag", "\"of the redirection\"".to_string()),
+        ];
+        return reply(302, headers, b"Found. Redirecting");
+    }
+    let framed = [format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat();
+    let etag = hex(digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, &framed).as_ref());
+    reply(200, vec![commit, ("ETag", format!("W/\"{etag}\""))], bytes)
+}
+
+fn of_store(asked: &Request, content: &mut Content) -> Reply {
+    let Some(bytes) = asked.path.strip_prefix("/blobs/").and_then(|file| content.files.get(file)) else {
+        return reply(404, vec![], b"");
+    };
+    let range = asked.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-'));
+    let from = range.and_then(|from| from.parse::<usize>().ok()).filter(|_| !content.ignores_ranges);
+    let mut made = match from {
+        Some(from) if from >= bytes.len() => reply(416, vec![], b""),
+        Some(from) => {
+            let said = format!("bytes {from}-{}/{}", bytes.len() - 1, bytes.len());
+            reply(206, vec![("Content-Range", said)], &bytes[from..])
+        }
+        None => reply(200, vec![], bytes),
+    };
+    if content.breaks > 0 {
+        content.breaks -= 1;
+        made.sent = Some(made.body.len() / 2);
+    }
+    made
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
