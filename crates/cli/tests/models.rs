@@ -38,8 +38,8 @@ fn a_run_is_evaluated_exported_and_continued() {
 
     // What the run itself said of the same rows.
     let events = fs::read_to_string(dir.join("run/events.jsonl")).expect("events");
-    let evals = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let last = evals.filter(|event| event["event"] == "eval").last().expect("an evaluation");
+    let mut evals = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let last = evals.rfind(|event| event["event"] == "eval").expect("an evaluation");
     let found = json(&say(dir, &["eval", "run", "--json"]));
     assert!(
         (found["loss"].as_f64().unwrap() - last["loss"].as_f64().unwrap()).abs() < 1e-5,
