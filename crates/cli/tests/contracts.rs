@@ -41,11 +41,11 @@ fn events_have_the_fields_of_the_contract() {
         (
             "step",
             "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second skipped time \
-             of_predicted",
+             of_predicted data_wait_ms",
         ),
         ("eval", "step loss"),
         ("saved", "step path"),
-        ("end", "status steps loss loss_floor tokens_per_second skipped time"),
+        ("end", "status steps loss loss_floor tokens_per_second skipped time data_wait"),
     ];
     let of = |name: &str| events.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
     for (name, names) in wanted {
