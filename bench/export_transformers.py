@@ -27,6 +27,13 @@ CASES = {
     "llama, tied": SHAPE + ["model.heads=4", "model.kv_heads=1", "model.qk_norm=false"],
     "llama, untied": SHAPE + ["model.heads=3", "model.kv_heads=3", "model.qk_norm=false", "model.tied=false",
                               "model.rope_theta=500000", "model.norm_eps=1e-5"],
+    "llama, llama3 rotations, biases": SHAPE + [
+        "model.heads=4", "model.kv_heads=2", "model.qk_norm=false", "model.bias=all", "model.rope_scaling=llama3",
+        "model.rope_factor=8", "model.rope_original_context=16"],
+    "qwen3, yarn": SHAPE + ["model.heads=4", "model.kv_heads=2", "model.rope_scaling=yarn", "model.rope_factor=4",
+                            "model.rope_original_context=16"],
+    "gpt2": SHAPE + ["model.heads=4", "model.kv_heads=4", "model.qk_norm=false", "model.bias=all", "model.norm=layer",
+                     "model.norm_bias=true", "model.activation=gelu_tanh", "model.positions=learned"],
     "qwen3, untied": SHAPE + ["model.heads=6", "model.kv_heads=2", "model.tied=false", "model.rope_theta=1e6"],
 }
 BOUND = 1e-4

@@ -195,7 +195,8 @@ fn a_run_shows_what_it_does() {
     assert_eq!(quiet.err, "");
     let text = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12", "--json"]).out;
     let object: Value = serde_json::from_str(&text).expect("an object");
-    assert_eq!(fields(&object), "text prompt checkpoint step".split(' ').collect());
+    let named = "text prompt texts prompts checkpoint step tokens prompt_tokens seconds tokens_per_second";
+    assert_eq!(fields(&object), named.split(' ').collect());
     assert_eq!(object["step"], 6);
     let plain = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12"]).out;
     assert_eq!(plain.trim_end_matches('\n'), object["text"].as_str().expect("text"));

@@ -166,7 +166,7 @@ fn a_folder_that_cannot_be_written_is_one_sentence() {
             "cp -r run disk/run; mount -o remount,ro disk
              $FLATOUT {}; echo $? >> codes
              $FLATOUT resume disk/run train.steps=8 --json; echo $? >> codes
-             $FLATOUT generate disk/run --max-tokens 4 > /dev/null; echo $? >> codes",
+             $FLATOUT generate disk/run -q --max-tokens 4 > /dev/null; echo $? >> codes",
             small_train(&["--run", "disk/new", "--json"]).join(" ")
         );
         let said = shell(&scene, Some(("disk", 8192)), &script);

@@ -297,13 +297,19 @@ impl Corpus {
 
     /// The first `count` rows of the training side read once, or all there are: with nothing held out, every document.
     pub fn rows_once(&self, count: usize) -> Result<Rows, DataError> {
-        self.first_rows(&self.train, count)
+        self.first_rows(&self.train, 0, count)
     }
 
-    fn first_rows(&self, documents: &Arc<dyn Documents>, count: usize) -> Result<Rows, DataError> {
+    /// `mixture` is the side's: 0 of training, 1 of what is held out.
+    fn first_rows(
+        &self,
+        documents: &Arc<dyn Documents>,
+        mixture: usize,
+        count: usize,
+    ) -> Result<Rows, DataError> {
         let mut rows = Rows { context: self.packing.context, ..Rows::default() };
         if documents.count() != Some(0) {
-            let order = self.order(documents, 1, 0);
+            let order = self.order(documents, mixture, 0);
             let mut stream = Stream::once(documents.clone(), order, self.packing);
             while rows.count() < count {
                 let Some(row) = stream.row()? else { break };
@@ -316,7 +322,7 @@ impl Corpus {
     /// The first `count` rows of the held-out text, or all there are: the same in every call, for every text
     /// source also the same for every seed. The last row may be filled up with tokens of weight 0.
     pub fn held_out_rows(&self, count: usize) -> Result<Rows, DataError> {
-        let rows = self.first_rows(&self.held_out, count)?;
+        let rows = self.first_rows(&self.held_out, 1, count)?;
         if rows.count() == 0 && count > 0 {
             return Err(DataError::input("No text is held out to evaluate on: set data.held_out above 0."));
         }

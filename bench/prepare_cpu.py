@@ -6,7 +6,7 @@ index with hashes. The Python side is written to win: documents go to `encode_ba
 threads it is given and computes no offsets, and tokens are written with numpy in one piece. Its time is also printed
 without reading and writing (`encode only`). Both must give the same number of tokens, or the comparison is void.
 
-    python bench/tokenize.py target/release/flatout --megabytes 64 --workers 2 --rounds 3
+    python bench/prepare_cpu.py target/release/flatout --megabytes 64 --workers 2 --rounds 3
 """
 
 import argparse
