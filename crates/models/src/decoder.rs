@@ -192,17 +192,18 @@ impl<'g> Decoder<'_, 'g> {
     }
 
     fn embed(&self, embedding: Tensor<'g>) -> Tensor<'g> {
-        let x = self.b.scope("embed", || {
-            let x = embedding.gather(self.inputs.tokens);
-            if self.c.embed_scale == 1.0 { x } else { x.scale(self.c.embed_scale) }
+        let x = self.b.scope("embed", || embedding.gather(self.inputs.tokens));
+        let placed = (self.c.positions == Positions::Learned).then(|| {
+            self.b.scope("positions", || {
+                let t = self.inputs.tokens.dims()[0];
+                let table = self.b.param("weight", &[self.c.context, self.c.width], self.normal());
+                table.gather(self.inputs.positions.reshape(&[t]))
+            })
         });
-        if self.c.positions != Positions::Learned {
-            return self.drop(x);
-        }
-        self.b.scope("positions", || {
-            let t = self.inputs.tokens.dims()[0];
-            let table = self.b.param("weight", &[self.c.context, self.c.width], self.normal());
-            self.drop(x + table.gather(self.inputs.positions.reshape(&[t])))
+        // After both gathers, so that scale and sum are neighbours.
+        self.b.scope("embed", || {
+            let x = if self.c.embed_scale == 1.0 { x } else { x.scale(self.c.embed_scale) };
+            self.drop(placed.map_or(x, |placed| x + placed))
         })
     }
 
