@@ -191,18 +191,20 @@ impl<'g> Decoder<'_, 'g> {
         }
     }
 
-    /// Both tables are read before anything is computed, so that scaling, adding and dropping are neighbours.
     fn embed(&self, embedding: Tensor<'g>) -> Tensor<'g> {
         let x = self.b.scope("embed", || embedding.gather(self.inputs.tokens));
-        let position = (self.c.positions == Positions::Learned).then(|| {
+        let placed = (self.c.positions == Positions::Learned).then(|| {
             self.b.scope("positions", || {
                 let t = self.inputs.tokens.dims()[0];
                 let table = self.b.param("weight", &[self.c.context, self.c.width], self.normal());
                 table.gather(self.inputs.positions.reshape(&[t]))
             })
         });
-        let x = if self.c.embed_scale == 1.0 { x } else { x.scale(self.c.embed_scale) };
-        self.drop(position.map_or(x, |position| x + position))
+        // After both gathers, so that scale and sum are neighbours.
+        self.b.scope("embed", || {
+            let x = if self.c.embed_scale == 1.0 { x } else { x.scale(self.c.embed_scale) };
+            self.drop(placed.map_or(x, |placed| x + placed))
+        })
     }
 
     fn block(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
