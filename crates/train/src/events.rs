@@ -355,7 +355,7 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
             }
             Event::Resume { step } => {
                 begins = false;
-                steps.split_off(&(step + 1));
+                steps.retain(|made, _| made <= step);
             }
             _ => {}
         }
