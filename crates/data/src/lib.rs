@@ -5,7 +5,7 @@
 //! ```text
 //! synthetic  a language of our own, with a known floor   (grammar: its words and phrases; chain: its entropies)
 //! formats    documents out of text, JSONL, CSV and parquet files
-//!    -> tokenizer   text to tokens and back   (sample: what one is trained on)
+//!    -> tokenizer   text to tokens and back   (byte_level: the commonest kind, faster; sample: what one is trained on)
 //!    -> raw         text read and tokenised when it is needed
 //!    -> prepare     text tokenised once, into shards   (shard: a file; manifest, shards: a folder of them)
 //! token_files    the token files of other trainers
@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod byte_level;
 mod chain;
 mod contained;
 mod corpus;

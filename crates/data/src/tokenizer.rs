@@ -8,6 +8,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenizer};
 
+use crate::byte_level::ByteLevelEncoder;
 use crate::contained::contained;
 use crate::error::DataError;
 use crate::grammar::{BOS, EOS};
@@ -32,6 +33,8 @@ const PIECE_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
     tokenizer: Tokenizer,
+    /// Where the tokeniser is of the kind that has one.
+    fast: Option<ByteLevelEncoder>,
     size: usize,
     bos: u32,
     eos: u32,
@@ -150,10 +153,14 @@ impl Vocabulary {
                 )));
             }
         }
-        let encoding = self.tokenizer.encode_fast(text, false);
-        let encoding =
-            encoding.map_err(|error| DataError::input(format!("The text cannot be encoded: {error}.")))?;
-        Ok(encoding.get_ids().to_vec())
+        let tokens = match &self.fast {
+            Some(fast) => fast.encode(text),
+            None => {
+                let encoding = self.tokenizer.encode_fast(text, false);
+                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|error| error.to_string())
+            }
+        };
+        tokens.map_err(|error| DataError::input(format!("The text cannot be encoded: {error}.")))
     }
 
     /// Tokens of a text of any length, as of [`Vocabulary::encode`]. A very long one is encoded in pieces, because
@@ -254,7 +261,13 @@ impl Vocabulary {
         tokenizer.with_truncation(None).ok()?;
         tokenizer.set_encode_special_tokens(true);
         let largest = tokenizer.get_vocab(true).into_values().max()?;
-        Some(Self { tokenizer, size: largest as usize + 1, bos, eos })
+        let fast = ByteLevelEncoder::of(&tokenizer);
+        Some(Self { tokenizer, fast, size: largest as usize + 1, bos, eos })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn library(&self) -> &Tokenizer {
+        &self.tokenizer
     }
 }
 
