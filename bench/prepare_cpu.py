@@ -75,6 +75,7 @@ def main():
     parser.add_argument("flatout")
     parser.add_argument("--python", default=sys.executable, help="a Python with `tokenizers` and numpy")
     parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--source", type=pathlib.Path, help="a JSONL file with the key `text`, instead of invented words")
     parser.add_argument("--vocab", type=int, default=32768)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
@@ -83,7 +84,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         source, shards = folder / "text.jsonl", folder / "shards"
-        write_text(source, args.megabytes)
+        if args.source:
+            source = args.source
+            args.megabytes = round(source.stat().st_size / 1e6)
+        else:
+            write_text(source, args.megabytes)
         prepare = [args.flatout, "data", "prepare", str(source), "--json", "--workers", str(args.workers)]
         since = time.perf_counter()
         subprocess.run(prepare + ["--out", str(folder / "first"), "--vocab", str(args.vocab)],
