@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use regex_syntax::hir::{Class, HirKind};
 use tokenizers::models::bpe::BPE;
-use tokenizers::{Model, Tokenizer};
+use tokenizers::{Model, ModelWrapper, PreTokenizerWrapper, Tokenizer};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Words beyond this many are not remembered, nor are longer ones than this: texts have few of them twice.
@@ -33,14 +33,12 @@ impl std::fmt::Debug for ByteLevelEncoder {
 impl ByteLevelEncoder {
     /// `None` for a tokeniser that does anything else than cut words as GPT-2 does and merge their bytes.
     pub(crate) fn of(tokenizer: &Tokenizer) -> Option<Self> {
-        let tokenizers::ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
-        let written: serde_json::Value = serde_json::from_str(&tokenizer.to_string(false).ok()?).ok()?;
-        let cuts = &written["pre_tokenizer"];
-        let plain = written["normalizer"].is_null()
-            && cuts["type"] == "ByteLevel"
-            && cuts["add_prefix_space"] == false
-            && cuts["use_regex"] != false
-            && written["added_tokens"].as_array()?.iter().all(|token| token["special"] == true)
+        let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
+        let Some(PreTokenizerWrapper::ByteLevel(cuts)) = tokenizer.get_pre_tokenizer() else { return None };
+        let plain = tokenizer.get_normalizer().is_none()
+            && !cuts.add_prefix_space
+            && cuts.use_regex
+            && tokenizer.get_added_tokens_decoder().values().all(|token| token.special)
             && model.dropout.is_none_or(|dropout| dropout == 0.0);
         plain.then(|| Self { model: Arc::new(model.clone()), memories: Arc::default() })
     }
