@@ -26,8 +26,8 @@ FOUR_LAYERS = ["pretrain-226m", "data.source=synthetic", "model.layers=4", "mode
 TINY = ["tiny"]
 SHORT = ["tiny", "schedule.warmup_steps=1", "eval.rows=0", "checkpoint.every=0"]
 # Long enough to be killed in, saved often enough to be resumed from.
-STEPS = 1500
-KILLED = ["tiny", f"train.steps={STEPS}", "train.batch=8", "checkpoint.every=25", "eval.every=300"]
+STEPS = 6000
+KILLED = ["tiny", f"train.steps={STEPS}", "train.batch=8", "checkpoint.every=50", "eval.every=2000"]
 
 
 class Proof:

@@ -37,11 +37,14 @@ enum Moment {
 fn draw(kill: u64, whole: u64) -> Moment {
     let [a, b, ..] = flatout_ir::random::philox([kill as u32, 0, 0, 0], [25, 11]);
     let micros = |most: u32| Duration::from_micros(u64::from(b % most));
-    let share = (STEPS - 10 - whole) / (KILLS - kill);
+    // A fast machine passes several steps between a look at the folder and the kill: then the rest of the kills share
+    // what is left, and come before the first step where nothing is.
+    let share = (STEPS - 10).saturating_sub(whole) / (KILLS - kill);
     let step = whole + u64::from(a) % (share + 1);
-    match kill % 2 {
-        0 => Moment::Any { after: micros(300_000), step: step + 1 },
-        _ => Moment::Save { step, after: micros(30_000) },
+    match (share, kill % 2) {
+        (0, 0) => Moment::Any { after: micros(5_000), step: step + 1 },
+        (_, 0) => Moment::Any { after: micros(300_000), step: step + 1 },
+        _ => Moment::Save { step, after: micros(3_000) },
     }
 }
 
