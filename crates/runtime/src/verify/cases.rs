@@ -378,19 +378,27 @@ fn attention(table: &mut Table) {
                 x(dtype, &[tokens, kv_heads, size]),
                 x(dtype, &[tokens, kv_heads, size]),
             ];
-            attend(table, mask, segments, qkv, vec![]);
+            attend(table, 0.3, mask, segments, qkv, vec![]);
         }
         let ragged = Segments::Ragged { max_segments: 4, max_len: 30 };
         let starts = || tensor(I32, &[4], Data::Values(vec![0.0, 17.0, 30.0, 0.0]));
         let lens = || tensor(I32, &[4], Data::Values(vec![17.0, 13.0, 9.0, 0.0]));
         let qkv = vec![x(dtype, &[42, 4, 12]), x(dtype, &[42, 2, 12]), x(dtype, &[42, 2, 12])];
-        attend(table, Mask::Causal, ragged, qkv, vec![starts(), lens(), starts(), lens()]);
+        attend(table, 0.3, Mask::Causal, ragged, qkv, vec![starts(), lens(), starts(), lens()]);
+    }
+    // The heads of models, in the type and over the equal sequences that a library serves on a GPU.
+    for size in [40, 64, 72, 80, 96, 128, 256] {
+        for mask in [Mask::Full, Mask::Causal, Mask::Window { back: 9, ahead: 0 }] {
+            let tensors = [4, 2, 2].map(|heads| x(DType::BF16, &[68, heads, size]));
+            let scale = (size as f32).sqrt().recip();
+            attend(table, scale, mask, Segments::Uniform { len: 34 }, tensors.into(), vec![]);
+        }
     }
 }
 
 /// Forward and backward; the gradient's o and lse are the forward's.
-fn attend(table: &mut Table, mask: Mask, segments: Segments, qkv: Vec<Input>, rest: Vec<Input>) {
-    let op = Op::Attention { scale: 0.3, mask, q: segments, k: segments };
+fn attend(table: &mut Table, scale: f32, mask: Mask, segments: Segments, qkv: Vec<Input>, rest: Vec<Input>) {
+    let op = Op::Attention { scale, mask, q: segments, k: segments };
     let q = qkv[0].0.clone();
     let ins: Vec<Input> = qkv.into_iter().chain(rest).collect();
     table.add(op.clone(), ins.clone());
@@ -399,7 +407,7 @@ fn attend(table: &mut Table, mask: Mask, segments: Segments, qkv: Vec<Input>, re
     let lse = TensorType::new(DType::F32, [q.dims[0], q.dims[1]]);
     let saved = [(q.clone(), of(0)), (lse, of(1)), (q, Data::Normal(1.0))];
     let ins = ins.into_iter().chain(saved).collect();
-    table.add(Op::AttentionGrad { scale: 0.3, mask, q: segments, k: segments }, ins);
+    table.add(Op::AttentionGrad { scale, mask, q: segments, k: segments }, ins);
 }
 
 fn losses(table: &mut Table) {
