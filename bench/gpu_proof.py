@@ -114,10 +114,11 @@ def killed(p, run, extra, kills):
         command = p.command(["train", *KILLED, "log.every=1", *extra], run, "--resume", "auto", "--json")
         process = subprocess.Popen(command, env=p.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         # From the start of the process to some way into training, however fast the GPU is: half of the kills come
-        # after a step of this life is on record.
-        before = len(p.losses(run))
+        # after this life has saved.
+        saves = lambda: sum(e["event"] == "saved" for e in p.events(run))
+        before = saves()
         time.sleep(p.draw.uniform(0.2, 1.5))
-        while tries % 2 == 0 and process.poll() is None and len(p.losses(run)) <= before:
+        while tries % 2 == 0 and process.poll() is None and saves() <= before:
             time.sleep(0.02)
         if process.poll() is None:
             process.kill()

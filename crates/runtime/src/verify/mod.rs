@@ -115,16 +115,19 @@ pub fn check_on(case: &Case, place: Place<'_>) -> Result<f64, String> {
     Ok(worst)
 }
 
-/// Whether the form makes cuBLASLt round otherwise. Leaving an output out changes the epilogue, which is part of the
-/// choice of an algorithm. And 8-bit products and those with sums round a bf16 base that lies elsewhere otherwise than
-/// one in place, which alone gives the oracle's bits.
+/// Whether another kernel or algorithm serves the form on a GPU, which rounds otherwise. Leaving an output out changes a
+/// product's epilogue, which is part of the choice of an algorithm; 8-bit products and those with sums round a bf16 base
+/// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits; and cuDNN gives no statistics
+/// without the result, so that our own kernel does.
 fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
-    let Op::Product { epilogue, base, out, .. } = case.op else { return false };
-    let has_second = epilogue.has_gelu() || epilogue == Epilogue::SumA;
-    let is_special = epilogue == Epilogue::SumA || case.ins[0].0.dtype.is_fp8();
-    let anew = match form {
-        Form::Without { .. } => has_second,
-        Form::InPlace { .. } => base && out == DType::BF16 && is_special,
+    let anew = match (&case.op, form) {
+        (Op::Product { epilogue, .. }, Form::Without { .. }) => {
+            epilogue.has_gelu() || *epilogue == Epilogue::SumA
+        }
+        (Op::Product { epilogue, base: true, out: DType::BF16, .. }, Form::InPlace { .. }) => {
+            *epilogue == Epilogue::SumA || case.ins[0].0.dtype.is_fp8()
+        }
+        (Op::Attention { .. }, Form::Without { output: 0 }) => true,
         _ => false,
     };
     anew && matches!(place, Place::Cuda(_))
