@@ -10,7 +10,7 @@ use flatout_train::{Config, Failure, active, prediction, recipes};
 use serde_json::json;
 
 use crate::args::{Plan, recipe_and_overrides};
-use crate::screen::{Screen, bytes, count, duration, short};
+use crate::screen::{Screen, bytes, count, duration, flops, short};
 
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
@@ -105,9 +105,9 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
         count(compiled.parameters)
     ));
     screen.result(format!(
-        "arithmetic       {}FLOP a token, {}FLOP a step of {} tokens",
-        short(compiled.flops_per_token),
-        short(step.flops),
+        "arithmetic       {} a token, {} a step of {} tokens",
+        flops(compiled.flops_per_token as f64),
+        flops(step.flops as f64),
         count(tokens)
     ));
     let seconds = step.roofline_seconds;

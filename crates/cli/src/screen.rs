@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
-pub use flatout_train::words::{bytes, count, duration, short};
+pub use flatout_train::words::{bytes, count, duration, flops, short};
 use serde::Serialize;
 
 /// What the user wants to see.

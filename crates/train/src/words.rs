@@ -35,6 +35,15 @@ pub fn short(n: u64) -> String {
     }
 }
 
+/// Arithmetic in words: 1.66 GFLOP.
+pub fn flops(n: f64) -> String {
+    let units = [(1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "KFLOP")];
+    match units.into_iter().find(|(unit, _)| n >= *unit) {
+        Some((unit, name)) => format!("{:.2} {name}", n / unit),
+        None => format!("{n:.0} FLOP"),
+    }
+}
+
 /// A duration as people say it.
 pub fn duration(seconds: f64) -> String {
     match seconds {
@@ -49,6 +58,13 @@ pub fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arithmetic_has_the_unit_that_fits() {
+        assert_eq!(flops(1.66e9), "1.66 GFLOP");
+        assert_eq!(flops(2.247e14), "224.70 TFLOP");
+        assert_eq!(flops(12.0), "12 FLOP");
+    }
 
     #[test]
     fn numbers_read_well() {
