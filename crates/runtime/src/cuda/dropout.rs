@@ -1,10 +1,10 @@
 //! Dropout by counter, with the bits of `flatout_ir::random`. How it draws is in `dropout.cu`.
 
 use flatout_ir::random::drop_below;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
-use flatout_ir::types::DType;
+use flatout_ir::target::KernelRow;
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::ROWS_OF_FLOATS;
 use super::address::{Walk, index_type, most, widths};
 use super::context::Kernel;
 use super::stage::{self, Draft, Stage, Stages, Value, at, blocks};
@@ -13,13 +13,9 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
         name: "cuda.dropout",
         op: OpKind::Dropout,
-        dtypes: &[DType::F32, DType::BF16],
-        // The generator and the samples are read by the first axis and one step: rows suffice for all three.
-        ins: Layout::Rows,
-        outs: Layout::Rows,
         in_place: &[(0, 0)],
-        workspace: no_workspace,
-        deterministic: true,
+        // The generator and the samples are read by the first axis and one step: rows suffice for all three.
+        ..ROWS_OF_FLOATS
     },
     sources: |l, _| stage::sources(stages(l)),
     prepare: |l, p| stage::prepare(stages(l), p),

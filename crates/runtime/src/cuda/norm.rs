@@ -1,10 +1,11 @@
 //! RMS norm and layer norm and their gradients: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
 
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
-use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::target::{KernelRow, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
 
+use super::ROWS_OF_FLOATS;
 use super::address::{Walk, row_width};
 use super::context::{CudaError, Facts, Kernel};
 use super::reduce;
@@ -16,8 +17,7 @@ pub const KERNELS: &[Kernel] = &[
             name: "cuda.rms_norm",
             op: OpKind::RmsNorm,
             in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            workspace: no_workspace,
-            ..ROW
+            ..ROWS_OF_FLOATS
         },
         sources: |l, _| stage::sources(forward(l)),
         prepare: |l, p| stage::prepare(forward(l), p),
@@ -28,23 +28,12 @@ pub const KERNELS: &[Kernel] = &[
             op: OpKind::RmsNormGrad,
             in_place: &[(0, 0), (2, 0), (3, 0)],
             workspace,
-            ..ROW
+            ..ROWS_OF_FLOATS
         },
         sources: |l, f| stage::sources(backward(l, f)),
         prepare: |l, p| stage::prepare(backward(l, p.facts()), p),
     },
 ];
-
-const ROW: KernelRow = KernelRow {
-    name: "",
-    op: OpKind::RmsNorm,
-    dtypes: &[DType::F32, DType::BF16],
-    ins: Layout::Rows,
-    outs: Layout::Rows,
-    in_place: &[],
-    workspace: no_workspace,
-    deterministic: true,
-};
 
 /// Partial rows of dw and of db at most: a block each, and no more blocks than this.
 pub(super) const MOST_PARTIAL: usize = 1024;

@@ -1,9 +1,10 @@
 //! The norm of each head of q or k and its rotation, and their gradient. The mathematics is in `qk_norm_rope.cu`.
 
-use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::target::{KernelRow, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::ROWS_OF_FLOATS;
 use super::context::{Facts, Kernel};
 use super::norm::{MOST_PARTIAL, sum_partial, weight_code};
 use super::rope::{Rotation, head_function, heads_of};
@@ -15,8 +16,7 @@ pub const KERNELS: &[Kernel] = &[
             name: "cuda.qk_norm_rope",
             op: OpKind::QkNormRope,
             in_place: &[(0, 0)],
-            workspace: no_workspace,
-            ..ROW
+            ..ROWS_OF_FLOATS
         },
         sources: |l, _| stage::sources(forward(l)),
         prepare: |l, p| stage::prepare(forward(l), p),
@@ -27,23 +27,12 @@ pub const KERNELS: &[Kernel] = &[
             op: OpKind::QkNormRopeGrad,
             in_place: &[(0, 0), (3, 0), (4, 0)],
             workspace,
-            ..ROW
+            ..ROWS_OF_FLOATS
         },
         sources: |l, f| stage::sources(backward(l, f)),
         prepare: |l, p| stage::prepare(backward(l, p.facts()), p),
     },
 ];
-
-const ROW: KernelRow = KernelRow {
-    name: "",
-    op: OpKind::QkNormRope,
-    dtypes: &[DType::F32, DType::BF16],
-    ins: Layout::Rows,
-    outs: Layout::Rows,
-    in_place: &[],
-    workspace: no_workspace,
-    deterministic: true,
-};
 
 /// Registers a thread keeps heads in.
 const FORWARD_WORDS: usize = 32;

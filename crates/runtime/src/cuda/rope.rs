@@ -4,25 +4,17 @@ use std::fmt::Write;
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::KernelRow;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::ROWS_OF_FLOATS;
 use super::address::{Walk, most, widths};
 use super::context::Kernel;
 use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.rope",
-        op: OpKind::Rope,
-        dtypes: &[DType::F32, DType::BF16],
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place: &[(0, 0)],
-        workspace: no_workspace,
-        deterministic: true,
-    },
+    row: KernelRow { name: "cuda.rope", op: OpKind::Rope, in_place: &[(0, 0)], ..ROWS_OF_FLOATS },
     sources: |l, _| stage::sources(stages(l)),
     prepare: |l, p| stage::prepare(stages(l), p),
 }];
