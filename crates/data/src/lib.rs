@@ -27,7 +27,7 @@ mod corpus;
 #[cfg(test)]
 mod damage;
 mod documents;
-mod durable;
+pub mod durable;
 mod error;
 pub mod formats;
 mod grammar;

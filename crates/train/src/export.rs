@@ -343,10 +343,7 @@ impl Target {
         if there {
             fs::remove_dir_all(&self.replaced).map_err(about(&self.replaced))?;
         }
-        match self.to.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => durable::sync_folder(folder),
-            _ => durable::sync_folder(Path::new(".")),
-        }
+        durable::sync_parent(&self.to)
     }
 }
 

@@ -13,7 +13,6 @@ pub mod config;
 pub mod corpus;
 pub mod device;
 mod diagnosis;
-mod durable;
 pub mod evaluate;
 pub mod events;
 pub mod export;
@@ -47,6 +46,8 @@ mod user_error;
 mod watch;
 pub mod words;
 mod writer;
+
+use flatout_data::durable;
 
 pub use config::Config;
 pub use failure::Failure;
