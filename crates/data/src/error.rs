@@ -34,8 +34,17 @@ impl DataError {
 
 impl fmt::Display for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.sentence)
+        one_line(&self.sentence, f)
     }
+}
+
+/// A sentence with control characters escaped: what it quotes may come from a damaged or hostile file.
+pub fn one_line(sentence: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    use fmt::Write;
+    sentence.chars().try_for_each(|c| match c.is_control() {
+        true => write!(f, "{}", c.escape_default()),
+        false => f.write_char(c),
+    })
 }
 
 impl std::error::Error for DataError {}

@@ -53,7 +53,7 @@ mod token_files;
 mod tokenizer;
 
 pub use corpus::{Corpus, Description, Floor, MixPart, Spec, open, open_saying};
-pub use error::{DataError, ErrorKind};
+pub use error::{DataError, ErrorKind, one_line};
 pub use loader::{Cursor, Loader, LoaderOptions, Rows};
 pub use manifest::{Manifest, ShardEntry};
 pub use pack::{STREAMS, Segment, StreamPosition, max_segments};

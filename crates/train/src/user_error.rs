@@ -6,7 +6,7 @@ pub struct UserError(pub String);
 
 impl std::fmt::Display for UserError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        flatout_data::one_line(&self.0, f)
     }
 }
 

@@ -87,7 +87,7 @@ struct Column {
     dictionary_offset: i64,
 }
 
-/// The chunks of `field` in order. `bytes` is the footer, `data_end` where it begins in the file.
+/// The chunks of `field` in order, which share no byte. `bytes` is the footer, `data_end` where it begins in the file.
 pub(super) fn chunks(bytes: &[u8], field: &str, data_end: u64) -> Result<Vec<Chunk>, Fault> {
     let (schema, groups) = parse(bytes).map_err(|bad| match bad {
         Bad::Ended => Fault::file(Reason::Damaged, "the footer of the parquet file ends too early"),
@@ -98,7 +98,14 @@ pub(super) fn chunks(bytes: &[u8], field: &str, data_end: u64) -> Result<Vec<Chu
     let element = column(&schema, field)?;
     // A group without rows has no pages, and states no place for them.
     let groups = groups.iter().enumerate().filter(|(_, group)| group.rows != 0);
-    groups.map(|(at, group)| chunk(at, group, element, data_end)).collect()
+    let chunks: Vec<Chunk> =
+        groups.map(|(at, group)| chunk(at, group, element, data_end)).collect::<Result<_, _>>()?;
+    let mut places: Vec<(u64, u64)> = chunks.iter().map(|chunk| (chunk.start, chunk.end)).collect();
+    places.sort_unstable();
+    if places.windows(2).any(|two| two[1].0 < two[0].1) {
+        return Err(Fault::file(Reason::Damaged, "two row groups of the parquet file lie in the same place"));
+    }
+    Ok(chunks)
 }
 
 /// The column at the top of the schema that has this name, if it holds text.

@@ -146,6 +146,11 @@ impl Parquet {
             self.at = body + header.packed_bytes as u64;
             match header.kind {
                 Kind::Index => continue,
+                // A page found by its place takes the dictionary from there, so it may be nowhere else.
+                Kind::Dictionary if self.page_at != chunk.start => {
+                    let said = "a dictionary does not come first in its row group";
+                    return Err(Fault::file(Reason::Damaged, said).into());
+                }
                 Kind::Dictionary => {
                     let packed = column.read(body, header.packed_bytes)?;
                     self.dictionary = Some(page::dictionary(&header, packed, chunk.codec)?);
