@@ -65,6 +65,7 @@ impl Device {
                         Autotune::Full => cuda::Autotune::Full,
                     },
                     check_each_launch: false,
+                    ..Options::default()
                 };
                 Session::cuda(plans, device, options)?
             }

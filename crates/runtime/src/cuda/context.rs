@@ -13,9 +13,12 @@ use std::sync::Arc;
 use flatout_ir::target::KernelRow;
 use flatout_ir::{Launch, View};
 
+use super::argument::Block;
+use super::attention::choice::{AttentionKernel, Chosen};
 use super::attention::cudnn::Cudnn;
 use super::driver::{Driver, Modules};
 use super::lt::Lt;
+use super::tensor_map;
 use super::tuned::Tuned;
 
 /// What a library or the compiler answered, in one sentence; the session adds the launch's path and shapes.
@@ -79,6 +82,8 @@ pub struct Facts {
     pub deterministic: bool,
     /// Candidates are timed in `prepare`; otherwise the library's first choice is taken.
     pub autotune: bool,
+    /// What attention must run on.
+    pub attention: AttentionKernel,
 }
 
 impl Facts {
@@ -106,6 +111,7 @@ impl Facts {
             cudnn: None,
             deterministic: false,
             autotune: false,
+            attention: AttentionKernel::Auto,
         }
     }
 }
@@ -139,6 +145,7 @@ pub struct Prepare<'a> {
     pub(super) tuned: &'a Tuned,
     pub(super) stream: Stream,
     pub(super) notes: &'a RefCell<Vec<String>>,
+    pub(super) chosen: &'a RefCell<Vec<Chosen>>,
 }
 
 impl<'a> Prepare<'a> {
@@ -170,6 +177,11 @@ impl<'a> Prepare<'a> {
         self.driver
     }
 
+    /// A tensor map as a kernel's argument: sm_90 and later.
+    pub fn tensor_map(&self, of: &tensor_map::Tensor) -> Result<Block, CudaError> {
+        self.driver.tensor_map(of)
+    }
+
     /// Times of products, and how many candidates to time.
     pub(super) fn tuned(&self) -> &'a Tuned {
         self.tuned
@@ -180,6 +192,14 @@ impl<'a> Prepare<'a> {
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&sentence) {
             notes.push(sentence);
+        }
+    }
+
+    /// Keeps what an attention runs on; once, however many launches it is true of.
+    pub(super) fn chose(&self, what: Chosen) {
+        let mut chosen = self.chosen.borrow_mut();
+        if !chosen.contains(&what) {
+            chosen.push(what);
         }
     }
 
@@ -236,7 +256,7 @@ pub enum Arg {
 }
 
 /// The shared memory a block gets without asking.
-const DEFAULT_SHARED: u32 = 48 << 10;
+pub(super) const DEFAULT_SHARED: u32 = 48 << 10;
 
 /// A kernel launch as work. Grid x reaches 2^31 - 1, y and z 65535. More than 48 KiB of shared memory is asked for
 /// here; where the device has less, the first enqueue fails with the driver's status.

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use flatout_ir::target::{KernelRow, Rates, Target};
 
+use super::attention::choice::AttentionKernel;
 use super::attention::cudnn::Cudnn;
 use super::cache::Cache;
 use super::context::{CudaError, Facts, Source};
@@ -195,6 +196,7 @@ impl Device {
             cudnn: cudnn.is_ok().then(|| found.get(Kind::Cudnn).map(|l| packed(l.version.0))).flatten(),
             deterministic: false,
             autotune: false,
+            attention: AttentionKernel::Auto,
         };
         let rates = rates(driver, device, &identity)?;
         let context_bytes = free_bytes.saturating_sub(free);
@@ -218,7 +220,8 @@ impl Device {
 
     pub fn facts(&self, options: Options) -> Facts {
         let autotune = options.candidates() > 1;
-        Facts { deterministic: options.deterministic, autotune, ..self.0.facts.clone() }
+        let Options { deterministic, attention, .. } = options;
+        Facts { deterministic, autotune, attention, ..self.0.facts.clone() }
     }
 
     /// Why the device answers no more, if so: a kernel that touched what it may not makes every later call fail.

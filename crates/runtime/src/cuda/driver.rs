@@ -5,8 +5,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use super::argument::Block;
 use super::context::{CudaError, Function, Source, Stream};
 use super::library::Library;
+use super::tensor_map;
 
 type Handle = *mut c_void;
 
@@ -76,6 +78,9 @@ entries! {
     function_get = "cuFuncGetAttribute" (*mut c_int, c_int, Handle);
     function_set = "cuFuncSetAttribute" (Handle, c_int, c_int);
     occupancy = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, Handle, c_int, usize);
+    parameter_info = "cuFuncGetParamInfo" (Handle, usize, *mut usize, *mut usize);
+    tensor_map = "cuTensorMapEncodeTiled"
+        (*mut c_void, c_int, c_uint, u64, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int, c_int);
     launch_kernel = "cuLaunchKernel"
         (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
 }
@@ -85,6 +90,12 @@ const CU_EVENT_DEFAULT: c_uint = 0;
 const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
+const CUDA_ERROR_INVALID_VALUE: c_int = 1;
+const CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: c_int = 9;
+const CU_TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
+const CU_TENSOR_MAP_L2_PROMOTION_L2_128B: c_int = 2;
+/// Zeros, not NaN, beyond the tensor.
+const CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: c_int = 0;
 
 /// `CUdevice_attribute`.
 #[derive(Clone, Copy, Debug)]
@@ -209,8 +220,40 @@ impl Driver {
             many = args.iter().map(at).collect::<Vec<_>>();
             &mut many[..]
         };
-        let [x, y, z] = grid;
-        // SAFETY: the function's module is loaded; each pointer leads to eight readable bytes, the widest argument.
+        // SAFETY: each pointer leads to eight readable bytes, the widest argument.
+        unsafe { self.launch_at(function, grid, block, shared, pointers, stream) }
+    }
+
+    /// Enqueues a kernel that takes structs; their bytes are copied before this returns.
+    pub fn launch_blocks(
+        &self,
+        function: &Function,
+        grid: [u32; 3],
+        block: u32,
+        shared: u32,
+        args: &[Block],
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let mut pointers: Vec<_> = args.iter().map(|arg| arg.as_ptr().cast_mut().cast()).collect();
+        // SAFETY: the arguments were made to be as large as the kernel's parameters, which `argument` checked.
+        unsafe { self.launch_at(function, grid, block, shared, &mut pointers, stream) }
+    }
+
+    /// # Safety
+    /// There is a pointer for every parameter of the function, to as many readable bytes as the parameter has.
+    unsafe fn launch_at(
+        &self,
+        function: &Function,
+        [x, y, z]: [u32; 3],
+        block: u32,
+        shared: u32,
+        pointers: &mut [*mut c_void],
+        stream: Stream,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the function's module is loaded; the caller's promise about arguments.
         let status = unsafe {
             (self.launch_kernel)(
                 function.raw,
@@ -229,7 +272,52 @@ impl Driver {
         if status == 0 {
             return Ok(());
         }
-        self.ok(status, &format!("cuLaunchKernel with grid {grid:?}, block {block}, {shared} bytes shared"))
+        let what = format!("cuLaunchKernel with grid {:?}, block {block}, {shared} bytes shared", [x, y, z]);
+        self.ok(status, &what)
+    }
+
+    /// The size of each parameter of a kernel.
+    pub fn parameter_bytes(&self, function: &Function) -> Result<Vec<usize>, CudaError> {
+        let mut sizes = vec![];
+        loop {
+            let (mut offset, mut bytes) = (0, 0);
+            // SAFETY: writes two integers; the function's module is loaded.
+            let status = unsafe { (self.parameter_info)(function.raw, sizes.len(), &mut offset, &mut bytes) };
+            if status == CUDA_ERROR_INVALID_VALUE {
+                return Ok(sizes);
+            }
+            self.ok(status, "cuFuncGetParamInfo")?;
+            sizes.push(bytes);
+        }
+    }
+
+    /// The bulk-copy unit's description of a tensor.
+    pub fn tensor_map(&self, of: &tensor_map::Tensor) -> Result<Block, CudaError> {
+        of.check()?;
+        #[repr(C, align(64))]
+        struct Map(tensor_map::Opaque);
+        let mut map = Map([0; 16]);
+        let steps = of.step_bytes();
+        let ones = vec![1; of.dims.len()];
+        // SAFETY: writes 128 bytes at a multiple of 64; reads as many extents as there are axes, one step less.
+        let status = unsafe {
+            (self.tensor_map)(
+                map.0.as_mut_ptr().cast(),
+                CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                of.dims.len() as c_uint,
+                of.at,
+                of.dims.as_ptr(),
+                steps.as_ptr(),
+                of.box_dims.as_ptr(),
+                ones.as_ptr(),
+                CU_TENSOR_MAP_INTERLEAVE_NONE,
+                of.swizzle.code(),
+                CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        self.ok(status, &format!("cuTensorMapEncodeTiled of {of:?}"))?;
+        Ok(tensor_map::block(&map.0))
     }
 
     /// Lets blocks of a function ask for more than 48 KiB of shared memory. A function keeps the most it was allowed:

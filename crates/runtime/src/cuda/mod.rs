@@ -5,6 +5,7 @@
 
 pub mod adamw;
 mod address;
+mod argument;
 pub mod attention;
 pub mod cache;
 pub mod context;
@@ -35,6 +36,7 @@ pub mod snapshot;
 mod stage;
 pub mod staging;
 pub mod store;
+pub mod tensor_map;
 mod traffic;
 pub mod tuned;
 
@@ -42,6 +44,8 @@ use flatout_ir::OpKind;
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::DType;
 
+pub use argument::{Block, launch_blocks};
+pub use attention::choice::AttentionKernel;
 pub use context::{Arg, CudaError, Facts, Function, Kernel, Prepare, Source, Stream, Work, launch, sequence};
 pub use device::{Device, Gpu, Identity, probe, target};
 pub use session::{Autotune, Options};

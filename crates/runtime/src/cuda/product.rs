@@ -404,15 +404,6 @@ mod tests {
     }
 
     fn facts() -> Facts {
-        Facts {
-            major: 9,
-            minor: 0,
-            sms: 132,
-            shared_bytes: 227 << 10,
-            l2_bytes: 50 << 20,
-            cudnn: None,
-            deterministic: false,
-            autotune: false,
-        }
+        Facts::on_paper("sm_90a")
     }
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use flatout_ir::types::contiguous_strides;
 use flatout_ir::{Launch, Plan, PlanSet, View};
 
+use super::attention::choice::{self, AttentionKernel, Chosen};
 use super::cache::{Cache, Compiled};
 use super::context::{CudaError, Facts, Kernel, Prepare, Work};
 use super::device::Device;
@@ -39,6 +40,8 @@ pub struct Options {
     pub autotune: Autotune,
     /// Wait after every launch, so that a failure names the one that failed. Turns graphs off.
     pub check_each_launch: bool,
+    /// What attention must run on.
+    pub attention: AttentionKernel,
 }
 
 impl Options {
@@ -56,7 +59,13 @@ impl Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { graphs: true, deterministic: false, autotune: Autotune::Off, check_each_launch: false }
+        Options {
+            graphs: true,
+            deterministic: false,
+            autotune: Autotune::Off,
+            check_each_launch: false,
+            attention: AttentionKernel::Auto,
+        }
     }
 }
 
@@ -75,6 +84,7 @@ pub struct Session {
     compiled: Compiled,
     tuning: Tuning,
     notes: Vec<String>,
+    attention: Vec<Chosen>,
     driver_bytes: u64,
     device: Device,
 }
@@ -112,7 +122,7 @@ impl Session {
                 .map_err(system)?;
         }
 
-        let notes = RefCell::new(vec![]);
+        let (notes, chosen) = (RefCell::new(vec![]), RefCell::new(vec![]));
         let prepare = Prepare {
             arena: arena.address(),
             facts: &facts,
@@ -123,6 +133,7 @@ impl Session {
             tuned: &tuned,
             stream: stream.get(),
             notes: &notes,
+            chosen: &chosen,
         };
         let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
         for (plan, kernels) in plans.plans.iter().zip(&kernels) {
@@ -166,6 +177,7 @@ impl Session {
             compiled,
             tuning,
             notes,
+            attention: chosen.into_inner(),
             driver_bytes,
             device: device.clone(),
         })
@@ -184,6 +196,11 @@ impl Session {
     /// What runs otherwise than it was meant to, and why.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What attention runs on, in a line; `None` where there is none.
+    pub fn attention(&self) -> Option<String> {
+        choice::describe(&self.attention)
     }
 
     /// Where the kernels came from.

@@ -1,10 +1,12 @@
-//! The algorithms of matrix products that were timed, remembered on disk: a second start times nothing.
+//! What was timed, remembered on disk: algorithms of matrix products, and kernels of attention. A second start times
+//! nothing.
 //!
 //! An entry is named by all that a time depends on: the GPU, its driver, the library's version, how many candidates
-//! were asked for, and the product itself (shapes, types, layouts, alignments, scratch, epilogue). So another GPU,
-//! driver or library finds nothing and times again.
+//! were asked for, and the problem itself (shapes, types, layouts, alignments, scratch, epilogue; of kernels of ours their
+//! sources). So another GPU, driver, library or kernel finds nothing and times again.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use super::store::{self, Store};
 
@@ -17,6 +19,14 @@ pub struct Timing {
     pub ms: f64,
     pub workspace_bytes: usize,
     pub algorithm: Algorithm,
+}
+
+/// A kernel that was timed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// Without spaces.
+    pub name: String,
+    pub ms: f64,
 }
 
 /// What choosing algorithms took, in distinct products.
@@ -35,12 +45,14 @@ pub struct Tuned {
     on: String,
     candidates: usize,
     tuning: RefCell<Tuning>,
+    /// Kernels by problem, also where nothing can be kept on disk.
+    kernels: RefCell<HashMap<String, Vec<KernelTime>>>,
 }
 
 impl Tuned {
     /// `candidates` of a product are timed; with 1, none is and the library's first choice is taken.
     pub fn new(store: Store, on: String, candidates: usize) -> Tuned {
-        Tuned { store, on, candidates, tuning: RefCell::default() }
+        Tuned { store, on, candidates, tuning: RefCell::default(), kernels: RefCell::default() }
     }
 
     pub fn candidates(&self) -> usize {
@@ -53,27 +65,51 @@ impl Tuned {
 
     /// The fastest of what was timed for a product, here or in an earlier process.
     pub fn recall(&self, product: &str) -> Option<Timing> {
-        let text = String::from_utf8(self.store.get(&self.name(product))?).ok()?;
-        let (whose, timings) = text.split_once('\n')?;
-        let fastest = (whose == product).then(|| timings.lines().next().and_then(parse)).flatten()?;
+        let fastest = self.lines(product)?.first().and_then(|line| parse(line))?;
         self.tuning.borrow_mut().remembered += 1;
         Some(fastest)
     }
 
     /// Keeps the times of a product's candidates, fastest first.
     pub fn remember(&self, product: &str, timings: &[Timing]) {
-        let mut tuning = self.tuning.borrow_mut();
-        tuning.timed += 1;
-        let lines: Vec<String> = timings.iter().map(line).collect();
+        self.tuning.borrow_mut().timed += 1;
+        self.keep(product, timings.iter().map(line).collect());
+    }
+
+    /// The times of a problem's kernels, fastest first, taken here or in an earlier process.
+    pub fn recall_kernels(&self, problem: &str) -> Option<Vec<KernelTime>> {
+        if let Some(known) = self.kernels.borrow().get(problem) {
+            return Some(known.clone());
+        }
+        let lines = self.lines(problem)?;
+        let times = lines.iter().map(|line| parse_kernel(line)).collect::<Option<Vec<_>>>()?;
+        self.kernels.borrow_mut().insert(problem.into(), times.clone());
+        (!times.is_empty()).then_some(times)
+    }
+
+    /// Keeps the times of a problem's kernels, fastest first.
+    pub fn remember_kernels(&self, problem: &str, times: &[KernelTime]) {
+        self.kernels.borrow_mut().insert(problem.into(), times.into());
+        self.keep(problem, times.iter().map(|time| format!("{} {}", time.ms, time.name)).collect());
+    }
+
+    /// What was kept of a problem, one line a candidate.
+    fn lines(&self, problem: &str) -> Option<Vec<String>> {
+        let text = String::from_utf8(self.store.get(&self.name(problem))?).ok()?;
+        let (whose, lines) = text.split_once('\n')?;
+        (whose == problem).then(|| lines.lines().map(String::from).collect())
+    }
+
+    fn keep(&self, problem: &str, lines: Vec<String>) {
         let kept =
-            self.store.put(&self.name(product), format!("{product}\n{}\n", lines.join("\n")).as_bytes());
+            self.store.put(&self.name(problem), format!("{problem}\n{}\n", lines.join("\n")).as_bytes());
         if let Err(why) = kept {
-            tuning.note.get_or_insert(why);
+            self.tuning.borrow_mut().note.get_or_insert(why);
         }
     }
 
-    fn name(&self, product: &str) -> String {
-        store::name([self.on.as_str(), &self.candidates.to_string(), product]) + ".txt"
+    fn name(&self, problem: &str) -> String {
+        store::name([self.on.as_str(), &self.candidates.to_string(), problem]) + ".txt"
     }
 }
 
@@ -92,6 +128,11 @@ fn parse(line: &str) -> Option<Timing> {
         *word = u64::from_str_radix(fields.next()?, 16).ok()?;
     }
     fields.next().is_none().then_some(Timing { ms, workspace_bytes, algorithm })
+}
+
+fn parse_kernel(line: &str) -> Option<KernelTime> {
+    let (ms, name) = line.split_once(' ')?;
+    Some(KernelTime { name: name.into(), ms: ms.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -141,5 +182,28 @@ mod tests {
         Store::at(folder.clone()).put(&tuned.name("a x b"), b"a x b\n1 2 3\n").unwrap();
         assert_eq!(tuned.recall("a x b"), None);
         std::fs::remove_dir_all(folder).unwrap();
+    }
+    #[test]
+    fn kernels_come_back_fastest_first_and_stay_where_nothing_is_kept() {
+        let folder = folder("kernels");
+        let on = |on: &str| Tuned::new(Store::at(folder.clone()), on.into(), 8);
+        let times: Vec<KernelTime> =
+            [("wgmma", 0.5), ("cudnn", 0.625)].map(|(name, ms)| KernelTime { name: name.into(), ms }).into();
+        let first = on("h200");
+        assert_eq!(first.recall_kernels("causal"), None);
+        first.remember_kernels("causal", &times);
+        assert_eq!(on("h200").recall_kernels("causal"), Some(times.clone()));
+        assert_eq!(on("h200").recall_kernels("full"), None);
+        assert_eq!(on("a100").recall_kernels("causal"), None);
+        assert_eq!(on("h200").tuning(), Tuning::default(), "products alone are counted");
+        Store::at(folder.clone()).put(&first.name("causal"), b"causal\nfast wgmma\n").unwrap();
+        assert_eq!(on("h200").recall_kernels("causal"), None);
+        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::write(&folder, "in the way").unwrap();
+        let unkept = on("h200");
+        unkept.remember_kernels("causal", &times);
+        assert_eq!(unkept.recall_kernels("causal"), Some(times));
+        assert!(unkept.tuning().note.is_some());
+        std::fs::remove_file(folder).unwrap();
     }
 }

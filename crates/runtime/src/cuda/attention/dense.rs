@@ -15,7 +15,10 @@ use flatout_ir::{Launch, View};
 
 use super::Problem;
 use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, swapped};
-use crate::cuda::context::{Arg, CudaError, Facts, Prepare, Source, Work, launch as kernel_launch, sequence};
+use super::scratch::{ALIGN, Scratch};
+use crate::cuda::context::{
+    Arg, CudaError, Facts, Prepare, Prepared, Source, Work, launch as kernel_launch, sequence,
+};
 
 /// The least version the graphs were proven with: 9.14.
 const LEAST_VERSION: u32 = 91400;
@@ -24,10 +27,14 @@ const HEAD_SIZES: std::ops::RangeInclusive<usize> = 32..=256;
 const LEAST_TOKENS: usize = 33;
 /// For what cuDNN takes beside the parts in the formulas: 256 bytes were seen.
 const SLACK: usize = 1 << 20;
-const ALIGN: usize = 256;
 
-/// Whether a problem of these shapes is for cuDNN, as far as shapes say.
-pub(super) fn serves(p: &Problem) -> bool {
+/// Whether a problem is for cuDNN, where the library is there and new enough.
+pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
+    facts.cudnn.is_some_and(|version| version >= LEAST_VERSION) && has_shapes(p)
+}
+
+/// As far as shapes say.
+fn has_shapes(p: &Problem) -> bool {
     let mask = match p.mask {
         Mask::Full | Mask::Causal => true,
         Mask::Window { ahead, .. } => ahead == 0,
@@ -55,27 +62,6 @@ pub(super) fn unserved(p: &Problem) -> Option<String> {
     let (least, most) = (HEAD_SIZES.start(), HEAD_SIZES.end());
     (is_alike && !has_size(p))
         .then(|| format!("cuDNN takes heads of {least} to {most} in steps of 8, not of {}", p.size))
-}
-
-/// Whether this launch is for cuDNN: shapes, the library, addresses and strides in steps of 16 bytes, every output
-/// asked for.
-pub(super) fn accepts(problem: &Problem, launch: &Launch, facts: &Facts) -> bool {
-    let aligned = |view: &View| {
-        let even = view.strides[..2].iter().zip(&view.dims).all(|(s, d)| *d == 1 || s.is_multiple_of(8));
-        view.offset.is_multiple_of(16) && even
-    };
-    let wide: Vec<&View> = match problem.grad {
-        false => launch.ins[..3].iter().chain(&launch.outs[0]).collect(),
-        true => {
-            let n = problem.inputs();
-            let saved = [&launch.ins[n], &launch.ins[n + 2]];
-            launch.ins[..3].iter().chain(saved).chain(launch.outs.iter().flatten()).collect()
-        }
-    };
-    let wanted =
-        if problem.grad { launch.outs.iter().all(Option::is_some) } else { launch.outs[0].is_some() };
-    let version = facts.cudnn.is_some_and(|version| version >= LEAST_VERSION);
-    serves(problem) && version && wanted && wide.into_iter().all(aligned)
 }
 
 pub(super) fn source() -> Source {
@@ -140,6 +126,9 @@ impl Extents {
 
 /// A ceiling on the scratch of either form.
 pub(super) fn workspace(p: &Problem) -> usize {
+    if !has_shapes(p) {
+        return 0;
+    }
     let e = Extents::of(p);
     if !p.grad {
         return e.row_bytes() + SLACK;
@@ -333,31 +322,6 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     g.pointwise(Pointwise::Identity, dq_sum, None, dq)
 }
 
-/// Scratch of a launch, handed out from the front.
-struct Scratch {
-    at: u64,
-    end: u64,
-}
-
-impl Scratch {
-    fn of(launch: &Launch, p: &Prepare<'_>) -> Self {
-        let (at, bytes) = launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
-        Scratch { at, end: at + bytes as u64 }
-    }
-
-    fn take(&mut self, bytes: usize) -> Result<u64, CudaError> {
-        let (at, end) = (self.at, self.at + bytes.next_multiple_of(ALIGN) as u64);
-        if end > self.end {
-            return Err(CudaError::new(format!(
-                "cuDNN wants {} bytes more scratch than planned",
-                end - self.end
-            )));
-        }
-        self.at = end;
-        Ok(at)
-    }
-}
-
 /// Between lse and statistics.
 fn transposition(
     entry: &str,
@@ -378,12 +342,11 @@ fn transposition(
     Ok(kernel_launch(p.function(&source(), entry)?, grid, 256, 0, args))
 }
 
-/// The forward pass of a launch that `accepts` took.
-pub(super) fn prepare_forward(
-    problem: &Problem,
-    launch: &Launch,
-    p: &Prepare<'_>,
-) -> Result<Box<dyn Work>, CudaError> {
+pub(super) fn prepare(problem: &Problem, launch: &Launch, p: &Prepare<'_>) -> Prepared {
+    if problem.grad { prepare_backward(problem, launch, p) } else { prepare_forward(problem, launch, p) }
+}
+
+fn prepare_forward(problem: &Problem, launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let cudnn = p.cudnn()?;
     let e = Extents::of(problem);
     let shape = Shape { e, scale: problem.scale, mask: problem.mask };
@@ -405,12 +368,7 @@ pub(super) fn prepare_forward(
     Ok(sequence(works))
 }
 
-/// The backward pass of a launch that `accepts` took.
-pub(super) fn prepare_backward(
-    problem: &Problem,
-    launch: &Launch,
-    p: &Prepare<'_>,
-) -> Result<Box<dyn Work>, CudaError> {
+fn prepare_backward(problem: &Problem, launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let cudnn = p.cudnn()?;
     let whole = Extents::of(problem);
     let deterministic = p.facts().deterministic;
@@ -483,8 +441,8 @@ mod tests {
     #[test]
     fn equal_sequences_in_bf16_are_for_cudnn() {
         let good = problem(4, 12, 4, 197, 64);
-        assert!(serves(&good));
-        assert!(serves(&Problem { mask: Mask::Window { back: 100, ahead: 0 }, ..good }));
+        assert!(has_shapes(&good));
+        assert!(has_shapes(&Problem { mask: Mask::Window { back: 100, ahead: 0 }, ..good }));
         let ragged = Segments::Ragged { max_segments: 4, max_len: 197 };
         for bad in [
             Problem { dtype: DType::F32, ..good },
@@ -495,7 +453,7 @@ mod tests {
             Problem { q: ragged, k: ragged, ..good },
             Problem { q: Segments::Uniform { len: 1 }, tq: 4, ..good },
         ] {
-            assert!(!serves(&bad), "{bad:?}");
+            assert!(!has_shapes(&bad), "{bad:?}");
         }
     }
 

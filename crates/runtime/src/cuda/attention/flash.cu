@@ -4,7 +4,7 @@
 //   delta = sum(do o), ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do
 //
 // q, o, do, dq [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in T_X by strides of tokens and heads; lse [Tq, H] and delta
-// [Tq, H] in f32. Scores stay on the chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
+// [H, Tq] in f32: all in `Call`. Scores stay on the chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
 //
 // A block of 128 threads owns a tile of rows of one head: queries in `flash_forward` and `flash_dq`, keys of one key
 // head in `flash_dkv`, which walks all query heads of the group. It walks the other side tile by tile. Thread (y, x) of
@@ -13,8 +13,8 @@
 // Registers are given for two blocks a multiprocessor: left to itself the assembler saves some and spills.
 // Each output element belongs to one thread and is summed in a fixed order: deterministic.
 //
-// Defines: T_X, SIZE, GRAD (which direction), OWN and WALK (rows of the owned and of the walked tile),
-// MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED.
+// Defines: those of call.cuh; T_X, SIZE, GRAD (which direction), OWN and WALK (rows of the owned and of the walked
+// tile).
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -28,48 +28,9 @@
 
 extern __shared__ float memory[];
 
-// A pair of segments: rows [q0, q1) of the queries and [k0, k1) of the keys.
-struct Segment {
-    int q0, q1, k0, k1;
-};
-
-__device__ __forceinline__ Segment segment(int s, const int* q_start, const int* q_len, const int* k_start,
-                                           const int* k_len, int tq, int tk, int q_longest, int k_longest) {
-    Segment g;
-    g.q0 = Q_RAGGED ? max(q_start[s], 0) : s * q_longest;
-    g.q1 = min(g.q0 + (Q_RAGGED ? min(q_len[s], q_longest) : q_longest), tq);
-    g.k0 = K_RAGGED ? max(k_start[s], 0) : s * k_longest;
-    g.k1 = min(g.k0 + (K_RAGGED ? min(k_len[s], k_longest) : k_longest), tk);
-    return g;
-}
-
-// The keys a query sees: [a, b) and [c, d).
-struct Seen {
-    int a, b, c, d;
-    __device__ __forceinline__ bool has(int key) const { return (key >= a && key < b) || (key >= c && key < d); }
-};
-
-__device__ __forceinline__ Seen sees(int query, const Segment& g, int back, int ahead, const int* intervals,
-                                     i64 interval_row) {
-    Seen seen = {0, 0, 0, 0};
-    if (query >= g.q1) return seen;
-    seen.a = g.k0;
-    seen.b = g.k1;
-    // The key a query stands at is query + k1 - q1: the last query meets the last key.
-#if MASK == 1
-    seen.b = min(seen.b, query + g.k1 - g.q1 + 1);
-#elif MASK == 2
-    const int stand = query + g.k1 - g.q1;
-    seen.a = max(seen.a, stand - back);
-    seen.b = min(seen.b, stand + ahead + 1);
-#elif MASK == 3
-    const int* at = intervals + query * interval_row;
-    seen.c = max(g.k0, at[2]);
-    seen.d = min(g.k1, at[3]);
-    seen.a = max(g.k0, at[0]);
-    seen.b = min(g.k1, at[1]);
-#endif
-    return seen;
+// The rows of a head.
+__device__ __forceinline__ T_X* of(const Rows& rows, int head) {
+    return reinterpret_cast<T_X*>(rows.at) + head * rows.head;
 }
 
 // ROWS rows of a head from row `first` on, widened to f32; zeros behind `end` and SIZE.
@@ -140,8 +101,7 @@ __device__ __forceinline__ void write(T_X* to, i64 token, int first, int end, co
 }
 
 // What the rows of the block's tile of queries see, and from the first to behind the last of those keys. A barrier.
-__device__ __forceinline__ void look(Seen* seen, int first, const Segment& g, int back, int ahead,
-                                     const int* intervals, i64 interval_row, int* low, int* high) {
+__device__ __forceinline__ void look(Seen* seen, int first, const Segment& g, const Call& call, int* low, int* high) {
     __shared__ int ends[2];
     if (threadIdx.x == 0) {
         ends[0] = 0x7fffffff;
@@ -149,7 +109,7 @@ __device__ __forceinline__ void look(Seen* seen, int first, const Segment& g, in
     }
     __syncthreads();
     if (threadIdx.x < OWN) {
-        const Seen s = sees(first + (int)threadIdx.x, g, back, ahead, intervals, interval_row);
+        const Seen s = sees(call, g, first + (int)threadIdx.x);
         seen[threadIdx.x] = s;
         if (s.a < s.b) {
             atomicMin(&ends[0], s.a);
@@ -182,24 +142,20 @@ __device__ __forceinline__ bool any_sees(const Seen* seen, int from) {
 
 #if !GRAD
 
-// Grid: query tiles of every segment, heads. `o` and `lse` may be null.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-flash_forward(const T_X* q, const T_X* k, const T_X* v, T_X* o, float* lse, const int* q_start, const int* q_len,
-              const int* k_start, const int* k_len, const int* intervals, i64 interval_row, i64 q_token, i64 q_head,
-              i64 k_token, i64 k_head, i64 v_token, i64 v_head, i64 o_token, i64 o_head, i64 lse_row, int tq, int tk,
-              int q_longest, int k_longest, int tiles, int group, float scale, int back, int ahead) {
+// Grid: query tiles, heads. `o` and `lse` may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_forward(const __grid_constant__ Call call) {
     __shared__ Seen seen[OWN];
     float* queries = memory;
     float* keys = queries + OWN * PITCH;
     float* weights = keys + WALK * PITCH;
     const int y = threadIdx.x / X, x = threadIdx.x % X, head = blockIdx.y;
-    const Segment g =
-        segment(blockIdx.x / tiles, q_start, q_len, k_start, k_len, tq, tk, q_longest, k_longest);
-    const int first = g.q0 + (int)(blockIdx.x % tiles) * OWN;
-    if (first >= g.q1) return;
-    stage<OWN>(queries, q + head * q_head, q_token, first, g.q1);
-    k += head / group * k_head;
-    v += head / group * v_head;
+    const Tile tile = q_tile<OWN>(call, blockIdx.x);
+    if (tile.segment < 0) return;
+    const Segment g = segment(call, tile.segment);
+    const int first = tile.first, kv_head = head / (call.heads / call.kv_heads);
+    stage<OWN>(queries, of(call.q, head), call.q.token, first, g.q1);
+    const T_X* k = of(call.k, kv_head);
+    const T_X* v = of(call.v, kv_head);
 
     float top[RM], total[RM], sum[RM][WIDE];
     clear_sum(sum);
@@ -209,11 +165,11 @@ flash_forward(const T_X* q, const T_X* k, const T_X* v, T_X* o, float* lse, cons
         total[i] = 0.0f;
     }
     int low, high;
-    look(seen, first, g, back, ahead, intervals, interval_row, &low, &high);
-    const float unit = scale * LOG2E;
+    look(seen, first, g, call, &low, &high);
+    const float unit = call.scale * LOG2E;
     for (int from = low; from < high; from += WALK) {
         if (!any_sees(seen, from)) continue;
-        stage<WALK>(keys, k, k_token, from, g.k1);
+        stage<WALK>(keys, k, call.k.token, from, g.k1);
         __syncthreads();
         float p[RM][CN];
         dots(p, queries, keys, y, x);
@@ -244,7 +200,7 @@ flash_forward(const T_X* q, const T_X* k, const T_X* v, T_X* o, float* lse, cons
             }
         }
         __syncthreads();
-        stage<WALK>(keys, v, v_token, from, g.k1);
+        stage<WALK>(keys, v, call.v.token, from, g.k1);
         __syncthreads();
         add_rows(sum, weights, keys, y, x);
     }
@@ -254,39 +210,33 @@ flash_forward(const T_X* q, const T_X* k, const T_X* v, T_X* o, float* lse, cons
         const float whole = lanes_sum<X>(total[i]);
         factor[i] = whole > 0.0f ? 1.0f / whole : 0.0f;
         const int row = first + y + Y * i;
-        if (lse && x == 0 && row < g.q1)
-            lse[row * lse_row + head] = whole > 0.0f ? LN2 * (top[i] + log2f(whole)) : -infinity();
+        if (call.lse && x == 0 && row < g.q1)
+            call.lse[row * call.lse_row + head] = whole > 0.0f ? LN2 * (top[i] + log2f(whole)) : -infinity();
     }
-    if (o) write(o + head * o_head, o_token, first, g.q1, sum, factor, y, x);
+    if (call.o.at) write(of(call.o, head), call.o.token, first, g.q1, sum, factor, y, x);
 }
 
 #else
 
 // delta = sum(do o), a warp a token and head. Grid: tokens and heads in fours.
-extern "C" __global__ void __launch_bounds__(THREADS)
-flash_delta(const T_X* o, const T_X* d_o, float* delta, i64 o_token, i64 o_head, i64 do_token, i64 do_head, int heads,
-            i64 rows) {
+extern "C" __global__ void __launch_bounds__(THREADS) flash_delta(const __grid_constant__ Call call) {
     const i64 row = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    if (row >= rows) return;
-    const i64 token = row / heads, head = row % heads;
-    o += token * o_token + head * o_head;
-    d_o += token * do_token + head * do_head;
+    if (row >= (i64)call.tq * call.heads) return;
+    const i64 token = row / call.heads;
+    const int head = (int)(row % call.heads);
+    const T_X* o = of(call.o, head) + token * call.o.token;
+    const T_X* d_o = of(call.d_o, head) + token * call.d_o.token;
     float sum = 0.0f;
     for (int e = threadIdx.x % 32; e < SIZE; e += 32) sum = fmaf(f32(o[e]), f32(d_o[e]), sum);
     sum = lanes_sum<32>(sum);
-    if (threadIdx.x % 32 == 0) delta[row] = sum;
+    if (threadIdx.x % 32 == 0) call.delta[head * (i64)call.tq + token] = sum;
 }
 
 // The logarithm of a row's sum in units of log 2. A row that sees nothing gives probabilities of 0 with any number.
 __device__ __forceinline__ float log2_sum(float lse) { return lse == -infinity() ? 0.0f : LOG2E * lse; }
 
-// Grid: query tiles of every segment, heads.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-flash_dq(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float* lse, const float* delta, T_X* dq,
-         const int* q_start, const int* q_len, const int* k_start, const int* k_len, const int* intervals,
-         i64 interval_row, i64 q_token, i64 q_head, i64 k_token, i64 k_head, i64 v_token, i64 v_head, i64 do_token,
-         i64 do_head, i64 dq_token, i64 dq_head, i64 lse_row, int tq, int tk, int q_longest, int k_longest, int tiles,
-         int group, float scale, int back, int ahead, int heads) {
+// Grid: query tiles, heads.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dq(const __grid_constant__ Call call) {
     __shared__ Seen seen[OWN];
     float* queries = memory;
     float* slopes = queries + OWN * PITCH;
@@ -294,31 +244,31 @@ flash_dq(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float* 
     float* values = keys + WALK * PITCH;
     float* weights = values + WALK * PITCH;
     const int y = threadIdx.x / X, x = threadIdx.x % X, head = blockIdx.y;
-    const Segment g =
-        segment(blockIdx.x / tiles, q_start, q_len, k_start, k_len, tq, tk, q_longest, k_longest);
-    const int first = g.q0 + (int)(blockIdx.x % tiles) * OWN;
-    if (first >= g.q1) return;
-    stage<OWN>(queries, q + head * q_head, q_token, first, g.q1);
-    stage<OWN>(slopes, d_o + head * do_head, do_token, first, g.q1);
-    k += head / group * k_head;
-    v += head / group * v_head;
+    const Tile tile = q_tile<OWN>(call, blockIdx.x);
+    if (tile.segment < 0) return;
+    const Segment g = segment(call, tile.segment);
+    const int first = tile.first, kv_head = head / (call.heads / call.kv_heads);
+    stage<OWN>(queries, of(call.q, head), call.q.token, first, g.q1);
+    stage<OWN>(slopes, of(call.d_o, head), call.d_o.token, first, g.q1);
+    const T_X* k = of(call.k, kv_head);
+    const T_X* v = of(call.v, kv_head);
 
     float shift[RM], mean[RM], factor[RM], sum[RM][WIDE];
     clear_sum(sum);
 #pragma unroll
     for (int i = 0; i < RM; i++) {
         const i64 row = first + y + Y * i;
-        shift[i] = row < g.q1 ? log2_sum(lse[row * lse_row + head]) : 0.0f;
-        mean[i] = row < g.q1 ? delta[row * heads + head] : 0.0f;
-        factor[i] = scale;
+        shift[i] = row < g.q1 ? log2_sum(call.lse[row * call.lse_row + head]) : 0.0f;
+        mean[i] = row < g.q1 ? call.delta[head * (i64)call.tq + row] : 0.0f;
+        factor[i] = call.scale;
     }
     int low, high;
-    look(seen, first, g, back, ahead, intervals, interval_row, &low, &high);
-    const float unit = scale * LOG2E;
+    look(seen, first, g, call, &low, &high);
+    const float unit = call.scale * LOG2E;
     for (int from = low; from < high; from += WALK) {
         if (!any_sees(seen, from)) continue;
-        stage<WALK>(keys, k, k_token, from, g.k1);
-        stage<WALK>(values, v, v_token, from, g.k1);
+        stage<WALK>(keys, k, call.k.token, from, g.k1);
+        stage<WALK>(values, v, call.v.token, from, g.k1);
         __syncthreads();
         float p[RM][CN], dp[RM][CN];
         dots(p, queries, keys, y, x);
@@ -337,16 +287,11 @@ flash_dq(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float* 
         __syncwarp();
         add_rows(sum, weights, keys, y, x);
     }
-    write(dq + head * dq_head, dq_token, first, g.q1, sum, factor, y, x);
+    write(of(call.dq, head), call.dq.token, first, g.q1, sum, factor, y, x);
 }
 
-// Grid: key tiles of every segment, key heads. `dk` and `dv` may be null.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-flash_dkv(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float* lse, const float* delta, T_X* dk,
-          T_X* dv, const int* q_start, const int* q_len, const int* k_start, const int* k_len, const int* intervals,
-          i64 interval_row, i64 q_token, i64 q_head, i64 k_token, i64 k_head, i64 v_token, i64 v_head, i64 do_token,
-          i64 do_head, i64 dk_token, i64 dk_head, i64 dv_token, i64 dv_head, i64 lse_row, int tq, int tk,
-          int q_longest, int k_longest, int tiles, int group, float scale, int back, int ahead, int heads) {
+// Grid: key tiles, key heads. `dk` and `dv` may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dkv(const __grid_constant__ Call call) {
     __shared__ float shift[WALK], mean[WALK];
     __shared__ Seen seen[WALK];
     float* keys = memory;
@@ -356,12 +301,12 @@ flash_dkv(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float*
     float* weights = slopes + WALK * PITCH;
     float* changes = weights + OWN * (WALK + 1);
     const int y = threadIdx.x / X, x = threadIdx.x % X, kv_head = blockIdx.y;
-    const Segment g =
-        segment(blockIdx.x / tiles, q_start, q_len, k_start, k_len, tq, tk, q_longest, k_longest);
-    const int first = g.k0 + (int)(blockIdx.x % tiles) * OWN;
-    if (first >= g.k1) return;
-    stage<OWN>(keys, k + kv_head * k_head, k_token, first, g.k1);
-    stage<OWN>(values, v + kv_head * v_head, v_token, first, g.k1);
+    const Tile tile = k_tile<OWN>(call, blockIdx.x);
+    if (tile.segment < 0) return;
+    const Segment g = segment(call, tile.segment);
+    const int first = tile.first, group = call.heads / call.kv_heads;
+    stage<OWN>(keys, of(call.k, kv_head), call.k.token, first, g.k1);
+    stage<OWN>(values, of(call.v, kv_head), call.v.token, first, g.k1);
 
     // The queries that may see one of the tile's keys.
     int low = g.q0, high = g.q1;
@@ -369,28 +314,28 @@ flash_dkv(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float*
     low = max(low, first - (g.k1 - g.q1));
 #elif MASK == 2
     const int lead = g.k1 - g.q1;
-    low = max(low, first - lead - ahead);
-    high = min(high, min(first + OWN, g.k1) - lead + back);
+    low = max(low, first - lead - call.ahead);
+    high = min(high, min(first + OWN, g.k1) - lead + call.back);
 #endif
     float of_k[RM][WIDE], of_v[RM][WIDE], scales[RM], ones[RM];
     clear_sum(of_k);
     clear_sum(of_v);
 #pragma unroll
     for (int i = 0; i < RM; i++) {
-        scales[i] = scale;
+        scales[i] = call.scale;
         ones[i] = 1.0f;
     }
-    const float unit = scale * LOG2E;
+    const float unit = call.scale * LOG2E;
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         for (int from = low; from < high; from += WALK) {
             __syncthreads();
-            stage<WALK>(queries, q + head * q_head, q_token, from, g.q1);
-            stage<WALK>(slopes, d_o + head * do_head, do_token, from, g.q1);
+            stage<WALK>(queries, of(call.q, head), call.q.token, from, g.q1);
+            stage<WALK>(slopes, of(call.d_o, head), call.d_o.token, from, g.q1);
             if (threadIdx.x < WALK) {
                 const i64 row = from + (int)threadIdx.x;
-                seen[threadIdx.x] = sees((int)row, g, back, ahead, intervals, interval_row);
-                shift[threadIdx.x] = row < g.q1 ? log2_sum(lse[row * lse_row + head]) : 0.0f;
-                mean[threadIdx.x] = row < g.q1 ? delta[row * heads + head] : 0.0f;
+                seen[threadIdx.x] = sees(call, g, (int)row);
+                shift[threadIdx.x] = row < g.q1 ? log2_sum(call.lse[row * call.lse_row + head]) : 0.0f;
+                mean[threadIdx.x] = row < g.q1 ? call.delta[head * (i64)call.tq + row] : 0.0f;
             }
             __syncthreads();
             float p[RM][CN], dp[RM][CN];
@@ -412,19 +357,8 @@ flash_dkv(const T_X* q, const T_X* k, const T_X* v, const T_X* d_o, const float*
             add_rows(of_k, changes, queries, y, x);
         }
     }
-    if (dk) write(dk + kv_head * dk_head, dk_token, first, g.k1, of_k, scales, y, x);
-    if (dv) write(dv + kv_head * dv_head, dv_token, first, g.k1, of_v, ones, y, x);
+    if (call.dk.at) write(of(call.dk, kv_head), call.dk.token, first, g.k1, of_k, scales, y, x);
+    if (call.dv.at) write(of(call.dv, kv_head), call.dv.token, first, g.k1, of_v, ones, y, x);
 }
 
 #endif
-
-// Rows outside every segment: zeros, and lse of minus infinity. Grid: tokens.
-extern "C" __global__ void __launch_bounds__(THREADS)
-flash_clear(T_X* rows, i64 token, i64 head, int heads) {
-    for (int i = threadIdx.x; i < heads * SIZE; i += THREADS)
-        rows[blockIdx.x * token + i / SIZE * head + i % SIZE] = As<T_X>::of(0.0f);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) flash_clear_lse(float* lse, i64 row, int heads) {
-    for (int h = threadIdx.x; h < heads; h += THREADS) lse[blockIdx.x * row + h] = -infinity();
-}

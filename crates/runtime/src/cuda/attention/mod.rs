@@ -1,15 +1,23 @@
-//! Attention on the GPU: cuDNN for equal sequences in bf16 (`dense`), a kernel of ours for everything else (`flash`).
+//! Attention on the GPU: several families of kernels, one of which `choice` takes for each launch.
+//!
+//! cuDNN runs equal sequences in bf16 (`dense`), a plain kernel of ours everything (`flash`, the family `fma`). Kernels of
+//! ours take one struct (`call`), and where segments are ragged a list of tiles made on the device (`tiles`).
 
+mod call;
+pub mod choice;
 pub mod cudnn;
 mod dense;
 mod flash;
+mod scratch;
+mod tiles;
+mod timing;
 
 use flatout_ir::ops::attention::{self, Mask, Segments};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
-use super::context::{CudaError, Facts, Kernel, Prepare, Source, Work};
+use super::context::{Facts, Kernel, Prepare, Prepared, Source};
 
 const fn kernel(name: &'static str, op: OpKind, deterministic: bool) -> Kernel {
     let row = KernelRow {
@@ -30,6 +38,9 @@ pub const KERNELS: &[Kernel] = &[
     kernel("cuda.attention", OpKind::Attention, true),
     kernel("cuda.attention_grad", OpKind::AttentionGrad, false),
 ];
+
+/// The most queries a segment has in decoding.
+const DECODE_QUERIES: usize = 16;
 
 /// The shapes of either direction.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +97,15 @@ impl Problem {
         longest(self.k, self.tk)
     }
 
+    fn is_ragged(&self) -> bool {
+        call::is_ragged(self.q) || call::is_ragged(self.k)
+    }
+
+    /// Few queries over many keys: tiles of queries would be mostly empty.
+    fn is_decode(&self) -> bool {
+        self.q_longest() <= DECODE_QUERIES && self.k_longest() > self.q_longest()
+    }
+
     /// Pairs of segments.
     fn segments(&self) -> usize {
         match self.q {
@@ -102,45 +122,15 @@ fn longest(segments: Segments, tokens: usize) -> usize {
     }
 }
 
-/// What either form needs: which one runs depends on the library and on addresses, which are not known yet.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let (q, k) = (shapes.ins[0], shapes.ins[1]);
-    let problem = Problem::new(&shapes.node.op, q.dtype, &q.dims, &k.dims);
-    let flash = flash::workspace(&problem);
-    if dense::serves(&problem) { flash.max(dense::workspace(&problem)) } else { flash }
+    choice::workspace(&Problem::new(&shapes.node.op, q.dtype, &q.dims, &k.dims))
 }
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
-    let problem = Problem::of(launch);
-    let mut sources = vec![flash::source(&problem)];
-    if dense::accepts(&problem, launch, facts) {
-        sources.push(dense::source());
-    }
-    sources
+    choice::sources(&Problem::of(launch), launch, facts)
 }
 
-/// `cudnnStatus_t` of the kind CUDNN_STATUS_NOT_SUPPORTED.
-fn is_unsupported(error: &CudaError) -> bool {
-    error.code == 0 || (3000..4000).contains(&error.code)
-}
-
-/// Where cuDNN has no engine for the shape on this GPU, ours runs, and the run says so.
-fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let problem = Problem::of(launch);
-    if dense::accepts(&problem, launch, p.facts()) {
-        let prepare = if problem.grad { dense::prepare_backward } else { dense::prepare_forward };
-        match prepare(&problem, launch, p) {
-            Err(error) if is_unsupported(&error) => {
-                p.note(format!("{} runs on our own kernel: cuDNN refused it, {error}", launch.op.name()));
-            }
-            prepared => return prepared,
-        }
-    } else if dense::serves(&problem) {
-        let why =
-            if p.facts().cudnn.is_none() { "cuDNN is missing" } else { "cuDNN does not take these tensors" };
-        p.note(format!("{} runs on our own kernel: {why}", launch.op.name()));
-    } else if let Some(why) = dense::unserved(&problem) {
-        p.note(format!("{} runs on our own kernel: {why}", launch.op.name()));
-    }
-    flash::prepare(&problem, launch, p)
+fn prepare(launch: &Launch, at: &Prepare<'_>) -> Prepared {
+    choice::prepare(&Problem::of(launch), launch, at)
 }

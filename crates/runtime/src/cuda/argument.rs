@@ -1,0 +1,108 @@
+//! Kernel arguments of any size: structs passed by value, as they lie in memory.
+
+use super::context::{Arg, CudaError, Function, Stream, Work};
+
+/// What a struct with the strictest alignment begins at a multiple of: a tensor map's.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Line([u64; 8]);
+
+/// The bytes of one argument, at a multiple of 64.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    lines: Vec<Line>,
+    bytes: usize,
+}
+
+impl Block {
+    /// A struct of whole words, in the order of its fields.
+    pub fn of_words(words: &[u64]) -> Block {
+        Block::new(words, size_of_val(words))
+    }
+
+    fn new(words: &[u64], bytes: usize) -> Block {
+        let line = |words: &[u64]| {
+            let mut line = Line([0; 8]);
+            line.0[..words.len()].copy_from_slice(words);
+            line
+        };
+        Block { lines: words.chunks(8).map(line).collect(), bytes }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn as_ptr(&self) -> *const u64 {
+        self.lines.as_ptr().cast()
+    }
+}
+
+impl From<Arg> for Block {
+    fn from(arg: Arg) -> Block {
+        match arg {
+            Arg::Ptr(x) => Block::new(&[x], 8),
+            Arg::I64(x) => Block::new(&[x as u64], 8),
+            // The target is little-endian, so a 32-bit value is where its 64 bits begin.
+            Arg::I32(x) => Block::new(&[x as u32 as u64], 4),
+            Arg::F32(x) => Block::new(&[x.to_bits() as u64], 4),
+        }
+    }
+}
+
+/// `context::launch` of a kernel that takes structs. That the arguments are as many and as large as the kernel's
+/// parameters is asked of the driver here; a difference fails.
+pub fn launch_blocks(
+    function: Function,
+    grid: [usize; 3],
+    block: u32,
+    shared: u32,
+    args: Vec<Block>,
+) -> Result<Box<dyn Work>, CudaError> {
+    let [Ok(x), Ok(y @ ..=65535), Ok(z @ ..=65535)] = grid.map(i32::try_from) else {
+        return Err(CudaError::new(format!("{grid:?} blocks are more than a launch may have")));
+    };
+    let wanted = function.driver.parameter_bytes(&function)?;
+    let given: Vec<usize> = args.iter().map(Block::bytes).collect();
+    if wanted != given {
+        return Err(CudaError::new(format!(
+            "a kernel takes {wanted:?} bytes of arguments and got {given:?}"
+        )));
+    }
+    if shared > super::context::DEFAULT_SHARED {
+        function.driver.allow_shared(&function, shared)?;
+    }
+    let grid = [x, y, z].map(|n| n as u32);
+    Ok(Box::new(BlockLaunch { function, grid, block, shared, args }))
+}
+
+struct BlockLaunch {
+    function: Function,
+    grid: [u32; 3],
+    block: u32,
+    shared: u32,
+    args: Vec<Block>,
+}
+
+impl Work for BlockLaunch {
+    fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
+        let Self { function, grid, block, shared, args } = self;
+        function.driver.launch_blocks(function, *grid, *block, *shared, args, stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_lies_at_a_multiple_of_64_with_its_words_in_order() {
+        let words: Vec<u64> = (1..=42).collect();
+        let block = Block::of_words(&words);
+        assert_eq!((block.bytes(), block.as_ptr() as usize % 64), (336, 0));
+        let lines: Vec<u64> = block.lines.iter().flat_map(|line| line.0).collect();
+        assert_eq!(lines[..42], words);
+        assert_eq!(Block::from(Arg::I32(-1)), Block::new(&[0xFFFF_FFFF], 4));
+        assert_eq!(Block::from(Arg::Ptr(7)).bytes(), 8);
+    }
+}

@@ -1,0 +1,89 @@
+// What every attention kernel of ours is called with, by value, and what its fields mean: `call.rs` has the same struct.
+//
+// Defines: MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED (whether the segments of a side are
+// read from the device).
+
+// Element e of head h of token t is at[t * token + h * head + e]; strides in elements, also where elements are f32.
+// Null where the tensor is absent.
+struct Rows {
+    bf16* at;
+    i64 token, head;
+};
+
+// Rows [first, first + height) of the whole tensor, cut at the segment's end. A segment below 0: nothing to do.
+struct Tile {
+    int segment, first;
+};
+
+struct Call {
+    Rows q, k, v, o, d_o, dq, dk, dv;              // q, o, d_o, dq [tq, heads, SIZE]; the others [tk, kv_heads, SIZE]
+    float* lse;                                    // [tq, heads], lse_row elements from token to token
+    float* delta;                                  // scratch [heads, tq]: sum(do o) of each row
+    float* scratch;                                // what else the kernel asked for
+    const int *q_start, *q_len, *k_start, *k_len;  // [segments]; null where uniform
+    const int* intervals;                          // [tq, 4]: keys [a, b) and [c, d), interval_row from token to token
+    const Tile* q_tiles;                           // q_tile_count of them; null where uniform
+    const Tile* k_tiles;
+    i64 lse_row, interval_row;
+    int tq, tk, q_longest, k_longest, segments, q_tile_count, k_tile_count, heads, kv_heads, back, ahead;
+    float scale;
+};
+
+// A pair of segments: rows [q0, q1) of the queries and [k0, k1) of the keys. Empty where q1 <= q0.
+struct Segment {
+    int q0, q1, k0, k1;
+};
+
+// What the device says is brought into the tensors: a start and a length below 0 count as 0, a length above the
+// longest as the longest, an end behind the last token as the last token.
+__device__ __forceinline__ Segment segment(const Call& call, int s) {
+    Segment g;
+    g.q0 = Q_RAGGED ? max(call.q_start[s], 0) : s * call.q_longest;
+    const int queries = Q_RAGGED ? max(min(call.q_len[s], call.q_longest), 0) : call.q_longest;
+    g.q1 = min(min(g.q0, call.tq) + queries, call.tq);
+    g.k0 = K_RAGGED ? max(call.k_start[s], 0) : s * call.k_longest;
+    const int keys = K_RAGGED ? max(min(call.k_len[s], call.k_longest), 0) : call.k_longest;
+    g.k1 = min(min(g.k0, call.tk) + keys, call.tk);
+    return g;
+}
+
+// The keys a query sees: [a, b) and [c, d).
+struct Seen {
+    int a, b, c, d;
+    __device__ __forceinline__ bool has(int key) const { return (key >= a && key < b) || (key >= c && key < d); }
+};
+
+// Nothing for a query behind the segment's end.
+__device__ __forceinline__ Seen sees(const Call& call, const Segment& g, int query) {
+    Seen seen = {0, 0, 0, 0};
+    if (query >= g.q1) return seen;
+    seen.a = g.k0;
+    seen.b = g.k1;
+    // The key a query stands at is query + k1 - q1: the last query meets the last key.
+#if MASK == 1
+    seen.b = min(seen.b, query + g.k1 - g.q1 + 1);
+#elif MASK == 2
+    const int stand = query + g.k1 - g.q1;
+    seen.a = max(seen.a, stand - call.back);
+    seen.b = min(seen.b, stand + call.ahead + 1);
+#elif MASK == 3
+    const int* at = call.intervals + query * call.interval_row;
+    seen.c = max(g.k0, at[2]);
+    seen.d = min(g.k1, at[3]);
+    seen.a = max(g.k0, at[0]);
+    seen.b = min(g.k1, at[1]);
+#endif
+    return seen;
+}
+
+// Tile i of HEIGHT queries, and of keys: from the list, or by arithmetic where segments are equally long.
+template <int HEIGHT> __device__ __forceinline__ Tile q_tile(const Call& call, int i) {
+    if (Q_RAGGED) return call.q_tiles[i];
+    const int each = (call.q_longest + HEIGHT - 1) / HEIGHT;
+    return {i / each, i / each * call.q_longest + i % each * HEIGHT};
+}
+template <int HEIGHT> __device__ __forceinline__ Tile k_tile(const Call& call, int i) {
+    if (K_RAGGED) return call.k_tiles[i];
+    const int each = (call.k_longest + HEIGHT - 1) / HEIGHT;
+    return {i / each, i / each * call.k_longest + i % each * HEIGHT};
+}

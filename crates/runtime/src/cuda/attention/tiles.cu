@@ -1,0 +1,219 @@
+// What attention over ragged segments reads from their starts and lengths before its kernels run, in one launch:
+//
+//   the tiles: rows of every segment cut into tiles of `height`, those with most work first, for queries and for keys
+//   the rows of outputs that lie in no segment: zeros, and an lse of minus infinity
+//
+// Grid: block 0 lists tiles of queries, block 1 tiles of keys, the others look at SPAN tokens each: first those of the
+// queries, then those of the keys. 1024 threads.
+//
+// A list: tiles of each segment and their sum so far, by a scan of the block; each tile finds its segment by bisection
+// and its place behind all heavier ones by counting classes of work. Within a class tiles come in any order, so nothing
+// may depend on it. Entries behind the last tile get the segment -1. Read: 8 or 16 bytes a segment; written: 8 a tile
+// and 4 a segment. Segments that overlap may have more tiles than the list: those are left out.
+//
+// A block of SPAN tokens marks in bits which of them lie in a segment, in whatever order segments come, and clears
+// the rows of the others. Read: every start and length by every block; written: only what is cleared.
+//
+// Shared memory: 5 KiB. Registers: within 64 for 1024 threads. Deterministic but for the order of tiles of equal work.
+//
+// Defines: those of call.cuh; GRAD (which direction's outputs are cleared).
+
+#define THREADS 1024
+#define WARPS (THREADS / 32)
+#define CLASSES 256
+#define SPAN 256
+
+// The sum of x over threads before this one, and over all of them. Two barriers.
+__device__ __forceinline__ int scan(int x, int* total) {
+    __shared__ int warps[WARPS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int sum = x;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+        const int below = __shfl_up_sync(ALL_LANES, sum, o);
+        if (lane >= o) sum += below;
+    }
+    if (lane == 31) warps[warp] = sum;
+    __syncthreads();
+    int before = 0, all = 0;
+    for (int w = 0; w < WARPS; w++) {
+        if (w < warp) before += warps[w];
+        all += warps[w];
+    }
+    __syncthreads();
+    *total = all;
+    return before + sum - x;
+}
+
+// How many rows of the other side the rows of a tile meet, about: what its time goes by.
+template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const Segment& g, int first, int height) {
+#if MASK == 1
+    const int lead = g.k1 - g.q1;
+    if (KEYS) return g.q1 - max(g.q0, first - lead);
+    return min(first + height, g.q1) + lead - g.k0;
+#elif MASK == 2
+    const int reach = call.back + call.ahead + height;
+    return min(KEYS ? g.q1 - g.q0 : g.k1 - g.k0, reach);
+#else
+    return KEYS ? g.q1 - g.q0 : g.k1 - g.k0;
+#endif
+}
+
+// `ends` is scratch of as many integers as there are segments: the tiles up to each segment's end.
+template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, int* ends, int height) {
+    __shared__ int counts[CLASSES], places[CLASSES];
+    const int capacity = KEYS ? call.k_tile_count : call.q_tile_count;
+    for (int i = threadIdx.x; i < CLASSES; i += THREADS) counts[i] = 0;
+    int sum = 0;
+    for (int from = 0; from < call.segments; from += THREADS) {
+        const int s = from + (int)threadIdx.x;
+        int tiles = 0;
+        if (s < call.segments) {
+            const Segment g = segment(call, s);
+            const int rows = KEYS ? g.k1 - g.k0 : g.q1 - g.q0;
+            tiles = rows > 0 ? (rows + height - 1) / height : 0;
+        }
+        int total;
+        const int before = scan(tiles, &total);
+        if (s < call.segments) ends[s] = sum + before + tiles;
+        sum += total;
+    }
+    // The scan's barriers, or this one where there is no segment, part the clearing from the counting.
+    __syncthreads();
+    const int tiles = min(sum, capacity);
+
+    // Classes are as wide as the longest segment wants, heaviest first.
+    const int longest = KEYS ? call.q_longest : call.k_longest;
+    const int width = (longest + CLASSES - 1) / CLASSES;
+    auto find = [&](int i, Tile* tile) {
+        int low = 0, high = call.segments - 1;
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            if (ends[middle] > i) high = middle;
+            else low = middle + 1;
+        }
+        const Segment g = segment(call, low);
+        const int before = low > 0 ? ends[low - 1] : 0;
+        tile->segment = low;
+        tile->first = (KEYS ? g.k0 : g.q0) + (i - before) * height;
+        const int here = work<KEYS>(call, g, tile->first, height);
+        return CLASSES - 1 - min(max(here, 0) / max(width, 1), CLASSES - 1);
+    };
+    const int rounds = (tiles + THREADS - 1) / THREADS;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int round = 0; round < rounds; round++) {
+            const int i = round * THREADS + (int)threadIdx.x;
+            Tile tile = {-1, 0};
+            const int of = i < tiles ? find(i, &tile) : CLASSES;
+            // Lanes of one class count together.
+            const u32 alike = __match_any_sync(ALL_LANES, of);
+            const int rank = __popc(alike & ((1u << (threadIdx.x % 32)) - 1));
+            int place = 0;
+            if (i < tiles && rank == 0) place = atomicAdd(pass == 0 ? &counts[of] : &places[of], __popc(alike));
+            place = __shfl_sync(ALL_LANES, place, __ffs(alike) - 1) + rank;
+            if (pass == 1 && i < tiles) list[place] = tile;
+        }
+        __syncthreads();
+        if (pass == 0) {
+            int total;
+            const int here = threadIdx.x < CLASSES ? counts[threadIdx.x] : 0;
+            const int before = scan(here, &total);
+            if (threadIdx.x < CLASSES) places[threadIdx.x] = before;
+            __syncthreads();
+        }
+    }
+    for (int i = tiles + (int)threadIdx.x; i < capacity; i += THREADS) list[i] = {-1, 0};
+}
+
+// Zeros in one row of `bytes` bytes a head; a warp a call.
+__device__ __forceinline__ void clear_row(const Rows& rows, int token, int heads, int bytes, int element) {
+    if (!rows.at) return;
+    char* at = (char*)rows.at + token * rows.token * element;
+    const i64 head = rows.head * element;
+    const int lane = threadIdx.x % 32;
+    if ((((u64)at | (u64)head | (u64)bytes) & 15) == 0) {
+        const int pieces = bytes / 16;
+        for (int i = lane; i < heads * pieces; i += 32)
+            *(uint4*)(at + i / pieces * head + i % pieces * 16) = make_uint4(0, 0, 0, 0);
+    } else {
+        const int pieces = bytes / 2;
+        for (int i = lane; i < heads * pieces; i += 32) *(u16*)(at + i / pieces * head + i % pieces * 2) = 0;
+    }
+}
+
+// Clears rows of SPAN tokens from `base` on that lie in no segment of their side.
+template <bool KEYS> __device__ void clear_outside(const Call& call, int base, int bytes, int element) {
+    __shared__ u32 inside[SPAN / 32];
+    const int tokens = KEYS ? call.tk : call.tq;
+    const int end = min(base + SPAN, tokens);
+    if (threadIdx.x < SPAN / 32) inside[threadIdx.x] = 0;
+    __syncthreads();
+    for (int s = threadIdx.x; s < call.segments; s += THREADS) {
+        const Segment g = segment(call, s);
+        const int from = max(KEYS ? g.k0 : g.q0, base) - base, to = min(KEYS ? g.k1 : g.q1, end) - base;
+        for (int word = from / 32; word * 32 < to; word++) {
+            const int low = max(from - word * 32, 0), high = min(to - word * 32, 32);
+            if (low < high) atomicOr(&inside[word], (high == 32 ? ~0u : (1u << high) - 1) & ~((1u << low) - 1));
+        }
+    }
+    __syncthreads();
+    for (int token = base + (int)threadIdx.x / 32; token < end; token += WARPS) {
+        if (inside[(token - base) / 32] >> ((token - base) % 32) & 1) continue;
+#if GRAD
+        if (KEYS) {
+            clear_row(call.dk, token, call.kv_heads, bytes, element);
+            clear_row(call.dv, token, call.kv_heads, bytes, element);
+        } else {
+            clear_row(call.dq, token, call.heads, bytes, element);
+        }
+#else
+        clear_row(call.o, token, call.heads, bytes, element);
+        if (call.lse)
+            for (int h = threadIdx.x % 32; h < call.heads; h += 32)
+                call.lse[token * call.lse_row + h] = -infinity();
+#endif
+    }
+}
+
+// `q_ends` and `k_ends` are scratch, [segments] each; null where the side's tiles are not listed. `bytes` and `element`
+// are those of a head's row and of one of its elements. `q_spans` blocks look at queries.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_tiles(const __grid_constant__ Call call, int* q_ends, int* k_ends, int q_height, int k_height, int q_spans,
+                int bytes, int element) {
+    if (blockIdx.x == 0) {
+        if (q_ends) list_tiles<false>(call, const_cast<Tile*>(call.q_tiles), q_ends, q_height);
+    } else if (blockIdx.x == 1) {
+        if (k_ends) list_tiles<true>(call, const_cast<Tile*>(call.k_tiles), k_ends, k_height);
+    } else {
+        const int span = blockIdx.x - 2;
+        if (span < q_spans) clear_outside<false>(call, span * SPAN, bytes, element);
+        else clear_outside<true>(call, (span - q_spans) * SPAN, bytes, element);
+    }
+}
+
+// Segments to time attention on: as many equal ones as there may be, side by side; each query sees the keys up to its
+// own place. Grid: segments and queries in blocks of 1024 threads.
+extern "C" __global__ void __launch_bounds__(THREADS) even_segments(const __grid_constant__ Call call) {
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < call.segments) {
+        if (Q_RAGGED) {
+            const int len = min(max(call.tq / call.segments, 1), call.q_longest);
+            const_cast<int*>(call.q_start)[i] = min(i * len, call.tq);
+            const_cast<int*>(call.q_len)[i] = len;
+        }
+        if (K_RAGGED) {
+            const int len = min(max(call.tk / call.segments, 1), call.k_longest);
+            const_cast<int*>(call.k_start)[i] = min(i * len, call.tk);
+            const_cast<int*>(call.k_len)[i] = len;
+        }
+    }
+#if MASK == 3
+    if (i < call.tq) {
+        int* at = const_cast<int*>(call.intervals) + i * call.interval_row;
+        at[0] = 0;
+        at[1] = i + 1;
+        at[2] = 0;
+        at[3] = 0;
+    }
+#endif
+}

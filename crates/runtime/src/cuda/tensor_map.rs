@@ -1,0 +1,119 @@
+//! Tensor maps: how the bulk-copy unit of sm_90 and later finds boxes of a tensor in memory and lays them out in shared
+//! memory, zeros where a box reaches beyond the tensor.
+
+use super::argument::Block;
+use super::context::CudaError;
+
+/// How rows of a box are scattered over the banks of shared memory: by exclusive or of 16-byte pieces within rows of so
+/// many bytes. The innermost extent of a box is at most that many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swizzle {
+    None,
+    Bytes32,
+    Bytes64,
+    Bytes128,
+}
+
+impl Swizzle {
+    /// `CUtensorMapSwizzle`.
+    pub(super) fn code(self) -> i32 {
+        match self {
+            Swizzle::None => 0,
+            Swizzle::Bytes32 => 1,
+            Swizzle::Bytes64 => 2,
+            Swizzle::Bytes128 => 3,
+        }
+    }
+
+    fn most_bytes(self) -> u64 {
+        match self {
+            Swizzle::None => 256 * ELEMENT,
+            Swizzle::Bytes32 => 32,
+            Swizzle::Bytes64 => 64,
+            Swizzle::Bytes128 => 128,
+        }
+    }
+}
+
+/// Bytes of a bf16.
+const ELEMENT: u64 = 2;
+
+/// A tensor of bf16 in device memory, innermost axis first, and the box one copy moves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    pub at: u64,
+    pub dims: Vec<u64>,
+    /// Elements from step to step of every axis but the innermost, whose elements lie side by side.
+    pub steps: Vec<u64>,
+    pub box_dims: Vec<u32>,
+    pub swizzle: Swizzle,
+}
+
+impl Tensor {
+    /// What the driver refuses without a word: found here, with one.
+    pub(super) fn check(&self) -> Result<(), CudaError> {
+        let rank = self.dims.len();
+        let wrong = if !(3..=5).contains(&rank) {
+            Some(format!("{rank} axes: 3 to 5 are taken"))
+        } else if self.steps.len() != rank - 1 || self.box_dims.len() != rank {
+            Some("as many steps as axes but one, and as many extents of the box".into())
+        } else if !self.at.is_multiple_of(16) {
+            Some("an address that is no multiple of 16".into())
+        } else if self.steps.iter().any(|s| !(s * ELEMENT).is_multiple_of(16) || s * ELEMENT >= 1 << 40) {
+            Some("a step that is no multiple of 16 bytes, or too large".into())
+        } else if self.dims.iter().any(|d| !(1..=1 << 32).contains(d)) {
+            Some("an extent of none or of more than 2^32".into())
+        } else if self.box_dims.iter().any(|d| !(1..=256).contains(d)) {
+            Some("a box of none or of more than 256 along an axis".into())
+        } else {
+            let inner = self.box_dims[0] as u64 * ELEMENT;
+            (!inner.is_multiple_of(16) || inner > self.swizzle.most_bytes())
+                .then(|| format!("rows of {inner} bytes in the box with {:?}", self.swizzle))
+        };
+        match wrong {
+            None => Ok(()),
+            Some(why) => Err(CudaError::new(format!("{self:?} cannot be a tensor map: {why}"))),
+        }
+    }
+
+    pub(super) fn step_bytes(&self) -> Vec<u64> {
+        self.steps.iter().map(|step| step * ELEMENT).collect()
+    }
+}
+
+/// `CUtensorMap`: opaque, 128 bytes at a multiple of 64; a kernel's `const __grid_constant__` argument.
+pub(super) type Opaque = [u64; 16];
+
+pub(super) fn block(map: &Opaque) -> Block {
+    Block::of_words(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_driver_would_refuse_is_named() {
+        // [tokens 100, heads 4, size 64] of a fused buffer, boxes of 64 tokens of one head.
+        let good = Tensor {
+            at: 4096,
+            dims: vec![64, 4, 100],
+            steps: vec![64, 512],
+            box_dims: vec![64, 1, 64],
+            swizzle: Swizzle::Bytes128,
+        };
+        good.check().unwrap();
+        assert_eq!(good.step_bytes(), [128, 1024]);
+        for (bad, why) in [
+            (Tensor { at: 4104, ..good.clone() }, "address"),
+            (Tensor { steps: vec![60, 512], ..good.clone() }, "step"),
+            (Tensor { swizzle: Swizzle::Bytes64, ..good.clone() }, "rows of 128 bytes"),
+            (Tensor { box_dims: vec![64, 1, 257], ..good.clone() }, "more than 256"),
+            (Tensor { dims: vec![64, 4, 0], ..good.clone() }, "extent of none"),
+            (Tensor { dims: vec![64, 4], ..good.clone() }, "3 to 5"),
+        ] {
+            let error = bad.check().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
