@@ -52,7 +52,12 @@ impl Progress {
             return self.screen.result(event.to_json());
         }
         match event {
-            Event::Start(start) => self.memory_bytes = start.arena_bytes + start.driver_bytes,
+            Event::Start(start) => {
+                self.memory_bytes = start.arena_bytes + start.driver_bytes;
+                if let Some(attention) = &start.attention {
+                    self.line(format!("attention {attention}"));
+                }
+            }
             Event::Step(step) => self.step(step),
             Event::Eval { step, loss } => self.line(format!("step {step}  held-out loss {loss:.4}")),
             Event::Saved { step, path } if self.screen.verbose => {

@@ -92,6 +92,8 @@ pub struct Target {
     pub landings: usize,
     pub rates: Rates,
     pub kernels: Vec<KernelRow>,
+    /// Kernels that may be asked for by name and that this device does not run, and why.
+    pub missing: Vec<(&'static str, String)>,
 }
 
 impl Target {
@@ -150,5 +152,6 @@ pub fn paper() -> Target {
             memory_bytes: 1e12,
         },
         kernels: OpKind::ALL.iter().map(row).collect(),
+        missing: vec![],
     }
 }

@@ -12,7 +12,7 @@ use crate::compile::Compiled;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::settle::Settled;
-use crate::switches::Autotune;
+use crate::switches::{AttentionKernel, Autotune};
 
 /// What a fusion reports where the model has nothing for it.
 pub const NOTHING: &str = "nothing to fuse";
@@ -27,19 +27,22 @@ pub struct Prepared {
     /// Plans are replayed as graphs.
     pub cuda_graphs: bool,
     pub autotune: Autotune,
+    /// The only kernel attention may run on.
+    pub attention_kernel: AttentionKernel,
 }
 
 impl Prepared {
     /// As it will be, before there is a session.
     pub fn settled(settled: &Settled) -> Prepared {
-        Prepared { cuda_graphs: settled.cuda_graphs, autotune: settled.autotune }
+        let Settled { cuda_graphs, autotune, attention_kernel, .. } = *settled;
+        Prepared { cuda_graphs, autotune, attention_kernel }
     }
 
     /// As it is. How much was timed is settled; that nothing was is the session's word.
     pub fn session(session: &Session, settled: &Settled) -> Prepared {
         let is_tuned = session.as_cuda().is_some_and(|cuda| cuda.is_tuned());
         let autotune = if is_tuned { settled.autotune } else { Autotune::Off };
-        Prepared { cuda_graphs: session.replays_graphs(), autotune }
+        Prepared { cuda_graphs: session.replays_graphs(), autotune, ..Prepared::settled(settled) }
     }
 }
 
@@ -47,10 +50,11 @@ impl Prepared {
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
-    let table: [(&str, &str); 15] = [
+    let table: [(&str, &str); 16] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
         ("attention", if has(grad, OpKind::Attention) { "flash" } else { "naive" }),
+        ("attention_kernel", prepared.attention_kernel.name()),
         ("fuse.qkv", fused_inputs(grad, OpKind::Attention, 2)),
         ("fuse.gate_up", fused_inputs(grad, OpKind::Gated, 0)),
         ("fuse.norm", fused_norms(grad)),
@@ -300,6 +304,25 @@ mod tests {
             active(&cpu.plans, &cpu.target, Prepared::settled(&cpu.settled))["autotune"],
             NOTHING_TO_TIME
         );
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_run_is_refused_by_name() {
+        let mut target = gpu(true);
+        let forced = compiled(&["attention_kernel=wgmma"], &target).unwrap();
+        assert_eq!(forced.settled.attention_kernel, AttentionKernel::Wgmma);
+        let state = active(&forced.plans, &forced.target, Prepared::settled(&forced.settled));
+        assert_eq!(state["attention_kernel"], "wgmma");
+        target.missing.push(("wgmma", "its instructions are Hopper's, and this GPU is an sm_86".into()));
+        for (overrides, target, why) in [
+            (&["attention_kernel=wgmma"][..], &target, "cannot run: its instructions are Hopper's"),
+            (&["attention_kernel=mma"], &crate::compile::target(), "cannot run on the CPU"),
+            (&["attention_kernel=mma", "attention=naive"], &target, "cannot run with `attention=naive`"),
+        ] {
+            let refused = compiled(overrides, target).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
+        assert!(compiled(&["attention_kernel=mma"], &target).is_ok());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::compile;
 use crate::config::nearest;
 use crate::failure::Failure;
 use crate::settle::Settled;
-use crate::switches::{Autotune, Backend, Switches, Toggle};
+use crate::switches::{AttentionKernel, Autotune, Backend, Switches, Toggle};
 use crate::{UserError, refuse};
 
 /// An open device.
@@ -55,7 +55,7 @@ impl Device {
         Ok(match self {
             Device::Cpu { threads } => Session::new(plans, *threads)?,
             Device::Cuda(device) => {
-                let Settled { cuda_graphs, autotune, deterministic, .. } = *settled;
+                let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
                 let options = Options {
                     graphs: cuda_graphs,
                     deterministic,
@@ -65,8 +65,17 @@ impl Device {
                         Autotune::Full => cuda::Autotune::Full,
                     },
                     check_each_launch: false,
-                    ..Options::default()
+                    attention: match attention_kernel {
+                        AttentionKernel::Auto => cuda::AttentionKernel::Auto,
+                        AttentionKernel::Cudnn => cuda::AttentionKernel::Cudnn,
+                        AttentionKernel::Wgmma => cuda::AttentionKernel::Wgmma,
+                        AttentionKernel::Mma => cuda::AttentionKernel::Mma,
+                        AttentionKernel::Fma => cuda::AttentionKernel::Fma,
+                    },
                 };
+                if let Some(why) = cuda::attention::refusal(&plans, &device.facts(options)) {
+                    return Err(Failure::User(UserError(why)));
+                }
                 Session::cuda(plans, device, options)?
             }
         })

@@ -57,6 +57,9 @@ pub struct Start {
     /// Kernels of the plans that may give other bits each time.
     #[serde(default)]
     pub not_deterministic: Vec<String>,
+    /// What attention runs on, on a GPU, with the times it was chosen by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
     /// What getting a GPU's kernels ready took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,

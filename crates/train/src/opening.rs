@@ -31,6 +31,7 @@ pub fn opening(
             .iter()
             .map(|name| name.to_string())
             .collect(),
+        attention: session.as_cuda().and_then(|cuda| cuda.attention()),
         prepared: session.as_cuda().map(|cuda| Prepared {
             kernels_compiled: cuda.compiled().compiled,
             kernels_from_disk: cuda.compiled().from_disk,

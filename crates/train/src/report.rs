@@ -244,6 +244,9 @@ fn machine(start: &Start) -> Rows {
     if !versions.is_empty() {
         rows.push(("libraries", versions.join(", ")));
     }
+    if let Some(attention) = &start.attention {
+        rows.push(("attention", attention.clone()));
+    }
     if !start.not_deterministic.is_empty() {
         rows.push(("not deterministic", start.not_deterministic.join(", ")));
     }

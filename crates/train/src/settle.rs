@@ -7,7 +7,7 @@ use flatout_models::config::Positions;
 
 use crate::config::Config;
 use crate::groups;
-use crate::switches::{Attention, Autotune, Backend, Choose, Precision, Recompute, Toggle};
+use crate::switches::{Attention, AttentionKernel, Autotune, Backend, Choose, Precision, Recompute, Toggle};
 use crate::{UserError, refuse};
 
 /// What `auto` chose for a switch, and why.
@@ -29,6 +29,8 @@ pub struct Settled {
     pub autotune: Autotune,
     /// Only kernels that give the same bits every time.
     pub deterministic: bool,
+    /// What attention must run on.
+    pub attention_kernel: AttentionKernel,
 }
 
 /// Settles the switches for a target and a model.
@@ -87,6 +89,10 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         Attention::Flash => true,
         Attention::Naive => false,
     };
+    let attention_kernel = switches.attention_kernel;
+    if attention_kernel != AttentionKernel::Auto {
+        attention_runs_on(attention_kernel, flash_attention, target)?;
+    }
     let recompute = match switches.recompute {
         Recompute::Auto => {
             choose("recompute", "cheap", "memory does not ask for more".into());
@@ -146,7 +152,23 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         skip_pass: None,
     };
     let deterministic = switches.deterministic == Toggle::On;
-    Ok(Settled { options, chosen, cuda_graphs, autotune, deterministic })
+    Ok(Settled { options, chosen, cuda_graphs, autotune, deterministic, attention_kernel })
+}
+
+/// Refuses a kernel that was asked for by name and that this device does not have.
+fn attention_runs_on(kernel: AttentionKernel, is_flash: bool, target: &Target) -> Result<(), UserError> {
+    if target.name == "cpu" {
+        refuse!(
+            "`attention_kernel={kernel}` cannot run on the CPU: it names a kernel of a GPU; leave it out"
+        );
+    }
+    if !is_flash {
+        refuse!("`attention_kernel={kernel}` cannot run with `attention=naive`, which has no such kernel");
+    }
+    if let Some((_, why)) = target.missing.iter().find(|(name, _)| *name == kernel.name()) {
+        refuse!("`attention_kernel={kernel}` cannot run: {why}");
+    }
+    Ok(())
 }
 
 /// Who is trained and how, parameter by parameter.

@@ -17,6 +17,10 @@ choice! {
 }
 
 choice! {
+    pub enum AttentionKernel { Auto = "auto", Cudnn = "cudnn", Wgmma = "wgmma", Mma = "mma", Fma = "fma" }
+}
+
+choice! {
     pub enum Recompute { Auto = "auto", Cheap = "cheap", None = "none", Full = "full" }
 }
 
@@ -43,6 +47,8 @@ section! {
         pub precision: Precision = Precision::Auto,
         /// Attention without stored scores (flash) or with them (naive).
         pub attention: Attention = Attention::Auto,
+        /// What attention runs on, on a GPU; auto is the fastest, or a rule where autotune is off.
+        pub attention_kernel: AttentionKernel = AttentionKernel::Auto,
         /// Query, key and value projections as one product.
         pub fuse_qkv as "fuse.qkv": Toggle = Toggle::On,
         /// Gate and up projections as one product.
@@ -154,6 +160,12 @@ pub static TABLE: &[Switch] = &[
             elsewhere(GUIDES, "use_flash_attention", "attention=flash"),
             elsewhere(GUIDES, "flash_attn", "attention=flash"),
         ],
+    },
+    Switch {
+        name: "attention_kernel",
+        class: Class::Bounded,
+        guides_word: "SDPA backend",
+        elsewhere: &[elsewhere(GUIDES, "sdpa_kernel", "attention_kernel")],
     },
     Switch {
         name: "fuse.qkv",

@@ -9,7 +9,7 @@ use flatout_ir::plan::Buffer;
 use flatout_ir::{Op, Options, PlanSet, Program, Recompute, Role, compile as compile_programs};
 use flatout_models::decoder::{Documents, Form, build};
 use flatout_runtime::cpu;
-use flatout_train::switches::{Class, Switch, TABLE};
+use flatout_train::switches::{AttentionKernel, Autotune, Class, Switch, TABLE};
 use flatout_train::{active, compile};
 use small_run::{STEPS, config, train_in};
 
@@ -92,7 +92,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 
 /// The plans of a small decoder with elementwise chains of its own.
 const NOT_PREPARED: active::Prepared =
-    active::Prepared { cuda_graphs: false, autotune: flatout_train::switches::Autotune::Off };
+    active::Prepared { cuda_graphs: false, autotune: Autotune::Off, attention_kernel: AttentionKernel::Auto };
 
 fn plans(options: &Options) -> PlanSet {
     let model = config(&["model.dropout=0.1", "model.positions=learned", "model.embed_scale=1.5"]).model;

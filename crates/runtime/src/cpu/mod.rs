@@ -75,6 +75,7 @@ pub fn target(threads: usize) -> Target {
         landings: 0,
         rates: rates(cores),
         kernels: KERNELS.iter().copied().flatten().map(|k| k.row).collect(),
+        missing: vec![],
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use flatout_ir::target::{KernelRow, Rates, Target};
 
-use super::attention::choice::AttentionKernel;
+use super::attention::choice::{self as attention, AttentionKernel};
 use super::attention::cudnn::Cudnn;
 use super::cache::Cache;
 use super::context::{CudaError, Facts, Source};
@@ -280,7 +280,8 @@ impl Device {
 pub fn target(device: &Device, deterministic: bool) -> Target {
     let Inner { identity, rates, free_bytes, context_bytes, .. } = &*device.0;
     let name = short_name(&identity.model, identity.memory_bytes);
-    described(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic)
+    let target = described(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic);
+    Target { missing: attention::missing(&device.0.facts), ..target }
 }
 
 /// A GPU as the compiler sees it, there or on paper.
@@ -303,6 +304,7 @@ pub(super) fn described(
         landings: LANDINGS,
         rates,
         kernels: kernels.collect(),
+        missing: vec![],
     }
 }
 

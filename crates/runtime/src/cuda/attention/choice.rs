@@ -5,9 +5,9 @@
 //! without it the first in the order of `by_rule` runs.
 
 use flatout_ir::types::DType;
-use flatout_ir::{Launch, View};
+use flatout_ir::{Launch, Op, PlanSet, View};
 
-use super::{Problem, dense, flash, timing};
+use super::{Problem, dense, flash, packed, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
 /// What a run may ask attention to run on. Few queries over many keys have a kernel of their own, which counts as part
@@ -46,6 +46,23 @@ impl AttentionKernel {
     }
 }
 
+/// What a run may ask for by name and such a device does not have.
+pub fn missing(facts: &Facts) -> Vec<(&'static str, String)> {
+    let all = [AttentionKernel::Cudnn, AttentionKernel::Wgmma, AttentionKernel::Mma, AttentionKernel::Fma];
+    all.into_iter().filter_map(|kernel| Some((kernel.name(), kernel.missing(facts)?))).collect()
+}
+
+/// Why attention of these plans does not run on what `facts` force it to; always some kernel runs it without force.
+pub fn refusal(plans: &PlanSet, facts: &Facts) -> Option<String> {
+    let is_attention =
+        |launch: &&Launch| matches!(launch.op, Op::Attention { .. } | Op::AttentionGrad { .. });
+    let launches = plans.plans.iter().flat_map(|plan| &plan.launches).filter(is_attention);
+    launches
+        .map(|launch| (Problem::of(launch), launch))
+        .find(|(p, launch)| candidates(p, launch, facts).is_empty())
+        .map(|(p, _)| cannot_run(&p, facts))
+}
+
 /// Kernels of one kind, one row a direction where they differ.
 pub(super) struct Family {
     pub name: &'static str,
@@ -57,8 +74,8 @@ pub(super) struct Family {
     pub prepare: fn(&Problem, &Launch, &Prepare<'_>) -> Prepared,
     /// Whether it needs addresses at multiples of 16 bytes and strides at multiples of 8 elements.
     pub is_aligned: bool,
-    /// Whether it gives all outputs or none.
-    pub needs_every_output: bool,
+    /// Whether it runs with these outputs asked for, and these tensors the same.
+    pub takes: fn(&Problem, &Launch) -> bool,
 }
 
 /// In the order of preference where none is better by `by_rule`; the last runs everything.
@@ -70,7 +87,16 @@ const FAMILIES: &[Family] = &[
         sources: |_, _| vec![dense::source()],
         prepare: dense::prepare,
         is_aligned: true,
-        needs_every_output: true,
+        takes: dense::takes,
+    },
+    Family {
+        name: "cudnn",
+        serves: packed::serves,
+        workspace: packed::workspace,
+        sources: |p, _| packed::sources(p),
+        prepare: packed::prepare,
+        is_aligned: true,
+        takes: packed::takes,
     },
     Family {
         name: "fma",
@@ -79,7 +105,7 @@ const FAMILIES: &[Family] = &[
         sources: |p, _| flash::sources(p),
         prepare: flash::prepare,
         is_aligned: false,
-        needs_every_output: false,
+        takes: |_, _| true,
     },
 ];
 
@@ -105,7 +131,7 @@ fn candidates(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<&'static Famil
     let fits = |family: &&Family| {
         (family.serves)(p, facts)
             && (!family.is_aligned || is_aligned(p, launch))
-            && (!family.needs_every_output || has_every_output(p, launch))
+            && (family.takes)(p, launch)
     };
     let place = |family: &&Family| by_rule(p).iter().position(|name| *name == family.name);
     let mut found: Vec<&Family> = FAMILIES.iter().filter(fits).collect();
@@ -134,11 +160,6 @@ fn is_aligned(p: &Problem, launch: &Launch) -> bool {
     let saved = if p.grad { vec![&launch.ins[n], &launch.ins[n + 2]] } else { vec![] };
     let outs = launch.outs.iter().flatten().filter(|view| view.dims.len() == 3);
     p.size.is_multiple_of(8) && launch.ins[..3].iter().chain(saved).chain(outs).all(aligned)
-}
-
-/// All gradients; forward, o: lse alone is what cuDNN does not give, o alone it does.
-fn has_every_output(p: &Problem, launch: &Launch) -> bool {
-    if p.grad { launch.outs.iter().all(Option::is_some) } else { launch.outs[0].is_some() }
 }
 
 pub(super) fn sources(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<Source> {
@@ -223,7 +244,7 @@ fn cannot_run(p: &Problem, facts: &Facts) -> String {
             if facts.deterministic { " with equal bits" } else { "" }
         )
     });
-    format!("`attention.kernel={name}` cannot run: {why}")
+    format!("`attention_kernel={name}` cannot run: {why}")
 }
 
 /// Why attention in bf16 has no kernel on the matrix units; a user can do something about it.
@@ -262,7 +283,6 @@ fn show(ms: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flatout_ir::Op;
     use flatout_ir::ops::attention::{Mask, Segments};
 
     fn launch(dtype: DType, size: usize, len: usize, offset: usize, attend: Op) -> Launch {
@@ -326,10 +346,10 @@ mod tests {
         assert!(names(&launch, &ampere).is_empty());
         assert_eq!(
             cannot_run(&p, &ampere),
-            "`attention.kernel=wgmma` cannot run: its instructions are Hopper's, and this GPU is an sm_86"
+            "`attention_kernel=wgmma` cannot run: its instructions are Hopper's, and this GPU is an sm_86"
         );
         let without = Facts { attention: AttentionKernel::Cudnn, cudnn: None, ..hopper() };
-        assert_eq!(cannot_run(&p, &without), "`attention.kernel=cudnn` cannot run: cuDNN was not found");
+        assert_eq!(cannot_run(&p, &without), "`attention_kernel=cudnn` cannot run: cuDNN was not found");
         let cudnn = Facts { attention: AttentionKernel::Cudnn, ..hopper() };
         let said = cannot_run(&Problem { dtype: DType::F32, ..p }, &cudnn);
         assert!(said.contains("does not take forward attention in f32 with heads of 64"), "{said}");

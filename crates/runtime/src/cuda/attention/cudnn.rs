@@ -59,6 +59,7 @@ enum Name {
     TensorUniqueId = 906,
     TensorIsVirtual = 907,
     TensorIsByValue = 908,
+    TensorRaggedOffsetDesc = 913,
     VariantPackUniqueIds = 1000,
     VariantPackDataPointers = 1001,
     VariantPackWorkspace = 1003,
@@ -67,6 +68,9 @@ enum Name {
     OperationMatmulBDesc = 1521,
     OperationMatmulCDesc = 1522,
     OperationMatmulDesc = 1523,
+    OperationMatmulGemmMOverrideDesc = 1525,
+    OperationMatmulGemmNOverrideDesc = 1526,
+    OperationMatmulGemmKOverrideDesc = 1527,
     ReductionOperator = 1600,
     ReductionCompType = 1601,
     OperationReductionXDesc = 1610,
@@ -98,6 +102,7 @@ pub(super) enum Data {
     Float = 0,
     Int32 = 4,
     Bf16 = 9,
+    Int64 = 10,
     Boolean = 11,
 }
 
@@ -114,6 +119,8 @@ pub(super) enum Pointwise {
     Identity = 21,
     CmpGt = 302,
     CmpGe = 303,
+    CmpLt = 304,
+    LogicalAnd = 400,
     GenIndex = 501,
     BinarySelect = 601,
 }
@@ -333,6 +340,7 @@ impl Graph {
         strides: Dims,
         data: Data,
         kind: Option<Name>,
+        offsets: Option<T>,
     ) -> Result<T, CudaError> {
         let t = self.entries.descriptor(Kind::Tensor)?;
         t.set(Name::TensorDataType, Type::Data, &[data as i32])?;
@@ -342,6 +350,9 @@ impl Graph {
         t.set(Name::TensorByteAlignment, Type::Int64, &[16_i64])?;
         if let Some(flag) = kind {
             t.set(flag, Type::Boolean, &[true])?;
+        }
+        if let Some(offsets) = offsets {
+            t.link(Name::TensorRaggedOffsetDesc, self.at(offsets))?;
         }
         t.finalize()?;
         self.tensors.push(Tensor { descriptor: t, dims, strides });
@@ -355,19 +366,32 @@ impl Graph {
     /// A tensor in device memory, bound by its id.
     pub(super) fn real(&mut self, id: i64, dims: Dims, strides: Dims, data: Data) -> Result<T, CudaError> {
         debug_assert!(id < OWN_IDS);
-        self.tensor(id, dims, strides, data, None)
+        self.tensor(id, dims, strides, data, None, None)
+    }
+
+    /// A tensor in device memory whose entries along the first axis begin at `offsets`, in elements of this tensor.
+    pub(super) fn ragged(
+        &mut self,
+        id: i64,
+        dims: Dims,
+        strides: Dims,
+        data: Data,
+        offsets: T,
+    ) -> Result<T, CudaError> {
+        debug_assert!(id < OWN_IDS);
+        self.tensor(id, dims, strides, data, None, Some(offsets))
     }
 
     /// An intermediate that never lies in memory.
     pub(super) fn hidden(&mut self, dims: Dims, strides: Dims, data: Data) -> Result<T, CudaError> {
-        self.tensor(self.own_id(), dims, strides, data, Some(Name::TensorIsVirtual))
+        self.tensor(self.own_id(), dims, strides, data, Some(Name::TensorIsVirtual), None)
     }
 
     /// Rank 4 like every tensor: rank 1 is refused.
     pub(super) fn scalar(&mut self, value: f32) -> Result<T, CudaError> {
         let id = self.own_id();
         self.scalars.push((id, Box::new(value)));
-        self.tensor(id, [1; 4], [1; 4], Data::Float, Some(Name::TensorIsByValue))
+        self.tensor(id, [1; 4], [1; 4], Data::Float, Some(Name::TensorIsByValue), None)
     }
 
     fn at(&self, t: T) -> &Descriptor {
@@ -433,10 +457,10 @@ impl Graph {
         Ok(y)
     }
 
-    /// The index along an axis, shaped like x.
-    pub(super) fn index(&mut self, x: T, axis: i64) -> Result<T, CudaError> {
+    /// The index along an axis, shaped like x. Made in `math`: what it is compared with is of that type.
+    pub(super) fn index(&mut self, x: T, axis: i64, math: Data) -> Result<T, CudaError> {
         let y = self.like(x, Data::Int32)?;
-        self.pointwise_full(Pointwise::GenIndex, Data::Float, Some(axis), x, None, None, y)?;
+        self.pointwise_full(Pointwise::GenIndex, math, Some(axis), x, None, None, y)?;
         Ok(y)
     }
 
@@ -454,6 +478,17 @@ impl Graph {
     }
 
     pub(super) fn matmul(&mut self, a: T, b: T, c: T) -> Result<(), CudaError> {
+        self.matmul_within(a, b, c, [None; 3])
+    }
+
+    /// A product of which each entry along the first axis has its own M, N, K, at most those of the tensors.
+    pub(super) fn matmul_within(
+        &mut self,
+        a: T,
+        b: T,
+        c: T,
+        extents: [Option<T>; 3],
+    ) -> Result<(), CudaError> {
         let m = self.entries.descriptor(Kind::Matmul)?;
         m.set(Name::MatmulCompType, Type::Data, &[Data::Float as i32])?;
         m.finalize()?;
@@ -462,6 +497,16 @@ impl Graph {
         o.link(Name::OperationMatmulBDesc, self.at(b))?;
         o.link(Name::OperationMatmulCDesc, self.at(c))?;
         o.link(Name::OperationMatmulDesc, &m)?;
+        let names = [
+            Name::OperationMatmulGemmMOverrideDesc,
+            Name::OperationMatmulGemmNOverrideDesc,
+            Name::OperationMatmulGemmKOverrideDesc,
+        ];
+        for (name, extent) in names.into_iter().zip(extents) {
+            if let Some(extent) = extent {
+                o.link(name, self.at(extent))?;
+            }
+        }
         o.finalize()?;
         self.others.push(m);
         self.operations.push(o);

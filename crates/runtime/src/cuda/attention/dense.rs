@@ -33,6 +33,11 @@ pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
     facts.cudnn.is_some_and(|version| version >= LEAST_VERSION) && has_shapes(p)
 }
 
+/// Whether all gradients are asked for, or o.
+pub(super) fn takes(p: &Problem, launch: &Launch) -> bool {
+    if p.grad { launch.outs.iter().all(Option::is_some) } else { launch.outs[0].is_some() }
+}
+
 /// As far as shapes say.
 fn has_shapes(p: &Problem) -> bool {
     let mask = match p.mask {
@@ -196,16 +201,16 @@ impl Shape {
 
 /// Hides the keys a query does not see. A window of `back` keys before the query's own is the causal mask and
 /// column + back + 1 > row.
-fn hide(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError> {
+pub(super) fn hide(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError> {
     if mask == Mask::Full {
         return Ok(scores);
     }
-    let (row, column) = (g.index(scores, 2)?, g.index(scores, 3)?);
+    let (row, column) = (g.index(scores, 2, Data::Float)?, g.index(scores, 3, Data::Float)?);
     let keep = g.compare(Pointwise::CmpGe, row, column)?;
     let hidden = g.scalar(f32::NEG_INFINITY)?;
     let seen = g.select(scores, hidden, keep)?;
     let Mask::Window { back, .. } = mask else { return Ok(seen) };
-    let (row, column) = (g.index(seen, 2)?, g.index(seen, 3)?);
+    let (row, column) = (g.index(seen, 2, Data::Float)?, g.index(seen, 3, Data::Float)?);
     let reach = g.scalar(back as f32 + 1.0)?;
     let reached = g.binary(Pointwise::Add, column, reach, Data::Float)?;
     let keep = g.compare(Pointwise::CmpGt, reached, row)?;

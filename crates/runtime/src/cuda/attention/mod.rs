@@ -1,6 +1,6 @@
 //! Attention on the GPU: several families of kernels, one of which `choice` takes for each launch.
 //!
-//! cuDNN runs equal sequences in bf16 (`dense`), a plain kernel of ours everything (`flash`, the family `fma`). Kernels of
+//! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`, the family `fma`). Kernels of
 //! ours take one struct (`call`), and where segments are ragged a list of tiles made on the device (`tiles`).
 
 mod call;
@@ -8,6 +8,7 @@ pub mod choice;
 pub mod cudnn;
 mod dense;
 mod flash;
+mod packed;
 mod scratch;
 mod tiles;
 mod timing;
@@ -16,6 +17,8 @@ use flatout_ir::ops::attention::{self, Mask, Segments};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
+
+pub use choice::refusal;
 
 use super::context::{Facts, Kernel, Prepare, Prepared, Source};
 
