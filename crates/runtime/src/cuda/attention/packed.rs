@@ -222,12 +222,12 @@ impl<'a> Packed<'a> {
     }
 
     /// Scores by rows of keys.
-    fn to_queries(&mut self, scores: T, b: T, to: T) -> Result<(), CudaError> {
+    fn sum_keys(&mut self, scores: T, b: T, to: T) -> Result<(), CudaError> {
         self.g.matmul_within(scores, b, to, [Some(self.q_len), None, Some(self.k_len)])
     }
 
     /// Turned scores by rows of queries; query heads that share keys add up in full heads first.
-    fn to_keys(&mut self, turned: T, b: T, to: T, full: Option<T>) -> Result<(), CudaError> {
+    fn sum_queries(&mut self, turned: T, b: T, to: T, full: Option<T>) -> Result<(), CudaError> {
         let extents = [Some(self.k_len), None, Some(self.q_len)];
         let Some(full) = full else { return self.g.matmul_within(turned, b, to, extents) };
         self.g.matmul_within(turned, b, full, extents)?;
@@ -261,7 +261,7 @@ fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> 
     let log = b.g.unary(Pointwise::Log, total)?;
     b.g.pointwise(Pointwise::Add, top, Some(log), stats)?;
     let p = b.g.binary(Pointwise::Div, exp, total, Data::Bf16)?;
-    b.to_queries(p, v, o)
+    b.sum_keys(p, v, o)
 }
 
 /// As in `dense`, within segments. `at` are the strides of q, k, v, o, do, dq, dk and dv, in this order.
@@ -310,7 +310,7 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let p = b.g.unary(Pointwise::Exp, x)?;
     let pt = b.g.hidden(scores, turned, Data::Bf16)?;
     b.g.reshape(p, pt)?;
-    b.to_keys(pt, d_o, dv, full_v)?;
+    b.sum_queries(pt, d_o, dv, full_v)?;
 
     let dp = b.scores(d_o, v)?;
     let x = b.g.binary(Pointwise::Sub, dp, sum, Data::Float)?;
@@ -318,11 +318,11 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let ds = b.g.binary(Pointwise::Mul, x, scale, Data::Float)?;
     let dst = b.g.hidden(scores, turned, Data::Bf16)?;
     b.g.reshape(ds, dst)?;
-    b.to_keys(dst, q, dk, full_k)?;
+    b.sum_queries(dst, q, dk, full_k)?;
 
     let back = b.g.hidden(keys, k_at, Data::Float)?;
     b.g.reshape(k, back)?;
-    b.to_queries(ds, back, dq_sum)?;
+    b.sum_keys(ds, back, dq_sum)?;
     b.g.pointwise(Pointwise::Identity, dq_sum, None, dq)
 }
 

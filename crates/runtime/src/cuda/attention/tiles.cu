@@ -6,22 +6,21 @@
 // Grid: block 0 lists tiles of queries, block 1 tiles of keys, the others look at SPAN tokens each: first those of the
 // queries, then those of the keys. 1024 threads.
 //
-// A list: tiles of each segment and their sum so far, by a scan of the block; each tile finds its segment by bisection
-// and its place behind all heavier ones by counting classes of work. Within a class tiles come in any order, so nothing
-// may depend on it. Entries behind the last tile get the segment -1. Read: 8 or 16 bytes a segment; written: 8 a tile
-// and 4 a segment. Segments that overlap may have more tiles than the list: those are left out.
+// A list: a warp takes 32 segments, cuts them into tiles and counts the tiles by classes of work; a scan of the classes
+// gives each its place behind all heavier ones; a second pass puts the tiles there. Within a class tiles come in any order,
+// so nothing may depend on it. Entries behind the last tile get the segment -1. Read: 8 or 16 bytes a segment, twice;
+// written: 8 a tile. Segments that overlap may have more tiles than the list holds: those are left out.
 //
 // A block of SPAN tokens marks in bits which of them lie in a segment, in whatever order segments come, and clears
 // the rows of the others. Read: every start and length by every block; written: only what is cleared.
 //
-// Shared memory: 37 KiB. Registers: within 64 for 1024 threads. Deterministic but for the order of tiles of equal work.
+// Shared memory: 5 KiB. Registers: within 64 for 1024 threads. Deterministic but for the order of tiles of equal work.
 //
 // Defines: those of call.cuh; GRAD (which direction's outputs are cleared).
 
 #define THREADS 1024
 #define WARPS (THREADS / 32)
 #define CLASSES 256
-#define NEAR 4096
 #define SPAN 256
 
 // The sum of x over threads before this one, and over all of them. Two barriers.
@@ -62,72 +61,72 @@ template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const
 #endif
 }
 
-// `far` is scratch of as many integers as there are segments: the tiles up to each segment's end. Few segments have them
-// in shared memory, where bisection meets them ten times as fast.
-template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, int* far, int height) {
-    __shared__ int counts[CLASSES], places[CLASSES], near[NEAR];
-    int* ends = call.segments <= NEAR ? near : far;
-    const int capacity = KEYS ? call.k_tile_count : call.q_tile_count;
-    for (int i = threadIdx.x; i < CLASSES; i += THREADS) counts[i] = 0;
-    int sum = 0;
-    for (int from = 0; from < call.segments; from += THREADS) {
-        const int s = from + (int)threadIdx.x;
-        int tiles = 0;
-        if (s < call.segments) {
-            const Segment g = segment(call, s);
-            const int rows = KEYS ? g.k1 - g.k0 : g.q1 - g.q0;
-            tiles = rows > 0 ? (rows + height - 1) / height : 0;
-        }
-        int total;
-        const int before = scan(tiles, &total);
-        if (s < call.segments) ends[s] = sum + before + tiles;
-        sum += total;
-    }
-    // The scan's barriers, or this one where there is no segment, part the clearing from the counting.
-    __syncthreads();
-    const int tiles = min(sum, capacity);
-
-    // Classes are as wide as the longest segment wants, heaviest first.
+template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, int height) {
+    __shared__ int counts[CLASSES], places[CLASSES];
+    const int lane = threadIdx.x % 32, capacity = KEYS ? call.k_tile_count : call.q_tile_count;
+    // Classes are as wide as the longest segment wants.
     const int longest = KEYS ? call.q_longest : call.k_longest;
-    const int width = (longest + CLASSES - 1) / CLASSES;
-    auto find = [&](int i, Tile* tile) {
-        int low = 0, high = call.segments - 1;
-        while (low < high) {
-            const int middle = (low + high) / 2;
-            if (ends[middle] > i) high = middle;
-            else low = middle + 1;
-        }
-        const Segment g = segment(call, low);
-        const int before = low > 0 ? ends[low - 1] : 0;
-        tile->segment = low;
-        tile->first = (KEYS ? g.k0 : g.q0) + (i - before) * height;
-        const int here = work<KEYS>(call, g, tile->first, height);
-        return CLASSES - 1 - min(max(here, 0) / max(width, 1), CLASSES - 1);
-    };
-    const int rounds = (tiles + THREADS - 1) / THREADS;
+    int shift = 0;
+    while (longest >> shift >= CLASSES) shift++;
+    for (int i = threadIdx.x; i < CLASSES; i += THREADS) counts[i] = 0;
+    __syncthreads();
+
     for (int pass = 0; pass < 2; pass++) {
-        for (int round = 0; round < rounds; round++) {
-            const int i = round * THREADS + (int)threadIdx.x;
-            Tile tile = {-1, 0};
-            const int of = i < tiles ? find(i, &tile) : CLASSES;
-            // Lanes of one class count together.
+        // All lanes together; those without a tile have a segment below 0.
+        auto put = [&](const Segment& g, Tile tile) {
+            const int heavy = min(max(work<KEYS>(call, g, tile.first, height), 0) >> shift, CLASSES - 1);
+            const int of = tile.segment < 0 ? CLASSES : CLASSES - 1 - heavy;
+            if (pass == 0) {
+                if (tile.segment >= 0) atomicAdd(&counts[of], 1);
+                return;
+            }
+            // Lanes of one class take their places together.
             const u32 alike = __match_any_sync(ALL_LANES, of);
-            const int rank = __popc(alike & ((1u << (threadIdx.x % 32)) - 1));
+            const int leader = __ffs(alike) - 1;
             int place = 0;
-            if (i < tiles && rank == 0) place = atomicAdd(pass == 0 ? &counts[of] : &places[of], __popc(alike));
-            place = __shfl_sync(ALL_LANES, place, __ffs(alike) - 1) + rank;
-            if (pass == 1 && i < tiles) list[place] = tile;
+            if (tile.segment >= 0 && lane == leader) place = atomicAdd(&places[of], __popc(alike));
+            place = __shfl_sync(ALL_LANES, place, leader) + __popc(alike & ((1u << lane) - 1));
+            if (tile.segment >= 0 && place < capacity) list[place] = tile;
+        };
+        for (int base = threadIdx.x / 32 * 32; base < call.segments; base += THREADS) {
+            const int s = base + lane;
+            Segment g = {0, 0, 0, 0};
+            if (s < call.segments) g = segment(call, s);
+            const int first = KEYS ? g.k0 : g.q0, rows = max((KEYS ? g.k1 : g.q1) - first, 0);
+            const int tiles = (rows + height - 1) / height;
+            int end = tiles;
+#pragma unroll
+            for (int o = 1; o < 32; o *= 2) {
+                const int below = __shfl_up_sync(ALL_LANES, end, o);
+                if (lane >= o) end += below;
+            }
+            const int total = __shfl_sync(ALL_LANES, end, 31), most = __reduce_max_sync(ALL_LANES, tiles);
+            if (most <= 2 * ((total + 31) / 32)) {
+                for (int t = 0; t < most; t++) put(g, {t < tiles ? s : -1, first + t * height});
+                continue;
+            }
+            // Some are much longer than others: lanes share the tiles of all, and look up whose each is.
+            for (int from = 0; from < total; from += 32) {
+                const int i = from + lane;
+                int owner = 0;
+#pragma unroll
+                for (int step = 16; step > 0; step /= 2)
+                    if (__shfl_sync(ALL_LANES, end, owner + step - 1) <= i) owner += step;
+                const int t = i - (__shfl_sync(ALL_LANES, end, owner) - __shfl_sync(ALL_LANES, tiles, owner));
+                const Segment whose = {__shfl_sync(ALL_LANES, g.q0, owner), __shfl_sync(ALL_LANES, g.q1, owner),
+                                       __shfl_sync(ALL_LANES, g.k0, owner), __shfl_sync(ALL_LANES, g.k1, owner)};
+                put(whose, {i < total ? base + owner : -1, (KEYS ? whose.k0 : whose.q0) + t * height});
+            }
         }
         __syncthreads();
         if (pass == 0) {
             int total;
-            const int here = threadIdx.x < CLASSES ? counts[threadIdx.x] : 0;
-            const int before = scan(here, &total);
+            const int before = scan(threadIdx.x < CLASSES ? counts[threadIdx.x] : 0, &total);
             if (threadIdx.x < CLASSES) places[threadIdx.x] = before;
+            for (int i = total + (int)threadIdx.x; i < capacity; i += THREADS) list[i] = {-1, 0};
             __syncthreads();
         }
     }
-    for (int i = tiles + (int)threadIdx.x; i < capacity; i += THREADS) list[i] = {-1, 0};
 }
 
 // Zeros in one row of `bytes` bytes a head; a warp a call.
@@ -180,15 +179,14 @@ template <bool KEYS> __device__ void clear_outside(const Call& call, int base, i
     }
 }
 
-// `q_ends` and `k_ends` are scratch, [segments] each; null where the side's tiles are not listed. `bytes` and `element`
-// are those of a head's row and of one of its elements. `q_spans` blocks look at queries.
+// `bytes` and `element` are those of a head's row and of one of its elements. `q_spans` blocks look at queries. Without a
+// list of a side its tiles are not listed.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_tiles(const __grid_constant__ Call call, int* q_ends, int* k_ends, int q_height, int k_height, int q_spans,
-                int bytes, int element) {
+attention_tiles(const __grid_constant__ Call call, int q_height, int k_height, int q_spans, int bytes, int element) {
     if (blockIdx.x == 0) {
-        if (q_ends) list_tiles<false>(call, const_cast<Tile*>(call.q_tiles), q_ends, q_height);
+        if (call.q_tiles) list_tiles<false>(call, const_cast<Tile*>(call.q_tiles), q_height);
     } else if (blockIdx.x == 1) {
-        if (k_ends) list_tiles<true>(call, const_cast<Tile*>(call.k_tiles), k_ends, k_height);
+        if (call.k_tiles) list_tiles<true>(call, const_cast<Tile*>(call.k_tiles), k_height);
     } else {
         const int span = blockIdx.x - 2;
         if (span < q_spans) clear_outside<false>(call, span * SPAN, bytes, element);

@@ -41,11 +41,9 @@ fn is_any_ragged(p: &Problem) -> bool {
     is_ragged(p.q) || is_ragged(p.k)
 }
 
-/// Bytes of the lists, and of the counts they are made from.
+/// Bytes of the lists.
 pub(super) fn workspace(p: &Problem, heights: Heights) -> usize {
-    let list = |count: usize| {
-        (TILE_BYTES * count).next_multiple_of(ALIGN) + (4 * p.segments()).next_multiple_of(ALIGN)
-    };
+    let list = |count: usize| (TILE_BYTES * count).next_multiple_of(ALIGN);
     let q = heights.q.filter(|_| is_ragged(p.q)).map_or(0, |h| list(q_count(p, h)));
     let k = heights.k.filter(|_| is_ragged(p.k)).map_or(0, |h| list(k_count(p, h)));
     q + k
@@ -78,14 +76,11 @@ pub(super) fn prepare(
     if !is_any_ragged(p) {
         return Ok(None);
     }
-    let (mut q_ends, mut k_ends) = (0, 0);
     if let Some(height) = heights.q.filter(|_| is_ragged(p.q)) {
         call.q_tiles = scratch.take(TILE_BYTES * q_count(p, height))?;
-        q_ends = scratch.take(4 * p.segments())?;
     }
     if let Some(height) = heights.k.filter(|_| is_ragged(p.k)) {
         call.k_tiles = scratch.take(TILE_BYTES * k_count(p, height))?;
-        k_ends = scratch.take(4 * p.segments())?;
     }
     let spans = |is_cleared: bool, tokens: usize| if is_cleared { tokens.div_ceil(SPAN) } else { 0 };
     let q_spans = spans(is_ragged(p.q), p.tq);
@@ -93,8 +88,6 @@ pub(super) fn prepare(
     let element = p.dtype.bytes();
     let height = |height: Option<usize>| Arg::I32(height.unwrap_or(1) as i32);
     let rest = [
-        Arg::Ptr(q_ends),
-        Arg::Ptr(k_ends),
         height(heights.q),
         height(heights.k),
         Arg::I32(q_spans as i32),
@@ -184,7 +177,7 @@ mod tests {
         let ragged = Segments::Ragged { max_segments: 4, max_len: 300 };
         let packed = Problem { q: ragged, k: ragged, ..p };
         assert_eq!((q_count(&packed, 64), k_count(&packed, 128)), (10, 7));
-        assert_eq!((workspace(&packed, heights), sources(&packed).len()), (4 * ALIGN, 1));
-        assert_eq!(workspace(&packed, Heights { k: None, ..heights }), 2 * ALIGN);
+        assert_eq!((workspace(&packed, heights), sources(&packed).len()), (2 * ALIGN, 1));
+        assert_eq!(workspace(&packed, Heights { k: None, ..heights }), ALIGN);
     }
 }
