@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
-use flatout_data::{Corpus, MixPart, Said, Source as Kind, Spec, open_saying};
+use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, MixPart, Said, Source as Kind, Spec, open_saying};
 
 use crate::UserError;
 use crate::compile;
@@ -72,6 +72,14 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
         workers: compile::threads(),
         ..Spec::default()
     }
+}
+
+/// Training rows from a cursor on, made ahead by as many threads as the config says.
+pub fn train_loader(config: &Config, corpus: &Corpus, cursor: &Cursor) -> Result<Loader, Failure> {
+    let threads = config.loader.workers.given().unwrap_or_else(|| (compile::threads() / 2).max(1));
+    let batch_bytes = 4 * 3 * config.train.batch * config.model.context;
+    let queue_bytes = config.loader.prefetch * batch_bytes;
+    Ok(corpus.train_loader(cursor, LoaderOptions { threads, queue_bytes, ..LoaderOptions::default() })?)
 }
 
 /// Where things are kept that can be made again: `FLATOUT_CACHE`, or `flatout` under XDG_CACHE_HOME or ~/.cache.

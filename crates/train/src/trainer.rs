@@ -6,16 +6,15 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, Rows, Said, Waited};
-use flatout_ir::passes::{input_path, update};
+use flatout_data::{Corpus, Cursor, Loader, Rows, Said, Waited};
 use flatout_ir::{Class, Role};
 use flatout_runtime::{Posted, Session};
 
 use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
 use crate::config::Config;
-use crate::corpus::corpus_saying;
 pub use crate::corpus::{corpus, total_steps};
+use crate::corpus::{corpus_saying, train_loader};
 use crate::device::Device;
 use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
@@ -26,6 +25,7 @@ use crate::signal::StopFlag;
 use crate::spike::{Spike, Spikes};
 use crate::state::{check_schema, load, saved_bytes};
 use crate::tensorboard::Board;
+use crate::update::{Results, accumulate, apply, collect};
 use crate::watch::Watch;
 use crate::writer::Writer;
 use crate::{UserError, active, opening, pretrained, report};
@@ -116,14 +116,7 @@ pub fn train(
             progress.step
         ))));
     }
-    let threads = config.loader.workers.given().unwrap_or_else(|| (compile::threads() / 2).max(1));
-    let batch_bytes = 4 * 3 * config.train.batch * config.model.context;
-    let options = LoaderOptions {
-        threads,
-        queue_bytes: config.loader.prefetch * batch_bytes,
-        ..LoaderOptions::default()
-    };
-    let loader = corpus.train_loader(&cursor, options)?;
+    let loader = train_loader(config, &corpus, &cursor)?;
     // First of all, so that whatever is written after it lies in a run that can be continued.
     run.save_config(config)?;
     let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(unreadable_log)?;
@@ -386,8 +379,7 @@ impl Trainer<'_, '_> {
             let rows = tests::disturbed(rows);
             epoch = rows.epoch;
             waited += rows.waited;
-            feed(&mut self.session, Role::Grad, &rows, 0, micro, self.draw)?;
-            self.session.run(Role::Grad)?;
+            accumulate(&mut self.session, &rows, micro, self.draw)?;
             parts.push(rows);
         }
         self.progress.step += 1;
@@ -395,9 +387,7 @@ impl Trainer<'_, '_> {
         self.progress.samples += batch as u64;
         let peak = self.config.optimizer.lr;
         let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.progress.step) as f32;
-        self.session.write_f32(&input_path(Role::Apply, update::LR), &[lr])?;
-        self.session.run(Role::Apply)?;
-        let posted = self.session.post(Role::Apply, &["loss", "grad_norm", "go"])?;
+        let posted = apply(&mut self.session, lr)?;
         let now = Pending { progress: self.progress, epoch, waited, lr, posted, rows: parts };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
@@ -416,14 +406,13 @@ impl Trainer<'_, '_> {
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
         let Pending { progress: Progress { step, tokens, samples }, epoch, waited, lr, posted, rows } =
             update;
-        let values = self.session.collect(posted)?;
-        let (loss, grad_norm, go) = (values[0], values[1], values[2]);
+        let Results { loss, grad_norm, is_applied } = collect(&mut self.session, posted)?;
         let seconds = self.clock.elapsed().as_secs_f64();
         self.clock = Instant::now();
         // Slow steps are forgotten by and by.
         self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
-        if go == 0.0 {
+        if !is_applied {
             self.left_out(step, &rows)?;
         } else {
             self.skips.in_a_row = 0;

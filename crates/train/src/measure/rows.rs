@@ -1,0 +1,128 @@
+//! The rows a measurement trains on: those of the recipe's data, made ahead as in a run, or drawn at random.
+
+use flatout_data::{Corpus, Loader, Rows, Segment};
+use flatout_ir::random::philox;
+
+use crate::config::{Config, Data, Source};
+use crate::corpus::{corpus, train_loader};
+use crate::failure::Failure;
+use crate::{UserError, refuse};
+
+/// A recipe's data, opened once for several measurements.
+pub struct Text {
+    corpus: Corpus,
+    key: Key,
+}
+
+/// What an opened corpus depends on.
+#[derive(Clone, PartialEq)]
+struct Key {
+    data: Data,
+    vocab: usize,
+    context: usize,
+    seed: u64,
+}
+
+impl Key {
+    fn of(config: &Config) -> Key {
+        let (data, model) = (config.data.clone(), &config.model);
+        Key { data, vocab: model.vocab, context: model.context, seed: config.train.seed }
+    }
+}
+
+impl Text {
+    /// `None` where the config names no data.
+    pub fn open(config: &Config) -> Result<Option<Text>, Failure> {
+        check_repeatable(config)?;
+        match config.data.source() {
+            Source::Synthetic => {}
+            _ if config.data.has_files() => {}
+            _ => return Ok(None),
+        }
+        Ok(Some(Text { corpus: corpus(config, None)?, key: Key::of(config) }))
+    }
+
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
+    }
+
+    pub fn named(&self) -> &'static str {
+        match self.key.data.source() {
+            Source::Synthetic => "the synthetic language",
+            _ => "the recipe's data",
+        }
+    }
+}
+
+/// Every measurement reads the same rows from the beginning, which standard input gives only once.
+fn check_repeatable(config: &Config) -> Result<(), UserError> {
+    let paths = config.data.path.iter().chain(config.data.mix.0.iter().map(|part| &part.path));
+    if paths.flat_map(|paths| &paths.0).any(|path| path == "-") {
+        refuse!(
+            "`data.path` is standard input, which cannot be read once for every measurement: name a file, or leave it out"
+        );
+    }
+    Ok(())
+}
+
+/// Where the next rows come from.
+pub enum Supply {
+    Loader(Box<Loader>),
+    /// Micro-batches that are used one after another, again and again.
+    Drawn {
+        parts: Vec<Rows>,
+        next: usize,
+    },
+}
+
+/// Different micro-batches that are drawn: enough that no update trains on the rows of the one before.
+const DRAWN_PARTS: usize = 8;
+
+impl Supply {
+    pub fn new(config: &Config, micro_batch: usize, text: Option<&Text>) -> Result<Supply, Failure> {
+        Ok(match text {
+            Some(text) if text.key == Key::of(config) => {
+                Supply::Loader(Box::new(train_loader(config, &text.corpus, &text.corpus.start())?))
+            }
+            Some(_) => {
+                // Rows of another length, seed or vocabulary are other data.
+                let own = Text::open(config)?.expect("a config with data");
+                Supply::Loader(Box::new(train_loader(config, &own.corpus, &own.corpus.start())?))
+            }
+            None => {
+                let count = DRAWN_PARTS.max(2 * config.train.batch / micro_batch);
+                let parts = (0..count).map(|part| drawn(config, micro_batch, part)).collect();
+                Supply::Drawn { parts, next: 0 }
+            }
+        })
+    }
+
+    pub fn next_rows(&mut self, count: usize) -> Result<Rows, Failure> {
+        match self {
+            Supply::Loader(loader) => Ok(loader.next_rows(count)?),
+            Supply::Drawn { parts, next } => {
+                let rows = parts[*next % parts.len()].clone();
+                *next += 1;
+                Ok(rows)
+            }
+        }
+    }
+}
+
+/// Rows of tokens that are equally likely, by the seed: each row is one document.
+fn drawn(config: &Config, count: usize, part: usize) -> Rows {
+    let (context, vocab) = (config.model.context, config.model.vocab as u32);
+    let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];
+    let mut rows = Rows { context, ..Rows::default() };
+    for row in 0..count {
+        let sample = part * count + row;
+        let token = |t: usize| (philox([t as u32, sample as u32, 0, 0], seed)[0] % vocab) as i32;
+        rows.tokens.extend((0..context).map(token));
+        rows.targets.extend((1..=context).map(token));
+        rows.positions.extend(0..context as i32);
+        rows.segments.push(vec![Segment { start: 0, len: context as u32 }]);
+        rows.sample.push(sample as u64);
+    }
+    rows.weights = vec![1.0; count * context];
+    rows
+}
