@@ -6,10 +6,11 @@
 //! whole tensor, so the oracle needs only those. Everything runs on either backend: the samples themselves are checked on
 //! the CPU at small sizes.
 
+mod attention;
+
 use std::ops::Range;
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
-use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -53,6 +54,10 @@ pub struct Sizes {
     head_rows: usize,
     /// Parameters of one update.
     parameters: usize,
+    /// Segments the tokens are packed in.
+    segments: usize,
+    /// Caches that are decoded from at once, each of four contexts.
+    caches: usize,
 }
 
 impl Sizes {
@@ -68,6 +73,8 @@ impl Sizes {
         words: 32768,
         head_rows: 16384,
         parameters: 64 << 20,
+        segments: 325,
+        caches: 64,
     };
 }
 
@@ -84,20 +91,20 @@ pub struct Check {
 }
 
 impl Check {
-    /// The kernel that runs it.
-    pub fn kernel(&self, place: Place<'_>) -> &'static str {
-        place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name)
-    }
-
-    /// The worst error, or what is wrong.
-    pub fn run(&self, place: Place<'_>) -> Result<f64, String> {
-        let error = (self.run)(Bench::new(place))?;
-        // A NaN is above no bound.
-        if error <= self.bound {
-            Ok(error)
-        } else {
-            Err(format!("off by {error:.2e}, more than {:.0e}", self.bound))
-        }
+    /// Every kernel that serves it, with the worst error or what is wrong.
+    pub fn run(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
+        let row = place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name);
+        let ways = match &self.launch {
+            Some(launch) => place.ways(launch),
+            None => vec![Way::default()],
+        };
+        let checked = |way: Way| match (self.run)(Bench::new(place, way)) {
+            // A NaN is within no bound.
+            Ok(error) if error <= self.bound => Ok(error),
+            Ok(error) => Err(format!("off by {error:.2e}, more than {:.0e}", self.bound)),
+            Err(why) => Err(why),
+        };
+        ways.into_iter().map(|way| (way.name(row), checked(way))).collect()
     }
 }
 
@@ -304,7 +311,7 @@ fn places(count: usize, width: usize) -> Vec<usize> {
 /// Every check at these sizes.
 pub fn checks(sizes: Sizes) -> Vec<Check> {
     let mut all = products(sizes);
-    all.extend(attention(sizes));
+    all.extend(attention::checks(sizes));
     all.extend(norms(sizes));
     all.extend(gated(sizes));
     all.push(head_loss(sizes));
@@ -376,123 +383,6 @@ fn product(
         Ok(worst)
     };
     Check { name, bound, op, dtype, run: Box::new(run) }
-}
-
-/// Queries that are sampled together.
-const QUERIES: usize = 16;
-
-fn attention(s: Sizes) -> Vec<Check> {
-    let (q_dims, kv_dims) = ([s.tokens, s.heads, s.head], [s.tokens, s.kv_heads, s.head]);
-    let group = s.heads / s.kv_heads;
-    let (scale, mask) = ((s.head as f32).powf(-0.5), Mask::Causal);
-    let op = move |q: usize, k: usize| Op::Attention {
-        scale,
-        mask,
-        q: Segments::Uniform { len: q },
-        k: Segments::Uniform { len: k },
-    };
-    let back = move |q: usize, k: usize| Op::AttentionGrad {
-        scale,
-        mask,
-        q: Segments::Uniform { len: q },
-        k: Segments::Uniform { len: k },
-    };
-    // Sequence, how many of its keys the last sampled query sees, and the keys' head.
-    let sequences = s.tokens / s.context;
-    let samples = [
-        (0, QUERIES, 0),
-        (sequences / 3, s.context / 2 + 5, s.kv_heads - 1),
-        (sequences / 2, s.context - 129, s.kv_heads / 2),
-        (sequences - 1, s.context, s.kv_heads - 1),
-    ];
-    let mut samples: Vec<(usize, usize, usize)> =
-        samples.into_iter().filter(|(_, seen, _)| (QUERIES..=s.context).contains(seen)).collect();
-    // A key's gradient comes from every query of its sequence, so each has one sample.
-    samples.dedup_by_key(|(sequence, ..)| *sequence);
-    let parts = move |(sequence, seen, head): (usize, usize, usize)| {
-        let start = sequence * s.context;
-        let queries = move |view: &View| {
-            let tokens = narrow(view, 0, start + seen - QUERIES..start + seen);
-            narrow(&tokens, 1, head * group..(head + 1) * group)
-        };
-        let keys = move |view: &View, range: Range<usize>| {
-            narrow(&narrow(view, 0, start + range.start..start + range.end), 1, head..head + 1)
-        };
-        (queries, keys)
-    };
-
-    let (here, there) = (samples.clone(), samples);
-    let forward = move |mut bench: Bench<'_>| {
-        let q = bench.input(BF16, &q_dims, WIDE);
-        let (k, v) = (bench.input(BF16, &kv_dims, WIDE), bench.input(BF16, &kv_dims, WIDE));
-        let outs = bench.launch(op(s.context, s.context), &[q.clone(), k.clone(), v.clone()])?;
-        let ran = bench.run()?;
-        let mut worst: f64 = 0.0;
-        for sample in &here {
-            let ((queries, keys), seen) = (parts(*sample), sample.1);
-            let ins = [queries(&q), keys(&k, 0..seen), keys(&v, 0..seen)];
-            let ins = ins.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
-            let want = wanted(&op(QUERIES, seen), &ins);
-            for (out, want) in outs.iter().zip(&want) {
-                worst = worst.max(error(&ran.read(&queries(out))?, want));
-            }
-        }
-        Ok(worst)
-    };
-
-    let backward = move |mut bench: Bench<'_>| {
-        let q = bench.input(BF16, &q_dims, WIDE);
-        let (k, v) = (bench.input(BF16, &kv_dims, WIDE), bench.input(BF16, &kv_dims, WIDE));
-        let starts = there.iter().map(|(sequence, seen, _)| sequence * s.context + seen - QUERIES);
-        let rows = starts.flat_map(|start| start..start + QUERIES).collect();
-        let d = bench.input(BF16, &q_dims, Fill::Rows(Noise::WIDE, rows));
-        let saved = bench.launch(op(s.context, s.context), &[q.clone(), k.clone(), v.clone()])?;
-        let ins = [&q, &k, &v, &saved[0], &saved[1], &d].map(View::clone);
-        let outs = bench.launch(back(s.context, s.context), &ins)?;
-        let ran = bench.run()?;
-        let mut worst: f64 = 0.0;
-        for sample in &there {
-            let ((queries, keys), seen) = (parts(*sample), sample.1);
-            let ins = [queries(&q), keys(&k, 0..seen), keys(&v, 0..seen)];
-            let mut ins = ins.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
-            let forward = wanted(&op(QUERIES, seen), &ins);
-            for (view, value) in saved.iter().zip(forward) {
-                ins.push((type_of(&queries(view)), value));
-            }
-            ins.push(ran.part(&queries(&d))?);
-            let want = wanted(&back(QUERIES, seen), &ins);
-            let places = [queries(&outs[0]), keys(&outs[1], 0..seen), keys(&outs[2], 0..seen)];
-            for (place, want) in places.iter().zip(&want) {
-                worst = worst.max(error(&ran.read(place)?, want));
-            }
-            // Keys that no query with a gradient sees.
-            for out in outs[1..].iter().filter(|_| seen < s.context) {
-                let rest = ran.read(&keys(out, seen..s.context))?;
-                worst = worst.max(error(&rest, &vec![0.0; rest.len()]));
-            }
-        }
-        Ok(worst)
-    };
-    let name = |what: &str| {
-        let sequences = format!("{sequences} sequences of {}", s.context);
-        format!("real attention {what} {sequences}, {} on {}", shape(BF16, &q_dims), shape(BF16, &kv_dims))
-    };
-    vec![
-        Check {
-            name: name("forward"),
-            bound: BF16_BOUND,
-            op: op(s.context, s.context),
-            dtype: BF16,
-            run: Box::new(forward),
-        },
-        Check {
-            name: name("backward"),
-            bound: BF16_BOUND,
-            op: back(s.context, s.context),
-            dtype: BF16,
-            run: Box::new(backward),
-        },
-    ]
 }
 
 /// Sampled rows of outputs that have as many rows as the inputs, and whole outputs that have not.
@@ -599,6 +489,8 @@ mod tests {
         words: 300,
         head_rows: 150,
         parameters: 5000,
+        segments: 9,
+        caches: 3,
     };
 
     #[test]

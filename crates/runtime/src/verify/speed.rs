@@ -75,7 +75,7 @@ pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
 pub fn cases() -> Vec<Case> {
     let mut table = vec![];
     let mut add = |name: &str, op: Op, ins: Vec<(TensorType, Data)>| {
-        table.push(Case { name: name.into(), op, ins, bound: 0.0 });
+        table.push(Case::new(name.into(), op, ins, 0.0));
     };
     let x = |dtype: DType, dims: &[usize]| (TensorType::new(dtype, dims), Data::Normal(1.0));
     let index =
