@@ -19,13 +19,14 @@ use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Target};
 use flatout_ir::types::{DType, TensorType};
-use flatout_ir::{Op, OpKind};
+use flatout_ir::{Launch, Op, OpKind};
 
 use rayon::prelude::*;
 
 use crate::cpu;
+use crate::cuda::attention::choice;
 use crate::cuda::nvrtc::{Nvrtc, Resources};
-use crate::cuda::{self, Facts};
+use crate::cuda::{self, AttentionKernel, Facts};
 use trial::{Form, Outputs, Trial};
 
 /// What an input holds.
@@ -102,7 +103,7 @@ pub fn check_on(case: &Case, place: Place<'_>) -> Vec<(String, Result<f64, Strin
     };
     let trial = Trial::new(case, row);
     let wanted = trial.oracle();
-    let ways = place.ways(&trial);
+    let ways = place.ways(&[trial.launch(Form::Dense { threads: 1 }, 256, 1).0]);
     ways.into_iter().map(|way| (way.name(row.name), check_way(&trial, &wanted, place, way))).collect()
 }
 
@@ -148,42 +149,59 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: Place<'_>, way: Way)
     Ok(worst)
 }
 
-/// Which of several kernels behind one row runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Way;
+/// Which of several kernels behind one row runs; the row's own choice where there is but one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Way(AttentionKernel);
 
 impl Way {
     /// The row's name, with the kernel's behind it.
     fn name(self, row: &str) -> String {
-        row.into()
+        if self == Way::default() { row.into() } else { format!("{row} {}", self.0.name()) }
     }
 
     fn options(self, options: cuda::Options) -> cuda::Options {
-        options
+        cuda::Options { attention: self.0, ..options }
     }
 
-    /// Rows with gaps as the kernel takes them.
+    /// Rows with gaps as the kernel takes them: matrix units want them 16 bytes apart.
     fn gaps(self) -> Form {
-        Form::Strided
+        match self.0 {
+            AttentionKernel::Auto | AttentionKernel::Fma => Form::Strided,
+            _ => Form::Spaced,
+        }
     }
 
     /// Whether the kernel serves the launch in a form.
-    fn takes(self, _trial: &Trial<'_>, _form: Form, _place: Place<'_>) -> bool {
-        true
+    fn takes(self, trial: &Trial<'_>, form: Form, place: Place<'_>) -> bool {
+        self == Way::default() || place.ways(&[trial.launch(form, 256, 1).0]).contains(&self)
+    }
+}
+
+/// The kernels that an attention may be made to run on; of other operations there is but one.
+fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
+    match launch.op.kind() {
+        OpKind::Attention | OpKind::AttentionGrad => choice::serving(launch, facts),
+        _ => vec![AttentionKernel::Auto],
     }
 }
 
 impl Place<'_> {
-    /// The kernels that serve a case.
-    fn ways(self, _trial: &Trial<'_>) -> Vec<Way> {
-        vec![Way]
+    /// The kernels that serve all of some launches.
+    fn ways(self, launches: &[Launch]) -> Vec<Way> {
+        let Place::Cuda(device) = self else { return vec![Way::default()] };
+        let facts = device.facts(cuda::Options::default());
+        let mut found: Option<Vec<AttentionKernel>> = None;
+        for kernels in launches.iter().map(|launch| serving(launch, &facts)) {
+            let earlier = found.unwrap_or_else(|| kernels.clone());
+            found = Some(earlier.into_iter().filter(|kernel| kernels.contains(kernel)).collect());
+        }
+        found.unwrap_or_else(|| vec![AttentionKernel::Auto]).into_iter().map(Way).collect()
     }
 }
 
 /// Whether another kernel or algorithm serves the form on a GPU, which rounds otherwise. Leaving an output out changes a
 /// product's epilogue, which is part of the choice of an algorithm; 8-bit products and those with sums round a bf16 base
-/// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits; and cuDNN gives no statistics
-/// without the result, so that our own kernel does.
+/// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits.
 fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
     let anew = match (&case.op, form) {
         (Op::Product { epilogue, .. }, Form::Without { .. }) => {
@@ -192,7 +210,6 @@ fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
         (Op::Product { epilogue, base: true, out: DType::BF16, .. }, Form::InPlace { .. }) => {
             *epilogue == Epilogue::SumA || case.ins[0].0.dtype.is_fp8()
         }
-        (Op::Attention { .. }, Form::Without { output: 0 }) => true,
         _ => false,
     };
     anew && matches!(place, Place::Cuda(_))
@@ -219,19 +236,34 @@ pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
     for case in cases.iter().filter(exists) {
         for kernel in cuda::KERNELS.iter().copied().flatten().filter(|k| runs(&k.row, case)) {
             let trial = Trial::unfilled(case, kernel.row);
-            let forms = [Form::Dense { threads: 1 }, Form::Strided].into_iter().chain(trial.forms());
+            let layouts = [Form::Dense { threads: 1 }, Form::Strided, Form::Spaced];
+            let more = if case.brief { vec![] } else { trial.forms() };
+            let forms = layouts.into_iter().chain(more);
             for form in forms {
-                let (launch, _) = trial.launch(form, 256, 1);
-                found.extend((kernel.sources)(&launch, facts));
+                found.extend(sources_of(&trial.launch(form, 256, 1).0, facts));
             }
         }
     }
     found
 }
 
-/// Compiles, in parallel, what the cases need on a device, so that running them finds it in the cache.
-pub fn compile_ahead(cases: &[Case], device: &cuda::Device) -> Result<(), cuda::CudaError> {
-    device.compile_ahead(&sources(cases, &device.facts(cuda::Options::default())))
+/// What every kernel that serves a launch compiles.
+pub fn sources_of(launch: &Launch, facts: &Facts) -> Vec<cuda::Source> {
+    let Some(kernel) = cuda::kernel(launch.kernel) else { return vec![] };
+    let of = |attention| (kernel.sources)(launch, &Facts { attention, ..facts.clone() });
+    serving(launch, facts).into_iter().flat_map(of).collect()
+}
+
+/// Compiles, in parallel, what cases and launches need on a device, so that running them finds it in the cache.
+pub fn compile_ahead(
+    cases: &[Case],
+    launches: &[Launch],
+    device: &cuda::Device,
+) -> Result<(), cuda::CudaError> {
+    let facts = device.facts(cuda::Options::default());
+    let mut all = sources(cases, &facts);
+    all.extend(launches.iter().flat_map(|launch| sources_of(launch, &facts)));
+    device.compile_ahead(&all)
 }
 
 /// What each kernel of some cases takes on an architecture such as `sm_90a`: source with its defines, architecture,

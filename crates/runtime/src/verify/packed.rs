@@ -1,6 +1,8 @@
 //! What packing promises beside right values: a packed call gives the bits of a call a segment, and one captured graph
 //! serves any segments that the host writes.
 
+use std::ops::Range;
+
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::types::DType;
 
@@ -93,12 +95,20 @@ impl Promise {
             Ok(row) => row,
             Err(why) => return vec![("none".into(), Err(why))],
         };
-        let ways = place.ways(&Trial::unfilled(&case, row));
+        let ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0]);
         let checked = |way: Way| match &self.kind {
             Kind::Separate(problem, grad) => separate(problem, *grad, place, way),
             Kind::Replay(problems, grad) => replay(problems, *grad, place, way),
         };
         ways.into_iter().map(|way| (way.name(row.name), checked(way))).collect()
+    }
+
+    /// On the error of each output; 0 where bits must be the same.
+    pub fn bound(&self) -> f64 {
+        match &self.kind {
+            Kind::Separate(..) => 0.0,
+            Kind::Replay(problems, grad) => problems[0].case(*grad).bound,
+        }
     }
 
     /// The problems' cases, for compiling ahead.
@@ -122,14 +132,14 @@ fn deterministic(way: Way) -> cuda::Options {
 /// A segment as a problem of its own.
 struct Part {
     problem: Problem,
-    q: std::ops::Range<usize>,
-    k: std::ops::Range<usize>,
+    q: Range<usize>,
+    k: Range<usize>,
 }
 
 fn parts(of: &Problem) -> Vec<Part> {
     let pairs = of.q.rows().into_iter().zip(of.keys().rows());
-    let has_both = |(q, k): &(std::ops::Range<usize>, std::ops::Range<usize>)| !q.is_empty() && !k.is_empty();
-    let part = |(q, k): (std::ops::Range<usize>, std::ops::Range<usize>)| {
+    let has_both = |(q, k): &(Range<usize>, Range<usize>)| !q.is_empty() && !k.is_empty();
+    let part = |(q, k): (Range<usize>, Range<usize>)| {
         let (one_q, one_k) = (even(1, q.len()), even(1, k.len()));
         Part { problem: Problem { q: one_q, k: Some(one_k), ..of.clone() }, q, k }
     };

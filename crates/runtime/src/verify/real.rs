@@ -6,7 +6,7 @@
 //! whole tensor, so the oracle needs only those. Everything runs on either backend: the samples themselves are checked on
 //! the CPU at small sizes.
 
-mod attention;
+pub(super) mod attention;
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ use flatout_ir::target::{Shapes, Target};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Op, PlanSet, Role, View};
 
-use super::Place;
 use super::trial::encode;
+use super::{Place, Way};
 use crate::cuda::noise::Noise;
 use crate::{RuntimeError, Session, cuda};
 
@@ -80,6 +80,7 @@ impl Sizes {
 
 /// Lays an operation out, runs it and gives the worst error of its samples.
 type Samples = dyn Fn(Bench<'_>) -> Result<f64, String>;
+type Laying = dyn Fn(Bench<'_>) -> Result<Vec<Launch>, String>;
 
 /// What is checked, with its bound; it runs where it is told and gives the worst error of its samples.
 pub struct Check {
@@ -87,16 +88,25 @@ pub struct Check {
     pub bound: f64,
     op: Op,
     dtype: DType,
+    /// What it launches, where several kernels may serve that.
+    lay: Option<Box<Laying>>,
     run: Box<Samples>,
 }
 
 impl Check {
+    /// What it launches, where several kernels may serve that, for compiling ahead.
+    pub fn launches(&self, place: Place<'_>) -> Vec<Launch> {
+        let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default())));
+        laid.and_then(Result::ok).unwrap_or_default()
+    }
+
     /// Every kernel that serves it, with the worst error or what is wrong.
     pub fn run(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
         let row = place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name);
-        let ways = match &self.launch {
-            Some(launch) => place.ways(launch),
+        let ways = match self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default()))) {
             None => vec![Way::default()],
+            Some(Ok(launches)) => place.ways(&launches),
+            Some(Err(why)) => return vec![(row.into(), Err(why))],
         };
         let checked = |way: Way| match (self.run)(Bench::new(place, way)) {
             // A NaN is within no bound.
@@ -110,27 +120,28 @@ impl Check {
 
 /// What a tensor holds before the operation runs.
 #[derive(Clone)]
-enum Fill {
+pub(super) enum Fill {
     Noise(Noise),
     /// Zeros but for these rows of the first axis.
     Rows(Noise, Vec<usize>),
     Values(Vec<f64>),
 }
 
-const WIDE: Fill = Fill::Noise(Noise::WIDE);
+pub(super) const WIDE: Fill = Fill::Noise(Noise::WIDE);
 
 /// Tensors and launches as they are laid out.
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     place: Place<'a>,
+    way: Way,
     target: Target,
     end: usize,
-    launches: Vec<Launch>,
+    pub(super) launches: Vec<Launch>,
     fills: Vec<(View, Fill)>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(place: Place<'a>) -> Self {
-        Bench { place, target: place.target(), end: 0, launches: vec![], fills: vec![] }
+    pub(super) fn new(place: Place<'a>, way: Way) -> Self {
+        Bench { place, way, target: place.target(), end: 0, launches: vec![], fills: vec![] }
     }
 
     fn lay(&mut self, ty: &TensorType) -> View {
@@ -139,14 +150,14 @@ impl<'a> Bench<'a> {
         view
     }
 
-    fn input(&mut self, dtype: DType, dims: &[usize], fill: Fill) -> View {
+    pub(super) fn input(&mut self, dtype: DType, dims: &[usize], fill: Fill) -> View {
         let view = self.lay(&TensorType::new(dtype, dims));
         self.fills.push((view.clone(), fill));
         view
     }
 
     /// Adds a launch; gives where its outputs lie.
-    fn launch(&mut self, op: Op, ins: &[View]) -> Result<Vec<View>, String> {
+    pub(super) fn launch(&mut self, op: Op, ins: &[View]) -> Result<Vec<View>, String> {
         let types: Vec<TensorType> = ins.iter().map(type_of).collect();
         let (graph, _) = graph(&op, &types);
         let node = graph.nodes.last().expect("the operation");
@@ -170,8 +181,25 @@ impl<'a> Bench<'a> {
         Ok(outs)
     }
 
+    /// Whether every launch is one that its kernel takes.
+    #[cfg(test)]
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.launches.iter().try_for_each(|launch| {
+            let row =
+                self.target.kernels.iter().find(|row| row.name == launch.kernel).expect("taken from here");
+            crate::launch::check(launch, row, self.end, self.target.cores)
+        })
+    }
+
     /// Fills every tensor and runs the launches.
     fn run(self) -> Result<Ran, String> {
+        let mut session = self.open()?;
+        session.run(Role::Eval).map_err(said)?;
+        Ok(Ran { session })
+    }
+
+    /// A session with one plan, of the launches in their order, and every tensor filled.
+    pub(super) fn open(self) -> Result<Session, String> {
         let plans = PlanSet {
             arena_bytes: self.end,
             persistent_bytes: self.end,
@@ -187,7 +215,7 @@ impl<'a> Bench<'a> {
             Place::Cpu => Session::new(plans, self.target.cores),
             Place::Cuda(device) => {
                 let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
-                Session::cuda(plans, device, options)
+                Session::cuda(plans, device, self.way.options(options))
             }
         };
         let mut session = session.map_err(said)?;
@@ -207,12 +235,11 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        session.run(Role::Eval).map_err(said)?;
-        Ok(Ran { session })
+        Ok(session)
     }
 }
 
-fn said(why: RuntimeError) -> String {
+pub(super) fn said(why: RuntimeError) -> String {
     why.to_string()
 }
 
@@ -382,7 +409,7 @@ fn product(
         }
         Ok(worst)
     };
-    Check { name, bound, op, dtype, run: Box::new(run) }
+    Check { name, bound, op, dtype, lay: None, run: Box::new(run) }
 }
 
 /// Sampled rows of outputs that have as many rows as the inputs, and whole outputs that have not.
@@ -409,7 +436,7 @@ fn by_rows(
         }
         Ok(worst)
     };
-    Check { name, bound, op, dtype, run: Box::new(run) }
+    Check { name, bound, op, dtype, lay: None, run: Box::new(run) }
 }
 
 fn norms(s: Sizes) -> Vec<Check> {
@@ -496,8 +523,10 @@ mod tests {
     #[test]
     fn the_cpus_kernels_pass_at_small_sizes() {
         for check in checks(SMALL) {
-            let error = check.run(Place::Cpu).unwrap_or_else(|why| panic!("{}: {why}", check.name));
-            println!("{:60} {:20} {error:.1e}", check.name, check.kernel(Place::Cpu));
+            for (kernel, error) in check.run(Place::Cpu) {
+                let error = error.unwrap_or_else(|why| panic!("{}: {why}", check.name));
+                println!("{:60} {kernel:20} {error:.1e}", check.name);
+            }
         }
     }
 
@@ -505,7 +534,7 @@ mod tests {
     #[test]
     fn a_wrong_kernel_is_noticed() {
         let wrong = |act: Act| {
-            let mut bench = Bench::new(Place::Cpu);
+            let mut bench = Bench::new(Place::Cpu, Way::default());
             let (a, b) = (bench.input(BF16, &[64, 32], WIDE), bench.input(BF16, &[64, 32], WIDE));
             let out = bench.launch(Op::Gated { act }, &[a.clone(), b.clone()]).unwrap().remove(0);
             let ran = bench.run().unwrap();

@@ -1,5 +1,7 @@
 //! How fast each kernel is on a GPU, at the sizes of real models: one large case a kernel, timed as a graph.
 
+pub mod attention;
+
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;

@@ -25,25 +25,26 @@ const SAMPLES: usize = 7;
 
 /// A large problem.
 #[derive(Clone, Debug)]
-struct Problem {
-    what: String,
-    mask: Mask,
-    tokens: usize,
-    keys: usize,
-    heads: usize,
-    kv_heads: usize,
-    size: usize,
+pub(in crate::verify) struct Problem {
+    pub what: String,
+    pub mask: Mask,
+    pub tokens: usize,
+    pub keys: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub size: usize,
     /// Rows of queries and of keys of each segment.
-    segments: Vec<(Range<usize>, Range<usize>)>,
-    q: Segments,
-    k: Segments,
+    pub segments: Vec<(Range<usize>, Range<usize>)>,
+    pub q: Segments,
+    pub k: Segments,
 }
 
 /// Every problem for the sizes of a model, and those that the model does not have.
 pub(super) fn checks(s: Sizes) -> Vec<Check> {
     let tokens = s.tokens;
     let model = |mask| equal(mask, tokens / s.context, s.context, s.heads, s.kv_heads, s.head);
-    let wide = |heads, kv_heads, size, mask| packed("packed", tokens, s.segments, 512, heads, kv_heads, size, mask);
+    let wide =
+        |heads, kv_heads, size, mask| packed("packed", tokens, s.segments, 512, heads, kv_heads, size, mask);
     let many = packed("packed short", tokens / 4, tokens / 12, 3, s.heads, s.kv_heads, s.head, Mask::Causal);
     let problems = [
         model(Mask::Causal),
@@ -57,7 +58,14 @@ pub(super) fn checks(s: Sizes) -> Vec<Check> {
     problems.into_iter().flat_map(|problem| [forward(problem.clone()), backward(problem)]).collect()
 }
 
-fn equal(mask: Mask, count: usize, len: usize, heads: usize, kv_heads: usize, size: usize) -> Problem {
+pub(in crate::verify) fn equal(
+    mask: Mask,
+    count: usize,
+    len: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+) -> Problem {
     let rows = |s: usize| s * len..(s + 1) * len;
     let segments = Segments::Uniform { len };
     Problem {
@@ -76,7 +84,7 @@ fn equal(mask: Mask, count: usize, len: usize, heads: usize, kv_heads: usize, si
 
 /// So many segments of 1 to `longest` tokens, one after another; some tokens behind them stay outside.
 #[allow(clippy::too_many_arguments, reason = "a table of problems with these columns")]
-fn packed(
+pub(in crate::verify) fn packed(
     what: &str,
     tokens: usize,
     count: usize,
@@ -112,7 +120,7 @@ fn packed(
 
 /// So many lengths from 1 to `longest`, always the same, that together fit in the tokens; their mean is 0.39 of the
 /// longest, 200 of 512.
-pub(in crate::verify) fn lengths(tokens: usize, count: usize, longest: usize) -> Vec<usize> {
+fn lengths(tokens: usize, count: usize, longest: usize) -> Vec<usize> {
     let mut left = tokens;
     let mut length = |i: usize| {
         let even = philox([i as u32, 0, 0, 0], [325, 512])[0] as f64 / 4_294_967_296.0;
@@ -126,7 +134,13 @@ pub(in crate::verify) fn lengths(tokens: usize, count: usize, longest: usize) ->
 }
 
 /// One query over each of some caches, filled to any length.
-fn decode(count: usize, capacity: usize, heads: usize, kv_heads: usize, size: usize) -> Problem {
+pub(in crate::verify) fn decode(
+    count: usize,
+    capacity: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+) -> Problem {
     let filled = |s: usize| 1 + philox([s as u32, 1, 0, 0], [7, 7])[0] as usize % capacity;
     let keys = |s: usize| s * capacity..s * capacity + if s == 0 { capacity } else { filled(s) };
     Problem {
@@ -158,7 +172,7 @@ impl Problem {
         (self.size as f32).powf(-0.5)
     }
 
-    fn op(&self, grad: bool, q: Segments, k: Segments) -> Op {
+    pub(in crate::verify) fn op(&self, grad: bool, q: Segments, k: Segments) -> Op {
         let (scale, mask) = (self.scale(), self.mask);
         if grad { Op::AttentionGrad { scale, mask, q, k } } else { Op::Attention { scale, mask, q, k } }
     }
@@ -185,7 +199,7 @@ impl Problem {
         places.into_iter().enumerate().map(sample).collect()
     }
 
-    fn lay(&self, bench: &mut Bench<'_>) -> Vec<View> {
+    pub(in crate::verify) fn lay(&self, bench: &mut Bench<'_>) -> Vec<View> {
         let keys = [self.keys, self.kv_heads, self.size];
         let mut ins = vec![bench.input(BF16, &[self.tokens, self.heads, self.size], WIDE)];
         ins.extend([(); 2].map(|()| bench.input(BF16, &keys, WIDE)));
@@ -201,11 +215,24 @@ impl Problem {
         }
         match (self.q, self.k) {
             // Queries and keys are cut by the same tensors.
-            (Segments::Ragged { .. }, Segments::Ragged { .. }) => ins.extend([ins[3].clone(), ins[4].clone()]),
+            (Segments::Ragged { .. }, Segments::Ragged { .. }) => {
+                ins.extend([ins[3].clone(), ins[4].clone()])
+            }
             (_, Segments::Ragged { .. }) => ins.extend(bounds(|pair| &pair.1)),
             _ => {}
         }
         ins
+    }
+
+    /// Forward, then backward with a gradient in the sampled queries alone: the latter's inputs and outputs.
+    fn lay_backward(&self, bench: &mut Bench<'_>) -> Result<(Vec<View>, Vec<View>), String> {
+        let mut ins = self.lay(bench);
+        let rows = self.samples().into_iter().flat_map(|sample| sample.queries).collect();
+        let d = bench.input(BF16, &ins[0].dims.clone(), Fill::Rows(Noise::WIDE, rows));
+        let saved = bench.launch(self.op(false, self.q, self.k), &ins)?;
+        ins.extend(saved.into_iter().chain([d]));
+        let outs = bench.launch(self.op(true, self.q, self.k), &ins)?;
+        Ok((ins, outs))
     }
 
     fn queries(&self, view: &View, sample: &Sample) -> View {
@@ -234,6 +261,12 @@ fn distance(got: &[f64], want: &[f64]) -> f64 {
 
 fn forward(problem: Problem) -> Check {
     let (name, op) = (problem.name("forward"), problem.op(false, problem.q, problem.k));
+    let laid = problem.clone();
+    let lay = move |mut bench: Bench<'_>| {
+        let ins = laid.lay(&mut bench);
+        bench.launch(laid.op(false, laid.q, laid.k), &ins)?;
+        Ok(bench.launches)
+    };
     let run = move |mut bench: Bench<'_>| {
         let ins = problem.lay(&mut bench);
         let outs = bench.launch(problem.op(false, problem.q, problem.k), &ins)?;
@@ -250,19 +283,20 @@ fn forward(problem: Problem) -> Check {
         }
         Ok(worst)
     };
-    Check { name, bound: BOUND, op, dtype: BF16, run: Box::new(run) }
+    Check { name, bound: BOUND, op, dtype: BF16, lay: Some(Box::new(lay)), run: Box::new(run) }
 }
 
 fn backward(problem: Problem) -> Check {
     let (name, op) = (problem.name("backward"), problem.op(true, problem.q, problem.k));
+    let laid = problem.clone();
+    let lay = move |mut bench: Bench<'_>| {
+        laid.lay_backward(&mut bench)?;
+        Ok(bench.launches)
+    };
     let run = move |mut bench: Bench<'_>| {
         let samples = problem.samples();
-        let mut ins = problem.lay(&mut bench);
-        let rows = samples.iter().flat_map(|sample| sample.queries.clone()).collect();
-        let d = bench.input(BF16, &ins[0].dims.clone(), Fill::Rows(Noise::WIDE, rows));
-        let saved = bench.launch(problem.op(false, problem.q, problem.k), &ins)?;
-        ins.extend([saved[0].clone(), saved[1].clone(), d.clone()]);
-        let outs = bench.launch(problem.op(true, problem.q, problem.k), &ins)?;
+        let (ins, outs) = problem.lay_backward(&mut bench)?;
+        let [.., o, lse, d] = &ins[..] else { unreachable!("o, lse and do come last") };
         let ran = bench.run()?;
         let mut worst: f64 = 0.0;
         for sample in &samples {
@@ -271,10 +305,10 @@ fn backward(problem: Problem) -> Check {
             let parts = [queries(&ins[0]), keys(&ins[1]), keys(&ins[2])];
             let mut parts = parts.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
             let forward = wanted(&problem.sampled_op(false, sample), &parts);
-            for (view, value) in saved.iter().zip(forward) {
+            for (view, value) in [o, lse].into_iter().zip(forward) {
                 parts.push((type_of(&queries(view)), value));
             }
-            parts.push(ran.part(&queries(&d))?);
+            parts.push(ran.part(&queries(d))?);
             let want = wanted(&problem.sampled_op(true, sample), &parts);
             let places = [queries(&outs[0]), keys(&outs[1]), keys(&outs[2])];
             for (place, want) in places.iter().zip(&want) {
@@ -287,5 +321,5 @@ fn backward(problem: Problem) -> Check {
         }
         Ok(worst)
     };
-    Check { name, bound: GRADIENT_BOUND, op, dtype: BF16, run: Box::new(run) }
+    Check { name, bound: GRADIENT_BOUND, op, dtype: BF16, lay: Some(Box::new(lay)), run: Box::new(run) }
 }
