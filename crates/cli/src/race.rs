@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flatout_train::Failure;
-use flatout_train::kernels::{self, COPY, Lap, PADDED, Raced};
+use flatout_train::kernels::{self, COPY, Lap, PADDED, Raced, Shape};
 use serde_json::{Value, json};
 
 use crate::screen::Screen;
@@ -61,9 +61,23 @@ fn lines(raced: &Raced) -> Vec<String> {
 }
 
 fn shape(raced: &Raced) -> Value {
+    let Shape { backward, causal, heads, kv_heads, size, lengths, padded_to } = &raced.shape;
+    let mut object = json!({
+        "shape": raced.name,
+        "backward": backward,
+        "causal": causal,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "size": size,
+        "lengths": lengths,
+        "padded_to": padded_to,
+    });
     let laps = match &raced.laps {
         Ok(laps) => laps,
-        Err(why) => return json!({ "shape": raced.name, "failed": why }),
+        Err(why) => {
+            object["failed"] = json!(why);
+            return object;
+        }
     };
     let lap = |lap: &Lap| {
         json!({
@@ -77,7 +91,8 @@ fn shape(raced: &Raced) -> Value {
             "of_copy": copy(laps).map(|copy| lap.gigabytes_a_second() / copy.gigabytes_a_second()),
         })
     };
-    json!({ "shape": raced.name, "kernels": laps.iter().map(lap).collect::<Vec<_>>() })
+    object["kernels"] = laps.iter().map(lap).collect();
+    object
 }
 
 #[cfg(test)]
@@ -89,17 +104,32 @@ mod tests {
         Lap { kernel: kernel.into(), ms, shortest_ms: ms, longest_ms: ms, flops, bytes }
     }
 
+    fn raced(name: &str, laps: Result<Vec<Lap>, String>) -> Raced {
+        let lengths = vec![(3, 3), (5, 5)];
+        let shape = Shape {
+            backward: false,
+            causal: true,
+            heads: 4,
+            kv_heads: 1,
+            size: 64,
+            lengths,
+            padded_to: Some(8),
+        };
+        Raced { name: name.into(), shape, laps }
+    }
+
     #[test]
     fn kernels_are_told_against_cudnn_and_against_a_copy() {
         let packed = vec![lap("cudnn", 4.0), lap("mma", 2.0), lap(PADDED, 8.0)];
-        let raced = Raced { name: "packed".into(), laps: Ok(packed) };
-        let shown = lines(&raced);
+        let packed = raced("packed", Ok(packed));
+        let shown = lines(&packed);
         assert!(shown[2].ends_with("500.0 TFLOP/s   4.00 times the speed of cudnn, padded"), "{}", shown[2]);
         assert!(shown[3].ends_with("125.0 TFLOP/s"), "{}", shown[3]);
-        assert_eq!(shape(&raced)["kernels"][0]["times_cudnn"], 2.0);
-        let decode = Raced { name: "decode".into(), laps: Ok(vec![lap("decode", 2.0), lap(COPY, 1.0)]) };
+        assert_eq!(shape(&packed)["kernels"][0]["times_cudnn"], 2.0);
+        assert_eq!(shape(&packed)["lengths"][1][0], 5);
+        let decode = raced("decode", Ok(vec![lap("decode", 2.0), lap(COPY, 1.0)]));
         assert!(lines(&decode)[1].ends_with("2000 GB/s    50% of copy"), "{}", lines(&decode)[1]);
-        let failed = Raced { name: "x".into(), laps: Err("no memory".into()) };
+        let failed = raced("x", Err("no memory".into()));
         assert_eq!(shape(&failed)["failed"], "no memory");
     }
 }

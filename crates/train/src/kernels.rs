@@ -6,7 +6,7 @@ use flatout_runtime::{cpu, verify};
 
 pub use flatout_runtime::verify::speed::Speed;
 use flatout_runtime::verify::speed::attention as race;
-pub use flatout_runtime::verify::speed::attention::{COPY, Lap, PADDED};
+pub use flatout_runtime::verify::speed::attention::{COPY, Lap, PADDED, Shape};
 
 /// One kernel case that was run.
 pub struct Checked {
@@ -139,6 +139,7 @@ fn kept(promise: &packed::Promise, place: verify::Place<'_>) -> Vec<Checked> {
 /// The kernels that serve one shape and direction of attention, timed in turns.
 pub struct Raced {
     pub name: String,
+    pub shape: Shape,
     pub laps: Result<Vec<Lap>, String>,
 }
 
@@ -155,7 +156,7 @@ pub fn race_attention(only: &str, see: &mut dyn FnMut(&Raced)) -> Result<(String
     let _ = verify::compile_ahead(&[], &launches, &device);
     let mut all = vec![];
     for race in races {
-        let raced = Raced { laps: race.run(&device), name: race.name };
+        let raced = Raced { laps: race.run(&device), shape: race.shape(), name: race.name };
         see(&raced);
         let broken = raced.laps.is_err() && device.broken().is_some();
         all.push(raced);

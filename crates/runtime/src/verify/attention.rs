@@ -343,3 +343,58 @@ fn few_queries(all: &mut Vec<Problem>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::check;
+
+    /// Both directions on the CPU.
+    fn agree(add: fn(&mut Vec<Problem>)) {
+        let mut problems = vec![];
+        add(&mut problems);
+        let cases = problems.iter().flat_map(|problem| [problem.case(false), problem.case(true)]);
+        let failed: Vec<String> =
+            cases.filter_map(|case| check(&case).err().map(|why| format!("{}: {why}", case.name))).collect();
+        assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+    }
+
+    #[test]
+    fn every_mask_with_every_pair_of_sides() {
+        agree(masks);
+    }
+
+    #[test]
+    fn heads_of_every_size() {
+        agree(sizes);
+    }
+
+    #[test]
+    fn heads_that_share_keys() {
+        agree(groups);
+    }
+
+    #[test]
+    fn lengths_off_every_edge() {
+        agree(lengths);
+    }
+
+    #[test]
+    fn every_pattern_of_segments() {
+        agree(patterns);
+    }
+
+    #[test]
+    fn few_queries_over_many_keys() {
+        agree(few_queries);
+    }
+
+    /// What lies outside the segments is NaN for the kernels, and every cut has something there.
+    #[test]
+    fn outside_is_poisoned() {
+        let case = Problem::new("with gaps", Mask::Causal, gaps(), None).case(true);
+        let rows = |input: usize| case.idle.iter().filter(|(i, _)| *i == input).count();
+        // 150 tokens, of which the segments have 131: in q, k, v, o, lse and do.
+        assert_eq!([0, 1, 2, 7, 8, 9].map(rows), [19; 6]);
+    }
+}

@@ -34,6 +34,20 @@ pub struct Race {
     by_memory: bool,
 }
 
+/// A race's problem, for others to run the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    pub backward: bool,
+    pub causal: bool,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub size: usize,
+    /// Queries and keys of each sequence, those behind each other on one axis.
+    pub lengths: Vec<(usize, usize)>,
+    /// What sequences are padded to by who cannot pack them.
+    pub padded_to: Option<usize>,
+}
+
 /// What a kernel took for one call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lap {
@@ -215,6 +229,19 @@ impl Race {
             }
         }
         Ok(runners.into_iter().map(Runner::lap).collect())
+    }
+
+    pub fn shape(&self) -> Shape {
+        let Problem { mask, heads, kv_heads, size, segments, .. } = &self.problem;
+        Shape {
+            backward: self.grad,
+            causal: *mask == Mask::Causal,
+            heads: *heads,
+            kv_heads: *kv_heads,
+            size: *size,
+            lengths: segments.iter().map(|(q, k)| (q.len(), k.len())).collect(),
+            padded_to: self.padded.as_ref().map(|padded| padded.segments[0].0.len()),
+        }
     }
 
     /// One call, for compiling ahead.
