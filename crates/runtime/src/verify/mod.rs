@@ -103,7 +103,7 @@ pub fn check_on(case: &Case, place: Place<'_>) -> Vec<(String, Result<f64, Strin
     };
     let trial = Trial::new(case, row);
     let wanted = trial.oracle();
-    let ways = place.ways(&[trial.launch(Form::Dense { threads: 1 }, 256, 1).0]);
+    let ways = place.ways(&[trial.launch(Form::Dense { threads: 1 }, 256, 1).0], cuda::Options::default());
     ways.into_iter().map(|way| (way.name(row.name), check_way(&trial, &wanted, place, way))).collect()
 }
 
@@ -125,7 +125,7 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: Place<'_>, way: Way)
 
     let again: &[usize] = if matches!(place, Place::Cpu) { &[2, 4] } else { &[1] };
     let again = again.iter().map(|&threads| Form::Dense { threads });
-    for form in again.chain(trial.forms()).filter(|form| way.takes(trial, *form, place)) {
+    for form in again.chain(trial.forms()).filter(|form| way.takes(trial, *form, place, captured)) {
         let got = trial.run(form, place, captured)?;
         if !row.deterministic || chooses_anew(case, form, place) {
             worst = worst.max(judge_form(&format!("{form:?}"), &got)?);
@@ -138,8 +138,8 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: Place<'_>, way: Way)
             return Err(format!("{form:?}: output {o} has other bits than dense, run first; {away}"));
         }
     }
-    if !row.deterministic {
-        let same = cuda::Options { deterministic: true, ..captured };
+    let same = cuda::Options { deterministic: true, ..captured };
+    if !row.deterministic && way.takes(trial, dense, place, same) {
         let (one, two) = (trial.run(dense, place, same)?, trial.run(dense, place, same)?);
         worst = worst.max(judge_form("deterministic", &one)?);
         if one != two {
@@ -172,8 +172,8 @@ impl Way {
     }
 
     /// Whether the kernel serves the launch in a form.
-    fn takes(self, trial: &Trial<'_>, form: Form, place: Place<'_>) -> bool {
-        self == Way::default() || place.ways(&[trial.launch(form, 256, 1).0]).contains(&self)
+    fn takes(self, trial: &Trial<'_>, form: Form, place: Place<'_>, options: cuda::Options) -> bool {
+        self == Way::default() || place.ways(&[trial.launch(form, 256, 1).0], options).contains(&self)
     }
 }
 
@@ -187,9 +187,9 @@ fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
 
 impl Place<'_> {
     /// The kernels that serve all of some launches.
-    fn ways(self, launches: &[Launch]) -> Vec<Way> {
+    fn ways(self, launches: &[Launch], options: cuda::Options) -> Vec<Way> {
         let Place::Cuda(device) = self else { return vec![Way::default()] };
-        let facts = device.facts(cuda::Options::default());
+        let facts = device.facts(options);
         let mut found: Option<Vec<AttentionKernel>> = None;
         for kernels in launches.iter().map(|launch| serving(launch, &facts)) {
             let earlier = found.unwrap_or_else(|| kernels.clone());
@@ -260,9 +260,12 @@ pub fn compile_ahead(
     launches: &[Launch],
     device: &cuda::Device,
 ) -> Result<(), cuda::CudaError> {
-    let facts = device.facts(cuda::Options::default());
-    let mut all = sources(cases, &facts);
-    all.extend(launches.iter().flat_map(|launch| sources_of(launch, &facts)));
+    let mut all = HashSet::new();
+    for deterministic in [false, true] {
+        let facts = device.facts(cuda::Options { deterministic, ..Default::default() });
+        all.extend(sources(cases, &facts));
+        all.extend(launches.iter().flat_map(|launch| sources_of(launch, &facts)));
+    }
     device.compile_ahead(&all)
 }
 

@@ -9,7 +9,7 @@ use flatout_ir::types::DType;
 use super::attention::{Problem, Side, even, gaps, ragged};
 use super::trial::{Form, Trial};
 use super::{Case, Data, Place, Way, judge, kernel_of};
-use crate::cuda;
+use crate::cuda::{self, AttentionKernel};
 
 /// A promise about packed attention, checked on one problem.
 pub struct Promise {
@@ -95,7 +95,11 @@ impl Promise {
             Ok(row) => row,
             Err(why) => return vec![("none".into(), Err(why))],
         };
-        let ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0]);
+        let deterministic = matches!(self.kind, Kind::Separate(..));
+        let options = cuda::Options { deterministic, ..Default::default() };
+        let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
+        // cuDNN has other engines for packed sequences than for equal ones, and promises no bits between them.
+        ways.retain(|way| !deterministic || *way != Way(AttentionKernel::Cudnn));
         let checked = |way: Way| match &self.kind {
             Kind::Separate(problem, grad) => separate(problem, *grad, place, way),
             Kind::Replay(problems, grad) => replay(problems, *grad, place, way),
@@ -125,7 +129,7 @@ impl Promise {
 
 const DENSE: Form = Form::Dense { threads: 2 };
 
-fn deterministic(way: Way) -> cuda::Options {
+fn equal_bits(way: Way) -> cuda::Options {
     way.options(cuda::Options { deterministic: true, ..Default::default() })
 }
 
@@ -150,7 +154,7 @@ fn separate(problem: &Problem, grad: bool, place: Place<'_>, way: Way) -> Result
     let case = problem.case(grad);
     let row = kernel_of(&case, &place.target())?;
     let whole = Trial::new(&case, row);
-    let together = whole.run(DENSE, place, deterministic(way))?;
+    let together = whole.run(DENSE, place, equal_bits(way))?;
     for part in parts(problem) {
         let mut alone = part.problem.case(grad);
         // Where the part's inputs lie among the whole's: segment bounds are not among them.
@@ -168,7 +172,11 @@ fn separate(problem: &Problem, grad: bool, place: Place<'_>, way: Way) -> Result
         }
         let alone_row = kernel_of(&alone, &place.target())?;
         let alone = Trial::new(&alone, alone_row);
-        let got = alone.run(DENSE, place, deterministic(way))?;
+        // A kernel of few queries over many keys does not take a segment that has as many of both.
+        if !way.takes(&alone, DENSE, place, equal_bits(way)) {
+            continue;
+        }
+        let got = alone.run(DENSE, place, equal_bits(way))?;
         for (o, (got, all)) in got.iter().zip(&together).enumerate() {
             let (got, all) = (got.as_ref().expect("every output"), all.as_ref().expect("every output"));
             let rows = if grad && o > 0 { &part.k } else { &part.q };

@@ -105,7 +105,7 @@ impl Check {
         let row = place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name);
         let ways = match self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default()))) {
             None => vec![Way::default()],
-            Some(Ok(launches)) => place.ways(&launches),
+            Some(Ok(launches)) => place.ways(&launches, cuda::Options::default()),
             Some(Err(why)) => return vec![(row.into(), Err(why))],
         };
         let checked = |way: Way| match (self.run)(Bench::new(place, way)) {

@@ -257,7 +257,7 @@ impl Race {
         let place = Place::Cuda(device);
         let mut bench = Bench::new(place, Way::default());
         lay(problem, self.grad, &mut bench, 1)?;
-        Ok(place.ways(&bench.launches))
+        Ok(place.ways(&bench.launches, cuda::Options::default()))
     }
 
     fn runner(
