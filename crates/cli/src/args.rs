@@ -217,7 +217,10 @@ pub struct Doctor {
     /// Check every kernel here against the oracle, in every type, layout and place; takes seconds.
     #[arg(long)]
     pub verify: bool,
-    /// With --verify or --assemble, only cases whose name holds this.
+    /// Time every kernel that serves the shapes it is judged by, on the GPU, against the others: attention.
+    #[arg(long, value_name = "WHAT", value_parser = ["attention"], conflicts_with = "verify")]
+    pub speed: Option<String>,
+    /// With --verify, --speed or --assemble, only cases whose name holds this.
     #[arg(long, hide = true, default_value = "")]
     pub only: String,
     /// Compile every CUDA kernel for these architectures, without a GPU: `sm_80,sm_90a`.

@@ -7,6 +7,7 @@ use flatout_train::{Failure, compile, kernels, recipes, switches};
 use serde_json::json;
 
 use crate::args::Doctor;
+use crate::race;
 use crate::screen::{Screen, bytes};
 
 pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -15,6 +16,9 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     if args.verify {
         return verify(&args.only, screen);
+    }
+    if args.speed.is_some() {
+        return race::attention(&args.only, screen);
     }
     let target = compile::target();
     let gpu = kernels::gpu();
@@ -116,7 +120,7 @@ fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
 /// A line a kernel with its worst case, every failure, and the speeds beside what a copy reaches.
 fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
     screen.result(format!("\n{}", gpu.name));
-    let mut rows: Vec<&str> = gpu.cases.iter().map(|c| c.kernel).collect();
+    let mut rows: Vec<&str> = gpu.cases.iter().map(|c| c.kernel.as_str()).collect();
     rows.sort_unstable();
     rows.dedup();
     for row in rows {

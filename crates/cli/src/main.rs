@@ -13,6 +13,7 @@ mod logits;
 mod model;
 mod plan;
 mod progress;
+mod race;
 mod recipes;
 mod runs;
 mod screen;

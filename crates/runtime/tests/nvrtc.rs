@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
+use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
@@ -14,12 +15,12 @@ use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Shapes};
 use flatout_ir::types::{DType, TensorType};
-use flatout_ir::{Launch, Op, View};
+use flatout_ir::{Launch, Op, OpKind, View};
 use flatout_runtime::cuda::library::nvrtc_alone;
 use flatout_runtime::cuda::noise;
 use flatout_runtime::cuda::nvrtc::{Nvrtc, arch};
 use flatout_runtime::cuda::{Facts, KERNELS, Kernel, Source};
-use flatout_runtime::verify::cases;
+use flatout_runtime::verify::{cases, sources_of};
 use rayon::prelude::*;
 
 /// A100, RTX 3090, RTX 4090, H100 and H200, B200, RTX 5090.
@@ -84,10 +85,67 @@ fn real() -> Vec<Form> {
     forms
 }
 
+/// Attention at real sizes: heads of 64, 128 and 256, every mask, equal and packed sequences, few queries over caches, both
+/// directions. Each architecture has its share, so that together they have all; Hopper, which has most kernels, has all
+/// itself.
+fn attention(architecture: usize) -> Vec<Form> {
+    let is_hopper = ARCHITECTURES[architecture] == "sm_90a";
+    let window = Mask::Window { back: 256, ahead: 0 };
+    let mut forms = vec![];
+    for (s, size) in [64, 128, 256].into_iter().enumerate() {
+        let (heads, kv_heads) = (16, 4);
+        for (m, mask) in [Mask::Full, Mask::Causal, window, Mask::TwoIntervals].into_iter().enumerate() {
+            for (r, is_ragged) in [false, true].into_iter().enumerate() {
+                if is_hopper || (s + m + r + architecture).is_multiple_of(4) {
+                    let segments = match is_ragged {
+                        true => Segments::Ragged { max_segments: 325, max_len: 512 },
+                        false => Segments::Uniform { len: 512 },
+                    };
+                    forms.extend(attend(mask, [segments; 2], [65536; 2], [heads, kv_heads, size]));
+                }
+            }
+        }
+        if is_hopper || (s + architecture).is_multiple_of(3) {
+            let caches = Segments::Ragged { max_segments: 64, max_len: 4096 };
+            let sides = [Segments::Uniform { len: 1 }, caches];
+            forms.extend(attend(Mask::Causal, sides, [64, 64 * 4096], [heads, kv_heads, size]));
+        }
+    }
+    forms
+}
+
+/// Both directions in bf16, and once in f32.
+fn attend(mask: Mask, [q, k]: [Segments; 2], tokens: [usize; 2], heads: [usize; 3]) -> Vec<Form> {
+    let mut forms = vec![];
+    let [heads, kv_heads, size] = heads;
+    let is_usual = size == 64 && mask == Mask::Causal;
+    for dtype in [DType::BF16, DType::F32].into_iter().filter(|d| *d == DType::BF16 || is_usual) {
+        let of_q = TensorType::new(dtype, [tokens[0], heads, size]);
+        let of_k = TensorType::new(dtype, [tokens[1], kv_heads, size]);
+        let mut ins = vec![of_q.clone(), of_k.clone(), of_k];
+        for side in [q, k] {
+            if let Segments::Ragged { max_segments, .. } = side {
+                ins.extend([(); 2].map(|()| TensorType::new(DType::I32, [max_segments])));
+            }
+        }
+        ins.extend((mask == Mask::TwoIntervals).then(|| TensorType::new(DType::I32, [tokens[0], 4])));
+        let scale = (size as f32).sqrt().recip();
+        forms.push((Op::Attention { scale, mask, q, k }, ins.clone()));
+        let lse = TensorType::new(DType::F32, [tokens[0], heads]);
+        ins.extend([of_q.clone(), lse, of_q]);
+        forms.push((Op::AttentionGrad { scale, mask, q, k }, ins));
+    }
+    forms
+}
+
+fn is_attention(op: &Op) -> bool {
+    matches!(op.kind(), OpKind::Attention | OpKind::AttentionGrad)
+}
+
 /// Of the cases every kernel is verified by, the largest of each operation and epilogue in each combination of types.
 fn verified() -> Vec<Form> {
     let mut largest: BTreeMap<Kind, (usize, Form)> = BTreeMap::new();
-    for case in cases::all() {
+    for case in cases::all().into_iter().filter(|case| !is_attention(&case.op)) {
         let ins: Vec<TensorType> = case.ins.iter().map(|(ty, _)| ty.clone()).collect();
         let size = ins.iter().map(TensorType::elements).sum();
         let epilogue = match case.op {
@@ -170,17 +228,18 @@ fn every_kernel_compiles_everywhere_without_spilling() {
     let mut jobs: HashSet<(String, Source)> = HashSet::new();
     let mut compiled: BTreeSet<&str> = BTreeSet::new();
     let forms: Vec<Form> = verified().into_iter().chain(real()).collect();
-    for name in ARCHITECTURES {
-        let facts = Facts::on_paper(name);
+    for (architecture, name) in ARCHITECTURES.into_iter().enumerate() {
+        let facts = Facts { cudnn: Some(91900), ..Facts::on_paper(name) };
         assert_eq!(arch(&facts), name);
         jobs.insert((arch(&facts), noise::source()));
         // Tensors off their alignment take other code; once is enough for that.
         let shifts: &[usize] = if name == "sm_90a" { &[0, 1] } else { &[0] };
         let exists = |form: &&Form| facts.has_fp8() || !form_types(form).any(|dtype| dtype.is_fp8());
-        for form in forms.iter().filter(exists) {
+        for form in forms.iter().chain(&attention(architecture)).filter(exists) {
+            let shifts = if is_attention(&form.0) { &[0] } else { shifts };
             for (kernel, &shift) in kernels_for(form).flat_map(|k| shifts.iter().map(move |s| (k, s))) {
                 let launch = launch(&kernel.row, form, facts.sms as usize, shift);
-                for source in (kernel.sources)(&launch, &facts) {
+                for source in sources_of(&launch, &facts) {
                     compiled.insert(kernel.row.name);
                     jobs.insert((arch(&facts), source));
                 }

@@ -1,16 +1,18 @@
 //! The backends' kernels on this machine: what there is to run on, and whether the kernels are right here.
 
 use flatout_runtime::cuda::{self, nvrtc::Nvrtc};
-use flatout_runtime::verify::real;
+use flatout_runtime::verify::{packed, real};
 use flatout_runtime::{cpu, verify};
 
 pub use flatout_runtime::verify::speed::Speed;
+use flatout_runtime::verify::speed::attention as race;
+pub use flatout_runtime::verify::speed::attention::{COPY, Lap, PADDED, Shape};
 
 /// One kernel case that was run.
 pub struct Checked {
     pub name: String,
-    /// The row that ran it, where there is one.
-    pub kernel: &'static str,
+    /// The row that ran it, and of several kernels behind it which.
+    pub kernel: String,
     /// On the relative L2 error of each output.
     pub bound: f64,
     /// The largest error found, or what was wrong.
@@ -20,7 +22,10 @@ pub struct Checked {
 /// Runs every kernel case whose name holds `only` against the oracle, on the CPU.
 pub fn verify(only: &str) -> Vec<Checked> {
     let place = verify::Place::Cpu;
-    chosen(only, place).iter().map(|case| checked(case, place)).collect()
+    let cases = chosen(only, place);
+    let promised = promises(only);
+    let of_cases = cases.iter().flat_map(|case| checked(case, place));
+    of_cases.chain(promised.iter().flat_map(|promise| kept(promise, place))).collect()
 }
 
 /// The GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
@@ -46,35 +51,55 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
     };
     let place = verify::Place::Cuda(&device);
     let cases = chosen(only, place);
+    let promised = promises(only);
     // Failures to compile come back with the case that needs the kernel.
-    let _ = verify::compile_ahead(&cases, &device);
+    let of_promises = promised.iter().flat_map(packed::Promise::cases);
+    let all: Vec<_> = cases.iter().cloned().chain(of_promises).collect();
     let real: Vec<_> = real::checks(real::Sizes::PRETRAIN_226M)
         .into_iter()
         .filter(|check| check.name.contains(only))
         .collect();
+    let launches: Vec<_> = real.iter().flat_map(|check| check.launches(place)).collect();
+    let _ = verify::compile_ahead(&all, &launches, &device);
     let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
     let large: Vec<_> = verify::speed::cases().into_iter().filter(is_asked).collect();
     let name = cuda::target(&device, false).name;
     let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![] };
-    let all = cases.len() + real.len() + large.len();
+    let mut left = cases.len() + promised.len() + real.len() + large.len();
     // A failure may be the kernel's alone, or have taken the device with it: then nothing later can be checked.
-    let is_over = |failed: bool, name: &str, done: &mut GpuChecked| {
+    let mut is_over = |failed: bool, name: &str, done: &mut GpuChecked| {
+        left -= 1;
         if failed && device.broken().is_some() {
-            let left = all - done.cases.len() - done.real.len() - done.speeds.len();
             done.broke = Some((name.into(), left));
         }
         done.broke.is_some()
     };
+    let is_wrong = |some: &[Checked]| some.iter().any(|c| c.error.is_err());
     for case in &cases {
-        done.cases.push(checked(case, place));
-        if is_over(done.cases.last().is_some_and(|c| c.error.is_err()), &case.name, &mut done) {
+        let some = checked(case, place);
+        let failed = is_wrong(&some);
+        done.cases.extend(some);
+        if is_over(failed, &case.name, &mut done) {
+            return Some(Ok(done));
+        }
+    }
+    for promise in &promised {
+        let some = kept(promise, place);
+        let failed = is_wrong(&some);
+        done.cases.extend(some);
+        if is_over(failed, &promise.name, &mut done) {
             return Some(Ok(done));
         }
     }
     for check in &real {
-        let (name, bound, kernel) = (check.name.clone(), check.bound, check.kernel(place));
-        done.real.push(Checked { error: check.run(place), kernel, name, bound });
-        if is_over(done.real.last().is_some_and(|c| c.error.is_err()), &check.name, &mut done) {
+        let some = check.run(place).into_iter().map(|(kernel, error)| {
+            let (name, bound) = (check.name.clone(), check.bound);
+            Checked { error, kernel, name, bound }
+        });
+        let some: Vec<Checked> = some.collect();
+        let failed = is_wrong(&some);
+        done.real.extend(some);
+        if is_over(failed, &check.name, &mut done) {
             return Some(Ok(done));
         }
     }
@@ -93,13 +118,53 @@ fn chosen(only: &str, place: verify::Place<'_>) -> Vec<verify::Case> {
     verify::cases::all().into_iter().filter(is_asked).collect()
 }
 
-fn checked(case: &verify::Case, place: verify::Place<'_>) -> Checked {
-    Checked {
-        error: verify::check_on(case, place),
-        kernel: verify::kernel_name(case, place).unwrap_or("none"),
-        name: case.name.clone(),
-        bound: verify::bound_on(case, place),
+/// A case on every kernel that serves it.
+fn checked(case: &verify::Case, place: verify::Place<'_>) -> Vec<Checked> {
+    let (name, bound) = (&case.name, case.bound);
+    let all = verify::check_on(case, place).into_iter();
+    all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
+}
+
+fn promises(only: &str) -> Vec<packed::Promise> {
+    packed::promises().into_iter().filter(|promise| promise.name.contains(only)).collect()
+}
+
+/// What packing promises, on every kernel that serves it.
+fn kept(promise: &packed::Promise, place: verify::Place<'_>) -> Vec<Checked> {
+    let (name, bound) = (&promise.name, promise.bound());
+    let all = promise.check(place).into_iter();
+    all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
+}
+
+/// The kernels that serve one shape and direction of attention, timed in turns.
+pub struct Raced {
+    pub name: String,
+    pub shape: Shape,
+    pub laps: Result<Vec<Lap>, String>,
+}
+
+/// Every attention kernel on the shapes attention is judged by whose name holds `only`, on the first GPU: its name, and
+/// the times as they come to `see`.
+pub fn race_attention(only: &str, see: &mut dyn FnMut(&Raced)) -> Result<(String, Vec<Raced>), String> {
+    if let cuda::Gpu::None(why) = &cuda::probe().gpu {
+        return Err(format!("kernels are timed on a GPU, and {why}"));
     }
+    let device = cuda::Device::open(0).map_err(|why| why.to_string())?;
+    let races: Vec<_> = race::races().into_iter().filter(|race| race.name.contains(only)).collect();
+    let launches: Vec<_> = races.iter().flat_map(|race| race.launches(&device).unwrap_or_default()).collect();
+    // Failures to compile come back with the shape that needs the kernel.
+    let _ = verify::compile_ahead(&[], &launches, &device);
+    let mut all = vec![];
+    for race in races {
+        let raced = Raced { laps: race.run(&device), shape: race.shape(), name: race.name };
+        see(&raced);
+        let broken = raced.laps.is_err() && device.broken().is_some();
+        all.push(raced);
+        if broken {
+            break;
+        }
+    }
+    Ok((cuda::target(&device, false).name, all))
 }
 
 /// A kernel compiled for an architecture, without a GPU.

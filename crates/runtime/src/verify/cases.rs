@@ -1,7 +1,6 @@
 //! The table of cases: odd sizes for every form, and per operation one large enough for several threads.
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
-use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::frequency::{Frequencies, Scaling};
 use flatout_ir::ops::gated::Act;
@@ -12,7 +11,7 @@ use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
 
-use super::{Case, Data, products};
+use super::{Case, Data, attention, products};
 
 /// The type an operation names for its output.
 pub(super) fn output_type(op: &Op) -> Option<DType> {
@@ -61,7 +60,11 @@ impl Table {
         };
         let types: Vec<String> = ins.iter().map(|(ty, _)| ty.to_string()).collect();
         let name = format!("{} {} ({})", op.name(), attrs.join(" "), types.join(", "));
-        self.0.push(Case { name, op, ins, bound: worst });
+        self.push(Case::new(name, op, ins, worst));
+    }
+
+    pub(super) fn push(&mut self, case: Case) {
+        self.0.push(case);
     }
 }
 
@@ -77,7 +80,7 @@ pub fn all() -> Vec<Case> {
     rotations(&mut table);
     activations(&mut table);
     indices(&mut table);
-    attention(&mut table);
+    attention::cases(&mut table);
     losses(&mut table);
     updates(&mut table);
     table.0
@@ -366,48 +369,6 @@ fn indices(table: &mut Table) {
             }
         }
     }
-}
-
-fn attention(table: &mut Table) {
-    for dtype in FLOATS {
-        for mask in [Mask::Full, Mask::Causal, Mask::Window { back: 5, ahead: 2 }] {
-            let (tokens, heads, kv_heads, size) = (42, 4, 2, 12);
-            let segments = Segments::Uniform { len: 21 };
-            let qkv = vec![
-                x(dtype, &[tokens, heads, size]),
-                x(dtype, &[tokens, kv_heads, size]),
-                x(dtype, &[tokens, kv_heads, size]),
-            ];
-            attend(table, 0.3, mask, segments, qkv, vec![]);
-        }
-        let ragged = Segments::Ragged { max_segments: 4, max_len: 30 };
-        let starts = || tensor(I32, &[4], Data::Values(vec![0.0, 17.0, 30.0, 0.0]));
-        let lens = || tensor(I32, &[4], Data::Values(vec![17.0, 13.0, 9.0, 0.0]));
-        let qkv = vec![x(dtype, &[42, 4, 12]), x(dtype, &[42, 2, 12]), x(dtype, &[42, 2, 12])];
-        attend(table, 0.3, Mask::Causal, ragged, qkv, vec![starts(), lens(), starts(), lens()]);
-    }
-    // The heads of models, in the type and over the equal sequences that a library serves on a GPU.
-    for size in [40, 64, 72, 80, 96, 128, 256] {
-        for mask in [Mask::Full, Mask::Causal, Mask::Window { back: 9, ahead: 0 }] {
-            let tensors = [4, 2, 2].map(|heads| x(DType::BF16, &[68, heads, size]));
-            let scale = (size as f32).sqrt().recip();
-            attend(table, scale, mask, Segments::Uniform { len: 34 }, tensors.into(), vec![]);
-        }
-    }
-}
-
-/// Forward and backward; the gradient's o and lse are the forward's.
-fn attend(table: &mut Table, scale: f32, mask: Mask, segments: Segments, qkv: Vec<Input>, rest: Vec<Input>) {
-    let op = Op::Attention { scale, mask, q: segments, k: segments };
-    let q = qkv[0].0.clone();
-    let ins: Vec<Input> = qkv.into_iter().chain(rest).collect();
-    table.add(op.clone(), ins.clone());
-    let forward: Vec<usize> = (0..ins.len()).collect();
-    let of = |out| Data::Of { op: op.clone(), ins: forward.clone(), out };
-    let lse = TensorType::new(DType::F32, [q.dims[0], q.dims[1]]);
-    let saved = [(q.clone(), of(0)), (lse, of(1)), (q, Data::Normal(1.0))];
-    let ins = ins.into_iter().chain(saved).collect();
-    table.add(Op::AttentionGrad { scale, mask, q: segments, k: segments }, ins);
 }
 
 fn losses(table: &mut Table) {

@@ -6,10 +6,11 @@
 //! whole tensor, so the oracle needs only those. Everything runs on either backend: the samples themselves are checked on
 //! the CPU at small sizes.
 
+pub(super) mod attention;
+
 use std::ops::Range;
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
-use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -20,8 +21,8 @@ use flatout_ir::target::{Shapes, Target};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Op, PlanSet, Role, View};
 
-use super::Place;
 use super::trial::encode;
+use super::{Place, Way};
 use crate::cuda::noise::Noise;
 use crate::{RuntimeError, Session, cuda};
 
@@ -53,6 +54,10 @@ pub struct Sizes {
     head_rows: usize,
     /// Parameters of one update.
     parameters: usize,
+    /// Segments the tokens are packed in.
+    segments: usize,
+    /// Caches that are decoded from at once, each of four contexts.
+    caches: usize,
 }
 
 impl Sizes {
@@ -68,11 +73,14 @@ impl Sizes {
         words: 32768,
         head_rows: 16384,
         parameters: 64 << 20,
+        segments: 325,
+        caches: 64,
     };
 }
 
 /// Lays an operation out, runs it and gives the worst error of its samples.
 type Samples = dyn Fn(Bench<'_>) -> Result<f64, String>;
+type Laying = dyn Fn(Bench<'_>) -> Result<Vec<Launch>, String>;
 
 /// What is checked, with its bound; it runs where it is told and gives the worst error of its samples.
 pub struct Check {
@@ -80,50 +88,60 @@ pub struct Check {
     pub bound: f64,
     op: Op,
     dtype: DType,
+    /// What it launches, where several kernels may serve that.
+    lay: Option<Box<Laying>>,
     run: Box<Samples>,
 }
 
 impl Check {
-    /// The kernel that runs it.
-    pub fn kernel(&self, place: Place<'_>) -> &'static str {
-        place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name)
+    /// What it launches, where several kernels may serve that, for compiling ahead.
+    pub fn launches(&self, place: Place<'_>) -> Vec<Launch> {
+        let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default())));
+        laid.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The worst error, or what is wrong.
-    pub fn run(&self, place: Place<'_>) -> Result<f64, String> {
-        let error = (self.run)(Bench::new(place))?;
-        // A NaN is above no bound.
-        if error <= self.bound {
-            Ok(error)
-        } else {
-            Err(format!("off by {error:.2e}, more than {:.0e}", self.bound))
-        }
+    /// Every kernel that serves it, with the worst error or what is wrong.
+    pub fn run(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
+        let row = place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name);
+        let ways = match self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default()))) {
+            None => vec![Way::default()],
+            Some(Ok(launches)) => place.ways(&launches, cuda::Options::default()),
+            Some(Err(why)) => return vec![(row.into(), Err(why))],
+        };
+        let checked = |way: Way| match (self.run)(Bench::new(place, way)) {
+            // A NaN is within no bound.
+            Ok(error) if error <= self.bound => Ok(error),
+            Ok(error) => Err(format!("off by {error:.2e}, more than {:.0e}", self.bound)),
+            Err(why) => Err(why),
+        };
+        ways.into_iter().map(|way| (way.name(row), checked(way))).collect()
     }
 }
 
 /// What a tensor holds before the operation runs.
 #[derive(Clone)]
-enum Fill {
+pub(super) enum Fill {
     Noise(Noise),
     /// Zeros but for these rows of the first axis.
     Rows(Noise, Vec<usize>),
     Values(Vec<f64>),
 }
 
-const WIDE: Fill = Fill::Noise(Noise::WIDE);
+pub(super) const WIDE: Fill = Fill::Noise(Noise::WIDE);
 
 /// Tensors and launches as they are laid out.
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     place: Place<'a>,
+    way: Way,
     target: Target,
     end: usize,
-    launches: Vec<Launch>,
+    pub(super) launches: Vec<Launch>,
     fills: Vec<(View, Fill)>,
 }
 
 impl<'a> Bench<'a> {
-    fn new(place: Place<'a>) -> Self {
-        Bench { place, target: place.target(), end: 0, launches: vec![], fills: vec![] }
+    pub(super) fn new(place: Place<'a>, way: Way) -> Self {
+        Bench { place, way, target: place.target(), end: 0, launches: vec![], fills: vec![] }
     }
 
     fn lay(&mut self, ty: &TensorType) -> View {
@@ -132,14 +150,14 @@ impl<'a> Bench<'a> {
         view
     }
 
-    fn input(&mut self, dtype: DType, dims: &[usize], fill: Fill) -> View {
+    pub(super) fn input(&mut self, dtype: DType, dims: &[usize], fill: Fill) -> View {
         let view = self.lay(&TensorType::new(dtype, dims));
         self.fills.push((view.clone(), fill));
         view
     }
 
     /// Adds a launch; gives where its outputs lie.
-    fn launch(&mut self, op: Op, ins: &[View]) -> Result<Vec<View>, String> {
+    pub(super) fn launch(&mut self, op: Op, ins: &[View]) -> Result<Vec<View>, String> {
         let types: Vec<TensorType> = ins.iter().map(type_of).collect();
         let (graph, _) = graph(&op, &types);
         let node = graph.nodes.last().expect("the operation");
@@ -163,8 +181,25 @@ impl<'a> Bench<'a> {
         Ok(outs)
     }
 
+    /// Whether every launch is one that its kernel takes.
+    #[cfg(test)]
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.launches.iter().try_for_each(|launch| {
+            let row =
+                self.target.kernels.iter().find(|row| row.name == launch.kernel).expect("taken from here");
+            crate::launch::check(launch, row, self.end, self.target.cores)
+        })
+    }
+
     /// Fills every tensor and runs the launches.
     fn run(self) -> Result<Ran, String> {
+        let mut session = self.open()?;
+        session.run(Role::Eval).map_err(said)?;
+        Ok(Ran { session })
+    }
+
+    /// A session with one plan, of the launches in their order, and every tensor filled.
+    pub(super) fn open(self) -> Result<Session, String> {
         let plans = PlanSet {
             arena_bytes: self.end,
             persistent_bytes: self.end,
@@ -180,7 +215,7 @@ impl<'a> Bench<'a> {
             Place::Cpu => Session::new(plans, self.target.cores),
             Place::Cuda(device) => {
                 let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
-                Session::cuda(plans, device, options)
+                Session::cuda(plans, device, self.way.options(options))
             }
         };
         let mut session = session.map_err(said)?;
@@ -200,12 +235,11 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        session.run(Role::Eval).map_err(said)?;
-        Ok(Ran { session })
+        Ok(session)
     }
 }
 
-fn said(why: RuntimeError) -> String {
+pub(super) fn said(why: RuntimeError) -> String {
     why.to_string()
 }
 
@@ -304,7 +338,7 @@ fn places(count: usize, width: usize) -> Vec<usize> {
 /// Every check at these sizes.
 pub fn checks(sizes: Sizes) -> Vec<Check> {
     let mut all = products(sizes);
-    all.extend(attention(sizes));
+    all.extend(attention::checks(sizes));
     all.extend(norms(sizes));
     all.extend(gated(sizes));
     all.push(head_loss(sizes));
@@ -375,124 +409,7 @@ fn product(
         }
         Ok(worst)
     };
-    Check { name, bound, op, dtype, run: Box::new(run) }
-}
-
-/// Queries that are sampled together.
-const QUERIES: usize = 16;
-
-fn attention(s: Sizes) -> Vec<Check> {
-    let (q_dims, kv_dims) = ([s.tokens, s.heads, s.head], [s.tokens, s.kv_heads, s.head]);
-    let group = s.heads / s.kv_heads;
-    let (scale, mask) = ((s.head as f32).powf(-0.5), Mask::Causal);
-    let op = move |q: usize, k: usize| Op::Attention {
-        scale,
-        mask,
-        q: Segments::Uniform { len: q },
-        k: Segments::Uniform { len: k },
-    };
-    let back = move |q: usize, k: usize| Op::AttentionGrad {
-        scale,
-        mask,
-        q: Segments::Uniform { len: q },
-        k: Segments::Uniform { len: k },
-    };
-    // Sequence, how many of its keys the last sampled query sees, and the keys' head.
-    let sequences = s.tokens / s.context;
-    let samples = [
-        (0, QUERIES, 0),
-        (sequences / 3, s.context / 2 + 5, s.kv_heads - 1),
-        (sequences / 2, s.context - 129, s.kv_heads / 2),
-        (sequences - 1, s.context, s.kv_heads - 1),
-    ];
-    let mut samples: Vec<(usize, usize, usize)> =
-        samples.into_iter().filter(|(_, seen, _)| (QUERIES..=s.context).contains(seen)).collect();
-    // A key's gradient comes from every query of its sequence, so each has one sample.
-    samples.dedup_by_key(|(sequence, ..)| *sequence);
-    let parts = move |(sequence, seen, head): (usize, usize, usize)| {
-        let start = sequence * s.context;
-        let queries = move |view: &View| {
-            let tokens = narrow(view, 0, start + seen - QUERIES..start + seen);
-            narrow(&tokens, 1, head * group..(head + 1) * group)
-        };
-        let keys = move |view: &View, range: Range<usize>| {
-            narrow(&narrow(view, 0, start + range.start..start + range.end), 1, head..head + 1)
-        };
-        (queries, keys)
-    };
-
-    let (here, there) = (samples.clone(), samples);
-    let forward = move |mut bench: Bench<'_>| {
-        let q = bench.input(BF16, &q_dims, WIDE);
-        let (k, v) = (bench.input(BF16, &kv_dims, WIDE), bench.input(BF16, &kv_dims, WIDE));
-        let outs = bench.launch(op(s.context, s.context), &[q.clone(), k.clone(), v.clone()])?;
-        let ran = bench.run()?;
-        let mut worst: f64 = 0.0;
-        for sample in &here {
-            let ((queries, keys), seen) = (parts(*sample), sample.1);
-            let ins = [queries(&q), keys(&k, 0..seen), keys(&v, 0..seen)];
-            let ins = ins.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
-            let want = wanted(&op(QUERIES, seen), &ins);
-            for (out, want) in outs.iter().zip(&want) {
-                worst = worst.max(error(&ran.read(&queries(out))?, want));
-            }
-        }
-        Ok(worst)
-    };
-
-    let backward = move |mut bench: Bench<'_>| {
-        let q = bench.input(BF16, &q_dims, WIDE);
-        let (k, v) = (bench.input(BF16, &kv_dims, WIDE), bench.input(BF16, &kv_dims, WIDE));
-        let starts = there.iter().map(|(sequence, seen, _)| sequence * s.context + seen - QUERIES);
-        let rows = starts.flat_map(|start| start..start + QUERIES).collect();
-        let d = bench.input(BF16, &q_dims, Fill::Rows(Noise::WIDE, rows));
-        let saved = bench.launch(op(s.context, s.context), &[q.clone(), k.clone(), v.clone()])?;
-        let ins = [&q, &k, &v, &saved[0], &saved[1], &d].map(View::clone);
-        let outs = bench.launch(back(s.context, s.context), &ins)?;
-        let ran = bench.run()?;
-        let mut worst: f64 = 0.0;
-        for sample in &there {
-            let ((queries, keys), seen) = (parts(*sample), sample.1);
-            let ins = [queries(&q), keys(&k, 0..seen), keys(&v, 0..seen)];
-            let mut ins = ins.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
-            let forward = wanted(&op(QUERIES, seen), &ins);
-            for (view, value) in saved.iter().zip(forward) {
-                ins.push((type_of(&queries(view)), value));
-            }
-            ins.push(ran.part(&queries(&d))?);
-            let want = wanted(&back(QUERIES, seen), &ins);
-            let places = [queries(&outs[0]), keys(&outs[1], 0..seen), keys(&outs[2], 0..seen)];
-            for (place, want) in places.iter().zip(&want) {
-                worst = worst.max(error(&ran.read(place)?, want));
-            }
-            // Keys that no query with a gradient sees.
-            for out in outs[1..].iter().filter(|_| seen < s.context) {
-                let rest = ran.read(&keys(out, seen..s.context))?;
-                worst = worst.max(error(&rest, &vec![0.0; rest.len()]));
-            }
-        }
-        Ok(worst)
-    };
-    let name = |what: &str| {
-        let sequences = format!("{sequences} sequences of {}", s.context);
-        format!("real attention {what} {sequences}, {} on {}", shape(BF16, &q_dims), shape(BF16, &kv_dims))
-    };
-    vec![
-        Check {
-            name: name("forward"),
-            bound: BF16_BOUND,
-            op: op(s.context, s.context),
-            dtype: BF16,
-            run: Box::new(forward),
-        },
-        Check {
-            name: name("backward"),
-            bound: BF16_BOUND,
-            op: back(s.context, s.context),
-            dtype: BF16,
-            run: Box::new(backward),
-        },
-    ]
+    Check { name, bound, op, dtype, lay: None, run: Box::new(run) }
 }
 
 /// Sampled rows of outputs that have as many rows as the inputs, and whole outputs that have not.
@@ -519,7 +436,7 @@ fn by_rows(
         }
         Ok(worst)
     };
-    Check { name, bound, op, dtype, run: Box::new(run) }
+    Check { name, bound, op, dtype, lay: None, run: Box::new(run) }
 }
 
 fn norms(s: Sizes) -> Vec<Check> {
@@ -599,13 +516,17 @@ mod tests {
         words: 300,
         head_rows: 150,
         parameters: 5000,
+        segments: 9,
+        caches: 3,
     };
 
     #[test]
     fn the_cpus_kernels_pass_at_small_sizes() {
         for check in checks(SMALL) {
-            let error = check.run(Place::Cpu).unwrap_or_else(|why| panic!("{}: {why}", check.name));
-            println!("{:60} {:20} {error:.1e}", check.name, check.kernel(Place::Cpu));
+            for (kernel, error) in check.run(Place::Cpu) {
+                let error = error.unwrap_or_else(|why| panic!("{}: {why}", check.name));
+                println!("{:60} {kernel:20} {error:.1e}", check.name);
+            }
         }
     }
 
@@ -613,7 +534,7 @@ mod tests {
     #[test]
     fn a_wrong_kernel_is_noticed() {
         let wrong = |act: Act| {
-            let mut bench = Bench::new(Place::Cpu);
+            let mut bench = Bench::new(Place::Cpu, Way::default());
             let (a, b) = (bench.input(BF16, &[64, 32], WIDE), bench.input(BF16, &[64, 32], WIDE));
             let out = bench.launch(Op::Gated { act }, &[a.clone(), b.clone()]).unwrap().remove(0);
             let ran = bench.run().unwrap();

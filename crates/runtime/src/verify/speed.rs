@@ -1,5 +1,7 @@
 //! How fast each kernel is on a GPU, at the sizes of real models: one large case a kernel, timed as a graph.
 
+pub mod attention;
+
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
@@ -75,7 +77,7 @@ pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
 pub fn cases() -> Vec<Case> {
     let mut table = vec![];
     let mut add = |name: &str, op: Op, ins: Vec<(TensorType, Data)>| {
-        table.push(Case { name: name.into(), op, ins, bound: 0.0 });
+        table.push(Case::new(name.into(), op, ins, 0.0));
     };
     let x = |dtype: DType, dims: &[usize]| (TensorType::new(dtype, dims), Data::Normal(1.0));
     let index =

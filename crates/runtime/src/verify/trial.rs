@@ -1,5 +1,7 @@
 //! One case run once, in a poisoned arena of its own.
 
+use std::ops::Range;
+
 use flatout_ir::fp8::{e4m3_from_f32, e5m2_from_f32};
 use flatout_ir::graph::{Class, Graph, Init, Node, Slot};
 use flatout_ir::oracle::{self, Values};
@@ -20,6 +22,8 @@ pub(super) enum Form {
     },
     /// Gaps between rows; where the kernel takes any strides, axes in reverse order and gaps between elements.
     Strided,
+    /// Gaps of whole 16 bytes between rows, as the parts of a fused buffer have.
+    Spaced,
     InPlace {
         input: usize,
         output: usize,
@@ -38,6 +42,15 @@ pub(super) struct Trial<'a> {
     row: KernelRow,
     graph: Graph,
     values: Vec<Vec<f64>>,
+}
+
+/// A launch in a session, and which bytes around it may change.
+pub(super) struct Opened {
+    session: Session,
+    form: Form,
+    outs: Vec<Option<View>>,
+    may_change: Vec<bool>,
+    scratch: Range<usize>,
 }
 
 /// Bytes nobody may read or write: NaN in the float types, -1 in i32.
@@ -60,6 +73,18 @@ impl<'a> Trial<'a> {
             }
         }
         for (i, (_, data)) in case.ins.iter().enumerate() {
+            if let Data::Same(other) = data {
+                values[i] = values[*other].clone();
+            }
+        }
+        for (input, rows) in &case.idle {
+            let width = case.ins[*input].0.elements() / case.ins[*input].0.dims[0].max(1);
+            // What the oracle computes is filled below.
+            if !values[*input].is_empty() {
+                values[*input][rows.start * width..rows.end * width].fill(0.0);
+            }
+        }
+        for (i, (_, data)) in case.ins.iter().enumerate() {
             if let Data::Of { op, ins, out } = data {
                 let mut other = graph.clone();
                 let node = other.push(op.clone(), ins.iter().map(|&i| reads[i]).collect(), "");
@@ -75,6 +100,29 @@ impl<'a> Trial<'a> {
     pub(super) fn unfilled(case: &'a Case, row: KernelRow) -> Self {
         let (graph, reads) = inputs(case);
         Trial { case, row, graph: with_operation(graph, reads, case), values: vec![] }
+    }
+
+    pub(super) fn case(&self) -> &'a Case {
+        self.case
+    }
+
+    pub(super) fn row(&self) -> KernelRow {
+        self.row
+    }
+
+    pub(super) fn values(&self, i: usize) -> &[f64] {
+        &self.values[i]
+    }
+
+    /// What the kernel finds in an input: NaN in idle rows, which the oracle takes for zeros.
+    fn given(&self, i: usize) -> Vec<f64> {
+        let ty = &self.case.ins[i].0;
+        let width = ty.elements() / ty.dims.first().copied().unwrap_or(1).max(1);
+        let mut values = self.values[i].clone();
+        for (_, rows) in self.case.idle.iter().filter(|(input, _)| *input == i) {
+            values[rows.start * width..rows.end * width].fill(f64::NAN);
+        }
+        values
     }
 
     /// The values of an input that depends on no other.
@@ -104,6 +152,16 @@ impl<'a> Trial<'a> {
         place: Place<'_>,
         options: cuda::Options,
     ) -> Result<Outputs, String> {
+        self.run_in(&mut self.open(form, place, options)?)
+    }
+
+    /// A session that holds one launch of a form, to be run as often as one likes.
+    pub(super) fn open(
+        &self,
+        form: Form,
+        place: Place<'_>,
+        options: cuda::Options,
+    ) -> Result<Opened, String> {
         let threads = match (form, place) {
             (_, Place::Cuda(_)) => 1,
             (Form::Dense { threads }, Place::Cpu) => threads,
@@ -121,15 +179,22 @@ impl<'a> Trial<'a> {
             view.offset..(view.offset + view.span_bytes()).next_multiple_of(4)
         });
         let plans = self.plans(launch, arena_bytes);
-        let fail = |why: RuntimeError| format!("{form:?}: {why}");
         let session = match place {
             Place::Cpu => Session::new(plans, threads),
             Place::Cuda(device) => Session::cuda(plans, device, options),
         };
-        let mut session = session.map_err(fail)?;
+        let session = session.map_err(|why| format!("{form:?}: {why}"))?;
+        Ok(Opened { session, form, outs, may_change, scratch })
+    }
+
+    /// Poisons everything, writes the inputs, runs, and looks at every byte that may not change.
+    pub(super) fn run_in(&self, opened: &mut Opened) -> Result<Outputs, String> {
+        let Opened { session, form, outs, may_change, scratch } = opened;
+        let (form, arena_bytes) = (*form, may_change.len());
+        let fail = |why: RuntimeError| format!("{form:?}: {why}");
         session.fill(POISON).map_err(fail)?;
-        for (i, values) in self.values.iter().enumerate() {
-            session.write_slot(&i.to_string(), &encode(self.case.ins[i].0.dtype, values)).map_err(fail)?;
+        for (i, (ty, _)) in self.case.ins.iter().enumerate() {
+            session.write_slot(&i.to_string(), &encode(ty.dtype, &self.given(i))).map_err(fail)?;
         }
         let around = |session: &Session| {
             let mut bytes = session.read_view(&plain_bytes(0..scratch.start))?;
@@ -137,9 +202,9 @@ impl<'a> Trial<'a> {
             bytes.extend(session.read_view(&plain_bytes(scratch.end..arena_bytes))?);
             Ok(bytes)
         };
-        let before = around(&session).map_err(fail)?;
+        let before = around(session).map_err(fail)?;
         session.run(Role::Eval).map_err(fail)?;
-        let after = around(&session).map_err(fail)?;
+        let after = around(session).map_err(fail)?;
         if let Some(at) = (0..arena_bytes).find(|&at| before[at] != after[at] && !may_change[at]) {
             return Err(format!("{form:?}: byte {at} lies outside the outputs and was written"));
         }
@@ -194,9 +259,16 @@ impl<'a> Trial<'a> {
         };
         let lay = |ty: &TensorType, layout: Layout| match form {
             Form::Strided => strided(ty, layout),
+            Form::Spaced => spaced(ty),
             _ => View::dense(0, ty),
         };
-        let ins: Vec<View> = self.case.ins.iter().map(|(ty, _)| place(lay(ty, self.row.ins))).collect();
+        let mut ins: Vec<View> = vec![];
+        for (ty, data) in &self.case.ins {
+            ins.push(match data {
+                Data::Same(other) => ins[*other].clone(),
+                _ => place(lay(ty, self.row.ins)),
+            });
+        }
         let mut output = |(o, ty): (usize, &TensorType)| match form {
             Form::Without { output } if output == o => None,
             Form::InPlace { input, output } if output == o => Some(ins[input].clone()),
@@ -254,7 +326,7 @@ fn plain(i: usize, ty: &TensorType, data: &Data) -> Option<Vec<f64>> {
         }
         Data::Between(low, high) => (0..n).map(|e| low + draw(e) * (high - low)).collect(),
         Data::Values(values) => values.clone(),
-        Data::Of { .. } => return None,
+        Data::Of { .. } | Data::Same(_) => return None,
     })
 }
 
@@ -265,7 +337,7 @@ fn named(values: &[Vec<f64>]) -> Values {
 }
 
 /// A range of the arena, whatever lies there; both ends are multiples of four.
-fn plain_bytes(range: std::ops::Range<usize>) -> View {
+fn plain_bytes(range: Range<usize>) -> View {
     View::dense(range.start, &TensorType::new(DType::I32, [range.len() / 4]))
 }
 
@@ -289,6 +361,18 @@ fn strided(ty: &TensorType, layout: Layout) -> View {
                 step = step * ty.dims[axis].max(1) + 1;
             }
         }
+    }
+    view
+}
+
+/// Rows with gaps that are multiples of 16 bytes, and more between those of the outer axes.
+fn spaced(ty: &TensorType) -> View {
+    let mut view = View::dense(0, ty);
+    let unit = 16 / ty.dtype.bytes();
+    let mut step = ty.dims.last().copied().unwrap_or(1).next_multiple_of(unit) + unit;
+    for axis in (0..ty.rank().saturating_sub(1)).rev() {
+        view.strides[axis] = step;
+        step = step * ty.dims[axis] + 3 * unit;
     }
     view
 }

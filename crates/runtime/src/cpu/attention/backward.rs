@@ -3,9 +3,10 @@
 //! With p the probabilities, recomputed from lse, and delta the sums of do * o:
 //! ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do.
 //!
-//! A task is a (segment, key head) unit: it owns the unit's dk and dv, which it sums in f32 over its blocks in order,
-//! while each block's dq is finished in one walk over its keys. Where there are few units, each is cut into parts that
-//! take every n-th block and keep sums of their own, added up in the order of the parts.
+//! A (segment, key head) unit owns its dk and dv, which are summed in f32 over its blocks in order, while each block's
+//! dq is finished in one walk over its keys. A long unit is summed in parts that take every n-th block, added up in the
+//! order of the parts. How many follows from the segment alone, so that a segment has the same bits among others as in a
+//! launch of its own. Where there are few units, each part is a task with sums of its own; otherwise a unit is.
 
 use std::ops::Range;
 
@@ -20,12 +21,15 @@ use super::mask::{LANES, Sees};
 use super::tile::{Product, Vector, dispatch, exp2};
 use super::{Block, KEYS, Problem, bytes, extents, fill, key_shape, padded, share, take, tiles, to_lanes};
 
-/// Below this many units they are cut into parts, at most four: a part costs sums of the unit's size.
+/// Below this many units their parts are tasks: a part costs sums of the unit's size.
 const UNITS: usize = 16;
+/// A part has at least so many blocks, whose work hides the addition of its sums; a unit has at most four parts.
+const PART_BLOCKS: usize = 8;
 const MOST_PARTS: usize = 4;
 
-fn parts(units: usize) -> usize {
-    (UNITS / units.max(1)).clamp(1, MOST_PARTS)
+/// The parts of a unit of so many rows.
+fn parts(rows: usize) -> usize {
+    (rows.div_ceil(LANES) / PART_BLOCKS).clamp(1, MOST_PARTS)
 }
 
 /// Floats of a worker: q and do by rows and in lanes, dq, p, ds, and the tiles of k and v.
@@ -39,13 +43,35 @@ fn sums(size: usize, longest: usize) -> usize {
     2 * longest * padded(size)
 }
 
-/// Sums belong to workers where a unit is one task, else to tasks.
+/// Who holds sums of dk and dv: parts where these are tasks; else workers, two each where units have parts.
+#[derive(Clone, Copy)]
+struct Holders {
+    /// The most parts of a unit where parts are tasks, else 1.
+    tasks_a_unit: usize,
+    of_tasks: usize,
+    of_a_worker: usize,
+}
+
+impl Holders {
+    fn new(units: usize, longest_rows: usize) -> Self {
+        match parts(longest_rows) {
+            most if most > 1 && units < UNITS => {
+                Holders { tasks_a_unit: most, of_tasks: units * most, of_a_worker: 0 }
+            }
+            most => Holders { tasks_a_unit: 1, of_tasks: 0, of_a_worker: most.min(2) },
+        }
+    }
+}
+
 pub(super) fn workspace(shapes: &Shapes<'_>) -> usize {
-    let Op::AttentionGrad { k, .. } = shapes.node.op else { unreachable!("listed for its gradient") };
+    let Op::AttentionGrad { q, k, .. } = shapes.node.op else { unreachable!("listed for its gradient") };
     let (size, tokens, kv_heads) = key_shape(shapes);
     let (longest, units) = extents(k, tokens, kv_heads);
-    let holders = if parts(units) == 1 { shapes.cores } else { units * parts(units) };
-    bytes(shapes.cores * floats(size) + holders * sums(size, longest))
+    let queries = &shapes.ins[0].dims;
+    let (longest_q, _) = extents(q, queries[0], kv_heads);
+    let holders = Holders::new(units, longest_q * (queries[1] / kv_heads));
+    let held = holders.of_tasks + shapes.cores * holders.of_a_worker;
+    bytes(shapes.cores * floats(size) + held * sums(size, longest))
 }
 
 struct Backward<'a> {
@@ -59,7 +85,7 @@ struct Backward<'a> {
 }
 
 pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
-    let Op::AttentionGrad { k, .. } = launch.op else { unreachable!("listed for its gradient") };
+    let Op::AttentionGrad { q, k, .. } = launch.op else { unreachable!("listed for its gradient") };
     let problem = Problem::new(launch, ctx)?;
     let n = problem.inputs;
     let backward = Backward {
@@ -81,62 +107,98 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
     }
 
     let (longest, units) = extents(k, p.k.dims[0], p.kv_heads);
-    let parts = parts(units);
+    let (longest_q, _) = extents(q, p.q.dims[0], p.kv_heads);
+    let holders = Holders::new(units, longest_q * p.group);
     let (floats, sums) = (floats(p.size), sums(p.size, longest));
     // SAFETY: taken once, here.
     let memory = unsafe { ctx.workspace() };
-    let holders = if parts == 1 { 0 } else { units * parts };
-    let of_worker = if parts == 1 { floats + sums } else { floats };
-    let (of_tasks, of_workers) = memory.split_at_mut(holders * sums);
+    let of_worker = floats + holders.of_a_worker * sums;
+    let (of_tasks, of_workers) = memory.split_at_mut(holders.of_tasks * sums);
     let workers = p.workers(ctx).min(of_workers.len() / of_worker);
     let (of_tasks, of_workers) = (Shared::new(of_tasks), Shared::new(of_workers));
 
-    share(ctx, workers, units * parts, |worker, task| {
-        let p = &backward.problem;
-        let (unit, part) = (task / parts, task % parts);
-        let (segment, kv_head) = (unit / p.kv_heads, unit % p.kv_heads);
-        let rows = &p.cut.segments[segment];
+    let by_part = holders.of_tasks > 0;
+    let in_a_unit = holders.tasks_a_unit;
+    share(ctx, workers, units * in_a_unit, |worker, task| {
+        let unit = Unit::new(&backward, task / in_a_unit);
         // SAFETY: a worker runs one task at a time, and the pieces of workers are disjoint.
         let mut scratch = unsafe { of_workers.slice(worker * of_worker..(worker + 1) * of_worker) };
-        let sum = if parts == 1 {
-            take(&mut scratch, sums)
-        } else {
+        if by_part {
             // SAFETY: the piece belongs to this task until all tasks are done.
-            unsafe { of_tasks.slice(task * sums..(task + 1) * sums) }
-        };
-        let sum = &mut sum[..self::sums(p.size, rows.k.len())];
+            let sum = unsafe { of_tasks.slice(task * sums..(task + 1) * sums) };
+            if task % in_a_unit < unit.parts {
+                unit.add_part(task % in_a_unit, &mut sum[..unit.sums], scratch);
+            }
+            return;
+        }
+        let total = &mut take(&mut scratch, sums)[..unit.sums];
+        let mut other = (holders.of_a_worker > 1).then(|| take(&mut scratch, sums));
+        unit.add_part(0, total, scratch);
+        for part in 1..unit.parts {
+            let other =
+                &mut other.as_deref_mut().expect("a unit of parts has room for two sums")[..unit.sums];
+            unit.add_part(part, other, scratch);
+            add(total, other);
+        }
+        unit.store(total);
+    });
+    if by_part {
+        share(ctx, workers, units, |_, index| {
+            let unit = Unit::new(&backward, index);
+            let first = index * in_a_unit;
+            // SAFETY: every part is done, and this task alone adds up this unit's.
+            let all = unsafe { of_tasks.slice(first * sums..(first + unit.parts) * sums) };
+            let (total, others) = all.split_at_mut(sums);
+            let total = &mut total[..unit.sums];
+            others.chunks_exact(sums).for_each(|other| add(total, other));
+            unit.store(total);
+        });
+    }
+    Ok(())
+}
+
+fn add(total: &mut [f32], other: &[f32]) {
+    total.iter_mut().zip(other).for_each(|(total, x)| *total += *x);
+}
+
+/// A segment and one of the key heads.
+struct Unit<'a> {
+    backward: &'a Backward<'a>,
+    segment: usize,
+    kv_head: usize,
+    parts: usize,
+    /// Floats of its dk and dv.
+    sums: usize,
+}
+
+impl<'a> Unit<'a> {
+    fn new(backward: &'a Backward<'a>, index: usize) -> Self {
+        let p = &backward.problem;
+        let (segment, kv_head) = (index / p.kv_heads, index % p.kv_heads);
+        let rows = &p.cut.segments[segment];
+        let parts = parts(rows.q.len() * p.group);
+        Unit { backward, segment, kv_head, parts, sums: sums(p.size, rows.k.len()) }
+    }
+
+    /// dk and dv of a part's blocks, and these blocks' dq.
+    fn add_part(&self, part: usize, sum: &mut [f32], scratch: &mut [f32]) {
+        let p = &self.backward.problem;
         sum.fill(0.0);
         let (dk, dv) = sum.split_at_mut(sum.len() / 2);
-        for index in (part..p.blocks(rows)).step_by(parts) {
-            let block = p.block(segment, kv_head, index);
+        for index in (part..p.blocks(&p.cut.segments[self.segment])).step_by(self.parts) {
+            let block = p.block(self.segment, self.kv_head, index);
             // SAFETY: the launch was checked: tensors hold what their shapes say; blocks share no row of dq.
-            unsafe { differentiate(&backward, &block, dk, dv, scratch) }
+            unsafe { differentiate(self.backward, &block, dk, dv, scratch) }
         }
-        if parts == 1 {
-            store(&backward.dk, &rows.k, kv_head, dk, p.scale);
-            store(&backward.dv, &rows.k, kv_head, dv, 1.0);
-        }
-    });
-    if parts == 1 {
-        return Ok(());
     }
-    share(ctx, workers, units, |_, unit| {
-        let p = &backward.problem;
-        let (segment, kv_head) = (unit / p.kv_heads, unit % p.kv_heads);
-        let keys = &p.cut.segments[segment].k;
-        let used = self::sums(p.size, keys.len());
-        // SAFETY: every part is done, and this task alone adds up this unit's.
-        let all = unsafe { of_tasks.slice(unit * parts * sums..(unit + 1) * parts * sums) };
-        let (total, others) = all.split_at_mut(sums);
-        let total = &mut total[..used];
-        for part in others.chunks_exact(sums) {
-            total.iter_mut().zip(part).for_each(|(total, x)| *total += *x);
-        }
-        let (dk, dv) = total.split_at_mut(used / 2);
-        store(&backward.dk, keys, kv_head, dk, p.scale);
-        store(&backward.dv, keys, kv_head, dv, 1.0);
-    });
-    Ok(())
+
+    fn store(&self, total: &mut [f32]) {
+        let p = &self.backward.problem;
+        let keys = &p.cut.segments[self.segment].k;
+        let (dk, dv) = total.split_at_mut(total.len() / 2);
+        store(&self.backward.dk, keys, self.kv_head, dk, p.scale);
+        store(&self.backward.dv, keys, self.kv_head, dv, 1.0);
+    }
 }
 
 /// Writes a unit's sums, times a factor.

@@ -20,6 +20,8 @@ pub enum AttentionKernel {
     Wgmma,
     Mma,
     Fma,
+    /// Asked for by checks alone.
+    Decode,
 }
 
 impl AttentionKernel {
@@ -30,6 +32,7 @@ impl AttentionKernel {
             AttentionKernel::Wgmma => "wgmma",
             AttentionKernel::Mma => "mma",
             AttentionKernel::Fma => "fma",
+            AttentionKernel::Decode => "decode",
         }
     }
 
@@ -148,6 +151,16 @@ fn candidates(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<&'static Famil
         }
     }
     found
+}
+
+/// Every kernel that a launch may be made to run on.
+pub fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
+    use AttentionKernel::{Cudnn, Decode, Fma, Mma, Wgmma};
+    let serves = |kernel: &AttentionKernel| {
+        let facts = Facts { attention: *kernel, ..facts.clone() };
+        candidates(&Problem::of(launch), launch, &facts).iter().any(|family| family.name == kernel.name())
+    };
+    [Cudnn, Wgmma, Mma, Decode, Fma].into_iter().filter(serves).collect()
 }
 
 /// Tensors in steps of 16 bytes.

@@ -1,0 +1,400 @@
+//! Attention's cases: masks, heads and their sizes, lengths off every tile's edge, and segments in every pattern, both
+//! directions. Everything outside the segments is NaN.
+
+use std::ops::Range;
+
+use flatout_ir::Op;
+use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::types::{DType, TensorType};
+
+use super::cases::{Input, Table, tensor, x};
+use super::{Case, Data};
+
+const F32: DType = DType::F32;
+const BF16: DType = DType::BF16;
+
+/// f32 throughout, in either direction; exponentials add their last bits.
+pub(super) const F32_BOUND: f64 = 2e-5;
+/// A result rounded to 8 bits, from weights that are.
+const BF16_BOUND: f64 = 3e-3;
+/// Gradients also start from an o that was rounded.
+const BF16_GRADIENT_BOUND: f64 = 6e-3;
+/// With two or three keys little of it averages out, and dq is a difference of nearly equal terms.
+const BF16_FEW_KEYS_BOUND: f64 = 2.5e-2;
+
+/// One side's segments.
+#[derive(Clone, Debug)]
+pub(super) enum Side {
+    /// So many of one length.
+    Even { count: usize, len: usize },
+    /// (start, length) of each, on an axis of so many tokens; none is longer than `longest`.
+    Ragged { tokens: usize, longest: usize, bounds: Vec<(i32, i32)> },
+}
+
+pub(super) fn even(count: usize, len: usize) -> Side {
+    Side::Even { count, len }
+}
+
+pub(super) fn ragged(tokens: usize, bounds: &[(i32, i32)]) -> Side {
+    let longest = bounds.iter().map(|(_, len)| *len).max().unwrap_or(0).max(1) as usize;
+    Side::Ragged { tokens, longest, bounds: bounds.to_vec() }
+}
+
+impl Side {
+    pub(super) fn tokens(&self) -> usize {
+        match self {
+            Side::Even { count, len } => count * len,
+            Side::Ragged { tokens, .. } => *tokens,
+        }
+    }
+
+    pub(super) fn segments(&self) -> Segments {
+        match self {
+            Side::Even { len, .. } => Segments::Uniform { len: *len },
+            Side::Ragged { longest, bounds, .. } => {
+                Segments::Ragged { max_segments: bounds.len(), max_len: *longest }
+            }
+        }
+    }
+
+    /// The rows of each segment, in order; empty ones at 0.
+    pub(super) fn rows(&self) -> Vec<Range<usize>> {
+        match self {
+            Side::Even { count, len } => (0..*count).map(|s| s * len..(s + 1) * len).collect(),
+            Side::Ragged { bounds, .. } => bounds
+                .iter()
+                .map(|&(start, len)| if len == 0 { 0..0 } else { start as usize..(start + len) as usize })
+                .collect(),
+        }
+    }
+
+    /// The most tokens a segment has.
+    fn longest(&self) -> usize {
+        self.rows().iter().map(|rows| rows.len()).max().unwrap_or(0)
+    }
+
+    /// Rows of no segment.
+    fn idle(&self) -> Vec<Range<usize>> {
+        let rows = self.rows();
+        let is_idle = |row: usize| !rows.iter().any(|r| r.contains(&row));
+        (0..self.tokens()).filter(|row| is_idle(*row)).map(|row| row..row + 1).collect()
+    }
+
+    fn bounds(&self) -> Vec<Input> {
+        let Side::Ragged { bounds, .. } = self else { return vec![] };
+        let values = |of: fn(&(i32, i32)) -> i32| Data::Values(bounds.iter().map(|b| of(b) as f64).collect());
+        [values(|b| b.0), values(|b| b.1)].map(|data| tensor(DType::I32, &[bounds.len()], data)).into()
+    }
+}
+
+/// A problem with what tells it from others of its shapes.
+#[derive(Clone, Debug)]
+pub(super) struct Problem {
+    pub what: &'static str,
+    pub mask: Mask,
+    pub q: Side,
+    /// `None` where queries and keys are cut alike, by the same tensors.
+    pub k: Option<Side>,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub size: usize,
+    pub dtype: DType,
+    /// In every form.
+    pub thorough: bool,
+}
+
+impl Problem {
+    /// Two heads on one of 64, in bf16.
+    pub(super) fn new(what: &'static str, mask: Mask, q: Side, k: Option<Side>) -> Self {
+        Problem { what, mask, q, k, heads: 2, kv_heads: 1, size: 64, dtype: BF16, thorough: false }
+    }
+
+    pub(super) fn keys(&self) -> &Side {
+        self.k.as_ref().unwrap_or(&self.q)
+    }
+
+    fn scale(&self) -> f32 {
+        (self.size as f32).sqrt().recip()
+    }
+
+    pub(super) fn op(&self, grad: bool) -> Op {
+        let (scale, mask, q, k) = (self.scale(), self.mask, self.q.segments(), self.keys().segments());
+        if grad { Op::AttentionGrad { scale, mask, q, k } } else { Op::Attention { scale, mask, q, k } }
+    }
+
+    /// The forward operation's inputs.
+    fn inputs(&self) -> Vec<Input> {
+        let (tq, tk) = (self.q.tokens(), self.keys().tokens());
+        let keys = || x(self.dtype, &[tk, self.kv_heads, self.size]);
+        let mut ins = vec![x(self.dtype, &[tq, self.heads, self.size]), keys(), keys()];
+        let of_q = self.q.bounds();
+        let of_k = match &self.k {
+            Some(k) => k.bounds(),
+            None => of_q.iter().enumerate().map(|(i, (ty, _))| (ty.clone(), Data::Same(3 + i))).collect(),
+        };
+        ins.extend(of_q.into_iter().chain(of_k));
+        if self.mask == Mask::TwoIntervals {
+            ins.push(tensor(DType::I32, &[tq, 4], Data::Values(self.intervals())));
+        }
+        ins
+    }
+
+    /// A stretch at the beginning of the segment's keys and one around the query's own; some overlap, some are empty,
+    /// some reach beyond the segment. Rows of no segment would see everything.
+    fn intervals(&self) -> Vec<f64> {
+        let mut edges = [0, self.keys().tokens() as i64].repeat(2 * self.q.tokens());
+        for (q, k) in self.q.rows().into_iter().zip(self.keys().rows()) {
+            for (i, row) in q.clone().enumerate() {
+                let (i, first) = (i as i64, k.start as i64);
+                let stand = i + k.end as i64 - q.len() as i64;
+                let own = [first + i % 7 - 2, first + i % 11, stand - 9, stand + i % 3 * 40 - 3];
+                edges[4 * row..4 * row + 4].copy_from_slice(&own);
+            }
+        }
+        edges.into_iter().map(|edge| edge as f64).collect()
+    }
+
+    pub(super) fn case(&self, grad: bool) -> Case {
+        let mut ins = self.inputs();
+        let forward = ins.len();
+        let mut of_q = vec![0];
+        if grad {
+            let q = ins[0].0.clone();
+            let of = |out| Data::Of { op: self.op(false), ins: (0..forward).collect(), out };
+            let lse = TensorType::new(F32, [q.dims[0], q.dims[1]]);
+            ins.extend([(q.clone(), of(0)), (lse, of(1)), (q, Data::Normal(1.0))]);
+            of_q.extend(forward..forward + 3);
+        }
+        let rows_of_q =
+            self.q.idle().into_iter().flat_map(|rows| of_q.iter().map(move |i| (*i, rows.clone())));
+        let rows_of_k = self.keys().idle().into_iter().flat_map(|rows| [1, 2].map(|i| (i, rows.clone())));
+        let op = self.op(grad);
+        let bound = match (self.dtype, grad) {
+            (BF16, false) => BF16_BOUND,
+            (BF16, true) if self.keys().longest() < 4 => BF16_FEW_KEYS_BOUND,
+            (BF16, true) => BF16_GRADIENT_BOUND,
+            _ => F32_BOUND,
+        };
+        let Problem { what, mask, heads, kv_heads, size, .. } = self;
+        let side = |side: &Side| match side {
+            Side::Even { count, len } => format!("{count} of {len}"),
+            Side::Ragged { tokens, bounds, .. } => format!("{} in {tokens}", bounds.len()),
+        };
+        let (q, k) = (side(&self.q), side(self.keys()));
+        let name = format!(
+            "{} {what}: {mask:?}, {q} on {k}, {heads} heads on {kv_heads} of {size}, {}",
+            op.name(),
+            self.dtype.name()
+        );
+        Case {
+            floor: 0.01,
+            idle: rows_of_q.chain(rows_of_k).collect(),
+            brief: !self.thorough,
+            ..Case::new(name, op, ins, bound)
+        }
+    }
+}
+
+fn window(back: usize, ahead: usize) -> Mask {
+    Mask::Window { back, ahead }
+}
+
+/// Empty segments at the beginning, inside and at the end, whose starts lie anywhere; one token; gaps between the others,
+/// before the first and after the last.
+pub(super) fn gaps() -> Side {
+    ragged(150, &[(-7, 0), (3, 33), (40, 1), (99, 0), (45, 63), (110, 2), (113, 32), (160, 0)])
+}
+
+/// Three without a gap.
+fn full() -> Side {
+    ragged(162, &[(0, 65), (65, 33), (98, 64)])
+}
+
+/// The first key of caches of so many tokens each, filled to these lengths.
+fn caches(capacity: usize, lengths: &[i32]) -> Side {
+    let bounds: Vec<(i32, i32)> =
+        lengths.iter().enumerate().map(|(s, len)| ((s * capacity) as i32, *len)).collect();
+    ragged(capacity * lengths.len(), &bounds)
+}
+
+/// Every problem.
+pub(super) fn problems() -> Vec<Problem> {
+    let mut all = vec![];
+    masks(&mut all);
+    sizes(&mut all);
+    groups(&mut all);
+    lengths(&mut all);
+    patterns(&mut all);
+    few_queries(&mut all);
+    all
+}
+
+pub(super) fn cases(table: &mut Table) {
+    for problem in problems() {
+        table.push(problem.case(false));
+        table.push(problem.case(true));
+    }
+}
+
+/// Every mask with every pair of sides, in both types; bf16 in every form.
+fn masks(all: &mut Vec<Problem>) {
+    let out_of_order = || ragged(130, &[(60, 66), (0, 0), (5, 1), (10, 40), (-1, 0), (55, 4)]);
+    let keys = || ragged(140, &[(0, 70), (75, 5), (71, 1), (90, 50), (0, 0), (0, 0)]);
+    for mask in [Mask::Full, Mask::Causal, window(9, 0), window(5, 7), Mask::TwoIntervals] {
+        let sides = [
+            ("equal", even(2, 65), None),
+            ("of two lengths", even(3, 20), Some(even(3, 97))),
+            ("with gaps", gaps(), None),
+            ("of two cuts", out_of_order(), Some(keys())),
+            ("ragged keys", even(4, 30), Some(caches(70, &[30, 70, 0, 1]))),
+            ("ragged queries", out_of_order(), Some(even(6, 40))),
+        ];
+        for (i, (what, q, k)) in sides.into_iter().enumerate() {
+            let problem = Problem::new(what, mask, q, k);
+            let is_usual = i == 0 || i == 2;
+            all.push(Problem { thorough: is_usual && mask != window(9, 0), ..problem.clone() });
+            if is_usual {
+                all.push(Problem { dtype: F32, size: 12, thorough: true, ..problem });
+            }
+        }
+    }
+}
+
+fn sizes(all: &mut Vec<Problem>) {
+    for size in [16, 24, 40, 72, 80, 96, 128, 192, 256] {
+        for (what, mask, q) in [
+            ("equal", Mask::Causal, even(2, 63)),
+            ("equal", Mask::Full, even(1, 65)),
+            ("without gaps", window(40, 0), full()),
+            ("with gaps", Mask::Causal, gaps()),
+        ] {
+            all.push(Problem { size, ..Problem::new(what, mask, q, None) });
+        }
+    }
+    for size in [1, 7, 64, 256] {
+        let problem = Problem::new("with gaps", Mask::Causal, gaps(), None);
+        all.push(Problem { size, dtype: F32, ..problem });
+    }
+    // An odd size has rows off every alignment.
+    all.push(Problem { size: 21, ..Problem::new("equal", Mask::Causal, even(2, 34), None) });
+}
+
+/// Heads that share keys.
+fn groups(all: &mut Vec<Problem>) {
+    for (heads, kv_heads) in [(3, 3), (4, 2), (6, 2), (8, 2), (8, 1)] {
+        for (what, mask, q) in [("equal", Mask::Causal, even(2, 33)), ("with gaps", Mask::Full, gaps())] {
+            all.push(Problem { heads, kv_heads, ..Problem::new(what, mask, q, None) });
+        }
+    }
+}
+
+/// Lengths off every tile's edge, alone and against each other.
+fn lengths(all: &mut Vec<Problem>) {
+    for len in [1, 2, 3, 33, 63, 65, 127, 130, 257] {
+        for mask in [Mask::Causal, Mask::Full] {
+            all.push(Problem::new("one", mask, even(1, len), None));
+        }
+    }
+    for (lq, lk) in [(33, 130), (130, 33), (127, 128), (2, 257), (257, 2), (64, 257)] {
+        for mask in [Mask::Causal, window(20, 30)] {
+            all.push(Problem::new("of two lengths", mask, even(1, lq), Some(even(1, lk))));
+        }
+    }
+}
+
+/// Patterns of segments: all in one; one long among empty ones; all of one token; many of one to three; none at all.
+fn patterns(all: &mut Vec<Problem>) {
+    let mut alone = vec![(0, 0); 64];
+    alone[37] = (1, 255);
+    let ones: Vec<(i32, i32)> = (0..130).map(|i| (i, 1)).collect();
+    let mut short = vec![];
+    let mut at = 0;
+    for i in 0..130 {
+        let len = [1, 3, 2, 0, 2, 1, 3][i % 7];
+        short.push((at, len));
+        at += len + (i % 5 == 0) as i32;
+    }
+    let tokens = at as usize + 3;
+    for mask in [Mask::Causal, Mask::Full] {
+        for (what, side) in [
+            ("all in one", ragged(257, &[(0, 257)])),
+            ("one long among empty ones", ragged(260, &alone)),
+            ("all of one token", ragged(130, &ones)),
+            ("many short ones", ragged(tokens, &short)),
+            ("none", ragged(70, &[(0, 0), (70, 0), (5, 0)])),
+        ] {
+            all.push(Problem::new(what, mask, side, None));
+        }
+    }
+}
+
+/// One query, or a few, over many keys: decoding, and attending to a sequence once. Caches are filled to any length.
+fn few_queries(all: &mut Vec<Problem>) {
+    let filled = || caches(130, &[130, 1, 0, 77]);
+    for (heads, kv_heads, size) in [(8, 1, 64), (4, 4, 128), (4, 1, 256)] {
+        for (what, mask, q, k) in [
+            ("one query", Mask::Full, even(2, 1), even(2, 257)),
+            ("one query", Mask::Causal, even(4, 1), filled()),
+            ("two queries", Mask::Causal, even(4, 2), filled()),
+            ("one query", window(50, 0), even(4, 1), filled()),
+            ("some queries", Mask::Causal, ragged(9, &[(0, 1), (1, 1), (3, 0), (3, 5)]), filled()),
+        ] {
+            all.push(Problem { heads, kv_heads, size, ..Problem::new(what, mask, q, Some(k)) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::check;
+
+    /// Both directions on the CPU.
+    fn agree(add: fn(&mut Vec<Problem>)) {
+        let mut problems = vec![];
+        add(&mut problems);
+        let cases = problems.iter().flat_map(|problem| [problem.case(false), problem.case(true)]);
+        let failed: Vec<String> =
+            cases.filter_map(|case| check(&case).err().map(|why| format!("{}: {why}", case.name))).collect();
+        assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+    }
+
+    #[test]
+    fn every_mask_with_every_pair_of_sides() {
+        agree(masks);
+    }
+
+    #[test]
+    fn heads_of_every_size() {
+        agree(sizes);
+    }
+
+    #[test]
+    fn heads_that_share_keys() {
+        agree(groups);
+    }
+
+    #[test]
+    fn lengths_off_every_edge() {
+        agree(lengths);
+    }
+
+    #[test]
+    fn every_pattern_of_segments() {
+        agree(patterns);
+    }
+
+    #[test]
+    fn few_queries_over_many_keys() {
+        agree(few_queries);
+    }
+
+    /// What lies outside the segments is NaN for the kernels, and every cut has something there.
+    #[test]
+    fn outside_is_poisoned() {
+        let case = Problem::new("with gaps", Mask::Causal, gaps(), None).case(true);
+        let rows = |input: usize| case.idle.iter().filter(|(i, _)| *i == input).count();
+        // 150 tokens, of which the segments have 131: in q, k, v, o, lse and do.
+        assert_eq!([0, 1, 2, 7, 8, 9].map(rows), [19; 6]);
+    }
+}

@@ -1,0 +1,222 @@
+//! What packing promises beside right values: a packed call gives the bits of a call a segment, and one captured graph
+//! serves any segments that the host writes.
+
+use std::ops::Range;
+
+use flatout_ir::ops::attention::Mask;
+use flatout_ir::types::DType;
+
+use super::attention::{Problem, Side, even, gaps, ragged};
+use super::trial::{Form, Trial};
+use super::{Case, Data, Place, Way, judge, kernel_of};
+use crate::cuda::{self, AttentionKernel};
+
+/// A promise about packed attention, checked on one problem.
+pub struct Promise {
+    pub name: String,
+    kind: Kind,
+}
+
+enum Kind {
+    /// A packed problem gives the bits of its segments one by one.
+    Separate(Problem, bool),
+    /// The same session runs one after another.
+    Replay(Vec<Problem>, bool),
+}
+
+pub fn promises() -> Vec<Promise> {
+    let mut all = vec![];
+    let directions = [("attention", false), ("attention_grad", true)];
+    for (direction, grad) in directions {
+        for problem in packed() {
+            let Problem { what, mask, heads, kv_heads, size, dtype, .. } = &problem;
+            let name = format!(
+                "{direction} packed as one by one, {what}: {mask:?}, {heads} heads on {kv_heads} of {size}, {}",
+                dtype.name()
+            );
+            all.push(Promise { name, kind: Kind::Separate(problem, grad) });
+        }
+        for (mask, size) in [(Mask::Causal, 64), (Mask::Full, 128), (Mask::TwoIntervals, 64)] {
+            let problems: Vec<Problem> = changing()
+                .into_iter()
+                .map(|side| Problem { size, ..Problem::new("replayed", mask, side, None) })
+                .collect();
+            let name = format!("{direction} replayed with other segments: {mask:?}, size {size}");
+            all.push(Promise { name, kind: Kind::Replay(problems, grad) });
+        }
+    }
+    all
+}
+
+fn packed() -> Vec<Problem> {
+    let window = Mask::Window { back: 20, ahead: 3 };
+    let long = ragged(300, &[(1, 257), (0, 0), (258, 40)]);
+    let over_caches = ragged(280, &[(0, 131), (140, 2), (150, 130)]);
+    vec![
+        Problem::new("with gaps", Mask::Causal, gaps(), None),
+        Problem { heads: 6, kv_heads: 2, ..Problem::new("with gaps", Mask::Full, gaps(), None) },
+        Problem { size: 128, ..Problem::new("with gaps", window, gaps(), None) },
+        Problem::new("with gaps", Mask::TwoIntervals, gaps(), None),
+        Problem { heads: 3, ..Problem::new("one long", Mask::Causal, long.clone(), None) },
+        Problem { size: 256, ..Problem::new("one long", Mask::Causal, long.clone(), None) },
+        Problem { size: 72, ..Problem::new("one long", Mask::Full, long, None) },
+        Problem { heads: 8, ..Problem::new("one query each", Mask::Causal, even(3, 1), Some(over_caches)) },
+        Problem { dtype: DType::F32, heads: 6, ..Problem::new("with gaps", Mask::Causal, gaps(), None) },
+    ]
+}
+
+/// Segments of one capacity: eight in 150 tokens, none longer than 128.
+fn changing() -> Vec<Side> {
+    let bounds: [&[(i32, i32)]; 6] = [
+        &[(0, 20), (20, 1), (21, 57), (0, 0), (78, 12), (90, 60), (150, 0), (150, 0)],
+        &[(0, 128)],
+        &[],
+        &[(0, 1), (1, 2), (3, 3), (6, 1), (7, 33), (40, 31), (71, 65), (136, 14)],
+        &[(100, 50), (60, 33), (7, 0), (2, 40)],
+        &[(22, 128)],
+    ];
+    let filled = |bounds: &[(i32, i32)]| {
+        let mut bounds = bounds.to_vec();
+        bounds.resize(8, (0, 0));
+        Side::Ragged { tokens: 150, longest: 128, bounds }
+    };
+    bounds.map(filled).into()
+}
+
+impl Promise {
+    /// The kernel each check ran on, and the worst error or what is wrong; bits that are the same have the error 0.
+    pub fn check(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
+        let (first, grad) = match &self.kind {
+            Kind::Separate(problem, grad) => (problem, *grad),
+            Kind::Replay(problems, grad) => (&problems[0], *grad),
+        };
+        let case = first.case(grad);
+        let row = match kernel_of(&case, &place.target()) {
+            Ok(row) => row,
+            Err(why) => return vec![("none".into(), Err(why))],
+        };
+        let deterministic = matches!(self.kind, Kind::Separate(..));
+        let options = cuda::Options { deterministic, ..Default::default() };
+        let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
+        // cuDNN has other engines for packed sequences than for equal ones, and promises no bits between them.
+        ways.retain(|way| !deterministic || *way != Way(AttentionKernel::Cudnn));
+        let checked = |way: Way| match &self.kind {
+            Kind::Separate(problem, grad) => separate(problem, *grad, place, way),
+            Kind::Replay(problems, grad) => replay(problems, *grad, place, way),
+        };
+        ways.into_iter().map(|way| (way.name(row.name), checked(way))).collect()
+    }
+
+    /// On the error of each output; 0 where bits must be the same.
+    pub fn bound(&self) -> f64 {
+        match &self.kind {
+            Kind::Separate(..) => 0.0,
+            Kind::Replay(problems, grad) => problems[0].case(*grad).bound,
+        }
+    }
+
+    /// The problems' cases, for compiling ahead.
+    pub fn cases(&self) -> Vec<Case> {
+        match &self.kind {
+            Kind::Separate(problem, grad) => {
+                let trial_of = |part: &Part| part.problem.case(*grad);
+                parts(problem).iter().map(trial_of).chain([problem.case(*grad)]).collect()
+            }
+            Kind::Replay(problems, grad) => vec![problems[0].case(*grad)],
+        }
+    }
+}
+
+const DENSE: Form = Form::Dense { threads: 2 };
+
+fn equal_bits(way: Way) -> cuda::Options {
+    way.options(cuda::Options { deterministic: true, ..Default::default() })
+}
+
+/// A segment as a problem of its own.
+struct Part {
+    problem: Problem,
+    q: Range<usize>,
+    k: Range<usize>,
+}
+
+fn parts(of: &Problem) -> Vec<Part> {
+    let pairs = of.q.rows().into_iter().zip(of.keys().rows());
+    let has_both = |(q, k): &(Range<usize>, Range<usize>)| !q.is_empty() && !k.is_empty();
+    let part = |(q, k): (Range<usize>, Range<usize>)| {
+        let (one_q, one_k) = (even(1, q.len()), even(1, k.len()));
+        Part { problem: Problem { q: one_q, k: Some(one_k), ..of.clone() }, q, k }
+    };
+    pairs.filter(has_both).map(part).collect()
+}
+
+fn separate(problem: &Problem, grad: bool, place: Place<'_>, way: Way) -> Result<f64, String> {
+    let case = problem.case(grad);
+    let row = kernel_of(&case, &place.target())?;
+    let whole = Trial::new(&case, row);
+    let together = whole.run(DENSE, place, equal_bits(way))?;
+    for part in parts(problem) {
+        let mut alone = part.problem.case(grad);
+        // Where the part's inputs lie among the whole's: segment bounds are not among them.
+        let bounds = case.ins.len() - alone.ins.len();
+        for (i, (ty, data)) in alone.ins.iter_mut().enumerate() {
+            let from = if i < 3 { i } else { i + bounds };
+            let rows = if i == 1 || i == 2 { &part.k } else { &part.q };
+            let width = ty.elements() / ty.dims[0];
+            let mut values = whole.values(from)[rows.start * width..rows.end * width].to_vec();
+            if ty.dtype == DType::I32 {
+                // Intervals count keys of the whole tensor.
+                values.iter_mut().for_each(|edge| *edge -= part.k.start as f64);
+            }
+            *data = Data::Values(values);
+        }
+        let alone_row = kernel_of(&alone, &place.target())?;
+        let alone = Trial::new(&alone, alone_row);
+        // A kernel of few queries over many keys does not take a segment that has as many of both.
+        if !way.takes(&alone, DENSE, place, equal_bits(way)) {
+            continue;
+        }
+        let got = alone.run(DENSE, place, equal_bits(way))?;
+        for (o, (got, all)) in got.iter().zip(&together).enumerate() {
+            let (got, all) = (got.as_ref().expect("every output"), all.as_ref().expect("every output"));
+            let rows = if grad && o > 0 { &part.k } else { &part.q };
+            let width = got.len() / rows.len();
+            if *got != all[rows.start * width..rows.end * width] {
+                let (q, k) = (part.q.len(), part.k.len());
+                return Err(format!("output {o}: {q} queries on {k} keys have other bits alone"));
+            }
+        }
+    }
+    Ok(0.0)
+}
+
+fn replay(problems: &[Problem], grad: bool, place: Place<'_>, way: Way) -> Result<f64, String> {
+    let cases: Vec<Case> = problems.iter().map(|problem| problem.case(grad)).collect();
+    let row = kernel_of(&cases[0], &place.target())?;
+    let mut opened = Trial::new(&cases[0], row).open(DENSE, place, way.options(cuda::Options::default()))?;
+    let mut worst: f64 = 0.0;
+    for (i, case) in cases.iter().enumerate() {
+        let trial = Trial::new(case, row);
+        let got = trial.run_in(&mut opened)?;
+        let error = judge(case, trial.outs(), &got, &trial.oracle());
+        worst = worst.max(error.map_err(|why| format!("run {i}: {why}"))?);
+    }
+    Ok(worst)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_attention_keeps_its_promises_on_the_cpu() {
+        let failed: Vec<String> = promises()
+            .iter()
+            .flat_map(|promise| {
+                promise.check(Place::Cpu).into_iter().map(|(_, error)| (&promise.name, error))
+            })
+            .filter_map(|(name, error)| error.err().map(|why| format!("{name}: {why}")))
+            .collect();
+        assert!(failed.is_empty(), "{} promises are broken:\n{}", failed.len(), failed.join("\n"));
+    }
+}

@@ -1,0 +1,325 @@
+//! Attention at real sizes, on sampled queries of sampled segments: what they give, and what comes back to the keys they
+//! see.
+//!
+//! A query depends on the keys of its own segment alone, so the oracle takes a few queries and these keys. On the way back
+//! the incoming gradient is zero but in the sampled queries, one sample a segment.
+
+use std::ops::Range;
+
+use flatout_ir::ops::attention::{Mask, Segments};
+use flatout_ir::random::philox;
+use flatout_ir::types::DType;
+use flatout_ir::{Op, View};
+
+use super::{BF16, Bench, Check, Fill, Noise, Sizes, WIDE, error, narrow, shape, type_of, wanted};
+
+/// Of o: weights and the result are rounded to bf16.
+const BOUND: f64 = 3e-3;
+/// Of gradients: the incoming one and o are rounded too.
+const GRADIENT_BOUND: f64 = 6e-3;
+
+/// Queries that are sampled together.
+const QUERIES: usize = 16;
+/// Segments that are sampled.
+const SAMPLES: usize = 7;
+
+/// A large problem.
+#[derive(Clone, Debug)]
+pub(in crate::verify) struct Problem {
+    pub what: String,
+    pub mask: Mask,
+    pub tokens: usize,
+    pub keys: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub size: usize,
+    /// Rows of queries and of keys of each segment.
+    pub segments: Vec<(Range<usize>, Range<usize>)>,
+    pub q: Segments,
+    pub k: Segments,
+}
+
+/// Every problem for the sizes of a model, and those that the model does not have.
+pub(super) fn checks(s: Sizes) -> Vec<Check> {
+    let tokens = s.tokens;
+    let model = |mask| equal(mask, tokens / s.context, s.context, s.heads, s.kv_heads, s.head);
+    let wide =
+        |heads, kv_heads, size, mask| packed("packed", tokens, s.segments, 512, heads, kv_heads, size, mask);
+    let many = packed("packed short", tokens / 4, tokens / 12, 3, s.heads, s.kv_heads, s.head, Mask::Causal);
+    let problems = [
+        model(Mask::Causal),
+        model(Mask::Full),
+        wide(s.heads, s.kv_heads, s.head, Mask::Causal),
+        wide(s.heads, s.kv_heads, s.head, Mask::Full),
+        wide(4, 1, 4 * s.head, Mask::Causal),
+        many,
+        decode(s.caches, 4 * s.context, 8, 1, 2 * s.head),
+    ];
+    problems.into_iter().flat_map(|problem| [forward(problem.clone()), backward(problem)]).collect()
+}
+
+pub(in crate::verify) fn equal(
+    mask: Mask,
+    count: usize,
+    len: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+) -> Problem {
+    let rows = |s: usize| s * len..(s + 1) * len;
+    let segments = Segments::Uniform { len };
+    Problem {
+        what: format!("{count} sequences of {len}"),
+        mask,
+        tokens: count * len,
+        keys: count * len,
+        heads,
+        kv_heads,
+        size,
+        segments: (0..count).map(|s| (rows(s), rows(s))).collect(),
+        q: segments,
+        k: segments,
+    }
+}
+
+/// So many segments of 1 to `longest` tokens, one after another; some tokens behind them stay outside.
+#[allow(clippy::too_many_arguments, reason = "a table of problems with these columns")]
+pub(in crate::verify) fn packed(
+    what: &str,
+    tokens: usize,
+    count: usize,
+    longest: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+    mask: Mask,
+) -> Problem {
+    let lengths = lengths(tokens, count, longest);
+    let mut at = 0;
+    let rows: Vec<Range<usize>> = lengths
+        .iter()
+        .map(|len| {
+            at += len;
+            at - len..at
+        })
+        .collect();
+    let segments = Segments::Ragged { max_segments: count, max_len: longest };
+    Problem {
+        what: format!("{what}, {at} tokens in {count} segments"),
+        mask,
+        tokens,
+        keys: tokens,
+        heads,
+        kv_heads,
+        size,
+        segments: rows.into_iter().map(|rows| (rows.clone(), rows)).collect(),
+        q: segments,
+        k: segments,
+    }
+}
+
+/// So many lengths from 1 to `longest`, always the same, that together fit in the tokens; their mean is 0.39 of the
+/// longest, 200 of 512.
+fn lengths(tokens: usize, count: usize, longest: usize) -> Vec<usize> {
+    let mut left = tokens;
+    let mut length = |i: usize| {
+        let even = philox([i as u32, 0, 0, 0], [325, 512])[0] as f64 / 4_294_967_296.0;
+        let drawn = 1 + (even.powf(1.55) * longest as f64) as usize;
+        // A token stays for each of the segments to come.
+        let len = drawn.min(left.saturating_sub(count - 1 - i));
+        left -= len;
+        len
+    };
+    (0..count).map(&mut length).collect()
+}
+
+/// One query over each of some caches, filled to any length.
+pub(in crate::verify) fn decode(
+    count: usize,
+    capacity: usize,
+    heads: usize,
+    kv_heads: usize,
+    size: usize,
+) -> Problem {
+    let filled = |s: usize| 1 + philox([s as u32, 1, 0, 0], [7, 7])[0] as usize % capacity;
+    let keys = |s: usize| s * capacity..s * capacity + if s == 0 { capacity } else { filled(s) };
+    Problem {
+        what: format!("one query over {count} caches of up to {capacity}"),
+        mask: Mask::Causal,
+        tokens: count,
+        keys: count * capacity,
+        heads,
+        kv_heads,
+        size,
+        segments: (0..count).map(|s| (s..s + 1, keys(s))).collect(),
+        q: Segments::Uniform { len: 1 },
+        k: Segments::Ragged { max_segments: count, max_len: capacity },
+    }
+}
+
+/// Queries of a segment, the keys the oracle needs for them, and the keys' head.
+#[derive(Clone, Debug)]
+struct Sample {
+    queries: Range<usize>,
+    keys: Range<usize>,
+    /// Keys of the segment that none of the queries sees.
+    unseen: Range<usize>,
+    head: usize,
+}
+
+impl Problem {
+    fn scale(&self) -> f32 {
+        (self.size as f32).powf(-0.5)
+    }
+
+    pub(in crate::verify) fn op(&self, grad: bool, q: Segments, k: Segments) -> Op {
+        let (scale, mask) = (self.scale(), self.mask);
+        if grad { Op::AttentionGrad { scale, mask, q, k } } else { Op::Attention { scale, mask, q, k } }
+    }
+
+    /// The operation on what a sample needs.
+    fn sampled_op(&self, grad: bool, sample: &Sample) -> Op {
+        let (q, k) = (sample.queries.len(), sample.keys.len());
+        self.op(grad, Segments::Uniform { len: q }, Segments::Uniform { len: k })
+    }
+
+    /// From the first segment to the last, queries from the beginning of a segment to its end.
+    fn samples(&self) -> Vec<Sample> {
+        let last = self.segments.len() - 1;
+        let mut places: Vec<usize> = (0..SAMPLES).map(|i| i * last / (SAMPLES - 1)).collect();
+        places.dedup();
+        let sample = |(i, segment): (usize, usize)| {
+            let (q, k) = self.segments[segment].clone();
+            let count = QUERIES.min(q.len());
+            let behind = (q.len() - count) * ((i * 5) % SAMPLES) / (SAMPLES - 1);
+            let queries = q.end - behind - count..q.end - behind;
+            let seen = if self.mask == Mask::Causal { k.end - behind } else { k.end };
+            Sample { queries, keys: k.start..seen, unseen: seen..k.end, head: (i * 3) % self.kv_heads }
+        };
+        places.into_iter().enumerate().map(sample).collect()
+    }
+
+    pub(in crate::verify) fn lay(&self, bench: &mut Bench<'_>) -> Vec<View> {
+        let keys = [self.keys, self.kv_heads, self.size];
+        let mut ins = vec![bench.input(BF16, &[self.tokens, self.heads, self.size], WIDE)];
+        ins.extend([(); 2].map(|()| bench.input(BF16, &keys, WIDE)));
+        let mut bounds = |rows: fn(&(Range<usize>, Range<usize>)) -> &Range<usize>| {
+            let values = |of: fn(&Range<usize>) -> usize| {
+                Fill::Values(self.segments.iter().map(|pair| of(rows(pair)) as f64).collect())
+            };
+            [values(|r| r.start), values(|r| r.len())]
+                .map(|fill| bench.input(DType::I32, &[self.segments.len()], fill))
+        };
+        if let Segments::Ragged { .. } = self.q {
+            ins.extend(bounds(|pair| &pair.0));
+        }
+        match (self.q, self.k) {
+            // Queries and keys are cut by the same tensors.
+            (Segments::Ragged { .. }, Segments::Ragged { .. }) => {
+                ins.extend([ins[3].clone(), ins[4].clone()])
+            }
+            (_, Segments::Ragged { .. }) => ins.extend(bounds(|pair| &pair.1)),
+            _ => {}
+        }
+        ins
+    }
+
+    /// Forward, then backward with a gradient in the sampled queries alone: the latter's inputs and outputs.
+    fn lay_backward(&self, bench: &mut Bench<'_>) -> Result<(Vec<View>, Vec<View>), String> {
+        let mut ins = self.lay(bench);
+        let rows = self.samples().into_iter().flat_map(|sample| sample.queries).collect();
+        let d = bench.input(BF16, &ins[0].dims.clone(), Fill::Rows(Noise::WIDE, rows));
+        let saved = bench.launch(self.op(false, self.q, self.k), &ins)?;
+        ins.extend(saved.into_iter().chain([d]));
+        let outs = bench.launch(self.op(true, self.q, self.k), &ins)?;
+        Ok((ins, outs))
+    }
+
+    fn queries(&self, view: &View, sample: &Sample) -> View {
+        let group = self.heads / self.kv_heads;
+        narrow(&narrow(view, 0, sample.queries.clone()), 1, sample.head * group..(sample.head + 1) * group)
+    }
+
+    fn keys(&self, view: &View, sample: &Sample, rows: &Range<usize>) -> View {
+        narrow(&narrow(view, 0, rows.clone()), 1, sample.head..sample.head + 1)
+    }
+
+    fn name(&self, direction: &str) -> String {
+        let (q, k) = ([self.tokens, self.heads, self.size], [self.keys, self.kv_heads, self.size]);
+        let (mask, what) = (self.mask, &self.what);
+        format!("real attention {direction} {mask:?}, {what}, {} on {}", shape(BF16, &q), shape(BF16, &k))
+    }
+}
+
+/// The relative L2 error; elements below 0.01 count as if they were that large, because gradients of a token that sees
+/// itself alone cancel to 0.
+fn distance(got: &[f64], want: &[f64]) -> f64 {
+    let off: f64 = got.iter().zip(want).map(|(got, want)| (got - want) * (got - want)).sum();
+    let size: f64 = want.iter().map(|want| (want * want).max(1e-4)).sum();
+    if off.is_finite() { (off / size).sqrt() } else { f64::INFINITY }
+}
+
+fn forward(problem: Problem) -> Check {
+    let (name, op) = (problem.name("forward"), problem.op(false, problem.q, problem.k));
+    let laid = problem.clone();
+    let lay = move |mut bench: Bench<'_>| {
+        let ins = laid.lay(&mut bench);
+        bench.launch(laid.op(false, laid.q, laid.k), &ins)?;
+        Ok(bench.launches)
+    };
+    let run = move |mut bench: Bench<'_>| {
+        let ins = problem.lay(&mut bench);
+        let outs = bench.launch(problem.op(false, problem.q, problem.k), &ins)?;
+        let ran = bench.run()?;
+        let mut worst: f64 = 0.0;
+        for sample in problem.samples() {
+            let keys = |view| problem.keys(view, &sample, &sample.keys);
+            let parts = [problem.queries(&ins[0], &sample), keys(&ins[1]), keys(&ins[2])];
+            let parts = parts.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
+            let want = wanted(&problem.sampled_op(false, &sample), &parts);
+            for (out, want) in outs.iter().zip(&want) {
+                worst = worst.max(distance(&ran.read(&problem.queries(out, &sample))?, want));
+            }
+        }
+        Ok(worst)
+    };
+    Check { name, bound: BOUND, op, dtype: BF16, lay: Some(Box::new(lay)), run: Box::new(run) }
+}
+
+fn backward(problem: Problem) -> Check {
+    let (name, op) = (problem.name("backward"), problem.op(true, problem.q, problem.k));
+    let laid = problem.clone();
+    let lay = move |mut bench: Bench<'_>| {
+        laid.lay_backward(&mut bench)?;
+        Ok(bench.launches)
+    };
+    let run = move |mut bench: Bench<'_>| {
+        let samples = problem.samples();
+        let (ins, outs) = problem.lay_backward(&mut bench)?;
+        let [.., o, lse, d] = &ins[..] else { unreachable!("o, lse and do come last") };
+        let ran = bench.run()?;
+        let mut worst: f64 = 0.0;
+        for sample in &samples {
+            let queries = |view| problem.queries(view, sample);
+            let keys = |view| problem.keys(view, sample, &sample.keys);
+            let parts = [queries(&ins[0]), keys(&ins[1]), keys(&ins[2])];
+            let mut parts = parts.iter().map(|view| ran.part(view)).collect::<Result<Vec<_>, _>>()?;
+            let forward = wanted(&problem.sampled_op(false, sample), &parts);
+            for (view, value) in [o, lse].into_iter().zip(forward) {
+                parts.push((type_of(&queries(view)), value));
+            }
+            parts.push(ran.part(&queries(d))?);
+            let want = wanted(&problem.sampled_op(true, sample), &parts);
+            let places = [queries(&outs[0]), keys(&outs[1]), keys(&outs[2])];
+            for (place, want) in places.iter().zip(&want) {
+                worst = worst.max(distance(&ran.read(place)?, want));
+            }
+            for out in outs[1..].iter().filter(|_| !sample.unseen.is_empty()) {
+                let rest = ran.read(&problem.keys(out, sample, &sample.unseen))?;
+                worst = worst.max(error(&rest, &vec![0.0; rest.len()]));
+            }
+        }
+        Ok(worst)
+    };
+    Check { name, bound: GRADIENT_BOUND, op, dtype: BF16, lay: Some(Box::new(lay)), run: Box::new(run) }
+}
