@@ -6,7 +6,7 @@
 // Defines beside those of call.cuh: SIZE, DIM, WARPS, MS, WALK, KEPT, BLOCKS as in forward.cu, STAGES (tiles in flight)
 // and, for keys, SPLIT (1, or 2 where two warps share 16 MS rows and each sums half of the columns).
 #define OWN (16 * MS * WARPS / SPLIT)
-#define NS (WALK / 8)
+#define SHORT (WALK < 32 ? WALK : 32)
 #define TILE_BYTES (WALK * ROW_BYTES)
 
 // The sum plus the product of eight elements.
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) mma_delta(const __grid_constan
 
 #elif PART == 1
 
-template <bool SOME>
+template <bool SOME, int NS>
 __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], const float (&shift)[MS][2],
                                      const float (&mean)[MS][2],
 #if KEPT
@@ -51,29 +51,26 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], const float (
                                      u32 keys, u32 values, const Sight& sight, int from, float unit) {
     const int l = lane_id();
     float p[MS][NS][4], dp[MS][NS][4];
-    const u32 wanted = SOME ? wanted_columns<NS>(sight.low, sight.high, from) : 0;
-    product_along<SOME>(p, queries, keys + lane_along(), wanted);
-    product_along<SOME>(dp, slopes, values + lane_along(), wanted);
+    product_along(p, queries, keys + lane_along());
+    product_along(dp, slopes, values + lane_along());
 #pragma unroll
     for (int m = 0; m < MS; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             Seen seen;
-            if (SOME) seen = seen_by(sight, 16 * m + 8 * i + l / 4);
+            if (SOME) seen = seen_by(sight, 16 * m + 8 * i + l / 4, from + 2 * (l % 4));
 #pragma unroll
             for (int n = 0; n < NS; n++) {
-                if (SOME && !(wanted >> n / 2 & 1)) continue;
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     float e = exp2_fast(fmaf(unit, p[m][n][2 * i + j], -shift[m][i]));
-                    if (SOME && !seen.has(from + 8 * n + 2 * (l % 4) + j)) e = 0.0f;
+                    if (SOME && !seen.has(8 * n + j)) e = 0.0f;
                     p[m][n][2 * i + j] = e * (dp[m][n][2 * i + j] - mean[m][i]);
                 }
             }
         }
 #pragma unroll
     for (int j = 0; j < NS / 2; j++) {
-        if (SOME && !(wanted >> j & 1)) continue;
         u32 ds[MS][4];
 #pragma unroll
         for (int m = 0; m < MS; m++) as_a(ds[m], p[m][2 * j], p[m][2 * j + 1]);
@@ -112,6 +109,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dq(const __gri
         for (int i = 0; i < 2; i++) {
             const i64 at = row + 16 * m + 8 * i + l / 4;
             shift[m][i] = at < g.q1 ? LOG2E * call.lse[at * call.lse_row + head] : 0.0f;
+#if !FUSED
+            mean[m][i] = at < g.q1 ? call.delta[head * (i64)call.tq + at] : 0.0f;
+#else
             // The four lanes of a row take a quarter of it each.
             float sum_here = 0.0f;
             if (at < g.q1) {
@@ -122,6 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dq(const __gri
             }
             mean[m][i] = lanes_sum<4>(sum_here);
             if (at < g.q1 && l % 4 == 0) call.delta[head * (i64)call.tq + at] = mean[m][i];
+#endif
             factor[m][i] = call.scale;
         }
     const u32 own_rows = owned + warp * 16 * MS * ROW_BYTES + lane_down();
@@ -155,11 +156,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dq(const __gri
         __syncthreads();
 #endif
         const u32 keys = tiles + stage * 2 * TILE_BYTES, values = keys + TILE_BYTES;
-        if (!idle && from < sight.high && from + WALK > sight.low) {
-            if (sees_all(sight, from, from + WALK))
-                step<false>(sum, shift, mean, queries, slopes, keys, values, sight, from, unit);
-            else
-                step<true>(sum, shift, mean, queries, slopes, keys, values, sight, from, unit);
+        if (!idle && sees_all(sight, from, from + WALK)) {
+            step<false, WALK / 8>(sum, shift, mean, queries, slopes, keys, values, sight, from, unit);
+        } else if (!idle) {
+#pragma unroll 1
+            for (int i = 0; i < WALK; i += SHORT)
+                if (from + i < sight.high && from + i + SHORT > sight.low)
+                    step<true, SHORT / 8>(sum, shift, mean, queries, slopes, keys + i * ROW_BYTES,
+                                          values + i * ROW_BYTES, sight, from + i, unit);
         }
         from = next;
         if (STAGES == 2) stage ^= 1;
@@ -172,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dq(const __gri
 #else
 
 // Columns (queries) a warp scores, columns of the head it sums.
+#define NS (WALK / 8)
 #define SCORED (NS / SPLIT)
 #define SUMMED (DIM / 8 / SPLIT)
 #define SHARE_BYTES (2 * WALK + 16)
@@ -200,36 +205,31 @@ __device__ __forceinline__ Range may_see(const Call& call, const Segment& g, int
     return r;
 }
 
-// Whether all of the WALK queries of a tile see all keys [a, b).
-__device__ __forceinline__ bool all_see(const Call& call, const Segment& g, const Told& told, int from, int a, int b) {
-    if (from + WALK > g.q1) return false;
+// Whether all queries of the tile that are there see all keys [a, b), and whether none sees any. Queries behind the
+// segment's end are zeros, which add nothing.
+__device__ __forceinline__ void judge(const Call& call, const Segment& g, const Told& told, int from, int a, int b,
+                                      bool& all, bool& none) {
+    const int to = min(from + WALK, g.q1);
 #if MASK == 0
-    return true;
+    all = true;
+    none = false;
 #elif MASK == 3
-    bool all = true;
+    all = true;
+    none = true;
 #pragma unroll
     for (int r = lane_id(); r < WALK; r += 32) {
         const int4 s = told.seen[r];
+        if (from + r >= to) continue;
         all = all && ((s.x <= a && b <= s.y) || (s.z <= a && b <= s.w));
+        none = none && !(max(s.x, a) < min(s.y, b) || max(s.z, a) < min(s.w, b));
     }
-    return __all_sync(ALL_LANES, all);
+    all = __all_sync(ALL_LANES, all);
+    none = __all_sync(ALL_LANES, none);
 #else
-    return sees(call, g, from + WALK - 1).a <= a && b <= sees(call, g, from).b;
+    const Seen first = sees(call, g, from), last = sees(call, g, to - 1);
+    all = last.a <= a && b <= first.b;
+    none = last.b <= a || first.a >= b;
 #endif
-}
-
-// Bit j: one of queries 16 j .. of the tile may see one of keys [a, b).
-__device__ __forceinline__ u32 wanted_queries(const Told& told, const Range& range, int from, int a, int b) {
-    u32 bits = wanted_columns<NS>(range.low, range.high, from);
-#if MASK == 3
-#pragma unroll
-    for (int j = 0; j < NS / 2; j++) {
-        const int4 s = told.seen[16 * j + lane_id() % 16];
-        const bool is_seen = max(s.x, a) < min(s.y, b) || max(s.z, a) < min(s.w, b);
-        if (!__any_sync(ALL_LANES, is_seen)) bits &= ~(1u << j);
-    }
-#endif
-    return bits;
 }
 
 template <bool SOME>
@@ -240,35 +240,36 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
                                      u32 keys, u32 values,
 #endif
                                      u32 queries, u32 slopes, const Told& told, char* share, int side, int pair,
-                                     const Call& call, const Segment& g, int from, int row, float unit, u32 wanted) {
+                                     const Call& call, const Segment& g, int from, int row, float unit) {
     const int l = lane_id();
     float p[MS][SCORED][4], dp[MS][SCORED][4];
     const u32 part = side * (WALK / SPLIT) * ROW_BYTES + lane_along();
-    // Where a warp scores 8 queries, both of a pair look at the same 16.
-    const u32 scored = SCORED == 1 ? wanted : wanted >> side * (SCORED / 2);
-    product_along<SOME>(p, keys, queries + part, scored);
-    product_along<SOME>(dp, values, slopes + part, scored);
+    const int stand0 = row + l / 4 - (g.k1 - g.q1) - from - side * (WALK / SPLIT) - 2 * (l % 4);
+    product_along(p, keys, queries + part);
+    product_along(dp, values, slopes + part);
 #pragma unroll
     for (int n = 0; n < SCORED; n++) {
-        if (SOME && !(scored >> n / 2 & 1)) continue;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int c = side * (WALK / SPLIT) + 8 * n + 2 * (l % 4) + j;
             const float shift = LOG2E * told.lse[c], mean = told.delta[c];
-            Seen seen;
-            if (SOME) {
 #if MASK == 3
-                seen = {told.seen[c].x, told.seen[c].y, told.seen[c].z, told.seen[c].w};
-#else
-                seen = sees(call, g, from + c);
+            Seen seen;
+            if (SOME) seen = {told.seen[c].x, told.seen[c].y, told.seen[c].z, told.seen[c].w};
 #endif
-            }
 #pragma unroll
             for (int m = 0; m < MS; m++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     float e = exp2_fast(fmaf(unit, p[m][n][2 * i + j], -shift));
+#if MASK == 3
                     if (SOME && !seen.has(row + 16 * m + 8 * i + l / 4)) e = 0.0f;
+#else
+                    // The column, counted from the query that stands at the key, decides.
+                    const int stand = stand0 + 16 * m + 8 * i;
+                    if (SOME && 8 * n + j + (MASK == 2 ? call.ahead : 0) < stand) e = 0.0f;
+                    if (SOME && MASK == 2 && 8 * n + j - call.back > stand) e = 0.0f;
+#endif
                     p[m][n][2 * i + j] = e;
                     dp[m][n][2 * i + j] = e * (dp[m][n][2 * i + j] - mean);
                 }
@@ -277,7 +278,6 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
 #if SPLIT == 1
 #pragma unroll
     for (int j = 0; j < NS / 2; j++) {
-        if (SOME && !(wanted >> j & 1)) continue;
         u32 a[MS][4];
 #pragma unroll
         for (int m = 0; m < MS; m++) as_a(a[m], p[m][2 * j], p[m][2 * j + 1]);
@@ -303,7 +303,6 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
     const u32 column = side * SUMMED * 16 + lane_down();
 #pragma unroll
     for (int j = 0; j < NS / 2; j++) {
-        if (SOME && !(wanted >> j & 1)) continue;
         u32 a[MS][4];
 #pragma unroll
         for (int m = 0; m < MS; m++) ldmatrix(a[m], shared + m * 16 * SHARE_BYTES + j * 32);
@@ -348,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dkv(const __gr
     const u32 owned = tiles + (KEPT ? 1 : STAGES) * 2 * TILE_BYTES;
     char* share = (char*)memory + (STAGES * 2 * TILE_BYTES + 2 * OWN * ROW_BYTES) + pair * 2 * 16 * MS * SHARE_BYTES;
 
-    const Range block = may_see(call, g, tile.first, min(tile.first + OWN, g.k1)), mine = may_see(call, g, row, min(row + 16 * MS, g.k1));
+    const Range block = may_see(call, g, tile.first, min(tile.first + OWN, g.k1));
     const int low = block.low, high = block.high;
     const int group = call.heads / call.kv_heads, last_head = kv_head * group + group;
     int head = kv_head * group, from = low;
@@ -391,14 +390,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dkv(const __gr
         __syncthreads();
 #endif
         const u32 queries = tiles + stage * 2 * TILE_BYTES, slopes = queries + TILE_BYTES;
-        const int end = min(row + 16 * MS, g.k1);
-        if (row < g.k1) {
-            if (all_see(call, g, told[stage], from, row, end)) {
-                step<false>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from, row, unit, 0);
-            } else {
-                const u32 wanted = wanted_queries(told[stage], mine, from, row, end);
-                if (wanted) step<true>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from, row, unit, wanted);
-            }
+        bool all, none;
+        judge(call, g, told[stage], from, row, min(row + 16 * MS, g.k1), all, none);
+        if (row < g.k1 && !none) {
+            if (all)
+                step<false>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from, row, unit);
+            else
+                step<true>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from, row, unit);
         }
         from = next;
         head = next_head;

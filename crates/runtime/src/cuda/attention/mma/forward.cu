@@ -5,10 +5,11 @@
 // Defines beside those of call.cuh: SIZE, DIM, WARPS, MS (16-row tiles of queries a warp), WALK (keys a step), KEPT
 // (queries stay in registers as fragments), BLOCKS (blocks a multiprocessor the registers are dealt for).
 #define OWN (16 * MS * WARPS)
-#define NS (WALK / 8)
+// Keys a warp takes at once where some row does not see all of them.
+#define SHORT (WALK < 32 ? WALK : 32)
 #define TILE_BYTES (WALK * ROW_BYTES)
 
-template <bool SOME>
+template <bool SOME, int NS>
 __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[MS][2], float (&total)[MS][2],
 #if KEPT
                                      const u32 (&queries)[STEPS][MS][4],
@@ -18,21 +19,19 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
                                      u32 keys, u32 values, const Sight& sight, int from, float unit) {
     const int l = lane_id();
     float s[MS][NS][4];
-    const u32 wanted = SOME ? wanted_columns<NS>(sight.low, sight.high, from) : 0;
-    product_along<SOME>(s, queries, keys + lane_along(), wanted);
+    product_along(s, queries, keys + lane_along());
 #pragma unroll
     for (int m = 0; m < MS; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             Seen seen;
-            if (SOME) seen = seen_by(sight, 16 * m + 8 * i + l / 4);
+            if (SOME) seen = seen_by(sight, 16 * m + 8 * i + l / 4, from + 2 * (l % 4));
             float peak = top[m][i];
 #pragma unroll
             for (int n = 0; n < NS; n++) {
-                if (SOME && !(wanted >> n / 2 & 1)) continue;
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    if (SOME && !seen.has(from + 8 * n + 2 * (l % 4) + j)) s[m][n][2 * i + j] = -infinity();
+                    if (SOME && !seen.has(8 * n + j)) s[m][n][2 * i + j] = -infinity();
                     peak = fmaxf(peak, s[m][n][2 * i + j]);
                 }
             }
@@ -45,7 +44,6 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
             float row = 0.0f;
 #pragma unroll
             for (int n = 0; n < NS; n++) {
-                if (SOME && !(wanted >> n / 2 & 1)) continue;
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     s[m][n][2 * i + j] = exp2_fast(fmaf(unit, s[m][n][2 * i + j], -base));
@@ -61,7 +59,6 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
         }
 #pragma unroll
     for (int j = 0; j < NS / 2; j++) {
-        if (SOME && !(wanted >> j & 1)) continue;
         u32 p[MS][4];
 #pragma unroll
         for (int m = 0; m < MS; m++) as_a(p[m], s[m][2 * j], s[m][2 * j + 1]);
@@ -121,11 +118,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_forward(const 
             commit();
         }
         const u32 keys = tiles + stage * 2 * TILE_BYTES, values = keys + TILE_BYTES + lane_down();
-        if (!idle && from < sight.high && from + WALK > sight.low) {
-            if (sees_all(sight, from, from + WALK))
-                step<false>(sum, top, total, queries, keys, values, sight, from, unit);
-            else
-                step<true>(sum, top, total, queries, keys, values, sight, from, unit);
+        if (!idle && sees_all(sight, from, from + WALK)) {
+            step<false, WALK / 8>(sum, top, total, queries, keys, values, sight, from, unit);
+        } else if (!idle) {
+#pragma unroll 1
+            for (int i = 0; i < WALK; i += SHORT)
+                if (from + i < sight.high && from + i + SHORT > sight.low)
+                    step<true, SHORT / 8>(sum, top, total, queries, keys + i * ROW_BYTES, values + i * ROW_BYTES, sight, from + i, unit);
         }
         from = next;
     }

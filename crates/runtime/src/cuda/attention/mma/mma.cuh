@@ -111,12 +111,10 @@ template <int RT, int CT> __device__ __forceinline__ void clear(float (&c)[RT][C
 }
 
 // c += a b^T over 16 of a head's columns: b's rows are c's columns. `from` holds the lane's offset (`lane_along`).
-// Bit j of `wanted` says whether c's columns 16 j .. are needed.
-template <bool SOME, int RT, int CT>
-__device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&a)[RT][4], u32 from, u32 wanted) {
+template <int RT, int CT>
+__device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&a)[RT][4], u32 from) {
 #pragma unroll
     for (int j = 0; j < CT / 2; j++) {
-        if (SOME && !(wanted >> j & 1)) continue;
         u32 b[4];
         ldmatrix(b, from + j * 16 * ROW_BYTES);
 #pragma unroll
@@ -125,7 +123,7 @@ __device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&
             mma(c[m][2 * j + 1], a[m], b[2], b[3]);
         }
     }
-    if (CT % 2 && (!SOME || wanted >> CT / 2 & 1)) {
+    if (CT % 2) {
         u32 b[2];
         ldmatrix(b, from + CT / 2 * 16 * ROW_BYTES);
 #pragma unroll
@@ -134,23 +132,23 @@ __device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&
 }
 
 // c = a b^T with a's fragments in registers.
-template <bool SOME, int RT, int CT>
-__device__ __forceinline__ void product_along(float (&c)[RT][CT][4], const u32 (&a)[STEPS][RT][4], u32 from, u32 wanted) {
+template <int RT, int CT>
+__device__ __forceinline__ void product_along(float (&c)[RT][CT][4], const u32 (&a)[STEPS][RT][4], u32 from) {
     clear(c);
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) product_step<SOME>(c, a[k], from + k * 32, wanted);
+    for (int k = 0; k < STEPS; k++) product_step(c, a[k], from + k * 32);
 }
 
 // The same with a read from shared memory too, at `rows` (`lane_down`).
-template <bool SOME, int RT, int CT>
-__device__ __forceinline__ void product_along(float (&c)[RT][CT][4], u32 rows, u32 from, u32 wanted) {
+template <int RT, int CT>
+__device__ __forceinline__ void product_along(float (&c)[RT][CT][4], u32 rows, u32 from) {
     clear(c);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         u32 a[RT][4];
 #pragma unroll
         for (int m = 0; m < RT; m++) ldmatrix(a[m], rows + m * 16 * ROW_BYTES + k * 32);
-        product_step<SOME>(c, a, from + k * 32, wanted);
+        product_step(c, a, from + k * 32);
     }
 }
 
@@ -242,23 +240,17 @@ __device__ __forceinline__ bool sees_all(const Sight& s, int from, int to) {
 #endif
 }
 
-// Bit j: one of from + 16 j .. + 15 lies in [low, high).
-template <int CT> __device__ __forceinline__ u32 wanted_columns(int low, int high, int from) {
-    u32 bits = 0;
-#pragma unroll
-    for (int j = 0; j < (CT + 1) / 2; j++)
-        bits |= (u32)(from + 16 * j < high && from + 16 * j + 16 > low) << j;
-    return bits;
-}
-
-// What row `row` of the warp sees, from the lane that knows.
-__device__ __forceinline__ Seen seen_by(const Sight& s, int row) {
+// What row `row` of the warp sees, from the lane that knows, counted from `origin`: with constants to ask for, a key
+// costs a comparison or two. A walk begins at the segment's first key, so only windows and intervals look at the start.
+__device__ __forceinline__ Seen seen_by(const Sight& s, int row, int origin) {
     Seen seen = {0, 0, 0, 0};
-    seen.a = __shfl_sync(ALL_LANES, s.mine.a, row);
-    seen.b = __shfl_sync(ALL_LANES, s.mine.b, row);
+#if MASK >= 2
+    seen.a = __shfl_sync(ALL_LANES, s.mine.a, row) - origin;
+#endif
+    seen.b = __shfl_sync(ALL_LANES, s.mine.b, row) - origin;
 #if MASK == 3
-    seen.c = __shfl_sync(ALL_LANES, s.mine.c, row);
-    seen.d = __shfl_sync(ALL_LANES, s.mine.d, row);
+    seen.c = __shfl_sync(ALL_LANES, s.mine.c, row) - origin;
+    seen.d = __shfl_sync(ALL_LANES, s.mine.d, row) - origin;
 #endif
     return seen;
 }
