@@ -7,7 +7,7 @@
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, View};
 
-use super::{Problem, dense, flash, timing};
+use super::{Problem, dense, flash, mma, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
 /// What a run may ask attention to run on. Few queries over many keys have a kernel of their own, which counts as part
@@ -71,6 +71,15 @@ const FAMILIES: &[Family] = &[
         prepare: dense::prepare,
         is_aligned: true,
         needs_every_output: true,
+    },
+    Family {
+        name: "mma",
+        serves: mma::serves,
+        workspace: mma::workspace,
+        sources: mma::sources,
+        prepare: mma::prepare,
+        is_aligned: true,
+        needs_every_output: false,
     },
     Family {
         name: "fma",

@@ -8,9 +8,11 @@
 // Keys a warp takes at once where some row does not see all of them.
 #define SHORT (WALK < 32 ? WALK : 32)
 #define TILE_BYTES (WALK * ROW_BYTES)
+#define SLACK 8.0f
 
 template <bool SOME, int NS>
-__device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[MS][2], float (&total)[MS][2],
+__device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[MS][2], float (&limit)[MS][2],
+                                     float (&total)[MS][2],
 #if KEPT
                                      const u32 (&queries)[STEPS][MS][4],
 #else
@@ -20,42 +22,59 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
     const int l = lane_id();
     float s[MS][NS][4];
     product_along(s, queries, keys + lane_along());
+    float peak[MS][2];
+    bool grown = false;
 #pragma unroll
     for (int m = 0; m < MS; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             Seen seen;
             if (SOME) seen = seen_by(sight, 16 * m + 8 * i + l / 4, from + 2 * (l % 4));
-            float peak = top[m][i];
+            float most = -infinity();
 #pragma unroll
-            for (int n = 0; n < NS; n++) {
+            for (int n = 0; n < NS; n++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     if (SOME && !seen.has(8 * n + j)) s[m][n][2 * i + j] = -infinity();
-                    peak = fmaxf(peak, s[m][n][2 * i + j]);
+                    most = fmaxf(most, s[m][n][2 * i + j]);
+                }
+            peak[m][i] = most;
+            grown |= most > limit[m][i];
+        }
+    // What exponentials are relative to grows only where they would pass 2^SLACK: seldom after a row's first keys.
+    if (__any_sync(ALL_LANES, grown)) {
+#pragma unroll
+        for (int m = 0; m < MS; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float most = fmaxf(peak[m][i], __shfl_xor_sync(ALL_LANES, peak[m][i], 1));
+                most = unit * fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
+                // A row that has seen nothing yet has only zeros to shrink.
+                const float next = fmaxf(top[m][i], most), shrink = next > top[m][i] ? exp2_fast(top[m][i] - next) : 1.0f;
+                top[m][i] = next;
+                limit[m][i] = (next + SLACK) / unit;
+                total[m][i] *= shrink;
+#pragma unroll
+                for (int n = 0; n < DIM / 8; n++) {
+                    sum[m][n][2 * i] *= shrink;
+                    sum[m][n][2 * i + 1] *= shrink;
                 }
             }
-            peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 1));
-            peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 2));
-            // A row that has seen nothing yet has only zeros to shrink and to add.
-            const float base = SOME && peak == -infinity() ? 0.0f : unit * peak;
-            const float shrink = exp2_fast(fmaf(unit, top[m][i], -base));
-            top[m][i] = peak;
+    }
+#pragma unroll
+    for (int m = 0; m < MS; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float base = SOME && top[m][i] == -infinity() ? 0.0f : top[m][i];
             float row = 0.0f;
 #pragma unroll
-            for (int n = 0; n < NS; n++) {
+            for (int n = 0; n < NS; n++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     s[m][n][2 * i + j] = exp2_fast(fmaf(unit, s[m][n][2 * i + j], -base));
                     row += s[m][n][2 * i + j];
                 }
-            }
-            total[m][i] = fmaf(total[m][i], shrink, row);
-#pragma unroll
-            for (int n = 0; n < DIM / 8; n++) {
-                sum[m][n][2 * i] *= shrink;
-                sum[m][n][2 * i + 1] *= shrink;
-            }
+            total[m][i] += row;
         }
 #pragma unroll
     for (int j = 0; j < NS / 2; j++) {
@@ -88,13 +107,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_forward(const 
     commit();
     const Sight sight = look<MS>(call, g, min(row, g.q1 - 1));
     const bool idle = row >= g.q1;
-    float sum[MS][DIM / 8][4], top[MS][2], total[MS][2];
+    float sum[MS][DIM / 8][4], top[MS][2], limit[MS][2], total[MS][2];
     clear(sum);
 #pragma unroll
     for (int m = 0; m < MS; m++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            top[m][i] = -infinity();
+            top[m][i] = limit[m][i] = -infinity();
             total[m][i] = 0.0f;
         }
     const u32 own_rows = owned + warp * 16 * MS * ROW_BYTES + lane_down();
@@ -119,12 +138,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_forward(const 
         }
         const u32 keys = tiles + stage * 2 * TILE_BYTES, values = keys + TILE_BYTES + lane_down();
         if (!idle && sees_all(sight, from, from + WALK)) {
-            step<false, WALK / 8>(sum, top, total, queries, keys, values, sight, from, unit);
+            step<false, WALK / 8>(sum, top, limit, total, queries, keys, values, sight, from, unit);
         } else if (!idle) {
 #pragma unroll 1
             for (int i = 0; i < WALK; i += SHORT)
-                if (from + i < sight.high && from + i + SHORT > sight.low)
-                    step<true, SHORT / 8>(sum, top, total, queries, keys + i * ROW_BYTES, values + i * ROW_BYTES, sight, from + i, unit);
+                if (sees_some(sight, from + i, from + i + SHORT))
+                    step<true, SHORT / 8>(sum, top, limit, total, queries, keys + i * ROW_BYTES, values + i * ROW_BYTES, sight, from + i, unit);
         }
         from = next;
     }
@@ -138,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_forward(const 
             const int at = row + 16 * m + 8 * i + l / 4;
             if (call.lse && l % 4 == 0 && at < g.q1)
                 call.lse[at * call.lse_row + head] =
-                    whole > 0.0f ? fmaf(call.scale, top[m][i], LN2 * log2f(whole)) : -infinity();
+                    whole > 0.0f ? LN2 * (top[m][i] + log2f(whole)) : -infinity();
         }
     arrived<0>();
     __syncthreads();

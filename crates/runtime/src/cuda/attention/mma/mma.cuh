@@ -20,7 +20,10 @@ extern __shared__ uint4 memory[];
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 16 bytes, or zeros where `there` is false, without a register in between.
+// 16 bytes without a register in between; zeros where `there` is false.
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
@@ -39,9 +42,14 @@ __device__ __forceinline__ void ldmatrix(u32 (&to)[4], u32 from) {
                  : "r"(from)
                  : "memory");
 }
-__device__ __forceinline__ void ldmatrix(u32 (&to)[2], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from) : "memory");
+// The first two of them.
+__device__ __forceinline__ void ldmatrix_half(u32 (&to)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(from)
+                 : "memory");
 }
+// Four, each turned over.
 __device__ __forceinline__ void ldmatrix_across(u32 (&to)[4], u32 from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -53,6 +61,14 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same on top of zeros, which cost no instruction to have.
+__device__ __forceinline__ void mma_first(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
 // 2^x; 0 from minus infinity.
@@ -75,15 +91,22 @@ __device__ __forceinline__ u32 lane_along() {
     return ((l / 16) * 8 + l % 8) * ROW_BYTES + (l / 8 % 2) * 16;
 }
 
-// ROWS rows of one head from row `first` on.
+// ROWS rows of one head from row `first` on. A tile that is all there needs no questions.
 template <int ROWS>
 __device__ __forceinline__ void load_rows(u32 to, const Rows& from, int head, int first, int end) {
+    constexpr int PIECES = DIM / 8, AT_ONCE = THREADS / PIECES;
     const bf16* base = from.at + head * from.head + first * from.token;
     const int token = (int)from.token;
-    constexpr int PIECES = DIM / 8;
-    constexpr int ROUNDS = (ROWS * PIECES + THREADS - 1) / THREADS;
+    if (DIM == SIZE && THREADS % PIECES == 0 && ROWS % AT_ONCE == 0 && first + ROWS <= end) {
+        const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
+        base += r * token + 8 * c;
+        to += r * ROW_BYTES + c * 16;
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
+        for (int i = 0; i < ROWS; i += AT_ONCE) copy16(to + i * ROW_BYTES, base + i * token);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < (ROWS * PIECES + THREADS - 1) / THREADS; i++) {
         const int piece = i * THREADS + threadIdx.x;
         const int r = piece / PIECES, c = piece % PIECES;
         if (ROWS * PIECES % THREADS == 0 || piece < ROWS * PIECES) {
@@ -110,45 +133,52 @@ template <int RT, int CT> __device__ __forceinline__ void clear(float (&c)[RT][C
             for (int i = 0; i < 4; i++) c[m][n][i] = 0.0f;
 }
 
-// c += a b^T over 16 of a head's columns: b's rows are c's columns. `from` holds the lane's offset (`lane_along`).
-template <int RT, int CT>
+// c = a b^T over 16 of a head's columns, or c += where it is not the FIRST: b's rows are c's columns. `from` holds the
+// lane's offset (`lane_along`).
+template <bool FIRST, int RT, int CT>
 __device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&a)[RT][4], u32 from) {
 #pragma unroll
-    for (int j = 0; j < CT / 2; j++) {
+    for (int n = 0; n < CT; n += 2) {
         u32 b[4];
-        ldmatrix(b, from + j * 16 * ROW_BYTES);
-#pragma unroll
-        for (int m = 0; m < RT; m++) {
-            mma(c[m][2 * j], a[m], b[0], b[1]);
-            mma(c[m][2 * j + 1], a[m], b[2], b[3]);
+        if (n + 1 < CT) {
+            ldmatrix(b, from + n * 8 * ROW_BYTES);
+        } else {
+            ldmatrix_half(b, from + n * 8 * ROW_BYTES);
         }
-    }
-    if (CT % 2) {
-        u32 b[2];
-        ldmatrix(b, from + CT / 2 * 16 * ROW_BYTES);
 #pragma unroll
-        for (int m = 0; m < RT; m++) mma(c[m][CT - 1], a[m], b[0], b[1]);
+        for (int m = 0; m < RT; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (n + i >= CT) continue;
+                if (FIRST) {
+                    mma_first(c[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
+                } else {
+                    mma(c[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
+                }
+            }
     }
 }
 
 // c = a b^T with a's fragments in registers.
 template <int RT, int CT>
 __device__ __forceinline__ void product_along(float (&c)[RT][CT][4], const u32 (&a)[STEPS][RT][4], u32 from) {
-    clear(c);
+    product_step<true>(c, a[0], from);
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) product_step(c, a[k], from + k * 32);
+    for (int k = 1; k < STEPS; k++) product_step<false>(c, a[k], from + k * 32);
 }
 
 // The same with a read from shared memory too, at `rows` (`lane_down`).
-template <int RT, int CT>
-__device__ __forceinline__ void product_along(float (&c)[RT][CT][4], u32 rows, u32 from) {
-    clear(c);
+template <int RT, int CT> __device__ __forceinline__ void product_along(float (&c)[RT][CT][4], u32 rows, u32 from) {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         u32 a[RT][4];
 #pragma unroll
         for (int m = 0; m < RT; m++) ldmatrix(a[m], rows + m * 16 * ROW_BYTES + k * 32);
-        product_step(c, a, from + k * 32);
+        if (k == 0) {
+            product_step<true>(c, a, from);
+        } else {
+            product_step<false>(c, a, from + k * 32);
+        }
     }
 }
 
@@ -223,31 +253,37 @@ template <int RT> __device__ __forceinline__ Sight look(const Call& call, const 
         b = max(b, s.mine.d);
     }
 #endif
-    s.low = __reduce_min_sync(ALL_LANES, a);
-    s.high = __reduce_max_sync(ALL_LANES, b);
-    s.all_low = __reduce_max_sync(ALL_LANES, s.mine.a);
-    s.all_high = __reduce_min_sync(ALL_LANES, s.mine.b);
+    s.low = MASK == 0 ? g.k0 : __reduce_min_sync(ALL_LANES, a);
+    s.high = MASK == 0 ? g.k1 : __reduce_max_sync(ALL_LANES, b);
+    s.all_low = MASK == 0 ? g.k0 : __reduce_max_sync(ALL_LANES, s.mine.a);
+    s.all_high = MASK == 0 ? g.k1 : __reduce_min_sync(ALL_LANES, s.mine.b);
     return s;
 }
 
-// Whether every row of the warp sees all of [from, to).
+// Whether every row of the warp sees all of [from, to). A walk begins at the segment's first key or later, so only
+// windows and intervals ask where a row's keys begin.
 __device__ __forceinline__ bool sees_all(const Sight& s, int from, int to) {
 #if MASK == 3
     const bool mine = (s.mine.a <= from && to <= s.mine.b) || (s.mine.c <= from && to <= s.mine.d);
     return __all_sync(ALL_LANES, mine);
 #else
-    return s.all_low <= from && to <= s.all_high;
+    return (MASK < 2 || s.all_low <= from) && to <= s.all_high;
 #endif
 }
 
+// Whether some row may see one of [from, to).
+__device__ __forceinline__ bool sees_some(const Sight& s, int from, int to) {
+    return from < s.high && (MASK < 2 || to > s.low);
+}
+
 // What row `row` of the warp sees, from the lane that knows, counted from `origin`: with constants to ask for, a key
-// costs a comparison or two. A walk begins at the segment's first key, so only windows and intervals look at the start.
+// costs a comparison or two.
 __device__ __forceinline__ Seen seen_by(const Sight& s, int row, int origin) {
     Seen seen = {0, 0, 0, 0};
 #if MASK >= 2
     seen.a = __shfl_sync(ALL_LANES, s.mine.a, row) - origin;
 #endif
-    seen.b = __shfl_sync(ALL_LANES, s.mine.b, row) - origin;
+    seen.b = (MASK == 0 ? s.high : __shfl_sync(ALL_LANES, s.mine.b, row)) - origin;
 #if MASK == 3
     seen.c = __shfl_sync(ALL_LANES, s.mine.c, row) - origin;
     seen.d = __shfl_sync(ALL_LANES, s.mine.d, row) - origin;
@@ -267,7 +303,7 @@ struct Walk {
     }
 };
 
-// A barrier where there are intervals.
+// Intervals are brought together in shared memory, before anything else is there.
 template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call, const Segment& g, int first) {
     Walk w = {g.k0, g.k1, 0, 0};
 #if MASK == 1 || MASK == 2
@@ -276,7 +312,7 @@ template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call,
     w.low = sees(call, g, first).a;
 #elif MASK == 3
     // Hulls of the first and of the second intervals; where they lie apart, in either order, the walk jumps.
-    __shared__ int ends[4];
+    int* ends = reinterpret_cast<int*>(memory);
     if (threadIdx.x < 4) ends[threadIdx.x] = threadIdx.x % 2 ? 0 : 0x7fffffff;
     __syncthreads();
     for (int r = threadIdx.x; r < OWNED && first + r < g.q1; r += THREADS) {
@@ -297,6 +333,7 @@ template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call,
     w.high = max(b, d);
     w.gap = b;
     w.resume = c;
+    __syncthreads();
 #endif
     return w;
 }
