@@ -7,7 +7,7 @@
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, PlanSet, View};
 
-use super::{Problem, dense, flash, packed, timing};
+use super::{Problem, dense, flash, mma, packed, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
 /// What a run may ask attention to run on. Few queries over many keys have a kernel of their own, which counts as part
@@ -100,6 +100,15 @@ const FAMILIES: &[Family] = &[
         prepare: packed::prepare,
         is_aligned: true,
         takes: packed::takes,
+    },
+    Family {
+        name: "mma",
+        serves: mma::serves,
+        workspace: mma::workspace,
+        sources: mma::sources,
+        prepare: mma::prepare,
+        is_aligned: true,
+        takes: |_, _| true,
     },
     Family {
         name: "fma",

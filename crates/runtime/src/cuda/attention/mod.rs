@@ -6,8 +6,10 @@
 mod call;
 pub mod choice;
 pub mod cudnn;
+mod delta;
 mod dense;
 mod flash;
+mod mma;
 mod packed;
 mod scratch;
 mod tiles;

@@ -1,0 +1,34 @@
+//! The rows' sums of do * o that backward kernels on bf16 take, of every family that walks tiles.
+
+use std::borrow::Cow;
+
+use super::Problem;
+use super::call::{self, Call};
+use super::scratch::ALIGN;
+use crate::cuda::argument::launch_blocks;
+use crate::cuda::context::{Prepare, Prepared, Source};
+
+/// Tokens a block takes, 8 threads each.
+const TOKENS: usize = 32;
+
+/// Scratch of `Call::delta`.
+pub(super) fn bytes(p: &Problem) -> usize {
+    (4 * p.tq * p.heads).next_multiple_of(ALIGN)
+}
+
+pub(super) fn source(p: &Problem) -> Source {
+    let size = ("SIZE".to_string(), p.size.to_string());
+    let code = concat!(include_str!("../prelude.cuh"), include_str!("call.cuh"), include_str!("delta.cu"));
+    Source {
+        name: "attention/delta.cu",
+        code: Cow::Borrowed(code),
+        defines: [size].into_iter().chain(call::defines(p)).collect(),
+    }
+}
+
+/// Fills `call.delta` from o and do, whose rows begin at multiples of 16 bytes.
+pub(super) fn prepare(p: &Problem, call: &Call, at: &Prepare<'_>) -> Prepared {
+    let function = at.function(&source(p), "attention_delta")?;
+    let grid = [p.tq.div_ceil(TOKENS), p.heads, 1];
+    launch_blocks(function, grid, 8 * TOKENS as u32, 0, vec![call.block()])
+}

@@ -1,0 +1,339 @@
+// Tensor cores from sm_80 on for attention: copies into shared memory, fragments, products, and what a warp's rows see.
+//
+// A tile in shared memory has rows of DIM bf16 (SIZE up to the next multiple of 16, or of 32 where a row's columns are
+// split between two warps) at a pitch of DIM + 8: an odd number of 16-byte pieces, so eight rows at the same column lie
+// in eight different groups of banks, and every address of a fragment is a lane's own offset plus a constant.
+// Rows behind their segment's end and columns behind SIZE are filled with zeros: nothing else can enter a product.
+//
+// Fragments of mma.m16n8k16, lane = 4 g + t: A holds rows g, g + 8 and columns 2t, 2t + 1, + 8; B the same of its
+// columns; the result rows g, g + 8 at columns 2t, 2t + 1. So two results side by side, rounded, are the A of the next
+// product, and probabilities never leave their lane.
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+#define STEPS (DIM / 16)
+#define PITCH (DIM + 8)
+#define ROW_BYTES (2 * PITCH)
+#define THREADS (32 * WARPS)
+
+extern __shared__ uint4 memory[];
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// 16 bytes without a register in between; zeros where `there` is false.
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy4(u32 to, const void* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Four 8 x 8 matrices; lanes 8 i .. 8 i + 7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void ldmatrix(u32 (&to)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+// The first two of them.
+__device__ __forceinline__ void ldmatrix_half(u32 (&to)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(from)
+                 : "memory");
+}
+// Four, each turned over.
+__device__ __forceinline__ void ldmatrix_across(u32 (&to)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same on top of zeros, which cost no instruction to have.
+__device__ __forceinline__ void mma_first(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+// 2^x; 0 from minus infinity.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
+
+// A lane's offset in a tile read as A (its rows are the result's rows), or as B with rows to be summed over.
+__device__ __forceinline__ u32 lane_down(int pitch_bytes = ROW_BYTES) {
+    const int l = lane_id();
+    return (l % 16) * pitch_bytes + (l / 16) * 16;
+}
+// A lane's offset in a tile read as B whose rows are the result's columns.
+__device__ __forceinline__ u32 lane_along() {
+    const int l = lane_id();
+    return ((l / 16) * 8 + l % 8) * ROW_BYTES + (l / 8 % 2) * 16;
+}
+
+// ROWS rows of one head from row `first` on. A tile that is all there needs no questions.
+template <int ROWS>
+__device__ __forceinline__ void load_rows(u32 to, const Rows& from, int head, int first, int end) {
+    constexpr int PIECES = DIM / 8, AT_ONCE = THREADS / PIECES;
+    const bf16* base = from.at + head * from.head + first * from.token;
+    const int token = (int)from.token;
+    if (DIM == SIZE && THREADS % PIECES == 0 && ROWS % AT_ONCE == 0 && first + ROWS <= end) {
+        const int r = threadIdx.x / PIECES, c = threadIdx.x % PIECES;
+        base += r * token + 8 * c;
+        to += r * ROW_BYTES + c * 16;
+#pragma unroll
+        for (int i = 0; i < ROWS; i += AT_ONCE) copy16(to + i * ROW_BYTES, base + i * token);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < (ROWS * PIECES + THREADS - 1) / THREADS; i++) {
+        const int piece = i * THREADS + threadIdx.x;
+        const int r = piece / PIECES, c = piece % PIECES;
+        if (ROWS * PIECES % THREADS == 0 || piece < ROWS * PIECES) {
+            const bool there = first + r < end && (DIM == SIZE || 8 * c < SIZE);
+            copy16(to + r * ROW_BYTES + c * 16, there ? base + r * token + 8 * c : from.at, there);
+        }
+    }
+}
+
+// Fragments of A: 16 RT rows of a tile.
+template <int RT> __device__ __forceinline__ void keep(u32 (&a)[STEPS][RT][4], u32 from) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+#pragma unroll
+        for (int m = 0; m < RT; m++) ldmatrix(a[k][m], from + m * 16 * ROW_BYTES + k * 32);
+}
+
+template <int RT, int CT> __device__ __forceinline__ void clear(float (&c)[RT][CT][4]) {
+#pragma unroll
+    for (int m = 0; m < RT; m++)
+#pragma unroll
+        for (int n = 0; n < CT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[m][n][i] = 0.0f;
+}
+
+// c = a b^T over 16 of a head's columns, or c += where it is not the FIRST: b's rows are c's columns. `from` holds the
+// lane's offset (`lane_along`).
+template <bool FIRST, int RT, int CT>
+__device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&a)[RT][4], u32 from) {
+#pragma unroll
+    for (int n = 0; n < CT; n += 2) {
+        u32 b[4];
+        if (n + 1 < CT) {
+            ldmatrix(b, from + n * 8 * ROW_BYTES);
+        } else {
+            ldmatrix_half(b, from + n * 8 * ROW_BYTES);
+        }
+#pragma unroll
+        for (int m = 0; m < RT; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (n + i >= CT) continue;
+                if (FIRST) {
+                    mma_first(c[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
+                } else {
+                    mma(c[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
+                }
+            }
+    }
+}
+
+// c = a b^T with a's fragments in registers.
+template <int RT, int CT>
+__device__ __forceinline__ void product_along(float (&c)[RT][CT][4], const u32 (&a)[STEPS][RT][4], u32 from) {
+    product_step<true>(c, a[0], from);
+#pragma unroll
+    for (int k = 1; k < STEPS; k++) product_step<false>(c, a[k], from + k * 32);
+}
+
+// The same with a read from shared memory too, at `rows` (`lane_down`).
+template <int RT, int CT> __device__ __forceinline__ void product_along(float (&c)[RT][CT][4], u32 rows, u32 from) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        u32 a[RT][4];
+#pragma unroll
+        for (int m = 0; m < RT; m++) ldmatrix(a[m], rows + m * 16 * ROW_BYTES + k * 32);
+        if (k == 0) {
+            product_step<true>(c, a, from);
+        } else {
+            product_step<false>(c, a, from + k * 32);
+        }
+    }
+}
+
+// sum += a b over 16 of b's rows, into 8 CT columns. `from` holds the lane's offset (`lane_down`).
+template <int RT, int CT>
+__device__ __forceinline__ void product_down(float (&sum)[RT][CT][4], const u32 (&a)[RT][4], u32 from) {
+#pragma unroll
+    for (int n = 0; n < CT / 2; n++) {
+        u32 b[4];
+        ldmatrix_across(b, from + n * 32);
+#pragma unroll
+        for (int m = 0; m < RT; m++) {
+            mma(sum[m][2 * n], a[m], b[0], b[1]);
+            mma(sum[m][2 * n + 1], a[m], b[2], b[3]);
+        }
+    }
+}
+
+// Two results side by side as the A of the next product.
+__device__ __forceinline__ void as_a(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
+    a[0] = bf16x2(left[0], left[1]);
+    a[1] = bf16x2(left[2], left[3]);
+    a[2] = bf16x2(right[0], right[1]);
+    a[3] = bf16x2(right[2], right[3]);
+}
+
+// Writes 16 RT rows of 8 CT columns from `column` on, through shared memory of the warp's own at `stage`, in pieces of
+// 16 bytes. factor[m][i] belongs to row 16 m + 8 i + g.
+template <int RT, int CT>
+__device__ __forceinline__ void store_rows(const Rows& to, int head, int first, int end, int column, char* stage,
+                                           const float (&sum)[RT][CT][4], const float (&factor)[RT][2]) {
+    const int l = lane_id();
+    constexpr int STAGE = 16 * CT + 16;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < RT; m++)
+#pragma unroll
+        for (int n = 0; n < CT; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                *reinterpret_cast<u32*>(stage + (16 * m + 8 * i + l / 4) * STAGE + 16 * n + l % 4 * 4) =
+                    bf16x2(factor[m][i] * sum[m][n][2 * i], factor[m][i] * sum[m][n][2 * i + 1]);
+    __syncwarp();
+    bf16* base = to.at + head * to.head + first * to.token + column;
+    const int token = (int)to.token;
+#pragma unroll
+    for (int i = 0; i < (16 * RT * CT + 31) / 32; i++) {
+        const int r = (32 * i + l) / CT, c = (32 * i + l) % CT;
+        if (r < 16 * RT && first + r < end && column + 8 * c < SIZE)
+            *reinterpret_cast<uint4*>(base + r * token + 8 * c) =
+                *reinterpret_cast<const uint4*>(stage + r * STAGE + 16 * c);
+    }
+    __syncwarp();
+}
+
+// What the 16 RT rows of queries of a warp see: each lane knows one or two rows, the warp from the first to behind the
+// last key any of them sees, and the keys all of them see.
+struct Sight {
+    Seen mine;
+    int low, high, all_low, all_high;
+};
+
+// Rows behind the segment's end see what its last row sees: they are zeros and are not written.
+template <int RT> __device__ __forceinline__ Sight look(const Call& call, const Segment& g, int first) {
+    Sight s;
+    s.mine = sees(call, g, min(first + lane_id() % (16 * RT), g.q1 - 1));
+    const int none = 0x7fffffff;
+    int a = s.mine.a < s.mine.b ? s.mine.a : none, b = s.mine.a < s.mine.b ? s.mine.b : 0;
+#if MASK == 3
+    if (s.mine.c < s.mine.d) {
+        a = min(a, s.mine.c);
+        b = max(b, s.mine.d);
+    }
+#endif
+    s.low = MASK == 0 ? g.k0 : __reduce_min_sync(ALL_LANES, a);
+    s.high = MASK == 0 ? g.k1 : __reduce_max_sync(ALL_LANES, b);
+    s.all_low = MASK == 0 ? g.k0 : __reduce_max_sync(ALL_LANES, s.mine.a);
+    s.all_high = MASK == 0 ? g.k1 : __reduce_min_sync(ALL_LANES, s.mine.b);
+    return s;
+}
+
+// Whether every row of the warp sees all of [from, to). A walk begins at the segment's first key or later, so only
+// windows and intervals ask where a row's keys begin.
+__device__ __forceinline__ bool sees_all(const Sight& s, int from, int to) {
+#if MASK == 3
+    const bool mine = (s.mine.a <= from && to <= s.mine.b) || (s.mine.c <= from && to <= s.mine.d);
+    return __all_sync(ALL_LANES, mine);
+#else
+    return (MASK < 2 || s.all_low <= from) && to <= s.all_high;
+#endif
+}
+
+// Whether some row may see one of [from, to).
+__device__ __forceinline__ bool sees_some(const Sight& s, int from, int to) {
+    return from < s.high && (MASK < 2 || to > s.low);
+}
+
+// What row `row` of the warp sees, from the lane that knows, counted from `origin`: with constants to ask for, a key
+// costs a comparison or two.
+__device__ __forceinline__ Seen seen_by(const Sight& s, int row, int origin) {
+    Seen seen = {0, 0, 0, 0};
+#if MASK >= 2
+    seen.a = __shfl_sync(ALL_LANES, s.mine.a, row) - origin;
+#endif
+    seen.b = (MASK == 0 ? s.high : __shfl_sync(ALL_LANES, s.mine.b, row)) - origin;
+#if MASK == 3
+    seen.c = __shfl_sync(ALL_LANES, s.mine.c, row) - origin;
+    seen.d = __shfl_sync(ALL_LANES, s.mine.d, row) - origin;
+#endif
+    return seen;
+}
+
+// The keys a block of queries walks over: [low, high), without what lies between two groups of intervals.
+struct Walk {
+    int low, high, gap, resume;
+    __device__ __forceinline__ int after(int from) const {
+        from += WALK;
+#if MASK == 3
+        if (from >= gap && from < resume) from = resume;
+#endif
+        return from;
+    }
+};
+
+// Intervals are brought together in shared memory, before anything else is there.
+template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call, const Segment& g, int first) {
+    Walk w = {g.k0, g.k1, 0, 0};
+#if MASK == 1 || MASK == 2
+    const Seen last = sees(call, g, min(first + OWNED, g.q1) - 1);
+    w.high = last.b;
+    w.low = sees(call, g, first).a;
+#elif MASK == 3
+    // Hulls of the first and of the second intervals; where they lie apart, in either order, the walk jumps.
+    int* ends = reinterpret_cast<int*>(memory);
+    if (threadIdx.x < 4) ends[threadIdx.x] = threadIdx.x % 2 ? 0 : 0x7fffffff;
+    __syncthreads();
+    for (int r = threadIdx.x; r < OWNED && first + r < g.q1; r += THREADS) {
+        const Seen s = sees(call, g, first + r);
+        if (s.a < s.b) {
+            atomicMin(&ends[0], s.a);
+            atomicMax(&ends[1], s.b);
+        }
+        if (s.c < s.d) {
+            atomicMin(&ends[2], s.c);
+            atomicMax(&ends[3], s.d);
+        }
+    }
+    __syncthreads();
+    const bool swap = ends[2] < ends[0];
+    const int a = ends[swap ? 2 : 0], b = ends[swap ? 3 : 1], c = ends[swap ? 0 : 2], d = ends[swap ? 1 : 3];
+    w.low = a;
+    w.high = max(b, d);
+    w.gap = b;
+    w.resume = c;
+    __syncthreads();
+#endif
+    return w;
+}
