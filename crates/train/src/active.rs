@@ -50,7 +50,7 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
     let table: [(&str, &str); 15] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
-        ("attention", if has(grad, OpKind::Attention) { "flash" } else { "naive" }),
+        ("attention", if stores_no_scores(grad) { "flash" } else { "naive" }),
         ("fuse.qkv", fused_inputs(grad, OpKind::Attention, 2)),
         ("fuse.gate_up", fused_inputs(grad, OpKind::Gated, 0)),
         ("fuse.norm", fused_norms(grad)),
@@ -189,6 +189,11 @@ fn updates_regions(plans: &PlanSet) -> bool {
     launches(apply, OpKind::AdamW).all(|l| wholes.contains(&l.ins[0].elements()))
 }
 
+/// Attention of either kind is one launch.
+fn stores_no_scores(grad: &Plan) -> bool {
+    has(grad, OpKind::Attention) || has(grad, OpKind::LinearAttention)
+}
+
 /// What runs twice: launches that share their key and kind with another.
 fn recompute(grad: &Plan) -> &'static str {
     const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
@@ -197,7 +202,7 @@ fn recompute(grad: &Plan) -> &'static str {
         *seen.entry((l.key, l.op.kind())).or_default() += 1;
     }
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
-    if twice(OpKind::Product) || twice(OpKind::Attention) {
+    if [OpKind::Product, OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice) {
         "full"
     } else if CHEAP.into_iter().any(twice) {
         "cheap"
