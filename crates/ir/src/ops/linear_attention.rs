@@ -183,7 +183,10 @@ pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tens
         LinearMask::Strict => allowed(Mask::Causal) - allowed(Mask::Window { back: 0, ahead: 0 }),
     };
     let allowed = allowed.reshape(&[1, tq, tk]).broadcast(&[h, tq, tk]);
-    let scores = of_heads(q).product(of_heads(k), false, true).scale(at.scale as f64);
+    // Queries that are their own keys are one tensor here too, whose gradient is rounded once.
+    let queries = of_heads(q);
+    let keys = if at.k == Keys::Queries { queries } else { of_heads(k) };
+    let scores = queries.product(keys, false, true).scale(at.scale as f64);
     let scores = allowed.select(scores, b.fill(0.0, wide, &[h, tq, tk]));
     scores.product(of_heads(v), false, false).transpose(&[1, 0, 2]).cast(q.dtype())
 }
