@@ -25,6 +25,8 @@ template <int Left> __device__ __forceinline__ void copies_wait() {
 template <int ROWS, int THREADS>
 __device__ __forceinline__ void load_panel(u32 panel, const bf16* from, i64 token, int first, int end, int column,
                                            int columns) {
+    // Not unrolled: addresses of several rows at once would cost the registers that sums need.
+#pragma unroll 1
     for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
         const int row = i / 8, piece = i % 8;
         const bool is_there = first + row < end && column + 8 * piece < columns;
@@ -37,25 +39,30 @@ struct Fragment {
     u32 x[4];
 };
 
+// Where a lane reads of a fragment whose first row lies at the start of a panel, in the panel's first 16 columns. Panels
+// begin at multiples of 128 bytes, so 16 columns further on are 32 bytes further in the exclusive or.
+__device__ __forceinline__ u32 lane_offset() {
+    const int lane = threadIdx.x % 32;
+    return (lane % 16) * 128 + ((lane / 16 ^ (lane & 7)) << 4);
+}
+
 // Rows [row, row + 16) by columns [16 step, 16 step + 16) of a panel: the left operand of mma, or, as (x0, x2) and (x1, x3),
 // two right operands of 8 rows each.
 __device__ __forceinline__ Fragment load_rows(u32 panel, int row, int step) {
-    const int lane = threadIdx.x % 32;
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
-                 : "r"(piece_at(panel, row + lane % 16, 2 * step + lane / 16)));
+                 : "r"((panel + row * 128 + lane_offset()) ^ (step << 5)));
     return f;
 }
 
 // Rows [row, row + 16), which are summed over, by columns [16 step, 16 step + 16): as (x0, x1) and (x2, x3) two right
 // operands of 8 columns each.
 __device__ __forceinline__ Fragment load_columns(u32 panel, int row, int step) {
-    const int lane = threadIdx.x % 32;
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
-                 : "r"(piece_at(panel, row + lane % 16, 2 * step + lane / 16)));
+                 : "r"((panel + row * 128 + lane_offset()) ^ (step << 5)));
     return f;
 }
 
@@ -74,27 +81,30 @@ __device__ __forceinline__ u32 transposed(u32 x) {
     return y;
 }
 
-template <int N> __device__ __forceinline__ void clear(float (&sum)[N][4]) {
+template <int Tiles> __device__ __forceinline__ void clear(float (&sum)[Tiles][4]) {
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < Tiles; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
 }
 
-// Writes a warp's 16 rows of 64 columns, through 2 KiB of shared memory of its own so that a row leaves in pieces of 16
-// bytes: rows below `end`, columns below `columns`.
-__device__ __forceinline__ void store_rows(u32 panel, const float (*sum)[4], bf16* to, i64 token, int first, int end,
-                                           int column, int columns) {
+// A warp's results leave through a panel of its own, 16 rows, so that a row goes out in pieces of 16 bytes. Rounds TILES
+// tiles of 8 columns into it, from tile `from` on.
+template <int TILES> __device__ __forceinline__ void round_tiles(u32 panel, const float (*sum)[4], int from) {
     const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-    __syncwarp();
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+    for (int n = 0; n < TILES; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const u32 word = bf16x2(sum[n][2 * half], sum[n][2 * half + 1]);
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(piece_at(panel, group + 8 * half, n) + 4 * pair), "r"(word)
-                         : "memory");
+            const u32 at = ((panel + group * 144 + 4 * pair) ^ ((from + n) << 4)) + 1024 * half;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
         }
+}
+
+// Writes the panel to rows below `end` and columns below `columns`.
+__device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int first, int end, int column, int columns) {
+    const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -106,4 +116,5 @@ __device__ __forceinline__ void store_rows(u32 panel, const float (*sum)[4], bf1
         if (first + row < end && column + 8 * piece < columns)
             *reinterpret_cast<uint4*>(to + (first + row) * token + column + 8 * piece) = x;
     }
+    __syncwarp();
 }
