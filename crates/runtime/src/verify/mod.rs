@@ -5,6 +5,7 @@
 //! and no byte outside the outputs and the scratch may change.
 
 pub mod cases;
+mod linear_attention;
 mod products;
 pub mod real;
 pub mod speed;

@@ -50,7 +50,7 @@ __device__ __forceinline__ void products(float (&sum)[4][4], float* shared, cons
 }
 
 // Grid: tiles of every segment on the owned side, output heads by slices.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, SLICE > 64 ? 1 : 2)
 plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start, const int* q_len, const int* k_start,
           const int* k_len, i64 a_token, i64 a_head, i64 b_token, i64 b_head, i64 x_token, i64 x_head, i64 out_token,
           i64 out_head, int tq, int tk, int q_longest, int k_longest, int tiles, int heads, int a_heads, int b_heads,

@@ -3,34 +3,36 @@
 // r, dr [T, H, N], v, dv [T, HV, D], o, do [T, H, D], a head's rows at any stride, 16-byte aligned; N and D multiples of 8.
 // Rows outside every segment are neither read nor written.
 //
-// A segment fits in one tile, so that scores are made once and never leave the chip. A warp a strip of 16 rows. The scores
-// are symmetric, so of the strips' pairs (i, j) only one of (i, j), (j, i) is multiplied: warp i takes (i, i + d) for d up to
-// STRIPS / 2, counted in a circle, so that each warp has equally many, and the other half is the transposed fragment. The
-// diagonal's right operand is its left operand's registers. Of 5 strips, 15 tiles are multiplied instead of 25.
+// A segment fits in one tile, so that scores are made once and never leave the chip forward. A warp a strip of 16 rows. The
+// scores are symmetric, so of the strips' pairs (i, j) only one of (i, j), (j, i) is multiplied: warp i takes (i, i + d) for d
+// up to STRIPS / 2, counted in a circle, so that each warp has equally many, and the other half is the transposed fragment.
+// The diagonal's right operand is its left operand's registers. Of 5 strips, 15 tiles are multiplied instead of 25.
 //
-// Everything is read in items of two panels (64 columns each) through a ring of STAGES slots, copied beside the
-// computation:  forward: r, then v.  Backward, a head: do with v, r, do, then r again, which is in L2 by now.
-// Forward moves r + v + o, backward 2 r + v + 2 do + dr + dv, of which r and do once from L2: at H 6, N 1024, D 192,
-// T 512 x 65, that is 498 MB forward and 1,000 MB backward from memory, 104 and 208 us of an H200's 4.8 TB/s; the products
-// are 32 GFLOP (as 65 rows) forward and 64 backward, 32 and 65 us at its peak.
-//
-// Forward: a block a head and segment. Backward: a block takes the heads [part * HEADS, (part + 1) * HEADS) of those that
-// share a value head, one after the other, and keeps their sum of dv in registers: the order of every sum follows from the
-// shapes. Where the heads are cut into parts, each part writes its sum in f32 and `symmetric_dv` adds them up in order.
+// Everything is read in panels of 64 columns through a ring of STAGES, copied beside the computation.
+//   forward, a block a head and segment: r, then v.
+//   backward, a block a head and segment: r, of which the weights are kept for dv in scratch [T, H, ROWS], then do with v
+//   (32 columns each), then r again, which is in L2 by now.
+//   dv, a block a value head, segment and panel of columns: the weights and do of each head that shares the values, in
+//   order, so that every sum has one order.
+// At H 6, N 1024, D 192 and 512 segments of 65 rows this moves 498 MB forward and 1,070 MB backward: 104 and 223 us of an
+// H200's 4.8 TB/s. The products, on rows padded to 80, are 37 GFLOP forward and 88 backward: 37 and 89 us at its peak.
 
 #define ROWS (16 * STRIPS)
 #define THREADS (32 * STRIPS)
 #define PANEL (ROWS * 128)
-#define SLOT (2 * PANEL)
 // Rows of weights [ROWS, ROWS] in bf16, 16 bytes apart more than they are long: eight of them begin in different banks.
 #define PITCH (2 * ROWS + 16)
-#define WEIGHTS (ROWS * PITCH)
+// A warp's rows of weights; once it has read them, its results leave through here, which takes 2 KiB.
+#define STRIP (16 * PITCH > 2048 ? 16 * PITCH : 2048)
 #define REACH (STRIPS / 2)
-// Items of 128 columns.
-#define N_ITEMS ((N + 127) / 128)
-#define D_ITEMS ((D + 127) / 128)
+#define N_PANELS ((N + 63) / 64)
+#define D_PANELS ((D + 63) / 64)
 
 extern __shared__ __align__(128) u8 memory[];
+
+__device__ __forceinline__ u32 weight_at(u32 weights, int row, int column) {
+    return weights + row / 16 * STRIP + row % 16 * PITCH + 2 * column;
+}
 
 // The strip a warp multiplies its own with, d further on; none where the other one takes the pair.
 __device__ __forceinline__ int partner(int strip, int d) {
@@ -57,13 +59,13 @@ __device__ __forceinline__ void add_scores(float (&sum)[2 * (REACH + 1)][4], u32
 }
 
 __device__ __forceinline__ void put_word(u32 weights, int row, int column, u32 word) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(weights + row * PITCH + 2 * column), "r"(word) : "memory");
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(weight_at(weights, row, column)), "r"(word) : "memory");
 }
 
 // Writes a warp's tiles and their transposes as weights [ROWS, ROWS]. `by_keys`: rows are keys, columns queries. Tiles
-// off the diagonal are seen whole or not at all. `is_sum`: the tiles are sums over both sides, masked already.
+// off the diagonal are seen whole or not at all. `is_masked`: the tiles are masked already, and symmetric.
 __device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * (REACH + 1)][4], float scale, int strip,
-                                            bool by_keys, bool is_sum) {
+                                            bool by_keys, bool is_masked) {
     const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
 #pragma unroll
     for (int d = 0; d <= REACH; d++) {
@@ -72,7 +74,7 @@ __device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * 
         // Whether the tile (strip, other) is seen, and (other, strip).
         bool is_seen = true, is_seen_back = true;
 #if MASK != 0
-        if (!is_sum && d > 0) {
+        if (!is_masked && d > 0) {
             is_seen = (strip > other) != by_keys;
             is_seen_back = !is_seen;
         }
@@ -84,7 +86,7 @@ __device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * 
                 const int row = 16 * strip + 8 * half, column = 16 * other + 8 * n;
                 float x = scale * sum[2 * d + n][2 * half], y = scale * sum[2 * d + n][2 * half + 1];
 #if MASK != 0
-                if (!is_sum && d == 0) {
+                if (!is_masked && d == 0) {
                     const int i = row + group, j = column + 2 * pair;
                     if (!(by_keys ? sees(j, i) : sees(i, j))) x = 0.0f;
                     if (!(by_keys ? sees(j + 1, i) : sees(i, j + 1))) y = 0.0f;
@@ -103,12 +105,13 @@ __device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * 
 // The warp's rows of weights as left operands.
 __device__ __forceinline__ void take_weights(Fragment (&w)[STRIPS], u32 weights, int strip) {
     const int lane = threadIdx.x % 32;
-    const u32 at = weights + (16 * strip + lane % 16) * PITCH + lane / 16 * 16;
+    const u32 at = weight_at(weights, 16 * strip + lane % 16, 8 * (lane / 16));
 #pragma unroll
     for (int k = 0; k < STRIPS; k++)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w[k].x[0]), "=r"(w[k].x[1]), "=r"(w[k].x[2]), "=r"(w[k].x[3])
-                     : "r"(at + 32 * k));
+                     : "r"(at + 32 * k)
+                     : "memory");
 }
 
 // sum [16, 16 STEPS] += the warp's weights times columns [16 from, 16 (from + STEPS)) of a panel.
@@ -124,8 +127,9 @@ __device__ __forceinline__ void add_columns(float (*sum)[4], const Fragment (&w)
         }
 }
 
-// The warp's weights times a panel, rounded into the warp's own. In two halves: fewer sums at once.
-__device__ __forceinline__ void weigh_panel(u32 rows_out, const Fragment (&w)[STRIPS], u32 panel) {
+// Writes the warp's weights times a panel, through its strip of the weights. In two halves: fewer sums at once.
+__device__ __forceinline__ void store_product(u32 rows_out, const Fragment (&w)[STRIPS], u32 panel, bf16* to, i64 token,
+                                              int first, int end, int column, int columns) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum[4][4];
@@ -133,76 +137,64 @@ __device__ __forceinline__ void weigh_panel(u32 rows_out, const Fragment (&w)[ST
         add_columns<2>(sum, w, panel, 2 * half);
         round_tiles<4>(rows_out, sum, 4 * half);
     }
-}
-
-__device__ __forceinline__ void load_item(u32 slot, const bf16* from, i64 token, int first, int end, int item,
-                                          int columns) {
-    load_panel<ROWS, THREADS>(slot, from, token, first, end, 128 * item, columns);
-    load_panel<ROWS, THREADS>(slot + PANEL, from, token, first, end, 128 * item + 64, columns);
+    store_panel(rows_out, to, token, first, end, column, columns);
 }
 
 #if !GRAD
 
-// Grid: heads, segments.
-extern "C" __global__ void __launch_bounds__(THREADS, STRIPS < 6 ? 3 : 2)
+// Grid: segments by heads.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const int* len, i64 r_token, i64 r_head,
-                  i64 v_token, i64 v_head, i64 o_token, i64 o_head, int tokens, int longest, int group, float scale) {
-    const int head = blockIdx.x, strip = threadIdx.x / 32;
-    const Segment g = segment_of(blockIdx.y, start, len, start, len, tokens, tokens, longest, longest);
+                  i64 v_token, i64 v_head, i64 o_token, i64 o_head, int tokens, int longest, int heads, int group,
+                  float scale) {
+    const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
+    const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
     if (g.q0 >= g.q1) return;
-    const u32 ring = shared_address(memory), weights = ring + STAGES * SLOT, rows_out = weights + WEIGHTS + 2048 * strip;
+    const u32 ring = shared_address(memory), weights = ring + STAGES * PANEL, rows_out = weights + STRIP * strip;
     r += head * r_head;
     v += head / group * v_head;
     o += head * o_head;
     const auto fetch = [&](int n) {
-        const u32 slot = ring + n % STAGES * SLOT;
-        if (n < N_ITEMS)
-            load_item(slot, r, r_token, g.q0, g.q1, n, N);
-        else if (n < N_ITEMS + D_ITEMS)
-            load_item(slot, v, v_token, g.q0, g.q1, n - N_ITEMS, D);
+        const u32 panel = ring + n % STAGES * PANEL;
+        if (n < N_PANELS)
+            load_panel<ROWS, THREADS>(panel, r, r_token, g.q0, g.q1, 64 * n, N);
+        else if (n < N_PANELS + D_PANELS)
+            load_panel<ROWS, THREADS>(panel, v, v_token, g.q0, g.q1, 64 * (n - N_PANELS), D);
         copies_end();
     };
+    int n = 0;
+    // The next panel, once it has arrived; the one before it is filled anew.
+    const auto next = [&]() {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(n + STAGES - 1);
+        return ring + n++ % STAGES * PANEL;
+    };
 #pragma unroll
-    for (int n = 0; n < STAGES - 1; n++) fetch(n);
+    for (int i = 0; i < STAGES - 1; i++) fetch(i);
 
     float scores[2 * (REACH + 1)][4];
     clear(scores);
 #pragma unroll 1
-    for (int n = 0; n < N_ITEMS; n++) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        fetch(n + STAGES - 1);
-        const u32 slot = ring + n % STAGES * SLOT;
-        add_scores(scores, slot, strip);
-        add_scores(scores, slot + PANEL, strip);
-    }
+    for (int i = 0; i < N_PANELS; i++) add_scores(scores, next(), strip);
     put_weights(weights, scores, scale, strip, false, false);
     Fragment w[STRIPS];
 #pragma unroll 1
-    for (int n = N_ITEMS; n < N_ITEMS + D_ITEMS; n++) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        fetch(n + STAGES - 1);
-        if (n == N_ITEMS) take_weights(w, weights, strip);
-        const u32 slot = ring + n % STAGES * SLOT;
-#pragma unroll
-        for (int panel = 0; panel < 2; panel++) {
-            const int column = 128 * (n - N_ITEMS) + 64 * panel;
-            if (column >= D) break;
-            weigh_panel(rows_out, w, slot + panel * PANEL);
-            store_panel(rows_out, o, o_token, g.q0 + 16 * strip, g.q1, column, D);
-        }
+    for (int i = 0; i < D_PANELS; i++) {
+        const u32 panel = next();
+        if (i == 0) take_weights(w, weights, strip);
+        store_product(rows_out, w, panel, o, o_token, g.q0 + 16 * strip, g.q1, 64 * i, D);
     }
 }
 
 #else
 
-// sum[d] += do_i v_j^T + v_i do_j^T, i the warp's strip and j its partner: of the two tiles the mask leaves one where
-// i != j; on the diagonal both, apart, since their masks differ.
-__device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], float (&turned)[2][4], u32 slot, int strip) {
+// sum[d] += do_i v_j^T + v_i do_j^T, i the warp's strip and j its partner, over 32 columns of do and of v in one panel. Of
+// the two the mask leaves one where i != j; on the diagonal both, apart, since their masks differ.
+__device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], float (&turned)[2][4], u32 panel, int strip) {
 #pragma unroll
-    for (int step = 0; step < 4; step++) {
-        const Fragment d_i = load_rows(slot, 16 * strip, step), v_i = load_rows(slot + PANEL, 16 * strip, step);
+    for (int step = 0; step < 2; step++) {
+        const Fragment d_i = load_rows(panel, 16 * strip, step), v_i = load_rows(panel, 16 * strip, 2 + step);
         mma(sum[0], d_i, v_i.x[0], v_i.x[2]);
         mma(sum[1], d_i, v_i.x[1], v_i.x[3]);
         mma(turned[0], v_i, d_i.x[0], d_i.x[2]);
@@ -211,16 +203,22 @@ __device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], flo
         for (int d = 1; d <= REACH; d++) {
             const int other = partner(strip, d);
             if (other < 0) continue;
-            if (MASK == 0 || strip > other) {
-                const Fragment v_j = load_rows(slot + PANEL, 16 * other, step);
-                mma(sum[2 * d], d_i, v_j.x[0], v_j.x[2]);
-                mma(sum[2 * d + 1], d_i, v_j.x[1], v_j.x[3]);
-            }
-            if (MASK == 0 || strip < other) {
-                const Fragment d_j = load_rows(slot, 16 * other, step);
-                mma(sum[2 * d], v_i, d_j.x[0], d_j.x[2]);
-                mma(sum[2 * d + 1], v_i, d_j.x[1], d_j.x[3]);
-            }
+#if MASK == 0
+            const Fragment v_j = load_rows(panel, 16 * other, 2 + step), d_j = load_rows(panel, 16 * other, step);
+            mma(sum[2 * d], d_i, v_j.x[0], v_j.x[2]);
+            mma(sum[2 * d + 1], d_i, v_j.x[1], v_j.x[3]);
+            mma(sum[2 * d], v_i, d_j.x[0], d_j.x[2]);
+            mma(sum[2 * d + 1], v_i, d_j.x[1], d_j.x[3]);
+#else
+            // The later strip has the queries.
+            const bool is_later = strip > other;
+            const Fragment b = load_rows(panel, 16 * other, is_later ? 2 + step : step);
+            Fragment a;
+#pragma unroll
+            for (int i = 0; i < 4; i++) a.x[i] = is_later ? d_i.x[i] : v_i.x[i];
+            mma(sum[2 * d], a, b.x[0], b.x[2]);
+            mma(sum[2 * d + 1], a, b.x[1], b.x[3]);
+#endif
         }
     }
 }
@@ -237,141 +235,132 @@ __device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], 
         }
 }
 
-// Grid: value heads by parts, segments. `dr` may be null, `dv` may be, and `part_sums` is where heads have one part.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* dv, float* part_sums, const int* start,
-                   const int* len, i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head,
-                   i64 dr_token, i64 dr_head, i64 dv_token, i64 dv_head, int tokens, int longest, int v_heads,
-                   float scale) {
-    const int v_of = blockIdx.x / PARTS, part = blockIdx.x % PARTS, strip = threadIdx.x / 32;
-    const Segment g = segment_of(blockIdx.y, start, len, start, len, tokens, tokens, longest, longest);
+// Grid: segments by heads. `kept` [T, H, ROWS] gets the weights, rows keys and columns queries of the segment; null where
+// dv is not asked for. `dr` may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* kept, const int* start, const int* len,
+                   i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head, i64 dr_token,
+                   i64 dr_head, int tokens, int longest, int heads, int group, float scale) {
+    const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
+    const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
     if (g.q0 >= g.q1) return;
-    const u32 ring = shared_address(memory), weights = ring + STAGES * SLOT, slopes = weights + WEIGHTS,
-              rows_out = slopes + WEIGHTS + 2048 * strip;
-    const int head0 = (v_of * PARTS + part) * HEADS;
-    v += v_of * v_head;
-    // A head's items: do with v, r, do, r.
-    const int S_ITEMS = (D + 63) / 64, ITEMS = S_ITEMS + 2 * N_ITEMS + D_ITEMS;
+    const u32 ring = shared_address(memory), weights = ring + STAGES * PANEL, rows_out = weights + STRIP * strip;
+    r += head * r_head;
+    v += head / group * v_head;
+    d_o += head * do_head;
+    // Panels of do and v, 32 columns each.
+    const int SLOPES = (D + 31) / 32;
+    const int scores_end = kept ? N_PANELS : 0, slopes_end = scores_end + (dr ? SLOPES : 0),
+              end = slopes_end + (dr ? N_PANELS : 0);
     const auto fetch = [&](int n) {
-        const u32 slot = ring + n % STAGES * SLOT;
-        const int head = head0 + n / ITEMS;
-        int item = n % ITEMS;
-        if (n < HEADS * ITEMS) {
-            const bf16* d_h = d_o + head * do_head;
-            if (item < S_ITEMS) {
-                load_panel<ROWS, THREADS>(slot, d_h, do_token, g.q0, g.q1, 64 * item, D);
-                load_panel<ROWS, THREADS>(slot + PANEL, v, v_token, g.q0, g.q1, 64 * item, D);
-            } else if (item >= S_ITEMS + N_ITEMS && item < S_ITEMS + N_ITEMS + D_ITEMS) {
-                load_item(slot, d_h, do_token, g.q0, g.q1, item - S_ITEMS - N_ITEMS, D);
-            } else {
-                item -= item < S_ITEMS + N_ITEMS ? S_ITEMS : S_ITEMS + N_ITEMS + D_ITEMS;
-                load_item(slot, r + head * r_head, r_token, g.q0, g.q1, item, N);
+        const u32 panel = ring + n % STAGES * PANEL;
+        if (n >= scores_end && n < slopes_end) {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
+                const int row = i / 8, piece = i % 8, column = 32 * (n - scores_end) + 8 * (piece % 4);
+                const bool is_there = g.q0 + row < g.q1 && column < D;
+                const bf16* at = piece < 4 ? d_o + (g.q0 + row) * do_token : v + (g.q0 + row) * v_token;
+                copy_piece(piece_at(panel, row, piece), is_there ? at + column : v, is_there);
             }
+        } else if (n < end) {
+            load_panel<ROWS, THREADS>(panel, r, r_token, g.q0, g.q1, 64 * (n < scores_end ? n : n - slopes_end), N);
         }
         copies_end();
     };
     int n = 0;
-    // The slot of the next item, once it has arrived; the slot behind it is filled anew.
     const auto next = [&]() {
         copies_wait<STAGES - 2>();
         __syncthreads();
         fetch(n + STAGES - 1);
-        return ring + n++ % STAGES * SLOT;
+        return ring + n++ % STAGES * PANEL;
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(i);
 
-    float of_v[16 * D_ITEMS][4];
-    clear(of_v);
+    float sum[2 * (REACH + 1)][4];
+    if (kept) {
+        clear(sum);
 #pragma unroll 1
-    for (int h = 0; h < HEADS; h++) {
-        {
-            float sum[2 * (REACH + 1)][4], turned[2][4];
-            clear(sum);
-            clear(turned);
-#pragma unroll 1
-            for (int i = 0; i < S_ITEMS; i++) add_slopes(sum, turned, next(), strip);
-            join_diagonal(sum, turned);
-            put_weights(slopes, sum, scale, strip, false, true);
-        }
-        {
-            float sum[2 * (REACH + 1)][4];
-            clear(sum);
-#pragma unroll 1
-            for (int i = 0; i < N_ITEMS; i++) {
-                const u32 slot = next();
-                add_scores(sum, slot, strip);
-                add_scores(sum, slot + PANEL, strip);
-            }
-            put_weights(weights, sum, scale, strip, true, false);
-        }
-        Fragment w[STRIPS];
-#pragma unroll
-        for (int i = 0; i < D_ITEMS; i++) {
-            const u32 slot = next();
-            if (i == 0) take_weights(w, weights, strip);
-#pragma unroll
-            for (int panel = 0; panel < 2; panel++)
-                if (128 * i + 64 * panel < D) add_columns<4>(of_v + 16 * i + 8 * panel, w, slot + panel * PANEL, 0);
-        }
-#pragma unroll 1
-        for (int i = 0; i < N_ITEMS; i++) {
-            const u32 slot = next();
-            if (i == 0) take_weights(w, slopes, strip);
-            if (!dr) continue;
-#pragma unroll
-            for (int panel = 0; panel < 2; panel++) {
-                const int column = 128 * i + 64 * panel;
-                if (column >= N) break;
-                weigh_panel(rows_out, w, slot + panel * PANEL);
-                store_panel(rows_out, dr + (head0 + h) * dr_head, dr_token, g.q0 + 16 * strip, g.q1, column, N);
-            }
+        for (int i = 0; i < N_PANELS; i++) add_scores(sum, next(), strip);
+        put_weights(weights, sum, scale, strip, true, false);
+        __syncthreads();
+        // The warp's strip, in pieces of 16 bytes.
+        for (int i = threadIdx.x % 32; i < 16 * 2 * STRIPS; i += 32) {
+            const int row = 16 * strip + i / (2 * STRIPS), piece = i % (2 * STRIPS);
+            uint4 x;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                         : "r"(weight_at(weights, row, 8 * piece)));
+            if (g.q0 + row < g.q1)
+                *reinterpret_cast<uint4*>(kept + ((i64)(g.q0 + row) * heads + head) * ROWS + 8 * piece) = x;
         }
     }
-#if PARTS == 1
-    if (!dv) return;
-#pragma unroll
-    for (int i = 0; i < 2 * D_ITEMS; i++)
-        if (64 * i < D) {
-            round_tiles<8>(rows_out, of_v + 8 * i, 0);
-            store_panel(rows_out, dv + v_of * dv_head, dv_token, g.q0 + 16 * strip, g.q1, 64 * i, D);
-        }
-#else
-    // part_sums [tokens, v_heads, PARTS, D].
-    if (!part_sums) return;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const i64 row = g.q0 + 16 * strip + 8 * half + lane / 4;
-        if (row >= g.q1) continue;
-        float* to = part_sums + ((row * v_heads + v_of) * PARTS + part) * D + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 16 * D_ITEMS; i++)
-            if (8 * i < D) *reinterpret_cast<float2*>(to + 8 * i) = make_float2(of_v[i][2 * half], of_v[i][2 * half + 1]);
+    if (!dr) return;
+    float turned[2][4];
+    clear(sum);
+    clear(turned);
+#pragma unroll 1
+    for (int i = 0; i < SLOPES; i++) add_slopes(sum, turned, next(), strip);
+    join_diagonal(sum, turned);
+    put_weights(weights, sum, scale, strip, false, true);
+    Fragment w[STRIPS];
+#pragma unroll 1
+    for (int i = 0; i < N_PANELS; i++) {
+        const u32 panel = next();
+        if (i == 0) take_weights(w, weights, strip);
+        store_product(rows_out, w, panel, dr + head * dr_head, dr_token, g.q0 + 16 * strip, g.q1, 64 * i, N);
     }
-#endif
 }
 
-#if PARTS > 1
-// dv = the parts' sums, added up in order. A block a segment's row and value head: grid value heads by rows, segments.
-extern "C" __global__ void __launch_bounds__(64)
-symmetric_dv(const float* part_sums, bf16* dv, const int* start, const int* len, i64 dv_token, i64 dv_head, int tokens,
-             int longest, int v_heads) {
-    const Segment g = segment_of(blockIdx.y, start, len, start, len, tokens, tokens, longest, longest);
-    const i64 row = g.q0 + (int)blockIdx.x / v_heads, v_of = blockIdx.x % v_heads;
-    if (row >= g.q1) return;
-    const float* from = part_sums + (row * v_heads + v_of) * PARTS * D;
-    for (int c = 2 * threadIdx.x; c < D; c += 128) {
-        float x = 0.0f, y = 0.0f;
+#define W_PANELS ((ROWS + 63) / 64)
+
+// Grid: segments by value heads by panels of columns.
+extern "C" __global__ void __launch_bounds__(THREADS)
+symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, const int* len, i64 do_token, i64 do_head,
+             i64 dv_token, i64 dv_head, int tokens, int longest, int heads, int v_heads) {
+    const int column = 64 * (blockIdx.x % D_PANELS), v_of = blockIdx.x / D_PANELS % v_heads, strip = threadIdx.x / 32;
+    const Segment g =
+        segment_of(blockIdx.x / D_PANELS / v_heads, start, len, start, len, tokens, tokens, longest, longest);
+    if (g.q0 >= g.q1) return;
+    const u32 ring = shared_address(memory);
+    const int group = heads / v_heads, items = group * (W_PANELS + 1);
+    const auto fetch = [&](int n) {
+        const u32 panel = ring + n % STAGES * PANEL;
+        const int head = v_of * group + n / (W_PANELS + 1), item = n % (W_PANELS + 1);
+        if (n < items && item < W_PANELS)
+            load_panel<ROWS, THREADS>(panel, kept + head * ROWS, (i64)heads * ROWS, g.q0, g.q1, 64 * item, ROWS);
+        else if (n < items)
+            load_panel<ROWS, THREADS>(panel, d_o + head * do_head, do_token, g.q0, g.q1, column, D);
+        copies_end();
+    };
+    int n = 0;
+    const auto next = [&]() {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(n + STAGES - 1);
+        return ring + n++ % STAGES * PANEL;
+    };
 #pragma unroll
-        for (int p = 0; p < PARTS; p++) {
-            const float2 part = *reinterpret_cast<const float2*>(from + p * D + c);
-            x += part.x;
-            y += part.y;
+    for (int i = 0; i < STAGES - 1; i++) fetch(i);
+    float sum[8][4];
+    clear(sum);
+#pragma unroll 1
+    for (int h = 0; h < group; h++) {
+        Fragment w[STRIPS];
+#pragma unroll
+        for (int item = 0; item < W_PANELS; item++) {
+            const u32 panel = next();
+#pragma unroll
+            for (int step = 0; step < 4; step++)
+                if (4 * item + step < STRIPS) w[4 * item + step] = load_rows(panel, 16 * strip, step);
         }
-        *reinterpret_cast<u32*>(dv + row * dv_token + v_of * dv_head + c) = bf16x2(x, y);
+        add_columns<4>(sum, w, next(), 0);
     }
+    copies_wait<0>();
+    __syncthreads();
+    const u32 rows_out = ring + 2048 * strip;
+    round_tiles<8>(rows_out, sum, 0);
+    store_panel(rows_out, dv + v_of * dv_head, dv_token, g.q0 + 16 * strip, g.q1, column, D);
 }
-#endif
 
 #endif
