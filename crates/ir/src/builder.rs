@@ -11,6 +11,7 @@ use crate::op::Op;
 use crate::ops::attention::{Attend, Masking};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
+use crate::ops::linear_attention::LinearAttend;
 use crate::ops::norm::{NormSpec, NormWeight};
 use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
@@ -340,6 +341,19 @@ impl<'g> Tensor<'g> {
         masking: &Masking<'g>,
     ) -> Tensor<'g> {
         let ins: Vec<_> = [self, k, v].into_iter().chain(masking.tensors()).collect();
+        self.b.op(attend.op(), &ins)
+    }
+    /// Attention without softmax of queries `[Tq, H, N]` over keys `[Tk, HK, N]`, or over themselves where none are given,
+    /// to values `[Tk, HV, D]`.
+    #[track_caller]
+    pub fn linear_attention(
+        self,
+        k: Option<Tensor<'g>>,
+        v: Tensor<'g>,
+        attend: &LinearAttend,
+        masking: &Masking<'g>,
+    ) -> Tensor<'g> {
+        let ins: Vec<_> = [Some(self), k, Some(v)].into_iter().flatten().chain(masking.tensors()).collect();
         self.b.op(attend.op(), &ins)
     }
     /// (sum of weighted losses [1], log-probabilities [R]) of targets under a head `[V, D]`.

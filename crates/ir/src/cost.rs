@@ -41,6 +41,6 @@ pub fn rate(launch: &Launch, rates: &Rates) -> f64 {
 /// Arithmetic of products, attention and head in a forward graph: what utilisation figures count. Training takes three
 /// times this, recomputation not counted.
 pub fn forward_flops(g: &Graph) -> u64 {
-    let counted = [OpKind::Product, OpKind::Attention, OpKind::HeadLoss];
+    let counted = [OpKind::Product, OpKind::Attention, OpKind::LinearAttention, OpKind::HeadLoss];
     g.nodes.iter().filter(|n| counted.contains(&n.op.kind())).map(|n| n.op.flops(n, g)).sum()
 }

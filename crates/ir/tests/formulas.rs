@@ -10,6 +10,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::oracle::{self, Values, in_f64};
@@ -82,6 +83,7 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
             vec![ins[0].x.iter().zip(&ins[1].x).map(|(gate, up)| activate(*act, *gate) * up).collect()]
         }
         Op::Attention { scale, mask, q, k } => attention(*scale as f64, *mask, *q, *k, ins),
+        Op::LinearAttention { .. } => vec![linear_attention(&LinearAttend::of(op).unwrap().0, ins)],
         Op::HeadLoss { .. } => head_loss(ins),
         _ => return None,
     })
@@ -241,6 +243,42 @@ fn attention(scale: f64, mask: Mask, q_cut: Segments, k_cut: Segments, ins: &[Da
         }
     }
     vec![o, lse]
+}
+
+fn linear_attention(at: &LinearAttend, ins: &[Data]) -> Vec<f64> {
+    let (q, k, v) = (&ins[0], &ins[at.tensors() - 2], &ins[at.tensors() - 1]);
+    let (tq, h, n) = (q.dims[0], q.dims[1], q.dims[2]);
+    let (hk, hv, d) = (k.dims[1], v.dims[1], v.dims[2]);
+    let bounds = |cut: Segments, tokens: usize, from: usize| -> Vec<(i64, i64)> {
+        match cut {
+            Segments::Uniform { len } => {
+                (0..tokens / len).map(|s| ((s * len) as i64, ((s + 1) * len) as i64)).collect()
+            }
+            Segments::Ragged { .. } => {
+                ins[from].x.iter().zip(&ins[from + 1].x).map(|(s, l)| (*s as i64, (s + l) as i64)).collect()
+            }
+        }
+    };
+    let [of_q, of_k] = at.bounds();
+    let (q_bounds, k_bounds) = (bounds(at.q, tq, of_q), bounds(at.k_segments(), k.dims[0], of_k));
+    let mut o = vec![0.0; tq * h * d];
+    for (&(q0, q1), &(k0, k1)) in q_bounds.iter().zip(&k_bounds) {
+        for (i, j) in (q0..q1).flat_map(|i| (k0..k1).map(move |j| (i, j))) {
+            let stand = i + k1 - q1;
+            let sees = match at.mask {
+                LinearMask::Full => true,
+                LinearMask::Causal => j <= stand,
+                LinearMask::Strict => j < stand,
+            };
+            for head in (0..h).filter(|_| sees) {
+                let (row, key) = (i as usize * h + head, j as usize * hk + head * hk / h);
+                let value = j as usize * hv + head * hv / h;
+                let score: f64 = (0..n).map(|c| q.x[row * n + c] * k.x[key * n + c]).sum();
+                (0..d).for_each(|c| o[row * d + c] += at.scale as f64 * score * v.x[value * d + c]);
+            }
+        }
+    }
+    o
 }
 
 fn head_loss(ins: &[Data]) -> Vec<Vec<f64>> {

@@ -70,6 +70,7 @@ fn gradients_hold_in_bf16() {
         cases::GATED,
         cases::INDEX,
         cases::ATTENTION,
+        cases::LINEAR_ATTENTION,
         cases::HEAD_LOSS,
     ];
     // Norm weights and row weights stay in f32 in a model; the norms are tried with bf16 weights as well.

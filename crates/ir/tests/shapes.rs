@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use flatout_ir::graph::Init;
 use flatout_ir::op::Op;
 use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use flatout_ir::ops::norm::NormWeight;
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::types::DType;
@@ -57,6 +58,21 @@ fn attend(b: &Builder, h: usize, len: usize) -> Tensor<'_> {
     q.attention(k, v, &Attend { scale: 1.0, mask: Mask::Full, q: of, k: of }, &Masking::default())
 }
 
+fn linear<'g>(b: &'g Builder, v: &[usize], k: Segments) -> Tensor<'g> {
+    let attend = LinearAttend {
+        scale: 1.0,
+        mask: LinearMask::Full,
+        q: Segments::Uniform { len: 6 },
+        k: Keys::Given(k),
+    };
+    x(b, "q", &[6, 4, 3]).linear_attention(
+        Some(x(b, "k", &[6, 2, 3])),
+        x(b, "v", v),
+        &attend,
+        &Masking::default(),
+    )
+}
+
 refuses! {
     a_product: "layers.3.attn: product: f32[3,5] times f32[7,6] transposed: inner extents 5 and 6 differ",
         |b| x(b, "x", &[3, 5]).linear(x(b, "wq", &[7, 6]));
@@ -81,6 +97,10 @@ refuses! {
         |b| attend(b, 3, 6);
     segments_that_do_not_fit: "layers.3.attn: attention: 6 queries do not cut into segments of 4",
         |b| attend(b, 4, 4);
+    values_of_heads_that_do_not_divide: "layers.3.attn: linear_attention: 4 heads over k f32[6,2,3] do not read v f32[6,3,5]",
+        |b| linear(b, &[6, 3, 5], Segments::Uniform { len: 6 });
+    segments_that_do_not_pair_up: "layers.3.attn: linear_attention: 1 segments of queries and 2 of keys do not pair up",
+        |b| linear(b, &[6, 1, 5], Segments::Uniform { len: 3 });
     a_head: "layers.3.attn: head_loss: rows f32[3,5] do not go through a head f32[7,4]",
         |b| {
             let target = b.input("target", DType::I32, &[3]);

@@ -11,6 +11,7 @@ pub mod cuda;
 pub mod launch;
 pub mod session;
 pub mod verify;
+mod weighted_sum;
 
 pub use copying::{Copied, Copying};
 pub use session::{Posted, RuntimeError, Session};

@@ -10,6 +10,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
@@ -110,6 +111,30 @@ fn attention(architecture: usize) -> Vec<Form> {
             let sides = [Segments::Uniform { len: 1 }, caches];
             forms.extend(attend(Mask::Causal, sides, [64, 64 * 4096], [heads, kv_heads, size]));
         }
+    }
+    forms
+}
+
+/// Linear attention at the sizes of Vision-BDH, in one tile a segment and in many, and over keys of their own.
+fn linear_attention() -> Vec<Form> {
+    let ty = |dtype, heads: usize, size: usize| TensorType::new(dtype, [64 * 65, heads, size]);
+    let mut forms: Vec<Form> = vec![];
+    for (dtype, mask, len, given) in [
+        (DType::BF16, LinearMask::Full, 65, false),
+        (DType::BF16, LinearMask::Strict, 65, false),
+        (DType::BF16, LinearMask::Full, 320, false),
+        (DType::BF16, LinearMask::Strict, 320, false),
+        (DType::BF16, LinearMask::Causal, 320, true),
+        (DType::F32, LinearMask::Strict, 65, false),
+        (DType::F32, LinearMask::Causal, 65, true),
+    ] {
+        let q = Segments::Uniform { len };
+        let k = if given { Keys::Given(q) } else { Keys::Queries };
+        let attend = LinearAttend { scale: 1.0, mask, q, k };
+        let keys = given.then(|| ty(dtype, 6, 1024));
+        let ins: Vec<_> = [ty(dtype, 6, 1024)].into_iter().chain(keys).chain([ty(dtype, 1, 192)]).collect();
+        forms.push((attend.op(), ins.clone()));
+        forms.push((attend.grad(), [ins, vec![ty(dtype, 6, 192)]].concat()));
     }
     forms
 }
@@ -227,7 +252,7 @@ fn every_kernel_compiles_everywhere_without_spilling() {
     let nvrtc = Nvrtc::open(library).expect("NVRTC has its entry points");
     let mut jobs: HashSet<(String, Source)> = HashSet::new();
     let mut compiled: BTreeSet<&str> = BTreeSet::new();
-    let forms: Vec<Form> = verified().into_iter().chain(real()).collect();
+    let forms: Vec<Form> = verified().into_iter().chain(real()).chain(linear_attention()).collect();
     for (architecture, name) in ARCHITECTURES.into_iter().enumerate() {
         let facts = Facts { cudnn: Some(91900), ..Facts::on_paper(name) };
         assert_eq!(arch(&facts), name);

@@ -53,7 +53,7 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
     let table: [(&str, &str); 16] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
-        ("attention", if has(grad, OpKind::Attention) { "flash" } else { "naive" }),
+        ("attention", if stores_no_scores(grad) { "flash" } else { "naive" }),
         ("attention_kernel", prepared.attention_kernel.name()),
         ("fuse.qkv", fused_inputs(grad, OpKind::Attention, 2)),
         ("fuse.gate_up", fused_inputs(grad, OpKind::Gated, 0)),
@@ -193,6 +193,11 @@ fn updates_regions(plans: &PlanSet) -> bool {
     launches(apply, OpKind::AdamW).all(|l| wholes.contains(&l.ins[0].elements()))
 }
 
+/// Attention of either kind is one launch.
+fn stores_no_scores(grad: &Plan) -> bool {
+    has(grad, OpKind::Attention) || has(grad, OpKind::LinearAttention)
+}
+
 /// What runs twice: launches that share their key and kind with another.
 fn recompute(grad: &Plan) -> &'static str {
     const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
@@ -201,7 +206,7 @@ fn recompute(grad: &Plan) -> &'static str {
         *seen.entry((l.key, l.op.kind())).or_default() += 1;
     }
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
-    if twice(OpKind::Product) || twice(OpKind::Attention) {
+    if [OpKind::Product, OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice) {
         "full"
     } else if CHEAP.into_iter().any(twice) {
         "cheap"

@@ -11,6 +11,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::{Frequencies, Scaling};
 use crate::ops::gated::Act;
+use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use crate::ops::norm::NormSpec;
 use crate::ops::norm::NormWeight::{self, None as NoWeight, OnePlus, Plain};
 use crate::ops::product::{self, Compute};
@@ -20,7 +21,7 @@ use crate::types::DType;
 
 /// Every case there is.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    [ELEMENTWISE, MOVEMENT, PRODUCT, NORM, ROPE, GATED, INDEX, ATTENTION, HEAD_LOSS, GRAPH]
+    [ELEMENTWISE, MOVEMENT, PRODUCT, NORM, ROPE, GATED, INDEX, ATTENTION, LINEAR_ATTENTION, HEAD_LOSS, GRAPH]
         .into_iter()
         .flatten()
 }
@@ -205,6 +206,34 @@ pub const ATTENTION: &[Case] = cases! {
     };
 };
 
+pub const LINEAR_ATTENTION: &[Case] = cases! {
+    "linear attention, full" => |t| linear(t, LinearMask::Full, [3, 3, 3], even(2, 3), even(2, 3));
+    "linear attention, causal" => |t| linear(t, LinearMask::Causal, [3, 3, 3], even(2, 5), even(2, 5));
+    "linear attention, strict" => |t| linear(t, LinearMask::Strict, [3, 3, 3], even(2, 5), even(2, 5));
+    "linear attention, ragged, full" => |t| linear(t, LinearMask::Full, [1, 1, 1], UNEVEN, UNEVEN);
+    "linear attention, ragged, causal" => |t| linear(t, LinearMask::Causal, [1, 1, 1], UNEVEN, UNEVEN);
+    "linear attention, ragged, strict" => |t| linear(t, LinearMask::Strict, [1, 1, 1], UNEVEN, UNEVEN);
+    "linear attention, heads share values" => |t| linear(t, LinearMask::Full, [3, 3, 1], even(2, 3), even(2, 3));
+    "linear attention, heads share keys" => |t| linear(t, LinearMask::Strict, [6, 2, 3], even(1, 3), even(1, 3));
+    "linear attention, few queries, causal" => |t| linear(t, LinearMask::Causal, [3, 1, 1], even(1, 3), even(1, 7));
+    "linear attention, few queries, strict" => |t| linear(t, LinearMask::Strict, [1, 1, 1], even(2, 1), even(2, 5));
+    "linear attention, queries without keys" => |t| linear(t, LinearMask::Causal, [1, 1, 1], even(1, 7), even(1, 3));
+    "linear attention, even queries over ragged keys" => |t| {
+        let k = Cut::Ragged { rows: 11, segments: &[[0, 2], [3, 3], [7, 1]] };
+        linear(t, LinearMask::Causal, [3, 1, 3], even(3, 1), k)
+    };
+    "linear attention, symmetric, full" => |t| symmetric(t, LinearMask::Full, [3, 1], even(2, 5));
+    "linear attention, symmetric, causal" => |t| symmetric(t, LinearMask::Causal, [3, 3], even(2, 5));
+    "linear attention, symmetric, strict" => |t| symmetric(t, LinearMask::Strict, [2, 1], even(2, 5));
+    "linear attention, symmetric, ragged, full" => |t| symmetric(t, LinearMask::Full, [1, 1], UNEVEN);
+    "linear attention, symmetric, ragged, strict" => |t| symmetric(t, LinearMask::Strict, [3, 1], UNEVEN);
+    "linear attention of one tensor to itself" => |t| {
+        let (x, q) = (t.x(&[5, 1, 3]), Segments::Uniform { len: 5 });
+        let attend = LinearAttend { scale: 0.7, mask: LinearMask::Causal, q, k: Keys::Given(q) };
+        vec![x.linear_attention(Some(x), x, &attend, &Masking::default())]
+    };
+};
+
 pub const HEAD_LOSS: &[Case] = cases! {
     "head_loss, the sum" => |t| head_loss(t)[..1].to_vec();
     "head_loss, log-probabilities" => |t| head_loss(t)[1..].to_vec();
@@ -385,6 +414,23 @@ fn attention(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> Vec<
     let intervals = (mask == Mask::TwoIntervals).then(|| t.index(&[tq, 4], &intervals));
     let attend = Attend { scale: 0.7, mask, q, k };
     vec![queries.attention(keys, values, &attend, &Masking { q: q_bounds, k: k_bounds, intervals })]
+}
+
+/// N 3, D 5; heads of queries, keys and values.
+fn linear(t: &Trial, mask: LinearMask, [h, hk, hv]: [usize; 3], q: Cut, k: Cut) -> Vec<Tensor<'_>> {
+    let (tq, tk) = (q.rows(), k.rows());
+    let (queries, keys, values) = (t.x(&[tq, h, 3]), t.x(&[tk, hk, 3]), t.x(&[tk, hv, 5]));
+    let ((q, q_bounds), (k, k_bounds)) = (q.segments(t), k.segments(t));
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Given(k) };
+    let masking = Masking { q: q_bounds, k: k_bounds, intervals: None };
+    vec![queries.linear_attention(Some(keys), values, &attend, &masking)]
+}
+
+fn symmetric(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Tensor<'_>> {
+    let (r, values) = (t.x(&[cut.rows(), h, 3]), t.x(&[cut.rows(), hv, 5]));
+    let (q, bounds) = cut.segments(t);
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries };
+    vec![r.linear_attention(None, values, &attend, &Masking { q: bounds, ..Masking::default() })]
 }
 
 /// R 5, D 3, V 7; every row's weight is a parameter too.

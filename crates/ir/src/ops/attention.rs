@@ -36,7 +36,7 @@ pub enum Segments {
 }
 
 impl Segments {
-    fn inputs(self) -> usize {
+    pub(super) fn inputs(self) -> usize {
         if matches!(self, Segments::Ragged { .. }) { 2 } else { 0 }
     }
 }
@@ -127,17 +127,8 @@ pub fn infer(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> Resul
         return Err(format!("q {tq} does not attend to k {tk}"));
     }
     expect("v", ins[2], tk.dtype, &tk.dims)?;
-    let segments = |what: &str, s: Segments, tokens: usize, at: usize| match s {
-        Segments::Uniform { len } if len > 0 && tokens.is_multiple_of(len) => Ok(tokens / len),
-        Segments::Uniform { len } => Err(format!("{tokens} {what} do not cut into segments of {len}")),
-        Segments::Ragged { max_segments, .. } => {
-            expect("segment starts", ins[at], DType::I32, &[max_segments])?;
-            expect("segment lengths", ins[at + 1], DType::I32, &[max_segments])?;
-            Ok(max_segments)
-        }
-    };
-    let sq = segments("queries", q, tq.dims[0], 3)?;
-    let sk = segments("keys", k, tk.dims[0], 3 + q.inputs())?;
+    let sq = count("queries", q, tq.dims[0], &ins[3..])?;
+    let sk = count("keys", k, tk.dims[0], &ins[3 + q.inputs()..])?;
     if sq != sk {
         return Err(format!("{sq} segments of queries and {sk} of keys do not pair up"));
     }
@@ -145,6 +136,24 @@ pub fn infer(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> Resul
         expect("intervals", ins[ins.len() - 1], DType::I32, &[tq.dims[0], 4])?;
     }
     Ok(vec![tq.clone(), TensorType::new(tq.dtype.accumulator(), [tq.dims[0], h])])
+}
+
+/// How many segments an axis of tokens is cut into; where they are ragged, `bounds` begins with starts and lengths.
+pub(super) fn count(
+    what: &str,
+    segments: Segments,
+    tokens: usize,
+    bounds: &[&TensorType],
+) -> Result<usize, String> {
+    match segments {
+        Segments::Uniform { len } if len > 0 && tokens.is_multiple_of(len) => Ok(tokens / len),
+        Segments::Uniform { len } => Err(format!("{tokens} {what} do not cut into segments of {len}")),
+        Segments::Ragged { max_segments, .. } => {
+            expect("segment starts", bounds[0], DType::I32, &[max_segments])?;
+            expect("segment lengths", bounds[1], DType::I32, &[max_segments])?;
+            Ok(max_segments)
+        }
+    }
 }
 
 pub fn infer_grad(
@@ -229,8 +238,8 @@ pub fn expand<'g>(
 }
 
 /// 1 where a query may see a key: [Tq, Tk].
-#[allow(clippy::too_many_arguments, reason = "one caller; the arguments are the operation's own")]
-fn allowed<'g>(
+#[allow(clippy::too_many_arguments, reason = "the arguments are the operation's own")]
+pub(super) fn allowed<'g>(
     b: &'g Builder,
     wide: DType,
     mask: Mask,

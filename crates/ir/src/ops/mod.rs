@@ -12,6 +12,7 @@ pub mod frequency;
 pub mod gated;
 pub mod head_loss;
 pub mod index;
+pub mod linear_attention;
 pub mod movement;
 pub mod norm;
 pub mod normal;

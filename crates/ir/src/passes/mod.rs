@@ -192,7 +192,7 @@ fn inference(g: &Graph, o: &Options) -> Graph {
 fn is_switched_off(op: &Op, o: &Options) -> bool {
     match op.kind() {
         OpKind::RmsNorm => !o.fuse_norm,
-        OpKind::Attention => !o.flash_attention,
+        OpKind::Attention | OpKind::LinearAttention => !o.flash_attention,
         OpKind::HeadLoss => !o.fuse_loss,
         _ => false,
     }

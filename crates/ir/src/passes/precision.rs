@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use crate::graph::{Class, Graph, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
+use crate::ops::linear_attention::LinearAttend;
 use crate::replay::{Replay, users};
 use crate::types::DType;
 
@@ -152,6 +153,12 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         Op::Gated { .. } | Op::GatedGrad { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
         Op::Attention { .. } => (vec![0, 1, 2], narrow(replay, &ins[..3])),
         Op::AttentionGrad { .. } => (vec![0, 1, 2, ins.len() - 3, ins.len() - 1], narrow(replay, &ins[..3])),
+        Op::LinearAttention { .. } | Op::LinearAttentionGrad { .. } => {
+            let (attend, is_grad) = LinearAttend::of(&node.op).expect("it is one of the two");
+            let tensors = attend.tensors();
+            let d = is_grad.then(|| ins.len() - 1);
+            ((0..tensors).chain(d).collect(), narrow(replay, &ins[..tensors]))
+        }
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => {
             (vec![0, 1], narrow(replay, &ins[..2]))
         }

@@ -10,6 +10,7 @@ mod epilogue;
 pub mod gated;
 pub mod head_loss;
 pub mod index;
+pub mod linear_attention;
 pub mod math;
 pub mod norm;
 pub mod product;
@@ -50,6 +51,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     gated::KERNELS,
     head_loss::KERNELS,
     index::KERNELS,
+    linear_attention::KERNELS,
     norm::KERNELS,
     product::KERNELS,
     qk_norm_rope::KERNELS,

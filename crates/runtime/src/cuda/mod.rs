@@ -22,6 +22,7 @@ pub mod head_loss;
 pub mod index;
 mod landing;
 pub mod library;
+pub mod linear_attention;
 pub mod lt;
 pub mod noise;
 pub mod norm;
@@ -75,6 +76,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     gated::KERNELS,
     head_loss::KERNELS,
     index::KERNELS,
+    linear_attention::KERNELS,
     norm::KERNELS,
     product::KERNELS,
     qk_norm_rope::KERNELS,

@@ -11,7 +11,7 @@ use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
 
-use super::{Case, Data, attention, products};
+use super::{Case, Data, attention, linear_attention, products};
 
 /// The type an operation names for its output.
 pub(super) fn output_type(op: &Op) -> Option<DType> {
@@ -81,6 +81,7 @@ pub fn all() -> Vec<Case> {
     activations(&mut table);
     indices(&mut table);
     attention::cases(&mut table);
+    linear_attention::linear_attention(&mut table);
     losses(&mut table);
     updates(&mut table);
     table.0

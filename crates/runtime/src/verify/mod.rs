@@ -6,6 +6,7 @@
 
 mod attention;
 pub mod cases;
+mod linear_attention;
 pub mod packed;
 mod products;
 pub mod real;

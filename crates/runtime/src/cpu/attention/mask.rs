@@ -14,13 +14,13 @@ pub(super) const LANES: usize = 32;
 
 /// Query rows and the key rows they attend to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
+pub(in crate::cpu) struct Segment {
     pub q: Range<usize>,
     pub k: Range<usize>,
 }
 
 /// The token axes of a launch cut into segments, and the rows that belong to none.
-pub(super) struct Cut {
+pub(in crate::cpu) struct Cut {
     pub segments: Vec<Segment>,
     pub idle_q: Vec<Range<usize>>,
     pub idle_k: Vec<Range<usize>>,

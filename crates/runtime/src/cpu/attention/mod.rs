@@ -16,7 +16,7 @@
 
 mod backward;
 mod forward;
-mod mask;
+pub(super) mod mask;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -255,7 +255,7 @@ unsafe fn to_lanes<V: Vector>(rows: &[f32], wide: usize, factor: f32, to: &mut [
 }
 
 /// Fills rows of a [tokens, heads, ..] tensor: those of no segment.
-fn fill(ranges: &[Range<usize>], to: &Tensor<'_>, value: f32) {
+pub(super) fn fill(ranges: &[Range<usize>], to: &Tensor<'_>, value: f32) {
     let width = to.dims.get(2).copied().unwrap_or(1);
     let row = vec![value; width];
     for token in ranges.iter().flat_map(Clone::clone) {
@@ -268,7 +268,12 @@ fn fill(ranges: &[Range<usize>], to: &Tensor<'_>, value: f32) {
 }
 
 /// Lets up to `workers` threads take the tasks in order; `run` gets the worker and the task.
-fn share(ctx: &Context<'_>, workers: usize, tasks: usize, run: impl Fn(usize, usize) + Sync + Send) {
+pub(super) fn share(
+    ctx: &Context<'_>,
+    workers: usize,
+    tasks: usize,
+    run: impl Fn(usize, usize) + Sync + Send,
+) {
     let next = AtomicUsize::new(0);
     ctx.parallel(workers.min(tasks), usize::MAX, |worker| {
         loop {
@@ -282,7 +287,7 @@ fn share(ctx: &Context<'_>, workers: usize, tasks: usize, run: impl Fn(usize, us
 }
 
 /// The first `floats` of a scratch, the rest left behind.
-fn take<'s>(scratch: &mut &'s mut [f32], floats: usize) -> &'s mut [f32] {
+pub(super) fn take<'s>(scratch: &mut &'s mut [f32], floats: usize) -> &'s mut [f32] {
     let (head, tail) = std::mem::take(scratch).split_at_mut(floats);
     *scratch = tail;
     head

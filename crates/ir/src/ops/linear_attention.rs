@@ -1,0 +1,199 @@
+//! Attention without softmax, token-major: o = M(scale q k^T) v, q [Tq, H, N] over k [Tk, HK, N] and v [Tk, HV, D], where
+//! M sets what a query may not see to 0. Queries and keys are cut into segments that pair up in order, as in
+//! `attention`. Heads may share keys and values, each at its own ratio: head h reads key head h * HK / H and value
+//! head h * HV / H.
+//!
+//! Where the keys are the queries, r, the scores are symmetric before the mask, and the gradient of both places is one
+//! tensor: with ds = M(scale do v^T), dr = (ds + ds^T) r.
+//!
+//! A query that may see no key gives o = 0. Rows outside every segment likewise.
+
+use super::attention::{self, Mask, Segments};
+use super::{arity, expect};
+use crate::attr::{Attr, named};
+use crate::autodiff::{distinct, gradients};
+use crate::builder::{Builder, Tensor};
+use crate::op::{Grads, Op, Vjp};
+use crate::types::TensorType;
+
+named! {
+    /// Which keys of its segment a query sees. Positions count so that the last query meets the last key.
+    pub enum LinearMask {
+        Full = "full",
+        /// Those up to its own place.
+        Causal = "causal",
+        /// Those before its own place.
+        Strict = "strict",
+    }
+}
+
+/// Where the keys come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// They are the queries, by heads and segments too.
+    Queries,
+    /// An input of their own, cut like this.
+    Given(Segments),
+}
+
+impl Attr for Keys {
+    fn show(&self) -> String {
+        match self {
+            Keys::Queries => "queries".into(),
+            Keys::Given(segments) => segments.show(),
+        }
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        if text == "queries" { Ok(Keys::Queries) } else { Segments::read(text).map(Keys::Given) }
+    }
+}
+
+/// The attributes of either direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearAttend {
+    pub scale: f32,
+    pub mask: LinearMask,
+    pub q: Segments,
+    pub k: Keys,
+}
+
+impl LinearAttend {
+    /// Those of an operation, and whether it is the gradient.
+    pub fn of(op: &Op) -> Option<(LinearAttend, bool)> {
+        match *op {
+            Op::LinearAttention { scale, mask, q, k } => Some((LinearAttend { scale, mask, q, k }, false)),
+            Op::LinearAttentionGrad { scale, mask, q, k } => Some((LinearAttend { scale, mask, q, k }, true)),
+            _ => None,
+        }
+    }
+
+    pub fn op(&self) -> Op {
+        Op::LinearAttention { scale: self.scale, mask: self.mask, q: self.q, k: self.k }
+    }
+
+    pub fn grad(&self) -> Op {
+        Op::LinearAttentionGrad { scale: self.scale, mask: self.mask, q: self.q, k: self.k }
+    }
+
+    /// The keys' segments.
+    pub fn k_segments(&self) -> Segments {
+        if let Keys::Given(k) = self.k { k } else { self.q }
+    }
+
+    /// How many inputs are tensors of queries, keys and values.
+    pub fn tensors(&self) -> usize {
+        if self.k == Keys::Queries { 2 } else { 3 }
+    }
+
+    /// The number of inputs of the forward operation.
+    pub fn inputs(&self) -> usize {
+        let of_keys = if let Keys::Given(k) = self.k { k.inputs() } else { 0 };
+        self.tensors() + self.q.inputs() + of_keys
+    }
+
+    /// Where the starts and lengths of queries and of keys begin among the inputs.
+    pub fn bounds(&self) -> [usize; 2] {
+        let q = self.tensors();
+        [q, if self.k == Keys::Queries { q } else { q + self.q.inputs() }]
+    }
+
+    /// Query-key pairs a head works on; an upper bound where lengths are only known on the device.
+    pub fn pairs(&self, q: &TensorType, k: &TensorType) -> usize {
+        let of = |mask: Mask| attention::pairs(mask, self.q, self.k_segments(), &[q, k]);
+        match self.mask {
+            LinearMask::Full => of(Mask::Full),
+            LinearMask::Causal => of(Mask::Causal),
+            LinearMask::Strict => of(Mask::Causal).saturating_sub(q.dims[0]),
+        }
+    }
+
+    /// Arithmetic of the forward pass: two products.
+    pub fn flops(&self, ins: &[&TensorType]) -> usize {
+        let (q, k, v) = (ins[0], ins[self.tensors() - 2], ins[self.tensors() - 1]);
+        2 * self.pairs(q, k) * q.dims[1] * (q.dims[2] + v.dims[2])
+    }
+
+    /// Arithmetic of the backward pass: scores and their gradient again, then dq, dk and dv. Without a mask dr is one
+    /// product, since ds + ds^T is added up before it.
+    pub fn grad_flops(&self, ins: &[&TensorType]) -> usize {
+        let (q, k, v) = (ins[0], ins[self.tensors() - 2], ins[self.tensors() - 1]);
+        let of_keys = if self.k == Keys::Queries && self.mask == LinearMask::Full { 2 } else { 3 };
+        2 * self.pairs(q, k) * q.dims[1] * (of_keys * q.dims[2] + 2 * v.dims[2])
+    }
+}
+
+pub fn infer(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    arity(ins, at.inputs())?;
+    let (q, k, v) = (ins[0], ins[at.tensors() - 2], ins[at.tensors() - 1]);
+    if q.rank() != 3 || k.rank() != 3 || v.rank() != 3 || !q.dtype.is_float() {
+        return Err(format!("q is {q}, k {k} and v {v}, wanted floats [tokens, heads, size]"));
+    }
+    let divides = |heads: usize| heads > 0 && q.dims[1].is_multiple_of(heads);
+    if !divides(k.dims[1]) || q.dims[2] != k.dims[2] || q.dtype != k.dtype {
+        return Err(format!("q {q} does not attend to k {k}"));
+    }
+    if !divides(v.dims[1]) || v.dims[0] != k.dims[0] || v.dtype != k.dtype {
+        return Err(format!("{} heads over k {k} do not read v {v}", q.dims[1]));
+    }
+    let [of_q, of_k] = at.bounds();
+    let count = attention::count("queries", at.q, q.dims[0], &ins[of_q..])?;
+    let of_keys = attention::count("keys", at.k_segments(), k.dims[0], &ins[of_k..])?;
+    if count != of_keys {
+        return Err(format!("{count} segments of queries and {of_keys} of keys do not pair up"));
+    }
+    Ok(vec![TensorType::new(q.dtype, [q.dims[0], q.dims[1], v.dims[2]])])
+}
+
+pub fn infer_grad(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    let n = at.inputs();
+    arity(ins, n + 1)?;
+    let o = infer(at, &ins[..n])?;
+    expect("do", ins[n], o[0].dtype, &o[0].dims)?;
+    Ok(ins[..at.tensors()].iter().map(|ty| (*ty).clone()).collect())
+}
+
+pub fn vjp<'g>(b: &'g Builder, attend: &LinearAttend, at: &Vjp<'_, 'g>) -> Grads<'g> {
+    let mut grads = vec![None; at.ins.len()];
+    let Some(d) = at.d[0] else { return grads };
+    let ins: Vec<_> = at.ins.iter().copied().chain([d]).collect();
+    for (i, d) in b.ops(attend.grad(), &ins).into_iter().enumerate() {
+        grads[i] = Some(d);
+    }
+    grads
+}
+
+/// Scores in full, masked, times v. Heads that share keys or values read copies of them.
+pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    let (q, k, v) = (ins[0], ins[at.tensors() - 2], ins[at.tensors() - 1]);
+    let (tq, h, tk) = (q.dims()[0], q.dims()[1], k.dims()[0]);
+    let wide = q.dtype().accumulator();
+    let of_heads = |x: Tensor<'g>| {
+        let dims = x.dims();
+        let (tokens, heads, size) = (dims[0], dims[1], dims[2]);
+        let x = x.cast(wide).transpose(&[1, 0, 2]).reshape(&[heads, 1, tokens, size]);
+        x.broadcast(&[heads, h / heads, tokens, size]).reshape(&[h, tokens, size])
+    };
+    let segments = [at.q, at.k_segments()];
+    let bounds = at.bounds().map(|from| &ins[from.min(ins.len())..]);
+    let allowed = |mask: Mask| attention::allowed(b, wide, mask, segments, bounds, tq, tk, q);
+    let allowed = match at.mask {
+        LinearMask::Full => allowed(Mask::Full),
+        LinearMask::Causal => allowed(Mask::Causal),
+        // What is before a place is what is up to it, without the place.
+        LinearMask::Strict => allowed(Mask::Causal) - allowed(Mask::Window { back: 0, ahead: 0 }),
+    };
+    let allowed = allowed.reshape(&[1, tq, tk]).broadcast(&[h, tq, tk]);
+    // Queries that are their own keys are one tensor here too, whose gradient is rounded once.
+    let queries = of_heads(q);
+    let keys = if at.k == Keys::Queries { queries } else { of_heads(k) };
+    let scores = queries.product(keys, false, true).scale(at.scale as f64);
+    let scores = allowed.select(scores, b.fill(0.0, wide, &[h, tq, tk]));
+    scores.product(of_heads(v), false, false).transpose(&[1, 0, 2]).cast(q.dtype())
+}
+
+pub fn expand_grad<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    let (tensors, n) = (at.tensors(), at.inputs());
+    let wrt = distinct(b, &ins[..tensors]);
+    let forward: Vec<_> = wrt.iter().chain(&ins[tensors..n]).copied().collect();
+    gradients(b, &[(expand(b, at, &forward), ins[n])], &wrt)
+}

@@ -1,0 +1,120 @@
+// What the tensor-core kernels of linear attention are written with: panels of rows in shared memory, the fragments that
+// mma takes of them, and rows of results on their way out.
+//
+// A panel is ROWS rows of 64 bf16, 128 bytes each. Piece p (16 bytes) of row r lies at piece p ^ (r & 7): eight rows of
+// one column of pieces, which is what one matrix of ldmatrix reads, then lie in different banks.
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ u32 piece_at(u32 panel, int row, int piece) {
+    return panel + row * 128 + ((piece ^ (row & 7)) << 4);
+}
+
+// 16 bytes from global to shared memory beside the computation; zeros where there is nothing.
+__device__ __forceinline__ void copy_piece(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Left> __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
+
+// Rows [first, first + ROWS) of a head, columns [column, column + 64): zeros behind `end` and behind `columns`, which is a
+// multiple of 8. Nothing behind either is read.
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void load_panel(u32 panel, const bf16* from, i64 token, int first, int end, int column,
+                                           int columns) {
+    // Not unrolled: addresses of several rows at once would cost the registers that sums need.
+#pragma unroll 1
+    for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
+        const int row = i / 8, piece = i % 8;
+        const bool is_there = first + row < end && column + 8 * piece < columns;
+        const bf16* at = is_there ? from + (first + row) * token + column + 8 * piece : from;
+        copy_piece(piece_at(panel, row, piece), at, is_there);
+    }
+}
+
+struct Fragment {
+    u32 x[4];
+};
+
+// Where a lane reads of a fragment whose first row lies at the start of a panel, in the panel's first 16 columns. Panels
+// begin at multiples of 128 bytes, so 16 columns further on are 32 bytes further in the exclusive or.
+__device__ __forceinline__ u32 lane_offset() {
+    const int lane = threadIdx.x % 32;
+    return (lane % 16) * 128 + ((lane / 16 ^ (lane & 7)) << 4);
+}
+
+// Rows [row, row + 16) by columns [16 step, 16 step + 16) of a panel: the left operand of mma, or, as (x0, x2) and (x1, x3),
+// two right operands of 8 rows each.
+__device__ __forceinline__ Fragment load_rows(u32 panel, int row, int step) {
+    Fragment f;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
+                 : "r"((panel + row * 128 + lane_offset()) ^ (step << 5)));
+    return f;
+}
+
+// Rows [row, row + 16), which are summed over, by columns [16 step, 16 step + 16): as (x0, x1) and (x2, x3) two right
+// operands of 8 columns each.
+__device__ __forceinline__ Fragment load_columns(u32 panel, int row, int step) {
+    Fragment f;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
+                 : "r"((panel + row * 128 + lane_offset()) ^ (step << 5)));
+    return f;
+}
+
+// c [16, 8] += a [16, 16] b [16, 8].
+__device__ __forceinline__ void mma(float (&c)[4], const Fragment& a, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b0), "r"(b1));
+}
+
+// An 8 x 8 matrix of bf16 pairs, as a quarter of a fragment, transposed.
+__device__ __forceinline__ u32 transposed(u32 x) {
+    u32 y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+template <int Tiles> __device__ __forceinline__ void clear(float (&sum)[Tiles][4]) {
+#pragma unroll
+    for (int n = 0; n < Tiles; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
+}
+
+// A warp's results leave through a panel of its own, 16 rows, so that a row goes out in pieces of 16 bytes. Rounds TILES
+// tiles of 8 columns into it, from tile `from` on.
+template <int TILES> __device__ __forceinline__ void round_tiles(u32 panel, const float (*sum)[4], int from) {
+    const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 word = bf16x2(sum[n][2 * half], sum[n][2 * half + 1]);
+            const u32 at = ((panel + group * 144 + 4 * pair) ^ ((from + n) << 4)) + 1024 * half;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+        }
+}
+
+// Writes the panel to rows below `end` and columns below `columns`.
+__device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int first, int end, int column, int columns) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = 4 * i + lane / 8, piece = lane % 8;
+        uint4 x;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(piece_at(panel, row, piece)));
+        if (first + row < end && column + 8 * piece < columns)
+            *reinterpret_cast<uint4*>(to + (first + row) * token + column + 8 * piece) = x;
+    }
+    __syncwarp();
+}

@@ -1,0 +1,366 @@
+// Linear attention of queries r that are their own keys, over segments of at most STRIPS * 16 rows, in bf16:
+//   o = M(scale r r^T) v,   with ds = M(scale do v^T):  dr = (ds + ds^T) r,   dv = M(scale r r^T)^T do,
+// r, dr [T, H, N], v, dv [T, HV, D], o, do [T, H, D], a head's rows at any stride, 16-byte aligned; N and D multiples of 8.
+// Rows outside every segment are neither read nor written.
+//
+// A segment fits in one tile, so that scores are made once and never leave the chip forward. A warp a strip of 16 rows. The
+// scores are symmetric, so of the strips' pairs (i, j) only one of (i, j), (j, i) is multiplied: warp i takes (i, i + d) for d
+// up to STRIPS / 2, counted in a circle, so that each warp has equally many, and the other half is the transposed fragment.
+// The diagonal's right operand is its left operand's registers. Of 5 strips, 15 tiles are multiplied instead of 25.
+//
+// Everything is read in panels of 64 columns through a ring of STAGES, copied beside the computation.
+//   forward, a block a head and segment: r, then v.
+//   backward, a block a head and segment: r, of which the weights are kept for dv in scratch [T, H, ROWS], then do with v
+//   (32 columns each), then r again, which is in L2 by now.
+//   dv, a block a value head, segment and panel of columns: the weights and do of each head that shares the values, in
+//   order, so that every sum has one order.
+// At H 6, N 1024, D 192 and 512 segments of 65 rows this moves 498 MB forward and 1,070 MB backward: 104 and 223 us of an
+// H200's 4.8 TB/s. The products, on rows padded to 80, are 37 GFLOP forward and 88 backward: 37 and 89 us at its peak.
+
+#define ROWS (16 * STRIPS)
+#define THREADS (32 * STRIPS)
+#define PANEL (ROWS * 128)
+// Rows of weights [ROWS, ROWS] in bf16, 16 bytes apart more than they are long: eight of them begin in different banks.
+#define PITCH (2 * ROWS + 16)
+// A warp's rows of weights; once it has read them, its results leave through here, which takes 2 KiB.
+#define STRIP (16 * PITCH > 2048 ? 16 * PITCH : 2048)
+#define REACH (STRIPS / 2)
+#define N_PANELS ((N + 63) / 64)
+#define D_PANELS ((D + 63) / 64)
+
+extern __shared__ __align__(128) u8 memory[];
+
+__device__ __forceinline__ u32 weight_at(u32 weights, int row, int column) {
+    return weights + row / 16 * STRIP + row % 16 * PITCH + 2 * column;
+}
+
+// The strip a warp multiplies its own with, d further on; none where the other one takes the pair.
+__device__ __forceinline__ int partner(int strip, int d) {
+    if (STRIPS % 2 == 0 && d == REACH && d > 0 && strip >= REACH) return -1;
+    return (strip + d) % STRIPS;
+}
+
+// sum[d] += the products of the warp's strip of a panel with its partners'.
+__device__ __forceinline__ void add_scores(float (&sum)[2 * (REACH + 1)][4], u32 panel, int strip) {
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+        const Fragment a = load_rows(panel, 16 * strip, step);
+        mma(sum[0], a, a.x[0], a.x[2]);
+        mma(sum[1], a, a.x[1], a.x[3]);
+#pragma unroll
+        for (int d = 1; d <= REACH; d++) {
+            const int other = partner(strip, d);
+            if (other < 0) continue;
+            const Fragment b = load_rows(panel, 16 * other, step);
+            mma(sum[2 * d], a, b.x[0], b.x[2]);
+            mma(sum[2 * d + 1], a, b.x[1], b.x[3]);
+        }
+    }
+}
+
+__device__ __forceinline__ void put_word(u32 weights, int row, int column, u32 word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(weight_at(weights, row, column)), "r"(word) : "memory");
+}
+
+// Writes a warp's tiles and their transposes as weights [ROWS, ROWS]. `by_keys`: rows are keys, columns queries. Tiles
+// off the diagonal are seen whole or not at all. `is_masked`: the tiles are masked already, and symmetric.
+__device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * (REACH + 1)][4], float scale, int strip,
+                                            bool by_keys, bool is_masked) {
+    const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int d = 0; d <= REACH; d++) {
+        const int other = partner(strip, d);
+        if (other < 0) continue;
+        // Whether the tile (strip, other) is seen, and (other, strip).
+        bool is_seen = true, is_seen_back = true;
+#if MASK != 0
+        if (!is_masked && d > 0) {
+            is_seen = (strip > other) != by_keys;
+            is_seen_back = !is_seen;
+        }
+#endif
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = 16 * strip + 8 * half, column = 16 * other + 8 * n;
+                float x = scale * sum[2 * d + n][2 * half], y = scale * sum[2 * d + n][2 * half + 1];
+#if MASK != 0
+                if (!is_masked && d == 0) {
+                    const int i = row + group, j = column + 2 * pair;
+                    if (!(by_keys ? sees(j, i) : sees(i, j))) x = 0.0f;
+                    if (!(by_keys ? sees(j + 1, i) : sees(i, j + 1))) y = 0.0f;
+                }
+#endif
+                const u32 word = bf16x2(x, y);
+                put_word(weights, row + group, column + 2 * pair, is_seen ? word : 0);
+                if (d > 0) {
+                    const u32 back = transposed(word);
+                    put_word(weights, column + group, row + 2 * pair, is_seen_back ? back : 0);
+                }
+            }
+    }
+}
+
+// The warp's rows of weights as left operands.
+__device__ __forceinline__ void take_weights(Fragment (&w)[STRIPS], u32 weights, int strip) {
+    const int lane = threadIdx.x % 32;
+    const u32 at = weight_at(weights, 16 * strip + lane % 16, 8 * (lane / 16));
+#pragma unroll
+    for (int k = 0; k < STRIPS; k++)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[k].x[0]), "=r"(w[k].x[1]), "=r"(w[k].x[2]), "=r"(w[k].x[3])
+                     : "r"(at + 32 * k)
+                     : "memory");
+}
+
+// sum [16, 16 STEPS] += the warp's weights times columns [16 from, 16 (from + STEPS)) of a panel.
+template <int STEPS>
+__device__ __forceinline__ void add_columns(float (*sum)[4], const Fragment (&w)[STRIPS], u32 panel, int from) {
+#pragma unroll
+    for (int k = 0; k < STRIPS; k++)
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            const Fragment b = load_columns(panel, 16 * k, from + step);
+            mma(sum[2 * step], w[k], b.x[0], b.x[1]);
+            mma(sum[2 * step + 1], w[k], b.x[2], b.x[3]);
+        }
+}
+
+// Writes the warp's weights times a panel, through its strip of the weights. In two halves: fewer sums at once.
+__device__ __forceinline__ void store_product(u32 rows_out, const Fragment (&w)[STRIPS], u32 panel, bf16* to, i64 token,
+                                              int first, int end, int column, int columns) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum[4][4];
+        clear(sum);
+        add_columns<2>(sum, w, panel, 2 * half);
+        round_tiles<4>(rows_out, sum, 4 * half);
+    }
+    store_panel(rows_out, to, token, first, end, column, columns);
+}
+
+#if !GRAD
+
+// Grid: segments by heads.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const int* len, i64 r_token, i64 r_head,
+                  i64 v_token, i64 v_head, i64 o_token, i64 o_head, int tokens, int longest, int heads, int group,
+                  float scale) {
+    const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
+    const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
+    if (g.q0 >= g.q1) return;
+    const u32 ring = shared_address(memory), weights = ring + STAGES * PANEL, rows_out = weights + STRIP * strip;
+    r += head * r_head;
+    v += head / group * v_head;
+    o += head * o_head;
+    const auto fetch = [&](int n) {
+        const u32 panel = ring + n % STAGES * PANEL;
+        if (n < N_PANELS)
+            load_panel<ROWS, THREADS>(panel, r, r_token, g.q0, g.q1, 64 * n, N);
+        else if (n < N_PANELS + D_PANELS)
+            load_panel<ROWS, THREADS>(panel, v, v_token, g.q0, g.q1, 64 * (n - N_PANELS), D);
+        copies_end();
+    };
+    int n = 0;
+    // The next panel, once it has arrived; the one before it is filled anew.
+    const auto next = [&]() {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(n + STAGES - 1);
+        return ring + n++ % STAGES * PANEL;
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) fetch(i);
+
+    float scores[2 * (REACH + 1)][4];
+    clear(scores);
+#pragma unroll 1
+    for (int i = 0; i < N_PANELS; i++) add_scores(scores, next(), strip);
+    put_weights(weights, scores, scale, strip, false, false);
+    Fragment w[STRIPS];
+#pragma unroll 1
+    for (int i = 0; i < D_PANELS; i++) {
+        const u32 panel = next();
+        if (i == 0) take_weights(w, weights, strip);
+        store_product(rows_out, w, panel, o, o_token, g.q0 + 16 * strip, g.q1, 64 * i, D);
+    }
+}
+
+#else
+
+// sum[d] += do_i v_j^T + v_i do_j^T, i the warp's strip and j its partner, over 32 columns of do and of v in one panel. Of
+// the two the mask leaves one where i != j; on the diagonal both, apart, since their masks differ.
+__device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], float (&turned)[2][4], u32 panel, int strip) {
+#pragma unroll
+    for (int step = 0; step < 2; step++) {
+        const Fragment d_i = load_rows(panel, 16 * strip, step), v_i = load_rows(panel, 16 * strip, 2 + step);
+        mma(sum[0], d_i, v_i.x[0], v_i.x[2]);
+        mma(sum[1], d_i, v_i.x[1], v_i.x[3]);
+        mma(turned[0], v_i, d_i.x[0], d_i.x[2]);
+        mma(turned[1], v_i, d_i.x[1], d_i.x[3]);
+#pragma unroll
+        for (int d = 1; d <= REACH; d++) {
+            const int other = partner(strip, d);
+            if (other < 0) continue;
+#if MASK == 0
+            const Fragment v_j = load_rows(panel, 16 * other, 2 + step), d_j = load_rows(panel, 16 * other, step);
+            mma(sum[2 * d], d_i, v_j.x[0], v_j.x[2]);
+            mma(sum[2 * d + 1], d_i, v_j.x[1], v_j.x[3]);
+            mma(sum[2 * d], v_i, d_j.x[0], d_j.x[2]);
+            mma(sum[2 * d + 1], v_i, d_j.x[1], d_j.x[3]);
+#else
+            // The later strip has the queries.
+            const bool is_later = strip > other;
+            const Fragment b = load_rows(panel, 16 * other, is_later ? 2 + step : step);
+            Fragment a;
+#pragma unroll
+            for (int i = 0; i < 4; i++) a.x[i] = is_later ? d_i.x[i] : v_i.x[i];
+            mma(sum[2 * d], a, b.x[0], b.x[2]);
+            mma(sum[2 * d + 1], a, b.x[1], b.x[3]);
+#endif
+        }
+    }
+}
+
+// Adds the diagonal's two tiles up, each masked.
+__device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], const float (&turned)[2][4]) {
+    const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int i = group + 8 * (e / 2), j = 8 * n + 2 * pair + e % 2;
+            sum[n][e] = (sees(i, j) ? sum[n][e] : 0.0f) + (sees(j, i) ? turned[n][e] : 0.0f);
+        }
+}
+
+// Grid: segments by heads. `kept` [T, H, ROWS] gets the weights, rows keys and columns queries of the segment; null where
+// dv is not asked for. `dr` may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* kept, const int* start, const int* len,
+                   i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head, i64 dr_token,
+                   i64 dr_head, int tokens, int longest, int heads, int group, float scale) {
+    const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
+    const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
+    if (g.q0 >= g.q1) return;
+    const u32 ring = shared_address(memory), weights = ring + STAGES * PANEL, rows_out = weights + STRIP * strip;
+    r += head * r_head;
+    v += head / group * v_head;
+    d_o += head * do_head;
+    // Panels of do and v, 32 columns each.
+    const int SLOPES = (D + 31) / 32;
+    const int scores_end = kept ? N_PANELS : 0, slopes_end = scores_end + (dr ? SLOPES : 0),
+              end = slopes_end + (dr ? N_PANELS : 0);
+    const auto fetch = [&](int n) {
+        const u32 panel = ring + n % STAGES * PANEL;
+        if (n >= scores_end && n < slopes_end) {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
+                const int row = i / 8, piece = i % 8, column = 32 * (n - scores_end) + 8 * (piece % 4);
+                const bool is_there = g.q0 + row < g.q1 && column < D;
+                const bf16* at = piece < 4 ? d_o + (g.q0 + row) * do_token : v + (g.q0 + row) * v_token;
+                copy_piece(piece_at(panel, row, piece), is_there ? at + column : v, is_there);
+            }
+        } else if (n < end) {
+            load_panel<ROWS, THREADS>(panel, r, r_token, g.q0, g.q1, 64 * (n < scores_end ? n : n - slopes_end), N);
+        }
+        copies_end();
+    };
+    int n = 0;
+    const auto next = [&]() {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(n + STAGES - 1);
+        return ring + n++ % STAGES * PANEL;
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) fetch(i);
+
+    float sum[2 * (REACH + 1)][4];
+    if (kept) {
+        clear(sum);
+#pragma unroll 1
+        for (int i = 0; i < N_PANELS; i++) add_scores(sum, next(), strip);
+        put_weights(weights, sum, scale, strip, true, false);
+        __syncthreads();
+        // The warp's strip, in pieces of 16 bytes.
+        for (int i = threadIdx.x % 32; i < 16 * 2 * STRIPS; i += 32) {
+            const int row = 16 * strip + i / (2 * STRIPS), piece = i % (2 * STRIPS);
+            uint4 x;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                         : "r"(weight_at(weights, row, 8 * piece)));
+            if (g.q0 + row < g.q1)
+                *reinterpret_cast<uint4*>(kept + ((i64)(g.q0 + row) * heads + head) * ROWS + 8 * piece) = x;
+        }
+    }
+    if (!dr) return;
+    float turned[2][4];
+    clear(sum);
+    clear(turned);
+#pragma unroll 1
+    for (int i = 0; i < SLOPES; i++) add_slopes(sum, turned, next(), strip);
+    join_diagonal(sum, turned);
+    put_weights(weights, sum, scale, strip, false, true);
+    Fragment w[STRIPS];
+#pragma unroll 1
+    for (int i = 0; i < N_PANELS; i++) {
+        const u32 panel = next();
+        if (i == 0) take_weights(w, weights, strip);
+        store_product(rows_out, w, panel, dr + head * dr_head, dr_token, g.q0 + 16 * strip, g.q1, 64 * i, N);
+    }
+}
+
+#define W_PANELS ((ROWS + 63) / 64)
+
+// Grid: segments by value heads by panels of columns.
+extern "C" __global__ void __launch_bounds__(THREADS)
+symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, const int* len, i64 do_token, i64 do_head,
+             i64 dv_token, i64 dv_head, int tokens, int longest, int heads, int v_heads) {
+    const int column = 64 * (blockIdx.x % D_PANELS), v_of = blockIdx.x / D_PANELS % v_heads, strip = threadIdx.x / 32;
+    const Segment g =
+        segment_of(blockIdx.x / D_PANELS / v_heads, start, len, start, len, tokens, tokens, longest, longest);
+    if (g.q0 >= g.q1) return;
+    const u32 ring = shared_address(memory);
+    const int group = heads / v_heads, items = group * (W_PANELS + 1);
+    const auto fetch = [&](int n) {
+        const u32 panel = ring + n % STAGES * PANEL;
+        const int head = v_of * group + n / (W_PANELS + 1), item = n % (W_PANELS + 1);
+        if (n < items && item < W_PANELS)
+            load_panel<ROWS, THREADS>(panel, kept + head * ROWS, (i64)heads * ROWS, g.q0, g.q1, 64 * item, ROWS);
+        else if (n < items)
+            load_panel<ROWS, THREADS>(panel, d_o + head * do_head, do_token, g.q0, g.q1, column, D);
+        copies_end();
+    };
+    int n = 0;
+    const auto next = [&]() {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(n + STAGES - 1);
+        return ring + n++ % STAGES * PANEL;
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) fetch(i);
+    float sum[8][4];
+    clear(sum);
+#pragma unroll 1
+    for (int h = 0; h < group; h++) {
+        Fragment w[STRIPS];
+#pragma unroll
+        for (int item = 0; item < W_PANELS; item++) {
+            const u32 panel = next();
+#pragma unroll
+            for (int step = 0; step < 4; step++)
+                if (4 * item + step < STRIPS) w[4 * item + step] = load_rows(panel, 16 * strip, step);
+        }
+        add_columns<4>(sum, w, next(), 0);
+    }
+    copies_wait<0>();
+    __syncthreads();
+    const u32 rows_out = ring + 2048 * strip;
+    round_tiles<8>(rows_out, sum, 0);
+    store_panel(rows_out, dv + v_of * dv_head, dv_token, g.q0 + 16 * strip, g.q1, column, D);
+}
+
+#endif

@@ -1,0 +1,122 @@
+//! Queries that are their own keys, in segments of one tile, in bf16: scores made once, of which half are multiplied. How
+//! it works is in `symmetric.cu`.
+
+use std::borrow::Cow;
+
+use flatout_ir::View;
+use flatout_ir::ops::linear_attention::Keys;
+use flatout_ir::types::DType;
+
+use super::{At, Problem, Step, count, in_pieces, numbers, strides};
+use crate::cuda::context::{Arg, Source};
+
+/// Strips of 16 rows a tile may have: what registers and 99 KiB of shared memory hold.
+const MOST_STRIPS: usize = 8;
+/// Panels in the ring.
+const STAGES: usize = 4;
+
+fn strips(p: &Problem) -> usize {
+    p.q_longest().div_ceil(16).max(1)
+}
+
+/// What shapes alone say.
+fn fits(p: &Problem) -> bool {
+    let is_even = |size: usize| size > 0 && size.is_multiple_of(8);
+    let is_short = strips(p) <= MOST_STRIPS && is_even(p.inner) && is_even(p.width);
+    p.attend.k == Keys::Queries && p.dtype == DType::BF16 && is_short
+}
+
+pub(super) fn serves(at: &At<'_>) -> bool {
+    fits(&at.problem) && tensors(at).into_iter().flatten().all(in_pieces)
+}
+
+/// r, v, then o, or do, dr and dv.
+fn tensors<'a>(at: &At<'a>) -> Vec<Option<&'a View>> {
+    let (ins, outs) = (&at.launch.ins, &at.launch.outs);
+    let ins = ins[..2].iter().chain(ins.get(at.problem.attend.inputs()));
+    ins.map(Some).chain(outs.iter().map(Option::as_ref)).collect()
+}
+
+/// The weights, from the pass over r to the one over do: bf16 [T, H, rows of a tile].
+pub(super) fn workspace(p: &Problem) -> usize {
+    if p.is_grad && fits(p) { 2 * p.tq * p.heads * 16 * strips(p) } else { 0 }
+}
+
+fn panel_bytes(strips: usize) -> usize {
+    16 * strips * 128
+}
+
+/// A ring of panels, and a matrix of weights through whose strips results leave, 2 KiB a strip.
+fn shared_bytes(strips: usize) -> usize {
+    STAGES * panel_bytes(strips) + strips * (16 * (32 * strips + 16)).max(2048)
+}
+
+/// Blocks of a multiprocessor that registers are kept for.
+fn blocks(strips: usize) -> usize {
+    if strips <= 5 { 4 } else { 2 }
+}
+
+fn source(p: &Problem) -> Source {
+    let mut defines = p.defines();
+    defines.extend(numbers(&[
+        ("GRAD", p.is_grad as usize),
+        ("STRIPS", strips(p)),
+        ("STAGES", STAGES),
+        ("BLOCKS", blocks(strips(p))),
+        ("N", p.inner),
+        ("D", p.width),
+    ]));
+    let code = concat!(
+        include_str!("../prelude.cuh"),
+        include_str!("segment.cuh"),
+        include_str!("fragments.cuh"),
+        include_str!("symmetric.cu")
+    );
+    Source { name: "linear_attention/symmetric.cu", code: Cow::Borrowed(code), defines }
+}
+
+pub(super) fn steps(at: &At<'_>) -> Vec<Step> {
+    let p = &at.problem;
+    let bounds = at.bounds()[0];
+    let step =
+        |entry, blocks: usize, shared_bytes, read: &[Option<&View>], kept: Option<Arg>, rest: &[Arg]| {
+            let mut args: Vec<Arg> = read.iter().map(|view| at.pointer(*view)).collect();
+            args.extend(kept.into_iter().chain(bounds));
+            args.extend(read.iter().flat_map(|view| strides(*view)));
+            args.extend([count(p.tq), count(p.q_longest()), count(p.heads)]);
+            args.extend(rest);
+            let grid = [p.segments() * blocks, 1];
+            Step { source: source(p), entry, grid, threads: 32 * strips(p), shared_bytes, args }
+        };
+    let shared = shared_bytes(strips(p));
+    let shares = [count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
+    let tensors = tensors(at);
+    if !p.is_grad {
+        return vec![step("symmetric_forward", p.heads, shared, &tensors, None, &shares)];
+    }
+    let (d_o, dr, dv) = (tensors[2], tensors[3], tensors[4]);
+    let kept = at.pointer(at.launch.workspace.as_ref().filter(|_| dv.is_some()));
+    let mut steps = vec![];
+    if dr.is_some() || dv.is_some() {
+        steps.push(step("symmetric_backward", p.heads, shared, &tensors[..4], Some(kept), &shares));
+    }
+    if dv.is_some() {
+        let blocks = p.v_heads * p.width.div_ceil(64);
+        let shared = STAGES * panel_bytes(strips(p));
+        steps.push(step("symmetric_dv", blocks, shared, &[d_o, dv], Some(kept), &[count(p.v_heads)]));
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 99 KiB is what sm_86, sm_89 and sm_120 have.
+    #[test]
+    fn tiles_fit_in_the_smallest_shared_memory() {
+        for strips in 1..=MOST_STRIPS {
+            assert!(shared_bytes(strips) <= 99 << 10, "{strips} strips take {}", shared_bytes(strips));
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Cases of linear attention: every mask, keys of their own and queries that are their keys, heads that share keys or
+//! values, equal and ragged segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and
+//! of several.
+
+use flatout_ir::ops::attention::Segments;
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
+use flatout_ir::types::{DType, TensorType};
+
+use super::Data;
+use super::cases::{FLOATS, Input, Table, tensor, x};
+
+pub(super) fn linear_attention(table: &mut Table) {
+    for dtype in FLOATS {
+        for &mask in LinearMask::ALL {
+            let even = Segments::Uniform { len: 21 };
+            given(table, mask, even, even, [42, 42], [4, 2, 1], [12, 20], dtype, vec![]);
+            given(table, mask, even, even, [42, 42], [4, 2, 4], [40, 24], dtype, vec![]);
+            symmetric(table, mask, even, 42, [4, 2], [40, 24], dtype, vec![]);
+            symmetric(table, mask, even, 42, [3, 1], [7, 5], dtype, vec![]);
+            let ragged = Segments::Ragged { max_segments: 4, max_len: 30 };
+            symmetric(table, mask, ragged, 42, [4, 1], [24, 16], dtype, bounds());
+        }
+        let mask = LinearMask::Causal;
+        let ragged = Segments::Ragged { max_segments: 4, max_len: 30 };
+        let both = bounds().into_iter().chain(bounds()).collect();
+        given(table, mask, ragged, ragged, [42, 42], [4, 1, 2], [24, 16], dtype, both);
+        // Fewer queries than keys, and segments of several tiles.
+        let (q, k) = (Segments::Uniform { len: 70 }, Segments::Uniform { len: 150 });
+        given(table, mask, q, k, [140, 300], [2, 1, 2], [72, 40], dtype, vec![]);
+        symmetric(table, LinearMask::Strict, k, 300, [2, 1], [72, 40], dtype, vec![]);
+        symmetric(table, LinearMask::Full, k, 300, [2, 2], [40, 264], dtype, vec![]);
+    }
+    // Segments of every number of strips that a tile holds, one of them those of Vision-BDH.
+    for len in [16, 33, 50, 65, 90, 110, 128] {
+        let segments = Segments::Uniform { len };
+        symmetric(table, LinearMask::Full, segments, 2 * len, [2, 1], [136, 72], DType::BF16, vec![]);
+        symmetric(table, LinearMask::Strict, segments, 2 * len, [2, 1], [64, 64], DType::BF16, vec![]);
+    }
+}
+
+/// Starts and lengths of four segments of 42 rows: one is empty, and three rows are in none.
+fn bounds() -> Vec<Input> {
+    let column = |values: [f64; 4]| tensor(DType::I32, &[4], Data::Values(values.to_vec()));
+    vec![column([0.0, 17.0, 30.0, 0.0]), column([17.0, 13.0, 9.0, 0.0])]
+}
+
+#[allow(clippy::too_many_arguments, reason = "a row of the table")]
+fn given(
+    table: &mut Table,
+    mask: LinearMask,
+    q: Segments,
+    k: Segments,
+    [tq, tk]: [usize; 2],
+    [h, hk, hv]: [usize; 3],
+    [n, d]: [usize; 2],
+    dtype: DType,
+    bounds: Vec<Input>,
+) {
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Given(k) };
+    let tensors = vec![x(dtype, &[tq, h, n]), x(dtype, &[tk, hk, n]), x(dtype, &[tk, hv, d])];
+    both_ways(table, attend, [tensors, bounds].concat(), TensorType::new(dtype, [tq, h, d]));
+}
+
+#[allow(clippy::too_many_arguments, reason = "a row of the table")]
+fn symmetric(
+    table: &mut Table,
+    mask: LinearMask,
+    q: Segments,
+    tokens: usize,
+    [h, hv]: [usize; 2],
+    [n, d]: [usize; 2],
+    dtype: DType,
+    bounds: Vec<Input>,
+) {
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries };
+    let tensors = vec![x(dtype, &[tokens, h, n]), x(dtype, &[tokens, hv, d])];
+    both_ways(table, attend, [tensors, bounds].concat(), TensorType::new(dtype, [tokens, h, d]));
+}
+
+fn both_ways(table: &mut Table, attend: LinearAttend, ins: Vec<Input>, o: TensorType) {
+    table.add(attend.op(), ins.clone());
+    table.add(attend.grad(), ins.into_iter().chain([(o, Data::Normal(1.0))]).collect());
+}
