@@ -10,6 +10,18 @@
 #ifndef PINGPONG
 #define PINGPONG 0
 #endif
+#ifndef NARROW
+#define NARROW 0
+#endif
+#ifndef OVERLAP
+#define OVERLAP 1
+#endif
+#ifndef LAZY
+#define LAZY 0
+#endif
+#ifndef POLY
+#define POLY 0
+#endif
 
 extern __shared__ __align__(1024) u8 memory[];
 
@@ -187,16 +199,16 @@ struct RowPair {
 #endif
     }
     // Whether every row of the warp sees the whole tile.
-    __device__ __forceinline__ bool all(int from) const {
+    template <int W> __device__ __forceinline__ bool all(int from) const {
         bool whole = true;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            bool in = from + WALK <= b[i];
+            bool in = from + W <= b[i];
 #if MASK >= 2
             in = in && from >= a[i];
 #endif
 #if MASK == 3
-            in = in || (from >= c[i] && from + WALK <= d[i]);
+            in = in || (from >= c[i] && from + W <= d[i]);
 #endif
             whole = whole && in;
         }
@@ -204,64 +216,103 @@ struct RowPair {
     }
 };
 
+// The same on the FMA units, for -125 <= x: 2^x = 2^n 2^f, |f| <= 1/2, relative error 2.6e-6.
+__device__ __forceinline__ float exp2_fma(float x) {
+    x = fmaxf(x, -125.0f);
+    const float t = x + 12582912.0f, f = x - (t - 12582912.0f);
+    float y = fmaf(f, 0.00957010160566956f, 0.055917860295428f);
+    y = fmaf(f, y, 0.24024744835407766f);
+    y = fmaf(f, y, 0.6931218147411569f);
+    y = fmaf(f, y, 0.9999992614434409f);
+    return __int_as_float(__float_as_int(y) + (__float_as_int(t) << 23));
+}
+
 // Scores become probabilities against the rows' new tops; `shrink` brings older sums down to them.
-__device__ __forceinline__ void soften(float (&s)[WALK / 2], RowPair& r, int from, float unit, float (&shrink)[2]) {
-    if (!r.all(from)) {
+template <int W>
+__device__ __forceinline__ void soften(float (&s)[W / 2], RowPair& r, int from, float unit, float (&shrink)[2]) {
+    const bool whole = r.all<W>(from);
+    if (!whole) {
         const int c = from + 2 * ((int)threadIdx.x % 4);
 #pragma unroll
-        for (int j = 0; j < WALK / 2; j++)
+        for (int j = 0; j < W / 2; j++)
             if (!r.has(j / 2 % 2, c + j / 4 * 8 + j % 2)) s[j] = -infinity();
     }
+    float base[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float peak = fmaxf(s[2 * i], s[2 * i + 1]);
 #pragma unroll
-        for (int j = 4; j < WALK / 2; j += 4) peak = fmaxf(peak, fmaxf(s[j + 2 * i], s[j + 2 * i + 1]));
+        for (int j = 4; j < W / 2; j += 4) peak = fmaxf(peak, fmaxf(s[j + 2 * i], s[j + 2 * i + 1]));
         peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 1));
         peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 2));
+#if LAZY
+        peak = (peak - r.top[i]) * unit > 8.0f ? peak : r.top[i];
+#else
         peak = fmaxf(peak, r.top[i]);
+#endif
         // A row that has seen nothing yet has only zeros to shrink and to add.
-        const float base = peak == -infinity() ? 0.0f : peak * unit;
-        shrink[i] = exp2_fast(r.top[i] * unit - base);
+        base[i] = peak == -infinity() ? 0.0f : peak * unit;
+        shrink[i] = exp2_fast(r.top[i] * unit - base[i]);
         r.top[i] = peak;
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < WALK / 2; j += 4) {
-            s[j + 2 * i] = exp2_fast(fmaf(s[j + 2 * i], unit, -base));
-            s[j + 2 * i + 1] = exp2_fast(fmaf(s[j + 2 * i + 1], unit, -base));
-            sum += s[j + 2 * i] + s[j + 2 * i + 1];
-        }
-        r.total[i] = r.total[i] * shrink[i] + sum;
     }
+    float sum[2] = {0.0f, 0.0f};
+#if POLY
+    if (whole) {
+#pragma unroll
+        for (int j = 0; j < W / 2; j++) {
+            const int i = j / 2 % 2;
+            const float x = fmaf(s[j], unit, -base[i]);
+            s[j] = j / 4 % 8 < POLY ? exp2_fma(x) : exp2_fast(x);
+            sum[i] += s[j];
+        }
+    } else
+#endif
+    {
+#pragma unroll
+        for (int j = 0; j < W / 2; j++) {
+            const int i = j / 2 % 2;
+            s[j] = exp2_fast(fmaf(s[j], unit, -base[i]));
+            sum[i] += s[j];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) r.total[i] = r.total[i] * shrink[i] + sum[i];
 }
 
 __device__ __forceinline__ void rescale(float (&o)[SIZE / 2], const float (&shrink)[2]) {
+#if LAZY
+    if (__all_sync(ALL_LANES, shrink[0] == 1.0f && shrink[1] == 1.0f)) return;
+#endif
 #pragma unroll
     for (int j = 0; j < SIZE / 2; j++) o[j] *= shrink[j / 2 % 2];
 }
 
 // s = q k^T over one tile of keys, under way.
-__device__ __forceinline__ void scores(float (&s)[WALK / 2], const u8* q, const u8* k) {
+template <int W> __device__ __forceinline__ void scores(float (&s)[W / 2], const u8* q, const u8* k) {
     const u64 dq = along_k(q), dk = along_k(k);
 #pragma unroll
     for (int e = 0; e < STEPS; e++)
-        Product<WALK>::of_shared<0, 0>(s, dq + (e / 4 * Q_PANEL + e % 4 * 32) / 16,
-                                       dk + (e / 4 * K_PANEL + e % 4 * 32) / 16, e > 0);
+        Product<W>::template of_shared<0, 0>(s, dq + (e / 4 * Q_PANEL + e % 4 * 32) / 16,
+                                             dk + (e / 4 * K_PANEL + e % 4 * 32) / 16, e > 0);
 }
 
 // o += p v over one tile of keys, under way.
-__device__ __forceinline__ void values(float (&o)[SIZE / 2], const u32 (&p)[WALK / 16][4], const u8* v, int add) {
+template <int W> __device__ __forceinline__ void values(float (&o)[SIZE / 2], const u32 (&p)[W / 16][4], const u8* v) {
     const u64 dv = along_mn(v, K_PANEL);
 #pragma unroll
-    for (int e = 0; e < WALK / 16; e++)
-        Product<SIZE>::of_registers<1>(o, p[e], dv + e * 2048 / 16, add || e > 0);
+    for (int e = 0; e < W / 16; e++) Product<SIZE>::of_registers<1>(o, p[e], dv + e * 2048 / 16, 1);
+}
+
+template <int W> __device__ __forceinline__ void operands(u32 (&p)[W / 16][4], const float (&s)[W / 2]) {
+#pragma unroll
+    for (int e = 0; e < W / 16; e++) operand(p[e], s, e);
 }
 
 // Rows of a tile of values behind the segment's end count as zeros, whatever lies there.
-__device__ __forceinline__ void clear_tail(u8* v, int from, int end, int group) {
+template <int W> __device__ __forceinline__ void clear_tail(u8* v, int from, int end, int group) {
 #if K_RAGGED
-    if (from + WALK > end) {
-        const int rows = from + WALK - end, lane = (int)threadIdx.x % 128;
+    if (from + W > end) {
+        const int rows = from + W - end, lane = (int)threadIdx.x % 128;
         for (int i = lane; i < rows * 8; i += 128)
 #pragma unroll
             for (int panel = 0; panel < PANELS; panel++)
@@ -282,6 +333,17 @@ __device__ __forceinline__ void consume(const Call& call, Barriers& bar, const u
         __syncwarp();
         if (lane == 0) barrier_arrive(empty);
     };
+    auto turn_take = [&] {
+#if PINGPONG
+        named_sync(8 + group, 256);
+#endif
+    };
+    auto turn_give = [&] {
+#if PINGPONG
+        named_arrive(8 + (group + 1) % GROUPS, 256);
+#endif
+    };
+    if (group == GROUPS - 1) turn_give();
     q += group * 64 * 128;
     for (int index = blockIdx.x; index < total; index += gridDim.x) {
         Task t;
@@ -289,7 +351,7 @@ __device__ __forceinline__ void consume(const Call& call, Barriers& bar, const u
         const Walk w = walk(t, call);
         const int low_row = t.first + group * 64, row = low_row + warp * 16 + lane / 4;
         // The tiles of keys [j0, j1) that the rows of this warpgroup see.
-        int j0 = 0, j1 = w.count;
+        int j0 = 0, j1 = w.count, seen_to = MASK == 3 ? 0x7fffffff : t.g.k1;
         if (low_row >= t.end) {
             j1 = 0;
         } else {
@@ -298,18 +360,42 @@ __device__ __forceinline__ void consume(const Call& call, Barriers& bar, const u
             span(t.g, call, low_row, min(low_row + 64, t.end), low, high);
             j1 = high > low ? (high - w.low + WALK - 1) / WALK : 0;
             j0 = high > low ? (low - w.low) / WALK : 0;
+            seen_to = high;
 #endif
         }
+#if NARROW
+        const bool narrow = j0 < j1 && seen_to - w.from(j1 - 1) <= NARROW;
+#else
+        const bool narrow = false;
+#endif
         // Tiles that others need are let go as they come.
         auto pass = [&](int tiles) {
             for (int j = 0; j < tiles; j++) {
                 barrier_wait(&bar.k_full[pk.stage], pk.parity);
+                turn_take();
+                turn_give();
                 release(&bar.k_empty[pk.stage]);
                 pk.next();
                 barrier_wait(&bar.v_full[pv.stage], pv.parity);
                 release(&bar.v_empty[pv.stage]);
                 pv.next();
             }
+        };
+        auto k_tile = [&] {
+            barrier_wait(&bar.k_full[pk.stage], pk.parity);
+            return k + pk.stage * PANELS * K_PANEL;
+        };
+        auto k_done = [&] {
+            release(&bar.k_empty[pk.stage]);
+            pk.next();
+        };
+        auto v_tile = [&] {
+            barrier_wait(&bar.v_full[pv.stage], pv.parity);
+            return v + pv.stage * PANELS * K_PANEL;
+        };
+        auto v_done = [&] {
+            release(&bar.v_empty[pv.stage]);
+            pv.next();
         };
 
         RowPair r;
@@ -345,51 +431,129 @@ __device__ __forceinline__ void consume(const Call& call, Barriers& bar, const u
         }
         if (j0 < j1) {
             pass(j0);
-            float s[WALK / 2], shrink[2];
-            u32 p[WALK / 16][4];
-            barrier_wait(&bar.k_full[pk.stage], pk.parity);
-            product_arrive();
-            scores(s, q, k + pk.stage * PANELS * K_PANEL);
-            product_commit();
-            product_wait<0>();
-            hold(s);
-            release(&bar.k_empty[pk.stage]);
-            pk.next();
-            soften(s, r, w.from(j0), unit, shrink);
-#pragma unroll
-            for (int e = 0; e < WALK / 16; e++) operand(p[e], s, e);
-            for (int j = j0 + 1; j < j1; j++) {
-                barrier_wait(&bar.k_full[pk.stage], pk.parity);
+            float shrink[2];
+            const int full = j1 - narrow;
+#if NARROW
+            u32 pn[NARROW / 16][4];
+            if (full == j0) {
+                float s[NARROW / 2];
+                u8* keys = k_tile();
+                turn_take();
                 product_arrive();
-                scores(s, q, k + pk.stage * PANELS * K_PANEL);
+                scores<NARROW>(s, q, keys);
                 product_commit();
-                barrier_wait(&bar.v_full[pv.stage], pv.parity);
-                product_arrive();
-                values(o, p, v + pv.stage * PANELS * K_PANEL, 1);
-                product_commit();
-                product_wait<1>();
+                turn_give();
+                product_wait<0>();
                 hold(s);
-                release(&bar.k_empty[pk.stage]);
-                pk.next();
-                soften(s, r, w.from(j), unit, shrink);
+                k_done();
+                soften<NARROW>(s, r, w.from(j0), unit, shrink);
+                operands<NARROW>(pn, s);
+            } else
+#endif
+            {
+                u32 p[WALK / 16][4];
+                {
+                    float s[WALK / 2];
+                    u8* keys = k_tile();
+                    turn_take();
+                    product_arrive();
+                    scores<WALK>(s, q, keys);
+                    product_commit();
+                    turn_give();
+                    product_wait<0>();
+                    hold(s);
+                    k_done();
+                    soften<WALK>(s, r, w.from(j0), unit, shrink);
+                    operands<WALK>(p, s);
+                }
+                for (int j = j0 + 1; j < full; j++) {
+                    float s[WALK / 2];
+#if OVERLAP
+                    u8* keys = k_tile();
+                    turn_take();
+                    product_arrive();
+                    scores<WALK>(s, q, keys);
+                    product_commit();
+                    u8* vals = v_tile();
+                    product_arrive();
+                    values<WALK>(o, p, vals);
+                    product_commit();
+                    turn_give();
+                    product_wait<1>();
+                    hold(s);
+                    k_done();
+                    soften<WALK>(s, r, w.from(j), unit, shrink);
+                    product_wait<0>();
+                    hold(o);
+                    v_done();
+#else
+                    u8* vals = v_tile();
+                    product_arrive();
+                    values<WALK>(o, p, vals);
+                    product_commit();
+                    product_wait<0>();
+                    hold(o);
+                    v_done();
+                    u8* keys = k_tile();
+                    product_arrive();
+                    scores<WALK>(s, q, keys);
+                    product_commit();
+                    product_wait<0>();
+                    hold(s);
+                    k_done();
+                    soften<WALK>(s, r, w.from(j), unit, shrink);
+#endif
+                    rescale(o, shrink);
+                    operands<WALK>(p, s);
+                }
+#if NARROW
+                if (narrow) {
+                    float s[NARROW / 2];
+                    u8* keys = k_tile();
+                    turn_take();
+                    product_arrive();
+                    scores<NARROW>(s, q, keys);
+                    product_commit();
+                    u8* vals = v_tile();
+                    product_arrive();
+                    values<WALK>(o, p, vals);
+                    product_commit();
+                    turn_give();
+                    product_wait<1>();
+                    hold(s);
+                    k_done();
+                    soften<NARROW>(s, r, w.from(full), unit, shrink);
+                    product_wait<0>();
+                    hold(o);
+                    v_done();
+                    rescale(o, shrink);
+                    operands<NARROW>(pn, s);
+                }
+#endif
+                if (!narrow) {
+                    release(&bar.q_empty);
+                    u8* vals = v_tile();
+                    clear_tail<WALK>(vals, w.from(j1 - 1), t.g.k1, group);
+                    product_arrive();
+                    values<WALK>(o, p, vals);
+                    product_commit();
+                    product_wait<0>();
+                    hold(o);
+                }
+            }
+#if NARROW
+            if (narrow) {
+                release(&bar.q_empty);
+                u8* vals = v_tile();
+                clear_tail<NARROW>(vals, w.from(j1 - 1), t.g.k1, group);
+                product_arrive();
+                values<NARROW>(o, pn, vals);
+                product_commit();
                 product_wait<0>();
                 hold(o);
-                release(&bar.v_empty[pv.stage]);
-                pv.next();
-                rescale(o, shrink);
-#pragma unroll
-                for (int e = 0; e < WALK / 16; e++) operand(p[e], s, e);
             }
-            release(&bar.q_empty);
-            barrier_wait(&bar.v_full[pv.stage], pv.parity);
-            clear_tail(v + pv.stage * PANELS * K_PANEL, w.from(j1 - 1), t.g.k1, group);
-            product_arrive();
-            values(o, p, v + pv.stage * PANELS * K_PANEL, 1);
-            product_commit();
-            product_wait<0>();
-            hold(o);
-            release(&bar.v_empty[pv.stage]);
-            pv.next();
+#endif
+            v_done();
             pass(w.count - j1);
         } else if (w.count) {
             release(&bar.q_empty);
@@ -432,10 +596,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_map,
               const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, int total,
               int section) {
-    __shared__ Barriers bar;
     u8* q = memory;
     u8* k = q + PANELS * Q_PANEL;
     u8* v = k + STAGES * PANELS * K_PANEL;
+    Barriers& bar = *(Barriers*)(v + STAGES * PANELS * K_PANEL);
     if (threadIdx.x == 0) {
         barrier_init(&bar.q_full, 1);
         barrier_init(&bar.q_empty, 4 * GROUPS);
