@@ -11,7 +11,7 @@
 // group, `wait<n>` returns when at most n groups are under way; `hold` keeps the compiler from moving uses of an
 // accumulator across.
 //
-// Defines: SPIN_LIMIT (optional) traps a wait of more clock cycles.
+// Defines: SPIN_LIMIT (optional, to find a deadlock) ends a wait after so many polls.
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
@@ -48,8 +48,7 @@ __device__ __forceinline__ bool barrier_is_past(u64* bar, u32 parity) {
 // Returns when the phase of this parity is complete.
 __device__ __forceinline__ void barrier_wait(u64* bar, u32 parity) {
 #ifdef SPIN_LIMIT
-    for (const i64 start = clock64(); !barrier_is_past(bar, parity);)
-        if (clock64() - start > SPIN_LIMIT) asm volatile("trap;");
+    for (u32 polls = 0; polls < SPIN_LIMIT && !barrier_is_past(bar, parity); polls++) {}
 #else
     while (!barrier_is_past(bar, parity)) {}
 #endif
