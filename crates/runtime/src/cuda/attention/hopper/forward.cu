@@ -205,6 +205,20 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+#ifndef POLY
+#define POLY 0
+#endif
+// The same on the FMA units, and 2^-125 below that: 2^x = 2^n 2^f, |f| <= 1/2, relative error 2.6e-6.
+__device__ __forceinline__ float exp2_fma(float x) {
+    x = fmaxf(x, -125.0f);
+    const float t = x + 12582912.0f, f = x - (t - 12582912.0f);
+    float y = fmaf(f, 0.00957010160566956f, 0.055917860295428f);
+    y = fmaf(f, y, 0.24024744835407766f);
+    y = fmaf(f, y, 0.6931218147411569f);
+    y = fmaf(f, y, 0.9999992614434409f);
+    return __int_as_float(__float_as_int(y) + (__float_as_int(t) << 23));
+}
+
 // Lane c of a quad gets word c of each lane: a[i] is then lane i's.
 __device__ __forceinline__ void quad_transpose(u32 (&a)[4], int c) {
 #pragma unroll
@@ -261,7 +275,9 @@ struct Consumer {
     int group, lane;
     Place at_k, at_v;
     RowPair r;
-    float o[SIZE / 2];
+    float shrink[2], o[SIZE / 2];
+    // Whether a product with values has been left under way.
+    bool is_under_way;
 
     __device__ __forceinline__ void release(u64* empty) {
         __syncwarp();
@@ -328,8 +344,7 @@ struct Consumer {
 
     // Scores of keys [from, from + W) become probabilities against the rows' new tops; `shrink` brings older sums down
     // to them.
-    template <int W>
-    __device__ __forceinline__ void soften(float (&s)[W / 2], int from, float (&shrink)[2]) {
+    template <int W> __device__ __forceinline__ void soften(float (&s)[W / 2], int from) {
         if (!r.all(from, from + W)) {
             const int first = from + 2 * (lane % 4);
 #pragma unroll
@@ -351,57 +366,59 @@ struct Consumer {
             float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < W / 2; j += 4) {
-                s[j + 2 * i] = exp2_fast(fmaf(s[j + 2 * i], unit, -base));
-                s[j + 2 * i + 1] = exp2_fast(fmaf(s[j + 2 * i + 1], unit, -base));
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const float x = fmaf(s[j + 2 * i + e], unit, -base);
+                    s[j + 2 * i + e] = j / 4 % 8 < POLY ? exp2_fma(x) : exp2_fast(x);
+                }
                 sum += s[j + 2 * i] + s[j + 2 * i + 1];
             }
             r.total[i] = r.total[i] * shrink[i] + sum;
         }
     }
 
-    __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
-#pragma unroll
-        for (int j = 0; j < SIZE / 2; j++) o[j] *= shrink[j / 2 % 2];
+    // The probabilities of the first tile.
+    template <int W> __device__ __forceinline__ void first(float (&s)[W / 2], int from) {
+        const u8* keys = k_tile();
+        turn_take();
+        scores<W>(s, keys);
+        turn_give();
+        product_wait<0>();
+        hold(s);
+        k_done();
+        soften<W>(s, from);
+        is_under_way = false;
     }
 
-    template <int W> __device__ __forceinline__ void operands(u32 (&p)[W / 16][4], const float (&s)[W / 2]) {
+    // Sums are complete up to the tile before that of `s`, and in its units; the probabilities become an operand.
+    template <int W> __device__ __forceinline__ void settle(u32 (&p)[W / 16][4], const float (&s)[W / 2]) {
+        product_wait<0>();
+        hold(o);
+        if (is_under_way) v_done();
+#pragma unroll
+        for (int j = 0; j < SIZE / 2; j++) o[j] *= shrink[j / 2 % 2];
 #pragma unroll
         for (int e = 0; e < W / 16; e++) operand(p[e], s, e);
     }
 
-    // The probabilities of the first tile.
-    template <int W> __device__ __forceinline__ void first(u32 (&p)[W / 16][4], int from) {
-        float s[W / 2], shrink[2];
-        const u8* keys = k_tile();
-        turn_take();
-        scores<W>(s, keys);
-        turn_give();
-        product_wait<0>();
-        hold(s);
-        k_done();
-        soften<W>(s, from, shrink);
-        operands<W>(p, s);
-    }
-
-    // The probabilities `last` of a tile meet its values, and those of the tile at `from` are computed.
+    // From the probabilities of a tile to those of the next, at `from`. The product with the values is left under way:
+    // the next `settle` waits for it, in a loop behind the branch, so that the compiler cannot pull the wait before the
+    // softmax.
     template <int Last, int W>
-    __device__ __forceinline__ void step(const u32 (&last)[Last / 16][4], u32 (&p)[W / 16][4], int from) {
-        float s[W / 2], shrink[2];
+    __device__ __forceinline__ void step(const u32 (&p)[Last / 16][4], float (&s)[W / 2], int from) {
 #if OVERLAP
         const u8* keys = k_tile();
         turn_take();
         scores<W>(s, keys);
-        values<Last>(last, v_tile());
+        values<Last>(p, v_tile());
         turn_give();
         product_wait<1>();
         hold(s);
         k_done();
-        soften<W>(s, from, shrink);
-        product_wait<0>();
-        hold(o);
-        v_done();
+        soften<W>(s, from);
+        is_under_way = true;
 #else
-        values<Last>(last, v_tile());
+        values<Last>(p, v_tile());
         product_wait<0>();
         hold(o);
         v_done();
@@ -409,10 +426,20 @@ struct Consumer {
         product_wait<0>();
         hold(s);
         k_done();
-        soften<W>(s, from, shrink);
+        soften<W>(s, from);
 #endif
-        rescale(shrink);
-        operands<W>(p, s);
+    }
+
+    // Tiles [j0, j1), up to the last one's probabilities.
+    __device__ __forceinline__ void most(u32 (&p)[WALK / 16][4], const Task& t, int j0, int j1) {
+        float s[WALK / 2];
+        first<WALK>(s, t.from(j0));
+#pragma unroll 1
+        for (int j = j0 + 1; j < j1; j++) {
+            settle<WALK>(p, s);
+            step<WALK, WALK>(p, s, t.from(j));
+        }
+        settle<WALK>(p, s);
     }
 
     // The last probabilities meet their values. Rows of values behind the segment's end count as zeros, whatever lies
@@ -440,12 +467,14 @@ struct Consumer {
         const int head = t.head * PACK;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float whole = lanes_sum<4>(r.total[i]), factor = whole > 0.0f ? 1.0f / whole : 0.0f;
+            const float whole = lanes_sum<4>(r.total[i]);
+            const bool is_seeing = r.top[i] != -infinity();
+            const float factor = is_seeing ? 1.0f / whole : 0.0f;
             const int at = row + 8 * i, token = t.first + at / PACK;
             const bool is_there = at < OWN * PACK && token < t.end;
             if (call.lse && is_there && lane % 4 == 0)
                 call.lse[token * call.lse_row + head + at % PACK] =
-                    whole > 0.0f ? LN2 * (r.top[i] * unit + log2f(whole)) : -infinity();
+                    is_seeing ? LN2 * (r.top[i] * unit + log2f(whole)) : -infinity();
             if (!call.o.at) continue;
             bf16* to = call.o.at + token * call.o.token + (head + at % PACK) * call.o.head;
 #pragma unroll
@@ -495,22 +524,26 @@ struct Consumer {
 #if NARROW
             const bool narrow = MASK != 3 && high - t.from(j1 - 1) <= NARROW;
             const int wide = j1 - narrow;
-            u32 p[WALK / 16][4], pn[NARROW / 16][4];
+            u32 end[NARROW / 16][4];
             if (j0 < wide) {
-                first<WALK>(p, t.from(j0));
-                for (int j = j0 + 1; j < wide; j++) step<WALK, WALK>(p, p, t.from(j));
-                if (narrow)
-                    step<WALK, NARROW>(p, pn, t.from(wide));
-                else
+                u32 p[WALK / 16][4];
+                most(p, t, j0, wide);
+                if (narrow) {
+                    float s[NARROW / 2];
+                    step<WALK, NARROW>(p, s, t.from(wide));
+                    settle<NARROW>(end, s);
+                } else {
                     finish<WALK>(p, t.from(j1 - 1), t.g.k1);
+                }
             } else {
-                first<NARROW>(pn, t.from(j0));
+                float s[NARROW / 2];
+                first<NARROW>(s, t.from(j0));
+                settle<NARROW>(end, s);
             }
-            if (narrow) finish<NARROW>(pn, t.from(j1 - 1), t.g.k1);
+            if (narrow) finish<NARROW>(end, t.from(j1 - 1), t.g.k1);
 #else
             u32 p[WALK / 16][4];
-            first<WALK>(p, t.from(j0));
-            for (int j = j0 + 1; j < j1; j++) step<WALK, WALK>(p, p, t.from(j));
+            most(p, t, j0, j1);
             finish<WALK>(p, t.from(j1 - 1), t.g.k1);
 #endif
             pass(t.count - j1);
