@@ -36,11 +36,8 @@
 
 extern __shared__ __align__(1024) u8 memory[];
 
-// Tokens [first, end) of segment g, and the keys they see: `count` tiles of WALK, the first `turn` from `low` on and
-// the others from `next` on. `head` counts in steps of PACK.
-struct Task {
-    Segment g;
-    int first, end, head, segment;
+// The tiles of keys a task walks: `count` of WALK keys, the first `turn` from `low` on and the others from `next` on.
+struct Walk {
     int low, next, turn, count;
     __device__ __forceinline__ int from(int j) const {
 #if MASK == 3
@@ -49,6 +46,13 @@ struct Task {
         return low + j * WALK;
 #endif
     }
+};
+
+// Tokens [first, end) of segment g. `head` counts in steps of PACK.
+struct Task {
+    Segment g;
+    int first, end, head, segment;
+    Walk walk;
 };
 
 // The producer's count when there are no more tasks.
@@ -61,7 +65,8 @@ struct Barriers {
 struct Memory {
     u8 *q, *k, *v;
     Barriers* bar;
-    Task* task;
+    // The n-th task is in place n % 2: its consumers may read it until they have let go of the next one's queries.
+    Task* tasks;
 };
 
 // A place in a ring of STAGES buffers, and the parity of its barrier.
@@ -91,7 +96,7 @@ __device__ __forceinline__ void span(const Call& call, const Segment& g, int fir
 
 // The producer's.
 
-// Which tokens and head; false where the place in the list is empty. Uniform tiles come in sections of `section` pairs
+// Which tokens and head; false where the list has ended. Uniform tiles come in sections of `section` pairs
 // of segment and head whose keys and values fit in L2 together, the last tiles of all of them first: with a causal mask
 // they are the longest.
 __device__ __forceinline__ bool find(Task& t, const Call& call, int index, int section) {
@@ -113,12 +118,13 @@ __device__ __forceinline__ bool find(Task& t, const Call& call, int index, int s
     t.first = t.g.q0 + (tiles - 1 - rest / wide) * OWN;
 #endif
     t.end = min(t.first + OWN, t.g.q1);
-    return t.first < t.end;
+    return true;
 }
 
 // The tiles of keys to walk. For two intervals: those that cover the first intervals of the rows, and the second ones.
 // The whole warp.
 __device__ __forceinline__ void lay_out(Task& t, const Call& call) {
+    Walk& w = t.walk;
 #if MASK == 3
     int a = 0x7fffffff, b = 0, c = a, d = 0;
     for (int row = t.first + (int)threadIdx.x % 32; row < t.end; row += 32) {
@@ -135,15 +141,15 @@ __device__ __forceinline__ void lay_out(Task& t, const Call& call) {
         a = c, c = other;
         other = b, b = d, d = other;
     }
-    t.low = a;
-    t.turn = a < b ? (b - a + WALK - 1) / WALK : 0;
-    t.next = t.turn ? max(c, a + t.turn * WALK) : c;
-    t.count = t.turn + (t.next < d ? (d - t.next + WALK - 1) / WALK : 0);
+    w.low = a;
+    w.turn = a < b ? (b - a + WALK - 1) / WALK : 0;
+    w.next = w.turn ? max(c, a + w.turn * WALK) : c;
+    w.count = w.turn + (w.next < d ? (d - w.next + WALK - 1) / WALK : 0);
 #else
     int high;
-    span(call, t.g, t.first, t.end, t.low, high);
-    t.next = t.turn = 0;
-    t.count = high > t.low ? (high - t.low + WALK - 1) / WALK : 0;
+    span(call, t.g, t.first, t.end, w.low, high);
+    w.next = w.turn = 0;
+    w.count = high > w.low ? (high - w.low + WALK - 1) / WALK : 0;
 #endif
 }
 
@@ -163,18 +169,20 @@ __device__ __forceinline__ void produce(const Call& call, const TensorMap* q_map
     const bool leads = threadIdx.x % 32 == 0;
     Place at_k = {0, 1}, at_v = {0, 1};
     u32 q_parity = 1;
-    // Odd rounds run backwards: lists come heaviest first, and so every block gets its share of heavy ones.
-    for (int round = 0, index; round * (int)gridDim.x < total; round++) {
-        index = round * (int)gridDim.x + (round % 2 ? (int)gridDim.x - 1 - (int)blockIdx.x : (int)blockIdx.x);
+    // The first task is the block's own; the others go to whoever comes first. The last tasks are the light ones.
+    int* taken = (int*)call.scratch;
+    for (int index = blockIdx.x, next; index < total; index = (int)gridDim.x + __shfl_sync(ALL_LANES, next, 0)) {
         Task t;
-        if (index >= total || !find(t, call, index, section)) continue;
+        if (!find(t, call, index, section)) break;
         lay_out(t, call);
         if (!leads) continue;
         barrier_wait(&m.bar->q_empty, q_parity);
+        m.tasks[q_parity ^ 1] = t;
         q_parity ^= 1;
-        *m.task = t;
-        if (t.count == 0) {
+        const Walk w = t.walk;
+        if (w.count == 0) {
             barrier_arrive(&m.bar->q_full);
+            next = taken ? atomicAdd(taken, 1) : index;
             continue;
         }
         barrier_expect(&m.bar->q_full, PANELS * (OWN * PACK * 128));
@@ -183,16 +191,17 @@ __device__ __forceinline__ void produce(const Call& call, const TensorMap* q_map
             bulk_load(m.q + i * Q_PANEL, q_map, &m.bar->q_full, 64 * i, t.head * PACK,
                       Q_RAGGED ? t.first : t.first - t.g.q0, Q_RAGGED ? 0 : t.segment);
         const int kv_head = t.head * PACK / (call.heads / call.kv_heads);
-        load_keys(m.k, k_map, m.bar->k_full, m.bar->k_empty, at_k, t, kv_head, t.from(0));
-        for (int j = 1; j < t.count; j++) {
-            load_keys(m.k, k_map, m.bar->k_full, m.bar->k_empty, at_k, t, kv_head, t.from(j));
-            load_keys(m.v, v_map, m.bar->v_full, m.bar->v_empty, at_v, t, kv_head, t.from(j - 1));
+        load_keys(m.k, k_map, m.bar->k_full, m.bar->k_empty, at_k, t, kv_head, w.from(0));
+        for (int j = 1; j < w.count; j++) {
+            load_keys(m.k, k_map, m.bar->k_full, m.bar->k_empty, at_k, t, kv_head, w.from(j));
+            load_keys(m.v, v_map, m.bar->v_full, m.bar->v_empty, at_v, t, kv_head, w.from(j - 1));
         }
-        load_keys(m.v, v_map, m.bar->v_full, m.bar->v_empty, at_v, t, kv_head, t.from(t.count - 1));
+        next = taken ? atomicAdd(taken, 1) : index;
+        load_keys(m.v, v_map, m.bar->v_full, m.bar->v_empty, at_v, t, kv_head, w.from(w.count - 1));
     }
     if (leads) {
         barrier_wait(&m.bar->q_empty, q_parity);
-        m.task->count = NO_MORE;
+        m.tasks[q_parity ^ 1].walk.count = NO_MORE;
         barrier_arrive(&m.bar->q_full);
     }
 }
@@ -431,13 +440,13 @@ struct Consumer {
     }
 
     // Tiles [j0, j1), up to the last one's probabilities.
-    __device__ __forceinline__ void most(u32 (&p)[WALK / 16][4], const Task& t, int j0, int j1) {
+    __device__ __forceinline__ void most(u32 (&p)[WALK / 16][4], const Walk& w, int j0, int j1) {
         float s[WALK / 2];
-        first<WALK>(s, t.from(j0));
+        first<WALK>(s, w.from(j0));
 #pragma unroll 1
         for (int j = j0 + 1; j < j1; j++) {
             settle<WALK>(p, s);
-            step<WALK, WALK>(p, s, t.from(j));
+            step<WALK, WALK>(p, s, w.from(j));
         }
         settle<WALK>(p, s);
     }
@@ -464,14 +473,16 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void write(const Call& call, const Task& t, int row) {
-        const int head = t.head * PACK;
+        // Read again: kept in registers they would be in the way.
+        const int first = t.first, end = t.end, head = t.head * PACK;
+        if (first + group * 64 / PACK >= end) return;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float whole = lanes_sum<4>(r.total[i]);
             const bool is_seeing = r.top[i] != -infinity();
             const float factor = is_seeing ? 1.0f / whole : 0.0f;
-            const int at = row + 8 * i, token = t.first + at / PACK;
-            const bool is_there = at < OWN * PACK && token < t.end;
+            const int at = row + 8 * i, token = first + at / PACK;
+            const bool is_there = at < OWN * PACK && token < end;
             if (call.lse && is_there && lane % 4 == 0)
                 call.lse[token * call.lse_row + head + at % PACK] =
                     is_seeing ? LN2 * (r.top[i] * unit + log2f(whole)) : -infinity();
@@ -494,23 +505,25 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void attend(const Call& call, const Task& t) {
+        const Walk w = t.walk;
+        const Segment g = t.g;
         const int row = group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
         // The tiles of keys [j0, j1) that the rows of this warpgroup see, up to key `high`.
-        int j0 = 0, j1 = t.count, high = t.g.k1;
-        const int low_token = t.first + group * 64 / PACK;
-        if (low_token >= t.end) {
+        int j0 = 0, j1 = w.count, high = g.k1;
+        const int first = t.first, end = t.end, low_token = first + group * 64 / PACK;
+        if (low_token >= end) {
             j1 = 0;
         } else {
 #if MASK == 1 || MASK == 2
             int low;
-            span(call, t.g, low_token, min(t.first + (group * 64 + 63) / PACK + 1, t.end), low, high);
-            j0 = high > low ? (low - t.low) / WALK : 0;
-            j1 = high > low ? (high - t.low + WALK - 1) / WALK : 0;
+            span(call, g, low_token, min(first + (group * 64 + 63) / PACK + 1, end), low, high);
+            j0 = high > low ? (low - w.low) / WALK : 0;
+            j1 = high > low ? (high - w.low + WALK - 1) / WALK : 0;
 #endif
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            r.seen[i] = sees(call, t.g, min(t.first + (row + 8 * i) / PACK, t.end - 1));
+            r.seen[i] = sees(call, g, min(first + (row + 8 * i) / PACK, end - 1));
             r.top[i] = -infinity();
             r.total[i] = 0.0f;
         }
@@ -518,37 +531,37 @@ struct Consumer {
         for (int j = 0; j < SIZE / 2; j++) o[j] = 0.0f;
         if (j0 >= j1) {
             release(&m.bar->q_empty);
-            pass(t.count);
+            pass(w.count);
         } else {
             pass(j0);
 #if NARROW
-            const bool narrow = MASK != 3 && high - t.from(j1 - 1) <= NARROW;
+            const bool narrow = MASK != 3 && high - w.from(j1 - 1) <= NARROW;
             const int wide = j1 - narrow;
-            u32 end[NARROW / 16][4];
+            u32 tail[NARROW / 16][4];
             if (j0 < wide) {
                 u32 p[WALK / 16][4];
-                most(p, t, j0, wide);
+                most(p, w, j0, wide);
                 if (narrow) {
                     float s[NARROW / 2];
-                    step<WALK, NARROW>(p, s, t.from(wide));
-                    settle<NARROW>(end, s);
+                    step<WALK, NARROW>(p, s, w.from(wide));
+                    settle<NARROW>(tail, s);
                 } else {
-                    finish<WALK>(p, t.from(j1 - 1), t.g.k1);
+                    finish<WALK>(p, w.from(j1 - 1), g.k1);
                 }
             } else {
                 float s[NARROW / 2];
-                first<NARROW>(s, t.from(j0));
-                settle<NARROW>(end, s);
+                first<NARROW>(s, w.from(j0));
+                settle<NARROW>(tail, s);
             }
-            if (narrow) finish<NARROW>(end, t.from(j1 - 1), t.g.k1);
+            if (narrow) finish<NARROW>(tail, w.from(j1 - 1), g.k1);
 #else
             u32 p[WALK / 16][4];
-            most(p, t, j0, j1);
-            finish<WALK>(p, t.from(j1 - 1), t.g.k1);
+            most(p, w, j0, j1);
+            finish<WALK>(p, w.from(j1 - 1), g.k1);
 #endif
-            pass(t.count - j1);
+            pass(w.count - j1);
         }
-        if (low_token < t.end) write(call, t, row);
+        write(call, t, row);
     }
 };
 
@@ -557,13 +570,13 @@ __device__ __forceinline__ void consume(const Call& call, const Memory& m, int g
     if (group == GROUPS - 1) c.turn_give();
     for (u32 parity = 0;; parity ^= 1) {
         barrier_wait(&m.bar->q_full, parity);
-        const Task t = *m.task;
-        if (t.count == NO_MORE) break;
+        const Task& t = m.tasks[parity];
+        if (t.walk.count == NO_MORE) break;
         c.attend(call, t);
     }
 }
 
-// `total` tasks; `section` as in `find`.
+// `total` tasks; `section` as in `find`. `call.scratch` is an integer 0, or null: tasks in fixed shares.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_map,
               const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, int total,
@@ -573,7 +586,7 @@ wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorM
     m.k = m.q + PANELS * Q_PANEL;
     m.v = m.k + STAGES * PANELS * K_PANEL;
     m.bar = (Barriers*)(m.v + STAGES * PANELS * K_PANEL);
-    m.task = (Task*)(m.bar + 1);
+    m.tasks = (Task*)(m.bar + 1);
     if (threadIdx.x == 0) {
         // Each warp lets go for itself: its part of a product may end after its neighbours'.
         barrier_init(&m.bar->q_full, 1);

@@ -9,7 +9,10 @@
 // operand of columns [16 k, 16 k + 16) of a next product: `operand`.
 // Products are asynchronous: `arrive` before the first after registers or shared memory changed, `commit` closes a
 // group, `wait<n>` returns when at most n groups are under way; `hold` keeps the compiler from moving uses of an
-// accumulator across.
+// accumulator across. The assembler still moves a wait up over arithmetic that does not need it, as far as the last
+// branch: what shall run beside a product belongs before a branch (a loop's end), its wait behind it.
+// Registers handed over by `registers_up` count only where each role is one side of one branch and nothing in it traps;
+// otherwise the compiler spills.
 //
 // Defines: SPIN_LIMIT (optional, to find a deadlock) ends a wait after so many polls.
 
