@@ -63,14 +63,6 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same on top of zeros, which cost no instruction to have.
-__device__ __forceinline__ void mma_first(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%10, %10, %10, %10};"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
 // 2^x; 0 from minus infinity.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -133,9 +125,8 @@ template <int RT, int CT> __device__ __forceinline__ void clear(float (&c)[RT][C
             for (int i = 0; i < 4; i++) c[m][n][i] = 0.0f;
 }
 
-// c = a b^T over 16 of a head's columns, or c += where it is not the FIRST: b's rows are c's columns. `from` holds the
-// lane's offset (`lane_along`).
-template <bool FIRST, int RT, int CT>
+// c += a b^T over 16 of a head's columns: b's rows are c's columns. `from` holds the lane's offset (`lane_along`).
+template <int RT, int CT>
 __device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&a)[RT][4], u32 from) {
 #pragma unroll
     for (int n = 0; n < CT; n += 2) {
@@ -146,39 +137,30 @@ __device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&
             ldmatrix_half(b, from + n * 8 * ROW_BYTES);
         }
 #pragma unroll
-        for (int m = 0; m < RT; m++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (n + i >= CT) continue;
-                if (FIRST) {
-                    mma_first(c[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
-                } else {
-                    mma(c[m][n + i], a[m], b[2 * i], b[2 * i + 1]);
-                }
-            }
+        for (int m = 0; m < RT; m++) {
+            mma(c[m][n], a[m], b[0], b[1]);
+            if (n + 1 < CT) mma(c[m][n + 1], a[m], b[2], b[3]);
+        }
     }
 }
 
 // c = a b^T with a's fragments in registers.
 template <int RT, int CT>
 __device__ __forceinline__ void product_along(float (&c)[RT][CT][4], const u32 (&a)[STEPS][RT][4], u32 from) {
-    product_step<true>(c, a[0], from);
+    clear(c);
 #pragma unroll
-    for (int k = 1; k < STEPS; k++) product_step<false>(c, a[k], from + k * 32);
+    for (int k = 0; k < STEPS; k++) product_step(c, a[k], from + k * 32);
 }
 
 // The same with a read from shared memory too, at `rows` (`lane_down`).
 template <int RT, int CT> __device__ __forceinline__ void product_along(float (&c)[RT][CT][4], u32 rows, u32 from) {
+    clear(c);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         u32 a[RT][4];
 #pragma unroll
         for (int m = 0; m < RT; m++) ldmatrix(a[m], rows + m * 16 * ROW_BYTES + k * 32);
-        if (k == 0) {
-            product_step<true>(c, a, from);
-        } else {
-            product_step<false>(c, a, from + k * 32);
-        }
+        product_step(c, a, from + k * 32);
     }
 }
 
