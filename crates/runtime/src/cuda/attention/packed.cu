@@ -1,5 +1,5 @@
-// Around cuDNN's attention over ragged segments: where each segment begins in each tensor, and rows of a dense tensor
-// brought to where they are wanted.
+// Around cuDNN's attention over ragged segments: where each segment begins in each tensor, and rows brought from a slice
+// of a wider tensor into a dense one or back.
 
 #define THREADS 1024
 #define MOST 9
@@ -54,15 +54,16 @@ packed_offsets(const int* start, const int* len, int segments, int tokens, int l
     }
 }
 
-// Rows of `row` elements, a multiple of 8: to[t, h, e] = from[t, h, e] with the steps of tokens and heads.
+// to[t, h, e] = from[t, h, e] by the steps of tokens and heads; `size`, a multiple of 8, elements a head lie side by side.
 // A thread moves 16 bytes. Grid: pieces of 8 elements, in blocks of 1024.
 extern "C" __global__ void __launch_bounds__(THREADS)
-place_rows(const bf16* from, bf16* to, i64 tokens, int heads, int size, i64 to_token, i64 to_head) {
+move_rows(const bf16* from, bf16* to, i64 tokens, int heads, int size, i64 from_token, i64 from_head, i64 to_token,
+          i64 to_head) {
     const i64 piece = (i64)blockIdx.x * THREADS + threadIdx.x;
     const int pieces = size / 8;
     const i64 row = piece / pieces;
     if (row >= tokens * heads) return;
     const i64 token = row / heads, head = row % heads, e = piece % pieces * 8;
     *reinterpret_cast<uint4*>(to + token * to_token + head * to_head + e) =
-        *reinterpret_cast<const uint4*>(from + row * size + e);
+        *reinterpret_cast<const uint4*>(from + token * from_token + head * from_head + e);
 }

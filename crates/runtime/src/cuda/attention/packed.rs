@@ -8,8 +8,9 @@
 //! * queries and keys have the same segments; heads of 64, 128 and 256; no windows;
 //! * lengths bound every product and hide scores too: without the first the library faults, without the second it is
 //!   wrong where lengths are no multiples of its tiles;
-//! * the f32 sums of dq have dq's own strides and offsets; full heads of dk and dv, which groups of heads are added up
-//!   from, have those of dk and dv times the group: so dq, dk and dv are dense, and brought to their place behind.
+//! * the f32 sums of dq have dq's own strides and offsets, and those are q's; full heads of dk and dv, which groups of
+//!   heads are added up from, have those of dk and dv times the group. With q a slice of a wider tensor and dq dense, dq
+//!   was wrong. So every tensor is dense, and v and dv, which usually are slices, are copied.
 //!
 //! Its time grows with S even where segments are empty.
 
@@ -58,16 +59,27 @@ fn has_shapes(p: &Problem) -> bool {
         && matches!(p.mask, Mask::Full | Mask::Causal)
 }
 
-/// Whether queries and keys have the same segments, all gradients are wanted, and rows of lse have no gaps.
+/// Whether queries and keys have the same segments, all gradients or o are wanted, and all but v and dv are dense.
 pub(super) fn takes(p: &Problem, launch: &Launch) -> bool {
-    let ins = &launch.ins;
-    let lse = if p.grad { Some(&ins[p.inputs() + 1]) } else { launch.outs[1].as_ref() };
-    let wanted = if p.grad { launch.outs.iter().all(Option::is_some) } else { launch.outs[0].is_some() };
-    let same = |a: &View, b: &View| a.offset == b.offset;
-    wanted && same(&ins[3], &ins[5]) && same(&ins[4], &ins[6]) && lse.is_none_or(View::is_dense)
+    let (ins, outs, n) = (&launch.ins, &launch.outs, p.inputs());
+    let is_same = |a: &View, b: &View| a.offset == b.offset;
+    let dense: Vec<Option<&View>> = match p.grad {
+        false => vec![outs[0].as_ref(), Some(&ins[0]), Some(&ins[1])],
+        true => {
+            let read = [0, 1, n, n + 1, n + 2].map(|i| Some(&ins[i]));
+            read.into_iter().chain([outs[0].as_ref(), outs[1].as_ref()]).collect()
+        }
+    };
+    let has_lse = p.grad || outs[1].as_ref().is_none_or(View::is_dense);
+    let has_dv = !p.grad || outs[2].is_some();
+    is_same(&ins[3], &ins[5])
+        && is_same(&ins[4], &ins[6])
+        && has_lse
+        && has_dv
+        && dense.into_iter().all(|view| view.is_some_and(View::is_dense))
 }
 
-/// A ceiling over where the outputs lie.
+/// A ceiling over where v and dv lie.
 pub(super) fn workspace(p: &Problem) -> usize {
     if !has_shapes(p) {
         return 0;
@@ -79,8 +91,8 @@ pub(super) fn workspace(p: &Problem) -> usize {
     let heads = |heads: usize, bytes: usize| aligned(bytes * p.tq * heads * p.size);
     let sums = heads(p.heads, 4);
     let full = if p.heads == p.kv_heads { 0 } else { 2 * heads(p.heads, 2) };
-    let placed = heads(p.heads, 2) + 2 * heads(p.kv_heads, 2);
-    segments + rows + library + if p.grad { sums + full + placed } else { 0 }
+    let copies = heads(p.kv_heads, 2) * if p.grad { 2 } else { 1 };
+    segments + rows + library + copies + if p.grad { sums + full } else { 0 }
 }
 
 fn aligned(bytes: usize) -> usize {
@@ -147,16 +159,57 @@ struct Place {
 }
 
 impl Place {
-    fn of(view: &View, at: u64) -> Place {
+    fn of(view: &View, at: &Prepare<'_>) -> Place {
         let dense = |axis: usize| view.dims[axis + 1..].iter().product::<usize>();
         let step = |axis: usize| if view.dims[axis] == 1 { dense(axis) } else { view.strides[axis] } as i64;
-        Place { at, token: step(0), head: step(1) }
+        Place { at: at.address(view), token: step(0), head: step(1) }
     }
 
     /// [S, H, L, D]; what moves between segments are the offsets.
     fn strides(&self, longest: usize) -> Dims {
         [longest as i64 * self.token, self.head, self.token, 1]
     }
+}
+
+/// Whether a tensor is read or written.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    In,
+    Out,
+}
+
+/// A dense tensor in place of a view, which may be a slice of a wider one: the view itself, or scratch and the copy
+/// between the two, to run before cuDNN or behind it.
+fn densely(
+    p: &Problem,
+    view: &View,
+    way: Way,
+    scratch: &mut Scratch,
+    at: &Prepare<'_>,
+) -> Result<(Place, Option<Box<dyn Work>>), CudaError> {
+    let there = Place::of(view, at);
+    if view.is_dense() {
+        return Ok((there, None));
+    }
+    let (heads, size) = (view.dims[1], view.dims[2]);
+    let dense =
+        Place { at: scratch.take(2 * p.tk * heads * size)?, token: (heads * size) as i64, head: size as i64 };
+    let (from, to) = if way == Way::In { (there, dense) } else { (dense, there) };
+    let args = [
+        Arg::Ptr(from.at),
+        Arg::Ptr(to.at),
+        Arg::I64(p.tk as i64),
+        Arg::I32(heads as i32),
+        Arg::I32(size as i32),
+        Arg::I64(from.token),
+        Arg::I64(from.head),
+        Arg::I64(to.token),
+        Arg::I64(to.head),
+    ];
+    let function = at.function(&source(), "move_rows")?;
+    let blocks = (p.tk * heads * size / 8).div_ceil(1024);
+    let copy = launch_blocks(function, [blocks, 1, 1], 1024, 0, args.map(Block::from).into())?;
+    Ok((dense, Some(copy)))
 }
 
 // Ids of tensors in memory; those of their offsets are so much higher.
@@ -407,12 +460,13 @@ fn prepare_forward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared {
     let cudnn = at.cudnn()?;
     let e = Extents::of(p);
     let o = launch.outs[0].as_ref().ok_or_else(|| CudaError::new("attention without its output"))?;
-    let views = [&launch.ins[0], &launch.ins[1], &launch.ins[2], o];
-    let places = views.map(|view| Place::of(view, at.address(view)));
+    let mut scratch = Scratch::of(launch, at);
+    let [q, k, o] = [&launch.ins[0], &launch.ins[1], o].map(|view| Place::of(view, at));
+    let (v, bring) = densely(p, &launch.ins[2], Way::In, &mut scratch, at)?;
+    let places = [q, k, v, o];
     let strides = places.map(|place| place.strides(e.longest));
     let plan = cudnn.plan(&key(p, FORWARD, &strides), |g| forward(g, e, p.scale, p.mask, strides))?;
 
-    let mut scratch = Scratch::of(launch, at);
     let ids = [Q, K, V, O];
     let mut steps: Vec<(i64, i64)> = ids.into_iter().zip(places.map(|place| place.token)).collect();
     steps.push((STATS, p.heads as i64));
@@ -425,8 +479,9 @@ fn prepare_forward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared {
     let mut tensors: Vec<(i64, u64)> = ids.into_iter().zip(places.map(|place| place.at)).collect();
     tensors.push((STATS, stats));
     tensors.extend(offsets.tensors());
-    let bound = plan.bind(cudnn, &tensors, workspace)?;
-    let mut works = vec![offsets.work, bound];
+    let mut works = vec![offsets.work];
+    works.extend(bring);
+    works.push(plan.bind(cudnn, &tensors, workspace)?);
     works.extend(clear(p, launch, &mut scratch, at)?);
     Ok(sequence(works))
 }
@@ -440,37 +495,12 @@ fn prepare_backward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared 
         return Err(CudaError::new("attention's gradient without one of its outputs"));
     };
     let mut scratch = Scratch::of(launch, at);
-    let mut placings = vec![];
-    // Dense, or in scratch and brought to its place behind.
-    let mut output = |view: &View| {
-        let wanted = Place::of(view, at.address(view));
-        let (heads, size) = (view.dims[1], view.dims[2]);
-        let dense = Place { at: 0, token: (heads * size) as i64, head: size as i64 };
-        if (wanted.token, wanted.head) == (dense.token, dense.head) {
-            return Ok(wanted);
-        }
-        let from = scratch.take(2 * p.tq * heads * size)?;
-        let int = |x: usize| Arg::I32(x as i32);
-        let args = [
-            Arg::Ptr(from),
-            Arg::Ptr(wanted.at),
-            Arg::I64(p.tq as i64),
-            int(heads),
-            int(size),
-            Arg::I64(wanted.token),
-            Arg::I64(wanted.head),
-        ];
-        let function = at.function(&source(), "place_rows")?;
-        let blocks = (p.tq * heads * size / 8).div_ceil(1024);
-        placings.push(launch_blocks(function, [blocks, 1, 1], 1024, 0, args.map(Block::from).into())?);
-        Ok::<Place, CudaError>(Place { at: from, ..dense })
-    };
-    let outputs = [output(dq)?, output(dk)?, output(dv)?];
-    let inputs = [&ins[0], &ins[1], &ins[2], &ins[n], &ins[n + 2]];
-    let inputs = inputs.map(|view| Place::of(view, at.address(view)));
-    let places: Vec<Place> = inputs.into_iter().chain(outputs).collect();
-    let mut strides = [[0; 4]; 8];
-    places.iter().zip(&mut strides).for_each(|(place, to)| *to = place.strides(e.longest));
+    let [q, k, o, d_o, dq, dk] =
+        [&ins[0], &ins[1], &ins[n], &ins[n + 2], dq, dk].map(|view| Place::of(view, at));
+    let (v, bring) = densely(p, &ins[2], Way::In, &mut scratch, at)?;
+    let (dv, place) = densely(p, dv, Way::Out, &mut scratch, at)?;
+    let places = [q, k, v, o, d_o, dq, dk, dv];
+    let strides = places.map(|place| place.strides(e.longest));
     let plan = cudnn.plan(&key(p, BACKWARD, &strides), |g| backward(g, e, p.scale, p.mask, strides))?;
 
     let ids = [Q, K, V, O, D_O, DQ, DK, DV];
@@ -488,8 +518,10 @@ fn prepare_backward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared 
     tensors.extend(offsets.tensors());
     let workspace = scratch.take(plan.workspace_bytes)?;
     let bound = plan.bind(cudnn, &tensors, workspace)?;
-    let mut works = vec![offsets.work, bound];
-    works.append(&mut placings);
+    let mut works = vec![offsets.work];
+    works.extend(bring);
+    works.push(bound);
+    works.extend(place);
     works.extend(clear(p, launch, &mut scratch, at)?);
     Ok(sequence(works))
 }
@@ -550,7 +582,7 @@ mod tests {
     fn scratch_follows_the_tokens() {
         let p = packed(328, 512, 65536, 12, 4);
         let row = 65536 * 12 * 64;
-        let all = 4 * row + 2 * 2 * row + 2 * row + 2 * 2 * row / 3;
+        let all = 4 * row + 2 * 2 * row + 2 * 2 * row / 3;
         assert!((all..all + (5 << 20)).contains(&workspace(&p)), "{} of {all}", workspace(&p));
         assert_eq!(workspace(&packed(328, 4096, 65536, 12, 4)), workspace(&p));
     }

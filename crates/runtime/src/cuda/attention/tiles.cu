@@ -70,6 +70,10 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
     while (longest >> shift >= CLASSES) shift++;
     for (int i = threadIdx.x; i < CLASSES; i += THREADS) counts[i] = 0;
     __syncthreads();
+    const int groups = min(max((call.segments + 31) / 32, 1), WARPS), share = WARPS / groups;
+    // A warp that finds no turn has no group.
+    const int warp = threadIdx.x / 32, turn = warp / groups;
+    const int group = turn < share ? warp % groups : call.segments;
 
     for (int pass = 0; pass < 2; pass++) {
         // All lanes together; those without a tile have a segment below 0.
@@ -88,10 +92,13 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
             place = __shfl_sync(ALL_LANES, place, leader) + __popc(alike & ((1u << lane) - 1));
             if (tile.segment >= 0 && place < capacity) list[place] = tile;
         };
-        for (int base = threadIdx.x / 32 * 32; base < call.segments; base += THREADS) {
+        // Where there are fewer groups than warps, several share a group and take its tiles in turn.
+        auto load = [&](int s) { return s < call.segments ? segment(call, s) : Segment{0, 0, 0, 0}; };
+        Segment next = load(group * 32 + lane);
+        for (int base = group * 32; base < call.segments; base += THREADS) {
             const int s = base + lane;
-            Segment g = {0, 0, 0, 0};
-            if (s < call.segments) g = segment(call, s);
+            const Segment g = next;
+            next = load(s + THREADS);
             const int first = KEYS ? g.k0 : g.q0, rows = max((KEYS ? g.k1 : g.q1) - first, 0);
             const int tiles = (rows + height - 1) / height;
             int end = tiles;
@@ -102,11 +109,11 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
             }
             const int total = __shfl_sync(ALL_LANES, end, 31), most = __reduce_max_sync(ALL_LANES, tiles);
             if (most <= 2 * ((total + 31) / 32)) {
-                for (int t = 0; t < most; t++) put(g, {t < tiles ? s : -1, first + t * height});
+                for (int t = turn; t < most; t += share) put(g, {t < tiles ? s : -1, first + t * height});
                 continue;
             }
             // Some are much longer than others: lanes share the tiles of all, and look up whose each is.
-            for (int from = 0; from < total; from += 32) {
+            for (int from = turn * 32; from < total; from += share * 32) {
                 const int i = from + lane;
                 int owner = 0;
 #pragma unroll
