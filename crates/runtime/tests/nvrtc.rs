@@ -1,9 +1,10 @@
-//! Every kernel compiles for every architecture we name, without a GPU, and keeps its values in registers.
+//! Every kernel compiles for every architecture we name, without a GPU, keeps its values in registers, and takes no more
+//! shared memory than a card of it has.
 //!
 //! NVRTC is found as `library` finds it: `VIRTUAL_ENV=... cargo test --test nvrtc` takes the wheel `nvidia-cuda-nvrtc`. A
 //! machine without it skips, and says so; with FLATOUT_REQUIRE_NVRTC set, it fails.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::attention::{Mask, Segments};
@@ -19,9 +20,9 @@ use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Op, OpKind, View};
 use flatout_runtime::cuda::library::nvrtc_alone;
 use flatout_runtime::cuda::noise;
-use flatout_runtime::cuda::nvrtc::{Nvrtc, arch};
+use flatout_runtime::cuda::nvrtc::{Nvrtc, Resources, arch};
 use flatout_runtime::cuda::{Facts, KERNELS, Kernel, Source};
-use flatout_runtime::verify::{cases, sources_of};
+use flatout_runtime::verify::{cases, sources_with_shared};
 use rayon::prelude::*;
 
 /// A100, RTX 3090, RTX 4090, H100 and H200, B200, RTX 5090.
@@ -250,13 +251,14 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         }
     };
     let nvrtc = Nvrtc::open(library).expect("NVRTC has its entry points");
-    let mut jobs: HashSet<(String, Source)> = HashSet::new();
+    // With the most dynamic shared memory of a launch.
+    let mut jobs: HashMap<(String, Source), usize> = HashMap::new();
     let mut compiled: BTreeSet<&str> = BTreeSet::new();
     let forms: Vec<Form> = verified().into_iter().chain(real()).chain(linear_attention()).collect();
     for (architecture, name) in ARCHITECTURES.into_iter().enumerate() {
         let facts = Facts { cudnn: Some(91900), ..Facts::on_paper(name) };
         assert_eq!(arch(&facts), name);
-        jobs.insert((arch(&facts), noise::source()));
+        jobs.insert((arch(&facts), noise::source()), 0);
         // Tensors off their alignment take other code; once is enough for that.
         let shifts: &[usize] = if name == "sm_90a" { &[0, 1] } else { &[0] };
         let exists = |form: &&Form| facts.has_fp8() || !form_types(form).any(|dtype| dtype.is_fp8());
@@ -264,24 +266,33 @@ fn every_kernel_compiles_everywhere_without_spilling() {
             let shifts = if is_attention(&form.0) { &[0] } else { shifts };
             for (kernel, &shift) in kernels_for(form).flat_map(|k| shifts.iter().map(move |s| (k, s))) {
                 let launch = launch(&kernel.row, form, facts.sms as usize, shift);
-                for source in sources_of(&launch, &facts) {
+                for (source, shared) in sources_with_shared(&launch, &facts) {
                     compiled.insert(kernel.row.name);
-                    jobs.insert((arch(&facts), source));
+                    let most = jobs.entry((arch(&facts), source)).or_default();
+                    *most = shared.max(*most);
                 }
             }
         }
     }
-    let wrong: Vec<String> = jobs
-        .par_iter()
-        .flat_map(|(arch, source)| match nvrtc.resources(source, arch) {
-            Err(why) => vec![why.to_string()],
-            Ok(entries) => {
-                let spills = entries.iter().filter(|entry| entry.spill_bytes > 0);
-                let say = |e: &_| format!("{arch} {} {:?}: {e:?} spills", source.name, source.defines);
-                spills.map(say).collect()
-            }
-        })
-        .collect();
+    let check = |((arch, source), dynamic): (&(String, Source), &usize)| match nvrtc.resources(source, arch) {
+        Err(why) => vec![why.to_string()],
+        Ok(entries) => {
+            let most = Facts::on_paper(arch).shared_bytes as usize;
+            let complain = |e: &Resources| {
+                let shared = e.shared_bytes as usize + dynamic;
+                let too_much =
+                    (shared > most).then(|| format!("takes {shared} of {most} bytes of shared memory"));
+                let spills = (e.spill_bytes > 0).then(|| format!("spills {} bytes", e.spill_bytes));
+                too_much
+                    .into_iter()
+                    .chain(spills)
+                    .map(|what| format!("{arch} {source}: {} {what}", e.entry))
+                    .collect()
+            };
+            entries.iter().flat_map(|entry| -> Vec<String> { complain(entry) }).collect()
+        }
+    };
+    let wrong: Vec<String> = jobs.par_iter().flat_map(check).collect();
     eprintln!("{} sources compiled for {} kernels", jobs.len(), compiled.len());
     assert!(wrong.is_empty(), "{} of {} sources:\n{}", wrong.len(), jobs.len(), wrong.join("\n"));
     let names = KERNELS.iter().copied().flatten().map(|k| k.row.name);

@@ -250,8 +250,19 @@ pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
 
 /// What every kernel that serves a launch compiles.
 pub fn sources_of(launch: &Launch, facts: &Facts) -> Vec<cuda::Source> {
+    sources_with_shared(launch, facts).into_iter().map(|(source, _)| source).collect()
+}
+
+/// As `sources_of`, each with the most dynamic shared memory in bytes that its kernels are launched with: attention's,
+/// which asks for as much as a device has. Others stay below what every block gets.
+pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source, usize)> {
     let Some(kernel) = cuda::kernel(launch.kernel) else { return vec![] };
-    let of = |attention| (kernel.sources)(launch, &Facts { attention, ..facts.clone() });
+    let of = |attention| {
+        let facts = Facts { attention, ..facts.clone() };
+        let is_attention = matches!(launch.op.kind(), OpKind::Attention | OpKind::AttentionGrad);
+        let shared = if is_attention { choice::shared_bytes(launch, &facts) } else { 0 };
+        (kernel.sources)(launch, &facts).into_iter().map(move |source| (source, shared))
+    };
     serving(launch, facts).into_iter().flat_map(of).collect()
 }
 

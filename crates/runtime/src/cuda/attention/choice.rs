@@ -74,6 +74,8 @@ pub(super) struct Family {
     /// A ceiling in bytes from shapes alone; 0 where it serves on no GPU.
     pub workspace: fn(&Problem) -> usize,
     pub sources: fn(&Problem, &Facts) -> Vec<Source>,
+    /// Dynamic shared memory in bytes, the most of its kernels.
+    pub shared: fn(&Problem, &Facts) -> usize,
     pub prepare: fn(&Problem, &Launch, &Prepare<'_>) -> Prepared,
     /// Whether it needs addresses at multiples of 16 bytes and strides at multiples of 8 elements.
     pub is_aligned: bool,
@@ -88,6 +90,7 @@ const FAMILIES: &[Family] = &[
         serves: dense::serves,
         workspace: dense::workspace,
         sources: |_, _| vec![dense::source()],
+        shared: |_, _| 0,
         prepare: dense::prepare,
         is_aligned: true,
         takes: dense::takes,
@@ -97,6 +100,7 @@ const FAMILIES: &[Family] = &[
         serves: packed::serves,
         workspace: packed::workspace,
         sources: |p, _| packed::sources(p),
+        shared: |_, _| 0,
         prepare: packed::prepare,
         is_aligned: true,
         takes: packed::takes,
@@ -106,6 +110,7 @@ const FAMILIES: &[Family] = &[
         serves: mma::serves,
         workspace: mma::workspace,
         sources: mma::sources,
+        shared: mma::shared_bytes,
         prepare: mma::prepare,
         is_aligned: true,
         takes: |_, _| true,
@@ -115,6 +120,7 @@ const FAMILIES: &[Family] = &[
         serves: |_, _| true,
         workspace: flash::workspace,
         sources: |p, _| flash::sources(p),
+        shared: |p, _| flash::most_shared_bytes(p),
         prepare: flash::prepare,
         is_aligned: false,
         takes: |_, _| true,
@@ -178,6 +184,12 @@ pub fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
         candidates(&Problem::of(launch), launch, &facts).iter().any(|family| family.name == kernel.name())
     };
     [Cudnn, Wgmma, Mma, Decode, Fma].into_iter().filter(serves).collect()
+}
+
+/// The most dynamic shared memory of the kernels that may run a launch.
+pub fn shared_bytes(launch: &Launch, facts: &Facts) -> usize {
+    let p = Problem::of(launch);
+    candidates(&p, launch, facts).iter().map(|family| (family.shared)(&p, facts)).max().unwrap_or(0)
 }
 
 /// Tensors in steps of 16 bytes.

@@ -36,6 +36,11 @@ fn shared_bytes(p: &Problem, owned: usize, walked: usize, weights: usize) -> u32
     (4 * ((owned * own + walked * walk) * pitch + weights * own * (walk + 1))) as u32
 }
 
+/// Dynamic shared memory, the most of its kernels.
+pub(super) fn most_shared_bytes(p: &Problem) -> usize {
+    (if p.grad { shared_bytes(p, 2, 2, 2) } else { shared_bytes(p, 1, 1, 1) }) as usize
+}
+
 /// The rows' sums of do * o, which the backward pass keeps.
 fn delta_bytes(p: &Problem) -> usize {
     (4 * p.tq * p.heads).next_multiple_of(ALIGN)
@@ -132,7 +137,7 @@ mod tests {
                     q: Segments::Uniform { len: 8 },
                     k: Segments::Uniform { len: 8 },
                 };
-                let bytes = if grad { shared_bytes(&p, 2, 2, 2) } else { shared_bytes(&p, 1, 1, 1) };
+                let bytes = most_shared_bytes(&p);
                 assert!(bytes <= 96 << 10, "{p:?} takes {bytes}");
             }
         }

@@ -23,6 +23,9 @@ const QUERIES: usize = 16;
 /// Segments that are sampled.
 const SAMPLES: usize = 7;
 
+/// Rows of queries and of keys of a segment.
+pub(in crate::verify) type Pair = (Range<usize>, Range<usize>);
+
 /// A large problem.
 #[derive(Clone, Debug)]
 pub(in crate::verify) struct Problem {
@@ -33,8 +36,7 @@ pub(in crate::verify) struct Problem {
     pub heads: usize,
     pub kv_heads: usize,
     pub size: usize,
-    /// Rows of queries and of keys of each segment.
-    pub segments: Vec<(Range<usize>, Range<usize>)>,
+    pub segments: Vec<Pair>,
     pub q: Segments,
     pub k: Segments,
 }
@@ -203,7 +205,7 @@ impl Problem {
         let keys = [self.keys, self.kv_heads, self.size];
         let mut ins = vec![bench.input(BF16, &[self.tokens, self.heads, self.size], WIDE)];
         ins.extend([(); 2].map(|()| bench.input(BF16, &keys, WIDE)));
-        let mut bounds = |rows: fn(&(Range<usize>, Range<usize>)) -> &Range<usize>| {
+        let mut bounds = |rows: fn(&Pair) -> &Range<usize>| {
             let values = |of: fn(&Range<usize>) -> usize| {
                 Fill::Values(self.segments.iter().map(|pair| of(rows(pair)) as f64).collect())
             };

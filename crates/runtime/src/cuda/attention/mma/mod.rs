@@ -162,12 +162,26 @@ fn is_short(p: &Problem) -> bool {
     }
 }
 
-fn geometry(p: &Problem, part: Part, room: Room) -> Geometry {
-    Geometry::of(part, p.size, room, is_short(p))
+/// What a geometry follows from beside the problem.
+#[derive(Clone, Copy)]
+struct Given {
+    room: Room,
+    /// Whether a segment must have the same bits in any company, and so the same geometry whatever the lengths.
+    equal_bits: bool,
 }
 
-fn heights(p: &Problem, room: Room) -> Heights {
-    let own = |part: Part| geometry(p, part, room).own();
+impl Given {
+    fn of(facts: &Facts) -> Option<Given> {
+        Some(Given { room: Room::of(facts)?, equal_bits: facts.deterministic })
+    }
+}
+
+fn geometry(p: &Problem, part: Part, given: Given) -> Geometry {
+    Geometry::of(part, p.size, given.room, given.equal_bits || is_short(p))
+}
+
+fn heights(p: &Problem, given: Given) -> Heights {
+    let own = |part: Part| geometry(p, part, given).own();
     match p.grad {
         false => Heights { q: Some(own(Part::Forward)), k: None },
         true => Heights { q: Some(own(Part::Dq)), k: Some(own(Part::Dkv)) },
@@ -188,8 +202,9 @@ pub(super) fn workspace(p: &Problem) -> usize {
     if !is_served(p) {
         return 0;
     }
-    let kinds = [Room::Small, Room::Middle, Room::Large];
-    let lists = kinds.into_iter().map(|room| tiles::workspace(p, heights(p, room)));
+    let kinds = [Room::Small, Room::Middle, Room::Large].into_iter();
+    let kinds = kinds.flat_map(|room| [false, true].map(|equal_bits| Given { room, equal_bits }));
+    let lists = kinds.map(|given| tiles::workspace(p, heights(p, given)));
     lists.max().unwrap_or(0) + if p.grad { delta::bytes(p) } else { 0 }
 }
 
@@ -197,9 +212,15 @@ fn parts(p: &Problem) -> &'static [Part] {
     if p.grad { &[Part::Dq, Part::Dkv] } else { &[Part::Forward] }
 }
 
+/// Dynamic shared memory, the most of its kernels.
+pub(super) fn shared_bytes(p: &Problem, facts: &Facts) -> usize {
+    let of = |given| parts(p).iter().map(move |&part| geometry(p, part, given).shared_bytes(part, p.size));
+    Given::of(facts).into_iter().flat_map(of).max().unwrap_or(0)
+}
+
 pub(super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
-    let Some(room) = Room::of(facts) else { return vec![] };
-    let kernels = parts(p).iter().map(|&part| source(p, part, room));
+    let Some(given) = Given::of(facts) else { return vec![] };
+    let kernels = parts(p).iter().map(|&part| source(p, part, given));
     kernels.chain(p.grad.then(|| delta::source(p))).chain(tiles::sources(p)).collect()
 }
 
@@ -214,8 +235,8 @@ macro_rules! with_headers {
     };
 }
 
-fn source(p: &Problem, part: Part, room: Room) -> Source {
-    let g = geometry(p, part, room);
+fn source(p: &Problem, part: Part, given: Given) -> Source {
+    let g = geometry(p, part, given);
     let (name, code) = match part {
         Part::Forward => ("attention/mma/forward.cu", with_headers!("forward.cu")),
         Part::Dq => ("attention/mma/dq.cu", with_headers!("dq.cu")),
@@ -237,15 +258,16 @@ fn source(p: &Problem, part: Part, room: Room) -> Source {
 
 pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
     let shared = at.facts().shared_bytes;
-    let room = Room::of(at.facts());
-    let room = room.ok_or_else(|| CudaError::new(format!("{shared} bytes of shared memory are too few")))?;
+    let given = Given::of(at.facts());
+    let given =
+        given.ok_or_else(|| CudaError::new(format!("{shared} bytes of shared memory are too few")))?;
     let mut scratch = Scratch::of(launch, at);
     let mut call = Call::of(p, launch, at);
     if p.grad {
         call.delta = scratch.take(delta::bytes(p))?;
     }
     let mut works: Vec<Box<dyn Work>> = vec![];
-    works.extend(tiles::prepare(p, &mut call, heights(p, room), &mut scratch, at)?);
+    works.extend(tiles::prepare(p, &mut call, heights(p, given), &mut scratch, at)?);
     if p.grad {
         works.push(delta::prepare(p, &call, at)?);
     }
@@ -257,8 +279,8 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
             Part::Dkv => (k_tiles, p.kv_heads, call.dk.at != 0 || call.dv.at != 0),
         };
         if is_wanted {
-            let g = geometry(p, part, room);
-            let function = at.function(&source(p, part, room), part.entry())?;
+            let g = geometry(p, part, given);
+            let function = at.function(&source(p, part, given), part.entry())?;
             let shared = g.shared_bytes(part, p.size) as u32;
             works.push(launch_blocks(function, [tiles, heads, 1], g.threads(), shared, vec![call.block()])?);
         }
