@@ -39,6 +39,8 @@ pub enum Command {
     Resume(ResumeRun),
     /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
     Plan(Plan),
+    /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
+    Ablate(Ablate),
     /// Continue prompts with a run or a model in the Hugging Face layout.
     Generate(Generate),
     /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
@@ -101,6 +103,40 @@ pub struct Plan {
     /// Plan for this GPU instead of what is here, and say whether it fits: rtx3090, a100-80, h200 ...
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
+}
+
+#[derive(Parser)]
+pub struct Ablate {
+    /// A recipe and key=value overrides, as for train: the base that everything is compared with.
+    #[arg(value_name = "RECIPE | KEY=VALUE")]
+    pub words: Vec<String>,
+    /// A preset or file laid over the recipe; repeatable.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub with: Vec<String>,
+    /// Minutes to spend, 2 on the CPU and 10 on a GPU where not given; the same command again goes on.
+    #[arg(long, value_name = "MINUTES")]
+    pub budget: Option<f64>,
+    /// Rounds: how often everything is measured.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub repeats: u64,
+    /// Updates that are timed in each visit, after three that are not.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub steps: u64,
+    /// Only the rows of this switch.
+    #[arg(long, value_name = "SWITCH")]
+    pub only: Option<String>,
+    /// Also price other models: norm, activation, positions, q/k norm, tied head, key and value heads.
+    #[arg(long)]
+    pub model: bool,
+    /// Also a row whose times are made 10% longer, to see that it is found.
+    #[arg(long)]
+    pub control: bool,
+    /// Forget what an interrupted call kept.
+    #[arg(long)]
+    pub fresh: bool,
+    /// Also write ablate.md, ablate.json and bars as SVG into this folder.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Parser)]

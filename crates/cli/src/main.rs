@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 2 bad input, 3 stopped by a signal or --max-time after saving.
 #![forbid(unsafe_code)]
 
+mod ablate;
 mod args;
 mod data;
 mod doctor;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Train(command) => train::train(&command, &screen),
         Command::Resume(command) => train::resume(&command, &screen),
         Command::Plan(command) => plan::plan(&command, &screen),
+        Command::Ablate(command) => ablate::ablate(&command, &screen),
         Command::Generate(command) => generate::generate(&command, &screen),
         Command::Runs(command) => runs::runs(&command, &screen),
         Command::Eval(command) => eval::eval(&command, &screen),

@@ -72,7 +72,7 @@ fn row(summary: &Summary, now: f64) -> Vec<String> {
 }
 
 /// Columns as wide as their widest cell; those of numbers end at the same place.
-fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen: &Screen) {
+pub fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen: &Screen) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let wide = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|c| wide(c).unwrap_or(0)).collect();

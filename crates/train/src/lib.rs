@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ablate;
 pub mod active;
 pub mod checkpoint;
 pub mod compile;

@@ -66,7 +66,7 @@ pub fn opening(
 }
 
 /// The processor's model where the system tells it, threads and instructions.
-fn cpu(threads: usize) -> String {
+pub fn cpu(threads: usize) -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let model = model.map_or("cpu", |(_, name)| name.trim());

@@ -1,7 +1,9 @@
 //! Curves as a picture: SVG that reads on light and dark pages alike and needs nothing else to be shown.
 
+mod bars;
 mod scale;
 
+pub use bars::{Bar, Bars};
 pub use scale::Scale;
 
 /// Curves on the same axes.
@@ -63,7 +65,7 @@ impl Plot {
         let points = || self.series.iter().flat_map(|s| &s.points).filter(|(x, y)| self.has_place(*x, *y));
         let x = Scale::over(points().map(|(x, _)| *x), self.log_x, 0.0);
         let y = Scale::over(points().map(|(_, y)| *y), self.log_y, 0.05);
-        let mut svg = Svg::new(&self.title);
+        let mut svg = Svg::new(&self.title, HEIGHT);
         svg.text("title", LEFT, 20.0, "start", &self.title);
         match (x, y) {
             (Some(x), Some(y)) => {
@@ -213,10 +215,10 @@ pub fn smoothed(points: &[(f64, f64)], span: f64) -> Vec<(f64, f64)> {
 struct Svg(String);
 
 impl Svg {
-    fn new(title: &str) -> Svg {
+    fn new(title: &str, height: f64) -> Svg {
         let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" \
-             height=\"{HEIGHT}\" role=\"img\">\n<title>{}</title>\n<style>\n",
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
+             height=\"{height}\" role=\"img\">\n<title>{}</title>\n<style>\n",
             escape(title)
         );
         svg += "text{font:12px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}.tick{font-size:11px}\n";

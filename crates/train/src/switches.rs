@@ -88,6 +88,20 @@ pub enum Class {
     Statistical,
 }
 
+impl Class {
+    /// Largest relative difference of a loss that the class allows in a run of this precision. `tests/passes.rs` tests
+    /// it over the first updates of a small decoder: fifty in fp32, and twenty in bf16, whose roundings are larger and
+    /// whose bound serves tf32 too.
+    pub fn bound(self, precision: Precision) -> f64 {
+        match (self, precision) {
+            (Class::Bitwise, _) => 0.0,
+            (Class::Bounded, Precision::Auto | Precision::Fp32) => 1e-5,
+            (Class::Bounded, Precision::Tf32 | Precision::Bf16) => 2e-3,
+            (Class::Statistical, _) => 1e-2,
+        }
+    }
+}
+
 /// What another tool calls it, and what to write here instead.
 #[derive(Clone, Copy, Debug)]
 pub struct Elsewhere {
@@ -102,6 +116,8 @@ pub struct Switch {
     /// As it is written after `switches.` or alone on the command line.
     pub name: &'static str,
     pub class: Class,
+    /// The value without the optimisation, to price it by; none for what is no optimisation.
+    pub off: Option<&'static str>,
     /// What optimisation guides call it.
     pub guides_word: &'static str,
     pub elsewhere: &'static [Elsewhere],
@@ -121,6 +137,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "backend",
         class: Class::Bounded,
+        off: None,
         guides_word: "device",
         elsewhere: &[
             elsewhere(GUIDES, "device", "backend"),
@@ -131,6 +148,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "precision",
         class: Class::Statistical,
+        off: Some("fp32"),
         guides_word: "TF32, BF16 autocast",
         elsewhere: &[
             elsewhere(HF, "bf16", "precision=bf16"),
@@ -151,6 +169,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "attention",
         class: Class::Bounded,
+        off: Some("naive"),
         guides_word: "SDPA, flash attention",
         elsewhere: &[
             elsewhere(HF, "attn_implementation", "attention"),
@@ -164,12 +183,14 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "attention_kernel",
         class: Class::Bounded,
+        off: Some("fma"),
         guides_word: "SDPA backend",
         elsewhere: &[elsewhere(GUIDES, "sdpa_kernel", "attention_kernel")],
     },
     Switch {
         name: "fuse.qkv",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "fused QKV",
         elsewhere: &[
             elsewhere(GUIDES, "fused_qkv", "fuse.qkv"),
@@ -179,6 +200,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "fuse.gate_up",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "fused gate/up",
         elsewhere: &[
             elsewhere(GUIDES, "fused_mlp", "fuse.gate_up"),
@@ -188,6 +210,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "fuse.norm",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "fused norms",
         elsewhere: &[
             elsewhere(AXOLOTL, "liger_rms_norm", "fuse.norm"),
@@ -198,12 +221,14 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "fuse.elementwise",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "torch.compile default",
         elsewhere: &[elsewhere(GUIDES, "fuse_pointwise", "fuse.elementwise")],
     },
     Switch {
         name: "fuse.loss",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "fused cross entropy",
         elsewhere: &[
             elsewhere(AXOLOTL, "liger_fused_linear_cross_entropy", "fuse.loss"),
@@ -215,6 +240,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "fuse.optimizer",
         class: Class::Bitwise,
+        off: Some("off"),
         guides_word: "fused AdamW",
         elsewhere: &[
             elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),
@@ -226,6 +252,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "recompute",
         class: Class::Bitwise,
+        off: Some("none"),
         guides_word: "gradient checkpointing",
         elsewhere: &[
             elsewhere(HF, "gradient_checkpointing", "recompute=full"),
@@ -237,6 +264,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "memory_plan",
         class: Class::Bitwise,
+        off: Some("off"),
         guides_word: "expandable segments, set_to_none",
         elsewhere: &[
             elsewhere(GUIDES, "expandable_segments", "memory_plan"),
@@ -246,12 +274,14 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "rope_cache",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "cached RoPE",
         elsewhere: &[elsewhere(GUIDES, "cache_rope", "rope_cache")],
     },
     Switch {
         name: "cuda_graphs",
         class: Class::Bitwise,
+        off: Some("off"),
         guides_word: "reduce-overhead",
         elsewhere: &[
             elsewhere(GUIDES, "use_cuda_graphs", "cuda_graphs"),
@@ -261,6 +291,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "autotune",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "max-autotune, cuDNN benchmark",
         elsewhere: &[
             elsewhere(GUIDES, "cudnn_benchmark", "autotune"),
@@ -270,6 +301,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "deterministic",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "--deterministic",
         elsewhere: &[
             elsewhere(HF, "full_determinism", "deterministic=on"),
@@ -280,6 +312,7 @@ pub static TABLE: &[Switch] = &[
     Switch {
         name: "compile",
         class: Class::Bounded,
+        off: Some("off"),
         guides_word: "torch.compile modes",
         elsewhere: &[
             elsewhere(HF, "torch_compile", "compile=default"),

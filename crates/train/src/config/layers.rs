@@ -227,6 +227,14 @@ impl Layers {
 }
 
 impl Config {
+    /// The same config with `key=value` overrides laid over it.
+    pub fn with(&self, overrides: &[String]) -> Result<Config, UserError> {
+        let mut layers = Layers::default();
+        layers.file(&self.to_toml(), "config.toml")?;
+        layers.overrides(overrides)?;
+        layers.finish()
+    }
+
     /// The config of a run that is continued: the same but for what may change on the way. Where the number of
     /// steps changes, the schedule keeps the horizon it began with.
     pub fn resumed(&self, overrides: &[String]) -> Result<Config, UserError> {

@@ -1,0 +1,116 @@
+//! `ablate`: what every switch is worth here, as tables, as one object, as a page.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use flatout_train::ablate::variants::{Fate, Wanted};
+use flatout_train::ablate::{Options, Report, Said, page};
+use flatout_train::{Failure, UserError, recipes};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::{Ablate, recipe_and_overrides};
+use crate::runs::print_table;
+use crate::screen::{Screen, bytes, count, duration};
+
+pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (recipe, overrides) = recipe_and_overrides(&args.words);
+    let config = recipes::resolve(recipe, &args.with, overrides)?;
+    let options = options(args)?;
+    let bar = screen.live.then(|| {
+        let style = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}").expect("a template");
+        ProgressBar::new(1).with_style(style)
+    });
+    let line = |text: String| match &bar {
+        Some(bar) => bar.println(text),
+        None => screen.note(text),
+    };
+    let report = flatout_train::ablate::ablate(&config, &options, &mut |said| match said {
+        Said::Ready { variants, budget, kept, visits_before } => {
+            let measured = variants.iter().filter(|v| matches!(v.fate, Fate::Measured { .. })).count();
+            line(format!(
+                "{}: {measured} rows to measure, {} rounds, {} at most",
+                config.recipe,
+                options.repeats,
+                duration(budget.as_secs_f64())
+            ));
+            match (visits_before, kept) {
+                (0, Some(path)) if screen.verbose => line(format!("kept in {}", path.display())),
+                (0, _) => {}
+                (visits, _) => line(format!(
+                    "goes on where an earlier call stopped, after {} visits; --fresh begins again",
+                    count(visits as u64)
+                )),
+            }
+        }
+        Said::Visit { name, done, of } => {
+            if let Some(bar) = &bar {
+                bar.set_length(of as u64);
+                bar.set_position(done as u64);
+                bar.set_message(name.to_string());
+            } else if screen.verbose {
+                screen.note(format!("{done}/{of} {name}"));
+            }
+        }
+        Said::Failed { name, why } => line(format!("{name} failed: {why}")),
+    });
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let report = report?;
+    let written = args.out.as_ref().map(|folder| page::write(&report, folder)).transpose()?;
+    if screen.json {
+        screen.object(&report);
+    } else {
+        print(&report, screen);
+    }
+    for broken in page::broken(&report) {
+        screen.note(format!("not kept: {broken}"));
+    }
+    if let Some(path) = written {
+        screen.note(format!("written  {}", path.display()));
+    }
+    if !report.is_complete {
+        screen.note("the budget ended before the last round: the same command again goes on");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn options(args: &Ablate) -> Result<Options, UserError> {
+    let minutes = |minutes: f64| match minutes.is_finite() && minutes > 0.0 && minutes <= 1e6 {
+        true => Ok(Duration::from_secs_f64(60.0 * minutes)),
+        false => Err(UserError(format!("--budget is {minutes} and must be minutes above 0"))),
+    };
+    Ok(Options {
+        steps: args.steps as usize,
+        repeats: args.repeats as usize,
+        budget: args.budget.map(minutes).transpose()?,
+        wanted: Wanted { only: args.only.clone(), models: args.model, slowed: args.control },
+        fresh: args.fresh,
+    })
+}
+
+fn print(report: &Report, screen: &Screen) {
+    let base = &report.base;
+    screen.result(format!(
+        "{} on {}, {}: {} tokens an update, {} tokens/s, {}, {} launches",
+        report.recipe,
+        report.device,
+        report.precision,
+        count(report.tokens_per_update as u64),
+        count(base.tokens_per_second as u64),
+        bytes(base.arena_bytes + base.driver_bytes),
+        count(base.launches as u64)
+    ));
+    for part in page::parts(report) {
+        screen.result(format!("\n{}", part.title));
+        let head = part.head.iter().map(|cell| cell.to_string()).collect();
+        let rows: Vec<Vec<String>> = [head].into_iter().chain(part.rows).collect();
+        print_table(&rows, 1..7, screen);
+    }
+    let left = page::not_measured(report);
+    if !left.is_empty() {
+        screen.result("\nnot measured");
+        left.iter().for_each(|(names, why)| screen.result(format!("  {names}: {why}")));
+    }
+    screen.result(format!("\n{}", page::how(report)));
+}

@@ -1,0 +1,282 @@
+//! What every switch is worth on this machine and model, measured: the base against each switch turned off alone, against
+//! its other values, and up the guides' ladder from plain FP32.
+//!
+//! A visit opens a configuration, makes its first updates and times some more. Rounds visit every variant once, with the
+//! base between every two of them, and every second round goes backwards, so that a machine that drifts or a neighbour
+//! that comes and goes touches base and variants alike. `statistics` says what is made of the times.
+
+pub mod kept;
+pub mod page;
+mod statistics;
+pub mod table;
+pub mod variants;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub use statistics::Estimate;
+
+use crate::compile::threads;
+use crate::config::Config;
+use crate::corpus::cache_folder;
+use crate::device::Device;
+use crate::failure::Failure;
+use crate::measure::Stage;
+use crate::{kernels, opening};
+use kept::{End, Kept, Timed};
+use table::{BaseRow, Row, failure, table};
+use variants::{BASE, Base, Fate, Variant, Wanted, variants};
+
+/// Updates after the first that are not timed.
+pub const WARMUP: usize = 2;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Updates that are timed in a visit.
+    pub steps: usize,
+    /// Rounds.
+    pub repeats: usize,
+    /// Time to spend; what is kept goes on with the next call. `None` is what the backend is usually given.
+    pub budget: Option<Duration>,
+    pub wanted: Wanted,
+    /// Forget what an earlier call kept.
+    pub fresh: bool,
+}
+
+impl Options {
+    /// Enough for `tiny` on two cores, or for a model of some hundred million parameters on a GPU.
+    pub fn budget(&self, device: &Device) -> Duration {
+        self.budget.unwrap_or(match device {
+            Device::Cpu { .. } => Duration::from_secs(110),
+            Device::Cuda(_) => Duration::from_secs(600),
+        })
+    }
+}
+
+/// How far it is.
+pub enum Said<'a> {
+    Ready {
+        variants: &'a [Variant],
+        budget: Duration,
+        kept: Option<PathBuf>,
+        visits_before: usize,
+    },
+    /// A visit begins.
+    Visit {
+        name: &'a str,
+        done: usize,
+        of: usize,
+    },
+    /// A variant failed.
+    Failed {
+        name: &'a str,
+        why: &'a str,
+    },
+}
+
+/// The whole result.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Report {
+    pub recipe: String,
+    pub version: String,
+    pub device: String,
+    pub precision: String,
+    /// What was trained on.
+    pub data: String,
+    pub tokens_per_update: usize,
+    /// Updates timed in a visit, and updates in all, after which the losses are compared.
+    pub steps: usize,
+    pub updates: usize,
+    /// Rounds that were asked for.
+    pub repeats: usize,
+    /// Whether every row has all its rounds; otherwise the same command goes on.
+    pub is_complete: bool,
+    /// Standard deviation of the logarithm of one ratio, by the base against itself.
+    pub noise: f64,
+    pub base: BaseRow,
+    pub rows: Vec<Row>,
+}
+
+pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>)) -> Result<Report, Failure> {
+    let began = Instant::now();
+    let stage = Stage::open(config)?;
+    let base = Base::new(config, &stage)?;
+    let variants = variants(&base, &stage, &options.wanted)?;
+    let device = match stage.device() {
+        Device::Cpu { .. } => opening::cpu(threads()),
+        Device::Cuda(_) => kernels::gpu().sentence,
+    };
+    let version = env!("CARGO_PKG_VERSION").to_string();
+    let identity = format!("{version}\n{device}\n{}\n{}", options.steps, base.config.to_toml());
+    let mut kept = match cache_folder() {
+        Some(folder) => Kept::open(&folder.join("ablate"), &identity)?,
+        None => Kept::nowhere(),
+    };
+    if options.fresh {
+        kept.clear()?;
+    }
+    let budget = options.budget(stage.device());
+    let visits_before = kept.visits.len();
+    let place = kept.path().map(PathBuf::from);
+    say(Said::Ready { variants: &variants, budget, kept: place, visits_before });
+    let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget };
+    let mut visit = |config: &Config| guarded(|| visit(&stage, config, options.steps));
+    let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
+    let precision = &base.active["precision"];
+    let tokens_per_update = config.train.batch * config.model.context;
+    let measured = precision.parse().expect("a precision");
+    let table = table(&variants, &kept, measured, tokens_per_update).expect("the base was visited");
+    if is_complete {
+        kept.finish()?;
+    }
+    Ok(Report {
+        recipe: config.recipe.clone(),
+        version,
+        device,
+        precision: precision.clone(),
+        data: stage.data().into(),
+        tokens_per_update,
+        steps: options.steps,
+        updates: 1 + WARMUP + options.steps,
+        repeats: options.repeats,
+        is_complete,
+        noise: table.noise,
+        base: table.base,
+        rows: table.rows,
+    })
+}
+
+/// Opens a configuration, warms it up and times it.
+fn visit(stage: &Stage, config: &Config, steps: usize) -> Result<Timed, Failure> {
+    let mut bench = stage.bench(config)?;
+    bench.steps(WARMUP)?;
+    let step_ms = bench.steps(steps)?;
+    Ok(Timed {
+        step_ms,
+        losses: bench.losses().to_vec(),
+        start: bench.start(),
+        arena_bytes: bench.arena_bytes(),
+        driver_bytes: bench.driver_bytes(),
+        launches: bench.launches(),
+        parameters: bench.compiled().parameters,
+    })
+}
+
+/// A panic of ours is one variant's failure, and the others are still measured.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
+        Err(Failure::Environment(format!("it panicked, which is a bug of flatout: {said}")))
+    })
+}
+
+/// What the rounds go through.
+struct Plan<'a> {
+    variants: &'a [Variant],
+    base: &'a Config,
+    repeats: usize,
+    budget: Duration,
+}
+
+/// Variants between two visits of the base.
+const TOGETHER: usize = 2;
+
+/// Visits what is not kept yet, a round after the other. False where the budget ended first.
+fn rounds(
+    plan: &Plan<'_>,
+    kept: &mut Kept,
+    visit: &mut dyn FnMut(&Config) -> Result<Timed, Failure>,
+    elapsed: &mut dyn FnMut() -> Duration,
+    say: &mut dyn FnMut(Said<'_>),
+) -> Result<bool, Failure> {
+    let work = distinct(plan.variants);
+    let mut round_of = Rounds { plan, kept, visit, say, last_failed: None, visited: 0, of: 0 };
+    round_of.of = (plan.repeats * (work.len() * (TOGETHER + 1)).div_ceil(TOGETHER) + 1).max(1);
+    if !round_of.kept.visits.iter().any(|visit| visit.key == BASE) {
+        round_of.base(0)?;
+    }
+    for round in 0..plan.repeats {
+        let is_todo = |key: &str, kept: &Kept| {
+            let is_done = kept.visits.iter().any(|visit| visit.key == key && visit.round == round);
+            !is_done && failure(kept, key).is_none()
+        };
+        let mut todo: Vec<_> = work.iter().filter(|(key, ..)| is_todo(key, round_of.kept)).collect();
+        if !round.is_multiple_of(2) {
+            todo.reverse();
+        }
+        for together in todo.chunks(TOGETHER) {
+            let a_visit = elapsed() / (round_of.visited.max(1) as u32);
+            if elapsed() + a_visit * (together.len() as u32 + 1) > plan.budget {
+                return Ok(false);
+            }
+            if round_of.visited == 0 {
+                round_of.base(round)?;
+            }
+            for (key, name, config) in together {
+                round_of.variant(key, name, config, round)?;
+            }
+            round_of.base(round)?;
+        }
+    }
+    Ok(true)
+}
+
+/// What is measured for some row, once, under its key.
+fn distinct(variants: &[Variant]) -> Vec<(&str, &str, &Config)> {
+    let mut work: Vec<(&str, &str, &Config)> = vec![];
+    for variant in variants {
+        if let Fate::Measured { key, config } = &variant.fate
+            && key != BASE
+            && !work.iter().any(|(other, ..)| other == key)
+        {
+            work.push((key, &variant.name, config));
+        }
+    }
+    work
+}
+
+struct Rounds<'a> {
+    plan: &'a Plan<'a>,
+    kept: &'a mut Kept,
+    visit: &'a mut dyn FnMut(&Config) -> Result<Timed, Failure>,
+    say: &'a mut dyn FnMut(Said<'_>),
+    last_failed: Option<String>,
+    /// Visits of this process, and how many there are to make at most.
+    visited: usize,
+    of: usize,
+}
+
+impl Rounds<'_> {
+    fn base(&mut self, round: usize) -> Result<(), Failure> {
+        (self.say)(Said::Visit { name: BASE, done: self.visited, of: self.of });
+        self.visited += 1;
+        match ((self.visit)(self.plan.base), &self.last_failed) {
+            (Ok(timed), _) => self.kept.push(BASE, round, End::Timed(timed)),
+            (Err(why), Some(name)) => Err(Failure::Environment(format!(
+                "the base ran before `{name}` failed and does not any more: {why}; the same command again goes on \
+                 without it"
+            ))),
+            (Err(why), None) => Err(why),
+        }
+    }
+
+    fn variant(&mut self, key: &str, name: &str, config: &Config, round: usize) -> Result<(), Failure> {
+        (self.say)(Said::Visit { name, done: self.visited, of: self.of });
+        self.visited += 1;
+        let end = match (self.visit)(config) {
+            Ok(timed) => End::Timed(timed),
+            Err(why) => {
+                let why = why.to_string();
+                (self.say)(Said::Failed { name, why: &why });
+                self.last_failed = Some(name.to_string());
+                End::Failed(why)
+            }
+        };
+        self.kept.push(key, round, end)
+    }
+}
+
+#[cfg(test)]
+mod tests;
