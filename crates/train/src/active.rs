@@ -242,7 +242,8 @@ pub fn not_deterministic(plans: &PlanSet, target: &Target) -> Vec<&'static str> 
 
 /// What a resumed run is told where its bits may leave those of the unbroken one.
 pub fn resumed(kernels: &[&str], autotune: Autotune) -> Option<String> {
-    let timed = (autotune != Autotune::Off).then_some("autotune may choose other algorithms of products");
+    let timed = (autotune != Autotune::Off)
+        .then_some("autotune may choose other algorithms of products and attention");
     let kernels = match kernels {
         [] => None,
         [one] => Some(format!("{one} is not deterministic")),
@@ -339,8 +340,7 @@ mod tests {
             "{said}"
         );
         let said = resumed(&["a", "b"], Autotune::Quick).unwrap();
-        let both =
-            "resumed; a, b are not deterministic and autotune may choose other algorithms of products: ";
+        let both = "resumed; a, b are not deterministic and autotune may choose other algorithms of products and attention: ";
         assert!(said.starts_with(both), "{said}");
         let said = resumed(&[], Autotune::Full).unwrap();
         assert!(said.starts_with("resumed; autotune may choose"), "{said}");

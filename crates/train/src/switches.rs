@@ -69,7 +69,7 @@ section! {
         pub rope_cache: Choose = Choose::Auto,
         /// A step's launches recorded once and replayed.
         pub cuda_graphs: Choose = Choose::Auto,
-        /// How many algorithms of each matrix product are timed on a GPU, once: a few, none, or all that are offered.
+        /// Algorithms of each matrix product timed on a GPU, once: a few, none, all; unless none, attention's kernels too.
         pub autotune: Autotune = Autotune::Quick,
         /// Only kernels that give the same bits every time.
         pub deterministic: Toggle = Toggle::Off,
