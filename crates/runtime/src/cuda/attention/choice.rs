@@ -7,7 +7,7 @@
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, PlanSet, View};
 
-use super::{Problem, dense, flash, mma, packed, timing};
+use super::{Problem, decode, dense, flash, mma, packed, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
 /// What a run may ask attention to run on. Few queries over many keys have a kernel of their own, which counts as part
@@ -116,6 +116,16 @@ const FAMILIES: &[Family] = &[
         sources: mma::sources,
         shared: mma::shared_bytes,
         prepare: mma::prepare,
+        is_aligned: true,
+        takes: |_, _| true,
+        takes_d_lse: true,
+    },
+    Family {
+        name: "decode",
+        serves: decode::serves,
+        workspace: decode::workspace,
+        sources: decode::sources,
+        prepare: decode::prepare,
         is_aligned: true,
         takes: |_, _| true,
         takes_d_lse: true,

@@ -1,11 +1,13 @@
 //! Attention on the GPU: several families of kernels, one of which `choice` takes for each launch.
 //!
-//! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`, the family `fma`). Kernels of
-//! ours take one struct (`call`), and where segments are ragged a list of tiles made on the device (`tiles`).
+//! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`,
+//! the family `fma`), and few queries over many keys have one of their own (`decode`). Kernels of ours take one struct
+//! (`call`), and where segments are ragged a list of tiles made on the device (`tiles`).
 
 mod call;
 pub mod choice;
 pub mod cudnn;
+mod decode;
 mod delta;
 mod dense;
 mod flash;
