@@ -61,6 +61,7 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
         float sums[WARPS][ROWS][SIZE + 4];
     } shared;
     __shared__ float logs[ROWS], deltas[ROWS];
+    __shared__ Seen seen[ROWS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const Share at = share(splits);
     const Segment seg = segment(call, at.segment);
@@ -96,21 +97,12 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
         if (lane == 0) {
             logs[r] = log;
             deltas[r] = sum;
+            seen[r] = sees(call, seg, row.query);
         }
     }
     __syncthreads();
 
-    Seen seen[NQ][2];
-    float log[NQ][2], delta[NQ][2], of_q[ROUNDS][2][NQ][4];
-#pragma unroll
-    for (int n = 0; n < NQ; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = 8 * n + 2 * c + i;
-            seen[n][i] = sees(call, seg, row_of(seg, at, row).query);
-            log[n][i] = logs[row];
-            delta[n][i] = deltas[row];
-        }
+    float of_q[ROUNDS][2][NQ][4];
 #pragma unroll
     for (int i = 0; i < ROUNDS * 2 * NQ * 4; i++) (&of_q[0][0][0][0])[i] = 0.0f;
     const bf16* keys = call.k.at + at.kv_head * call.k.head;
@@ -143,9 +135,10 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
                 }
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const bool is_here = is_seen(seen[n][i % 2], from + 16 * m + i / 2 * 8 + g);
-                    p[i] = is_here ? exp2_of(fmaf(unit, p[i], -log[n][i % 2])) : 0.0f;
-                    ds[i] = is_here ? p[i] * (ds[i] - delta[n][i % 2]) : 0.0f;
+                    const int row = 8 * n + 2 * c + i % 2;
+                    const bool is_here = is_seen(seen[row], from + 16 * m + i / 2 * 8 + g);
+                    p[i] = is_here ? exp2_of(fmaf(unit, p[i], -logs[row])) : 0.0f;
+                    ds[i] = is_here ? p[i] * (ds[i] - deltas[row]) : 0.0f;
                 }
                 weights[n][0] = bf16x2(p[0], p[1]);
                 weights[n][1] = bf16x2(p[2], p[3]);

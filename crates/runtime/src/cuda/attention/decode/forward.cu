@@ -16,8 +16,8 @@
 // Both products are mma.sync with keys or elements as the 16 rows and query rows as the 8 columns. Keys go from memory
 // straight into fragments, 16 bytes a lane. Values are loaded 8 lanes a row, and two keys' elements are paired by byte
 // permutes. Weights cross from one product to the next by movmatrix. No shared memory in the loop: a warp has all
-// loads of STEP keys in flight, 8 KB at size 64 and 128.
-// Registers: no spills. Static shared memory: 16 ROWS (SIZE + 3) bytes, 33 KB at most. Sums have a fixed order:
+// loads of STEP keys in flight, 8 KB at size 128. Query rows are in registers up to that size and in shared memory above.
+// Registers: no spills. Static shared memory: 16 ROWS (SIZE + 3) bytes and 16 SIZE above 128, 37 KB at most. Sums have a fixed order:
 // deterministic.
 
 // How often eight lanes take a 16-byte piece of a row of values.
@@ -37,7 +37,13 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
     if (rows <= 0 || (splits.count > 1 && first >= seg.k1)) return;
 
     // The rows as columns of the first product, and what those of this lane's results see.
-    uint4 queries[NQ][ROUNDS];
+#if SIZE > 128
+    __shared__ uint4 columns[NQ][ROUNDS][32];
+#define COLUMNS(n, r) columns[n][r][lane]
+#else
+    uint4 columns[NQ][ROUNDS];
+#define COLUMNS(n, r) columns[n][r]
+#endif
     Seen seen[NQ][2];
     int low = 0x7fffffff, high = 0;
 #pragma unroll
@@ -45,7 +51,8 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
         const Row row = row_of(seg, at, 8 * n + g);
         const bf16* q = call.q.at + row.query * call.q.token + row.head * call.q.head;
 #pragma unroll
-        for (int r = 0; r < ROUNDS; r++) queries[n][r] = piece(q, 4 * r + c, row.query < seg.q1);
+        for (int r = 0; r < ROUNDS; r++)
+            if (SIZE <= 128 || r % WARPS == warp) COLUMNS(n, r) = piece(q, 4 * r + c, row.query < seg.q1);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const Seen s = seen[n][i] = sees(call, seg, row_of(seg, at, 8 * n + 2 * c + i).query);
@@ -58,6 +65,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
         low = min(low, __shfl_xor_sync(ALL_LANES, low, lanes));
         high = max(high, __shfl_xor_sync(ALL_LANES, high, lanes));
     }
+    if (SIZE > 128) __syncthreads();
     low = max(low, first);
     high = min(high, min(first + splits.keys, seg.k1));
 
@@ -118,7 +126,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) scores[i] = 0.0f;
 #pragma unroll
-                for (int r = 0; r < ROUNDS; r++) add_products(scores, k[m][0][r], k[m][1][r], queries[n][r]);
+                for (int r = 0; r < ROUNDS; r++) add_products(scores, k[m][0][r], k[m][1][r], COLUMNS(n, r));
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const bool is_here = is_seen(seen[n][i % 2], from + 16 * m + i / 2 * 8 + g);
