@@ -171,7 +171,7 @@ impl Problem {
             let of = |out| Data::Of { op: self.op(false), ins: (0..forward).collect(), out };
             let lse = TensorType::new(F32, [q.dims[0], q.dims[1]]);
             ins.extend([(q.clone(), of(0)), (lse.clone(), of(1)), (q, Data::Normal(1.0))]);
-            ins.extend(self.d_lse.then(|| (lse, Data::Normal(1.0))));
+            ins.extend(self.d_lse.then_some((lse, Data::Normal(1.0))));
             of_q.extend(forward..ins.len());
         }
         let rows_of_q =

@@ -4,11 +4,12 @@
 //! | H200, one query a sequence, read and written counted, in graphs; a copy runs at 4.16 TB/s | forward | backward |
 //! |---|---|---|
 //! | 64 sequences of 8192 keys, 32 heads on 8 of 128 | 510 us, 4.21 TB/s | |
-//! | 64 of 4096, 12 on 4 of 64 | 70 us, 3.83 TB/s | 166 us, 3.24 TB/s |
+//! | 64 of 4096, 12 on 4 of 64 | 70 us, 3.83 TB/s | 167 us, 3.21 TB/s |
 //! | 64 of 4096, 4 on 1 of 256 | 70 us, 3.86 TB/s | |
 //! | 512 of 500, 32 on 8 of 128 | 254 us, 4.14 TB/s | |
 //! | 1 of 32768, 32 on 8 of 128 | 40 us, 3.34 TB/s | |
-//! | 256 of 257, 12 on 12 of 64 | | 121 us, 3.33 TB/s |
+//! | 16 of 4096, 32 on 8 of 128 | | 168 us, 3.19 TB/s |
+//! | 256 of 257, 12 on 12 of 64 | | 126 us, 3.20 TB/s |
 
 use std::borrow::Cow;
 
@@ -56,7 +57,6 @@ fn units(p: &Problem) -> usize {
 /// How many keys a split may have. Few enough to spread one sequence over a GPU, so many that partial results are a small
 /// share of what is read. A multiple of what the warps of a block take at once.
 const LEAST_KEYS: usize = 128;
-const MOST_KEYS: usize = 1024;
 const STEP_KEYS: usize = 64;
 /// Splits are not made smaller for the sake of more blocks than this.
 const ENOUGH_BLOCKS: usize = 4096;
@@ -65,9 +65,14 @@ const BLOCK_COST: usize = 64;
 /// Splits of one length whatever the batch and the GPU, so that a sequence has the same bits alone and among others.
 const EQUAL_KEYS: usize = 512;
 
+/// The backward pass writes as much as it reads, and shorter blocks mix both better.
+fn most_keys(p: &Problem) -> usize {
+    if p.grad { 512 } else { 1024 }
+}
+
 fn least_keys(p: &Problem) -> usize {
     let share = (units(p) * p.k_longest()).div_ceil(ENOUGH_BLOCKS);
-    share.next_multiple_of(STEP_KEYS).clamp(LEAST_KEYS, MOST_KEYS)
+    share.next_multiple_of(STEP_KEYS).clamp(LEAST_KEYS, most_keys(p))
 }
 
 /// The keys of a split with which rounds of as many blocks as run at once are done soonest.
@@ -78,7 +83,7 @@ fn best_keys(p: &Problem, concurrent: usize) -> usize {
         let merge = if count > 1 { BLOCK_COST } else { 0 };
         (rounds * (p.k_longest().min(*keys) + BLOCK_COST) + merge, std::cmp::Reverse(*keys))
     };
-    let choices = (least_keys(p)..=MOST_KEYS).step_by(STEP_KEYS);
+    let choices = (least_keys(p)..=most_keys(p)).step_by(STEP_KEYS);
     choices.min_by_key(cost).expect("the least is at most the most")
 }
 
@@ -256,7 +261,7 @@ mod tests {
         let (conc, heads) = (396, [32, 8]);
         assert_eq!(best_keys(&problem(1, 1, 32768, heads, 128), conc), 704);
         assert_eq!(Splits::of(&problem(1, 1, 32768, heads, 128), 704).count * 8, 376);
-        assert_eq!(best_keys(&problem(512, 1, 500, heads, 128), conc), MOST_KEYS);
-        assert_eq!(best_keys(&problem(64, 1, 8192, heads, 128), conc), MOST_KEYS);
+        assert_eq!(best_keys(&problem(512, 1, 500, heads, 128), conc), 1024);
+        assert_eq!(best_keys(&problem(64, 1, 8192, heads, 128), conc), 1024);
     }
 }
