@@ -355,16 +355,15 @@ fn few_queries(all: &mut Vec<Problem>) {
         }
     }
     // More heads on a key head than one set of columns of a product takes, and more than two; odd sizes.
-    for (heads, kv_heads, size) in [(12, 1, 128), (24, 1, 64), (12, 1, 192), (3, 3, 72), (4, 2, 24)] {
-        for mask in [Mask::Causal, window(5, 60), Mask::TwoIntervals] {
-            let problem = Problem::new(
-                "some queries",
-                mask,
-                ragged(9, &[(0, 1), (1, 1), (3, 0), (3, 5)]),
-                Some(filled()),
-            );
-            all.push(Problem { heads, kv_heads, size, ..problem });
-        }
+    for (heads, kv_heads, size, mask) in [
+        (12, 1, 128, Mask::Causal),
+        (24, 1, 64, window(5, 60)),
+        (12, 1, 192, Mask::TwoIntervals),
+        (3, 3, 72, Mask::TwoIntervals),
+        (4, 2, 24, window(20, 0)),
+    ] {
+        let q = ragged(9, &[(0, 1), (1, 1), (3, 0), (3, 5)]);
+        all.push(Problem { heads, kv_heads, size, ..Problem::new("some queries", mask, q, Some(filled())) });
     }
 }
 

@@ -189,15 +189,13 @@ fn bf16_is_rounded_only_where_it_is_stored() {
 
 #[test]
 fn gradients_of_lse() {
-    for mask in masks() {
-        for dtype in [DType::F32, DType::BF16] {
-            // Queries that see nothing among them.
-            let case = Case::new(mask, Side::Even(2, 40), Side::Even(2, 27));
-            Case { dtype, d_lse: true, ..case }.check();
-            let q = uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40)]);
-            let case = Case::new(mask, q, uneven(140, &[(0, 70), (75, 5), (71, 1), (90, 50)]));
-            Case { dtype, d_lse: true, ..case }.check();
-        }
+    for (mask, dtype) in [(CAUSAL, DType::F32), (Mask::TwoIntervals, DType::F32), (CAUSAL, DType::BF16)] {
+        // Queries that see nothing among them.
+        let case = Case::new(mask, Side::Even(2, 40), Side::Even(2, 27));
+        Case { dtype, d_lse: true, ..case }.check();
+        let q = uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40)]);
+        let case = Case::new(mask, q, uneven(140, &[(0, 70), (75, 5), (71, 1), (90, 50)]));
+        Case { dtype, d_lse: true, ..case }.check();
     }
 }
 
