@@ -340,8 +340,20 @@ impl<'g> Tensor<'g> {
         attend: &Attend,
         masking: &Masking<'g>,
     ) -> Tensor<'g> {
+        self.attention_and_lse(k, v, attend, masking).0
+    }
+    /// The same with the logarithm of each row's sum of exponentials, by which `ops::attention::merge` joins results.
+    #[track_caller]
+    pub fn attention_and_lse(
+        self,
+        k: Tensor<'g>,
+        v: Tensor<'g>,
+        attend: &Attend,
+        masking: &Masking<'g>,
+    ) -> (Tensor<'g>, Tensor<'g>) {
         let ins: Vec<_> = [self, k, v].into_iter().chain(masking.tensors()).collect();
-        self.b.op(attend.op(), &ins)
+        let outs = self.b.ops(attend.op(), &ins);
+        (outs[0], outs[1])
     }
     /// Attention without softmax of queries `[Tq, H, N]` over keys `[Tk, HK, N]`, or over themselves where none are given,
     /// to values `[Tk, HV, D]`.

@@ -121,8 +121,8 @@ ops! {
     RowScatter = "row_scatter" {}
     /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
     Attention = "attention" { scale: f32, mask: Mask, q: Segments, k: Segments }
-    /// (the inputs of attention, o, lse, do) -> dq, dk, dv.
-    AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments }
+    /// (the inputs of attention, o, lse, do, d lse?) -> dq, dk, dv.
+    AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments, d_lse: bool }
     /// (q [Tq, H, N], k? [Tk, HK, N], v [Tk, HV, D], q start, q len?, k start, k len?) -> o [Tq, H, D].
     LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys }
     /// (the inputs of linear attention, do) -> dq, dk?, dv.
@@ -201,7 +201,7 @@ impl Op {
             Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
             Op::RowScatter {} => index::infer_row_scatter(&ins),
             Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
-            Op::AttentionGrad { mask, q, k, .. } => attention::infer_grad(*mask, *q, *k, &ins),
+            Op::AttentionGrad { mask, q, k, d_lse, .. } => attention::infer_grad(*mask, *q, *k, *d_lse, &ins),
             &Op::LinearAttention { scale, mask, q, k } => {
                 linear_attention::infer(&LinearAttend { scale, mask, q, k }, &ins)
             }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use flatout_ir::check::{Build, Case, cases, check, differentiate, evaluate, sound, within};
+use flatout_ir::check::{Build, Case, cases, check, differentiate, draw, evaluate, sound, within};
 use flatout_ir::graph::{Class, Graph, Init, Slot, SlotId};
 use flatout_ir::op::{Op, OpKind};
+use flatout_ir::ops::attention::{self, Attend, Mask, Masking, Segments};
 use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
 use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, in_f64};
@@ -242,4 +243,46 @@ fn dropout_follows_the_sample_not_the_row() {
     assert_eq!(outs[0][..33], outs[1][33..]);
     assert_eq!(outs[0][33..], outs[1][..33]);
     assert_ne!(outs[0][..33], outs[0][33..]);
+}
+
+/// Five queries over seven keys, and over the first three and the last four, merged. One query sees keys of the first
+/// part only, one none at all, one keys of the second only.
+fn whole_and_merged(t: &flatout_ir::check::Trial) -> Vec<Tensor<'_>> {
+    const SEEN: [[i32; 4]; 5] = [[0, 2, 0, 0], [0; 4], [4, 6, 0, 0], [1, 3, 3, 7], [0, 3, 5, 6]];
+    let (q, k, v) = (t.x(&[5, 3, 4]), t.x(&[7, 1, 4]), t.x(&[7, 1, 4]));
+    let over = |first: usize, len: usize| {
+        let seen: Vec<i32> = SEEN.iter().flatten().map(|key| key - first as i32).collect();
+        let (q_cut, k_cut) = (Segments::Uniform { len: 5 }, Segments::Uniform { len });
+        let attend = Attend { scale: 0.7, mask: Mask::TwoIntervals, q: q_cut, k: k_cut };
+        let masking = Masking { intervals: Some(t.index(&[5, 4], &seen)), ..Masking::default() };
+        q.attention_and_lse(k.slice(0, first, len), v.slice(0, first, len), &attend, &masking)
+    };
+    let (whole, merged) = (over(0, 7), attention::merge(&[over(0, 3), over(3, 4)]));
+    vec![whole.0, whole.1, merged.0, merged.1]
+}
+
+#[test]
+fn attention_over_parts_of_the_keys_merges_to_attention_over_all() {
+    let (outs, _) = evaluate(whole_and_merged);
+    assert!(outs[1][3..6].iter().all(|lse| *lse == f64::NEG_INFINITY), "query 1 sees nothing");
+    assert_eq!(within(1e-12, &outs[2], &outs[0]), Ok(()));
+    assert_eq!(within(1e-12, &outs[3], &outs[1]), Ok(()));
+
+    // Gradients of a projection of o and lse, from either half of the outputs.
+    let gradients = |merged: bool| {
+        let (mut forward, mut values) = Case { name: "parts", build: whole_and_merged }.forward();
+        forward.results = forward.results.split_off(if merged { 2 } else { 0 });
+        forward.results.truncate(2);
+        for (i, result) in forward.results.iter_mut().enumerate() {
+            result.0 = format!("y{i}");
+            let path = format!("d.y{i}");
+            values.insert(path.clone(), draw(&path, [60, 15][i]));
+        }
+        oracle::run(&in_f64(&differentiate(&forward)), &values).results
+    };
+    let (whole, merged) = (gradients(false), gradients(true));
+    for x in ["d.x0", "d.x1", "d.x2"] {
+        assert_eq!(within(1e-12, &merged[x], &whole[x]), Ok(()), "{x}");
+        assert!(whole[x].iter().any(|d| d.abs() > 0.1), "{x} has something to compare");
+    }
 }

@@ -159,7 +159,7 @@ fn attend(mask: Mask, [q, k]: [Segments; 2], tokens: [usize; 2], heads: [usize; 
         forms.push((Op::Attention { scale, mask, q, k }, ins.clone()));
         let lse = TensorType::new(DType::F32, [tokens[0], heads]);
         ins.extend([of_q.clone(), lse, of_q]);
-        forms.push((Op::AttentionGrad { scale, mask, q, k }, ins));
+        forms.push((Op::AttentionGrad { scale, mask, q, k, d_lse: false }, ins));
     }
     forms
 }

@@ -6,7 +6,7 @@
 use super::{Case, Trial};
 use crate::builder::Tensor;
 use crate::op::Op;
-use crate::ops::attention::{Attend, Mask, Masking, Segments};
+use crate::ops::attention::{self, Attend, Mask, Masking, Segments};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::{Frequencies, Scaling};
@@ -21,9 +21,22 @@ use crate::types::DType;
 
 /// Every case there is.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    [ELEMENTWISE, MOVEMENT, PRODUCT, NORM, ROPE, GATED, INDEX, ATTENTION, LINEAR_ATTENTION, HEAD_LOSS, GRAPH]
-        .into_iter()
-        .flatten()
+    [
+        ELEMENTWISE,
+        MOVEMENT,
+        PRODUCT,
+        NORM,
+        ROPE,
+        GATED,
+        INDEX,
+        ATTENTION,
+        MERGE,
+        LINEAR_ATTENTION,
+        HEAD_LOSS,
+        GRAPH,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 macro_rules! cases {
@@ -203,6 +216,29 @@ pub const ATTENTION: &[Case] = cases! {
     "attention of one tensor to itself" => |t| {
         let (x, of) = (t.x(&[5, 1, 3]), Segments::Uniform { len: 5 });
         vec![x.attention(x, x, &Attend { scale: 0.7, mask: Mask::Causal, q: of, k: of }, &Masking::default())]
+    };
+    "attention and lse, full" => |t| attention_and_lse(t, Mask::Full, 3, 3, even(2, 3), even(2, 3));
+    "attention and lse, grouped heads, causal" => |t| attention_and_lse(t, Mask::Causal, 3, 1, even(1, 3), even(1, 7));
+    "attention and lse, two intervals" => |t| attention_and_lse(t, Mask::TwoIntervals, 3, 3, even(1, 7), even(1, 7));
+    "attention and lse, queries without keys" => |t| attention_and_lse(t, Mask::Causal, 1, 1, even(1, 7), even(1, 3));
+    "attention and lse, ragged, window" => |t| {
+        attention_and_lse(t, Mask::Window { back: 1, ahead: 1 }, 1, 1, UNEVEN, UNEVEN)
+    };
+    "attention, lse alone" => |t| attention_and_lse(t, Mask::Causal, 3, 1, even(2, 3), even(2, 5))[1..].to_vec();
+};
+
+/// No operation of its own: attention over disjoint sets of keys, joined.
+pub const MERGE: &[Case] = cases! {
+    "attention, merged" => |t| {
+        let (o, lse) = attention::merge(&[some_attention(t, 5), some_attention(t, 3)]);
+        vec![o, lse]
+    };
+    "attention, merged of three, some without keys" => |t| {
+        let part = |start| attention_of_rows(t, Mask::Full, 1, 1, even(3, 1), Cut::Ragged {
+            rows: 4, segments: if start == 0 { &[[0, 4], [4, 0], [0, 0]] } else { &[[0, 1], [1, 0], [1, 3]] },
+        });
+        let (o, lse) = attention::merge(&[part(0), part(1), part(0)]);
+        vec![o, lse.exp()]
     };
 };
 
@@ -403,8 +439,23 @@ impl Cut {
     }
 }
 
-/// K 3.
 fn attention(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> Vec<Tensor<'_>> {
+    vec![attention_of_rows(t, mask, h, hk, q, k).0]
+}
+
+/// The exponential of lse is 0 where lse is minus infinity, so that differences can be taken.
+fn attention_and_lse(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> Vec<Tensor<'_>> {
+    let (o, lse) = attention_of_rows(t, mask, h, hk, q, k);
+    vec![o, lse.exp()]
+}
+
+/// Two queries of three heads over so many keys.
+fn some_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
+    attention_of_rows(t, Mask::Full, 3, 1, even(1, 2), even(1, keys))
+}
+
+/// o and lse, K 3.
+fn attention_of_rows(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> (Tensor<'_>, Tensor<'_>) {
     let (tq, tk) = (q.rows(), k.rows());
     let (queries, keys, values) = (t.x(&[tq, h, 3]), t.x(&[tk, hk, 3]), t.x(&[tk, hk, 3]));
     let ((q, q_bounds), (k, k_bounds)) = (q.segments(t), k.segments(t));
@@ -413,7 +464,7 @@ fn attention(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> Vec<
     let intervals: Vec<i32> = (0..tq).flat_map(interval).map(|i| i.min(tk) as i32).collect();
     let intervals = (mask == Mask::TwoIntervals).then(|| t.index(&[tq, 4], &intervals));
     let attend = Attend { scale: 0.7, mask, q, k };
-    vec![queries.attention(keys, values, &attend, &Masking { q: q_bounds, k: k_bounds, intervals })]
+    queries.attention_and_lse(keys, values, &attend, &Masking { q: q_bounds, k: k_bounds, intervals })
 }
 
 /// N 3, D 5; heads of queries, keys and values.

@@ -3,6 +3,13 @@
 //!
 //! Gives o and lse, the logarithm of each row's sum of exponentials. A query that may see no key gives o = 0 and
 //! lse = -inf. Rows outside every segment likewise.
+//!
+//! Both may be differentiated. With p the probabilities, ds = p (do v^T - sum(do o) + d lse): a slope of lse adds p
+//! itself, so it enters the backward pass as one number a row.
+
+mod merge;
+
+pub use merge::merge;
 
 use super::{arity, expect};
 use crate::attr::Attr;
@@ -160,14 +167,18 @@ pub fn infer_grad(
     mask: Mask,
     q: Segments,
     k: Segments,
+    d_lse: bool,
     ins: &[&TensorType],
 ) -> Result<Vec<TensorType>, String> {
     let n = inputs(mask, q, k);
-    arity(ins, n + 3)?;
+    arity(ins, n + 3 + d_lse as usize)?;
     let forward = infer(mask, q, k, &ins[..n])?;
     expect("o", ins[n], forward[0].dtype, &forward[0].dims)?;
     expect("lse", ins[n + 1], forward[1].dtype, &forward[1].dims)?;
     expect("do", ins[n + 2], forward[0].dtype, &forward[0].dims)?;
+    if d_lse {
+        expect("d lse", ins[n + 3], forward[1].dtype, &forward[1].dims)?;
+    }
     Ok(vec![ins[0].clone(), ins[1].clone(), ins[2].clone()])
 }
 
@@ -189,11 +200,11 @@ pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize
 
 pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     let Op::Attention { scale, mask, q, k } = *op else { unreachable!("called for attention") };
-    assert!(at.d[1].is_none(), "the gradient of attention's lse is not built");
     let mut grads = vec![None; at.ins.len()];
-    let Some(d) = at.d[0] else { return grads };
-    let ins: Vec<_> = at.ins.iter().copied().chain([at.outs[0], at.outs[1], d]).collect();
-    let outs = b.ops(Op::AttentionGrad { scale, mask, q, k }, &ins);
+    let (o, lse) = (at.outs[0], at.outs[1]);
+    let d_o = at.d[0].unwrap_or_else(|| b.fill(0.0, o.dtype(), &o.dims()));
+    let ins: Vec<_> = at.ins.iter().copied().chain([o, lse, d_o]).chain(at.d[1]).collect();
+    let outs = b.ops(Op::AttentionGrad { scale, mask, q, k, d_lse: at.d[1].is_some() }, &ins);
     for (i, d) in outs.into_iter().enumerate() {
         grads[i] = Some(d);
     }
@@ -231,7 +242,9 @@ pub fn expand<'g>(
     let total = p.sum(2);
     let empty = total.equal(b.fill(0.0, wide, &[hk, rows, 1]));
     let o = (p * (total + empty).recip()).product(v, false, false);
-    let lse = shift + total.log();
+    // Behind the choice, so that the slope of an empty row's logarithm is 0 and not 0/0.
+    let none = b.fill(f64::NEG_INFINITY, wide, &[hk, rows, 1]);
+    let lse = empty.select(none, shift + (total + empty).log());
     let o = o.reshape(&[hk, h / hk, tq, n]).transpose(&[2, 0, 1, 3]).reshape(&[tq, h, n]).cast(qt.dtype);
     let lse = lse.reshape(&[h, tq]).transpose(&[1, 0]);
     vec![o, lse]
@@ -294,10 +307,14 @@ pub(super) fn allowed<'g>(
 }
 
 pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
-    let Op::AttentionGrad { scale, mask, q, k } = *op else { unreachable!("called for its gradient") };
+    let Op::AttentionGrad { scale, mask, q, k, d_lse } = *op else { unreachable!("called for its gradient") };
     let n = inputs(mask, q, k);
     let wrt = distinct(b, &ins[..3]);
     let forward: Vec<_> = wrt.iter().chain(&ins[3..n]).copied().collect();
-    let o = expand(b, scale, mask, q, k, &forward)[0];
-    gradients(b, &[(o, ins[n + 2])], &wrt)
+    let outs = expand(b, scale, mask, q, k, &forward);
+    let mut seeds = vec![(outs[0], ins[n + 2])];
+    if d_lse {
+        seeds.push((outs[1], ins[n + 3]));
+    }
+    gradients(b, &seeds, &wrt)
 }

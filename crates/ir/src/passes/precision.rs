@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use crate::graph::{Class, Graph, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
+use crate::ops::attention;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::linear_attention::LinearAttend;
 use crate::replay::{Replay, users};
@@ -152,7 +153,10 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         Op::QkNormRopeGrad { .. } => (vec![0, ins.len() - 1], dtype(replay, ins[0])),
         Op::Gated { .. } | Op::GatedGrad { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
         Op::Attention { .. } => (vec![0, 1, 2], narrow(replay, &ins[..3])),
-        Op::AttentionGrad { .. } => (vec![0, 1, 2, ins.len() - 3, ins.len() - 1], narrow(replay, &ins[..3])),
+        Op::AttentionGrad { mask, q, k, .. } => {
+            let n = attention::inputs(mask, q, k);
+            (vec![0, 1, 2, n, n + 2], narrow(replay, &ins[..3]))
+        }
         Op::LinearAttention { .. } | Op::LinearAttentionGrad { .. } => {
             let (attend, is_grad) = LinearAttend::of(&node.op).expect("it is one of the two");
             let tensors = attend.tensors();

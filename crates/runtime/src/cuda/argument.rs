@@ -20,6 +20,13 @@ impl Block {
         Block::new(words, size_of_val(words))
     }
 
+    /// A struct of 32-bit integers.
+    pub fn of_ints(ints: &[u32]) -> Block {
+        // The target is little-endian: the first of a pair is the low half of its word.
+        let word = |pair: &[u32]| pair[0] as u64 | (pair.get(1).copied().unwrap_or(0) as u64) << 32;
+        Block::new(&ints.chunks(2).map(word).collect::<Vec<u64>>(), size_of_val(ints))
+    }
+
     fn new(words: &[u64], bytes: usize) -> Block {
         let line = |words: &[u64]| {
             let mut line = Line([0; 8]);
@@ -104,5 +111,6 @@ mod tests {
         assert_eq!(lines[..42], words);
         assert_eq!(Block::from(Arg::I32(-1)), Block::new(&[0xFFFF_FFFF], 4));
         assert_eq!(Block::from(Arg::Ptr(7)).bytes(), 8);
+        assert_eq!(Block::of_ints(&[1, 2, 3]), Block::new(&[1 | 2 << 32, 3], 12));
     }
 }

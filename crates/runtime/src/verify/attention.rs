@@ -101,12 +101,15 @@ pub(super) struct Problem {
     pub dtype: DType,
     /// In every form.
     pub thorough: bool,
+    /// Whether the gradient is of lse too.
+    pub d_lse: bool,
 }
 
 impl Problem {
     /// Two heads on one of 64, in bf16.
     pub(super) fn new(what: &'static str, mask: Mask, q: Side, k: Option<Side>) -> Self {
-        Problem { what, mask, q, k, heads: 2, kv_heads: 1, size: 64, dtype: BF16, thorough: false }
+        let (thorough, d_lse) = (false, false);
+        Problem { what, mask, q, k, heads: 2, kv_heads: 1, size: 64, dtype: BF16, thorough, d_lse }
     }
 
     pub(super) fn keys(&self) -> &Side {
@@ -119,7 +122,12 @@ impl Problem {
 
     pub(super) fn op(&self, grad: bool) -> Op {
         let (scale, mask, q, k) = (self.scale(), self.mask, self.q.segments(), self.keys().segments());
-        if grad { Op::AttentionGrad { scale, mask, q, k } } else { Op::Attention { scale, mask, q, k } }
+        let d_lse = self.d_lse;
+        if grad {
+            Op::AttentionGrad { scale, mask, q, k, d_lse }
+        } else {
+            Op::Attention { scale, mask, q, k }
+        }
     }
 
     /// The forward operation's inputs.
@@ -162,8 +170,9 @@ impl Problem {
             let q = ins[0].0.clone();
             let of = |out| Data::Of { op: self.op(false), ins: (0..forward).collect(), out };
             let lse = TensorType::new(F32, [q.dims[0], q.dims[1]]);
-            ins.extend([(q.clone(), of(0)), (lse, of(1)), (q, Data::Normal(1.0))]);
-            of_q.extend(forward..forward + 3);
+            ins.extend([(q.clone(), of(0)), (lse.clone(), of(1)), (q, Data::Normal(1.0))]);
+            ins.extend(self.d_lse.then_some((lse, Data::Normal(1.0))));
+            of_q.extend(forward..ins.len());
         }
         let rows_of_q =
             self.q.idle().into_iter().flat_map(|rows| of_q.iter().map(move |i| (*i, rows.clone())));
@@ -226,12 +235,15 @@ pub(super) fn problems() -> Vec<Problem> {
     lengths(&mut all);
     patterns(&mut all);
     few_queries(&mut all);
+    gradients_of_lse(&mut all);
     all
 }
 
 pub(super) fn cases(table: &mut Table) {
     for problem in problems() {
-        table.push(problem.case(false));
+        if !problem.d_lse {
+            table.push(problem.case(false));
+        }
         table.push(problem.case(true));
     }
 }
@@ -342,6 +354,31 @@ fn few_queries(all: &mut Vec<Problem>) {
             all.push(Problem { heads, kv_heads, size, ..Problem::new(what, mask, q, Some(k)) });
         }
     }
+    // More heads on a key head than one set of columns of a product takes, and more than two; odd sizes.
+    for (heads, kv_heads, size, mask) in [
+        (12, 1, 128, Mask::Causal),
+        (24, 1, 64, window(5, 60)),
+        (12, 1, 192, Mask::TwoIntervals),
+        (3, 3, 72, Mask::TwoIntervals),
+        (4, 2, 24, window(20, 0)),
+    ] {
+        let q = ragged(9, &[(0, 1), (1, 1), (3, 0), (3, 5)]);
+        all.push(Problem { heads, kv_heads, size, ..Problem::new("some queries", mask, q, Some(filled())) });
+    }
+}
+
+/// The gradient of lse beside that of o.
+fn gradients_of_lse(all: &mut Vec<Problem>) {
+    for (what, mask, q, k) in [
+        ("equal, lse", Mask::Causal, even(2, 65), None),
+        ("with gaps, lse", window(5, 7), gaps(), None),
+        ("queries without keys, lse", Mask::Causal, even(2, 33), Some(even(2, 20))),
+        ("one query, lse", Mask::Full, even(4, 1), Some(caches(130, &[130, 1, 0, 77]))),
+    ] {
+        let problem = Problem { d_lse: true, ..Problem::new(what, mask, q, k) };
+        all.push(Problem { dtype: F32, size: 12, ..problem.clone() });
+        all.push(problem);
+    }
 }
 
 #[cfg(test)]
@@ -387,6 +424,11 @@ mod tests {
     #[test]
     fn few_queries_over_many_keys() {
         agree(few_queries);
+    }
+
+    #[test]
+    fn gradients_of_lse_too() {
+        agree(gradients_of_lse);
     }
 
     /// What lies outside the segments is NaN for the kernels, and every cut has something there.

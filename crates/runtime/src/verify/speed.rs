@@ -219,7 +219,7 @@ pub fn cases() -> Vec<Case> {
     let op = Op::Attention { scale, mask, q: segments, k: segments };
     add("attention causal 32x2048, 12 heads on 4 of 64, bf16", op, qkv.clone());
     let saved = [x(BF16, &qk), x(F32, &[tokens, heads]), x(BF16, &qk)];
-    let op = Op::AttentionGrad { scale, mask, q: segments, k: segments };
+    let op = Op::AttentionGrad { scale, mask, q: segments, k: segments, d_lse: false };
     add(
         "attention back causal 32x2048, 12 heads on 4 of 64, bf16",
         op,

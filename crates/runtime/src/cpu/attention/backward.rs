@@ -1,6 +1,6 @@
-//! dq, dk and dv from q, k, v, o, lse and do.
+//! dq, dk and dv from q, k, v, o, lse, do and, where lse is differentiated too, its gradient.
 //!
-//! With p the probabilities, recomputed from lse, and delta the sums of do * o:
+//! With p the probabilities, recomputed from lse, and delta the sums of do * o, less the gradient of lse:
 //! ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do.
 //!
 //! A (segment, key head) unit owns its dk and dv, which are summed in f32 over its blocks in order, while each block's
@@ -79,13 +79,14 @@ struct Backward<'a> {
     o: Tensor<'a>,
     lse: Tensor<'a>,
     d_o: Tensor<'a>,
+    d_lse: Option<Tensor<'a>>,
     dq: Option<Tensor<'a>>,
     dk: Option<Tensor<'a>>,
     dv: Option<Tensor<'a>>,
 }
 
 pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
-    let Op::AttentionGrad { q, k, .. } = launch.op else { unreachable!("listed for its gradient") };
+    let Op::AttentionGrad { q, k, d_lse, .. } = launch.op else { unreachable!("listed for its gradient") };
     let problem = Problem::new(launch, ctx)?;
     let n = problem.inputs;
     let backward = Backward {
@@ -93,6 +94,7 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
         o: ctx.input(n),
         lse: ctx.input(n + 1),
         d_o: ctx.input(n + 2),
+        d_lse: d_lse.then(|| ctx.input(n + 3)),
         dq: ctx.output(0),
         dk: ctx.output(1),
         dv: ctx.output(2),
@@ -251,10 +253,10 @@ unsafe fn differentiate_with<V: Vector>(
     let o_rows = &mut *dq;
     block.gather(&backward.o, o_rows);
     // Loops, not closures handed to the standard library: those would be compiled without V's instructions.
-    let mut delta = [0.0; LANES];
+    let mut delta = backward.d_lse.as_ref().map_or([0.0; LANES], |d_lse| block.gather_scalars(d_lse));
     for (lane, delta) in delta.iter_mut().enumerate() {
         let row = lane * wide..(lane + 1) * wide;
-        *delta = math::dot(&o_rows[row.clone()], &do_rows[row]);
+        *delta = math::dot(&o_rows[row.clone()], &do_rows[row]) - *delta;
     }
     // SAFETY: the instructions are the caller's.
     unsafe {

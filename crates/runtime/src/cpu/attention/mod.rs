@@ -102,7 +102,7 @@ struct Problem<'a> {
 impl<'a> Problem<'a> {
     fn new(launch: &Launch, ctx: &Context<'a>) -> Result<Self, String> {
         let (Op::Attention { scale, mask, q: q_segments, k: k_segments }
-        | Op::AttentionGrad { scale, mask, q: q_segments, k: k_segments }) = launch.op
+        | Op::AttentionGrad { scale, mask, q: q_segments, k: k_segments, .. }) = launch.op
         else {
             unreachable!("listed for attention only")
         };

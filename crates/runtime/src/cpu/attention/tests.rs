@@ -52,22 +52,25 @@ struct Case {
     kv_heads: usize,
     size: usize,
     dtype: DType,
+    /// Whether the gradient is of lse too.
+    d_lse: bool,
 }
 
 impl Case {
     fn new(mask: Mask, q: Side, k: Side) -> Self {
-        Case { mask, q, k, heads: 4, kv_heads: 2, size: 16, dtype: DType::F32 }
+        Case { mask, q, k, heads: 4, kv_heads: 2, size: 16, dtype: DType::F32, d_lse: false }
     }
 
     fn name(&self) -> String {
-        let Case { mask, q, k, heads, kv_heads, size, dtype } = self;
-        format!("{mask:?}, {q:?} on {k:?}, {heads} heads on {kv_heads}, size {size}, {}", dtype.name())
+        let Case { mask, q, k, heads, kv_heads, size, dtype, d_lse } = self;
+        let dtype = dtype.name();
+        format!("{mask:?}, {q:?} on {k:?}, {heads} heads on {kv_heads}, {size} {dtype}, d lse {d_lse}")
     }
 
     fn ops(&self) -> (Op, Op) {
         let (scale, mask) = (1.7 / (self.size as f32).sqrt(), self.mask);
         let (q, k) = (self.q.segments(), self.k.segments());
-        (Op::Attention { scale, mask, q, k }, Op::AttentionGrad { scale, mask, q, k })
+        (Op::Attention { scale, mask, q, k }, Op::AttentionGrad { scale, mask, q, k, d_lse: self.d_lse })
     }
 
     /// The inputs of the forward operation; rows of no segment hold `idle`.
@@ -98,6 +101,7 @@ impl Case {
         ins.push(Given::new(self.dtype, &[tq, h, self.size], |i| outs[0][i]).with_rows(idle, is_idle));
         ins.push(Given::new(DType::F32, &[tq, h], |i| outs[1][i]).with_rows(idle, is_idle));
         ins.push(Given::noise(self.dtype, &[tq, h, self.size], 4).with_rows(idle, is_idle));
+        ins.extend(self.d_lse.then(|| Given::noise(DType::F32, &[tq, h], 5).with_rows(idle, is_idle)));
         ins
     }
 
@@ -180,6 +184,18 @@ fn bf16_is_rounded_only_where_it_is_stored() {
         let q = uneven(70, &[(2, 66), (1, 1)]);
         let case = Case::new(mask, q, uneven(90, &[(0, 80), (85, 2)]));
         Case { dtype: DType::BF16, ..case }.check();
+    }
+}
+
+#[test]
+fn gradients_of_lse() {
+    for (mask, dtype) in [(CAUSAL, DType::F32), (Mask::TwoIntervals, DType::F32), (CAUSAL, DType::BF16)] {
+        // Queries that see nothing among them.
+        let case = Case::new(mask, Side::Even(2, 40), Side::Even(2, 27));
+        Case { dtype, d_lse: true, ..case }.check();
+        let q = uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40)]);
+        let case = Case::new(mask, q, uneven(140, &[(0, 70), (75, 5), (71, 1), (90, 50)]));
+        Case { dtype, d_lse: true, ..case }.check();
     }
 }
 

@@ -5,7 +5,7 @@ use flatout_ir::{Launch, View};
 
 use super::Problem;
 use crate::cuda::argument::Block;
-use crate::cuda::context::Prepare;
+use crate::cuda::context::{Arg, Prepare};
 
 /// `Rows` of call.cuh.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -141,6 +141,14 @@ impl Call {
         words.extend(halves.map(|[low, high]| low as u32 as u64 | (high as u32 as u64) << 32));
         Block::of_words(&words)
     }
+}
+
+/// Where the gradient of lse lies and how far its rows are apart, as arguments; zeros where there is none. Who computes
+/// delta takes it off.
+pub(super) fn d_lse(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> [Block; 2] {
+    let view = p.d_lse.then(|| &launch.ins[p.inputs() + 3]);
+    let (address, row) = view.map_or((0, 0), |view| (at.address(view), view.strides[0] as i64));
+    [Arg::Ptr(address).into(), Arg::I64(row).into()]
 }
 
 pub(super) fn is_ragged(segments: Segments) -> bool {

@@ -7,7 +7,7 @@
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, PlanSet, View};
 
-use super::{Problem, dense, flash, mma, packed, timing};
+use super::{Problem, decode, dense, flash, mma, packed, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
 /// What a run may ask attention to run on. Few queries over many keys have a kernel of their own, which counts as part
@@ -81,6 +81,8 @@ pub(super) struct Family {
     pub is_aligned: bool,
     /// Whether it runs with these outputs asked for, and these tensors the same.
     pub takes: fn(&Problem, &Launch) -> bool,
+    /// Whether its backward pass takes a gradient of lse.
+    pub takes_d_lse: bool,
 }
 
 /// In the order of preference where none is better by `by_rule`; the last runs everything.
@@ -94,6 +96,7 @@ const FAMILIES: &[Family] = &[
         prepare: dense::prepare,
         is_aligned: true,
         takes: dense::takes,
+        takes_d_lse: false,
     },
     Family {
         name: "cudnn",
@@ -104,6 +107,7 @@ const FAMILIES: &[Family] = &[
         prepare: packed::prepare,
         is_aligned: true,
         takes: packed::takes,
+        takes_d_lse: false,
     },
     Family {
         name: "mma",
@@ -114,6 +118,17 @@ const FAMILIES: &[Family] = &[
         prepare: mma::prepare,
         is_aligned: true,
         takes: |_, _| true,
+        takes_d_lse: true,
+    },
+    Family {
+        name: "decode",
+        serves: decode::serves,
+        workspace: decode::workspace,
+        sources: decode::sources,
+        prepare: decode::prepare,
+        is_aligned: true,
+        takes: |_, _| true,
+        takes_d_lse: true,
     },
     Family {
         name: "fma",
@@ -124,6 +139,7 @@ const FAMILIES: &[Family] = &[
         prepare: flash::prepare,
         is_aligned: false,
         takes: |_, _| true,
+        takes_d_lse: true,
     },
 ];
 
@@ -156,6 +172,7 @@ fn by_rule(p: &Problem) -> [&'static str; 5] {
 fn candidates(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<&'static Family> {
     let fits = |family: &&Family| {
         (family.serves)(p, facts)
+            && (!p.d_lse || family.takes_d_lse)
             && (!family.is_aligned || is_aligned(p, launch))
             && (family.takes)(p, launch)
     };

@@ -1,6 +1,6 @@
 // What attention's backward kernels on bf16 know of each row before they begin.
 //
-//   delta = sum(do o), [heads, tq] in f32
+//   delta = sum(do o) - dlse, [heads, tq] in f32
 //
 // o, do [tq, heads, SIZE] by strides of tokens and heads, 16-byte accesses. Reads both once: 4 SIZE bytes a row, writes
 // 4. A block of 256 threads takes 32 tokens of a head, 8 lanes a row, so that what it writes lies side by side.
@@ -10,8 +10,9 @@
 
 #define TOKENS 32
 
-// Grid: tokens in 32s, heads.
-extern "C" __global__ void __launch_bounds__(8 * TOKENS) attention_delta(const __grid_constant__ Call call) {
+// Grid: tokens in 32s, heads. `d_lse` may be null.
+extern "C" __global__ void __launch_bounds__(8 * TOKENS)
+attention_delta(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row) {
     const i64 row = (i64)blockIdx.x * TOKENS + threadIdx.x / 8;
     const int head = blockIdx.y;
     float sum = 0.0f;
@@ -28,5 +29,6 @@ extern "C" __global__ void __launch_bounds__(8 * TOKENS) attention_delta(const _
         }
     }
     sum = lanes_sum<8>(sum);
-    if (row < call.tq && threadIdx.x % 8 == 0) call.delta[head * (i64)call.tq + row] = sum;
+    if (row < call.tq && threadIdx.x % 8 == 0)
+        call.delta[head * (i64)call.tq + row] = sum - (d_lse ? d_lse[row * d_lse_row + head] : 0.0f);
 }

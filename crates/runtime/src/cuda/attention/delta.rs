@@ -1,6 +1,8 @@
-//! The rows' sums of do * o that backward kernels on bf16 take, of every family that walks tiles.
+//! The rows' sums of do * o, less the gradient of lse, that backward kernels on bf16 take, of every family that walks tiles.
 
 use std::borrow::Cow;
+
+use flatout_ir::Launch;
 
 use super::Problem;
 use super::call::{self, Call};
@@ -26,9 +28,10 @@ pub(super) fn source(p: &Problem) -> Source {
     }
 }
 
-/// Fills `call.delta` from o and do, whose rows begin at multiples of 16 bytes.
-pub(super) fn prepare(p: &Problem, call: &Call, at: &Prepare<'_>) -> Prepared {
+/// Fills `call.delta` from o, do and, where it is given, the gradient of lse; o's and do's rows begin at multiples of 16 bytes.
+pub(super) fn prepare(p: &Problem, launch: &Launch, call: &Call, at: &Prepare<'_>) -> Prepared {
     let function = at.function(&source(p), "attention_delta")?;
     let grid = [p.tq.div_ceil(TOKENS), p.heads, 1];
-    launch_blocks(function, grid, 8 * TOKENS as u32, 0, vec![call.block()])
+    let args = [call.block()].into_iter().chain(call::d_lse(p, launch, at)).collect();
+    launch_blocks(function, grid, 8 * TOKENS as u32, 0, args)
 }

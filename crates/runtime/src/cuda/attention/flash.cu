@@ -1,7 +1,7 @@
 // Attention for every shape: f32 and bf16, head sizes 1 to 256, any mask and segments, grouped heads.
 //
 //   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
-//   delta = sum(do o), ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do
+//   delta = sum(do o) - dlse, ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do
 //
 // q, o, do, dq [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in T_X by strides of tokens and heads; lse [Tq, H] and delta
 // [H, Tq] in f32: all in `Call`. Scores stay on the chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
@@ -218,8 +218,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_forward(const __g
 
 #else
 
-// delta = sum(do o), a warp a token and head. Grid: tokens and heads in fours.
-extern "C" __global__ void __launch_bounds__(THREADS) flash_delta(const __grid_constant__ Call call) {
+// delta = sum(do o) - dlse, a warp a token and head; `d_lse` may be null. Grid: tokens and heads in fours.
+extern "C" __global__ void __launch_bounds__(THREADS)
+flash_delta(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row) {
     const i64 row = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= (i64)call.tq * call.heads) return;
     const i64 token = row / call.heads;
@@ -229,7 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) flash_delta(const __grid_c
     float sum = 0.0f;
     for (int e = threadIdx.x % 32; e < SIZE; e += 32) sum = fmaf(f32(o[e]), f32(d_o[e]), sum);
     sum = lanes_sum<32>(sum);
-    if (threadIdx.x % 32 == 0) call.delta[head * (i64)call.tq + token] = sum;
+    if (threadIdx.x % 32 == 0)
+        call.delta[head * (i64)call.tq + token] = sum - (d_lse ? d_lse[token * d_lse_row + head] : 0.0f);
 }
 
 // The logarithm of a row's sum in units of log 2. A row that sees nothing gives probabilities of 0 with any number.

@@ -10,7 +10,7 @@ use super::Problem;
 use super::call::{self, Call};
 use super::scratch::{ALIGN, Scratch};
 use super::tiles::{self, Heights};
-use crate::cuda::argument::launch_blocks;
+use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::context::{CudaError, Prepare, Source, Work, sequence};
 
 const THREADS: u32 = 128;
@@ -41,7 +41,7 @@ pub(super) fn most_shared_bytes(p: &Problem) -> usize {
     (if p.grad { shared_bytes(p, 2, 2, 2) } else { shared_bytes(p, 1, 1, 1) }) as usize
 }
 
-/// The rows' sums of do * o, which the backward pass keeps.
+/// The rows' sums of do * o, less the gradient of lse, which the backward pass keeps.
 fn delta_bytes(p: &Problem) -> usize {
     (4 * p.tq * p.heads).next_multiple_of(ALIGN)
 }
@@ -93,22 +93,28 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
     let mut works: Vec<Box<dyn Work>> = vec![];
     works.extend(tiles::prepare(p, &mut call, heights(p), &mut scratch, at)?);
     let source = source(p);
-    let mut push = |entry: &str, grid: [usize; 2], shared: u32| {
+    let mut push = |entry: &str, grid: [usize; 2], shared: u32, more: &[Block]| {
         let [x, y] = grid;
         let function = at.function(&source, entry)?;
-        works.push(launch_blocks(function, [x, y, 1], THREADS, shared, vec![call.block()])?);
+        let args = [call.block()].into_iter().chain(more.iter().cloned()).collect();
+        works.push(launch_blocks(function, [x, y, 1], THREADS, shared, args)?);
         Ok::<(), CudaError>(())
     };
     let (q_tiles, k_tiles) = (call.q_tile_count as usize, call.k_tile_count as usize);
     if !p.grad {
-        push("flash_forward", [q_tiles, p.heads], shared_bytes(p, 1, 1, 1))?;
+        push("flash_forward", [q_tiles, p.heads], shared_bytes(p, 1, 1, 1), &[])?;
     } else {
-        push("flash_delta", [(p.tq * p.heads).div_ceil(THREADS as usize / 32), 1], 0)?;
+        push(
+            "flash_delta",
+            [(p.tq * p.heads).div_ceil(THREADS as usize / 32), 1],
+            0,
+            &call::d_lse(p, launch, at),
+        )?;
         if call.dq.at != 0 {
-            push("flash_dq", [q_tiles, p.heads], shared_bytes(p, 2, 2, 1))?;
+            push("flash_dq", [q_tiles, p.heads], shared_bytes(p, 2, 2, 1), &[])?;
         }
         if call.dk.at != 0 || call.dv.at != 0 {
-            push("flash_dkv", [k_tiles, p.kv_heads], shared_bytes(p, 2, 2, 2))?;
+            push("flash_dkv", [k_tiles, p.kv_heads], shared_bytes(p, 2, 2, 2), &[])?;
         }
     }
     Ok(sequence(works))
@@ -126,6 +132,7 @@ mod tests {
             for grad in [false, true] {
                 let p = Problem {
                     grad,
+                    d_lse: false,
                     dtype: DType::F32,
                     tq: 8,
                     tk: 8,

@@ -1,11 +1,13 @@
 //! Attention on the GPU: several families of kernels, one of which `choice` takes for each launch.
 //!
-//! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`, the family `fma`). Kernels of
-//! ours take one struct (`call`), and where segments are ragged a list of tiles made on the device (`tiles`).
+//! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`,
+//! the family `fma`), and few queries over many keys have one of their own (`decode`). Kernels of ours take one struct
+//! (`call`), and where segments are ragged a list of tiles made on the device (`tiles`).
 
 mod call;
 pub mod choice;
 pub mod cudnn;
+mod decode;
 mod delta;
 mod dense;
 mod flash;
@@ -51,6 +53,8 @@ const DECODE_QUERIES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 struct Problem {
     grad: bool,
+    /// Whether the backward pass is given a gradient of lse.
+    d_lse: bool,
     dtype: DType,
     tq: usize,
     tk: usize,
@@ -65,13 +69,14 @@ struct Problem {
 
 impl Problem {
     fn new(op: &Op, dtype: DType, q_dims: &[usize], k_dims: &[usize]) -> Self {
-        let (grad, scale, mask, q, k) = match *op {
-            Op::Attention { scale, mask, q, k } => (false, scale, mask, q, k),
-            Op::AttentionGrad { scale, mask, q, k } => (true, scale, mask, q, k),
+        let (grad, d_lse, scale, mask, q, k) = match *op {
+            Op::Attention { scale, mask, q, k } => (false, false, scale, mask, q, k),
+            Op::AttentionGrad { scale, mask, q, k, d_lse } => (true, d_lse, scale, mask, q, k),
             _ => unreachable!("the rows are for attention"),
         };
         Problem {
             grad,
+            d_lse,
             dtype,
             tq: q_dims[0],
             tk: k_dims[0],

@@ -534,6 +534,7 @@ mod tests {
         let segments = Segments::Ragged { max_segments: segments, max_len: longest };
         Problem {
             grad: true,
+            d_lse: false,
             dtype: DType::BF16,
             tq: tokens,
             tk: tokens,

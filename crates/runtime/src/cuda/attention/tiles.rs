@@ -161,6 +161,7 @@ mod tests {
         let uniform = Segments::Uniform { len: 100 };
         let p = Problem {
             grad: true,
+            d_lse: false,
             dtype: DType::BF16,
             tq: 400,
             tk: 400,

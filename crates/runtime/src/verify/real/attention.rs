@@ -176,7 +176,11 @@ impl Problem {
 
     pub(in crate::verify) fn op(&self, grad: bool, q: Segments, k: Segments) -> Op {
         let (scale, mask) = (self.scale(), self.mask);
-        if grad { Op::AttentionGrad { scale, mask, q, k } } else { Op::Attention { scale, mask, q, k } }
+        if grad {
+            Op::AttentionGrad { scale, mask, q, k, d_lse: false }
+        } else {
+            Op::Attention { scale, mask, q, k }
+        }
     }
 
     /// The operation on what a sample needs.

@@ -269,7 +269,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
     let mut works: Vec<Box<dyn Work>> = vec![];
     works.extend(tiles::prepare(p, &mut call, heights(p, given), &mut scratch, at)?);
     if p.grad {
-        works.push(delta::prepare(p, &call, at)?);
+        works.push(delta::prepare(p, launch, &call, at)?);
     }
     let (q_tiles, k_tiles) = (call.q_tile_count as usize, call.k_tile_count as usize);
     for &part in parts(p) {
