@@ -125,6 +125,7 @@ const FAMILIES: &[Family] = &[
         serves: decode::serves,
         workspace: decode::workspace,
         sources: decode::sources,
+        shared: |_, _| 0,
         prepare: decode::prepare,
         is_aligned: true,
         takes: |_, _| true,
