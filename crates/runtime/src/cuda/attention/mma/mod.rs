@@ -33,28 +33,35 @@ impl Part {
     }
 }
 
-/// Shared memory of a multiprocessor, which is what blocks a block has to share with: 100 KiB on sm_86, sm_89 and sm_120
-/// (99 a block), 164 on sm_80, 228 on sm_90 and sm_100.
+/// What GPUs differ in here: the shared memory of a block, which it has to itself or shares with others of a
+/// multiprocessor that has 1 KiB more, and how many registers their assembler makes of the same source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Room {
-    Small,
-    Middle,
-    Large,
+enum Chip {
+    /// sm_86, sm_89 and sm_120.
+    Consumer,
+    /// sm_80.
+    Ampere,
+    Hopper,
+    /// sm_100.
+    Blackwell,
 }
 
-impl Room {
-    /// The least a GPU of the kind gives to a block.
-    fn bytes(self) -> u32 {
+impl Chip {
+    const ALL: [Chip; 4] = [Chip::Consumer, Chip::Ampere, Chip::Hopper, Chip::Blackwell];
+
+    fn shared_bytes(self) -> usize {
         match self {
-            Room::Small => 99 << 10,
-            Room::Middle => 163 << 10,
-            Room::Large => 227 << 10,
+            Chip::Consumer => 99 << 10,
+            Chip::Ampere => 163 << 10,
+            Chip::Hopper | Chip::Blackwell => 227 << 10,
         }
     }
 
-    fn of(facts: &Facts) -> Option<Room> {
-        let kinds = [Room::Large, Room::Middle, Room::Small];
-        kinds.into_iter().find(|room| facts.shared_bytes >= room.bytes())
+    /// The one with at most the device's shared memory. `None` for what is older.
+    fn of(facts: &Facts) -> Option<Chip> {
+        let largest = if facts.major >= 10 { Chip::Blackwell } else { Chip::Hopper };
+        let fits = |chip: &Chip| facts.shared_bytes as usize >= chip.shared_bytes();
+        [largest, Chip::Ampere, Chip::Consumer].into_iter().find(fits).filter(|_| facts.major >= 8)
     }
 }
 
@@ -84,36 +91,40 @@ impl Geometry {
         Geometry { split: 2, ..self }
     }
 
-    /// Chosen by times on an H200; what has less shared memory, by blocks a multiprocessor and what fits.
-    /// Where rows meet few keys, smaller blocks hide each other's beginnings and ends.
-    fn of(part: Part, size: usize, room: Room, is_short: bool) -> Self {
+    /// Chosen by times on an H200; for the others by blocks a multiprocessor and by what fits.
+    /// Where rows meet few keys, small blocks hide each other's beginnings and ends.
+    fn of(part: Part, size: usize, mask: Mask, chip: Chip, is_short: bool) -> Self {
+        use Chip::{Ampere, Blackwell, Consumer};
         let g = Geometry::new;
-        match (part, size, room) {
+        match (part, size, chip) {
             (Part::Forward, ..=64, _) if is_short => g(4, 1, 32, true, 4),
             (Part::Forward, ..=64, _) => g(4, 2, 64, true, 2),
-            (Part::Forward, ..=128, Room::Small) => g(4, 1, 32, true, 2),
+            (Part::Forward, ..=128, Consumer) => g(4, 1, 32, true, 2),
             (Part::Forward, ..=128, _) => g(4, 2, 32, false, 2),
-            (Part::Forward, _, Room::Small) => g(8, 1, 16, true, 1),
-            (Part::Forward, _, Room::Middle) => g(8, 1, 32, false, 1),
-            (Part::Forward, _, Room::Large) => g(4, 1, 32, false, 2),
+            (Part::Forward, _, Consumer) => g(8, 1, 16, true, 1),
+            (Part::Forward, _, Ampere) => g(8, 1, 32, false, 1),
+            (Part::Forward, _, _) => g(4, 1, 32, false, 2),
 
-            (Part::Dq, ..=64, Room::Small) if is_short => g(4, 1, 32, true, 3),
+            (Part::Dq, ..=64, Consumer) => g(4, 1, 32, true, 3),
+            (Part::Dq, ..=64, Blackwell) if is_short => g(4, 1, 32, false, 3),
+            (Part::Dq, ..=64, Blackwell) => g(4, 2, 32, false, 2),
             (Part::Dq, ..=64, _) if is_short => g(4, 1, 32, false, 4),
             (Part::Dq, ..=64, _) => g(4, 2, 32, true, 2),
-            (Part::Dq, ..=128, Room::Small) => g(4, 1, 16, true, 2),
+            (Part::Dq, ..=128, Consumer) => g(4, 1, 16, true, 2),
             (Part::Dq, ..=128, _) => g(4, 1, 32, true, 2),
-            (Part::Dq, _, Room::Small) => g(4, 1, 16, false, 1),
-            (Part::Dq, _, Room::Middle) => g(6, 1, 16, false, 1),
-            (Part::Dq, _, Room::Large) => g(4, 1, 16, false, 2),
+            (Part::Dq, _, Consumer) => g(4, 1, 16, false, 1),
+            (Part::Dq, _, Ampere) => g(6, 1, 16, false, 1),
+            (Part::Dq, _, _) => g(4, 1, 16, false, 2),
 
-            (Part::Dkv, ..=64, Room::Small) => g(4, 1, 32, false, 2),
-            (Part::Dkv, ..=64, _) if is_short => g(2, 2, 32, false, 4),
+            (Part::Dkv, ..=64, Consumer) => g(4, 1, 32, false, 2),
+            (Part::Dkv, ..=64, _) if mask == Mask::TwoIntervals => g(4, 1, 32, false, 3),
+            (Part::Dkv, ..=64, _) if is_short && mask == Mask::Full => g(2, 2, 32, false, 4),
             (Part::Dkv, ..=64, _) => g(4, 2, 32, false, 2),
-            (Part::Dkv, ..=128, Room::Small) => g(8, 1, 16, false, 1),
+            (Part::Dkv, ..=128, Consumer) => g(8, 1, 16, false, 1),
             (Part::Dkv, ..=128, _) => g(4, 2, 32, false, 2).split(),
-            (Part::Dkv, _, Room::Small) => g(6, 1, 16, false, 1).split(),
-            (Part::Dkv, _, Room::Middle) => g(8, 1, 32, false, 1).split(),
-            (Part::Dkv, _, Room::Large) => g(4, 1, 32, false, 2).split(),
+            (Part::Dkv, _, Consumer) => g(6, 1, 16, false, 1).split(),
+            (Part::Dkv, _, Ampere) => g(8, 1, 32, false, 1).split(),
+            (Part::Dkv, _, _) => g(4, 1, 32, false, 2).split(),
         }
     }
 
@@ -165,19 +176,19 @@ fn is_short(p: &Problem) -> bool {
 /// What a geometry follows from beside the problem.
 #[derive(Clone, Copy)]
 struct Given {
-    room: Room,
+    chip: Chip,
     /// Whether a segment must have the same bits in any company, and so the same geometry whatever the lengths.
     equal_bits: bool,
 }
 
 impl Given {
     fn of(facts: &Facts) -> Option<Given> {
-        Some(Given { room: Room::of(facts)?, equal_bits: facts.deterministic })
+        Some(Given { chip: Chip::of(facts)?, equal_bits: facts.deterministic })
     }
 }
 
 fn geometry(p: &Problem, part: Part, given: Given) -> Geometry {
-    Geometry::of(part, p.size, given.room, given.equal_bits || is_short(p))
+    Geometry::of(part, p.size, p.mask, given.chip, given.equal_bits || is_short(p))
 }
 
 fn heights(p: &Problem, given: Given) -> Heights {
@@ -194,7 +205,7 @@ fn is_served(p: &Problem) -> bool {
 }
 
 pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
-    is_served(p) && facts.major >= 8 && Room::of(facts).is_some()
+    is_served(p) && Chip::of(facts).is_some()
 }
 
 /// The largest of what the kinds of GPUs need.
@@ -202,8 +213,8 @@ pub(super) fn workspace(p: &Problem) -> usize {
     if !is_served(p) {
         return 0;
     }
-    let kinds = [Room::Small, Room::Middle, Room::Large].into_iter();
-    let kinds = kinds.flat_map(|room| [false, true].map(|equal_bits| Given { room, equal_bits }));
+    let kinds = Chip::ALL.into_iter();
+    let kinds = kinds.flat_map(|chip| [false, true].map(|equal_bits| Given { chip, equal_bits }));
     let lists = kinds.map(|given| tiles::workspace(p, heights(p, given)));
     lists.max().unwrap_or(0) + if p.grad { delta::bytes(p) } else { 0 }
 }
@@ -257,10 +268,9 @@ fn source(p: &Problem, part: Part, given: Given) -> Source {
 }
 
 pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let shared = at.facts().shared_bytes;
-    let given = Given::of(at.facts());
-    let given =
-        given.ok_or_else(|| CudaError::new(format!("{shared} bytes of shared memory are too few")))?;
+    let Some(given) = Given::of(at.facts()) else {
+        return Err(CudaError::new("attention on mma.sync needs an sm_80 or later"));
+    };
     let mut scratch = Scratch::of(launch, at);
     let mut call = Call::of(p, launch, at);
     if p.grad {
@@ -297,44 +307,47 @@ mod tests {
         if part == Part::Dkv { 2 * g.walk * (4 + 4 + 16) } else { 0 }
     }
 
-    #[test]
-    fn every_head_size_fits_in_the_shared_memory_of_every_kind_of_gpu() {
+    const MASKS: [Mask; 4] =
+        [Mask::Full, Mask::Causal, Mask::Window { back: 9, ahead: 0 }, Mask::TwoIntervals];
+
+    fn each(check: impl Fn(Part, usize, Chip, Geometry)) {
         for size in (16..=256).step_by(8) {
-            for room in [Room::Small, Room::Middle, Room::Large] {
-                for (part, is_short) in
-                    [Part::Forward, Part::Dq, Part::Dkv].map(|p| [(p, false), (p, true)]).concat()
-                {
-                    let g = Geometry::of(part, size, room, is_short);
-                    let bytes = g.shared_bytes(part, size) + static_bytes(part, &g);
-                    assert!(bytes <= room.bytes() as usize, "{part:?} of {size} takes {bytes} in {room:?}");
-                    // A multiprocessor has 1 KiB more than a block may take, and a block costs 1 KiB itself.
-                    let all = g.blocks * (bytes + 1024);
-                    let sm = room.bytes() as usize + 1024;
-                    let is_wide = size <= 64 || room == Room::Large;
-                    assert!(
-                        !is_wide || room == Room::Small || all <= sm,
-                        "{part:?} of {size}: {} blocks",
-                        g.blocks
-                    );
+            for part in [Part::Forward, Part::Dq, Part::Dkv] {
+                for chip in Chip::ALL {
+                    for (mask, is_short) in MASKS.map(|mask| [(mask, false), (mask, true)]).concat() {
+                        check(part, size, chip, Geometry::of(part, size, mask, chip, is_short));
+                    }
                 }
             }
         }
     }
 
-    /// The sources' own conditions: whole pairs of warps, 16 walked rows for each of a pair's halves, columns in steps of 8.
     #[test]
-    fn geometries_keep_the_kernels_conditions() {
-        for size in (16..=256).step_by(8) {
-            for room in [Room::Small, Room::Middle, Room::Large] {
-                for (part, is_short) in
-                    [Part::Forward, Part::Dq, Part::Dkv].map(|p| [(p, false), (p, true)]).concat()
-                {
-                    let g = Geometry::of(part, size, room, is_short);
-                    assert!(g.warps.is_multiple_of(g.split) && g.walk.is_multiple_of(16), "{g:?}");
-                    assert!(g.split == 1 || (part == Part::Dkv && !g.kept), "{g:?}");
-                    assert!(g.dim(size) >= size && (g.dim(size) / g.split).is_multiple_of(16), "{g:?}");
-                }
-            }
-        }
+    fn every_head_size_fits_in_the_shared_memory_of_every_chip() {
+        each(|part, size, chip, g| {
+            let bytes = g.shared_bytes(part, size) + static_bytes(part, &g);
+            assert!(bytes <= chip.shared_bytes(), "{part:?} of {size} takes {bytes} on {chip:?}");
+        });
+    }
+
+    /// On a Hopper, where they were timed, as many blocks are on a multiprocessor as registers are dealt for. A block
+    /// costs 1 KiB beside its own.
+    #[test]
+    fn blocks_fit_side_by_side() {
+        each(|part, size, chip, g| {
+            let bytes = g.blocks * (g.shared_bytes(part, size) + static_bytes(part, &g) + 1024);
+            assert!(chip != Chip::Hopper || bytes <= 228 << 10, "{part:?} of {size}: {bytes}");
+            assert!(g.blocks * g.warps <= 16, "128 registers a thread are the fewest: {g:?}");
+        });
+    }
+
+    /// What the sources take for granted: whole pairs of warps, 16 walked rows, columns in steps of 16 for each of a pair.
+    #[test]
+    fn geometries_are_what_the_sources_take() {
+        each(|part, size, _, g| {
+            assert!(g.warps.is_multiple_of(g.split) && g.walk.is_multiple_of(16), "{g:?}");
+            assert!(g.split == 1 || (part == Part::Dkv && !g.kept), "{g:?}");
+            assert!(g.dim(size) >= size && g.dim(size).is_multiple_of(16 * g.split), "{g:?}");
+        });
     }
 }
