@@ -383,8 +383,12 @@ fn gradients_of_lse(all: &mut Vec<Problem>) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
-    use crate::verify::check;
+    use crate::cuda::{self, AttentionKernel, Facts};
+    use crate::verify::trial::{Form, Trial};
+    use crate::verify::{check, serving};
 
     /// Both directions on the CPU.
     fn agree(add: fn(&mut Vec<Problem>)) {
@@ -429,6 +433,38 @@ mod tests {
     #[test]
     fn gradients_of_lse_too() {
         agree(gradients_of_lse);
+    }
+
+    /// Every kernel has cases: matrix units serve those in bf16 whose heads they take, dense and with gaps between rows.
+    #[test]
+    fn cases_are_served_by_the_kernels_they_are_for() {
+        let facts = Facts { cudnn: Some(91900), ..Facts::on_paper("sm_90a") };
+        let mut count = BTreeMap::new();
+        for problem in problems() {
+            for case in [problem.case(false), problem.case(true)] {
+                let kernels = cuda::KERNELS.iter().copied().flatten();
+                let row =
+                    kernels.map(|kernel| kernel.row).find(|row| row.op == case.op.kind()).expect("a row");
+                let trial = Trial::unfilled(&case, row);
+                let of = |form: Form| serving(&trial.launch(form, 256, 1).0, &facts);
+                let (dense, spaced) = (of(Form::Dense { threads: 1 }), of(Form::Spaced));
+                // cuDNN packs only what has no gaps.
+                let gapless = |kernel: &&AttentionKernel| !spaced.contains(kernel);
+                assert!(dense.iter().filter(gapless).all(|k| *k == AttentionKernel::Cudnn), "{}", case.name);
+                assert!(of(Form::Strided).contains(&AttentionKernel::Fma), "{}", case.name);
+                let is_for_units = problem.dtype == BF16 && problem.size % 8 == 0 && problem.size >= 16;
+                assert_eq!(dense.contains(&AttentionKernel::Mma), is_for_units, "{}", case.name);
+                for kernel in dense {
+                    *count.entry((kernel.name(), case.op.name())).or_insert(0) += 1;
+                }
+            }
+        }
+        println!("{count:?}");
+        for kernel in ["cudnn", "mma", "fma"] {
+            for direction in ["attention", "attention_grad"] {
+                assert!(count.get(&(kernel, direction)).is_some_and(|n| *n > 40), "{kernel} {direction}");
+            }
+        }
     }
 
     /// What lies outside the segments is NaN for the kernels, and every cut has something there.

@@ -6,6 +6,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::reduce::Fold;
@@ -224,6 +225,22 @@ pub fn cases() -> Vec<Case> {
         "attention back causal 32x2048, 12 heads on 4 of 64, bf16",
         op,
         qkv.into_iter().chain(saved).collect(),
+    );
+    // Vision-BDH's shape, its keys the queries and its values shared by all heads.
+    let (images, patches, neurons, features) = (512, 65, 1024, 192);
+    let rows = images * patches;
+    let (r, v) = (x(BF16, &[rows, 6, neurons]), x(BF16, &[rows, 1, features]));
+    let linear = LinearAttend {
+        scale: 1.0 / 1024.0,
+        mask: LinearMask::Full,
+        q: Segments::Uniform { len: patches },
+        k: Keys::Queries,
+    };
+    add("linear attention 512x65, 6 heads of 1024 on 192, bf16", linear.op(), vec![r.clone(), v.clone()]);
+    add(
+        "linear attention back 512x65, 6 heads of 1024 on 192, bf16",
+        linear.grad(),
+        vec![r, v, x(BF16, &[rows, 6, features])],
     );
     add(
         "head+loss 16384x768, 32768 words, bf16",
