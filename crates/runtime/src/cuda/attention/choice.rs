@@ -7,7 +7,7 @@
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, PlanSet, View};
 
-use super::{Problem, decode, dense, flash, mma, packed, timing};
+use super::{Problem, decode, dense, flash, hopper, mma, packed, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
 /// What a run may ask attention to run on. Few queries over many keys have a kernel of their own, which counts as part
@@ -110,6 +110,17 @@ const FAMILIES: &[Family] = &[
         takes_d_lse: false,
     },
     Family {
+        name: "wgmma",
+        serves: hopper::forward::serves,
+        workspace: hopper::forward::workspace,
+        sources: hopper::forward::sources,
+        shared: |p, _| hopper::forward::shared_bytes(p),
+        prepare: hopper::forward::prepare,
+        is_aligned: true,
+        takes: |_, _| true,
+        takes_d_lse: false,
+    },
+    Family {
         name: "mma",
         serves: mma::serves,
         workspace: mma::workspace,
@@ -153,10 +164,10 @@ pub(super) fn workspace(p: &Problem) -> usize {
 const FEW_KEYS: usize = 512;
 
 /// The families in a fixed order by shape alone: without times the first that serves runs. As timed on an H200, bf16, in
-/// ms (wgmma, mma, cuDNN): forward 32 x 2048 of 12 heads on 4 of 64 causal 0.51, 0.72, 0.55; its backward 1.50, 2.40, 1.69;
+/// ms (wgmma, mma, cuDNN): forward 32 x 2048 of 12 heads on 4 of 64 causal 0.48, 0.72, 0.53; its backward 1.50, 2.40, 1.69;
 /// backward 256 x 257 of 12 heads of 64 full 1.11, 0.92, 0.95; backward 16 x 2048 of 16 heads on 8 of 128 causal 1.89,
 /// 3.46, 1.75; backward 64 x 512 of 4 heads on 1 of 256 0.37, 0.76, 0.53; packed 65,536 tokens in 325 segments of 12 heads
-/// on 4 of 64 causal 0.18, 0.24, 0.30 and backward 0.66, 0.68, 1.21.
+/// on 4 of 64 causal 0.16, 0.24, 0.30 and backward 0.66, 0.68, 1.21.
 fn by_rule(p: &Problem) -> [&'static str; 5] {
     match (p.grad, p.is_ragged(), p.size) {
         _ if p.is_decode() => ["decode", "mma", "wgmma", "cudnn", "fma"],

@@ -11,6 +11,7 @@ mod decode;
 mod delta;
 mod dense;
 mod flash;
+mod hopper;
 mod mma;
 mod packed;
 mod scratch;

@@ -1,6 +1,6 @@
 //! Attention with Hopper's own instructions (sm_90a): products of warpgroups, tiles brought by the bulk copy engine.
 
-mod forward;
+pub(super) mod forward;
 
 use flatout_ir::types::DType;
 
@@ -10,19 +10,17 @@ use crate::cuda::argument::Block;
 use crate::cuda::context::{CudaError, Facts, Prepare};
 use crate::cuda::tensor_map::{Swizzle, Tensor};
 
-pub(super) use forward::{prepare as prepare_forward, serves as serves_forward};
-pub(super) use forward::{sources as forward_sources, workspace as forward_workspace};
-
 /// Elements of a row that one box of a tensor map brings: 128 bytes, as wide as the swizzle.
 const PANEL: usize = 64;
-
-/// The shared memory a block may have.
-const MOST_SHARED: usize = 227 << 10;
 
 /// What the kernels are written for, on any GPU.
 fn is_written(p: &Problem) -> bool {
     let has_rows = p.tq > 0 && p.tk > 0 && p.q_longest() > 0 && p.k_longest() > 0;
-    p.dtype == DType::BF16 && p.size.is_multiple_of(8) && (16..=256).contains(&p.size) && p.scale > 0.0 && has_rows
+    p.dtype == DType::BF16
+        && p.size.is_multiple_of(8)
+        && (16..=256).contains(&p.size)
+        && p.scale > 0.0
+        && has_rows
 }
 
 fn is_hopper(facts: &Facts) -> bool {
@@ -31,7 +29,13 @@ fn is_hopper(facts: &Facts) -> bool {
 
 /// A tensor map of queries or keys [tokens, heads, size]: boxes of `tokens` rows of `heads` heads, 64 elements wide.
 /// Where segments are uniform a box ends with its segment, zeros behind it.
-fn rows_map(p: &Problem, of_keys: bool, rows: Rows, box_rows: [usize; 2], at: &Prepare<'_>) -> Result<Block, CudaError> {
+fn rows_map(
+    p: &Problem,
+    of_keys: bool,
+    rows: Rows,
+    box_rows: [usize; 2],
+    at: &Prepare<'_>,
+) -> Result<Block, CudaError> {
     let (segments, tokens, heads, longest) = match of_keys {
         true => (p.k, p.tk, p.kv_heads, p.k_longest()),
         false => (p.q, p.tq, p.heads, p.q_longest()),
