@@ -9,6 +9,7 @@ one query over caches filled to different lengths have no counterpart and give a
 alone: what forward saves is made before.
 """
 
+import inspect
 import json
 import statistics
 import sys
@@ -79,23 +80,23 @@ def candidates(s):
             ends.append(ends[-1] + q)
         cumulative = torch.tensor(ends, device="cuda", dtype=torch.int32)
         longest, group = max(q for q, _ in lengths), heads // kv_heads
-        window = {"window_size": (-1, 0)} if causal else {}
+        taken = inspect.signature(varlen_attn).parameters
+        options = {"window_size": (-1, 0)} if "window_size" in taken else {"is_causal": True}
+        options = options if causal else {}
+        if group > 1 and "enable_gqa" in taken:
+            options["enable_gqa"] = True
 
         def packed(q, k, v):
-            try:
-                return varlen_attn(q, k, v, cumulative, cumulative, longest, longest, **window)
-            except TypeError:
-                return varlen_attn(q, k, v, cumulative, cumulative, longest, longest, is_causal=causal)
+            return varlen_attn(q, k, v, cumulative, cumulative, longest, longest, **options)
 
         def repeated(q, k, v):
             return packed(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
 
         tokens = ends[-1]
         shapes = [(tokens, heads, size), (tokens, kv_heads, size), (tokens, kv_heads, size)]
-        found.append(("packed", packed, shapes))
-        if group > 1:
-            # Where grouped heads are not taken, keys are repeated for each query head.
-            found.append(("packed, keys repeated", repeated, shapes))
+        # Where grouped heads are not taken, keys are repeated for each query head.
+        is_repeated = group > 1 and "enable_gqa" not in taken
+        found.append(("packed, keys repeated", repeated, shapes) if is_repeated else ("packed", packed, shapes))
     return found
 
 
