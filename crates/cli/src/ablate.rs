@@ -52,6 +52,7 @@ pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
             }
         }
         Said::Failed { name, why } => line(format!("{name} failed: {why}")),
+        Said::NotKept { why } => line(format!("results so far are not kept: {why}")),
     });
     if let Some(bar) = &bar {
         bar.finish_and_clear();

@@ -73,6 +73,10 @@ pub enum Said<'a> {
         name: &'a str,
         why: &'a str,
     },
+    /// Results so far are not on disk, and why.
+    NotKept {
+        why: &'a str,
+    },
 }
 
 /// The whole result.
@@ -110,8 +114,11 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     let version = env!("CARGO_PKG_VERSION").to_string();
     let identity = format!("{version}\n{device}\n{}\n{}", options.steps, base.config.to_toml());
     let mut kept = match cache_folder() {
-        Some(folder) => Kept::open(&folder.join("ablate"), &identity)?,
-        None => Kept::nowhere(),
+        Some(folder) => match Kept::open(&folder.join("ablate"), &identity) {
+            Err(Failure::Environment(why)) => Kept::nowhere(Some(why)),
+            opened => opened?,
+        },
+        None => Kept::nowhere(Some("there is no folder for a cache".into())),
     };
     if options.fresh {
         kept.clear()?;
@@ -127,8 +134,11 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     let tokens_per_update = config.train.batch * config.model.context;
     let measured = precision.parse().expect("a precision");
     let table = table(&variants, &kept, measured, tokens_per_update).expect("the base was visited");
-    if is_complete {
-        kept.finish()?;
+    if let Some(why) = &kept.trouble {
+        say(Said::NotKept { why });
+    }
+    if is_complete && let Err(why) = kept.finish() {
+        say(Said::NotKept { why: &why.to_string() });
     }
     Ok(Report {
         recipe: config.recipe.clone(),
@@ -192,8 +202,9 @@ fn rounds(
     say: &mut dyn FnMut(Said<'_>),
 ) -> Result<bool, Failure> {
     let work = distinct(plan.variants);
-    let mut round_of = Rounds { plan, kept, visit, say, last_failed: None, visited: 0, of: 0 };
-    round_of.of = (plan.repeats * (work.len() * (TOGETHER + 1)).div_ceil(TOGETHER) + 1).max(1);
+    let of = plan.repeats * (work.len() + work.len().div_ceil(TOGETHER)) + 1;
+    let longest = Duration::ZERO;
+    let mut round_of = Rounds { plan, kept, visit, elapsed, say, last_failed: None, visited: 0, of, longest };
     if !round_of.kept.visits.iter().any(|visit| visit.key == BASE) {
         round_of.base(0)?;
     }
@@ -207,15 +218,14 @@ fn rounds(
             todo.reverse();
         }
         for together in todo.chunks(TOGETHER) {
-            let a_visit = elapsed() / (round_of.visited.max(1) as u32);
-            if elapsed() + a_visit * (together.len() as u32 + 1) > plan.budget {
+            if (round_of.elapsed)() + round_of.longest * (together.len() as u32 + 1) > plan.budget {
                 return Ok(false);
             }
             if round_of.visited == 0 {
                 round_of.base(round)?;
             }
             for (key, name, config) in together {
-                round_of.variant(key, name, config, round)?;
+                round_of.variant(key, name, config, round);
             }
             round_of.base(round)?;
         }
@@ -241,19 +251,32 @@ struct Rounds<'a> {
     plan: &'a Plan<'a>,
     kept: &'a mut Kept,
     visit: &'a mut dyn FnMut(&Config) -> Result<Timed, Failure>,
+    elapsed: &'a mut dyn FnMut() -> Duration,
     say: &'a mut dyn FnMut(Said<'_>),
     last_failed: Option<String>,
     /// Visits of this process, and how many there are to make at most.
     visited: usize,
     of: usize,
+    /// The longest of them: what another may take.
+    longest: Duration,
 }
 
 impl Rounds<'_> {
-    fn base(&mut self, round: usize) -> Result<(), Failure> {
-        (self.say)(Said::Visit { name: BASE, done: self.visited, of: self.of });
+    fn visited(&mut self, name: &str, config: &Config) -> Result<Timed, Failure> {
+        (self.say)(Said::Visit { name, done: self.visited, of: self.of });
         self.visited += 1;
-        match ((self.visit)(self.plan.base), &self.last_failed) {
-            (Ok(timed), _) => self.kept.push(BASE, round, End::Timed(timed)),
+        let began = (self.elapsed)();
+        let timed = (self.visit)(config);
+        self.longest = self.longest.max((self.elapsed)() - began);
+        timed
+    }
+
+    fn base(&mut self, round: usize) -> Result<(), Failure> {
+        match (self.visited(BASE, self.plan.base), &self.last_failed) {
+            (Ok(timed), _) => {
+                self.kept.push(BASE, round, End::Timed(timed));
+                Ok(())
+            }
             (Err(why), Some(name)) => Err(Failure::Environment(format!(
                 "the base ran before `{name}` failed and does not any more: {why}; the same command again goes on \
                  without it"
@@ -262,10 +285,8 @@ impl Rounds<'_> {
         }
     }
 
-    fn variant(&mut self, key: &str, name: &str, config: &Config, round: usize) -> Result<(), Failure> {
-        (self.say)(Said::Visit { name, done: self.visited, of: self.of });
-        self.visited += 1;
-        let end = match (self.visit)(config) {
+    fn variant(&mut self, key: &str, name: &str, config: &Config, round: usize) {
+        let end = match self.visited(name, config) {
             Ok(timed) => End::Timed(timed),
             Err(why) => {
                 let why = why.to_string();
@@ -274,7 +295,7 @@ impl Rounds<'_> {
                 End::Failed(why)
             }
         };
-        self.kept.push(key, round, end)
+        self.kept.push(key, round, end);
     }
 }
 

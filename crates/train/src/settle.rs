@@ -7,7 +7,9 @@ use flatout_models::config::Positions;
 
 use crate::config::Config;
 use crate::groups;
-use crate::switches::{Attention, AttentionKernel, Autotune, Backend, Choose, Precision, Recompute, Toggle};
+use crate::switches::{
+    Attention, AttentionKernel, Autotune, Backend, Choose, Precision, Recompute, TABLE, Toggle,
+};
 use crate::{UserError, refuse};
 
 /// What `auto` chose for a switch, and why.
@@ -36,6 +38,10 @@ pub struct Settled {
 /// Settles the switches for a target and a model.
 pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled, UserError> {
     let switches = &config.switches;
+    for row in TABLE {
+        let asked = switches.get(row.name).unwrap_or_default();
+        row.available(&asked, target).map_err(UserError)?;
+    }
     let mut chosen = vec![];
     let mut choose =
         |switch, value: &str, why: String| chosen.push(Chosen { switch, value: value.into(), why });
@@ -47,9 +53,6 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         }
     }
     let precision = match (switches.precision, on_gpu) {
-        (Precision::Tf32, _) if target.rates.tf32_flops.is_none() => refuse!(
-            "`precision=tf32` cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32"
-        ),
         (Precision::Tf32, _) => Types::Tf32,
         (Precision::Auto, false) => {
             choose("precision", "fp32", "the CPU computes in fp32; bf16 would be widened to it".into());
@@ -67,9 +70,6 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         (Precision::Bf16, _) => Types::BF16,
     };
     let cuda_graphs = match (switches.cuda_graphs, on_gpu) {
-        (Choose::On, false) => {
-            refuse!("`cuda_graphs=on` cannot run on the CPU: it records launches of a GPU; leave it out")
-        }
         (Choose::Auto, false) => {
             choose("cuda_graphs", "off", "there is no GPU in use".into());
             false
@@ -78,7 +78,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
             choose("cuda_graphs", "on", "a step's launches replay without the host".into());
             true
         }
-        (Choose::On, true) => true,
+        (Choose::On, _) => true,
         (Choose::Off, _) => false,
     };
     let flash_attention = match switches.attention {
@@ -90,8 +90,10 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         Attention::Naive => false,
     };
     let attention_kernel = switches.attention_kernel;
-    if attention_kernel != AttentionKernel::Auto {
-        attention_runs_on(attention_kernel, flash_attention, target)?;
+    if attention_kernel != AttentionKernel::Auto && !flash_attention {
+        refuse!(
+            "`attention_kernel={attention_kernel}` cannot run with `attention=naive`, which has no such kernel"
+        );
     }
     let recompute = match switches.recompute {
         Recompute::Auto => {
@@ -153,22 +155,6 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     };
     let deterministic = switches.deterministic == Toggle::On;
     Ok(Settled { options, chosen, cuda_graphs, autotune, deterministic, attention_kernel })
-}
-
-/// Refuses a kernel that was asked for by name and that this device does not have.
-fn attention_runs_on(kernel: AttentionKernel, is_flash: bool, target: &Target) -> Result<(), UserError> {
-    if target.name == "cpu" {
-        refuse!(
-            "`attention_kernel={kernel}` cannot run on the CPU: it names a kernel of a GPU; leave it out"
-        );
-    }
-    if !is_flash {
-        refuse!("`attention_kernel={kernel}` cannot run with `attention=naive`, which has no such kernel");
-    }
-    if let Some((_, why)) = target.missing.iter().find(|(name, _)| *name == kernel.name()) {
-        refuse!("`attention_kernel={kernel}` cannot run: {why}");
-    }
-    Ok(())
 }
 
 /// Who is trained and how, parameter by parameter.

@@ -1,8 +1,11 @@
 //! The switches: one declaration for their types and defaults, one table for everything else that is said of
 //! them. Documentation, errors and measurements read the table.
 
+use flatout_ir::{PlanSet, Target};
 use flatout_models::config::key::{Key, Kind, Section, Setting};
 use flatout_models::{choice, section};
+
+use crate::active::{self, Prepared};
 
 choice! {
     pub enum Backend { Auto = "auto", Cuda = "cuda", Cpu = "cpu" }
@@ -118,6 +121,8 @@ pub struct Switch {
     pub class: Class,
     /// The value without the optimisation, to price it by; none for what is no optimisation.
     pub off: Option<&'static str>,
+    /// Why a value cannot run on a target, whatever the model: the end of a sentence that begins with switch and value.
+    refusal: fn(&str, &Target) -> Option<String>,
     /// What optimisation guides call it.
     pub guides_word: &'static str,
     pub elsewhere: &'static [Elsewhere],
@@ -132,12 +137,44 @@ const TITAN: &str = "torchtitan";
 const AXOLOTL: &str = "Axolotl";
 const GUIDES: &str = "the guides";
 
+fn runs_anywhere(_: &str, _: &Target) -> Option<String> {
+    None
+}
+
+fn no_such_backend(value: &str, target: &Target) -> Option<String> {
+    let is_absent = value == Backend::Cuda.name() && target.name == "cpu";
+    is_absent.then(|| "cannot run on the CPU: leave it out".into())
+}
+
+fn no_such_units(value: &str, target: &Target) -> Option<String> {
+    let is_absent = value == Precision::Tf32.name() && target.rates.tf32_flops.is_none();
+    is_absent
+        .then(|| "cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32".into())
+}
+
+fn no_such_kernel(value: &str, target: &Target) -> Option<String> {
+    if value == AttentionKernel::Auto.name() {
+        return None;
+    }
+    if target.name == "cpu" {
+        return Some("cannot run on the CPU: it names a kernel of a GPU; leave it out".into());
+    }
+    let missing = target.missing.iter().find(|(name, _)| *name == value);
+    missing.map(|(_, why)| format!("cannot run: {why}"))
+}
+
+fn no_graphs(value: &str, target: &Target) -> Option<String> {
+    let is_absent = value == Choose::On.name() && target.name == "cpu";
+    is_absent.then(|| "cannot run on the CPU: it records launches of a GPU; leave it out".into())
+}
+
 /// One row a switch, in the order of [`Switches`], and the sugar `compile` at the end.
 pub static TABLE: &[Switch] = &[
     Switch {
         name: "backend",
         class: Class::Bounded,
         off: None,
+        refusal: no_such_backend,
         guides_word: "device",
         elsewhere: &[
             elsewhere(GUIDES, "device", "backend"),
@@ -149,6 +186,7 @@ pub static TABLE: &[Switch] = &[
         name: "precision",
         class: Class::Statistical,
         off: Some("fp32"),
+        refusal: no_such_units,
         guides_word: "TF32, BF16 autocast",
         elsewhere: &[
             elsewhere(HF, "bf16", "precision=bf16"),
@@ -170,6 +208,7 @@ pub static TABLE: &[Switch] = &[
         name: "attention",
         class: Class::Bounded,
         off: Some("naive"),
+        refusal: runs_anywhere,
         guides_word: "SDPA, flash attention",
         elsewhere: &[
             elsewhere(HF, "attn_implementation", "attention"),
@@ -184,6 +223,7 @@ pub static TABLE: &[Switch] = &[
         name: "attention_kernel",
         class: Class::Bounded,
         off: Some("fma"),
+        refusal: no_such_kernel,
         guides_word: "SDPA backend",
         elsewhere: &[elsewhere(GUIDES, "sdpa_kernel", "attention_kernel")],
     },
@@ -191,6 +231,7 @@ pub static TABLE: &[Switch] = &[
         name: "fuse.qkv",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "fused QKV",
         elsewhere: &[
             elsewhere(GUIDES, "fused_qkv", "fuse.qkv"),
@@ -201,6 +242,7 @@ pub static TABLE: &[Switch] = &[
         name: "fuse.gate_up",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "fused gate/up",
         elsewhere: &[
             elsewhere(GUIDES, "fused_mlp", "fuse.gate_up"),
@@ -211,6 +253,7 @@ pub static TABLE: &[Switch] = &[
         name: "fuse.norm",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "fused norms",
         elsewhere: &[
             elsewhere(AXOLOTL, "liger_rms_norm", "fuse.norm"),
@@ -222,6 +265,7 @@ pub static TABLE: &[Switch] = &[
         name: "fuse.elementwise",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "torch.compile default",
         elsewhere: &[elsewhere(GUIDES, "fuse_pointwise", "fuse.elementwise")],
     },
@@ -229,6 +273,7 @@ pub static TABLE: &[Switch] = &[
         name: "fuse.loss",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "fused cross entropy",
         elsewhere: &[
             elsewhere(AXOLOTL, "liger_fused_linear_cross_entropy", "fuse.loss"),
@@ -241,6 +286,7 @@ pub static TABLE: &[Switch] = &[
         name: "fuse.optimizer",
         class: Class::Bitwise,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "fused AdamW",
         elsewhere: &[
             elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),
@@ -253,6 +299,7 @@ pub static TABLE: &[Switch] = &[
         name: "recompute",
         class: Class::Bitwise,
         off: Some("none"),
+        refusal: runs_anywhere,
         guides_word: "gradient checkpointing",
         elsewhere: &[
             elsewhere(HF, "gradient_checkpointing", "recompute=full"),
@@ -265,6 +312,7 @@ pub static TABLE: &[Switch] = &[
         name: "memory_plan",
         class: Class::Bitwise,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "expandable segments, set_to_none",
         elsewhere: &[
             elsewhere(GUIDES, "expandable_segments", "memory_plan"),
@@ -275,6 +323,7 @@ pub static TABLE: &[Switch] = &[
         name: "rope_cache",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "cached RoPE",
         elsewhere: &[elsewhere(GUIDES, "cache_rope", "rope_cache")],
     },
@@ -282,6 +331,7 @@ pub static TABLE: &[Switch] = &[
         name: "cuda_graphs",
         class: Class::Bitwise,
         off: Some("off"),
+        refusal: no_graphs,
         guides_word: "reduce-overhead",
         elsewhere: &[
             elsewhere(GUIDES, "use_cuda_graphs", "cuda_graphs"),
@@ -292,6 +342,7 @@ pub static TABLE: &[Switch] = &[
         name: "autotune",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "max-autotune, cuDNN benchmark",
         elsewhere: &[
             elsewhere(GUIDES, "cudnn_benchmark", "autotune"),
@@ -302,6 +353,7 @@ pub static TABLE: &[Switch] = &[
         name: "deterministic",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "--deterministic",
         elsewhere: &[
             elsewhere(HF, "full_determinism", "deterministic=on"),
@@ -313,6 +365,7 @@ pub static TABLE: &[Switch] = &[
         name: "compile",
         class: Class::Bounded,
         off: Some("off"),
+        refusal: runs_anywhere,
         guides_word: "torch.compile modes",
         elsewhere: &[
             elsewhere(HF, "torch_compile", "compile=default"),
@@ -339,6 +392,17 @@ impl Switch {
             Kind::Choice(values) => values,
             other => unreachable!("a switch is a choice, not {other}"),
         }
+    }
+
+    /// Whether a value can run on a target, whatever the model; otherwise the sentence that says why not.
+    pub fn available(&self, value: &str, target: &Target) -> Result<(), String> {
+        let refusal = (self.refusal)(value, target);
+        refusal.map_or(Ok(()), |why| Err(format!("`{}={value}` {why}", self.name)))
+    }
+
+    /// What it comes to in compiled plans; `None` for `compile`, which has no state of its own.
+    pub fn active(&self, plans: &PlanSet, target: &Target, prepared: Prepared) -> Option<String> {
+        active::active(plans, target, prepared).remove(self.name)
     }
 
     /// `None` for `compile`, which has no state of its own.

@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::measure::Start;
@@ -39,6 +39,7 @@ pub struct Timed {
     /// Of every timed update.
     pub step_ms: Vec<f64>,
     /// Of every update from the first.
+    #[serde(deserialize_with = "losses")]
     pub losses: Vec<f32>,
     pub start: Start,
     pub arena_bytes: u64,
@@ -47,18 +48,26 @@ pub struct Timed {
     pub parameters: u64,
 }
 
+/// JSON has no word for a loss that is not finite but `null`.
+fn losses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
+    let written = Vec::<Option<f32>>::deserialize(deserializer)?;
+    Ok(written.into_iter().map(|loss| loss.unwrap_or(f32::NAN)).collect())
+}
+
 /// The visits of an ablation, on disk where there is a place for them.
 pub struct Kept {
     pub visits: Vec<Visit>,
     file: Option<(File, PathBuf)>,
     /// The number of this process among those that worked on it.
     pub process: u32,
+    /// Why nothing is kept any more.
+    pub trouble: Option<String>,
 }
 
 impl Kept {
-    /// In memory only.
-    pub fn nowhere() -> Kept {
-        Kept { visits: vec![], file: None, process: 0 }
+    /// In memory only, and why where that was not wanted.
+    pub fn nowhere(trouble: Option<String>) -> Kept {
+        Kept { visits: vec![], file: None, process: 0, trouble }
     }
 
     /// Opens the results of an ablation that `identity` describes, in a folder. Another process that measures the same
@@ -88,7 +97,7 @@ impl Kept {
         let visits: Vec<Visit> =
             text[..whole].lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let process = visits.iter().map(|visit| visit.process + 1).max().unwrap_or(0);
-        Ok(Kept { visits, file: Some((file, path)), process })
+        Ok(Kept { visits, file: Some((file, path)), process, trouble: None })
     }
 
     pub fn path(&self) -> Option<&Path> {
@@ -104,15 +113,18 @@ impl Kept {
         emptied.map_err(Failure::io(path.display()))
     }
 
-    pub fn push(&mut self, key: &str, round: usize, end: End) -> Result<(), Failure> {
+    /// A disk that does not take a line keeps no more of them: what is measured is still told at the end.
+    pub fn push(&mut self, key: &str, round: usize, end: End) {
         let visit = Visit { key: key.into(), process: self.process, round, end };
         if let Some((file, path)) = &mut self.file {
             let mut line = serde_json::to_string(&visit).expect("a visit has a JSON form");
             line.push('\n');
-            file.write_all(line.as_bytes()).map_err(Failure::io(path.display()))?;
+            if let Err(error) = file.write_all(line.as_bytes()) {
+                self.trouble = Some(format!("{}: {error}", path.display()));
+                self.file = None;
+            }
         }
         self.visits.push(visit);
-        Ok(())
     }
 
     /// Removes the file: nothing is left to be done.
@@ -134,8 +146,21 @@ impl Visit {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// A visit like any other.
+    pub fn timed() -> Timed {
+        Timed {
+            step_ms: vec![30.0; 8],
+            losses: vec![6.5, 6.25],
+            start: Start { compile_seconds: 0.5, ..Start::default() },
+            arena_bytes: 1 << 40,
+            driver_bytes: 0,
+            launches: 7,
+            parameters: 8,
+        }
+    }
 
     fn failed(key: &str) -> End {
         End::Failed(format!("{key} fails"))
@@ -144,30 +169,24 @@ mod tests {
     #[test]
     fn visits_come_back_and_a_cut_line_does_not() {
         let folder = tempfile::tempdir().unwrap();
-        let timed = Timed {
-            step_ms: vec![1.25, 0.1 + 0.2],
-            losses: vec![6.5, f32::MIN_POSITIVE],
-            start: Start { compile_seconds: 0.5, ..Start::default() },
-            arena_bytes: 1 << 40,
-            driver_bytes: 0,
-            launches: 7,
-            parameters: 8,
-        };
+        let timed = Timed { step_ms: vec![1.25, 0.1 + 0.2], losses: vec![6.5, f32::MIN_POSITIVE], ..timed() };
         let mut first = Kept::open(folder.path(), "a").unwrap();
-        first.push("base", 0, End::Timed(timed.clone())).unwrap();
-        first.push("x", 0, failed("x")).unwrap();
+        first.push("base", 0, End::Timed(timed.clone()));
+        first.push("x", 0, failed("x"));
+        first.push("n", 0, End::Timed(Timed { losses: vec![f32::NAN], ..timed.clone() }));
         assert!(Kept::open(folder.path(), "a").is_err(), "two would disturb each other");
         let path = first.path().unwrap().to_path_buf();
         drop(first);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"key\":\"y\",\"pro").unwrap();
 
         let mut again = Kept::open(folder.path(), "a").unwrap();
-        assert_eq!((again.visits.len(), again.process), (2, 1));
+        assert_eq!((again.visits.len(), again.process), (3, 1));
         assert_eq!(again.visits[0].timed(), Some(&timed), "to the bit");
-        again.push("z", 1, failed("z")).unwrap();
+        again.push("z", 1, failed("z"));
         drop(again);
         let third = Kept::open(folder.path(), "a").unwrap();
-        assert_eq!((third.visits.len(), third.visits[2].process, third.process), (3, 1, 2));
+        assert_eq!((third.visits.len(), third.visits[3].process, third.process), (4, 1, 2));
+        assert!(third.visits[2].timed().unwrap().losses[0].is_nan());
         assert!(Kept::open(folder.path(), "b").unwrap().visits.is_empty());
         third.finish().unwrap();
         assert!(!path.exists());

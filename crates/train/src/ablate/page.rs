@@ -176,7 +176,9 @@ fn numbers(numbers: &Numbers) -> String {
 /// How it was measured, in sentences.
 pub fn how(report: &Report) -> String {
     let Report { steps, updates, repeats, noise, .. } = report;
-    let rounds = report.rows.iter().filter_map(|row| Some(row.measured.as_ref()?.base_is_faster_by.rounds));
+    let measured = report.rows.iter().filter_map(|row| row.measured.as_ref());
+    // The rung that is the base has no ratio.
+    let rounds = measured.map(|m| m.base_is_faster_by.rounds).filter(|rounds| *rounds > 0);
     let (least, most) = rounds.fold((usize::MAX, 0), |(a, b), rounds| (a.min(rounds), b.max(rounds)));
     let rounds = match (least, most) {
         (_, 0) => "no round yet".to_string(),
@@ -189,9 +191,9 @@ pub fn how(report: &Report) -> String {
     };
     format!(
         "{rounds}, {steps} timed updates a visit, the base between every two visits. A ratio is the median of the rounds, \
-         each against the base just before and after; its range is from the lowest to the highest round (closer ranks \
-         from eight rounds on) and at least three standard deviations of the base against itself, of which one ratio has \
-         {noise}. Losses are compared after each of {updates} updates on {}.",
+         each against the nearest visits of the base; its range is three standard deviations of that median, by the rounds \
+         or by the base against itself, whose ratios vary by {noise}. Losses are compared after each of {updates} updates \
+         on {}.",
         report.data
     )
 }

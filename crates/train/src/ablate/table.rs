@@ -220,7 +220,7 @@ fn measure(
     let ratios: Vec<f64> =
         visits.iter().filter_map(|visit| ratio(visit, kept)).map(|r| r * variant.stretch).collect();
     let estimate = match is_base {
-        true => Estimate { ratio: 1.0, low: 1.0, high: 1.0, rounds: visits.len() },
+        true => Estimate { ratio: 1.0, low: 1.0, high: 1.0, rounds: 0 },
         false if ratios.is_empty() => return None,
         false => estimate(&ratios, noise),
     };
@@ -250,18 +250,20 @@ fn measure(
     })
 }
 
-/// A visit's time over the base's at that moment: the geometric mean of the base's visits before and after it, in the
-/// same process.
+/// Visits of the base to either side that say what its time was at a moment.
+const NEAREST: usize = 2;
+
+/// A visit's time over the base's at that moment: the median of its nearest visits in the same process.
 fn ratio((visit, timed): &(&Visit, &Timed), kept: &Kept) -> Option<f64> {
     let at = kept.visits.iter().position(|other| std::ptr::eq(other, *visit))?;
-    let is_base = |other: &&Visit| other.key == BASE && other.process == visit.process;
-    let before = kept.visits[..at].iter().rev().find(is_base).and_then(Visit::timed).map(update_ms);
-    let after = kept.visits[at + 1..].iter().find(is_base).and_then(Visit::timed).map(update_ms);
-    let base = match (before, after) {
-        (Some(before), Some(after)) => (before * after).sqrt(),
-        (one, other) => one.or(other)?,
+    let base = |other: &Visit| {
+        let is_near = other.key == BASE && other.process == visit.process;
+        is_near.then(|| other.timed().map(update_ms)).flatten()
     };
-    Some(update_ms(timed) / base)
+    let before = kept.visits[..at].iter().rev().filter_map(base).take(NEAREST);
+    let after = kept.visits[at + 1..].iter().filter_map(base).take(NEAREST);
+    let near: Vec<f64> = before.chain(after).collect();
+    (!near.is_empty()).then(|| update_ms(timed) / middle(&near))
 }
 
 /// `slower_start` is how many seconds later the base begins.

@@ -1,0 +1,120 @@
+//! `ablate` as users run it: one object with rows, a page, and a call that goes on where another stopped.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use program::{SMALL, flatout};
+use serde_json::Value;
+
+/// `ablate` of a small decoder on the CPU, with a cache of its own.
+fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {
+    let words: Vec<&str> =
+        ["ablate", "tiny", "backend=cpu"].iter().chain(&SMALL).chain(words).copied().collect();
+    let output =
+        flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("the program starts");
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    match words.contains(&"--json") {
+        true => (serde_json::from_slice(&output.stdout).expect("one object"), text(&output.stderr)),
+        false => (Value::Null, text(&output.stdout)),
+    }
+}
+
+fn row<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let rows = report["rows"].as_array().expect("rows");
+    rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} in {rows:?}"))
+}
+
+fn kept(dir: &Path) -> usize {
+    fs::read_dir(dir.join("cache/ablate")).expect("a folder").count()
+}
+
+#[test]
+fn rows_have_what_the_contract_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let words = [
+        "--repeats",
+        "2",
+        "--steps",
+        "2",
+        "--budget",
+        "10",
+        "--model",
+        "--control",
+        "--json",
+        "--out",
+        "page",
+    ];
+    let (report, said) = ablate(dir, &words);
+    assert_eq!(said, "", "nothing beside the object");
+    assert_eq!((&report["is_complete"], kept(dir)), (&true.into(), 0), "nothing is left to go on with");
+    assert_eq!(report["base"]["is_repeatable"], true);
+    let base_loss = report["base"]["loss"].as_f64().expect("a loss");
+    for (name, group) in [
+        ("the base again", "control"),
+        ("the base, its times 10% longer", "control"),
+        ("fuse.qkv=off", "off"),
+        ("fuse.optimizer=off", "off"),
+        ("recompute=full", "instead"),
+        ("precision=bf16", "instead"),
+        ("plain FP32", "ladder"),
+        ("norm=layer", "model"),
+        ("kv_heads=2", "model"),
+    ] {
+        let row = row(&report, name);
+        assert_eq!((&row["group"], &row["state"]), (&group.into(), &"measured".into()), "{name}");
+        let measured = &row["measured"];
+        for field in ["step_ms", "arena_bytes", "launches", "start_seconds", "loss", "parameters"] {
+            assert!(measured[field].as_f64().expect(field) > 0.0, "{name}: {field}");
+        }
+        let ratio = &measured["base_is_faster_by"];
+        assert_eq!(ratio["rounds"], 2, "{name}");
+        let [low, ratio, high] = ["low", "ratio", "high"].map(|field| ratio[field].as_f64().expect(field));
+        assert!(low <= ratio && ratio <= high && low > 0.0, "{name}: {low} {ratio} {high}");
+        match group {
+            "model" => assert_eq!(measured["numbers"], Value::Null, "another model has other losses"),
+            _ => assert_eq!(measured["numbers"]["is_kept"], true, "{name}: {measured}"),
+        }
+    }
+    for name in ["fuse.optimizer=off", "the base again", "recompute=full"] {
+        assert_eq!(row(&report, name)["measured"]["numbers"]["same_bits"], true, "{name}");
+        assert_eq!(row(&report, name)["measured"]["loss"].as_f64(), Some(base_loss), "{name}");
+    }
+    assert!(row(&report, "memory_plan=off")["measured"]["memory_difference"].as_i64().expect("bytes") > 0);
+    assert_eq!(row(&report, "cuda_graphs=on")["state"], "refused");
+    assert_eq!(row(&report, "autotune=off")["state"], "same");
+
+    let page = fs::read_to_string(dir.join("page/ablate.md")).expect("a page");
+    for text in [
+        "## Each switch off alone",
+        "| fuse.qkv=off |",
+        "![each switch off alone](off.svg)",
+        "## Not measured",
+    ] {
+        assert!(page.contains(text), "{text} in {page}");
+    }
+    for picture in ["off.svg", "ladder.svg", "models.svg", "instead.svg"] {
+        let svg = fs::read_to_string(dir.join("page").join(picture)).expect(picture);
+        assert!(svg.contains("<rect class=\"f") && svg.ends_with("</svg>\n"), "{picture}");
+    }
+    let written: Value =
+        serde_json::from_slice(&fs::read(dir.join("page/ablate.json")).unwrap()).expect("an object");
+    assert_eq!(written, report);
+}
+
+#[test]
+fn a_budget_that_ends_is_gone_on_with() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let words = ["--repeats", "1", "--steps", "1", "--only", "fuse.qkv"];
+    // Too little for anything but the base.
+    let (_, said) = ablate(dir, &[&words[..], &["--budget", "0.00001"]].concat());
+    assert!(said.contains("fuse.qkv=off: the budget ended first"), "{said}");
+    assert_eq!(kept(dir), 1);
+    let (_, said) = ablate(dir, &[&words[..], &["--budget", "10"]].concat());
+    assert!(said.contains("\nfuse.qkv=off "), "{said}");
+    assert_eq!(kept(dir), 0);
+}

@@ -1,0 +1,218 @@
+//! Every switch turned to every value for every recipe, compiled for the CPU and for a GPU on paper: what is reported is
+//! what the plans hold, and what cannot run is refused with the table's reason. And the documentation is the table.
+
+use std::collections::BTreeMap;
+
+use flatout_ir::{DType, OpKind, PlanSet, Role, Target};
+use flatout_train::compile::{self, Compiled, compile};
+use flatout_train::switches::{Class, Precision, Switch, TABLE};
+use flatout_train::{Config, Failure, active, device, recipes};
+
+/// A recipe with its own choices and small sizes.
+fn small(recipe: &str) -> Config {
+    let heads = recipes::resolve(recipe, &[], &[]).expect("a recipe").model.heads;
+    let width = format!("model.width={}", 16 * heads);
+    let words = [
+        width.as_str(),
+        "model.head_size=16",
+        "model.layers=2",
+        "model.ffn=96",
+        "model.vocab=512",
+        "model.context=32",
+        "train.batch=4",
+        "train.micro_batch=2",
+        "eval.rows=0",
+    ];
+    recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
+}
+
+/// What a value came to.
+struct Came {
+    value: &'static str,
+    compiled: Result<Compiled, Failure>,
+}
+
+impl Came {
+    fn reported(&self, switch: &Switch) -> Option<String> {
+        let compiled = self.compiled.as_ref().ok()?;
+        let prepared = active::Prepared::settled(&compiled.settled);
+        switch.active(&compiled.plans, &compiled.target, prepared)
+    }
+
+    fn plans(&self) -> Option<String> {
+        let plans = &self.compiled.as_ref().ok()?.plans;
+        Some(format!("{:?}{:?}{}", plans.plans, plans.slots, plans.arena_bytes))
+    }
+}
+
+/// The CPU, and two GPUs that need not be here.
+const PLACES: [&str; 3] = ["cpu", "h200", "rtx3090"];
+
+fn target(place: &str, config: &Config) -> Target {
+    match place {
+        "cpu" => compile::target(),
+        gpu => device::named(gpu, &config.switches).expect("a GPU of the table"),
+    }
+}
+
+fn came(config: &Config, switch: &Switch, place: &str) -> Vec<Came> {
+    // On paper `backend=cpu` contradicts the GPU it is planned for.
+    let values =
+        switch.values().iter().filter(|value| place == "cpu" || (switch.name, **value) != ("backend", "cpu"));
+    let attempt = |value: &&'static str| {
+        let config =
+            config.with(&[format!("switches.{}={value}", switch.name)]).expect("a value of the switch");
+        Came { value, compiled: compile(&config, &target(place, &config)) }
+    };
+    values.map(attempt).collect()
+}
+
+/// What a session prepares beside the launches, or does inside a kernel: plans do not show it.
+const OF_THE_SESSION: [&str; 4] = ["cuda_graphs", "autotune", "attention_kernel", "deterministic"];
+
+#[test]
+fn what_is_reported_is_what_the_plans_hold() {
+    let (mut compiled, mut refused) = (0, 0);
+    for recipe in recipes::list() {
+        let config = small(recipe.name);
+        for (switch, place) in TABLE.iter().flat_map(|switch| PLACES.map(|place| (switch, place))) {
+            let all = came(&config, switch, place);
+            for one in &all {
+                let what = format!("{} on {place}: {}={}", recipe.name, switch.name, one.value);
+                let target = target(place, &config);
+                match (&one.compiled, switch.available(one.value, &target)) {
+                    (Err(Failure::User(said)), Err(why)) => assert_eq!(said.0, why, "{what}"),
+                    // The model, and not the machine, has nothing for it.
+                    (Err(Failure::User(said)), Ok(())) => assert!(
+                        said.0.starts_with("`rope_cache=on` has nothing to cache")
+                            || (switch.name == "compile"
+                                && said.0.starts_with("`cuda_graphs=on` cannot run")),
+                        "{what}: {said}"
+                    ),
+                    (Ok(_), Err(why)) => panic!("{what} was compiled, and {why}"),
+                    (Err(failure), _) => panic!("{what}: {failure}"),
+                    (Ok(_), Ok(())) => {}
+                }
+                refused += one.compiled.is_err() as usize;
+                compiled += one.compiled.is_ok() as usize;
+                let Some(reported) = one.reported(switch) else { continue };
+                let harmless = match switch.name {
+                    "deterministic" => reported == "on",
+                    "memory_plan" => reported == "off",
+                    _ => reported.starts_with("nothing "),
+                };
+                assert!(
+                    one.value == "auto" || reported == one.value || harmless,
+                    "{what} is reported {reported}"
+                );
+            }
+            if OF_THE_SESSION.contains(&switch.name) || switch.name == "compile" {
+                continue;
+            }
+            // Two values report the same exactly where they come to the same plans.
+            let known: Vec<_> =
+                all.iter().filter_map(|one| Some((one.value, one.reported(switch)?, one.plans()?))).collect();
+            for (i, (a, reported_a, plans_a)) in known.iter().enumerate() {
+                for (b, reported_b, plans_b) in &known[i + 1..] {
+                    assert_eq!(
+                        reported_a == reported_b,
+                        plans_a == plans_b,
+                        "{} on {place}: {}={a} is reported {reported_a}, ={b} {reported_b}",
+                        recipe.name,
+                        switch.name
+                    );
+                }
+            }
+        }
+    }
+    println!("{compiled} settings compiled, {refused} refused");
+    assert!(compiled > 500 && refused > 20, "{compiled}, {refused}");
+}
+
+/// Counted in the launches themselves, not by the code that reports.
+#[test]
+fn turned_off_is_gone_from_the_launches() {
+    let config = small("pretrain-226m");
+    let compiled = |setting: &str| {
+        let config = config.with(&[format!("switches.{setting}")]).expect("a setting");
+        compile(&config, &compile::target()).expect("plans").plans
+    };
+    let count = |plans: &PlanSet, role: Role, kind: OpKind| {
+        plans.plan(role).expect("a plan").launches.iter().filter(|l| l.op.kind() == kind).count()
+    };
+    let base = compiled("backend=cpu");
+    let grad = |plans: &PlanSet, kind| count(plans, Role::Grad, kind);
+    assert_eq!(
+        (grad(&base, OpKind::Attention), grad(&compiled("attention=naive"), OpKind::Attention)),
+        (2, 0)
+    );
+    assert_eq!(
+        (grad(&base, OpKind::HeadLossTrain), grad(&compiled("fuse.loss=off"), OpKind::HeadLossTrain)),
+        (1, 0)
+    );
+    assert_eq!(grad(&compiled("fuse.norm=off"), OpKind::QkNormRope), 0);
+    assert_eq!(grad(&compiled("fuse.elementwise=off"), OpKind::Region), 0);
+    // Forward and backward: q, k and v in one are two products less a layer each time, gate and up one.
+    let products = grad(&base, OpKind::Product);
+    assert!(grad(&compiled("fuse.qkv=off"), OpKind::Product) >= products + 2 * 2 * 2);
+    assert!(grad(&compiled("fuse.gate_up=off"), OpKind::Product) >= products + 2 * 2);
+    assert!(grad(&compiled("recompute=full"), OpKind::Product) > products);
+    assert_eq!(grad(&compiled("recompute=none"), OpKind::Product), products);
+    let launches = |plans: &PlanSet| plans.plan(Role::Grad).expect("a plan").launches.len();
+    assert!(launches(&compiled("recompute=none")) < launches(&base));
+    let updates = |plans: &PlanSet| count(plans, Role::Apply, OpKind::AdamW);
+    assert!(updates(&compiled("fuse.optimizer=off")) > 4 * updates(&base));
+    assert!(compiled("memory_plan=off").arena_bytes > base.arena_bytes);
+    let narrow = |plans: &PlanSet| {
+        let products = &plans.plan(Role::Grad).expect("a plan").launches;
+        products.iter().filter(|l| l.op.kind() == OpKind::Product && l.ins[0].dtype == DType::BF16).count()
+    };
+    assert_eq!(narrow(&base), 0);
+    assert!(narrow(&compiled("precision=bf16")) > products / 2);
+}
+
+const PAGE: &str = include_str!("../../../docs/switches.md");
+
+/// The cells of a table's rows, by the first cell without its ticks.
+fn documented(heading: &str) -> BTreeMap<String, Vec<String>> {
+    let from = PAGE.find(heading).unwrap_or_else(|| panic!("there is a table {heading}"));
+    let rows = PAGE[from..].lines().skip(2).take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| -> Vec<String> {
+        line.trim_matches('|').split(" | ").map(|cell| cell.trim().replace('`', "")).collect()
+    };
+    rows.map(|line| (cells(line)[0].clone(), cells(line))).collect()
+}
+
+#[test]
+fn the_page_is_the_table() {
+    let rows = documented("| switch | default | values | off | class |");
+    assert_eq!(rows.len(), TABLE.len());
+    for switch in TABLE {
+        let cells = &rows[switch.name];
+        let told = [
+            switch.default().unwrap_or_default(),
+            switch.values().join(", "),
+            switch.off.unwrap_or_default().into(),
+            format!("{:?}", switch.class).to_lowercase(),
+        ];
+        assert_eq!(cells[1..5], told, "{}", switch.name);
+        assert_eq!(cells[6], switch.guides_word, "{}", switch.name);
+        assert!(cells[5].len() > 10, "{} is described", switch.name);
+    }
+    let rows = documented("| name elsewhere | tool | here |");
+    let names: Vec<_> = TABLE.iter().flat_map(|switch| switch.elsewhere).collect();
+    assert_eq!(rows.len(), names.len());
+    for name in names {
+        assert_eq!(rows[name.name][1..], [name.tool, name.here], "{}", name.name);
+    }
+    let rows = documented("| class | promise | in fp32 | in tf32 and bf16 |");
+    for class in [Class::Bitwise, Class::Bounded, Class::Statistical] {
+        let bound = |precision| match class.bound(precision) {
+            0.0 => "equal bits".to_string(),
+            bound => format!("{bound:e}"),
+        };
+        let told = [Precision::Fp32, Precision::Bf16].map(bound);
+        assert_eq!(rows[&format!("{class:?}").to_lowercase()][2..], told);
+        assert_eq!(class.bound(Precision::Tf32), class.bound(Precision::Bf16));
+    }
+}
