@@ -241,16 +241,16 @@ mod tests {
     fn problem(size: usize, len: usize, heads: [usize; 2], mask: Mask) -> Problem {
         let uniform = Segments::Uniform { len };
         let [heads, kv_heads] = heads;
-        let (grad, dtype, scale) = (false, DType::BF16, 0.125);
         Problem {
-            grad,
-            dtype,
+            grad: false,
+            d_lse: false,
+            dtype: DType::BF16,
             tq: 8 * len,
             tk: 8 * len,
             heads,
             kv_heads,
             size,
-            scale,
+            scale: 0.125,
             mask,
             q: uniform,
             k: uniform,
