@@ -114,7 +114,7 @@ const FAMILIES: &[Family] = &[
         serves: hopper::forward::serves,
         workspace: hopper::forward::workspace,
         sources: hopper::forward::sources,
-        shared: |p, _| hopper::forward::shared_bytes(p),
+        shared: hopper::forward::shared_bytes,
         prepare: hopper::forward::prepare,
         is_aligned: true,
         takes: |_, _| true,

@@ -40,9 +40,10 @@ impl Form {
         Form { groups: 1, pack: 1, walk, narrow: 0, stages: 2, blocks, overlap: false, pingpong: false }
     }
 
-    /// Chosen by times on an H200.
-    fn of(p: &Problem) -> Self {
-        let (is_short, group) = (meets_few_keys(p), p.heads / p.kv_heads);
+    /// Chosen by times on an H200. Where packed segments must give the bits they give alone (`equal_bits`), lengths have
+    /// no say.
+    fn of(p: &Problem, equal_bits: bool) -> Self {
+        let (is_short, group) = (!equal_bits && meets_few_keys(p), p.heads / p.kv_heads);
         let form = match p.size {
             ..=64 if is_short => match (best_filled(p, &[64, 96]), p.mask) {
                 // What a row sees takes the registers of a fourth block.
@@ -120,8 +121,8 @@ fn best_filled(p: &Problem, widths: &[usize]) -> usize {
     }
 }
 
-fn heights(p: &Problem) -> Heights {
-    Heights { q: Some(Form::of(p).own()), k: None }
+fn heights(form: &Form) -> Heights {
+    Heights { q: Some(form.own()), k: None }
 }
 
 fn is_served(p: &Problem) -> bool {
@@ -133,20 +134,25 @@ pub(in crate::cuda::attention) fn serves(p: &Problem, facts: &Facts) -> bool {
 }
 
 pub(in crate::cuda::attention) fn workspace(p: &Problem) -> usize {
-    if is_served(p) { tiles::workspace(p, heights(p)) + ALIGN } else { 0 }
+    if !is_served(p) {
+        return 0;
+    }
+    let [lists, equal_lists] =
+        [false, true].map(|equal_bits| tiles::workspace(p, heights(&Form::of(p, equal_bits))));
+    lists.max(equal_lists) + ALIGN
 }
 
 /// Dynamic shared memory.
-pub(in crate::cuda::attention) fn shared_bytes(p: &Problem) -> usize {
-    Form::of(p).shared_bytes(p.size)
+pub(in crate::cuda::attention) fn shared_bytes(p: &Problem, facts: &Facts) -> usize {
+    Form::of(p, facts.deterministic).shared_bytes(p.size)
 }
 
-pub(in crate::cuda::attention) fn sources(p: &Problem, _: &Facts) -> Vec<Source> {
-    [source(p)].into_iter().chain(tiles::sources(p)).collect()
+pub(in crate::cuda::attention) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
+    [source(p, facts)].into_iter().chain(tiles::sources(p)).collect()
 }
 
-fn source(p: &Problem) -> Source {
-    let form = Form::of(p);
+fn source(p: &Problem, facts: &Facts) -> Source {
+    let form = Form::of(p, facts.deterministic);
     let numbers = [
         ("SIZE", p.size),
         ("GROUPS", form.groups),
@@ -177,11 +183,11 @@ pub(in crate::cuda::attention) fn prepare(
     launch: &Launch,
     at: &Prepare<'_>,
 ) -> Result<Box<dyn Work>, CudaError> {
-    let form = Form::of(p);
+    let form = Form::of(p, at.facts().deterministic);
     let mut scratch = Scratch::of(launch, at);
     let mut call = Call::of(p, launch, at);
     let mut works: Vec<Box<dyn Work>> = vec![];
-    works.extend(tiles::prepare(p, &mut call, heights(p), &mut scratch, at)?);
+    works.extend(tiles::prepare(p, &mut call, heights(&form), &mut scratch, at)?);
 
     let heads = p.heads / form.pack;
     let total = call.q_tile_count as usize * heads;
@@ -200,7 +206,7 @@ pub(in crate::cuda::attention) fn prepare(
         Block::from(Arg::I32(total_arg)),
         Block::from(Arg::I32(section(p, heads, at.facts()) as i32)),
     ];
-    let function = at.function(&source(p), "wgmma_forward")?;
+    let function = at.function(&source(p, at.facts()), "wgmma_forward")?;
     let (threads, shared) = (form.threads() as u32, form.shared_bytes(p.size) as u32);
     works.push(launch_blocks(function, [grid, 1, 1], threads, shared, args)?);
     Ok(sequence(works))
@@ -267,7 +273,7 @@ mod tests {
                         [Mask::Full, Mask::Causal, Mask::Window { back: 100, ahead: 3 }, Mask::TwoIntervals]
                     {
                         let p = problem(size, len, heads, mask);
-                        forms.push((p, Form::of(&p)));
+                        forms.extend([false, true].map(|equal_bits| (p, Form::of(&p, equal_bits))));
                     }
                 }
             }
@@ -304,13 +310,22 @@ mod tests {
     /// 257 keys are three tiles of 96, not five of 64; heads of a group lie side by side unless that wastes rows.
     #[test]
     fn tiles_waste_little() {
-        let form = |len, heads, mask| Form::of(&problem(64, len, heads, mask));
+        let form = |len, heads, mask| Form::of(&problem(64, len, heads, mask), false);
         assert_eq!(form(257, [12, 12], Mask::Full).walk, 96);
         assert_eq!(
             (form(2048, [12, 4], Mask::Causal).own(), form(2048, [12, 12], Mask::Causal).own()),
             (64, 192)
         );
         assert_eq!((form(2048, [14, 2], Mask::Causal).pack, form(64, [33, 1], Mask::Causal).pack), (7, 1));
+    }
+
+    #[test]
+    fn a_packed_problem_has_the_form_of_its_segments_where_bits_must_be_equal() {
+        for (p, _) in forms() {
+            let ragged = Segments::Ragged { max_segments: 100, max_len: p.tq };
+            let packed = Problem { q: ragged, k: ragged, ..p };
+            assert_eq!(Form::of(&packed, true), Form::of(&p, true), "{p:?}");
+        }
     }
 
     #[test]
