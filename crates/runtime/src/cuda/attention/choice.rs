@@ -121,6 +121,17 @@ const FAMILIES: &[Family] = &[
         takes_d_lse: false,
     },
     Family {
+        name: "wgmma",
+        serves: hopper::backward::serves,
+        workspace: hopper::backward::workspace,
+        sources: hopper::backward::sources,
+        shared: |p, _| hopper::backward::shared_bytes(p),
+        prepare: hopper::backward::prepare,
+        is_aligned: true,
+        takes: |_, _| true,
+        takes_d_lse: true,
+    },
+    Family {
         name: "mma",
         serves: mma::serves,
         workspace: mma::workspace,
@@ -160,19 +171,15 @@ pub(super) fn workspace(p: &Problem) -> usize {
     FAMILIES.iter().map(|family| (family.workspace)(p)).max().unwrap_or(0)
 }
 
-/// Keys a query sees, at most, below which tiles of wgmma's backward pass are mostly empty.
-const FEW_KEYS: usize = 512;
-
 /// The families in a fixed order by shape alone: without times the first that serves runs. As timed on an H200, bf16, in
-/// ms (wgmma, mma, cuDNN): forward 32 x 2048 of 12 heads on 4 of 64 causal 0.48, 0.72, 0.53; its backward 1.50, 2.40, 1.69;
-/// backward 256 x 257 of 12 heads of 64 full 1.11, 0.92, 0.95; backward 16 x 2048 of 16 heads on 8 of 128 causal 1.89,
-/// 3.46, 1.75; backward 64 x 512 of 4 heads on 1 of 256 0.37, 0.76, 0.53; packed 65,536 tokens in 325 segments of 12 heads
-/// on 4 of 64 causal 0.16, 0.24, 0.30 and backward 0.66, 0.68, 1.21.
+/// ms (wgmma, mma, cuDNN): forward 32 x 2048 of 12 heads on 4 of 64 causal 0.48, 0.72, 0.53; its backward 1.60, 2.40, 1.70;
+/// backward 256 x 257 of 12 heads of 64 full 0.85, 0.92, 0.96; backward 16 x 2048 of 16 heads on 8 of 128 causal 2.00,
+/// 3.46, 1.77; backward 64 x 512 of 4 heads on 1 of 256 0.37, 0.76, 0.54; packed 65,536 tokens in 325 segments of 12 heads
+/// on 4 of 64 causal 0.16, 0.24, 0.30 and backward 0.53, 0.68, 1.21.
 fn by_rule(p: &Problem) -> [&'static str; 5] {
     match (p.grad, p.is_ragged(), p.size) {
         _ if p.is_decode() => ["decode", "mma", "wgmma", "cudnn", "fma"],
         (true, true, _) => ["wgmma", "mma", "cudnn", "decode", "fma"],
-        (true, false, ..=64) if p.k_longest() < FEW_KEYS => ["mma", "cudnn", "wgmma", "decode", "fma"],
         (true, false, 65..=128) => ["cudnn", "wgmma", "mma", "decode", "fma"],
         (_, true, _) => ["wgmma", "mma", "cudnn", "decode", "fma"],
         _ => ["wgmma", "cudnn", "mma", "decode", "fma"],
@@ -419,7 +426,7 @@ mod tests {
         for (p, first) in [
             (p, ["wgmma", "cudnn"]),
             (Problem { grad: true, ..p }, ["wgmma", "cudnn"]),
-            (Problem { grad: true, q: short, k: short, ..p }, ["mma", "cudnn"]),
+            (Problem { grad: true, q: short, k: short, ..p }, ["wgmma", "cudnn"]),
             (Problem { grad: true, size: 128, ..p }, ["cudnn", "wgmma"]),
             (Problem { grad: true, size: 256, ..p }, ["wgmma", "cudnn"]),
             (packed, ["wgmma", "mma"]),

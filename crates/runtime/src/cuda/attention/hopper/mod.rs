@@ -1,5 +1,6 @@
 //! Attention with Hopper's own instructions (sm_90a): products of warpgroups, tiles brought by the bulk copy engine.
 
+pub(super) mod backward;
 pub(super) mod forward;
 
 use flatout_ir::types::DType;

@@ -1,0 +1,174 @@
+// What the kernels of Hopper's backward pass share: statistics of rows, the order of tiles, waits, writes.
+//
+// Blocks are persistent: a block takes tile after tile from a counter. One warp of the last warpgroup feeds it: it takes
+// the next tile, loads what the tile owns and then what it walks over, while the others still work on the tile before.
+// They learn of a tile and of the walk through shared memory.
+//
+// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED; GROUPS (warpgroups that compute), HEADS (heads a block takes side by side).
+
+#define LOG2E 1.4426950408889634f
+// Panels of 64 columns a tile is made of, and steps of 16 along a head.
+#define PANELS ((SIZE + 63) / 64)
+#define STEPS ((SIZE + 15) / 16)
+// Rows of a walked tile.
+#define WALK 64
+#define PANEL_WALK (WALK * 128)
+
+// What `call.delta` holds: [heads, 2, pitch], of each row first -log2e lse, then -delta; then the counters of tiles.
+__device__ __forceinline__ i64 pitch_of(const Call& call) { return (call.tq + 7) / 8 * 8; }
+__device__ __forceinline__ float* statistics(const Call& call, int head) {
+    return call.delta + head * 2 * pitch_of(call);
+}
+// 0: tiles of keys, 1: tiles of queries.
+__device__ __forceinline__ int* counter(const Call& call, int which) {
+    return (int*)(call.delta + call.heads * 2 * pitch_of(call)) + which;
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A tile of keys or queries of a head, and its segments. `first` below 0: there are no more.
+struct Task {
+    int first, head;
+    Segment g;
+};
+
+// The next tile, for all lanes of a warp.
+template <int HEIGHT> __device__ __forceinline__ Task next_task(const Call& call, bool of_keys, int section) {
+    const bool ragged = of_keys ? K_RAGGED : Q_RAGGED;
+    const int heads = of_keys ? call.kv_heads : call.heads / HEADS;
+    const int tiles = of_keys ? call.k_tile_count : call.q_tile_count;
+    Task task;
+    for (;;) {
+        int i = 0;
+        if (threadIdx.x % 32 == 0) i = atomicAdd(counter(call, !of_keys), 1);
+        i = __shfl_sync(ALL_LANES, i, 0);
+        task.first = -1;
+        if (i >= tiles * heads) return task;
+        int segment_of;
+        if (ragged) {
+            const Tile tile = (of_keys ? call.k_tiles : call.q_tiles)[i / heads];
+            if (tile.segment < 0) continue;
+            segment_of = tile.segment;
+            task.first = tile.first;
+            task.head = i % heads;
+        } else {
+            // Sections of segments and heads whose walked tensors stay in L2; in one, a tile of every head first. With
+            // a causal mask the first keys are seen by most queries and the last queries see most keys: heavy first.
+            const int longest = of_keys ? call.k_longest : call.q_longest;
+            const int each = (longest + HEIGHT - 1) / HEIGHT;
+            const int s = i / (each * section), n = min(section, call.segments * heads - s * section);
+            const int r = i - s * each * section, pair = s * section + r % n;
+            const int t = of_keys || MASK != 1 ? r / n : each - 1 - r / n;
+            segment_of = pair / heads;
+            task.first = segment_of * longest + t * HEIGHT;
+            task.head = pair % heads;
+        }
+        task.g = segment(call, segment_of);
+        return task;
+    }
+}
+
+// A place in a ring of stages.
+template <int COUNT> struct Ring {
+    int stage, phase;
+    __device__ __forceinline__ void next() {
+        if (++stage == COUNT) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// The warp is through with a stage.
+__device__ __forceinline__ void release(u64* bar) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(bar);
+}
+
+// Four bytes by the copy unit of the thread; `copies_arrive` arrives once all of the thread's are there.
+__device__ __forceinline__ void copy_word(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_arrive(u64* bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
+}
+
+// Statistics of ROWS rows from `first` on, by a warp; behind `end`, those of rows with p = 0. (The bulk copy engine
+// refuses an innermost coordinate off 16 bytes, and segments begin anywhere.)
+template <int ROWS>
+__device__ __forceinline__ void copy_statistics(float* to, const Call& call, int head, int first, int end) {
+    const float* from = statistics(call, head) + first;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < ROWS; i += 32) {
+        if (first + i < end) {
+            copy_word(to + i, from + i);
+            copy_word(to + ROWS + i, from + pitch_of(call) + i);
+        } else {
+            to[i] = -infinity();
+            to[ROWS + i] = 0.0f;
+        }
+    }
+}
+
+// Zeros in rows [from, rows) of panels, by 128 threads.
+__device__ __forceinline__ void clear_rows(u8* panels, int panel_bytes, int from, int rows) {
+    for (int r = from + threadIdx.x % 128 / 8; r < rows; r += 16)
+        for (int p = 0; p < PANELS; p++)
+            *(uint4*)(panels + p * panel_bytes + r * 128 + threadIdx.x % 8 * 16) = make_uint4(0, 0, 0, 0);
+    __syncwarp();
+}
+
+// A product reads its A operand from registers while it is under way. To the compiler they are not alive then and it
+// might give them away: held after the wait, they are.
+__device__ __forceinline__ void hold(u32 (&a)[WALK / 16][4]) {
+#pragma unroll
+    for (int i = 0; i < WALK / 16; i++) hold(a[i]);
+}
+
+__device__ __forceinline__ void pack(u32 (&a)[WALK / 16][4], const float (&d)[WALK / 2]) {
+#pragma unroll
+    for (int i = 0; i < WALK / 16; i++) operand(a[i], d, i);
+}
+
+// d [64, WALK] = the warpgroup's rows of panels times walked rows, along the head.
+__device__ __forceinline__ void product_of_heads(float (&d)[WALK / 2], u64 own, int panel_bytes, u64 walked) {
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        Product<WALK>::of_shared<0, 0>(d, own + (i / 4 * panel_bytes + i % 4 * 32) / 16,
+                                       walked + (i / 4 * PANEL_WALK + i % 4 * 32) / 16, i > 0);
+    product_commit();
+}
+
+// sum [64, SIZE] += a [64, WALK] times a walked tile.
+__device__ __forceinline__ void add_product(float (&sum)[SIZE / 2], const u32 (&a)[WALK / 16][4], const u8* walked) {
+    const u64 b = along_mn(walked, PANEL_WALK);
+#pragma unroll
+    for (int i = 0; i < WALK / 16; i++) Product<SIZE>::of_registers<1>(sum, a[i], b + i * 2048 / 16, 1);
+    product_commit();
+}
+
+// Writes an accumulator's rows below `end`, through rows of panels that only this warp uses.
+__device__ __forceinline__ void write(const Rows& to, int head, int first, int end, const float (&sum)[SIZE / 2],
+                                      float factor, u8* panels, int panel_bytes) {
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < SIZE / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int r = 16 * warp + lane / 4 + 8 * i;
+            *(u32*)(panels + j / 8 * panel_bytes + r * 128 + ((j % 8) ^ (r % 8)) * 16 + lane % 4 * 4) =
+                bf16x2(factor * sum[4 * j + 2 * i], factor * sum[4 * j + 2 * i + 1]);
+        }
+    __syncwarp();
+    for (int i = lane; i < 16 * (SIZE / 8); i += 32) {
+        const int r = 16 * warp + i / (SIZE / 8), j = i % (SIZE / 8);
+        if (first + r < end)
+            *(uint4*)(to.at + (first + r) * to.token + head * to.head + 8 * j) =
+                *(const uint4*)(panels + j / 8 * panel_bytes + r * 128 + ((j % 8) ^ (r % 8)) * 16);
+    }
+    __syncwarp();
+}

@@ -1,0 +1,519 @@
+// dk and dv of attention on Hopper, and dq's sums with them where FUSED: bf16, head sizes 16 to 256.
+//
+//   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta)
+//   dv = p^T do, dk = scale ds^T q; FUSED: dq += ds k in f32, rounded afterwards by `wgmma_round`
+//
+// A block owns 64 keys of a key head a warpgroup and walks the queries that see them, of all query heads of the group,
+// in tiles of 64: dk and dv are summed in registers in a fixed order. Keys are the rows of the scores, so p^T and ds^T
+// go from accumulator to A operand without leaving registers. 4 products a tile; FUSED, ds goes through shared memory
+// for the fifth, whose sums are added in device memory by whoever comes first: not deterministic. Up to 64 columns
+// the warpgroups take turns with dq, above each takes a panel of columns.
+// Heads above 128: dk and dv of 64 keys fill the registers of a warpgroup each, so one warpgroup makes p and dv, the
+// other ds and dk, and p goes from one to the other in f32 through shared memory.
+// GROUPS warpgroups compute and one feeds. Registers: no spills. L2 reads 256 SIZE bytes a tile of 64 queries.
+//
+// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, BLOCKS (blocks a multiprocessor), STAGES (walked tiles held),
+// OWN_STAGES (owned tiles held), FUSED, REGISTERS and FEEDER_REGISTERS (a thread, after they are redistributed).
+
+#define PAIR (SIZE > 128)
+// Whether dv is waited for before ds is made: p's registers are needed.
+#define LEAN (!FUSED && SIZE > 64 && !PAIR)
+#define OWN (PAIR ? 64 : 64 * GROUPS)
+#define PANEL_OWN (OWN * 128)
+#define Q_BYTES (PANELS * PANEL_WALK)
+#define K_BYTES (PANELS * PANEL_OWN)
+#define DS_BYTES (OWN * WALK * 2)
+#define P_BYTES (64 * WALK * 4)
+#define P_STAGES (MASK == 3 ? 1 : 2)
+#define AT_STAGES (OWN_STAGES * 2 * K_BYTES)
+#define AT_DS (AT_STAGES + STAGES * 2 * Q_BYTES)
+#define AT_ROWS (AT_DS + (FUSED ? 2 * DS_BYTES : PAIR ? P_STAGES * P_BYTES : 0))
+#define AT_SEEN (AT_ROWS + STAGES * 2 * WALK * 4)
+#define AT_NOTES (AT_SEEN + (MASK == 3 ? STAGES * WALK * 16 : 0))
+#define AT_TASKS (AT_NOTES + STAGES * 16)
+#define AT_BARRIERS (AT_TASKS + OWN_STAGES * 32)
+
+extern __shared__ __align__(1024) u8 memory[];
+
+// A walked tile: its first query (below 0: the walk is over), its query head, whether every query sees every key.
+struct Note {
+    int first, head, all;
+};
+
+struct Barriers {
+    u64 full[STAGES], empty[STAGES], own_full[OWN_STAGES], own_empty[OWN_STAGES], p_full[2], p_empty[2];
+};
+
+__device__ __forceinline__ Barriers& barriers() { return *(Barriers*)(memory + AT_BARRIERS); }
+__device__ __forceinline__ Note& note_at(int stage) { return *(Note*)(memory + AT_NOTES + stage * 16); }
+__device__ __forceinline__ Task& task_at(int stage) { return *(Task*)(memory + AT_TASKS + stage * 32); }
+__device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES + stage * 2 * Q_BYTES; }
+__device__ __forceinline__ float* rows_at(int stage) { return (float*)(memory + AT_ROWS) + stage * 2 * WALK; }
+
+// The queries [low, high) that see a key, by the masks that are ranges.
+struct Range {
+    int low, high;
+};
+__device__ __forceinline__ Range seen_by(const Call& call, const Segment& g, int key) {
+    Range r = {g.q0, g.q1};
+    if (key >= g.k1) r.high = r.low;
+#if MASK == 1
+    r.low = max(r.low, key - g.k1 + g.q1);
+#elif MASK == 2
+    r.low = max(r.low, key - call.ahead - g.k1 + g.q1);
+    r.high = min(r.high, key + call.back - g.k1 + g.q1 + 1);
+#endif
+    return r;
+}
+
+// One warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
+__device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
+                                     const TensorMap* k_map, const TensorMap* v_map, int section) {
+    const int lane = threadIdx.x % 32;
+    Barriers& bars = barriers();
+    Ring<STAGES> walk = {0, 1};
+    Ring<OWN_STAGES> own = {0, 1};
+    for (;; own.next()) {
+        const Task task = next_task<OWN>(call, true, section);
+        barrier_wait(&bars.own_empty[own.stage], own.phase);
+        u64* own_full = &bars.own_full[own.stage];
+        if (lane == 0) {
+            task_at(own.stage) = task;
+            if (task.first < 0) {
+                barrier_arrive(own_full);
+            } else {
+                barrier_expect(own_full, 2 * K_BYTES);
+                u8* k = memory + own.stage * 2 * K_BYTES;
+#pragma unroll
+                for (int p = 0; p < PANELS; p++)
+#pragma unroll
+                    for (int r = 0; r < OWN; r += 64) {
+                        u8* to = k + p * PANEL_OWN + r * 128;
+                        bulk_load(to, k_map, own_full, 64 * p, task.head, task.first + r);
+                        bulk_load(to + K_BYTES, v_map, own_full, 64 * p, task.head, task.first + r);
+                    }
+            }
+        }
+        if (task.first < 0) return;
+        const Segment g = task.g;
+        const int group = call.heads / call.kv_heads;
+#if MASK == 3
+        const int low = g.q0, high = g.q1;
+#else
+        const int low = seen_by(call, g, task.first).low;
+        const int high = seen_by(call, g, min(task.first + OWN, g.k1) - 1).high;
+#endif
+        for (int head = task.head * group; head < (task.head + 1) * group; head++) {
+            // Tiles count from the segment's start.
+            for (int first = g.q0 + (low - g.q0) / WALK * WALK; first < high; first += WALK) {
+                u64* full = &bars.full[walk.stage];
+                barrier_wait(&bars.empty[walk.stage], walk.phase);
+                int all = 0;
+#if MASK == 3
+                bool some = false, every = true;
+#pragma unroll 1
+                for (int i = lane; i < WALK; i += 32) {
+                    const int behind = min(task.first + OWN, g.k1);
+                    const Seen s = sees(call, g, first + i);
+                    some |= max(s.a, task.first) < min(s.b, behind) || max(s.c, task.first) < min(s.d, behind);
+                    every &= (s.a <= task.first && s.b >= behind) || (s.c <= task.first && s.d >= behind);
+                    ((int4*)(memory + AT_SEEN))[walk.stage * WALK + i] = make_int4(s.a, s.b, s.c, s.d);
+                }
+                if (!__any_sync(ALL_LANES, some)) continue;
+                all = __all_sync(ALL_LANES, every);
+#endif
+                copy_statistics<WALK>(rows_at(walk.stage), call, head, first, g.q1);
+                copies_arrive(full);
+                __syncwarp();
+                if (lane == 0) {
+                    note_at(walk.stage) = {first, head, all};
+                    barrier_expect(full, 2 * Q_BYTES);
+                    u8* to = queries_at(walk.stage);
+                    for (int p = 0; p < PANELS; p++)
+                        bulk_load(to + p * PANEL_WALK, q_map, full, 64 * p, head, first);
+                    for (int p = 0; p < PANELS; p++)
+                        bulk_load(to + Q_BYTES + p * PANEL_WALK, do_map, full, 64 * p, head, first);
+                }
+                walk.next();
+            }
+        }
+        barrier_wait(&bars.empty[walk.stage], walk.phase);
+        copies_arrive(&bars.full[walk.stage]);
+        if (lane == 0) {
+            note_at(walk.stage) = {-1, 0, 0};
+            barrier_arrive(&bars.full[walk.stage]);
+        }
+        walk.next();
+    }
+}
+
+// Rows behind the last query become zeros: anything may lie there, and 0 times it may be NaN. By a warpgroup; the other
+// may do the same.
+__device__ __forceinline__ void clear_tail(int stage, int from, int barrier) {
+    clear_rows(queries_at(stage), PANEL_WALK, from, WALK);
+    clear_rows(queries_at(stage) + Q_BYTES, PANEL_WALK, from, WALK);
+    fence_async();
+    named_sync(barrier, 128);
+}
+
+// s becomes p, for the warpgroup's keys from `from` on.
+__device__ __forceinline__ void weigh(float (&s)[WALK / 2], const Call& call, const Task& task, int from, int stage,
+                                      bool masked) {
+    const int t = threadIdx.x % 4;
+    if (masked) {
+        // The thread's two keys.
+        const int key = from + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#if MASK != 3
+        const int first = note_at(stage).first;
+        const Range ranges[2] = {seen_by(call, task.g, key), seen_by(call, task.g, key + 8)};
+#endif
+#pragma unroll
+        for (int j = 0; j < WALK / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+#if MASK == 3
+                const int4 seen = ((const int4*)(memory + AT_SEEN))[stage * WALK + 8 * j + 2 * t + e];
+#else
+                const int query = first + 8 * j + 2 * t + e;
+#endif
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+#if MASK == 3
+                    const int at = key + 8 * i;
+                    const bool has = (at >= seen.x && at < seen.y) || (at >= seen.z && at < seen.w);
+#else
+                    const bool has = query >= ranges[i].low && query < ranges[i].high;
+#endif
+                    if (!has) s[4 * j + 2 * i + e] = -infinity();
+                }
+            }
+    }
+    const float* rows = rows_at(stage) + 2 * t;
+    const float unit = call.scale * LOG2E;
+#pragma unroll
+    for (int j = 0; j < WALK / 8; j++) {
+        const float2 shift = *(const float2*)(rows + 8 * j);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            s[4 * j + 2 * i] = exp2_fast(fmaf(s[4 * j + 2 * i], unit, shift.x));
+            s[4 * j + 2 * i + 1] = exp2_fast(fmaf(s[4 * j + 2 * i + 1], unit, shift.y));
+        }
+    }
+}
+
+// Four of dp become ds: a key and the key 8 further, each at two queries.
+__device__ __forceinline__ void slope(float (&dp)[WALK / 2], int j, const float4& p, const float* rows) {
+    const float2 shift = *(const float2*)(rows + WALK + 2 * (threadIdx.x % 4) + 8 * j);
+    dp[4 * j] = p.x * (dp[4 * j] + shift.x);
+    dp[4 * j + 1] = p.y * (dp[4 * j + 1] + shift.y);
+    dp[4 * j + 2] = p.z * (dp[4 * j + 2] + shift.x);
+    dp[4 * j + 3] = p.w * (dp[4 * j + 3] + shift.y);
+}
+
+// Whether keys [from, from + 64) are seen by some query of a walked tile, and whether not by all.
+__device__ __forceinline__ bool is_met(const Call& call, const Segment& g, int from, int first) {
+#if MASK == 3
+    return from < g.k1;
+#else
+    return from < g.k1 && seen_by(call, g, from).low < first + WALK &&
+           seen_by(call, g, min(from + 64, g.k1) - 1).high > first;
+#endif
+}
+__device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, int from, int stage) {
+    if (from + 64 > g.k1) return true;
+#if MASK == 3
+    return !note_at(stage).all;
+#else
+    // Queries behind the segment's end have p = 0 by their statistics.
+    const int first = note_at(stage).first;
+    return seen_by(call, g, from + 63).low > first || seen_by(call, g, from).high < min(first + WALK, g.q1);
+#endif
+}
+
+#if FUSED
+#if SIZE > 64 && SIZE != 128
+#error "dq is summed for heads up to 64 and of 128"
+#endif
+
+// Keeps ds^T [64, WALK] in a panel of rows of keys.
+__device__ __forceinline__ void keep_slopes(const u32 (&a)[WALK / 16][4], u8* panel) {
+    const int lane = threadIdx.x % 32, r = threadIdx.x / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < WALK / 16; i++)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         shared_address(panel + r * 128 + ((2 * i + lane / 16) ^ (r % 8)) * 16)),
+                     "r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3])
+                     : "memory");
+}
+
+// d [64, COLUMNS] = ds k over the block's keys.
+template <int COLUMNS>
+__device__ __forceinline__ void product_of_keys(float (&d)[COLUMNS / 2], const u8* slopes, const u8* keys) {
+    const u64 a = along_mn(slopes, DS_BYTES), b = along_mn(keys, PANEL_OWN);
+#pragma unroll
+    for (int i = 0; i < OWN / 16; i++)
+        Product<COLUMNS>::template of_shared<1, 1>(d, a + i * 2048 / 16, b + i * 2048 / 16, i > 0);
+    product_commit();
+}
+
+// Adds [64, COLUMNS] to the sums of dq, from column `from` on, in accesses of 16 bytes: the two pairs of columns a thread
+// has of 16 lie side by side there.
+template <int COLUMNS>
+__device__ __forceinline__ void add_dq(const Call& call, const float (&d)[COLUMNS / 2], const Note& note, int end,
+                                       int from) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const i64 query = note.first + threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * i;
+        if (query >= end) continue;
+        float* to = call.scratch + (query * call.heads + note.head) * SIZE + from;
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 16; j++)
+            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 16 * j + 4 * (lane % 4)),
+                         "f"(d[8 * j + 2 * i]), "f"(d[8 * j + 2 * i + 1]), "f"(d[8 * j + 2 * i + 4]),
+                         "f"(d[8 * j + 2 * i + 5])
+                         : "memory");
+        if (COLUMNS % 16)
+            asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to + COLUMNS - 8 + 2 * (lane % 4)),
+                         "f"(d[COLUMNS / 2 - 4 + 2 * i]), "f"(d[COLUMNS / 2 - 3 + 2 * i])
+                         : "memory");
+    }
+}
+
+template <int COLUMNS>
+__device__ __forceinline__ void dq_of_tile(const Call& call, const Note& note, int end, const u8* slopes,
+                                           const u8* keys, int from) {
+    float d[COLUMNS / 2];
+    product_arrive();
+    product_of_keys<COLUMNS>(d, slopes, keys);
+    product_wait<0>();
+    hold(d);
+    add_dq<COLUMNS>(call, d, note, end, from);
+}
+
+#endif
+
+#if !PAIR
+
+// A warpgroup's 64 keys of a tile. The task and the notes stay in shared memory: registers are full.
+__device__ __forceinline__ void keys_of_group(const Call& call, const Task& task, int part, u8* k_tile,
+                                              Ring<STAGES>& walk, int& turn) {
+    u8* own = k_tile + part * 8192;
+    const u64 k = along_k(own), v = along_k(own + K_BYTES);
+    Barriers& bars = barriers();
+    float dk[SIZE / 2], dv[SIZE / 2];
+    u32 p[WALK / 16][4] = {}, ds[WALK / 16][4] = {};
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) dk[i] = dv[i] = 0.0f;
+    int before = -1;
+    for (;; turn++) {
+        const int stage = walk.stage;
+        barrier_wait(&bars.full[stage], walk.phase);
+        walk.next();
+        const int first = note_at(stage).first, from = task.first + 64 * part;
+        if (first < 0) {
+            release(&bars.empty[stage]);
+            break;
+        }
+        if (first + WALK > task.g.q1) clear_tail(stage, task.g.q1 - first, 2 + part);
+        u8* queries = queries_at(stage);
+        const bool met = is_met(call, task.g, from, first);
+        if (met) {
+            // Declared here: what a product overwrites is not alive before it.
+            float s[WALK / 2], dp[WALK / 2];
+            product_arrive();
+            product_of_heads(s, k, PANEL_OWN, along_k(queries));
+            product_of_heads(dp, v, PANEL_OWN, along_k(queries + Q_BYTES));
+            product_wait<2>();
+            hold(dk);
+            hold(dv);
+            if (!LEAN) hold(p);
+            hold(ds);
+            if (before >= 0) release(&bars.empty[before]);
+            product_wait<1>();
+            hold(s);
+            weigh(s, call, task, from, stage, is_masked(call, task.g, from, stage));
+            pack(p, s);
+            product_arrive();
+            add_product(dv, p, queries + Q_BYTES);
+            product_wait<LEAN ? 0 : 1>();
+            hold(dp);
+            if (LEAN) {
+                hold(dv);
+                hold(p);
+            }
+#pragma unroll
+            for (int j = 0; j < WALK / 8; j++)
+                slope(dp, j, make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]), rows_at(stage));
+            pack(ds, dp);
+#if !FUSED
+            product_arrive();
+            add_product(dk, ds, queries);
+#endif
+        } else {
+            product_wait<0>();
+            hold(dk);
+            hold(dv);
+            hold(p);
+            hold(ds);
+            if (before >= 0) release(&bars.empty[before]);
+        }
+        before = stage;
+#if FUSED
+        // Two buffers: who writes one has passed the barrier of the tile between, and so has whoever read it.
+        u8* slopes = memory + AT_DS + turn % 2 * DS_BYTES;
+        if (!met) {
+#pragma unroll
+            for (int i = 0; i < WALK / 4; i++) ds[i / 4][i % 4] = 0;
+        }
+        keep_slopes(ds, slopes);
+        fence_async();
+        const bool is_mine = SIZE > 64 || turn % GROUPS == part;
+        if (is_mine)
+            named_sync(8 + turn % 2, 128 * GROUPS);
+        else
+            named_arrive(8 + turn % 2, 128 * GROUPS);
+        if (met) {
+            product_arrive();
+            add_product(dk, ds, queries);
+        }
+        if (is_mine) {
+            const int panel = SIZE > 64 ? part : 0;
+            dq_of_tile<SIZE <= 64 ? SIZE : 64>(call, note_at(stage), task.g.q1, slopes, k_tile + panel * PANEL_OWN,
+                                               64 * panel);
+        }
+#endif
+    }
+    product_wait<0>();
+    hold(dk);
+    hold(dv);
+    hold(p);
+    hold(ds);
+    if (before >= 0) release(&bars.empty[before]);
+    // Nobody reads these keys and values any more: with dq, the other warpgroups did.
+    if (FUSED)
+        named_sync(1, 128 * GROUPS);
+    else
+        named_sync(2 + part, 128);
+    const int from = task.first + 64 * part;
+    if (call.dk.at) write(call.dk, task.head, from, task.g.k1, dk, call.scale, own, PANEL_OWN);
+    if (call.dv.at) write(call.dv, task.head, from, task.g.k1, dv, 1.0f, own + K_BYTES, PANEL_OWN);
+}
+
+#else
+
+// 64 keys by two warpgroups: 0 makes p and dv, 1 makes ds and dk.
+__device__ __forceinline__ void keys_of_group(const Call& call, const Task& task, int part, u8* k_tile,
+                                              Ring<STAGES>& walk, int& turn) {
+    const u64 own = along_k(k_tile + part * K_BYTES);
+    Barriers& bars = barriers();
+    float sum[SIZE / 2];
+    u32 a[WALK / 16][4] = {};
+#pragma unroll
+    for (int i = 0; i < SIZE / 2; i++) sum[i] = 0.0f;
+    int before = -1;
+    for (;; turn++) {
+        const int stage = walk.stage;
+        barrier_wait(&bars.full[stage], walk.phase);
+        walk.next();
+        const int first = note_at(stage).first, from = task.first;
+        if (first < 0) {
+            release(&bars.empty[stage]);
+            break;
+        }
+        if (first + WALK > task.g.q1) clear_tail(stage, task.g.q1 - first, 2 + part);
+        u8* queries = queries_at(stage);
+        float x[WALK / 2];
+        product_arrive();
+        product_of_heads(x, own, PANEL_OWN, along_k(queries + part * Q_BYTES));
+        product_wait<1>();
+        hold(sum);
+        hold(a);
+        if (before >= 0) release(&bars.empty[before]);
+        before = stage;
+        product_wait<0>();
+        hold(x);
+        const int p_stage = turn % P_STAGES, p_phase = turn / P_STAGES % 2;
+        float4* p = (float4*)(memory + AT_DS + p_stage * P_BYTES) + threadIdx.x % 128;
+        if (part == 0) {
+            weigh(x, call, task, from, stage, is_masked(call, task.g, from, stage));
+            barrier_wait(&bars.p_empty[p_stage], p_phase ^ 1);
+#pragma unroll
+            for (int j = 0; j < WALK / 8; j++)
+                p[j * 128] = make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+            release(&bars.p_full[p_stage]);
+        } else {
+            barrier_wait(&bars.p_full[p_stage], p_phase);
+#pragma unroll
+            for (int j = 0; j < WALK / 8; j++) slope(x, j, p[j * 128], rows_at(stage));
+            release(&bars.p_empty[p_stage]);
+        }
+        pack(a, x);
+        product_arrive();
+        add_product(sum, a, queries + (1 - part) * Q_BYTES);
+    }
+    product_wait<0>();
+    hold(sum);
+    hold(a);
+    if (before >= 0) release(&bars.empty[before]);
+    named_sync(2 + part, 128);
+    const Rows to = part ? call.dk : call.dv;
+    const float factor = part ? call.scale : 1.0f;
+    if (to.at) write(to, task.head, task.first, task.g.k1, sum, factor, k_tile + part * K_BYTES, PANEL_OWN);
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
+wgmma_dkv(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_map,
+          const __grid_constant__ TensorMap do_map, const __grid_constant__ TensorMap k_map,
+          const __grid_constant__ TensorMap v_map, int section) {
+    Barriers& bars = barriers();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&bars.full[i], 33);
+            barrier_init(&bars.empty[i], 4 * GROUPS);
+        }
+        for (int i = 0; i < OWN_STAGES; i++) {
+            barrier_init(&bars.own_full[i], 1);
+            barrier_init(&bars.own_empty[i], 4 * GROUPS);
+        }
+        for (int i = 0; i < 2; i++) {
+            barrier_init(&bars.p_full[i], 4);
+            barrier_init(&bars.p_empty[i], 4);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    const int part = threadIdx.x / 128;
+    if (part == GROUPS) {
+        registers_down<FEEDER_REGISTERS>();
+        if (threadIdx.x / 32 == 4 * GROUPS) feed(call, &q_map, &do_map, &k_map, &v_map, section);
+        return;
+    }
+    registers_up<REGISTERS>();
+    Ring<STAGES> walk = {0, 0};
+    Ring<OWN_STAGES> own = {0, 0};
+    for (int turn = 0;; own.next()) {
+        barrier_wait(&bars.own_full[own.stage], own.phase);
+        const Task& task = task_at(own.stage);
+        if (task.first < 0) return;
+        u8* k_tile = memory + own.stage * 2 * K_BYTES;
+        const int behind = task.g.k1 - task.first;
+        if (behind < OWN) {
+            // Each warpgroup its own 64 rows; a pair the same ones, of keys or of values.
+            const int from = PAIR ? behind : max(behind - 64 * part, 0);
+            u8* rows = k_tile + (PAIR ? 0 : part * 8192);
+            if (from < 64) {
+                clear_rows(rows, PANEL_OWN, from, 64);
+                clear_rows(rows + K_BYTES, PANEL_OWN, from, 64);
+                fence_async();
+            }
+            named_sync(1, 128 * GROUPS);
+        }
+        keys_of_group(call, task, part, k_tile, walk, turn);
+        // Ordinary reads and writes of the tile come before the copy engine's.
+        fence_async();
+        release(&bars.own_empty[own.stage]);
+    }
+}
