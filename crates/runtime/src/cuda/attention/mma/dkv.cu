@@ -1,25 +1,25 @@
-// Attention backward on mma.sync, bf16, sm_80 and later, of keys and values: heads of 16 to 256 in steps of 8, any mask
-// and segments, grouped heads.
+// Attention backward on mma.sync, bf16, sm_80 and later, of keys and values: heads of 16 to 256 in steps of 8, any
+// mask and segments, grouped heads.
 //
 //   p = exp(scale q k^T - lse), ds = p (do v^T - delta), dk = scale ds^T q, dv = p^T do
 //
-// q, do [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq] in
-// f32. 8 SIZE FLOPs a query-key pair; read: k and v once, q and do once a tile of keys.
+// q, do [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq]
+// in f32. 8 SIZE FLOPs a query-key pair; read: k and v once, q and do once a tile of keys.
 //
 // A block owns OWN keys of one key head and walks the queries of all heads of the group, WALK at a time. Scores are
-// computed with keys as rows, so p^T and ds^T are the A of the next products in the lanes that hold them. Queries and do
-// come by cp.async into two stages of shared memory, with their lse and delta, the next while this one is worked on; keys
-// and values lie beside them.
+// computed with keys as rows, so p^T and ds^T are the A of the next products in the lanes that hold them. Queries and
+// do come by cp.async into two stages of shared memory, with their lse and delta, the next while this one is worked
+// on; keys and values lie beside them.
 //
-// SPLIT 1: a warp holds the sums of 16 MS keys. SPLIT 2: two warps share 16 MS keys, each scores half of the queries and
-// sums half of the head's columns; p and ds pass between them through shared memory. Heads above 128 need it: the sums of
-// 16 keys would take all registers of a warp.
+// SPLIT 1: a warp holds the sums of 16 MS keys. SPLIT 2: two warps share 16 MS keys, each scores half of the queries
+// and sums half of the head's columns; p and ds pass between them through shared memory. Heads above 128 need it: the
+// sums of 16 keys would take all registers of a warp.
 //
 // Each element of dk and dv belongs to one lane and is summed in the order of heads and queries: deterministic. No
 // spills, by test.
 //
-// Defines: those of call.cuh and mma.cuh, MS, WALK, SPLIT, BLOCKS (blocks a multiprocessor that registers
-// are dealt for).
+// Defines: those of call.cuh and mma.cuh, MS, WALK, SPLIT, BLOCKS (blocks a multiprocessor that registers are dealt
+// for).
 
 #define OWN (16 * MS * WARPS / SPLIT)
 #define TILE_BYTES (WALK * ROW_BYTES)
@@ -66,9 +66,9 @@ __device__ __forceinline__ void judge(const Call& call, const Segment& g, const 
 
 template <bool SOME>
 __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)[MS][SUMMED][4],
-                                     u32 keys, u32 values,
-                                     u32 queries, u32 slopes, const Told& told, char* share, int side, int pair,
-                                     const Call& call, const Segment& g, int from, int row, float unit) {
+                                     u32 keys, u32 values, u32 queries, u32 slopes, const Told& told, char* share,
+                                     int side, int pair, const Call& call, const Segment& g, int from, int row,
+                                     float unit) {
     const int l = lane_id();
     float p[MS][SCORED][4], dp[MS][SCORED][4];
     const u32 part = side * (WALK / SPLIT) * ROW_BYTES + lane_along();
@@ -121,7 +121,8 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
         for (int n = 0; n < SCORED; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                char* at = share + (16 * m + 8 * i + l / 4) * SHARE_BYTES + (side * (WALK / SPLIT) + 8 * n + 2 * (l % 4)) * 2;
+                const int column = side * (WALK / SPLIT) + 8 * n + 2 * (l % 4);
+                char* at = share + (16 * m + 8 * i + l / 4) * SHARE_BYTES + 2 * column;
                 *reinterpret_cast<u32*>(at) = bf16x2(p[m][n][2 * i], p[m][n][2 * i + 1]);
                 *reinterpret_cast<u32*>(at + 16 * MS * SHARE_BYTES) = bf16x2(dp[m][n][2 * i], dp[m][n][2 * i + 1]);
             }
@@ -141,7 +142,9 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
 #endif
 }
 
-__device__ __forceinline__ void load_queries(const Call& call, const Segment& g, u32 to, Told* told, int head, int from) {
+// WALK queries of a head, their do, and what there is to know of them.
+__device__ __forceinline__ void load_queries(const Call& call, const Segment& g, u32 to, Told* told, int head,
+                                             int from) {
     load_rows<WALK>(to, call.q, head, from, g.q1);
     load_rows<WALK>(to + TILE_BYTES, call.d_o, head, from, g.q1);
     // Queries that are not there have lse and delta of zero: finite, so that zeros stay zeros.
@@ -213,9 +216,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dkv(const __gr
         judge(call, g, told[stage], from, row, min(row + 16 * MS, g.k1), all, none);
         if (row < g.k1 && !none) {
             if (all)
-                step<false>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from, row, unit);
+                step<false>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from,
+                          row, unit);
             else
-                step<true>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from, row, unit);
+                step<true>(of_k, of_v, keys, values, queries, slopes, told[stage], share, side, pair, call, g, from,
+                          row, unit);
         }
         from = next;
         head = next_head;

@@ -1,21 +1,21 @@
-// Attention backward on mma.sync, bf16, sm_80 and later, of the queries: heads of 16 to 256 in steps of 8, any mask and
-// segments, grouped heads.
+// Attention backward on mma.sync, bf16, sm_80 and later, of the queries: heads of 16 to 256 in steps of 8, any mask
+// and segments, grouped heads.
 //
 //   p = exp(scale q k^T - lse), ds = p (do v^T - delta), dq = scale ds k
 //
-// q, do, dq [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq] in f32.
-// 6 SIZE FLOPs a query-key pair; read: q and do once, k and v once a tile of queries.
+// q, do, dq [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq] in
+// f32. 6 SIZE FLOPs a query-key pair; read: q and do once, k and v once a tile of queries.
 //
 // A block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows a warp, with dq's
 // sums in registers. Keys and values come by cp.async into two stages of shared memory, the next while this one is
-// worked on; queries and do lie beside them, or stay in registers as fragments where KEPT, and leave
-// their place to the second stage. Scores become ds in the lanes that need them as the next product's A: nothing is written back.
+// worked on; queries and do lie beside them, or stay in registers as fragments where KEPT, and leave their place to
+// the second stage. Scores become ds in the lanes that need them as the next product's A: nothing is written back.
 // Keys seen by all rows of a warp are not masked; where some row does not see all, SHORT at a time are.
 //
 // Each element of dq belongs to one lane and is summed in the order of the keys: deterministic. No spills, by test.
 //
-// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (blocks a multiprocessor that
-// registers are dealt for).
+// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (blocks a multiprocessor that registers are dealt
+// for).
 
 #define OWN (16 * MS * WARPS)
 #define SHORT (WALK < 32 ? WALK : 32)

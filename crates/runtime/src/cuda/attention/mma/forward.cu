@@ -1,9 +1,26 @@
-// Attention forward on mma.sync, bf16, sm_80 and later: heads of 16 to 256 in steps of 8, any mask and segments.
+// Attention forward on mma.sync, bf16, sm_80 and later: heads of 16 to 256 in steps of 8, any mask and segments,
+// grouped heads.
 //
 //   s = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
 //
-// Defines beside those of call.cuh: SIZE, DIM, WARPS, MS (16-row tiles of queries a warp), WALK (keys a step), KEPT
-// (queries stay in registers as fragments), BLOCKS (blocks a multiprocessor the registers are dealt for).
+// q, o [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H] in f32. Scores are f32
+// in registers, exponentials in base 2, rounded to bf16 for the second product. 4 SIZE FLOPs a query-key pair; read: q
+// once, k and v once a tile of queries.
+//
+// A block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows a warp, with o's
+// sums in registers. Keys and values come by cp.async into two stages of shared memory, the next while this one is
+// worked on; the queries lie beside them, or stay in registers as fragments where KEPT, and leave their place to the
+// second stage. Keys seen by all rows of a warp are not masked; where some row does not see all, SHORT at a time are.
+//
+// What a row's exponentials are relative to is not its maximum so far but one at most SLACK below, in powers of two:
+// sums are shrunk only where a score passes that, seldom after the first keys. With whole tiles copied without bounds
+// it took 0.82 ms to 0.72 at 32 x 2048 tokens, 12 heads on 4 of 64, causal, on an H200.
+//
+// Each element of o belongs to one lane and is summed in the order of the keys: deterministic. No spills, by test.
+//
+// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (blocks a multiprocessor that registers are dealt
+// for).
+
 #define OWN (16 * MS * WARPS)
 // Keys a warp takes at once where some row does not see all of them.
 #define SHORT (WALK < 32 ? WALK : 32)
@@ -50,7 +67,8 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
                 float most = fmaxf(peak[m][i], __shfl_xor_sync(ALL_LANES, peak[m][i], 1));
                 most = unit * fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
                 // A row that has seen nothing yet has only zeros to shrink.
-                const float next = fmaxf(top[m][i], most), shrink = next > top[m][i] ? exp2_fast(top[m][i] - next) : 1.0f;
+                const float next = fmaxf(top[m][i], most);
+                const float shrink = next > top[m][i] ? exp2_fast(top[m][i] - next) : 1.0f;
                 top[m][i] = next;
                 limit[m][i] = (next + SLACK) / unit;
                 total[m][i] *= shrink;
@@ -143,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_forward(const 
 #pragma unroll 1
             for (int i = 0; i < WALK; i += SHORT)
                 if (sees_some(sight, from + i, from + i + SHORT))
-                    step<true, SHORT / 8>(sum, top, limit, total, queries, keys + i * ROW_BYTES, values + i * ROW_BYTES, sight, from + i, unit);
+                    step<true, SHORT / 8>(sum, top, limit, total, queries, keys + i * ROW_BYTES,
+                                          values + i * ROW_BYTES, sight, from + i, unit);
         }
         from = next;
     }
