@@ -51,9 +51,14 @@ fn shared_bytes(strips: usize) -> usize {
     STAGES * panel_bytes(strips) + strips * (16 * (32 * strips + 16)).max(2048)
 }
 
-/// Blocks of a multiprocessor that registers are kept for.
-fn blocks(strips: usize) -> usize {
-    if strips <= 5 { 4 } else { 2 }
+/// Blocks of a multiprocessor that registers are kept for: as many as do without spilling.
+fn blocks(p: &Problem) -> usize {
+    match (p.is_grad, strips(p)) {
+        (false, ..=5) | (true, ..=4) => 4,
+        (true, 5) => 3,
+        (false, _) | (true, 6) => 2,
+        (true, _) => 1,
+    }
 }
 
 fn source(p: &Problem) -> Source {
@@ -62,7 +67,7 @@ fn source(p: &Problem) -> Source {
         ("GRAD", p.is_grad as usize),
         ("STRIPS", strips(p)),
         ("STAGES", STAGES),
-        ("BLOCKS", blocks(strips(p))),
+        ("BLOCKS", blocks(p)),
         ("N", p.inner),
         ("D", p.width),
     ]));
