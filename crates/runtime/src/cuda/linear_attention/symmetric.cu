@@ -361,9 +361,15 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
 }
 
 #define W_PANELS ((ROWS + 63) / 64)
+// Left alone, the compiler keeps small blocks to so few registers that it spills on sm_120.
+#if STRIPS <= 4
+#define DV_BOUNDS __launch_bounds__(THREADS, 4)
+#else
+#define DV_BOUNDS __launch_bounds__(THREADS)
+#endif
 
 // Grid: segments by value heads by panels of columns.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void DV_BOUNDS
 symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, const int* len, i64 do_token, i64 do_head,
              i64 dv_token, i64 dv_head, int tokens, int longest, int heads, int v_heads) {
     const int column = 64 * (blockIdx.x % D_PANELS), v_of = blockIdx.x / D_PANELS % v_heads, strip = threadIdx.x / 32;
