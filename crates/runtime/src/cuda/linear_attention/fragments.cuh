@@ -10,9 +10,10 @@ __device__ __forceinline__ u32 piece_at(u32 panel, int row, int piece) {
     return panel + row * 128 + ((piece ^ (row & 7)) << 4);
 }
 
-// 16 bytes from global to shared memory beside the computation; zeros where there is nothing.
+// 16 bytes from global to shared memory beside the computation; zeros where there is nothing. L2 takes 256 bytes at once: a
+// row's next panel lies behind this one.
 __device__ __forceinline__ void copy_piece(u32 to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0)
                  : "memory");
 }
 __device__ __forceinline__ void copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -20,18 +21,27 @@ template <int Left> __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// Rows [first, first + ROWS) of a head, columns [column, column + 64): zeros behind `end` and behind `columns`, which is a
-// multiple of 8. Nothing behind either is read.
-template <int ROWS, int THREADS>
-__device__ __forceinline__ void load_panel(u32 panel, const bf16* from, i64 token, int first, int end, int column,
-                                           int columns) {
-    // Not unrolled: addresses of several rows at once would cost the registers that sums need.
+// What a lane copies of a strip of 16 rows of a panel: its piece of rows lane / 8, and of those 4, 8 and 12 below. `from` is
+// where the first of them lies, `token` the distance between rows, `left` the rows there are from the first on.
+__device__ __forceinline__ void load_strip(u32 panel, int strip, const bf16* from, i64 token, int left, bool is_column) {
+    const int lane = threadIdx.x % 32;
+    const u32 to = piece_at(panel, 16 * strip + lane / 8, lane % 8);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        copy_piece((to ^ (k % 2 * 64)) + 512 * k, from + 4 * k * token, is_column && 4 * k < left);
+}
+
+// Rows [first, first + ROWS) of a head, columns [column, column + 64), by all warps: zeros behind `end` and behind COLUMNS,
+// which is a multiple of 8. Nothing behind either is read.
+template <int ROWS, int THREADS, int COLUMNS>
+__device__ __forceinline__ void load_panel(u32 panel, const bf16* from, i64 token, int first, int end, int column) {
+    const int lane = threadIdx.x % 32;
+    const bool is_column = COLUMNS % 64 == 0 || column + 8 * (lane % 8) < COLUMNS;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
-        const int row = i / 8, piece = i % 8;
-        const bool is_there = first + row < end && column + 8 * piece < columns;
-        const bf16* at = is_there ? from + (first + row) * token + column + 8 * piece : from;
-        copy_piece(piece_at(panel, row, piece), at, is_there);
+    for (int strip = threadIdx.x / 32; strip < ROWS / 16; strip += THREADS / 32) {
+        const int row = first + 16 * strip + lane / 8;
+        load_strip(panel, strip, from + row * token + column + 8 * (lane % 8), token, end - row, is_column);
+        if (ROWS * 2 == THREADS) break;
     }
 }
 
@@ -102,7 +112,8 @@ template <int TILES> __device__ __forceinline__ void round_tiles(u32 panel, cons
         }
 }
 
-// Writes the panel to rows below `end` and columns below `columns`.
+// Writes the panel to rows below `end` and columns below `columns`. The lines are the first to leave L2: inputs that other
+// heads share stay.
 __device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int first, int end, int column, int columns) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
@@ -114,7 +125,38 @@ __device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int 
                      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                      : "r"(piece_at(panel, row, piece)));
         if (first + row < end && column + 8 * piece < columns)
-            *reinterpret_cast<uint4*>(to + (first + row) * token + column + 8 * piece) = x;
+            __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + column + 8 * piece), x);
+    }
+    __syncwarp();
+}
+
+// The same for two tiles of 8 columns at a time and rows of 32 columns, 64 bytes each: piece p of row r lies at
+// p ^ (r / 2 & 3), so that eight rows again lie in different banks. 16 rows a call, 32 leave at once.
+__device__ __forceinline__ void round_halves(u32 rows_out, const float (&sum)[2][4], int from) {
+    const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 word = bf16x2(sum[n][2 * half], sum[n][2 * half + 1]);
+            const u32 at = rows_out + group * 64 + ((from + n ^ group / 2) << 4) + 4 * pair + 512 * half;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+        }
+}
+
+__device__ __forceinline__ void store_halves(u32 rows_out, bf16* to, i64 token, int first, int end, int column,
+                                             int columns) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = 8 * i + lane / 4, piece = lane % 4;
+        uint4 x;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(rows_out + row * 64 + ((piece ^ (row / 2 & 3)) << 4)));
+        if (first + row < end && column + 8 * piece < columns)
+            __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + column + 8 * piece), x);
     }
     __syncwarp();
 }

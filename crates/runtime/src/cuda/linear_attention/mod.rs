@@ -205,11 +205,11 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     symmetric::workspace(&Problem::new(of, shapes.ins[0], shapes.ins[tensors - 2], shapes.ins[tensors - 1]))
 }
 
-fn steps(launch: &Launch, arena: u64) -> Vec<Step> {
+fn steps(launch: &Launch, facts: &Facts, arena: u64) -> Vec<Step> {
     let at = At { problem: Problem::of(launch), launch, arena };
     let mut steps = at.clears();
     if symmetric::serves(&at) {
-        steps.extend(symmetric::steps(&at));
+        steps.extend(symmetric::steps(&at, facts));
         return steps;
     }
     for sum in sums(&at.problem.attend, at.problem.is_grad) {
@@ -223,8 +223,8 @@ fn steps(launch: &Launch, arena: u64) -> Vec<Step> {
     steps
 }
 
-fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
-    steps(launch, 0).into_iter().map(|step| step.source).collect()
+fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
+    steps(launch, facts, 0).into_iter().map(|step| step.source).collect()
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
@@ -242,7 +242,10 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         let (threads, shared) = (step.threads as u32, step.shared_bytes as u32);
         Ok(kernel_launch(function, [x as u32, y as u32, 1], threads, shared, step.args))
     };
-    let works: Result<Vec<_>, CudaError> =
-        steps(launch, p.address(&start)).into_iter().filter(|step| step.grid[0] > 0).map(work).collect();
+    let works: Result<Vec<_>, CudaError> = steps(launch, p.facts(), p.address(&start))
+        .into_iter()
+        .filter(|step| step.grid[0] > 0)
+        .map(work)
+        .collect();
     Ok(sequence(works?))
 }

@@ -101,12 +101,12 @@ weighted_sum(const bf16* a, const bf16* b, const bf16* x, bf16* out, const int* 
                 const bf16* right = swaps ? a + ahead.head * a_heads / heads * a_head
                                           : b + ahead.head * b_heads / heads * b_head;
                 const int column = 64 * (ahead.item % INNER_ITEMS);
-                load_panel<OWN, THREADS>(slot, left, swaps ? b_token : a_token, first, own1, column, INNER);
-                load_panel<WALK, THREADS>(slot + OWN * 128, right, swaps ? a_token : b_token, ahead.from, ahead.end,
-                                          column, INNER);
+                load_panel<OWN, THREADS, INNER>(slot, left, swaps ? b_token : a_token, first, own1, column);
+                load_panel<WALK, THREADS, INNER>(slot + OWN * 128, right, swaps ? a_token : b_token, ahead.from, ahead.end,
+                                                 column);
             } else {
-                load_panel<WALK, THREADS>(slot, x + ahead.head * x_heads / heads * x_head, x_token, ahead.from, ahead.end,
-                                          slice + 64 * (ahead.item - WEIGHT_ITEMS), WIDTH);
+                load_panel<WALK, THREADS, WIDTH>(slot, x + ahead.head * x_heads / heads * x_head, x_token, ahead.from,
+                                                 ahead.end, slice + 64 * (ahead.item - WEIGHT_ITEMS));
             }
             advance(ahead);
         }

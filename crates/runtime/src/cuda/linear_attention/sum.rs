@@ -95,7 +95,10 @@ mod tests {
                 assert!(cut.shared_bytes() <= 99 << 10, "{cut:?}");
                 assert!(2048 * cut.own / 16 <= cut.shared_bytes(), "{cut:?}");
                 assert!(cut.slice * cut.slices >= width && cut.slice * (cut.slices - 1) < width, "{cut:?}");
-                assert!(cut.own % 16 == 0 && cut.walk % 16 == 0 && 2 * cut.own <= 256, "{cut:?}");
+                assert!(
+                    cut.own.is_multiple_of(16) && cut.walk.is_multiple_of(16) && 2 * cut.own <= 256,
+                    "{cut:?}"
+                );
             }
         }
         // A segment of 65 rows is one tile of 80.

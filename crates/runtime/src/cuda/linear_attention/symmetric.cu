@@ -10,12 +10,22 @@
 //
 // Everything is read in panels of 64 columns through a ring of STAGES, copied beside the computation.
 //   forward, a block a head and segment: r, then v.
-//   backward, a block a head and segment: r, of which the weights are kept for dv in scratch [T, H, ROWS], then do with v
-//   (32 columns each), then r again, which is in L2 by now.
+//   backward, a block a head and segment: do with v (32 columns each), of which ds + ds^T is made, then r, of which each panel
+//   gives a panel of dr and adds to the scores; these are kept for dv in scratch, [T, H, ROWS].
 //   dv, a block a value head, segment and panel of columns: the weights and do of each head that shares the values, in
 //   order, so that every sum has one order.
-// At H 6, N 1024, D 192 and 512 segments of 65 rows this moves 498 MB forward and 1,070 MB backward: 104 and 223 us of an
-// H200's 4.8 TB/s. The products, on rows padded to 80, are 37 GFLOP forward and 88 backward: 37 and 89 us at its peak.
+// No spills; 55 KiB of shared memory at 5 strips, 98 at 8.
+//
+// At H 6, HV 1, N 1024, D 192 and 512 segments of 65 rows, without a mask, on an H200:
+//                                   forward           backward
+//   moved at least                  498 MB            1,060 MB
+//   at 4.8 TB/s (its peak)          104 us            221 us
+//   at 4.15 TB/s (a copy of r)      120 us            256 us
+//   products (of 80 padded rows)    32 (32) GFLOP     63 (81) GFLOP, 32 and 64 us at its peak
+//   this                            138 us            331 us
+//   torch.bmm in bf16               1012 us           1725 us (scores kept)
+// Forward waits for memory (136 us without the first product). Backward is bound by neither alone: 179 us without products,
+// 297 without copies.
 
 #define ROWS (16 * STRIPS)
 #define THREADS (32 * STRIPS)
@@ -127,18 +137,59 @@ __device__ __forceinline__ void add_columns(float (*sum)[4], const Fragment (&w)
         }
 }
 
-// Writes the warp's weights times a panel, through its strip of the weights. In two halves: fewer sums at once.
-__device__ __forceinline__ void store_product(u32 rows_out, const Fragment (&w)[STRIPS], u32 panel, bf16* to, i64 token,
-                                              int first, int end, int column, int columns) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float sum[4][4];
-        clear(sum);
-        add_columns<2>(sum, w, panel, 2 * half);
-        round_tiles<4>(rows_out, sum, 4 * half);
+// What a warp takes of the second product. Backward, where that is most of the work: two strips by half of a panel's columns,
+// so that what it reads of the panel serves both; the last of an odd number of strips by all columns, which is as much.
+// Forward: its own strip, which takes fewer registers.
+struct Share {
+    int strip;
+    bool is_pair;
+    Fragment w[2][STRIPS];
+
+    __device__ __forceinline__ Share(int warp) {
+        is_pair = GRAD && warp / 2 * 2 + 1 < STRIPS;
+        strip = is_pair ? warp / 2 * 2 : warp;
     }
-    store_panel(rows_out, to, token, first, end, column, columns);
-}
+    // Ends with a barrier: from then on a warp's results leave through its strip of the weights.
+    __device__ __forceinline__ void take(u32 weights) {
+        take_weights(w[0], weights, strip);
+        if (is_pair) take_weights(w[1], weights, strip + 1);
+        __syncthreads();
+    }
+    // Writes the share of weights times a panel: rows from `first` on below `end`, columns from `column` on below `columns`.
+    __device__ __forceinline__ void store(u32 rows_out, u32 panel, bf16* to, i64 token, int first, int end, int column,
+                                          int columns) const {
+        if (is_pair) {
+            const int warp = threadIdx.x / 32, right = warp % 2;
+#pragma unroll
+            for (int step = 0; step < 2; step++) {
+                float sum[2][2][4];
+                clear(sum[0]);
+                clear(sum[1]);
+#pragma unroll
+                for (int k = 0; k < STRIPS; k++) {
+                    const Fragment b = load_columns(panel, 16 * k, 2 * right + step);
+#pragma unroll
+                    for (int s = 0; s < 2; s++) {
+                        mma(sum[s][0], w[s][k], b.x[0], b.x[1]);
+                        mma(sum[s][1], w[s][k], b.x[2], b.x[3]);
+                    }
+                }
+                round_halves(rows_out, sum[0], 2 * step);
+                round_halves(rows_out + 1024, sum[1], 2 * step);
+            }
+            store_halves(rows_out, to, token, first + 16 * strip, end, column + 32 * right, columns);
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float sum[4][4];
+                clear(sum);
+                add_columns<2>(sum, w[0], panel, 2 * half);
+                round_tiles<4>(rows_out, sum, 4 * half);
+            }
+            store_panel(rows_out, to, token, first + 16 * strip, end, column, columns);
+        }
+    }
+};
 
 #if !GRAD
 
@@ -157,9 +208,9 @@ symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const
     const auto fetch = [&](int n) {
         const u32 panel = ring + n % STAGES * PANEL;
         if (n < N_PANELS)
-            load_panel<ROWS, THREADS>(panel, r, r_token, g.q0, g.q1, 64 * n, N);
+            load_panel<ROWS, THREADS, N>(panel, r, r_token, g.q0, g.q1, 64 * n);
         else if (n < N_PANELS + D_PANELS)
-            load_panel<ROWS, THREADS>(panel, v, v_token, g.q0, g.q1, 64 * (n - N_PANELS), D);
+            load_panel<ROWS, THREADS, D>(panel, v, v_token, g.q0, g.q1, 64 * (n - N_PANELS));
         copies_end();
     };
     int n = 0;
@@ -178,12 +229,12 @@ symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const
 #pragma unroll 1
     for (int i = 0; i < N_PANELS; i++) add_scores(scores, next(), strip);
     put_weights(weights, scores, scale, strip, false, false);
-    Fragment w[STRIPS];
+    Share share(strip);
 #pragma unroll 1
     for (int i = 0; i < D_PANELS; i++) {
         const u32 panel = next();
-        if (i == 0) take_weights(w, weights, strip);
-        store_product(rows_out, w, panel, o, o_token, g.q0 + 16 * strip, g.q1, 64 * i, D);
+        if (i == 0) share.take(weights);
+        share.store(rows_out, panel, o, o_token, g.q0, g.q1, 64 * i, D);
     }
 }
 
@@ -248,22 +299,17 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
     r += head * r_head;
     v += head / group * v_head;
     d_o += head * do_head;
-    // Panels of do and v, 32 columns each.
-    const int SLOPES = (D + 31) / 32;
-    const int scores_end = kept ? N_PANELS : 0, slopes_end = scores_end + (dr ? SLOPES : 0),
-              end = slopes_end + (dr ? N_PANELS : 0);
+    // Panels of do and v, 32 columns each; then r.
+    const int slopes = dr ? (D + 31) / 32 : 0;
     const auto fetch = [&](int n) {
         const u32 panel = ring + n % STAGES * PANEL;
-        if (n >= scores_end && n < slopes_end) {
-#pragma unroll 1
-            for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
-                const int row = i / 8, piece = i % 8, column = 32 * (n - scores_end) + 8 * (piece % 4);
-                const bool is_there = g.q0 + row < g.q1 && column < D;
-                const bf16* at = piece < 4 ? d_o + (g.q0 + row) * do_token : v + (g.q0 + row) * v_token;
-                copy_piece(piece_at(panel, row, piece), is_there ? at + column : v, is_there);
-            }
-        } else if (n < end) {
-            load_panel<ROWS, THREADS>(panel, r, r_token, g.q0, g.q1, 64 * (n < scores_end ? n : n - slopes_end), N);
+        if (n < slopes) {
+            const int lane = threadIdx.x % 32, piece = lane % 8, row = g.q0 + 16 * strip + lane / 8;
+            const int column = 32 * n + 8 * (piece % 4);
+            const bf16* at = piece < 4 ? d_o + row * do_token : v + row * v_token;
+            load_strip(panel, strip, at + column, piece < 4 ? do_token : v_token, g.q1 - row, D % 32 == 0 || column < D);
+        } else if (n < slopes + N_PANELS) {
+            load_panel<ROWS, THREADS, N>(panel, r, r_token, g.q0, g.q1, 64 * (n - slopes));
         }
         copies_end();
     };
@@ -278,44 +324,52 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
     for (int i = 0; i < STAGES - 1; i++) fetch(i);
 
     float sum[2 * (REACH + 1)][4];
-    if (kept) {
+    if (dr) {
+        float turned[2][4];
         clear(sum);
+        clear(turned);
 #pragma unroll 1
-        for (int i = 0; i < N_PANELS; i++) add_scores(sum, next(), strip);
-        put_weights(weights, sum, scale, strip, true, false);
-        __syncthreads();
-        // The warp's strip, in pieces of 16 bytes.
-        for (int i = threadIdx.x % 32; i < 16 * 2 * STRIPS; i += 32) {
-            const int row = 16 * strip + i / (2 * STRIPS), piece = i % (2 * STRIPS);
-            uint4 x;
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                         : "r"(weight_at(weights, row, 8 * piece)));
-            if (g.q0 + row < g.q1)
-                *reinterpret_cast<uint4*>(kept + ((i64)(g.q0 + row) * heads + head) * ROWS + 8 * piece) = x;
-        }
+        for (int i = 0; i < slopes; i++) add_slopes(sum, turned, next(), strip);
+        join_diagonal(sum, turned);
+        put_weights(weights, sum, scale, strip, false, true);
     }
-    if (!dr) return;
-    float turned[2][4];
     clear(sum);
-    clear(turned);
-#pragma unroll 1
-    for (int i = 0; i < SLOPES; i++) add_slopes(sum, turned, next(), strip);
-    join_diagonal(sum, turned);
-    put_weights(weights, sum, scale, strip, false, true);
-    Fragment w[STRIPS];
+    Share share(strip);
 #pragma unroll 1
     for (int i = 0; i < N_PANELS; i++) {
         const u32 panel = next();
-        if (i == 0) take_weights(w, weights, strip);
-        store_product(rows_out, w, panel, dr + head * dr_head, dr_token, g.q0 + 16 * strip, g.q1, 64 * i, N);
+        if (kept) add_scores(sum, panel, strip);
+        if (!dr) continue;
+        if (i == 0) share.take(weights);
+        share.store(rows_out, panel, dr + head * dr_head, dr_token, g.q0, g.q1, 64 * i, N);
+    }
+    if (!kept) return;
+    // No warp's results leave through the weights any more.
+    __syncthreads();
+    put_weights(weights, sum, scale, strip, true, false);
+    __syncthreads();
+    // The warp's strip, in pieces of 16 bytes.
+    for (int i = threadIdx.x % 32; i < 16 * 2 * STRIPS; i += 32) {
+        const int row = 16 * strip + i / (2 * STRIPS), piece = i % (2 * STRIPS);
+        uint4 x;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(weight_at(weights, row, 8 * piece)));
+        if (g.q0 + row < g.q1)
+            *reinterpret_cast<uint4*>(kept + ((i64)(g.q0 + row) * heads + head) * ROWS + 8 * piece) = x;
     }
 }
 
 #define W_PANELS ((ROWS + 63) / 64)
+// Left alone, the compiler keeps small blocks to so few registers that it spills on sm_120.
+#if STRIPS <= 4
+#define DV_BOUNDS __launch_bounds__(THREADS, 4)
+#else
+#define DV_BOUNDS __launch_bounds__(THREADS)
+#endif
 
 // Grid: segments by value heads by panels of columns.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void DV_BOUNDS
 symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, const int* len, i64 do_token, i64 do_head,
              i64 dv_token, i64 dv_head, int tokens, int longest, int heads, int v_heads) {
     const int column = 64 * (blockIdx.x % D_PANELS), v_of = blockIdx.x / D_PANELS % v_heads, strip = threadIdx.x / 32;
@@ -328,9 +382,9 @@ symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, cons
         const u32 panel = ring + n % STAGES * PANEL;
         const int head = v_of * group + n / (W_PANELS + 1), item = n % (W_PANELS + 1);
         if (n < items && item < W_PANELS)
-            load_panel<ROWS, THREADS>(panel, kept + head * ROWS, (i64)heads * ROWS, g.q0, g.q1, 64 * item, ROWS);
+            load_panel<ROWS, THREADS, ROWS>(panel, kept + head * ROWS, (i64)heads * ROWS, g.q0, g.q1, 64 * item);
         else if (n < items)
-            load_panel<ROWS, THREADS>(panel, d_o + head * do_head, do_token, g.q0, g.q1, column, D);
+            load_panel<ROWS, THREADS, D>(panel, d_o + head * do_head, do_token, g.q0, g.q1, column);
         copies_end();
     };
     int n = 0;

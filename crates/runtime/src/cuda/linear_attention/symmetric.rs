@@ -8,7 +8,7 @@ use flatout_ir::ops::linear_attention::Keys;
 use flatout_ir::types::DType;
 
 use super::{At, Problem, Step, count, in_pieces, numbers, strides};
-use crate::cuda::context::{Arg, Source};
+use crate::cuda::context::{Arg, Facts, Source};
 
 /// Strips of 16 rows a tile may have: what registers and 99 KiB of shared memory hold.
 const MOST_STRIPS: usize = 8;
@@ -51,18 +51,25 @@ fn shared_bytes(strips: usize) -> usize {
     STAGES * panel_bytes(strips) + strips * (16 * (32 * strips + 16)).max(2048)
 }
 
-/// Blocks of a multiprocessor that registers are kept for.
-fn blocks(strips: usize) -> usize {
-    if strips <= 5 { 4 } else { 2 }
+/// Blocks of a multiprocessor that registers are kept for: as many as do without spilling, which at five strips backward is
+/// one less where the compiler is for sm_100.
+fn blocks(p: &Problem, facts: &Facts) -> usize {
+    match (p.is_grad, strips(p)) {
+        (false, ..=5) | (true, ..=4) => 4,
+        (true, 5) if facts.major == 10 => 2,
+        (true, 5) => 3,
+        (false, _) | (true, 6) => 2,
+        (true, _) => 1,
+    }
 }
 
-fn source(p: &Problem) -> Source {
+fn source(p: &Problem, facts: &Facts) -> Source {
     let mut defines = p.defines();
     defines.extend(numbers(&[
         ("GRAD", p.is_grad as usize),
         ("STRIPS", strips(p)),
         ("STAGES", STAGES),
-        ("BLOCKS", blocks(strips(p))),
+        ("BLOCKS", blocks(p, facts)),
         ("N", p.inner),
         ("D", p.width),
     ]));
@@ -75,7 +82,7 @@ fn source(p: &Problem) -> Source {
     Source { name: "linear_attention/symmetric.cu", code: Cow::Borrowed(code), defines }
 }
 
-pub(super) fn steps(at: &At<'_>) -> Vec<Step> {
+pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
     let p = &at.problem;
     let bounds = at.bounds()[0];
     let step =
@@ -86,7 +93,7 @@ pub(super) fn steps(at: &At<'_>) -> Vec<Step> {
             args.extend([count(p.tq), count(p.q_longest()), count(p.heads)]);
             args.extend(rest);
             let grid = [p.segments() * blocks, 1];
-            Step { source: source(p), entry, grid, threads: 32 * strips(p), shared_bytes, args }
+            Step { source: source(p, facts), entry, grid, threads: 32 * strips(p), shared_bytes, args }
         };
     let shared = shared_bytes(strips(p));
     let shares = [count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
