@@ -244,6 +244,7 @@ mod tests {
         let (grad, dtype, scale) = (false, DType::BF16, 0.125);
         Problem {
             grad,
+            d_lse: false,
             dtype,
             tq: 8 * len,
             tk: 8 * len,
