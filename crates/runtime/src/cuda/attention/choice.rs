@@ -442,6 +442,17 @@ mod tests {
         assert_eq!(names(&launch(DType::BF16, 64, 2048, 0, op), &ampere), ["mma"]);
     }
 
+    /// What equal sequences took before there were other families: pretrain-226m's plan is that large and no larger.
+    #[test]
+    fn no_family_raises_the_scratch_of_equal_sequences() {
+        let p = Problem::of(&launch(DType::BF16, 64, 2048, 0, uniform(2048)));
+        let p = Problem { tq: 32 * 2048, tk: 32 * 2048, heads: 12, kv_heads: 4, ..p };
+        for grad in [false, true] {
+            let p = Problem { grad, ..p };
+            assert_eq!(workspace(&p), dense::workspace(&p));
+        }
+    }
+
     #[test]
     fn a_forced_kernel_is_the_only_candidate_or_an_error() {
         let launch = launch(DType::BF16, 64, 128, 0, uniform(128));
