@@ -2,7 +2,7 @@
 //! its other values, and up the guides' ladder from plain FP32.
 //!
 //! A visit opens a configuration, makes its first updates and times some more. Rounds visit every variant once, with the
-//! base between every two of them, and every second round goes backwards, so that a machine that drifts or a neighbour
+//! base after each of them, and every second round goes backwards, so that a machine that drifts or a neighbour
 //! that comes and goes touches base and variants alike. `statistics` says what is made of the times.
 
 pub mod kept;
@@ -190,9 +190,6 @@ struct Plan<'a> {
     budget: Duration,
 }
 
-/// Variants between two visits of the base.
-const TOGETHER: usize = 2;
-
 /// Visits what is not kept yet, a round after the other. False where the budget ended first.
 fn rounds(
     plan: &Plan<'_>,
@@ -202,7 +199,7 @@ fn rounds(
     say: &mut dyn FnMut(Said<'_>),
 ) -> Result<bool, Failure> {
     let work = distinct(plan.variants);
-    let of = plan.repeats * (work.len() + work.len().div_ceil(TOGETHER)) + 1;
+    let of = plan.repeats * 2 * work.len() + 1;
     let longest = Duration::ZERO;
     let mut round_of = Rounds { plan, kept, visit, elapsed, say, last_failed: None, visited: 0, of, longest };
     if !round_of.kept.visits.iter().any(|visit| visit.key == BASE) {
@@ -217,16 +214,14 @@ fn rounds(
         if !round.is_multiple_of(2) {
             todo.reverse();
         }
-        for together in todo.chunks(TOGETHER) {
-            if (round_of.elapsed)() + round_of.longest * (together.len() as u32 + 1) > plan.budget {
+        for (key, name, config) in todo {
+            if (round_of.elapsed)() + 2 * round_of.longest > plan.budget {
                 return Ok(false);
             }
             if round_of.visited == 0 {
                 round_of.base(round)?;
             }
-            for (key, name, config) in together {
-                round_of.variant(key, name, config, round);
-            }
+            round_of.variant(key, name, config, round);
             round_of.base(round)?;
         }
     }

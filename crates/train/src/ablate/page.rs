@@ -40,7 +40,8 @@ pub fn parts(report: &Report) -> Vec<Part> {
     }
     let rungs = measured(&[Group::Ladder]);
     if !rungs.is_empty() {
-        let head = vec!["", "update", "tokens/s", "over the first", "over the one below", "memory", "loss"];
+        let head =
+            vec!["", "update", "tokens/s", "over the first", "over the one below", "", "memory", "loss"];
         parts.push(Part {
             title: "the ladder, one more on at each rung",
             head,
@@ -117,17 +118,20 @@ fn cells(row: &Row, measured: &Measured, report: &Report) -> Vec<String> {
 }
 
 fn ladder_cells(rungs: &[(&Row, &Measured)], report: &Report) -> Vec<Vec<String>> {
-    let first = rungs[0].1.base_is_faster_by.ratio;
-    let mut below = first;
+    let over = |estimate: Option<Estimate>| match estimate {
+        None => "-".to_string(),
+        Some(estimate) if estimate.rounds == 0 => "1".into(),
+        Some(estimate) if estimate.is_noise() => "within noise".into(),
+        Some(estimate) => format!("{:.3}", estimate.ratio),
+    };
     let cell = |(row, measured): &(&Row, &Measured)| {
-        let own = measured.base_is_faster_by.ratio;
-        let over_below = std::mem::replace(&mut below, own) / own;
         vec![
             row.name.clone(),
             ms(measured.step_ms),
             count((1e3 * report.tokens_per_update as f64 / measured.step_ms) as u64),
-            format!("{:.3}", first / own),
-            format!("{over_below:.3}"),
+            over(measured.climb.map(|climb| climb.over_first)),
+            over(measured.climb.map(|climb| climb.over_below)),
+            measured.climb.map_or(String::new(), |climb| range(&climb.over_below)),
             bytes(measured.arena_bytes + measured.driver_bytes),
             format!("{:.4}{}", measured.loss, measured.numbers.map_or(String::new(), |n| numbers(&n))),
         ]
@@ -190,7 +194,7 @@ pub fn how(report: &Report) -> String {
         false => "unknown".into(),
     };
     format!(
-        "{rounds}, {steps} timed updates a visit, the base between every two visits. A ratio is the median of the rounds, \
+        "{rounds}, {steps} timed updates a visit, the base visited between variants. A ratio is the median of the rounds, \
          each against the nearest visits of the base; its range is three standard deviations of that median, by the rounds \
          or by the base against itself, whose ratios vary by {noise}. Losses are compared after each of {updates} updates \
          on {}.",

