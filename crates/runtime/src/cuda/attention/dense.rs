@@ -24,7 +24,7 @@ use crate::cuda::context::{
 const LEAST_VERSION: u32 = 91400;
 /// Head sizes and lengths cuDNN is used for; what lies outside is ours.
 const HEAD_SIZES: std::ops::RangeInclusive<usize> = 32..=256;
-const LEAST_TOKENS: usize = 33;
+pub(super) const LEAST_TOKENS: usize = 33;
 /// For what cuDNN takes beside the parts in the formulas: 256 bytes were seen.
 const SLACK: usize = 1 << 20;
 

@@ -23,7 +23,7 @@ use flatout_ir::{Launch, View};
 use super::Problem;
 use super::call::Call;
 use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, swapped};
-use super::dense::hide;
+use super::dense::{LEAST_TOKENS, hide};
 use super::scratch::{ALIGN, Scratch};
 use super::tiles::{self, Heights};
 use crate::cuda::argument::{Block, launch_blocks};
@@ -49,7 +49,10 @@ pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
 
 fn has_shapes(p: &Problem) -> bool {
     let is_packed = match (p.q, p.k) {
-        (Segments::Ragged { max_segments, .. }, k) => p.q == k && max_segments > 0 && p.q_longest() > 0,
+        // Where the longest may have one token, the rows' log sums came out as NaN.
+        (Segments::Ragged { max_segments, .. }, k) => {
+            p.q == k && max_segments > 0 && p.q_longest() >= LEAST_TOKENS
+        }
         _ => false,
     };
     is_packed

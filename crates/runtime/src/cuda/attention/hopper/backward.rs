@@ -1,7 +1,7 @@
 //! The backward pass on Hopper: which kernels a problem takes, in which form, and their launch.
 //!
 //! Statistics of rows first; then dk and dv by tiles of keys, and dq by tiles of queries, which is deterministic. Long
-//! sequences of some head sizes have dq summed by the kernel of the keys instead, 5 products a tile for 7, where equal bits
+//! sequences of small heads have dq summed by the kernel of the keys instead, 5 products a tile for 7, where equal bits
 //! are not asked for.
 
 use std::borrow::Cow;
@@ -165,9 +165,10 @@ impl Form {
     }
 }
 
-/// Whether the shape gains from summing dq in the kernel of the keys; the kernel has it for these head sizes.
+/// Whether the shape gains from summing dq in the kernel of the keys. With heads of 128 it loses: 16 heads on 8 over 16
+/// sequences of 2048, causal, took 2.14 ms for the 2.00 of both kernels.
 fn gains_from_sums(p: &Problem) -> bool {
-    (p.size <= 64 || p.size == 128) && p.k_longest() >= LONG
+    p.size <= 64 && p.k_longest() >= LONG
 }
 
 pub(in super::super) fn serves(p: &Problem, facts: &Facts) -> bool {
