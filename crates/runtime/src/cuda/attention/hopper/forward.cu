@@ -600,6 +600,6 @@ wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorM
         registers_up<MORE>();
 #endif
         // The same in all lanes, and the compiler sees it.
-        consume(call, m, __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0));
+        consume(call, m, GROUPS == 1 ? 0 : __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0));
     }
 }
