@@ -48,9 +48,23 @@ pub(super) fn checks(s: Sizes) -> Vec<Check> {
     let wide =
         |heads, kv_heads, size, mask| packed("packed", tokens, s.segments, 512, heads, kv_heads, size, mask);
     let many = packed("packed short", tokens / 4, tokens / 12, 3, s.heads, s.kv_heads, s.head, Mask::Causal);
+    // Segments long enough for kernels that sum over keys in another way than over few.
+    let long = packed(
+        "packed long",
+        tokens,
+        s.segments / 12 + 1,
+        2 * s.context,
+        s.heads,
+        s.kv_heads,
+        s.head,
+        Mask::Causal,
+    );
     let problems = [
         model(Mask::Causal),
         model(Mask::Full),
+        model(Mask::Window { back: s.context / 3, ahead: 0 }),
+        equal(Mask::Causal, tokens / s.context / 2, s.context, 16, 8, 2 * s.head),
+        long,
         wide(s.heads, s.kv_heads, s.head, Mask::Causal),
         wide(s.heads, s.kv_heads, s.head, Mask::Full),
         wide(4, 1, 4 * s.head, Mask::Causal),
@@ -199,7 +213,8 @@ impl Problem {
             let count = QUERIES.min(q.len());
             let behind = (q.len() - count) * ((i * 5) % SAMPLES) / (SAMPLES - 1);
             let queries = q.end - behind - count..q.end - behind;
-            let seen = if self.mask == Mask::Causal { k.end - behind } else { k.end };
+            let looks_ahead = !matches!(self.mask, Mask::Causal | Mask::Window { ahead: 0, .. });
+            let seen = if looks_ahead { k.end } else { k.end - behind };
             Sample { queries, keys: k.start..seen, unseen: seen..k.end, head: (i * 3) % self.kv_heads }
         };
         places.into_iter().enumerate().map(sample).collect()
