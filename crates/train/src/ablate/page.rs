@@ -151,9 +151,10 @@ fn times(measured: &Measured) -> String {
 }
 
 fn range(estimate: &Estimate) -> String {
-    match estimate.high.is_finite() {
-        true => format!("{:.3} to {:.3}", estimate.low, estimate.high),
-        false => "no range yet".into(),
+    match estimate {
+        Estimate { rounds: 0, .. } => String::new(),
+        Estimate { low, high, .. } if high.is_finite() => format!("{low:.3} to {high:.3}"),
+        _ => "no range yet".into(),
     }
 }
 
