@@ -237,13 +237,16 @@ pub fn markdown(report: &Report) -> String {
     page
 }
 
+/// A bar's value, range and note.
+type Shown = (f64, Option<(f64, f64)>, String);
+
 /// Name, the part it belongs to, and the picture.
 fn pictures(report: &Report) -> Vec<(&'static str, &'static str, Bars)> {
-    let bars = |groups: &[Group], value: &dyn Fn(&Measured) -> (f64, Option<(f64, f64)>, String)| {
+    let bars = |groups: &[Group], shown: &dyn Fn(&Measured) -> Shown| {
         let rows = report.rows.iter().filter(|row| groups.contains(&row.group));
         let bar = |row: &Row| {
             let measured = row.measured.as_ref()?;
-            let (value, range, note) = value(measured);
+            let (value, range, note) = shown(measured);
             // What shows nothing is grey.
             let colour = if measured.verdict == Verdict::WithinNoise && range.is_some() { 7 } else { 0 };
             Some(Bar { name: row.name.clone(), value, range, note, colour })
