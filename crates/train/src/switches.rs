@@ -99,7 +99,7 @@ impl Class {
         match (self, precision) {
             (Class::Bitwise, _) => 0.0,
             (Class::Bounded, Precision::Auto | Precision::Fp32) => 1e-5,
-            (Class::Bounded, Precision::Tf32 | Precision::Bf16) => 2e-3,
+            (Class::Bounded, Precision::Tf32 | Precision::Bf16) => 1e-3,
             (Class::Statistical, _) => 1e-2,
         }
     }

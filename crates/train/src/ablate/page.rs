@@ -151,9 +151,10 @@ fn times(measured: &Measured) -> String {
 }
 
 fn range(estimate: &Estimate) -> String {
-    match estimate.high.is_finite() {
-        true => format!("{:.3} to {:.3}", estimate.low, estimate.high),
-        false => "no range yet".into(),
+    match estimate {
+        Estimate { rounds: 0, .. } => String::new(),
+        Estimate { low, high, .. } if high.is_finite() => format!("{low:.3} to {high:.3}"),
+        _ => "no range yet".into(),
     }
 }
 
@@ -236,13 +237,16 @@ pub fn markdown(report: &Report) -> String {
     page
 }
 
+/// A bar's value, range and note.
+type Shown = (f64, Option<(f64, f64)>, String);
+
 /// Name, the part it belongs to, and the picture.
 fn pictures(report: &Report) -> Vec<(&'static str, &'static str, Bars)> {
-    let bars = |groups: &[Group], value: &dyn Fn(&Measured) -> (f64, Option<(f64, f64)>, String)| {
+    let bars = |groups: &[Group], shown: &dyn Fn(&Measured) -> Shown| {
         let rows = report.rows.iter().filter(|row| groups.contains(&row.group));
         let bar = |row: &Row| {
             let measured = row.measured.as_ref()?;
-            let (value, range, note) = value(measured);
+            let (value, range, note) = shown(measured);
             // What shows nothing is grey.
             let colour = if measured.verdict == Verdict::WithinNoise && range.is_some() { 7 } else { 0 };
             Some(Bar { name: row.name.clone(), value, range, note, colour })

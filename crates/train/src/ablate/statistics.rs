@@ -30,32 +30,52 @@ const DEVIATIONS: f64 = 3.0;
 /// From the median of absolute deviations to the standard deviation of a normal distribution.
 const NORMAL: f64 = 1.4826;
 
-/// The estimate of ratios, one a round; `noise` is the standard deviation of the logarithm of one ratio of the base.
-pub fn estimate(ratios: &[f64], noise: f64) -> Estimate {
+/// How much the logarithm of a ratio varies where nothing differs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Noise {
+    pub deviation: f64,
+    /// The largest that was seen, disturbed visits included.
+    pub worst: f64,
+}
+
+impl Noise {
+    /// That of a quotient of two ratios.
+    pub fn of_two(self) -> Noise {
+        Noise { deviation: 2f64.sqrt() * self.deviation, worst: 2f64.sqrt() * self.worst }
+    }
+}
+
+/// The estimate of ratios, one a round. One or two rounds cannot tell a disturbed visit from another time, so their range
+/// is at least as wide as the worst that the base did.
+pub fn estimate(ratios: &[f64], noise: Noise) -> Estimate {
     let n = ratios.len();
     assert!(n > 0, "an estimate has a round");
     let ratio = middle(ratios);
     let off: Vec<f64> = ratios.iter().map(|one| (one / ratio).ln().abs()).collect();
-    let deviation = noise.max(NORMAL * middle(&off));
-    // The median of many normal values varies by 1.25 times what their mean does.
-    let shrink = if n < 3 { 1.0 } else { 1.2533 / (n as f64).sqrt() };
-    let factor = (DEVIATIONS * deviation * shrink).exp();
+    let deviation = noise.deviation.max(NORMAL * middle(&off));
+    let factor = match n {
+        1 | 2 => (DEVIATIONS * deviation).max(noise.worst).exp(),
+        // The median of many normal values varies by 1.25 times what their mean does.
+        _ => (DEVIATIONS * deviation * 1.2533 / (n as f64).sqrt()).exp(),
+    };
     Estimate { ratio, low: ratio / factor, high: ratio * factor, rounds: n }
 }
 
-/// The standard deviation of the logarithm of a variant's ratio, if the variant were the base: of each visit of the base
-/// against the two around it, which a steady drift does not touch. Visits are in the order they were made, each list
+/// The noise of a variant's ratio, if the variant were the base: of each visit of the base against the two around it,
+/// which a steady drift does not touch. Visits are in the order they were made, each list
 /// without a break.
-pub fn noise(bases: &[Vec<f64>]) -> f64 {
+pub fn noise(bases: &[Vec<f64>]) -> Noise {
     let logs: Vec<Vec<f64>> = bases.iter().map(|visits| visits.iter().map(|ms| ms.ln()).collect()).collect();
     let bends = logs.iter().flat_map(|visits| visits.windows(3));
     let bends: Vec<f64> = bends.map(|three| (three[1] - 0.5 * (three[0] + three[2])).abs()).collect();
     if bends.len() >= 3 {
-        return NORMAL * middle(&bends);
+        let worst = bends.iter().copied().fold(0.0, f64::max);
+        return Noise { deviation: NORMAL * middle(&bends), worst };
     }
     // So few say no more than how far they lie apart.
     let steps = logs.iter().flat_map(|visits| visits.windows(2)).map(|two| (two[1] - two[0]).abs());
-    steps.reduce(f64::max).unwrap_or(f64::INFINITY)
+    let apart = steps.reduce(f64::max).unwrap_or(f64::INFINITY);
+    Noise { deviation: apart, worst: apart }
 }
 
 /// The median.
@@ -74,18 +94,22 @@ pub fn middle(values: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
+    fn even(deviation: f64) -> Noise {
+        Noise { deviation, worst: deviation }
+    }
+
     #[test]
     fn the_range_is_no_closer_than_the_base_to_itself() {
-        let quiet = estimate(&[1.1, 1.1, 1.1], 0.0);
+        let quiet = estimate(&[1.1, 1.1, 1.1], even(0.0));
         assert_eq!((quiet.ratio, quiet.low, quiet.high, quiet.is_noise()), (1.1, 1.1, 1.1, false));
-        let loud = estimate(&[1.1, 1.1, 1.1], 0.1);
+        let loud = estimate(&[1.1, 1.1, 1.1], even(0.1));
         assert!(loud.is_noise() && loud.low < 1.0 && loud.high > 1.2, "{loud:?}");
-        let scattered = estimate(&[1.0, 1.1, 1.2], 0.0);
+        let scattered = estimate(&[1.0, 1.1, 1.2], even(0.0));
         assert!(
             scattered.is_noise() && (scattered.low * scattered.high - 1.21).abs() < 1e-9,
             "{scattered:?}"
         );
-        let disturbed = estimate(&[1.1, 1.1, 1.101, 1.099, 1.6], 0.01);
+        let disturbed = estimate(&[1.1, 1.1, 1.101, 1.099, 1.6], even(0.01));
         assert!(!disturbed.is_noise() && disturbed.high < 1.15, "one round in five: {disturbed:?}");
         assert!(estimate(&[2.0], noise(&[vec![1.0]])).is_noise(), "one visit of the base shows nothing");
     }
@@ -96,10 +120,13 @@ mod tests {
         let mut visits: Vec<f64> =
             (0..40).map(|i| 1.01f64.powi(i) * if i % 2 == 0 { 1.0 } else { 1.02 }).collect();
         let calm = noise(&[visits.clone(), visits.iter().map(|x| 2.0 * x).collect()]);
-        assert!((calm / (NORMAL * 1.02f64.ln()) - 1.0).abs() < 1e-9);
+        assert!((calm.deviation / (NORMAL * 1.02f64.ln()) - 1.0).abs() < 1e-9);
         visits[20] *= 3.0;
-        assert!((noise(&[visits]) / calm - 1.0).abs() < 1e-9);
-        assert_eq!(noise(&[vec![1.0], vec![2.0]]), f64::INFINITY);
-        assert!((noise(&[vec![1.0, 1.1]]) - 1.1f64.ln()).abs() < 1e-12);
+        let disturbed = noise(&[visits]);
+        assert!((disturbed.deviation / calm.deviation - 1.0).abs() < 1e-9);
+        assert!(disturbed.worst > 1.0 && calm.worst < 0.1);
+        assert!(estimate(&[2.0], disturbed).is_noise() && !estimate(&[2.0; 3], disturbed).is_noise());
+        assert_eq!(noise(&[vec![1.0], vec![2.0]]).deviation, f64::INFINITY);
+        assert!((noise(&[vec![1.0, 1.1]]).worst - 1.1f64.ln()).abs() < 1e-12);
     }
 }

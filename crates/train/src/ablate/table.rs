@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::kept::{Kept, Timed, Visit};
-use super::statistics::{Estimate, estimate, middle, noise};
+use super::statistics::{Estimate, Noise, estimate, middle, noise};
 use super::variants::{BASE, Fate, Group, Variant};
 use crate::switches::{Class, Precision};
 
@@ -135,11 +135,11 @@ pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: us
     let mut rows: Vec<Row> =
         variants.iter().map(|variant| row(variant, kept, &base, &bases, noise, precision)).collect();
     climb(variants, &mut rows, kept, noise);
-    Some(Table { base, noise, rows })
+    Some(Table { base, noise: noise.deviation, rows })
 }
 
 /// Compares every measured rung with the one below and the first, round by round.
-fn climb(variants: &[Variant], rows: &mut [Row], kept: &Kept, noise: f64) {
+fn climb(variants: &[Variant], rows: &mut [Row], kept: &Kept, noise: Noise) {
     // Ratios to the base by round; none for the base itself, whose ratio is 1 in every round.
     let mut rungs: Vec<Option<BTreeMap<usize, f64>>> = vec![];
     for (variant, row) in variants.iter().zip(rows) {
@@ -163,7 +163,7 @@ fn climb(variants: &[Variant], rows: &mut [Row], kept: &Kept, noise: f64) {
 fn over(
     own: &Option<BTreeMap<usize, f64>>,
     other: &Option<BTreeMap<usize, f64>>,
-    noise: f64,
+    noise: Noise,
 ) -> Option<Estimate> {
     let quotients: Vec<f64> = match (own, other) {
         (Some(own), Some(other)) => {
@@ -175,7 +175,7 @@ fn over(
     };
     // Two ratios vary more than one.
     let is_two = own.is_some() && other.is_some();
-    let noise = if is_two { noise * 2f64.sqrt() } else { noise };
+    let noise = if is_two { noise.of_two() } else { noise };
     match own == other {
         true => Some(Estimate { ratio: 1.0, low: 1.0, high: 1.0, rounds: 0 }),
         false => (!quotients.is_empty()).then(|| estimate(&quotients, noise)),
@@ -230,7 +230,7 @@ fn row(
     kept: &Kept,
     base: &BaseRow,
     bases: &[(&Visit, &Timed)],
-    noise: f64,
+    noise: Noise,
     precision: Precision,
 ) -> Row {
     let (state, why, measured) = match &variant.fate {
@@ -269,7 +269,7 @@ fn measure(
     kept: &Kept,
     base: &BaseRow,
     bases: &[(&Visit, &Timed)],
-    noise: f64,
+    noise: Noise,
     precision: Precision,
 ) -> Option<Measured> {
     let (_, first) = visits.first()?;
