@@ -249,3 +249,54 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         .collect();
     Ok(sequence(works?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_ir::ops::linear_attention::Keys;
+
+    /// The entries a launch of Vision-BDH's shapes runs, in order, with some outputs left out.
+    fn entries(dtype: DType, len: usize, is_grad: bool, wanted: &[bool]) -> Vec<&'static str> {
+        let q = Segments::Uniform { len };
+        let attend = LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k: Keys::Queries };
+        let mut end = 0;
+        let mut place = |heads: usize, size: usize| {
+            let ty = TensorType::new(dtype, [4 * len, heads, size]);
+            let view = View::dense(end, &ty);
+            end = (end + ty.bytes()).next_multiple_of(256);
+            view
+        };
+        let mut ins = vec![place(6, 1024), place(1, 192)];
+        ins.extend(is_grad.then(|| place(6, 192)));
+        let outs = if is_grad { vec![place(6, 1024), place(1, 192)] } else { vec![place(6, 192)] };
+        let outs = outs.into_iter().zip(wanted).map(|(view, wanted)| wanted.then_some(view)).collect();
+        let workspace = is_grad.then(|| place(6, 192));
+        let op = if is_grad { attend.grad() } else { attend.op() };
+        let (kernel, path) = ("cuda.linear_attention", String::new());
+        let launch = Launch { kernel, op, ins, outs, workspace, path, key: 0, flops: 0 };
+        steps(&launch, &Facts::on_paper("sm_90a"), 0).into_iter().map(|step| step.entry).collect()
+    }
+
+    /// A kernel that is launched writes what it was given: nothing may be launched for an output that is not there.
+    #[test]
+    fn only_outputs_that_somebody_reads_are_launched() {
+        let none: [&str; 0] = [];
+        for (dtype, len, forward, dr, dv) in [
+            (
+                DType::BF16,
+                65,
+                "symmetric_forward",
+                &["symmetric_backward"][..],
+                &["symmetric_backward", "symmetric_dv"][..],
+            ),
+            (DType::BF16, 650, "weighted_sum", &["weighted_sum"], &["weighted_sum"]),
+            (DType::F32, 65, "plain_sum", &["plain_sum"], &["plain_sum"]),
+        ] {
+            assert_eq!(entries(dtype, len, false, &[true]), [forward]);
+            assert_eq!(entries(dtype, len, false, &[false]), none);
+            assert_eq!(entries(dtype, len, true, &[true, false]), dr);
+            assert_eq!(entries(dtype, len, true, &[false, true]), dv);
+            assert_eq!(entries(dtype, len, true, &[false, false]), none);
+        }
+    }
+}

@@ -102,7 +102,8 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
         return vec![];
     }
     if !p.is_grad {
-        return vec![step("symmetric_forward", p.heads, shared, &tensors, None, &shares)];
+        let forward = |_| step("symmetric_forward", p.heads, shared, &tensors, None, &shares);
+        return tensors[2].map(forward).into_iter().collect();
     }
     let (d_o, dr, dv) = (tensors[2], tensors[3], tensors[4]);
     let kept = at.pointer(at.launch.workspace.as_ref().filter(|_| dv.is_some()));
