@@ -30,7 +30,7 @@ def main():
     parser.add_argument("flatout")
     parser.add_argument("--calls", type=int, default=5)
     parser.add_argument("words", nargs="*", default=["tiny"], help="what follows `flatout ablate`")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     calls, wrong = [], []
     for i in range(args.calls):
         seconds, report = call(args.flatout, args.words)

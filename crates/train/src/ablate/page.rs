@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::statistics::rounds_to_tell;
 use super::table::{BreakEven, Measured, Numbers, Row, RowState, Verdict};
 use super::variants::Group;
 use super::{Estimate, Report};
@@ -191,8 +192,15 @@ pub fn how(report: &Report) -> String {
         (least, most) => format!("{least} to {most} of {repeats} rounds"),
     };
     let noise = match noise.is_finite() {
-        true => format!("{:.1}%", 100.0 * noise),
-        false => "unknown".into(),
+        true => {
+            let enough = rounds_to_tell(0.05, *noise);
+            let hint = match enough > *repeats {
+                true => format!(" (to tell 5% takes --repeats {enough} here, or an idle machine)"),
+                false => String::new(),
+            };
+            format!("{:.1}%{hint}", 100.0 * noise)
+        }
+        false => "an unknown amount".into(),
     };
     format!(
         "{rounds}, {steps} timed updates a visit, the base visited between variants. A ratio is the median of the rounds, \

@@ -61,9 +61,14 @@ pub fn estimate(ratios: &[f64], noise: Noise) -> Estimate {
     Estimate { ratio, low: ratio / factor, high: ratio * factor, rounds: n }
 }
 
+/// Rounds after which a difference stands out from noise of this deviation.
+pub fn rounds_to_tell(difference: f64, deviation: f64) -> usize {
+    let rounds = DEVIATIONS * deviation * 1.2533 / (1.0 + difference).ln();
+    (rounds * rounds).ceil().max(3.0) as usize
+}
+
 /// The noise of a variant's ratio, if the variant were the base: of each visit of the base against the two around it,
-/// which a steady drift does not touch. Visits are in the order they were made, each list
-/// without a break.
+/// which a steady drift does not touch. Visits are in the order they were made, each list without a break.
 pub fn noise(bases: &[Vec<f64>]) -> Noise {
     let logs: Vec<Vec<f64>> = bases.iter().map(|visits| visits.iter().map(|ms| ms.ln()).collect()).collect();
     let bends = logs.iter().flat_map(|visits| visits.windows(3));
@@ -112,6 +117,13 @@ mod tests {
         let disturbed = estimate(&[1.1, 1.1, 1.101, 1.099, 1.6], even(0.01));
         assert!(!disturbed.is_noise() && disturbed.high < 1.15, "one round in five: {disturbed:?}");
         assert!(estimate(&[2.0], noise(&[vec![1.0]])).is_noise(), "one visit of the base shows nothing");
+    }
+
+    #[test]
+    fn rounds_to_tell_are_those_after_which_it_is_told() {
+        let rounds = rounds_to_tell(0.05, 0.03);
+        let told = |n: usize| !estimate(&vec![1.05; n], even(0.03)).is_noise();
+        assert_eq!((rounds, told(rounds), told(rounds - 1)), (6, true, false));
     }
 
     #[test]
