@@ -98,9 +98,6 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
     let shared = shared_bytes(strips(p));
     let shares = [count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
     let tensors = tensors(at);
-    if !p.is_grad && tensors[2].is_none() {
-        return vec![];
-    }
     if !p.is_grad {
         let forward = |_| step("symmetric_forward", p.heads, shared, &tensors, None, &shares);
         return tensors[2].map(forward).into_iter().collect();
