@@ -28,6 +28,19 @@ use rayon::prelude::*;
 /// A100, RTX 3090, RTX 4090, H100 and H200, B200, RTX 5090.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
 
+/// Sources whose headers say that they spill with a definition, and how many bytes at most.
+const MAY_SPILL: [(&str, (&str, &str), usize); 1] =
+    [("attention/hopper/backward_queries.cu", ("MASK", "3"), 48)];
+
+/// What a source may spill.
+fn most_spilled(source: &Source) -> usize {
+    let has = |(name, value): (&str, &str)| source.defines.iter().any(|(n, v)| n == name && v == value);
+    let of = |&(name, define, bytes): &(&str, (&str, &str), usize)| {
+        (source.name == name && has(define)).then_some(bytes)
+    };
+    MAY_SPILL.iter().find_map(of).unwrap_or(0)
+}
+
 /// An operation on inputs of these types.
 type Form = (Op, Vec<TensorType>);
 
@@ -282,7 +295,8 @@ fn every_kernel_compiles_everywhere_without_spilling() {
                 let shared = e.shared_bytes as usize + dynamic;
                 let too_much =
                     (shared > most).then(|| format!("takes {shared} of {most} bytes of shared memory"));
-                let spills = (e.spill_bytes > 0).then(|| format!("spills {} bytes", e.spill_bytes));
+                let spills = (e.spill_bytes as usize > most_spilled(source))
+                    .then(|| format!("spills {} bytes", e.spill_bytes));
                 too_much
                     .into_iter()
                     .chain(spills)

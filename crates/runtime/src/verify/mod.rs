@@ -262,8 +262,10 @@ pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source,
     let of = |attention| {
         let facts = Facts { attention, ..facts.clone() };
         let is_attention = matches!(launch.op.kind(), OpKind::Attention | OpKind::AttentionGrad);
-        let shared = if is_attention { choice::shared_bytes(launch, &facts) } else { 0 };
-        (kernel.sources)(launch, &facts).into_iter().map(move |source| (source, shared))
+        (kernel.sources)(launch, &facts).into_iter().map(move |source| {
+            let shared = if is_attention { choice::shared_bytes(launch, &facts, &source) } else { 0 };
+            (source, shared)
+        })
     };
     serving(launch, facts).into_iter().flat_map(of).collect()
 }

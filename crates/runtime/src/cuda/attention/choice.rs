@@ -74,8 +74,8 @@ pub(super) struct Family {
     /// A ceiling in bytes from shapes alone; 0 where it serves on no GPU.
     pub workspace: fn(&Problem) -> usize,
     pub sources: fn(&Problem, &Facts) -> Vec<Source>,
-    /// Dynamic shared memory in bytes, the most of its kernels.
-    pub shared: fn(&Problem, &Facts) -> usize,
+    /// Dynamic shared memory in bytes, the most of the kernels of one of its sources.
+    pub shared: fn(&Problem, &Facts, &Source) -> usize,
     pub prepare: fn(&Problem, &Launch, &Prepare<'_>) -> Prepared,
     /// Whether it needs addresses at multiples of 16 bytes and strides at multiples of 8 elements.
     pub is_aligned: bool,
@@ -92,7 +92,7 @@ const FAMILIES: &[Family] = &[
         serves: dense::serves,
         workspace: dense::workspace,
         sources: |_, _| vec![dense::source()],
-        shared: |_, _| 0,
+        shared: |_, _, _| 0,
         prepare: dense::prepare,
         is_aligned: true,
         takes: dense::takes,
@@ -103,7 +103,7 @@ const FAMILIES: &[Family] = &[
         serves: packed::serves,
         workspace: packed::workspace,
         sources: |p, _| packed::sources(p),
-        shared: |_, _| 0,
+        shared: |_, _, _| 0,
         prepare: packed::prepare,
         is_aligned: true,
         takes: packed::takes,
@@ -125,7 +125,7 @@ const FAMILIES: &[Family] = &[
         serves: hopper::backward::serves,
         workspace: hopper::backward::workspace,
         sources: hopper::backward::sources,
-        shared: |p, _| hopper::backward::shared_bytes(p),
+        shared: |p, _, source| hopper::backward::shared_bytes(p, source),
         prepare: hopper::backward::prepare,
         is_aligned: true,
         takes: |_, _| true,
@@ -147,7 +147,7 @@ const FAMILIES: &[Family] = &[
         serves: decode::serves,
         workspace: decode::workspace,
         sources: decode::sources,
-        shared: |_, _| 0,
+        shared: |_, _, _| 0,
         prepare: decode::prepare,
         is_aligned: true,
         takes: |_, _| true,
@@ -158,7 +158,7 @@ const FAMILIES: &[Family] = &[
         serves: |_, _| true,
         workspace: flash::workspace,
         sources: |p, _| flash::sources(p),
-        shared: |p, _| flash::most_shared_bytes(p),
+        shared: |p, _, source| flash::most_shared_bytes(p, source),
         prepare: flash::prepare,
         is_aligned: false,
         takes: |_, _| true,
@@ -222,10 +222,10 @@ pub fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
     [Cudnn, Wgmma, Mma, Decode, Fma].into_iter().filter(serves).collect()
 }
 
-/// The most dynamic shared memory of the kernels that may run a launch.
-pub fn shared_bytes(launch: &Launch, facts: &Facts) -> usize {
+/// The most dynamic shared memory that kernels of a source ask for in running a launch.
+pub fn shared_bytes(launch: &Launch, facts: &Facts, source: &Source) -> usize {
     let p = Problem::of(launch);
-    candidates(&p, launch, facts).iter().map(|family| (family.shared)(&p, facts)).max().unwrap_or(0)
+    candidates(&p, launch, facts).iter().map(|family| (family.shared)(&p, facts, source)).max().unwrap_or(0)
 }
 
 /// Tensors in steps of 16 bytes.

@@ -36,9 +36,13 @@ fn shared_bytes(p: &Problem, owned: usize, walked: usize, weights: usize) -> u32
     (4 * ((owned * own + walked * walk) * pitch + weights * own * (walk + 1))) as u32
 }
 
-/// Dynamic shared memory, the most of its kernels.
-pub(super) fn most_shared_bytes(p: &Problem) -> usize {
-    (if p.grad { shared_bytes(p, 2, 2, 2) } else { shared_bytes(p, 1, 1, 1) }) as usize
+/// Dynamic shared memory, the most of a source's kernels.
+pub(super) fn most_shared_bytes(p: &Problem, of: &Source) -> usize {
+    match p.grad {
+        _ if *of != source(p) => 0,
+        true => shared_bytes(p, 2, 2, 2) as usize,
+        false => shared_bytes(p, 1, 1, 1) as usize,
+    }
 }
 
 /// The rows' sums of do * o, less the gradient of lse, which the backward pass keeps.
@@ -144,7 +148,7 @@ mod tests {
                     q: Segments::Uniform { len: 8 },
                     k: Segments::Uniform { len: 8 },
                 };
-                let bytes = most_shared_bytes(&p);
+                let bytes = most_shared_bytes(&p, &source(&p));
                 assert!(bytes <= 96 << 10, "{p:?} takes {bytes}");
             }
         }

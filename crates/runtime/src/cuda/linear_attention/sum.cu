@@ -44,8 +44,15 @@ struct Cursor {
     int head, term, from, end, item;
 };
 
+// Left alone, the compilers for sm_100 and sm_120 keep small blocks to so few registers that they spill.
+#if __CUDA_ARCH__ >= 1000
+#define BOUNDS __launch_bounds__(THREADS, 1)
+#else
+#define BOUNDS __launch_bounds__(THREADS)
+#endif
+
 // Grid: tiles of every segment on the owned side, output heads by slices.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void BOUNDS
 weighted_sum(const bf16* a, const bf16* b, const bf16* x, bf16* out, const int* q_start, const int* q_len,
              const int* k_start, const int* k_len, i64 a_token, i64 a_head, i64 b_token, i64 b_head, i64 x_token,
              i64 x_head, i64 out_token, i64 out_head, int tq, int tk, int q_longest, int k_longest, int tiles, int heads,

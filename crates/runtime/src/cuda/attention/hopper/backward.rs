@@ -222,11 +222,10 @@ pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
     sources
 }
 
-/// The most a block takes, for the limit of the device.
-pub(in super::super) fn shared_bytes(p: &Problem) -> usize {
-    let forms = [Form::keys(p, false), Form::queries(p)].into_iter();
-    let fused = gains_from_sums(p).then(|| Form::keys(p, true));
-    forms.chain(fused).map(|form| form.shared_bytes(p)).max().unwrap_or(0)
+/// What a block of a source's kernel takes, for the limit of the device.
+pub(in super::super) fn shared_bytes(p: &Problem, of: &Source) -> usize {
+    let forms = [Form::keys(p, false), Form::keys(p, true), Form::queries(p)];
+    forms.iter().find(|form| form.source(p) == *of).map_or(0, |form| form.shared_bytes(p))
 }
 
 pub(in super::super) fn prepare(

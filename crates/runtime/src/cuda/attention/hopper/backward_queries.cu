@@ -4,7 +4,8 @@
 //
 // A block owns 64 queries a warpgroup, of HEADS query heads of one key head side by side, and walks the keys they see
 // in tiles of 64: 3 products a tile, ds from accumulator to A operand in registers. Keys stay until ds k is done, values
-// only until do v^T is, so they have rings of their own. GROUPS warpgroups compute and one feeds. Registers: no spills.
+// only until do v^T is, so they have rings of their own. GROUPS warpgroups compute and one feeds. Registers: no
+// spills, but for two intervals with heads above 240, which leave up to 48 bytes in local memory.
 //
 // Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, HEADS (1 or GROUPS; divides the group of query heads), BLOCKS,
 // STAGES and V_STAGES (walked tiles of keys and values held), OWN_STAGES, REGISTERS and FEEDER_REGISTERS.

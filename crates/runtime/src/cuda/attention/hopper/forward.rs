@@ -143,8 +143,8 @@ pub(in crate::cuda::attention) fn workspace(p: &Problem) -> usize {
 }
 
 /// Dynamic shared memory.
-pub(in crate::cuda::attention) fn shared_bytes(p: &Problem, facts: &Facts) -> usize {
-    Form::of(p, facts.deterministic).shared_bytes(p.size)
+pub(in crate::cuda::attention) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
+    if *of == source(p, facts) { Form::of(p, facts.deterministic).shared_bytes(p.size) } else { 0 }
 }
 
 pub(in crate::cuda::attention) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {

@@ -223,10 +223,11 @@ fn parts(p: &Problem) -> &'static [Part] {
     if p.grad { &[Part::Dq, Part::Dkv] } else { &[Part::Forward] }
 }
 
-/// Dynamic shared memory, the most of its kernels.
-pub(super) fn shared_bytes(p: &Problem, facts: &Facts) -> usize {
-    let of = |given| parts(p).iter().map(move |&part| geometry(p, part, given).shared_bytes(part, p.size));
-    Given::of(facts).into_iter().flat_map(of).max().unwrap_or(0)
+/// Dynamic shared memory of a source's kernel.
+pub(super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
+    let Some(given) = Given::of(facts) else { return 0 };
+    let is_its = |part: &&Part| source(p, **part, given) == *of;
+    parts(p).iter().find(is_its).map_or(0, |&part| geometry(p, part, given).shared_bytes(part, p.size))
 }
 
 pub(super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
