@@ -250,7 +250,7 @@ pub struct Compare {
 
 #[derive(Parser)]
 pub struct Doctor {
-    /// Check every kernel here against the oracle, in every type, layout and place; takes seconds.
+    /// Check every kernel here against the oracle, in every type, layout and place; takes minutes on a GPU.
     #[arg(long)]
     pub verify: bool,
     /// Time every kernel that serves the shapes it is judged by, on the GPU, against the others: attention.
