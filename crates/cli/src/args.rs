@@ -41,6 +41,8 @@ pub enum Command {
     Plan(Plan),
     /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
     Ablate(Ablate),
+    /// Show what five optimisation guides claim and what became of each claim here, as a page of Markdown.
+    Claims(Claims),
     /// Continue prompts with a run or a model in the Hugging Face layout.
     Generate(Generate),
     /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
@@ -137,6 +139,12 @@ pub struct Ablate {
     /// Also write ablate.md, ablate.json and bars as SVG into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+#[derive(Parser)]
+pub struct Claims {
+    /// One guide only: fvlm, bdh, gemma, qwen or pretrain.
+    pub guide: Option<String>,
 }
 
 #[derive(Parser)]

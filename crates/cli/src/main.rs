@@ -5,6 +5,7 @@
 
 mod ablate;
 mod args;
+mod claims;
 mod data;
 mod doctor;
 mod eval;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Resume(command) => train::resume(&command, &screen),
         Command::Plan(command) => plan::plan(&command, &screen),
         Command::Ablate(command) => ablate::ablate(&command, &screen),
+        Command::Claims(command) => claims::claims(&command, &screen),
         Command::Generate(command) => generate::generate(&command, &screen),
         Command::Runs(command) => runs::runs(&command, &screen),
         Command::Eval(command) => eval::eval(&command, &screen),

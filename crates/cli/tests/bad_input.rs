@@ -88,6 +88,7 @@ fn words_and_numbers() {
         ),
         ("plan tiny model.rope_scaling=yarn rope_factor=2", "`model.rope_original_context` is missing"),
         ("plan tiny model.activation=gelu", "one of swiglu, geglu, gelu_tanh, gelu_exact, relu2"),
+        ("claims gpt", "there is no guide `gpt`; there are fvlm, bdh, gemma, qwen, pretrain"),
         ("ablate tinny", "there is no recipe `tinny`"),
         ("ablate tiny cuda_graphs=on", "`cuda_graphs=on` cannot run on the CPU"),
         ("ablate tiny precision=tf32", "`precision=tf32` cannot run on the CPU"),

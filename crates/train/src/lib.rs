@@ -9,6 +9,7 @@
 pub mod ablate;
 pub mod active;
 pub mod checkpoint;
+pub mod claims;
 pub mod compile;
 pub mod config;
 pub mod corpus;
