@@ -42,8 +42,9 @@ const OPENING: &str = "# What optimisation guides claim, and what became of it
 
 Five training scripts came with a guide each: a list of optimisations and what they are said to gain. Every claim has a row
 here, in the guide's order, and one of five verdicts. `flatout claims > docs/claims.md` writes this page from
-`crates/train/src/claims/claims.toml`, and a test compares the two. A claim is shown with the hardware the guide names;
-our figures are from the machines named below, and figures of different machines are no comparison.
+`crates/train/src/claims/claims.toml`, and a test compares the two. After a claim stands how the guide
+comes by it (measured, expected, recommended ...) and the hardware it names. Our figures are from the machines named with them
+below, and figures of different machines are no comparison.
 ";
 
 fn counts(claims: &Claims, guide: Option<&str>, out: &mut String) {
@@ -68,8 +69,8 @@ fn counts(claims: &Claims, guide: Option<&str>, out: &mut String) {
 
 fn row(claims: &Claims, claim: &Claim) -> String {
     let claimed = match &claim.hardware {
-        Some(hardware) => format!("{} ({hardware})", claim.claim),
-        None => claim.claim.clone(),
+        Some(hardware) => format!("{} ({}; {hardware})", claim.claim, claim.kind),
+        None => format!("{} ({})", claim.claim, claim.kind),
     };
     let values = claim.figures.iter().filter_map(|name| claims.figure(name));
     let here: Vec<String> = values
