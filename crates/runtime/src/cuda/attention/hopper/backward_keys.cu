@@ -17,7 +17,7 @@
 
 #define PAIR (SIZE > 128)
 // Whether dv is waited for before ds is made: p's registers are needed.
-#define LEAN (!FUSED && SIZE > 64 && !PAIR)
+#define LEAN (SIZE > 64 && !PAIR)
 #define OWN (PAIR ? 64 : 64 * GROUPS)
 #define PANEL_OWN (OWN * 128)
 #define Q_BYTES (PANELS * PANEL_WALK)
@@ -231,8 +231,8 @@ __device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, in
 }
 
 #if FUSED
-#if SIZE > 64 && SIZE != 128
-#error "dq is summed for heads up to 64 and of 128"
+#if SIZE > 64
+#error "dq is summed for heads up to 64"
 #endif
 
 // Keeps ds^T [64, WALK] in a panel of rows of keys.
@@ -246,49 +246,45 @@ __device__ __forceinline__ void keep_slopes(const u32 (&a)[WALK / 16][4], u8* pa
                      : "memory");
 }
 
-// d [64, COLUMNS] = ds k over the block's keys.
-template <int COLUMNS>
-__device__ __forceinline__ void product_of_keys(float (&d)[COLUMNS / 2], const u8* slopes, const u8* keys) {
+// d [64, SIZE] = ds k over the block's keys.
+__device__ __forceinline__ void product_of_keys(float (&d)[SIZE / 2], const u8* slopes, const u8* keys) {
     const u64 a = along_mn(slopes, DS_BYTES), b = along_mn(keys, PANEL_OWN);
 #pragma unroll
     for (int i = 0; i < OWN / 16; i++)
-        Product<COLUMNS>::template of_shared<1, 1>(d, a + i * 2048 / 16, b + i * 2048 / 16, i > 0);
+        Product<SIZE>::of_shared<1, 1>(d, a + i * 2048 / 16, b + i * 2048 / 16, i > 0);
     product_commit();
 }
 
-// Adds [64, COLUMNS] to the sums of dq, from column `from` on, in accesses of 16 bytes: the two pairs of columns a thread
-// has of 16 lie side by side there.
-template <int COLUMNS>
-__device__ __forceinline__ void add_dq(const Call& call, const float (&d)[COLUMNS / 2], const Note& note, int end,
-                                       int from) {
+// Adds [64, SIZE] to the sums of dq in accesses of 16 bytes: the two pairs of columns a thread has of 16 lie side by side
+// there.
+__device__ __forceinline__ void add_dq(const Call& call, const float (&d)[SIZE / 2], const Note& note, int end) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const i64 query = note.first + threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * i;
         if (query >= end) continue;
-        float* to = call.scratch + (query * call.heads + note.head) * SIZE + from;
+        float* to = call.scratch + (query * call.heads + note.head) * SIZE;
 #pragma unroll
-        for (int j = 0; j < COLUMNS / 16; j++)
+        for (int j = 0; j < SIZE / 16; j++)
             asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 16 * j + 4 * (lane % 4)),
                          "f"(d[8 * j + 2 * i]), "f"(d[8 * j + 2 * i + 1]), "f"(d[8 * j + 2 * i + 4]),
                          "f"(d[8 * j + 2 * i + 5])
                          : "memory");
-        if (COLUMNS % 16)
-            asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to + COLUMNS - 8 + 2 * (lane % 4)),
-                         "f"(d[COLUMNS / 2 - 4 + 2 * i]), "f"(d[COLUMNS / 2 - 3 + 2 * i])
+        if (SIZE % 16)
+            asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to + SIZE - 8 + 2 * (lane % 4)),
+                         "f"(d[SIZE / 2 - 4 + 2 * i]), "f"(d[SIZE / 2 - 3 + 2 * i])
                          : "memory");
     }
 }
 
-template <int COLUMNS>
 __device__ __forceinline__ void dq_of_tile(const Call& call, const Note& note, int end, const u8* slopes,
-                                           const u8* keys, int from) {
-    float d[COLUMNS / 2];
+                                           const u8* keys) {
+    float d[SIZE / 2];
     product_arrive();
-    product_of_keys<COLUMNS>(d, slopes, keys);
+    product_of_keys(d, slopes, keys);
     product_wait<0>();
     hold(d);
-    add_dq<COLUMNS>(call, d, note, end, from);
+    add_dq(call, d, note, end);
 }
 
 #endif
@@ -368,7 +364,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
         }
         keep_slopes(ds, slopes);
         fence_async();
-        const bool is_mine = SIZE > 64 || turn % GROUPS == part;
+        const bool is_mine = turn % GROUPS == part;
         if (is_mine)
             named_sync(8 + turn % 2, 128 * GROUPS);
         else
@@ -377,11 +373,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
             product_arrive();
             add_product(dk, ds, queries);
         }
-        if (is_mine) {
-            const int panel = SIZE > 64 ? part : 0;
-            dq_of_tile<SIZE <= 64 ? SIZE : 64>(call, note_at(stage), task.g.q1, slopes, k_tile + panel * PANEL_OWN,
-                                               64 * panel);
-        }
+        if (is_mine) dq_of_tile(call, note_at(stage), task.g.q1, slopes, k_tile);
 #endif
     }
     product_wait<0>();
