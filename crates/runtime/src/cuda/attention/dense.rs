@@ -145,17 +145,17 @@ pub(super) fn workspace(p: &Problem) -> usize {
 }
 
 // Ids of the tensors in memory.
-const Q: i64 = 1;
-const K: i64 = 2;
-const V: i64 = 3;
-const O: i64 = 4;
-const STATS: i64 = 5;
-const D_O: i64 = 6;
-const DQ: i64 = 7;
-const DK: i64 = 8;
-const DV: i64 = 9;
-const SUM: i64 = 10;
-const DQ_SUM: i64 = 11;
+pub(super) const Q: i64 = 1;
+pub(super) const K: i64 = 2;
+pub(super) const V: i64 = 3;
+pub(super) const O: i64 = 4;
+pub(super) const STATS: i64 = 5;
+pub(super) const D_O: i64 = 6;
+pub(super) const DQ: i64 = 7;
+pub(super) const DK: i64 = 8;
+pub(super) const DV: i64 = 9;
+pub(super) const SUM: i64 = 10;
+pub(super) const DQ_SUM: i64 = 11;
 
 /// The strides [B, H, T, D] of a token-major view in sequences of `tokens`.
 fn strides(view: &View, tokens: usize) -> Dims {

@@ -23,7 +23,7 @@ use flatout_ir::{Launch, View};
 use super::Problem;
 use super::call::Call;
 use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, swapped};
-use super::dense::{LEAST_TOKENS, hide};
+use super::dense::{D_O, DK, DQ, DQ_SUM, DV, K, LEAST_TOKENS, O, Q, STATS, SUM, V, hide};
 use super::scratch::{ALIGN, Scratch};
 use super::tiles::{self, Heights};
 use crate::cuda::argument::{Block, launch_blocks};
@@ -215,18 +215,7 @@ fn densely(
     Ok((dense, Some(copy)))
 }
 
-// Ids of tensors in memory; those of their offsets are so much higher.
-const Q: i64 = 1;
-const K: i64 = 2;
-const V: i64 = 3;
-const O: i64 = 4;
-const STATS: i64 = 5;
-const D_O: i64 = 6;
-const DQ: i64 = 7;
-const DK: i64 = 8;
-const DV: i64 = 9;
-const SUM: i64 = 10;
-const DQ_SUM: i64 = 11;
+// Ids beside those of equal sequences; a tensor's offsets have its own and so much more.
 const FULL_K: i64 = 12;
 const FULL_V: i64 = 13;
 const Q_LEN: i64 = 14;
