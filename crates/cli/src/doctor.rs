@@ -1,5 +1,6 @@
 //! `doctor`: this machine, and what every switch can do on it.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use flatout_train::device::Device;
@@ -98,6 +99,7 @@ fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
                 "real": gpu.real.iter().map(row).collect::<Vec<_>>(),
                 "broke": gpu.broke.as_ref().map(|(case, left)| json!({ "case": case, "left_out": left })),
                 "speeds": gpu.speeds.iter().map(speed).collect::<Vec<_>>(),
+                "seconds": gpu.took.iter().copied().collect::<BTreeMap<_, _>>(),
             })),
             "failed": wrong + too_slow,
         }));
@@ -146,6 +148,8 @@ fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
             "the GPU answers no more after `{case}`: that case broke it, and {left} checks behind it were left out"
         ));
     }
+    let took: Vec<String> = gpu.took.iter().map(|(part, s)| format!("{part} {s:.1} s")).collect();
+    screen.note(format!("{} took {}", gpu.name, took.join(", ")));
     let copy = gpu.speeds.iter().flatten().next().map_or(f64::NAN, kernels::Speed::gigabytes_a_second);
     for speed in &gpu.speeds {
         screen.result(match speed {

@@ -1,8 +1,11 @@
 //! The backends' kernels on this machine: what there is to run on, and whether the kernels are right here.
 
+use std::time::Instant;
+
 use flatout_runtime::cuda::{self, nvrtc::Nvrtc};
 use flatout_runtime::verify::{packed, real};
 use flatout_runtime::{cpu, verify};
+use rayon::prelude::*;
 
 pub use flatout_runtime::verify::speed::Speed;
 use flatout_runtime::verify::speed::attention as race;
@@ -24,8 +27,10 @@ pub fn verify(only: &str) -> Vec<Checked> {
     let place = verify::Place::Cpu;
     let cases = chosen(only, place);
     let promised = promises(only);
-    let of_cases = cases.iter().flat_map(|case| checked(case, place));
-    of_cases.chain(promised.iter().flat_map(|promise| kept(promise, place))).collect()
+    let target = place.target();
+    let of_case = |case| checked(case, &verify::Prepared::new(case, &target), place);
+    let of_cases = cases.par_iter().flat_map_iter(of_case);
+    of_cases.chain(promised.par_iter().flat_map_iter(|promise| kept(promise, place))).collect()
 }
 
 /// The GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
@@ -38,6 +43,8 @@ pub struct GpuChecked {
     pub broke: Option<(String, usize)>,
     /// The first is a plain copy.
     pub speeds: Vec<Result<Speed, String>>,
+    /// Seconds that each part of the check took, in order.
+    pub took: Vec<(&'static str, f64)>,
 }
 
 /// As `verify`, on the first GPU. `None` where there is none; one that cannot be used says why.
@@ -60,11 +67,14 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         .filter(|check| check.name.contains(only))
         .collect();
     let launches: Vec<_> = real.iter().flat_map(|check| check.launches(place)).collect();
+    let mut clock = Instant::now();
+    let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
     let _ = verify::compile_ahead(&all, &launches, &device);
     let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
     let large: Vec<_> = verify::speed::cases().into_iter().filter(is_asked).collect();
     let name = cuda::target(&device, false).name;
-    let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![] };
+    let took = vec![("compiling", lap())];
+    let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![], took };
     let mut left = cases.len() + promised.len() + real.len() + large.len();
     // A failure may be the kernel's alone, or have taken the device with it: then nothing later can be checked.
     let mut is_over = |failed: bool, name: &str, done: &mut GpuChecked| {
@@ -75,14 +85,19 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         done.broke.is_some()
     };
     let is_wrong = |some: &[Checked]| some.iter().any(|c| c.error.is_err());
-    for case in &cases {
-        let some = checked(case, place);
-        let failed = is_wrong(&some);
-        done.cases.extend(some);
-        if is_over(failed, &case.name, &mut done) {
-            return Some(Ok(done));
+    let target = place.target();
+    for cases in cases.chunks(PREPARED) {
+        let prepared: Vec<_> = cases.par_iter().map(|case| verify::Prepared::new(case, &target)).collect();
+        for (case, prepared) in cases.iter().zip(&prepared) {
+            let some = checked(case, prepared, place);
+            let failed = is_wrong(&some);
+            done.cases.extend(some);
+            if is_over(failed, &case.name, &mut done) {
+                return Some(Ok(done));
+            }
         }
     }
+    done.took.push(("cases", lap()));
     for promise in &promised {
         let some = kept(promise, place);
         let failed = is_wrong(&some);
@@ -91,6 +106,7 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
             return Some(Ok(done));
         }
     }
+    done.took.push(("packing", lap()));
     for check in &real {
         let some = check.run(place).into_iter().map(|(kernel, error)| {
             let (name, bound) = (check.name.clone(), check.bound);
@@ -103,6 +119,7 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
             return Some(Ok(done));
         }
     }
+    done.took.push(("real sizes", lap()));
     for case in &large {
         let speed = verify::speed::time(case, &device).map_err(|why| format!("{}: {why}", case.name));
         done.speeds.push(speed);
@@ -110,6 +127,7 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
             return Some(Ok(done));
         }
     }
+    done.took.push(("speeds", lap()));
     Some(Ok(done))
 }
 
@@ -118,10 +136,13 @@ fn chosen(only: &str, place: verify::Place<'_>) -> Vec<verify::Case> {
     verify::cases::all().into_iter().filter(is_asked).collect()
 }
 
+/// Cases whose inputs and wanted outputs are held at once.
+const PREPARED: usize = 128;
+
 /// A case on every kernel that serves it.
-fn checked(case: &verify::Case, place: verify::Place<'_>) -> Vec<Checked> {
+fn checked(case: &verify::Case, prepared: &verify::Prepared<'_>, place: verify::Place<'_>) -> Vec<Checked> {
     let (name, bound) = (&case.name, case.bound);
-    let all = verify::check_on(case, place).into_iter();
+    let all = prepared.check_on(place).into_iter();
     all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
 }
 

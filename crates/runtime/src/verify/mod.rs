@@ -81,7 +81,7 @@ pub enum Place<'a> {
 }
 
 impl Place<'_> {
-    fn target(self) -> Target {
+    pub fn target(self) -> Target {
         match self {
             Place::Cpu => cpu::target(1),
             Place::Cuda(device) => cuda::target(device, false),
@@ -91,21 +91,34 @@ impl Place<'_> {
 
 /// Runs a case in every form on the CPU; gives the worst relative error, or what is wrong.
 pub fn check(case: &Case) -> Result<f64, String> {
-    check_on(case, Place::Cpu).remove(0).1
+    Prepared::new(case, &Place::Cpu.target()).check_on(Place::Cpu).remove(0).1
 }
 
-/// Runs a case in every form, once for every kernel that serves it: the kernel's name, and the worst relative error or
-/// what is wrong. A kernel that is deterministic gives the same bits in every form that computes the same; one that is
-/// not stays within the bound.
-pub fn check_on(case: &Case, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
-    let row = match kernel_of(case, &place.target()) {
-        Ok(row) => row,
-        Err(why) => return vec![("none".into(), Err(why))],
-    };
-    let trial = Trial::new(case, row);
-    let wanted = trial.oracle();
-    let ways = place.ways(&[trial.launch(Form::Dense { threads: 1 }, 256, 1).0], cuda::Options::default());
-    ways.into_iter().map(|way| (way.name(row.name), check_way(&trial, &wanted, place, way))).collect()
+/// A case with the kernel that runs it and what the oracle wants of it. Making one takes the host's time alone, so many
+/// are made side by side.
+pub struct Prepared<'a>(Result<(Trial<'a>, Vec<Vec<f64>>), String>);
+
+impl<'a> Prepared<'a> {
+    pub fn new(case: &'a Case, target: &Target) -> Self {
+        Prepared(kernel_of(case, target).map(|row| {
+            let trial = Trial::new(case, row);
+            let wanted = trial.oracle();
+            (trial, wanted)
+        }))
+    }
+
+    /// Runs the case in every form, once for every kernel that serves it: the kernel's name, and the worst relative error
+    /// or what is wrong. A kernel that is deterministic gives the same bits in every form that computes the same; one that
+    /// is not stays within the bound.
+    pub fn check_on(&self, place: Place<'_>) -> Vec<(String, Result<f64, String>)> {
+        let (trial, wanted) = match &self.0 {
+            Ok(prepared) => prepared,
+            Err(why) => return vec![("none".into(), Err(why.clone()))],
+        };
+        let launch = trial.launch(Form::Dense { threads: 1 }, 256, 1).0;
+        let named = |way: Way| (way.name(trial.row().name), check_way(trial, wanted, place, way));
+        place.ways(&[launch], cuda::Options::default()).into_iter().map(named).collect()
+    }
 }
 
 fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: Place<'_>, way: Way) -> Result<f64, String> {

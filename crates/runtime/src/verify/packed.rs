@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::types::DType;
+use rayon::prelude::*;
 
 use super::attention::{Problem, Side, even, gaps, ragged};
 use super::trial::{Form, Trial};
@@ -105,11 +106,22 @@ impl Promise {
         let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
         // cuDNN has other engines for packed sequences than for equal ones, and promises no bits between them.
         ways.retain(|way| !deterministic || *way != Way(AttentionKernel::Cudnn));
-        let checked = |way: Way| match &self.kind {
-            Kind::Separate(problem, grad) => separate(problem, *grad, place, way),
-            Kind::Replay(problems, grad) => replay(problems, *grad, place, way),
-        };
-        ways.into_iter().map(|way| (way.name(row.name), checked(way))).collect()
+        let named = |way: Way, error| (way.name(row.name), error);
+        match &self.kind {
+            Kind::Separate(problem, grad) => {
+                ways.into_iter().map(|way| named(way, separate(problem, *grad, place, way))).collect()
+            }
+            Kind::Replay(problems, grad) => {
+                let cases: Vec<Case> = problems.iter().map(|problem| problem.case(*grad)).collect();
+                let with_oracle = |case| {
+                    let trial = Trial::new(case, row);
+                    let wanted = trial.oracle();
+                    (trial, wanted)
+                };
+                let runs: Vec<_> = cases.par_iter().map(with_oracle).collect();
+                ways.into_iter().map(|way| named(way, replay(&runs, place, way))).collect()
+            }
+        }
     }
 
     /// On the error of each output; 0 where bits must be the same.
@@ -205,15 +217,13 @@ fn separate(problem: &Problem, grad: bool, place: Place<'_>, way: Way) -> Result
     Ok(0.0)
 }
 
-fn replay(problems: &[Problem], grad: bool, place: Place<'_>, way: Way) -> Result<f64, String> {
-    let cases: Vec<Case> = problems.iter().map(|problem| problem.case(grad)).collect();
-    let row = kernel_of(&cases[0], &place.target())?;
-    let mut opened = Trial::new(&cases[0], row).open(DENSE, place, way.options(cuda::Options::default()))?;
+/// One session runs trials one after another, each with what the oracle wants of it.
+fn replay(runs: &[(Trial<'_>, Vec<Vec<f64>>)], place: Place<'_>, way: Way) -> Result<f64, String> {
+    let mut opened = runs[0].0.open(DENSE, place, way.options(cuda::Options::default()))?;
     let mut worst: f64 = 0.0;
-    for (i, case) in cases.iter().enumerate() {
-        let trial = Trial::new(case, row);
+    for (i, (trial, wanted)) in runs.iter().enumerate() {
         let got = trial.run_in(&mut opened)?;
-        let error = judge(case, trial.outs(), &got, &trial.oracle());
+        let error = judge(trial.case(), trial.outs(), &got, wanted);
         worst = worst.max(error.map_err(|why| format!("run {i}: {why}"))?);
     }
     Ok(worst)
