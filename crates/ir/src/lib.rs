@@ -25,6 +25,7 @@ pub mod target;
 pub mod text;
 pub mod types;
 pub mod verify;
+pub mod work;
 
 pub use builder::{Builder, Tensor};
 pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
@@ -34,3 +35,4 @@ pub use passes::{Program, compile};
 pub use plan::{Launch, Plan, PlanSet, Role, View};
 pub use target::Target;
 pub use types::{DType, TensorType};
+pub use work::Work;
