@@ -27,10 +27,11 @@ pub fn verify(only: &str) -> Vec<Checked> {
     let place = verify::Place::Cpu;
     let cases = chosen(only, place);
     let promised = promises(only);
-    let target = place.target();
-    let of_case = |case| checked(case, &verify::Prepared::new(case, &target), place);
-    let of_cases = cases.par_iter().flat_map_iter(of_case);
-    of_cases.chain(promised.par_iter().flat_map_iter(|promise| kept(promise, place))).collect()
+    let of_cases = cases.chunks(PREPARED).flat_map(|some| {
+        let ready = prepared(some, place);
+        some.iter().zip(ready).flat_map(|(case, ready)| checked(case, &ready, place)).collect::<Vec<_>>()
+    });
+    of_cases.chain(promised.iter().flat_map(|promise| kept(promise, place))).collect()
 }
 
 /// The GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
@@ -85,11 +86,9 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         done.broke.is_some()
     };
     let is_wrong = |some: &[Checked]| some.iter().any(|c| c.error.is_err());
-    let target = place.target();
     for cases in cases.chunks(PREPARED) {
-        let prepared: Vec<_> = cases.par_iter().map(|case| verify::Prepared::new(case, &target)).collect();
-        for (case, prepared) in cases.iter().zip(&prepared) {
-            let some = checked(case, prepared, place);
+        for (case, ready) in cases.iter().zip(prepared(cases, place)) {
+            let some = checked(case, &ready, place);
             let failed = is_wrong(&some);
             done.cases.extend(some);
             if is_over(failed, &case.name, &mut done) {
@@ -139,10 +138,16 @@ fn chosen(only: &str, place: verify::Place<'_>) -> Vec<verify::Case> {
 /// Cases whose inputs and wanted outputs are held at once.
 const PREPARED: usize = 128;
 
+/// Made on all cores; kernels then run one case at a time, because they have the cores, or the GPU, to themselves.
+fn prepared<'a>(cases: &'a [verify::Case], place: verify::Place<'_>) -> Vec<verify::Prepared<'a>> {
+    let target = place.target();
+    cases.par_iter().map(|case| verify::Prepared::new(case, &target)).collect()
+}
+
 /// A case on every kernel that serves it.
-fn checked(case: &verify::Case, prepared: &verify::Prepared<'_>, place: verify::Place<'_>) -> Vec<Checked> {
+fn checked(case: &verify::Case, ready: &verify::Prepared<'_>, place: verify::Place<'_>) -> Vec<Checked> {
     let (name, bound) = (&case.name, case.bound);
-    let all = prepared.check_on(place).into_iter();
+    let all = ready.check_on(place).into_iter();
     all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
 }
 
