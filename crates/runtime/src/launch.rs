@@ -145,6 +145,11 @@ fn apart(launch: &Launch, row: &KernelRow) -> Result<(), String> {
     }
 }
 
+/// Whether running it again leaves what running it once does: no output lies on an input.
+pub fn is_repeatable(launch: &Launch) -> bool {
+    outputs(launch).all(|(_, out)| launch.ins.iter().all(|input| !overlap(out, input)))
+}
+
 fn same_strides(a: &View, b: &View) -> bool {
     (0..a.dims.len()).all(|i| a.dims[i] == 1 || a.strides[i] == b.strides[i])
 }

@@ -10,8 +10,10 @@ pub mod cpu;
 pub mod cuda;
 pub mod launch;
 pub mod session;
+pub mod timing;
 pub mod verify;
 mod weighted_sum;
 
 pub use copying::{Copied, Copying};
 pub use session::{Posted, RuntimeError, Session};
+pub use timing::LaunchTime;

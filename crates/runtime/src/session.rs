@@ -7,6 +7,7 @@ use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
 
 use crate::cuda::noise::Noise;
+use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
 
 /// What can go wrong on a machine with a plan that compiled.
@@ -112,9 +113,11 @@ impl Session {
     /// Runs the plan of a role. On a GPU this returns when the work is enqueued: what fails there is told by the next
     /// call that reads.
     pub fn run(&mut self, role: Role) -> Result<(), RuntimeError> {
-        let index = self.plans.plans.iter().position(|p| p.role == role);
-        let index = index.ok_or_else(|| RuntimeError::Name(format!("there is no plan `{}`", role.name())))?;
-        self.run_plan(index)
+        self.run_plan(self.index(role)?)
+    }
+
+    fn index(&self, role: Role) -> Result<usize, RuntimeError> {
+        self.plans.plans.iter().position(|plan| plan.role == role).ok_or_else(|| missing(role))
     }
 
     /// Runs the launches of a plan in order.
@@ -124,6 +127,20 @@ impl Session {
             Backend::Cpu(session) => session.run(index, plan),
             Backend::Cuda(session) => session.run(index, plan),
         }
+    }
+
+    /// What every launch of these plans takes, measured one by one: a vector a role, a time a launch, in the plan's order.
+    /// A pass runs the plans in the order given, so `[Grad, Apply]` is an update; each launch is timed in `passes` of them
+    /// or a few more. The session is left as after so many runs, and one more before the first: what plans add up or
+    /// advance has moved on.
+    pub fn time(&mut self, roles: &[Role], passes: usize) -> Result<Vec<Vec<LaunchTime>>, RuntimeError> {
+        let indices = roles.iter().map(|role| self.index(*role)).collect::<Result<Vec<_>, _>>()?;
+        let plans: Vec<_> = indices.into_iter().map(|i| (i, &self.plans.plans[i])).collect();
+        let samples = match &mut self.backend {
+            Backend::Cpu(session) => session.time(&plans, passes),
+            Backend::Cuda(session) => session.time(&plans, passes),
+        };
+        samples?.times()
     }
 
     /// Sets every byte of the arena, for checks of what a launch touches.

@@ -1,5 +1,5 @@
 //! What a session promises about order, on the CPU always and on a GPU where there is one: inputs that land while a plan
-//! runs, values that are posted, and copies of state that plans go on changing.
+//! runs, values that are posted, copies of state that plans go on changing, and launches that are timed one by one.
 //!
 //! A machine without a GPU skips the GPU's half, and says so; with FLATOUT_REQUIRE_GPU set, it fails.
 
@@ -68,9 +68,35 @@ fn sums_stay_in_order(session: &mut Session) {
     assert_eq!(session.read_f32(&path).unwrap()[0], 1e9, "an input is read as it was written last");
 }
 
+/// Timing runs the plan a whole number of times and every launch of it is timed.
+fn timing_leaves_what_runs_leave(session: &mut Session, passes: usize) {
+    session.write_f32("sum", &vec![1.0; N]).unwrap();
+    session.write_f32(&input_path(Role::Eval, "x"), &input(0)).unwrap();
+    let times = session.time(&[Role::Eval], passes).unwrap();
+    let launches = session.plans().plan(Role::Eval).unwrap().launches.len();
+    assert_eq!(
+        times[0].iter().map(|time| time.launch).collect::<Vec<_>>(),
+        (0..launches).collect::<Vec<_>>()
+    );
+    for time in &times[0] {
+        assert!(
+            0.0 < time.least_seconds && time.least_seconds <= time.seconds && time.seconds < 10.0,
+            "{time:?}"
+        );
+    }
+    let sum = session.read_f32("sum").unwrap();
+    let at = input(0).iter().position(|x| *x == 1.0).unwrap();
+    let runs = sum[at] - 1.0;
+    assert!(runs > passes as f32 && runs.fract() == 0.0, "{runs} runs for {passes} passes");
+    assert!(sum.iter().zip(input(0)).all(|(sum, x)| *sum == 1.0 + runs * x));
+    assert_eq!(session.time(&[Role::Decode], 1).unwrap_err().to_string(), "there is no plan `decode`");
+}
+
 #[test]
 fn the_cpu_keeps_order() {
-    sums_stay_in_order(&mut Session::new(plans(&cpu::target(2)), 2).unwrap());
+    let mut session = Session::new(plans(&cpu::target(2)), 2).unwrap();
+    sums_stay_in_order(&mut session);
+    timing_leaves_what_runs_leave(&mut session, 3);
 }
 
 /// The GPU, or a line that says why there is none.
@@ -91,6 +117,8 @@ fn the_gpu_keeps_order() {
     assert_eq!(plans.landings.len(), 2, "inputs land beside their place");
     for graphs in [true, false] {
         let options = cuda::Options { graphs, ..Default::default() };
-        sums_stay_in_order(&mut Session::cuda(plans.clone(), &device, options).unwrap());
+        let mut session = Session::cuda(plans.clone(), &device, options).unwrap();
+        sums_stay_in_order(&mut session);
+        timing_leaves_what_runs_leave(&mut session, 3);
     }
 }

@@ -21,7 +21,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use flatout_runtime::cuda::library::nvrtc_alone;
 use flatout_runtime::cuda::noise;
 use flatout_runtime::cuda::nvrtc::{Nvrtc, Resources, arch};
-use flatout_runtime::cuda::{Facts, KERNELS, Kernel, Source};
+use flatout_runtime::cuda::{Facts, KERNELS, Kernel, Source, spin};
 use flatout_runtime::verify::{cases, sources_with_shared};
 use rayon::prelude::*;
 
@@ -272,6 +272,7 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         let facts = Facts { cudnn: Some(91900), ..Facts::on_paper(name) };
         assert_eq!(arch(&facts), name);
         jobs.insert((arch(&facts), noise::source()), 0);
+        jobs.insert((arch(&facts), spin::source()), 0);
         // Tensors off their alignment take other code; once is enough for that.
         let shifts: &[usize] = if name == "sm_90a" { &[0, 1] } else { &[0] };
         let exists = |form: &&Form| facts.has_fp8() || !form_types(form).any(|dtype| dtype.is_fp8());

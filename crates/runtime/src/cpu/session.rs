@@ -2,8 +2,11 @@
 
 use flatout_ir::{Launch, Plan, PlanSet, View};
 
+use std::time::Instant;
+
 use super::{Run, context::Context, copy};
 use crate::arena::Arena;
+use crate::timing::Samples;
 use crate::{RuntimeError, launch};
 
 pub struct Session {
@@ -35,14 +38,41 @@ impl Session {
 
     /// Runs the launches of a plan in order. `plan` is the one at `index` of the set given to `new`.
     pub fn run(&mut self, index: usize, plan: &Plan) -> Result<(), RuntimeError> {
+        self.run_each(index, plan, |_, _| {})
+    }
+
+    /// Times every launch of these plans, in passes over all of them.
+    pub(crate) fn time(&mut self, plans: &[(usize, &Plan)], passes: usize) -> Result<Samples, RuntimeError> {
+        let mut samples = Samples::new(plans.iter().map(|(_, plan)| plan.launches.len()), passes);
+        // The first pass meets cold memory.
+        for (index, plan) in plans {
+            self.run(*index, plan)?;
+        }
+        while !samples.are_enough() {
+            for (which, (index, plan)) in plans.iter().enumerate() {
+                self.run_each(*index, plan, |launch, seconds| samples.add(which, launch, seconds))?;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Runs the launches of a plan in order and tells the seconds of each.
+    fn run_each(
+        &mut self,
+        index: usize,
+        plan: &Plan,
+        mut tell: impl FnMut(usize, f64) + Send,
+    ) -> Result<(), RuntimeError> {
         let (arena, threads) = (Address(self.arena.start()), self.threads);
         let kernels = &self.kernels[index];
         let run = || {
-            for (launch, kernel) in plan.launches.iter().zip(kernels) {
+            for (i, (launch, kernel)) in plan.launches.iter().zip(kernels).enumerate() {
+                let begun = Instant::now();
                 // SAFETY: `new` checked the launch against this arena, and `&mut self` keeps everyone else away.
                 let context = unsafe { Context::new(launch, arena.get(), threads) };
                 kernel(launch, &context)
                     .map_err(|why| RuntimeError::Launch(format!("{}: {why}", launch::describe(launch))))?;
+                tell(i, begun.elapsed().as_secs_f64());
             }
             Ok(())
         };

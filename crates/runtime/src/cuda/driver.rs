@@ -70,6 +70,7 @@ entries! {
     event_create = "cuEventCreate" (*mut Handle, c_uint);
     event_destroy = "cuEventDestroy_v2" (Handle);
     event_record = "cuEventRecord" (Handle, Handle);
+    event_query = "cuEventQuery" (Handle);
     event_synchronize = "cuEventSynchronize" (Handle);
     event_elapsed = "cuEventElapsedTime" (*mut f32, Handle, Handle);
     module_load = "cuModuleLoadData" (*mut Handle, *const c_void);
@@ -91,6 +92,7 @@ const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 const CUDA_ERROR_INVALID_VALUE: c_int = 1;
+const CUDA_ERROR_NOT_READY: c_int = 600;
 const CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: c_int = 9;
 const CU_TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
 const CU_TENSOR_MAP_L2_PROMOTION_L2_128B: c_int = 2;
@@ -561,6 +563,15 @@ impl Event {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: alive.
         self.driver.ok(unsafe { (self.driver.event_synchronize)(self.raw) }, "cuEventSynchronize")
+    }
+
+    /// Whether what was recorded is done, without waiting.
+    pub fn is_reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: alive.
+        match unsafe { (self.driver.event_query)(self.raw) } {
+            CUDA_ERROR_NOT_READY => Ok(false),
+            status => self.driver.ok(status, "cuEventQuery").map(|()| true),
+        }
     }
 
     /// Waits for `end` and gives the time between.

@@ -34,10 +34,12 @@ pub mod reduce;
 pub mod rope;
 pub mod session;
 pub mod snapshot;
+pub mod spin;
 mod stage;
 pub mod staging;
 pub mod store;
 pub mod tensor_map;
+mod timing;
 mod traffic;
 pub mod tuned;
 

@@ -3,21 +3,25 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use flatout_ir::types::contiguous_strides;
 use flatout_ir::{Launch, Plan, PlanSet, View};
 
 use super::attention::choice::{self, AttentionKernel, Chosen};
 use super::cache::{Cache, Compiled};
-use super::context::{CudaError, Facts, Kernel, Prepare, Work};
+use super::context::{CudaError, Facts, Function, Kernel, Prepare, Source, Work};
 use super::device::Device;
 use super::driver::{DeviceMemory, Graph, Module, Modules, OwnedStream};
 use super::noise::{self, Noise};
 use super::nvrtc;
+use super::spin;
 use super::store::Store;
+use super::timing::{self, Timer};
 use super::traffic::{Traffic, written};
 use super::tuned::{Tuned, Tuning};
 use crate::cpu::copy;
+use crate::timing::Samples;
 use crate::{Copying, RuntimeError, launch};
 
 /// How many algorithms of a matrix product are timed to find the fastest.
@@ -226,16 +230,7 @@ impl Session {
         if !is_words || view.offset + bytes > self.arena.bytes() {
             return Err(RuntimeError::Unsound(format!("{view:?} is no run of whole words in the arena")));
         }
-        let sources = [noise::source()].into();
-        let made = Cache::of_this_user().cubins(
-            &sources,
-            &nvrtc::arch(&self.device.facts(self.options)),
-            self.device.nvrtc(),
-        );
-        let function = made
-            .and_then(|(cubins, _)| Module::load(self.device.driver(), &cubins[0].1))
-            .and_then(|module| std::sync::Arc::new(module).function("noise"))
-            .map_err(late)?;
+        let function = self.function(noise::source(), "noise").map_err(late)?;
         let range = view.offset..view.offset + bytes;
         self.traffic.get_mut().before(&self.arena, &[range], stream).map_err(late)?;
         let at = self.arena.address() + view.offset as u64;
@@ -243,6 +238,48 @@ impl Session {
         unsafe { noise::fill(&function, at, bytes / 4, seed, noise, stream) }.map_err(late)?;
         // The kernel's module is unloaded on the way out.
         self.stream.synchronize().map_err(late)
+    }
+
+    /// A kernel that no launch asked for.
+    fn function(&self, source: Source, entry: &str) -> Result<Function, CudaError> {
+        let arch = nvrtc::arch(&self.device.facts(self.options));
+        let (cubins, _) = Cache::of_this_user().cubins(&[source].into(), &arch, self.device.nvrtc())?;
+        Arc::new(Module::load(self.device.driver(), &cubins[0].1)?).function(entry)
+    }
+
+    /// Times every launch of these plans, in passes over all of them.
+    pub(crate) fn time(&mut self, plans: &[(usize, &Plan)], passes: usize) -> Result<Samples, RuntimeError> {
+        self.bind()?;
+        let (stream, function) = (self.stream.get(), self.function(spin::source(), "spin").map_err(late)?);
+        let mut timer = Timer::new(self.device.driver(), function, stream).map_err(late)?;
+        let launches = || plans.iter().map(|(_, plan)| plan.launches.len());
+        let mut samples = Samples::new(launches(), passes);
+        // How often each runs between its events: once, until its first time says.
+        let mut repeats: Vec<Vec<Option<usize>>> = launches().map(|count| vec![None; count]).collect();
+        // A late host costs a pass; one that is late this often has other work.
+        for _ in 0..4 * passes.max(1) + 4 {
+            for (which, (index, plan)) in plans.iter().enumerate() {
+                self.traffic.get_mut().before(&self.arena, &self.written[*index], stream).map_err(late)?;
+                let times: Vec<usize> = repeats[which].iter().map(|known| known.unwrap_or(1)).collect();
+                for range in timing::handfuls(&times) {
+                    let works = self.works[*index][range.clone()].iter().map(|work| &**work);
+                    let works: Vec<_> = works.zip(times[range.clone()].iter().copied()).collect();
+                    let failed = |(i, why)| named(&plan.launches[range.start + i])(why);
+                    let seconds = timer.seconds(&works).map_err(failed)?;
+                    for (i, seconds) in range.zip(seconds.into_iter().flatten()) {
+                        let is_repeatable = || launch::is_repeatable(&plan.launches[i]);
+                        match repeats[which][i] {
+                            Some(_) => samples.add(which, i, seconds),
+                            None => repeats[which][i] = Some(timing::repeats(seconds, is_repeatable())),
+                        }
+                    }
+                }
+            }
+            if samples.are_enough() {
+                break;
+            }
+        }
+        Ok(samples)
     }
 
     /// Enqueues the plan at `index` of the set given to `new`, and returns.
