@@ -94,6 +94,8 @@ pub fn races() -> Vec<Race> {
         ragged(Mask::Full, 12, 4, 64),
         ragged(Mask::Causal, 4, 1, 256),
         ragged(Mask::Full, 4, 1, 256),
+        plain(packed("packed long", tokens, 28, 4096, 12, 4, 64, Mask::Causal)),
+        plain(packed("packed long", tokens, 28, 4096, 16, 8, 128, Mask::Causal)),
         (decode(64, 4096, 32, 8, 128), None, true),
         (decode(256, 512, 12, 4, 64), None, true),
     ];
