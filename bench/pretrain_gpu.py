@@ -1,13 +1,17 @@
-"""flatout against PyTorch on one GPU: the recipe `pretrain-226m` in bf16, in turns.
+"""flatout against PyTorch on one GPU: the recipe `pretrain-226m`, or a decoder of other sizes, in turns.
 
     cargo build --profile ship
     python bench/pretrain_gpu.py target/ship/flatout --rows 32 --rounds 2
-    python bench/pretrain_gpu.py target/ship/flatout --rows 8 --layers 4 --rounds 1 --json
+    python bench/pretrain_gpu.py target/ship/flatout --rows 4 8 --rounds 1 --json
+    python bench/pretrain_gpu.py target/ship/flatout --precision bf16 fp8 --peers compile compile-fp8 eager
+    python bench/pretrain_gpu.py target/ship/flatout --rows 8 --width 2048 --layers 24 --heads 16 --kv-heads 8 \\
+        --head-size 128 --ffn 5504
 
-One round is a run of flatout, then a run of the compiled peer (bench/peers/pretrain_torch.py: bf16 autocast, cuDNN
-attention, fused AdamW, torch.compile); with --eager also the peer uncompiled. Every run is a fresh process. Both sides
+One round is a run of flatout in each precision, then a run of each peer (bench/peers/pretrain_torch.py: bf16 autocast, cuDNN
+attention, fused AdamW; `compile` with torch.compile, `-fp8` with products of 8 bits). Every run is a fresh process. Both sides
 train on uniformly random tokens of the whole vocabulary, both report the median step after a warm-up, peak memory
-(flatout: the planned arena and the driver's share) and the seconds from the start of the process to steady steps.
+(flatout: the planned arena and the driver's share) and the seconds from the start of the process to steady steps. MFU
+counts six FLOP a weight of the products and a token, and causal attention's, over 989 TFLOP/s (--peak).
 """
 
 import argparse
@@ -40,11 +44,16 @@ def write_data(folder, vocab, words):
             out.write(" ".join(names[2 + draw.randrange(vocab - 2)] for _ in range(64)) + "\n")
 
 
-def run_flatout(binary, folder, a, name):
+SIZES = dict(width=768, layers=32, heads=12, kv_heads=4, head_size=64, ffn=2048)
+VOCAB, CONTEXT = 32768, 2048
+
+
+def run_flatout(binary, folder, a, rows, precision, name):
     run = folder / f"run-{name}"
-    overrides = [f"train.steps={a.steps}", f"train.batch={a.rows}", f"train.micro_batch={a.rows}", "eval.rows=0",
-                 "checkpoint.every=0", "schedule.warmup_steps=2", f"model.layers={a.layers}", f"data.path={folder}/text.txt",
-                 f"data.tokenizer={folder}/tokenizer.json", "precision=bf16", *a.override]
+    overrides = [f"train.steps={a.steps}", f"train.batch={rows}", f"train.micro_batch={rows}", "eval.rows=0",
+                 "checkpoint.every=0", "schedule.warmup_steps=2", f"data.path={folder}/text.txt",
+                 f"data.tokenizer={folder}/tokenizer.json", f"precision={precision}"]
+    overrides += [f"model.{key}={getattr(a, key)}" for key in SIZES] + a.override
     began = time.perf_counter()
     process = subprocess.Popen([binary, "train", "pretrain-226m", *overrides, "--run", str(run), "--json"],
                                stdout=subprocess.PIPE, text=True)
@@ -66,53 +75,80 @@ def run_flatout(binary, folder, a, name):
     if len(times) < 3:
         sys.exit(f"flatout made {len(times)} steady steps")
     ms = statistics.median(times)
-    return dict(peer="flatout", tokens_per_second=a.rows * 2048e3 / ms, step_ms=ms, first_steady_seconds=first,
-                peak_bytes=start["arena_bytes"] + start["driver_bytes"], loss=last["loss"], switches=start["switches"])
+    return dict(peer=f"flatout {precision}", tokens_per_second=rows * CONTEXT * 1e3 / ms, step_ms=ms,
+                first_steady_seconds=first, peak_bytes=start["arena_bytes"] + start["driver_bytes"], loss=last["loss"],
+                switches=start["switches"])
 
 
-def run_torch(python, a, compiled):
-    command = [python, str(PEER), "--rows", str(a.rows), "--layers", str(a.layers)] + (["--compile"] if compiled else [])
+def run_torch(python, a, rows, peer):
+    command = [python, str(PEER), "--rows", str(rows)]
+    command += [word for key in SIZES for word in (f"--{key}", str(getattr(a, key)))]
+    command += ["--compile"] * peer.startswith("compile") + ["--fp8"] * peer.endswith("fp8")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def flops_a_token(a):
+    """Forward and backward, of products and causal attention."""
+    q, kv = a.heads * a.head_size, a.kv_heads * a.head_size
+    layer = a.width * (q + 2 * kv) + q * a.width + 3 * a.width * a.ffn
+    return 6 * (a.layers * layer + a.width * VOCAB) + 6 * a.layers * q * CONTEXT
+
+
+def show(a, rows, results, gpu):
+    print(f"{a.layers} layers of {a.width}, {rows} x {CONTEXT} tokens; {gpu}")
+    print(f"{'':18} {'tokens/s':>10} {'step ms':>8} {'spread':>7} {'MFU':>6} {'peak GiB':>9} {'first steady s':>14} {'loss':>8}")
+    middle, peak = {}, {}
+    for peer, some in results.items():
+        speeds = [r["tokens_per_second"] for r in some]
+        middle[peer], peak[peer] = statistics.median(speeds), some[0]["peak_bytes"]
+        spread = (max(speeds) - min(speeds)) / middle[peer]
+        print(f"{peer:18} {middle[peer]:10,.0f} {statistics.median(r['step_ms'] for r in some):8.1f} {spread:7.1%} "
+              f"{middle[peer] * flops_a_token(a) / a.peak / 1e12:6.1%} {peak[peer] / 2**30:9.1f} "
+              f"{statistics.median(r['first_steady_seconds'] for r in some):14.1f} {some[0]['loss']:8.3f}")
+    others = [name for name in middle if not name.startswith("flatout")]
+    if others:
+        best = max(others, key=middle.get)
+        for ours in (name for name in middle if name.startswith("flatout")):
+            print(f"{ours} / {best}: speed {middle[ours] / middle[best]:.3f}, memory {peak[ours] / peak[best]:.2f}")
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("override", nargs="*")
-    p.add_argument("--rows", type=int, default=32)
-    p.add_argument("--layers", type=int, default=32)
+    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("--rows", type=int, nargs="+", default=[32])
+    for key, value in SIZES.items():
+        p.add_argument(f"--{key.replace('_', '-')}", type=int, default=value)
+    p.add_argument("--precision", nargs="+", default=["bf16"], help="flatout's, one run each")
+    p.add_argument("--peers", nargs="*", default=["compile"], choices=["compile", "eager", "compile-fp8", "eager-fp8"])
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--peak", type=float, default=989, help="TFLOP/s that MFU is a share of")
     p.add_argument("--python", default=sys.executable)
-    p.add_argument("--eager", action="store_true")
     p.add_argument("--json", action="store_true")
     a = p.parse_args()
-    rows = {}
+    table = {}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        write_data(folder, 32768, 1 << 20)
-        for i in range(a.rounds):
-            for result in [run_flatout(a.flatout, folder, a, i), run_torch(a.python, a, True)] + (
-                    [run_torch(a.python, a, False)] if a.eager else []):
-                rows.setdefault(result["peer"], []).append(result)
-                print(f"{result['peer']:14} {result['tokens_per_second']:10,.0f} tokens/s", file=sys.stderr, flush=True)
+        write_data(folder, VOCAB, 1 << 20)
+        for rows in a.rows:
+            runs = [lambda i, x=x: run_flatout(a.flatout, folder, a, rows, x, f"{rows}-{x}-{i}") for x in a.precision]
+            runs += [lambda i, x=x: run_torch(a.python, a, rows, x) for x in a.peers]
+            for i in range(a.rounds):
+                for run in runs:
+                    result = run(i)
+                    table.setdefault(rows, {}).setdefault(result["peer"], []).append(result)
+                    print(f"{rows:3} x {CONTEXT} {result['peer']:18} {result['tokens_per_second']:10,.0f} tokens/s",
+                          file=sys.stderr, flush=True)
     gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm", "--format=csv,noheader"],
                          stdout=subprocess.PIPE, text=True).stdout.strip()
     if a.json:
-        print(json.dumps(dict(gpu=gpu, rows=rows)))
+        sizes = {key: getattr(a, key) for key in SIZES}
+        print(json.dumps(dict(gpu=gpu, sizes=sizes, flops_a_token=flops_a_token(a), rows=table)))
         return
-    print(f"pretrain-226m, {a.layers} layers, {a.rows} x 2048 tokens, bf16; {gpu}")
-    print(f"{'':14} {'tokens/s':>10} {'step ms':>8} {'spread':>7} {'peak GiB':>9} {'first steady s':>14}")
-    middle = {}
-    for peer, results in rows.items():
-        speeds = [r["tokens_per_second"] for r in results]
-        middle[peer] = statistics.median(speeds)
-        spread = (max(speeds) - min(speeds)) / middle[peer]
-        print(f"{peer:14} {middle[peer]:10,.0f} {statistics.median(r['step_ms'] for r in results):8.1f} {spread:7.1%} "
-              f"{results[0]['peak_bytes'] / 2**30:9.1f} {statistics.median(r['first_steady_seconds'] for r in results):14.1f}")
-    best = max((name for name in middle if name != "flatout"), key=middle.get)
-    print(f"flatout / {best}: {middle['flatout'] / middle[best]:.3f}")
+    for rows, results in table.items():
+        show(a, rows, results, gpu)
 
 
 if __name__ == "__main__":
