@@ -242,17 +242,19 @@ pub fn cases() -> Vec<Case> {
         linear.grad(),
         vec![r, v, x(BF16, &[rows, 6, features])],
     );
-    add(
-        "head+loss 16384x768, 32768 words, bf16",
-        Op::HeadLossTrain { base: true, compute: Compute::Full },
-        vec![
-            x(BF16, &[16384, width]),
-            x(BF16, &[words, width]),
-            index(16384, words),
-            x(F32, &[16384]),
-            x(F32, &[words, width]),
-        ],
-    );
+    for (rows, width, words) in [(16384, 768, 32768), (16384, 4096, 131072)] {
+        add(
+            &format!("head+loss {rows}x{width}, {words} words, bf16"),
+            Op::HeadLossTrain { base: true, compute: Compute::Full },
+            vec![
+                x(BF16, &[rows, width]),
+                x(BF16, &[words, width]),
+                index(rows, words),
+                x(F32, &[rows]),
+                x(F32, &[words, width]),
+            ],
+        );
+    }
     table
 }
 
