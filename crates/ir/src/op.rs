@@ -109,8 +109,8 @@ ops! {
     QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (gate, up) -> act(gate) * up.
     Gated = "gated" { act: Act }
-    /// (gate, up, dy) -> d gate, d up.
-    GatedGrad = "gated_grad" { act: Act }
+    /// (gate, up, dy) -> d gate, d up; with `again` also act(gate) * up.
+    GatedGrad = "gated_grad" { act: Act, again: bool }
     /// (x [T, ..], rng i32 [3], rows i32 [T, 2]) -> x / (1 - p), zero with probability p.
     Dropout = "dropout" { p: f32 }
     /// (table [V, ..], index i32 [N]) -> [N, ..]; index -1 gives zeros.
@@ -195,7 +195,7 @@ impl Op {
                 qk_norm_rope::infer_grad(*weight, axis_of_freq, *table, &ins)
             }
             Op::Gated { .. } => gated::infer(&ins),
-            Op::GatedGrad { .. } => gated::infer_grad(&ins),
+            Op::GatedGrad { again, .. } => gated::infer_grad(*again, &ins),
             Op::Dropout { p } => dropout::infer(*p, &ins),
             Op::Gather {} => index::infer_gather(&ins),
             Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
@@ -294,7 +294,7 @@ impl Op {
             Op::QkNormRope { .. } => vec![qk_norm_rope::expand(b, self, ins)],
             Op::QkNormRopeGrad { .. } => qk_norm_rope::expand_grad(b, self, ins),
             Op::Gated { act } => vec![gated::expand(*act, ins)],
-            Op::GatedGrad { act } => gated::expand_grad(b, *act, ins),
+            Op::GatedGrad { act, again } => gated::expand_grad(b, *act, *again, ins),
             Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
             Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
             &Op::LinearAttention { scale, mask, q, k } => {

@@ -123,7 +123,8 @@ pub fn paper() -> Target {
             | OpKind::Gated
             | OpKind::Rope
             | OpKind::Dropout => &[(0, 0)],
-            OpKind::Region | OpKind::GatedGrad => &[(0, 0), (1, 1)],
+            OpKind::Region => &[(0, 0), (1, 1)],
+            OpKind::GatedGrad => &[(0, 0), (1, 1), (2, 2)],
             OpKind::Product | OpKind::ScatterAdd => &[(2, 0)],
             OpKind::HeadLossGrad => &[(5, 1)],
             OpKind::HeadLossTrain => &[(4, 4)],

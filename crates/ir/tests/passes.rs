@@ -5,7 +5,7 @@ use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::differentiate;
 use flatout_ir::passes::{
-    epilogues, merge, one_pass_loss, patterns, precision, recompute, regions, rope_table, tf32,
+    epilogues, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin, rope_table, tf32,
 };
 use flatout_ir::target::paper;
 use flatout_ir::{Graph, Launch, Options, Precision, Program, Recompute, Role, Update, compile};
@@ -258,6 +258,38 @@ fn recompute_copies_next_to_the_use() {
     assert_eq!(count(Recompute::Cheap, "rms_norm"), (2, 1));
     // Outside the layer, the head keeps what it read: the normed rows cross the layer's edge.
     assert_eq!(count(Recompute::Full, "product").0, 3);
+}
+
+#[test]
+fn a_gradient_gives_what_would_run_again_beside_it() {
+    let g = graph(
+        "slot $0 gate f32[6,8] input zeros
+         slot $1 up f32[6,8] input zeros
+         slot $2 d f32[6,4] input zeros
+         slot $3 w f32[8,4] weight zeros
+         %0 = read{slot=$0} -> f32[6,8]
+         %1 = read{slot=$1} -> f32[6,8]
+         %2 = gated{act=silu} %0 %1 -> f32[6,8]
+         %3 = read{slot=$3} -> f32[8,4]
+         %4 = product{ta=false, tb=false, out=f32, base=false} %2 %3 -> f32[6,4]
+         %5 = read{slot=$2} -> f32[6,4]
+         %6 = gated{act=silu} %0 %1 -> f32[6,8]
+         %7 = product{ta=true, tb=false, out=f32, base=false} %6 %5 -> f32[8,4]
+         %8 = product{ta=false, tb=true, out=f32, base=false} %5 %3 -> f32[6,8]
+         %9 = gated_grad{act=silu, again=false} %0 %1 %8 -> f32[6,8] f32[6,8]
+         result y %4
+         result dw %7
+         result d_gate %9",
+    );
+    let (joined, count) = rejoin::rejoin(&g);
+    assert_eq!(count, 1);
+    let text = nodes(&joined);
+    assert_eq!(text.matches("= gated{").count(), 1, "{text}");
+    assert!(
+        text.contains("%7 = gated_grad{act=silu, again=true} %0 %1 %6 -> f32[6,8] f32[6,8] f32[6,8]"),
+        "{text}"
+    );
+    assert!(text.contains("%8 = product{ta=true, tb=false, out=f32, base=false} %7.2 %5"), "{text}");
 }
 
 #[test]

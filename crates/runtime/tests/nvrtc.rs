@@ -83,7 +83,7 @@ fn real() -> Vec<Form> {
     let gate = ty(bf16, &[65536, 2048]);
     for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
         forms.push((Op::Gated { act }, vec![gate.clone(); 2]));
-        forms.push((Op::GatedGrad { act }, vec![gate.clone(); 3]));
+        forms.push((Op::GatedGrad { act, again: true }, vec![gate.clone(); 3]));
     }
     let flat = ty(f32s, &[176_000_000]);
     let adamw =

@@ -198,7 +198,7 @@ fn stores_no_scores(grad: &Plan) -> bool {
     has(grad, OpKind::Attention) || has(grad, OpKind::LinearAttention)
 }
 
-/// What runs twice: launches that share their key and kind with another.
+/// What runs twice: launches that share their key and kind with another, or a gradient that gives the value again.
 fn recompute(grad: &Plan) -> &'static str {
     const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
     let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
@@ -208,7 +208,9 @@ fn recompute(grad: &Plan) -> &'static str {
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
     if [OpKind::Product, OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice) {
         "full"
-    } else if CHEAP.into_iter().any(twice) {
+    } else if CHEAP.into_iter().any(twice)
+        || launches(grad, OpKind::GatedGrad).any(|l| matches!(l.op, Op::GatedGrad { again: true, .. }))
+    {
         "cheap"
     } else if CHEAP.into_iter().any(|kind| has(grad, kind)) {
         "none"

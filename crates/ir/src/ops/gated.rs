@@ -41,23 +41,25 @@ pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     Ok(vec![ins[0].clone()])
 }
 
-pub fn infer_grad(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+pub fn infer_grad(again: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 3)?;
     infer(&ins[..2])?;
     expect("the gradient", ins[2], ins[0].dtype, &ins[0].dims)?;
-    Ok(vec![ins[0].clone(); 2])
+    Ok(vec![ins[0].clone(); 2 + again as usize])
 }
 
 pub fn vjp<'g>(b: &'g Builder, act: Act, at: &Vjp<'_, 'g>) -> Grads<'g> {
     let Some(dy) = at.d[0] else { return vec![None; 2] };
-    b.ops(Op::GatedGrad { act }, &[at.ins[0], at.ins[1], dy]).into_iter().map(Some).collect()
+    b.ops(Op::GatedGrad { act, again: false }, &[at.ins[0], at.ins[1], dy]).into_iter().map(Some).collect()
 }
 
 pub fn expand<'g>(act: Act, ins: &[Tensor<'g>]) -> Tensor<'g> {
     ins[0].activate(act) * ins[1]
 }
 
-pub fn expand_grad<'g>(b: &'g Builder, act: Act, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand_grad<'g>(b: &'g Builder, act: Act, again: bool, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let wrt = distinct(b, &ins[..2]);
-    gradients(b, &[(expand(act, &wrt), ins[2])], &wrt)
+    let mut outs = gradients(b, &[(expand(act, &wrt), ins[2])], &wrt);
+    outs.extend(again.then(|| expand(act, ins)));
+    outs
 }

@@ -13,6 +13,7 @@ pub mod patterns;
 pub mod precision;
 pub mod recompute;
 pub mod regions;
+pub mod rejoin;
 pub mod rope_table;
 pub mod slots;
 pub mod tf32;
@@ -143,6 +144,12 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     let (g, again) = recompute::recompute(&g, forward, how);
     let g = checked("recompute", without_dead(&g));
     reports.say("recompute", again, || format!("{again} forward operations run again in the backward pass"));
+
+    // What runs again beside a gradient that reads the same runs in it.
+    let (g, rejoined) = if runs("rejoin") { rejoin::rejoin(&g) } else { (g, 0) };
+    let g = checked("rejoin", g);
+    reports
+        .say("rejoin", rejoined, || format!("{rejoined} of these run inside a gradient that reads the same"));
 
     // Products of the backward pass do the same for the gradients of both.
     let (g, joined) = if o.fuse_elementwise && runs("fused_products") {

@@ -31,7 +31,7 @@ pub const KERNELS: &[Kernel] = &[
             dtypes: FLOATS,
             ins: Layout::Any,
             outs: Layout::Any,
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)],
+            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
             workspace: no_workspace,
             deterministic: true,
         },
@@ -108,25 +108,30 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 }
 
 fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::GatedGrad { act } = launch.op else { unreachable!("the row is for gated_grad") };
+    let Op::GatedGrad { act, again } = launch.op else { unreachable!("the row is for gated_grad") };
     let (gate, up, dy) = (cx.input(0), cx.input(1), cx.input(2));
-    let outs = [cx.output(0), cx.output(1)];
+    let outs = [cx.output(0), cx.output(1), again.then(|| cx.output(2)).flatten()];
     let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
     let tiles = Tiles::new(&views);
     let count = tiles.count();
     cx.parallel(count.div_ceil(TILES_A_TASK), TILES_A_TASK * TILE_BYTES, |task| {
-        let mut buffers: [Vec<f32>; 3] = std::array::from_fn(|_| vec![0.0; Tiles::LEN]);
+        let mut buffers: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; Tiles::LEN]);
         for t in chunk(task, TILES_A_TASK, count) {
             let tile = tiles.tile(t);
-            let [a, b, d] = buffers.each_mut().map(|buffer| &mut buffer[..tile.len()]);
+            let [a, b, d, y] = buffers.each_mut().map(|buffer| &mut buffer[..tile.len()]);
             // SAFETY: a tile belongs to one task, and all three inputs are read before an output is written.
             unsafe {
                 tiles.load(0, &gate, &tile, a);
                 tiles.load(1, &up, &tile, b);
                 tiles.load(2, &dy, &tile, d);
+                if outs[2].is_some() {
+                    // By the forward pass's own function: the same bits.
+                    y.copy_from_slice(a);
+                    forward(act, y, b);
+                }
                 backward(act, a, b, d);
                 let wanted =
-                    outs.iter().zip([a, b]).filter_map(|(out, values)| Some((out.as_ref()?, values)));
+                    outs.iter().zip([a, b, y]).filter_map(|(out, values)| Some((out.as_ref()?, values)));
                 for (operand, (out, values)) in wanted.enumerate() {
                     tiles.store(3 + operand, out, &tile, values);
                 }

@@ -19,7 +19,7 @@ pub const KERNELS: &[Kernel] = &[
         row: KernelRow {
             name: "cuda.gated_grad",
             op: OpKind::GatedGrad,
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)],
+            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
             ..ROW
         },
         sources: |l, _| stage::sources(stages(l)),
@@ -41,7 +41,7 @@ const ROW: KernelRow = KernelRow {
 fn stages(launch: &Launch) -> Stages {
     let (act, is_grad) = match launch.op {
         Op::Gated { act } => (act, false),
-        Op::GatedGrad { act } => (act, true),
+        Op::GatedGrad { act, .. } => (act, true),
         _ => unreachable!("the rows are for gated and its gradient"),
     };
     let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
@@ -65,10 +65,11 @@ fn stages(launch: &Launch) -> Stages {
         .define("INDEX", index)
         .dtype("T_X", views[0].dtype);
     if is_grad {
-        draft = draft.flag("HAS_D_GATE", launch.outs[0].is_some()).flag("HAS_D_UP", launch.outs[1].is_some());
+        let has = |output: usize| launch.outs.get(output).is_some_and(Option::is_some);
+        draft = draft.flag("HAS_D_GATE", has(0)).flag("HAS_D_UP", has(1)).flag("HAS_Y", has(2));
     }
     let names: &[&str] = if is_grad {
-        &["at_gate", "at_up", "at_dy", "at_d_gate", "at_d_up"]
+        &["at_gate", "at_up", "at_dy", "at_d_gate", "at_d_up", "at_y"]
     } else {
         &["at_gate", "at_up", "at_y"]
     };
@@ -77,7 +78,8 @@ fn stages(launch: &Launch) -> Stages {
         draft = draft.text(&view.map_or(String::new(), |v| Walk::of(v).function(name, index)));
     }
     let mut args: Vec<Value> = launch.ins.iter().map(at).collect();
-    args.extend(launch.outs.iter().map(|out| at_or_nothing(out.as_ref())));
+    let outs = if is_grad { 3 } else { 1 };
+    args.extend((0..outs).map(|out| at_or_nothing(launch.outs.get(out).and_then(Option::as_ref))));
     args.push(stage::count(index, count));
     Ok(vec![Stage {
         source: draft.source(include_str!("gated.cu")),

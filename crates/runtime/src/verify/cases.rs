@@ -336,7 +336,9 @@ fn activations(table: &mut Table) {
             for dims in [vec![37, 29], vec![100, 260]] {
                 let x = || tensor(dtype, &dims, Data::Normal(2.0));
                 table.add(Op::Gated { act }, vec![x(), x()]);
-                table.add(Op::GatedGrad { act }, vec![x(), x(), x()]);
+                for again in [false, true] {
+                    table.add(Op::GatedGrad { act, again }, vec![x(), x(), x()]);
+                }
             }
         }
         for dims in [vec![31, 7], vec![150, 5, 26], vec![40]] {

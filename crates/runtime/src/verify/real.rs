@@ -465,7 +465,7 @@ fn gated(s: Sizes) -> Vec<Check> {
     let check = |name: String, op: Op, ins| by_rows(name, op, BF16, BF16_BOUND, ins, rows.clone());
     vec![
         check(format!("real gated {of}"), Op::Gated { act }, vec![x(), x()]),
-        check(format!("real gated back {of}"), Op::GatedGrad { act }, vec![x(), x(), x()]),
+        check(format!("real gated back {of}"), Op::GatedGrad { act, again: true }, vec![x(), x(), x()]),
     ]
 }
 

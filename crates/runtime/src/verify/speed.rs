@@ -105,7 +105,8 @@ pub fn cases() -> Vec<Case> {
             vec![x(BF16, &dims), w(), x(BF16, &dims), x(BF16, &dims)],
         );
     }
-    for (op, ins) in [(Op::Gated { act: Act::Silu }, 2), (Op::GatedGrad { act: Act::Silu }, 3)] {
+    let act = Act::Silu;
+    for (op, ins) in [(Op::Gated { act }, 2), (Op::GatedGrad { act, again: true }, 3)] {
         let name = format!("{} 16384x4096 bf16", op.name());
         add(&name, op, vec![x(BF16, &wide); ins]);
     }
