@@ -151,8 +151,8 @@ pub struct Profile {
     /// A preset or file laid over the recipe; repeatable.
     #[arg(long, value_name = "NAME|FILE")]
     pub with: Vec<String>,
-    /// Updates that are timed in a round, of each kind; there are five rounds.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    /// Updates that are timed in a round, of each kind; there are eight rounds.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub steps: u64,
     /// Every row of every table.
     #[arg(long)]

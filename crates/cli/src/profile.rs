@@ -11,7 +11,7 @@ use crate::runs::print_table;
 use crate::screen::Screen;
 
 /// Rounds of measurements.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 8;
 /// Rows of a table without --all.
 const SHOWN: usize = 12;
 

@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::failure::Failure;
 use crate::measure::{Span, Stage};
 use crate::{kernels, opening};
-use budget::{Budget, Rounds};
+use budget::Budget;
 use launches::{Timed, joined};
 use sinks::{Sink, sinks};
 use table::{Row, by_kernel, by_place, by_work};
@@ -76,16 +76,17 @@ pub fn profile(
     let stage = Stage::open(config)?;
     let mut bench = stage.bench(config)?;
     bench.steps(WARMUP)?;
-    let mut rounds = Rounds::default();
+    let (mut rounds, before) = (vec![], bench.waited());
     for round in 0..options.rounds {
         say(round, options.rounds);
-        rounds.measure(&mut bench, options.steps)?;
+        rounds.push(budget::round(&mut bench, options.steps)?);
     }
+    let (rounds, waited) = (budget::steadied(rounds), bench.waited().since(before));
     let host = bench.spans(TRACED)?;
     let parts = bench.parts() as u64;
     let compiled = bench.compiled();
-    let timed = joined(compiled, &rounds.launches(), parts);
-    let budget = rounds.budget(&timed);
+    let timed = joined(compiled, &budget::launches(&rounds), parts);
+    let budget = budget::budget(&rounds, &timed, parts);
     let active = bench.active();
     let scene = sinks::Scene {
         config,
@@ -93,7 +94,7 @@ pub fn profile(
         compiled,
         active: &active,
         budget: &budget,
-        waited: rounds.waited(),
+        waited,
         launches: bench.launches(),
         parts: parts as usize,
     };

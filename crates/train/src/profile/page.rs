@@ -47,7 +47,8 @@ fn budget(report: &Report) -> Part {
         ("data", budget.data_ms, "waiting for rows".into()),
     ];
     let cells = |name: &str, ms: f64, meaning: String| {
-        vec![name.into(), format!("{ms:.2}"), percent(ms / budget.step_ms), meaning]
+        let noise = if ms.abs() < budget.noise_ms { " (within noise)" } else { "" };
+        vec![name.into(), format!("{ms:.2}"), percent(ms / budget.step_ms), meaning + noise]
     };
     let mut rows: Vec<_> = meanings.into_iter().map(|(name, ms, what)| cells(name, ms, what)).collect();
     rows.push(cells("the update", budget.step_ms, "as a run makes it".into()));

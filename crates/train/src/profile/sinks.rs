@@ -60,7 +60,8 @@ pub fn sinks(scene: &Scene<'_>, timed: &[Timed]) -> Vec<Sink> {
             of_kernel(scene, of.work, &row)
         })
         .collect();
-    all.extend(scene.budget.idle().into_iter().map(|(name, ms)| of_idle(scene, name, ms)));
+    let told = scene.budget.idle().into_iter().filter(|(_, ms)| *ms > scene.budget.noise_ms);
+    all.extend(told.map(|(name, ms)| of_idle(scene, name, ms)));
     let again: Vec<&Timed> = timed.iter().filter(|t| t.is_again).collect();
     if !again.is_empty() {
         all.push(of_recomputing(scene, &row("recomputation".into(), &again, step_ms)));
@@ -113,7 +114,7 @@ const LEVERS: &[Lever] = &[
         switch: "fuse.norm",
         state: "off",
         instead: "fuse.norm=on",
-        works: &[Work::Norm, Work::Rope, Work::Elementwise],
+        works: &[Work::Norm, Work::Rope, Work::Elementwise, Work::Reduce],
         does: "adds, norms and rotates in one pass over memory",
     },
     Lever {

@@ -50,12 +50,10 @@ pub fn by_kernel(timed: &[Timed], step_ms: f64) -> Vec<Row> {
     grouped(timed, step_ms, kernel)
 }
 
+/// The kernel, and the operation where it is called otherwise.
 pub fn kernel(t: &Timed) -> String {
-    let (prefix, name) = t.kernel.split_once('.').unwrap_or(("", t.kernel));
-    match name == t.op || prefix.is_empty() && name == t.op {
-        true => t.kernel.into(),
-        false => format!("{} ({})", t.op, t.kernel),
-    }
+    let name = t.kernel.split_once('.').map_or(t.kernel, |(_, name)| name);
+    if name == t.op { t.kernel.into() } else { format!("{} ({})", t.op, t.kernel) }
 }
 
 /// A row a path with its layers together, an operation and, for products, extents. What the backward pass computes again
