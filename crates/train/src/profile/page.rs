@@ -96,11 +96,18 @@ pub fn how(report: &Report) -> String {
         Some(ms) => format!("predicted {} for its kernels", millis(ms)),
         None => "kernels were not timed on this device before, so nothing is predicted".into(),
     };
+    let noise = report.budget.noise_ms / report.budget.step_ms;
+    // A machine of its own stays well below this.
+    let busy = match noise > 0.05 {
+        true => "; other programs share this machine, and every time here holds some of theirs",
+        false => "",
+    };
     format!(
-        "{} rounds of {} updates on {}, medians; roofline {} an update, {predicted}",
+        "{} rounds of {} updates on {}, medians; parts below {} are noise{busy}; roofline {} an update, {predicted}",
         report.rounds,
         report.steps,
         report.data,
+        percent(noise),
         millis(report.roofline_ms)
     )
 }
