@@ -41,6 +41,8 @@ pub enum Command {
     Plan(Plan),
     /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
     Ablate(Ablate),
+    /// Show where the time of an update goes: every kernel against the roofline, what passes between, what would help.
+    Profile(Profile),
     /// Show what five optimisation guides claim and what became of each claim here, as a page of Markdown.
     Claims(Claims),
     /// Continue prompts with a run or a model in the Hugging Face layout.
@@ -139,6 +141,25 @@ pub struct Ablate {
     /// Also write ablate.md, ablate.json and bars as SVG into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+#[derive(Parser)]
+pub struct Profile {
+    /// A recipe and key=value overrides, as for train.
+    #[arg(value_name = "RECIPE | KEY=VALUE")]
+    pub words: Vec<String>,
+    /// A preset or file laid over the recipe; repeatable.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub with: Vec<String>,
+    /// Updates that are timed in a round, of each kind; there are eight rounds.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub steps: u64,
+    /// Every row of every table.
+    #[arg(long)]
+    pub all: bool,
+    /// Also write trace events, which ui.perfetto.dev shows.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
 }
 
 #[derive(Parser)]

@@ -14,6 +14,7 @@ mod generate;
 mod logits;
 mod model;
 mod plan;
+mod profile;
 mod progress;
 mod race;
 mod recipes;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Command::Resume(command) => train::resume(&command, &screen),
         Command::Plan(command) => plan::plan(&command, &screen),
         Command::Ablate(command) => ablate::ablate(&command, &screen),
+        Command::Profile(command) => profile::profile(&command, &screen),
         Command::Claims(command) => claims::claims(&command, &screen),
         Command::Generate(command) => generate::generate(&command, &screen),
         Command::Runs(command) => runs::runs(&command, &screen),

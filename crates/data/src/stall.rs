@@ -41,6 +41,17 @@ impl Waited {
         Self { total, reading, tokenising, packing, scheduling }
     }
 
+    /// What was waited since it was `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            total: self.total - before.total,
+            reading: self.reading - before.reading,
+            tokenising: self.tokenising - before.tokenising,
+            packing: self.packing - before.packing,
+            scheduling: self.scheduling - before.scheduling,
+        }
+    }
+
     /// The largest part, in words; `None` where nothing was waited for.
     pub fn cause(&self) -> Option<&'static str> {
         let parts = [

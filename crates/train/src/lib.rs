@@ -32,6 +32,7 @@ mod opening;
 pub mod plot;
 pub mod prediction;
 pub mod pretrained;
+pub mod profile;
 pub mod recipes;
 pub mod report;
 pub mod resume;

@@ -5,6 +5,7 @@
 //! a [`Stage`]; a configuration on it is a [`Bench`].
 
 mod rows;
+mod spans;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -23,6 +24,8 @@ use crate::schedule::learning_rate;
 use crate::update::{accumulate, apply, collect};
 use crate::{active, pretrained};
 use rows::{Supply, Text};
+pub use spans::Span;
+use spans::Spans;
 
 /// Opens what a config asks for and makes its first update.
 pub fn open(config: &Config) -> Result<Bench, Failure> {
@@ -84,6 +87,7 @@ impl Stage {
             asked: 0,
             losses: vec![],
             waited: Waited::default(),
+            spans: Spans::default(),
         };
         bench.start.first_update_seconds = bench.steps(1)?[0] / 1e3;
         Ok(bench)
@@ -119,6 +123,7 @@ pub struct Bench {
     asked: u64,
     losses: Vec<f32>,
     waited: Waited,
+    spans: Spans,
 }
 
 impl Bench {
@@ -148,19 +153,20 @@ impl Bench {
     fn enqueue(&mut self) -> Result<Posted, Failure> {
         let draw = Draw { seed: self.config.train.seed, step: self.asked };
         let micro = self.compiled.micro_batch;
-        for _ in 0..self.config.train.batch / micro {
-            let rows = self.supply.next_rows(micro)?;
+        for _ in 0..self.parts() {
+            let rows = self.spans.within("rows", || self.supply.next_rows(micro))?;
             self.waited += rows.waited;
-            accumulate(&mut self.session, &rows, micro, draw)?;
+            self.spans.within("grad", || accumulate(&mut self.session, &rows, micro, draw))?;
         }
         self.asked += 1;
         let peak = self.config.optimizer.lr;
         let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.asked);
-        Ok(apply(&mut self.session, lr as f32)?)
+        Ok(self.spans.within("apply", || apply(&mut self.session, lr as f32))?)
     }
 
     fn report(&mut self, posted: Posted, clock: &mut Instant, times: &mut Vec<f64>) -> Result<(), Failure> {
-        self.losses.push(collect(&mut self.session, posted)?.loss);
+        let results = self.spans.within("results", || collect(&mut self.session, posted))?;
+        self.losses.push(results.loss);
         times.push(1e3 * clock.elapsed().as_secs_f64());
         *clock = Instant::now();
         Ok(())
@@ -193,6 +199,20 @@ impl Bench {
         self.waited
     }
 
+    /// Makes updates as `steps` does and tells what the host did: `rows` waits for rows, `grad` and `apply` write inputs and
+    /// enqueue a plan (on the CPU they compute it), `results` waits for what an update gave.
+    pub fn spans(&mut self, count: usize) -> Result<Vec<Span>, Failure> {
+        self.spans.begin();
+        let made = self.steps(count);
+        let spans = self.spans.take();
+        made.map(|_| spans)
+    }
+
+    /// Micro-batches an update.
+    pub fn parts(&self) -> usize {
+        self.config.train.batch / self.compiled.micro_batch
+    }
+
     pub fn tokens_per_update(&self) -> usize {
         self.config.train.batch * self.config.model.context
     }
@@ -200,7 +220,7 @@ impl Bench {
     /// Launches an update: `grad` for every micro-batch, then `apply`.
     pub fn launches(&self) -> usize {
         let of = |role| self.compiled.plans.plan(role).map_or(0, |plan| plan.launches.len());
-        self.config.train.batch / self.compiled.micro_batch * of(Role::Grad) + of(Role::Apply)
+        self.parts() * of(Role::Grad) + of(Role::Apply)
     }
 
     pub fn arena_bytes(&self) -> u64 {

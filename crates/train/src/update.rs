@@ -32,6 +32,11 @@ pub fn accumulate(
 pub fn apply(session: &mut Session, lr: f32) -> Result<Posted, RuntimeError> {
     session.write_f32(&input_path(Role::Apply, update::LR), &[lr])?;
     session.run(Role::Apply)?;
+    post(session)
+}
+
+/// Asks for the results of the update that was made last.
+pub fn post(session: &mut Session) -> Result<Posted, RuntimeError> {
     session.post(Role::Apply, &["loss", "grad_norm", "go"])
 }
 

@@ -1,0 +1,68 @@
+//! `profile`: where the time of an update goes, as tables, as one object, as a trace.
+
+use std::process::ExitCode;
+
+use flatout_train::profile::{Options, Report, page, trace};
+use flatout_train::{Failure, recipes};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::{Profile, recipe_and_overrides};
+use crate::runs::print_table;
+use crate::screen::Screen;
+
+/// Rounds of measurements.
+const ROUNDS: usize = 8;
+/// Rows of a table without --all.
+const SHOWN: usize = 12;
+
+pub fn profile(args: &Profile, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (recipe, overrides) = recipe_and_overrides(&args.words);
+    let config = recipes::resolve(recipe, &args.with, overrides)?;
+    if let Some(path) = &args.trace {
+        trace::check(path)?;
+    }
+    let bar = screen.live.then(|| {
+        let style = ProgressStyle::with_template("{wide_bar} round {pos} of {len}").expect("a template");
+        ProgressBar::new(ROUNDS as u64).with_style(style)
+    });
+    let options = Options { steps: args.steps as usize, rounds: ROUNDS };
+    let report = flatout_train::profile::profile(&config, &options, &mut |round, of| match &bar {
+        Some(bar) => bar.set_position(round as u64 + 1),
+        None if screen.verbose => screen.note(format!("round {} of {of}", round + 1)),
+        None => {}
+    });
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let report = report?;
+    if let Some(path) = &args.trace {
+        trace::write(&report, path)?;
+    }
+    if screen.json {
+        screen.object(&report);
+    } else {
+        print(&report, if args.all { usize::MAX } else { SHOWN }, screen);
+    }
+    if let Some(path) = &args.trace {
+        screen.note(format!("written  {}: open it in ui.perfetto.dev", path.display()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report, most: usize, screen: &Screen) {
+    screen.result(page::headline(report));
+    if let Some(attention) = &report.attention {
+        screen.result(format!("attention runs on {attention}"));
+    }
+    for part in page::parts(report, most) {
+        screen.result(format!("\n{}", part.title));
+        let head = part.head.iter().map(|cell| cell.to_string()).collect();
+        let rows: Vec<Vec<String>> = [head].into_iter().chain(part.rows).collect();
+        print_table(&rows, 1..part.numbers, screen);
+    }
+    screen.result("\nwhere the most is lost");
+    for (i, sink) in report.sinks.iter().enumerate() {
+        screen.result(format!("{}. {}", i + 1, sink.words));
+    }
+    screen.result(format!("\n{}", page::how(report)));
+}
