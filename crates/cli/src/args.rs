@@ -105,6 +105,9 @@ pub struct Plan {
     /// Plan for this GPU instead of what is here, and say whether it fits: rtx3090, a100-80, h200 ...
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
+    /// Also draw the arena over the step, as arena.svg in this folder.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Parser)]

@@ -1,6 +1,9 @@
 //! What computes a run: the CPU or a GPU, chosen once from the `backend` switch and what the machine has.
 
-use flatout_ir::{PlanSet, Target};
+use std::collections::BTreeMap;
+
+use flatout_ir::{Op, PlanSet, Role, Target};
+pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
 pub use flatout_runtime::cuda::gpus;
 use flatout_runtime::cuda::session::Options;
@@ -50,6 +53,14 @@ impl Device {
         }
     }
 
+    /// The device as its kernels see it; nothing to know of the CPU.
+    pub fn facts(&self) -> Option<Facts> {
+        match self {
+            Device::Cpu { .. } => None,
+            Device::Cuda(device) => Some(device.facts(Options::default())),
+        }
+    }
+
     /// A session for plans that were compiled for this device.
     pub fn session(&self, plans: PlanSet, settled: &Settled) -> Result<Session, Failure> {
         Ok(match self {
@@ -95,6 +106,31 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
         refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");
     }
     Ok(gpus::target(found, switches.deterministic == Toggle::On))
+}
+
+/// The kernels that attention of `grad` may run on on a GPU, by direction: of several `autotune` takes the fastest.
+pub fn attention_kernels(
+    plans: &PlanSet,
+    facts: &Facts,
+    settled: &Settled,
+) -> BTreeMap<&'static str, Vec<&'static str>> {
+    let facts = Facts { deterministic: settled.deterministic, ..facts.clone() };
+    let mut serving: BTreeMap<&'static str, Vec<&'static str>> = BTreeMap::new();
+    for launch in plans.plan(Role::Grad).iter().flat_map(|plan| &plan.launches) {
+        let direction = match launch.op {
+            Op::Attention { .. } => "forward",
+            Op::AttentionGrad { .. } => "backward",
+            _ => continue,
+        };
+        let kernels: Vec<_> = cuda::attention::choice::serving(launch, &facts)
+            .into_iter()
+            .map(|kernel| kernel.name())
+            .collect();
+        // What serves all of them.
+        let all = serving.entry(direction).or_insert_with(|| kernels.clone());
+        all.retain(|kernel| kernels.contains(kernel));
+    }
+    serving
 }
 
 /// Whether this machine has an NVIDIA GPU, usable or not.

@@ -21,6 +21,7 @@ pub mod export;
 mod failure;
 mod feed;
 pub mod fit;
+pub mod forecast;
 pub mod generate;
 pub mod groups;
 pub mod history;

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
 use flatout_ir::target::{KernelRow, Rates, Target};
+use flatout_ir::timings::Timings;
 
 use super::attention::choice::{self as attention, AttentionKernel};
 use super::attention::cudnn::Cudnn;
@@ -303,6 +304,7 @@ pub(super) fn described(
         cores: 1,
         landings: LANDINGS,
         rates,
+        timings: Timings::default(),
         kernels: kernels.collect(),
         missing: vec![],
     }
