@@ -9,6 +9,7 @@ pub use flatout_runtime::cuda::gpus;
 use flatout_runtime::cuda::session::Options;
 use flatout_runtime::{Session, cpu, cuda};
 
+use crate::calibrate::kept;
 use crate::compile;
 use crate::config::nearest;
 use crate::failure::Failure;
@@ -45,12 +46,13 @@ impl Device {
         Device::Cpu { threads: compile::threads() }
     }
 
-    /// The device as the compiler sees it under these switches.
+    /// The device as the compiler sees it under these switches, with what its kernels were measured to take.
     pub fn target(&self, switches: &Switches) -> Target {
-        match self {
+        let target = match self {
             Device::Cpu { threads } => cpu::target(*threads),
             Device::Cuda(device) => gpu::target(device, switches.deterministic == Toggle::On),
-        }
+        };
+        Target { timings: kept::recall(self), ..target }
     }
 
     /// The device as its kernels see it; nothing to know of the CPU.
@@ -105,7 +107,8 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
     if switches.backend == Backend::Cpu {
         refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");
     }
-    Ok(gpus::target(found, switches.deterministic == Toggle::On))
+    let target = gpus::target(found, switches.deterministic == Toggle::On);
+    Ok(Target { timings: kept::recall_named(gpu), ..target })
 }
 
 /// The kernels that attention of `grad` may run on on a GPU, by direction: of several `autotune` takes the fastest.

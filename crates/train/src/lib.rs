@@ -8,6 +8,7 @@
 
 pub mod ablate;
 pub mod active;
+pub mod calibrate;
 pub mod checkpoint;
 pub mod claims;
 pub mod compile;

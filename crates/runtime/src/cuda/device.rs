@@ -316,7 +316,7 @@ fn packed([major, minor, patch]: [u32; 3]) -> u32 {
 }
 
 /// `NVIDIA GeForce RTX 4090` is `rtx4090`, `NVIDIA A100-SXM4-80GB` is `a100-80`, `NVIDIA H100 80GB HBM3` is `h100`.
-fn short_name(model: &str, memory_bytes: u64) -> String {
+pub fn short_name(model: &str, memory_bytes: u64) -> String {
     let words: Vec<String> =
         model.split([' ', '-']).map(str::to_lowercase).filter(|w| w != "nvidia" && w != "geforce").collect();
     match &words[..] {
