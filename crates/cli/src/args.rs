@@ -107,6 +107,9 @@ pub struct Plan {
     /// Plan for this GPU instead of what is here, and say whether it fits: rtx3090, a100-80, h200 ...
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
+    /// Also draw the arena over the step, as arena.svg in this folder.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Parser)]
@@ -285,6 +288,9 @@ pub struct Doctor {
     /// Time every kernel that serves the shapes it is judged by, on the GPU, against the others: attention.
     #[arg(long, value_name = "WHAT", value_parser = ["attention"], conflicts_with = "verify")]
     pub speed: Option<String>,
+    /// Time the kernels of this GPU or CPU, in under a minute, and keep the times: plan and train then predict by them.
+    #[arg(long, conflicts_with_all = ["verify", "speed"])]
+    pub calibrate: bool,
     /// With --verify, --speed or --assemble, only cases whose name holds this.
     #[arg(long, hide = true, default_value = "")]
     pub only: String,

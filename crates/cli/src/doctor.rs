@@ -8,8 +8,8 @@ use flatout_train::{Failure, compile, kernels, recipes, switches};
 use serde_json::json;
 
 use crate::args::Doctor;
-use crate::race;
 use crate::screen::{Screen, bytes};
+use crate::{calibrate, race};
 
 pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     if !args.assemble.is_empty() {
@@ -17,6 +17,9 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     if args.verify {
         return verify(&args.only, screen);
+    }
+    if args.calibrate {
+        return calibrate::calibrate(screen);
     }
     if args.speed.is_some() {
         return race::attention(&args.only, screen);

@@ -5,6 +5,7 @@
 
 mod ablate;
 mod args;
+mod calibrate;
 mod claims;
 mod data;
 mod doctor;

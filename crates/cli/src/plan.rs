@@ -1,32 +1,83 @@
-//! `plan`: memory to the byte, arithmetic and the least time, before anything runs.
+//! `plan`: memory to the byte, arithmetic and time, before anything runs.
 
+mod object;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use flatout_ir::cost::Cost;
+use flatout_ir::Target;
 use flatout_train::compile::{self, Compiled};
-use flatout_train::device::{self, Device, gpus};
-use flatout_train::fit::fit;
-use flatout_train::{Config, Failure, active, prediction, recipes};
-use serde_json::json;
+use flatout_train::device::{self, Device, Facts, attention_kernels, gpus};
+use flatout_train::fit::{Fit, fit};
+use flatout_train::forecast::{Forecast, Layers, Outcome, forecast, timeline};
+use flatout_train::switches::Switches;
+use flatout_train::{Config, Failure, UserError, active, recipes};
 
 use crate::args::{Plan, recipe_and_overrides};
+use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count, duration, flops, short};
+
+/// A plan and all that is told of it.
+struct Told<'a> {
+    config: &'a Config,
+    compiled: Compiled,
+    forecast: Forecast,
+    /// The kernels attention may run on, by direction.
+    attention: BTreeMap<&'static str, Vec<&'static str>>,
+    on_paper: Option<OnPaper>,
+}
+
+/// A GPU that need not be here.
+struct OnPaper {
+    name: String,
+    fits: bool,
+    largest: Option<usize>,
+    bytes: u64,
+}
 
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
-    if let Some(gpu) = on_paper(args) {
-        return plan_on_paper(&config, gpu, screen);
-    }
-    let device = Device::open(config.switches.backend)?;
-    let compiled = compile::compile(&config, &device.target(&config.switches))?;
-    let step = prediction::step_cost(&compiled, config.train.batch);
+    let told = match on_paper(args) {
+        Some(name) => {
+            let Fit { compiled, fits, largest } = fit(&config, &device::named(name, &config.switches)?)?;
+            let bytes = compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes;
+            let target_for = |switches: &_| device::named(name, switches).expect("it is in the table");
+            let on_paper = OnPaper { name: name.into(), fits, largest, bytes };
+            Told::new(&config, compiled, &target_for, gpus::find(name).map(gpus::facts), Some(on_paper))
+        }
+        None => {
+            let device = Device::open(config.switches.backend)?;
+            let compiled = compile::compile(&config, &device.target(&config.switches))?;
+            Told::new(&config, compiled, &|switches| device.target(switches), device.facts(), None)
+        }
+    };
+    let drawn = args.out.as_ref().map(|folder| draw(&told, folder)).transpose()?;
     if screen.json {
-        screen.object(&object(&config, &compiled, &step))
+        screen.object(&object::object(&told));
     } else {
-        print(&config, &compiled, &step, screen)
+        print(&told, screen);
+    }
+    if let Some(path) = drawn {
+        screen.note(format!("written  {}", path.display()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl<'a> Told<'a> {
+    fn new(
+        config: &'a Config,
+        compiled: Compiled,
+        target_for: &dyn Fn(&Switches) -> Target,
+        facts: Option<Facts>,
+        on_paper: Option<OnPaper>,
+    ) -> Told<'a> {
+        let forecast = forecast(config, &compiled, target_for);
+        let attention = facts.map(|facts| attention_kernels(&compiled.plans, &facts, &compiled.settled));
+        Told { config, compiled, forecast, attention: attention.unwrap_or_default(), on_paper }
+    }
 }
 
 /// The GPU that is asked for by name: with --gpu, or by a preset where this machine has none.
@@ -35,70 +86,55 @@ fn on_paper(args: &Plan) -> Option<&str> {
     args.gpu.as_ref().or_else(|| preset().filter(|_| !device::has_gpu())).map(String::as_str)
 }
 
-/// The plan for a GPU that need not be here, and whether it fits.
-fn plan_on_paper(config: &Config, gpu: &str, screen: &Screen) -> Result<ExitCode, Failure> {
-    let target = device::named(gpu, &config.switches)?;
-    let fit = fit(config, &target)?;
-    let (compiled, step) = (&fit.compiled, prediction::step_cost(&fit.compiled, config.train.batch));
-    let notes = recipes::gpu_notes(&[gpu.to_string()]);
-    if screen.json {
-        let mut all = object(config, compiled, &step);
-        all["gpu"] = json!({
-            "name": target.name,
-            "memory_bytes": target.memory_bytes,
-            "fits": fit.fits,
-            "largest_micro_batch": fit.largest,
-            "measured": gpus::find(gpu).and_then(|gpu| gpu.measured),
-        });
-        screen.object(&all);
-        return Ok(ExitCode::SUCCESS);
-    }
-    print(config, compiled, &step, screen);
-    let (needed, there) = (fit.bytes(), target.memory_bytes);
-    let largest = match fit.largest {
-        Some(rows) => format!("train.micro_batch={rows} is the largest that does"),
-        None => "no micro-batch does: use a smaller model or context, or recompute=full".into(),
-    };
-    screen.result(match fit.fits {
-        true => format!(
-            "fits             yes, with {} of {} left; {largest}",
-            bytes(there - needed),
-            bytes(there)
-        ),
-        false => {
-            format!("fits             no, by {} over {}; {largest}", bytes(needed - there), bytes(there))
-        }
-    });
-    notes.iter().for_each(|note| screen.result(format!("known            {note}")));
-    Ok(ExitCode::SUCCESS)
+/// The arena over the step.
+fn draw(told: &Told<'_>, folder: &Path) -> Result<PathBuf, Failure> {
+    let Told { config, compiled, .. } = told;
+    let title = format!("The arena of {} on {} over a step", config.recipe, compiled.target.name);
+    let picture = timeline::picture(&title, &compiled.plans, config.train.batch / compiled.micro_batch);
+    let path = folder.join("arena.svg");
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, picture.to_svg()));
+    let refused = |why| UserError(format!("{} cannot be written: {why}; give another --out", path.display()));
+    written.map_err(refused)?;
+    Ok(path)
 }
 
-fn object(config: &Config, compiled: &Compiled, step: &Cost) -> serde_json::Value {
-    json!({
-        "recipe": config.recipe,
-        "backend": compiled.target.name,
-        "arena_bytes": compiled.plans.arena_bytes,
-        "driver_bytes": compiled.target.driver_bytes,
-        "categories": compiled.plans.categories(),
-        "parameters": compiled.parameters,
-        "flops_per_token": compiled.flops_per_token,
-        "micro_batch": compiled.micro_batch,
-        "step_flops": step.flops,
-        "step_bytes": step.bytes,
-        "roofline_step_ms": 1e3 * step.roofline_seconds,
-        "switches": active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled)),
-        "not_deterministic": active::not_deterministic(&compiled.plans, &compiled.target),
-        "auto": compiled.settled.chosen,
-    })
-}
-
-fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
-    let tokens = (config.train.batch * config.model.context) as u64;
+fn print(told: &Told<'_>, screen: &Screen) {
+    let Told { config, compiled, .. } = told;
     let target = &compiled.target;
     screen.result(match target.name.as_str() {
         "cpu" => format!("{} on cpu, {} threads", config.recipe, target.cores),
         gpu => format!("{} on {gpu}", config.recipe),
     });
+    time(told, screen);
+    screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
+    memory(told, screen);
+    work(told, screen);
+    largest(told, screen);
+    switches(told, screen);
+    alternatives(told, screen);
+    for (direction, kernels) in &told.attention {
+        screen.result(format!("attention {direction:8} may run on {}", kernels.join(", ")));
+    }
+    let loose = active::not_deterministic(&compiled.plans, target);
+    if !loose.is_empty() {
+        screen
+            .result(format!("not deterministic  {} (deterministic=on takes other forms)", loose.join(", ")));
+    }
+    if let Some(on_paper) = &told.on_paper {
+        fits(on_paper, target.memory_bytes, screen);
+    }
+    if screen.verbose {
+        for report in &compiled.plans.done {
+            screen.result(format!("  {:6} {:13} {}", report.role.name(), report.pass, report.did));
+        }
+    }
+}
+
+/// Arithmetic and what it takes, at best and by measured kernels.
+fn time(told: &Told<'_>, screen: &Screen) {
+    let Told { config, compiled, forecast, .. } = told;
+    let tokens = (config.train.batch * config.model.context) as u64;
+    let step = &forecast.step;
     screen.result(format!(
         "parameters       {} ({})",
         short(compiled.parameters),
@@ -110,20 +146,55 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
         flops(step.flops as f64),
         count(tokens)
     ));
-    let seconds = step.roofline_seconds;
+    let rate = |seconds: f64| count((tokens as f64 / seconds) as u64);
     screen.result(format!(
-        "roofline         {:.1} ms a step at best, {} tokens/s",
-        1e3 * seconds,
-        count((tokens as f64 / seconds) as u64)
+        "roofline         {} a step at best, {} tokens/s",
+        milliseconds(step.roofline_seconds),
+        rate(step.roofline_seconds)
     ));
-    if let Some(steps) = config.train.steps {
+    let is_calibrated = !compiled.target.timings.is_empty();
+    screen.result(match is_calibrated {
+        true => format!(
+            "predicted        {} a step, {} tokens/s, {:.0}% of the roofline, by {} kernels timed on this {}",
+            milliseconds(step.predicted_seconds),
+            rate(step.predicted_seconds),
+            100.0 * step.roofline_seconds / step.predicted_seconds,
+            count(compiled.target.timings.points().len() as u64),
+            if compiled.target.name == "cpu" { "CPU" } else { "GPU" },
+        ),
+        false if told.on_paper.is_some() => {
+            "predicted        not here: no kernel was timed on such a GPU on this machine".into()
+        }
+        false => {
+            "predicted        not yet: flatout doctor --calibrate times this machine's kernels, once".into()
+        }
+    });
+    if step.untimed_seconds > 0.01 * step.predicted_seconds && is_calibrated {
+        let share = 100.0 * step.untimed_seconds / step.predicted_seconds;
         screen.result(format!(
-            "whole run        {} steps, {} at best",
-            count(steps),
-            duration(steps as f64 * seconds)
+            "                 {share:.0}% of it is work that was not timed, at its roofline"
         ));
     }
-    screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
+    if let Some(steps) = config.train.steps {
+        let whole = |seconds: f64| duration(steps as f64 * seconds);
+        let predicted =
+            if is_calibrated { format!("{}, ", whole(step.predicted_seconds)) } else { String::new() };
+        screen.result(format!(
+            "whole run        {} steps, {predicted}{} at best",
+            count(steps),
+            whole(step.roofline_seconds)
+        ));
+    }
+}
+
+fn milliseconds(seconds: f64) -> String {
+    let ms = 1e3 * seconds;
+    if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.1} ms") }
+}
+
+/// By category and by layer, and where the peak is.
+fn memory(told: &Told<'_>, screen: &Screen) {
+    let Told { compiled, forecast, .. } = told;
     screen.result(format!(
         "memory           {} bytes ({})",
         compiled.plans.arena_bytes,
@@ -135,7 +206,80 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
     if compiled.target.driver_bytes > 0 {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
     }
-    screen.result("switches");
+    let peak = &forecast.peak;
+    let most: Vec<String> =
+        peak.alive.iter().take(3).map(|a| format!("{} {}", a.path, bytes(a.bytes as u64))).collect();
+    screen.result(format!(
+        "  peak in launch {} of {} of {}: {} of {}; alive there {}{}",
+        count(peak.launch as u64),
+        count(peak.launches as u64),
+        peak.role,
+        peak.kernel,
+        peak.path,
+        most.join(", "),
+        if peak.alive.len() > 3 { " ..." } else { "" }
+    ));
+    screen.result("");
+    let head = ["by layer", "", "parameters", "gradients", "optimizer", "activations", "all"];
+    let cell = |size: usize| if size == 0 { String::new() } else { bytes(size as u64) };
+    let row = |Layers { path, count, each }: &Layers| {
+        let times = if *count > 1 { format!("{count} x") } else { String::new() };
+        let cells = [each.parameters, each.gradients, each.optimizer, each.activations, each.total()];
+        [format!("  {path}"), times].into_iter().chain(cells.map(cell)).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> =
+        [head.map(String::from).to_vec()].into_iter().chain(forecast.layers.iter().map(row)).collect();
+    print_table(&rows, 1..7, screen);
+}
+
+/// The step by kind of work.
+fn work(told: &Told<'_>, screen: &Screen) {
+    let Told { compiled, forecast, .. } = told;
+    let is_calibrated = !compiled.target.timings.is_empty();
+    let mut head = vec!["by work", "launches", "arithmetic", "traffic", "roofline"];
+    head.extend(is_calibrated.then_some("predicted"));
+    head.push("share");
+    let mut rows: Vec<Vec<String>> = vec![head.into_iter().map(String::from).collect()];
+    let mut sorted = forecast.work.clone();
+    sorted.sort_by(|a, b| b.1.predicted_seconds.total_cmp(&a.1.predicted_seconds));
+    for (work, cost) in sorted {
+        let mut row = vec![
+            format!("  {}", work.name()),
+            count(cost.launches),
+            flops(cost.flops as f64),
+            bytes(cost.bytes),
+            milliseconds(cost.roofline_seconds),
+        ];
+        row.extend(is_calibrated.then(|| milliseconds(cost.predicted_seconds)));
+        row.push(format!("{:.0}%", 100.0 * cost.predicted_seconds / forecast.step.predicted_seconds));
+        rows.push(row);
+    }
+    screen.result("");
+    print_table(&rows, 1..7, screen);
+}
+
+fn largest(told: &Told<'_>, screen: &Screen) {
+    let Told { config, compiled, forecast, .. } = told;
+    let by = if compiled.target.timings.is_empty() { "tokens/s at best" } else { "tokens/s predicted" };
+    let head = ["most rows at once", "rows", "of this batch", "memory", by];
+    let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];
+    for one in &forecast.largest {
+        let number = |n: Option<usize>| n.map_or("none".into(), |n| count(n as u64));
+        rows.push(vec![
+            format!("  recompute={}", one.recompute),
+            number(one.rows),
+            format!("{} of {}", number(one.of_batch), count(config.train.batch as u64)),
+            one.arena_bytes.map_or(String::new(), |size| bytes(size as u64)),
+            one.tokens_per_second.map_or(String::new(), |rate| count(rate as u64)),
+        ]);
+    }
+    screen.result("");
+    print_table(&rows, 1..5, screen);
+}
+
+fn switches(told: &Told<'_>, screen: &Screen) {
+    let compiled = &told.compiled;
+    screen.result("\nswitches");
     for (name, state) in
         active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled))
     {
@@ -147,14 +291,63 @@ fn print(config: &Config, compiled: &Compiled, step: &Cost, screen: &Screen) {
             .map_or(String::new(), |c| format!("  auto: {}", c.why));
         screen.result(format!("  {name:18} {state}{why}"));
     }
-    let loose = active::not_deterministic(&compiled.plans, &compiled.target);
-    if !loose.is_empty() {
-        screen
-            .result(format!("not deterministic  {} (deterministic=on takes other forms)", loose.join(", ")));
-    }
-    if screen.verbose {
-        for report in &compiled.plans.done {
-            screen.result(format!("  {:6} {:13} {}", report.role.name(), report.pass, report.did));
+}
+
+/// What other values would cost or save.
+fn alternatives(told: &Told<'_>, screen: &Screen) {
+    let Told { compiled, forecast, .. } = told;
+    let step = forecast.step.predicted_seconds;
+    let by = if compiled.target.timings.is_empty() { "roofline" } else { "predicted" };
+    let mut rows: Vec<Vec<String>> = vec![["instead", "memory", by, ""].map(String::from).to_vec()];
+    let (mut same, mut refused) = (vec![], vec![]);
+    for one in &forecast.alternatives {
+        let name = format!("{}={}", one.switch, one.value);
+        match &one.outcome {
+            Outcome::Refused(_) => refused.push(name),
+            _ if one.is_same(step) => same.push(name),
+            Outcome::Plans { more_bytes, predicted_seconds, fits, .. } => {
+                let memory = match *more_bytes {
+                    0 => "same".into(),
+                    more if more < 0 => format!("-{}", bytes(more.unsigned_abs())),
+                    more => format!("+{}", bytes(more as u64)),
+                };
+                let time = match predicted_seconds / step {
+                    ratio if ratio < 2.0 => format!("{:+.1}%", 100.0 * (ratio - 1.0)),
+                    ratio => format!("{ratio:.1} x"),
+                };
+                let note = if *fits { "" } else { "does not fit" };
+                rows.push(vec![format!("  {name}"), memory, time, note.into()]);
+            }
         }
     }
+    screen.result("");
+    print_table(&rows, 1..3, screen);
+    for (names, what) in [
+        (same, "the same memory and time, by this arithmetic"),
+        (refused, "cannot run here (flatout doctor says why)"),
+    ] {
+        if !names.is_empty() {
+            screen.result(format!("  {what}: {}", names.join(", ")));
+        }
+    }
+}
+
+fn fits(on_paper: &OnPaper, there: u64, screen: &Screen) {
+    let needed = on_paper.bytes;
+    let largest = match on_paper.largest {
+        Some(rows) => format!("train.micro_batch={rows} is the largest that does"),
+        None => "no micro-batch does: use a smaller model or context, or recompute=full".into(),
+    };
+    screen.result(match on_paper.fits {
+        true => format!(
+            "fits             yes, with {} of {} left; {largest}",
+            bytes(there - needed),
+            bytes(there)
+        ),
+        false => {
+            format!("fits             no, by {} over {}; {largest}", bytes(needed - there), bytes(there))
+        }
+    });
+    let notes = recipes::gpu_notes(std::slice::from_ref(&on_paper.name));
+    notes.iter().for_each(|note| screen.result(format!("known            {note}")));
 }

@@ -1,41 +1,97 @@
-//! What a plan costs: arithmetic, memory traffic, and the least time a device's rates allow.
+//! What a plan costs: arithmetic, memory traffic, the least time a device's rates allow, and the time to expect where its
+//! kernels were timed.
+
+use std::collections::HashMap;
+use std::ops::AddAssign;
 
 use crate::graph::Graph;
 use crate::op::OpKind;
-use crate::ops::product::Compute;
 use crate::plan::{Launch, Plan};
-use crate::target::Rates;
-use crate::types::DType;
+use crate::target::{Rates, Target};
+use crate::timings::{Size, Units};
+use crate::work::Work;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
+    pub launches: u64,
     pub flops: u64,
     /// Every launch's inputs and outputs once.
     pub bytes: u64,
     /// Launch by launch, arithmetic over its rate or bytes over bandwidth, whichever is longer.
     pub roofline_seconds: f64,
+    /// By the target's timings; the roofline where it has none.
+    pub predicted_seconds: f64,
+    /// The part of it for which nothing of the kind was timed, so that it is the roofline.
+    pub untimed_seconds: f64,
 }
 
-pub fn cost(plan: &Plan, rates: &Rates) -> Cost {
-    let mut total = Cost::default();
-    for launch in &plan.launches {
-        let rate = rate(launch, rates);
-        total.flops += launch.flops;
-        total.bytes += launch.bytes();
-        total.roofline_seconds +=
-            (launch.flops as f64 / rate).max(launch.bytes() as f64 / rates.memory_bytes);
+impl Cost {
+    /// So many times over.
+    pub fn times(self, n: u64) -> Cost {
+        let f = n as f64;
+        Cost {
+            launches: n * self.launches,
+            flops: n * self.flops,
+            bytes: n * self.bytes,
+            roofline_seconds: f * self.roofline_seconds,
+            predicted_seconds: f * self.predicted_seconds,
+            untimed_seconds: f * self.untimed_seconds,
+        }
     }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        self.launches += other.launches;
+        self.flops += other.flops;
+        self.bytes += other.bytes;
+        self.roofline_seconds += other.roofline_seconds;
+        self.predicted_seconds += other.predicted_seconds;
+        self.untimed_seconds += other.untimed_seconds;
+    }
+}
+
+pub fn cost(plan: &Plan, target: &Target) -> Cost {
+    let mut total = Cost::default();
+    by_work(plan, target).into_iter().for_each(|(_, cost)| total += cost);
     total
+}
+
+/// What each kind of work costs, in the order of `Work`; kinds without launches are left out.
+pub fn by_work(plan: &Plan, target: &Target) -> Vec<(Work, Cost)> {
+    // Layers repeat one another.
+    let mut known: HashMap<Size, Cost> = HashMap::new();
+    let mut sums: Vec<Cost> = vec![Cost::default(); Work::ALL.len()];
+    for launch in &plan.launches {
+        let size = Size::of(launch);
+        let at = size.work as usize;
+        let cost = *known.entry(size).or_insert_with_key(|size| of_size(size, target));
+        sums[at] += cost;
+    }
+    Work::ALL.iter().copied().zip(sums).filter(|(_, cost)| cost.launches > 0).collect()
+}
+
+/// One launch.
+pub fn of_launch(launch: &Launch, target: &Target) -> Cost {
+    of_size(&Size::of(launch), target)
+}
+
+fn of_size(size: &Size, target: &Target) -> Cost {
+    let roofline_seconds = size.roofline_seconds(&target.rates);
+    let expected = target.timings.expect(size, &target.rates);
+    Cost {
+        launches: 1,
+        flops: size.flops,
+        bytes: size.bytes,
+        roofline_seconds,
+        predicted_seconds: expected.unwrap_or(roofline_seconds),
+        untimed_seconds: if expected.is_some() { 0.0 } else { roofline_seconds },
+    }
 }
 
 /// The arithmetic rate of a launch, by the type and mode it multiplies in.
 pub fn rate(launch: &Launch, rates: &Rates) -> f64 {
-    match (launch.ins.first().map(|v| v.dtype), launch.op.compute()) {
-        (Some(DType::BF16), _) => rates.bf16_flops,
-        (Some(DType::E4M3 | DType::E5M2), _) => rates.fp8_flops.unwrap_or(rates.f32_flops),
-        (Some(DType::F32), Some(Compute::Tf32)) => rates.tf32_flops.unwrap_or(rates.f32_flops),
-        _ => rates.f32_flops,
-    }
+    rates.of(Units::of(launch))
 }
 
 /// Arithmetic of products, attention and head in a forward graph: what utilisation figures count. Training takes three

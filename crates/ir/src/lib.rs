@@ -23,6 +23,7 @@ pub mod region;
 pub mod replay;
 pub mod target;
 pub mod text;
+pub mod timings;
 pub mod types;
 pub mod verify;
 pub mod work;

@@ -159,7 +159,7 @@ pub struct PlanSet {
     pub arena_bytes: usize,
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
-    /// Every persistent buffer, and the transients of the plan that needs the most.
+    /// Every persistent buffer, and the transients of every plan.
     pub buffers: Vec<Buffer>,
     pub slots: Vec<PlacedSlot>,
     /// The range of all slots of class input.
@@ -175,6 +175,18 @@ impl PlanSet {
         self.plans.iter().find(|p| p.role == role)
     }
 
+    /// The transient buffers of the plan at an index, which others overlay.
+    pub fn transients(&self, plan: usize) -> impl Iterator<Item = &Buffer> {
+        self.buffers.iter().filter(move |b| b.live.as_ref().is_some_and(|(of, _)| *of == plan))
+    }
+
+    /// The plan whose transients take the most room, for which the arena is made.
+    pub fn largest_plan(&self) -> usize {
+        let ends = |plan: usize| self.transients(plan).map(|b| b.offset + b.bytes).max().unwrap_or(0);
+        // The first of equals.
+        (0..self.plans.len()).rev().max_by_key(|plan| ends(*plan)).unwrap_or(0)
+    }
+
     /// Bytes by category; together the arena. Transients overlay, so the largest plan's peak is shared out: scratch at
     /// its largest, the rest activations.
     pub fn categories(&self) -> BTreeMap<&'static str, usize> {
@@ -182,9 +194,9 @@ impl PlanSet {
         for buffer in self.buffers.iter().filter(|b| b.live.is_none()) {
             *sums.entry(buffer.category.name()).or_default() += buffer.bytes;
         }
-        let is_scratch = |b: &&Buffer| b.live.is_some() && b.category == Category::Workspace;
-        let scratch = self.buffers.iter().filter(is_scratch).map(|b| b.bytes).max().unwrap_or(0);
-        let scratch = scratch.min(self.transient_bytes);
+        let is_scratch = |b: &&Buffer| b.category == Category::Workspace;
+        let scratch = self.transients(self.largest_plan()).filter(is_scratch).map(|b| b.bytes).max();
+        let scratch = scratch.unwrap_or(0).min(self.transient_bytes);
         *sums.entry(Category::Workspace.name()).or_default() += scratch;
         *sums.entry(Category::Activations.name()).or_default() += self.transient_bytes - scratch;
         sums

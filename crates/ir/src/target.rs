@@ -2,6 +2,7 @@
 
 use crate::graph::{Graph, Node};
 use crate::op::{Op, OpKind};
+use crate::timings::{Timings, Units};
 use crate::types::{DType, TensorType};
 
 /// How a kernel wants its tensors in memory.
@@ -76,6 +77,18 @@ pub struct Rates {
     pub memory_bytes: f64,
 }
 
+impl Rates {
+    /// FLOP/s of some units; of those the device has not, what it does instead.
+    pub fn of(&self, units: Units) -> f64 {
+        match units {
+            Units::F32 => self.f32_flops,
+            Units::Tf32 => self.tf32_flops.unwrap_or(self.f32_flops),
+            Units::Bf16 => self.bf16_flops,
+            Units::Fp8 => self.fp8_flops.unwrap_or(self.f32_flops),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Target {
     /// `cpu`, or the name of a GPU.
@@ -91,6 +104,8 @@ pub struct Target {
     /// these; 0 where the host writes inputs in place.
     pub landings: usize,
     pub rates: Rates,
+    /// What launches were measured to take; empty where nobody did.
+    pub timings: Timings,
     pub kernels: Vec<KernelRow>,
     /// Kernels that may be asked for by name and that this device does not run, and why.
     pub missing: Vec<(&'static str, String)>,
@@ -152,6 +167,7 @@ pub fn paper() -> Target {
             fp8_flops: Some(4e12),
             memory_bytes: 1e12,
         },
+        timings: Timings::default(),
         kernels: OpKind::ALL.iter().map(row).collect(),
         missing: vec![],
     }

@@ -370,9 +370,9 @@ fn tf32_is_a_mode_of_products_and_of_the_head() {
     let plans = compile(&programs, &target, &options).expect("paper has the mode");
     let modes = |l: &Launch| l.op.compute() == Some(Compute::Tf32);
     assert_eq!(plans.plans[0].launches.iter().filter(|l| modes(l)).count(), 2);
-    let fast = cost(&plans.plans[0], &target.rates).roofline_seconds;
+    let fast = cost(&plans.plans[0], &target).roofline_seconds;
     target.rates.tf32_flops = Some(1e3);
-    assert!(cost(&plans.plans[0], &target.rates).roofline_seconds > fast);
+    assert!(cost(&plans.plans[0], &target).roofline_seconds > fast);
     target.rates.tf32_flops = None;
     let refusal = compile(&programs, &target, &options).unwrap_err();
     assert!(refusal.0.contains("paper does not multiply in tf32"), "{refusal}");

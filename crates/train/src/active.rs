@@ -222,7 +222,7 @@ fn recompute(grad: &Plan) -> &'static str {
 /// Whether two transient buffers of the largest plan lie in the same place.
 fn shares_memory(plans: &PlanSet) -> bool {
     let mut transient: Vec<(usize, usize)> =
-        plans.buffers.iter().filter(|b| b.live.is_some()).map(|b| (b.offset, b.offset + b.bytes)).collect();
+        plans.transients(plans.largest_plan()).map(|b| (b.offset, b.offset + b.bytes)).collect();
     transient.sort_unstable();
     transient.windows(2).any(|pair| pair[1].0 < pair[0].1)
 }

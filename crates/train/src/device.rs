@@ -1,11 +1,15 @@
 //! What computes a run: the CPU or a GPU, chosen once from the `backend` switch and what the machine has.
 
-use flatout_ir::{PlanSet, Target};
+use std::collections::BTreeMap;
+
+use flatout_ir::{Op, PlanSet, Role, Target};
+pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
 pub use flatout_runtime::cuda::gpus;
 use flatout_runtime::cuda::session::Options;
 use flatout_runtime::{Session, cpu, cuda};
 
+use crate::calibrate::kept;
 use crate::compile;
 use crate::config::nearest;
 use crate::failure::Failure;
@@ -42,11 +46,20 @@ impl Device {
         Device::Cpu { threads: compile::threads() }
     }
 
-    /// The device as the compiler sees it under these switches.
+    /// The device as the compiler sees it under these switches, with what its kernels were measured to take.
     pub fn target(&self, switches: &Switches) -> Target {
-        match self {
+        let target = match self {
             Device::Cpu { threads } => cpu::target(*threads),
             Device::Cuda(device) => gpu::target(device, switches.deterministic == Toggle::On),
+        };
+        Target { timings: kept::recall(self), ..target }
+    }
+
+    /// The device as its kernels see it; nothing to know of the CPU.
+    pub fn facts(&self) -> Option<Facts> {
+        match self {
+            Device::Cpu { .. } => None,
+            Device::Cuda(device) => Some(device.facts(Options::default())),
         }
     }
 
@@ -94,7 +107,33 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
     if switches.backend == Backend::Cpu {
         refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");
     }
-    Ok(gpus::target(found, switches.deterministic == Toggle::On))
+    let target = gpus::target(found, switches.deterministic == Toggle::On);
+    Ok(Target { timings: kept::recall_named(gpu), ..target })
+}
+
+/// The kernels that attention of `grad` may run on on a GPU, by direction: of several `autotune` takes the fastest.
+pub fn attention_kernels(
+    plans: &PlanSet,
+    facts: &Facts,
+    settled: &Settled,
+) -> BTreeMap<&'static str, Vec<&'static str>> {
+    let facts = Facts { deterministic: settled.deterministic, ..facts.clone() };
+    let mut serving: BTreeMap<&'static str, Vec<&'static str>> = BTreeMap::new();
+    for launch in plans.plan(Role::Grad).iter().flat_map(|plan| &plan.launches) {
+        let direction = match launch.op {
+            Op::Attention { .. } => "forward",
+            Op::AttentionGrad { .. } => "backward",
+            _ => continue,
+        };
+        let kernels: Vec<_> = cuda::attention::choice::serving(launch, &facts)
+            .into_iter()
+            .map(|kernel| kernel.name())
+            .collect();
+        // What serves all of them.
+        let all = serving.entry(direction).or_insert_with(|| kernels.clone());
+        all.retain(|kernel| kernels.contains(kernel));
+    }
+    serving
 }
 
 /// Whether this machine has an NVIDIA GPU, usable or not.

@@ -8,6 +8,7 @@
 
 pub mod ablate;
 pub mod active;
+pub mod calibrate;
 pub mod checkpoint;
 pub mod claims;
 pub mod compile;
@@ -21,6 +22,7 @@ pub mod export;
 mod failure;
 mod feed;
 pub mod fit;
+pub mod forecast;
 pub mod generate;
 pub mod groups;
 pub mod history;

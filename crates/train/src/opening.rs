@@ -54,7 +54,7 @@ pub fn opening(
             .map(|(name, n)| (name.to_string(), n as u64))
             .collect(),
         auto: compiled.settled.chosen.iter().map(|c| (c.switch.to_string(), c.why.clone())).collect(),
-        predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).roofline_seconds,
+        predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).predicted_seconds,
         data: DataFacts {
             source: config.data.named(),
             vocabulary: corpus.vocabulary().size() as u64,

@@ -1,8 +1,10 @@
 //! Curves as a picture: SVG that reads on light and dark pages alike and needs nothing else to be shown.
 
+mod areas;
 mod bars;
 mod scale;
 
+pub use areas::{Area, Areas, Mark};
 pub use bars::{Bar, Bars};
 pub use scale::Scale;
 

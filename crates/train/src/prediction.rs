@@ -1,20 +1,30 @@
-//! What an update should take, by the compiled plans and the target's rates: what progress is measured against.
+//! What an update should take, by the compiled plans and the target's rates and timings: what progress is measured against.
 
-use flatout_ir::cost::{Cost, cost, rate};
-use flatout_ir::{OpKind, Role};
+use std::collections::BTreeMap;
+
+use flatout_ir::cost::{Cost, by_work, rate};
+use flatout_ir::{OpKind, Role, Work};
 
 use crate::compile::Compiled;
 
 /// What one update of `batch` rows costs: `grad` for every micro-batch, then `apply`.
 pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
-    let of =
-        |role: Role| compiled.plans.plan(role).map(|p| cost(p, &compiled.target.rates)).unwrap_or_default();
-    let (grad, apply, parts) = (of(Role::Grad), of(Role::Apply), (batch / compiled.micro_batch) as u64);
-    Cost {
-        flops: parts * grad.flops + apply.flops,
-        bytes: parts * grad.bytes + apply.bytes,
-        roofline_seconds: parts as f64 * grad.roofline_seconds + apply.roofline_seconds,
+    let mut total = Cost::default();
+    step_by_work(compiled, batch).into_iter().for_each(|(_, cost)| total += cost);
+    total
+}
+
+/// The same by kind of work.
+pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
+    let parts = (batch / compiled.micro_batch) as u64;
+    let mut sums: BTreeMap<Work, Cost> = BTreeMap::new();
+    for (role, times) in [(Role::Grad, parts), (Role::Apply, 1)] {
+        let of_plan = compiled.plans.plan(role).map(|plan| by_work(plan, &compiled.target));
+        for (work, cost) in of_plan.unwrap_or_default() {
+            *sums.entry(work).or_default() += cost.times(times);
+        }
     }
+    sums.into_iter().collect()
 }
 
 /// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its

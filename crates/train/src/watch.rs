@@ -52,7 +52,7 @@ impl Watch {
         Watch {
             flops_per_token: compiled.flops_per_token as f64,
             peak_flops: prediction::peak_flops(compiled),
-            predicted_seconds: prediction::step_cost(compiled, batch).roofline_seconds,
+            predicted_seconds: prediction::step_cost(compiled, batch).predicted_seconds,
             gpu,
             note,
         }
@@ -139,7 +139,7 @@ mod tests {
         let config = recipes::resolve("tiny", &[], &[]).unwrap();
         let mut compiled = compile::compile(&config, &compile::target()).unwrap();
         let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
-        let predicted = prediction::step_cost(&compiled, config.train.batch).roofline_seconds;
+        let predicted = prediction::step_cost(&compiled, config.train.batch).predicted_seconds;
         let seen = watch.see(1024, 2.0 * predicted);
         assert_eq!(seen, Seen { mfu: None, of_predicted: Some(0.5), gpu: None });
         assert_eq!(watch.note(), None);

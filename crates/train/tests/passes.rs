@@ -5,7 +5,6 @@ mod small_run;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::plan::Buffer;
 use flatout_ir::{Op, Options, PlanSet, Program, Recompute, Role, compile as compile_programs};
 use flatout_models::decoder::{Documents, Form, build};
 use flatout_runtime::cpu;
@@ -220,7 +219,7 @@ fn the_insides_of_regions_own_no_memory() {
     assert!(regions > 0 && !inside.is_empty());
 
     // Every one of these values has a buffer where regions are left out, and nothing else has one more.
-    let transient = |plans: &PlanSet| plans.buffers.iter().filter(|b: &&Buffer| b.live.is_some()).count();
+    let transient = |plans: &PlanSet| plans.transients(plans.largest_plan()).count();
     assert_eq!(transient(&without) - transient(&with), inside.len());
     let writes = |plans: &PlanSet, key: u64| {
         let launches = &plans.plan(Role::Grad).expect("a plan").launches;

@@ -233,7 +233,7 @@ fn plan(
         landings.push(offset);
         persistent_bytes += bytes;
     }
-    let (mut plans, mut transient_bytes, mut largest) = (vec![], 0, vec![]);
+    let (mut plans, mut transient_bytes) = (vec![], 0);
     for (role, g) in &graphs {
         reports.role = *role;
         let lowered = lower::lower(g, &slots, target, o.memory_plan)?;
@@ -246,13 +246,10 @@ fn plan(
                 placed.bytes
             )
         });
-        if placed.bytes > transient_bytes {
-            transient_bytes = placed.bytes;
-            largest = placed.buffers.iter().cloned().map(|b| with_plan(b, plans.len())).collect();
-        }
+        transient_bytes = transient_bytes.max(placed.bytes);
+        buffers.extend(placed.buffers.into_iter().map(|b| with_plan(b, plans.len())));
         plans.push(placed.plan);
     }
-    buffers.extend(largest);
     let arena_bytes = persistent_bytes + transient_bytes;
     if arena_bytes as u64 + target.driver_bytes > target.memory_bytes {
         return Err(Refusal(format!(

@@ -22,6 +22,7 @@ pub mod tensor;
 
 use flatout_ir::Launch;
 use flatout_ir::target::{KernelRow, Rates, Target};
+use flatout_ir::timings::Timings;
 use flatout_ir::types::DType;
 
 use context::Context;
@@ -76,6 +77,7 @@ pub fn target(threads: usize) -> Target {
         cores,
         landings: 0,
         rates: rates(cores),
+        timings: Timings::default(),
         kernels: KERNELS.iter().copied().flatten().map(|k| k.row).collect(),
         missing: vec![],
     }

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
 use flatout_ir::target::{KernelRow, Rates, Target};
+use flatout_ir::timings::Timings;
 
 use super::attention::choice::{self as attention, AttentionKernel};
 use super::attention::cudnn::Cudnn;
@@ -303,6 +304,7 @@ pub(super) fn described(
         cores: 1,
         landings: LANDINGS,
         rates,
+        timings: Timings::default(),
         kernels: kernels.collect(),
         missing: vec![],
     }
@@ -314,7 +316,7 @@ fn packed([major, minor, patch]: [u32; 3]) -> u32 {
 }
 
 /// `NVIDIA GeForce RTX 4090` is `rtx4090`, `NVIDIA A100-SXM4-80GB` is `a100-80`, `NVIDIA H100 80GB HBM3` is `h100`.
-fn short_name(model: &str, memory_bytes: u64) -> String {
+pub fn short_name(model: &str, memory_bytes: u64) -> String {
     let words: Vec<String> =
         model.split([' ', '-']).map(str::to_lowercase).filter(|w| w != "nvidia" && w != "geforce").collect();
     match &words[..] {

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use flatout_ir::target::{Rates, Target};
 
+use super::attention::choice as attention;
+use super::context::Facts;
 use super::device::described;
 
 /// A GPU on paper.
@@ -11,6 +13,8 @@ use super::device::described;
 pub struct Gpu {
     /// As `device::target` names one that is there: `a100-80`.
     pub name: &'static str,
+    /// `sm_90`.
+    pub arch: &'static str,
     pub memory_bytes: u64,
     pub rates: Rates,
     /// What was measured on one of them.
@@ -19,6 +23,8 @@ pub struct Gpu {
 
 /// What context, handles and modules take: a ceiling seen on the GPUs that were tried.
 const DRIVER_BYTES: u64 = 1 << 30;
+/// The version that plans on paper take to be installed.
+const CUDNN: u32 = 91900;
 
 /// Every GPU there is a line for.
 pub fn named() -> &'static [Gpu] {
@@ -33,7 +39,13 @@ pub fn find(name: &str) -> Option<&'static Gpu> {
 /// The GPU as the compiler sees it: all of its memory is free. What its libraries choose is not known, so scratch is
 /// counted at its ceiling, as everywhere.
 pub fn target(gpu: &Gpu, deterministic: bool) -> Target {
-    described(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic)
+    let target = described(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic);
+    Target { missing: attention::missing(&facts(gpu)), ..target }
+}
+
+/// The GPU as kernels see it, with a cuDNN that has all they use.
+pub fn facts(gpu: &Gpu) -> Facts {
+    Facts { cudnn: Some(CUDNN), ..Facts::on_paper(gpu.arch) }
 }
 
 /// The table's text. Lines that begin with `#` are left out.
@@ -50,7 +62,10 @@ fn read_line(line: &'static str) -> Result<Gpu, String> {
         rest = after.trim_start();
         word
     };
-    let name = word();
+    let (name, arch) = (word(), word());
+    if !arch.starts_with("sm_") {
+        return Err(format!("`{arch}` is no arch"));
+    }
     let mut cells = [None; 6];
     for (cell, of) in cells.iter_mut().zip(["memory", "f32", "tf32", "bf16", "fp8", "bandwidth"]) {
         *cell = match word() {
@@ -63,6 +78,7 @@ fn read_line(line: &'static str) -> Result<Gpu, String> {
     let tera = |rate: f64| rate * 1e12;
     Ok(Gpu {
         name,
+        arch,
         memory_bytes: (given(memory) * (1u64 << 30) as f64) as u64,
         rates: Rates {
             f32_flops: tera(given(f32_rate)),
@@ -95,9 +111,10 @@ mod tests {
 
     #[test]
     fn what_is_no_gpu_is_named_with_its_line() {
-        assert_eq!(read("# x\n\na 1 2 - many - 3").unwrap_err(), "line 3: `many` is no bf16");
-        assert_eq!(read("a 1 - 2 3 4 5").unwrap_err(), "line 1: `-` is no f32");
-        assert_eq!(read("a 1 2 3").unwrap_err(), "line 1: `` is no bf16");
+        assert_eq!(read("# x\n\na sm_80 1 2 - many - 3").unwrap_err(), "line 3: `many` is no bf16");
+        assert_eq!(read("a sm_80 1 - 2 3 4 5").unwrap_err(), "line 1: `-` is no f32");
+        assert_eq!(read("a sm_80 1 2 3").unwrap_err(), "line 1: `` is no bf16");
+        assert_eq!(read("a 1 2 3 4 5 6").unwrap_err(), "line 1: `1` is no arch");
     }
 
     #[test]
@@ -106,5 +123,8 @@ mod tests {
         assert_eq!(target.name, "rtx3090");
         assert!(target.kernels.iter().any(|row| !row.deterministic));
         assert!(super::target(find("h200").unwrap(), true).kernels.iter().all(|row| row.deterministic));
+        let missing: Vec<&str> = target.missing.iter().map(|(name, _)| *name).collect();
+        assert_eq!(missing, ["wgmma"], "what is Hopper's alone");
+        assert!(super::target(find("h200").unwrap(), false).missing.is_empty());
     }
 }

@@ -1,0 +1,80 @@
+//! A plan as one JSON object.
+
+use flatout_train::active;
+use flatout_train::device::gpus;
+use flatout_train::forecast::{Alternative, Outcome};
+use serde_json::{Value, json};
+
+use super::Told;
+
+pub fn object(told: &Told<'_>) -> Value {
+    let Told { config, compiled, forecast, attention, on_paper } = told;
+    let step = &forecast.step;
+    let timings = &compiled.target.timings;
+    let predicted = |seconds: f64| (!timings.is_empty()).then_some(seconds);
+    let run = |seconds: f64| config.train.steps.map(|steps| steps as f64 * seconds);
+    let work = forecast.work.iter().map(|(work, cost)| {
+        json!({
+            "work": work.name(),
+            "launches": cost.launches,
+            "flops": cost.flops,
+            "bytes": cost.bytes,
+            "roofline_ms": 1e3 * cost.roofline_seconds,
+            "predicted_ms": predicted(1e3 * cost.predicted_seconds),
+        })
+    });
+    let layers = forecast.layers.iter().map(
+        |l| json!({ "path": l.path, "count": l.count, "each": l.each, "bytes": l.count * l.each.total() }),
+    );
+    let mut all = json!({
+        "recipe": config.recipe,
+        "backend": compiled.target.name,
+        "arena_bytes": compiled.plans.arena_bytes,
+        "driver_bytes": compiled.target.driver_bytes,
+        "categories": compiled.plans.categories(),
+        "layers": layers.collect::<Vec<_>>(),
+        "peak": forecast.peak,
+        "parameters": compiled.parameters,
+        "flops_per_token": compiled.flops_per_token,
+        "micro_batch": compiled.micro_batch,
+        "step_flops": step.flops,
+        "step_bytes": step.bytes,
+        "roofline_step_ms": 1e3 * step.roofline_seconds,
+        "predicted_step_ms": predicted(1e3 * step.predicted_seconds),
+        "roofline_run_seconds": run(step.roofline_seconds),
+        "predicted_run_seconds": predicted(step.predicted_seconds).and_then(run),
+        "timed_kernels": timings.points().len(),
+        "work": work.collect::<Vec<_>>(),
+        "largest_micro_batch": forecast.largest,
+        "switches": active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled)),
+        "instead": forecast.alternatives.iter().map(alternative).collect::<Vec<_>>(),
+        "attention_kernels": attention,
+        "not_deterministic": active::not_deterministic(&compiled.plans, &compiled.target),
+        "auto": compiled.settled.chosen,
+    });
+    if let Some(gpu) = on_paper {
+        all["gpu"] = json!({
+            "name": compiled.target.name,
+            "memory_bytes": compiled.target.memory_bytes,
+            "fits": gpu.fits,
+            "largest_micro_batch": gpu.largest,
+            "measured": gpus::find(&gpu.name).and_then(|gpu| gpu.measured),
+        });
+    }
+    all
+}
+
+fn alternative(one: &Alternative) -> Value {
+    let Alternative { switch, value, outcome } = one;
+    match outcome {
+        Outcome::Plans { arena_bytes, more_bytes, predicted_seconds, fits } => json!({
+            "switch": switch,
+            "value": value,
+            "arena_bytes": arena_bytes,
+            "more_bytes": more_bytes,
+            "step_ms": 1e3 * predicted_seconds,
+            "fits": fits,
+        }),
+        Outcome::Refused(why) => json!({ "switch": switch, "value": value, "refused": why }),
+    }
+}

@@ -1,0 +1,263 @@
+//! What launches took on a device: points, and what they let one expect of launches that were not timed.
+//!
+//! A launch that was timed is expected to take as long again. Any other takes its roofline over an efficiency, that of
+//! the points nearest to it: of the same kernel in the same units, or, where there is none, of the same kind of work.
+//! Near is measured in the logarithms of arithmetic, of traffic and of the innermost extent, which is a head's size to
+//! attention and a row's width to a norm.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::attr::{Attr, named};
+use crate::ops::product::Compute;
+use crate::plan::Launch;
+use crate::target::Rates;
+use crate::types::DType;
+use crate::work::Work;
+
+named! {
+    /// What multiplies: the rate that bounds a launch.
+    pub enum Units {
+        F32 = "f32",
+        Tf32 = "tf32",
+        Bf16 = "bf16",
+        Fp8 = "fp8",
+    }
+}
+
+impl Units {
+    pub fn of(launch: &Launch) -> Units {
+        match (launch.ins.first().map(|v| v.dtype), launch.op.compute()) {
+            (Some(DType::BF16), _) => Units::Bf16,
+            (Some(DType::E4M3 | DType::E5M2), _) => Units::Fp8,
+            (Some(DType::F32), Some(Compute::Tf32)) => Units::Tf32,
+            _ => Units::F32,
+        }
+    }
+}
+
+/// What a launch is to its time, whatever its addresses.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Size {
+    pub work: Work,
+    pub kernel: String,
+    pub units: Units,
+    /// The last extent of the first input; 1 where there is none.
+    pub inner: u64,
+    pub flops: u64,
+    pub bytes: u64,
+}
+
+impl Size {
+    pub fn of(launch: &Launch) -> Size {
+        Size {
+            work: launch.op.kind().work(),
+            kernel: launch.kernel.into(),
+            units: Units::of(launch),
+            inner: launch.ins.first().and_then(|view| view.dims.last()).map_or(1, |n| *n as u64),
+            flops: launch.flops,
+            bytes: launch.bytes(),
+        }
+    }
+
+    /// Arithmetic over its rate or bytes over bandwidth, whichever is longer.
+    pub fn roofline_seconds(&self, rates: &Rates) -> f64 {
+        (self.flops as f64 / rates.of(self.units)).max(self.bytes as f64 / rates.memory_bytes)
+    }
+
+    fn distance(&self, other: &Size) -> f64 {
+        let apart = |a: u64, b: u64| (a.max(1) as f64 / b.max(1) as f64).log2().powi(2);
+        apart(self.flops, other.flops) + apart(self.bytes, other.bytes) + apart(self.inner, other.inner)
+    }
+}
+
+/// A launch that was timed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    pub size: Size,
+    pub seconds: f64,
+}
+
+/// Points of one device, sorted by size, one a size. Copies share them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timings(Arc<[Point]>);
+
+/// Points that an efficiency is taken from.
+const NEAREST: usize = 4;
+const HEADER: &str = "flatout timings 1";
+
+impl Timings {
+    /// Of several times of one size the median counts. What took no time tells nothing and is left out.
+    pub fn new(points: impl IntoIterator<Item = Point>) -> Timings {
+        let mut by_size: BTreeMap<Size, Vec<f64>> = BTreeMap::new();
+        for Point { size, seconds } in points.into_iter().filter(|p| p.seconds > 0.0 && p.seconds.is_finite())
+        {
+            by_size.entry(size).or_default().push(seconds);
+        }
+        let median = |mut times: Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        Timings(by_size.into_iter().map(|(size, times)| Point { size, seconds: median(times) }).collect())
+    }
+
+    pub fn points(&self) -> &[Point] {
+        &self.0
+    }
+
+    /// Nothing was timed.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a launch of this size takes by the points; `None` where no point does the same kind of work.
+    pub fn expect(&self, size: &Size, rates: &Rates) -> Option<f64> {
+        if let Ok(at) = self.0.binary_search_by(|p| p.size.cmp(size)) {
+            return Some(self.0[at].seconds);
+        }
+        self.among(size, |_| true).map(|near| expected(size, &near, rates))
+    }
+
+    /// As `expect`, as if the size itself had not been timed: how well the points know their own kind.
+    pub fn expect_unseen(&self, size: &Size, rates: &Rates) -> Option<f64> {
+        self.among(size, |p| p.size != *size).map(|near| expected(size, &near, rates))
+    }
+
+    /// The nearest points of the closest kin there is.
+    fn among(&self, size: &Size, counts: impl Fn(&Point) -> bool) -> Option<Vec<(f64, &Point)>> {
+        let nearest = |is_kin: &dyn Fn(&Size) -> bool| {
+            let kin = self.0.iter().filter(|p| is_kin(&p.size) && counts(p));
+            let mut near: Vec<(f64, &Point)> = kin.map(|p| (size.distance(&p.size), p)).collect();
+            near.sort_by(|a, b| a.0.total_cmp(&b.0));
+            near.truncate(NEAREST);
+            (!near.is_empty()).then_some(near)
+        };
+        nearest(&|p| p.kernel == size.kernel && p.units == size.units)
+            .or_else(|| nearest(&|p| p.kernel == size.kernel))
+            .or_else(|| nearest(&|p| p.work == size.work && p.units == size.units))
+            .or_else(|| nearest(&|p| p.work == size.work))
+    }
+
+    /// A line a point, after a line that says what this is.
+    pub fn to_text(&self) -> String {
+        let line = |Point { size, seconds }: &Point| {
+            let Size { work, kernel, units, inner, flops, bytes } = size;
+            format!("{} {kernel} {} {inner} {flops} {bytes} {seconds:e}\n", work.name(), units.name())
+        };
+        let lines = self.0.iter().map(line);
+        [format!("{HEADER}\n# work kernel units inner flops bytes seconds\n")]
+            .into_iter()
+            .chain(lines)
+            .collect()
+    }
+
+    /// From the text form; says which line is none.
+    pub fn read(text: &str) -> Result<Timings, String> {
+        let mut lines = text.lines().enumerate();
+        if lines.next().is_none_or(|(_, line)| line != HEADER) {
+            return Err(format!("the first line is not `{HEADER}`"));
+        }
+        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let read = |(i, line): (usize, &str)| point(line).map_err(|why| format!("line {}: {why}", i + 1));
+        Ok(Timings::new(lines.map(read).collect::<Result<Vec<_>, _>>()?))
+    }
+}
+
+fn point(line: &str) -> Result<Point, String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [work, kernel, units, inner, flops, bytes, seconds] = words[..] else {
+        return Err(format!("{} words and not 7", words.len()));
+    };
+    let size = Size {
+        work: Work::read(work)?,
+        kernel: kernel.into(),
+        units: Units::read(units)?,
+        inner: u64::read(inner)?,
+        flops: u64::read(flops)?,
+        bytes: u64::read(bytes)?,
+    };
+    let seconds = f64::read(seconds)?;
+    if !(seconds > 0.0 && seconds.is_finite()) {
+        return Err(format!("`{seconds}` is no time"));
+    }
+    Ok(Point { size, seconds })
+}
+
+/// The roofline over the efficiency of its neighbours: the mean of their logarithms, weighted by nearness, because where
+/// a fixed cost rules efficiency falls in proportion to size.
+fn expected(size: &Size, near: &[(f64, &Point)], rates: &Rates) -> f64 {
+    let (mut sum, mut weights) = (0.0, 0.0);
+    for (distance, point) in near {
+        let weight = 1.0 / (distance + 1e-9);
+        sum += weight * (point.size.roofline_seconds(rates) / point.seconds).ln();
+        weights += weight;
+    }
+    size.roofline_seconds(rates) / (sum / weights).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATES: Rates = Rates {
+        f32_flops: 1e12,
+        tf32_flops: Some(4e12),
+        bf16_flops: 8e12,
+        fp8_flops: None,
+        memory_bytes: 1e11,
+    };
+
+    fn size(kernel: &str, units: Units, flops: u64, bytes: u64) -> Size {
+        Size { work: Work::Product, kernel: kernel.into(), units, inner: 64, flops, bytes }
+    }
+
+    fn at(flops: u64, seconds: f64) -> Point {
+        Point { size: size("product", Units::F32, flops, 1000), seconds }
+    }
+
+    #[test]
+    fn what_was_timed_takes_as_long_again() {
+        let timings =
+            Timings::new([at(1_000_000, 3e-6), at(1_000_000, 5e-6), at(1_000_000, 4e-6), at(7, 0.0)]);
+        assert_eq!(timings.points().len(), 1, "one a size, and nothing that took no time");
+        assert_eq!(timings.expect(&at(1_000_000, 0.0).size, &RATES), Some(4e-6));
+        assert_eq!(timings.expect_unseen(&at(1_000_000, 0.0).size, &RATES), None);
+    }
+
+    #[test]
+    fn between_points_efficiency_lies_between_theirs() {
+        // A fixed cost of a microsecond and half of the peak: 1e6 is at a third, 1e9 at a half.
+        let cost = |flops: u64| 1e-6 + flops as f64 / 5e11;
+        let timings = Timings::new([1_000_000, 8_000_000, 64_000_000, 512_000_000].map(|n| at(n, cost(n))));
+        for flops in [2_000_000, 20_000_000, 200_000_000, 1_000_000_000] {
+            let expected = timings.expect(&at(flops, 0.0).size, &RATES).unwrap();
+            let ratio = expected / cost(flops);
+            assert!((0.9..1.1).contains(&ratio), "{flops}: {ratio}");
+        }
+        // The same arithmetic in other units has another roofline and, for want of points, this efficiency.
+        let bf16 = size("product", Units::Bf16, 512_000_000, 1000);
+        let expected = timings.expect(&bf16, &RATES).unwrap();
+        assert!((expected / (512e6 / 8e12) / 2.0 - 1.0).abs() < 0.1, "{expected}");
+    }
+
+    #[test]
+    fn a_kernel_without_points_is_taken_for_its_kind() {
+        let timings = Timings::new([at(1_000_000, 4e-6)]);
+        let other = size("other", Units::F32, 2_000_000, 1000);
+        assert!((timings.expect(&other, &RATES).unwrap() - 8e-6).abs() < 1e-12);
+        let norm = Size { work: Work::Norm, ..other };
+        assert_eq!(timings.expect(&norm, &RATES), None, "and nothing for what nobody timed");
+        assert_eq!(Timings::default().expect(&at(1, 0.0).size, &RATES), None);
+    }
+
+    #[test]
+    fn text_reads_back() {
+        let timings = Timings::new([at(1_000_000, 4.25e-6), at(2, 1.0 / 3.0)]);
+        assert_eq!(Timings::read(&timings.to_text()).unwrap(), timings);
+        assert_eq!(Timings::read("").unwrap_err(), "the first line is not `flatout timings 1`");
+        let line = |line: &str| Timings::read(&format!("{HEADER}\n\n{line}\n")).unwrap_err();
+        assert_eq!(line("product product"), "line 3: 2 words and not 7");
+        assert_eq!(line("product p f32 1 2 3 0"), "line 3: `0` is no time");
+        assert!(line("produce p f32 1 2 3 1").starts_with("line 3: `produce` is not"));
+    }
+}

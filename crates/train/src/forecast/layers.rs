@@ -1,0 +1,147 @@
+//! Memory by layer: the bytes of every block's weights, gradients, moments and activations. Together they are the arena.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flatout_ir::passes::slots::category;
+use flatout_ir::plan::{Buffer, Category, PlacedSlot};
+use flatout_ir::{Class, PlanSet};
+
+use super::timeline::peak;
+
+/// What is no part of the model: inputs, tables, counters, what alignment adds.
+const OTHER: &str = "other";
+/// Room between transient buffers, which lie where they fit for their whole life.
+const GAPS: &str = "gaps";
+
+/// Blocks with equal numbers, one after another.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Layers {
+    /// `layers.0..31`, or the one path there is.
+    pub path: String,
+    pub count: usize,
+    /// Of one of them.
+    pub each: Bytes,
+}
+
+/// Bytes of one layer. Activations and scratch are what is alive at the peak of the largest plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Bytes {
+    pub parameters: usize,
+    pub gradients: usize,
+    pub optimizer: usize,
+    pub activations: usize,
+    /// Inputs, tables and all else.
+    pub other: usize,
+}
+
+impl Bytes {
+    pub fn total(&self) -> usize {
+        self.parameters + self.gradients + self.optimizer + self.activations + self.other
+    }
+
+    fn add(&mut self, category: Category, bytes: usize) {
+        *match category {
+            Category::Parameters | Category::Frozen | Category::Adapters => &mut self.parameters,
+            Category::Gradients => &mut self.gradients,
+            Category::Optimizer => &mut self.optimizer,
+            Category::Activations | Category::Workspace => &mut self.activations,
+            Category::Inputs => &mut self.other,
+        } += bytes;
+    }
+}
+
+/// In the order of the model, what belongs to no layer last. The totals times the counts sum to `arena_bytes`.
+pub fn layers(plans: &PlanSet) -> Vec<Layers> {
+    let mut rows: Vec<(String, Bytes)> = vec![];
+    let mut add = |path: &str, category: Category, bytes: usize| {
+        let at = rows.iter().position(|(known, _)| known == path).unwrap_or_else(|| {
+            rows.push((path.into(), Bytes::default()));
+            rows.len() - 1
+        });
+        rows[at].1.add(category, bytes);
+    };
+    let parameters = plans.slots.iter().filter(|slot| slot.class.is_parameter() && !slot.is_whole);
+    let of_model: BTreeSet<String> = parameters.map(|slot| layer_of(&slot.path)).collect();
+    let mut persistent: BTreeMap<Category, usize> = BTreeMap::new();
+    for buffer in plans.buffers.iter().filter(|b| b.live.is_none()) {
+        *persistent.entry(buffer.category).or_default() += buffer.bytes;
+    }
+    for slot in innermost(plans) {
+        let (layer, category) = (layer_of(model_path(&slot.path)), category(slot.class));
+        if of_model.contains(&layer) && slot.class != Class::Input {
+            let bytes = slot.ty.bytes();
+            add(&layer, category, bytes);
+            *persistent.entry(category).or_default() -= bytes;
+        }
+    }
+    let (at, largest) = (peak(plans), plans.largest_plan());
+    let is_alive = |b: &&Buffer| b.live.as_ref().is_some_and(|(_, range)| range.contains(&at.launch));
+    for buffer in plans.transients(largest).filter(is_alive) {
+        add(&layer_of(model_path(&buffer.name)), buffer.category, buffer.bytes);
+    }
+    for (category, bytes) in persistent {
+        add(OTHER, category, bytes);
+    }
+    add(GAPS, Category::Activations, plans.transient_bytes - at.transient_bytes);
+    rows.retain(|(_, bytes)| bytes.total() > 0);
+    fold(rows)
+}
+
+/// Slots in which no other lies, each byte of the model once.
+fn innermost(plans: &PlanSet) -> impl Iterator<Item = &PlacedSlot> {
+    let mut seen: BTreeSet<(usize, usize)> = BTreeSet::new();
+    let is_model = |slot: &&PlacedSlot| {
+        matches!(slot.class, Class::Weight | Class::Frozen | Class::Derived | Class::Carry | Class::Moment)
+    };
+    let leaves = plans.slots.iter().filter(|slot| !slot.is_whole).filter(is_model);
+    leaves.filter(move |slot| seen.insert((slot.view.offset, slot.ty.bytes())))
+}
+
+/// The path within the model of what is kept beside a weight, or of scratch.
+fn model_path(path: &str) -> &str {
+    let path = path.strip_suffix(" scratch").unwrap_or(path);
+    let beside = ["gradient.", "optimizer.m.", "optimizer.v.", "bf16."];
+    beside.iter().find_map(|prefix| path.strip_prefix(prefix)).unwrap_or(path)
+}
+
+/// Up to the first number: `layers.3` of `layers.3.attn.wq`; the first name where there is none.
+fn layer_of(path: &str) -> String {
+    let mut kept: Vec<&str> = vec![];
+    for part in path.split('.') {
+        kept.push(part);
+        if part.parse::<usize>().is_ok() {
+            return kept.join(".");
+        }
+    }
+    kept[0].into()
+}
+
+/// Neighbours with numbers one apart and equal bytes are one row.
+fn fold(rows: Vec<(String, Bytes)>) -> Vec<Layers> {
+    struct Run {
+        stem: String,
+        first: usize,
+        layers: Layers,
+    }
+    let numbered = |path: &str| {
+        let (stem, number) = path.rsplit_once('.')?;
+        Some((stem.to_string(), number.parse::<usize>().ok()?))
+    };
+    let mut runs: Vec<Run> = vec![];
+    for (path, each) in rows {
+        let (stem, first) = numbered(&path).unwrap_or((String::new(), 0));
+        match runs.iter_mut().find(|run| {
+            !stem.is_empty()
+                && run.stem == stem
+                && run.first + run.layers.count == first
+                && run.layers.each == each
+        }) {
+            Some(run) => {
+                run.layers.count += 1;
+                run.layers.path = format!("{stem}.{}..{first}", run.first);
+            }
+            None => runs.push(Run { stem, first, layers: Layers { path, count: 1, each } }),
+        }
+    }
+    runs.into_iter().map(|run| run.layers).collect()
+}

@@ -1,0 +1,202 @@
+//! Areas on top of one another over a count, with the highest place marked and words below.
+
+use super::{ACROSS, COLOURS, LEFT, LETTER, RIGHT, Scale, Svg, WIDTH};
+
+#[derive(Clone, Debug)]
+pub struct Areas {
+    pub title: String,
+    pub x: String,
+    pub y: String,
+    /// From the bottom up, all of one length.
+    pub areas: Vec<Area>,
+    /// A dashed line across, and what it is.
+    pub level: Option<(f64, String)>,
+    /// Where a part of the axis begins, and its name.
+    pub parts: Vec<(usize, String)>,
+    pub mark: Option<Mark>,
+    /// Lines below the axis.
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Area {
+    pub name: String,
+    /// Of each place on the axis.
+    pub values: Vec<f64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Mark {
+    pub at: usize,
+    pub value: f64,
+    pub name: String,
+}
+
+const TOP: f64 = 72.0;
+const DOWN: f64 = 280.0;
+const NOTE: f64 = 17.0;
+
+impl Areas {
+    pub fn to_svg(&self) -> String {
+        let bottom = TOP + DOWN;
+        let mut svg = Svg::new(&self.title, bottom + 52.0 + NOTE * self.notes.len() as f64);
+        svg.text("title", LEFT, 20.0, "start", &self.title);
+        let count = self.areas.first().map_or(0, |area| area.values.len());
+        let total = |i: usize| self.areas.iter().map(|area| area.values[i]).sum::<f64>();
+        let highest =
+            (0..count).map(total).chain(self.level.iter().map(|(value, _)| *value)).fold(0.0, f64::max);
+        let Some(y) = Scale::over([0.0, 1.08 * highest], false, 0.0).filter(|_| count > 0 && highest > 0.0)
+        else {
+            svg.text("label", WIDTH / 2.0, TOP + DOWN / 2.0, "middle", "nothing to show yet");
+            return svg.finish();
+        };
+        let height = |value: f64| bottom - y.place(value).unwrap_or(0.0) * DOWN;
+        let along = |i: usize| LEFT + ACROSS * i as f64 / count as f64;
+        for (value, label) in y.ticks(6) {
+            svg.line("grid", LEFT, height(value), LEFT + ACROSS, height(value));
+            svg.text("tick", LEFT - 8.0, height(value) + 4.0, "end", &label);
+        }
+        self.stack(&mut svg, &columns(count, total), &along, &height);
+        if let Some((value, name)) = &self.level {
+            svg.raw(&format!(
+                r#"<path class="axis" stroke-dasharray="5 4" d="M{LEFT:.1} {at:.1}L{:.1} {at:.1}"/>"#,
+                LEFT + ACROSS,
+                at = height(*value)
+            ));
+            svg.text("tick", LEFT + ACROSS, height(*value) - 5.0, "end", name);
+        }
+        for (start, name) in &self.parts {
+            let at = along(*start);
+            if *start > 0 {
+                svg.line("axis", at, TOP, at, bottom + 4.0);
+            }
+            svg.text("tick", at + 2.0, bottom + 16.0, "start", name);
+        }
+        if let Some(Mark { at, value, name }) = &self.mark {
+            let (x, y) = (along(*at), height(*value));
+            svg.line("axis", x, y - 10.0, x, bottom);
+            // To whichever side there is room on.
+            let (anchor, aside) = if x < LEFT + ACROSS / 2.0 { ("start", 4.0) } else { ("end", -4.0) };
+            svg.text("label", x + aside, y - 8.0, anchor, name);
+        }
+        svg.line("axis", LEFT, bottom, LEFT + ACROSS, bottom);
+        svg.text(
+            "tick",
+            WIDTH - RIGHT,
+            bottom + 34.0,
+            "end",
+            &format!("{count} launches, one {} each", self.x),
+        );
+        svg.text("label", LEFT, TOP - 6.0, "end", &self.y);
+        self.legend(&mut svg);
+        for (i, note) in self.notes.iter().enumerate() {
+            svg.text("tick", LEFT, bottom + 52.0 + NOTE * i as f64, "start", note);
+        }
+        svg.finish()
+    }
+
+    /// Each area between the sum of those below it and its own, by steps.
+    fn stack(
+        &self,
+        svg: &mut Svg,
+        columns: &[usize],
+        along: &impl Fn(usize) -> f64,
+        height: &impl Fn(f64) -> f64,
+    ) {
+        let count = self.areas[0].values.len();
+        let mut below = vec![0.0; columns.len()];
+        for (colour, area) in self.areas.iter().enumerate() {
+            let above: Vec<f64> =
+                columns.iter().zip(&below).map(|(i, base)| base + area.values[*i]).collect();
+            let end = |n: usize| columns.get(n + 1).map_or(along(count), |next| along(*next));
+            let edge = |values: &[f64]| -> Vec<(f64, f64)> {
+                let corners = |(n, i): (usize, &usize)| {
+                    let y = height(values[n]);
+                    [(along(*i), y), (end(n), y)]
+                };
+                columns.iter().enumerate().flat_map(corners).collect()
+            };
+            let (top, foot) = (edge(&above), edge(&below));
+            let outline = top.into_iter().chain(foot.into_iter().rev());
+            let points: Vec<String> = outline.map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
+            let colour = colour % COLOURS.len();
+            svg.raw(&format!(r#"<path class="f{colour}" opacity="0.8" d="M{}Z"/>"#, points.join("L")));
+            below = above;
+        }
+    }
+
+    fn legend(&self, svg: &mut Svg) {
+        let mut at = LEFT;
+        for (colour, area) in self.areas.iter().enumerate() {
+            let colour = colour % COLOURS.len();
+            svg.raw(&format!(
+                r#"<rect class="f{colour}" opacity="0.8" x="{at:.1}" y="32" width="12" height="12"/>"#
+            ));
+            svg.text("tick", at + 17.0, 42.0, "start", &area.name);
+            at += 17.0 + LETTER * area.name.chars().count() as f64 + 16.0;
+        }
+    }
+}
+
+/// The places that are drawn: all where they are few, otherwise the highest of every column of the picture.
+fn columns(count: usize, total: impl Fn(usize) -> f64) -> Vec<usize> {
+    let wide = ACROSS as usize;
+    if count <= wide {
+        return (0..count).collect();
+    }
+    let column = |n: usize| n * count / wide..(n + 1) * count / wide;
+    let highest =
+        |n: usize| column(n).rev().max_by(|a, b| total(*a).total_cmp(&total(*b))).expect("not empty");
+    (0..wide).map(highest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn areas(values: [Vec<f64>; 2]) -> Areas {
+        let [a, b] = values;
+        Areas {
+            title: "Arena".into(),
+            x: "launch".into(),
+            y: "MiB".into(),
+            areas: vec![Area { name: "below".into(), values: a }, Area { name: "above".into(), values: b }],
+            level: Some((10.0, "all".into())),
+            parts: vec![(0, "grad".into()), (2, "apply".into())],
+            mark: Some(Mark { at: 1, value: 9.0, name: "peak 9".into() }),
+            notes: vec!["alive: a & b".into()],
+        }
+    }
+
+    #[test]
+    fn areas_stand_on_one_another() {
+        let svg = areas([vec![4.0, 4.0, 4.0, 4.0], vec![1.0, 5.0, 2.0, 0.0]]).to_svg();
+        let path = |class: &str| {
+            let start = format!("<path class=\"{class}\" opacity=\"0.8\" d=\"M");
+            let path = svg.lines().find_map(|line| line.strip_prefix(&start)).expect("an area");
+            path.trim_end_matches("Z\"/>").split('L').map(String::from).collect::<Vec<_>>()
+        };
+        let (below, above) = (path("f0"), path("f1"));
+        assert_eq!((below.len(), above.len()), (16, 16), "four places, two corners each, there and back");
+        let top = |path: &[String]| path[..8].to_vec();
+        let foot = |path: &[String]| path[8..].iter().rev().cloned().collect::<Vec<_>>();
+        assert_eq!(foot(&above), top(&below), "one begins where the other ends");
+        let at = |value: f64| format!("{:.1}", TOP + DOWN * (1.0 - value / 10.8));
+        assert_eq!(top(&above)[2], format!("234.0 {}", at(9.0)), "the second place begins at a quarter");
+        for text in
+            [">peak 9</text>", ">apply</text>", ">all</text>", ">alive: a &amp; b</text>", ">above</text>"]
+        {
+            assert!(svg.contains(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn many_places_keep_their_highest() {
+        let mut values: Vec<f64> = (0..10_000).map(|i| (i % 7) as f64).collect();
+        values[5_432] = 50.0;
+        let kept = columns(values.len(), |i| values[i]);
+        assert_eq!(kept.len(), ACROSS as usize);
+        assert!(kept.contains(&5_432) && kept.is_sorted());
+        assert!(areas([vec![], vec![]]).to_svg().contains("nothing to show yet"));
+    }
+}
