@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use flatout_ir::cost::rate;
+use flatout_ir::cost::{of_launch, rate};
 use flatout_ir::{Launch, Op, Role, Target, TensorType, View, Work};
 use flatout_runtime::LaunchTime;
 
@@ -103,7 +103,7 @@ fn timed(
         least_seconds: time.least_seconds,
         arithmetic_seconds: launch.flops as f64 / rate(launch, &target.rates),
         memory_seconds: launch.bytes() as f64 / target.rates.memory_bytes,
-        predicted_seconds: None,
+        predicted_seconds: (!target.timings.is_empty()).then(|| of_launch(launch, target).predicted_seconds),
     }
 }
 

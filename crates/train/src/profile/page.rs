@@ -94,7 +94,7 @@ fn kernels(title: &str, all: &[Row], most: usize) -> Part {
 pub fn how(report: &Report) -> String {
     let predicted = match report.predicted_ms {
         Some(ms) => format!("predicted {} for its kernels", millis(ms)),
-        None => "kernels were not timed on this device before, so nothing is predicted".into(),
+        None => "nothing predicted: flatout doctor --calibrate times this device's kernels".into(),
     };
     let noise = report.budget.noise_ms / report.budget.step_ms;
     // A machine of its own stays well below this.

@@ -50,6 +50,9 @@ const SHORT_MS: f64 = 0.02;
 /// A kernel this close to its roofline has little to give.
 const CLOSE: f64 = 0.75;
 
+/// A kernel that takes so many times what was predicted has something in its way that it had not when it was timed.
+const SLOWER: f64 = 1.5;
+
 /// The largest, by what is lost.
 pub fn sinks(scene: &Scene<'_>, timed: &[Timed]) -> Vec<Sink> {
     let step_ms = scene.budget.step_ms;
@@ -74,8 +77,10 @@ pub fn sinks(scene: &Scene<'_>, timed: &[Timed]) -> Vec<Sink> {
 
 fn of_kernel(scene: &Scene<'_>, work: Work, row: &Row) -> Sink {
     let lost_ms = (row.ms - row.roofline_ms).max(0.0);
+    let slower = row.predicted_ms.map(|predicted| row.ms / predicted).filter(|times| *times >= SLOWER);
+    let slower = slower.map_or(String::new(), |times| format!(" and {times:.1} times as long as predicted"));
     let words = format!(
-        "{} takes {}, {} of the step, at {} of its roofline ({}): {}",
+        "{} takes {}, {} of the step, at {} of its roofline ({}){slower}: {}",
         row.name,
         millis(row.ms),
         percent(row.share),

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use flatout_data::Waited;
+use flatout_ir::timings::{Point, Size, Timings};
 use flatout_ir::{Role, Work};
 use flatout_runtime::LaunchTime;
 use serde_json::Value;
@@ -52,7 +53,7 @@ fn every_table_adds_up_to_the_update_and_the_trace_to_its_kernels() {
     assert_eq!((report.micro_batches, report.tokens_per_update), (2, 8 * 64));
     assert!(report.work.iter().any(|row| row.name == "product" && row.bound == table::Bound::Arithmetic));
     let places: Vec<&str> = report.places.iter().map(|row| row.name.as_str()).collect();
-    for place in ["layers.*.ffn product 256x256x64", "layers.*.ffn gated, again", "apply adamw"] {
+    for place in ["layers.*.ffn product 256x256x64", "layers.*.attn qk_norm_rope, again", "apply adamw"] {
         assert!(places.contains(&place), "{place} in {places:?}");
     }
     assert!(!report.sinks.is_empty() && report.sinks.len() <= 3);
@@ -162,8 +163,8 @@ impl Played {
         Played { config, stage, compiled, active, budget, waited: Waited::default(), slow: 100.0 }
     }
 
-    /// The first sink where this kind of work is slow.
-    fn first(&self, slow: Option<Work>) -> Sink {
+    /// The launches where this kind of work is slow.
+    fn timed(&self, slow: Option<Work>) -> Vec<Timed> {
         let parts = self.config.train.batch / self.compiled.micro_batch;
         let mut times: Vec<Vec<LaunchTime>> = vec![];
         for role in [Role::Grad, Role::Apply] {
@@ -175,6 +176,12 @@ impl Played {
             t.seconds = t.roofline_seconds() * if Some(t.work) == slow { self.slow } else { 1.0 };
             t.is_again &= slow.is_none();
         }
+        timed
+    }
+
+    /// The first sink there.
+    fn first(&self, slow: Option<Work>) -> Sink {
+        let timed = self.timed(slow);
         let scene = sinks::Scene {
             config: &self.config,
             stage: &self.stage,
@@ -183,7 +190,7 @@ impl Played {
             budget: &self.budget,
             waited: self.waited,
             launches: timed.iter().map(|t| t.times as usize).sum(),
-            parts,
+            parts: self.config.train.batch / self.compiled.micro_batch,
         };
         sinks(&scene, &timed).into_iter().next().expect("a sink")
     }
@@ -251,6 +258,22 @@ fn sinks_name_what_would_help_here() {
     let mut noisy = Played::new(&[]);
     (noisy.budget.copy_ms, noisy.budget.noise_ms) = (30.0, 31.0);
     assert_ne!(noisy.first(None).name, "copy");
+}
+
+#[test]
+fn predictions_stand_beside_the_times_once_kernels_were_timed() {
+    let mut played = Played::new(&[]);
+    assert!(played.timed(None).iter().all(|t| t.predicted_seconds.is_none()));
+    let launches = played.compiled.plans.plans.iter().flat_map(|plan| &plan.launches);
+    let rates = played.compiled.target.rates;
+    let point = |size: Size| Point { seconds: 4.0 * size.roofline_seconds(&rates), size };
+    played.compiled.target.timings = Timings::new(launches.map(|launch| point(Size::of(launch))));
+    let timed = played.timed(Some(Work::Norm));
+    let rows = by_work(&timed, played.budget.step_ms);
+    let predicted = |row: &Row| row.predicted_ms.expect("all were timed") / row.roofline_ms;
+    assert!(rows.iter().all(|row| near(predicted(row), 4.0)), "{rows:?}");
+    let words = played.first(Some(Work::Norm)).words;
+    assert!(words.contains("of its roofline (memory) and 25.0 times as long as predicted: "), "{words}");
 }
 
 #[test]
