@@ -141,6 +141,7 @@ pub fn paper() -> Target {
             OpKind::Region => &[(0, 0), (1, 1)],
             OpKind::GatedGrad => &[(0, 0), (1, 1), (2, 2)],
             OpKind::Product | OpKind::ScatterAdd => &[(2, 0)],
+            OpKind::Quantize => &[(2, 2)],
             OpKind::HeadLossGrad => &[(5, 1)],
             OpKind::HeadLossTrain => &[(4, 4)],
             OpKind::RowScatter => &[(0, 0)],

@@ -1,0 +1,87 @@
+//! Matrices in 8-bit types, both ways round. How it is done is in `quantize.cu`.
+
+use flatout_ir::target::{KernelRow, Shapes};
+use flatout_ir::types::DType;
+use flatout_ir::{Launch, Op, OpKind, View};
+
+use super::ROWS_OF_FLOATS;
+use super::context::Kernel;
+use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+
+pub const KERNELS: &[Kernel] = &[Kernel {
+    row: KernelRow {
+        name: "cuda.quantize",
+        op: OpKind::Quantize,
+        in_place: &[(2, 2)],
+        workspace,
+        ..ROWS_OF_FLOATS
+    },
+    sources: |l, _| stage::sources(stages(l)),
+    prepare: |l, p| stage::prepare(stages(l), p),
+}];
+
+const TILE: usize = 128;
+
+/// Where the largest magnitude is found before the scale is.
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    if matches!(shapes.node.op, Op::Quantize { current: true, .. }) { 256 } else { 0 }
+}
+
+/// Whether every row of a matrix can be taken `elements` at a time.
+fn takes(view: &View, elements: usize) -> bool {
+    let bytes = view.dtype.bytes();
+    let access = (elements * bytes).min(16);
+    let pitch = view.strides[0] * bytes;
+    view.offset.is_multiple_of(access) && (view.dims[0] == 1 || pitch.is_multiple_of(access))
+}
+
+fn stages(launch: &Launch) -> Stages {
+    let Op::Quantize { to, current } = launch.op else { unreachable!("the row is for quantize") };
+    let x = &launch.ins[0];
+    let [q, t, third] = [0, 1, 2].map(|i| launch.outs[i].as_ref());
+    let (m, n) = (x.dims[0], x.dims[1]);
+    if [q, t, third].iter().all(Option::is_none) {
+        return Ok(vec![]);
+    }
+    let vector = |view: Option<&View>, elements: usize| {
+        if view.is_some_and(|view| takes(view, elements)) { elements } else { 1 }
+    };
+    let source = Draft::new("quantize.cu")
+        .define("TO", if to == DType::E4M3 { 4 } else { 5 })
+        .dtype("T_X", x.dtype)
+        .flag("CURRENT", current)
+        .flag("HAS_Q", q.is_some())
+        .flag("HAS_T", t.is_some())
+        .flag("HAS_THIRD", third.is_some())
+        .define("VEC_X", vector(Some(x), 8))
+        .define("VEC_Q", vector(q, 8))
+        .define("VEC_T", vector(t, 16))
+        .source(include_str!("quantize.cu"));
+    let tiles = blocks(m.div_ceil(TILE) * n.div_ceil(TILE), 1)?;
+    let stage =
+        |entry, grid: u32, block, args| Stage { source: source.clone(), entry, grid: [grid, 1], block, args };
+    let extents = [count32("rows", m)?, count32("columns", n)?];
+    let pitch = |view: Option<&View>| Value::I64(view.map_or(0, |view| view.strides[0] as i64));
+
+    let mut stages = vec![];
+    // The largest magnitude starts from nothing in the scratch, or from what was gathered before where it does not lie
+    // there already.
+    let gathered = launch.ins.get(2).filter(|before| third.is_some_and(|out| out.offset != before.offset));
+    let found = if current { launch.workspace.as_ref() } else { third };
+    if let Some(found) = found.filter(|_| current || gathered.is_some()) {
+        stages.push(stage("start", 1, 1, vec![at_or_nothing(gathered), at(found)]));
+    }
+    if tiles == 0 && !current {
+        return Ok(stages);
+    }
+    if let (true, Some(found)) = (current && tiles > 0, found) {
+        let args = [at(x), at(found)].into_iter().chain(extents).chain([pitch(Some(x))]).collect();
+        stages.push(stage("largest", tiles, 256, args));
+    }
+    let given = if current { found } else { launch.ins.get(1) };
+    let args = [at(x), at_or_nothing(q), at_or_nothing(t), at_or_nothing(given), at_or_nothing(third)];
+    let pitches = [Some(x), q, t].map(pitch);
+    let args = args.into_iter().chain(extents).chain(pitches).collect();
+    stages.push(stage("quantize", tiles.max(1), 256, args));
+    Ok(stages)
+}
