@@ -21,6 +21,9 @@ pub const NOTHING_CHEAP: &str = "nothing cheap to recompute";
 /// What `autotune` reports where products have one algorithm.
 pub const NOTHING_TO_TIME: &str = "nothing to time";
 
+/// What `fp8.scaling` reports where nothing is 8-bit.
+pub const NOTHING_TO_SCALE: &str = "nothing to scale";
+
 /// What a session settles beside the launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
@@ -50,9 +53,10 @@ impl Prepared {
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
-    let table: [(&str, &str); 16] = [
+    let table: [(&str, &str); 17] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
+        ("fp8.scaling", fp8_scaling(grad)),
         ("attention", if stores_no_scores(grad) { "flash" } else { "naive" }),
         ("attention_kernel", prepared.attention_kernel.name()),
         ("fuse.qkv", fused_inputs(grad, OpKind::Attention, 2)),
@@ -83,7 +87,7 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
         let harmless = match name.as_str() {
             "deterministic" => state == "on",
             "memory_plan" => state == "off",
-            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME].contains(&state.as_str()),
+            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME, NOTHING_TO_SCALE].contains(&state.as_str()),
         };
         if state != settled && !harmless {
             return Err(Failure::Environment(format!(
@@ -107,9 +111,21 @@ fn precision(grad: &Plan) -> &'static str {
     let narrow = launches(grad, OpKind::Product).any(|l| l.ins[0].dtype == DType::BF16);
     let rounds = |l: &Launch| l.op.compute() == Some(Compute::Tf32);
     match narrow {
+        _ if launches(grad, OpKind::Product).any(|l| l.ins[0].dtype.is_fp8()) => "fp8",
         true => "bf16",
         false if grad.launches.iter().any(rounds) => "tf32",
         false => "fp32",
+    }
+}
+
+/// Where the scales of what is quantised come from.
+fn fp8_scaling(grad: &Plan) -> &'static str {
+    let mut found =
+        launches(grad, OpKind::Quantize).map(|l| matches!(l.op, Op::Quantize { current: true, .. }));
+    match found.next() {
+        Some(true) => "current",
+        Some(false) => "delayed",
+        None => NOTHING_TO_SCALE,
     }
 }
 

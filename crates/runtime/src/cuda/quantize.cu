@@ -3,13 +3,16 @@
 //   q = x / scale rounded to nearest even, t = q transposed, and the largest magnitude of x
 //
 // x [M, N], q [M, N], t [N, M], rows without gaps at any pitch. Bytes: x once, q and t once; with CURRENT x twice, because
-// its scale is known only when all of it was seen (`largest`). A block takes 128 x 128 elements, a thread 8 x 8: eight
-// vectors of x in flight, codes of q packed along rows and stored at once. Codes of t are packed along columns and go
-// through 16 KiB of shared memory, from which 8 threads store the 128 neighbouring bytes of a column. A word's place
-// there is swizzled, so that neither side meets bank conflicts. Magnitudes are joined by a maximum, which has no order:
+// its scale is known only when all of it was seen (`largest`). A block of 256 threads takes 128 x 64 elements, a thread
+// 4 x 8: codes of q are packed along rows and stored at once. Codes of t are packed along columns, four to a word, and go
+// through 8 KiB of shared memory, from which 8 threads store the 128 neighbouring bytes of a column. A word's place there
+// is swizzled, so that neither side meets bank conflicts. Magnitudes are joined by a maximum, which has no order:
 // deterministic.
 
-#define TILE 128
+#define LANES (COLUMNS / 8)
+#define GROUPS (THREADS / LANES)
+#define ROWS (4 * GROUPS)
+#define WARPS (THREADS / 32)
 
 #if TO == 4
 typedef e4m3 T_Q;
@@ -50,13 +53,13 @@ __device__ __forceinline__ void load(const T_X* x, int left, float (&y)[8]) {
 // Raises *to to the largest magnitude of a block. Magnitudes are not negative, so their bits have their order; a NaN is
 // passed over. Most blocks find that others were larger and leave it alone.
 __device__ __forceinline__ void raise(float top, u32* to) {
-    __shared__ u32 warps[8];
+    __shared__ u32 warps[WARPS];
     u32 bits = __reduce_max_sync(ALL_LANES, __float_as_uint(top));
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = bits;
     __syncthreads();
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int i = 1; i < 8; i++) bits = bits > warps[i] ? bits : warps[i];
+        for (int i = 1; i < WARPS; i++) bits = bits > warps[i] ? bits : warps[i];
         if (bits > *(volatile u32*)to) atomicMax(to, bits);
     }
 }
@@ -66,13 +69,13 @@ extern "C" __global__ void start(const float* from, float* to) { *to = from ? *f
 
 #if CURRENT
 
-extern "C" __global__ void __launch_bounds__(256) largest(const T_X* x, u32* amax, int m, int n, i64 x_pitch) {
-    int across = n > 0 ? (n + TILE - 1) / TILE : 1;
-    int column = blockIdx.x % across * TILE + threadIdx.x % 16 * 8;
-    int row = blockIdx.x / across * TILE + threadIdx.x / 16 * 8;
+extern "C" __global__ void __launch_bounds__(THREADS) largest(const T_X* x, u32* amax, int m, int n, i64 x_pitch) {
+    int across = n > 0 ? (n + COLUMNS - 1) / COLUMNS : 1;
+    int column = blockIdx.x % across * COLUMNS + threadIdx.x % LANES * 8;
+    int row = blockIdx.x / across * ROWS + threadIdx.x / LANES * 4;
     float top = 0.0f;
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
+    for (int r = 0; r < 4; r++) {
         float y[8];
         load(x + (row + r) * x_pitch + column, row + r < m ? n - column : 0, y);
 #pragma unroll
@@ -85,16 +88,16 @@ extern "C" __global__ void __launch_bounds__(256) largest(const T_X* x, u32* ama
 
 // With CURRENT `given` is the largest magnitude and `third` gets the scale; otherwise `given` is the scale and `third`,
 // where it is wanted, gathers the largest magnitude.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
     quantize(const T_X* x, T_Q* q, T_Q* t, const float* given, float* third, int m, int n, i64 x_pitch,
              i64 q_pitch, i64 t_pitch) {
-    int across = n > 0 ? (n + TILE - 1) / TILE : 1;
-    int first_column = blockIdx.x % across * TILE, first_row = blockIdx.x / across * TILE;
-    int cx = threadIdx.x % 16, ry = threadIdx.x / 16;
-    int column = first_column + cx * 8, row = first_row + ry * 8;
-    float y[8][8];
+    int across = n > 0 ? (n + COLUMNS - 1) / COLUMNS : 1;
+    int first_column = blockIdx.x % across * COLUMNS, first_row = blockIdx.x / across * ROWS;
+    int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    int column = first_column + lane * 8, row = first_row + group * 4;
+    float y[4][8];
 #pragma unroll
-    for (int r = 0; r < 8; r++)
+    for (int r = 0; r < 4; r++)
         load(x + (row + r) * x_pitch + column, row + r < m ? n - column : 0, y[r]);
 #if CURRENT
     float scale = fp8_scale(*given, TOP_EXPONENT);
@@ -104,15 +107,14 @@ extern "C" __global__ void __launch_bounds__(256)
 #if HAS_THIRD
     float top = 0.0f;
 #pragma unroll
-    for (int r = 0; r < 8; r++)
+    for (int r = 0; r < 4; r++)
 #pragma unroll
         for (int k = 0; k < 8; k++) top = fmaxf(top, fabsf(y[r][k]));
-    raise(top, (u32*)third);
 #endif
 #endif
     float by = 1.0f / scale;
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
+    for (int r = 0; r < 4; r++) {
 #pragma unroll
         for (int k = 0; k < 8; k++) y[r][k] *= by;
 #if HAS_Q
@@ -132,23 +134,18 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
     }
 #if HAS_T
-    __shared__ uint2 turned[TILE][TILE / 8];
+    // Sixteen bytes of a column are four neighbouring words whose order the swizzle keeps.
+    __shared__ __align__(16) u32 turned[COLUMNS][GROUPS];
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        uint2 word;
-        word.x = codes(y[0][k], y[1][k], y[2][k], y[3][k]);
-        word.y = codes(y[4][k], y[5][k], y[6][k], y[7][k]);
-        turned[cx * 8 + k][ry ^ cx ^ (k & 1)] = word;
-    }
+    for (int k = 0; k < 8; k++)
+        turned[lane * 8 + k][group ^ lane * 4 % GROUPS] = codes(y[0][k], y[1][k], y[2][k], y[3][k]);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int c = threadIdx.x / 8 + 32 * i, s = threadIdx.x % 8 * 2, swizzle = (c >> 3) ^ (c & 1);
-        uint2 low = turned[c][s ^ swizzle], high = turned[c][(s + 1) ^ swizzle];
-        int from = first_row + s * 8;
+    for (int i = threadIdx.x; i < COLUMNS * GROUPS / 4; i += THREADS) {
+        int c = i / (GROUPS / 4), part = i % (GROUPS / 4), from = first_row + part * 16;
         if (first_column + c >= n || from >= m) continue;
         Pack<T_Q, 16> p;
-        p.words[0] = make_uint4(low.x, low.y, high.x, high.y);
+        p.words[0] = *reinterpret_cast<uint4*>(&turned[c][part * 4 ^ c / 8 * 4 % GROUPS]);
         T_Q* to = t + (first_column + c) * t_pitch + from;
         if (VEC_T == 16 && from + 16 <= m) {
             p.store(to);
@@ -158,5 +155,8 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (from + k < m) to[k] = p.x[k];
         }
     }
+#endif
+#if HAS_THIRD && !CURRENT
+    raise(top, (u32*)third);
 #endif
 }
