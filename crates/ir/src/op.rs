@@ -12,6 +12,7 @@ use crate::ops::gated::Act;
 use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use crate::ops::norm::NormWeight;
 use crate::ops::product::Compute;
+use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
 use crate::ops::{
@@ -92,9 +93,9 @@ ops! {
     Pad = "pad" { axis: usize, before: usize, after: usize }
     /// Repeats axes of extent 1.
     Broadcast = "broadcast" { dims: Dims }
-    /// (x [M, N], scale [1], amax [1]) -> x over the scale in an 8-bit type, the same transposed, and the larger of amax
-    /// and the largest magnitude. With `current` (x) -> the same by the scale that fits x, and that scale.
-    Quantize = "quantize" { to: DType, current: bool }
+    /// (what x [M, N] is made of, scale [1], amax [1]) -> x over the scale in an 8-bit type, the same transposed, and the
+    /// larger of amax and the largest magnitude. With `current` (x) -> the same by the scale that fits x, and that scale.
+    Quantize = "quantize" { to: DType, current: bool, of: Source }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
     /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
@@ -185,7 +186,7 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => movement::infer(self, &ins),
             Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
-            Op::Quantize { to, current } => quantize::infer(*to, *current, &ins),
+            Op::Quantize { to, current, of } => quantize::infer(*to, *current, *of, &ins),
             Op::Product { ta, tb, out, base, epilogue, .. } => {
                 product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
             }
@@ -274,7 +275,7 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
-            Op::Quantize { to, current } => quantize::expand(*to, *current, ins),
+            Op::Quantize { to, current, of } => quantize::expand(*to, *current, *of, ins),
             Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
                 vec![product::of_wide(*ta, *tb, *out, *base, ins)]
             }

@@ -8,6 +8,7 @@ use flatout_ir::op::{Op, OpKind};
 use flatout_ir::ops::attention::{self, Attend, Mask, Masking, Segments};
 use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Builder, Tensor};
@@ -129,7 +130,8 @@ fn quantize_is_division_and_rounding() {
             let b = Builder::new();
             let slot = |name: &str, dims: &[usize]| b.input(name, DType::F32, dims);
             let all = [slot("x", &[3, 5]), slot("scale", &[1]), slot("amax", &[1])];
-            let outs = b.ops(Op::Quantize { to, current }, if current { &all[..1] } else { &all });
+            let outs = b
+                .ops(Op::Quantize { to, current, of: Source::Given }, if current { &all[..1] } else { &all });
             outs.iter().enumerate().for_each(|(i, out)| b.result(&format!("y{i}"), *out));
             let graph = b.finish();
             sound(&graph).unwrap();

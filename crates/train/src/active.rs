@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::plan::{Launch, Plan};
 use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
 use flatout_runtime::Session;
@@ -59,8 +60,8 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
         ("fp8.scaling", fp8_scaling(grad)),
         ("attention", if stores_no_scores(grad) { "flash" } else { "naive" }),
         ("attention_kernel", prepared.attention_kernel.name()),
-        ("fuse.qkv", fused_inputs(grad, OpKind::Attention, 2)),
-        ("fuse.gate_up", fused_inputs(grad, OpKind::Gated, 0)),
+        ("fuse.qkv", fused_inputs(grad, |op| op.kind() == OpKind::Attention, 2)),
+        ("fuse.gate_up", fused_inputs(grad, is_gated, 0)),
         ("fuse.norm", fused_norms(grad)),
         ("fuse.elementwise", fused_elementwise(grad)),
         ("fuse.loss", on(has(grad, OpKind::HeadLossTrain))),
@@ -130,13 +131,13 @@ fn fp8_scaling(grad: &Plan) -> &'static str {
 }
 
 /// Whether an operation reads its input out of a wider tensor, as it does behind a merged product.
-fn fused_inputs(grad: &Plan, kind: OpKind, input: usize) -> &'static str {
+fn fused_inputs(grad: &Plan, is: impl Fn(&Op) -> bool, input: usize) -> &'static str {
     let is_slice = |view: &View| {
         let row: usize = view.dims[1..].iter().product();
         view.dims[0] > 1 && view.strides[0] > row
     };
     let (mut all, mut found) = (true, false);
-    for launch in launches(grad, kind) {
+    for launch in grad.launches.iter().filter(|l| is(&l.op)) {
         found = true;
         all &= is_slice(&launch.ins[input]);
     }
@@ -173,11 +174,16 @@ fn fused_elementwise(grad: &Plan) -> &'static str {
         "on"
     } else if apart() {
         "off"
-    } else if has(grad, OpKind::Gated) || launches(grad, OpKind::Product).any(is_layer) {
+    } else if grad.launches.iter().any(|l| is_gated(&l.op) || is_layer(l)) {
         "on"
     } else {
         NOTHING
     }
+}
+
+/// Whether an operation is a gated activation, be it quantised in the same pass.
+fn is_gated(op: &Op) -> bool {
+    matches!(op, Op::Gated { .. } | Op::Quantize { of: Source::Gated(_), .. })
 }
 
 /// Whether a product adds its bias or applies its activation.
@@ -221,6 +227,9 @@ fn recompute(grad: &Plan) -> &'static str {
     for l in &grad.launches {
         *seen.entry((l.key, l.op.kind())).or_default() += 1;
     }
+    // What layers read in 8 bits is kept in 8 bits, and there is nothing of it to compute again.
+    let is_quantised =
+        |kind: OpKind| has(grad, OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
     if [OpKind::Product, OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice) {
         "full"
@@ -228,7 +237,7 @@ fn recompute(grad: &Plan) -> &'static str {
         || launches(grad, OpKind::GatedGrad).any(|l| matches!(l.op, Op::GatedGrad { again: true, .. }))
     {
         "cheap"
-    } else if CHEAP.into_iter().any(|kind| has(grad, kind)) {
+    } else if CHEAP.into_iter().any(|kind| has(grad, kind) && !is_quantised(kind)) {
         "none"
     } else {
         NOTHING_CHEAP

@@ -14,6 +14,7 @@ use super::recompute::layer_of;
 use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::epilogue::Epilogue;
+use crate::ops::quantize::Source;
 use crate::replay::Replay;
 use crate::types::{DType, TensorType};
 
@@ -205,11 +206,17 @@ impl Narrowing<'_> {
         let node = match self.scales.get(&v).copied() {
             Some((scale, amax)) => {
                 let [s, m] = [scale, amax].map(|slot| self.replay.add(Op::Read { slot }, vec![], at));
-                let node = self.replay.new.push(Op::Quantize { to, current: false }, vec![x, s, m], &path);
+                let node = self.replay.new.push(
+                    Op::Quantize { to, current: false, of: Source::Given },
+                    vec![x, s, m],
+                    &path,
+                );
                 self.writes.push((amax, node.out(2)));
                 node
             }
-            None => self.replay.new.push(Op::Quantize { to, current: true }, vec![x], &path),
+            None => {
+                self.replay.new.push(Op::Quantize { to, current: true, of: Source::Given }, vec![x], &path)
+            }
         };
         self.quantized.insert(v, node);
         node

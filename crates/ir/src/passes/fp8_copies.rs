@@ -11,6 +11,7 @@ use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
+use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
@@ -74,7 +75,9 @@ fn weight(b: &Builder, grad: &Graph, copy: &Slot) {
     let name = &copy.path[copy_path("").len()..];
     let read = ["rows", "columns", "scale"].map(|what| grad.find_slot(&weight_path(what, name)));
     let Some(narrow) = read.iter().flatten().next().and_then(|_| written(b, grad, copy)) else { return };
-    let outs = b.at_path(name, || b.ops(Op::Quantize { to: DType::E4M3, current: true }, &[narrow]));
+    let outs = b.at_path(name, || {
+        b.ops(Op::Quantize { to: DType::E4M3, current: true, of: Source::Given }, &[narrow])
+    });
     for (out, id) in outs.into_iter().zip(read).filter_map(|(out, id)| Some((out, id?))) {
         b.write(slot(b, grad.slot(id).clone()), out);
     }

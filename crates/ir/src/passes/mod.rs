@@ -13,6 +13,7 @@ pub mod one_pass_loss;
 pub mod options;
 pub mod patterns;
 pub mod precision;
+pub mod quantize_sources;
 pub mod recompute;
 pub mod regions;
 pub mod rejoin;
@@ -183,6 +184,17 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     let (g, folded) = epilogues::epilogues(&g);
     let g = checked("epilogues", g);
     reports.say("epilogues", folded, || format!("{folded} additions are done by the product before them"));
+
+    // What is only quantised is quantised where it is made.
+    let (g, made) = if o.precision == Precision::FP8 && o.fuse_elementwise && runs("quantize_sources") {
+        quantize_sources::quantize_sources(&g)
+    } else {
+        (g, 0)
+    };
+    let g = checked("quantize_sources", g);
+    reports.say("quantize_sources", made, || {
+        format!("{made} gated activations or gradients are made in 8 bits")
+    });
 
     let g = elementwise(g, o, reports);
     reports.role = Role::Apply;

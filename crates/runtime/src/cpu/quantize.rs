@@ -3,11 +3,14 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind, fp8};
 
 use super::context::{Context, chunk};
-use super::tensor::Rows;
+use super::gated;
+use super::tensor::{Rows, round_bf16};
 use super::{FLOATS, Kernel};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
@@ -17,7 +20,7 @@ pub const KERNELS: &[Kernel] = &[Kernel {
         dtypes: FLOATS,
         ins: Layout::Any,
         outs: Layout::Any,
-        in_place: &[(2, 2)],
+        in_place: &[(2, 2), (3, 2), (4, 2)],
         workspace: no_workspace,
         deterministic: true,
     },
@@ -28,24 +31,25 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 const ROWS_A_TASK: usize = 16;
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::Quantize { to, current } = launch.op else { unreachable!("the row is for quantize") };
-    let x = cx.input(0).rows();
+    let Op::Quantize { to, current, of } = launch.op else { unreachable!("the row is for quantize") };
+    let x = X { of, ins: (0..of.inputs()).map(|i| cx.input(i).rows()).collect() };
+    let (count, width) = (x.ins[0].count, x.width());
     let (codes, turned, third) = (cx.output(0), cx.output(1), cx.output(2));
     let (scale, amax) = if current {
-        (fp8::scale(to, largest(&x, cx)), 0.0)
+        (fp8::scale(to, largest(&x.ins[0], cx)), 0.0)
     } else {
         // SAFETY: one element each; the second is read before it is written.
-        unsafe { (cx.input(1).scalar(), cx.input(2).scalar()) }
+        unsafe { (cx.input(of.inputs()).scalar(), cx.input(of.inputs() + 1).scalar()) }
     };
     let by = 1.0 / scale;
     let top = Top::new(amax);
-    let bytes = ROWS_A_TASK * x.width * (x.tensor.dtype.bytes() + 2);
-    cx.parallel(x.count.div_ceil(ROWS_A_TASK), bytes, |task| {
-        let rows = chunk(task, ROWS_A_TASK, x.count);
-        let mut tile = vec![0.0; rows.len() * x.width];
-        for (row, tile) in rows.clone().zip(tile.chunks_mut(x.width.max(1))) {
-            // SAFETY: the input is only read, and no output lies on it.
-            unsafe { x.load(row, 0, tile) };
+    let bytes = ROWS_A_TASK * width * (x.ins[0].tensor.dtype.bytes() + 2);
+    cx.parallel(count.div_ceil(ROWS_A_TASK), bytes, |task| {
+        let rows = chunk(task, ROWS_A_TASK, count);
+        let mut tile = vec![0.0; rows.len() * width];
+        let mut spare = vec![0.0; width];
+        for (row, tile) in rows.clone().zip(tile.chunks_mut(width.max(1))) {
+            x.load(row, tile, &mut spare);
             if !current {
                 top.raise(magnitude(tile));
             }
@@ -57,8 +61,8 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         }
         let Some(turned) = &turned else { return };
         let mut column = vec![0.0; rows.len()];
-        for c in 0..x.width {
-            column.iter_mut().enumerate().for_each(|(r, y)| *y = tile[r * x.width + c]);
+        for c in 0..width {
+            column.iter_mut().enumerate().for_each(|(r, y)| *y = tile[r * width + c]);
             // SAFETY: these elements of the column belong to one task.
             unsafe { turned.rows().store(c, rows.start, &column) };
         }
@@ -69,6 +73,44 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         unsafe { third.rows().store(0, 0, &[value]) };
     }
     Ok(())
+}
+
+/// What is quantised, by what it is made of.
+struct X<'a> {
+    of: Source,
+    ins: Vec<Rows<'a>>,
+}
+
+impl X<'_> {
+    fn width(&self) -> usize {
+        if matches!(self.of, Source::GatedGrad(_)) { 2 * self.ins[0].width } else { self.ins[0].width }
+    }
+
+    /// A row of x, rounded to x's own type.
+    fn load(&self, row: usize, to: &mut [f32], spare: &mut [f32]) {
+        let n = self.ins[0].width;
+        // SAFETY: inputs are only read, and no output lies on them.
+        unsafe {
+            match self.of {
+                Source::Given => return self.ins[0].load(row, 0, to),
+                Source::Gated(act) => {
+                    self.ins[0].load(row, 0, to);
+                    self.ins[1].load(row, 0, spare);
+                    gated::forward(act, to, spare);
+                }
+                Source::GatedGrad(act) => {
+                    let (gate, up) = to.split_at_mut(n);
+                    self.ins[0].load(row, 0, gate);
+                    self.ins[1].load(row, 0, up);
+                    self.ins[2].load(row, 0, &mut spare[..n]);
+                    gated::backward(act, gate, up, &spare[..n]);
+                }
+            }
+        }
+        if self.ins[0].tensor.dtype == DType::BF16 {
+            to.iter_mut().for_each(|x| *x = bf16_to_f32(round_bf16(*x)));
+        }
+    }
 }
 
 /// The largest magnitude of a slice; a NaN counts for nothing.

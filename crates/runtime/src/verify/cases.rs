@@ -6,6 +6,7 @@ use flatout_ir::ops::frequency::{Frequencies, Scaling};
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
@@ -201,24 +202,40 @@ fn quantized(table: &mut Table) {
             table.add(op, ins);
             table.0.last_mut().expect("just added").bound = 0.0;
         };
-        let given = Op::Quantize { to, current: false };
+        let given = Op::Quantize { to, current: false, of: Source::Given };
         for dims in [[37, 29], [16, 48], [130, 272], [200, 24], [1, 5], [33, 1]] {
             let wide = || tensor(dtype, &dims, Data::Normal(3.0));
             exact(given.clone(), vec![wide(), scalar(0.0625), scalar(0.5)]);
-            exact(Op::Quantize { to, current: true }, vec![wide()]);
+            exact(Op::Quantize { to, current: true, of: Source::Given }, vec![wide()]);
         }
         let small = || tensor(dtype, &[64, 96], Data::Normal(1e-6));
         exact(given.clone(), vec![small(), scalar(3e-9), scalar(7.0)]);
-        exact(Op::Quantize { to, current: true }, vec![small()]);
+        exact(Op::Quantize { to, current: true, of: Source::Given }, vec![small()]);
         let mut values = vec![0.25; 128];
         (values[3], values[40], values[90]) = (f64::NAN, f64::NEG_INFINITY, -0.0);
         let edges = || tensor(dtype, &[8, 16], Data::Values(values.clone()));
         exact(given, vec![edges(), scalar(1.0), scalar(0.0)]);
-        exact(Op::Quantize { to, current: true }, vec![edges()]);
-        exact(Op::Quantize { to, current: true }, vec![tensor(dtype, &[3, 4], Data::Values(vec![0.0; 12]))]);
+        exact(Op::Quantize { to, current: true, of: Source::Given }, vec![edges()]);
+        exact(
+            Op::Quantize { to, current: true, of: Source::Given },
+            vec![tensor(dtype, &[3, 4], Data::Values(vec![0.0; 12]))],
+        );
     }
     let many = tensor(DType::BF16, &[700, 300], Data::Normal(2.0));
-    table.add(Op::Quantize { to: DType::E4M3, current: false }, vec![many, scalar(0.0625), scalar(0.5)]);
+    let of = Source::Given;
+    table.add(Op::Quantize { to: DType::E4M3, current: false, of }, vec![many, scalar(0.0625), scalar(0.5)]);
+    // An activation's last bits may fall on either side of a rounding, and the oracle rounds on the way to it.
+    for (act, dtype) in
+        [Act::Silu, Act::Gelu, Act::Relu, Act::GeluExact].into_iter().zip([FLOATS, FLOATS].concat())
+    {
+        for dims in [[37, 29], [130, 136], [24, 64]] {
+            for (to, of) in [(DType::E4M3, Source::Gated(act)), (DType::E5M2, Source::GatedGrad(act))] {
+                let ins = (0..of.inputs()).map(|_| x(dtype, &dims)).chain([scalar(0.0078125), scalar(0.5)]);
+                table.add(Op::Quantize { to, current: false, of }, ins.collect());
+                table.0.last_mut().expect("just added").bound = 4e-2;
+            }
+        }
+    }
 }
 
 fn regions(table: &mut Table) {
