@@ -50,7 +50,7 @@ impl Source {
             Source::Given => ins[0].clone(),
             Source::Gated(_) => gated::infer(ins)?.remove(0),
             Source::GatedGrad(_) => {
-                let mut wide = gated::infer_grad(ins)?.remove(0);
+                let mut wide = gated::infer_grad(false, ins)?.remove(0);
                 if let Some(columns) = wide.dims.last_mut() {
                     *columns *= 2;
                 }
@@ -64,7 +64,7 @@ impl Source {
         match self {
             Source::Given => ins[0],
             Source::Gated(act) => b.op(Op::Gated { act }, ins),
-            Source::GatedGrad(act) => b.concat(&b.ops(Op::GatedGrad { act }, ins), 1),
+            Source::GatedGrad(act) => b.concat(&b.ops(Op::GatedGrad { act, again: false }, ins), 1),
         }
     }
 }
