@@ -1,5 +1,10 @@
 //! The two 8-bit floats: E4M3 (4 bits of exponent, 3 of mantissa, up to 448, no infinity) and E5M2 (5 and 2, up to
 //! 57344). Rounding is to nearest even; what is too large becomes the largest finite value, an infinity too.
+//!
+//! Tensors are divided by a scale before they are rounded. Scales are powers of two, so that the division is exact and
+//! every device gives the same codes.
+
+use crate::types::DType;
 
 /// An 8-bit float by its layout.
 #[derive(Clone, Copy)]
@@ -30,6 +35,26 @@ pub fn e5m2_to_f32(code: u8) -> f32 {
         0x7c => f32::INFINITY.copysign(if code & 0x80 == 0 { 1.0 } else { -1.0 }),
         _ => decode(code, E5M2),
     }
+}
+
+/// The exponent of the largest value, which is 1.75 times a power of two in both types.
+pub fn top_exponent(dtype: DType) -> u32 {
+    match dtype {
+        DType::E4M3 => 8,
+        DType::E5M2 => 15,
+        other => panic!("{} is no 8-bit float", other.name()),
+    }
+}
+
+/// The least power of two by which a tensor whose largest magnitude is `amax` fits the type; 1 where nothing is known
+/// of it: 0, and what is not finite.
+pub fn scale(dtype: DType, amax: f32) -> f32 {
+    if !(amax.is_finite() && amax > 0.0) {
+        return 1.0;
+    }
+    // A mantissa above 1.75 carries into the exponent. Scales stay normal numbers, and so do their reciprocals.
+    let exponent = (amax.to_bits() + 0x1f_ffff) >> 23;
+    f32::from_bits(exponent.saturating_sub(top_exponent(dtype)).max(1) << 23)
 }
 
 fn encode(x: f32, layout: Layout) -> u8 {
@@ -77,6 +102,27 @@ mod tests {
         }
         assert_eq!([0x01, 0x08, 0x38].map(e4m3_to_f32), [2f32.powi(-9), 2f32.powi(-6), 1.0]);
         assert_eq!([0x01, 0x04, 0x3c].map(e5m2_to_f32), [2f32.powi(-16), 2f32.powi(-14), 1.0]);
+    }
+
+    #[test]
+    fn the_scale_is_the_least_power_of_two_that_fits() {
+        for (dtype, max) in [(DType::E4M3, 448.0), (DType::E5M2, 57_344.0)] {
+            let mut bits = 1_u32;
+            for _ in 0..20_000 {
+                bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let amax = f32::from_bits(bits & 0x7fff_ffff);
+                if !amax.is_finite() || amax < 1e-30 {
+                    continue;
+                }
+                let s = scale(dtype, amax);
+                assert_eq!(s.to_bits() & 0x7f_ffff, 0, "{s} is a power of two");
+                assert!(amax / s <= max && amax / (s / 2.0) > max, "{amax:e} over {s:e}");
+            }
+            assert_eq!((scale(dtype, max), scale(dtype, max.next_up())), (1.0, 2.0));
+            assert_eq!([0.0, f32::NAN, f32::INFINITY, -1.0].map(|x| scale(dtype, x)), [1.0; 4]);
+            assert_eq!([1e-45, 1e-38].map(|x| scale(dtype, x)), [f32::MIN_POSITIVE; 2]);
+            assert!((1.0 / scale(dtype, f32::MAX)).is_normal());
+        }
     }
 
     /// Between every two neighbours: the nearer one, and of two as near the even one.

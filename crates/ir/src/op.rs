@@ -12,11 +12,12 @@ use crate::ops::gated::Act;
 use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use crate::ops::norm::NormWeight;
 use crate::ops::product::Compute;
+use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
 use crate::ops::{
     adamw, attention, dropout, elementwise, gated, head_loss, index, linear_attention, movement, norm,
-    product, qk_norm_rope, reduce, rope, source,
+    product, qk_norm_rope, quantize, reduce, rope, source,
 };
 use crate::types::{DType, Dims, TensorType};
 
@@ -92,6 +93,9 @@ ops! {
     Pad = "pad" { axis: usize, before: usize, after: usize }
     /// Repeats axes of extent 1.
     Broadcast = "broadcast" { dims: Dims }
+    /// (what x [M, N] is made of, scale [1], amax [1]) -> x over the scale in an 8-bit type, the same transposed, and the
+    /// larger of amax and the largest magnitude. With `current` (x) -> the same by the scale that fits x, and that scale.
+    Quantize = "quantize" { to: DType, current: bool, of: Source }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
     /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
@@ -182,6 +186,7 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => movement::infer(self, &ins),
             Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
+            Op::Quantize { to, current, of } => quantize::infer(*to, *current, *of, &ins),
             Op::Product { ta, tb, out, base, epilogue, .. } => {
                 product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
             }
@@ -243,7 +248,8 @@ impl Op {
                 linear_attention::vjp(b, &LinearAttend { scale, mask, q, k }, at)
             }
             Op::HeadLoss { compute } => head_loss::vjp(b, *compute, at),
-            Op::RowScatter {}
+            Op::Quantize { .. }
+            | Op::RowScatter {}
             | Op::RmsNormGrad { .. }
             | Op::QkNormRopeGrad { .. }
             | Op::GatedGrad { .. }
@@ -269,6 +275,7 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
+            Op::Quantize { to, current, of } => quantize::expand(*to, *current, *of, ins),
             Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
                 vec![product::of_wide(*ta, *tb, *out, *base, ins)]
             }
@@ -336,7 +343,7 @@ impl Op {
             | Op::Broadcast { .. } => 0,
             Op::Gather {} | Op::RowScatter {} => 0,
             Op::Map { .. } => moved,
-            Op::Reduce { .. } => ins[0].elements(),
+            Op::Reduce { .. } | Op::Quantize { .. } => ins[0].elements(),
             Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
             Op::RmsNorm { .. } => 4 * ins[0].elements(),
             Op::RmsNormGrad { .. } => 8 * ins[0].elements(),

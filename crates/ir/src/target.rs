@@ -35,11 +35,16 @@ pub struct KernelRow {
 }
 
 impl KernelRow {
-    /// The pairs that hold for an operation: a product's third input makes room only where it is the base.
+    /// The pairs that hold for an operation: a product's third input makes room only where it is the base, and where the
+    /// largest magnitude stands among a quantisation's inputs depends on what is quantised.
     pub fn in_place_for(&self, op: &Op) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let none = matches!(op, Op::Product { base: false, .. });
+        let (none, last) = match op {
+            Op::Product { base, .. } => (!base, None),
+            Op::Quantize { current, of, .. } => (*current, Some(of.inputs() + 1)),
+            _ => (false, None),
+        };
         let pairs: &[(usize, usize)] = if none { &[] } else { self.in_place };
-        pairs.iter().copied()
+        pairs.iter().copied().filter(move |(input, _)| last.is_none_or(|last| *input == last))
     }
 }
 
@@ -141,6 +146,7 @@ pub fn paper() -> Target {
             OpKind::Region => &[(0, 0), (1, 1)],
             OpKind::GatedGrad => &[(0, 0), (1, 1), (2, 2)],
             OpKind::Product | OpKind::ScatterAdd => &[(2, 0)],
+            OpKind::Quantize => &[(2, 2), (3, 2), (4, 2)],
             OpKind::HeadLossGrad => &[(5, 1)],
             OpKind::HeadLossTrain => &[(4, 4)],
             OpKind::RowScatter => &[(0, 0)],

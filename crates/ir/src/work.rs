@@ -15,6 +15,8 @@ named! {
         Rope = "rope",
         /// Gated activations.
         Gated = "gated",
+        /// Tensors brought to 8 bits, with the activation that makes them.
+        Quantize = "quantize",
         /// Functions of elements, alone or in regions, dropout among them.
         Elementwise = "elementwise",
         /// Sums, maxima and the like along an axis.
@@ -41,6 +43,7 @@ impl OpKind {
             OpKind::RmsNorm | OpKind::RmsNormGrad | OpKind::QkNormRope | OpKind::QkNormRopeGrad => Work::Norm,
             OpKind::Rope => Work::Rope,
             OpKind::Gated | OpKind::GatedGrad => Work::Gated,
+            OpKind::Quantize => Work::Quantize,
             OpKind::Map | OpKind::Region | OpKind::Dropout => Work::Elementwise,
             OpKind::Reduce => Work::Reduce,
             OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter => Work::Index,

@@ -8,6 +8,7 @@ use flatout_ir::op::{Op, OpKind};
 use flatout_ir::ops::attention::{self, Attend, Mask, Masking, Segments};
 use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Builder, Tensor};
@@ -26,6 +27,7 @@ fn every_case_has_a_name_of_its_own() {
 
 /// Operations no gradient graph of the table holds, and the proof each has instead.
 const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
+    (OpKind::Quantize, quantize_is_division_and_rounding),
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
@@ -52,7 +54,8 @@ fn no_function_is_without_a_case() {
     let graphs: Vec<Graph> = cases::all().map(|case| case.with_gradients().0).collect();
     let text: String = graphs.iter().map(Graph::to_string).collect();
     let plain = NAMED.iter().map(|(name, _)| format!("map{{f={name}}}"));
-    let others = ["cast:bf16}", "scale:", "offset:", "select}"].map(|name| format!("map{{f={name}"));
+    let others = ["cast:bf16}", "scale:", "fp8_scale:e4m3", "fp8_scale:e5m2", "offset:", "select}"]
+        .map(|name| format!("map{{f={name}"));
     for f in plain.chain(others) {
         assert!(text.contains(&f), "{f} has no line in check::cases");
     }
@@ -114,6 +117,37 @@ fn row_scatter_replaces_rows() {
     let row = |of: &[f64], i: usize| of[3 * i..3 * i + 3].to_vec();
     let wanted = [row(rows, 2), row(base, 1), row(base, 2), row(rows, 3), row(base, 4)].concat();
     assert_eq!(outs[0], wanted);
+}
+
+/// Element by element: codes both ways round, the magnitude gathered, the scale taken from x.
+fn quantize_is_division_and_rounding() {
+    let x: Vec<f32> = draw("x", 15).iter().map(|x| *x as f32 * 1e-3).collect();
+    let amax = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
+    for (to, max) in [(DType::E4M3, 448.0), (DType::E5M2, 57_344.0)] {
+        // By a given scale that is no power of two and saturates, and by the scale of x.
+        for (current, given, before) in [(false, amax / max * 1.5, 0.5), (false, 3e-9, 0.0), (true, 0.0, 0.0)]
+        {
+            let b = Builder::new();
+            let slot = |name: &str, dims: &[usize]| b.input(name, DType::F32, dims);
+            let all = [slot("x", &[3, 5]), slot("scale", &[1]), slot("amax", &[1])];
+            let outs = b
+                .ops(Op::Quantize { to, current, of: Source::Given }, if current { &all[..1] } else { &all });
+            outs.iter().enumerate().for_each(|(i, out)| b.result(&format!("y{i}"), *out));
+            let graph = b.finish();
+            sound(&graph).unwrap();
+            let values = [("x", x.iter().map(|x| *x as f64).collect()), ("scale", vec![given as f64])];
+            let values = values.into_iter().chain([("amax", vec![before])]);
+            let got = oracle::run(&graph, &values.map(|(name, v)| (name.to_string(), v)).collect()).results;
+
+            let scale = if current { flatout_ir::fp8::scale(to, amax) } else { given };
+            let q: Vec<f64> = x.iter().map(|x| to.round((x * (1.0 / scale)) as f64)).collect();
+            assert_eq!(got["y0"], q);
+            let turned: Vec<f64> = (0..15).map(|i| q[i % 3 * 5 + i / 3]).collect();
+            assert_eq!(got["y1"], turned);
+            let third = if current { scale as f64 } else { before.max(amax as f64) };
+            assert_eq!(got["y2"], [third]);
+        }
+    }
 }
 
 fn head_loss_train_is_both_passes() {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::plan::{Launch, Plan};
 use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
 use flatout_runtime::Session;
@@ -20,6 +21,9 @@ pub const NOTHING: &str = "nothing to fuse";
 pub const NOTHING_CHEAP: &str = "nothing cheap to recompute";
 /// What `autotune` reports where products have one algorithm.
 pub const NOTHING_TO_TIME: &str = "nothing to time";
+
+/// What `fp8.scaling` reports where nothing is 8-bit.
+pub const NOTHING_TO_SCALE: &str = "nothing to scale";
 
 /// What a session settles beside the launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +54,14 @@ impl Prepared {
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
-    let table: [(&str, &str); 16] = [
+    let table: [(&str, &str); 17] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
+        ("fp8.scaling", fp8_scaling(grad)),
         ("attention", if stores_no_scores(grad) { "flash" } else { "naive" }),
         ("attention_kernel", prepared.attention_kernel.name()),
-        ("fuse.qkv", fused_inputs(grad, OpKind::Attention, 2)),
-        ("fuse.gate_up", fused_inputs(grad, OpKind::Gated, 0)),
+        ("fuse.qkv", fused_inputs(grad, |op| op.kind() == OpKind::Attention, 2)),
+        ("fuse.gate_up", fused_inputs(grad, is_gated, 0)),
         ("fuse.norm", fused_norms(grad)),
         ("fuse.elementwise", fused_elementwise(grad)),
         ("fuse.loss", on(has(grad, OpKind::HeadLossTrain))),
@@ -83,7 +88,7 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
         let harmless = match name.as_str() {
             "deterministic" => state == "on",
             "memory_plan" => state == "off",
-            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME].contains(&state.as_str()),
+            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME, NOTHING_TO_SCALE].contains(&state.as_str()),
         };
         if state != settled && !harmless {
             return Err(Failure::Environment(format!(
@@ -107,20 +112,32 @@ fn precision(grad: &Plan) -> &'static str {
     let narrow = launches(grad, OpKind::Product).any(|l| l.ins[0].dtype == DType::BF16);
     let rounds = |l: &Launch| l.op.compute() == Some(Compute::Tf32);
     match narrow {
+        _ if launches(grad, OpKind::Product).any(|l| l.ins[0].dtype.is_fp8()) => "fp8",
         true => "bf16",
         false if grad.launches.iter().any(rounds) => "tf32",
         false => "fp32",
     }
 }
 
+/// Where the scales of what is quantised come from.
+fn fp8_scaling(grad: &Plan) -> &'static str {
+    let mut found =
+        launches(grad, OpKind::Quantize).map(|l| matches!(l.op, Op::Quantize { current: true, .. }));
+    match found.next() {
+        Some(true) => "current",
+        Some(false) => "delayed",
+        None => NOTHING_TO_SCALE,
+    }
+}
+
 /// Whether an operation reads its input out of a wider tensor, as it does behind a merged product.
-fn fused_inputs(grad: &Plan, kind: OpKind, input: usize) -> &'static str {
+fn fused_inputs(grad: &Plan, is: impl Fn(&Op) -> bool, input: usize) -> &'static str {
     let is_slice = |view: &View| {
         let row: usize = view.dims[1..].iter().product();
         view.dims[0] > 1 && view.strides[0] > row
     };
     let (mut all, mut found) = (true, false);
-    for launch in launches(grad, kind) {
+    for launch in grad.launches.iter().filter(|l| is(&l.op)) {
         found = true;
         all &= is_slice(&launch.ins[input]);
     }
@@ -157,11 +174,16 @@ fn fused_elementwise(grad: &Plan) -> &'static str {
         "on"
     } else if apart() {
         "off"
-    } else if has(grad, OpKind::Gated) || launches(grad, OpKind::Product).any(is_layer) {
+    } else if grad.launches.iter().any(|l| is_gated(&l.op) || is_layer(l)) {
         "on"
     } else {
         NOTHING
     }
+}
+
+/// Whether an operation is a gated activation, be it quantised in the same pass.
+fn is_gated(op: &Op) -> bool {
+    matches!(op, Op::Gated { .. } | Op::Quantize { of: Source::Gated(_), .. })
 }
 
 /// Whether a product adds its bias or applies its activation.
@@ -205,6 +227,9 @@ fn recompute(grad: &Plan) -> &'static str {
     for l in &grad.launches {
         *seen.entry((l.key, l.op.kind())).or_default() += 1;
     }
+    // What layers read in 8 bits is kept in 8 bits, and there is nothing of it to compute again.
+    let is_quantised =
+        |kind: OpKind| has(grad, OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
     if [OpKind::Product, OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice) {
         "full"
@@ -212,7 +237,7 @@ fn recompute(grad: &Plan) -> &'static str {
         || launches(grad, OpKind::GatedGrad).any(|l| matches!(l.op, Op::GatedGrad { again: true, .. }))
     {
         "cheap"
-    } else if CHEAP.into_iter().any(|kind| has(grad, kind)) {
+    } else if CHEAP.into_iter().any(|kind| has(grad, kind) && !is_quantised(kind)) {
         "none"
     } else {
         NOTHING_CHEAP

@@ -7,7 +7,7 @@
 //! finite gradients with the weights there are now, this says so.
 
 use flatout_data::Rows;
-use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
+use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::{Class, Role};
 use flatout_runtime::{RuntimeError, Session};
 
@@ -30,7 +30,7 @@ pub fn diagnose(
         }
     }
     let found = blame(session, parts, capacity, draw, &weights);
-    clear(session, &weights)?;
+    clear(session)?;
     found
 }
 
@@ -76,11 +76,10 @@ fn is_finite(session: &Session, path: &str) -> Result<bool, RuntimeError> {
     Ok(session.read_f32(path)?.iter().all(|value| value.is_finite()))
 }
 
-fn clear(session: &mut Session, weights: &[String]) -> Result<(), RuntimeError> {
-    let sums = weights.iter().map(|path| gradient_path(path)).chain([LOSS_SUM, WEIGHT_SUM].map(String::from));
-    for path in sums {
-        let bytes = session.plans().slot(&path).map_or(0, |slot| slot.ty.bytes());
-        session.write_slot(&path, &vec![0; bytes])?;
+/// Everything that crosses the micro-batches of a step: sums, and the largest magnitudes of 8-bit tensors.
+fn clear(session: &mut Session) -> Result<(), RuntimeError> {
+    for slot in leaves(session.plans(), |class| class == Class::Carry) {
+        session.write_slot(&slot.path, &vec![0; slot.ty.bytes()])?;
     }
     Ok(())
 }

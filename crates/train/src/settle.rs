@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::{Graph, Options, Precision as Types, Recompute as Again, Rule, Target, Update};
+use flatout_ir::{
+    Graph, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales, Target, Update,
+};
 use flatout_models::config::Positions;
 
 use crate::config::Config;
 use crate::groups;
 use crate::switches::{
-    Attention, AttentionKernel, Autotune, Backend, Choose, Precision, Recompute, TABLE, Toggle,
+    Attention, AttentionKernel, Autotune, Backend, Choose, Precision, Recompute, Scaling, TABLE, Toggle,
 };
 use crate::{UserError, refuse};
 
@@ -68,6 +70,21 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         }
         (Precision::Fp32, _) => Types::F32,
         (Precision::Bf16, _) => Types::BF16,
+        (Precision::Fp8, _) => Types::FP8,
+    };
+    let fp8_scaling = match switches.fp8_scaling {
+        Scaling::Auto => {
+            if precision == Types::FP8 {
+                choose(
+                    "fp8.scaling",
+                    "delayed",
+                    "scales that are known beforehand save a pass over memory".into(),
+                );
+            }
+            Scales::Delayed
+        }
+        Scaling::Delayed => Scales::Delayed,
+        Scaling::Current => Scales::Current,
     };
     let cuda_graphs = match (switches.cuda_graphs, on_gpu) {
         (Choose::Auto, false) => {
@@ -139,6 +156,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     let (freeze, update) = trained(config, model)?;
     let options = Options {
         precision,
+        fp8_scaling,
         flash_attention,
         fuse_qkv: on(switches.fuse_qkv),
         fuse_gate_up: on(switches.fuse_gate_up),

@@ -12,7 +12,11 @@ choice! {
 }
 
 choice! {
-    pub enum Precision { Auto = "auto", Fp32 = "fp32", Tf32 = "tf32", Bf16 = "bf16" }
+    pub enum Precision { Auto = "auto", Fp32 = "fp32", Tf32 = "tf32", Bf16 = "bf16", Fp8 = "fp8" }
+}
+
+choice! {
+    pub enum Scaling { Auto = "auto", Delayed = "delayed", Current = "current" }
 }
 
 choice! {
@@ -46,8 +50,10 @@ section! {
     pub struct Switches {
         /// What computes: auto is the GPU where there is one.
         pub backend: Backend = Backend::Auto,
-        /// Type of products and activations; auto is bf16 on GPUs and fp32 on the CPU. tf32 leaves attention in fp32.
+        /// Type of products and activations; auto is bf16 on GPUs and fp32 on the CPU. fp8 is of the layers' products.
         pub precision: Precision = Precision::Auto,
+        /// Scales of 8-bit activations and gradients: from the steps before (delayed) or from themselves (current).
+        pub fp8_scaling as "fp8.scaling": Scaling = Scaling::Auto,
         /// Attention without stored scores (flash) or with them (naive).
         pub attention: Attention = Attention::Auto,
         /// What attention runs on, on a GPU; auto is the fastest, or a rule where autotune is off.
@@ -100,7 +106,8 @@ impl Class {
             (Class::Bitwise, _) => 0.0,
             (Class::Bounded, Precision::Auto | Precision::Fp32) => 1e-5,
             (Class::Bounded, Precision::Tf32 | Precision::Bf16) => 1e-3,
-            (Class::Statistical, _) => 1e-2,
+            // A last bit of bf16 may move a code by a whole step of 8-bit rounding.
+            (Class::Bounded, Precision::Fp8) | (Class::Statistical, _) => 1e-2,
         }
     }
 }
@@ -148,6 +155,12 @@ fn no_such_backend(value: &str, target: &Target) -> Option<String> {
 
 fn no_such_units(value: &str, target: &Target) -> Option<String> {
     let is_absent = value == Precision::Tf32.name() && target.rates.tf32_flops.is_none();
+    if value == Precision::Fp8.name() && target.rates.fp8_flops.is_none() {
+        return Some(format!(
+            "cannot run on {}: 8-bit floats begin with Ada and Hopper (compute capability 8.9); use precision=bf16",
+            target.name
+        ));
+    }
     is_absent
         .then(|| "cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32".into())
 }
@@ -187,22 +200,30 @@ pub static TABLE: &[Switch] = &[
         class: Class::Statistical,
         off: Some("fp32"),
         refusal: no_such_units,
-        guides_word: "TF32, BF16 autocast",
+        guides_word: "TF32, BF16 autocast, FP8 hybrid",
         elsewhere: &[
             elsewhere(HF, "bf16", "precision=bf16"),
             elsewhere(HF, "tf32", "precision=tf32"),
             elsewhere(HF, "fp16", "precision=bf16"),
             elsewhere(TITAN, "mixed_precision_param", "precision"),
             elsewhere(AXOLOTL, "bfloat16", "precision=bf16"),
-            elsewhere(AXOLOTL, "fp8", "precision"),
+            elsewhere(AXOLOTL, "fp8", "precision=fp8"),
             elsewhere(GUIDES, "dtype", "precision"),
             elsewhere(GUIDES, "torch_dtype", "precision"),
             elsewhere(GUIDES, "mixed_precision", "precision"),
             elsewhere(GUIDES, "use_bf16", "precision=bf16"),
             elsewhere(GUIDES, "use_amp", "precision=bf16"),
             elsewhere(GUIDES, "allow_tf32", "precision=tf32"),
-            elsewhere(GUIDES, "use_fp8", "precision"),
+            elsewhere(GUIDES, "use_fp8", "precision=fp8"),
         ],
+    },
+    Switch {
+        name: "fp8.scaling",
+        class: Class::Statistical,
+        off: Some("current"),
+        refusal: runs_anywhere,
+        guides_word: "delayed scaling",
+        elsewhere: &[elsewhere(GUIDES, "fp8_recipe", "fp8.scaling")],
     },
     Switch {
         name: "attention",
@@ -481,7 +502,7 @@ mod tests {
             }
         }
         let row = |name| TABLE.iter().find(|switch| switch.name == name).unwrap();
-        assert_eq!(row("precision").values(), ["auto", "fp32", "tf32", "bf16"]);
+        assert_eq!(row("precision").values(), ["auto", "fp32", "tf32", "bf16", "fp8"]);
         assert_eq!(row("fuse.qkv").default().as_deref(), Some("on"));
         assert_eq!(row("deterministic").default().as_deref(), Some("off"));
     }

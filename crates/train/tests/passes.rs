@@ -77,7 +77,7 @@ fn every_switch_keeps_fifty_losses_as_its_class_says() {
             compared.insert(format!("{name}={value}"));
         }
     }
-    let wanted = ["precision=bf16"].into_iter().chain(SETTINGS).map(String::from).collect();
+    let wanted = ["precision=bf16", "precision=fp8"].into_iter().chain(SETTINGS).map(String::from).collect();
     assert_eq!(compared, wanted);
 }
 

@@ -27,6 +27,12 @@ fn in_bf16_with_evaluation() {
     goes_on_exactly(&["precision=bf16", "eval.rows=4", "eval.every=10"]);
 }
 
+/// The scales of a step come from the steps before it, which a checkpoint must bring along.
+#[test]
+fn in_fp8_with_delayed_scales() {
+    goes_on_exactly(&["precision=fp8", "fp8.scaling=delayed", "train.micro_batch=4", "eval.rows=4"]);
+}
+
 #[test]
 fn with_documents_apart() {
     goes_on_exactly(&["data.document_mask=true", "recompute=full"]);

@@ -2,6 +2,7 @@
 
 use super::{arity, normal};
 use crate::attr::Attr;
+use crate::fp8;
 use crate::op::{Grads, Vjp};
 use crate::types::{DType, TensorType};
 
@@ -29,6 +30,8 @@ pub enum Elementwise {
     GeluExactSlope,
     /// 1 where the argument is a finite number, else 0.
     Finite,
+    /// The scale of a tensor in an 8-bit type whose largest magnitude this is: `fp8::scale`.
+    Fp8Scale(DType),
     Cast(DType),
     Scale(f64),
     Offset(f64),
@@ -82,6 +85,7 @@ impl Attr for Elementwise {
     fn show(&self) -> String {
         match self {
             E::Cast(dtype) => format!("cast:{}", dtype.name()),
+            E::Fp8Scale(dtype) => format!("fp8_scale:{}", dtype.name()),
             E::Scale(by) => format!("scale:{by}"),
             E::Offset(by) => format!("offset:{by}"),
             E::Select => "select".into(),
@@ -91,6 +95,7 @@ impl Attr for Elementwise {
     fn read(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("cast", dtype)) => Ok(E::Cast(DType::read(dtype)?)),
+            Some(("fp8_scale", dtype)) => Ok(E::Fp8Scale(DType::read(dtype)?)),
             Some(("scale", by)) => Ok(E::Scale(f64::read(by)?)),
             Some(("offset", by)) => Ok(E::Offset(f64::read(by)?)),
             _ if text == "select" => Ok(E::Select),
@@ -147,6 +152,7 @@ impl Elementwise {
             E::GeluExact => x[0] * normal::cdf(x[0]),
             E::GeluExactSlope => normal::cdf(x[0]) + x[0] * normal::density(x[0]),
             E::Finite => truth(x[0].is_finite()),
+            E::Fp8Scale(dtype) => fp8::scale(dtype, x[0] as f32) as f64,
             E::Cast(DType::I32) => x[0].trunc(),
             E::Cast(_) => x[0],
             E::Scale(by) => x[0] * by,
@@ -177,6 +183,11 @@ pub fn infer(f: E, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         return Err(format!("arguments are {} and {other}: they must agree", ins[0]));
     }
     let dtype = if let E::Cast(dtype) = f { dtype } else { ins[0].dtype };
+    if let E::Fp8Scale(of) = f
+        && !of.is_fp8()
+    {
+        return Err(format!("{} is no 8-bit float and has no scale", of.name()));
+    }
     if ins[0].dtype.is_fp8() && !matches!(f, E::Cast(_)) {
         return Err(format!("{} is only cast and multiplied: cast it first", ins[0]));
     }
@@ -225,7 +236,7 @@ pub fn vjp<'g>(f: E, at: &Vjp<'_, 'g>) -> Grads<'g> {
             ]
         }
         // Steps and comparisons are flat where they are differentiable; the slopes are not differentiated twice.
-        E::Step | E::Finite | E::Less | E::LessEqual | E::Equal => vec![None; at.ins.len()],
+        E::Step | E::Finite | E::Fp8Scale(_) | E::Less | E::LessEqual | E::Equal => vec![None; at.ins.len()],
         E::SiluSlope | E::GeluSlope | E::GeluExactSlope => panic!("{f:?} is not differentiated"),
     }
 }

@@ -18,6 +18,7 @@ pub mod norm;
 pub mod normal;
 pub mod product;
 pub mod qk_norm_rope;
+pub mod quantize;
 pub mod reduce;
 pub mod rope;
 pub mod source;

@@ -29,7 +29,8 @@ pub fn copies(graphs: &mut Vec<(Role, Graph)>) {
 
 /// One cast for every copy that is not part of another in any of the graphs.
 fn derive(graphs: &[(Role, Graph)]) -> Graph {
-    let derived = || graphs.iter().flat_map(|(_, g)| &g.slots).filter(|s| s.class == Class::Derived);
+    let is_copy = |s: &&Slot| s.class == Class::Derived && s.path.starts_with(&copy_path(""));
+    let derived = || graphs.iter().flat_map(|(_, g)| &g.slots).filter(is_copy);
     let parts: HashSet<&str> = derived().filter(|s| s.part.is_some()).map(|s| s.path.as_str()).collect();
     let mut derive = Graph::default();
     for copy in derived().filter(|s| !parts.contains(s.path.as_str())) {

@@ -62,7 +62,10 @@ pub fn epilogues(g: &Graph) -> (Graph, usize) {
 fn fold(replay: &mut Replay<'_>, sum: NodeId, of: NodeId) {
     let (term, base) = sides(replay.old, sum, of);
     let node = replay.old.node(of);
-    let ins = node.ins.iter().chain([&base]).map(|v| replay.get(*v)).collect();
+    let mut ins: Vec<Value> = node.ins.iter().map(|v| replay.get(*v)).collect();
+    // Only the scales of 8-bit operands stand behind a base.
+    let scales = if matches!(node.op, Op::Product { .. }) { node.ins.len() - 2 } else { 0 };
+    ins.insert(ins.len() - scales, replay.get(base));
     let new = replay.copy_as(of, with_base(&node.op, term.out).expect("chosen because it can"), ins);
     replay.set(sum.out(0), new.out(term.out));
 }

@@ -3,6 +3,8 @@
 pub mod copies;
 pub mod differentiate;
 pub mod epilogues;
+pub mod fp8;
+pub mod fp8_copies;
 pub mod fused_products;
 pub mod lower;
 pub mod memory;
@@ -11,6 +13,7 @@ pub mod one_pass_loss;
 pub mod options;
 pub mod patterns;
 pub mod precision;
+pub mod quantize_sources;
 pub mod recompute;
 pub mod regions;
 pub mod rejoin;
@@ -44,8 +47,11 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         reports.role = program.role;
         graphs.extend(rewrite(program, options, &mut reports)?);
     }
-    if options.precision == Precision::BF16 {
+    if options.precision.is_narrow() {
         copies::copies(&mut graphs);
+    }
+    if options.precision == Precision::FP8 {
+        fp8_copies::fp8_copies(&mut graphs);
     }
     plan(graphs, target, options, reports)
 }
@@ -88,9 +94,9 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     });
     reports.say("patterns", joined.gated, || format!("{} gated activations run in one pass", joined.gated));
 
-    // Products add their bias and apply GELU as they write.
-    let (g, layers) =
-        if o.fuse_elementwise && runs("fused_products") { fused_products::forward(&g) } else { (g, 0) };
+    // Products add their bias and apply GELU as they write; those of 8-bit floats have no epilogues.
+    let has_epilogues = o.fuse_elementwise && o.precision != Precision::FP8 && runs("fused_products");
+    let (g, layers) = if has_epilogues { fused_products::forward(&g) } else { (g, 0) };
     let g = checked("fused_products", g);
     reports.say("fused_products", layers, || format!("{layers} products add their bias or apply GELU"));
 
@@ -128,7 +134,7 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
 
     // Types are final.
     let (mut g, mut forward) = (trained.graph, trained.forward);
-    if o.precision == Precision::BF16 {
+    if o.precision.is_narrow() {
         let (narrow, translated, products) = precision::precision(&g, forward);
         (g, forward) = (narrow, translated);
         reports.say("precision", products, || format!("{products} products run in bf16"));
@@ -137,7 +143,23 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
         g = rounding;
         reports.say("precision", products, || format!("{products} products run in tf32"));
     }
-    let g = checked("precision", g);
+    let mut g = checked("precision", g);
+
+    // Linear layers multiply 8-bit floats.
+    if o.precision == Precision::FP8 {
+        let (scaled, translated, narrowed) = fp8::fp8(&g, forward, o.fp8_scaling);
+        (g, forward) = (checked("fp8", scaled), translated);
+        if narrowed.products == 0 {
+            return Err(Refusal(NO_FP8.into()));
+        }
+        reports.say("fp8", narrowed.products, || {
+            let fp8::Narrowed { products, of } = narrowed;
+            format!(
+                "{products} of {of} products run in fp8 by {} scales; the head stays in bf16",
+                o.fp8_scaling.name()
+            )
+        });
+    }
 
     // What the backward pass reads is either kept or computed again next to its use.
     let how = if runs("recompute") { o.recompute } else { Recompute::None };
@@ -152,11 +174,7 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
         .say("rejoin", rejoined, || format!("{rejoined} of these run inside a gradient that reads the same"));
 
     // Products of the backward pass do the same for the gradients of both.
-    let (g, joined) = if o.fuse_elementwise && runs("fused_products") {
-        fused_products::backward(&g)
-    } else {
-        (g, Default::default())
-    };
+    let (g, joined) = if has_epilogues { fused_products::backward(&g) } else { (g, Default::default()) };
     let g = checked("fused_products", without_dead(&g));
     reports.say("fused_products", joined.slopes + joined.sums, || {
         format!("{} products apply GELU's slope, {} sum a bias's gradient", joined.slopes, joined.sums)
@@ -167,11 +185,24 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     let g = checked("epilogues", g);
     reports.say("epilogues", folded, || format!("{folded} additions are done by the product before them"));
 
+    // What is only quantised is quantised where it is made.
+    let (g, made) = if o.precision == Precision::FP8 && o.fuse_elementwise && runs("quantize_sources") {
+        quantize_sources::quantize_sources(&g)
+    } else {
+        (g, 0)
+    };
+    let g = checked("quantize_sources", g);
+    reports.say("quantize_sources", made, || {
+        format!("{made} gated activations or gradients are made in 8 bits")
+    });
+
     let g = elementwise(g, o, reports);
     reports.role = Role::Apply;
     let apply = elementwise(apply, o, reports);
     Ok(vec![(Role::Grad, g), (Role::Apply, apply)])
 }
+
+const NO_FP8: &str = "no product of a layer can run in fp8: its extents must be multiples of 16 (tokens of a micro-batch, width, heads, ffn)";
 
 /// Elementwise neighbours are regions; what is left of dead nodes is gone.
 fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
@@ -189,7 +220,7 @@ fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
 /// A forward-only program in the run's precision.
 fn inference(g: &Graph, o: &Options) -> Graph {
     let g = match o.precision {
-        Precision::BF16 => precision::precision(g, g.nodes.len()).0,
+        Precision::BF16 | Precision::FP8 => precision::precision(g, g.nodes.len()).0,
         Precision::Tf32 => tf32::tf32(g).0,
         Precision::F32 => g.clone(),
     };

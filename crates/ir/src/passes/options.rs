@@ -11,6 +11,25 @@ named! {
         Tf32 = "tf32",
         /// Weights are kept in f32 and copied to bf16 for the products; sums and statistics stay f32.
         BF16 = "bf16",
+        /// As bf16, except that linear layers multiply 8-bit floats.
+        FP8 = "fp8",
+    }
+}
+
+named! {
+    /// Where the scales of 8-bit tensors come from; weights are always scaled by what they hold.
+    pub enum Scaling {
+        /// The largest magnitudes of the last steps.
+        Delayed = "delayed",
+        /// The tensor itself, in a pass of its own.
+        Current = "current",
+    }
+}
+
+impl Precision {
+    /// Whether activations are bf16.
+    pub fn is_narrow(self) -> bool {
+        matches!(self, Precision::BF16 | Precision::FP8)
     }
 }
 
@@ -62,6 +81,8 @@ impl Default for Update {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub precision: Precision,
+    /// Of 8-bit tensors.
+    pub fp8_scaling: Scaling,
     /// Off: scores are materialised.
     pub flash_attention: bool,
     pub fuse_qkv: bool,
@@ -86,6 +107,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             precision: Precision::F32,
+            fp8_scaling: Scaling::Delayed,
             flash_attention: true,
             fuse_qkv: true,
             fuse_gate_up: true,

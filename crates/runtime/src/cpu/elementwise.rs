@@ -8,7 +8,7 @@
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::{DType, bf16_to_f32};
-use flatout_ir::{Graph, Launch, Op, OpKind, Value, View};
+use flatout_ir::{Graph, Launch, Op, OpKind, Value, View, fp8};
 
 use crate::launch::body_of;
 
@@ -430,6 +430,7 @@ vectorised! {
             E::GeluExact => each(x, y, math::gelu_exact),
             E::GeluExactSlope => each(x, y, math::gelu_exact_slope),
             E::Finite => each(x, y, |x| truth(x.is_finite())),
+            E::Fp8Scale(dtype) => each(x, y, |x| fp8::scale(dtype, x)),
             E::Cast(_) => y.copy_from_slice(x),
             E::Scale(by) => {
                 let by = by as f32;

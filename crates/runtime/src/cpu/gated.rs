@@ -55,7 +55,7 @@ fn backward_with(gate: &mut [f32], up: &mut [f32], dy: &[f32], both: impl Fn(f32
 }
 
 vectorised! {
-    fn forward(act: Act, gate: &mut [f32], up: &[f32]) {
+    pub(super) fn forward(act: Act, gate: &mut [f32], up: &[f32]) {
         match act {
             Act::Silu => forward_with(gate, up, math::silu),
             Act::Gelu => forward_with(gate, up, math::gelu),
@@ -64,7 +64,7 @@ vectorised! {
         }
     }
 
-    fn backward(act: Act, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+    pub(super) fn backward(act: Act, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
         match act {
             Act::Silu => backward_with(gate, up, dy, |x| {
                 let s = math::sigmoid(x);

@@ -15,6 +15,7 @@ pub mod math;
 pub mod norm;
 pub mod product;
 pub mod qk_norm_rope;
+pub mod quantize;
 pub mod reduce;
 pub mod rope;
 pub mod session;
@@ -56,6 +57,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     norm::KERNELS,
     product::KERNELS,
     qk_norm_rope::KERNELS,
+    quantize::KERNELS,
     reduce::KERNELS,
     rope::KERNELS,
 ];

@@ -11,7 +11,7 @@ use flatout_ir::ops::elementwise::{Elementwise as E, GELU_CUBIC, GELU_INNER};
 use flatout_ir::ops::normal;
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::DType;
-use flatout_ir::{Graph, Launch, Op, OpKind, View};
+use flatout_ir::{Graph, Launch, Op, OpKind, View, fp8};
 
 use crate::launch::body_of;
 
@@ -184,6 +184,7 @@ fn f32_text(f: E, args: &[String]) -> String {
         E::GeluExact => format!("gelu_exact({a})"),
         E::GeluExactSlope => format!("gelu_exact_slope({a})"),
         E::Finite => format!("is_finite({a})"),
+        E::Fp8Scale(of) => format!("fp8_scale({a}, {}u)", fp8::top_exponent(of)),
         E::Cast(_) => a.clone(),
         E::Scale(by) => format!("__fmul_rn({a}, {})", f32_constant(by as f32)),
         E::Offset(by) => format!("__fadd_rn({a}, {})", f32_constant(by as f32)),
@@ -244,6 +245,7 @@ fn f64_text(f: E, args: &[String]) -> String {
         }
         // An i32 is finite.
         E::Finite => "1.0".into(),
+        E::Fp8Scale(of) => format!("(double)fp8_scale((float)({a}), {}u)", fp8::top_exponent(of)),
         E::Cast(_) => a.clone(),
         E::Scale(by) => format!("{a} * {}", f64_constant(by)),
         E::Offset(by) => format!("{a} + {}", f64_constant(by)),

@@ -4,25 +4,7 @@
 //
 // Tensors of one shape at any strides (at_* gives where element e of the row-major order lies); usually gate and up are
 // the halves of one row, and so are their gradients. Bytes: each tensor once. A thread takes VEC neighbouring elements
-// of every tensor, 16 bytes each; 256 threads a block. ACT: 0 SiLU, 1 GELU in the tanh form, 2 ReLU,
-// 3 GELU in the exact form. Deterministic.
-
-__device__ __forceinline__ void activation(float x, float& value, float& slope) {
-#if ACT == 0
-    float s = sigmoid(x);
-    value = x * s;
-    slope = s * fmaf(x, 1.0f - s, 1.0f);
-#elif ACT == 1
-    value = gelu(x);
-    slope = gelu_slope(x);
-#elif ACT == 3
-    value = gelu_exact(x);
-    slope = gelu_exact_slope(x);
-#else
-    value = fmaxf(x, 0.0f);
-    slope = x > 0.0f ? 1.0f : 0.0f;
-#endif
-}
+// of every tensor, 16 bytes each; 256 threads a block. `activation` is in activation.cuh. Deterministic.
 
 #if !GRAD
 

@@ -38,6 +38,17 @@ const ROW: KernelRow = KernelRow {
     deterministic: true,
 };
 
+/// The activation by which sources are told apart, and its text.
+pub(super) fn code(act: Act) -> u8 {
+    match act {
+        Act::Silu => 0,
+        Act::Gelu => 1,
+        Act::Relu => 2,
+        Act::GeluExact => 3,
+    }
+}
+pub(super) const ACTIVATION: &str = include_str!("activation.cuh");
+
 fn stages(launch: &Launch) -> Stages {
     let (act, is_grad) = match launch.op {
         Op::Gated { act } => (act, false),
@@ -52,15 +63,8 @@ fn stages(launch: &Launch) -> Stages {
     let (vec, index) = (width(&views, most(&views)), index_type(count));
     let mut draft = Draft::new("gated.cu")
         .flag("GRAD", is_grad)
-        .define(
-            "ACT",
-            match act {
-                Act::Silu => 0,
-                Act::Gelu => 1,
-                Act::Relu => 2,
-                Act::GeluExact => 3,
-            },
-        )
+        .define("ACT", code(act))
+        .text(ACTIVATION)
         .define("VEC", vec)
         .define("INDEX", index)
         .dtype("T_X", views[0].dtype);

@@ -30,6 +30,7 @@ pub mod nvml;
 pub mod nvrtc;
 pub mod product;
 pub mod qk_norm_rope;
+pub mod quantize;
 pub mod reduce;
 pub mod rope;
 pub mod session;
@@ -82,6 +83,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     norm::KERNELS,
     product::KERNELS,
     qk_norm_rope::KERNELS,
+    quantize::KERNELS,
     reduce::KERNELS,
     rope::KERNELS,
 ];

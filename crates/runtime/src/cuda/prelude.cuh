@@ -192,3 +192,11 @@ __device__ __forceinline__ int whole(double x) { return x == x ? (int)x : 0; }
 __device__ __forceinline__ float is_finite(float x) {
     return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u ? 1.0f : 0.0f;
 }
+
+// The least power of two by which a tensor of this largest magnitude fits an 8-bit type that reaches 1.75 times 2^top; 1
+// where nothing is known of it.
+__device__ __forceinline__ float fp8_scale(float amax, u32 top) {
+    if (!(amax > 0.0f) || is_finite(amax) == 0.0f) return 1.0f;
+    u32 exponent = (__float_as_uint(amax) + 0x1fffffu) >> 23;
+    return __uint_as_float((exponent > top + 1u ? exponent - top : 1u) << 23);
+}

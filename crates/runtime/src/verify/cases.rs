@@ -6,6 +6,7 @@ use flatout_ir::ops::frequency::{Frequencies, Scaling};
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
@@ -18,6 +19,7 @@ pub(super) fn output_type(op: &Op) -> Option<DType> {
     match op {
         Op::Fill { dtype, .. } | Op::Iota { dtype, .. } | Op::Map { f: E::Cast(dtype) } => Some(*dtype),
         Op::Product { out, .. } | Op::ScatterAdd { out, .. } => Some(*out),
+        Op::Quantize { to, .. } => Some(*to),
         _ => None,
     }
 }
@@ -76,6 +78,7 @@ pub fn all() -> Vec<Case> {
     regions(&mut table);
     reductions(&mut table);
     products::products(&mut table);
+    quantized(&mut table);
     norms(&mut table);
     rotations(&mut table);
     activations(&mut table);
@@ -121,6 +124,8 @@ fn maps(table: &mut Table) {
         E::GeluExact,
         E::GeluExactSlope,
         E::Finite,
+        E::Fp8Scale(DType::E4M3),
+        E::Fp8Scale(DType::E5M2),
         E::Scale(0.3),
         E::Offset(-1.7),
     ];
@@ -185,6 +190,51 @@ fn casts(table: &mut Table) {
         }
         body.results = vec![("out0".into(), v)];
         table.add(Op::Region { body: Box::new(body) }, vec![x(dtype, &[7, 45])]);
+    }
+}
+
+/// Bit by bit: sizes that kernels take in whole tiles and at odd ones, scales that fit, saturate and are no powers of two,
+/// and what is not finite.
+fn quantized(table: &mut Table) {
+    let scalar = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
+    for (to, dtype) in FP8.into_iter().flat_map(|to| FLOATS.map(|dtype| (to, dtype))) {
+        let mut exact = |op: Op, ins: Vec<Input>| {
+            table.add(op, ins);
+            table.0.last_mut().expect("just added").bound = 0.0;
+        };
+        let given = Op::Quantize { to, current: false, of: Source::Given };
+        for dims in [[37, 29], [16, 48], [130, 272], [200, 24], [1, 5], [33, 1]] {
+            let wide = || tensor(dtype, &dims, Data::Normal(3.0));
+            exact(given.clone(), vec![wide(), scalar(0.0625), scalar(0.5)]);
+            exact(Op::Quantize { to, current: true, of: Source::Given }, vec![wide()]);
+        }
+        let small = || tensor(dtype, &[64, 96], Data::Normal(1e-6));
+        exact(given.clone(), vec![small(), scalar(3e-9), scalar(7.0)]);
+        exact(Op::Quantize { to, current: true, of: Source::Given }, vec![small()]);
+        let mut values = vec![0.25; 128];
+        (values[3], values[40], values[90]) = (f64::NAN, f64::NEG_INFINITY, -0.0);
+        let edges = || tensor(dtype, &[8, 16], Data::Values(values.clone()));
+        exact(given, vec![edges(), scalar(1.0), scalar(0.0)]);
+        exact(Op::Quantize { to, current: true, of: Source::Given }, vec![edges()]);
+        exact(
+            Op::Quantize { to, current: true, of: Source::Given },
+            vec![tensor(dtype, &[3, 4], Data::Values(vec![0.0; 12]))],
+        );
+    }
+    let many = tensor(DType::BF16, &[700, 300], Data::Normal(2.0));
+    let of = Source::Given;
+    table.add(Op::Quantize { to: DType::E4M3, current: false, of }, vec![many, scalar(0.0625), scalar(0.5)]);
+    // An activation's last bits may fall on either side of a rounding, and the oracle rounds on the way to it.
+    for (act, dtype) in
+        [Act::Silu, Act::Gelu, Act::Relu, Act::GeluExact].into_iter().zip([FLOATS, FLOATS].concat())
+    {
+        for dims in [[37, 29], [130, 136], [24, 64]] {
+            for (to, of) in [(DType::E4M3, Source::Gated(act)), (DType::E5M2, Source::GatedGrad(act))] {
+                let ins = (0..of.inputs()).map(|_| x(dtype, &dims)).chain([scalar(0.0078125), scalar(0.5)]);
+                table.add(Op::Quantize { to, current: false, of }, ins.collect());
+                table.0.last_mut().expect("just added").bound = 4e-2;
+            }
+        }
     }
 }
 

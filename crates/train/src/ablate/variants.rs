@@ -230,10 +230,11 @@ const LADDER: &[Rung] = &[
     rung("fused cross entropy", &["fuse.loss"]),
     rung("CUDA graphs (reduce-overhead)", &["cuda_graphs"]),
     rung("autotune (max-autotune)", &["autotune"]),
+    Rung { name: "FP8", switches: &[], precision: Some("fp8") },
 ];
 
 /// Precisions from the widest to the narrowest.
-const PRECISIONS: [&str; 3] = ["fp32", "tf32", "bf16"];
+const PRECISIONS: [&str; 4] = ["fp32", "tf32", "bf16", "fp8"];
 
 fn ladder(base: &Base, stage: &Stage) -> Vec<Variant> {
     let rank = |precision: &str| PRECISIONS.iter().position(|p| *p == precision).expect("a precision");

@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(here("--learning-rate").unwrap(), "`optimizer.lr`");
         assert_eq!(here("training.max_steps").unwrap(), "`train.steps`");
         assert_eq!(here("bf16").unwrap(), "`precision=bf16`");
-        assert_eq!(here("use_fp8").unwrap(), "`precision` (auto, fp32, tf32, bf16)");
+        assert_eq!(here("use_fp8").unwrap(), "`precision=fp8`");
         assert_eq!(here("lr"), None);
     }
 }

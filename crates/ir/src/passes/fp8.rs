@@ -1,0 +1,224 @@
+//! The products of linear layers in 8-bit floats: y = x w, dx = dy w and dw = x dy with x and w in E4M3, which has the
+//! digits, and dy in E5M2, which has the range.
+//!
+//! It rewrites the bf16 graph. Each x and dy is quantised once, both ways round, because matrix units want the inner
+//! extent of both operands without gaps: the rows serve one product, the columns the weight's gradient. Weights are read
+//! from 8-bit copies (class `derived`) that `fp8_copies` writes after every update. Sums, outputs, masters, attention,
+//! embeddings and the head stay as they are.
+
+use std::collections::HashMap;
+
+use super::options::Scaling;
+use super::precision::copy_path;
+use super::recompute::layer_of;
+use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
+use crate::op::Op;
+use crate::ops::epilogue::Epilogue;
+use crate::ops::quantize::Source;
+use crate::replay::Replay;
+use crate::types::{DType, TensorType};
+
+/// The types, each with its own histories.
+pub const TYPES: [DType; 2] = [DType::E4M3, DType::E5M2];
+
+/// Matrix units take extents that are multiples of this.
+const MULTIPLE: usize = 16;
+
+/// How many products of how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Narrowed {
+    pub products: usize,
+    pub of: usize,
+}
+
+/// A slot of all tensors of a type: `amax`, the largest magnitudes of this step; `scale`, what they are divided by;
+/// `history`, the largest magnitudes of earlier steps.
+pub fn shared_path(what: &str, dtype: DType) -> String {
+    format!("fp8.{what}.{}", dtype.name())
+}
+
+/// A weight's 8-bit copy: `rows` as the weight lies, `columns` transposed, and their `scale`.
+pub fn weight_path(what: &str, weight: &str) -> String {
+    format!("fp8.{what}.{weight}")
+}
+
+/// Rewrites the products of layers. `forward` is the number of forward nodes and is translated.
+pub fn fp8(g: &Graph, forward: usize, scaling: Scaling) -> (Graph, usize, Narrowed) {
+    let chosen: HashMap<NodeId, [Operand; 2]> =
+        g.ids().filter_map(|id| Some((id, operands(g, id, forward)?))).collect();
+    let mut narrowing = Narrowing {
+        replay: Replay::new(g),
+        quantized: HashMap::new(),
+        scales: HashMap::new(),
+        writes: vec![],
+    };
+    if scaling == Scaling::Delayed {
+        narrowing.add_scales(&chosen);
+    }
+    let (mut new_forward, mut narrowed) = (0, Narrowed::default());
+    for id in g.ids() {
+        if id.0 as usize == forward {
+            new_forward = narrowing.replay.new.nodes.len();
+        }
+        narrowed.of += matches!(g.node(id).op, Op::Product { .. }) as usize;
+        match chosen.get(&id) {
+            Some(operands) => narrowing.product(id, operands),
+            None => _ = narrowing.replay.copy(id),
+        }
+    }
+    narrowed.products = chosen.len();
+    let Narrowing { replay, writes, .. } = narrowing;
+    let mut new = replay.finish();
+    new.writes.extend(writes);
+    (new, new_forward, narrowed)
+}
+
+/// What a product multiplies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operand {
+    /// A weight, read from its bf16 copy.
+    Weight(SlotId),
+    /// Made in the forward pass, or in the backward pass.
+    Tensor(Value, DType),
+}
+
+/// The operands of a product that is to run in 8 bits: a weight of a layer with what it is applied to, or what its
+/// gradient is made of.
+fn operands(g: &Graph, id: NodeId, forward: usize) -> Option<[Operand; 2]> {
+    let node = g.node(id);
+    let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };
+    layer_of(&node.path)?;
+    let operand = |v: Value| match g.node(v.node).op {
+        Op::Read { slot } if is_copy(g, slot) => Operand::Weight(slot),
+        _ if (v.node.0 as usize) < forward => Operand::Tensor(v, DType::E4M3),
+        _ => Operand::Tensor(v, DType::E5M2),
+    };
+    let [a, b] = [node.ins[0], node.ins[1]].map(operand);
+    let is_layer = match (a, b) {
+        (Operand::Weight(_), Operand::Tensor(..)) | (Operand::Tensor(..), Operand::Weight(_)) => true,
+        (Operand::Tensor(_, a), Operand::Tensor(_, b)) => a != b && node.outs[0].dtype == DType::F32,
+        (Operand::Weight(_), Operand::Weight(_)) => false,
+    };
+    let is_narrow = node.ins[..2].iter().all(|v| g.ty(*v).dtype == DType::BF16);
+    let inner = crate::ops::product::inner(ta, g.ty(node.ins[0]));
+    let fits = |x: &usize| x.is_multiple_of(MULTIPLE);
+    let is_matrix = node.outs[0].rank() == 2 && node.outs[0].dims.iter().chain([&inner]).all(fits);
+    (is_layer && is_narrow && is_matrix).then_some([a, b])
+}
+
+/// Whether a slot is the bf16 copy of a weight.
+fn is_copy(g: &Graph, slot: SlotId) -> bool {
+    g.slot(slot).class == Class::Derived
+}
+
+struct Narrowing<'a> {
+    replay: Replay<'a>,
+    /// The node that quantised an old value.
+    quantized: HashMap<Value, NodeId>,
+    /// Where scales and largest magnitudes come from and go to, where they are kept.
+    scales: HashMap<Value, (SlotId, SlotId)>,
+    /// The largest magnitudes that are gathered.
+    writes: Vec<(SlotId, Value)>,
+}
+
+impl Narrowing<'_> {
+    /// One scale and one largest magnitude a tensor, in the order they are first used.
+    fn add_scales(&mut self, chosen: &HashMap<NodeId, [Operand; 2]>) {
+        let mut found: Vec<(Value, DType, &str)> = vec![];
+        for id in self.replay.old.ids() {
+            for operand in chosen.get(&id).into_iter().flatten() {
+                if let Operand::Tensor(v, dtype) = *operand
+                    && !found.iter().any(|(known, ..)| *known == v)
+                {
+                    found.push((v, dtype, &self.replay.old.node(id).path));
+                }
+            }
+        }
+        for dtype in TYPES {
+            let of_type: Vec<_> = found.iter().filter(|(_, d, _)| *d == dtype).collect();
+            let mut whole = |what: &str, class: Class| {
+                let (path, ty) = (shared_path(what, dtype), TensorType::new(DType::F32, [of_type.len()]));
+                self.replay.new.add_slot(Slot { path, ty, class, init: Init::Zeros, part: None })
+            };
+            let (scales, amaxes) = (whole("scale", Class::Derived), whole("amax", Class::Carry));
+            for (offset, (v, _, path)) in of_type.into_iter().enumerate() {
+                let mut one = |what: &str, class: Class, of: SlotId| {
+                    let path = format!("{}.{offset}.{path}", shared_path(what, dtype));
+                    let (ty, part) = (TensorType::new(DType::F32, [1]), Some(Part { of, offset }));
+                    self.replay.new.add_slot(Slot { path, ty, class, init: Init::Zeros, part })
+                };
+                let slots = (one("scale", Class::Derived, scales), one("amax", Class::Carry, amaxes));
+                self.scales.insert(*v, slots);
+            }
+        }
+    }
+
+    /// The product `id` of 8-bit operands: a by its rows, b by its columns, each as it lies without gaps.
+    fn product(&mut self, id: NodeId, operands: &[Operand; 2]) {
+        let Op::Product { ta, tb, out, compute, .. } = self.replay.old.node(id).op else {
+            unreachable!("chosen because it is a product")
+        };
+        let (a, a_scale) = self.operand(operands[0], ta, id);
+        let (b, b_scale) = self.operand(operands[1], !tb, id);
+        let op = Op::Product { ta: false, tb: true, out, base: false, compute, epilogue: Epilogue::None };
+        self.replay.copy_as(id, op, vec![a, b, a_scale, b_scale]);
+    }
+
+    /// An operand as it lies or `turned`, and its scale.
+    fn operand(&mut self, operand: Operand, turned: bool, at: NodeId) -> (Value, Value) {
+        match operand {
+            Operand::Weight(copy) => {
+                let (what, dims) =
+                    (if turned { "columns" } else { "rows" }, &self.replay.old.slot(copy).ty.dims);
+                let dims = if turned { vec![dims[1], dims[0]] } else { dims.clone() };
+                let codes = self.weight(copy, what, TensorType::new(DType::E4M3, dims), at);
+                (codes, self.weight(copy, "scale", TensorType::new(DType::F32, [1]), at))
+            }
+            Operand::Tensor(v, dtype) => {
+                let node = self.quantize(v, dtype, at);
+                let scale = match self.scales.get(&v) {
+                    Some((scale, _)) => self.replay.add(Op::Read { slot: *scale }, vec![], at),
+                    None => node.out(2),
+                };
+                (node.out(turned as u8), scale)
+            }
+        }
+    }
+
+    fn weight(&mut self, copy: SlotId, what: &str, ty: TensorType, at: NodeId) -> Value {
+        let copied = &self.replay.old.slot(copy).path;
+        let weight = copied.strip_prefix(&copy_path("")).expect("a copy is named after its weight");
+        let path = weight_path(what, weight);
+        let slot = self.replay.new.find_slot(&path).unwrap_or_else(|| {
+            let (class, init, part) = (Class::Derived, Init::Zeros, None);
+            self.replay.new.add_slot(Slot { path, ty, class, init, part })
+        });
+        self.replay.add(Op::Read { slot }, vec![], at)
+    }
+
+    /// The node that quantises a value, made at its first use.
+    fn quantize(&mut self, v: Value, to: DType, at: NodeId) -> NodeId {
+        if let Some(node) = self.quantized.get(&v) {
+            return *node;
+        }
+        let x = self.replay.get(v);
+        let path = self.replay.old.node(at).path.clone();
+        let node = match self.scales.get(&v).copied() {
+            Some((scale, amax)) => {
+                let [s, m] = [scale, amax].map(|slot| self.replay.add(Op::Read { slot }, vec![], at));
+                let node = self.replay.new.push(
+                    Op::Quantize { to, current: false, of: Source::Given },
+                    vec![x, s, m],
+                    &path,
+                );
+                self.writes.push((amax, node.out(2)));
+                node
+            }
+            None => {
+                self.replay.new.push(Op::Quantize { to, current: true, of: Source::Given }, vec![x], &path)
+            }
+        };
+        self.quantized.insert(v, node);
+        node
+    }
+}

@@ -1,0 +1,196 @@
+// A matrix in an 8-bit type, both ways round.
+//
+//   q = x / scale rounded to nearest even, t = q transposed, and the largest magnitude of x
+//
+// x [M, N], q [M, N], t [N, M], rows without gaps at any pitch. Bytes: x once, q and t once; with CURRENT x twice, because
+// its scale is known only when all of it was seen (`largest`). SOURCE says what x is: 0 a tensor; 1 act(x) up; 2 the
+// gradients of that, d gate = dy up act'(x) and d up = dy act(x), as the halves of q's and t's columns. It is rounded to
+// its own type first, as if it had been stored. A block takes COLUMNS columns, a thread 8 of them in 4 rows: codes of q are
+// packed along rows and stored at once; codes of t are packed along columns, four to a word, and go through shared
+// memory, from which neighbouring threads store 16 bytes of a column each. A word's place there is swizzled, so that
+// neither side meets bank conflicts. Magnitudes are joined by a maximum, which has no order: deterministic.
+
+#define HALVES (SOURCE == 2 ? 2 : 1)
+#define LANES (COLUMNS / 8)
+#define GROUPS (THREADS / LANES)
+#define ROWS (4 * GROUPS)
+#define WARPS (THREADS / 32)
+
+#if TO == 4
+typedef e4m3 T_Q;
+#define TOP_EXPONENT 8u
+#else
+typedef e5m2 T_Q;
+#define TOP_EXPONENT 15u
+#endif
+
+// Two codes, the first one low.
+__device__ __forceinline__ u32 codes(float low, float high) {
+    u16 pair;
+#if TO == 4
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+#endif
+    return pair;
+}
+
+__device__ __forceinline__ u32 codes(float a, float b, float c, float d) { return codes(a, b) | codes(c, d) << 16; }
+
+// Eight elements of a row, zeros behind its end.
+__device__ __forceinline__ void load(Pack<T_X, 8>& p, const T_X* x, int left) {
+#if VEC_X == 8
+    if (left >= 8) return p.load(x);
+#endif
+    zero(p);
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        if (k < left) p.x[k] = x[k];
+}
+
+// Eight elements of each half of x.
+__device__ __forceinline__ void made(Pack<T_X, 8> (&p)[HALVES], const T_X* x, const T_X* up, const T_X* dy, int left) {
+    load(p[0], x, left);
+#if SOURCE > 0
+    Pack<T_X, 8> u;
+    load(u, up, left);
+    float a[8];
+#if SOURCE == 2
+    Pack<T_X, 8> d;
+    load(d, dy, left);
+    float b[8];
+#endif
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float value, slope;
+        activation(f32(p[0].x[k]), value, slope);
+#if SOURCE == 1
+        a[k] = value * f32(u.x[k]);
+#else
+        a[k] = f32(d.x[k]) * f32(u.x[k]) * slope;
+        b[k] = f32(d.x[k]) * value;
+#endif
+    }
+    put(p[0], a);
+#if SOURCE == 2
+    put(p[1], b);
+#endif
+#endif
+}
+
+// Raises *to to the largest magnitude of a block. Magnitudes are not negative, so their bits have their order; a NaN is
+// passed over. Most blocks find that others were larger and leave it alone.
+__device__ __forceinline__ void raise(float top, u32* to) {
+    __shared__ u32 warps[WARPS];
+    u32 bits = __reduce_max_sync(ALL_LANES, __float_as_uint(top));
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = bits;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 1; i < WARPS; i++) bits = bits > warps[i] ? bits : warps[i];
+        if (bits > *(volatile u32*)to) atomicMax(to, bits);
+    }
+}
+
+// What the largest magnitude starts from: another tensor's, or nothing.
+extern "C" __global__ void start(const float* from, float* to) { *to = from ? *from : 0.0f; }
+
+#if CURRENT
+
+extern "C" __global__ void __launch_bounds__(THREADS) largest(const T_X* x, u32* amax, int m, int n, i64 x_pitch) {
+    int across = n > 0 ? (n + COLUMNS - 1) / COLUMNS : 1;
+    int column = blockIdx.x % across * COLUMNS + threadIdx.x % LANES * 8;
+    int row = blockIdx.x / across * ROWS + threadIdx.x / LANES * 4;
+    float top = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        Pack<T_X, 8> p;
+        load(p, x + (row + r) * x_pitch + column, row + r < m ? n - column : 0);
+#pragma unroll
+        for (int k = 0; k < 8; k++) top = fmaxf(top, fabsf(f32(p.x[k])));
+    }
+    raise(top, amax);
+}
+
+#endif
+
+// With CURRENT `given` is the largest magnitude and `third` gets the scale; otherwise `given` is the scale and `third`,
+// where it is wanted, gathers the largest magnitude. n is the width of a half.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quantize(const T_X* x, const T_X* up, const T_X* dy, T_Q* q, T_Q* t, const float* given, float* third, int m, int n,
+             i64 x_pitch, i64 up_pitch, i64 dy_pitch, i64 q_pitch, i64 t_pitch) {
+    int across = n > 0 ? (n + COLUMNS - 1) / COLUMNS : 1;
+    int first_column = blockIdx.x % across * COLUMNS, first_row = blockIdx.x / across * ROWS;
+    int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    int column = first_column + lane * 8, row = first_row + group * 4;
+    Pack<T_X, 8> kept[4][HALVES];
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+        made(kept[r], x + (row + r) * x_pitch + column, up + (row + r) * up_pitch + column,
+             dy + (row + r) * dy_pitch + column, row + r < m ? n - column : 0);
+#if CURRENT
+    float scale = fp8_scale(*given, TOP_EXPONENT);
+    if (HAS_THIRD && blockIdx.x == 0 && threadIdx.x == 0) *third = scale;
+#else
+    float scale = *given;
+#endif
+    float by = 1.0f / scale, top = 0.0f;
+#if HAS_T
+    // Sixteen bytes of a column are four neighbouring words whose order the swizzle keeps.
+    __shared__ __align__(16) u32 turned[COLUMNS][GROUPS];
+#endif
+#pragma unroll
+    for (int half = 0; half < HALVES; half++, first_column += n, column += n) {
+        int left = n * (half + 1) - column;
+        float y[4][8];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                float wide = f32(kept[r][half].x[k]);
+                top = fmaxf(top, fabsf(wide));
+                y[r][k] = wide * by;
+            }
+#if HAS_Q
+            Pack<T_Q, 8> p;
+            p.words[0].x = codes(y[r][0], y[r][1], y[r][2], y[r][3]);
+            p.words[0].y = codes(y[r][4], y[r][5], y[r][6], y[r][7]);
+            if (row + r < m) {
+                T_Q* to = q + (row + r) * q_pitch + column;
+                if (VEC_Q == 8 && left >= 8) {
+                    p.store(to);
+                } else {
+#pragma unroll
+                    for (int k = 0; k < 8; k++)
+                        if (k < left) to[k] = p.x[k];
+                }
+            }
+#endif
+        }
+#if HAS_T
+        if (half > 0) __syncthreads();
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            turned[lane * 8 + k][group ^ lane * 4 % GROUPS] = codes(y[0][k], y[1][k], y[2][k], y[3][k]);
+        __syncthreads();
+#pragma unroll
+        for (int i = threadIdx.x; i < COLUMNS * GROUPS / 4; i += THREADS) {
+            int c = i / (GROUPS / 4), part = i % (GROUPS / 4), from = first_row + part * 16;
+            if (first_column + c >= n * (half + 1) || from >= m) continue;
+            Pack<T_Q, 16> p;
+            p.words[0] = *reinterpret_cast<uint4*>(&turned[c][part * 4 ^ c / 8 * 4 % GROUPS]);
+            T_Q* to = t + (first_column + c) * t_pitch + from;
+            if (VEC_T == 16 && from + 16 <= m) {
+                p.store(to);
+            } else {
+#pragma unroll
+                for (int k = 0; k < 16; k++)
+                    if (from + k < m) to[k] = p.x[k];
+            }
+        }
+#endif
+    }
+#if HAS_THIRD && !CURRENT
+    raise(top, (u32*)third);
+#endif
+}
