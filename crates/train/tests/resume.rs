@@ -28,6 +28,16 @@ fn in_bf16_with_evaluation() {
 }
 
 #[test]
+fn with_moments_in_bf16() {
+    goes_on_exactly(&["optimizer.state=bf16", "fuse.optimizer=off"]);
+}
+
+#[test]
+fn with_moments_in_eight_bits() {
+    goes_on_exactly(&["optimizer.state=int8", "precision=bf16"]);
+}
+
+#[test]
 fn with_documents_apart() {
     goes_on_exactly(&["data.document_mask=true", "recompute=full"]);
 }
