@@ -39,6 +39,8 @@ named! {
         Weight = "weight",
         /// Optimiser state and counters: checkpointed.
         Moment = "moment",
+        /// Scales of moments in eight bits: saved with what they scale, as numbers.
+        Scale = "scale",
         /// A parameter nothing trains: saved by its source.
         Frozen = "frozen",
         /// A copy in another type or layout, rebuilt bit for bit by the `derive` plan.

@@ -6,6 +6,7 @@
 
 pub mod attr;
 pub mod autodiff;
+pub mod block8;
 pub mod builder;
 pub mod check;
 pub mod cost;
@@ -31,7 +32,7 @@ pub mod work;
 pub use builder::{Builder, Tensor};
 pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
 pub use op::{Op, OpKind};
-pub use passes::options::{Options, Precision, Recompute, Rule, Scaling, Update};
+pub use passes::options::{Moments, Options, Precision, Recompute, Rule, Scaling, Update};
 pub use passes::{Program, compile};
 pub use plan::{Launch, Plan, PlanSet, Role, View};
 pub use target::Target;

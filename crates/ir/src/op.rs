@@ -16,8 +16,8 @@ use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
 use crate::ops::{
-    adamw, attention, dropout, elementwise, gated, head_loss, index, linear_attention, movement, norm,
-    product, qk_norm_rope, quantize, reduce, rope, source,
+    adamw, adamw8, attention, dropout, elementwise, gated, head_loss, index, linear_attention, movement,
+    norm, product, qk_norm_rope, quantize, reduce, rope, source,
 };
 use crate::types::{DType, Dims, TensorType};
 
@@ -138,10 +138,20 @@ ops! {
     /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
     HeadLossTrain = "head_loss_train" { base: bool, compute: Compute }
     /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0. With `copy` also p
-    /// in bf16.
-    AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool }
+    /// in bf16. `first` is the number of the first element among all that are trained.
+    AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
+    /// (p, g, m e4m3, v e5m3, scales of m, scales of v, lr [1], scale [1], updates [1], go [1]) -> p, m, v, scales of m,
+    /// scales of v: as `adamw`, with moments in the blocks of `block8`.
+    AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
     /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
     Region = "region" { body: Box<Graph> }
+}
+
+impl OpKind {
+    /// Whether its kernels decode and encode 8-bit floats by themselves, so that a device without the type runs it.
+    pub fn decodes(self) -> bool {
+        self == OpKind::AdamW8
+    }
 }
 
 impl Attr for Box<Graph> {
@@ -216,7 +226,8 @@ impl Op {
             Op::HeadLoss { .. } => head_loss::infer(&ins),
             Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
             Op::HeadLossTrain { base, .. } => head_loss::infer_train(*base, &ins),
-            Op::AdamW { copy, .. } => adamw::infer(*copy, &ins),
+            Op::AdamW { copy, first, .. } => adamw::infer(*copy, *first, &ins),
+            Op::AdamW8 { copy, first, .. } => adamw8::infer(*copy, *first, &ins),
             Op::Region { body } => crate::region::infer(body, &ins),
         }
     }
@@ -258,6 +269,7 @@ impl Op {
             | Op::HeadLossGrad { .. }
             | Op::HeadLossTrain { .. }
             | Op::AdamW { .. }
+            | Op::AdamW8 { .. }
             | Op::Region { .. } => panic!("{} is not differentiated", self.name()),
         }
     }
@@ -314,6 +326,7 @@ impl Op {
             Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
             Op::HeadLossTrain { base, compute } => head_loss::expand_train(b, *base, *compute, ins),
             Op::AdamW { .. } => adamw::expand(self, ins),
+            Op::AdamW8 { .. } => adamw8::expand(self, ins),
             Op::Region { body } => crate::region::expand(b, body, ins),
         })
     }
@@ -367,7 +380,7 @@ impl Op {
             }
             Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
-            Op::AdamW { .. } => 12 * ins[0].elements(),
+            Op::AdamW { .. } | Op::AdamW8 { .. } => 12 * ins[0].elements(),
             Op::Region { body } => return body.nodes.iter().map(|n| n.op.flops(n, body)).sum(),
         };
         elements as u64

@@ -1,5 +1,6 @@
 //! Counter-based random numbers (Philox 4x32, 10 rounds): a pure function of key and counter, the same on every
-//! backend. Dropout draws by (seed, step, sample, token, node key, element); initial weights by (seed, path, element).
+//! backend. Dropout draws by (seed, step, sample, token, node key, element); initial weights by (seed, path, element);
+//! the rounding of the optimiser's state by (element, update).
 
 /// Four random words of one counter.
 #[inline(always)]
@@ -39,6 +40,17 @@ impl RowDraw {
 /// Elements whose draw lies below this are dropped.
 pub fn drop_below(p: f32) -> u32 {
     (p as f64 * 4_294_967_296.0) as u32
+}
+
+/// The key of what rounds the optimiser's state: any number will do. Runs of different seeds share it, which nothing
+/// can tell: what is rounded differs.
+pub const ROUNDING_KEY: [u32; 2] = [0x6d6f_6d65, 0x6e74_7321];
+
+/// The draws that round the moments of elements 4 i to 4 i + 3 in one update, a word each: its low half for the first
+/// moment, its high half for the second.
+#[inline(always)]
+pub fn rounding(i: u64, updates: u32) -> [u32; 4] {
+    philox([i as u32, (i >> 32) as u32, updates, 0], ROUNDING_KEY)
 }
 
 /// A standard normal number, element `i` of the stream `stream` under `seed`.

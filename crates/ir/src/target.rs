@@ -151,6 +151,7 @@ pub fn paper() -> Target {
             OpKind::HeadLossTrain => &[(4, 4)],
             OpKind::RowScatter => &[(0, 0)],
             OpKind::AdamW => &[(0, 0), (2, 1), (3, 2)],
+            OpKind::AdamW8 => &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
             _ => &[],
         },
         workspace: |s| {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::block8::{e5m3_from_f32, e5m3_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 
 /// The element type of a tensor.
@@ -15,18 +16,21 @@ pub enum DType {
     E4M3,
     /// Eight bits with a range of 57344; only cast and multiplied.
     E5M2,
+    /// Eight bits without a sign, with a range of 122880: second moments, which only their update reads.
+    E5M3,
     I32,
 }
 
 impl DType {
-    pub const ALL: [DType; 6] = [DType::F64, DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32];
+    pub const ALL: [DType; 7] =
+        [DType::F64, DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::E5M3, DType::I32];
 
     pub fn bytes(self) -> usize {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::BF16 => 2,
-            DType::E4M3 | DType::E5M2 => 1,
+            DType::E4M3 | DType::E5M2 | DType::E5M3 => 1,
         }
     }
 
@@ -36,7 +40,7 @@ impl DType {
 
     /// Whether it is one of the 8-bit floats.
     pub fn is_fp8(self) -> bool {
-        matches!(self, DType::E4M3 | DType::E5M2)
+        matches!(self, DType::E4M3 | DType::E5M2 | DType::E5M3)
     }
 
     pub fn name(self) -> &'static str {
@@ -46,6 +50,7 @@ impl DType {
             DType::BF16 => "bf16",
             DType::E4M3 => "e4m3",
             DType::E5M2 => "e5m2",
+            DType::E5M3 => "e5m3",
             DType::I32 => "i32",
         }
     }
@@ -63,6 +68,7 @@ impl DType {
             DType::BF16 => bf16_to_f32(bf16_from_f32(x as f32)) as f64,
             DType::E4M3 => e4m3_to_f32(e4m3_from_f32(x as f32)) as f64,
             DType::E5M2 => e5m2_to_f32(e5m2_from_f32(x as f32)) as f64,
+            DType::E5M3 => e5m3_to_f32(e5m3_from_f32(x as f32)) as f64,
             DType::I32 => x,
         }
     }
@@ -75,6 +81,12 @@ pub fn bf16_from_f32(x: f32) -> u16 {
         return (bits >> 16) as u16 | 0x40;
     }
     ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+/// Rounds to one of the two neighbouring bf16, the nearer the likelier: over all values of `draw` the mean is x.
+#[inline(always)]
+pub fn bf16_drawn(x: f32, draw: u16) -> u16 {
+    (x.to_bits().wrapping_add(draw as u32) >> 16) as u16
 }
 
 pub fn bf16_to_f32(x: u16) -> f32 {

@@ -48,7 +48,7 @@ impl OpKind {
             OpKind::Reduce => Work::Reduce,
             OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter => Work::Index,
             OpKind::HeadLoss | OpKind::HeadLossGrad | OpKind::HeadLossTrain => Work::Loss,
-            OpKind::AdamW => Work::Optimizer,
+            OpKind::AdamW | OpKind::AdamW8 => Work::Optimizer,
             OpKind::Read
             | OpKind::Fill
             | OpKind::Iota

@@ -301,7 +301,7 @@ fn adamw_is_its_recurrence() {
     let b = Builder::new();
     let slots = ["p", "g", "m", "v"].map(|name| b.param(name, &[3, 5], Init::Zeros));
     let scalars = ["lr", "scale", "updates", "go"].map(|name| b.input(name, DType::F32, &[1]));
-    let op = Op::AdamW { beta1, beta2, eps, weight_decay: decay, lr_scale, copy: false };
+    let op = Op::AdamW { beta1, beta2, eps, weight_decay: decay, lr_scale, copy: false, first: 0 };
     let outs = b.ops(op, &[slots, scalars].concat());
     for (name, y) in ["p", "m", "v"].iter().zip(outs) {
         b.result(name, y);

@@ -31,6 +31,7 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
+    (OpKind::AdamW8, adamw8_expands_to_its_outputs),
     (OpKind::Region, a_region_is_its_body),
 ];
 
@@ -189,11 +190,35 @@ fn adamw_expands_to_its_outputs() {
     let b = Builder::new();
     let p = b.param("p", &[3, 5], Init::Zeros);
     let one = b.fill(1.0, DType::F32, &[1]);
-    let op = |copy| Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy };
+    let op = |copy| Op::AdamW {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        lr_scale: 1.0,
+        copy,
+        first: 0,
+    };
     let ins = [p, p, p, p, one, one, one, one];
     assert_eq!(b.ops(op(false), &ins).len(), 3);
     let copied = b.ops(op(true), &ins);
     assert_eq!((copied.len(), copied[3].dtype()), (4, DType::BF16));
+    sound(&b.finish()).unwrap();
+}
+
+fn adamw8_expands_to_its_outputs() {
+    let b = Builder::new();
+    let p = b.param("p", &[3, 100], Init::Zeros);
+    let one = b.fill(1.0, DType::F32, &[1]);
+    let scales = b.fill(1.0, DType::F32, &[2]);
+    let (beta1, beta2, eps, weight_decay, lr_scale, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, 300);
+    let op = |copy| Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
+    let moments = [p.cast(DType::E4M3), p.cast(DType::E5M3)];
+    let ins = [p, p, moments[0], moments[1], scales, scales, one, one, one, one];
+    assert_eq!(b.ops(op(false), &ins).len(), 5);
+    let copied = b.ops(op(true), &ins);
+    let types: Vec<DType> = copied.iter().map(|out| out.dtype()).collect();
+    assert_eq!(types, [DType::F32, DType::E4M3, DType::E5M3, DType::F32, DType::F32, DType::BF16]);
     sound(&b.finish()).unwrap();
 }
 

@@ -86,9 +86,17 @@ fn real() -> Vec<Form> {
         forms.push((Op::GatedGrad { act, again: true }, vec![gate.clone(); 3]));
     }
     let flat = ty(f32s, &[176_000_000]);
-    let adamw =
-        Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy: true };
-    forms.push((adamw, [vec![flat.clone(); 4], vec![ty(f32s, &[1]); 4]].concat()));
+    let (beta1, beta2, eps, weight_decay, lr_scale, copy, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, true, 0);
+    let scalars = vec![ty(f32s, &[1]); 4];
+    for moments in [f32s, bf16] {
+        let adamw = Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
+        let state = [vec![flat.clone(); 2], vec![flat.with(moments); 2]].concat();
+        forms.push((adamw, [state, scalars.clone()].concat()));
+    }
+    let adamw8 = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
+    let codes = [DType::E4M3, DType::E5M3].map(|dtype| flat.with(dtype)).to_vec();
+    let scales = vec![ty(f32s, &[176_000_000 / 256]); 2];
+    forms.push((adamw8, [vec![flat.clone(); 2], codes, scales, scalars].concat()));
     forms.push((Op::Reduce { axis: 0, by: Fold::SumSquares }, vec![flat]));
     let (rows, table) = (ty(bf16, &[65536, 768]), ty(f32s, &[32768, 768]));
     let index = ty(i32s, &[65536]);
@@ -275,7 +283,9 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         jobs.insert((arch(&facts), spin::source()), 0);
         // Tensors off their alignment take other code; once is enough for that.
         let shifts: &[usize] = if name == "sm_90a" { &[0, 1] } else { &[0] };
-        let exists = |form: &&Form| facts.has_fp8() || !form_types(form).any(|dtype| dtype.is_fp8());
+        let exists = |form: &&Form| {
+            facts.has_fp8() || form.0.kind().decodes() || !form_types(form).any(|dtype| dtype.is_fp8())
+        };
         for form in forms.iter().chain(&attention(architecture)).filter(exists) {
             let shifts = if is_attention(&form.0) { &[0] } else { shifts };
             for (kernel, &shift) in kernels_for(form).flat_map(|k| shifts.iter().map(move |s| (k, s))) {

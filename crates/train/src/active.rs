@@ -54,7 +54,7 @@ impl Prepared {
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
-    let table: [(&str, &str); 17] = [
+    let table: [(&str, &str); 18] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
         ("fp8.scaling", fp8_scaling(grad)),
@@ -66,6 +66,7 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
         ("fuse.elementwise", fused_elementwise(grad)),
         ("fuse.loss", on(has(grad, OpKind::HeadLossTrain))),
         ("fuse.optimizer", on(updates_regions(plans))),
+        ("optimizer.state", moments(plans)),
         ("recompute", recompute(grad)),
         ("memory_plan", on(shares_memory(plans))),
         ("rope_cache", on(reads_table(grad))),
@@ -205,14 +206,29 @@ fn follows(grad: &Plan, so: impl Fn(&Launch, &Launch) -> bool) -> bool {
 
 /// Whether updates run over whole regions: fewer launches than tensors.
 fn updates_regions(plans: &PlanSet) -> bool {
-    let apply = plans.plan(Role::Apply).expect("a training run has an apply plan");
     let wholes: HashSet<usize> = plans
         .slots
         .iter()
         .filter(|s| s.class == Class::Weight && s.is_whole && s.path.starts_with("region."))
         .map(|s| s.view.elements())
         .collect();
-    launches(apply, OpKind::AdamW).all(|l| wholes.contains(&l.ins[0].elements()))
+    updates(plans).all(|l| wholes.contains(&l.ins[0].elements()))
+}
+
+/// The launches that update parameters.
+fn updates(plans: &PlanSet) -> impl Iterator<Item = &Launch> {
+    let apply = plans.plan(Role::Apply).expect("a training run has an apply plan");
+    apply.launches.iter().filter(|l| matches!(l.op.kind(), OpKind::AdamW | OpKind::AdamW8))
+}
+
+/// What updates keep both moments in: the widest, were they to differ.
+fn moments(plans: &PlanSet) -> &'static str {
+    let bytes = updates(plans).flat_map(|l| &l.ins[2..4]).map(|moment| moment.dtype.bytes()).max();
+    match bytes {
+        Some(1) => "int8",
+        Some(2) => "bf16",
+        _ => "fp32",
+    }
 }
 
 /// Attention of either kind is one launch.

@@ -30,6 +30,7 @@ pub mod initial;
 pub mod kernels;
 pub mod logits;
 pub mod measure;
+mod moments;
 mod opening;
 pub mod plot;
 pub mod prediction;

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_ir::{
-    Graph, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales, Target, Update,
+    Graph, Moments, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales, Target, Update,
 };
 use flatout_models::config::Positions;
 
 use crate::config::Config;
 use crate::groups;
 use crate::switches::{
-    Attention, AttentionKernel, Autotune, Backend, Choose, Precision, Recompute, Scaling, TABLE, Toggle,
+    Attention, AttentionKernel, Autotune, Backend, Choose, OptimizerState, Precision, Recompute, Scaling,
+    TABLE, Toggle,
 };
 use crate::{UserError, refuse};
 
@@ -192,6 +193,11 @@ fn trained(config: &Config, model: &Graph) -> Result<(BTreeSet<String>, Update),
         eps: optimizer.eps as f32,
         weight_decay: optimizer.weight_decay as f32,
         clip: optimizer.clip as f32,
+        moments: match config.switches.optimizer_state {
+            OptimizerState::Fp32 => Moments::F32,
+            OptimizerState::Bf16 => Moments::BF16,
+            OptimizerState::Int8 => Moments::Int8,
+        },
         rules,
     };
     Ok((freeze, update))

@@ -12,12 +12,15 @@ use flatout_runtime::{Copying, Session};
 use crate::checkpoint::{self, Dtype, Retention, Saved, State, Tensor, TensorFile};
 use crate::failure::Failure;
 use crate::initial::leaves;
+use crate::moments::{self, Coded, coded};
 use crate::{UserError, refuse};
 
 /// The state as it was between two steps, copied while training goes on. On a GPU the copy comes out beside the next
 /// `grad`, and the next `apply` waits for it on the device.
 pub struct Snapshot {
     slots: Vec<PlacedSlot>,
+    /// Whose scales were copied behind the slots.
+    coded: Vec<Coded>,
     copying: Copying,
     pub state: State,
 }
@@ -25,19 +28,27 @@ pub struct Snapshot {
 impl Snapshot {
     pub fn begin(session: &mut Session, state: State) -> Result<Snapshot, Failure> {
         let slots = leaves(session.plans(), Class::is_saved);
-        let paths: Vec<&str> = slots.iter().map(|slot| slot.path.as_str()).collect();
-        let copying = session.begin_copy(&paths)?;
-        Ok(Snapshot { slots, copying, state })
+        let coded = coded(session.plans());
+        let paths = slots.iter().map(|slot| slot.path.clone()).chain(coded.iter().map(Coded::scales));
+        let copying = session.begin_copy(&paths.collect::<Vec<_>>())?;
+        Ok(Snapshot { slots, coded, copying, state })
     }
 
     /// Waits for the copy and writes the checkpoint. For any thread.
     pub fn save(self, checkpoints: &Path, kept: &Retention) -> io::Result<Saved> {
         let copied = self.copying.finish().map_err(io::Error::other)?;
-        let tensors = self.slots.iter().enumerate().map(|(i, slot)| Tensor {
+        let widened = |(i, slot): (usize, &PlacedSlot)| {
+            let mut regions = self.coded.iter().enumerate();
+            regions.find_map(|(r, region)| {
+                region.widened(slot, copied.tensor(i), copied.tensor(self.slots.len() + r))
+            })
+        };
+        let wide: Vec<Option<Vec<u8>>> = self.slots.iter().enumerate().map(widened).collect();
+        let tensors = self.slots.iter().zip(&wide).enumerate().map(|(i, (slot, wide))| Tensor {
             name: &slot.path,
             dtype: dtype(slot),
             shape: &slot.ty.dims,
-            bytes: copied.tensor(i),
+            bytes: wide.as_deref().unwrap_or_else(|| copied.tensor(i)),
         });
         checkpoint::save(checkpoints, &self.state, &tensors.collect::<Vec<_>>(), kept)
     }
@@ -45,10 +56,15 @@ impl Snapshot {
 
 /// Bytes of the state that is saved.
 pub fn saved_bytes(plans: &PlanSet) -> u64 {
-    plans.slots.iter().filter(|s| s.class.is_saved() && !s.is_whole).map(|s| s.ty.bytes() as u64).sum()
+    let saved = plans.slots.iter().filter(|s| s.class.is_saved() && !s.is_whole);
+    saved.map(|s| (s.ty.elements() * dtype(s).bytes()) as u64).sum()
 }
 
+/// The type a slot is saved in.
 fn dtype(slot: &PlacedSlot) -> Dtype {
+    if moments::code(slot.ty.dtype).is_some() {
+        return Dtype::Bf16;
+    }
     match slot.ty.dtype {
         DType::F32 => Dtype::F32,
         DType::BF16 => Dtype::Bf16,
@@ -65,7 +81,10 @@ pub fn load(
 ) -> Result<(), Failure> {
     let slots = leaves(session.plans(), wanted);
     refuse_differences(slots.iter().filter_map(|slot| difference(file, slot)).collect())?;
-    for slot in slots {
+    for region in coded(session.plans()) {
+        region.load(session, file, &slots)?;
+    }
+    for slot in slots.iter().filter(|slot| moments::code(slot.ty.dtype).is_none()) {
         let mut bytes = vec![0; slot.ty.bytes()];
         file.read_into(&slot.path, &mut bytes).map_err(Failure::io(&slot.path))?;
         session.write_slot(&slot.path, &bytes)?;

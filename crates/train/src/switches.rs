@@ -32,6 +32,10 @@ choice! {
 }
 
 choice! {
+    pub enum OptimizerState { Fp32 = "fp32", Bf16 = "bf16", Int8 = "int8" }
+}
+
+choice! {
     pub enum Autotune { Quick = "quick", Off = "off", Full = "full" }
 }
 
@@ -70,6 +74,8 @@ section! {
         pub fuse_loss as "fuse.loss": Toggle = Toggle::On,
         /// The update of a contiguous region of parameters in one pass.
         pub fuse_optimizer as "fuse.optimizer": Toggle = Toggle::On,
+        /// Type both moments of a parameter are kept in; weights and gradient sums stay fp32.
+        pub optimizer_state as "optimizer.state": OptimizerState = OptimizerState::Fp32,
         /// What the backward pass computes again instead of keeping: cheap operations, nothing, or whole blocks.
         pub recompute: Recompute = Recompute::Auto,
         /// Buffers whose lifetimes do not meet share memory.
@@ -314,6 +320,22 @@ pub static TABLE: &[Switch] = &[
             elsewhere(GUIDES, "fused_adamw", "fuse.optimizer"),
             elsewhere(GUIDES, "use_fused_adamw", "fuse.optimizer"),
             elsewhere(GUIDES, "foreach", "fuse.optimizer"),
+        ],
+    },
+    Switch {
+        name: "optimizer.state",
+        class: Class::Statistical,
+        off: Some("fp32"),
+        refusal: runs_anywhere,
+        guides_word: "8-bit AdamW",
+        elsewhere: &[
+            elsewhere(HF, "adamw_bnb_8bit", "optimizer.state=int8"),
+            elsewhere(HF, "adamw_8bit", "optimizer.state=int8"),
+            elsewhere(HF, "adamw_torch_8bit", "optimizer.state=int8"),
+            elsewhere(TITAN, "state_dtype", "optimizer.state"),
+            elsewhere(GUIDES, "use_8bit_adam", "optimizer.state=int8"),
+            elsewhere(GUIDES, "AdamW8bit", "optimizer.state=int8"),
+            elsewhere(GUIDES, "exp_avg_dtype", "optimizer.state"),
         ],
     },
     Switch {

@@ -17,7 +17,7 @@ use small_run::{STEPS, config, train_in};
 const MODEL: [&str; 3] = ["model.dropout=0.1", "train.micro_batch=4", "optimizer.lr=1e-3"];
 
 /// Every value of a switch that runs here and gives other plans, precision apart.
-const SETTINGS: [&str; 12] = [
+const SETTINGS: [&str; 14] = [
     "attention=naive",
     "fuse.qkv=off",
     "fuse.gate_up=off",
@@ -25,6 +25,8 @@ const SETTINGS: [&str; 12] = [
     "fuse.elementwise=off",
     "fuse.loss=off",
     "fuse.optimizer=off",
+    "optimizer.state=bf16",
+    "optimizer.state=int8",
     "recompute=none",
     "recompute=full",
     "memory_plan=off",
@@ -175,6 +177,8 @@ fn every_model_compiles_to_what_its_switches_ask_for() {
         "fuse.elementwise=off",
         "fuse.loss=off",
         "fuse.optimizer=off",
+        "optimizer.state=bf16",
+        "optimizer.state=int8",
         "recompute=none",
         "recompute=full",
         "memory_plan=off",

@@ -34,6 +34,16 @@ fn in_fp8_with_delayed_scales() {
 }
 
 #[test]
+fn with_moments_in_bf16() {
+    goes_on_exactly(&["optimizer.state=bf16", "fuse.optimizer=off"]);
+}
+
+#[test]
+fn with_moments_in_eight_bits() {
+    goes_on_exactly(&["optimizer.state=int8", "precision=bf16"]);
+}
+
+#[test]
 fn with_documents_apart() {
     goes_on_exactly(&["data.document_mask=true", "recompute=full"]);
 }

@@ -4,6 +4,7 @@
 //! fused gradients are checked against; a gradient operation expands to the derivative of its forward's expansion.
 
 pub mod adamw;
+pub mod adamw8;
 pub mod attention;
 pub mod dropout;
 pub mod elementwise;

@@ -67,7 +67,9 @@ fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
 /// cast after it would cost 6.
 fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
     let node = &mut apply.nodes[value.node.0 as usize];
-    let Op::AdamW { copy, .. } = &mut node.op else { unreachable!("weights are written by their update") };
+    let (Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. }) = &mut node.op else {
+        unreachable!("weights are written by their update")
+    };
     *copy = true;
     let narrow = node.outs[0].with(DType::BF16);
     node.outs.push(narrow);

@@ -137,7 +137,8 @@ impl Lowering<'_> {
         let ins = node.ins.iter().map(|v| self.g.ty(*v));
         let float = ins.chain(&node.outs).find(|t| t.dtype.is_float()).map_or(DType::I32, |t| t.dtype);
         let narrow = node.ins.iter().map(|v| self.g.ty(*v)).chain(&node.outs).find(|t| t.dtype.is_fp8());
-        if let Some(ty) = narrow.filter(|t| !self.target.dtypes.contains(&t.dtype)) {
+        let has = |t: &&TensorType| node.op.kind().decodes() || self.target.dtypes.contains(&t.dtype);
+        if let Some(ty) = narrow.filter(|t| !has(t)) {
             return Err(Refusal(format!("{}: {} does not compute in {ty}", node.path, self.target.name)));
         }
         if node.op.compute() == Some(Compute::Tf32) && self.target.rates.tf32_flops.is_none() {

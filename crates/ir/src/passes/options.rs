@@ -44,6 +44,17 @@ named! {
     }
 }
 
+named! {
+    /// What moments are kept in. Weights and gradient sums stay f32.
+    pub enum Moments {
+        F32 = "fp32",
+        /// Rounded up or down at random, so that increments below half a step are not lost.
+        BF16 = "bf16",
+        /// The blocks of `block8`: a byte each, and four for the scale of 256.
+        Int8 = "int8",
+    }
+}
+
 /// How one parameter is trained where it differs from the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
@@ -61,6 +72,7 @@ pub struct Update {
     pub weight_decay: f32,
     /// The largest norm of the mean gradient; 0 does not clip.
     pub clip: f32,
+    pub moments: Moments,
     /// Parameters with their own rates, by path.
     pub rules: BTreeMap<String, Rule>,
 }
@@ -74,7 +86,15 @@ impl Update {
 
 impl Default for Update {
     fn default() -> Self {
-        Update { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, clip: 1.0, rules: BTreeMap::new() }
+        Update {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip: 1.0,
+            moments: Moments::F32,
+            rules: BTreeMap::new(),
+        }
     }
 }
 

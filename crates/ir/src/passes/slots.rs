@@ -22,7 +22,7 @@ struct Entry {
 pub fn category(class: Class) -> Category {
     match class {
         Class::Weight | Class::Derived => Category::Parameters,
-        Class::Moment => Category::Optimizer,
+        Class::Moment | Class::Scale => Category::Optimizer,
         Class::Frozen => Category::Frozen,
         Class::Carry => Category::Gradients,
         Class::Cache => Category::Activations,

@@ -1,6 +1,7 @@
 //! The optimiser: lays trained parameters, gradient sums and moments into one flat region a group, and builds
 //! `apply`: norm, finite check, clip, update, clear. A region is updated by one launch.
 
+use crate::block8::BLOCK;
 use crate::builder::Builder;
 use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
 use crate::op::Op;
@@ -8,7 +9,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
 use crate::passes::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
 use crate::passes::input_path;
-use crate::passes::options::{Rule, Update};
+use crate::passes::options::{Moments, Rule, Update};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
 
@@ -25,16 +26,19 @@ struct Region {
     members: Vec<(SlotId, SlotId)>,
 }
 
-/// Parts start at multiples of this many f32: 64 bytes.
-const ALIGN: usize = 16;
+/// Parts start at multiples of this many elements: 64 bytes of f32, or a block of moments, which is one parameter's then.
+fn align(moments: Moments) -> usize {
+    if moments == Moments::Int8 { BLOCK } else { 16 }
+}
 
 /// Lays the regions out (slots of `trained` become parts of them) and returns the graph of `apply`.
 pub fn update(trained: &mut Trained, how: &Update, fused: bool) -> (Graph, usize) {
     let regions = regions(&trained.graph, &trained.weights, how);
-    let (mut sums, mut pieces) = (vec![], vec![]);
+    let (mut sums, mut pieces, mut first) = (vec![], vec![], 0);
     for (i, region) in regions.iter().enumerate() {
-        let LaidOut { whole, members } = lay_out(&mut trained.graph, i, region);
+        let LaidOut { whole, members } = lay_out(&mut trained.graph, i, region, how.moments, first);
         sums.push(whole.grad);
+        first += trained.graph.slot(whole.weight).ty.elements();
         pieces.extend(if fused { vec![whole] } else { members });
     }
     let launches = pieces.len();
@@ -74,8 +78,12 @@ struct Piece {
     grad: SlotId,
     m: SlotId,
     v: SlotId,
+    /// Of both moments, where they are in eight bits.
+    scales: Option<[SlotId; 2]>,
     weight_decay: f32,
     lr_scale: f32,
+    /// The number of its first element among those of all regions.
+    first: usize,
 }
 
 struct LaidOut {
@@ -83,26 +91,36 @@ struct LaidOut {
     members: Vec<Piece>,
 }
 
-fn lay_out(g: &mut Graph, index: usize, region: &Region) -> LaidOut {
+/// Lays out the region of a number, whose first element has the number `first`.
+fn lay_out(g: &mut Graph, index: usize, region: &Region, moments: Moments, first: usize) -> LaidOut {
+    let align = align(moments);
+    let (m_type, v_type) = match moments {
+        Moments::F32 => (DType::F32, DType::F32),
+        Moments::BF16 => (DType::BF16, DType::BF16),
+        Moments::Int8 => (DType::E4M3, DType::E5M3),
+    };
     let offsets: Vec<usize> = region
         .members
         .iter()
         .scan(0, |end, (weight, _)| {
             let start = *end;
-            *end += g.slot(*weight).ty.elements().next_multiple_of(ALIGN);
+            *end += g.slot(*weight).ty.elements().next_multiple_of(align);
             Some(start)
         })
         .collect();
     let last = region.members.last().expect("a region has members");
-    let total = offsets[offsets.len() - 1] + g.slot(last.0).ty.elements().next_multiple_of(ALIGN);
+    let total = offsets[offsets.len() - 1] + g.slot(last.0).ty.elements().next_multiple_of(align);
     let [weights, grads, ms, vs] = [
-        ("weights", Class::Weight),
-        ("grads", Class::Carry),
-        ("first_moments", Class::Moment),
-        ("second_moments", Class::Moment),
+        ("weights", DType::F32, Class::Weight),
+        ("grads", DType::F32, Class::Carry),
+        ("first_moments", m_type, Class::Moment),
+        ("second_moments", v_type, Class::Moment),
     ]
-    .map(|(name, class)| g.add_slot(slot(&format!("region.{index}.{name}"), flat(total), class)));
+    .map(|(name, dtype, class)| {
+        g.add_slot(slot(&format!("region.{index}.{name}"), flat(total).with(dtype), class))
+    });
     let (weight_decay, lr_scale) = (region.weight_decay, region.lr_scale);
+    let scales = (moments == Moments::Int8).then(|| [ms, vs].map(|of| scales_of(g, of, None)));
     let mut members = vec![];
     for (&(weight, grad), &offset) in region.members.iter().zip(&offsets) {
         g.slot_mut(weight).part = Some(Part { of: weights, offset });
@@ -111,20 +129,38 @@ fn lay_out(g: &mut Graph, index: usize, region: &Region) -> LaidOut {
         let mut moment = |name: &str, of: SlotId| {
             let source = g.slot(weight).clone();
             let path = moment_path(name, &source.path);
+            let ty = source.ty.with(g.slot(of).ty.dtype);
             let whole =
-                g.add_slot(Slot { part: Some(Part { of, offset }), ..slot(&path, source.ty, Class::Moment) });
+                g.add_slot(Slot { part: Some(Part { of, offset }), ..slot(&path, ty, Class::Moment) });
             name_parts(g, weight, whole, |weight| moment_path(name, weight));
             whole
         };
         let (m, v) = (moment("m", ms), moment("v", vs));
-        members.push(Piece { weight, grad, m, v, weight_decay, lr_scale });
+        let scales = scales.map(|[of_ms, of_vs]| {
+            [(m, of_ms), (v, of_vs)]
+                .map(|(moment, of)| scales_of(g, moment, Some(Part { of, offset: offset / BLOCK })))
+        });
+        members.push(Piece { weight, grad, m, v, scales, weight_decay, lr_scale, first: first + offset });
     }
-    LaidOut { whole: Piece { weight: weights, grad: grads, m: ms, v: vs, weight_decay, lr_scale }, members }
+    let whole = Piece { weight: weights, grad: grads, m: ms, v: vs, scales, weight_decay, lr_scale, first };
+    LaidOut { whole, members }
 }
 
 /// The slot of a parameter's first (`m`) or second (`v`) moment.
 pub fn moment_path(name: &str, weight: &str) -> String {
     format!("optimizer.{name}.{weight}")
+}
+
+/// The slot that holds the scales of a slot of moments in eight bits.
+pub fn scales_path(moments: &str) -> String {
+    format!("{moments}.scales")
+}
+
+/// Adds the scales of a slot of moments, one a block.
+fn scales_of(g: &mut Graph, moments: SlotId, part: Option<Part>) -> SlotId {
+    let Slot { path, ty, .. } = g.slot(moments);
+    let (path, blocks) = (scales_path(path), ty.elements().div_ceil(BLOCK));
+    g.add_slot(Slot { part, ..slot(&path, flat(blocks), Class::Scale) })
 }
 
 /// Names the pieces of `whole` that belong to the weights merged into `weight`: checkpoints and tests know gradients
@@ -134,7 +170,9 @@ fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) 
         let merged = g.slot(id).clone();
         let Some(part) = merged.part.filter(|p| p.of == weight) else { continue };
         let part = Some(Part { of: whole, offset: part.offset });
-        g.add_slot(Slot { part, ..slot(&path(&merged.path), merged.ty, g.slot(whole).class) });
+        let Slot { class, ref ty, .. } = *g.slot(whole);
+        let ty = merged.ty.with(ty.dtype);
+        g.add_slot(Slot { part, ..slot(&path(&merged.path), ty, class) });
     }
 }
 
@@ -161,17 +199,19 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph
         b.write(updates, count);
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - go));
         for p in pieces {
-            let op = Op::AdamW {
-                beta1: how.beta1,
-                beta2: how.beta2,
-                eps: how.eps,
-                weight_decay: p.weight_decay,
-                lr_scale: p.lr_scale,
-                copy: false,
+            let (beta1, beta2, eps) = (how.beta1, how.beta2, how.eps);
+            let Piece { weight_decay, lr_scale, .. } = *p;
+            let (copy, first) = (false, p.first as u64);
+            let op = match p.scales {
+                None => Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first },
+                Some(_) => Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first },
             };
-            let state = [p.weight, p.grad, p.m, p.v].map(|s| b.read(s));
-            let new = b.ops(op, &[state[0], state[1], state[2], state[3], lr, scale, count, go]);
-            for (slot, value) in [p.weight, p.m, p.v].into_iter().zip(new) {
+            let state: Vec<SlotId> = [p.m, p.v].into_iter().chain(p.scales.into_iter().flatten()).collect();
+            let mut ins = vec![b.read(p.weight), b.read(p.grad)];
+            ins.extend(state.iter().map(|slot| b.read(*slot)));
+            ins.extend([lr, scale, count, go]);
+            let new = b.ops(op, &ins);
+            for (slot, value) in [p.weight].into_iter().chain(state).zip(new) {
                 b.write(slot, value);
             }
         }

@@ -216,6 +216,11 @@ impl Tiles {
         Tile { first_row, rows, column, width: (self.width - column).min(TILE) }
     }
 
+    /// The place of a tile's first element in row-major order; the others follow it.
+    pub(super) fn first(&self, tile: &Tile) -> usize {
+        tile.first_row * self.width + tile.column
+    }
+
     /// Between the elements of a run, for one operand.
     pub(super) fn step(&self, operand: usize) -> usize {
         self.axes[self.axes.len() - 1].1[operand]

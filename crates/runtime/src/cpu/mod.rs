@@ -1,6 +1,7 @@
 //! The CPU backend: one file a kernel family, and the table of what they run.
 
 pub mod adamw;
+pub mod adamw8;
 pub mod attention;
 pub mod context;
 pub mod copy;
@@ -46,6 +47,7 @@ const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2
 /// Every kernel of this backend, by file.
 pub const KERNELS: &[&[Kernel]] = &[
     adamw::KERNELS,
+    adamw8::KERNELS,
     attention::KERNELS,
     copy::KERNELS,
     dropout::KERNELS,

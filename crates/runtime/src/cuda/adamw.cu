@@ -5,14 +5,15 @@
 //
 // t, the applied updates with this one, lr, scale and go are read from device memory; go = 0 leaves p, m and v as they
 // are. Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element, 14 with
-// p' in bf16 as well. The grid is what
-// the device holds at once: the two corrections are computed in f64 by one thread a block (an f32 power loses four
+// p' in bf16 as well; moments in bf16 take 4 less each way. They are rounded up or down at random (philox.cuh) by the
+// element's number, counted from `number`, and t; p' is made from them unrounded. Four elements share a draw. The grid is
+// what the device holds at once: the two corrections are computed in f64 by one thread a block (an f32 power loses four
 // digits of 1 - b2^t in the first steps), then threads walk in steps of the grid, VEC elements of all four tensors in
 // flight each. Deterministic.
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-    adamw(const T_X* p, const T_X* g, const T_X* m, const T_X* v, const T_X* lr, const T_X* scale, const T_X* updates,
-          const T_X* go, T_X* p_out, T_X* m_out, T_X* v_out, bf16* p_copy, INDEX count, float lr_scale, float beta1, float beta2,
+    adamw(const T_X* p, const T_X* g, const T_M* m, const T_M* v, const T_X* lr, const T_X* scale, const T_X* updates,
+          const T_X* go, T_X* p_out, T_M* m_out, T_M* v_out, bf16* p_copy, INDEX count, i64 number, float lr_scale, float beta1, float beta2,
           float eps, float decay, double log_beta1, double log_beta2) {
     __shared__ float corrections[2];
     if (threadIdx.x == 0) {
@@ -24,8 +25,10 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     float first = corrections[0], second = corrections[1];
     float rate = f32(*lr) * lr_scale, by = f32(*scale), rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
     bool is_on = f32(*go) != 0.0f;
+    u32 t = (u32)f32(*updates);
     for (INDEX e = ((INDEX)blockIdx.x * 256 + threadIdx.x) * VEC; e < count; e += (INDEX)gridDim.x * 256 * VEC) {
-        Pack<T_X, VEC> pp, pg, pm, pv;
+        Pack<T_X, VEC> pp, pg;
+        Pack<T_M, VEC> pm, pv;
         pp.load(p + at_p(e));
         pg.load(g + at_g(e));
         pm.load(m + at_m(e));
@@ -54,12 +57,26 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         put(narrow, np);
         narrow.store(p_copy + at_p_copy(e));
 #endif
-#if HAS_M
+#if DRAWN
+        // VEC elements from a multiple of it lie in one block of four.
+        u64 first = (u64)number + e;
+        uint4 words = rounding(first / 4, t);
+        u32 drawn[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            u32 at = (u32)(first + k) % 4;
+            u32 word = VEC == 4 ? drawn[k % 4] : at == 0 ? drawn[0] : at == 1 ? drawn[1] : at == 2 ? drawn[2] : drawn[3];
+            pm.x[k].bits = (u16)((__float_as_uint(nm[k]) + (word & 0xffffu)) >> 16);
+            pv.x[k].bits = (u16)((__float_as_uint(nv[k]) + (word >> 16)) >> 16);
+        }
+#else
         put(pm, nm);
+        put(pv, nv);
+#endif
+#if HAS_M
         pm.store(m_out + at_m_out(e));
 #endif
 #if HAS_V
-        put(pv, nv);
         pv.store(v_out + at_v_out(e));
 #endif
     }

@@ -4,7 +4,7 @@ use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
-use super::address::{Walk, index_type, most, width};
+use super::address::{Walk, index_type, width};
 use super::context::{Facts, Kernel};
 use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks};
 
@@ -23,11 +23,14 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
 }];
 
+/// Random words by counter, for what draws.
+pub const PHILOX: &str = include_str!("philox.cuh");
+
 /// Blocks a multiprocessor holds, as the kernel's launch bounds promise.
 const RESIDENT: u32 = 4;
 
 fn stages(launch: &Launch, facts: &Facts) -> Stages {
-    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy } = launch.op else {
+    let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first } = launch.op else {
         unreachable!("the row is for adamw")
     };
     let views: Vec<&View> = launch.ins[..4].iter().chain(launch.outs.iter().flatten()).collect();
@@ -35,13 +38,18 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
     if count == 0 || launch.outs.iter().all(Option::is_none) {
         return Ok(vec![]);
     }
-    let (vec, index) = (width(&views, most(&views[..4])), index_type(count));
+    // Four f32 fill an access, and four elements share a draw.
+    let (vec, index) = (width(&views, 4), index_type(count));
+    let is_drawn = views[2].dtype == DType::BF16;
     let [p_out, m_out, v_out] = [0, 1, 2].map(|o| launch.outs[o].as_ref());
     let p_copy = launch.outs.get(3).filter(|_| copy).and_then(Option::as_ref);
     let mut draft = Draft::new("adamw.cu")
         .define("VEC", vec)
         .define("INDEX", index)
         .dtype("T_X", views[0].dtype)
+        .dtype("T_M", views[2].dtype)
+        .flag("DRAWN", is_drawn)
+        .text(if is_drawn { PHILOX } else { "" })
         .flag("HAS_P", p_out.is_some())
         .flag("HAS_M", m_out.is_some())
         .flag("HAS_V", v_out.is_some())
@@ -54,7 +62,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
     }
     let mut args: Vec<Value> = launch.ins.iter().map(at).collect();
     args.extend([p_out, m_out, v_out, p_copy].map(at_or_nothing));
-    args.push(stage::count(index, count));
+    args.extend([stage::count(index, count), Value::I64(first as i64)]);
     args.extend([lr_scale, beta1, beta2, eps, weight_decay].map(Value::F32));
     args.extend([beta1, beta2].map(|beta| Value::F64((beta as f64).ln())));
     Ok(vec![Stage {

@@ -7,18 +7,6 @@
 // takes VEC neighbouring elements of a token, so a draw of four words serves four of them; 256 threads a block.
 // Deterministic.
 
-__device__ __forceinline__ uint4 philox(uint4 c, u32 key0, u32 key1) {
-#pragma unroll
-    for (int i = 0; i < 10; i++) {
-        u32 a_high = __umulhi(c.x, 0xD2511F53u), a_low = c.x * 0xD2511F53u;
-        u32 b_high = __umulhi(c.z, 0xCD9E8D57u), b_low = c.z * 0xCD9E8D57u;
-        c = make_uint4(b_high ^ c.y ^ key0, b_low, a_high ^ c.w ^ key1, a_low);
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-    return c;
-}
-
 extern "C" __global__ void __launch_bounds__(256)
     dropout(const T_X* x, const int* rng, const int* rows, T_X* y, INDEX count, int key_low, int key_high, int below,
             float keep) {

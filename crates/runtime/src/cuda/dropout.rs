@@ -5,6 +5,7 @@ use flatout_ir::target::KernelRow;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::ROWS_OF_FLOATS;
+use super::adamw::PHILOX;
 use super::address::{Walk, index_type, most, widths};
 use super::context::Kernel;
 use super::stage::{self, Draft, Stage, Stages, Value, at, blocks};
@@ -42,6 +43,7 @@ fn stages(launch: &Launch) -> Stages {
         .define("WIDTH", format!("{a_token}u"))
         .define("INDEX", index)
         .dtype("T_X", x.dtype)
+        .text(PHILOX)
         .text(&Walk::of(x).function("at_x", index))
         .text(&Walk::of(y).function("at_y", index))
         .text(&Walk::rows(rows).function("row_at", index))

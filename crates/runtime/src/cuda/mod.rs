@@ -4,6 +4,7 @@
 //! of its plans once (`context::Kernel::prepare`), captures each plan as a CUDA graph and replays it.
 
 pub mod adamw;
+mod adamw8;
 mod address;
 mod argument;
 pub mod attention;
@@ -72,6 +73,7 @@ const ROWS_OF_FLOATS: KernelRow = KernelRow {
 /// Every kernel of this backend, by file. Of two rows for one operation and type the first is taken.
 pub const KERNELS: &[&[Kernel]] = &[
     adamw::KERNELS,
+    adamw8::KERNELS,
     attention::KERNELS,
     copy::KERNELS,
     dropout::KERNELS,

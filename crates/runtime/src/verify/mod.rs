@@ -235,20 +235,23 @@ fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
 pub fn is_for(case: &Case, place: Place<'_>) -> bool {
     let target = place.target();
     let has_mode = case.op.compute() != Some(Compute::Tf32) || target.rates.tf32_flops.is_some();
-    has_mode && types_of(case).iter().all(|dtype| target.dtypes.contains(dtype))
+    has_mode && (case.op.kind().decodes() || types_of(case).iter().all(|dtype| target.dtypes.contains(dtype)))
 }
 
-/// Attention's statistics are f32 in every type.
+/// Attention's statistics are f32 in every type, and so are weights whose moments are not.
 fn bound_of(case: &Case, output: &TensorType) -> f64 {
-    let is_exact = case.is_attention() && output.dtype == DType::F32;
-    if is_exact { case.bound.min(attention::F32_BOUND) } else { case.bound }
+    let is_exact = case.is_attention() || matches!(case.op.kind(), OpKind::AdamW | OpKind::AdamW8);
+    if is_exact && output.dtype == DType::F32 { case.bound.min(attention::F32_BOUND) } else { case.bound }
 }
 
 /// Everything the CUDA kernels of some cases compile on a device with these facts, in every form: for compiling ahead,
 /// and for checking kernels where there is no GPU.
 pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
     let mut found = HashSet::new();
-    let exists = |case: &&Case| facts.has_fp8() || !types_of(case).iter().any(|dtype| dtype.is_fp8());
+    let exists = |case: &&Case| {
+        let decodes = case.op.kind().decodes();
+        facts.has_fp8() || decodes || !types_of(case).iter().any(|dtype| dtype.is_fp8())
+    };
     for case in cases.iter().filter(exists) {
         for kernel in cuda::KERNELS.iter().copied().flatten().filter(|k| runs(&k.row, case)) {
             let trial = Trial::unfilled(case, kernel.row);

@@ -10,6 +10,7 @@ pub(super) mod attention;
 
 use std::ops::Range;
 
+use flatout_ir::block8::BLOCK;
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
@@ -342,7 +343,8 @@ pub fn checks(sizes: Sizes) -> Vec<Check> {
     all.extend(norms(sizes));
     all.extend(gated(sizes));
     all.push(head_loss(sizes));
-    all.extend([false, true].map(|copy| update(sizes, copy)));
+    all.extend([(F32, false), (F32, true), (BF16, true)].map(|(moments, copy)| update(sizes, moments, copy)));
+    all.push(update_of_blocks(sizes));
     all
 }
 
@@ -487,18 +489,46 @@ fn head_loss(s: Sizes) -> Check {
     by_rows(name, Op::HeadLossTrain { base: true, compute: Compute::Full }, BF16, BF16_BOUND, ins, sampled)
 }
 
-fn update(s: Sizes, copy: bool) -> Check {
+/// Learning rate, the gradient's factor, updates so far, whether to update.
+fn scalars() -> [(DType, Vec<usize>, Fill); 4] {
+    [0.01, 0.5, 20.0, 1.0].map(|value| (F32, vec![1], Fill::Values(vec![value])))
+}
+
+/// The constants of an update: beta1, beta2, eps, decay, the rate's factor.
+const UPDATE: (f32, f32, f32, f32, f32) = (0.9, 0.95, 1e-8, 0.1, 1.0);
+
+fn update(s: Sizes, moments: DType, copy: bool) -> Check {
     let dims = vec![s.parameters];
-    let op = Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy };
-    let one = |value: f64| (F32, vec![1], Fill::Values(vec![value]));
-    let mut ins: Vec<(DType, Vec<usize>, Fill)> = (0..3).map(|_| (F32, dims.clone(), WIDE)).collect();
-    ins.push((F32, dims.clone(), Fill::Noise(Noise::POSITIVE)));
-    // Learning rate, the gradient's factor, updates so far, whether to update.
-    ins.extend([one(0.01), one(0.5), one(20.0), one(1.0)]);
-    let (with, bound) = if copy { (" with bf16 copy", BF16_ONCE_BOUND) } else { ("", F32_BOUND) };
+    let (beta1, beta2, eps, weight_decay, lr_scale) = UPDATE;
+    let op = Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first: 0 };
+    let mut ins: Vec<(DType, Vec<usize>, Fill)> =
+        [F32, F32, moments].map(|dtype| (dtype, dims.clone(), WIDE)).into();
+    ins.push((moments, dims.clone(), Fill::Noise(Noise::POSITIVE)));
+    ins.extend(scalars());
+    // Moments in bf16 are rounded at random: within a step of the nearest.
+    let (with, bound) = match (moments, copy) {
+        (BF16, _) => (", moments in bf16", 1.0 / 128.0),
+        (_, true) => (" with bf16 copy", BF16_ONCE_BOUND),
+        (_, false) => ("", F32_BOUND),
+    };
     let name = format!("real adamw {}{with}", shape(F32, &dims));
     let spread = (0..64).map(|i| i * (s.parameters - 1) / 63).collect();
     by_rows(name, op, F32, bound, ins, spread)
+}
+
+/// Moments in eight bits, by whole blocks: codes are next to the nearest.
+fn update_of_blocks(s: Sizes) -> Check {
+    let blocks = s.parameters / BLOCK;
+    let dims = vec![blocks, BLOCK];
+    let (beta1, beta2, eps, weight_decay, lr_scale) = UPDATE;
+    let op = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy: true, first: 0 };
+    let of = |dtype: DType, dims: &[usize], noise: Noise| (dtype, dims.to_vec(), Fill::Noise(noise));
+    let mut ins = vec![of(F32, &dims, Noise::WIDE), of(F32, &dims, Noise::WIDE)];
+    ins.extend([DType::E4M3, DType::E5M3].map(|dtype| of(dtype, &dims, Noise::BYTES)));
+    ins.extend([(); 2].map(|()| of(F32, &[blocks], Noise::POSITIVE)));
+    ins.extend(scalars());
+    let name = format!("real adamw8 {}", shape(F32, &dims));
+    by_rows(name, op, F32, 0.125, ins, places(blocks, 1))
 }
 
 #[cfg(test)]

@@ -60,7 +60,8 @@ pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
     let session = Session::cuda(trial.plans(launch, arena_bytes), device, options);
     let mut session = session.map_err(|why| why.to_string())?;
     // An update's second moments are not negative.
-    let noise = if case.op.kind() == OpKind::AdamW { Noise::POSITIVE } else { Noise::WIDE };
+    let is_update = matches!(case.op.kind(), OpKind::AdamW | OpKind::AdamW8);
+    let noise = if is_update { Noise::POSITIVE } else { Noise::WIDE };
     for (i, view) in views.iter().enumerate().filter(|(_, view)| view.dtype.is_float()) {
         session.fill_noise(view, i as u32, noise).map_err(|why| why.to_string())?;
     }
@@ -150,11 +151,17 @@ pub fn cases() -> Vec<Case> {
         vec![x(BF16, &narrow), index(tokens, words), x(F32, &[words, width])],
     );
     let many = [64 << 20];
-    let update =
-        Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0, copy: true };
-    let state = [x(F32, &many), x(F32, &many), x(F32, &many), x(F32, &many)];
-    let scalars = [x(F32, &[1]), x(F32, &[1]), x(F32, &[1]), x(F32, &[1])];
-    add("adamw 64M f32 with bf16 copy", update, state.into_iter().chain(scalars).collect());
+    let (beta1, beta2, eps, weight_decay, lr_scale, copy, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, true, 0);
+    let scalars = || vec![x(F32, &[1]); 4];
+    for (moments, name) in [(F32, "f32"), (BF16, "bf16")] {
+        let update = Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
+        let state = vec![x(F32, &many), x(F32, &many), x(moments, &many), x(moments, &many)];
+        add(&format!("adamw 64M, moments {name}, with bf16 copy"), update, [state, scalars()].concat());
+    }
+    let update = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
+    let mut state = vec![x(F32, &many), x(F32, &many), x(DType::E4M3, &many), x(DType::E5M3, &many)];
+    state.extend([x(F32, &[many[0] / 256]), x(F32, &[many[0] / 256])]);
+    add("adamw8 64M with bf16 copy", update, [state, scalars()].concat());
 
     let product = |ta, tb, out, base| Op::Product {
         ta,
