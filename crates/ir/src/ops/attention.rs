@@ -211,7 +211,8 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     grads
 }
 
-/// Scores in full, masked, softmax, product with v. Tokens are matched to segments by 0/1 matrices.
+/// Scores in full, masked, softmax, product with v. Equal sequences are a batch axis; otherwise all tokens meet all, and
+/// 0/1 matrices match them to segments.
 pub fn expand<'g>(
     b: &'g Builder,
     scale: f32,
@@ -221,32 +222,45 @@ pub fn expand<'g>(
     ins: &[Tensor<'g>],
 ) -> Vec<Tensor<'g>> {
     let (qt, kt) = (ins[0].ty(), ins[1].ty());
-    let (tq, h, n) = (qt.dims[0], qt.dims[1], qt.dims[2]);
-    let (tk, hk) = (kt.dims[0], kt.dims[1]);
+    let (h, n, hk) = (qt.dims[1], qt.dims[2], kt.dims[1]);
     let wide = qt.dtype.accumulator();
+    // S sequences of TQ queries and TK keys. Intervals count the rows of all keys, so they keep them together.
+    let (tq, tk) = match (q_segments, k_segments) {
+        (Segments::Uniform { len: tq }, Segments::Uniform { len: tk }) if mask != Mask::TwoIntervals => {
+            (tq, tk)
+        }
+        _ => (qt.dims[0], kt.dims[0]),
+    };
+    let s = qt.dims[0] / tq;
     let rows = h / hk * tq;
-    // Heads that share keys become rows of one product: [HK, H/HK * Tq, K].
-    let q = ins[0].cast(wide).reshape(&[tq, hk, h / hk, n]).transpose(&[1, 2, 0, 3]).reshape(&[hk, rows, n]);
-    let (k, v) = (ins[1].cast(wide).transpose(&[1, 0, 2]), ins[2].cast(wide).transpose(&[1, 0, 2]));
+    // Heads that share keys become rows of one product: [S * HK, H/HK * TQ, K].
+    let q = ins[0].cast(wide).reshape(&[s, tq, hk, h / hk, n]).transpose(&[0, 2, 3, 1, 4]);
+    let q = q.reshape(&[s * hk, rows, n]);
+    let keyed = |x: Tensor<'g>| {
+        x.cast(wide).reshape(&[s, tk, hk, n]).transpose(&[0, 2, 1, 3]).reshape(&[s * hk, tk, n])
+    };
+    let (k, v) = (keyed(ins[1]), keyed(ins[2]));
 
     let q_inputs = &ins[3..];
     let k_inputs = &ins[3 + q_segments.inputs()..];
     let allowed =
         allowed(b, wide, mask, [q_segments, k_segments], [q_inputs, k_inputs], tq, tk, ins[ins.len() - 1]);
-    let allowed = allowed.reshape(&[1, 1, tq, tk]).broadcast(&[hk, h / hk, tq, tk]).reshape(&[hk, rows, tk]);
+    let allowed = allowed.reshape(&[1, 1, tq, tk]).broadcast(&[s * hk, h / hk, tq, tk]);
+    let allowed = allowed.reshape(&[s * hk, rows, tk]);
 
     let scores = q.product(k, false, true).scale(scale as f64);
-    let scores = allowed.select(scores, b.fill(-1e30, wide, &[hk, rows, tk]));
+    let scores = allowed.select(scores, b.fill(-1e30, wide, &[s * hk, rows, tk]));
     let shift = scores.reduce(2, Fold::Max);
     let p = allowed * (scores - shift).exp();
     let total = p.sum(2);
-    let empty = total.equal(b.fill(0.0, wide, &[hk, rows, 1]));
+    let empty = total.equal(b.fill(0.0, wide, &[s * hk, rows, 1]));
     let o = (p * (total + empty).recip()).product(v, false, false);
     // Behind the choice, so that the slope of an empty row's logarithm is 0 and not 0/0.
-    let none = b.fill(f64::NEG_INFINITY, wide, &[hk, rows, 1]);
+    let none = b.fill(f64::NEG_INFINITY, wide, &[s * hk, rows, 1]);
     let lse = empty.select(none, shift + (total + empty).log());
-    let o = o.reshape(&[hk, h / hk, tq, n]).transpose(&[2, 0, 1, 3]).reshape(&[tq, h, n]).cast(qt.dtype);
-    let lse = lse.reshape(&[h, tq]).transpose(&[1, 0]);
+    let o = o.reshape(&[s, hk, h / hk, tq, n]).transpose(&[0, 3, 1, 2, 4]);
+    let o = o.reshape(&[s * tq, h, n]).cast(qt.dtype);
+    let lse = lse.reshape(&[s, h, tq]).transpose(&[0, 2, 1]).reshape(&[s * tq, h]);
     vec![o, lse]
 }
 
