@@ -23,6 +23,8 @@ pub const TYPES: [DType; 2] = [DType::E4M3, DType::E5M2];
 
 /// Matrix units take extents that are multiples of this.
 const MULTIPLE: usize = 16;
+/// Scales lie so many f32 apart: cuBLASLt takes them at multiples of 16 bytes alone.
+const APART: usize = 4;
 
 /// How many products of how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,14 +139,15 @@ impl Narrowing<'_> {
         for dtype in TYPES {
             let of_type: Vec<_> = found.iter().filter(|(_, d, _)| *d == dtype).collect();
             let mut whole = |what: &str, class: Class| {
-                let (path, ty) = (shared_path(what, dtype), TensorType::new(DType::F32, [of_type.len()]));
+                let (path, ty) =
+                    (shared_path(what, dtype), TensorType::new(DType::F32, [APART * of_type.len()]));
                 self.replay.new.add_slot(Slot { path, ty, class, init: Init::Zeros, part: None })
             };
             let (scales, amaxes) = (whole("scale", Class::Derived), whole("amax", Class::Carry));
-            for (offset, (v, _, path)) in of_type.into_iter().enumerate() {
+            for (i, (v, _, path)) in of_type.into_iter().enumerate() {
                 let mut one = |what: &str, class: Class, of: SlotId| {
-                    let path = format!("{}.{offset}.{path}", shared_path(what, dtype));
-                    let (ty, part) = (TensorType::new(DType::F32, [1]), Some(Part { of, offset }));
+                    let path = format!("{}.{i}.{path}", shared_path(what, dtype));
+                    let (ty, part) = (TensorType::new(DType::F32, [1]), Some(Part { of, offset: APART * i }));
                     self.replay.new.add_slot(Slot { path, ty, class, init: Init::Zeros, part })
                 };
                 let slots = (one("scale", Class::Derived, scales), one("amax", Class::Carry, amaxes));
