@@ -89,6 +89,61 @@ fn text_has_no_floor() {
     assert!((0.97..=1.03).contains(&epoch), "one epoch of steps ends at {epoch}");
 }
 
+const PLANNED: &str = "recipe backend arena_bytes driver_bytes categories layers peak parameters flops_per_token micro_batch \
+    step_flops step_bytes roofline_step_ms predicted_step_ms roofline_run_seconds predicted_run_seconds timed_kernels work \
+    largest_micro_batch switches instead attention_kernels not_deterministic auto";
+
+/// What a plan tells adds up, and the picture is where it was asked for.
+#[test]
+fn a_plan_tells_layers_work_rows_and_alternatives() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let words: Vec<&str> =
+        ["plan", "tiny"].iter().chain(&SMALL).chain(&["--json", "--out", "pictures"]).copied().collect();
+    let plan = |cache: &Path| -> Value {
+        let output =
+            program::flatout(folder.path(), &words).env("FLATOUT_CACHE", cache).output().expect("it starts");
+        serde_json::from_slice(&output.stdout).expect("an object")
+    };
+    let cache = tempfile::tempdir().expect("a folder");
+    let plan = plan(cache.path());
+    assert_eq!(fields(&plan), PLANNED.split_whitespace().collect());
+    let sum = |list: &str, of: &str| -> u64 {
+        plan[list].as_array().expect("a list").iter().map(|row| row[of].as_u64().expect("a number")).sum()
+    };
+    assert_eq!(sum("layers", "bytes"), plan["arena_bytes"]);
+    assert_eq!(
+        (sum("work", "flops"), sum("work", "bytes")),
+        (plan["step_flops"].as_u64().unwrap(), plan["step_bytes"].as_u64().unwrap())
+    );
+    assert!(plan["peak"]["bytes"].as_u64() <= plan["arena_bytes"].as_u64());
+    assert_eq!(
+        (&plan["predicted_step_ms"], &plan["timed_kernels"]),
+        (&Value::Null, &0.into()),
+        "nothing was timed"
+    );
+    let run = plan["roofline_run_seconds"].as_f64().unwrap();
+    assert!((run / (6e-3 * plan["roofline_step_ms"].as_f64().unwrap()) - 1.0).abs() < 1e-9, "six steps");
+    let largest = plan["largest_micro_batch"].as_array().expect("a list");
+    let names: Vec<_> = largest.iter().map(|row| row["recompute"].as_str().unwrap()).collect();
+    assert_eq!(names, ["none", "cheap", "full"]);
+    let instead = plan["instead"].as_array().expect("a list");
+    let row = |switch: &str, value: &str| {
+        instead.iter().find(|row| row["switch"] == switch && row["value"] == value).expect("a row").clone()
+    };
+    assert!(row("memory_plan", "off")["more_bytes"].as_i64().unwrap() > 0);
+    assert!(row("recompute", "full")["more_bytes"].as_i64().unwrap() < 0);
+    assert!(row("precision", "tf32")["refused"].as_str().unwrap().contains("cannot run on the CPU"));
+    let svg = fs::read_to_string(folder.path().join("pictures/arena.svg")).expect("a picture");
+    assert!(svg.starts_with("<svg") && svg.contains(">grad</text>") && svg.contains(">apply</text>"));
+    // A difference is that of the other plan.
+    let other = [&words[..words.len() - 2], &["memory_plan=off"]].concat();
+    let other: Value = serde_json::from_str(&ok(folder.path(), &other).out).expect("an object");
+    assert_eq!(other["arena_bytes"], row("memory_plan", "off")["arena_bytes"]);
+    let refused = say(folder.path(), &["plan", "tiny", "--out", "pictures/arena.svg"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("give another --out"), "{}", refused.err);
+}
+
 /// A GPU by name needs no GPU: what fits is said, and what does not is planned all the same.
 #[test]
 fn a_plan_for_a_gpu_by_name_says_whether_it_fits() {

@@ -1,9 +1,9 @@
 //! What launches took on a device: points, and what they let one expect of launches that were not timed.
 //!
-//! A launch that was timed is expected to take as long again. Any other takes its roofline over an efficiency, that of
-//! the points nearest to it: of the same kernel in the same units, or, where there is none, of the same kind of work.
-//! Near is measured in the logarithms of arithmetic, of traffic and of the innermost extent, which is a head's size to
-//! attention and a row's width to a norm.
+//! A launch that was timed is expected to take as long again. Any other takes what a launch takes that does next to
+//! nothing, and its roofline over an efficiency, that of the points nearest to it: of the same kernel in the same units,
+//! or, where there is none, of the same kind of work. Near is measured in the logarithms of arithmetic, of traffic and of
+//! the innermost extent, which is a head's size to attention and a row's width to a norm.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,30 +112,37 @@ impl Timings {
 
     /// What a launch of this size takes by the points; `None` where no point does the same kind of work.
     pub fn expect(&self, size: &Size, rates: &Rates) -> Option<f64> {
-        if let Ok(at) = self.0.binary_search_by(|p| p.size.cmp(size)) {
-            return Some(self.0[at].seconds);
+        match self.0.binary_search_by(|p| p.size.cmp(size)) {
+            Ok(at) => Some(self.0[at].seconds),
+            Err(_) => self.expect_unseen(size, rates),
         }
-        self.among(size, |_| true).map(|near| expected(size, &near, rates))
     }
 
     /// As `expect`, as if the size itself had not been timed: how well the points know their own kind.
     pub fn expect_unseen(&self, size: &Size, rates: &Rates) -> Option<f64> {
-        self.among(size, |p| p.size != *size).map(|near| expected(size, &near, rates))
-    }
-
-    /// The nearest points of the closest kin there is.
-    fn among(&self, size: &Size, counts: impl Fn(&Point) -> bool) -> Option<Vec<(f64, &Point)>> {
+        let floor = self.floor_seconds();
+        let counts = |p: &&Point| p.size.work == size.work && p.size != *size;
+        self.0.iter().find(counts)?;
+        // What takes little more than the least tells nothing of efficiency.
+        let tells = |p: &&Point| counts(p) && p.seconds >= 2.0 * floor;
         let nearest = |is_kin: &dyn Fn(&Size) -> bool| {
-            let kin = self.0.iter().filter(|p| is_kin(&p.size) && counts(p));
+            let kin = self.0.iter().filter(tells).filter(|p| is_kin(&p.size));
             let mut near: Vec<(f64, &Point)> = kin.map(|p| (size.distance(&p.size), p)).collect();
             near.sort_by(|a, b| a.0.total_cmp(&b.0));
             near.truncate(NEAREST);
             (!near.is_empty()).then_some(near)
         };
-        nearest(&|p| p.kernel == size.kernel && p.units == size.units)
+        let near = nearest(&|p| p.kernel == size.kernel && p.units == size.units)
             .or_else(|| nearest(&|p| p.kernel == size.kernel))
-            .or_else(|| nearest(&|p| p.work == size.work && p.units == size.units))
-            .or_else(|| nearest(&|p| p.work == size.work))
+            .or_else(|| nearest(&|p| p.units == size.units))
+            .or_else(|| nearest(&|_| true));
+        let efficiency = near.map_or(1.0, |near| efficiency(&near, floor, rates));
+        Some(floor + size.roofline_seconds(rates) / efficiency)
+    }
+
+    /// The least that any launch took.
+    fn floor_seconds(&self) -> f64 {
+        self.0.iter().map(|p| p.seconds).fold(f64::INFINITY, f64::min)
     }
 
     /// A line a point, after a line that says what this is.
@@ -183,16 +190,16 @@ fn point(line: &str) -> Result<Point, String> {
     Ok(Point { size, seconds })
 }
 
-/// The roofline over the efficiency of its neighbours: the mean of their logarithms, weighted by nearness, because where
-/// a fixed cost rules efficiency falls in proportion to size.
-fn expected(size: &Size, near: &[(f64, &Point)], rates: &Rates) -> f64 {
+/// The part of the roofline that neighbours reach beyond the least a launch takes: the mean of their logarithms, weighted
+/// by nearness.
+fn efficiency(near: &[(f64, &Point)], floor: f64, rates: &Rates) -> f64 {
     let (mut sum, mut weights) = (0.0, 0.0);
     for (distance, point) in near {
         let weight = 1.0 / (distance + 1e-9);
-        sum += weight * (point.size.roofline_seconds(rates) / point.seconds).ln();
+        sum += weight * (point.size.roofline_seconds(rates) / (point.seconds - floor)).ln();
         weights += weight;
     }
-    size.roofline_seconds(rates) / (sum / weights).exp()
+    (sum / weights).exp()
 }
 
 #[cfg(test)]
@@ -226,13 +233,14 @@ mod tests {
 
     #[test]
     fn between_points_efficiency_lies_between_theirs() {
-        // A fixed cost of a microsecond and half of the peak: 1e6 is at a third, 1e9 at a half.
+        // A fixed cost of a microsecond, and half of the peak.
         let cost = |flops: u64| 1e-6 + flops as f64 / 5e11;
-        let timings = Timings::new([1_000_000, 8_000_000, 64_000_000, 512_000_000].map(|n| at(n, cost(n))));
-        for flops in [2_000_000, 20_000_000, 200_000_000, 1_000_000_000] {
+        let timings =
+            Timings::new([1, 1_000_000, 8_000_000, 64_000_000, 512_000_000].map(|n| at(n, cost(n))));
+        for flops in [1000, 2_000_000, 20_000_000, 200_000_000, 1_000_000_000] {
             let expected = timings.expect(&at(flops, 0.0).size, &RATES).unwrap();
             let ratio = expected / cost(flops);
-            assert!((0.9..1.1).contains(&ratio), "{flops}: {ratio}");
+            assert!((0.95..1.05).contains(&ratio), "{flops}: {ratio}");
         }
         // The same arithmetic in other units has another roofline and, for want of points, this efficiency.
         let bf16 = size("product", Units::Bf16, 512_000_000, 1000);
@@ -241,10 +249,17 @@ mod tests {
     }
 
     #[test]
+    fn what_does_next_to_nothing_tells_nothing_of_what_does_much() {
+        let timings = Timings::new([at(1, 2e-6), at(10, 2.5e-6)]);
+        let expected = timings.expect(&at(1_000_000_000, 0.0).size, &RATES).unwrap();
+        assert!((expected / 1.002e-3 - 1.0).abs() < 1e-6, "its roofline, and the least: {expected}");
+    }
+
+    #[test]
     fn a_kernel_without_points_is_taken_for_its_kind() {
-        let timings = Timings::new([at(1_000_000, 4e-6)]);
+        let timings = Timings::new([at(1, 1e-9), at(1_000_000, 4e-6)]);
         let other = size("other", Units::F32, 2_000_000, 1000);
-        assert!((timings.expect(&other, &RATES).unwrap() - 8e-6).abs() < 1e-12);
+        assert!((timings.expect(&other, &RATES).unwrap() / 8e-6 - 1.0).abs() < 1e-3);
         let norm = Size { work: Work::Norm, ..other };
         assert_eq!(timings.expect(&norm, &RATES), None, "and nothing for what nobody timed");
         assert_eq!(Timings::default().expect(&at(1, 0.0).size, &RATES), None);

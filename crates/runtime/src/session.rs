@@ -96,6 +96,14 @@ impl Session {
         }
     }
 
+    /// The memory that was allocated for the plans.
+    pub fn arena_bytes(&self) -> usize {
+        match &self.backend {
+            Backend::Cpu(session) => session.arena_bytes(),
+            Backend::Cuda(session) => session.arena_bytes(),
+        }
+    }
+
     /// What the driver took beside the arena, measured; 0 on the CPU.
     pub fn driver_bytes(&self) -> u64 {
         self.as_cuda().map_or(0, cuda::session::Session::driver_bytes)

@@ -178,3 +178,6 @@ fn time(stage: &Stage, config: &Config) -> Result<Vec<Point>, Failure> {
     }
     Ok(points)
 }
+
+#[cfg(test)]
+mod tests;

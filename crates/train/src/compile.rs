@@ -5,7 +5,7 @@ use std::num::NonZero;
 
 use flatout_data::max_segments;
 use flatout_ir::cost::forward_flops;
-use flatout_ir::{PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
+use flatout_ir::{Graph, PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
 
@@ -99,6 +99,20 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
     Failure::User(UserError(format!("{refused} (GiB: {}); {advice}", parts.join(", "))))
 }
 
+/// The forward graph of so many rows, with its loss.
+fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
+    let documents = match config.data.document_mask {
+        true => Documents::Apart { most: rows * max_segments(config.model.context) },
+        false => Documents::Joined,
+    };
+    decoder::build(&config.model, Form::Loss { rows, documents, dropout })
+}
+
+/// What the switches come to for so many rows at once, without plans.
+pub(crate) fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
+    settle(config, target, &model_for(config, micro_batch, true))
+}
+
 /// Compiles for so many rows at once; `recompute=auto` may come to `full` only where that is allowed.
 pub(crate) fn compile_for(
     config: &Config,
@@ -111,13 +125,7 @@ pub(crate) fn compile_for(
         0 => 0,
         rows => config.eval.micro_batch.given().unwrap_or(micro_batch).min(rows),
     };
-    let documents = |rows: usize| match config.data.document_mask {
-        true => Documents::Apart { most: rows * max_segments(model.context) },
-        false => Documents::Joined,
-    };
-    let loss = |rows: usize, dropout: bool| {
-        decoder::build(model, Form::Loss { rows, documents: documents(rows), dropout })
-    };
+    let loss = |rows: usize, dropout: bool| model_for(config, rows, dropout);
     let mut programs = vec![Program { role: Role::Grad, graph: loss(micro_batch, true) }];
     if eval_batch > 0 {
         programs.push(Program { role: Role::Eval, graph: loss(eval_batch, false) });

@@ -87,6 +87,10 @@ impl Session {
         copy::gather(view, self.arena.as_slice())
     }
 
+    pub fn arena_bytes(&self) -> usize {
+        self.arena.as_slice().len()
+    }
+
     pub fn fill(&mut self, byte: u8) {
         self.arena.bytes().fill(byte);
     }

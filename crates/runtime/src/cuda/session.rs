@@ -187,6 +187,10 @@ impl Session {
         })
     }
 
+    pub fn arena_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
     /// What the process took on the device beside the arena: context, modules, graphs.
     pub fn driver_bytes(&self) -> u64 {
         self.driver_bytes

@@ -1,10 +1,11 @@
 //! What every switch would cost or save: the same rows at once, compiled with it at each of its other values.
 
-use flatout_ir::Target;
+use flatout_ir::{PlanSet, Target};
 
 use super::{Done, Job};
-use crate::compile::{Compiled, compile_for};
+use crate::compile::{Compiled, compile_for, settle_for};
 use crate::config::Config;
+use crate::settle::Settled;
 use crate::switches::{Switch, Switches, TABLE};
 use crate::{active, prediction};
 
@@ -70,22 +71,31 @@ fn alternative(
 ) -> Option<Alternative> {
     let there = target.memory_bytes;
     let endless = Target { memory_bytes: u64::MAX, ..target };
-    let outcome = match compile_for(config, &endless, base.micro_batch, false) {
-        Ok(other) => {
-            let state =
-                |c: &Compiled| switch.active(&c.plans, &c.target, active::Prepared::settled(&c.settled));
-            // A value that comes to the state there is, such as fusing what the model has not, is no other.
-            if switch.name != "compile" && state(&other) == state(base) {
-                return None;
-            }
-            let arena_bytes = other.plans.arena_bytes;
-            Outcome::Plans {
-                arena_bytes,
-                more_bytes: arena_bytes as i64 - base.plans.arena_bytes as i64,
-                predicted_seconds: prediction::step_cost(&other, config.train.batch).predicted_seconds,
-                fits: arena_bytes as u64 + endless.driver_bytes <= there,
-            }
+    let rows = base.micro_batch;
+    let planned = |plans: &PlanSet, settled: &Settled, predicted_seconds: f64| {
+        let state = |plans: &PlanSet, target: &Target, settled: &Settled| {
+            switch.active(plans, target, active::Prepared::settled(settled))
+        };
+        // A value that comes to the state there is, such as fusing what the model has not, is no other.
+        let is_other = state(plans, &endless, settled) != state(&base.plans, &base.target, &base.settled);
+        let arena_bytes = plans.arena_bytes;
+        (switch.name == "compile" || is_other).then_some(Outcome::Plans {
+            arena_bytes,
+            more_bytes: arena_bytes as i64 - base.plans.arena_bytes as i64,
+            predicted_seconds,
+            fits: arena_bytes as u64 + endless.driver_bytes <= there,
+        })
+    };
+    let seconds = |compiled: &Compiled| prediction::step_cost(compiled, config.train.batch).predicted_seconds;
+    let outcome = match settle_for(config, &endless, rows) {
+        // The same plans: it acts beside them or inside kernels.
+        Ok(settled) if settled.options == base.settled.options => {
+            planned(&base.plans, &settled, seconds(base))?
         }
+        Ok(_) => match compile_for(config, &endless, rows, false) {
+            Ok(other) => planned(&other.plans, &other.settled, seconds(&other))?,
+            Err(refused) => Outcome::Refused(refused.to_string()),
+        },
         Err(refused) => Outcome::Refused(refused.to_string()),
     };
     Some(Alternative { switch: switch.name, value, outcome })

@@ -135,7 +135,7 @@ pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
         Area { name: category.name().into(), values: alive.map(|n| (always + n) as f64 / scale).collect() }
     };
     let areas = Category::ALL.iter().map(area).filter(|area| area.values.iter().any(|v| *v > 0.0));
-    let (mut parts, mut launches, mut mark) = (vec![], 0, None);
+    let (mut parts, mut before, mut mark) = (vec![], 0, None);
     let peak = describe(plans);
     for index in step.iter().copied() {
         let plan = &plans.plans[index];
@@ -143,12 +143,12 @@ pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
             (Role::Grad, 2..) => format!("grad, {micro_batches} times a step"),
             (role, _) => role.name().into(),
         };
-        parts.push((launches, name));
+        parts.push((before, name));
         if index == plans.largest_plan() {
-            let (at, value) = (launches + peak.launch - 1, peak.bytes as f64 / scale);
+            let (at, value) = (before + peak.launch - 1, peak.bytes as f64 / scale);
             mark = Some(Mark { at, value, name: format!("peak {}", words::bytes(peak.bytes as u64)) });
         }
-        launches += plan.launches.len();
+        before += plan.launches.len();
     }
     let Peak { role, launch, launches, kernel, path, alive, .. } = &peak;
     let mut notes = vec![format!(
@@ -161,7 +161,7 @@ pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
     let arena = plans.arena_bytes as f64 / scale;
     Areas {
         title: title.into(),
-        x: "launch".into(),
+        x: format!("{} launches", words::count(before as u64)),
         y: unit.into(),
         areas: areas.collect(),
         level: Some((arena, format!("arena {}", words::bytes(plans.arena_bytes as u64)))),

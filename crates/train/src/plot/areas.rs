@@ -80,13 +80,7 @@ impl Areas {
             svg.text("label", x + aside, y - 8.0, anchor, name);
         }
         svg.line("axis", LEFT, bottom, LEFT + ACROSS, bottom);
-        svg.text(
-            "tick",
-            WIDTH - RIGHT,
-            bottom + 34.0,
-            "end",
-            &format!("{count} launches, one {} each", self.x),
-        );
+        svg.text("label", WIDTH - RIGHT, bottom + 34.0, "end", &self.x);
         svg.text("label", LEFT, TOP - 6.0, "end", &self.y);
         self.legend(&mut svg);
         for (i, note) in self.notes.iter().enumerate() {
@@ -158,7 +152,7 @@ mod tests {
         let [a, b] = values;
         Areas {
             title: "Arena".into(),
-            x: "launch".into(),
+            x: "4 launches".into(),
             y: "MiB".into(),
             areas: vec![Area { name: "below".into(), values: a }, Area { name: "above".into(), values: b }],
             level: Some((10.0, "all".into())),

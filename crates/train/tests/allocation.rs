@@ -1,0 +1,130 @@
+//! The plan is the allocation, to the byte: every recipe with every value of every switch, on the CPU with a session that
+//! is really opened, on GPUs by name by the arithmetic of their plans.
+
+use flatout_ir::plan::Buffer;
+use flatout_ir::{PlanSet, Target};
+use flatout_train::compile::{self, Compiled, compile};
+use flatout_train::device::{self, Device};
+use flatout_train::forecast::{layers, timeline};
+use flatout_train::switches::TABLE;
+use flatout_train::{Config, recipes};
+
+/// A recipe with its own choices and small sizes.
+fn small(recipe: &str) -> Config {
+    let heads = recipes::resolve(recipe, &[], &[]).expect("a recipe").model.heads;
+    let width = format!("model.width={}", 16 * heads);
+    let words = [
+        width.as_str(),
+        "model.head_size=16",
+        "model.layers=2",
+        "model.ffn=96",
+        "model.vocab=512",
+        "model.context=32",
+        "train.batch=4",
+        "train.micro_batch=2",
+        "eval.rows=3",
+    ];
+    recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
+}
+
+fn target(place: &str, config: &Config) -> Target {
+    match place {
+        "cpu" => compile::target(),
+        gpu => device::named(gpu, &config.switches).expect("a GPU of the table"),
+    }
+}
+
+/// Every setting of the matrix that can run: recipe, place, setting, plans.
+fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> usize {
+    let mut count = 0;
+    for recipe in recipes::list() {
+        let base = small(recipe.name);
+        for place in places {
+            // The default once, and every other value.
+            let others = TABLE.iter().filter(|switch| switch.name != "backend").flat_map(|switch| {
+                let other = |value: &&&str| Some(value.to_string()) != switch.default();
+                switch
+                    .values()
+                    .iter()
+                    .filter(other)
+                    .map(move |value| format!("switches.{}={value}", switch.name))
+            });
+            let combined = [
+                "train.seed=0",
+                "data.document_mask=true",
+                "model.tied=false",
+                "train.freeze=[embed.*]",
+                "eval.rows=0",
+            ];
+            for setting in others.chain(combined.map(String::from)) {
+                let config = base.with(&[setting.clone()]).expect("a setting");
+                // What cannot run is refused before any memory is asked for: tests/switches.rs.
+                let Ok(compiled) = compile(&config, &target(place, &config)) else { continue };
+                each(&format!("{} on {place} with {setting}", recipe.name), &config, &compiled);
+                count += 1;
+            }
+        }
+    }
+    count
+}
+
+#[test]
+fn a_session_takes_the_bytes_of_its_plan() {
+    let device = Device::cpu();
+    let count = settings(&["cpu"], |what, _, compiled| {
+        let session = device.session(compiled.plans.clone(), &compiled.settled).expect("a session");
+        assert_eq!(session.arena_bytes(), compiled.plans.arena_bytes, "{what}");
+        adds_up(what, &compiled.plans);
+    });
+    println!("{count} settings opened");
+    assert!(count > 110, "{count}");
+}
+
+#[test]
+fn a_gpu_needs_the_bytes_of_its_plan_and_not_one_less() {
+    let count = settings(&["h200"], |what, config, compiled| {
+        adds_up(what, &compiled.plans);
+        let needed = compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes;
+        let of = |memory_bytes: u64| {
+            let config = config.with(&["switches.recompute=none".into()]).expect("a setting");
+            let target = Target { memory_bytes, ..compiled.target.clone() };
+            compile(&config, &target)
+        };
+        // With everything kept nothing can give way to less memory.
+        if compiled.settled.options.recompute == flatout_ir::Recompute::None {
+            assert_eq!(of(needed).expect("enough").plans.arena_bytes, compiled.plans.arena_bytes, "{what}");
+            let refused = of(needed - 1).err().map(|failure| failure.to_string()).unwrap_or_default();
+            assert!(refused.starts_with("the plan needs"), "{what}: {refused}");
+        }
+    });
+    println!("{count} settings planned");
+    assert!(count > 140, "{count}");
+}
+
+/// Categories, layers and the curve over the step each tell of the same bytes, and no two buffers that live at the same
+/// time share one.
+fn adds_up(what: &str, plans: &PlanSet) {
+    let arena = plans.arena_bytes;
+    assert_eq!(plans.categories().values().sum::<usize>(), arena, "{what}: categories");
+    let layers = layers::layers(plans);
+    assert_eq!(layers.iter().map(|l| l.count * l.each.total()).sum::<usize>(), arena, "{what}: layers");
+    assert_eq!(arena, plans.persistent_bytes + plans.transient_bytes, "{what}");
+    let end = plans.buffers.iter().map(|b| b.offset + b.bytes).max();
+    assert_eq!(end, Some(arena), "{what}: the last buffer ends where the arena does");
+    let peak = timeline::describe(plans);
+    let alive: usize = peak.alive.iter().map(|a| a.bytes).sum();
+    assert_eq!(peak.bytes, plans.persistent_bytes + alive, "{what}: the peak is what is alive");
+    assert!(peak.bytes <= arena, "{what}");
+    for plan in 0..plans.plans.len() {
+        let mut placed: Vec<&Buffer> = plans.transients(plan).collect();
+        placed.sort_by_key(|b| b.offset);
+        for (i, a) in placed.iter().enumerate() {
+            let live = |b: &Buffer| b.live.clone().expect("a transient").1;
+            let neighbours = placed[i + 1..].iter().take_while(|b| b.offset < a.offset + a.bytes);
+            for b in neighbours {
+                let (x, y) = (live(a), live(b));
+                assert!(x.end <= y.start || y.end <= x.start, "{what}: {} and {} overlap", a.name, b.name);
+            }
+        }
+    }
+}
