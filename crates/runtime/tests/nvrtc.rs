@@ -13,6 +13,7 @@ use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
+use flatout_ir::ops::quantize;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Shapes};
@@ -85,6 +86,18 @@ fn real() -> Vec<Form> {
         forms.push((Op::Gated { act }, vec![gate.clone(); 2]));
         forms.push((Op::GatedGrad { act, again: true }, vec![gate.clone(); 3]));
     }
+    let scaling = [ty(f32s, &[1]), ty(f32s, &[1])];
+    for (to, of) in [
+        (DType::E4M3, quantize::Source::Given),
+        (DType::E5M2, quantize::Source::Given),
+        (DType::E4M3, quantize::Source::Gated(Act::Silu)),
+        (DType::E5M2, quantize::Source::GatedGrad(Act::Silu)),
+    ] {
+        let ins = [vec![gate.clone(); of.inputs()], scaling.to_vec()].concat();
+        forms.push((Op::Quantize { to, current: false, of }, ins));
+    }
+    let by_itself = Op::Quantize { to: DType::E4M3, current: true, of: quantize::Source::Given };
+    forms.push((by_itself, vec![ty(bf16, &[4096, 768])]));
     let flat = ty(f32s, &[176_000_000]);
     let (beta1, beta2, eps, weight_decay, lr_scale, copy, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, true, 0);
     let scalars = vec![ty(f32s, &[1]); 4];
@@ -212,7 +225,7 @@ fn verified() -> Vec<Form> {
 /// The types of a form's inputs, and the one a cast gives.
 fn form_types((op, ins): &Form) -> impl Iterator<Item = DType> + '_ {
     let to = match op {
-        Op::Map { f: Elementwise::Cast(dtype) } => Some(*dtype),
+        Op::Map { f: Elementwise::Cast(dtype) } | Op::Quantize { to: dtype, .. } => Some(*dtype),
         _ => None,
     };
     ins.iter().map(|ty| ty.dtype).chain(to)

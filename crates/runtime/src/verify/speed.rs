@@ -9,6 +9,7 @@ use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::{Compute, plain};
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::types::{DType, TensorType};
@@ -217,6 +218,24 @@ pub fn cases() -> Vec<Case> {
         vec![x(DType::E4M3, &[8192, 8192]), x(DType::E4M3, &[8192, 8192]), one(), one()],
     );
     add("cast 16384x4096 bf16 to e4m3", Op::Map { f: E::Cast(DType::E4M3) }, vec![x(BF16, &wide)]);
+    let quantize = |to, current, of| Op::Quantize { to, current, of };
+    let given = vec![x(BF16, &[65536, 768]), one(), one()];
+    add("quantize 65536x768 bf16", quantize(DType::E4M3, false, Source::Given), given);
+    let weight = vec![x(BF16, &[4096, 768])];
+    add("quantize 4096x768 bf16 by its own scale", quantize(DType::E4M3, true, Source::Given), weight);
+    let gate = || x(BF16, &[65536, 2048]);
+    let of = Source::Gated(Act::Silu);
+    add(
+        "quantize gated 65536x2048 bf16",
+        quantize(DType::E4M3, false, of),
+        vec![gate(), gate(), one(), one()],
+    );
+    let of = Source::GatedGrad(Act::Silu);
+    add(
+        "quantize gated grad 65536x2048 bf16",
+        quantize(DType::E5M2, false, of),
+        vec![gate(), gate(), gate(), one(), one()],
+    );
     add(
         "product 4096x4096x4096 f32 in tf32",
         plain(false, true, F32, Compute::Tf32),

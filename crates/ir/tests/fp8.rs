@@ -1,0 +1,152 @@
+//! The passes of 8-bit products: graph text in, graph text out.
+
+use flatout_ir::passes::fp8::{Narrowed, fp8};
+use flatout_ir::passes::{epilogues, quantize_sources};
+use flatout_ir::{Graph, Scaling};
+
+/// One layer, y = x w, with both gradients; a product outside every layer, and one of odd extents.
+const LAYER: &str = "slot $0 x bf16[32,16] input zeros
+slot $1 bf16.layers.0.w bf16[48,16] derived zeros
+slot $2 dy bf16[32,48] input zeros
+slot $3 gradient.layers.0.w f32[48,16] carry zeros
+slot $4 bf16.head bf16[16,16] derived zeros
+slot $5 bf16.layers.0.odd bf16[8,16] derived zeros
+%0 = read{slot=$0} -> bf16[32,16] @x #0
+%1 = read{slot=$1} -> bf16[48,16] @layers.0.w #1
+%2 = product{ta=false, tb=true, out=bf16, base=false} %0 %1 -> bf16[32,48] @layers.0 #2
+%3 = read{slot=$4} -> bf16[16,16] @head #3
+%4 = product{ta=false, tb=true, out=bf16, base=false} %0 %3 -> bf16[32,16] @head #4
+%5 = read{slot=$5} -> bf16[8,16] @layers.0.odd #5
+%6 = product{ta=false, tb=true, out=bf16, base=false} %0 %5 -> bf16[32,8] @layers.0 #6
+%7 = read{slot=$2} -> bf16[32,48] @dy #7
+%8 = product{ta=false, tb=false, out=bf16, base=false} %7 %1 -> bf16[32,16] @layers.0 #8
+%9 = product{ta=true, tb=false, out=f32, base=false} %7 %0 -> f32[48,16] @layers.0 #9
+%10 = read{slot=$3} -> f32[48,16] @layers.0.w #10
+%11 = map{f=add} %10 %9 -> f32[48,16] @layers.0.w #11
+write $3 %11
+result y %2
+result logits %4
+result odd %6
+result dx %8
+";
+
+fn layer() -> Graph {
+    LAYER.parse().expect("a graph")
+}
+
+/// Nodes that read no slot, writes and results, without paths and keys.
+fn nodes(g: &Graph) -> String {
+    let text = g.to_string();
+    let kept = text.lines().filter(|l| !l.starts_with("slot") && !l.contains("= read{"));
+    kept.map(|l| l.split(" @").next().unwrap_or(l).trim()).collect::<Vec<_>>().join("\n")
+}
+
+fn slots(g: &Graph) -> Vec<String> {
+    g.to_string().lines().filter(|l| l.contains(" fp8.")).map(|l| l.to_string()).collect()
+}
+
+#[test]
+fn products_of_layers_read_codes_that_lie_along_the_inner_extent() {
+    let (g, forward, narrowed) = fp8(&layer(), 7, Scaling::Current);
+    assert_eq!(narrowed, Narrowed { products: 3, of: 5 });
+    // x once, dy once; the second gradient takes the other halves of both.
+    assert_eq!(
+        nodes(&g),
+        "%3 = quantize{to=e4m3, current=true} %0 -> e4m3[32,16] e4m3[16,32] f32[1]
+%6 = product{ta=false, tb=true, out=bf16, base=false} %3 %4 %3.2 %5 -> bf16[32,48]
+%8 = product{ta=false, tb=true, out=bf16, base=false} %0 %7 -> bf16[32,16]
+%10 = product{ta=false, tb=true, out=bf16, base=false} %0 %9 -> bf16[32,8]
+%12 = quantize{to=e5m2, current=true} %11 -> e5m2[32,48] e5m2[48,32] f32[1]
+%15 = product{ta=false, tb=true, out=bf16, base=false} %12 %13 %12.2 %14 -> bf16[32,16]
+%16 = product{ta=false, tb=true, out=f32, base=false} %12.1 %3.1 %12.2 %3.2 -> f32[48,16]
+%18 = map{f=add} %17 %16 -> f32[48,16]
+write $3 %18
+result y %6
+result logits %8
+result odd %10
+result dx %15"
+    );
+    assert_eq!(forward, 11, "dy is the first of the backward pass");
+    assert_eq!(
+        slots(&g),
+        [
+            "slot $6 fp8.rows.layers.0.w e4m3[48,16] derived zeros",
+            "slot $7 fp8.scale.layers.0.w f32[1] derived zeros",
+            "slot $8 fp8.columns.layers.0.w e4m3[16,48] derived zeros",
+        ]
+    );
+}
+
+#[test]
+fn delayed_scales_are_one_slot_a_type_and_magnitudes_are_gathered() {
+    let (g, ..) = fp8(&layer(), 7, Scaling::Delayed);
+    let text = g.to_string();
+    assert!(text.contains("quantize{to=e4m3, current=false} %0 "), "{text}");
+    let shared: Vec<String> = slots(&g).into_iter().filter(|l| !l.contains("layers.0.w")).collect();
+    assert_eq!(
+        shared,
+        [
+            "slot $6 fp8.scale.e4m3 f32[1] derived zeros",
+            "slot $7 fp8.amax.e4m3 f32[1] carry zeros",
+            "slot $8 fp8.scale.e4m3.0.layers.0 f32[1] derived zeros part $6+0",
+            "slot $9 fp8.amax.e4m3.0.layers.0 f32[1] carry zeros part $7+0",
+            "slot $10 fp8.scale.e5m2 f32[1] derived zeros",
+            "slot $11 fp8.amax.e5m2 f32[1] carry zeros",
+            "slot $12 fp8.scale.e5m2.0.layers.0 f32[1] derived zeros part $10+0",
+            "slot $13 fp8.amax.e5m2.0.layers.0 f32[1] carry zeros part $11+0",
+        ]
+    );
+    let written: Vec<u32> = g.writes.iter().map(|(slot, _)| slot.0).collect();
+    assert_eq!(written, [3, 9, 13]);
+}
+
+#[test]
+fn a_base_stands_before_the_scales() {
+    let (g, ..) = fp8(&layer(), 7, Scaling::Current);
+    let (g, folded) = epilogues::epilogues(&g);
+    assert_eq!(folded, 1);
+    let text = nodes(&g);
+    assert!(
+        text.contains(
+            "product{ta=false, tb=true, out=f32, base=true} %12.1 %3.1 %16 %12.2 %3.2 -> f32[48,16]"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn activations_that_are_only_quantised_are_made_in_eight_bits() {
+    let text = "slot $0 gate bf16[32,16] input zeros
+slot $1 up bf16[32,16] input zeros
+slot $2 dy bf16[32,16] input zeros
+slot $3 scale f32[1] derived zeros
+slot $4 amax f32[1] carry zeros
+%0 = read{slot=$0} -> bf16[32,16] @p #0
+%1 = read{slot=$1} -> bf16[32,16] @p #1
+%2 = read{slot=$2} -> bf16[32,16] @p #2
+%3 = read{slot=$3} -> f32[1] @p #3
+%4 = read{slot=$4} -> f32[1] @p #4
+%5 = gated{act=silu} %0 %1 -> bf16[32,16] @p #5
+%6 = quantize{to=e4m3, current=false} %5 %3 %4 -> e4m3[32,16] e4m3[16,32] f32[1] @p #6
+%7 = gated_grad{act=silu, again=false} %0 %1 %2 -> bf16[32,16] bf16[32,16] @p #7
+%8 = concat{axis=1} %7 %7.1 -> bf16[32,32] @p #8
+%9 = quantize{to=e5m2, current=false} %8 %3 %4 -> e5m2[32,32] e5m2[32,32] f32[1] @p #9
+result y %6
+result dx %9.1
+";
+    let joined = |text: &str| {
+        let (g, count) = quantize_sources::quantize_sources(&text.parse().expect("a graph"));
+        (nodes(&flatout_ir::replay::without_dead(&g)), count)
+    };
+    let (text_of, count) = joined(text);
+    assert_eq!(count, 2);
+    assert_eq!(
+        text_of,
+        "%5 = quantize{to=e4m3, current=false, of=gated:silu} %0 %1 %3 %4 -> e4m3[32,16] e4m3[16,32] f32[1]
+%6 = quantize{to=e5m2, current=false, of=gated_grad:silu} %0 %1 %2 %3 %4 -> e5m2[32,32] e5m2[32,32] f32[1]
+result y %5
+result dx %6.1"
+    );
+    // Somebody else reads the activation: it is stored all the same.
+    assert_eq!(joined(&format!("{text}result also %5\n")).1, 1);
+}
