@@ -210,15 +210,15 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     let most: Vec<String> =
         peak.alive.iter().take(3).map(|a| format!("{} {}", a.path, bytes(a.bytes as u64))).collect();
     screen.result(format!(
-        "  peak in launch {} of {} of {}: {} of {}; alive there {}{}",
+        "  peak in launch {} of {} of {}: {} of {}",
         count(peak.launch as u64),
         count(peak.launches as u64),
         peak.role,
         peak.kernel,
-        peak.path,
-        most.join(", "),
-        if peak.alive.len() > 3 { " ..." } else { "" }
+        peak.path
     ));
+    let more = if peak.alive.len() > 3 { " ..." } else { "" };
+    screen.result(format!("  alive there    {}{more}", most.join(", ")));
     screen.result("");
     let head = ["by layer", "", "parameters", "gradients", "optimizer", "activations", "all"];
     let cell = |size: usize| if size == 0 { String::new() } else { bytes(size as u64) };
@@ -322,10 +322,9 @@ fn alternatives(told: &Told<'_>, screen: &Screen) {
     }
     screen.result("");
     print_table(&rows, 1..3, screen);
-    for (names, what) in [
-        (same, "the same memory and time, by this arithmetic"),
-        (refused, "cannot run here (flatout doctor says why)"),
-    ] {
+    for (names, what) in
+        [(same, "the same memory and time, by this arithmetic"), (refused, "cannot run (--json says why)")]
+    {
         if !names.is_empty() {
             screen.result(format!("  {what}: {}", names.join(", ")));
         }

@@ -56,6 +56,7 @@ const GPU: &[Sample] = &[
     sample(GPT2, G768, 16, ""),
     sample(DECODER, W4096, 4, ""),
     sample(DECODER, W768, 8, "precision=tf32"),
+    sample(DECODER, W768, 16, "precision=fp8"),
     sample(DECODER, W768, 8, "compile=default fuse.norm=off fuse.elementwise=off fuse.loss=off"),
     sample(DECODER, W768, 4, "precision=fp32"),
     sample(DECODER, W2048, 16, ""),

@@ -67,8 +67,8 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
         *persistent.entry(buffer.category).or_default() += buffer.bytes;
     }
     for slot in innermost(plans) {
-        let (layer, category) = (layer_of(model_path(&slot.path)), category(slot.class));
-        if of_model.contains(&layer) && slot.class != Class::Input {
+        let (layer, category) = (layer_within(&slot.path, &of_model), category(slot.class));
+        if let Some(layer) = layer.filter(|_| slot.class != Class::Input) {
             let bytes = slot.ty.bytes();
             add(&layer, category, bytes);
             *persistent.entry(category).or_default() -= bytes;
@@ -77,7 +77,8 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
     let (at, largest) = (peak(plans), plans.largest_plan());
     let is_alive = |b: &&Buffer| b.live.as_ref().is_some_and(|(_, range)| range.contains(&at.launch));
     for buffer in plans.transients(largest).filter(is_alive) {
-        add(&layer_of(model_path(&buffer.name)), buffer.category, buffer.bytes);
+        let path = buffer.name.strip_suffix(" scratch").unwrap_or(&buffer.name);
+        add(&layer_of(path), buffer.category, buffer.bytes);
     }
     for (category, bytes) in persistent {
         add(OTHER, category, bytes);
@@ -97,11 +98,10 @@ fn innermost(plans: &PlanSet) -> impl Iterator<Item = &PlacedSlot> {
     leaves.filter(move |slot| seen.insert((slot.view.offset, slot.ty.bytes())))
 }
 
-/// The path within the model of what is kept beside a weight, or of scratch.
-fn model_path(path: &str) -> &str {
-    let path = path.strip_suffix(" scratch").unwrap_or(path);
-    let beside = ["gradient.", "optimizer.m.", "optimizer.v.", "bf16."];
-    beside.iter().find_map(|prefix| path.strip_prefix(prefix)).unwrap_or(path)
+/// The layer of what is kept beside a weight under its path: `gradient.`, `optimizer.m.`, a copy in another type.
+fn layer_within(path: &str, of_model: &BTreeSet<String>) -> Option<String> {
+    let starts = [0].into_iter().chain(path.match_indices('.').map(|(dot, _)| dot + 1));
+    starts.map(|start| layer_of(&path[start..])).find(|layer| of_model.contains(layer))
 }
 
 /// Up to the first number: `layers.3` of `layers.3.attn.wq`; the first name where there is none.
