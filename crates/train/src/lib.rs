@@ -46,6 +46,7 @@ pub mod settle;
 pub mod signal;
 mod spike;
 mod state;
+pub mod statistics;
 pub mod switches;
 mod tensorboard;
 pub mod trainer;

@@ -6,6 +6,7 @@
 
 mod rows;
 mod spans;
+mod visit;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -26,6 +27,7 @@ use crate::{active, pretrained};
 use rows::{Supply, Text};
 pub use spans::Span;
 use spans::Spans;
+pub use visit::{Timed, guarded, visit};
 
 /// Opens what a config asks for and makes its first update.
 pub fn open(config: &Config) -> Result<Bench, Failure> {

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::statistics::rounds_to_tell;
 use super::table::{BreakEven, Measured, Numbers, Row, RowState, Verdict};
 use super::variants::Group;
 use super::{Estimate, Report};
 use crate::failure::Failure;
 use crate::plot::{Bar, Bars};
+use crate::statistics::rounds_to_tell;
 use crate::switches::Class;
 use crate::words::{bytes, count, duration, short};
 
