@@ -50,6 +50,7 @@ pub mod statistics;
 pub mod switches;
 mod tensorboard;
 pub mod trainer;
+pub mod tune;
 pub mod update;
 mod user_error;
 mod watch;

@@ -41,14 +41,21 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// The device that the config's `backend` asks for, and its data where it has any.
+    /// The device that the config's `backend` asks for, and its data where it has any. What cannot run on the device is
+    /// refused before data is opened, which may take long.
     pub fn open(config: &Config) -> Result<Stage, Failure> {
         let device = Device::open(config.switches.backend)?;
+        compile(config, &device.target(&config.switches))?;
         Ok(Stage { device, text: Text::open(config)? })
     }
 
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether rows are loaded, and not drawn at random.
+    pub fn has_data(&self) -> bool {
+        self.text.is_some()
     }
 
     /// What rows are made of, for people.

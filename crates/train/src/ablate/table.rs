@@ -300,7 +300,7 @@ fn measure(
         first_start_seconds: first.start.seconds(),
         break_even: break_even(base.start_seconds - start_seconds, estimate, verdict, base.step_ms),
         loss: last_loss(first),
-        numbers: variant.class.map(|class| numbers(class, visits, bases, base.is_repeatable, precision)),
+        numbers: variant.class.map(|class| numbers(class, &timings(visits), &timings(bases), precision)),
         climb: None,
     })
 }
@@ -328,22 +328,22 @@ fn break_even(slower_start: f64, estimate: Estimate, verdict: Verdict, base_ms: 
     }
 }
 
-fn numbers(
-    class: Class,
-    visits: &[(&Visit, &Timed)],
-    bases: &[(&Visit, &Timed)],
-    is_repeatable: bool,
-    precision: Precision,
-) -> Numbers {
-    let (_, base) = bases[0];
+fn timings<'a>(visits: &[(&Visit, &'a Timed)]) -> Vec<&'a Timed> {
+    visits.iter().map(|(_, timed)| *timed).collect()
+}
+
+/// What became of the losses of `bases` in `visits`. `precision` is that of the base.
+pub(crate) fn numbers(class: Class, visits: &[&Timed], bases: &[&Timed], precision: Precision) -> Numbers {
+    let base = bases[0];
     let off = |(a, b): (&f32, &f32)| if a == b { 0.0 } else { ((a - b) / a).abs() as f64 };
     let worst = visits
         .iter()
-        .flat_map(|(_, timed)| base.losses.iter().zip(&timed.losses).map(off))
+        .flat_map(|timed| base.losses.iter().zip(&timed.losses).map(off))
         .fold(0.0, |worst: f64, off| if off.is_nan() { f64::INFINITY } else { worst.max(off) });
-    let same_bits = visits.iter().all(|(_, timed)| same_bits(&timed.losses, &base.losses));
+    let agree = |all: &[&Timed]| all.iter().all(|timed| same_bits(&timed.losses, &base.losses));
+    let same_bits = agree(visits);
     // A base whose bits change from one visit to the next cannot show that others keep them.
-    let checked = if class == Class::Bitwise && !is_repeatable { Class::Bounded } else { class };
+    let checked = if class == Class::Bitwise && !agree(bases) { Class::Bounded } else { class };
     let bound = checked.bound(precision);
     let is_kept = if checked == Class::Bitwise { same_bits } else { worst <= bound };
     Numbers { class, worst, same_bits, bound, is_kept }
