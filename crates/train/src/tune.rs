@@ -320,7 +320,8 @@ fn judged(i: usize, winner: usize, outcome: &Outcome, field: &[&Candidate]) -> (
         let why = format!("as fast as {}, which needs no more memory", name(winner));
         return (Fate::WithinNoise, why);
     }
-    (Fate::Slower, format!("takes {times:.2} times as long as {}", name(winner)))
+    let once = if over.rounds == 1 { ", in one visit" } else { "" };
+    (Fate::Slower, format!("takes {times:.2} times as long as {}{once}", name(winner)))
 }
 
 /// As fast by how much, in words, from a ratio of times.
