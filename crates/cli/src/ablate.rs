@@ -76,15 +76,20 @@ pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn options(args: &Ablate) -> Result<Options, UserError> {
-    let minutes = |minutes: f64| match minutes.is_finite() && minutes > 0.0 && minutes <= 1e6 {
+/// What `--budget` says.
+pub fn budget(minutes: Option<f64>) -> Result<Option<Duration>, UserError> {
+    let read = |minutes: f64| match minutes.is_finite() && minutes > 0.0 && minutes <= 1e6 {
         true => Ok(Duration::from_secs_f64(60.0 * minutes)),
         false => Err(UserError(format!("--budget is {minutes} and must be minutes above 0"))),
     };
+    minutes.map(read).transpose()
+}
+
+fn options(args: &Ablate) -> Result<Options, UserError> {
     Ok(Options {
         steps: args.steps as usize,
         repeats: args.repeats as usize,
-        budget: args.budget.map(minutes).transpose()?,
+        budget: budget(args.budget)?,
         wanted: Wanted { only: args.only.clone(), models: args.model, slowed: args.control },
         fresh: args.fresh,
     })

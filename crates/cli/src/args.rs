@@ -43,6 +43,8 @@ pub enum Command {
     Ablate(Ablate),
     /// Show where the time of an update goes: every kernel against the roofline, what passes between, what would help.
     Profile(Profile),
+    /// Find the fastest settings of a recipe here by measuring, and write them as a preset for --with.
+    Tune(Tune),
     /// Show what five optimisation guides claim and what became of each claim here, as a page of Markdown.
     Claims(Claims),
     /// Continue prompts with a run or a model in the Hugging Face layout.
@@ -163,6 +165,25 @@ pub struct Profile {
     /// Also write trace events, which ui.perfetto.dev shows.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+}
+
+#[derive(Parser)]
+pub struct Tune {
+    /// A recipe and key=value overrides, as for train: what is given here stays as it is.
+    #[arg(value_name = "RECIPE | KEY=VALUE")]
+    pub words: Vec<String>,
+    /// A preset or file laid over the recipe; repeatable. What it says may be changed.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub with: Vec<String>,
+    /// What may be done to numbers: bitwise (nothing), bounded (rounding), statistical (also narrower types).
+    #[arg(long, value_name = "CLASS", default_value = "bounded", value_parser = ["bitwise", "bounded", "statistical"])]
+    pub allow: String,
+    /// Minutes to spend, 2 on the CPU and 10 on a GPU where not given.
+    #[arg(long, value_name = "MINUTES")]
+    pub budget: Option<f64>,
+    /// The preset to write; `tuned-RECIPE-DEVICE.toml` where not given.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Parser)]

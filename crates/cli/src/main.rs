@@ -26,6 +26,7 @@ mod start;
 mod status;
 mod time_limit;
 mod train;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Plan(command) => plan::plan(&command, &screen),
         Command::Ablate(command) => ablate::ablate(&command, &screen),
         Command::Profile(command) => profile::profile(&command, &screen),
+        Command::Tune(command) => tune::tune(&command, &screen),
         Command::Claims(command) => claims::claims(&command, &screen),
         Command::Generate(command) => generate::generate(&command, &screen),
         Command::Runs(command) => runs::runs(&command, &screen),

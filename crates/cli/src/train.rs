@@ -30,6 +30,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     // What the machine cannot do is said before a directory is made.
     let device = Device::open(config.switches.backend)?;
     compile::compile(&config, &device.target(&config.switches))?;
+    crate::tune::mention(&config, &device, screen);
     let entered = match &args.run {
         Some(dir) => Run::enter(dir, args.resume)?,
         None => Entered::Fresh(Run::allocate(Path::new("runs"), &config.recipe)?),

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use flatout_train::switches::{Switch, TABLE};
+use flatout_train::{compile, device, recipes};
 use program::{flatout, say, small_train};
 
 /// Every file and folder under a directory, with the files' contents.
@@ -99,6 +101,12 @@ fn words_and_numbers() {
         ),
         ("ablate tiny --budget 0", "--budget is 0"),
         ("ablate tiny data.path=-", "`data.path` is standard input"),
+        ("tune tinny", "there is no recipe `tinny`"),
+        ("tune tiny --budget 0", "--budget is 0"),
+        ("tune tiny --out no/such/folder.toml", "there is no folder no/such to write"),
+        ("tune tiny --out .", ". is a folder: give --out the name of a file"),
+        ("tune tiny data.path=-", "`data.path` is standard input"),
+        ("tune tiny context=4194304", "bytes"),
         ("recipes show tinny", "there is no recipe `tinny`"),
         ("recipes show tiny batch=0", "`train.batch` is 0"),
         ("generate runs/none", "there is no run in runs/none"),
@@ -109,6 +117,61 @@ fn words_and_numbers() {
     for (words, sentence) in cases {
         refused(folder.path(), &words.split(' ').collect::<Vec<_>>(), sentence);
     }
+}
+
+/// Every value of every switch that this machine or a GPU of the table does not run, asked of every command that
+/// compiles: the switch, the value and the reason, before anything is done.
+#[test]
+fn switches_that_cannot_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let cpu = compile::target();
+    let config = recipes::resolve("tiny", &[], &[]).expect("a config");
+    let on = |gpu: &device::gpus::Gpu| device::named(gpu.name, &config.switches).expect("a GPU of the table");
+    let gpus: Vec<_> = device::gpus::named().iter().map(on).collect();
+    let values = |switch: &'static Switch| switch.values().iter().map(move |value| (switch, *value));
+    let mut asked = 0;
+    for (switch, value) in TABLE.iter().flat_map(values) {
+        let word = format!("{}={value}", switch.name);
+        let here = match (switch.name, value) {
+            // Where there is a GPU it runs.
+            ("backend", _) if device::has_gpu() => None,
+            // It stands for others, one of which is refused by its own name.
+            ("compile", "reduce-overhead" | "max-autotune") => {
+                Some("`cuda_graphs=on` cannot run".to_string())
+            }
+            _ => switch.available(value, &cpu).is_err().then(|| format!("`{word}` cannot run")),
+        };
+        for (sentence, command) in here
+            .iter()
+            .flat_map(|why| ["train", "plan", "ablate", "tune", "profile"].map(|command| (why, command)))
+        {
+            let mut words = vec![command, "tiny"];
+            words.extend((switch.name != "backend").then_some("backend=cpu"));
+            words.push(&word);
+            refused(dir, &words, sentence);
+            asked += 1;
+        }
+        for gpu in &gpus {
+            if let Err(why) = switch.available(value, gpu) {
+                refused(dir, &["plan", "tiny", "--gpu", &gpu.name, &word], &why);
+                asked += 1;
+            }
+        }
+    }
+    // The two that people ask for most.
+    refused(
+        dir,
+        &["plan", "tiny", "--gpu", "a100-80", "precision=fp8"],
+        "`precision=fp8` cannot run on a100-80",
+    );
+    refused(
+        dir,
+        &["train", "tiny", "backend=cpu", "cuda_graphs=on"],
+        "`cuda_graphs=on` cannot run on the CPU",
+    );
+    println!("{asked} refusals");
+    assert!(asked >= 40, "{asked}");
 }
 
 #[test]

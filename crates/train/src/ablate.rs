@@ -7,24 +7,20 @@
 
 pub mod kept;
 pub mod page;
-mod statistics;
 pub mod table;
 pub mod variants;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-pub use statistics::Estimate;
+pub use crate::statistics::Estimate;
 
-use crate::compile::threads;
 use crate::config::Config;
 use crate::corpus::cache_folder;
 use crate::device::Device;
 use crate::failure::Failure;
-use crate::measure::Stage;
-use crate::{kernels, opening};
-use kept::{End, Kept, Timed};
+use crate::measure::{Stage, Timed, guarded, visit};
+use kept::{End, Kept};
 use table::{BaseRow, Row, failure, table};
 use variants::{BASE, Base, Fate, Variant, Wanted, variants};
 
@@ -107,10 +103,7 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     let stage = Stage::open(config)?;
     let base = Base::new(config, &stage)?;
     let variants = variants(&base, &stage, &options.wanted)?;
-    let device = match stage.device() {
-        Device::Cpu { .. } => opening::cpu(threads()),
-        Device::Cuda(_) => kernels::gpu().sentence,
-    };
+    let device = stage.device().sentence();
     let version = env!("CARGO_PKG_VERSION").to_string();
     let identity = format!("{version}\n{device}\n{}\n{}", options.steps, base.config.to_toml());
     let mut kept = match cache_folder() {
@@ -128,7 +121,7 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     let place = kept.path().map(PathBuf::from);
     say(Said::Ready { variants: &variants, budget, kept: place, visits_before });
     let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget };
-    let mut visit = |config: &Config| guarded(|| visit(&stage, config, options.steps));
+    let mut visit = |config: &Config| guarded(|| visit(&stage, config, WARMUP, options.steps));
     let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
     let precision = &base.active["precision"];
     let tokens_per_update = config.train.batch * config.model.context;
@@ -154,31 +147,6 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
         noise: table.noise,
         base: table.base,
         rows: table.rows,
-    })
-}
-
-/// Opens a configuration, warms it up and times it.
-fn visit(stage: &Stage, config: &Config, steps: usize) -> Result<Timed, Failure> {
-    let mut bench = stage.bench(config)?;
-    bench.steps(WARMUP)?;
-    let step_ms = bench.steps(steps)?;
-    Ok(Timed {
-        step_ms,
-        losses: bench.losses().to_vec(),
-        start: bench.start(),
-        arena_bytes: bench.arena_bytes(),
-        driver_bytes: bench.driver_bytes(),
-        launches: bench.launches(),
-        parameters: bench.compiled().parameters,
-    })
-}
-
-/// A panic of ours is one variant's failure, and the others are still measured.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-        Err(Failure::Environment(format!("it panicked, which is a bug of flatout: {said}")))
     })
 }
 

@@ -11,6 +11,7 @@ mod schema;
 mod text;
 mod value;
 
+pub use layers::keys_of;
 pub(crate) use layers::{Layers, parse};
 pub use nearest::nearest;
 pub use schema::{SchemaKey, schema};

@@ -15,7 +15,7 @@ use crate::config::nearest;
 use crate::failure::Failure;
 use crate::settle::Settled;
 use crate::switches::{AttentionKernel, Autotune, Backend, Switches, Toggle};
-use crate::{UserError, refuse};
+use crate::{UserError, kernels, opening, refuse};
 
 /// An open device.
 #[derive(Clone)]
@@ -60,6 +60,14 @@ impl Device {
         match self {
             Device::Cpu { .. } => None,
             Device::Cuda(device) => Some(device.facts(Options::default())),
+        }
+    }
+
+    /// What it is, for people: the GPU with its driver, or the processor and its threads.
+    pub fn sentence(&self) -> String {
+        match self {
+            Device::Cpu { threads } => opening::cpu(*threads),
+            Device::Cuda(_) => kernels::gpu().sentence,
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod rows;
 mod spans;
+mod visit;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -26,6 +27,7 @@ use crate::{active, pretrained};
 use rows::{Supply, Text};
 pub use spans::Span;
 use spans::Spans;
+pub use visit::{Timed, guarded, visit};
 
 /// Opens what a config asks for and makes its first update.
 pub fn open(config: &Config) -> Result<Bench, Failure> {
@@ -39,14 +41,21 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// The device that the config's `backend` asks for, and its data where it has any.
+    /// The device that the config's `backend` asks for, and its data where it has any. What cannot run on the device is
+    /// refused before data is opened, which may take long.
     pub fn open(config: &Config) -> Result<Stage, Failure> {
         let device = Device::open(config.switches.backend)?;
+        compile(config, &device.target(&config.switches))?;
         Ok(Stage { device, text: Text::open(config)? })
     }
 
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether rows are loaded, and not drawn at random.
+    pub fn has_data(&self) -> bool {
+        self.text.is_some()
     }
 
     /// What rows are made of, for people.

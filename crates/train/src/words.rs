@@ -55,6 +55,11 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A short time that was measured.
+pub fn milliseconds(ms: f64) -> String {
+    if ms < 100.0 { format!("{ms:.2} ms") } else { format!("{ms:.1} ms") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

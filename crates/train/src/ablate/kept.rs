@@ -8,10 +8,10 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::measure::Start;
+use crate::measure::Timed;
 use crate::{Failure, UserError};
 
 /// One configuration opened, warmed up and timed.
@@ -32,26 +32,6 @@ pub struct Visit {
 pub enum End {
     Timed(Timed),
     Failed(String),
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Timed {
-    /// Of every timed update.
-    pub step_ms: Vec<f64>,
-    /// Of every update from the first.
-    #[serde(deserialize_with = "losses")]
-    pub losses: Vec<f32>,
-    pub start: Start,
-    pub arena_bytes: u64,
-    pub driver_bytes: u64,
-    pub launches: usize,
-    pub parameters: u64,
-}
-
-/// JSON has no word for a loss that is not finite but `null`.
-fn losses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
-    let written = Vec::<Option<f32>>::deserialize(deserializer)?;
-    Ok(written.into_iter().map(|loss| loss.unwrap_or(f32::NAN)).collect())
 }
 
 /// The visits of an ablation, on disk where there is a place for them.
@@ -148,6 +128,7 @@ impl Visit {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::measure::Start;
 
     /// A visit like any other.
     pub fn timed() -> Timed {

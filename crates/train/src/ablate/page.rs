@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::statistics::rounds_to_tell;
 use super::table::{BreakEven, Measured, Numbers, Row, RowState, Verdict};
 use super::variants::Group;
 use super::{Estimate, Report};
 use crate::failure::Failure;
 use crate::plot::{Bar, Bars};
+use crate::statistics::rounds_to_tell;
 use crate::switches::Class;
-use crate::words::{bytes, count, duration, short};
+use crate::words::{bytes, count, duration, milliseconds as ms, short};
 
 /// A table of text.
 pub struct Part {
@@ -138,10 +138,6 @@ fn ladder_cells(rungs: &[(&Row, &Measured)], report: &Report) -> Vec<Vec<String>
         ]
     };
     rungs.iter().map(cell).collect()
-}
-
-fn ms(ms: f64) -> String {
-    if ms < 100.0 { format!("{ms:.2} ms") } else { format!("{ms:.1} ms") }
 }
 
 fn times(measured: &Measured) -> String {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::kept::{Kept, Timed, Visit};
-use super::statistics::{Estimate, Noise, estimate, middle, noise};
+use super::kept::{Kept, Visit};
 use super::variants::{BASE, Fate, Group, Variant};
+use crate::measure::Timed;
+use crate::statistics::{Estimate, Noise, estimate, middle, nearest, noise};
 use crate::switches::{Class, Precision};
 
 /// The base, measured.
@@ -186,22 +187,18 @@ fn of<'a>(kept: &'a Kept, key: &'a str) -> impl Iterator<Item = (&'a Visit, &'a 
     kept.visits.iter().filter(move |visit| visit.key == key).filter_map(|visit| Some((visit, visit.timed()?)))
 }
 
-fn update_ms(timed: &Timed) -> f64 {
-    middle(&timed.step_ms)
-}
-
 fn all<T>(visits: &[(&Visit, &Timed)], value: impl Fn(&Timed) -> T) -> Vec<T> {
     visits.iter().map(|(_, timed)| value(timed)).collect()
 }
 
 /// The base's times, a list for every process.
 fn unbroken(bases: &[(&Visit, &Timed)]) -> Vec<Vec<f64>> {
-    bases.chunk_by(|a, b| a.0.process == b.0.process).map(|visits| all(visits, update_ms)).collect()
+    bases.chunk_by(|a, b| a.0.process == b.0.process).map(|visits| all(visits, Timed::update_ms)).collect()
 }
 
 fn base_row(bases: &[(&Visit, &Timed)], tokens: usize) -> Option<BaseRow> {
     let (_, first) = bases.first()?;
-    let step_ms = middle(&all(bases, update_ms));
+    let step_ms = middle(&all(bases, Timed::update_ms));
     Some(BaseRow {
         step_ms,
         tokens_per_second: 1e3 * tokens as f64 / step_ms,
@@ -287,7 +284,7 @@ fn measure(
         _ => Verdict::Slower,
     };
     let start_seconds = middle(&all(visits, |timed| timed.start.seconds()));
-    let step_ms = variant.stretch * middle(&all(visits, update_ms));
+    let step_ms = variant.stretch * middle(&all(visits, Timed::update_ms));
     let memory = |arena: u64, driver: u64| (arena + driver) as i64;
     Some(Measured {
         step_ms,
@@ -303,25 +300,21 @@ fn measure(
         first_start_seconds: first.start.seconds(),
         break_even: break_even(base.start_seconds - start_seconds, estimate, verdict, base.step_ms),
         loss: last_loss(first),
-        numbers: variant.class.map(|class| numbers(class, visits, bases, base.is_repeatable, precision)),
+        numbers: variant.class.map(|class| numbers(class, &timings(visits), &timings(bases), precision)),
         climb: None,
     })
 }
-
-/// Visits of the base to either side that say what its time was at a moment.
-const NEAREST: usize = 2;
 
 /// A visit's time over the base's at that moment: the median of its nearest visits in the same process.
 fn ratio((visit, timed): &(&Visit, &Timed), kept: &Kept) -> Option<f64> {
     let at = kept.visits.iter().position(|other| std::ptr::eq(other, *visit))?;
     let base = |other: &Visit| {
         let is_base = other.key == BASE && other.process == visit.process;
-        is_base.then(|| other.timed().map(update_ms)).flatten()
+        is_base.then(|| other.timed().map(Timed::update_ms)).flatten()
     };
-    let before = kept.visits[..at].iter().rev().filter_map(base).take(NEAREST);
-    let after = kept.visits[at + 1..].iter().filter_map(base).take(NEAREST);
-    let near: Vec<f64> = before.chain(after).collect();
-    (!near.is_empty()).then(|| update_ms(timed) / middle(&near))
+    let before = kept.visits[..at].iter().rev().filter_map(base);
+    let after = kept.visits[at + 1..].iter().filter_map(base);
+    Some(timed.update_ms() / nearest(before, after)?)
 }
 
 /// `slower_start` is how many seconds later the base begins.
@@ -335,22 +328,22 @@ fn break_even(slower_start: f64, estimate: Estimate, verdict: Verdict, base_ms: 
     }
 }
 
-fn numbers(
-    class: Class,
-    visits: &[(&Visit, &Timed)],
-    bases: &[(&Visit, &Timed)],
-    is_repeatable: bool,
-    precision: Precision,
-) -> Numbers {
-    let (_, base) = bases[0];
+fn timings<'a>(visits: &[(&Visit, &'a Timed)]) -> Vec<&'a Timed> {
+    visits.iter().map(|(_, timed)| *timed).collect()
+}
+
+/// What became of the losses of `bases` in `visits`. `precision` is that of the base.
+pub(crate) fn numbers(class: Class, visits: &[&Timed], bases: &[&Timed], precision: Precision) -> Numbers {
+    let base = bases[0];
     let off = |(a, b): (&f32, &f32)| if a == b { 0.0 } else { ((a - b) / a).abs() as f64 };
     let worst = visits
         .iter()
-        .flat_map(|(_, timed)| base.losses.iter().zip(&timed.losses).map(off))
+        .flat_map(|timed| base.losses.iter().zip(&timed.losses).map(off))
         .fold(0.0, |worst: f64, off| if off.is_nan() { f64::INFINITY } else { worst.max(off) });
-    let same_bits = visits.iter().all(|(_, timed)| same_bits(&timed.losses, &base.losses));
+    let agree = |all: &[&Timed]| all.iter().all(|timed| same_bits(&timed.losses, &base.losses));
+    let same_bits = agree(visits);
     // A base whose bits change from one visit to the next cannot show that others keep them.
-    let checked = if class == Class::Bitwise && !is_repeatable { Class::Bounded } else { class };
+    let checked = if class == Class::Bitwise && !agree(bases) { Class::Bounded } else { class };
     let bound = checked.bound(precision);
     let is_kept = if checked == Class::Bitwise { same_bits } else { worst <= bound };
     Numbers { class, worst, same_bits, bound, is_kept }

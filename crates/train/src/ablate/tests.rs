@@ -5,7 +5,7 @@ use super::*;
 use crate::ablate::kept::tests::timed;
 use crate::ablate::table::{BreakEven, Measured, RowState, Table, Verdict};
 use crate::ablate::variants::Group;
-use crate::measure::Start;
+use crate::measure::{Start, Timed};
 use crate::recipes::resolve;
 use crate::switches::{Class, Precision, TABLE};
 use flatout_ir::random::{normal, philox};

@@ -192,7 +192,7 @@ fn fate(base: &Base, stage: &Stage, settings: &[String]) -> Fate {
 }
 
 /// Equal where the same launches run in the same memory, prepared the same way.
-fn fingerprint(compiled: &Compiled) -> u64 {
+pub(crate) fn fingerprint(compiled: &Compiled) -> u64 {
     let mut hash = Xxh3::new();
     let plans = &compiled.plans;
     hash.write(format!("{:?}{:?}{}", plans.plans, plans.slots, plans.arena_bytes).as_bytes());

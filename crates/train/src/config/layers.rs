@@ -235,6 +235,15 @@ impl Config {
         layers.finish()
     }
 
+    /// The same config with a preset's values laid over it.
+    pub fn with_file(&self, text: &str, origin: &str) -> Result<Config, UserError> {
+        let mut layers = Layers::default();
+        layers.file(&self.to_toml(), "config.toml")?;
+        layers.file(text, origin)?;
+        layers.description.clone_from(&self.description);
+        layers.finish()
+    }
+
     /// The config of a run that is continued: the same but for what may change on the way. Where the number of
     /// steps changes, the schedule keeps the horizon it began with.
     pub fn resumed(&self, overrides: &[String]) -> Result<Config, UserError> {
@@ -258,6 +267,11 @@ impl Config {
         layers.overrides(overrides)?;
         layers.finish()
     }
+}
+
+/// The keys that `key=value` arguments set, by their full paths.
+pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
+    arguments.iter().map(|argument| Ok(parse_override(argument)?.0.path)).collect()
 }
 
 fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {

@@ -83,6 +83,15 @@ pub fn noise(bases: &[Vec<f64>]) -> Noise {
     Noise { deviation: apart, worst: apart }
 }
 
+/// Visits of the base to either side that say what its time was at a moment.
+const NEAREST: usize = 2;
+
+/// What the base took at a moment, by its visits before it, the nearest first, and after it.
+pub fn nearest(before: impl Iterator<Item = f64>, after: impl Iterator<Item = f64>) -> Option<f64> {
+    let near: Vec<f64> = before.take(NEAREST).chain(after.take(NEAREST)).collect();
+    (!near.is_empty()).then(|| middle(&near))
+}
+
 /// The median.
 pub fn middle(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
