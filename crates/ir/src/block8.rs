@@ -1,8 +1,8 @@
 //! Moments in eight bits. 256 neighbours share a scale, a power of two, and each is an 8-bit float times it: E4M3 for the
-//! first moment, and for the second E5M3, which has no sign (5 bits of exponent, 3 of mantissa, up to 122,880).
+//! first moment, and for the second E4M4, which has no sign (4 bits of exponent, 4 of mantissa, up to 496).
 //!
 //! Floats rather than even steps, because moments of neighbours differ by orders of magnitude: from a block's largest value
-//! 14 octaves down (30 for second moments, the squares) a step is an eighth to a sixteenth of the value, and below that
+//! 14 octaves down, a step is an eighth to a sixteenth of a first moment and half of that of a second one, and below that
 //! steps are even, so nothing ends abruptly. A power of two rather than the largest value itself, because then dividing is
 //! exact, a value that does not change is not rounded again, all backends have the same bits from a handful of integer
 //! instructions, and every value is exact in bf16, which is what checkpoints hold. It costs at most one octave of the range.
@@ -20,37 +20,38 @@ pub const BLOCK: usize = 256;
 pub enum Code {
     /// E4M3: first moments.
     Signed,
-    /// E5M3: second moments.
+    /// E4M4: second moments.
     Unsigned,
 }
 
 /// Places the 8-bit float's exponents at the bottom of f32's: multiplied by its inverse, the bits of a float are those of
-/// the code 20 places further up.
-const LOW: [f32; 2] = [f32::from_bits((127 + 120) << 23), f32::from_bits((127 + 112) << 23)];
-const LOW_INVERSE: [f32; 2] = [f32::from_bits((127 - 120) << 23), f32::from_bits((127 - 112) << 23)];
+/// the code so many places further up as f32 has more bits of mantissa.
+const LOW: f32 = f32::from_bits((127 + 120) << 23);
+const LOW_INVERSE: f32 = f32::from_bits((127 - 120) << 23);
+
+/// The exponent of the value that a block's bound is divided down to: 256, which both types hold.
+pub const TOP: i32 = 8;
 
 impl Code {
-    /// The exponent of the value that a block's bound is divided down to: 256 and 65,536, which both types hold.
-    pub const fn top(self) -> i32 {
+    /// How much further up the bits are in f32.
+    const fn shift(self) -> u32 {
         match self {
-            Code::Signed => 8,
-            Code::Unsigned => 16,
+            Code::Signed => 20,
+            Code::Unsigned => 19,
         }
     }
 
     /// The least and the largest exponent of the power of two that bounds a block. Down to the least, every value of a block
     /// is exact in bf16; smaller blocks take the least.
-    pub const fn exponents(self) -> [i32; 2] {
-        [-90, 127]
-    }
+    pub const EXPONENTS: [i32; 2] = [-90, 127];
 
     /// A block's scale and its inverse, from the size of its largest element.
     #[inline(always)]
-    pub fn scale(self, largest: f32) -> [f32; 2] {
+    pub fn scale(largest: f32) -> [f32; 2] {
         // One more than the exponent, unless it is a power of two itself.
         let above = (largest.to_bits().wrapping_add(0x7f_ffff) >> 23) as i32 - 127;
-        let [least, most] = self.exponents();
-        let exponent = above.clamp(least, most) - self.top();
+        let [least, most] = Code::EXPONENTS;
+        let exponent = above.clamp(least, most) - TOP;
         [exponent, -exponent].map(|e| f32::from_bits(((e + 127) as u32) << 23))
     }
 
@@ -59,10 +60,10 @@ impl Code {
     pub fn decode(self, code: u8) -> f32 {
         match self {
             Code::Signed => {
-                let size = f32::from_bits((code as u32 & 0x7f) << 20) * LOW[0];
+                let size = f32::from_bits((code as u32 & 0x7f) << self.shift()) * LOW;
                 f32::from_bits(size.to_bits() | (code as u32 & 0x80) << 24)
             }
-            Code::Unsigned => f32::from_bits((code as u32) << 20) * LOW[1],
+            Code::Unsigned => f32::from_bits((code as u32) << self.shift()) * LOW,
         }
     }
 
@@ -70,10 +71,10 @@ impl Code {
     #[inline(always)]
     pub fn drawn(self, x: f32, inverse: f32, draw: u16) -> u8 {
         // In the middle of one of 65,536 parts of a step: what lies on a code stays there.
-        let part = (draw as u32) << 4 | 8;
-        let bound = f32::from_bits(((self.top() + 127) as u32) << 23);
-        let size = (x.abs() * inverse).min(bound) * LOW_INVERSE[self as usize];
-        let code = size.to_bits().wrapping_add(part) >> 20;
+        let part = (2 * draw as u32 + 1) << (self.shift() - 17);
+        const BOUND: f32 = f32::from_bits(((TOP + 127) as u32) << 23);
+        let size = (x.abs() * inverse).min(BOUND) * LOW_INVERSE;
+        let code = size.to_bits().wrapping_add(part) >> self.shift();
         match self {
             Code::Signed => (code | x.to_bits() >> 24 & 0x80) as u8,
             Code::Unsigned => code.max((x > 0.0) as u32) as u8,
@@ -92,7 +93,7 @@ impl Code {
     pub fn narrowed(self, values: &[u16], codes: &mut [u8]) -> f32 {
         const HALF: u16 = 0x7fff;
         let largest = values.iter().fold(0.0, |most: f32, x| most.max(bf16_to_f32(*x).abs()));
-        let [scale, inverse] = self.scale(largest);
+        let [scale, inverse] = Code::scale(largest);
         for (code, x) in codes.iter_mut().zip(values) {
             *code = self.drawn(bf16_to_f32(*x), inverse, HALF);
         }
@@ -100,18 +101,18 @@ impl Code {
     }
 }
 
-/// The largest value of E5M3.
-const E5M3_MAX: f32 = 122_880.0;
+/// The largest value of E4M4.
+const E4M4_MAX: f32 = 496.0;
 
-pub fn e5m3_to_f32(code: u8) -> f32 {
+pub fn e4m4_to_f32(code: u8) -> f32 {
     Code::Unsigned.decode(code)
 }
 
 /// To nearest even. What is too large becomes the largest value; what is below 0, or no number, becomes 0.
-pub fn e5m3_from_f32(x: f32) -> u8 {
+pub fn e4m4_from_f32(x: f32) -> u8 {
     // `max` takes the number of the two.
-    let bits = (x.max(0.0).min(E5M3_MAX) * LOW_INVERSE[1]).to_bits();
-    ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) as u8
+    let bits = (x.max(0.0).min(E4M4_MAX) * LOW_INVERSE).to_bits();
+    ((bits + 0x3_ffff + (bits >> 19 & 1)) >> 19) as u8
 }
 
 #[cfg(test)]
@@ -124,12 +125,9 @@ mod tests {
 
     #[test]
     fn every_code_is_its_own_value() {
-        assert_eq!(
-            [0x01, 0x08, 0x78, 0xff].map(e5m3_to_f32),
-            [2f32.powi(-17), 2f32.powi(-14), 1.0, E5M3_MAX]
-        );
+        assert_eq!([0x01, 0x10, 0x70, 0xff].map(e4m4_to_f32), [2f32.powi(-10), 2f32.powi(-6), 1.0, E4M4_MAX]);
         for code in 0..=255 {
-            assert_eq!(e5m3_from_f32(e5m3_to_f32(code)), code);
+            assert_eq!(e4m4_from_f32(e4m4_to_f32(code)), code);
             let signed = Code::Signed.decode(code);
             // E4M3 has a NaN where this would go on; no block reaches that far.
             if code & 0x7f != 0x7f {
@@ -137,12 +135,12 @@ mod tests {
             }
         }
         for code in 0..255 {
-            let middle = (e5m3_to_f32(code) + e5m3_to_f32(code + 1)) / 2.0;
-            assert_eq!(e5m3_from_f32(middle), code + (code & 1), "{middle}");
-            assert_eq!(e5m3_from_f32(middle * 1.0001), code + 1, "{middle}");
-            assert_eq!(e5m3_from_f32(middle * 0.9999), code, "{middle}");
+            let middle = (e4m4_to_f32(code) + e4m4_to_f32(code + 1)) / 2.0;
+            assert_eq!(e4m4_from_f32(middle), code + (code & 1), "{middle}");
+            assert_eq!(e4m4_from_f32(middle * 1.0001), code + 1, "{middle}");
+            assert_eq!(e4m4_from_f32(middle * 0.9999), code, "{middle}");
         }
-        assert_eq!([f32::INFINITY, -1.0, f32::NAN].map(e5m3_from_f32), [255, 0, 0]);
+        assert_eq!([f32::INFINITY, -1.0, f32::NAN].map(e4m4_from_f32), [255, 0, 0]);
     }
 
     /// Values of very different sizes, a block each time.
@@ -155,7 +153,7 @@ mod tests {
 
     fn encoded(code: Code, values: &[f32], updates: u32) -> (Vec<u8>, f32) {
         let largest = values.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-        let [scale, inverse] = code.scale(largest);
+        let [scale, inverse] = Code::scale(largest);
         let word = |i: usize| rounding(i as u64 / 4, updates)[i % 4] as u16;
         (values.iter().enumerate().map(|(i, x)| code.drawn(*x, inverse, word(i))).collect(), scale)
     }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::block8::{e5m3_from_f32, e5m3_to_f32};
+use crate::block8::{e4m4_from_f32, e4m4_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::op::Op;
@@ -87,7 +87,7 @@ impl Interpreter {
             DType::BF16 => bf16_to_f32(u16::from_le_bytes(bytes(at, 2).try_into().expect("2 bytes"))) as f64,
             DType::E4M3 => e4m3_to_f32(self.arena[at]) as f64,
             DType::E5M2 => e5m2_to_f32(self.arena[at]) as f64,
-            DType::E5M3 => e5m3_to_f32(self.arena[at]) as f64,
+            DType::E4M4 => e4m4_to_f32(self.arena[at]) as f64,
         };
         offsets(view).into_iter().map(value).collect()
     }
@@ -101,7 +101,7 @@ impl Interpreter {
                 DType::I32 => self.arena[at..at + 4].copy_from_slice(&(*x as i32).to_le_bytes()),
                 DType::E4M3 => self.arena[at] = e4m3_from_f32(*x as f32),
                 DType::E5M2 => self.arena[at] = e5m2_from_f32(*x as f32),
-                DType::E5M3 => self.arena[at] = e5m3_from_f32(*x as f32),
+                DType::E4M4 => self.arena[at] = e4m4_from_f32(*x as f32),
                 DType::BF16 => {
                     self.arena[at..at + 2].copy_from_slice(&bf16_from_f32(*x as f32).to_le_bytes())
                 }

@@ -140,7 +140,7 @@ ops! {
     /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0. With `copy` also p
     /// in bf16. `first` is the number of the first element among all that are trained.
     AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
-    /// (p, g, m e4m3, v e5m3, scales of m, scales of v, lr [1], scale [1], updates [1], go [1]) -> p, m, v, scales of m,
+    /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], go [1]) -> p, m, v, scales of m,
     /// scales of v: as `adamw`, with moments in the blocks of `block8`.
     AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
     /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.

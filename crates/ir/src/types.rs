@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::block8::{e5m3_from_f32, e5m3_to_f32};
+use crate::block8::{e4m4_from_f32, e4m4_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 
 /// The element type of a tensor.
@@ -16,21 +16,21 @@ pub enum DType {
     E4M3,
     /// Eight bits with a range of 57344; only cast and multiplied.
     E5M2,
-    /// Eight bits without a sign, with a range of 122880: second moments, which only their update reads.
-    E5M3,
+    /// Eight bits without a sign, with a range of 496: second moments, which only their update reads.
+    E4M4,
     I32,
 }
 
 impl DType {
     pub const ALL: [DType; 7] =
-        [DType::F64, DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::E5M3, DType::I32];
+        [DType::F64, DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::E4M4, DType::I32];
 
     pub fn bytes(self) -> usize {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::BF16 => 2,
-            DType::E4M3 | DType::E5M2 | DType::E5M3 => 1,
+            DType::E4M3 | DType::E5M2 | DType::E4M4 => 1,
         }
     }
 
@@ -40,7 +40,7 @@ impl DType {
 
     /// Whether it is one of the 8-bit floats.
     pub fn is_fp8(self) -> bool {
-        matches!(self, DType::E4M3 | DType::E5M2 | DType::E5M3)
+        matches!(self, DType::E4M3 | DType::E5M2 | DType::E4M4)
     }
 
     pub fn name(self) -> &'static str {
@@ -50,7 +50,7 @@ impl DType {
             DType::BF16 => "bf16",
             DType::E4M3 => "e4m3",
             DType::E5M2 => "e5m2",
-            DType::E5M3 => "e5m3",
+            DType::E4M4 => "e4m4",
             DType::I32 => "i32",
         }
     }
@@ -68,7 +68,7 @@ impl DType {
             DType::BF16 => bf16_to_f32(bf16_from_f32(x as f32)) as f64,
             DType::E4M3 => e4m3_to_f32(e4m3_from_f32(x as f32)) as f64,
             DType::E5M2 => e5m2_to_f32(e5m2_from_f32(x as f32)) as f64,
-            DType::E5M3 => e5m3_to_f32(e5m3_from_f32(x as f32)) as f64,
+            DType::E4M4 => e4m4_to_f32(e4m4_from_f32(x as f32)) as f64,
             DType::I32 => x,
         }
     }

@@ -213,12 +213,12 @@ fn adamw8_expands_to_its_outputs() {
     let scales = b.fill(1.0, DType::F32, &[2]);
     let (beta1, beta2, eps, weight_decay, lr_scale, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, 300);
     let op = |copy| Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
-    let moments = [p.cast(DType::E4M3), p.cast(DType::E5M3)];
+    let moments = [p.cast(DType::E4M3), p.cast(DType::E4M4)];
     let ins = [p, p, moments[0], moments[1], scales, scales, one, one, one, one];
     assert_eq!(b.ops(op(false), &ins).len(), 5);
     let copied = b.ops(op(true), &ins);
     let types: Vec<DType> = copied.iter().map(|out| out.dtype()).collect();
-    assert_eq!(types, [DType::F32, DType::E4M3, DType::E5M3, DType::F32, DType::F32, DType::BF16]);
+    assert_eq!(types, [DType::F32, DType::E4M3, DType::E4M4, DType::F32, DType::F32, DType::BF16]);
     sound(&b.finish()).unwrap();
 }
 

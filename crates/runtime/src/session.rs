@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use flatout_ir::block8::e5m3_to_f32;
+use flatout_ir::block8::e4m4_to_f32;
 use flatout_ir::fp8::{e4m3_to_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
@@ -333,7 +333,7 @@ pub(crate) fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::BF16 => bytes.chunks_exact(2).map(|w| bf16_to_f32(u16::from_le_bytes([w[0], w[1]]))).collect(),
         DType::E4M3 => bytes.iter().map(|b| e4m3_to_f32(*b)).collect(),
         DType::E5M2 => bytes.iter().map(|b| e5m2_to_f32(*b)).collect(),
-        DType::E5M3 => bytes.iter().map(|b| e5m3_to_f32(*b)).collect(),
+        DType::E4M4 => bytes.iter().map(|b| e4m4_to_f32(*b)).collect(),
         DType::F64 => unreachable!("no target offers f64"),
     }
 }

@@ -107,7 +107,7 @@ fn real() -> Vec<Form> {
         forms.push((adamw, [state, scalars.clone()].concat()));
     }
     let adamw8 = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
-    let codes = [DType::E4M3, DType::E5M3].map(|dtype| flat.with(dtype)).to_vec();
+    let codes = [DType::E4M3, DType::E4M4].map(|dtype| flat.with(dtype)).to_vec();
     let scales = vec![ty(f32s, &[176_000_000 / 256]); 2];
     forms.push((adamw8, [vec![flat.clone(); 2], codes, scales, scalars].concat()));
     forms.push((Op::Reduce { axis: 0, by: Fold::SumSquares }, vec![flat]));

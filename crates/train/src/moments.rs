@@ -17,7 +17,7 @@ use crate::failure::Failure;
 pub fn code(dtype: DType) -> Option<Code> {
     match dtype {
         DType::E4M3 => Some(Code::Signed),
-        DType::E5M3 => Some(Code::Unsigned),
+        DType::E4M4 => Some(Code::Unsigned),
         _ => None,
     }
 }

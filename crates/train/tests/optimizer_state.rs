@@ -28,21 +28,32 @@ fn mean(losses: &[f32]) -> f64 {
     losses.iter().map(|loss| *loss as f64).sum::<f64>() / losses.len() as f64
 }
 
-/// `tiny` at a third of its width, until it has learnt most of what it can: with either kind the mean of the last losses is
-/// that of f32 moments, at the betas of a recipe and at those with the slowest second moment.
 #[test]
-fn losses_stay_within_half_a_percent() {
-    for betas in ["optimizer.betas=[0.9,0.95]", "optimizer.betas=[0.9,0.999]"] {
-        let trained = |state: &str| run(&config(&["train.steps=300", "optimizer.lr=3e-3", betas, state])).0;
-        let base = trained("optimizer.state=fp32");
-        let (first, last) = (base[0] as f64, mean(&base[250..]));
-        assert!(last < 0.75 * first, "it learns: {first} to {last}");
-        for kind in KINDS {
-            let losses = trained(kind);
-            let ratio = mean(&losses[250..]) / last;
-            println!("{betas} {kind}: {first:.4} to {last:.4} with fp32, times {ratio:.5}");
-            assert!((ratio - 1.0).abs() < 0.005, "{betas} {kind}: {ratio}");
-        }
+fn losses_of_a_recipes_betas_stay_within_half_a_percent() {
+    losses_stay_near("optimizer.betas=[0.9,0.95]");
+}
+
+#[test]
+fn losses_with_slow_second_moments_stay_within_half_a_percent() {
+    losses_stay_near("optimizer.betas=[0.9,0.999]");
+}
+
+/// A decoder that learns most of what it can, three times. A single run leaves its course by other roundings, up to 0.3% either
+/// way; what moments do to the loss is the mean.
+fn losses_stay_near(betas: &str) {
+    const SEEDS: usize = 3;
+    let trained = |state: &str, seed: usize| {
+        let seed = format!("train.seed={}", seed + 1);
+        let losses = run(&config(&["train.steps=200", "optimizer.lr=3e-3", betas, state, &seed])).0;
+        (losses[0] as f64, mean(&losses[150..]))
+    };
+    let base: [(f64, f64); SEEDS] = std::array::from_fn(|seed| trained("optimizer.state=fp32", seed));
+    assert!(base.iter().all(|(first, last)| *last < 0.75 * first), "it learns: {base:?}");
+    for kind in KINDS {
+        let ratios: [f64; SEEDS] = std::array::from_fn(|seed| trained(kind, seed).1 / base[seed].1);
+        let off = ratios.iter().sum::<f64>() / SEEDS as f64 - 1.0;
+        println!("{betas} {kind}: times {ratios:.5?}, {off:+.5} in the mean");
+        assert!(off.abs() < 0.005, "{betas} {kind}: {ratios:?}");
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::adamw::{self, Constants};
 use super::{arity, expect};
-use crate::block8::{BLOCK, Code};
+use crate::block8::{BLOCK, Code, TOP};
 use crate::builder::Tensor;
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
@@ -19,7 +19,7 @@ pub fn infer(copy: bool, first: u64, ins: &[&TensorType]) -> Result<Vec<TensorTy
     let blocks = p.elements().div_ceil(BLOCK);
     expect("the gradient", ins[1], p.dtype, &p.dims)?;
     expect("the first moment", ins[2], DType::E4M3, &p.dims)?;
-    expect("the second moment", ins[3], DType::E5M3, &p.dims)?;
+    expect("the second moment", ins[3], DType::E4M4, &p.dims)?;
     for (what, t) in ["the first moment's scales", "the second moment's scales"].iter().zip(&ins[4..6]) {
         expect(what, t, p.dtype, &[blocks])?;
     }
@@ -84,16 +84,16 @@ fn encoded<'g>(code: Code, x: Tensor<'g>, blocks: usize) -> (Tensor<'g>, Tensor<
     let b = x.b;
     let constant = |value: f64, like: Tensor<'g>| b.fill(value, like.dtype(), &like.dims());
     let largest = rows.zip(E::Max, -rows).reduce(1, Fold::Max);
-    let [least, most] = code.exponents().map(f64::from);
+    let [least, most] = Code::EXPONENTS.map(f64::from);
     let bounded = largest.zip(E::Max, constant(least.exp2(), largest));
     let exponent = bounded.zip(E::Min, constant(most.exp2(), largest)).log().scale(1.0 / 2f64.ln());
     // Rounded up: cut off above a whole number that makes it positive.
     const POSITIVE: f64 = 1000.0;
     let above = exponent.offset(POSITIVE + 1.0 - 1e-9).cast(DType::I32).cast(DType::F64);
-    let scale = above.offset(-POSITIVE - code.top() as f64).scale(2f64.ln()).exp();
+    let scale = above.offset(-POSITIVE - TOP as f64).scale(2f64.ln()).exp();
     let scale = scale.cast(ty.dtype).cast(DType::F64);
     let values = rows.div(scale.broadcast(&rows.dims()));
-    let bound = constant((code.top() as f64).exp2(), values);
+    let bound = constant((TOP as f64).exp2(), values);
     let values = values.zip(E::Min, bound).zip(E::Max, -bound);
     let values = match code {
         Code::Signed => values,

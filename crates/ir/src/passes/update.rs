@@ -97,7 +97,7 @@ fn lay_out(g: &mut Graph, index: usize, region: &Region, moments: Moments, first
     let (m_type, v_type) = match moments {
         Moments::F32 => (DType::F32, DType::F32),
         Moments::BF16 => (DType::BF16, DType::BF16),
-        Moments::Int8 => (DType::E4M3, DType::E5M3),
+        Moments::Int8 => (DType::E4M3, DType::E4M4),
     };
     let offsets: Vec<usize> = region
         .members

@@ -49,12 +49,12 @@ vectorised! {
     }
     fn encode(words: &[u32], m: &mut Moment, v: &mut Moment) {
         let inverse;
-        [m.scale, inverse] = Code::Signed.scale(largest(&m.values));
+        [m.scale, inverse] = Code::scale(largest(&m.values));
         for ((code, x), word) in m.codes.iter_mut().zip(&m.values).zip(words) {
             *code = Code::Signed.drawn(*x, inverse, *word as u16);
         }
         let inverse;
-        [v.scale, inverse] = Code::Unsigned.scale(largest(&v.values));
+        [v.scale, inverse] = Code::scale(largest(&v.values));
         for ((code, x), word) in v.codes.iter_mut().zip(&v.values).zip(words) {
             *code = Code::Unsigned.drawn(*x, inverse, (*word >> 16) as u16);
         }
@@ -151,7 +151,7 @@ mod tests {
     use flatout_ir::random::normal;
 
     /// Blocks of second moments whose gradients are noise of sizes that differ a hundredfold, over several times the memory of
-    /// beta 0.999: without bias, and their roots off by a tenth.
+    /// beta 0.999: without bias, and their roots off by 7%.
     #[test]
     fn slow_second_moments_follow_f32() {
         let constants = Update::new([0.9, 0.999, 1e-8, 0.0, 1.0], [0.0, 1.0, 1.0]);
@@ -181,6 +181,6 @@ mod tests {
         let (bias, spread) = (ratios / count - 1.0, (squares / count as f64).sqrt());
         println!("second moments: biased by {bias:.4}, roots off by {spread:.3}");
         assert!(bias.abs() < 0.02, "{bias}");
-        assert!(spread < 0.13, "{spread}");
+        assert!(spread < 0.09, "{spread}");
     }
 }

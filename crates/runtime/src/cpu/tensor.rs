@@ -12,7 +12,7 @@
 use std::marker::PhantomData;
 
 use flatout_ir::View;
-use flatout_ir::block8::{e5m3_from_f32, e5m3_to_f32};
+use flatout_ir::block8::{e4m4_from_f32, e4m4_to_f32};
 use flatout_ir::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_from_f32, bf16_to_f32};
 
@@ -266,7 +266,7 @@ pub unsafe fn load(dtype: DType, at: *const u8, stride: usize, to: &mut [f32]) {
             DType::I32 => (0..n).for_each(|i| to[i] = *at.cast::<i32>().add(i * stride) as f32),
             DType::E4M3 => (0..n).for_each(|i| to[i] = e4m3_to_f32(*at.add(i * stride))),
             DType::E5M2 => (0..n).for_each(|i| to[i] = e5m2_to_f32(*at.add(i * stride))),
-            DType::E5M3 => (0..n).for_each(|i| to[i] = e5m3_to_f32(*at.add(i * stride))),
+            DType::E4M4 => (0..n).for_each(|i| to[i] = e4m4_to_f32(*at.add(i * stride))),
             DType::F64 => unreachable!("the CPU's target does not offer f64"),
         }
     }
@@ -289,7 +289,7 @@ pub unsafe fn store(dtype: DType, at: *mut u8, stride: usize, values: &[f32]) {
             DType::I32 => (0..n).for_each(|i| *at.cast::<i32>().add(i * stride) = values[i] as i32),
             DType::E4M3 => (0..n).for_each(|i| *at.add(i * stride) = e4m3_from_f32(values[i])),
             DType::E5M2 => (0..n).for_each(|i| *at.add(i * stride) = e5m2_from_f32(values[i])),
-            DType::E5M3 => (0..n).for_each(|i| *at.add(i * stride) = e5m3_from_f32(values[i])),
+            DType::E4M4 => (0..n).for_each(|i| *at.add(i * stride) = e4m4_from_f32(values[i])),
             DType::F64 => unreachable!("the CPU's target does not offer f64"),
         }
     }

@@ -1,10 +1,10 @@
 // AdamW over a flat region whose moments are kept in eight bits, one launch.
 //
-//   m = scale_m * e4m3, v = scale_v * e5m3 (no sign); the update is adamw.cu's; m' and v' are encoded again
+//   m = scale_m * e4m3, v = scale_v * e4m4 (no sign); the update is adamw.cu's; m' and v' are encoded again
 //
-// 256 neighbours are a block with a scale a moment, a power of two: 2^c / 256 and 2^c / 65536, 2^c the least that is no
-// smaller than the block's largest. Dividing is exact, and moving the bits of the quotient down 20 places, its exponent
-// brought to the bottom of f32's, leaves the code; a random number added below rounds it up or down without bias
+// 256 neighbours are a block with a scale a moment, a power of two: 2^c / 256, 2^c the least that is no smaller
+// than the block's largest. Dividing is exact, and moving the bits of the quotient down 20 or 19 places, its exponent brought
+// to the bottom of f32's, leaves the code; a random number added below rounds it up or down without bias
 // (philox.cuh; 16 bits by the element's number, counted from `number`, and t). A second moment above 0 keeps a code above
 // 0. The bits are those of `flatout_ir::block8`. go = 0 leaves everything as it is.
 //
@@ -12,14 +12,14 @@
 // a block. A warp takes a block: lane l has elements 4 l to 4 l + 3 of either half, so that all accesses are in one piece,
 // and the largest is one instruction over the lanes. The grid is what the device holds at once. Deterministic.
 
-// Four codes of a word as values over 2^120 (e4m3) or 2^112 (e5m3): below f32's least exponent they are exact too.
+// A code as its value over 2^120: below f32's least exponent they are exact too.
 __device__ __forceinline__ float low_signed(u32 code) { return __uint_as_float((code & 0x7fu) << 20 | (code & 0x80u) << 24); }
-__device__ __forceinline__ float low_unsigned(u32 code) { return __uint_as_float((code & 0xffu) << 20); }
+__device__ __forceinline__ float low_unsigned(u32 code) { return __uint_as_float((code & 0xffu) << 19); }
 
-// The bits of a scale, by the bits of the largest size and the exponent its bound is brought to.
-__device__ __forceinline__ u32 scale_bits(u32 largest, int top) {
+// The bits of a scale, by the bits of the largest size.
+__device__ __forceinline__ u32 scale_bits(u32 largest) {
     int above = (int)((largest + 0x7fffffu) >> 23) - 127;
-    return (u32)(min(max(above, -90), 127) - top + 127) << 23;
+    return (u32)(min(max(above, -90), 127) - 8 + 127) << 23;
 }
 
 // The power of two with the opposite exponent.
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
                 for (int k = 0; k < 4; k++) {
                     float d = pg[h].x[k] * by;
                     float om = low_signed(cm[h] >> 8 * k) * 0x1p120f * sm;
-                    float ov = low_unsigned(cv[h] >> 8 * k) * 0x1p112f * sv;
+                    float ov = low_unsigned(cv[h] >> 8 * k) * 0x1p120f * sv;
                     float am = fmaf(beta1, om, rest1 * d), av = fmaf(beta2, ov, rest2 * d * d);
                     float step = am * first / (sqrtf(av * second) + eps);
                     pp[h].x[k] = fmaf(-rate, fmaf(decay, pp[h].x[k], step), pp[h].x[k]);
@@ -86,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
                     most_v = max(most_v, __float_as_uint(av) & 0x7fffffffu);
                 }
             }
-            u32 bits_m = scale_bits(__reduce_max_sync(ALL_LANES, most_m), 8);
-            u32 bits_v = scale_bits(__reduce_max_sync(ALL_LANES, most_v), 16);
+            u32 bits_m = scale_bits(__reduce_max_sync(ALL_LANES, most_m));
+            u32 bits_v = scale_bits(__reduce_max_sync(ALL_LANES, most_v));
             float under_m = inverse(bits_m), under_v = inverse(bits_v);
             sm = __uint_as_float(bits_m);
             sv = __uint_as_float(bits_v);
@@ -99,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     float low_m = fminf(fabsf(nm[h][k]) * under_m, 0x1p8f) * 0x1p-120f;
-                    float low_v = fminf(nv[h][k] * under_v, 0x1p16f) * 0x1p-112f;
+                    float low_v = fminf(nv[h][k] * under_v, 0x1p8f) * 0x1p-120f;
                     u32 code_m = (__float_as_uint(low_m) + ((drawn[k] << 16 >> 12) | 8u)) >> 20;
-                    u32 code_v = (__float_as_uint(low_v) + ((drawn[k] >> 16 << 4) | 8u)) >> 20;
+                    u32 code_v = (__float_as_uint(low_v) + ((drawn[k] >> 16 << 3) | 4u)) >> 19;
                     code_m |= __float_as_uint(nm[h][k]) >> 24 & 0x80u;
                     code_v = max(code_v, nv[h][k] > 0.0f ? 1u : 0u);
                     cm[h] |= code_m << 8 * k;

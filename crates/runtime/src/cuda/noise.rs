@@ -20,7 +20,7 @@ impl Noise {
     /// From 1/16 to 1/8.
     pub const POSITIVE: Noise = Noise { keep: 0x007F, base: 0x3D80 };
 
-    /// As 8-bit floats, above zero and no NaN: 0.5 to 2 in e4m3, 2^-9 to 2^-7 in e5m3.
+    /// As 8-bit floats, above zero and no NaN: 0.5 to 2 in e4m3, 1/16 to 1/8 in e4m4.
     pub const BYTES: Noise = Noise { keep: 0x0F0F, base: 0x3030 };
 
     fn words(self) -> [u32; 2] {

@@ -495,8 +495,8 @@ fn updates_of_blocks(table: &mut Table) {
         };
         let mut ins = vec![x(DType::F32, &dims), x(DType::F32, &dims)];
         ins.push(tensor(DType::E4M3, &dims, Data::Normal(40.0)));
-        ins.push(tensor(DType::E5M3, &dims, Data::Between(1.0, 60_000.0)));
-        ins.extend([scales(-6), scales(-16), one(0.1), one(0.5), one(updates), one(go)]);
+        ins.push(tensor(DType::E4M4, &dims, Data::Between(1.0, 250.0)));
+        ins.extend([scales(-6), scales(-8), one(0.1), one(0.5), one(updates), one(go)]);
         let op = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
         table.add_within(op, ins, 0.125);
     }

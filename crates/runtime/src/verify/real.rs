@@ -524,7 +524,7 @@ fn update_of_blocks(s: Sizes) -> Check {
     let op = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy: true, first: 0 };
     let of = |dtype: DType, dims: &[usize], noise: Noise| (dtype, dims.to_vec(), Fill::Noise(noise));
     let mut ins = vec![of(F32, &dims, Noise::WIDE), of(F32, &dims, Noise::WIDE)];
-    ins.extend([DType::E4M3, DType::E5M3].map(|dtype| of(dtype, &dims, Noise::BYTES)));
+    ins.extend([DType::E4M3, DType::E4M4].map(|dtype| of(dtype, &dims, Noise::BYTES)));
     ins.extend([(); 2].map(|()| of(F32, &[blocks], Noise::POSITIVE)));
     ins.extend(scalars());
     let name = format!("real adamw8 {}", shape(F32, &dims));

@@ -160,7 +160,7 @@ pub fn cases() -> Vec<Case> {
         add(&format!("adamw 64M, moments {name}, with bf16 copy"), update, [state, scalars()].concat());
     }
     let update = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
-    let mut state = vec![x(F32, &many), x(F32, &many), x(DType::E4M3, &many), x(DType::E5M3, &many)];
+    let mut state = vec![x(F32, &many), x(F32, &many), x(DType::E4M3, &many), x(DType::E4M4, &many)];
     state.extend([x(F32, &[many[0] / 256]), x(F32, &[many[0] / 256])]);
     add("adamw8 64M with bf16 copy", update, [state, scalars()].concat());
 

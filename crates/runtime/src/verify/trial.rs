@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use flatout_ir::block8::e5m3_from_f32;
+use flatout_ir::block8::e4m4_from_f32;
 use flatout_ir::fp8::{e4m3_from_f32, e5m2_from_f32};
 use flatout_ir::graph::{Class, Graph, Init, Node, Slot};
 use flatout_ir::oracle::{self, Values};
@@ -395,7 +395,7 @@ pub(super) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::BF16 => values.iter().flat_map(|x| bf16_from_f32(*x as f32).to_le_bytes()).collect(),
         DType::E4M3 => values.iter().map(|x| e4m3_from_f32(*x as f32)).collect(),
         DType::E5M2 => values.iter().map(|x| e5m2_from_f32(*x as f32)).collect(),
-        DType::E5M3 => values.iter().map(|x| e5m3_from_f32(*x as f32)).collect(),
+        DType::E4M4 => values.iter().map(|x| e4m4_from_f32(*x as f32)).collect(),
         DType::F64 => unreachable!("no target offers f64"),
     }
 }
