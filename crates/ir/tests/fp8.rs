@@ -86,12 +86,12 @@ fn delayed_scales_are_one_slot_a_type_and_magnitudes_are_gathered() {
     assert_eq!(
         shared,
         [
-            "slot $6 fp8.scale.e4m3 f32[1] derived zeros",
-            "slot $7 fp8.amax.e4m3 f32[1] carry zeros",
+            "slot $6 fp8.scale.e4m3 f32[4] derived zeros",
+            "slot $7 fp8.amax.e4m3 f32[4] carry zeros",
             "slot $8 fp8.scale.e4m3.0.layers.0 f32[1] derived zeros part $6+0",
             "slot $9 fp8.amax.e4m3.0.layers.0 f32[1] carry zeros part $7+0",
-            "slot $10 fp8.scale.e5m2 f32[1] derived zeros",
-            "slot $11 fp8.amax.e5m2 f32[1] carry zeros",
+            "slot $10 fp8.scale.e5m2 f32[4] derived zeros",
+            "slot $11 fp8.amax.e5m2 f32[4] carry zeros",
             "slot $12 fp8.scale.e5m2.0.layers.0 f32[1] derived zeros part $10+0",
             "slot $13 fp8.amax.e5m2.0.layers.0 f32[1] carry zeros part $11+0",
         ]

@@ -23,8 +23,8 @@ pub const TYPES: [DType; 2] = [DType::E4M3, DType::E5M2];
 
 /// Matrix units take extents that are multiples of this.
 const MULTIPLE: usize = 16;
-/// Scales lie so many f32 apart: cuBLASLt takes them at multiples of 16 bytes alone.
-const APART: usize = 4;
+/// Scales lie so many f32 apart, and magnitudes with them: cuBLASLt takes scales at multiples of 16 bytes alone.
+pub const APART: usize = 4;
 
 /// How many products of how many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! columns have no gaps, at one distance from each other; leading axes that are not evenly spaced become several
 //! calls. It multiplies bf16 to bf16 or f32, and f32 to f32: in full precision or, where the
 //! product says so, in TF32. 8-bit operands it multiplies to bf16 or f32 where both lie along the inner extent, everything
-//! is a multiple of 16 bytes and not both are E5M2. What our kernel multiplies is in full precision always.
+//! is a multiple of 16 bytes, the places of scales too, and not both are E5M2. What our kernel multiplies is in full precision always.
 
 use std::borrow::Cow;
 
@@ -166,7 +166,9 @@ impl<'a> Cut<'a> {
         let is_row = |view: &View| expressible(view, 0, 0, false).is_some_and(|m| sixteen(view, m.pitch));
         let ends = k.is_multiple_of(16) && (n * self.out.dtype.bytes()).is_multiple_of(16);
         let both_wide = self.a.dtype == DType::E5M2 && self.b.dtype == DType::E5M2;
-        ends && !both_wide
+        let scales = self.scales.is_none_or(|scales| scales.iter().all(|v| v.offset.is_multiple_of(16)));
+        ends && scales
+            && !both_wide
             && along_k(self.a, self.ta, false)
             && along_k(self.b, self.tb, true)
             && is_row(self.out)
