@@ -188,6 +188,14 @@ fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
             false => "precision=bf16 moves half the bytes".into(),
         });
     }
+    // Only linear layers are multiplied in 8 bits.
+    if on_gpu && let ("bf16", Work::Product, Some(fp8)) = (state("precision"), work, rates.fp8_flops) {
+        let times = fp8 / rates.bf16_flops;
+        ways.push(format!("precision=fp8 multiplies up to {times:.0} times as fast (statistical)"));
+    }
+    if on_gpu && work == Work::Optimizer && state("optimizer.state") == "fp32" {
+        ways.push("optimizer.state=bf16 moves fewer bytes (statistical)".into());
+    }
     if deterministic && [Work::Product, Work::Attention, Work::Index].contains(&work) {
         ways.push("deterministic=off lets the fastest kernels be taken".into());
     }

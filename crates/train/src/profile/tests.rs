@@ -227,6 +227,13 @@ fn sinks_name_what_would_help_here() {
         Played::new(&[]).on_gpu(&[("autotune", "quick")]).first(Some(Work::Product)),
         &["precision=bf16 multiplies up to", "autotune=full times every algorithm"],
     );
+    let mut hopper = Played::new(&["precision=bf16"]).on_gpu(&[]);
+    hopper.compiled.target.rates.fp8_flops = Some(2.0 * hopper.compiled.target.rates.bf16_flops);
+    says(
+        hopper.first(Some(Work::Product)),
+        &["precision=fp8 multiplies up to 2 times as fast (statistical)"],
+    );
+    says(hopper.first(Some(Work::Optimizer)), &["optimizer.state=bf16 moves fewer bytes"]);
     says(Played::new(&[]).on_gpu(&[]).first(Some(Work::Norm)), &["precision=bf16 moves half the bytes"]);
     // Nothing is slow: what is computed twice is what is left.
     says(
