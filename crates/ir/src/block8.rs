@@ -110,8 +110,9 @@ pub fn e4m4_to_f32(code: u8) -> f32 {
 
 /// To nearest even. What is too large becomes the largest value; what is below 0, or no number, becomes 0.
 pub fn e4m4_from_f32(x: f32) -> u8 {
-    // `max` takes the number of the two.
-    let bits = (x.max(0.0).min(E4M4_MAX) * LOW_INVERSE).to_bits();
+    // `max` takes the number of the two, where `clamp` would keep a NaN.
+    let above = x.max(0.0);
+    let bits = (above.min(E4M4_MAX) * LOW_INVERSE).to_bits();
     ((bits + 0x3_ffff + (bits >> 19 & 1)) >> 19) as u8
 }
 

@@ -57,7 +57,7 @@ fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> 
                 "eval.rows=0",
             ];
             for setting in others.chain(combined.map(String::from)) {
-                let config = base.with(&[setting.clone()]).expect("a setting");
+                let config = base.with(std::slice::from_ref(&setting)).expect("a setting");
                 // What cannot run is refused before any memory is asked for: tests/switches.rs.
                 let Ok(compiled) = compile(&config, &target(place, &config)) else { continue };
                 each(&format!("{} on {place} with {setting}", recipe.name), &config, &compiled);

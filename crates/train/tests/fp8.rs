@@ -84,11 +84,11 @@ fn every_product_of_a_layer_is_in_eight_bits() {
 fn what_cannot_run_is_refused_in_a_sentence() {
     let fp8 = config(&["precision=fp8"]);
     let target = device::named("rtx3090", &fp8.switches).expect("a GPU of the table");
-    let why = compile(&fp8, &target).err().expect("a refusal").to_string();
+    let why = compile(&fp8, &target).expect_err("a refusal").to_string();
     assert!(why.starts_with("`precision=fp8` cannot run on "), "{why}");
     assert!(why.ends_with("compute capability 8.9); use precision=bf16"), "{why}");
 
     let odd = config(&["precision=fp8", "model.context=31", "train.micro_batch=1"]);
-    let why = compile(&odd, &compile::target()).err().expect("a refusal").to_string();
+    let why = compile(&odd, &compile::target()).expect_err("a refusal").to_string();
     assert!(why.contains("no product of a layer can run in fp8") && why.contains("multiples of 16"), "{why}");
 }

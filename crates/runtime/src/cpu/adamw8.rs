@@ -178,7 +178,7 @@ mod tests {
                     (ratios + ratio, squares + (ratio.sqrt() - 1.0).powi(2), count + 1.0);
             }
         }
-        let (bias, spread) = (ratios / count - 1.0, (squares / count as f64).sqrt());
+        let (bias, spread) = (ratios / count - 1.0, (squares / count).sqrt());
         println!("second moments: biased by {bias:.4}, roots off by {spread:.3}");
         assert!(bias.abs() < 0.02, "{bias}");
         assert!(spread < 0.09, "{spread}");

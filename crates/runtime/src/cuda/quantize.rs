@@ -59,7 +59,7 @@ fn stages(launch: &Launch) -> Stages {
     let has_halves = matches!(of, Source::GatedGrad(_));
     let vector = |view: Option<&View>, elements: usize, is_cut: bool| {
         let takes = view.is_some_and(|view| takes(view, elements));
-        if takes && !(is_cut && !n.is_multiple_of(elements)) { elements } else { 1 }
+        if takes && (!is_cut || n.is_multiple_of(elements)) { elements } else { 1 }
     };
     let mut draft = Draft::new("quantize.cu")
         .define("TO", if to == DType::E4M3 { 4 } else { 5 })
