@@ -151,7 +151,7 @@ mod tests {
     use flatout_ir::random::normal;
 
     /// Blocks of second moments whose gradients are noise of sizes that differ a hundredfold, over several times the memory of
-    /// beta 0.999: without bias, and their roots off by 7%.
+    /// beta 0.999: without bias, and their roots off by 8%.
     #[test]
     fn slow_second_moments_follow_f32() {
         let constants = Update::new([0.9, 0.999, 1e-8, 0.0, 1.0], [0.0, 1.0, 1.0]);
@@ -181,6 +181,6 @@ mod tests {
         let (bias, spread) = (ratios / count - 1.0, (squares / count).sqrt());
         println!("second moments: biased by {bias:.4}, roots off by {spread:.3}");
         assert!(bias.abs() < 0.02, "{bias}");
-        assert!(spread < 0.09, "{spread}");
+        assert!(spread < 0.1, "{spread}");
     }
 }
