@@ -2,7 +2,7 @@
 
     cargo build --profile ship
     python bench/state_gpu.py target/ship/flatout
-    python bench/state_gpu.py target/ship/flatout --steps 200 --seeds 1 --layers 4 backend=cpu
+    python bench/state_gpu.py target/ship/flatout --steps 200 --seeds 1 --layers 2 backend=cpu
 
 A decoder of 30M parameters learns the synthetic language, with each of three seeds and each kind of moments: 2,000 updates of
 32 x 256 tokens. A run is a fresh process; a kind follows the other, so that a GPU's clock drifts alike for all. Printed are the
@@ -60,9 +60,9 @@ def main():
     p.add_argument("--recipe", default="pretrain-226m")
     p.add_argument("--steps", type=int, default=2000)
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--layers", type=int, default=8)
+    p.add_argument("--layers", type=int, default=4)
     p.add_argument("--json", action="store_true")
-    a = p.parse_args()
+    a = p.parse_intermixed_args()
     plans = {kind: plan(a, kind) for kind in KINDS}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
