@@ -6,7 +6,6 @@ use std::time::Duration;
 use flatout_train::ablate::variants::{Fate, Wanted};
 use flatout_train::ablate::{Options, Report, Said, page};
 use flatout_train::{Failure, UserError, recipes};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::{Ablate, recipe_and_overrides};
 use crate::runs::print_table;
@@ -16,14 +15,8 @@ pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     let options = options(args)?;
-    let bar = screen.live.then(|| {
-        let style = ProgressStyle::with_template("{wide_bar} {pos}/{len}  {msg}").expect("a template");
-        ProgressBar::new(1).with_style(style)
-    });
-    let line = |text: String| match &bar {
-        Some(bar) => bar.println(text),
-        None => screen.note(text),
-    };
+    let bar = screen.bar("{wide_bar} {pos}/{len}  {msg}", 1);
+    let line = |text: String| screen.note_above(bar.as_ref(), text);
     let report = flatout_train::ablate::ablate(&config, &options, &mut |said| match said {
         Said::Ready { variants, budget, kept, visits_before } => {
             let measured = variants.iter().filter(|v| matches!(v.fate, Fate::Measured { .. })).count();

@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use flatout_train::profile::{Options, Report, page, trace};
 use flatout_train::{Failure, recipes};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::{Profile, recipe_and_overrides};
 use crate::runs::print_table;
@@ -21,10 +20,7 @@ pub fn profile(args: &Profile, screen: &Screen) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.trace {
         trace::check(path)?;
     }
-    let bar = screen.live.then(|| {
-        let style = ProgressStyle::with_template("{wide_bar} round {pos} of {len}").expect("a template");
-        ProgressBar::new(ROUNDS as u64).with_style(style)
-    });
+    let bar = screen.bar("{wide_bar} round {pos} of {len}", ROUNDS as u64);
     let options = Options { steps: args.steps as usize, rounds: ROUNDS };
     let report = flatout_train::profile::profile(&config, &options, &mut |round, of| match &bar {
         Some(bar) => bar.set_position(round as u64 + 1),

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
 pub use flatout_train::words::{bytes, count, duration, flops, short};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 /// What the user wants to see.
@@ -33,6 +34,20 @@ impl Screen {
     /// The result as one JSON object.
     pub fn object(&self, value: &impl Serialize) {
         self.result(serde_json::to_string_pretty(value).expect("results have a JSON form"));
+    }
+
+    /// A bar of so many parts by indicatif's template, where one may be drawn.
+    pub fn bar(&self, template: &str, parts: u64) -> Option<ProgressBar> {
+        let style = || ProgressStyle::with_template(template).expect("a template");
+        self.live.then(|| ProgressBar::new(parts).with_style(style()))
+    }
+
+    /// A note above the bar, where there is one.
+    pub fn note_above(&self, bar: Option<&ProgressBar>, line: impl Display) {
+        match bar {
+            Some(bar) => bar.println(line.to_string()),
+            None => self.note(line),
+        }
     }
 
     /// A line beside the result.

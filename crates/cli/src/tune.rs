@@ -9,7 +9,6 @@ use flatout_train::tune::space::Phase;
 use flatout_train::tune::{Fate, Found, Options, Report, Row, Said, Verdict, preset};
 use flatout_train::words::milliseconds;
 use flatout_train::{Config, Failure, config, recipes};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::ablate::budget;
@@ -36,14 +35,8 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
     let out = args.out.clone().unwrap_or_else(usual);
     preset::check(&out)?;
 
-    let bar = screen.live.then(|| {
-        let style = ProgressStyle::with_template("{wide_bar} {elapsed}  {msg}").expect("a template");
-        ProgressBar::new(1).with_style(style)
-    });
-    let line = |text: String| match &bar {
-        Some(bar) => bar.println(text),
-        None => screen.note(text),
-    };
+    let bar = screen.bar("{wide_bar} {elapsed}  {msg}", 1);
+    let line = |text: String| screen.note_above(bar.as_ref(), text);
     let report = flatout_train::tune::tune(&config, &options, &stage, &mut |said| match said {
         Said::Ready { budget, device } => {
             if let Some(bar) = &bar {

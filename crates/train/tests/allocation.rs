@@ -1,44 +1,22 @@
 //! The plan is the allocation, to the byte: every recipe with every value of every switch, on the CPU with a session that
 //! is really opened, on GPUs by name by the arithmetic of their plans.
 
+mod small_recipe;
+
 use flatout_ir::plan::Buffer;
 use flatout_ir::{PlanSet, Target};
-use flatout_train::compile::{self, Compiled, compile};
-use flatout_train::device::{self, Device};
+use flatout_train::compile::{Compiled, compile};
+use flatout_train::device::Device;
 use flatout_train::forecast::{layers, timeline};
 use flatout_train::switches::TABLE;
 use flatout_train::{Config, recipes};
-
-/// A recipe with its own choices and small sizes.
-fn small(recipe: &str) -> Config {
-    let heads = recipes::resolve(recipe, &[], &[]).expect("a recipe").model.heads;
-    let width = format!("model.width={}", 16 * heads);
-    let words = [
-        width.as_str(),
-        "model.head_size=16",
-        "model.layers=2",
-        "model.ffn=96",
-        "model.vocab=512",
-        "model.context=32",
-        "train.batch=4",
-        "train.micro_batch=2",
-        "eval.rows=3",
-    ];
-    recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
-}
-
-fn target(place: &str, config: &Config) -> Target {
-    match place {
-        "cpu" => compile::target(),
-        gpu => device::named(gpu, &config.switches).expect("a GPU of the table"),
-    }
-}
+use small_recipe::{small, target};
 
 /// Every setting of the matrix that can run: recipe, place, setting, plans.
 fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> usize {
     let mut count = 0;
     for recipe in recipes::list() {
-        let base = small(recipe.name);
+        let base = small(recipe.name, 3);
         for place in places {
             // The default once, and every other value.
             let others = TABLE.iter().filter(|switch| switch.name != "backend").flat_map(|switch| {

@@ -168,26 +168,14 @@ fn every_model_compiles_to_what_its_switches_ask_for() {
         "layers=1 kv_heads=2",
         "dropout=0.1 qk_norm=false activation=gelu_tanh norm=layer",
     ];
-    let settings = [
+    let others = [
         "seed=0",
-        "attention=naive",
-        "fuse.qkv=off",
-        "fuse.gate_up=off",
-        "fuse.norm=off",
-        "fuse.elementwise=off",
-        "fuse.loss=off",
-        "fuse.optimizer=off",
-        "optimizer.state=bf16",
-        "optimizer.state=int8",
-        "recompute=none",
-        "recompute=full",
-        "memory_plan=off",
-        "rope_cache=off",
         "precision=bf16",
         "compile=off attention=naive",
         "compile=off recompute=none",
         "micro_batch=1",
     ];
+    let settings: Vec<&str> = SETTINGS.into_iter().chain(others).collect();
     let mut refused = vec![];
     for (model, setting) in models.iter().flat_map(|m| settings.iter().map(move |s| (m, s))) {
         let overrides: Vec<&str> = model.split(' ').chain(setting.split(' ')).collect();

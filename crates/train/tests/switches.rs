@@ -1,30 +1,15 @@
 //! Every switch turned to every value for every recipe, compiled for the CPU and for a GPU on paper: what is reported is
 //! what the plans hold, and what cannot run is refused with the table's reason. And the documentation is the table.
 
+mod small_recipe;
+
 use std::collections::BTreeMap;
 
-use flatout_ir::{DType, OpKind, PlanSet, Role, Target};
+use flatout_ir::{DType, OpKind, PlanSet, Role};
 use flatout_train::compile::{self, Compiled, compile};
 use flatout_train::switches::{Class, Precision, Switch, TABLE};
-use flatout_train::{Config, Failure, active, device, recipes};
-
-/// A recipe with its own choices and small sizes.
-fn small(recipe: &str) -> Config {
-    let heads = recipes::resolve(recipe, &[], &[]).expect("a recipe").model.heads;
-    let width = format!("model.width={}", 16 * heads);
-    let words = [
-        width.as_str(),
-        "model.head_size=16",
-        "model.layers=2",
-        "model.ffn=96",
-        "model.vocab=512",
-        "model.context=32",
-        "train.batch=4",
-        "train.micro_batch=2",
-        "eval.rows=0",
-    ];
-    recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
-}
+use flatout_train::{Config, Failure, active, recipes};
+use small_recipe::{small, target};
 
 /// What a value came to.
 struct Came {
@@ -48,13 +33,6 @@ impl Came {
 /// The CPU, and two GPUs that need not be here.
 const PLACES: [&str; 3] = ["cpu", "h200", "rtx3090"];
 
-fn target(place: &str, config: &Config) -> Target {
-    match place {
-        "cpu" => compile::target(),
-        gpu => device::named(gpu, &config.switches).expect("a GPU of the table"),
-    }
-}
-
 fn came(config: &Config, switch: &Switch, place: &str) -> Vec<Came> {
     // On paper `backend=cpu` contradicts the GPU it is planned for.
     let values =
@@ -74,7 +52,7 @@ const OF_THE_SESSION: [&str; 4] = ["cuda_graphs", "autotune", "attention_kernel"
 fn what_is_reported_is_what_the_plans_hold() {
     let (mut compiled, mut refused) = (0, 0);
     for recipe in recipes::list() {
-        let config = small(recipe.name);
+        let config = small(recipe.name, 0);
         for (switch, place) in TABLE.iter().flat_map(|switch| PLACES.map(|place| (switch, place))) {
             let all = came(&config, switch, place);
             for one in &all {
@@ -132,7 +110,7 @@ fn what_is_reported_is_what_the_plans_hold() {
 /// Counted in the launches themselves, not by the code that reports.
 #[test]
 fn turned_off_is_gone_from_the_launches() {
-    let config = small("pretrain-226m");
+    let config = small("pretrain-226m", 0);
     let compiled = |setting: &str| {
         let config = config.with(&[format!("switches.{setting}")]).expect("a setting");
         compile(&config, &compile::target()).expect("plans").plans
