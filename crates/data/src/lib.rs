@@ -16,6 +16,7 @@
 //!    -> pack        streams of documents, cut into rows
 //!    -> loader      rows in their global order, ahead of time, and the cursor
 //! corpus     all of it behind `open`
+//! examples   what fine-tuning learns from one by one, in memory
 //! inspect    a look into all of it
 //! ```
 #![forbid(unsafe_code)]
@@ -29,6 +30,7 @@ mod damage;
 mod documents;
 pub mod durable;
 mod error;
+mod examples;
 pub mod formats;
 mod grammar;
 pub mod inspect;
@@ -54,6 +56,7 @@ mod tokenizer;
 
 pub use corpus::{Corpus, Description, Floor, MixPart, Spec, open, open_saying};
 pub use error::{DataError, ErrorKind, one_line};
+pub use examples::{Example, ExampleTable};
 pub use loader::{Cursor, Loader, LoaderOptions, Rows};
 pub use manifest::{Manifest, ShardEntry};
 pub use pack::{STREAMS, Segment, StreamPosition, max_segments};
