@@ -1,9 +1,11 @@
 //! What every switch is worth on this machine and model, measured: the base against each switch turned off alone, against
 //! its other values, and up the guides' ladder from plain FP32.
 //!
-//! A visit opens a configuration, makes its first updates and times some more. Rounds visit every variant once, with the
-//! base after each of them, and every second round goes backwards, so that a machine that drifts or a neighbour
-//! that comes and goes touches base and variants alike. `statistics` says what is made of the times.
+//! A visit opens a configuration, makes its first updates and times some more. On the CPU the base is open as well and their
+//! updates alternate: the cores of a virtual machine are another's for tenths of a second. On a GPU, which is quieter and where
+//! the host runs ahead of the updates, the base is visited after each variant instead. Rounds visit every variant once, and
+//! every second round goes backwards, so that a machine that drifts touches base and variants alike. `statistics` says what
+//! is made of the times.
 
 pub mod kept;
 pub mod page;
@@ -19,7 +21,7 @@ use crate::config::Config;
 use crate::corpus::cache_folder;
 use crate::device::Device;
 use crate::failure::Failure;
-use crate::measure::{Stage, Timed, guarded, visit};
+use crate::measure::{Stage, Timed, guarded, visit, visit_beside};
 use kept::{End, Kept};
 use table::{BaseRow, Row, failure, table};
 use variants::{BASE, Base, Fate, Variant, Wanted, variants};
@@ -120,8 +122,14 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     let visits_before = kept.visits.len();
     let place = kept.path().map(PathBuf::from);
     say(Said::Ready { variants: &variants, budget, kept: place, visits_before });
-    let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget };
-    let mut visit = |config: &Config| guarded(|| visit(&stage, config, WARMUP, options.steps));
+    let is_beside = matches!(stage.device(), Device::Cpu { .. });
+    let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget, is_beside };
+    let mut visit = |config: &Config, who: Who| {
+        guarded(|| match who {
+            Who::Variant if is_beside => visit_beside(&stage, &base.config, config, WARMUP, options.steps),
+            _ => visit(&stage, config, WARMUP, options.steps),
+        })
+    };
     let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
     let precision = &base.active["precision"];
     let tokens_per_update = config.train.batch * config.model.context;
@@ -150,24 +158,36 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     })
 }
 
+/// What is visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Base,
+    Variant,
+}
+
+/// Visits a configuration. A variant's visit that has no times of the base in it is one between two visits of the base.
+type Visiting<'a> = dyn FnMut(&Config, Who) -> Result<Timed, Failure> + 'a;
+
 /// What the rounds go through.
 struct Plan<'a> {
     variants: &'a [Variant],
     base: &'a Config,
     repeats: usize,
     budget: Duration,
+    /// Whether the base is open beside a variant, and needs no visits of its own.
+    is_beside: bool,
 }
 
 /// Visits what is not kept yet, a round after the other. False where the budget ended first.
 fn rounds(
     plan: &Plan<'_>,
     kept: &mut Kept,
-    visit: &mut dyn FnMut(&Config) -> Result<Timed, Failure>,
+    visit: &mut Visiting<'_>,
     elapsed: &mut dyn FnMut() -> Duration,
     say: &mut dyn FnMut(Said<'_>),
 ) -> Result<bool, Failure> {
     let work = distinct(plan.variants);
-    let of = plan.repeats * 2 * work.len() + 1;
+    let of = plan.repeats * work.len() * if plan.is_beside { 1 } else { 2 } + 1;
     let longest = Duration::ZERO;
     let mut round_of = Rounds { plan, kept, visit, elapsed, say, last_failed: None, visited: 0, of, longest };
     if !round_of.kept.visits.iter().any(|visit| visit.key == BASE) {
@@ -189,8 +209,9 @@ fn rounds(
             if round_of.visited == 0 {
                 round_of.base(round)?;
             }
-            round_of.variant(key, name, config, round);
-            round_of.base(round)?;
+            if !round_of.variant(key, name, config, round) {
+                round_of.base(round)?;
+            }
         }
     }
     Ok(true)
@@ -213,7 +234,7 @@ fn distinct(variants: &[Variant]) -> Vec<(&str, &str, &Config)> {
 struct Rounds<'a> {
     plan: &'a Plan<'a>,
     kept: &'a mut Kept,
-    visit: &'a mut dyn FnMut(&Config) -> Result<Timed, Failure>,
+    visit: &'a mut Visiting<'a>,
     elapsed: &'a mut dyn FnMut() -> Duration,
     say: &'a mut dyn FnMut(Said<'_>),
     last_failed: Option<String>,
@@ -225,17 +246,17 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    fn visited(&mut self, name: &str, config: &Config) -> Result<Timed, Failure> {
+    fn visited(&mut self, name: &str, config: &Config, who: Who) -> Result<Timed, Failure> {
         (self.say)(Said::Visit { name, done: self.visited, of: self.of });
         self.visited += 1;
         let began = (self.elapsed)();
-        let timed = (self.visit)(config);
+        let timed = (self.visit)(config, who);
         self.longest = self.longest.max((self.elapsed)() - began);
         timed
     }
 
     fn base(&mut self, round: usize) -> Result<(), Failure> {
-        match (self.visited(BASE, self.plan.base), &self.last_failed) {
+        match (self.visited(BASE, self.plan.base, Who::Base), &self.last_failed) {
             (Ok(timed), _) => {
                 self.kept.push(BASE, round, End::Timed(timed));
                 Ok(())
@@ -248,8 +269,11 @@ impl Rounds<'_> {
         }
     }
 
-    fn variant(&mut self, key: &str, name: &str, config: &Config, round: usize) {
-        let end = match self.visited(name, config) {
+    /// Whether the base was measured with it.
+    fn variant(&mut self, key: &str, name: &str, config: &Config, round: usize) -> bool {
+        let visited = self.visited(name, config, Who::Variant);
+        let is_beside = visited.as_ref().is_ok_and(|timed| !timed.around_ms.is_empty());
+        let end = match visited {
             Ok(timed) => End::Timed(timed),
             Err(why) => {
                 let why = why.to_string();
@@ -259,6 +283,7 @@ impl Rounds<'_> {
             }
         };
         self.kept.push(key, round, end);
+        is_beside
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{active, pretrained};
 use rows::{Supply, Text};
 pub use spans::Span;
 use spans::Spans;
-pub use visit::{Timed, guarded, visit};
+pub use visit::{Timed, guarded, visit, visit_beside};
 
 /// Opens what a config asks for and makes its first update.
 pub fn open(config: &Config) -> Result<Bench, Failure> {

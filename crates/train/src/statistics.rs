@@ -1,7 +1,8 @@
 //! What repeated timings allow to say: a ratio, the range it lies in, and whether it differs from 1.
 //!
-//! Machines drift, so a variant is never compared with a base of another time: its time in a round is divided by the median of
-//! the base's two visits before and two after it. The rounds' ratios give a median, and around it a range of three standard
+//! Machines drift, so a variant is never compared with a base of another time: each of its updates in a round is divided by the
+//! base's around it, or, where the two are not open together, its time by the median of the base's two visits before and two
+//! after it. The rounds' ratios give a median, and around it a range of three standard
 //! deviations of that median to either side. The deviation is the larger of two: that of the rounds among themselves, and
 //! that of the base against itself, which many visits tell better than a handful of rounds. All are made of medians, because
 //! a neighbour that wakes up for one visit says nothing about a switch. With twenty rows in a table, two deviations would
@@ -65,6 +66,41 @@ pub fn estimate(ratios: &[f64], noise: Noise) -> Estimate {
 pub fn rounds_to_tell(difference: f64, deviation: f64) -> usize {
     let rounds = DEVIATIONS * deviation * 1.2533 / (1.0 + difference).ln();
     (rounds * rounds).ceil().max(3.0) as usize
+}
+
+/// The ratio of updates to those of the base around them, of which there is one more: the median over the updates.
+pub fn beside(step_ms: &[f64], around_ms: &[f64]) -> f64 {
+    let around = around_ms.windows(2).map(|two| (two[0] * two[1]).sqrt());
+    let ratios: Vec<f64> = step_ms.iter().zip(around).map(|(ms, around)| ms / around).collect();
+    middle(&ratios)
+}
+
+/// The noise of such ratios, if the variant were the base: of each update of the base against the two of it around, by
+/// visit. Those lie twice as far apart, and are fewer by one, so this is rather too much than too little.
+pub fn noise_beside<'a>(visits: impl Iterator<Item = &'a [f64]>) -> Noise {
+    let of = |around_ms: &[f64]| {
+        let bends = around_ms.windows(3).map(|three| three[1] / (three[0] * three[2]).sqrt());
+        middle(&bends.collect::<Vec<_>>()).ln().abs()
+    };
+    let off: Vec<f64> = visits.map(of).filter(|off| off.is_finite()).collect();
+    let worst = off.iter().copied().fold(0.0, f64::max);
+    match off.len() {
+        0 => Noise { deviation: f64::INFINITY, worst: f64::INFINITY },
+        1 | 2 => Noise { deviation: worst, worst },
+        _ => Noise { deviation: NORMAL * middle(&off), worst },
+    }
+}
+
+/// How much rounds vary among themselves: what differs from one opening to the next is in it, and the few rounds of one
+/// row do not tell it. `rows` has the ratios of each row in the order of its rounds.
+pub fn scatter(rows: &[Vec<f64>]) -> f64 {
+    // Two that vary equally lie apart by more than one of them varies.
+    let apart = rows
+        .iter()
+        .flat_map(|ratios| ratios.windows(2))
+        .map(|two| (two[1] / two[0]).ln().abs() / 2f64.sqrt());
+    let apart: Vec<f64> = apart.collect();
+    if apart.len() < 3 { 0.0 } else { NORMAL * middle(&apart) }
 }
 
 /// The noise of a variant's ratio, if the variant were the base: of each visit of the base against the two around it,
@@ -133,6 +169,25 @@ mod tests {
         let rounds = rounds_to_tell(0.05, 0.03);
         let told = |n: usize| !estimate(&vec![1.05; n], even(0.03)).is_noise();
         assert_eq!((rounds, told(rounds), told(rounds - 1)), (6, true, false));
+    }
+
+    #[test]
+    fn beside_each_other_a_drift_is_no_difference() {
+        let around: Vec<f64> = (0..9).map(|i| 30.0 * 1.05f64.powi(2 * i)).collect();
+        let own: Vec<f64> = (0..8).map(|i| 33.0 * 1.05f64.powi(2 * i + 1)).collect();
+        assert!((beside(&own, &around) - 1.1).abs() < 1e-12, "a twentieth slower with every update");
+        assert!(noise_beside([&around[..]; 3].into_iter()).deviation < 1e-12);
+        let restless = [30.0, 33.0, 30.0, 33.0, 30.0, 33.0, 30.0, 33.0, 30.0];
+        let noise = noise_beside([&restless[..]; 3].into_iter());
+        assert!((noise.deviation / (NORMAL * 1.1f64.ln()) - 1.0).abs() < 1e-9, "{noise:?}");
+        assert_eq!(noise_beside(std::iter::empty()).deviation, f64::INFINITY);
+    }
+
+    #[test]
+    fn scatter_is_between_rounds_of_a_row_and_not_between_rows() {
+        let rows = [vec![1.0, 1.02, 1.0], vec![6.0, 6.12, 6.0]];
+        assert!((scatter(&rows) / (NORMAL * 1.02f64.ln() / 2f64.sqrt()) - 1.0).abs() < 1e-9);
+        assert_eq!(scatter(&[vec![1.0], vec![2.0]]), 0.0);
     }
 
     #[test]

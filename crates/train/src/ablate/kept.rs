@@ -134,6 +134,7 @@ pub(super) mod tests {
     pub fn timed() -> Timed {
         Timed {
             step_ms: vec![30.0; 8],
+            around_ms: vec![],
             losses: vec![6.5, 6.25],
             start: Start { compile_seconds: 0.5, ..Start::default() },
             arena_bytes: 1 << 40,

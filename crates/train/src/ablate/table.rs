@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::kept::{Kept, Visit};
 use super::variants::{BASE, Fate, Group, Variant};
 use crate::measure::Timed;
-use crate::statistics::{Estimate, Noise, estimate, middle, nearest, noise};
+use crate::statistics::{Estimate, Noise, beside, estimate, middle, nearest, noise, noise_beside, scatter};
 use crate::switches::{Class, Precision};
 
 /// The base, measured.
@@ -132,11 +132,28 @@ pub struct Table {
 pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: usize) -> Option<Table> {
     let bases: Vec<(&Visit, &Timed)> = of(kept, BASE).collect();
     let base = base_row(&bases, tokens)?;
-    let noise = noise(&unbroken(&bases));
+    let noise = spread(variants, kept, &bases);
     let mut rows: Vec<Row> =
         variants.iter().map(|variant| row(variant, kept, &base, &bases, noise, precision)).collect();
     climb(variants, &mut rows, kept, noise);
     Some(Table { base, noise: noise.deviation, rows })
+}
+
+/// How much a ratio varies where nothing differs: by the base against itself, or by the rounds among themselves where
+/// that is more.
+fn spread(variants: &[Variant], kept: &Kept, bases: &[(&Visit, &Timed)]) -> Noise {
+    let around = || kept.visits.iter().filter_map(Visit::timed).map(|timed| &timed.around_ms[..]);
+    let around = || around().filter(|around| !around.is_empty());
+    let own = match around().next() {
+        Some(_) => noise_beside(around()),
+        None => noise(&unbroken(bases)),
+    };
+    let of_row = |variant: &Variant| match &variant.fate {
+        Fate::Measured { key, .. } if key != BASE => of(kept, key).filter_map(|v| ratio(&v, kept)).collect(),
+        _ => vec![],
+    };
+    let rows: Vec<Vec<f64>> = variants.iter().map(of_row).collect();
+    Noise { deviation: own.deviation.max(scatter(&rows)), ..own }
 }
 
 /// Compares every measured rung with the one below and the first, round by round.
@@ -305,8 +322,12 @@ fn measure(
     })
 }
 
-/// A visit's time over the base's at that moment: the median of its nearest visits in the same process.
+/// A visit's time over the base's at that moment: update by update where both were open, otherwise by the median of the
+/// base's nearest visits in the same process.
 fn ratio((visit, timed): &(&Visit, &Timed), kept: &Kept) -> Option<f64> {
+    if !timed.around_ms.is_empty() {
+        return Some(beside(&timed.step_ms, &timed.around_ms));
+    }
     let at = kept.visits.iter().position(|other| std::ptr::eq(other, *visit))?;
     let base = |other: &Visit| {
         let is_base = other.key == BASE && other.process == visit.process;

@@ -68,9 +68,9 @@ fn measured(seed: u64, ratios: &[f64], repeats: usize) -> Table {
     let row = |(i, _): (usize, &f64)| variant(&base, &format!("v{i}"), 1 + i as u64, Class::Bitwise);
     let variants: Vec<Variant> = ratios.iter().enumerate().map(row).collect();
     let mut machine = Machine::new(seed);
-    let plan = Plan { variants: &variants, base: &base, repeats, budget: Duration::MAX };
+    let plan = Plan { variants: &variants, base: &base, repeats, budget: Duration::MAX, is_beside: false };
     let mut kept = Kept::nowhere(None);
-    let mut visit = |config: &Config| {
+    let mut visit = |config: &Config, _: Who| {
         let ratio = if config.train.seed == 0 { 1.0 } else { ratios[config.train.seed as usize - 1] };
         Ok(machine.visit(BASE_MS * ratio))
     };
@@ -100,6 +100,65 @@ fn a_switch_that_does_nothing_is_within_noise() {
     let wrong: usize = (0..50).map(|seed| wrong(&after_one(seed))).sum();
     println!("{wrong} of {all} after one round");
     assert!(wrong * 100 <= 3 * all, "{wrong} of {all}");
+}
+
+/// Cores that are another's for tenths of a second: 10% that stays for five updates or so, and 2% for each.
+struct Shared {
+    seed: u64,
+    updates: u64,
+    level: f64,
+}
+
+impl Shared {
+    fn update(&mut self, true_ms: f64) -> f64 {
+        let draw = |stream| normal(self.seed, stream, self.updates) as f64;
+        let stays = 0.8f64;
+        self.level = stays * self.level + (1.0 - stays * stays).sqrt() * 0.1 * draw(1);
+        let ms = true_ms * (self.level + 0.02 * draw(2)).exp();
+        self.updates += 1;
+        ms
+    }
+
+    /// As `visit_beside` does it.
+    fn beside(&mut self, true_ms: f64) -> Timed {
+        let mut around_ms = vec![self.update(BASE_MS)];
+        let mut step_ms = vec![];
+        for _ in 0..8 {
+            step_ms.push(self.update(true_ms));
+            around_ms.push(self.update(BASE_MS));
+        }
+        Timed { step_ms, around_ms, ..timed() }
+    }
+}
+
+#[test]
+fn beside_each_other_a_tenth_is_found_on_cores_that_are_shared() {
+    let ratios = [1.0, 1.1, 1.0, 0.9, 1.0];
+    let base = base();
+    let row_of = |i: usize| variant(&base, &format!("v{i}"), 1 + i as u64, Class::Bitwise);
+    let variants: Vec<Variant> = (0..ratios.len()).map(row_of).collect();
+    let (mut found, mut wrong, mut base_visits) = (0, 0, 0);
+    for seed in 0..100 {
+        let mut machine = Shared { seed, updates: 0, level: 0.0 };
+        let mut visit = |config: &Config, who: Who| {
+            base_visits += (who == Who::Base) as usize;
+            Ok(match who {
+                Who::Base => timed(),
+                Who::Variant => machine.beside(BASE_MS * ratios[config.train.seed as usize - 1]),
+            })
+        };
+        let plan =
+            Plan { variants: &variants, base: &base, repeats: 4, budget: Duration::MAX, is_beside: false };
+        let mut kept = Kept::nowhere(None);
+        rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
+        let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+        found += (row(&table, 1).verdict == Verdict::Faster) as usize;
+        found += (row(&table, 3).verdict == Verdict::Slower) as usize;
+        wrong += [0, 2, 4].iter().filter(|i| row(&table, **i).verdict != Verdict::WithinNoise).count();
+    }
+    println!("{found} of 200 found, {wrong} of 300 dummies look like something");
+    assert!(found >= 195 && wrong <= 6, "{found}, {wrong}");
+    assert_eq!(base_visits, 100, "once: it is open beside the others");
 }
 
 #[test]
@@ -146,8 +205,8 @@ fn rungs_are_compared_with_the_one_below() {
     let mut kept = Kept::nowhere(None);
     let mut machine = Machine::new(3);
     let mut visit =
-        |config: &Config| Ok(machine.visit(BASE_MS * [1.0, 3.0, 1.5][config.train.seed as usize]));
-    let plan = Plan { variants: &variants, base: &base, repeats: 5, budget: Duration::MAX };
+        |config: &Config, _: Who| Ok(machine.visit(BASE_MS * [1.0, 3.0, 1.5][config.train.seed as usize]));
+    let plan = Plan { variants: &variants, base: &base, repeats: 5, budget: Duration::MAX, is_beside: false };
     rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
     let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
     let climbs: Vec<_> = (0..3).map(|i| row(&table, i).climb.expect("a rung")).collect();
@@ -168,8 +227,8 @@ fn a_slower_start_is_repaid_by_faster_updates() {
     let base = base();
     let variants = [variant(&base, "slow", 1, Class::Bitwise), variant(&base, "quick", 2, Class::Bitwise)];
     let mut kept = Kept::nowhere(None);
-    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX };
-    let mut visit = |config: &Config| {
+    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_beside: false };
+    let mut visit = |config: &Config, _: Who| {
         let (ms, start) = [(30.0, 1.5), (33.0, 0.5), (27.0, 0.5)][config.train.seed as usize];
         let mut timed = Timed { step_ms: vec![ms; 8], ..timed() };
         timed.start = Start { session_seconds: start, ..Start::default() };
@@ -198,13 +257,14 @@ fn losses_are_held_against_the_class() {
     let kept_in = |loose_base: bool| {
         let mut kept = Kept::nowhere(None);
         let mut visits = 0;
-        let mut visit = |config: &Config| {
+        let mut visit = |config: &Config, _: Who| {
             visits += 1;
             let off = [0.0, 0.0, 5e-6, 5e-3, 2e-2, f32::NAN][config.train.seed as usize];
             let shift = if loose_base && config.train.seed == 0 && visits > 1 { 1e-6 } else { 0.0 };
             Ok(Timed { losses: vec![6.0, 5.0 * (1.0 + off + shift)], ..timed() })
         };
-        let plan = Plan { variants: &variants, base: &base, repeats: 1, budget: Duration::MAX };
+        let plan =
+            Plan { variants: &variants, base: &base, repeats: 1, budget: Duration::MAX, is_beside: false };
         rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
         let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
         let kept: Vec<bool> = (0..variants.len()).map(|i| row(&table, i).numbers.unwrap().is_kept).collect();
@@ -225,14 +285,14 @@ fn what_fails_is_a_row_and_the_rest_is_measured() {
     let variants = [1, 2, 3].map(|number| variant(&base, &format!("v{number}"), number, Class::Bitwise));
     let mut kept = Kept::nowhere(None);
     let mut asked = vec![];
-    let mut visit = |config: &Config| {
+    let mut visit = |config: &Config, _: Who| {
         asked.push(config.train.seed);
         match config.train.seed {
             2 => guarded(|| panic!("an invariant of {}", "ours")),
             _ => Ok(timed()),
         }
     };
-    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX };
+    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_beside: false };
     let complete = rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {});
     assert_eq!(complete, Ok(true));
     assert_eq!(
@@ -251,17 +311,17 @@ fn a_base_that_a_variant_broke_ends_it_with_the_name() {
     let base = base();
     let variants = [variant(&base, "breaker", 1, Class::Bitwise)];
     let mut broken = false;
-    let mut visit = |config: &Config| {
+    let mut visit = |config: &Config, _: Who| {
         broken |= config.train.seed == 1;
         if broken { Err(Failure::Environment("the device is gone".into())) } else { Ok(timed()) }
     };
-    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX };
+    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_beside: false };
     let mut kept = Kept::nowhere(None);
     let failed = rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).unwrap_err();
     assert!(failed.to_string().contains("the base ran before `breaker` failed"), "{failed}");
     // Going on leaves it out.
     kept.process += 1;
-    let mut well = |_: &Config| Ok(timed());
+    let mut well = |_: &Config, _: Who| Ok(timed());
     assert_eq!(rounds(&plan, &mut kept, &mut well, &mut || Duration::ZERO, &mut |_| {}), Ok(true));
 }
 
@@ -270,13 +330,19 @@ fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
     let base = base();
     let variants = [1, 2, 3, 4].map(|number| variant(&base, &format!("v{number}"), number, Class::Bitwise));
     let folder = tempfile::tempdir().expect("a folder");
-    let plan = Plan { variants: &variants, base: &base, repeats: 2, budget: Duration::from_secs(10) };
+    let plan = Plan {
+        variants: &variants,
+        base: &base,
+        repeats: 2,
+        budget: Duration::from_secs(10),
+        is_beside: false,
+    };
     let mut calls = 0;
     loop {
         calls += 1;
         let mut kept = Kept::open(folder.path(), "the same").expect("a file");
         let seconds = std::cell::Cell::new(0);
-        let mut visit = |_: &Config| {
+        let mut visit = |_: &Config, _: Who| {
             seconds.set(seconds.get() + 1);
             Ok(timed())
         };

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Stage, Start};
+use super::{Bench, Stage, Start};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::statistics::middle;
@@ -14,15 +14,43 @@ pub fn visit(stage: &Stage, config: &Config, warmup: usize, steps: usize) -> Res
     let mut bench = stage.bench(config)?;
     bench.steps(warmup)?;
     let step_ms = bench.steps(steps)?;
-    Ok(Timed {
+    Ok(timed(&bench, step_ms, vec![]))
+}
+
+/// The same with the base open as well: an update of the base lies before each timed one and after the last. What slows
+/// a machine down for a tenth of a second or more then touches both alike. Only for a device on which the host does not run
+/// ahead of the updates, because here it waits for each.
+pub fn visit_beside(
+    stage: &Stage,
+    base: &Config,
+    config: &Config,
+    warmup: usize,
+    steps: usize,
+) -> Result<Timed, Failure> {
+    let mut own = stage.bench(config)?;
+    let mut base = stage.bench(base)?;
+    own.steps(warmup)?;
+    base.steps(warmup)?;
+    let mut around_ms = base.steps(1)?;
+    let mut step_ms = vec![];
+    for _ in 0..steps {
+        step_ms.extend(own.steps(1)?);
+        around_ms.extend(base.steps(1)?);
+    }
+    Ok(timed(&own, step_ms, around_ms))
+}
+
+fn timed(bench: &Bench, step_ms: Vec<f64>, around_ms: Vec<f64>) -> Timed {
+    Timed {
         step_ms,
+        around_ms,
         losses: bench.losses().to_vec(),
         start: bench.start(),
         arena_bytes: bench.arena_bytes(),
         driver_bytes: bench.driver_bytes(),
         launches: bench.launches(),
         parameters: bench.compiled().parameters,
-    })
+    }
 }
 
 /// One configuration opened, warmed up and timed.
@@ -30,6 +58,8 @@ pub fn visit(stage: &Stage, config: &Config, warmup: usize, steps: usize) -> Res
 pub struct Timed {
     /// Of every timed update.
     pub step_ms: Vec<f64>,
+    /// Of the base's updates before, between and after those, where both were open; otherwise none.
+    pub around_ms: Vec<f64>,
     /// Of every update from the first.
     #[serde(deserialize_with = "losses")]
     pub losses: Vec<f32>,

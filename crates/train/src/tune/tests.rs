@@ -80,6 +80,7 @@ impl Machine {
 fn timed(ms: f64) -> Timed {
     Timed {
         step_ms: vec![ms; 3],
+        around_ms: vec![],
         losses: vec![6.0, 5.0],
         start: Start::default(),
         arena_bytes: 1,
