@@ -10,60 +10,30 @@ mean loss of the last tenth of the updates, its ratio to that of fp32 with the s
 `optimizer`, and the median step. Exit code 0 where the mean ratio over the seeds is within half a percent of 1 for both kinds.
 """
 
-import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+import decoder_30m
 
 KINDS = ["fp32", "bf16", "int8"]
 
 
-def overrides(a, kind, seed):
-    return ["data.source=synthetic", "model.width=512", f"model.layers={a.layers}", "model.heads=8", "model.kv_heads=4", "model.ffn=1536",
-            "model.context=256", f"train.steps={a.steps}", "train.batch=32", "train.micro_batch=32", f"train.seed={seed}",
-            f"schedule.warmup_steps={max(a.steps // 20, 1)}", "eval.rows=0", "checkpoint.every=0", "log.every=1", *a.override,
-            f"optimizer.state={kind}"]
-
-
 def train(a, folder, kind, seed):
-    began = time.perf_counter()
-    run = folder / f"{kind}-{seed}"
-    command = [a.flatout, "train", a.recipe, *overrides(a, kind, seed), "--run", str(run), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with code {done.returncode}")
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    start = next(event for event in events if event["event"] == "start")
-    steps = [event for event in events if event["event"] == "step"]
-    if start["switches"]["optimizer.state"] != kind:
-        sys.exit(f"optimizer.state={kind} was asked for and {start['switches']['optimizer.state']} is active")
-    losses = [step["loss"] for step in steps]
-    last = statistics.fmean(losses[-max(len(losses) // 10, 1):])
-    return dict(kind=kind, seed=seed, first=losses[0], last=last, step_ms=statistics.median(step["step_ms"] for step in steps),
-                seconds=time.perf_counter() - began)
-
-
-def plan(a, kind):
-    command = [a.flatout, "plan", a.recipe, *overrides(a, kind, 0), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+    run = decoder_30m.train(a, folder / f"{kind}-{seed}", seed, f"optimizer.state={kind}")
+    active = run["start"]["switches"]["optimizer.state"]
+    if active != kind:
+        sys.exit(f"optimizer.state={kind} was asked for and {active} is active")
+    losses = run["losses"]
+    return dict(kind=kind, seed=seed, first=losses[0], last=decoder_30m.last(losses, len(losses) // 10), step_ms=run["step_ms"],
+                seconds=run["seconds"])
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("flatout")
-    p.add_argument("override", nargs="*")
-    p.add_argument("--recipe", default="pretrain-226m")
-    p.add_argument("--steps", type=int, default=2000)
-    p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--layers", type=int, default=4)
-    p.add_argument("--json", action="store_true")
-    a = p.parse_intermixed_args()
-    plans = {kind: plan(a, kind) for kind in KINDS}
+    a = decoder_30m.arguments(__doc__).parse_intermixed_args()
+    plans = {kind: decoder_30m.plan(a, f"optimizer.state={kind}") for kind in KINDS}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, a.seeds + 1):
