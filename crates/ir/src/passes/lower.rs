@@ -378,6 +378,43 @@ impl Lowering<'_> {
         place
     }
 
+    /// Lets a concat's output take over what the node that makes all its parts reads: the gradients of a merged product's
+    /// slices lie where the slices did. Each part must lie exactly over an input its kernel may overwrite.
+    fn join_in_place(&mut self, id: NodeId, concat: NodeId, row: &KernelRow, ins: &[Place]) {
+        if !self.reuse || self.joined.contains_key(&concat) {
+            return;
+        }
+        let pairs: Vec<(usize, usize)> = row.in_place_for(&self.g.node(id).op).collect();
+        let whole = &self.g.node(concat).outs[0];
+        let (mut over, mut storage) = (vec![], None);
+        let homes = self.homes.iter().filter_map(|(v, home)| match home {
+            Home::Inside(c, view) if *c == concat => Some((v, view)),
+            _ => None,
+        });
+        for (v, view) in homes {
+            let under = |(i, _): &&(usize, usize)| ins.get(*i).is_some_and(|place| place.view == *view);
+            let is_own = v.node == id;
+            let Some((i, _)) = pairs.iter().filter(|(_, o)| is_own && *o == v.out as usize).find(under) else {
+                return;
+            };
+            over.push(*i);
+            if *storage.get_or_insert(ins[*i].storage) != ins[*i].storage {
+                return;
+            }
+        }
+        let Some(at) = storage.filter(|_| over.len() == self.g.node(concat).ins.len()) else { return };
+        let others = ins.iter().enumerate().filter(|(i, _)| !over.contains(i));
+        let taken = &self.out.storages[at];
+        let is_last = taken.fixed.is_none() && taken.last_use <= id.0 as usize;
+        if is_last && taken.bytes == whole.bytes() && others.into_iter().all(|(_, place)| place.storage != at) {
+            let place = Place { storage: at, view: View::dense(0, whole) };
+            let last = self.last.get(&concat.out(0)).copied().unwrap_or(0);
+            self.out.storages[at].last_use = self.out.storages[at].last_use.max(last);
+            self.out.in_place += over.len();
+            self.joined.insert(concat, place);
+        }
+    }
+
     fn compute(&mut self, id: NodeId) -> Result<(), Refusal> {
         let node = self.g.node(id);
         let row = self.row(id)?;
@@ -397,6 +434,7 @@ impl Lowering<'_> {
             let place = match self.homes.get(&v).cloned() {
                 Some(Home::Slot(slot)) => self.slot_place(slot),
                 Some(Home::Inside(concat, view)) => {
+                    self.join_in_place(id, concat, &row, &ins);
                     let whole = self.joined(concat);
                     Place {
                         storage: whole.storage,
