@@ -107,10 +107,11 @@ ops! {
     RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool }
     /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
     Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
-    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)).
-    QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half is for so many
+    /// heads, the rest for the others.
+    QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (x, w, positions, table?, dy) -> dx, dw.
-    QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (gate, up) -> act(gate) * up.
     Gated = "gated" { act: Act }
     /// (gate, up, dy) -> d gate, d up; with `again` also act(gate) * up.
@@ -203,11 +204,11 @@ impl Op {
             Op::RmsNorm { weight, bias, residual, .. } => norm::infer(*weight, *bias, *residual, &ins),
             Op::RmsNormGrad { weight, bias, add, .. } => norm::infer_grad(*weight, *bias, *add, &ins),
             Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
-            Op::QkNormRope { weight, axis_of_freq, table, .. } => {
-                qk_norm_rope::infer(*weight, axis_of_freq, *table, &ins)
+            Op::QkNormRope { weight, first, axis_of_freq, table, .. } => {
+                qk_norm_rope::infer(*weight, *first, axis_of_freq, *table, &ins)
             }
-            Op::QkNormRopeGrad { weight, axis_of_freq, table, .. } => {
-                qk_norm_rope::infer_grad(*weight, axis_of_freq, *table, &ins)
+            Op::QkNormRopeGrad { weight, first, axis_of_freq, table, .. } => {
+                qk_norm_rope::infer_grad(*weight, *first, axis_of_freq, *table, &ins)
             }
             Op::Gated { .. } => gated::infer(&ins),
             Op::GatedGrad { again, .. } => gated::infer_grad(*again, &ins),

@@ -73,9 +73,12 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
         Op::Rope { freq, axis_of_freq, pairs, inverse, .. } => {
             vec![rope(*freq, axis_of_freq, *pairs, *inverse, &ins[0], &ins[1])]
         }
-        Op::QkNormRope { eps, weight, freq, axis_of_freq, pairs, .. } => {
+        Op::QkNormRope { eps, weight, first, freq, axis_of_freq, pairs, .. } => {
             let positions = &ins[ins.len() - 1];
-            let x = norm(NormSpec::rms(*eps, *weight), false, &ins[..ins.len() - 1]).remove(0);
+            let x = match first {
+                0 => norm(NormSpec::rms(*eps, *weight), false, &ins[..ins.len() - 1]).remove(0),
+                _ => two_norms(NormSpec::rms(*eps, *weight), *first, &ins[0], &ins[1]),
+            };
             let x = Data { dims: ins[0].dims.clone(), x };
             vec![rope(*freq, axis_of_freq, *pairs, false, &x, positions)]
         }
@@ -87,6 +90,17 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
         Op::HeadLoss { .. } => head_loss(ins),
         _ => return None,
     })
+}
+
+/// The norm of every head, by the first of two weights for so many heads and by the second for the others.
+fn two_norms(spec: NormSpec, first: usize, x: &Data, w: &Data) -> Vec<f64> {
+    let (heads, size) = (x.dims[1], x.dims[2]);
+    let head = |(i, head): (usize, &[f64])| {
+        let w = if i % heads < first { &w.x[..size] } else { &w.x[size..] };
+        let [x, w] = [(vec![1, size], head), (vec![size], w)].map(|(dims, x)| Data { dims, x: x.to_vec() });
+        norm(spec, false, &[x, w]).remove(0)
+    };
+    x.x.chunks(size).enumerate().flat_map(head).collect()
 }
 
 /// A product with a bias in every row, and its GELU.

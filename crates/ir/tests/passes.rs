@@ -5,7 +5,8 @@ use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::differentiate;
 use flatout_ir::passes::{
-    epilogues, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin, rope_table, tf32,
+    epilogues, joint_heads, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin,
+    rope_table, tf32,
 };
 use flatout_ir::target::paper;
 use flatout_ir::{Graph, Launch, Options, Precision, Program, Recompute, Role, Update, compile};
@@ -168,13 +169,52 @@ const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
     result y %10";
 
 #[test]
+fn heads_side_by_side_are_turned_together() {
+    let text = |v_start: usize| {
+        format!(
+            "slot $0 y f32[4,24] input zeros
+             slot $1 attn.q_norm f32[4] weight ones
+             slot $2 attn.k_norm f32[4] weight ones
+             slot $3 positions i32[1,4] input zeros
+             %0 = read{{slot=$0}} -> f32[4,24]
+             %1 = read{{slot=$1}} -> f32[4]
+             %2 = read{{slot=$3}} -> i32[1,4]
+             %3 = slice{{axis=1, start=0, len=8}} %0 -> f32[4,8]
+             %4 = reshape{{dims=[4 2 4]}} %3 -> f32[4,2,4]
+             %5 = qk_norm_rope{{eps=0.01, weight=plain, first=0, freq=100, axis_of_freq=[0 0], pairs=half, table=false}} %4 %1 %2 -> f32[4,2,4]
+             %6 = read{{slot=$2}} -> f32[4]
+             %7 = slice{{axis=1, start={v_start}, len=4}} %0 -> f32[4,4]
+             %8 = reshape{{dims=[4 1 4]}} %7 -> f32[4,1,4]
+             %9 = qk_norm_rope{{eps=0.01, weight=plain, first=0, freq=100, axis_of_freq=[0 0], pairs=half, table=false}} %8 %6 %2 -> f32[4,1,4]
+             result q %5
+             result k %9"
+        )
+    };
+    let (joined, count) = joint_heads::joint_heads(&graph(&text(8)), &Update::default());
+    assert_eq!(count, 1);
+    same(
+        &nodes(&joined),
+        "%3 = slice{axis=1, start=0, len=12} %0 -> f32[4,12]
+         %4 = reshape{dims=[4 3 4]} %3 -> f32[4,3,4]
+         %5 = qk_norm_rope{eps=0.01, weight=plain, first=2, freq=100, axis_of_freq=[0 0], pairs=half, table=false} %4 %2 %1 -> f32[4,3,4]
+         %6 = slice{axis=1, start=0, len=2} %5 -> f32[4,2,4]
+         %7 = slice{axis=1, start=2, len=1} %5 -> f32[4,1,4]
+         result q %6
+         result k %7",
+    );
+    assert!(slots(&joined).contains("attn.q_norm+k_norm f32[8]"), "{}", slots(&joined));
+    // With others between them they stay apart.
+    assert_eq!(joint_heads::joint_heads(&graph(&text(12)), &Update::default()).1, 0);
+}
+
+#[test]
 fn patterns_join_neighbours() {
     let (joined, count) = patterns::patterns(&graph(BLOCK), true, true);
     assert_eq!(count, patterns::Joined { add_norm: 1, norm_rope: 1, gated: 1 });
     same(
         &nodes(&joined),
         "%5 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=true} %0 %1 %2 -> f32[4,2,6] f32[4,2,6]
-         %6 = qk_norm_rope{eps=0.01, weight=plain, freq=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
+         %6 = qk_norm_rope{eps=0.01, weight=plain, first=0, freq=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
          %7 = gated{act=silu} %6 %5.1 -> f32[4,2,6]
          result y %7",
     );

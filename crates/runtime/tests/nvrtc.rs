@@ -13,6 +13,7 @@ use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
+use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
@@ -66,19 +67,24 @@ fn real() -> Vec<Form> {
             forms.push((layer.grad(true), backward));
         }
     }
-    for (heads, k) in [(12, 64), (4, 64), (16, 128), (4, 256)] {
+    for (heads, k) in [(12, 64), (16, 64), (16, 128), (4, 256)] {
         for (dtype, pairs) in [(bf16, Pairs::Half), (f32s, Pairs::Half), (bf16, Pairs::Interleaved)] {
             let (freq, axis_of_freq, table) = (10_000.0.into(), vec![0; k / 2], true);
             let x = ty(dtype, &[65536, heads, k]);
             let rest = [ty(i32s, &[1, 65536]), ty(f32s, &[2048, k / 2, 2])];
             let rope = Op::Rope { freq, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table };
             forms.push((rope, [vec![x.clone()], rest.to_vec()].concat()));
-            let ins = [vec![x.clone(), ty(f32s, &[k])], rest.to_vec()].concat();
-            let axes = axis_of_freq.clone();
-            let fused = Op::QkNormRope { eps: 1e-6, weight, freq, axis_of_freq: axes, pairs, table };
-            forms.push((fused, ins.clone()));
-            let grad = Op::QkNormRopeGrad { eps: 1e-6, weight, freq, axis_of_freq, pairs, table };
-            forms.push((grad, [ins, vec![x]].concat()));
+            for first in [0, heads - heads / 4] {
+                let ins = [vec![x.clone(), ty(f32s, &[weights(first) * k])], rest.to_vec()].concat();
+                let axes = axis_of_freq.clone();
+                let fused =
+                    Op::QkNormRope { eps: 1e-6, weight, first, freq, axis_of_freq: axes, pairs, table };
+                forms.push((fused, ins.clone()));
+                let axes = axis_of_freq.clone();
+                let grad =
+                    Op::QkNormRopeGrad { eps: 1e-6, weight, first, freq, axis_of_freq: axes, pairs, table };
+                forms.push((grad, [ins, vec![x.clone()]].concat()));
+            }
         }
     }
     let gate = ty(bf16, &[65536, 2048]);

@@ -165,6 +165,8 @@ pub const ROPE: &[Case] = cases! {
     "qk_norm_rope, 1 + w" => |t| qk_norm_rope(t, OnePlus, &[0, 0, 0], Half);
     "qk_norm_rope, no weight" => |t| qk_norm_rope(t, NoWeight, &[0, 0, 0], Interleaved);
     "qk_norm_rope, three axes" => |t| qk_norm_rope(t, Plain, &[0, 2, 1], Half);
+    "qk_norm_rope, two weights" => |t| qk_norm_rope_of(t, Plain, 2, &[0, 0, 0], Half);
+    "qk_norm_rope, two 1 + w" => |t| qk_norm_rope_of(t, OnePlus, 1, &[0, 0, 0], Interleaved);
 };
 
 pub const GATED: &[Case] = cases! {
@@ -375,12 +377,22 @@ fn stretched_rope<'g>(
 }
 
 fn qk_norm_rope<'g>(t: &'g Trial, weight: NormWeight, axis_of_freq: &[u8], pairs: Pairs) -> Vec<Tensor<'g>> {
+    qk_norm_rope_of(t, weight, 0, axis_of_freq, pairs)
+}
+
+fn qk_norm_rope_of<'g>(
+    t: &'g Trial,
+    weight: NormWeight,
+    first: usize,
+    axis_of_freq: &[u8],
+    pairs: Pairs,
+) -> Vec<Tensor<'g>> {
     let mut ins = vec![t.x(&[5, 3, 6])];
-    ins.extend(weight.is_some().then(|| t.x(&[6])));
+    ins.extend(weight.is_some().then(|| t.x(&[if first > 0 { 12 } else { 6 }])));
     ins.push(positions(t, axis_of_freq));
     let axis_of_freq = axis_of_freq.into();
     vec![t.b.op(
-        Op::QkNormRope { eps: 1e-2, weight, freq: 100.0.into(), axis_of_freq, pairs, table: false },
+        Op::QkNormRope { eps: 1e-2, weight, first, freq: 100.0.into(), axis_of_freq, pairs, table: false },
         &ins,
     )]
 }

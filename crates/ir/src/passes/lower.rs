@@ -394,7 +394,8 @@ impl Lowering<'_> {
         for (v, view) in homes {
             let under = |(i, _): &&(usize, usize)| ins.get(*i).is_some_and(|place| place.view == *view);
             let is_own = v.node == id;
-            let Some((i, _)) = pairs.iter().filter(|(_, o)| is_own && *o == v.out as usize).find(under) else {
+            let Some((i, _)) = pairs.iter().filter(|(_, o)| is_own && *o == v.out as usize).find(under)
+            else {
                 return;
             };
             over.push(*i);
@@ -406,7 +407,8 @@ impl Lowering<'_> {
         let others = ins.iter().enumerate().filter(|(i, _)| !over.contains(i));
         let taken = &self.out.storages[at];
         let is_last = taken.fixed.is_none() && taken.last_use <= id.0 as usize;
-        if is_last && taken.bytes == whole.bytes() && others.into_iter().all(|(_, place)| place.storage != at) {
+        if is_last && taken.bytes == whole.bytes() && others.into_iter().all(|(_, place)| place.storage != at)
+        {
             let place = Place { storage: at, view: View::dense(0, whole) };
             let last = self.last.get(&concat.out(0)).copied().unwrap_or(0);
             self.out.storages[at].last_use = self.out.storages[at].last_use.max(last);

@@ -86,7 +86,7 @@ fn product(replay: &mut Replay<'_>, set: &Set) -> Value {
 }
 
 /// A slot whose parts are these, one after the other along the first axis.
-fn side_by_side(replay: &mut Replay<'_>, parts: &[SlotId]) -> SlotId {
+pub(super) fn side_by_side(replay: &mut Replay<'_>, parts: &[SlotId]) -> SlotId {
     let g = replay.old;
     let first = g.slot(parts[0]);
     let names: Vec<&str> = parts.iter().map(|s| last_name(&g.slot(*s).path)).collect();

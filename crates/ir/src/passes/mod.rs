@@ -6,6 +6,7 @@ pub mod epilogues;
 pub mod fp8;
 pub mod fp8_copies;
 pub mod fused_products;
+pub mod joint_heads;
 pub mod lower;
 pub mod memory;
 pub mod merge;
@@ -93,6 +94,12 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
         format!("{} q or k norms joined their rotation", joined.norm_rope)
     });
     reports.say("patterns", joined.gated, || format!("{} gated activations run in one pass", joined.gated));
+
+    // Queries and keys of one product are normed and turned together.
+    let (g, pairs) =
+        if o.fuse_norm && runs("joint_heads") { joint_heads::joint_heads(&g, &o.update) } else { (g, 0) };
+    let g = checked("joint_heads", g);
+    reports.say("joint_heads", pairs, || format!("{pairs} pairs of q and k are normed and turned together"));
 
     // Products add their bias and apply GELU as they write; those of 8-bit floats have no epilogues.
     let has_epilogues = o.fuse_elementwise && o.precision != Precision::FP8 && runs("fused_products");

@@ -90,6 +90,7 @@ impl Finder<'_> {
         self.is_used_once(node.ins[0]).then_some(Op::QkNormRope {
             eps,
             weight,
+            first: 0,
             freq,
             axis_of_freq,
             pairs: *pairs,

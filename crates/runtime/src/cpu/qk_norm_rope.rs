@@ -3,6 +3,9 @@
 //! Backward turns dy back, then is the norm's gradient a head. dw is summed over groups of `GROUP` tokens in the
 //! workspace, then over groups in order.
 
+use std::ops::Range;
+
+use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
 use flatout_ir::{Launch, Op, OpKind};
@@ -47,33 +50,45 @@ pub const KERNELS: &[Kernel] = &[
 const GROUP: usize = 32;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    let Op::QkNormRopeGrad { weight, .. } = shapes.node.op else {
+    let Op::QkNormRopeGrad { weight, first, .. } = shapes.node.op else {
         unreachable!("the row is for its gradient")
     };
     let x = shapes.ins[0];
-    if weight.is_some() { x.dims[0].div_ceil(GROUP) * x.last() * 4 } else { 0 }
+    if weight.is_some() { x.dims[0].div_ceil(GROUP) * weights(first) * x.last() * 4 } else { 0 }
 }
 
 vectorised! {
-    fn forward(x: &[f32], g: &[f32], eps: f32, pairs: Pairs, cos: &[f32], sin: &[f32], y: &mut [f32]) {
-        for (x, y) in x.chunks_exact(g.len()).zip(y.chunks_exact_mut(g.len())) {
-            normed_row(x, g, eps, y);
+    fn forward(x: &[f32], g: &[f32], first: usize, eps: f32, pairs: Pairs, cos: &[f32], sin: &[f32],
+        y: &mut [f32]) {
+        let size = 2 * cos.len();
+        let heads = x.chunks_exact(size).zip(y.chunks_exact_mut(size));
+        for (head, (x, y)) in heads.enumerate() {
+            normed_row(x, &g[own(head, first, size)], eps, y);
         }
         turn_heads(pairs, 1.0, cos, sin, y);
     }
 
-    fn backward(x: &[f32], g: &[f32], eps: f32, pairs: Pairs, cos: &[f32], sin: &[f32], dy: &mut [f32],
-        dx: &mut [f32], dw: &mut [f32]) {
+    fn backward(x: &[f32], g: &[f32], first: usize, eps: f32, pairs: Pairs, cos: &[f32], sin: &[f32],
+        dy: &mut [f32], dx: &mut [f32], dw: &mut [f32]) {
         turn_heads(pairs, -1.0, cos, sin, dy);
-        let size = g.len();
-        for ((x, dy), dx) in x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(dx.chunks_exact_mut(size)) {
-            normed_row_back(x, g, eps, dy, dx, dw);
+        let size = 2 * cos.len();
+        let heads = x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(dx.chunks_exact_mut(size));
+        for (head, ((x, dy), dx)) in heads.enumerate() {
+            let own = own(head, first, size);
+            let dw = if dw.is_empty() { &mut [] } else { &mut dw[own.clone()] };
+            normed_row_back(x, &g[own], eps, dy, dx, dw);
         }
     }
 }
 
+/// Where a head's weight lies among those side by side.
+fn own(head: usize, first: usize, size: usize) -> Range<usize> {
+    let nth = (first > 0 && head >= first) as usize;
+    nth * size..(nth + 1) * size
+}
+
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::QkNormRope { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRope { eps, weight, first, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for qk_norm_rope")
     };
     let Some(out) = cx.output(0) else { return Ok(()) };
@@ -82,7 +97,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (tokens, half) = (out.dims[0], axis_of_freq.len());
     // SAFETY: only x may lie on the output.
     let (g, turns) = unsafe {
-        let g = gains(weight, weight.is_some().then(|| cx.input(1)), 2 * half);
+        let g = gains(weight, weight.is_some().then(|| cx.input(1)), weights(first) * 2 * half);
         (g, Turns::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
     };
     cx.parallel(tokens.div_ceil(GROUP), 8 * GROUP * x.width(), |group| {
@@ -93,7 +108,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
             unsafe {
                 turns.of(t, &mut cos, &mut sin);
                 x.load(t, &mut token);
-                forward(&token, &g, eps, pairs, &cos, &sin, &mut y);
+                forward(&token, &g, first, eps, pairs, &cos, &sin, &mut y);
                 to.store(t, &y);
             }
         }
@@ -102,12 +117,13 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 }
 
 fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::QkNormRopeGrad { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRopeGrad { eps, weight, first, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for its gradient")
     };
     let w = weight.is_some() as usize;
     let (x, dy) = (Tokens::new(cx.input(0)), Tokens::new(cx.input(launch.ins.len() - 1)));
-    let (tokens, size) = (launch.ins[0].dims[0], 2 * axis_of_freq.len());
+    let (tokens, half) = (launch.ins[0].dims[0], axis_of_freq.len());
+    let size = weights(first) * 2 * half;
     // SAFETY: weight, positions and table lie on no output.
     let (g, turns) = unsafe {
         let g = gains(weight, weight.is_some().then(|| cx.input(1)), size);
@@ -121,7 +137,7 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     cx.parallel(groups, 12 * GROUP * x.width(), |group| {
         let mut buffers: [Vec<f32>; 3] = std::array::from_fn(|_| vec![0.0; x.width()]);
         let [x_token, dy_token, dx_token] = &mut buffers;
-        let (mut cos, mut sin) = (vec![0.0; size / 2], vec![0.0; size / 2]);
+        let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
         // SAFETY: a token belongs to one task and is read before dx, which may lie on it, is written; the group's
         // part of the workspace is the task's.
         unsafe {
@@ -134,7 +150,7 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 turns.of(t, &mut cos, &mut sin);
                 x.load(t, x_token);
                 dy.load(t, dy_token);
-                backward(x_token, &g, eps, pairs, &cos, &sin, dy_token, dx_token, dw);
+                backward(x_token, &g, first, eps, pairs, &cos, &sin, dy_token, dx_token, dw);
                 if let Some(dx) = &dx {
                     dx.store(t, dx_token);
                 }

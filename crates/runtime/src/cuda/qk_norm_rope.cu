@@ -3,8 +3,8 @@
 //   n = x r g(w), r = 1 / sqrt(mean(x^2) + eps), g = 1, w or 1 + w; y = n turned by its token's angles
 //   dn = dy turned back; dx = r dn g - x r^3 mean(x dn g); dw = sum over tokens and heads of dn x r
 //
-// x, y, dy, dx [T, HEADS, 2 HALF], heads at any strides inside a fused row; w, dw [2 HALF]; positions i32 [axes, T];
-// table f32 [P, HALF, 2]. Bytes: x in, y out; backward x, dy in, dx out; weight and table come from cache.
+// x, y, dy, dx [T, HEADS, 2 HALF], heads at any strides inside a fused row; w, dw [2 HALF], or with FIRST two of them: the
+// first for so many heads of a token, the second for the others; positions i32 [axes, T]; table f32 [P, HALF, 2]. Bytes: x in, y out; backward x, dy in, dx out; weight and table come from cache.
 // LANES threads hold a head, VEC pairs each (TURNS times): 4 threads for a head of 64 in bf16, so a sum is two
 // shuffles. They take CHUNK heads of one token, whose loads are all in flight together and which share gains, cosines
 // and sines. Deterministic. dw: a block walks its heads in steps of the grid and leaves one partial row in the
@@ -13,6 +13,10 @@
 static const int HEADS_A_BLOCK = 256 / LANES * CHUNK;
 
 __device__ __forceinline__ bool inside(int f) { return HALF % (LANES * VEC) == 0 || f < HALF; }
+
+// Whether a head takes the second weight.
+__device__ __forceinline__ int nth(i64 head) { return FIRST > 0 && (int)(head % HEADS) >= FIRST; }
+static const int WEIGHTS = FIRST > 0 ? 2 : 1;
 
 // g of VEC pairs.
 __device__ __forceinline__ void gains(const T_W* w, int f, float (&low)[VEC], float (&high)[VEC]) {
@@ -69,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (!inside(f)) continue;
         float c[VEC], s[VEC], low_g[VEC], high_g[VEC];
         turns_of(positions, table, table_rows, token, f, c, s);
-        gains(w, f, low_g, high_g);
+        gains(w + nth(head) * 2 * HALF, f, low_g, high_g);
 #pragma unroll
         for (int j = 0; j < CHUNK; j++) {
             float a[VEC], b[VEC];
@@ -91,12 +95,14 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     qk_norm_rope_grad(const T_X* x, const T_W* w, const int* positions, const T_TABLE* table, const T_DY* dy, T_X* dx,
                       float* partial, i64 heads, int table_rows, float eps) {
     int lane = threadIdx.x % LANES;
-    float low_g[TURNS][VEC], high_g[TURNS][VEC], low_sums[TURNS][VEC], high_sums[TURNS][VEC];
+    float low_g[TURNS][VEC], high_g[TURNS][VEC], low_sums[WEIGHTS][TURNS][VEC], high_sums[WEIGHTS][TURNS][VEC];
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
-        if (inside((i * LANES + lane) * VEC)) gains(w, (i * LANES + lane) * VEC, low_g[i], high_g[i]);
+        if (FIRST == 0 && inside((i * LANES + lane) * VEC)) gains(w, (i * LANES + lane) * VEC, low_g[i], high_g[i]);
 #pragma unroll
-        for (int k = 0; k < VEC; k++) low_sums[i][k] = high_sums[i][k] = 0.0f;
+        for (int n = 0; n < WEIGHTS; n++)
+#pragma unroll
+            for (int k = 0; k < VEC; k++) low_sums[n][i][k] = high_sums[n][i][k] = 0.0f;
     }
     // Every thread walks as often as the block's first, so that all lanes meet in the shuffles.
     for (i64 first = (i64)blockIdx.x * HEADS_A_BLOCK; first < heads; first += (i64)gridDim.x * HEADS_A_BLOCK) {
@@ -116,10 +122,12 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
             }
         }
         float c[TURNS][VEC], s[TURNS][VEC];
+        int second = nth(head);
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
             int f = (i * LANES + lane) * VEC;
             if (is_there && inside(f)) turns_of(positions, table, table_rows, token, f, c[i], s[i]);
+            if (FIRST > 0 && inside(f)) gains(w + second * 2 * HALF, f, low_g[i], high_g[i]);
         }
 #pragma unroll
         for (int j = 0; j < CHUNK; j++) {
@@ -150,8 +158,13 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
                     float low = p[j][i].low(k), high = p[j][i].high(k);
                     a[k] = fmaf(r, low_d[i][k] * low_g[i][k], -(along * low));
                     b[k] = fmaf(r, high_d[i][k] * high_g[i][k], -(along * high));
-                    low_sums[i][k] = fmaf(low_d[i][k] * r, low, low_sums[i][k]);
-                    high_sums[i][k] = fmaf(high_d[i][k] * r, high, high_sums[i][k]);
+                    // A compile-time index keeps the sums in registers.
+#pragma unroll
+                    for (int n = 0; n < WEIGHTS; n++) {
+                        float own = WEIGHTS == 1 || n == second ? r : 0.0f;
+                        low_sums[n][i][k] = fmaf(low_d[i][k] * own, low, low_sums[n][i][k]);
+                        high_sums[n][i][k] = fmaf(high_d[i][k] * own, high, high_sums[n][i][k]);
+                    }
                 }
 #if HAS_DX
                 p[j][i].store(dx + head_dx(head + j), f, a, b);
@@ -161,30 +174,32 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     }
 #if HAS_DW
     // The heads of a warp by shuffles, then the eight warps in order.
-    __shared__ float all[8][2 * HALF];
+    __shared__ float all[8][WEIGHTS * 2 * HALF];
 #pragma unroll
-    for (int i = 0; i < TURNS; i++) {
-        int f = (i * LANES + lane) * VEC;
+    for (int n = 0; n < WEIGHTS; n++)
 #pragma unroll
-        for (int k = 0; k < VEC; k++) {
-            float low = low_sums[i][k], high = high_sums[i][k];
+        for (int i = 0; i < TURNS; i++) {
+            int f = (i * LANES + lane) * VEC;
 #pragma unroll
-            for (int o = LANES; o < 32; o *= 2) {
-                low += __shfl_xor_sync(ALL_LANES, low, o);
-                high += __shfl_xor_sync(ALL_LANES, high, o);
-            }
-            if (threadIdx.x % 32 < LANES && inside(f)) {
-                all[threadIdx.x / 32][low_at(f + k)] = low;
-                all[threadIdx.x / 32][high_at(f + k)] = high;
+            for (int k = 0; k < VEC; k++) {
+                float low = low_sums[n][i][k], high = high_sums[n][i][k];
+#pragma unroll
+                for (int o = LANES; o < 32; o *= 2) {
+                    low += __shfl_xor_sync(ALL_LANES, low, o);
+                    high += __shfl_xor_sync(ALL_LANES, high, o);
+                }
+                if (threadIdx.x % 32 < LANES && inside(f)) {
+                    all[threadIdx.x / 32][n * 2 * HALF + low_at(f + k)] = low;
+                    all[threadIdx.x / 32][n * 2 * HALF + high_at(f + k)] = high;
+                }
             }
         }
-    }
     __syncthreads();
-    for (int column = threadIdx.x; column < 2 * HALF; column += 256) {
+    for (int column = threadIdx.x; column < WEIGHTS * 2 * HALF; column += 256) {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += all[i][column];
-        partial[(i64)blockIdx.x * 2 * HALF + column] = sum;
+        partial[(i64)blockIdx.x * WEIGHTS * 2 * HALF + column] = sum;
     }
 #endif
 }

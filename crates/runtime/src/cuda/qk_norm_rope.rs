@@ -1,5 +1,6 @@
 //! The norm of each head of q or k and its rotation, and their gradient. The mathematics is in `qk_norm_rope.cu`.
 
+use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::target::{KernelRow, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -41,15 +42,15 @@ const BACKWARD_WORDS: usize = 16;
 const RESIDENT: usize = 2;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    let Op::QkNormRopeGrad { weight, .. } = shapes.node.op else {
+    let Op::QkNormRopeGrad { weight, first, .. } = shapes.node.op else {
         unreachable!("the row is for its gradient")
     };
     let x = shapes.ins[0];
-    if weight.is_some() { x.rows().min(MOST_PARTIAL) * x.last() * 4 } else { 0 }
+    if weight.is_some() { x.rows().min(MOST_PARTIAL) * weights(first) * x.last() * 4 } else { 0 }
 }
 
 fn forward(launch: &Launch) -> Stages {
-    let Op::QkNormRope { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRope { eps, weight, first, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for qk_norm_rope")
     };
     let x = &launch.ins[0];
@@ -63,9 +64,10 @@ fn forward(launch: &Launch) -> Stages {
     let table = table.then(|| &launch.ins[2 + has_w]);
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table };
     let views: Vec<&View> = [Some(x), Some(y), w].into_iter().flatten().collect();
-    let (draft, cover) = rotation.draft("qk_norm_rope.cu", &views, FORWARD_WORDS);
+    let (draft, cover) = rotation.draft("qk_norm_rope.cu", &views, first, FORWARD_WORDS);
     let source = draft
         .flag("GRAD", false)
+        .define("FIRST", first)
         .dtype("T_X", x.dtype)
         .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
         .define("WEIGHT", weight_code(weight))
@@ -95,7 +97,7 @@ fn forward(launch: &Launch) -> Stages {
 const CODE: &str = concat!(include_str!("rotation.cuh"), include_str!("qk_norm_rope.cu"));
 
 fn backward(launch: &Launch, facts: &Facts) -> Stages {
-    let Op::QkNormRopeGrad { eps, weight, freq, ref axis_of_freq, pairs, table } = launch.op else {
+    let Op::QkNormRopeGrad { eps, weight, first, freq, ref axis_of_freq, pairs, table } = launch.op else {
         unreachable!("the row is for its gradient")
     };
     let (x, dy) = (&launch.ins[0], &launch.ins[launch.ins.len() - 1]);
@@ -109,9 +111,10 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
     let table = table.then(|| &launch.ins[2 + has_w]);
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table };
     let views: Vec<&View> = [Some(x), Some(dy), dx, w].into_iter().flatten().collect();
-    let (mut draft, cover) = rotation.draft("qk_norm_rope.cu", &views, BACKWARD_WORDS);
+    let (mut draft, cover) = rotation.draft("qk_norm_rope.cu", &views, first, BACKWARD_WORDS);
     draft = draft
         .flag("GRAD", true)
+        .define("FIRST", first)
         .define("BLOCKS", RESIDENT)
         .dtype("T_X", x.dtype)
         .dtype("T_DY", dy.dtype)
@@ -148,7 +151,7 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
         });
     }
     if let Some(dw) = dw {
-        stages.extend(sum_partial(launch, grid, 2 * axis_of_freq.len(), dw)?);
+        stages.extend(sum_partial(launch, grid, weights(first) * 2 * axis_of_freq.len(), dw)?);
     }
     Ok(stages)
 }

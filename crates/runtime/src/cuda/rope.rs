@@ -37,8 +37,14 @@ pub(super) struct Cover {
 
 impl Rotation<'_> {
     /// Compiles for tensors of heads, and vectors of a head, that are read or written in `views`; a thread keeps at
-    /// most `words` registers of the first of them.
-    pub(super) fn draft(&self, name: &'static str, views: &[&View], words: usize) -> (Draft, Cover) {
+    /// most `words` registers of the first of them. Heads from `first` on share nothing with those before.
+    pub(super) fn draft(
+        &self,
+        name: &'static str,
+        views: &[&View],
+        first: usize,
+        words: usize,
+    ) -> (Draft, Cover) {
         let half = self.axis_of_freq.len();
         let heads = views[0].dims[1];
         // Interleaved, VEC pairs are 2 VEC neighbours; by halves, VEC and VEC.
@@ -59,7 +65,8 @@ impl Rotation<'_> {
         let lanes = half.div_ceil(vec).next_power_of_two().min(32);
         let turns = half.div_ceil(vec * lanes);
         let a_head = 2 * vec * turns * views[0].dtype.bytes() / 4;
-        let chunk = [4, 3, 2, 1].into_iter().find(|c| heads.is_multiple_of(*c) && c * a_head <= words);
+        let divides = |c: &usize| heads.is_multiple_of(*c) && first.is_multiple_of(*c);
+        let chunk = [4, 3, 2, 1].into_iter().find(|c| divides(c) && c * a_head <= words);
         let chunk = chunk.unwrap_or(1);
         let axes = self.axis_of_freq.iter().max().map_or(1, |a| *a as usize + 1);
         // A table's row is read as one where frequencies lie side by side; 0 reads word by word.
@@ -133,7 +140,7 @@ fn stages(launch: &Launch) -> Stages {
         return Ok(vec![]);
     }
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table: table.then(|| &launch.ins[2]) };
-    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 32);
+    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 0, 32);
     let source = draft
         .dtype("T_X", x.dtype)
         .flag("INVERSE", inverse)

@@ -7,6 +7,7 @@ use flatout_ir::ops::frequency::{Frequencies, Scaling};
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
@@ -348,7 +349,7 @@ fn rotations(table: &mut Table) {
     for dtype in FLOATS {
         for pairs in [Pairs::Half, Pairs::Interleaved] {
             for (tokens, heads, half, axes, freq) in
-                [(23, 3, 5, 1, plain), (200, 4, 16, 1, plain), (11, 2, 6, 2, plain), (19, 2, 8, 1, yarn)]
+                [(23, 3, 5, 1, plain), (200, 8, 16, 1, plain), (11, 2, 6, 2, plain), (19, 2, 8, 1, yarn)]
             {
                 let axis_of_freq: Vec<u8> = (0..half).map(|f| (f % axes) as u8).collect();
                 let dims = [tokens, heads, 2 * half];
@@ -362,18 +363,34 @@ fn rotations(table: &mut Table) {
                         let ins = [Some(x(dtype, &dims)), Some(positions()), rotation()];
                         table.add(op, ins.into_iter().flatten().collect());
                     }
-                    for weight in [NormWeight::Plain, NormWeight::OnePlus, NormWeight::None] {
+                    let kinds = [
+                        (NormWeight::Plain, 0),
+                        (NormWeight::Plain, heads - 1),
+                        (NormWeight::OnePlus, 0),
+                        (NormWeight::OnePlus, 1),
+                        (NormWeight::None, 0),
+                    ];
+                    for (weight, first) in kinds {
                         let eps = 1e-6;
-                        let w = || weight.is_some().then(|| x(DType::F32, &[2 * half]));
+                        let size = weights(first) * 2 * half;
+                        let w = || weight.is_some().then(|| x(DType::F32, &[size]));
                         let forward = || [Some(x(dtype, &dims)), w(), Some(positions()), rotation()];
                         let axes = axis_of_freq.clone();
-                        let op =
-                            Op::QkNormRope { eps, weight, freq, axis_of_freq: axes, pairs, table: has_table };
+                        let op = Op::QkNormRope {
+                            eps,
+                            weight,
+                            first,
+                            freq,
+                            axis_of_freq: axes,
+                            pairs,
+                            table: has_table,
+                        };
                         table.add(op, forward().into_iter().flatten().collect());
                         let axes = axis_of_freq.clone();
                         let op = Op::QkNormRopeGrad {
                             eps,
                             weight,
+                            first,
                             freq,
                             axis_of_freq: axes,
                             pairs,

@@ -120,25 +120,25 @@ pub fn cases() -> Vec<Case> {
         add(&name, Op::Reduce { axis, by: Fold::Sum }, vec![x(F32, &wide)]);
     }
 
-    let (tokens, heads, size) = (65536, 12, 64);
+    let (tokens, heads, size, first) = (65536, 16, 64, 12);
     let qk = [tokens, heads, size];
     let positions = (TensorType::new(DType::I32, [1, tokens]), Data::Between(0.0, 2047.0));
     let turns = x(F32, &[2048, size / 2, 2]);
     let axis_of_freq = vec![0; size / 2];
     let (freq, pairs) = (1e4.into(), Pairs::Half);
     add(
-        "rope 65536x12x64 bf16",
+        "rope 65536x16x64 bf16",
         Op::Rope { freq, axis_of_freq: axis_of_freq.clone(), pairs, inverse: false, table: true },
         vec![x(BF16, &qk), positions.clone(), turns.clone()],
     );
     let (eps, weight) = (1e-6, NormWeight::Plain);
-    let forward = vec![x(BF16, &qk), x(F32, &[size]), positions, turns];
+    let forward = vec![x(BF16, &qk), x(F32, &[2 * size]), positions, turns];
     let axes = axis_of_freq.clone();
-    let op = Op::QkNormRope { eps, weight, freq, axis_of_freq: axes, pairs, table: true };
-    add("q/k norm+rope 65536x12x64 bf16", op, forward.clone());
-    let op = Op::QkNormRopeGrad { eps, weight, freq, axis_of_freq, pairs, table: true };
+    let op = Op::QkNormRope { eps, weight, first, freq, axis_of_freq: axes, pairs, table: true };
+    add("q/k norm+rope 65536x16x64 bf16", op, forward.clone());
+    let op = Op::QkNormRopeGrad { eps, weight, first, freq, axis_of_freq, pairs, table: true };
     let backward = forward.into_iter().chain([x(BF16, &qk)]).collect();
-    add("q/k norm+rope back 65536x12x64 bf16", op, backward);
+    add("q/k norm+rope back 65536x16x64 bf16", op, backward);
 
     let (words, width) = (32768, 768);
     add(
