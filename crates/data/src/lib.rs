@@ -17,10 +17,15 @@
 //!    -> loader      rows in their global order, ahead of time, and the cursor
 //! corpus     all of it behind `open`
 //! examples   what fine-tuning learns from one by one, in memory
+//!    -> lengths      how long they are
+//!    -> arrangement  which extents leave little padding
+//!    -> layout       examples in micro-batches of these extents
+//!    -> updates      examples in their order, an update at a time, and the cursor
 //! inspect    a look into all of it
 //! ```
 #![forbid(unsafe_code)]
 
+mod arrangement;
 mod byte_level;
 mod chain;
 mod contained;
@@ -34,6 +39,8 @@ mod examples;
 pub mod formats;
 mod grammar;
 pub mod inspect;
+mod layout;
+mod lengths;
 mod loader;
 mod manifest;
 mod mixture;
@@ -53,10 +60,14 @@ mod stall;
 mod synthetic;
 mod token_files;
 mod tokenizer;
+mod updates;
 
+pub use arrangement::{Arrangement, Extents, Manner, arrange};
 pub use corpus::{Corpus, Description, Floor, MixPart, Spec, open, open_saying};
 pub use error::{DataError, ErrorKind, one_line};
 pub use examples::{Example, ExampleTable};
+pub use layout::{Layout, MOST_SHAPES, MicroBatch, Shape};
+pub use lengths::Lengths;
 pub use loader::{Cursor, Loader, LoaderOptions, Rows};
 pub use manifest::{Manifest, ShardEntry};
 pub use pack::{STREAMS, Segment, StreamPosition, max_segments};
@@ -64,3 +75,4 @@ pub use source::{Said, Source};
 pub use stall::Waited;
 pub use synthetic::Language;
 pub use tokenizer::{MIN_TRAINED_VOCAB, Vocabulary};
+pub use updates::{ExampleCursor, ExampleUpdate, Reading, Updates, once};

@@ -84,6 +84,10 @@ named! {
         Derive = "derive",
         /// Forward, loss, backward, accumulate; once a micro-batch.
         Grad = "grad",
+        /// The same for micro-batches of smaller extents, where lengths vary.
+        Grad1 = "grad.1",
+        Grad2 = "grad.2",
+        Grad3 = "grad.3",
         /// Norm, finite check, clip, update, clear; once a step.
         Apply = "apply",
         Eval = "eval",
@@ -91,6 +95,15 @@ named! {
         Logits = "logits",
         Prefill = "prefill",
         Decode = "decode",
+    }
+}
+
+impl Role {
+    /// The plans a micro-batch may run on, of the largest extents first.
+    pub const GRADS: [Role; 4] = [Role::Grad, Role::Grad1, Role::Grad2, Role::Grad3];
+
+    pub fn is_grad(self) -> bool {
+        Role::GRADS.contains(&self)
     }
 }
 
@@ -173,6 +186,11 @@ pub struct PlanSet {
 impl PlanSet {
     pub fn plan(&self, role: Role) -> Option<&Plan> {
         self.plans.iter().find(|p| p.role == role)
+    }
+
+    /// The plans of micro-batches, of the largest extents first.
+    pub fn grads(&self) -> impl Iterator<Item = &Plan> {
+        Role::GRADS.into_iter().filter_map(|role| self.plan(role))
     }
 
     /// The transient buffers of the plan at an index, which others overlay.

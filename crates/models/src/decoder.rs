@@ -13,8 +13,8 @@ use crate::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopePairs}
 /// What the model is built to compute, with its static extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights.
-    Loss { rows: usize, documents: Documents, dropout: bool },
+    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens.
+    Loss { rows: usize, len: usize, documents: Documents, dropout: bool },
     /// Result `logits` [T, V] of rows of `len` tokens.
     Logits { rows: usize, len: usize },
     /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
@@ -114,8 +114,7 @@ impl<'g> Inputs<'g> {
     fn new(b: &'g Builder, c: &DecoderConfig, form: Form) -> Self {
         let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
         let t = match form {
-            Form::Loss { rows, .. } => rows * c.context,
-            Form::Logits { rows, len } => rows * len,
+            Form::Loss { rows, len, .. } | Form::Logits { rows, len } => rows * len,
             Form::Cached { tokens, .. } => tokens,
         };
         let segments =
@@ -267,10 +266,9 @@ impl<'g> Decoder<'_, 'g> {
                 let s = Segments::Ragged { max_segments: most, max_len: self.c.context };
                 (s, s)
             }
-            Form::Loss { .. } => {
-                (Segments::Uniform { len: self.c.context }, Segments::Uniform { len: self.c.context })
+            Form::Loss { len, .. } | Form::Logits { len, .. } => {
+                (Segments::Uniform { len }, Segments::Uniform { len })
             }
-            Form::Logits { len, .. } => (Segments::Uniform { len }, Segments::Uniform { len }),
             Form::Cached { sequences, tokens, capacity } => (
                 Segments::Ragged { max_segments: sequences, max_len: tokens.min(capacity) },
                 Segments::Ragged { max_segments: sequences, max_len: capacity },

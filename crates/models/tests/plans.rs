@@ -44,7 +44,7 @@ fn gpt2() -> DecoderConfig {
 }
 
 const ROWS: usize = 2;
-const LOSS: Form = Form::Loss { rows: ROWS, documents: Documents::Joined, dropout: true };
+const LOSS: Form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: true };
 
 /// Values for every parameter and input of a graph, by path.
 fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
@@ -176,7 +176,7 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
     for config in models {
         compare(&config, LOSS, &Options::default(), 2e-6);
     }
-    let apart = Form::Loss { rows: ROWS, documents: Documents::Apart { most: 4 }, dropout: false };
+    let apart = Form::Loss { rows: ROWS, len: 5, documents: Documents::Apart { most: 4 }, dropout: false };
     compare(&small(), apart, &Options::default(), 2e-6);
 }
 
@@ -185,7 +185,7 @@ fn bf16_stays_within_its_rounding() {
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
         let options = Options { precision: Precision::BF16, recompute, ..Options::default() };
         for config in [small(), gpt2()] {
-            let form = Form::Loss { rows: ROWS, documents: Documents::Joined, dropout: false };
+            let form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: false };
             compare(&config, form, &options, 6e-2);
         }
     }
@@ -210,7 +210,7 @@ fn even(config: DecoderConfig) -> DecoderConfig {
 /// two such operands.
 #[test]
 fn fp8_stays_within_its_rounding() {
-    let form = Form::Loss { rows: ROWS, documents: Documents::Joined, dropout: false };
+    let form = Form::Loss { rows: ROWS, len: 8, documents: Documents::Joined, dropout: false };
     for scaling in [Scaling::Delayed, Scaling::Current] {
         for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
             for config in [small(), gpt2()].map(even) {
@@ -225,7 +225,8 @@ fn fp8_stays_within_its_rounding() {
 #[test]
 fn recomputing_more_keeps_less() {
     let deep = DecoderConfig { layers: 8, context: 64, width: 32, ffn: 96, dropout: 0.0, ..small() };
-    let g = build(&deep, Form::Loss { rows: 4, documents: Documents::Joined, dropout: false });
+    let g =
+        build(&deep, Form::Loss { rows: 4, len: deep.context, documents: Documents::Joined, dropout: false });
     let transient = |recompute: Recompute| {
         let options = Options { recompute, ..Options::default() };
         compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), &options)

@@ -77,7 +77,7 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
         true => Documents::Apart { most: at_once * max_segments(model.context) },
         false => Documents::Joined,
     };
-    let graph = build(model, Form::Loss { rows: at_once, documents, dropout: false });
+    let graph = build(model, Form::Loss { rows: at_once, len: model.context, documents, dropout: false });
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let (mut loss, mut weight) = (0.0, 0.0);
     for from in (0..rows.count()).step_by(at_once) {

@@ -33,7 +33,8 @@ use crate::target::Target;
 use crate::verify::verify;
 use options::{Options, Precision, Recompute};
 
-/// A graph and what it is for. `Grad` takes a forward graph and becomes `grad` and `apply`.
+/// A graph and what it is for. `Grad` takes a forward graph and becomes `grad` and `apply`; `Grad1` and so on take it in
+/// other extents and become another plan each that adds to the same sums.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub role: Role,
@@ -112,7 +113,7 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     let g = checked("rope_table", g);
     reports.say("rope_table", served, || format!("{served} rotations read a table"));
 
-    if program.role != Role::Grad {
+    if !program.role.is_grad() {
         let g = inference(&g, o);
         return Ok(vec![(program.role, elementwise(g, o, reports))]);
     }
@@ -204,6 +205,10 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     });
 
     let g = elementwise(g, o, reports);
+    if program.role != Role::Grad {
+        // The update reads sums and has no extents of a micro-batch: one serves all.
+        return Ok(vec![(program.role, g)]);
+    }
     reports.role = Role::Apply;
     let apply = elementwise(apply, o, reports);
     Ok(vec![(Role::Grad, g), (Role::Apply, apply)])
