@@ -107,6 +107,9 @@ fn print(told: &Told<'_>, screen: &Screen) {
     });
     time(told, screen);
     screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
+    if let Some(arrangement) = &compiled.settled.arrangement {
+        screen.result(format!("lengths          {}", arrangement.words()));
+    }
     memory(told, screen);
     work(told, screen);
     largest(told, screen);

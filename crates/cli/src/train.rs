@@ -13,7 +13,7 @@ use flatout_train::run::{Entered, Run};
 use flatout_train::sampling::Sampling;
 use flatout_train::signal::StopFlag;
 use flatout_train::trainer::{Notice, Outcome, Ready, train as train_run};
-use flatout_train::{Config, Failure, compile, pretrained, recipes};
+use flatout_train::{Config, Failure, compile, prediction, pretrained, recipes};
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
 use crate::progress::Progress;
@@ -77,7 +77,7 @@ fn run_through(
         Notice::Data(said) => screen.note(format!("data     {said}")),
         Notice::Ready(ready) => {
             start_block(ready, screen);
-            facts = ready.corpus.floor();
+            facts = ready.material.floor();
             progress = Some(Progress::new(*screen, ready.steps, ready.done));
         }
         Notice::Event(event) => match &mut progress {
@@ -108,7 +108,7 @@ fn run_through(
 
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
-    let Ready { config, compiled, corpus, run, steps, .. } = ready;
+    let Ready { config, compiled, material, run, steps, .. } = ready;
     let model = &config.model;
     screen.note(format!(
         "{}  ->  {}",
@@ -124,31 +124,36 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         count(model.vocab as u64),
         count(model.context as u64)
     ));
-    let described = corpus.describe();
-    let words = corpus.vocabulary().size();
+    let described = material.describe();
+    let words = material.vocabulary().size();
     let about = if described.is_estimated { "about " } else { "" };
-    screen.note(match (corpus.floor(), described.tokens) {
+    screen.note(match (material.floor(), described.tokens) {
         (Some(floor), _) => format!(
             "data     a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
             floor.nats, floor.trigram_nats
         ),
         (None, Some(tokens)) => format!(
-            "data     {about}{} tokens in {} documents, {} held out; vocabulary {words}",
+            "data     {about}{} tokens in {} {}, {} held out; vocabulary {words}",
             count(tokens),
             count(described.documents.unwrap_or(0)),
+            if config.data.has_examples() { "examples" } else { "documents" },
             count(described.held_out_documents.unwrap_or(0))
         ),
         (None, None) => format!("data     an endless stream; vocabulary {words}"),
     });
     let batch = config.train.batch;
-    screen.note(format!(
-        "train    {} steps of {batch} rows ({} tokens), {} at once; lr {} {}",
-        count(*steps),
-        count((batch * model.context) as u64),
-        compiled.micro_batch,
-        config.optimizer.lr,
-        config.schedule.name
-    ));
+    let (steps, lr) = (count(*steps), format!("lr {} {}", config.optimizer.lr, config.schedule.name));
+    let tokens = count(prediction::tokens_per_update(config, compiled) as u64);
+    match &compiled.settled.arrangement {
+        None => screen.note(format!(
+            "train    {steps} steps of {batch} rows ({tokens} tokens), {} at once; {lr}",
+            compiled.micro_batch
+        )),
+        Some(arrangement) => {
+            screen.note(format!("train    {steps} steps of {batch} examples (about {tokens} tokens); {lr}"));
+            screen.note(format!("lengths  {}", arrangement.words()));
+        }
+    }
     screen.note(format!(
         "memory   {}, planned to the byte: flatout plan shows it",
         bytes(compiled.plans.arena_bytes as u64)

@@ -21,6 +21,7 @@
 //!    -> arrangement  which extents leave little padding
 //!    -> layout       examples in micro-batches of these extents
 //!    -> updates      examples in their order, an update at a time, and the cursor
+//! drawn      examples of the synthetic language, of drawn lengths
 //! inspect    a look into all of it
 //! ```
 #![forbid(unsafe_code)]
@@ -33,6 +34,7 @@ mod corpus;
 #[cfg(test)]
 mod damage;
 mod documents;
+mod drawn;
 pub mod durable;
 mod error;
 mod examples;
@@ -64,6 +66,7 @@ mod updates;
 
 pub use arrangement::{Arrangement, Extents, Manner, arrange};
 pub use corpus::{Corpus, Description, Floor, MixPart, Spec, open, open_saying};
+pub use drawn::{DrawnExamples, drawn_examples};
 pub use error::{DataError, ErrorKind, one_line};
 pub use examples::{Example, ExampleTable};
 pub use layout::{Layout, MOST_SHAPES, MicroBatch, Shape};

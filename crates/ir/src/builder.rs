@@ -145,6 +145,15 @@ impl Builder {
         self.outputs(node)
     }
 
+    /// Makes nodes that draw no random numbers, such as inputs that only some forms of a model have: nodes after them get
+    /// the keys they have without them, so every form draws the same.
+    pub fn uncounted<T>(&self, make: impl FnOnce() -> T) -> T {
+        let next_key = self.with_graph(|g| g.next_key);
+        let made = make();
+        self.edit(|g| g.next_key = next_key);
+        made
+    }
+
     /// All outputs of a new node that draws the random numbers of another.
     #[track_caller]
     pub fn op_keyed<'g>(&'g self, op: Op, ins: &[Tensor<'g>], key: u64) -> Tensor<'g> {

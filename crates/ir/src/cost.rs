@@ -28,11 +28,21 @@ pub struct Cost {
 impl Cost {
     /// So many times over.
     pub fn times(self, n: u64) -> Cost {
-        let f = n as f64;
         Cost {
             launches: n * self.launches,
             flops: n * self.flops,
             bytes: n * self.bytes,
+            ..self.scaled(n as f64)
+        }
+    }
+
+    /// As often as that in the mean.
+    pub fn scaled(self, f: f64) -> Cost {
+        let whole = |n: u64| (f * n as f64).round() as u64;
+        Cost {
+            launches: whole(self.launches),
+            flops: whole(self.flops),
+            bytes: whole(self.bytes),
             roofline_seconds: f * self.roofline_seconds,
             predicted_seconds: f * self.predicted_seconds,
             untimed_seconds: f * self.untimed_seconds,

@@ -122,7 +122,8 @@ impl<'g> Inputs<'g> {
         let draws = matches!(form, Form::Loss { dropout: true, .. }) && c.dropout > 0.0;
         let (q, k) = match form {
             Form::Loss { documents: Documents::Apart { most }, .. } => {
-                let s = segments("segment", most);
+                // Dropout draws the same whether or not documents lie apart.
+                let s = b.uncounted(|| segments("segment", most));
                 (Some(s), Some(s))
             }
             Form::Cached { sequences, .. } => {

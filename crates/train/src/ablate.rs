@@ -22,6 +22,7 @@ use crate::corpus::cache_folder;
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::measure::{Stage, Timed, guarded, visit, visit_beside};
+use crate::prediction::tokens_per_update;
 use kept::{End, Kept};
 use table::{BaseRow, Row, failure, table};
 use variants::{BASE, Base, Fate, Variant, Wanted, variants};
@@ -132,7 +133,7 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
     };
     let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
     let precision = &base.active["precision"];
-    let tokens_per_update = config.train.batch * config.model.context;
+    let tokens_per_update = tokens_per_update(config, &stage.compile(config)?);
     let measured = precision.parse().expect("a precision");
     let table = table(&variants, &kept, measured, tokens_per_update).expect("the base was visited");
     if let Some(why) = &kept.trouble {

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use flatout_data::Manner;
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
+use flatout_ir::passes::input_path;
 use flatout_ir::plan::{Launch, Plan};
 use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
 use flatout_runtime::Session;
 
+use crate::arranged::WITHIN_UPDATES;
 use crate::compile::Compiled;
 use crate::config::Config;
 use crate::failure::Failure;
@@ -25,6 +28,9 @@ pub const NOTHING_TO_TIME: &str = "nothing to time";
 /// What `fp8.scaling` reports where nothing is 8-bit.
 pub const NOTHING_TO_SCALE: &str = "nothing to scale";
 
+/// What `packing` and `length_buckets` report where rows are cut to one length.
+pub const NOTHING_UNEQUAL: &str = "nothing of unequal length";
+
 /// What a session settles beside the launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
@@ -33,13 +39,16 @@ pub struct Prepared {
     pub autotune: Autotune,
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
+    /// How examples are laid out; none where rows are equally long.
+    pub lengths: Option<Manner>,
 }
 
 impl Prepared {
     /// As it will be, before there is a session.
     pub fn settled(settled: &Settled) -> Prepared {
         let Settled { cuda_graphs, autotune, attention_kernel, .. } = *settled;
-        Prepared { cuda_graphs, autotune, attention_kernel }
+        let lengths = settled.arrangement.as_ref().map(|arrangement| arrangement.manner);
+        Prepared { cuda_graphs, autotune, attention_kernel, lengths }
     }
 
     /// As it is. How much was timed is settled; that nothing was is the session's word.
@@ -54,7 +63,7 @@ impl Prepared {
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
-    let table: [(&str, &str); 18] = [
+    let table: [(&str, &str); 20] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
         ("fp8.scaling", fp8_scaling(grad)),
@@ -69,6 +78,8 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
         ("optimizer.state", moments(plans)),
         ("recompute", recompute(grad)),
         ("memory_plan", on(shares_memory(plans))),
+        ("packing", packing(plans, prepared)),
+        ("length_buckets", length_buckets(plans, prepared)),
         ("rope_cache", on(reads_table(grad))),
         ("cuda_graphs", on(prepared.cuda_graphs)),
         ("autotune", if target.name == "cpu" { NOTHING_TO_TIME } else { prepared.autotune.name() }),
@@ -89,7 +100,8 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
         let harmless = match name.as_str() {
             "deterministic" => state == "on",
             "memory_plan" => state == "off",
-            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME, NOTHING_TO_SCALE].contains(&state.as_str()),
+            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME, NOTHING_TO_SCALE, NOTHING_UNEQUAL]
+                .contains(&state.as_str()),
         };
         if state != settled && !harmless {
             return Err(Failure::Environment(format!(
@@ -266,6 +278,26 @@ fn shares_memory(plans: &PlanSet) -> bool {
         plans.transients(plans.largest_plan()).map(|b| (b.offset, b.offset + b.bytes)).collect();
     transient.sort_unstable();
     transient.windows(2).any(|pair| pair[1].0 < pair[0].1)
+}
+
+/// Whether examples lie one after another: then their places are inputs.
+fn packing(plans: &PlanSet, prepared: Prepared) -> &'static str {
+    let has_places = plans.slot(&input_path(Role::Grad, "segment_start")).is_some();
+    match (prepared.lengths, has_places) {
+        (None, _) => NOTHING_UNEQUAL,
+        (Some(_), true) => "on",
+        (Some(_), false) => "off",
+    }
+}
+
+/// Whether micro-batches have plans of several extents, and whether updates are sorted for them, which is the order's.
+fn length_buckets(plans: &PlanSet, prepared: Prepared) -> &'static str {
+    match (prepared.lengths, plans.grads().count()) {
+        (None, _) => NOTHING_UNEQUAL,
+        (Some(Manner { is_sorted: true, .. }), _) => "on",
+        (Some(_), 1) => "off",
+        (Some(_), _) => WITHIN_UPDATES,
+    }
 }
 
 fn reads_table(grad: &Plan) -> bool {

@@ -3,17 +3,18 @@
 
 use std::num::NonZero;
 
-use flatout_data::max_segments;
+use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
 use flatout_ir::{Graph, PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
 
+use crate::arranged::eval_layout;
 use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
-use crate::{UserError, active};
+use crate::{UserError, active, arranged};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -105,12 +106,19 @@ fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
         true => Documents::Apart { most: rows * max_segments(config.model.context) },
         false => Documents::Joined,
     };
-    decoder::build(&config.model, Form::Loss { rows, documents, dropout })
+    decoder::build(&config.model, Form::Loss { rows, len: config.model.context, documents, dropout })
 }
 
 /// What the switches come to for so many rows at once, without plans.
 pub(crate) fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
-    settle(config, target, &model_for(config, micro_batch, true))
+    let (arranged, graph) = match arranged::arranged(config, micro_batch)? {
+        None => (None, model_for(config, micro_batch, true)),
+        Some(arranged) => {
+            let graph = arranged::model_for(config, arranged.0.layout.shapes()[0], true);
+            (Some(arranged), graph)
+        }
+    };
+    Ok(settle(config, target, &graph)?.with_lengths(arranged))
 }
 
 /// Compiles for so many rows at once; `recompute=auto` may come to `full` only where that is allowed.
@@ -125,12 +133,25 @@ pub(crate) fn compile_for(
         0 => 0,
         rows => config.eval.micro_batch.given().unwrap_or(micro_batch).min(rows),
     };
-    let loss = |rows: usize, dropout: bool| model_for(config, rows, dropout);
-    let mut programs = vec![Program { role: Role::Grad, graph: loss(micro_batch, true) }];
+    let arranged = arranged::arranged(config, micro_batch)?;
+    let mut programs = match &arranged {
+        None => vec![Program { role: Role::Grad, graph: model_for(config, micro_batch, true) }],
+        Some((arrangement, _)) => {
+            let graph = |shape: &Shape| arranged::model_for(config, *shape, true);
+            let programs = arrangement.layout.shapes().iter().zip(Role::GRADS);
+            programs.map(|(shape, role)| Program { role, graph: graph(shape) }).collect()
+        }
+    };
     if eval_batch > 0 {
-        programs.push(Program { role: Role::Eval, graph: loss(eval_batch, false) });
+        let graph = match &arranged {
+            None => model_for(config, eval_batch, false),
+            Some((arrangement, _)) => {
+                arranged::model_for(config, eval_layout(config, arrangement).shapes()[0], false)
+            }
+        };
+        programs.push(Program { role: Role::Eval, graph });
     }
-    let mut settled = settle(config, target, &programs[0].graph)?;
+    let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
     if plans.is_err() && may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto {
@@ -143,6 +164,8 @@ pub(crate) fn compile_for(
         }
     }
     let forward = &programs[0].graph;
+    let tokens = settled.arrangement.as_ref().map(|a| a.layout.shapes()[0].tokens());
+    let tokens = tokens.unwrap_or(micro_batch * model.context);
     let compiled = Compiled {
         plans: plans?,
         target: target.clone(),
@@ -155,7 +178,7 @@ pub(crate) fn compile_for(
             .filter(|s| s.class.is_parameter())
             .map(|s| s.ty.elements() as u64)
             .sum(),
-        flops_per_token: 3 * forward_flops(forward) / (micro_batch * model.context) as u64,
+        flops_per_token: 3 * forward_flops(forward) / tokens as u64,
     };
     active::check(config, &compiled)?;
     Ok(compiled)

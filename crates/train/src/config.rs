@@ -144,6 +144,10 @@ section! {
         pub held_out: f64 = 0.05,
         /// Tokens attend only to tokens of their own document.
         pub document_mask: bool = false,
+        /// Mean tokens of synthetic examples, each trained on by itself; lengths are lognormal, up to model.context.
+        pub mean_tokens: Option<usize>,
+        /// Tokens of equal shares of the examples, shortest first; measured where not given.
+        pub lengths: Vec<usize> = Vec::new(),
     }
 }
 
@@ -166,6 +170,11 @@ impl Data {
             None if !self.mix.0.is_empty() => self.mix.0.iter().map(part).collect::<Vec<_>>().join(" + "),
             None => self.source().to_string(),
         }
+    }
+
+    /// Whether examples are learned from one by one, and not rows that text is cut into.
+    pub fn has_examples(&self) -> bool {
+        self.mean_tokens.is_some() || !self.lengths.is_empty()
     }
 
     pub fn has_files(&self) -> bool {

@@ -6,22 +6,18 @@
 //! On the CPU that is with the same weights. On a GPU one more update may have been made by then, and where the rows give
 //! finite gradients with the weights there are now, this says so.
 
-use flatout_data::Rows;
+use flatout_ir::Class;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
-use flatout_ir::{Class, Role};
 use flatout_runtime::{RuntimeError, Session};
 
-use crate::feed::{Draw, feed};
+use crate::feed::Draw;
 use crate::initial::leaves;
+use crate::supply::Batch;
+use crate::update::accumulate;
 
 /// What was found out, as the end of a sentence. Call it between updates: the gradient sums must be clear, and are so
 /// afterwards.
-pub fn diagnose(
-    session: &mut Session,
-    parts: &[Rows],
-    capacity: usize,
-    draw: Draw,
-) -> Result<String, RuntimeError> {
+pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<String, RuntimeError> {
     let weights: Vec<String> =
         leaves(session.plans(), |class| class == Class::Weight).into_iter().map(|slot| slot.path).collect();
     for path in &weights {
@@ -29,21 +25,19 @@ pub fn diagnose(
             return Ok(format!("the weight `{path}` is not finite itself"));
         }
     }
-    let found = blame(session, parts, capacity, draw, &weights);
+    let found = blame(session, parts, draw, &weights);
     clear(session)?;
     found
 }
 
 fn blame(
     session: &mut Session,
-    parts: &[Rows],
-    capacity: usize,
+    parts: &[Batch],
     draw: Draw,
     weights: &[String],
 ) -> Result<String, RuntimeError> {
-    for rows in parts {
-        feed(session, Role::Grad, rows, 0, capacity, draw)?;
-        session.run(Role::Grad)?;
+    for batch in parts {
+        accumulate(session, batch, draw)?;
         // The backward pass goes from the last parameter to the first, and what is not finite goes on with it: the one
         // it reached first is where to look.
         let mut bad = vec![];
@@ -53,9 +47,10 @@ fn blame(
             }
         }
         let loss = if is_finite(session, LOSS_SUM)? { "finite" } else { "not finite" };
-        let samples = match (rows.sample.first(), rows.sample.last()) {
-            (Some(first), Some(last)) => format!("rows {first} to {last}"),
-            _ => "no rows".into(),
+        let what = if matches!(batch, Batch::Rows(..)) { "rows" } else { "examples" };
+        let samples = match (batch.samples().iter().min(), batch.samples().iter().max()) {
+            (Some(first), Some(last)) => format!("{what} {first} to {last}"),
+            _ => format!("no {what}"),
         };
         if let Some(first) = bad.first() {
             return Ok(format!(
@@ -102,18 +97,19 @@ mod tests {
         initial::write(&mut session, 1).unwrap();
         let corpus = trainer::corpus(&config, None).unwrap();
         let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default()).unwrap();
-        let mut parts = [loader.next_rows(2).unwrap(), loader.next_rows(2).unwrap()];
+        let mut parts = [(); 2].map(|()| Batch::Rows(loader.next_rows(2).unwrap(), 2));
         let draw = Draw { seed: 0, step: 0 };
         let kept = |session: &Session| -> Vec<Vec<u8>> {
             let slots = leaves(session.plans(), |class| class.is_saved() || class == Class::Carry);
             slots.iter().map(|slot| session.read_slot(&slot.path).unwrap()).collect()
         };
         let before = kept(&session);
-        let well = diagnose(&mut session, &parts, 2, draw).unwrap();
+        let well = diagnose(&mut session, &parts, draw).unwrap();
         assert_eq!(well, "each of its micro-batches is finite with the weights there are now");
         assert!(kept(&session) == before);
-        parts[1].weights[5] = f32::NAN;
-        let ill = diagnose(&mut session, &parts, 2, draw).unwrap();
+        let Batch::Rows(rows, _) = &mut parts[1] else { unreachable!("rows of text") };
+        rows.weights[5] = f32::NAN;
+        let ill = diagnose(&mut session, &parts, draw).unwrap();
         assert!(
             ill.starts_with("in rows 2 to 3 the loss is not finite, and the gradient of `norm`"),
             "{ill}"
@@ -124,7 +120,7 @@ mod tests {
         let mut weight = session.read_f32(path).unwrap();
         weight[3] = f32::INFINITY;
         session.write_f32(path, &weight).unwrap();
-        let ill = diagnose(&mut session, &parts, 2, draw).unwrap();
+        let ill = diagnose(&mut session, &parts, draw).unwrap();
         assert_eq!(ill, "the weight `layers.0.ffn.down` is not finite itself");
     }
 }

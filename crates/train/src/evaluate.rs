@@ -9,8 +9,8 @@ use crate::config::Source;
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::feed::{Draw, feed};
+use crate::material::{Material, as_rows};
 use crate::pretrained::Loaded;
-use crate::trainer::corpus;
 use crate::{UserError, refuse};
 
 /// What came of it.
@@ -47,16 +47,19 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Rows, Share), 
     if share == Share::All {
         loaded.config.data.held_out = 0.0;
     }
-    let corpus = corpus(&loaded.config, Some(&loaded.dir))?;
+    let material = Material::open(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
     let limit = match loaded.config.eval.rows {
         rows if given("eval.rows") || given("rows") => rows,
         rows if share == Share::HeldOut && rows > 0 => rows,
         _ if synthetic => 256,
         _ => usize::MAX,
     };
-    let rows = match share {
-        Share::HeldOut => corpus.held_out_rows(limit)?,
-        Share::All => corpus.rows_once(limit)?,
+    let context = loaded.config.model.context;
+    let rows = match (&material, share) {
+        (Material::Text(corpus), Share::HeldOut) => corpus.held_out_rows(limit)?,
+        (Material::Text(corpus), Share::All) => corpus.rows_once(limit)?,
+        (Material::Examples(examples), Share::HeldOut) => as_rows(&examples.held_out, limit, context),
+        (Material::Examples(examples), Share::All) => as_rows(&examples.train, limit, context),
     };
     Ok((rows, share))
 }

@@ -116,6 +116,9 @@ pub struct DataFacts {
     pub held_out_documents: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
+    /// How examples of unequal length are laid out, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
 }
 
 /// Update number `step`, counted from 1.
@@ -157,6 +160,9 @@ pub struct Step {
     /// Time the update waited for its rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_wait_ms: Option<f64>,
+    /// The share of the update's computed tokens that only fill up; absent where rows are equally long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding: Option<f64>,
     /// The newest sample, at most about a second old; absent on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuSample>,

@@ -1,6 +1,6 @@
-//! Rows of tokens into the inputs of a plan. Rows that are missing at the end of a batch get weight 0.
+//! Rows of tokens or laid out examples into the inputs of a plan. Rows that are missing at the end of a batch get weight 0.
 
-use flatout_data::Rows;
+use flatout_data::{MicroBatch, Rows, Segment};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Role, plan::PlacedSlot};
 use flatout_runtime::{RuntimeError, Session};
@@ -57,6 +57,38 @@ pub fn feed(
         let samples = rows.sample[from..from + count].iter().copied().chain(std::iter::repeat(0));
         let keys = samples.take(capacity).flat_map(|s| (0..context as i32).flat_map(move |t| [s as i32, t]));
         session.write_i32(&input_path(role, "rows"), &keys.collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
+/// Writes a micro-batch of examples into the inputs that the plan has, for which it was laid out.
+pub fn feed_examples(
+    session: &mut Session,
+    role: Role,
+    batch: &MicroBatch,
+    draw: Draw,
+) -> Result<(), RuntimeError> {
+    let segments = |of: fn(&Segment) -> u32| -> Vec<i32> {
+        let room = batch.labels.len();
+        batch.segments.iter().map(|s| of(s) as i32).chain(std::iter::repeat(0)).take(room).collect()
+    };
+    let has = |session: &Session, name: &str| slot(session, role, name).is_some();
+    let mut write = |name: &str, values: &dyn Fn() -> Vec<i32>| match has(session, name) {
+        true => session.write_i32(&input_path(role, name), &values()),
+        false => Ok(()),
+    };
+    write("tokens", &|| batch.tokens.clone())?;
+    write("positions", &|| batch.positions.clone())?;
+    write("targets", &|| batch.targets.clone())?;
+    write("labels", &|| batch.labels.clone())?;
+    write("segment_start", &|| segments(|s| s.start))?;
+    write("segment_len", &|| segments(|s| s.len))?;
+    write("rng", &|| vec![draw.seed as i32, (draw.seed >> 32) as i32, draw.step as i32])?;
+    write("rows", &|| batch.draw_keys())?;
+    for (name, values) in [("weights", &batch.weights), ("label_weights", &batch.label_weights)] {
+        if has(session, name) {
+            session.write_f32(&input_path(role, name), values)?;
+        }
     }
     Ok(())
 }

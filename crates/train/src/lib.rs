@@ -8,6 +8,7 @@
 
 pub mod ablate;
 pub mod active;
+pub mod arranged;
 pub mod calibrate;
 pub mod checkpoint;
 pub mod claims;
@@ -29,6 +30,7 @@ pub mod history;
 pub mod initial;
 pub mod kernels;
 pub mod logits;
+pub mod material;
 pub mod measure;
 mod moments;
 mod opening;
@@ -47,6 +49,7 @@ pub mod signal;
 mod spike;
 mod state;
 pub mod statistics;
+pub mod supply;
 pub mod switches;
 mod tensorboard;
 pub mod trainer;

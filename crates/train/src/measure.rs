@@ -17,13 +17,12 @@ use flatout_runtime::{Posted, Session};
 
 use crate::compile::{Compiled, compile};
 use crate::config::Config;
-use crate::corpus::total_steps;
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::feed::Draw;
 use crate::schedule::learning_rate;
 use crate::update::{accumulate, apply, collect};
-use crate::{active, pretrained};
+use crate::{active, prediction, pretrained};
 use rows::{Supply, Text};
 pub use spans::Span;
 use spans::Spans;
@@ -65,7 +64,9 @@ impl Stage {
 
     /// The plans of a config on this device.
     pub fn compile(&self, config: &Config) -> Result<Compiled, Failure> {
-        compile(config, &self.device.target(&config.switches))
+        let mut config = config.clone();
+        self.text.iter().for_each(|text| text.material().measure(&mut config));
+        compile(&config, &self.device.target(&config.switches))
     }
 
     /// Compiles a config, opens its session, writes its first weights and makes its first update. It must ask for the
@@ -80,12 +81,12 @@ impl Stage {
         pretrained::begin(config, &mut session)?;
         let weights_seconds = lap();
         let horizon = match &self.text {
-            Some(text) => total_steps(config, text.corpus())?,
+            Some(text) => text.material().total_steps(config)?,
             // Without data epochs have no length; the first updates are the same for any.
             None => config.train.steps.unwrap_or(u32::MAX.into()),
         };
         let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
-        let supply = Supply::new(config, compiled.micro_batch, self.text.as_ref())?;
+        let supply = Supply::new(config, &compiled, self.text.as_ref())?;
         let mut bench = Bench {
             config: config.clone(),
             start: Start { compile_seconds, session_seconds, weights_seconds, first_update_seconds: 0.0 },
@@ -161,11 +162,11 @@ impl Bench {
     /// The micro-batches of an update and the update itself, asked for.
     fn enqueue(&mut self) -> Result<Posted, Failure> {
         let draw = Draw { seed: self.config.train.seed, step: self.asked };
-        let micro = self.compiled.micro_batch;
-        for _ in 0..self.parts() {
-            let rows = self.spans.within("rows", || self.supply.next_rows(micro))?;
-            self.waited += rows.waited;
-            self.spans.within("grad", || accumulate(&mut self.session, &rows, micro, draw))?;
+        let parts = self.spans.within("rows", || self.supply.begin_update());
+        for _ in 0..parts {
+            let part = self.spans.within("rows", || self.supply.next_part())?;
+            self.waited += part.waited;
+            self.spans.within("grad", || accumulate(&mut self.session, &part.batch, draw))?;
         }
         self.asked += 1;
         let peak = self.config.optimizer.lr;
@@ -217,19 +218,24 @@ impl Bench {
         made.map(|_| spans)
     }
 
+    /// The plans an update runs and how often; where lengths vary, a typical one.
+    pub fn runs(&self) -> Vec<(Role, u64)> {
+        prediction::typical_runs(&self.compiled, self.config.train.batch)
+    }
+
     /// Micro-batches an update.
     pub fn parts(&self) -> usize {
-        self.config.train.batch / self.compiled.micro_batch
+        self.runs().iter().filter(|(role, _)| role.is_grad()).map(|(_, runs)| *runs as usize).sum()
     }
 
     pub fn tokens_per_update(&self) -> usize {
-        self.config.train.batch * self.config.model.context
+        prediction::tokens_per_update(&self.config, &self.compiled)
     }
 
     /// Launches an update: `grad` for every micro-batch, then `apply`.
     pub fn launches(&self) -> usize {
         let of = |role| self.compiled.plans.plan(role).map_or(0, |plan| plan.launches.len());
-        self.parts() * of(Role::Grad) + of(Role::Apply)
+        self.runs().into_iter().map(|(role, runs)| runs as usize * of(role)).sum()
     }
 
     pub fn arena_bytes(&self) -> u64 {

@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use flatout_data::Corpus;
 use flatout_runtime::{Session, cuda};
 
 use crate::compile::Compiled;
 use crate::config::Config;
 use crate::events::{DataFacts, Prepared, Start, now};
+use crate::material::Material;
 use crate::{active, kernels, prediction};
 
 pub fn opening(
     config: &Config,
     compiled: &Compiled,
-    corpus: &Corpus,
+    material: &Material,
     session: &Session,
     steps: u64,
 ) -> Start {
-    let described = corpus.describe();
+    let described = material.describe();
     let on_gpu = session.as_cuda().is_some();
     Start {
         recipe: config.recipe.clone(),
@@ -57,10 +57,11 @@ pub fn opening(
         predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).predicted_seconds,
         data: DataFacts {
             source: config.data.named(),
-            vocabulary: corpus.vocabulary().size() as u64,
+            vocabulary: material.vocabulary().size() as u64,
             documents: described.documents,
             held_out_documents: described.held_out_documents,
             tokens: described.tokens,
+            layout: compiled.settled.arrangement.as_ref().map(|arrangement| arrangement.words()),
         },
     }
 }

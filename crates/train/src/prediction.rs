@@ -6,6 +6,7 @@ use flatout_ir::cost::{Cost, by_work, rate};
 use flatout_ir::{OpKind, Role, Work};
 
 use crate::compile::Compiled;
+use crate::config::Config;
 
 /// What one update of `batch` rows costs: `grad` for every micro-batch, then `apply`.
 pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
@@ -16,15 +17,49 @@ pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
 
 /// The same by kind of work.
 pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
-    let parts = (batch / compiled.micro_batch) as u64;
     let mut sums: BTreeMap<Work, Cost> = BTreeMap::new();
-    for (role, times) in [(Role::Grad, parts), (Role::Apply, 1)] {
+    for (role, times) in mean_runs(compiled, batch) {
         let of_plan = compiled.plans.plan(role).map(|plan| by_work(plan, &compiled.target));
         for (work, cost) in of_plan.unwrap_or_default() {
-            *sums.entry(work).or_default() += cost.times(times);
+            let cost = if times.fract() == 0.0 { cost.times(times as u64) } else { cost.scaled(times) };
+            *sums.entry(work).or_default() += cost;
         }
     }
     sums.into_iter().collect()
+}
+
+/// How often an update runs each of its plans, in the mean.
+fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
+    let mut runs: Vec<(Role, f64)> = match &compiled.settled.arrangement {
+        None => vec![(Role::Grad, (batch / compiled.micro_batch) as f64)],
+        Some(arrangement) => Role::GRADS.into_iter().zip(arrangement.runs.iter().copied()).collect(),
+    };
+    runs.push((Role::Apply, 1.0));
+    runs
+}
+
+/// The plans of an update in its order, and how often it runs each. Where lengths vary, of one that is typical: as many
+/// micro-batches as in the mean, shared out by how often each plan runs.
+pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
+    let mean = mean_runs(compiled, batch);
+    let (_, grads) = mean.split_last().expect("an update ends with apply");
+    let parts = (grads.iter().map(|(_, runs)| runs).sum::<f64>().round() as u64).max(1);
+    let mut shared: Vec<(Role, u64)> = grads.iter().map(|(role, runs)| (*role, *runs as u64)).collect();
+    let mut by_rest: Vec<usize> = (0..grads.len()).collect();
+    by_rest.sort_by(|a, b| grads[*b].1.fract().total_cmp(&grads[*a].1.fract()));
+    let left = parts.saturating_sub(shared.iter().map(|(_, runs)| runs).sum());
+    by_rest.iter().cycle().take(left as usize).for_each(|index| shared[*index].1 += 1);
+    shared.retain(|(_, runs)| *runs > 0);
+    shared.push((Role::Apply, 1));
+    shared
+}
+
+/// Tokens an update learns from or reads, padding apart; where lengths vary, in the mean.
+pub fn tokens_per_update(config: &Config, compiled: &Compiled) -> usize {
+    match &compiled.settled.arrangement {
+        None => config.train.batch * config.model.context,
+        Some(arrangement) => arrangement.real_tokens.round() as usize,
+    }
 }
 
 /// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its

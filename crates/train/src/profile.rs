@@ -83,10 +83,10 @@ pub fn profile(
     }
     let (rounds, waited) = (budget::steadied(rounds), bench.waited().since(before));
     let host = bench.spans(TRACED)?;
-    let parts = bench.parts() as u64;
+    let (parts, runs) = (bench.parts(), bench.runs());
     let compiled = bench.compiled();
-    let timed = joined(compiled, &budget::launches(&rounds), parts);
-    let budget = budget::budget(&rounds, &timed, parts);
+    let timed = joined(compiled, &budget::launches(&rounds), &runs);
+    let budget = budget::budget(&rounds, &timed, &runs);
     let active = bench.active();
     let scene = sinks::Scene {
         config,
@@ -96,7 +96,7 @@ pub fn profile(
         budget: &budget,
         waited,
         launches: bench.launches(),
-        parts: parts as usize,
+        parts,
     };
     let step_seconds = budget.step_ms / 1e3;
     let sum = |of: fn(&Timed) -> f64| 1e3 * timed.iter().map(|t| t.times as f64 * of(t)).sum::<f64>();
@@ -112,7 +112,7 @@ pub fn profile(
         data: stage.data().into(),
         tokens_per_update: bench.tokens_per_update(),
         tokens_per_second: bench.tokens_per_update() as f64 / step_seconds,
-        micro_batches: parts as usize,
+        micro_batches: parts,
         launches: bench.launches() as u64,
         rounds: options.rounds,
         steps: options.steps,

@@ -21,6 +21,9 @@ pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
     if comparable.switches.recompute == Recompute::Auto {
         comparable.switches.recompute = config.switches.recompute;
     }
+    if comparable.data.lengths.is_empty() {
+        comparable.data.lengths = config.data.lengths.clone();
+    }
     if let (Some(began), Some(now)) = (&own.model.from, &asked.model.from)
         && pretrained::same(began, now)
     {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use flatout_data::Arrangement;
 use flatout_ir::{
     Graph, Moments, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales, Target, Update,
 };
@@ -36,6 +37,19 @@ pub struct Settled {
     pub deterministic: bool,
     /// What attention must run on.
     pub attention_kernel: AttentionKernel,
+    /// How examples are laid out; none where rows of text are equally long.
+    pub arrangement: Option<Arrangement>,
+}
+
+impl Settled {
+    /// With what the lengths of examples come to, and what `auto` chose by them.
+    pub(crate) fn with_lengths(mut self, arranged: Option<(Arrangement, Vec<Chosen>)>) -> Settled {
+        if let Some((arrangement, chosen)) = arranged {
+            self.arrangement = Some(arrangement);
+            self.chosen.extend(chosen);
+        }
+        self
+    }
 }
 
 /// Settles the switches for a target and a model.
@@ -173,7 +187,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         skip_pass: None,
     };
     let deterministic = switches.deterministic == Toggle::On;
-    Ok(Settled { options, chosen, cuda_graphs, autotune, deterministic, attention_kernel })
+    Ok(Settled { options, chosen, cuda_graphs, autotune, deterministic, attention_kernel, arrangement: None })
 }
 
 /// Who is trained and how, parameter by parameter.

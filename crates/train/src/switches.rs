@@ -80,6 +80,10 @@ section! {
         pub recompute: Recompute = Recompute::Auto,
         /// Buffers whose lifetimes do not meet share memory.
         pub memory_plan: Toggle = Toggle::On,
+        /// Examples of unequal length one after another, each a segment, instead of a row each that is filled up.
+        pub packing: Choose = Choose::Auto,
+        /// Plans of up to four sizes for unequal lengths; on also puts examples of like length into the same update.
+        pub length_buckets: Choose = Choose::Auto,
         /// Rotary angles from a table made once.
         pub rope_cache: Choose = Choose::Auto,
         /// A step's launches recorded once and replayed.
@@ -360,6 +364,28 @@ pub static TABLE: &[Switch] = &[
         elsewhere: &[
             elsewhere(GUIDES, "expandable_segments", "memory_plan"),
             elsewhere(GUIDES, "set_to_none", "memory_plan"),
+        ],
+    },
+    Switch {
+        name: "packing",
+        class: Class::Bounded,
+        off: Some("off"),
+        refusal: runs_anywhere,
+        guides_word: "packing",
+        elsewhere: &[
+            elsewhere(AXOLOTL, "sample_packing", "packing"),
+            elsewhere(GUIDES, "padding_free", "packing"),
+        ],
+    },
+    Switch {
+        name: "length_buckets",
+        class: Class::Statistical,
+        off: Some("off"),
+        refusal: runs_anywhere,
+        guides_word: "bucketed padding, length-sorted batching",
+        elsewhere: &[
+            elsewhere(HF, "group_by_length", "length_buckets=on"),
+            elsewhere(GUIDES, "dynamic_padding", "length_buckets"),
         ],
     },
     Switch {

@@ -6,7 +6,7 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flatout_data::{Corpus, Cursor, Loader, Rows, Said, Waited};
+use flatout_data::{Said, Waited};
 use flatout_ir::{Class, Role};
 use flatout_runtime::{Posted, Session};
 
@@ -14,21 +14,22 @@ use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
 use crate::config::Config;
 pub use crate::corpus::{corpus, total_steps};
-use crate::corpus::{corpus_saying, train_loader};
 use crate::device::Device;
 use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
-use crate::feed::{Draw, feed};
+use crate::feed::{Draw, feed, feed_examples};
+use crate::material::{HeldOut, Material};
 use crate::run::Run;
 use crate::schedule::learning_rate;
 use crate::signal::StopFlag;
 use crate::spike::{Spike, Spikes};
 use crate::state::{check_schema, load, saved_bytes};
+use crate::supply::{Batch, Supply};
 use crate::tensorboard::Board;
 use crate::update::{Results, accumulate, apply, collect};
 use crate::watch::Watch;
 use crate::writer::Writer;
-use crate::{UserError, active, opening, pretrained, report};
+use crate::{UserError, active, arranged, opening, pretrained, report};
 use recovery::Skips;
 use saving::Saving;
 
@@ -48,7 +49,7 @@ pub enum Notice<'a> {
 pub struct Ready<'a> {
     pub config: &'a Config,
     pub compiled: &'a Compiled,
-    pub corpus: &'a Corpus,
+    pub material: &'a Material,
     pub run: &'a Path,
     /// Updates of the whole run.
     pub steps: u64,
@@ -79,13 +80,35 @@ pub fn train(
     stop: &StopFlag,
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    let compiled = compile::compile(config, &device.target(&config.switches))?;
+    // What cannot run is refused before data is opened.
+    let early = compile::compile(config, &device.target(&config.switches))?;
     let mut left_out = Vec::new();
-    let corpus = corpus_saying(config, Some(run.dir()), &mut |said| match said {
+    let material = Material::open(config, Some(run.dir()), &mut |said| match said {
         Said::Note(said) => notice(Notice::Data(said)),
         Said::LeftOut(said) => left_out.push(said),
     })?;
-    let steps = total_steps(config, &corpus)?;
+    let mut measured = config.clone();
+    material.measure(&mut measured);
+    let compiled = match measured == *config {
+        true => early,
+        false => compile::compile(&measured, &device.target(&config.switches))?,
+    };
+    train_on(&measured, &material, compiled, run, device, stop, left_out, notice)
+}
+
+/// As [`train`], on data that is open and plans that were made for it. What was left out of the data is told.
+#[allow(clippy::too_many_arguments)]
+pub fn train_on(
+    config: &Config,
+    material: &Material,
+    compiled: Compiled,
+    run: &Run,
+    device: &Device,
+    stop: &StopFlag,
+    left_out: Vec<String>,
+    notice: &mut dyn FnMut(Notice<'_>),
+) -> Result<Outcome, Failure> {
+    let steps = material.total_steps(config)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
     compiled.pin(&mut config);
@@ -93,7 +116,10 @@ pub fn train(
     let config = &config;
     let held_out = match compiled.eval_batch {
         0 => None,
-        _ => Some(corpus.held_out_rows(config.eval.rows)?),
+        batch => {
+            let layout = compiled.settled.arrangement.as_ref().map(|a| arranged::eval_layout(config, a));
+            Some(HeldOut::new(material, config, batch, layout.as_ref())?)
+        }
     };
     let found = checkpoint::latest(&run.checkpoints_dir())?;
     checkpoint::clean(&run.checkpoints_dir()).map_err(Failure::io("cleaning up"))?;
@@ -103,11 +129,14 @@ pub fn train(
     }
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
     let mut origin = None;
-    let (progress, cursor, skips) = match &found.whole {
-        Some(whole) => resume(config, &mut session, run.dir(), &whole.path)?,
+    let (progress, supply, skips) = match &found.whole {
+        Some(whole) => {
+            let (progress, cursor, skips) = resume(config, &mut session, run.dir(), &whole.path)?;
+            (progress, Supply::resume(config, &compiled, material, cursor)?, skips)
+        }
         None => {
             origin = pretrained::begin(config, &mut session)?;
-            (Progress::default(), corpus.start(), Skips::default())
+            (Progress::default(), Supply::begin(config, &compiled, material)?, Skips::default())
         }
     };
     if progress.step > steps {
@@ -116,7 +145,6 @@ pub fn train(
             progress.step
         ))));
     }
-    let loader = train_loader(config, &corpus, &cursor)?;
     // First of all, so that whatever is written after it lies in a run that can be continued.
     run.save_config(config)?;
     let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(unreadable_log)?;
@@ -131,19 +159,18 @@ pub fn train(
     let newest = found.whole.map(|whole| (whole.step, whole.path));
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
-    corpus.vocabulary().save(&tokenizer_path(run.dir()))?;
+    material.vocabulary().save(&tokenizer_path(run.dir()))?;
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
 
-    let ready =
-        Ready { config, compiled: &compiled, corpus: &corpus, run: run.dir(), steps, done: progress.step };
+    let ready = Ready { config, compiled: &compiled, material, run: run.dir(), steps, done: progress.step };
     let draw = Draw { seed: config.train.seed, step: 0 };
     let mut trainer = Trainer {
         config,
         run,
         compiled: &compiled,
-        corpus: &corpus,
+        material,
         session,
-        loader,
+        supply,
         held_out,
         log,
         board: Board::open(run.dir(), progress.step, &config.to_toml()),
@@ -220,7 +247,7 @@ fn count(state: &State, name: &str) -> Result<u64, Failure> {
     state.counters.get(name).copied().ok_or_else(absent)
 }
 
-type Begun = (Progress, Cursor, Skips);
+type Begun = (Progress, serde_json::Value, Skips);
 
 fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<Begun, Failure> {
     let (state, mut file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
@@ -228,9 +255,7 @@ fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Re
     load(session, &mut file, Class::is_saved)?;
     let (total, in_a_row) = (count(&state, "skipped")?, count(&state, "skipped_in_a_row")?);
     let progress = Progress::of(&state)?;
-    let cursor = serde_json::from_value(state.cursor)
-        .map_err(|e| Failure::Environment(format!("{}: the cursor does not read: {e}", path.display())))?;
-    Ok((progress, cursor, Skips { total, in_a_row, rollbacks: 0 }))
+    Ok((progress, state.cursor, Skips { total, in_a_row, rollbacks: 0 }))
 }
 
 /// An update whose results are on their way.
@@ -240,18 +265,21 @@ struct Pending {
     waited: Waited,
     lr: f32,
     posted: Posted,
+    /// Tokens of this update, and the share of what it computed that is padding, where lengths vary.
+    real_tokens: usize,
+    padding: Option<f64>,
     /// The step's micro-batches, until it is known to be finite.
-    rows: Vec<Rows>,
+    parts: Vec<Batch>,
 }
 
 struct Trainer<'a, 'n> {
     config: &'a Config,
     run: &'a Run,
     compiled: &'a Compiled,
-    corpus: &'a Corpus,
+    material: &'a Material,
     session: Session,
-    loader: Loader,
-    held_out: Option<Rows>,
+    supply: Supply,
+    held_out: Option<HeldOut>,
     log: EventLog,
     board: Board,
     watch: Watch,
@@ -297,7 +325,7 @@ impl Trainer<'_, '_> {
     }
 
     fn start(&mut self, is_resumed: bool) -> Result<(), Failure> {
-        let start = opening::opening(self.config, self.compiled, self.corpus, &self.session, self.steps);
+        let start = opening::opening(self.config, self.compiled, self.material, &self.session, self.steps);
         self.say(Event::Start(start))?;
         let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
         for message in notes {
@@ -369,26 +397,31 @@ impl Trainer<'_, '_> {
         if self.pending.is_none() {
             self.clock = Instant::now();
         }
-        let (batch, micro) = (self.config.train.batch, self.compiled.micro_batch);
         self.draw.step = self.progress.step;
         let (mut epoch, mut waited) = (0.0, Waited::default());
-        let mut parts = Vec::with_capacity(batch / micro);
-        for _ in 0..batch / micro {
-            let rows = self.loader.next_rows(micro)?;
+        let (mut real_tokens, mut computed_tokens) = (0, 0);
+        let count = self.supply.begin_update();
+        let mut parts = Vec::with_capacity(count);
+        for _ in 0..count {
+            let part = self.supply.next_part()?;
             #[cfg(test)]
-            let rows = tests::disturbed(rows);
-            epoch = rows.epoch;
-            waited += rows.waited;
-            accumulate(&mut self.session, &rows, micro, self.draw)?;
-            parts.push(rows);
+            let part = tests::disturbed(part);
+            epoch = part.epoch;
+            waited += part.waited;
+            real_tokens += part.batch.real_tokens();
+            computed_tokens += part.batch.computed_tokens();
+            accumulate(&mut self.session, &part.batch, self.draw)?;
+            parts.push(part.batch);
         }
+        let has_lengths = self.compiled.settled.arrangement.is_some();
+        let padding = has_lengths.then(|| 1.0 - real_tokens as f64 / computed_tokens as f64);
         self.progress.step += 1;
-        self.progress.tokens += (batch * self.config.model.context) as u64;
-        self.progress.samples += batch as u64;
+        self.progress.tokens += real_tokens as u64;
+        self.progress.samples += self.config.train.batch as u64;
         let peak = self.config.optimizer.lr;
         let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.progress.step) as f32;
         let posted = apply(&mut self.session, lr)?;
-        let now = Pending { progress: self.progress, epoch, waited, lr, posted, rows: parts };
+        let now = Pending { progress: self.progress, epoch, waited, lr, posted, real_tokens, padding, parts };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -404,8 +437,8 @@ impl Trainer<'_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress: Progress { step, tokens, samples }, epoch, waited, lr, posted, rows } =
-            update;
+        let Pending { progress, epoch, waited, lr, posted, real_tokens, padding, parts } = update;
+        let Progress { step, tokens, samples } = progress;
         let Results { loss, grad_norm, is_applied } = collect(&mut self.session, posted)?;
         let seconds = self.clock.elapsed().as_secs_f64();
         self.clock = Instant::now();
@@ -413,7 +446,7 @@ impl Trainer<'_, '_> {
         self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
         if !is_applied {
-            self.left_out(step, &rows)?;
+            self.left_out(step, &parts)?;
         } else {
             self.skips.in_a_row = 0;
         }
@@ -425,7 +458,7 @@ impl Trainer<'_, '_> {
             return Ok(());
         }
         let batch = self.config.train.batch;
-        let seen = self.watch.see(batch * self.config.model.context, seconds);
+        let seen = self.watch.see(real_tokens, seconds);
         self.say(Event::Step(Step {
             step,
             epoch,
@@ -435,13 +468,14 @@ impl Trainer<'_, '_> {
             tokens,
             samples,
             step_ms: 1e3 * seconds,
-            tokens_per_second: (batch * self.config.model.context) as f64 / seconds,
+            tokens_per_second: real_tokens as f64 / seconds,
             samples_per_second: batch as f64 / seconds,
             skipped: self.skips.total,
             time: events::now(),
             mfu: seen.mfu,
             of_predicted: seen.of_predicted,
             data_wait_ms: Some(1e3 * waited.total.as_secs_f64()),
+            padding,
             gpu: seen.gpu,
         }))
     }
@@ -455,16 +489,23 @@ impl Trainer<'_, '_> {
     /// The mean loss on held-out rows; or the reason to stop that came between two batches, and nothing is said then.
     fn evaluate(&mut self) -> Result<Option<&'static str>, Failure> {
         self.flush()?;
-        let Some(rows) = &self.held_out else { return Ok(None) };
+        let Some(held_out) = &self.held_out else { return Ok(None) };
         if self.evaluated.is_some_and(|(step, _)| step == self.progress.step) {
             return Ok(None);
         }
         let (mut loss, mut weight) = (0.0, 0.0);
-        for from in (0..rows.count()).step_by(self.compiled.eval_batch) {
+        for part in 0..held_out.parts() {
             if let Some(reason) = self.stop_asked() {
                 return Ok(Some(reason));
             }
-            feed(&mut self.session, Role::Eval, rows, from, self.compiled.eval_batch, self.draw)?;
+            match held_out {
+                HeldOut::Rows(rows, batch) => {
+                    feed(&mut self.session, Role::Eval, rows, part * batch, *batch, self.draw)?
+                }
+                HeldOut::Examples(parts) => {
+                    feed_examples(&mut self.session, Role::Eval, &parts[part], self.draw)?
+                }
+            }
             self.session.run(Role::Eval)?;
             loss += self.session.result(Role::Eval, "loss")?[0] as f64;
             weight += self.session.result(Role::Eval, "weight")?[0] as f64;
@@ -483,11 +524,11 @@ impl Trainer<'_, '_> {
             status,
             steps: self.progress.step,
             loss,
-            loss_floor: self.corpus.floor().map(|floor| floor.nats),
+            loss_floor: self.material.floor().map(|floor| floor.nats),
             tokens_per_second: self.progress.tokens.saturating_sub(self.began_tokens) as f64 / seconds,
             skipped: self.skips.total,
             time: events::now(),
-            data_wait: Some(DataWait::new(self.loader.waited(), seconds)),
+            data_wait: Some(DataWait::new(self.supply.waited(), seconds)),
         };
         self.say(Event::End(end))?;
         if let Err(why) = report::write(self.run.dir()) {

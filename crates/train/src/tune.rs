@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::measure::{Stage, Timed, guarded, visit};
+use crate::prediction;
 use crate::statistics::Estimate;
 use crate::switches::Class;
 use contest::{Clock, Outcome, Rules, contest};
@@ -187,7 +188,7 @@ pub fn tune(
         target: target.name,
         data: stage.data().into(),
         batch: config.train.batch,
-        tokens_per_update: config.train.batch * config.model.context,
+        tokens_per_update: prediction::tokens_per_update(config, &stage.compile(config)?),
         allow: options.allow,
         seconds: began.elapsed().as_secs_f64(),
         found,

@@ -1,12 +1,13 @@
 //! One update on a session: micro-batches into `grad`, then `apply`. The loop and every measurement take it from here, so
 //! that what is measured is what trains.
 
-use flatout_data::Rows;
 use flatout_ir::Role;
 use flatout_ir::passes::{input_path, update};
 use flatout_runtime::{Posted, RuntimeError, Session};
 
-use crate::feed::{Draw, feed};
+pub use crate::feed::Draw;
+use crate::feed::{feed, feed_examples};
+use crate::supply::Batch;
 
 /// What an update gives.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,15 +18,20 @@ pub struct Results {
     pub is_applied: bool,
 }
 
-/// Adds the gradients of a micro-batch of at most `capacity` rows. On a GPU the work is only enqueued.
-pub fn accumulate(
-    session: &mut Session,
-    rows: &Rows,
-    capacity: usize,
-    draw: Draw,
-) -> Result<(), RuntimeError> {
-    feed(session, Role::Grad, rows, 0, capacity, draw)?;
-    session.run(Role::Grad)
+/// Adds the gradients of a micro-batch. On a GPU the work is only enqueued.
+pub fn accumulate(session: &mut Session, batch: &Batch, draw: Draw) -> Result<(), RuntimeError> {
+    let role = match batch {
+        Batch::Rows(rows, capacity) => {
+            feed(session, Role::Grad, rows, 0, *capacity, draw)?;
+            Role::Grad
+        }
+        Batch::Examples(batch) => {
+            let role = Role::GRADS[batch.shape];
+            feed_examples(session, role, batch, draw)?;
+            role
+        }
+    };
+    session.run(role)
 }
 
 /// Makes the update of what was accumulated, and asks for its results without waiting for them.

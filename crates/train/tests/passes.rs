@@ -111,8 +111,12 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 }
 
 /// The plans of a small decoder with elementwise chains of its own.
-const NOT_PREPARED: active::Prepared =
-    active::Prepared { cuda_graphs: false, autotune: Autotune::Off, attention_kernel: AttentionKernel::Auto };
+const NOT_PREPARED: active::Prepared = active::Prepared {
+    cuda_graphs: false,
+    autotune: Autotune::Off,
+    attention_kernel: AttentionKernel::Auto,
+    lengths: None,
+};
 
 fn plans(options: &Options) -> PlanSet {
     let model = config(&["model.dropout=0.1", "model.positions=learned", "model.embed_scale=1.5"]).model;

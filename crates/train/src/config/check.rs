@@ -77,8 +77,25 @@ impl Config {
             }
         }
         at_least_one("data.max_document_bytes", data.max_document_bytes)?;
+        self.validate_lengths()?;
         if data.eos.is_some_and(|eos| eos >= self.model.vocab as u64) {
             refuse!("`data.eos` is no token of `model.vocab` = {}: lower it", self.model.vocab);
+        }
+        Ok(())
+    }
+
+    fn validate_lengths(&self) -> Result<(), UserError> {
+        let (data, context) = (&self.data, self.model.context);
+        if let Some(mean) = data.mean_tokens {
+            if data.source() != Source::Synthetic {
+                refuse!("`data.mean_tokens` is of synthetic examples, and data.path is given: leave one out");
+            }
+            if !(2..=context).contains(&mean) {
+                refuse!("`data.mean_tokens` is {mean} and must be from 2 to `model.context` = {context}");
+            }
+        }
+        if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
+            refuse!("`data.lengths` has {len}, and each must be from 1 to `model.context` = {context}");
         }
         Ok(())
     }

@@ -120,7 +120,10 @@ fn alive_bytes(plans: &PlanSet, plan: usize, counts: impl Fn(&Buffer) -> bool) -
 
 /// The picture: launches of a step from left to right, bytes stacked by category, the peak marked.
 pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
-    let is_of_step = |plan: &usize| [Role::Grad, Role::Apply].contains(&plans.plans[*plan].role);
+    let is_of_step = |plan: &usize| {
+        let role = plans.plans[*plan].role;
+        role.is_grad() || role == Role::Apply
+    };
     let step: Vec<usize> = (0..plans.plans.len()).filter(is_of_step).collect();
     let (unit, scale) = match plans.arena_bytes {
         n if n >= 1 << 30 => ("GiB", (1u64 << 30) as f64),

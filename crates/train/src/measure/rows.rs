@@ -1,16 +1,18 @@
 //! The rows a measurement trains on: those of the recipe's data, made ahead as in a run, or drawn at random.
 
-use flatout_data::{Corpus, Loader, Rows, Segment};
+use flatout_data::{Rows, Segment, Waited};
 use flatout_ir::random::philox;
 
+use crate::compile::Compiled;
 use crate::config::{Config, Data, Source};
-use crate::corpus::{corpus, train_loader};
 use crate::failure::Failure;
+use crate::material::Material;
+use crate::supply::{self, Batch, Part};
 use crate::{UserError, refuse};
 
 /// A recipe's data, opened once for several measurements.
 pub struct Text {
-    corpus: Corpus,
+    material: Material,
     key: Key,
 }
 
@@ -39,15 +41,16 @@ impl Text {
             _ if config.data.has_files() => {}
             _ => return Ok(None),
         }
-        Ok(Some(Text { corpus: corpus(config, None)?, key: Key::of(config) }))
+        Ok(Some(Text { material: Material::open(config, None, &mut |_| {})?, key: Key::of(config) }))
     }
 
-    pub fn corpus(&self) -> &Corpus {
-        &self.corpus
+    pub fn material(&self) -> &Material {
+        &self.material
     }
 
     pub fn named(&self) -> &'static str {
         match self.key.data.source() {
+            Source::Synthetic if self.key.data.has_examples() => "examples of the synthetic language",
             Source::Synthetic => "the synthetic language",
             _ => "the recipe's data",
         }
@@ -65,13 +68,14 @@ fn check_repeatable(config: &Config) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Where the next rows come from.
+/// Where the next updates come from.
 pub enum Supply {
-    Loader(Box<Loader>),
-    /// Micro-batches that are used one after another, again and again.
+    Training(supply::Supply),
+    /// Micro-batches that are used one after another, again and again, so many an update.
     Drawn {
-        parts: Vec<Rows>,
+        parts: Vec<Batch>,
         next: usize,
+        of_update: usize,
     },
 }
 
@@ -79,31 +83,40 @@ pub enum Supply {
 const DRAWN_PARTS: usize = 8;
 
 impl Supply {
-    pub fn new(config: &Config, micro_batch: usize, text: Option<&Text>) -> Result<Supply, Failure> {
+    pub fn new(config: &Config, compiled: &Compiled, text: Option<&Text>) -> Result<Supply, Failure> {
+        let training = |material: &Material| supply::Supply::begin(config, compiled, material);
         Ok(match text {
-            Some(text) if text.key == Key::of(config) => {
-                Supply::Loader(Box::new(train_loader(config, &text.corpus, &text.corpus.start())?))
-            }
+            Some(text) if text.key == Key::of(config) => Supply::Training(training(&text.material)?),
             Some(_) => {
                 // Rows of another length, seed or vocabulary are other data.
                 let own = Text::open(config)?.expect("a config with data");
-                Supply::Loader(Box::new(train_loader(config, &own.corpus, &own.corpus.start())?))
+                Supply::Training(training(&own.material)?)
             }
             None => {
+                let micro_batch = compiled.micro_batch;
                 let count = DRAWN_PARTS.max(2 * config.train.batch / micro_batch);
-                let parts = (0..count).map(|part| drawn(config, micro_batch, part)).collect();
-                Supply::Drawn { parts, next: 0 }
+                let part = |part| Batch::Rows(drawn(config, micro_batch, part), micro_batch);
+                let parts = (0..count).map(part).collect();
+                Supply::Drawn { parts, next: 0, of_update: config.train.batch / micro_batch }
             }
         })
     }
 
-    pub fn next_rows(&mut self, count: usize) -> Result<Rows, Failure> {
+    /// Begins the next update and tells how many micro-batches it has.
+    pub fn begin_update(&mut self) -> usize {
         match self {
-            Supply::Loader(loader) => Ok(loader.next_rows(count)?),
-            Supply::Drawn { parts, next } => {
-                let rows = parts[*next % parts.len()].clone();
+            Supply::Training(supply) => supply.begin_update(),
+            Supply::Drawn { of_update, .. } => *of_update,
+        }
+    }
+
+    pub fn next_part(&mut self) -> Result<Part, Failure> {
+        match self {
+            Supply::Training(supply) => supply.next_part(),
+            Supply::Drawn { parts, next, .. } => {
+                let batch = parts[*next % parts.len()].clone();
                 *next += 1;
-                Ok(rows)
+                Ok(Part { batch, epoch: 0.0, waited: Waited::default() })
             }
         }
     }

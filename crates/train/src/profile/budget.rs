@@ -24,8 +24,6 @@ use crate::failure::Failure;
 use crate::measure::Bench;
 use crate::update::{collect, post};
 
-/// The roles of an update, in its order.
-pub const ROLES: [Role; 2] = [Role::Grad, Role::Apply];
 /// Passes over the launches in a round, beside one that is not timed.
 const PASSES: usize = 2;
 
@@ -79,10 +77,11 @@ pub fn round(bench: &mut Bench, updates: usize) -> Result<Round, Failure> {
     let before = bench.waited();
     let step = median(&bench.steps(updates)?) / 1e3;
     let data = bench.waited().since(before).total.as_secs_f64() / updates as f64;
-    let (parts, session) = (bench.parts(), bench.session());
-    let unfed = median(&unfed(session, parts, updates)?);
-    let plans = median(&plans(session, parts, updates)?);
-    Ok(Round { step, data, unfed, plans, launches: session.time(&ROLES, PASSES)? })
+    let (runs, session) = (bench.runs(), bench.session());
+    let unfed = median(&unfed(session, &runs, updates)?);
+    let plans = median(&plans(session, &runs, updates)?);
+    let roles: Vec<Role> = runs.iter().map(|(role, _)| *role).collect();
+    Ok(Round { step, data, unfed, plans, launches: session.time(&roles, PASSES)? })
 }
 
 /// The rounds as if their updates had all taken the median's time.
@@ -115,7 +114,7 @@ pub fn launches(rounds: &[Round]) -> Vec<Vec<LaunchTime>> {
 }
 
 /// The parts of an update, of rounds that were steadied and what was made of their launches.
-pub fn budget(rounds: &[Round], timed: &[Timed], parts: u64) -> Budget {
+pub fn budget(rounds: &[Round], timed: &[Timed], runs: &[(Role, u64)]) -> Budget {
     let ms = |of: &dyn Fn(&Round) -> f64| 1e3 * median(&rounds.iter().map(of).collect::<Vec<_>>());
     let noise = |of: &dyn Fn(&Round) -> f64| {
         let middle = ms(of);
@@ -124,8 +123,8 @@ pub fn budget(rounds: &[Round], timed: &[Timed], parts: u64) -> Budget {
         3.0 * 1.2533 * 1.4826 * ms(&off) / (rounds.len() as f64).sqrt()
     };
     let kernels_of = |round: &Round| {
-        let sum = |role: usize| round.launches[role].iter().map(|time| time.seconds).sum::<f64>();
-        parts as f64 * sum(0) + sum(1)
+        let sum = |times: &[LaunchTime]| times.iter().map(|time| time.seconds).sum::<f64>();
+        round.launches.iter().zip(runs).map(|(times, (_, runs))| *runs as f64 * sum(times)).sum()
     };
     let [step, data, unfed, plans] = [ms(&|r| r.step), ms(&|r| r.data), ms(&|r| r.unfed), ms(&|r| r.plans)];
     let kernels = 1e3 * timed.iter().map(Timed::update_seconds).sum::<f64>();
@@ -142,7 +141,7 @@ pub fn budget(rounds: &[Round], timed: &[Timed], parts: u64) -> Budget {
 
 /// Seconds of each of some updates on the inputs that lie there. As in a run an update is asked for before the results of
 /// the last are read.
-fn unfed(session: &mut Session, parts: usize, updates: usize) -> Result<Vec<f64>, Failure> {
+fn unfed(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<Vec<f64>, Failure> {
     let mut times = vec![];
     let mut clock = Instant::now();
     let mut read = |session: &mut Session, posted: Posted| -> Result<(), Failure> {
@@ -152,7 +151,7 @@ fn unfed(session: &mut Session, parts: usize, updates: usize) -> Result<Vec<f64>
     };
     let mut pending = None;
     for _ in 0..updates {
-        run(session, parts)?;
+        run(session, runs)?;
         let posted = post(session)?;
         if posted.is_ready() {
             read(session, posted)?;
@@ -167,12 +166,12 @@ fn unfed(session: &mut Session, parts: usize, updates: usize) -> Result<Vec<f64>
 }
 
 /// Seconds of each of some updates of which nobody reads anything; on a GPU, which is not waited for between them, the mean.
-fn plans(session: &mut Session, parts: usize, updates: usize) -> Result<Vec<f64>, Failure> {
+fn plans(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<Vec<f64>, Failure> {
     let begun = Instant::now();
     let mut times = vec![];
     for _ in 0..updates {
         let clock = Instant::now();
-        run(session, parts)?;
+        run(session, runs)?;
         times.push(clock.elapsed().as_secs_f64());
     }
     if session.as_cuda().is_some() {
@@ -183,11 +182,13 @@ fn plans(session: &mut Session, parts: usize, updates: usize) -> Result<Vec<f64>
     Ok(times)
 }
 
-fn run(session: &mut Session, parts: usize) -> Result<(), Failure> {
-    for _ in 0..parts {
-        session.run(Role::Grad)?;
+fn run(session: &mut Session, runs: &[(Role, u64)]) -> Result<(), Failure> {
+    for (role, times) in runs {
+        for _ in 0..*times {
+            session.run(*role)?;
+        }
     }
-    Ok(session.run(Role::Apply)?)
+    Ok(())
 }
 
 pub fn median(values: &[f64]) -> f64 {

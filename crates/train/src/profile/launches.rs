@@ -6,13 +6,12 @@ use flatout_ir::cost::{of_launch, rate};
 use flatout_ir::{Launch, Op, Role, Target, TensorType, View, Work};
 use flatout_runtime::LaunchTime;
 
-use super::budget::ROLES;
 use crate::compile::Compiled;
 
 /// A launch and the time one run of it takes.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Timed {
-    /// `grad` or `apply`, and the place in it.
+    /// `grad`, one of its smaller ones or `apply`, and the place in it.
     pub plan: &'static str,
     pub launch: usize,
     /// How often an update runs it.
@@ -60,16 +59,15 @@ fn named<S: serde::Serializer>(work: &Work, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(work.name())
 }
 
-/// The launches of an update in order; `times` has a vector a role of the update, `parts` is how often `grad` runs.
-pub fn joined(compiled: &Compiled, times: &[Vec<LaunchTime>], parts: u64) -> Vec<Timed> {
+/// The launches of an update in order; `times` has a vector a plan that it `runs`.
+pub fn joined(compiled: &Compiled, times: &[Vec<LaunchTime>], runs: &[(Role, u64)]) -> Vec<Timed> {
     let mut all = vec![];
-    for (role, times) in ROLES.into_iter().zip(times) {
+    for ((role, repeats), times) in runs.iter().copied().zip(times) {
         let plan = compiled.plans.plan(role).expect("an update has its plans");
-        let repeats = if role == Role::Grad { parts } else { 1 };
         let mut seen = HashSet::new();
         for (launch, time) in plan.launches.iter().zip(times) {
             // Keys survive rewrites, and a node that is recomputed keeps the key of the one it repeats.
-            let is_again = role == Role::Grad && !seen.insert((launch.key, launch.op.kind()));
+            let is_again = role.is_grad() && !seen.insert((launch.key, launch.op.kind()));
             all.push(timed(launch, *time, role, repeats, is_again, &compiled.target));
         }
     }

@@ -125,8 +125,9 @@ fn a_machine_that_drifts_changes_no_share() {
     let seconds: Vec<f64> = times.iter().flatten().map(|time| time.seconds).collect();
     assert!(seconds.iter().zip([2e-3, 3e-3, 1e-3]).all(|(a, b)| near(*a, b)), "{seconds:?}");
     let compiled = crate::compile::compile(&config(&[]), &crate::compile::target()).expect("plans");
-    let timed = joined(&compiled, &times, 2);
-    let budget = budget::budget(&rounds, &timed, 2);
+    let runs = [(Role::Grad, 2), (Role::Apply, 1)];
+    let timed = joined(&compiled, &times, &runs);
+    let budget = budget::budget(&rounds, &timed, &runs);
     let parts = [budget.step_ms, budget.kernels_ms, budget.launch_ms, budget.synchronisation_ms];
     assert!(parts.iter().zip([20.0, 11.0, 3.0, 2.0]).all(|(a, b)| near(*a, b)), "{budget:?}");
     assert!(near(budget.copy_ms, 2.0) && near(budget.data_ms, 2.0) && budget.noise_ms < 1e-9, "{budget:?}");
@@ -171,7 +172,7 @@ impl Played {
             let launches = &self.compiled.plans.plan(role).expect("a plan").launches;
             times.push((0..launches.len()).map(|i| time(i, 0.0)).collect());
         }
-        let mut timed = joined(&self.compiled, &times, parts as u64);
+        let mut timed = joined(&self.compiled, &times, &[(Role::Grad, parts as u64), (Role::Apply, 1)]);
         for t in &mut timed {
             t.seconds = t.roofline_seconds() * if Some(t.work) == slow { self.slow } else { 1.0 };
             t.is_again &= slow.is_none();

@@ -1,6 +1,5 @@
 //! Updates that are not finite: counted, explained, and too many in a row answered by going back or stopping.
 
-use flatout_data::Rows;
 use flatout_ir::Class;
 
 use super::{Progress, Trainer};
@@ -11,6 +10,7 @@ use crate::events::Event;
 use crate::failure::Failure;
 use crate::feed::Draw;
 use crate::state::load;
+use crate::supply::Batch;
 
 /// Updates that were left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,13 +29,13 @@ const MAX_ROLLBACKS: u32 = 3;
 impl Trainer<'_, '_> {
     /// Counts an update that was left out. The first of a row is looked into, which computes its rows again; later ones
     /// are told at every doubling.
-    pub(super) fn left_out(&mut self, step: u64, rows: &[Rows]) -> Result<(), Failure> {
+    pub(super) fn left_out(&mut self, step: u64, parts: &[Batch]) -> Result<(), Failure> {
         self.skips.total += 1;
         self.skips.in_a_row += 1;
         let count = self.skips.in_a_row;
         if count == 1 {
             let draw = Draw { step: step - 1, ..self.draw };
-            let found = diagnose(&mut self.session, rows, self.compiled.micro_batch, draw)?;
+            let found = diagnose(&mut self.session, parts, draw)?;
             let message = format!("step {step} is not finite, so its update was left out: {found}");
             return self.say(Event::Warning { message });
         }
@@ -89,7 +89,7 @@ impl Trainer<'_, '_> {
         load(&mut self.session, &mut file, Class::is_saved)?;
         let folder = self.run.checkpoints_dir();
         checkpoint::forget_after(&folder, whole.step).map_err(Failure::io("removing newer checkpoints"))?;
-        let row = self.loader.cursor().row;
+        let row = self.supply.sample();
         let message = format!("{what}: going back to step {} and on with row {row}", whole.step);
         self.say(Event::Warning { message })?;
         self.say(Event::Resume { step: whole.step })?;

@@ -115,7 +115,7 @@ impl Trainer<'_, '_> {
 
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
         let Progress { step, tokens, samples } = self.progress;
-        let cursor = serde_json::to_value(self.loader.cursor()).expect("a cursor has a JSON form");
+        let cursor = self.supply.cursor();
         let counters = [
             ("tokens", tokens),
             ("samples", samples),

@@ -10,6 +10,7 @@ use flatout_data::Rows;
 use super::*;
 use crate::recipes;
 use crate::run::{Entered, Resume, Run};
+use crate::supply::Part;
 
 type Disturb = Box<dyn Fn(&mut Rows)>;
 
@@ -18,9 +19,11 @@ thread_local! {
 }
 
 /// Called by the loop on every micro-batch.
-pub(super) fn disturbed(mut rows: Rows) -> Rows {
-    DISTURB.with_borrow(|disturb| disturb.iter().for_each(|disturb| disturb(&mut rows)));
-    rows
+pub(super) fn disturbed(mut part: Part) -> Part {
+    if let Batch::Rows(rows, _) = &mut part.batch {
+        DISTURB.with_borrow(|disturb| disturb.iter().for_each(|disturb| disturb(rows)));
+    }
+    part
 }
 
 const STEPS: u64 = 24;

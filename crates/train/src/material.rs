@@ -1,0 +1,159 @@
+//! What a run learns from: rows of text, or examples one by one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use flatout_data::{
+    Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, Rows, Said, Shape, Vocabulary,
+    drawn_examples, once,
+};
+
+use crate::UserError;
+use crate::config::Config;
+use crate::corpus::{corpus_saying, total_steps};
+use crate::failure::Failure;
+
+pub enum Material {
+    Text(Corpus),
+    Examples(Examples),
+}
+
+/// Examples of both sides, and the tokeniser they went through.
+pub struct Examples {
+    pub train: Arc<ExampleTable>,
+    pub held_out: Arc<ExampleTable>,
+    pub vocabulary: Vocabulary,
+}
+
+/// Synthetic examples that are drawn: so many that few meet twice in a measurement.
+const DRAWN: usize = 8192;
+
+impl Material {
+    /// Opens what a config names; `say` is told what takes long and what was left out.
+    pub fn open(config: &Config, run: Option<&Path>, say: &mut dyn FnMut(Said)) -> Result<Material, Failure> {
+        let Some(mean) = config.data.mean_tokens else {
+            return Ok(Material::Text(corpus_saying(config, run, say)?));
+        };
+        let lengths = Lengths::drawn(mean, config.model.context);
+        let counts = [DRAWN, config.eval.rows];
+        let drawn = drawn_examples(&lengths, counts, config.train.seed, config.model.vocab)?;
+        Ok(Material::Examples(Examples {
+            train: Arc::new(drawn.train),
+            held_out: Arc::new(drawn.held_out),
+            vocabulary: drawn.vocabulary,
+        }))
+    }
+
+    /// Writes down how long examples are, where the config does not say it: plans are made from it, today and when the
+    /// run goes on.
+    pub fn measure(&self, config: &mut Config) {
+        let Material::Examples(Examples { train, held_out, .. }) = self else { return };
+        if config.data.mean_tokens.is_some() || !config.data.lengths.is_empty() {
+            return;
+        }
+        let mut shares = Lengths::of(train).map_or(vec![], |lengths| lengths.shares().to_vec());
+        // What is evaluated must fit too.
+        let longest = (0..held_out.count()).map(|index| held_out.len_of(index)).max();
+        if let (Some(last), Some(longest)) = (shares.last_mut(), longest) {
+            *last = longest.max(*last);
+        }
+        config.data.lengths = shares;
+    }
+
+    pub fn vocabulary(&self) -> &Vocabulary {
+        match self {
+            Material::Text(corpus) => corpus.vocabulary(),
+            Material::Examples(examples) => &examples.vocabulary,
+        }
+    }
+
+    /// The loss that cannot be beaten, where it is known.
+    pub fn floor(&self) -> Option<Floor> {
+        match self {
+            Material::Text(corpus) => corpus.floor(),
+            Material::Examples(_) => None,
+        }
+    }
+
+    pub fn describe(&self) -> Description {
+        let tokens =
+            |table: &ExampleTable| (0..table.count()).map(|index| table.len_of(index) as u64).sum::<u64>();
+        match self {
+            Material::Text(corpus) => corpus.describe(),
+            Material::Examples(Examples { train, held_out, .. }) => Description {
+                documents: Some(train.count() as u64),
+                tokens: Some(tokens(train)),
+                held_out_documents: Some(held_out.count() as u64),
+                held_out_tokens: Some(tokens(held_out)),
+                is_estimated: false,
+            },
+        }
+    }
+
+    /// The updates of a whole run.
+    pub fn total_steps(&self, config: &Config) -> Result<u64, Failure> {
+        match (self, config.train.steps) {
+            (_, Some(steps)) => Ok(steps),
+            (Material::Text(corpus), None) => total_steps(config, corpus),
+            (Material::Examples(examples), None) => {
+                let epochs = config.train.epochs.expect("validated: steps or epochs");
+                let samples = epochs * examples.train.count() as u64;
+                Ok(samples.div_ceil(config.train.batch as u64).max(1))
+            }
+        }
+    }
+}
+
+/// What is evaluated on, laid out for the plan `eval`.
+pub enum HeldOut {
+    /// Rows that are cut into batches of so many.
+    Rows(Rows, usize),
+    Examples(Vec<MicroBatch>),
+}
+
+impl HeldOut {
+    /// As many rows or examples as `eval.rows` asks for.
+    pub fn new(
+        material: &Material,
+        config: &Config,
+        batch: usize,
+        layout: Option<&Layout>,
+    ) -> Result<HeldOut, Failure> {
+        match (material, layout) {
+            (Material::Text(corpus), _) => Ok(HeldOut::Rows(corpus.held_out_rows(config.eval.rows)?, batch)),
+            (Material::Examples(examples), Some(layout)) if examples.held_out.count() > 0 => {
+                Ok(HeldOut::Examples(once(&examples.held_out, config.eval.rows, layout, &[])))
+            }
+            (Material::Examples(_), _) => Err(Failure::User(UserError(
+                "no example is held out to evaluate on: raise data.held_out or give eval.rows=0".into(),
+            ))),
+        }
+    }
+
+    /// Runs of `eval`.
+    pub fn parts(&self) -> usize {
+        match self {
+            HeldOut::Rows(rows, batch) => rows.count().div_ceil(*batch),
+            HeldOut::Examples(parts) => parts.len(),
+        }
+    }
+}
+
+/// Examples as rows of `context` tokens each, filled up behind them: for commands that take rows.
+pub fn as_rows(table: &ExampleTable, most: usize, context: usize) -> Rows {
+    let layout = Layout::new(vec![Shape::Padded { rows: 1, len: context }]);
+    let mut rows = Rows { context, ..Rows::default() };
+    for part in once(table, most, &layout, &[]) {
+        let MicroBatch { tokens, targets, weights, positions, mut segments, samples, .. } = part;
+        rows.tokens.extend(tokens);
+        rows.targets.extend(targets);
+        rows.weights.extend(weights);
+        rows.positions.extend(positions);
+        let len = segments[0].len;
+        let rest = flatout_data::Segment { start: len, len: context as u32 - len };
+        segments.extend((rest.len > 0).then_some(rest));
+        rows.segments.push(segments);
+        rows.sample.extend(samples);
+    }
+    rows
+}

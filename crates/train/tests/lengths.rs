@@ -1,0 +1,272 @@
+//! Examples of unequal length, packed, in buckets and padded: one update is the same update in every layout, a run goes on
+//! exactly, and what is said of it is what was computed.
+
+mod distance;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use distance::relative;
+use flatout_data::{Lengths, Reading, Updates, drawn_examples};
+use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
+use flatout_ir::{Class, PlanSet, Role};
+use flatout_models::decoder::weight_names;
+use flatout_runtime::{Session, cpu};
+use flatout_train::compile::{Compiled, compile};
+use flatout_train::device::Device;
+use flatout_train::events::{Event, Start, Step};
+use flatout_train::run::{Entered, Resume, Run};
+use flatout_train::signal::StopFlag;
+use flatout_train::supply::Batch;
+use flatout_train::trainer::{Notice, train};
+use flatout_train::update::{Draw, accumulate};
+use flatout_train::{Config, active, initial, measure, recipes};
+
+/// On the L2 distance of every tensor of the gradient.
+const BOUND: f64 = 1e-5;
+const THREADS: usize = 2;
+
+const SMALL: [&str; 12] = [
+    "backend=cpu",
+    "precision=fp32",
+    "model.width=32",
+    "model.layers=2",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=48",
+    "model.context=48",
+    "data.mean_tokens=16",
+    "train.batch=12",
+    "train.steps=6",
+    "schedule.warmup_steps=2",
+];
+
+fn config(overrides: &[&str]) -> Config {
+    let words: Vec<String> = SMALL.iter().chain(overrides).map(|word| word.to_string()).collect();
+    recipes::resolve("tiny", &[], &words).expect("a config")
+}
+
+/// Every layout there is, several of each kind.
+const LAYOUTS: [&[&str]; 6] = [
+    &["packing=off", "length_buckets=off", "micro_batch=4"],
+    &["packing=off", "micro_batch=4"],
+    &["packing=off", "micro_batch=12"],
+    &["packing=on", "micro_batch=12"],
+    &["packing=on", "micro_batch=2"],
+    &["packing=on", "length_buckets=off", "micro_batch=1"],
+];
+
+fn compiled(config: &Config) -> Compiled {
+    compile(config, &cpu::target(THREADS)).expect("plans")
+}
+
+/// The sums that an update leaves, and how many micro-batches of which plan it had.
+fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
+    let compiled = compiled(config);
+    let arrangement = compiled.settled.arrangement.expect("examples are arranged");
+    let mut session = Session::new(compiled.plans, THREADS).expect("a session");
+    initial::write(&mut session, 3).expect("weights");
+    let (seed, vocab) = (config.train.seed, config.model.vocab);
+    let drawn = drawn_examples(&Lengths::drawn(16, config.model.context), [40, 0], seed, vocab);
+    let table = Arc::new(drawn.expect("examples").train);
+    let reading = Reading {
+        seed,
+        batch: config.train.batch,
+        layout: arrangement.layout,
+        is_sorted: false,
+        class_weights: vec![],
+    };
+    let start = Updates::start(&table, seed);
+    let mut updates = Updates::new(table, reading, start).expect("updates");
+    let mut shapes = vec![];
+    // The second has examples from the end of one epoch and the beginning of the next in turn.
+    for step in 0..4 {
+        for part in updates.next_update().parts {
+            shapes.push(part.shape);
+            accumulate(&mut session, &Batch::Examples(part), Draw { seed, step }).expect("gradients");
+        }
+    }
+    let paths = weight_names(&config.model).into_iter().map(|(ours, _)| gradient_path(&ours));
+    let paths = paths.chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
+    (paths.map(|path| (path.clone(), session.read_f32(&path).expect("a sum"))).collect(), shapes)
+}
+
+#[test]
+fn every_layout_gives_the_same_gradients() {
+    for more in
+        [&["model.dropout=0"][..], &["model.dropout=0.1"], &["positions=learned", "model.dropout=0.1"]]
+    {
+        let of = |layout: &[&str]| sums(&config(&[layout, more].concat()));
+        let (want, naive) = of(LAYOUTS[0]);
+        assert_eq!(naive, [0; 12], "three micro-batches an update, of one length");
+        assert!(want[WEIGHT_SUM][0] > 100.0 && want[WEIGHT_SUM][0].fract() == 0.0);
+        let mut used = vec![];
+        for layout in &LAYOUTS[1..] {
+            let (got, shapes) = of(layout);
+            assert_eq!(got[WEIGHT_SUM], want[WEIGHT_SUM]);
+            let distances = want.iter().map(|(path, want)| (relative(&got[path], want), path));
+            let (off, path) = distances.max_by(|a, b| a.0.total_cmp(&b.0)).expect("tensors");
+            println!("{layout:?} {more:?}: {path} is furthest, by {off:.1e}; plans {shapes:?}");
+            assert!(off < BOUND, "{layout:?} {more:?}: {path} is off by {off:.1e}");
+            used.extend(shapes);
+        }
+        assert!(used.iter().any(|shape| *shape > 1), "smaller plans were used");
+    }
+    let loss = |dropout: &str| sums(&config(&["packing=on", dropout])).0[LOSS_SUM][0];
+    assert!((loss("model.dropout=0") / loss("model.dropout=0.1") - 1.0).abs() > 1e-4, "dropout drops");
+}
+
+#[test]
+fn plans_share_everything_but_their_inputs() {
+    let several = compiled(&config(&["packing=on", "micro_batch=12"])).plans;
+    let one = compiled(&config(&["packing=on", "length_buckets=off", "micro_batch=12"])).plans;
+    let grads: Vec<Role> = several.grads().map(|plan| plan.role).collect();
+    assert!(grads.len() > 1 && grads == Role::GRADS[..grads.len()], "{grads:?}");
+    assert_eq!(one.grads().count(), 1);
+    let persistent = |plans: &PlanSet| -> usize {
+        let of = |class| plans.slots.iter().filter(move |s| s.class == class && !s.is_whole);
+        [Class::Weight, Class::Moment, Class::Carry, Class::Const]
+            .into_iter()
+            .flat_map(of)
+            .map(|s| s.ty.bytes())
+            .sum()
+    };
+    assert_eq!(persistent(&several), persistent(&one));
+    assert_eq!(several.transient_bytes, one.transient_bytes, "the largest decides, the others lie over it");
+    assert!(several.plans.iter().filter(|plan| plan.role == Role::Apply).count() == 1);
+    let launches = |role| several.plan(role).expect("a plan").launches.len();
+    assert_eq!(launches(Role::Grad), launches(Role::Grad1));
+}
+
+struct Trained {
+    start: Start,
+    steps: Vec<Step>,
+    evals: Vec<f32>,
+}
+
+fn run(config: &Config, dir: &Path, resume: Resume) -> Trained {
+    let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, resume).expect("a run");
+    let (mut start, mut steps, mut evals) = (None, vec![], vec![]);
+    train(config, &run, &Device::cpu(), &StopFlag::never(), &mut |notice| match notice {
+        Notice::Event(Event::Step(step)) => steps.push(step.clone()),
+        Notice::Event(Event::Start(said)) => start = Some(said.clone()),
+        Notice::Event(Event::Eval { loss, .. }) => evals.push(*loss),
+        _ => {}
+    })
+    .expect("a run to its end");
+    Trained { start: start.expect("a start"), steps, evals }
+}
+
+#[test]
+fn every_layout_trains_alike_and_says_what_it_computed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let trained: Vec<Trained> = LAYOUTS
+        .iter()
+        .enumerate()
+        .map(|(i, layout)| {
+            let config = config(&[*layout, &["model.dropout=0.1", "eval.rows=20"]].concat());
+            run(&config, &folder.path().join(i.to_string()), Resume::Never)
+        })
+        .collect();
+    let naive = &trained[0];
+    for (one, layout) in trained.iter().zip(LAYOUTS) {
+        assert_eq!(one.steps.len(), 6);
+        for (step, want) in one.steps.iter().zip(&naive.steps) {
+            assert!((step.loss / want.loss - 1.0).abs() < 1e-5, "{layout:?}: {} {}", step.loss, want.loss);
+            assert_eq!((step.tokens, step.samples), (want.tokens, want.samples), "padding is not counted");
+        }
+        assert!((one.evals[0] / naive.evals[0] - 1.0).abs() < 1e-5, "{layout:?}");
+    }
+    let padding = |one: &Trained| -> f64 {
+        one.steps.iter().map(|step| step.padding.expect("lengths vary")).sum::<f64>() / 6.0
+    };
+    let [padded, bucketed, packed] = [naive, &trained[1], &trained[3]].map(padding);
+    assert!(padded > 0.6 && bucketed < 0.5 && packed < 0.35, "{padded} {bucketed} {packed}");
+    let tokens = naive.steps[5].tokens as f64;
+    assert!((100.0..300.0).contains(&(tokens / 6.0)), "twelve examples of sixteen tokens, about: {tokens}");
+    let switch = |one: &Trained, name: &str| one.start.switches[name].clone();
+    let switches = |one: &Trained| [switch(one, "packing"), switch(one, "length_buckets")];
+    assert_eq!(switches(naive), ["off", "off"]);
+    assert_eq!(switches(&trained[1]), ["off", "within updates"]);
+    assert_eq!(switches(&trained[3]), ["on", "within updates"]);
+    assert_eq!(switches(&trained[5]), ["on", "off"]);
+    assert!(trained[3].start.data.layout.as_ref().expect("words").contains("padding instead of"));
+}
+
+#[test]
+fn a_run_on_examples_goes_on_exactly() {
+    for layout in [&["packing=auto"][..], &["length_buckets=on", "micro_batch=4"]] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let of = |more: &[&str]| config(&[layout, &["model.dropout=0.1", "eval.rows=0"], more].concat());
+        let whole = run(&of(&[]), &folder.path().join("whole"), Resume::Never);
+        let cut = folder.path().join("cut");
+        let first = run(&of(&["train.steps=3", "schedule.horizon_steps=6"]), &cut, Resume::Never);
+        let config = of(&["schedule.horizon_steps=6"]);
+        let second = run(&config, &cut, Resume::Must);
+        let bits = |all: &[&Trained]| -> Vec<(u64, u32, u64)> {
+            let steps = all.iter().flat_map(|one| &one.steps);
+            steps.map(|s| (s.step, s.loss.to_bits(), s.tokens)).collect()
+        };
+        assert_eq!(bits(&[&whole]), bits(&[&first, &second]), "{layout:?}");
+    }
+}
+
+#[test]
+fn a_measurement_makes_the_updates_of_the_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(&["packing=on", "eval.rows=0"]);
+    let trained = run(&config, &folder.path().join("run"), Resume::Never);
+    let mut bench = measure::open(&config).expect("a bench");
+    bench.steps(5).expect("updates");
+    let losses: Vec<f32> = trained.steps.iter().map(|step| step.loss).collect();
+    assert_eq!(bench.losses(), losses);
+    let mean = trained.steps[5].tokens as f64 / 6.0;
+    assert!((bench.tokens_per_update() as f64 / mean - 1.0).abs() < 0.3, "{}", bench.tokens_per_update());
+}
+
+#[test]
+fn auto_packs_what_is_unequal_and_leaves_equal_lengths_alone() {
+    let chosen = |config: &Config, switch: &str| {
+        let compiled = compiled(config);
+        let prepared = active::Prepared::settled(&compiled.settled);
+        let said = compiled.settled.chosen.iter().find(|c| c.switch == switch).map(|c| c.why.clone());
+        let active = active::active(&compiled.plans, &compiled.target, prepared);
+        (active[switch].clone(), said.unwrap_or_default())
+    };
+    let unequal = config(&["micro_batch=12"]);
+    let (packing, why) = chosen(&unequal, "packing");
+    assert_eq!(packing, "on");
+    assert!(why.contains("padding instead of"), "{why}");
+    assert_eq!(chosen(&unequal, "length_buckets").0, "within updates");
+    let mut equal = unequal.clone();
+    equal.data.mean_tokens = None;
+    equal.data.lengths = vec![48];
+    let (packing, why) = chosen(&equal, "packing");
+    assert_eq!(packing, "off");
+    assert!(why.starts_with("examples are about equally long: 1 plan of 48 tokens a row"), "{why}");
+    assert_eq!(chosen(&equal, "length_buckets").0, "off");
+    // Only those who ask for it get updates of like lengths.
+    assert_eq!(chosen(&config(&["length_buckets=on"]), "length_buckets").0, "on");
+    assert_eq!(chosen(&config(&["length_buckets=on"]), "packing").0, "off");
+}
+
+#[test]
+fn what_cannot_be_laid_out_is_said() {
+    let refused = |overrides: &[&str]| {
+        let words: Vec<String> = SMALL.iter().chain(overrides).map(|word| word.to_string()).collect();
+        let resolved = recipes::resolve("tiny", &[], &words).map_err(|error| error.to_string());
+        let made = resolved.and_then(|c| compile(&c, &cpu::target(1)).map_err(|error| error.to_string()));
+        made.err().expect("a refusal")
+    };
+    for (overrides, said) in [
+        (&["packing=on", "length_buckets=on"][..], "`length_buckets=on` has nothing to do with `packing=on`"),
+        (&["data.mean_tokens=49"], "`data.mean_tokens` is 49 and must be from 2 to `model.context` = 48"),
+        (&["data.mean_tokens=1"], "`data.mean_tokens` is 1 and must be"),
+        (&["data.lengths=[5,0]"], "`data.lengths` has 0, and each must be from 1"),
+        (&["data.path=a.txt"], "`data.mean_tokens` is of synthetic examples, and data.path is given"),
+    ] {
+        let got = refused(overrides);
+        assert!(got.starts_with(said), "{overrides:?}: {got}");
+    }
+}
