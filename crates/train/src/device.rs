@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flatout_ir::{Op, PlanSet, Role, Target};
+use flatout_ir::{Op, PlanSet, Target};
 pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
 pub use flatout_runtime::cuda::gpus;
@@ -127,7 +127,7 @@ pub fn attention_kernels(
 ) -> BTreeMap<&'static str, Vec<&'static str>> {
     let facts = Facts { deterministic: settled.deterministic, ..facts.clone() };
     let mut serving: BTreeMap<&'static str, Vec<&'static str>> = BTreeMap::new();
-    for launch in plans.plan(Role::Grad).iter().flat_map(|plan| &plan.launches) {
+    for launch in plans.grads().flat_map(|plan| &plan.launches) {
         let direction = match launch.op {
             Op::Attention { .. } => "forward",
             Op::AttentionGrad { .. } => "backward",

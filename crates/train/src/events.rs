@@ -402,6 +402,7 @@ mod tests {
             mfu: None,
             of_predicted: None,
             data_wait_ms: None,
+            padding: None,
             gpu: None,
         }
     }

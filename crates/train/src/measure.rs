@@ -162,8 +162,7 @@ impl Bench {
     /// The micro-batches of an update and the update itself, asked for.
     fn enqueue(&mut self) -> Result<Posted, Failure> {
         let draw = Draw { seed: self.config.train.seed, step: self.asked };
-        let parts = self.spans.within("rows", || self.supply.begin_update());
-        for _ in 0..parts {
+        for _ in 0..self.supply.begin_update() {
             let part = self.spans.within("rows", || self.supply.next_part())?;
             self.waited += part.waited;
             self.spans.within("grad", || accumulate(&mut self.session, &part.batch, draw))?;

@@ -221,12 +221,15 @@ fn made_of(history: &History, start: &Start) -> Rows {
         ),
         (
             "a step",
-            format!(
-                "{} rows, {} at once ({} tokens)",
-                count(config.train.batch as u64),
-                start.micro_batch,
-                count((config.train.batch * model.context) as u64)
-            ),
+            match &data.layout {
+                None => format!(
+                    "{} rows, {} at once ({} tokens)",
+                    count(config.train.batch as u64),
+                    start.micro_batch,
+                    count((config.train.batch * model.context) as u64)
+                ),
+                Some(layout) => format!("{} examples: {layout}", count(config.train.batch as u64)),
+            },
         ),
         (
             "optimiser",

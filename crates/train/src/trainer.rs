@@ -93,21 +93,27 @@ pub fn train(
         true => early,
         false => compile::compile(&measured, &device.target(&config.switches))?,
     };
-    train_on(&measured, &material, compiled, run, device, stop, left_out, notice)
+    train_on(&measured, Opened { material, compiled, left_out }, run, device, stop, notice)
 }
 
-/// As [`train`], on data that is open and plans that were made for it. What was left out of the data is told.
-#[allow(clippy::too_many_arguments)]
-pub fn train_on(
-    config: &Config,
-    material: &Material,
+/// What is open before a run's state is.
+struct Opened {
+    material: Material,
     compiled: Compiled,
+    /// What of the data was left out, in words.
+    left_out: Vec<String>,
+}
+
+fn train_on(
+    config: &Config,
+    opened: Opened,
     run: &Run,
     device: &Device,
     stop: &StopFlag,
-    left_out: Vec<String>,
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
+    let Opened { material, compiled, left_out } = opened;
+    let material = &material;
     let steps = material.total_steps(config)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);

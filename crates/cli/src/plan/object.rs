@@ -52,6 +52,15 @@ pub fn object(told: &Told<'_>) -> Value {
         "not_deterministic": active::not_deterministic(&compiled.plans, &compiled.target),
         "auto": compiled.settled.chosen,
     });
+    if let Some(arrangement) = &compiled.settled.arrangement {
+        all["layout"] = json!({
+            "words": arrangement.words(),
+            "tokens": arrangement.layout.shapes().iter().map(|shape| shape.tokens()).collect::<Vec<_>>(),
+            "runs": arrangement.runs,
+            "real_tokens": arrangement.real_tokens,
+            "padding": arrangement.padding,
+        });
+    }
     if let Some(gpu) = on_paper {
         all["gpu"] = json!({
             "name": compiled.target.name,
