@@ -1,6 +1,33 @@
 //! Examples: what fine-tuning learns from one by one. An instruction with its answer, or a text or pair with its class.
 //!
 //! All of a set is in memory, tokenised: lengths are known before anything is laid out, and an epoch is a permutation.
+//!
+//! ```text
+//! formats::Records   rows with their fields   (synthetic: rows of our own)
+//!    -> conversation   instructions in the forms they are published in      labelled   texts and pairs with a class
+//!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
+//!    -> mask           what of the text is learned
+//!    -> encoder        text to tokens with their places; pairs in a tokeniser's frame
+//! sets       all of it behind `open`, split, with what was left out and why
+//! look       what the loss sees of an example
+//! ```
+
+mod conversation;
+mod encoder;
+mod labelled;
+mod look;
+mod mask;
+mod sets;
+mod synthetic;
+mod template;
+mod wrong;
+
+pub use conversation::{Conversation, Schema};
+pub use labelled::Columns;
+pub use look::spans;
+pub use mask::TrainOn;
+pub use sets::{ClassCount, ExampleSets, ExampleSpec, SetDescription, Task, TooLong, open, open_saying};
+pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered};
 
 /// One of them, as it lies in a table.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -52,7 +52,7 @@ pub struct Bar {
 }
 
 impl Lengths {
-    fn of(unit: &'static str, mut lengths: Vec<u64>) -> Self {
+    pub(crate) fn of(unit: &'static str, mut lengths: Vec<u64>) -> Self {
         lengths.sort_unstable();
         let (Some(least), Some(most)) = (lengths.first().copied(), lengths.last().copied()) else {
             return Self { unit, ..Self::default() };

@@ -37,7 +37,7 @@ mod documents;
 mod drawn;
 pub mod durable;
 mod error;
-mod examples;
+pub mod examples;
 pub mod formats;
 mod grammar;
 pub mod inspect;

@@ -45,17 +45,29 @@ impl Vocabulary {
     /// encoded and comes back the same. A text with too few different pairs gives fewer tokens than asked for:
     /// [`Vocabulary::size`] tells. The same texts give the same tokens, whatever the number of threads.
     pub fn train<'t>(texts: impl Iterator<Item = &'t str> + Send, vocab: usize) -> Result<Self, DataError> {
-        if vocab < MIN_TRAINED_VOCAB {
+        Self::train_with(texts, vocab, &[])
+    }
+
+    /// As [`Vocabulary::train`], with `more` special tokens behind `<eos>`.
+    pub(crate) fn train_with<'t>(
+        texts: impl Iterator<Item = &'t str> + Send,
+        vocab: usize,
+        more: &[&str],
+    ) -> Result<Self, DataError> {
+        if vocab < MIN_TRAINED_VOCAB + more.len() {
             return Err(DataError::input(format!(
                 "A tokeniser of {vocab} tokens cannot be trained: the 256 bytes, {BOS} and {EOS} need \
-                 {MIN_TRAINED_VOCAB}; set model.vocab to at least that."
+                 {}; set model.vocab to at least that.",
+                MIN_TRAINED_VOCAB + more.len()
             )));
         }
+        let named = [BOS, EOS].into_iter().chain(more.iter().copied());
+        let specials: Vec<AddedToken> = named.map(|token| AddedToken::from(token, true)).collect();
         let mut trainer = BpeTrainer::builder()
             .vocab_size(vocab)
             .min_frequency(2)
             .show_progress(false)
-            .special_tokens([BOS, EOS].map(|token| AddedToken::from(token, true)).to_vec())
+            .special_tokens(specials.clone())
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
         let mut trained = tokenizers::TokenizerBuilder::<
@@ -76,6 +88,7 @@ impl Vocabulary {
         let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(trained.get_model().clone()));
         tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
+        tokenizer.add_special_tokens(specials).expect("they are in the vocabulary");
         Ok(Self::framed(tokenizer).expect("the trainer was given both special tokens"))
     }
 
@@ -213,6 +226,11 @@ impl Vocabulary {
         spelled.collect()
     }
 
+    /// As [`Vocabulary::decode`], with every special token spelled out.
+    pub fn spell_out(&self, tokens: &[u32]) -> String {
+        self.tokenizer.decode(tokens, false).expect("the decoders in use cannot fail")
+    }
+
     /// How one token is spelled in the vocabulary.
     pub fn token(&self, token: u32) -> Option<String> {
         self.tokenizer.id_to_token(token)
@@ -265,7 +283,7 @@ impl Vocabulary {
         Some(Self { tokenizer, fast, size: largest as usize + 1, bos, eos })
     }
 
-    #[cfg(test)]
+    /// The tokeniser itself.
     pub(crate) fn library(&self) -> &Tokenizer {
         &self.tokenizer
     }

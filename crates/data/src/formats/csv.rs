@@ -70,6 +70,50 @@ impl Csv {
         }
     }
 
+    /// The names of the columns, from the first record.
+    pub fn header(&mut self) -> Result<Option<Vec<String>>, Trouble> {
+        let (names, header) = self.cells().map_err(|trouble| match trouble {
+            Trouble::Wrong(fault) => Trouble::Wrong(fault.rest_lost()),
+            failed => failed,
+        })?;
+        let Some(header) = header else { return Ok(None) };
+        let names: Vec<String> =
+            names.iter().map(|name| String::from_utf8_lossy(name).trim().to_string()).collect();
+        let fault =
+            |said: String| Err(Fault::at_line(Reason::Schema, header.line, header.at, said).rest_lost());
+        if let Some(said) = header.wrong_quotes {
+            return Ok(fault(format!("the header cannot be read: {said}"))?);
+        }
+        if let Some(twice) = (1..names.len()).find(|at| names[..*at].contains(&names[*at])) {
+            return Ok(fault(format!("the header has the column `{}` twice", names[twice]))?);
+        }
+        Ok(Some(names))
+    }
+
+    /// The cells of the next record, as many as the header has, and its line and place.
+    pub fn next_row(&mut self, columns: usize) -> Result<Option<(Vec<String>, u64, u64)>, Trouble> {
+        let (cells, record) = self.cells()?;
+        let Some(Record { line, at, wrong_quotes, .. }) = record else { return Ok(None) };
+        let fault = |reason, said: String| Err(Fault::at_line(reason, line, at, said).into());
+        if let Some(said) = wrong_quotes {
+            return fault(Reason::Quotes, said.into());
+        }
+        if cells.len() != columns {
+            let said = format!("the record has {} columns instead of {columns}", cells.len());
+            return fault(Reason::Columns, said);
+        }
+        match cells.into_iter().map(String::from_utf8).collect::<Result<Vec<_>, _>>() {
+            Ok(cells) => Ok(Some((cells, line, at))),
+            Err(_) => fault(Reason::NotUtf8, "a field is not UTF-8".into()),
+        }
+    }
+
+    fn cells(&mut self) -> Result<(Vec<Vec<u8>>, Option<Record>), Trouble> {
+        let mut cells = Vec::new();
+        let record = self.record(&mut |bytes, cell: Cell| cells.push(cell.unquoted(bytes)))?;
+        Ok((cells, record))
+    }
+
     /// Reads the header, or looks at the first record where the column was given by its number.
     pub fn shape(&mut self) -> Result<Option<Shape>, Trouble> {
         if self.shape.is_some() {

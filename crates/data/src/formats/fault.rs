@@ -27,10 +27,16 @@ pub enum Reason {
     Unsupported,
     Damaged,
     NoDocuments,
+    Conversation,
+    Role,
+    NothingToLearn,
+    Template,
+    TooManyTokens,
+    Label,
 }
 
 /// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
-const REASONS: [(Reason, &str, &str); 17] = [
+const REASONS: [(Reason, &str, &str); 23] = [
     (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
     (Reason::Nul, "NUL character", "remove it"),
     (Reason::BrokenJson, "broken JSON", "correct it"),
@@ -52,6 +58,12 @@ const REASONS: [(Reason, &str, &str); 17] = [
     (Reason::Unsupported, "form not supported", "write the file again in a form that is"),
     (Reason::Damaged, "damaged file", "fetch or write the file again"),
     (Reason::NoDocuments, "no documents in the file", "leave the file out"),
+    (Reason::Conversation, "not a conversation", "correct it"),
+    (Reason::Role, "unknown role", "correct it"),
+    (Reason::NothingToLearn, "nothing to learn", "give it an answer"),
+    (Reason::Template, "refused by the chat template", "correct it"),
+    (Reason::TooManyTokens, "too many tokens", "raise data.max_tokens"),
+    (Reason::Label, "label that is no class", "correct it"),
 ];
 
 impl Reason {
@@ -177,7 +189,7 @@ impl Skipped {
         }
     }
 
-    pub(super) fn note(&mut self, reason: Reason, place: Place) {
+    pub(crate) fn note(&mut self, reason: Reason, place: Place) {
         self.note_many(reason, 1, place);
     }
 

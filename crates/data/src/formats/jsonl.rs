@@ -6,6 +6,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::fault::{Fault, Reason, Trouble};
+use super::field::{Field, Fields};
 use super::reader::Piece;
 use super::window::Window;
 
@@ -26,19 +27,36 @@ impl Jsonl {
 
     /// Blank lines are no documents, and nothing is wrong with them.
     pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+        let found = self.next_line(|line, field| text_of(line, field))?;
+        Ok(found.map(|Line { found, line, at, len }| Piece {
+            text: found,
+            line: Some(line),
+            row: None,
+            at,
+            len: len as u32,
+        }))
+    }
+
+    /// The next object with all it has.
+    pub fn next_object(&mut self) -> Result<Option<Line<Fields>>, Trouble> {
+        self.next_line(|line, _| object_of(line))
+    }
+
+    fn next_line<T>(
+        &mut self,
+        take: impl Fn(&[u8], &str) -> Result<Option<T>, (Reason, String)>,
+    ) -> Result<Option<Line<T>>, Trouble> {
         loop {
             if self.dropping && !self.drop_line()? {
                 return Ok(None);
             }
             let Some(len) = self.line_len()? else { return Ok(None) };
             let (at, line) = (self.window.offset(), self.line);
-            let found = text_of(&self.window.bytes()[..len], &self.field);
+            let found = take(&self.window.bytes()[..len], &self.field);
             self.window.consume(len);
             self.line += 1;
             match found {
-                Ok(Some(text)) => {
-                    return Ok(Some(Piece { text, line: Some(line), row: None, at, len: len as u32 }));
-                }
+                Ok(Some(found)) => return Ok(Some(Line { found, line, at, len })),
                 Ok(None) => {}
                 Err((reason, said)) => return Err(Fault::at_line(reason, line, at, said).into()),
             }
@@ -88,20 +106,45 @@ impl Jsonl {
     }
 }
 
-/// The text in one line; `None` where the line is blank.
-pub(super) fn text_of(line: &[u8], field: &str) -> Result<Option<String>, (Reason, String)> {
+/// What one line gave, and where it is.
+pub(super) struct Line<T> {
+    pub found: T,
+    pub line: u64,
+    pub at: u64,
+    pub len: usize,
+}
+
+/// The object in one line; `None` where the line is blank.
+fn object_of(line: &[u8]) -> Result<Option<Fields>, (Reason, String)> {
     let line = line.trim_ascii();
     if line.is_empty() {
         return Ok(None);
     }
-    let broken = |error: serde_json::Error| match std::str::from_utf8(line) {
+    match serde_json::from_slice::<Field>(line).map_err(|error| broken(line, &error))? {
+        Field::Object(fields) => Ok(Some(fields)),
+        _ => Err((Reason::NotAnObject, "this is JSON but not an object".into())),
+    }
+}
+
+/// Why a line is not JSON.
+fn broken(line: &[u8], error: &serde_json::Error) -> (Reason, String) {
+    match std::str::from_utf8(line) {
         Err(error) => (Reason::NotUtf8, format!("byte {} of the line is not UTF-8", error.valid_up_to())),
         Ok(_) => {
             let said = error.to_string();
             let said = said.split(" at line ").next().unwrap_or(&said);
             (Reason::BrokenJson, format!("this is not JSON ({said}, at column {})", error.column()))
         }
-    };
+    }
+}
+
+/// The text in one line; `None` where the line is blank.
+pub(super) fn text_of(line: &[u8], field: &str) -> Result<Option<String>, (Reason, String)> {
+    let line = line.trim_ascii();
+    if line.is_empty() {
+        return Ok(None);
+    }
+    let broken = |error: serde_json::Error| broken(line, &error);
     if line[0] != b'{' {
         serde_json::from_slice::<IgnoredAny>(line).map_err(broken)?;
         return Err((Reason::NotAnObject, "this is JSON but not an object".into()));

@@ -6,6 +6,7 @@
 //!    -> window    a bounded view that moves over a stream
 //!    -> text, jsonl, csv, parquet    one file a format: the next document, or what is wrong with it
 //!    -> reader    documents in order; what is wrong is an error, or skipped and counted
+//!    -> records   rows with all their fields instead of documents   (field: what one holds)
 //!    -> index     document i at once, where a file can be read from the middle
 //! ```
 //!
@@ -15,21 +16,25 @@
 mod content;
 mod csv;
 mod fault;
+mod field;
 mod find;
 mod index;
 mod jsonl;
 mod parquet;
 mod place;
 mod reader;
+mod records;
 mod stream;
 pub(crate) mod text;
 mod window;
 
 pub use fault::{Reason, Skipped};
+pub use field::{Field, Fields};
 pub use find::{Input, find, is_indexable};
 pub use index::Index;
 pub use place::{Document, Place};
 pub use reader::{Reader, read};
+pub use records::{Record, Records};
 pub use text::document_bytes;
 
 /// How documents lie in a file.

@@ -44,7 +44,7 @@ pub(super) fn prefixed(
 }
 
 /// `count` integers as blocks of packed differences, from `at`, which is moved behind them.
-fn integers(bytes: &[u8], at: &mut usize, count: usize) -> Option<Vec<i64>> {
+pub(super) fn integers(bytes: &[u8], at: &mut usize, count: usize) -> Option<Vec<i64>> {
     let zigzag = |value: u64| (value >> 1) as i64 ^ -((value & 1) as i64);
     let block = usize::try_from(varint(bytes, at)?).ok()?;
     let minis = usize::try_from(varint(bytes, at)?).ok()?;

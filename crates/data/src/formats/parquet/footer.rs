@@ -37,19 +37,19 @@ const CODECS: [(&str, Option<Codec>); 8] = [
 
 const TYPES: [&str; 8] =
     ["BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"];
-const BYTE_ARRAY: i64 = 6;
-const REPEATED: i64 = 2;
-const OPTIONAL: i64 = 1;
+pub(super) const BYTE_ARRAY: i64 = 6;
+pub(super) const REPEATED: i64 = 2;
+pub(super) const OPTIONAL: i64 = 1;
 
 #[derive(Default)]
-struct Element {
-    name: String,
-    kind: Option<i64>,
-    repetition: i64,
-    children: i64,
-    converted: Option<i64>,
+pub(super) struct Element {
+    pub name: String,
+    pub kind: Option<i64>,
+    pub repetition: i64,
+    pub children: i64,
+    pub converted: Option<i64>,
     /// The number of the logical type, which is a union.
-    logical: Option<i16>,
+    pub logical: Option<i16>,
 }
 
 impl Element {
@@ -62,7 +62,7 @@ impl Element {
     }
 
     /// Strings, enumerations, JSON, and bytes that say nothing of themselves.
-    fn is_text(&self) -> bool {
+    pub fn is_text(&self) -> bool {
         self.kind == Some(BYTE_ARRAY)
             && matches!(self.converted, None | Some(0 | 4 | 19))
             && matches!(self.logical, None | Some(1 | 4 | 12))
@@ -70,8 +70,8 @@ impl Element {
 }
 
 #[derive(Default)]
-struct Group {
-    rows: i64,
+pub(super) struct Group {
+    pub rows: i64,
     columns: Vec<Column>,
 }
 
@@ -89,17 +89,40 @@ struct Column {
 
 /// The chunks of `field` in order, which share no byte. `bytes` is the footer, `data_end` where it begins in the file.
 pub(super) fn chunks(bytes: &[u8], field: &str, data_end: u64) -> Result<Vec<Chunk>, Fault> {
-    let (schema, groups) = parse(bytes).map_err(|bad| match bad {
+    let (schema, groups) = schema_and_groups(bytes)?;
+    let element = column(&schema, field)?;
+    column_chunks(
+        &groups,
+        std::slice::from_ref(&element.name),
+        BYTE_ARRAY,
+        element.repetition == OPTIONAL,
+        data_end,
+    )
+}
+
+/// The schema, its elements in order, and the row groups.
+pub(super) fn schema_and_groups(bytes: &[u8]) -> Result<(Vec<Element>, Vec<Group>), Fault> {
+    parse(bytes).map_err(|bad| match bad {
         Bad::Ended => Fault::file(Reason::Damaged, "the footer of the parquet file ends too early"),
         Bad::Wrong(said) => {
             Fault::file(Reason::Damaged, format!("the footer of the parquet file is damaged ({said})"))
         }
-    })?;
-    let element = column(&schema, field)?;
+    })
+}
+
+/// The chunks of the column at a path of the schema, one a row group that has rows. They share no byte.
+pub(super) fn column_chunks(
+    groups: &[Group],
+    path: &[String],
+    kind: i64,
+    optional: bool,
+    data_end: u64,
+) -> Result<Vec<Chunk>, Fault> {
     // A group without rows has no pages, and states no place for them.
     let groups = groups.iter().enumerate().filter(|(_, group)| group.rows != 0);
-    let chunks: Vec<Chunk> =
-        groups.map(|(at, group)| chunk(at, group, element, data_end)).collect::<Result<_, _>>()?;
+    let chunks: Vec<Chunk> = groups
+        .map(|(at, group)| chunk(at, group, path, kind, optional, data_end))
+        .collect::<Result<_, _>>()?;
     let mut places: Vec<(u64, u64)> = chunks.iter().map(|chunk| (chunk.start, chunk.end)).collect();
     places.sort_unstable();
     if places.windows(2).any(|two| two[1].0 < two[0].1) {
@@ -146,7 +169,7 @@ fn column<'s>(schema: &'s [Element], field: &str) -> Result<&'s Element, Fault> 
 }
 
 /// Behind the element at `at` and everything below it.
-fn subtree_end(schema: &[Element], at: usize) -> Option<usize> {
+pub(super) fn subtree_end(schema: &[Element], at: usize) -> Option<usize> {
     let mut open: i64 = 1;
     for (index, element) in schema.iter().enumerate().skip(at) {
         open = open.checked_add(element.children.max(0))? - 1;
@@ -157,18 +180,28 @@ fn subtree_end(schema: &[Element], at: usize) -> Option<usize> {
     None
 }
 
-fn chunk(at: usize, group: &Group, element: &Element, data_end: u64) -> Result<Chunk, Fault> {
+fn chunk(
+    at: usize,
+    group: &Group,
+    path: &[String],
+    kind: i64,
+    optional: bool,
+    data_end: u64,
+) -> Result<Chunk, Fault> {
     let fault = |reason, said: String| Fault::file(reason, format!("row group {}: {said}", at + 1));
     let damaged = |said: &str| fault(Reason::Damaged, said.into());
-    let named = |column: &&Column| column.path.len() == 1 && column.path[0] == element.name;
-    let column = group.columns.iter().find(named).ok_or_else(|| damaged("the column is missing"))?;
+    let column = group
+        .columns
+        .iter()
+        .find(|column| column.path == path)
+        .ok_or_else(|| damaged("the column is missing"))?;
     if column.encrypted {
         return Err(fault(Reason::Unsupported, "the column is encrypted".into()));
     }
     if column.elsewhere {
         return Err(fault(Reason::Unsupported, "the column lies in another file".into()));
     }
-    if column.kind != BYTE_ARRAY {
+    if column.kind != kind {
         return Err(damaged("the column has another type than in the schema"));
     }
     let known = usize::try_from(column.codec).ok().and_then(|number| CODECS.get(number));
@@ -189,7 +222,7 @@ fn chunk(at: usize, group: &Group, element: &Element, data_end: u64) -> Result<C
         Some((start, end, u64::try_from(group.rows).ok()?)).filter(|_| end <= data_end)
     };
     let (start, end, rows) = extent().ok_or_else(|| damaged("the column lies outside the file"))?;
-    Ok(Chunk { start, end, rows, codec, optional: element.repetition == OPTIONAL })
+    Ok(Chunk { start, end, rows, codec, optional })
 }
 
 fn parse(bytes: &[u8]) -> Result<(Vec<Element>, Vec<Group>), Bad> {

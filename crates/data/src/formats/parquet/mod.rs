@@ -1,23 +1,27 @@
-//! Parquet, as far as a column of text at the top of the schema needs it: pages of both forms, packed with snappy, gzip,
+//! Parquet, as far as texts, conversations and labels need it: pages of both forms, packed with snappy, gzip,
 //! zstd or not at all, values plain, by dictionary or as differences.
 //!
 //! ```text
 //! thrift    how metadata is written
 //! footer    the schema, and where the column's chunks lie
 //! page      a page's header, bytes and rows   (levels, delta: how integers are packed)
+//! rows      every column, lists and structures too, put together to rows   (leaf: the values of one, in order)
 //! ```
 //!
 //! A page is the unit of reading: the largest one bounds the memory, and a row can be found again by its page.
 
 mod delta;
 mod footer;
+mod leaf;
 mod levels;
 mod page;
+mod rows;
 mod thrift;
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use super::ReadOptions;
 use super::fault::{Fault, Reason, Trouble};
@@ -26,6 +30,7 @@ use footer::Chunk;
 use page::{Header, Kind};
 
 pub(super) use page::Page;
+pub(super) use rows::Rows;
 
 const MAGIC: &[u8] = b"PAR1";
 /// A footer larger than this is not read. Real ones have some kilobytes a row group.
@@ -36,7 +41,7 @@ const MOST_HEADER_BYTES: u64 = 16 << 20;
 
 /// The column of a file, open.
 pub(super) struct Column {
-    file: File,
+    file: Arc<File>,
     chunks: Vec<Chunk>,
 }
 
@@ -171,21 +176,29 @@ impl Parquet {
 impl Column {
     /// Reads the footer and finds the column.
     pub fn open(file: File, field: &str) -> Result<Self, Trouble> {
-        let damaged = |said: &str| Fault::file(Reason::Damaged, said);
-        let size = file.metadata()?.len();
-        if size == 0 {
-            return Ok(Self { file, chunks: Vec::new() });
+        let mut column = Self { file: Arc::new(file), chunks: Vec::new() };
+        if let Some((footer, data_end)) = column.footer()? {
+            column.chunks = footer::chunks(&footer, field, data_end)?;
         }
-        let mut column = Self { file, chunks: Vec::new() };
+        Ok(column)
+    }
+
+    /// The footer and where it begins; `None` in an empty file.
+    fn footer(&self) -> Result<Option<(Vec<u8>, u64)>, Trouble> {
+        let damaged = |said: &str| Fault::file(Reason::Damaged, said);
+        let size = self.file.metadata()?.len();
+        if size == 0 {
+            return Ok(None);
+        }
         if size < 12 {
             return Err(damaged("the file is too short to be parquet").into());
         }
-        let tail = column.read(size - 8, 8)?;
+        let tail = self.read(size - 8, 8)?;
         if &tail[4..] == b"PARE" {
             return Err(Fault::file(Reason::Unsupported, "the parquet file is encrypted").into());
         }
         if &tail[4..] != MAGIC {
-            let begins = column.read(0, 4)? == MAGIC;
+            let begins = self.read(0, 4)? == MAGIC;
             return Err(match begins {
                 true => damaged("the parquet file ends too early: its footer is missing"),
                 false => damaged("the file is not parquet: it neither begins nor ends with PAR1"),
@@ -196,9 +209,8 @@ impl Column {
         if len + 12 > size || len > MOST_FOOTER_BYTES {
             return Err(damaged("the footer of the parquet file states a wrong length").into());
         }
-        let footer = column.read(size - 8 - len, len as usize)?;
-        column.chunks = footer::chunks(&footer, field, size - 8 - len)?;
-        Ok(column)
+        let data_end = size - 8 - len;
+        Ok(Some((self.read(data_end, len as usize)?, data_end)))
     }
 
     /// The page whose header is at `at`, with the dictionary it may need.

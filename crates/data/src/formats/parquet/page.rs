@@ -19,15 +19,15 @@ const MOST_ROWS: usize = 1 << 22;
 pub(super) struct Header {
     pub kind: Kind,
     pub packed_bytes: usize,
-    bytes: usize,
+    pub bytes: usize,
     crc: Option<u32>,
-    values: usize,
-    encoding: i64,
-    level_encoding: i64,
+    pub values: usize,
+    pub encoding: i64,
+    pub level_encoding: i64,
     /// Of the second form of data pages: bytes of levels before the values, and whether the values are packed.
-    level_bytes: usize,
-    repetition_bytes: usize,
-    values_packed: bool,
+    pub level_bytes: usize,
+    pub repetition_bytes: usize,
+    pub values_packed: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -40,12 +40,12 @@ pub(super) enum Kind {
     Index,
 }
 
-const PLAIN: i64 = 0;
-const PLAIN_DICTIONARY: i64 = 2;
-const RLE: i64 = 3;
+pub(super) const PLAIN: i64 = 0;
+pub(super) const PLAIN_DICTIONARY: i64 = 2;
+pub(super) const RLE: i64 = 3;
 const DELTA_LENGTH_BYTE_ARRAY: i64 = 6;
 const DELTA_BYTE_ARRAY: i64 = 7;
-const RLE_DICTIONARY: i64 = 8;
+pub(super) const RLE_DICTIONARY: i64 = 8;
 
 /// The rows of a page, as places in its bytes; `None` where a row is null.
 #[derive(Debug, Default)]
@@ -216,10 +216,10 @@ pub(super) fn data(
     Ok(Page { bytes, rows })
 }
 
-type Values = (Vec<u8>, Vec<Range<u32>>);
+pub(super) type Values = (Vec<u8>, Vec<Range<u32>>);
 
 /// `count` values that begin at `at` of `bytes`, and the bytes they lie in.
-fn values(
+pub(super) fn values(
     header: &Header,
     bytes: Vec<u8>,
     at: usize,
@@ -287,7 +287,7 @@ fn indexed(bytes: &[u8], count: usize, dictionary: &Page) -> Result<Values, Faul
     Ok((kept, values))
 }
 
-fn check(header: &Header, packed: &[u8]) -> Result<(), Fault> {
+pub(super) fn check(header: &Header, packed: &[u8]) -> Result<(), Fault> {
     let Some(stated) = header.crc else { return Ok(()) };
     let mut crc = flate2::Crc::new();
     crc.update(packed);
@@ -297,7 +297,7 @@ fn check(header: &Header, packed: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u8>, Fault> {
+pub(super) fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u8>, Fault> {
     let wrong = || damaged("a page unpacks to another size than it states");
     let through = |compression, packed: Vec<u8>| {
         // The stated size is believed as far as the packed bytes make it likely; anything beyond has to be there first.
@@ -330,11 +330,11 @@ fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u8>, Fault> 
     Ok(bytes)
 }
 
-fn damaged(said: impl Into<String>) -> Fault {
+pub(super) fn damaged(said: impl Into<String>) -> Fault {
     Fault::file(Reason::Damaged, said)
 }
 
-fn unsupported_encoding(encoding: i64) -> Fault {
+pub(super) fn unsupported_encoding(encoding: i64) -> Fault {
     let names = [(4, "BIT_PACKED"), (5, "DELTA_BINARY_PACKED"), (9, "BYTE_STREAM_SPLIT")];
     let name = names.iter().find(|(number, _)| *number == encoding).map_or("unknown", |(_, name)| name);
     Fault::file(Reason::Unsupported, format!("the encoding {name} ({encoding}) is not supported for text"))

@@ -1,0 +1,229 @@
+//! Text with special tokens spelled out, to tokens with their places; and texts and pairs in a tokeniser's own frame.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use tokenizers::{PostProcessorWrapper, Tokenizer};
+
+use crate::error::DataError;
+use crate::tokenizer::Vocabulary;
+
+/// A token and the bytes of the text it stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub token: u32,
+    pub bytes: Range<usize>,
+    /// Whether it is one of the tokeniser's special tokens.
+    pub is_special: bool,
+    /// Whether it stands around the text and for nothing in it.
+    pub is_frame: bool,
+}
+
+/// Encodes as a model's own tokeniser does: special tokens that are spelled out are themselves.
+pub(crate) struct Encoder {
+    library: Tokenizer,
+    special: HashSet<u32>,
+    /// What is put around one text.
+    single: [Vec<u32>; 2],
+    /// What is put before, between and behind two.
+    pair: [Vec<u32>; 3],
+    eos: u32,
+}
+
+impl Encoder {
+    pub fn new(vocabulary: &Vocabulary) -> Result<Self, DataError> {
+        let mut library = vocabulary.library().clone();
+        library.set_encode_special_tokens(false);
+        let (single, pair) = match library.get_post_processor() {
+            // Tokenisers of ours say nothing of frames: a document is between the two ends, and a second one follows.
+            None => {
+                let [bos, eos] = [vec![vocabulary.bos()], vec![vocabulary.eos()]];
+                let between = eos.clone();
+                ([bos.clone(), eos.clone()], [bos, between, eos])
+            }
+            Some(_) => frames(&library)?,
+        };
+        library.with_post_processor(None::<PostProcessorWrapper>);
+        let added = library.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        Ok(Self { library, special, single, pair, eos: vocabulary.eos() })
+    }
+
+    /// The tokens of a text, and nothing around it.
+    pub fn pieces(&self, text: &str) -> Result<Vec<Piece>, String> {
+        let encoding = self.library.encode(text, false).map_err(|error| error.to_string())?;
+        let offsets = encoding.get_offsets().iter();
+        let piece = |(token, (start, end)): (&u32, &(usize, usize))| Piece {
+            token: *token,
+            bytes: *start..*end,
+            is_special: self.special.contains(token),
+            is_frame: false,
+        };
+        Ok(encoding.get_ids().iter().zip(offsets).map(piece).collect())
+    }
+
+    /// The tokens of a text in the frame of a single one, with an end behind it: what follows a prompt ends somewhere.
+    pub fn document(&self, text: &str) -> Result<Vec<Piece>, String> {
+        let around =
+            |token: u32, at: usize, is_frame| Piece { token, bytes: at..at, is_special: true, is_frame };
+        let mut pieces: Vec<Piece> = self.single[0].iter().map(|token| around(*token, 0, true)).collect();
+        pieces.extend(self.pieces(text)?);
+        // The end is learned with the text it ends, so it counts as a place of it: the one behind its last byte.
+        pieces.push(around(self.eos, text.len(), false));
+        Ok(pieces)
+    }
+
+    /// The tokens of a text or a pair in the tokeniser's own frame, and whether some had to be left out. The longer text
+    /// is cut first, from its end, so that all of it has at most `most` tokens.
+    pub fn framed(&self, a: &str, b: Option<&str>, most: usize) -> Result<(Vec<u32>, bool), String> {
+        let bare = |text: &str| -> Result<Vec<u32>, String> {
+            Ok(self.library.encode_fast(text, false).map_err(|error| error.to_string())?.get_ids().to_vec())
+        };
+        let first = bare(a)?;
+        let Some(b) = b else {
+            let [before, behind] = &self.single;
+            let kept = first.len().min(most.saturating_sub(before.len() + behind.len()));
+            return Ok(([before, &first[..kept], behind].concat(), kept < first.len()));
+        };
+        let second = bare(b)?;
+        let [before, between, behind] = &self.pair;
+        let room = most.saturating_sub(before.len() + between.len() + behind.len());
+        let (kept, kept_second) = longest_first(first.len(), second.len(), room);
+        let tokens = [before, &first[..kept], between, &second[..kept_second], behind].concat();
+        Ok((tokens, kept < first.len() || kept_second < second.len()))
+    }
+
+    /// Tokens of a frame, which no text can replace.
+    pub fn frame_tokens(&self, is_pair: bool) -> usize {
+        match is_pair {
+            true => self.pair.iter().map(Vec::len).sum(),
+            false => self.single.iter().map(Vec::len).sum(),
+        }
+    }
+}
+
+/// How many tokens of two texts stay when both may have `room`: the longer loses first, and of two that are too long each
+/// has half.
+fn longest_first(first: usize, second: usize, room: usize) -> (usize, usize) {
+    if first + second <= room {
+        return (first, second);
+    }
+    let (shorter, is_first_longer) = (first.min(second), first > second);
+    let half = room / 2;
+    let (short, long) = match shorter <= half {
+        true => (shorter, room - shorter),
+        false => (half, room - half),
+    };
+    if is_first_longer { (long, short) } else { (short, long) }
+}
+
+/// What the tokeniser's processing puts around one text, and around and between two: read from what it does to a letter.
+fn frames(library: &Tokenizer) -> Result<([Vec<u32>; 2], [Vec<u32>; 3]), DataError> {
+    let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
+        DataError::input(format!(
+            "The tokeniser cannot encode a single letter: {error}; give another with data.tokenizer."
+        ))
+    };
+    let single = library.encode("a", true).map_err(unusable)?;
+    let pair = library.encode(("a", "a"), true).map_err(unusable)?;
+    let is_added = |encoding: &tokenizers::Encoding| -> Vec<bool> {
+        encoding.get_special_tokens_mask().iter().map(|mask| *mask == 1).collect()
+    };
+    let taken = |encoding: &tokenizers::Encoding, range: Range<usize>| encoding.get_ids()[range].to_vec();
+    let added_run =
+        |added: &[bool], from: usize| from + added[from..].iter().take_while(|added| **added).count();
+    let letter = library.encode("a", false).map_err(unusable)?.len();
+    let added = is_added(&single);
+    let text = added_run(&added, 0);
+    let frame = [taken(&single, 0..text), taken(&single, text + letter..added.len())];
+    let added = is_added(&pair);
+    let text = added_run(&added, 0);
+    let second = added_run(&added, text + letter);
+    let pair = [
+        taken(&pair, 0..text),
+        taken(&pair, text + letter..second),
+        taken(&pair, second + letter..added.len()),
+    ];
+    Ok((frame, pair))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::processors::template::TemplateProcessing;
+    use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    const TEXTS: [&str; 3] = ["the fox and the dog", "a dog, a fox", "Füße und 東京 🦊"];
+
+    /// A byte-level tokeniser that frames its texts as encoders do.
+    fn processed(single: &str, pair: &str) -> Vocabulary {
+        let vocabulary = Vocabulary::train(TEXTS.into_iter(), 300).unwrap();
+        let mut library = vocabulary.library().clone();
+        let processing = TemplateProcessing::builder()
+            .try_single(single)
+            .unwrap()
+            .try_pair(pair)
+            .unwrap()
+            .special_tokens(vec![("<bos>", 0), ("<eos>", 1)])
+            .build()
+            .unwrap();
+        library.with_post_processor(Some(processing));
+        let scratch = Scratch::new(&format!("encoder-{}", pair.len()));
+        let path = scratch.path().join("tokenizer.json");
+        library.save(&path, false).unwrap();
+        Vocabulary::load(&path).unwrap()
+    }
+
+    #[test]
+    fn texts_and_pairs_are_framed_and_cut_as_the_library_does() {
+        for (single, pair) in [
+            ("<bos> $A", "<bos> $A <bos>:1 $B:1"),
+            ("<bos> $A <eos>", "<bos> $A <eos> $B:1 <eos>:1"),
+            ("$A <eos>", "$A $B:1 <eos>:1"),
+        ] {
+            let vocabulary = processed(single, pair);
+            let encoder = Encoder::new(&vocabulary).unwrap();
+            let long = "the fox and the dog and 東京 ".repeat(3);
+            for a in ["the fox", "dog", &long] {
+                for b in [None, Some("a dog, a fox"), Some(long.as_str())] {
+                    for most in [9, 10, 11, 17, 40, 400] {
+                        let mut library = vocabulary.library().clone();
+                        let truncation = TruncationParams {
+                            max_length: most,
+                            strategy: TruncationStrategy::LongestFirst,
+                            stride: 0,
+                            direction: TruncationDirection::Right,
+                        };
+                        library.with_truncation(Some(truncation)).unwrap();
+                        let wanted = match b {
+                            Some(b) => library.encode((a, b), true).unwrap(),
+                            None => library.encode(a, true).unwrap(),
+                        };
+                        let (tokens, _) = encoder.framed(a, b, most).unwrap();
+                        assert_eq!(tokens, wanted.get_ids(), "{pair} {most}: {a:?} {b:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_cover_the_text_and_special_tokens_are_themselves() {
+        let vocabulary = Vocabulary::train(TEXTS.into_iter(), 300).unwrap();
+        let encoder = Encoder::new(&vocabulary).unwrap();
+        let text = "<bos>Füße <eos> the 🦊";
+        let pieces = encoder.pieces(text).unwrap();
+        assert_eq!(pieces[0], Piece { token: 0, bytes: 0..5, is_special: true, is_frame: false });
+        assert_eq!(pieces.iter().filter(|piece| piece.is_special).count(), 2);
+        let covered = pieces.iter().fold(0, |end, piece| {
+            assert!(piece.bytes.start <= end, "a gap before {piece:?}");
+            end.max(piece.bytes.end)
+        });
+        assert_eq!(covered, text.len());
+        let (framed, cut) = encoder.framed("the fox", Some("dog"), 64).unwrap();
+        assert_eq!((framed[0], framed[framed.len() - 1], cut), (0, 1, false));
+        assert_eq!(framed.iter().filter(|token| **token == 1).count(), 2);
+    }
+}

@@ -1,0 +1,237 @@
+//! What of a conversation is learned: places in its text, and from them the weights of its tokens.
+//!
+//! Where the template says so itself, by generation tags, that is exact. Where it does not, every answer lies between
+//! what is written before it, with the prompt for an answer, and what is written with it. Both must be the beginning of
+//! what is written for the whole conversation, or the template rewrites earlier turns and nothing is guessed.
+
+use std::ops::Range;
+
+use super::conversation::Conversation;
+use super::encoder::Piece;
+use super::template::{ChatTemplate, PROBE, Refusal, Rendered};
+use super::wrong::Wrong;
+use crate::formats::Reason;
+
+/// Which answers of a conversation are learned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TrainOn {
+    /// All of the assistant's, in one example.
+    #[default]
+    Assistant,
+    /// The last of the assistant's.
+    Last,
+    /// Each of the assistant's, in an example of its own that ends with it.
+    Each,
+    /// Everything that is written, questions too.
+    All,
+}
+
+/// A text, and what of it is learned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Masked {
+    pub text: String,
+    pub learned: Vec<Range<usize>>,
+    /// Whether white space behind the end of a turn is learned too: only where the template says so.
+    pub is_exact: bool,
+}
+
+/// The texts of a conversation with what is learned of them: one, or one an answer.
+pub(crate) fn masked(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    train_on: TrainOn,
+) -> Result<Vec<Masked>, Wrong> {
+    let turns = conversation.messages.len();
+    let answers = |upto: usize| (0..upto).filter(|at| conversation.learned[*at]).collect::<Vec<_>>();
+    let whole = |upto: usize| {
+        template.render(conversation, upto, false).map_err(|refusal| refused(template, refusal))
+    };
+    match train_on {
+        TrainOn::All => {
+            let text = whole(turns)?.text;
+            let everything = 0..text.len();
+            Ok(vec![Masked { learned: vec![everything], text, is_exact: true }])
+        }
+        TrainOn::Assistant => {
+            let rendered = whole(turns)?;
+            Ok(vec![learned(template, conversation, rendered, turns, &answers(turns))?])
+        }
+        TrainOn::Last => {
+            let rendered = whole(turns)?;
+            let last = answers(turns).last().copied().into_iter().collect::<Vec<_>>();
+            Ok(vec![learned(template, conversation, rendered, turns, &last)?])
+        }
+        TrainOn::Each => {
+            let one = |at: usize| learned(template, conversation, whole(at + 1)?, at + 1, &[at]);
+            answers(turns).into_iter().map(one).collect()
+        }
+    }
+}
+
+/// Which places of what the first `turns` messages were written as belong to the answers `wanted`.
+fn learned(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    rendered: Rendered,
+    turns: usize,
+    wanted: &[usize],
+) -> Result<Masked, Wrong> {
+    let Rendered { text, generated } = rendered;
+    if template.has_generation() {
+        let answers: Vec<usize> = (0..turns).filter(|at| is_assistant(conversation, *at)).collect();
+        if generated.len() != answers.len() && wanted.len() != answers.len() {
+            return Err(Wrong::new(
+                Reason::Template,
+                format!(
+                    "the generation tags of {} mark {} places in {} answers, so single answers cannot be told apart; \
+                     give a template that marks each with data.template",
+                    template.shown,
+                    generated.len(),
+                    answers.len()
+                ),
+            ));
+        }
+        let is_wanted = |at: usize| {
+            wanted.len() == answers.len() || answers.get(at).is_some_and(|at| wanted.contains(at))
+        };
+        let learned = generated.into_iter().enumerate().filter(|(at, _)| is_wanted(*at));
+        let learned: Vec<Range<usize>> =
+            learned.map(|(_, span)| span).filter(|span| !span.is_empty()).collect();
+        return Ok(Masked { text, learned, is_exact: true });
+    }
+    let mut learned = Vec::new();
+    for at in wanted {
+        let start = start(template, conversation, &text, *at)?;
+        let end = match at + 1 == turns {
+            true => text.len(),
+            false => {
+                let with = render(template, conversation, at + 1, false)?;
+                if !text.starts_with(&with) {
+                    return Err(rewritten(template, at + 1, "its answer"));
+                }
+                with.len()
+            }
+        };
+        if start < end {
+            learned.push(start..end);
+        }
+    }
+    Ok(Masked { text, learned, is_exact: false })
+}
+
+fn is_assistant(conversation: &Conversation, at: usize) -> bool {
+    conversation.messages[at].get("role").and_then(|role| role.text()) == Some("assistant")
+}
+
+/// Where the answer `at` begins in `text`.
+fn start(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    text: &str,
+    at: usize,
+) -> Result<usize, Wrong> {
+    let prompt = render(template, conversation, at, true)?;
+    if text.starts_with(&prompt) {
+        return Ok(prompt.len());
+    }
+    // Some prompts go on where answers do not, as with the opening of a thought: then the answer begins where another one
+    // in its place does.
+    let before = render(template, conversation, at, false)?;
+    if !text.starts_with(&before) {
+        return Err(match render(template, conversation, at + 1, false)?.starts_with(&before) {
+            true => rewritten(template, at + 1, "what comes before it"),
+            // Then no way to learn this answer would show the model what it is asked with.
+            false => Wrong::new(
+                Reason::Template,
+                format!(
+                    "{} writes what comes before message {} differently once the answer follows, so a model would learn \
+                     another question than it is asked; give another template with data.template",
+                    template.shown,
+                    at + 1
+                ),
+            ),
+        });
+    }
+    let mut messages = conversation.messages[..=at].to_vec();
+    messages[at].set("content", PROBE.to_string().into());
+    let probed = template
+        .render_messages(&messages, conversation, false)
+        .map_err(|refusal| refused(template, refusal))?;
+    let begin = probed.text.find(PROBE).filter(|begin| text.starts_with(&probed.text[..*begin]));
+    begin.ok_or_else(|| {
+        Wrong::new(
+            Reason::Template,
+            format!(
+                "{} writes the prompt for message {} differently from the message, and its answers have no place of \
+                 their own; give a template with generation tags with data.template",
+                template.shown,
+                at + 1
+            ),
+        )
+    })
+}
+
+fn render(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    turns: usize,
+    prompt: bool,
+) -> Result<String, Wrong> {
+    let rendered = template.render(conversation, turns, prompt);
+    rendered.map(|rendered| rendered.text).map_err(|refusal| refused(template, refusal))
+}
+
+fn rewritten(template: &ChatTemplate, turn: usize, what: &str) -> Wrong {
+    Wrong::new(
+        Reason::Template,
+        format!(
+            "{} writes message {turn} ({what}) differently once more turns follow, so its place in the whole is not \
+             known; learn every answer in an example of its own with data.train_on=each, only the last with \
+             data.train_on=last, or give a template with generation tags with data.template",
+            template.shown
+        ),
+    )
+}
+
+fn refused(template: &ChatTemplate, refusal: Refusal) -> Wrong {
+    let said = match refusal {
+        Refusal::Raised(message) => {
+            format!(
+                "{} refuses the conversation (\"{}\"); correct it",
+                template.shown,
+                message.trim_end_matches('.')
+            )
+        }
+        Refusal::Failed(said) => {
+            format!(
+                "{} cannot write the conversation ({said}); give another template with data.template",
+                template.shown
+            )
+        }
+    };
+    Wrong::new(Reason::Template, said)
+}
+
+/// The weight of every token as a target: 1 where it has a character that is learned. The first is never one.
+pub(crate) fn weights(masked: &Masked, pieces: &[Piece]) -> Vec<f32> {
+    let mut weights = vec![0.0; pieces.len()];
+    for span in &masked.learned {
+        let touches = |piece: &Piece| match piece.bytes.is_empty() {
+            true => span.contains(&piece.bytes.start) && !piece.is_frame,
+            false => piece.bytes.start < span.end && piece.bytes.end > span.start,
+        };
+        let Some(first) = pieces.iter().position(touches) else { continue };
+        let behind =
+            pieces.len() - pieces.iter().rev().position(touches).expect("one was found from the front");
+        let blank = |piece: &Piece| !piece.is_special && masked.text[piece.bytes.clone()].trim().is_empty();
+        let bare = first + (behind - first)
+            - pieces[first..behind].iter().rev().take_while(|piece| blank(piece)).count();
+        let ends_a_turn = bare > first && pieces[bare - 1].is_special;
+        let end = if !masked.is_exact && ends_a_turn { bare } else { behind };
+        weights[first..end].fill(1.0);
+    }
+    if let Some(first) = weights.first_mut() {
+        *first = 0.0;
+    }
+    weights
+}

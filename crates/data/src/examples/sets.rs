@@ -1,0 +1,862 @@
+//! A specification of examples opened: rows read, written out by their template, tokenised, split.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::conversation::{Dialogue, Schema};
+use super::encoder::Encoder;
+use super::labelled::{Classes, Collected, Columns, Labelled, lonely};
+use super::mask::{Masked, TrainOn, masked, weights};
+use super::synthetic;
+use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
+use super::wrong::Wrong;
+use super::{Example, ExampleTable};
+use crate::error::DataError;
+use crate::formats::{self, Fields, Format, OnError, Place, ReadOptions, Reason, Record, Records, Skipped};
+use crate::inspect::Lengths;
+use crate::random::{fingerprint, key};
+use crate::raw::shown;
+use crate::source::{Said, Source};
+use crate::split::{Splitter, threshold};
+use crate::tokenizer::Vocabulary;
+
+/// What rows are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Task {
+    /// Conversations, or prompts with what follows them.
+    #[default]
+    Chat,
+    /// Texts or pairs of texts with a class.
+    Classes,
+}
+
+/// What to do about an example of more tokens than there is room for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TooLong {
+    /// Its end is left out; an example that has nothing to learn then is left out whole.
+    #[default]
+    Cut,
+    Skip,
+    Fail,
+}
+
+/// What to read, and what becomes of it.
+#[derive(Debug, Clone)]
+pub struct ExampleSpec {
+    pub task: Task,
+    /// [`Source::Synthetic`], or files.
+    pub source: Source,
+    /// Files, folders and globs; `-` is standard input.
+    pub path: Vec<String>,
+    /// How files are read; `field` has no meaning here.
+    pub read: ReadOptions,
+    /// A `tokenizer.json`; without one a tokeniser of `vocab` tokens is trained.
+    pub tokenizer: Option<PathBuf>,
+    /// The most tokens a vocabulary may have: the model's.
+    pub vocab: usize,
+    /// `chatml`, a file, or the text of a template, before what lies in `template_folders`.
+    pub template: Option<String>,
+    /// Where the files beside a tokeniser are looked for.
+    pub template_folders: Vec<PathBuf>,
+    /// The day for templates that ask for it.
+    pub date: Option<Date>,
+    pub train_on: TrainOn,
+    /// The most tokens of an example.
+    pub max_tokens: usize,
+    pub too_long: TooLong,
+    /// Classes in their order; collected from the rows where there are none.
+    pub classes: Vec<String>,
+    pub text_a: Option<String>,
+    pub text_b: Option<String>,
+    pub label: Option<String>,
+    /// Whether rows may lack labels, because they are to be predicted.
+    pub unlabelled: bool,
+    /// The column with the name of what rows belong to: rows of the same one are on the same side.
+    pub group: Option<String>,
+    /// The share of rows kept from training.
+    pub held_out: f64,
+    /// Instead of a share: the rows that the first of these parts holds, of as many as the second says.
+    pub fold: Option<(usize, usize)>,
+    /// Rows of a synthetic set, and what they are drawn with.
+    pub rows: u64,
+    pub seed: u64,
+    /// Threads that write out and tokenise. Examples are the same for any number.
+    pub workers: usize,
+}
+
+impl Default for ExampleSpec {
+    fn default() -> Self {
+        Self {
+            task: Task::Chat,
+            source: Source::Auto,
+            path: Vec::new(),
+            read: ReadOptions::default(),
+            tokenizer: None,
+            vocab: 512,
+            template: None,
+            template_folders: Vec::new(),
+            date: None,
+            train_on: TrainOn::Assistant,
+            max_tokens: 1024,
+            too_long: TooLong::Cut,
+            classes: Vec::new(),
+            text_a: None,
+            text_b: None,
+            label: None,
+            unlabelled: false,
+            group: None,
+            held_out: 0.05,
+            fold: None,
+            rows: 2000,
+            seed: 0,
+            workers: 1,
+        }
+    }
+}
+
+/// Examples on their two sides, with the vocabulary of their tokens.
+#[derive(Debug, Clone)]
+pub struct ExampleSets {
+    pub vocabulary: Vocabulary,
+    pub train: ExampleTable,
+    pub held_out: ExampleTable,
+    /// Where the examples of each side were found.
+    pub train_places: Vec<Place>,
+    pub held_out_places: Vec<Place>,
+    /// In their order, where classes are learned.
+    pub classes: Vec<String>,
+    pub description: SetDescription,
+    /// Another one where examples, tokeniser or sides are other ones.
+    pub mark: String,
+}
+
+/// What was read, in numbers.
+#[derive(Debug, Clone, Serialize)]
+pub struct SetDescription {
+    /// The form of the rows, of every file that has another one than the file before it.
+    pub schema: Vec<String>,
+    /// Where the chat template is from, where one was used.
+    pub template: Option<String>,
+    pub files: usize,
+    pub rows: u64,
+    pub train: u64,
+    pub held_out: u64,
+    /// Of both sides.
+    pub tokens: u64,
+    pub learned_tokens: u64,
+    pub lengths: Lengths,
+    pub classes: Vec<ClassCount>,
+    /// Examples that lost their end, and those that were left out for being too long.
+    pub cut: u64,
+    pub too_long: u64,
+    /// Rows that cannot be used, by reason: how many, and where first.
+    pub unusable: Vec<(String, u64, String)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ClassCount {
+    pub name: String,
+    pub train: u64,
+    pub held_out: u64,
+}
+
+impl fmt::Display for SetDescription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let examples = self.train + self.held_out;
+        write!(f, "{} from {} rows of {}", plural(examples, "example"), self.rows, self.schema.join("; "))?;
+        if self.cut + self.too_long > 0 {
+            write!(f, "; too long: {} cut, {} left out", self.cut, self.too_long)?;
+        }
+        Ok(())
+    }
+}
+
+fn plural(count: u64, word: &str) -> String {
+    if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") }
+}
+
+/// Rows that are taken at once: enough for every thread, few enough to hold.
+const BATCH_ROWS: usize = 2048;
+/// Text that a tokeniser is trained on.
+const SAMPLE_BYTES: usize = 64 << 20;
+
+/// Reads, tokenises and splits. Everything that is wrong with the rows is found here.
+pub fn open(spec: &ExampleSpec) -> Result<ExampleSets, DataError> {
+    open_saying(spec, &mut |_| {})
+}
+
+/// As [`open`], and tells what was left out.
+pub fn open_saying(spec: &ExampleSpec, say: &mut dyn FnMut(Said)) -> Result<ExampleSets, DataError> {
+    check(spec)?;
+    let inputs = inputs(spec)?;
+    let names = match &inputs {
+        Inputs::Files(files) => shown(files),
+        Inputs::Made => "the synthetic set".into(),
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(spec.workers.max(1)).build();
+    let pool =
+        pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))?;
+    let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
+    let template = match spec.task {
+        Task::Chat => template(spec, given.as_ref())?,
+        Task::Classes => None,
+    };
+    let reading = Reading { spec, template: template.as_ref(), pool: &pool };
+    let vocabulary = match given {
+        Some(vocabulary) => vocabulary,
+        None => reading.train_vocabulary(&inputs)?,
+    };
+    vocabulary.fits(spec.vocab)?;
+    let encoder = Encoder::new(&vocabulary)?;
+    if spec.task == Task::Classes && encoder.frame_tokens(true) >= spec.max_tokens {
+        return Err(DataError::input(format!(
+            "data.max_tokens={} leaves no room for a text: the tokeniser alone puts {} tokens around a pair.",
+            spec.max_tokens,
+            encoder.frame_tokens(true)
+        )));
+    }
+    let mut taken = reading.take(&inputs, &encoder)?;
+    let classes = taken.classes(spec, &names)?;
+    if taken.drafts.is_empty() {
+        let left_out = match (taken.skipped.total(), taken.too_long) {
+            (0, 0) => String::new(),
+            (0, long) => format!(" ({long} are longer than data.max_tokens={})", spec.max_tokens),
+            _ => format!(" ({})", taken.skipped),
+        };
+        return Err(DataError::input(format!(
+            "There is no example to learn from in {names}{left_out}: data.path needs some."
+        )));
+    }
+    let sets = taken.split(spec, vocabulary, classes, template.as_ref(), &inputs, &names)?;
+    tell(spec, &sets, say);
+    Ok(sets)
+}
+
+fn check(spec: &ExampleSpec) -> Result<(), DataError> {
+    if spec.max_tokens < 2 {
+        return Err(DataError::input(format!(
+            "data.max_tokens={} leaves nothing to predict: give 2 or more.",
+            spec.max_tokens
+        )));
+    }
+    if !(0.0..1.0).contains(&spec.held_out) {
+        return Err(DataError::input(format!(
+            "data.held_out={} is not a share: give 0 or more, below 1.",
+            spec.held_out
+        )));
+    }
+    if let Some((part, parts)) = spec.fold.filter(|(part, parts)| *parts < 2 || part >= parts) {
+        return Err(DataError::input(format!(
+            "Fold {part} of {parts} is none: folds are 0 to one less than their number."
+        )));
+    }
+    if spec.task == Task::Chat && !spec.classes.is_empty() {
+        return Err(DataError::input(
+            "data.classes is given, and data.task=chat has none: give data.task=classes.",
+        ));
+    }
+    Ok(())
+}
+
+fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(Said)) {
+    let described = &sets.description;
+    if !described.unusable.is_empty() {
+        let total: u64 = described.unusable.iter().map(|(_, count, _)| count).sum();
+        let reasons: Vec<String> = described
+            .unusable
+            .iter()
+            .map(|(reason, count, first)| format!("{count} {reason} (first: {first})"))
+            .collect();
+        say(Said::LeftOut(format!("{total} rows left out: {}", reasons.join(", "))));
+    }
+    if described.cut + described.too_long > 0 {
+        say(Said::LeftOut(format!(
+            "of examples longer than data.max_tokens={}, {} were cut and {} left out",
+            spec.max_tokens, described.cut, described.too_long
+        )));
+    }
+    let unseen: Vec<&str> =
+        described.classes.iter().filter(|class| class.train == 0).map(|class| class.name.as_str()).collect();
+    if !unseen.is_empty() && !spec.unlabelled {
+        say(Said::Note(format!("no example to train on has the class {}", unseen.join(", "))));
+    }
+}
+
+/// What rows come from.
+enum Inputs {
+    Files(Vec<formats::Input>),
+    Made,
+}
+
+fn inputs(spec: &ExampleSpec) -> Result<Inputs, DataError> {
+    match (spec.source, spec.path.is_empty()) {
+        (Source::Synthetic, true) | (Source::Auto, true) => Ok(Inputs::Made),
+        (Source::Synthetic, false) => Err(DataError::input(
+            "The synthetic set has no use for data.path: leave it out, or set data.source=text.",
+        )),
+        (Source::Shards | Source::Bin, _) => Err(DataError::input(
+            "Shards and token files hold text for data.task=text only: give JSONL, CSV or parquet as data.path.",
+        )),
+        (_, true) => Err(DataError::input(
+            "data.path is empty: give a file, a folder or a pattern such as data/*.jsonl.",
+        )),
+        (_, false) => {
+            let files = formats::find(&spec.path, &spec.read)?;
+            if spec.tokenizer.is_none() && files.iter().any(|file| file.path.as_os_str() == "-") {
+                return Err(DataError::input(
+                    "Standard input can be read only once, so no tokeniser can be trained on it first: give \
+                     data.tokenizer.",
+                ));
+            }
+            if let Some(text) = files.iter().find(|file| file.format == Format::Text) {
+                return Err(DataError::input(format!(
+                    "{} is plain text, which has neither turns nor labels: give JSONL, CSV or parquet, or name the \
+                     format with data.format.",
+                    text.path.display()
+                )));
+            }
+            Ok(Inputs::Files(files))
+        }
+    }
+}
+
+/// The template that conversations are written with. A tokeniser that is trained here learns the built-in one's tokens.
+fn template(spec: &ExampleSpec, vocabulary: Option<&Vocabulary>) -> Result<Option<ChatTemplate>, DataError> {
+    let mut folders = spec.template_folders.clone();
+    folders.extend(spec.tokenizer.as_ref().and_then(|path| path.parent()).map(PathBuf::from));
+    let spelled = |token: u32| vocabulary.and_then(|vocabulary| vocabulary.token(token)).unwrap_or_default();
+    let fallback = match vocabulary {
+        Some(vocabulary) => {
+            vec![("bos_token", spelled(vocabulary.bos())), ("eos_token", spelled(vocabulary.eos()))]
+        }
+        None => vec![("bos_token", crate::grammar::BOS.into()), ("eos_token", crate::grammar::EOS.into())],
+    };
+    let found = beside::find(spec.template.as_deref(), &folders, &fallback, spec.date)?;
+    match (found, vocabulary) {
+        (None, None) => beside::find(Some(beside::CHATML_NAME), &folders, &fallback, spec.date),
+        (found, _) => Ok(found),
+    }
+}
+
+/// How the rows of a file are read.
+#[derive(Clone)]
+enum Form {
+    Chat(Schema),
+    Classes(Columns),
+}
+
+enum Row {
+    Chat(Dialogue),
+    Labelled(Labelled),
+}
+
+/// A row on its way to an example.
+struct Draft {
+    tokens: Vec<u32>,
+    weights: Vec<f32>,
+    label: Option<String>,
+    class: Option<u32>,
+    hash: u64,
+    place: Place,
+}
+
+/// What became of a row.
+enum Fate {
+    Drafts(Vec<Draft>, u64),
+    TooLong,
+    Wrong(Wrong),
+}
+
+struct Reading<'s> {
+    spec: &'s ExampleSpec,
+    template: Option<&'s ChatTemplate>,
+    pool: &'s ThreadPool,
+}
+
+/// Rows of one input in batches.
+enum Stream {
+    File(Box<Records>),
+    Made { next: u64, end: u64, seed: u64, make: fn(u64, u64) -> Record },
+}
+
+impl Stream {
+    fn batch(&mut self) -> Result<Vec<Record>, DataError> {
+        match self {
+            Stream::File(records) => records.by_ref().take(BATCH_ROWS).collect(),
+            Stream::Made { next, end, seed, make } => {
+                let from = *next;
+                *next = (from + BATCH_ROWS as u64).min(*end);
+                Ok((from..*next).map(|row| make(*seed, row)).collect())
+            }
+        }
+    }
+}
+
+/// All examples in the order of their rows.
+struct Taken {
+    drafts: Vec<Draft>,
+    schema: Vec<String>,
+    rows: u64,
+    cut: u64,
+    too_long: u64,
+    skipped: Skipped,
+    on_error: OnError,
+}
+
+impl Reading<'_> {
+    fn streams(&self, inputs: &Inputs) -> Result<Vec<Stream>, DataError> {
+        match inputs {
+            Inputs::Made => Ok(vec![Stream::Made {
+                next: 0,
+                end: self.spec.rows,
+                seed: self.spec.seed,
+                make: match self.spec.task {
+                    Task::Chat => synthetic::exercise,
+                    Task::Classes => synthetic::pair,
+                },
+            }]),
+            Inputs::Files(files) => files
+                .iter()
+                .map(|file| Ok(Stream::File(Box::new(Records::open(file, &self.spec.read)?))))
+                .collect(),
+        }
+    }
+
+    /// Hands every batch of rows to `see`, with the form that the first row of its file has.
+    fn each_batch(
+        &self,
+        inputs: &Inputs,
+        skipped: &mut Skipped,
+        see: &mut dyn FnMut(Vec<Record>, &Form, &mut Skipped) -> Result<bool, DataError>,
+    ) -> Result<(), DataError> {
+        for mut stream in self.streams(inputs)? {
+            let mut form: Option<Form> = None;
+            loop {
+                let mut batch = stream.batch()?;
+                if batch.is_empty() {
+                    break;
+                }
+                while form.is_none() && !batch.is_empty() {
+                    match self.form(&batch[0].fields) {
+                        Ok(found) => form = Some(found),
+                        Err(wrong) => {
+                            let Record { place, .. } = batch.remove(0);
+                            self.leave_out(&wrong, place, skipped)?;
+                        }
+                    }
+                }
+                let Some(form) = &form else { continue };
+                if !see(batch, form, skipped)? {
+                    return Ok(());
+                }
+            }
+            if let Stream::File(records) = &stream {
+                skipped.merge(records.skipped());
+            }
+        }
+        Ok(())
+    }
+
+    fn form(&self, fields: &Fields) -> Result<Form, Wrong> {
+        let spec = self.spec;
+        match spec.task {
+            Task::Chat => Schema::of(fields).map(Form::Chat),
+            Task::Classes => {
+                let given = [spec.text_a.as_deref(), spec.text_b.as_deref(), spec.label.as_deref()];
+                Columns::of(fields, given, !spec.unlabelled).map(Form::Classes)
+            }
+        }
+    }
+
+    fn leave_out(&self, wrong: &Wrong, place: Place, skipped: &mut Skipped) -> Result<(), DataError> {
+        match self.spec.read.on_error {
+            OnError::Fail => Err(wrong.error(&place)),
+            OnError::Skip => {
+                skipped.note(wrong.reason, place);
+                Ok(())
+            }
+        }
+    }
+
+    fn row(&self, form: &Form, fields: &Fields) -> Result<(Row, u64), Wrong> {
+        let row = match form {
+            Form::Chat(schema) => Row::Chat(schema.read(fields)?),
+            Form::Classes(columns) => Row::Labelled(columns.read(fields)?),
+        };
+        let hash = match &self.spec.group {
+            Some(group) => group_hash(fields, group)?,
+            None => match &row {
+                Row::Chat(dialogue) => dialogue.hash(),
+                Row::Labelled(labelled) => labelled.hash(),
+            },
+        };
+        Ok((row, hash))
+    }
+
+    /// The texts of a row with what is learned of them.
+    fn texts(&self, dialogue: &Dialogue) -> Result<Vec<Masked>, Wrong> {
+        match dialogue {
+            Dialogue::Chat(chat) => {
+                let template = self.template.ok_or_else(no_template)?;
+                masked(template, chat, self.spec.train_on)
+            }
+            Dialogue::Plain { prompt, completion } => {
+                let text = format!("{prompt}{completion}");
+                let from = if self.spec.train_on == TrainOn::All { 0 } else { prompt.len() };
+                // One further than the text: the end behind it is learned too.
+                let learned = vec![from..text.len() + 1];
+                Ok(vec![Masked { text, learned, is_exact: true }])
+            }
+        }
+    }
+
+    fn train_vocabulary(&self, inputs: &Inputs) -> Result<Vocabulary, DataError> {
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
+            let read = |record: &Record| -> Result<Vec<String>, Wrong> {
+                let (row, hash) = self.row(form, &record.fields)?;
+                Ok(match row {
+                    _ if is_held_out(self.spec, hash) => Vec::new(),
+                    Row::Chat(dialogue) => {
+                        self.texts(&dialogue)?.into_iter().map(|masked| masked.text).collect()
+                    }
+                    Row::Labelled(Labelled { a, b, .. }) => [Some(a), b].into_iter().flatten().collect(),
+                })
+            };
+            let read: Vec<_> = self.pool.install(|| batch.par_iter().map(read).collect());
+            for (read, record) in read.into_iter().zip(batch) {
+                match read {
+                    Ok(read) => {
+                        bytes += read.iter().map(String::len).sum::<usize>();
+                        texts.extend(read);
+                    }
+                    Err(wrong) => self.leave_out(&wrong, record.place, skipped)?,
+                }
+            }
+            Ok(bytes < SAMPLE_BYTES)
+        })?;
+        let more: &[&str] = match self.template {
+            Some(_) => &CHATML_TOKENS,
+            None => &[],
+        };
+        // The spelling of special tokens is not learned again as text.
+        let bare = |text: &String| more.iter().fold(text.clone(), |text, token| text.replace(token, " "));
+        let texts: Vec<String> = texts.iter().map(bare).collect();
+        Vocabulary::train_with(texts.iter().map(String::as_str), self.spec.vocab, more)
+    }
+
+    fn take(&self, inputs: &Inputs, encoder: &Encoder) -> Result<Taken, DataError> {
+        let mut taken = Taken {
+            drafts: Vec::new(),
+            schema: Vec::new(),
+            rows: 0,
+            cut: 0,
+            too_long: 0,
+            skipped: Skipped::default(),
+            on_error: self.spec.read.on_error,
+        };
+        let mut skipped = Skipped::default();
+        self.each_batch(inputs, &mut skipped, &mut |batch, form, skipped| {
+            let named = match form {
+                Form::Chat(schema) => schema.to_string(),
+                Form::Classes(columns) => columns.to_string(),
+            };
+            if taken.schema.last() != Some(&named) {
+                taken.schema.push(named);
+            }
+            taken.rows += batch.len() as u64;
+            let fates: Vec<Fate> = self
+                .pool
+                .install(|| batch.par_iter().map(|record| self.fate(form, record, encoder)).collect());
+            for (fate, record) in fates.into_iter().zip(batch) {
+                match fate {
+                    Fate::Drafts(drafts, cut) => {
+                        taken.drafts.extend(drafts);
+                        taken.cut += cut;
+                    }
+                    Fate::TooLong => taken.too_long += 1,
+                    Fate::Wrong(wrong) => self.leave_out(&wrong, record.place, skipped)?,
+                }
+            }
+            Ok(true)
+        })?;
+        taken.skipped = skipped;
+        Ok(taken)
+    }
+
+    fn fate(&self, form: &Form, record: &Record, encoder: &Encoder) -> Fate {
+        let drafted = self.row(form, &record.fields).and_then(|(row, hash)| match row {
+            Row::Chat(dialogue) => self.chat(&dialogue, hash, record, encoder),
+            Row::Labelled(labelled) => self.labelled(labelled, hash, record, encoder),
+        });
+        drafted.unwrap_or_else(Fate::Wrong)
+    }
+
+    fn chat(
+        &self,
+        dialogue: &Dialogue,
+        hash: u64,
+        record: &Record,
+        encoder: &Encoder,
+    ) -> Result<Fate, Wrong> {
+        let (mut drafts, mut cut, mut too_long) = (Vec::new(), 0, 0);
+        for masked in self.texts(dialogue)? {
+            let pieces = match dialogue {
+                Dialogue::Chat(_) => encoder.pieces(&masked.text),
+                Dialogue::Plain { .. } => encoder.document(&masked.text),
+            };
+            let pieces = pieces.map_err(unencodable)?;
+            let mut weights = weights(&masked, &pieces);
+            let mut tokens: Vec<u32> = pieces.into_iter().map(|piece| piece.token).collect();
+            let is_learned = |weights: &[f32]| weights.iter().any(|weight| *weight > 0.0);
+            if !is_learned(&weights) {
+                return Err(Wrong::new(
+                    Reason::NothingToLearn,
+                    "no token of the row is learned; give it an answer, or choose what is learned with data.train_on",
+                ));
+            }
+            if tokens.len() > self.spec.max_tokens {
+                match self.spec.too_long {
+                    TooLong::Fail => return Err(self.too_many(tokens.len())),
+                    TooLong::Skip => {
+                        too_long += 1;
+                        continue;
+                    }
+                    TooLong::Cut => {
+                        tokens.truncate(self.spec.max_tokens);
+                        weights.truncate(self.spec.max_tokens);
+                        if !is_learned(&weights) {
+                            too_long += 1;
+                            continue;
+                        }
+                        cut += 1;
+                    }
+                }
+            }
+            drafts.push(Draft {
+                tokens,
+                weights,
+                label: None,
+                class: None,
+                hash,
+                place: record.place.clone(),
+            });
+        }
+        match drafts.is_empty() && too_long > 0 {
+            true => Ok(Fate::TooLong),
+            false => Ok(Fate::Drafts(drafts, cut)),
+        }
+    }
+
+    fn labelled(&self, row: Labelled, hash: u64, record: &Record, encoder: &Encoder) -> Result<Fate, Wrong> {
+        let most = self.spec.max_tokens;
+        let (tokens, is_cut) = encoder.framed(&row.a, row.b.as_deref(), most).map_err(unencodable)?;
+        match self.spec.too_long {
+            TooLong::Fail if is_cut => {
+                let whole = encoder.framed(&row.a, row.b.as_deref(), usize::MAX).map_err(unencodable)?.0;
+                return Err(self.too_many(whole.len()));
+            }
+            TooLong::Skip if is_cut => return Ok(Fate::TooLong),
+            _ => {}
+        }
+        if tokens.is_empty() {
+            return Err(Wrong::new(Reason::Empty, "the tokeniser makes no token of the text; correct it"));
+        }
+        let weights = vec![0.0; tokens.len()];
+        let draft =
+            Draft { tokens, weights, label: row.label, class: None, hash, place: record.place.clone() };
+        Ok(Fate::Drafts(vec![draft], u64::from(is_cut)))
+    }
+
+    fn too_many(&self, tokens: usize) -> Wrong {
+        Wrong::new(
+            Reason::TooManyTokens,
+            format!(
+                "the row has {tokens} tokens and data.max_tokens is {}; raise it, or give data.too_long=cut or skip",
+                self.spec.max_tokens
+            ),
+        )
+    }
+}
+
+fn unencodable(said: String) -> Wrong {
+    Wrong::new(Reason::Unsupported, format!("the tokeniser cannot encode the text ({said}); correct it"))
+}
+
+fn no_template() -> Wrong {
+    Wrong::new(
+        Reason::Template,
+        "the row is a conversation, and there is no chat template beside the tokeniser; give one with data.template: a \
+         file, or chatml where the tokeniser has <|im_start|> and <|im_end|>",
+    )
+}
+
+fn group_hash(fields: &Fields, group: &str) -> Result<u64, Wrong> {
+    use crate::formats::Field;
+    let named = match fields.get(group) {
+        Some(Field::Text(text)) if !text.is_empty() => text.clone(),
+        Some(Field::Whole(number)) => number.to_string(),
+        Some(other) => {
+            let what = if other.text().is_some() { "empty" } else { other.kind() };
+            let said = format!("the group `{group}` is {what}, not a name or a number; correct it");
+            return Err(Wrong::new(Reason::MissingField, said));
+        }
+        None => {
+            let said = format!(
+                "the row has no field `{group}`, which data.group names, only {}; give it one",
+                fields.names()
+            );
+            return Err(Wrong::new(Reason::MissingField, said));
+        }
+    };
+    Ok(key(0x6772_6f75_70, fingerprint(named.as_bytes())))
+}
+
+/// What folds are told apart by, other than shares: the same rows are not always the first to be held out.
+const FOLD: u64 = 0x666f_6c64;
+
+fn is_held_out(spec: &ExampleSpec, hash: u64) -> bool {
+    match spec.fold {
+        Some((part, parts)) => key(FOLD, hash) % parts as u64 == part as u64,
+        None => hash < threshold(spec.held_out),
+    }
+}
+
+impl Taken {
+    /// The classes, and the number of each example's.
+    fn classes(&mut self, spec: &ExampleSpec, names: &str) -> Result<Vec<String>, DataError> {
+        if spec.task == Task::Chat {
+            return Ok(Vec::new());
+        }
+        let classes = match spec.classes.is_empty() {
+            false => Some(Classes::given(&spec.classes)?),
+            true => {
+                let mut collected = Collected::default();
+                for draft in &self.drafts {
+                    draft.label.iter().for_each(|label| collected.see(label, &draft.place));
+                }
+                if let Some((label, place)) = collected.lonely() {
+                    if self.on_error == OnError::Fail {
+                        return Err(lonely(label).error(place));
+                    }
+                    let is_lonely = |draft: &Draft| {
+                        draft.label.as_deref().is_some_and(|label| collected.is_lonely(label))
+                    };
+                    for draft in self.drafts.iter().filter(|draft| is_lonely(draft)) {
+                        self.skipped.note(Reason::Label, draft.place.clone());
+                    }
+                    self.drafts.retain(|draft| !is_lonely(draft));
+                }
+                let is_labelled = self.drafts.iter().any(|draft| draft.label.is_some());
+                (is_labelled || !spec.unlabelled).then(|| collected.classes(names)).transpose()?
+            }
+        };
+        let Some(classes) = classes else { return Ok(Vec::new()) };
+        let mut kept = Vec::with_capacity(self.drafts.len());
+        for mut draft in std::mem::take(&mut self.drafts) {
+            match draft.label.as_deref().map(|label| classes.number(label)).transpose() {
+                Ok(class) => {
+                    draft.class = class;
+                    kept.push(draft);
+                }
+                Err(wrong) if self.on_error == OnError::Fail => return Err(wrong.error(&draft.place)),
+                Err(wrong) => self.skipped.note(wrong.reason, draft.place),
+            }
+        }
+        self.drafts = kept;
+        Ok(classes.names)
+    }
+
+    fn split(
+        self,
+        spec: &ExampleSpec,
+        vocabulary: Vocabulary,
+        classes: Vec<String>,
+        template: Option<&ChatTemplate>,
+        inputs: &Inputs,
+        names: &str,
+    ) -> Result<ExampleSets, DataError> {
+        let held: Vec<bool> = match spec.fold {
+            Some((part, parts)) => {
+                let held: Vec<bool> = self.drafts.iter().map(|draft| is_held_out(spec, draft.hash)).collect();
+                if held.iter().all(|held| *held) || !held.contains(&true) {
+                    return Err(DataError::input(format!(
+                        "Fold {part} of {parts} of {names} has nothing to evaluate on or nothing to train on: give more \
+                         rows, or fewer folds."
+                    )));
+                }
+                held
+            }
+            None => {
+                let mut splitter = Splitter::new(spec.held_out);
+                self.drafts.iter().for_each(|draft| splitter.push(Some(draft.hash)));
+                let split = splitter.finish(names)?;
+                let mut held = vec![false; self.drafts.len()];
+                (0..split.held_out.count()).for_each(|at| held[split.held_out.at(at) as usize] = true);
+                held
+            }
+        };
+        let mut counts: Vec<ClassCount> =
+            classes.iter().map(|name| ClassCount { name: name.clone(), train: 0, held_out: 0 }).collect();
+        let mut sides = [ExampleTable::default(), ExampleTable::default()];
+        let mut places = [Vec::new(), Vec::new()];
+        let mut lengths = Vec::with_capacity(self.drafts.len());
+        let mut learned = 0;
+        let mut mark = key(vocabulary.fingerprint(), u64::from(spec.task == Task::Chat));
+        for (draft, is_held) in self.drafts.into_iter().zip(held) {
+            let bytes = |values: &mut dyn Iterator<Item = u32>| {
+                values.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
+            };
+            mark = key(mark, fingerprint(&bytes(&mut draft.tokens.iter().copied())));
+            mark = key(mark, fingerprint(&bytes(&mut draft.weights.iter().map(|weight| weight.to_bits()))));
+            mark = key(mark, key(u64::from(is_held), draft.class.map_or(u64::MAX, u64::from)));
+            lengths.push(draft.tokens.len() as u64);
+            learned += draft.weights.iter().filter(|weight| **weight > 0.0).count() as u64;
+            if let Some(class) = draft.class {
+                let count = &mut counts[class as usize];
+                if is_held { count.held_out += 1 } else { count.train += 1 }
+            }
+            let side = usize::from(is_held);
+            sides[side].push(Example { tokens: &draft.tokens, weights: &draft.weights, label: draft.class });
+            places[side].push(draft.place);
+        }
+        let [train, held_out] = sides;
+        let [train_places, held_out_places] = places;
+        let description = SetDescription {
+            schema: self.schema,
+            template: template.map(|template| template.shown.clone()),
+            files: match inputs {
+                Inputs::Files(files) => files.len(),
+                Inputs::Made => 0,
+            },
+            rows: self.rows,
+            train: train.count() as u64,
+            held_out: held_out.count() as u64,
+            tokens: lengths.iter().sum(),
+            learned_tokens: learned,
+            lengths: Lengths::of("tokens", lengths),
+            classes: counts,
+            cut: self.cut,
+            too_long: self.too_long,
+            unusable: self
+                .skipped
+                .reasons()
+                .map(|(reason, count, place)| (reason.words().to_string(), count, place.to_string()))
+                .collect(),
+        };
+        Ok(ExampleSets {
+            vocabulary,
+            train,
+            held_out,
+            train_places,
+            held_out_places,
+            classes,
+            description,
+            mark: format!("{mark:016x}"),
+        })
+    }
+}

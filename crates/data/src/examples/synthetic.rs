@@ -1,0 +1,148 @@
+//! Sets of our own, so that fine-tuning runs without any download: small exercises with exact answers, and pairs of
+//! sentences that are about the same thing or not. They go the way of files: rows with fields.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::formats::{Field, Fields, Place, Record};
+use crate::random::{Uniform, key};
+
+/// Where a row of a set of ours is, for messages that name places.
+fn place(row: u64) -> Place {
+    Place { file: Arc::new(PathBuf::from("synthetic")), line: None, row: Some(row + 1), offset: 0 }
+}
+
+struct Draw(Uniform);
+
+impl Draw {
+    fn below(&mut self, end: usize) -> usize {
+        ((self.0.draw() * end as f64) as usize).min(end - 1)
+    }
+
+    fn pick<'w>(&mut self, words: &[&'w str]) -> &'w str {
+        words[self.below(words.len())]
+    }
+
+    fn words(&mut self, words: &[&str], count: usize) -> Vec<String> {
+        (0..count).map(|_| self.pick(words).to_string()).collect()
+    }
+}
+
+const THINGS: [&str; 24] = [
+    "apple", "boat", "candle", "drum", "engine", "feather", "garden", "hammer", "island", "jacket", "kettle",
+    "lamp", "mirror", "needle", "orange", "pencil", "rabbit", "saddle", "table", "umbrella", "violin",
+    "window", "yacht", "zebra",
+];
+
+/// Row `row` of the exercises: sums and differences, words in reverse, sorted, counted, their first letters.
+pub(super) fn exercise(seed: u64, row: u64) -> Record {
+    let mut draw = Draw(Uniform::new(key(key(seed, 0x6578_6572), row)));
+    let (asked, answer) = match draw.below(6) {
+        0 => {
+            let (a, b) = (draw.below(100), draw.below(100));
+            (format!("What is {a} + {b}?"), (a + b).to_string())
+        }
+        1 => {
+            let (a, b) = (draw.below(100), draw.below(100));
+            (format!("What is {a} - {b}?"), (a as i64 - b as i64).to_string())
+        }
+        2 => {
+            let word = draw.pick(&THINGS);
+            (format!("Spell {word} backwards."), word.chars().rev().collect())
+        }
+        3 => {
+            let count = 2 + draw.below(3);
+            let mut words = draw.words(&THINGS, count);
+            let asked = format!("Sort these words: {}.", words.join(" "));
+            words.sort();
+            (asked, words.join(" "))
+        }
+        4 => {
+            let count = 1 + draw.below(6);
+            let words = draw.words(&THINGS, count);
+            (format!("How many words are these: {}?", words.join(" ")), count.to_string())
+        }
+        _ => {
+            let count = 2 + draw.below(3);
+            let words = draw.words(&THINGS, count);
+            let letters: Vec<&str> = words.iter().map(|word| &word[..1]).collect();
+            (format!("Give the first letters of: {}.", words.join(" ")), letters.join(" "))
+        }
+    };
+    let message = |role: &str, content: String| {
+        Field::Object(Fields(vec![("role".into(), role.into()), ("content".into(), content.into())]))
+    };
+    let messages = Field::List(vec![message("user", asked), message("assistant", answer)]);
+    Record { fields: Fields(vec![("messages".into(), messages)]), place: place(row) }
+}
+
+const SUBJECTS: [(&str, [&str; 6]); 6] = [
+    ("sea", ["harbour", "anchor", "sailor", "wave", "tide", "island"]),
+    ("kitchen", ["oven", "spoon", "flour", "recipe", "kettle", "bread"]),
+    ("music", ["violin", "melody", "drum", "choir", "concert", "rhythm"]),
+    ("garden", ["rose", "spade", "hedge", "seed", "lawn", "orchard"]),
+    ("railway", ["station", "engine", "signal", "carriage", "platform", "ticket"]),
+    ("winter", ["snow", "glove", "sledge", "icicle", "frost", "scarf"]),
+];
+const FRAMES: [&str; 4] = [
+    "the {a} stood near the {b}",
+    "nobody forgot the {a} or the {b}",
+    "a {a} and a {b} were seen",
+    "she wrote of the {a} and the {b}",
+];
+
+/// Row `row` of the pairs: two sentences about the same subject, or about different ones. A bag of words tells which.
+pub(super) fn pair(seed: u64, row: u64) -> Record {
+    let mut draw = Draw(Uniform::new(key(key(seed, 0x7061_6972), row)));
+    let is_same = draw.below(2) == 0;
+    let first = draw.below(SUBJECTS.len());
+    let second = if is_same { first } else { (first + 1 + draw.below(SUBJECTS.len() - 1)) % SUBJECTS.len() };
+    let mut sentence = |subject: usize| {
+        let words = &SUBJECTS[subject].1;
+        let a = draw.below(words.len());
+        let b = (a + 1 + draw.below(words.len() - 1)) % words.len();
+        let frame = FRAMES[draw.below(FRAMES.len())];
+        frame.replace("{a}", words[a]).replace("{b}", words[b])
+    };
+    let (a, b) = (sentence(first), sentence(second));
+    let label = if is_same { "same" } else { "different" };
+    let field = |name: &str, text: &str| (name.to_string(), Field::from(text));
+    Record {
+        fields: Fields(vec![field("text_a", &a), field("text_b", &b), field("label", label)]),
+        place: place(row),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_the_same_every_time_and_differ_from_each_other() {
+        for make in [exercise as fn(u64, u64) -> Record, pair] {
+            let rows: Vec<Record> = (0..500).map(|row| make(7, row)).collect();
+            assert_eq!(rows, (0..500).map(|row| make(7, row)).collect::<Vec<_>>());
+            let mut texts: Vec<String> = rows.iter().map(|row| format!("{:?}", row.fields)).collect();
+            texts.sort();
+            texts.dedup();
+            assert!(texts.len() > 300, "{} different rows", texts.len());
+        }
+    }
+
+    #[test]
+    fn pairs_can_be_told_apart_by_their_words() {
+        let subject = |text: &str| {
+            SUBJECTS
+                .iter()
+                .position(|(_, words)| words.iter().any(|word| text.split(' ').any(|w| w == *word)))
+        };
+        let rows = (0..400).map(|row| pair(1, row).fields);
+        let same = rows.filter(|row| {
+            let text = |name| row.get(name).and_then(Field::text).unwrap();
+            let is_same = subject(text("text_a")) == subject(text("text_b"));
+            assert_eq!(is_same, text("label") == "same");
+            is_same
+        });
+        assert!((150..250).contains(&same.count()));
+    }
+}

@@ -1,0 +1,184 @@
+//! What the fields of a row hold, whichever file the row came from: JSON's values, with objects in their own order.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum Field {
+    #[default]
+    Null,
+    Bool(bool),
+    Whole(i128),
+    Number(f64),
+    Text(String),
+    List(Vec<Field>),
+    Object(Fields),
+}
+
+/// Named fields in the order they were written in. Templates print them in this order.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Fields(pub Vec<(String, Field)>);
+
+impl Fields {
+    pub fn get(&self, name: &str) -> Option<&Field> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, field)| field)
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    /// Sets a field. One that is there keeps its place, as in a Python dictionary.
+    pub fn set(&mut self, name: &str, field: Field) {
+        match self.0.iter_mut().find(|(known, _)| known == name) {
+            Some((_, held)) => *held = field,
+            None => self.0.push((name.into(), field)),
+        }
+    }
+
+    /// The names there are, for whoever looks for another one.
+    pub fn names(&self) -> String {
+        let names: Vec<String> =
+            self.0.iter().take(12).map(|(name, _)| format!("`{}`", name.escape_debug())).collect();
+        if names.is_empty() { "none".into() } else { names.join(", ") }
+    }
+}
+
+impl Field {
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Field::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// What it is in a sentence.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Field::Null => "null",
+            Field::Bool(_) => "true or false",
+            Field::Whole(_) | Field::Number(_) => "a number",
+            Field::Text(_) => "a string",
+            Field::List(_) => "a list",
+            Field::Object(_) => "an object",
+        }
+    }
+
+    /// The value that a JSON text spells.
+    pub fn from_json(text: &str) -> Result<Field, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+}
+
+impl From<&str> for Field {
+    fn from(text: &str) -> Field {
+        Field::Text(text.into())
+    }
+}
+
+impl From<String> for Field {
+    fn from(text: String) -> Field {
+        Field::Text(text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Field {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Field, D::Error> {
+        deserializer.deserialize_any(Any)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields, D::Error> {
+        deserializer.deserialize_map(Named)
+    }
+}
+
+struct Any;
+
+impl<'de> Visitor<'de> for Any {
+    type Value = Field;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Field, E> {
+        Ok(Field::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Field, E> {
+        Ok(Field::Bool(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Field, E> {
+        Ok(Field::Whole(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Field, E> {
+        Ok(Field::Whole(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Field, E> {
+        Ok(Field::Number(value))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Field, E> {
+        Ok(Field::Text(text.into()))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Field, E> {
+        Ok(Field::Text(text))
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Field, S::Error> {
+        let mut list = Vec::new();
+        while let Some(field) = seq.next_element()? {
+            list.push(field);
+        }
+        Ok(Field::List(list))
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Field, M::Error> {
+        Named.visit_map(map).map(Field::Object)
+    }
+}
+
+struct Named;
+
+impl<'de> Visitor<'de> for Named {
+    type Value = Fields;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Fields, M::Error> {
+        let mut fields = Fields::default();
+        // An object of thousands of keys is no row of anything: the search by name may be linear.
+        while let Some((name, field)) = map.next_entry::<String, Field>()? {
+            if fields.0.len() < LINEAR_KEYS { fields.set(&name, field) } else { fields.0.push((name, field)) }
+        }
+        Ok(fields)
+    }
+}
+
+/// Keys up to which a name that occurs twice is looked for, and the last of its values kept.
+const LINEAR_KEYS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_keeps_its_order_and_the_last_of_equal_keys() {
+        let field = Field::from_json(r#"{"b":1,"a":[null,true,-2,1.5,"x"],"b":{"z":0,"y":[]}}"#).unwrap();
+        let Field::Object(fields) = &field else { panic!("{field:?}") };
+        assert_eq!(fields.names(), "`b`, `a`");
+        let Some(Field::Object(inner)) = fields.get("b") else { panic!("{field:?}") };
+        assert_eq!((inner.names().as_str(), inner.get("z")), ("`z`, `y`", Some(&Field::Whole(0))));
+        let list = [Field::Null, Field::Bool(true), Field::Whole(-2), Field::Number(1.5), "x".into()];
+        assert_eq!(fields.get("a"), Some(&Field::List(list.to_vec())));
+    }
+}

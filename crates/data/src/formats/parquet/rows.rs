@@ -1,0 +1,331 @@
+//! The rows of a parquet file, with lists and structures put together from the levels of their columns.
+//!
+//! A column stores for each value how deep it is there (its definition) and the list it goes on with (its repetition).
+//! Reading walks the schema once a row: every leaf below a node moves on by what the node takes.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::Column;
+use super::footer::{self, BYTE_ARRAY, Element, OPTIONAL, REPEATED};
+use super::leaf::{BOOLEAN, DOUBLE, FLOAT, INT32, INT64, Leaf};
+use crate::formats::fault::{Fault, Reason, Trouble};
+use crate::formats::field::{Field, Fields};
+
+/// Schemas that nest deeper are not read.
+const DEEPEST: usize = 24;
+/// A row of more values than this is not taken into memory.
+const MOST_VALUES: usize = 1 << 20;
+/// Annotations of groups, in the old numbers and the new.
+const LIST: (i64, i16) = (3, 3);
+const MAP: (i64, i16) = (1, 2);
+
+/// What is put together from the columns below.
+enum Form {
+    /// The number of the leaf.
+    Value(usize),
+    Structure(Vec<(String, Node)>),
+    List(Repeated),
+    /// Repeated keys and values.
+    Map(Repeated),
+}
+
+/// What repeats, and the levels of its elements: the repetition they go on with, the definition they are there with.
+struct Repeated {
+    element: Box<Node>,
+    repeated: u8,
+    defined: u8,
+}
+
+struct Node {
+    form: Form,
+    /// Where it may be absent, the definition it has where it is there.
+    optional: Option<u8>,
+    /// The first leaf below it and the one behind the last.
+    leaves: (usize, usize),
+}
+
+/// The rows of a file in order.
+pub(in crate::formats) struct Rows {
+    /// Until it is opened by the first `next`.
+    file: Option<File>,
+    max_row_bytes: usize,
+    top: Vec<(String, Node)>,
+    leaves: Vec<Leaf>,
+    /// Rows of each group.
+    groups: Vec<u64>,
+    group: usize,
+    left: u64,
+    row: u64,
+}
+
+impl Rows {
+    pub fn new(file: File, max_row_bytes: usize) -> Self {
+        Self {
+            file: Some(file),
+            max_row_bytes,
+            top: Vec::new(),
+            leaves: Vec::new(),
+            groups: Vec::new(),
+            group: 0,
+            left: 0,
+            row: 0,
+        }
+    }
+
+    /// The fields of the next row, and its number from 1.
+    pub fn next(&mut self) -> Result<Option<(Fields, u64)>, Trouble> {
+        if let Some(file) = self.file.take() {
+            self.open(file)?;
+        }
+        if self.left == 0 {
+            if self.group > 0
+                && self.leaves.iter_mut().map(Leaf::is_done).any(|done| !matches!(done, Ok(true)))
+            {
+                return Err(Fault::file(Reason::Damaged, "a column goes on behind its row group").into());
+            }
+            let Some(rows) = self.groups.get(self.group) else { return Ok(None) };
+            self.left = *rows;
+            self.leaves.iter_mut().try_for_each(|leaf| leaf.begin(self.group))?;
+            self.group += 1;
+        }
+        self.left -= 1;
+        self.row += 1;
+        let row = self.row;
+        let mut taken = Taken::default();
+        let fields = self.fields(&mut taken).map_err(|trouble| match trouble {
+            Trouble::Wrong(mut fault) => {
+                fault.row = Some(row);
+                Trouble::Wrong(fault)
+            }
+            failed => failed,
+        })?;
+        if taken.not_utf8 {
+            return Err(Fault::at_row(Reason::NotUtf8, row, 0, "a text of the row is not UTF-8").into());
+        }
+        if taken.bytes > self.max_row_bytes {
+            let said = format!("the row is longer than {} bytes", self.max_row_bytes);
+            return Err(Fault::at_row(Reason::TooLong, row, 0, said).into());
+        }
+        Ok(Some((fields, row)))
+    }
+
+    fn fields(&mut self, taken: &mut Taken) -> Result<Fields, Trouble> {
+        let mut fields = Fields::default();
+        for (name, node) in &self.top {
+            fields.0.push((name.clone(), node.read(&mut self.leaves, taken)?));
+        }
+        Ok(fields)
+    }
+
+    fn open(&mut self, file: File) -> Result<(), Trouble> {
+        let file = Column { file: Arc::new(file), chunks: Vec::new() };
+        let Some((footer, data_end)) = file.footer()? else { return Ok(()) };
+        let (schema, groups) = footer::schema_and_groups(&footer)?;
+        let ends = || Fault::file(Reason::Damaged, "the schema of the parquet file ends too early");
+        let mut builder = Builder { schema: &schema, found: Vec::new() };
+        let mut at = 1;
+        for _ in 0..schema.first().ok_or_else(ends)?.children {
+            let element = schema.get(at).ok_or_else(ends)?;
+            if let Some(node) = builder.node(at, &mut vec![], (0, 0))? {
+                self.top.push((element.name.clone(), node));
+            }
+            at = footer::subtree_end(&schema, at).ok_or_else(ends)?;
+        }
+        for Found { path, kind, repeated, defined } in builder.found {
+            let chunks = footer::column_chunks(&groups, &path, kind, defined > 0, data_end)?;
+            let column = Column { file: file.file.clone(), chunks };
+            self.leaves.push(Leaf::new(column, kind, repeated, defined));
+        }
+        if self.top.is_empty() {
+            return Err(Fault::file(Reason::Schema, "no column of the parquet file can be read").into());
+        }
+        let stated = groups.iter().filter(|group| group.rows != 0).map(|group| u64::try_from(group.rows));
+        self.groups = stated
+            .collect::<Result<_, _>>()
+            .map_err(|_| Fault::file(Reason::Damaged, "a row group states a negative number of rows"))?;
+        Ok(())
+    }
+}
+
+/// What a row took so far.
+#[derive(Default)]
+struct Taken {
+    values: usize,
+    bytes: usize,
+    not_utf8: bool,
+}
+
+impl Node {
+    fn read(&self, leaves: &mut [Leaf], taken: &mut Taken) -> Result<Field, Trouble> {
+        let (_, defined) = leaves[self.leaves.0].levels()?;
+        if self.optional.is_some_and(|needed| defined < needed) {
+            return self.absent(leaves, Field::Null);
+        }
+        match &self.form {
+            Form::Value(leaf) => Ok(self.value(leaves[*leaf].take()?, taken)),
+            Form::Structure(fields) => {
+                let mut read = Fields::default();
+                for (name, node) in fields {
+                    // Files of one schema write what an object has not as null.
+                    match node.read(leaves, taken)? {
+                        Field::Null => {}
+                        field => read.0.push((name.clone(), field)),
+                    }
+                }
+                Ok(Field::Object(read))
+            }
+            Form::List(list) => Ok(Field::List(self.elements(list, leaves, taken)?)),
+            Form::Map(entries) => {
+                let mut fields = Fields::default();
+                for entry in self.elements(entries, leaves, taken)? {
+                    let Field::Object(Fields(pair)) = entry else { continue };
+                    let mut pair = pair.into_iter().map(|(_, field)| field);
+                    if let Some(Field::Text(key)) = pair.next() {
+                        fields.0.push((key, pair.next().unwrap_or_default()));
+                    }
+                }
+                Ok(Field::Object(fields))
+            }
+        }
+    }
+
+    fn elements(
+        &self,
+        list: &Repeated,
+        leaves: &mut [Leaf],
+        taken: &mut Taken,
+    ) -> Result<Vec<Field>, Trouble> {
+        let first = self.leaves.0;
+        if leaves[first].levels()?.1 < list.defined {
+            self.absent(leaves, Field::Null)?;
+            return Ok(Vec::new());
+        }
+        let mut elements = Vec::new();
+        loop {
+            taken.values += 1;
+            if taken.values > MOST_VALUES {
+                let said = format!("a row has more than {MOST_VALUES} values");
+                return Err(Fault::file(Reason::TooLong, said).into());
+            }
+            elements.push(list.element.read(leaves, taken)?);
+            if leaves[first].is_done()? || leaves[first].levels()?.0 < list.repeated {
+                return Ok(elements);
+            }
+        }
+    }
+
+    fn value(&self, value: Option<Option<Field>>, taken: &mut Taken) -> Field {
+        match value {
+            None => Field::Null,
+            Some(None) => {
+                taken.not_utf8 = true;
+                Field::Null
+            }
+            Some(Some(field)) => {
+                taken.bytes += field.text().map_or(8, str::len);
+                field
+            }
+        }
+    }
+
+    /// Every leaf below has one entry that says so.
+    fn absent(&self, leaves: &mut [Leaf], field: Field) -> Result<Field, Trouble> {
+        for leaf in &mut leaves[self.leaves.0..self.leaves.1] {
+            leaf.take()?;
+        }
+        Ok(field)
+    }
+}
+
+struct Found {
+    path: Vec<String>,
+    kind: i64,
+    repeated: u8,
+    defined: u8,
+}
+
+struct Builder<'s> {
+    schema: &'s [Element],
+    found: Vec<Found>,
+}
+
+impl Builder<'_> {
+    /// The node at `at` below a path with these levels of repetition and definition; `None` where nothing below it can
+    /// be read.
+    fn node(&mut self, at: usize, path: &mut Vec<String>, levels: (u8, u8)) -> Result<Option<Node>, Fault> {
+        let element = &self.schema[at];
+        if path.len() >= DEEPEST {
+            return Err(Fault::file(Reason::Unsupported, "the schema of the parquet file nests too deeply"));
+        }
+        path.push(element.name.clone());
+        let (mut repeated, mut defined) = levels;
+        let optional = (element.repetition == OPTIONAL).then(|| {
+            defined += 1;
+            defined
+        });
+        let is_repeated = element.repetition == REPEATED;
+        if is_repeated {
+            (repeated, defined) = (repeated + 1, defined + 1);
+        }
+        let first = self.found.len();
+        let form = self.form(at, path, (repeated, defined))?;
+        path.pop();
+        let leaves = (first, self.found.len());
+        let Some(form) = form else { return Ok(None) };
+        if !is_repeated {
+            return Ok(Some(Node { form, optional, leaves }));
+        }
+        let element = Box::new(Node { form, optional: None, leaves });
+        Ok(Some(Node { form: Form::List(Repeated { element, repeated, defined }), optional: None, leaves }))
+    }
+
+    fn form(&mut self, at: usize, path: &mut Vec<String>, levels: (u8, u8)) -> Result<Option<Form>, Fault> {
+        let element = &self.schema[at];
+        if let Some(kind) = element.kind {
+            let is_read = match kind {
+                BYTE_ARRAY => element.is_text(),
+                kind => [BOOLEAN, INT32, INT64, FLOAT, DOUBLE].contains(&kind),
+            };
+            return Ok(is_read.then(|| {
+                self.found.push(Found { path: path.clone(), kind, repeated: levels.0, defined: levels.1 });
+                Form::Value(self.found.len() - 1)
+            }));
+        }
+        let ends = || Fault::file(Reason::Damaged, "the schema of the parquet file ends too early");
+        let mut fields = Vec::new();
+        let mut child = at + 1;
+        for _ in 0..element.children {
+            let name = self.schema.get(child).ok_or_else(ends)?.name.clone();
+            if let Some(node) = self.node(child, path, levels)? {
+                fields.push((name, node));
+            }
+            child = footer::subtree_end(self.schema, child).ok_or_else(ends)?;
+        }
+        if fields.is_empty() {
+            return Ok(None);
+        }
+        let is = |(old, new)| element.converted == Some(old) || element.logical == Some(new);
+        let is_only_list = matches!(fields.as_slice(), [(_, Node { form: Form::List(_), .. })]);
+        if is_only_list && (is(LIST) || is(MAP)) {
+            // The group around the repeated one is a name for the list itself.
+            let (_, list) = fields.remove(0);
+            let Form::List(list) = list.form else { unreachable!("it is a list") };
+            return Ok(Some(match is(MAP) {
+                true => Form::Map(list),
+                false => Form::List(Repeated { element: unwrapped(list.element), ..list }),
+            }));
+        }
+        Ok(Some(Form::Structure(fields)))
+    }
+}
+
+/// A list's repeated group is a frame around its element where it holds nothing else.
+fn unwrapped(entry: Box<Node>) -> Box<Node> {
+    match entry.form {
+        Form::Structure(mut fields) if fields.len() == 1 && fields[0].0 != "array" => {
+            Box::new(fields.remove(0).1)
+        }
+        form => Box::new(Node { form, ..*entry }),
+    }
+}
