@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use flatout_train::config::{FileFormat, OnError};
+use flatout_train::config::{FileFormat, OnError, Task};
 use flatout_train::export::Width;
 use flatout_train::history::Axis;
 use flatout_train::run::Resume;
@@ -206,6 +206,9 @@ pub struct Generate {
     /// A file of prompts: a JSON list of texts, or a prompt a line.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
+    /// Prompts are questions: the model's chat template is written around them, and only answers are printed.
+    #[arg(long)]
+    pub chat: bool,
     /// Tokens to add at most.
     #[arg(long, default_value_t = 200)]
     pub max_tokens: usize,
@@ -390,6 +393,12 @@ pub struct Inspect {
     /// The token that separates documents of .bin files.
     #[arg(long, value_name = "TOKEN")]
     pub eos: Option<u32>,
+    /// What files hold: text, chat (conversations, instructions) or classes (texts or pairs with a label).
+    #[arg(long, value_name = "TASK", default_value_t = Task::Text)]
+    pub task: Task,
+    /// A chat template: a file, or chatml; otherwise the one beside the tokeniser.
+    #[arg(long, value_name = "FILE")]
+    pub template: Option<String>,
 }
 
 #[derive(Parser)]

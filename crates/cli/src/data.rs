@@ -4,17 +4,20 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use flatout_data::examples::{ExampleSpec, Task as Kind, open as open_examples};
 use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
 use flatout_data::inspect::{Inspection, Lengths, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
 use flatout_data::{LoaderOptions, Said, Source, Spec};
-use flatout_train::config::{FileFormat, OnError};
+use flatout_train::config::{FileFormat, OnError, Task};
 use flatout_train::corpus::corpus_saying;
+use flatout_train::example_sets::example_sets;
 use flatout_train::{Failure, UserError, compile, recipes};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
 
 use crate::args::{Data, DataCommand, Inspect, Prepare, Reading, recipe_and_overrides};
+use crate::examples;
 use crate::screen::{Screen, bytes, count, duration};
 
 /// Time between lines where there is no terminal.
@@ -180,7 +183,25 @@ fn names_recipe(words: &[String]) -> bool {
     !words.first().is_some_and(is_file)
 }
 
+/// The size of a tokeniser that is trained to look at examples, where none is given.
+const LOOK_VOCABULARY: usize = 8192;
+
 fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
+    if args.task != Task::Text {
+        let spec = ExampleSpec {
+            task: if args.task == Task::Chat { Kind::Chat } else { Kind::Classes },
+            path: args.words.clone(),
+            read: read_options(&args.reading, OnError::Skip),
+            tokenizer: args.tokenizer.clone(),
+            template: args.template.clone(),
+            vocab: if args.tokenizer.is_some() { usize::MAX } else { LOOK_VOCABULARY },
+            max_tokens: usize::MAX,
+            workers: compile::threads(),
+            ..ExampleSpec::default()
+        };
+        examples::show(&open_examples(&spec)?, args.samples, screen);
+        return Ok(ExitCode::SUCCESS);
+    }
     let spec = Spec {
         source: match args.reading.format {
             FileFormat::Auto => Source::Auto,
@@ -220,7 +241,7 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_lengths(lengths: &Lengths, screen: &Screen) {
+pub fn show_lengths(lengths: &Lengths, screen: &Screen) {
     let Lengths { unit, least, median, most, mean, histogram } = lengths;
     screen.result(format!(
         "lengths in {unit}: least {}, median {}, mean {}, most {}",
@@ -236,7 +257,7 @@ fn show_lengths(lengths: &Lengths, screen: &Screen) {
     }
 }
 
-fn shortened(text: &str) -> String {
+pub fn shortened(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN).collect();
     if shown.len() < text.len() {
         shown.push_str(" ...");
@@ -249,6 +270,15 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &[], overrides)?;
     config.validate_for_training()?;
+    if config.data.task != Task::Text {
+        let sets = example_sets(&config, None, None, &mut |said| {
+            if let Said::Note(said) = said {
+                screen.note(format!("data     {said}"));
+            }
+        })?;
+        examples::show(&sets, args.samples, screen);
+        return Ok(ExitCode::SUCCESS);
+    }
     let corpus = corpus_saying(&config, None, &mut |said| {
         let (Said::Note(said) | Said::LeftOut(said)) = said;
         screen.note(format!("data     {said}"));

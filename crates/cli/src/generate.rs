@@ -5,7 +5,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use flatout_data::Vocabulary;
+use flatout_data::examples::{Date, Questions};
 use flatout_train::generate::{Generator, Room, encode};
+use flatout_train::pretrained::{BESIDE, Loaded};
 use flatout_train::sampling::Sampling;
 use flatout_train::{Failure, UserError};
 use serde_json::json;
@@ -26,14 +29,17 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         return refused("--at-once is 0 and must be at least 1".into());
     }
     let prompts = prompts(args)?;
-    let loaded = model::open(&args.model, &args.overrides)?;
+    let mut loaded = model::open(&args.model, &args.overrides)?;
     let Some(vocabulary) = loaded.vocabulary.clone() else {
         return refused(format!(
             "{} has no tokenizer.json, so there is no text to continue",
             args.model.display()
         ));
     };
-    let tokens = encode(&vocabulary, loaded.is_run, &prompts)?;
+    let tokens = match args.chat {
+        true => asked(&mut loaded, &vocabulary, &prompts)?,
+        false => encode(&vocabulary, loaded.is_run, &prompts)?,
+    };
     let longest = tokens.iter().map(Vec::len).max().unwrap_or(1);
     if longest > loaded.positions {
         return refused(format!(
@@ -52,7 +58,7 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         seed: args.seed,
         max_tokens: args.max_tokens,
     };
-    let streams = prompts.len() == 1 && !screen.json;
+    let streams = prompts.len() == 1 && !screen.json && !args.chat;
     let began = Instant::now();
     let texts: Vec<String> = if streams {
         let text = generator.generate(&prompts[0], how, say)?;
@@ -60,7 +66,10 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         vec![text]
     } else {
         let made = generator.continue_all(&tokens, how, &mut |_, _| {})?;
-        let whole = |(prompt, more): (&Vec<u32>, &Vec<u32>)| vocabulary.decode(&[&prompt[..], more].concat());
+        let whole = |(prompt, more): (&Vec<u32>, &Vec<u32>)| match args.chat {
+            true => vocabulary.decode(more).trim().to_string(),
+            false => vocabulary.decode(&[&prompt[..], more].concat()),
+        };
         tokens.iter().zip(&made).map(whole).collect()
     };
     let made = generator.made;
@@ -84,6 +93,16 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         made as f64 / seconds
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The tokens of questions in the model's template; what ends an answer there ends the text.
+fn asked(loaded: &mut Loaded, vocabulary: &Vocabulary, prompts: &[String]) -> Result<Vec<Vec<u32>>, Failure> {
+    let folders = [loaded.dir.join(BESIDE), loaded.dir.clone()];
+    let data = &loaded.config.data;
+    let date = data.date.as_deref().and_then(Date::parse);
+    let questions = Questions::open(vocabulary, data.template.as_deref(), &folders, date)?;
+    loaded.stops.extend(questions.end()?);
+    Ok(prompts.iter().map(|prompt| questions.tokens(prompt)).collect::<Result<_, _>>()?)
 }
 
 fn say(piece: &str) {

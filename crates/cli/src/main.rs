@@ -10,6 +10,7 @@ mod claims;
 mod data;
 mod doctor;
 mod eval;
+mod examples;
 mod export;
 mod generate;
 mod logits;

@@ -10,6 +10,7 @@
 //!    -> encoder        text to tokens with their places; pairs in a tokeniser's frame
 //! sets       all of it behind `open`, split, with what was left out and why
 //! look       what the loss sees of an example
+//! question   a question to a model, written by the same template
 //! ```
 
 mod conversation;
@@ -17,6 +18,7 @@ mod encoder;
 mod labelled;
 mod look;
 mod mask;
+mod question;
 mod sets;
 mod synthetic;
 mod template;
@@ -26,6 +28,7 @@ pub use conversation::{Conversation, Schema};
 pub use labelled::Columns;
 pub use look::spans;
 pub use mask::TrainOn;
+pub use question::Questions;
 pub use sets::{ClassCount, ExampleSets, ExampleSpec, SetDescription, Task, TooLong, open, open_saying};
 pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered};
 

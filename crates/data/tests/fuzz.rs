@@ -9,8 +9,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use flatout_data::Vocabulary;
+use flatout_data::examples::{ChatTemplate, Conversation, ExampleSpec, Task, open};
 use flatout_data::formats::{
-    Compression, Document, Format, Index, Input, OnError, ReadOptions, Reader, Reason, Skipped, find, read,
+    Compression, Document, Field, Fields, Format, Index, Input, OnError, ReadOptions, Reader, Reason,
+    Records, Skipped, find, read,
 };
 use flatout_fuzz::{Limits, feed};
 use scratch::Scratch;
@@ -201,6 +203,94 @@ fn tokenizer() {
         {
             assert!(tokens.iter().all(|token| (*token as usize) < vocabulary.size()));
             vocabulary.decode(&tokens);
+        }
+    });
+}
+
+/// Everything of a file as rows: none is both read and left out, and the file ends.
+fn rows(path: &Path, format: Format, bytes: u64) {
+    let input = Input { path: path.into(), format, compression: Compression::None, bytes };
+    let mut records = Records::open(&input, &options(OnError::Skip)).unwrap();
+    let read = records.by_ref().map(|record| record.expect("wrong rows are skipped")).count();
+    let mut failing = Records::open(&input, &options(OnError::Fail)).unwrap();
+    let before = failing.by_ref().take_while(Result::is_ok).count();
+    assert!(before <= read && (records.skipped().total() > 0 || before == read));
+}
+
+#[test]
+fn parquet_rows() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows");
+    let seed = |name: &str| std::fs::read(folder.join(format!("{name}.parquet"))).unwrap();
+    let seeds: Vec<Vec<u8>> = ["plain", "dictionary", "groups", "pages", "v2", "delta"].map(seed).to_vec();
+    let scratch = Scratch::new("fuzz-parquet-rows");
+    let path = scratch.write("a.parquet", b"");
+    let file = File::options().write(true).open(&path).unwrap();
+    feed("parquet-rows", &seeds, Limits::default(), |bytes| {
+        file.write_all_at(bytes, 0).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        rows(Path::new(&path), Format::Parquet, bytes.len() as u64);
+    });
+}
+
+/// Rows of every schema, through to tokens: whatever comes out has something to learn.
+#[test]
+fn examples() {
+    let seeds = [
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"a\"}],\"tools\":[{}]}\n".repeat(2),
+        "{\"conversations\":[{\"from\":\"human\",\"value\":\"q\"},{\"from\":\"gpt\",\"value\":[{\"type\":\"text\",\"text\":\"\\ud83e\\udd8a\"}]}]}\n".into(),
+        "{\"instruction\":\"q\",\"input\":null,\"output\":\"a\"}\n{\"instruction\":1}\n".into(),
+        "{\"prompt\":\"q\",\"completion\":\"a\",\"text\":\"t\",\"label\":\"x\"}\n{\"prompt\":\"\",\"completion\":\"b\",\"text\":\"u\",\"label\":1}\n".into(),
+    ]
+    .map(String::into_bytes);
+    let scratch = Scratch::new("fuzz-examples");
+    let path = scratch.write("a.jsonl", b"");
+    let tokenizer = scratch.at("tokenizer.json");
+    Vocabulary::train(["q a t u"].into_iter(), 258).unwrap().save(Path::new(&tokenizer)).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    let spec = ExampleSpec {
+        path: vec![path.clone()],
+        read: options(OnError::Skip),
+        tokenizer: Some(tokenizer.into()),
+        template: Some("chatml".into()),
+        held_out: 0.0,
+        max_tokens: 64,
+        ..ExampleSpec::default()
+    };
+    feed("examples", &seeds, Limits::default(), |bytes| {
+        file.write_all_at(bytes, 0).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        for task in [Task::Chat, Task::Classes] {
+            if let Ok(sets) = open(&ExampleSpec { task, ..spec.clone() }) {
+                assert!(
+                    sets.train.iter().all(|example| example.is_supervised() && example.tokens.len() <= 64)
+                );
+            }
+        }
+    });
+}
+
+/// Templates that are damaged: each ends, within bounds, with a text or a refusal.
+#[test]
+fn template() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/templates");
+    let names = ["chatml", "llama-3", "mistral", "qwen-thinking", "zephyr", "python", "deepseek"];
+    let seeds: Vec<Vec<u8>> =
+        names.iter().map(|name| std::fs::read(folder.join(format!("{name}.jinja"))).unwrap()).collect();
+    let message = |role: &str, content: &str| {
+        Fields(vec![("role".into(), Field::from(role)), ("content".into(), Field::from(content))])
+    };
+    let messages = vec![
+        message("user", "q 🦊"),
+        message("assistant", "a"),
+        message("user", "r"),
+        message("assistant", "b"),
+    ];
+    let talk = Conversation { messages, tools: Some(Field::List(vec![])), ..Conversation::default() };
+    feed("template", &seeds, Limits::default(), |bytes| {
+        let source = String::from_utf8_lossy(bytes);
+        let Ok(template) = ChatTemplate::compile(&source, "fuzzed", vec![], None) else { return };
+        if let Ok(rendered) = template.render(&talk, 4, true) {
+            assert!(rendered.generated.iter().all(|span| rendered.text.get(span.clone()).is_some()));
         }
     });
 }

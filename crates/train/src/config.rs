@@ -81,6 +81,28 @@ choice! {
     pub enum OnError { Fail = "fail", Skip = "skip" }
 }
 
+choice! {
+    /// What files hold, and so how they are read.
+    pub enum Task {
+        /// Documents, trained on from end to end.
+        Text = "text",
+        /// Conversations and instructions, of which the answers are learned.
+        Chat = "chat",
+        /// Texts or pairs of texts with a class.
+        Classes = "classes",
+    }
+}
+
+choice! {
+    /// Which turns of a conversation are learned.
+    pub enum TrainOn { Assistant = "assistant", Last = "last", Each = "each", All = "all" }
+}
+
+choice! {
+    /// What to do about an example of too many tokens.
+    pub enum TooLong { Cut = "cut", Skip = "skip", Fail = "fail" }
+}
+
 /// One path or several: written as a text or a list of texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -148,6 +170,30 @@ section! {
         pub mean_tokens: Option<usize>,
         /// Tokens of equal shares of the examples, shortest first; measured where not given.
         pub lengths: Vec<usize> = Vec::new(),
+        /// What the files hold: documents, conversations, or texts with a class.
+        pub task: Task = Task::Text,
+        /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
+        pub template: Option<String>,
+        /// The day for templates that ask for today's date, as 2025-01-31.
+        pub date: Option<String>,
+        /// Which turns are learned: the assistant's, its last, each in an example of its own, or everything.
+        pub train_on: TrainOn = TrainOn::Assistant,
+        /// The most tokens of an example; model.context where not given.
+        pub max_tokens: Option<usize>,
+        /// Whether an example of more tokens loses its end, is left out, or ends the run.
+        pub too_long: TooLong = TooLong::Cut,
+        /// The classes in their order; where empty, those of the labels, sorted.
+        pub classes: Vec<String> = Vec::new(),
+        /// The column with the text, or the first of a pair; where not given, found by the names columns have.
+        pub text_a: Option<String>,
+        /// The column with the second text of a pair.
+        pub text_b: Option<String>,
+        /// The column with the class, by name or number.
+        pub label: Option<String>,
+        /// A column whose equal values are never both trained on and held out, such as a document's id.
+        pub group: Option<String>,
+        /// Rows of the synthetic sets of conversations and pairs.
+        pub synthetic_rows: u64 = 4000,
     }
 }
 

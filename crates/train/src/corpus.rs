@@ -7,7 +7,7 @@ use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, MixPart, Said, Source 
 
 use crate::UserError;
 use crate::compile;
-use crate::config::{Config, FileFormat, OnError, Source};
+use crate::config::{Config, FileFormat, OnError, Source, Task};
 use crate::failure::Failure;
 use crate::trainer::tokenizer_path;
 
@@ -22,6 +22,12 @@ pub fn corpus_saying(
     run: Option<&Path>,
     say: &mut dyn FnMut(Said),
 ) -> Result<Corpus, Failure> {
+    if config.data.task != Task::Text {
+        return Err(Failure::User(UserError(format!(
+            "`data.task` is {}, and what is asked for reads documents only: give data.task=text",
+            config.data.task
+        ))));
+    }
     Ok(open_saying(&spec(config, run), say)?)
 }
 

@@ -19,6 +19,7 @@ pub mod device;
 mod diagnosis;
 pub mod evaluate;
 pub mod events;
+pub mod example_sets;
 pub mod export;
 mod failure;
 mod feed;

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
-use crate::config::{Config, Layers, Source, nearest, parse};
+use crate::config::{Config, Layers, Source, Task, nearest, parse};
 use crate::{UserError, pretrained, refuse};
 
 /// A TOML file that is part of the program.
@@ -89,7 +89,8 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
     layers.model(&described.model, &from)?;
     let mut config = layers.finish()?;
-    if config.data.source() == Source::Text && config.data.tokenizer.is_none() {
+    let reads_tokens = config.data.source() == Source::Text || config.data.task != Task::Text;
+    if reads_tokens && config.data.tokenizer.is_none() {
         let Some(tokenizer) = described.tokenizer else {
             refuse!("{from} has no tokenizer.json, and its model reads no other tokens: give data.tokenizer");
         };

@@ -179,6 +179,8 @@ fn plural(count: u64, word: &str) -> String {
     if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") }
 }
 
+/// The tokens of the built-in template in tokenisers that are trained here.
+pub(super) const CHATML_IDS: [(&str, u32); 2] = [(CHATML_TOKENS[0], 2), (CHATML_TOKENS[1], 3)];
 /// Rows that are taken at once: enough for every thread, few enough to hold.
 const BATCH_ROWS: usize = 2048;
 /// Text that a tokeniser is trained on.
@@ -336,9 +338,13 @@ fn template(spec: &ExampleSpec, vocabulary: Option<&Vocabulary>) -> Result<Optio
         None => vec![("bos_token", crate::grammar::BOS.into()), ("eos_token", crate::grammar::EOS.into())],
     };
     let found = beside::find(spec.template.as_deref(), &folders, &fallback, spec.date)?;
-    match (found, vocabulary) {
-        (None, None) => beside::find(Some(beside::CHATML_NAME), &folders, &fallback, spec.date),
-        (found, _) => Ok(found),
+    // A run that goes on has the tokeniser that was trained for it.
+    let is_ours = |vocabulary: &Vocabulary| {
+        CHATML_IDS.iter().all(|(name, token)| vocabulary.token(*token).as_deref() == Some(name))
+    };
+    match found.is_none() && vocabulary.is_none_or(is_ours) {
+        true => beside::find(Some(beside::CHATML_NAME), &folders, &fallback, spec.date),
+        false => Ok(found),
     }
 }
 

@@ -190,8 +190,8 @@ fn with_spans(source: &str) -> (String, bool) {
     let mut rest = source;
     let mut found = false;
     while let Some(at) = rest.find("{%") {
-        let Some(len) = rest[at..].find("%}") else { break };
-        let inside = &rest[at + 2..at + len];
+        let Some(len) = rest[at + 2..].find("%}") else { break };
+        let inside = &rest[at + 2..at + 2 + len];
         let word = inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         out.push_str(&rest[..at + 2]);
         match word {
@@ -202,7 +202,7 @@ fn with_spans(source: &str) -> (String, bool) {
             "endgeneration" => out.push_str(&inside.replace("endgeneration", "endfilter")),
             _ => out.push_str(inside),
         }
-        rest = &rest[at + len..];
+        rest = &rest[at + 2 + len..];
     }
     out.push_str(rest);
     (out, found)

@@ -1,6 +1,6 @@
 //! What no single key can say: which values go together.
 
-use super::{Config, Group, MixPart, Paths, ScheduleName, Source};
+use super::{Config, Group, MixPart, Paths, ScheduleName, Source, Task};
 use crate::{UserError, refuse};
 
 /// Row and token indices on the device are 32-bit.
@@ -59,7 +59,8 @@ impl Config {
             ("mix", !data.mix.0.is_empty()),
             ("tokenizer", data.tokenizer.is_some()),
         ] {
-            if given && data.source() == Source::Synthetic {
+            let is_read = key == "tokenizer" && data.task != Task::Text;
+            if given && data.source() == Source::Synthetic && !is_read {
                 refuse!(
                     "`data.{key}` is given but the synthetic source reads no file: give data.source=text"
                 );
@@ -76,6 +77,7 @@ impl Config {
                 refuse!("`data.mix` gives {path} the weight {weight}, which must be a number above 0");
             }
         }
+        self.validate_examples()?;
         at_least_one("data.max_document_bytes", data.max_document_bytes)?;
         self.validate_lengths()?;
         if data.eos.is_some_and(|eos| eos >= self.model.vocab as u64) {
@@ -98,6 +100,46 @@ impl Config {
             refuse!("`data.lengths` has {len}, and each must be from 1 to `model.context` = {context}");
         }
         Ok(())
+    }
+
+    /// The keys of conversations and classes.
+    fn validate_examples(&self) -> Result<(), UserError> {
+        let data = &self.data;
+        let (is_text, is_chat) = (data.task == Task::Text, data.task == Task::Chat);
+        for (key, given, has_use) in [
+            ("template", data.template.is_some(), is_chat),
+            ("date", data.date.is_some(), is_chat),
+            ("max_tokens", data.max_tokens.is_some(), !is_text),
+            ("classes", !data.classes.is_empty(), !is_text && !is_chat),
+            ("text_a", data.text_a.is_some(), !is_text && !is_chat),
+            ("text_b", data.text_b.is_some(), !is_text && !is_chat),
+            ("label", data.label.is_some(), !is_text && !is_chat),
+            ("group", data.group.is_some(), !is_text),
+        ] {
+            if given && !has_use {
+                let task =
+                    if ["classes", "text_a", "text_b", "label"].contains(&key) { "classes" } else { "chat" };
+                refuse!("`data.{key}` is given but `data.task` is {}: give data.task={task}", data.task);
+            }
+        }
+        if is_text {
+            return Ok(());
+        }
+        if !data.mix.0.is_empty() {
+            refuse!("`data.mix` is of texts, and `data.task` is {}: list the files in data.path", data.task);
+        }
+        let context = self.model.context;
+        if let Some(most) = data.max_tokens
+            && !(2..=context).contains(&most)
+        {
+            refuse!("`data.max_tokens` is {most} and must be from 2 to `model.context` = {context}");
+        }
+        if let Some(date) = &data.date
+            && flatout_data::examples::Date::parse(date).is_none()
+        {
+            refuse!("`data.date` is {date}, which is no day: write it as 2025-01-31");
+        }
+        at_least_one("data.synthetic_rows", data.synthetic_rows as usize)
     }
 
     fn validate_train(&self) -> Result<(), UserError> {
@@ -248,6 +290,15 @@ mod tests {
             ("data.source=synthetic data.path=a.txt", "reads no file"),
             ("data.path=", "`data.path` is empty"),
             ("tokenizer=t.json", "`data.tokenizer` is given but the synthetic source"),
+            ("data.template=chatml", "`data.template` is given but `data.task` is text: give data.task=chat"),
+            (
+                "data.task=chat data.label=y",
+                "`data.label` is given but `data.task` is chat: give data.task=classes",
+            ),
+            ("data.task=chat data.date=tomorrow", "`data.date` is tomorrow, which is no day"),
+            ("data.task=classes data.max_tokens=1", "`data.max_tokens` is 1 and must be from 2 to"),
+            ("data.task=classes data.max_tokens=100000", "`model.context` = "),
+            ("data.task=chat data.mix=[{path=\"a.jsonl\"}]", "`data.mix` is of texts"),
             ("keep=0", "`checkpoint.keep` is 0"),
             ("checkpoint.best=true eval.rows=0", "without evaluation no checkpoint is the best"),
             ("max_skipped=0", "`train.max_skipped` is 0"),

@@ -1,0 +1,146 @@
+//! `data inspect` of conversations and labelled texts: their schema, how many, how long, the balance of classes, and what
+//! the loss sees of some of them.
+
+use std::io::IsTerminal;
+
+use flatout_data::ExampleTable;
+use flatout_data::examples::{ExampleSets, SetDescription, spans};
+use flatout_data::formats::Place;
+use flatout_data::inspect::Span;
+use serde_json::json;
+
+use crate::data::{shortened, show_lengths};
+use crate::screen::{Screen, count};
+
+/// Characters that colour a terminal's text until they are taken back.
+const LEARNED: &str = "\x1b[32m";
+const READ: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
+    let taken: Vec<usize> = spread(&sets.train, samples);
+    if screen.json {
+        let samples: Vec<_> = taken
+            .iter()
+            .map(|at| {
+                let example = sets.train.get(*at);
+                let class = example.label.map(|label| &sets.classes[label as usize]);
+                json!({
+                    "place": sets.train_places[*at].to_string(),
+                    "tokens": example.tokens.len(),
+                    "learned_tokens": example.weights.iter().filter(|weight| **weight > 0.0).count(),
+                    "class": class,
+                    "spans": spans(&sets.vocabulary, example),
+                })
+            })
+            .collect();
+        screen.object(&json!({
+            "description": sets.description,
+            "vocabulary": sets.vocabulary.size(),
+            "classes": sets.classes,
+            "samples": samples,
+        }));
+        return;
+    }
+    summary(&sets.description, screen);
+    balance(sets, screen);
+    show_lengths(&sets.description.lengths, screen);
+    let colours = coloured();
+    if sets.classes.is_empty() {
+        let how =
+            if colours { "what is green is learned" } else { "what stands in [[ ]] is read but not trained" };
+        screen.result(format!("\nexamples as the loss sees them; {how}:"));
+    }
+    for at in taken {
+        sample(sets, at, &sets.train_places[at], colours, screen);
+    }
+}
+
+fn summary(described: &SetDescription, screen: &Screen) {
+    screen.result(format!("schema   {}", described.schema.join("; then ")));
+    if let Some(template) = &described.template {
+        screen.result(format!("template {template}"));
+    }
+    screen.result(format!(
+        "examples {} to train on, {} held out, from {} rows of {} files",
+        count(described.train),
+        count(described.held_out),
+        count(described.rows),
+        count(described.files as u64)
+    ));
+    if described.classes.is_empty() {
+        screen.result(format!(
+            "tokens   {}, of which {} are learned",
+            count(described.tokens),
+            count(described.learned_tokens)
+        ));
+    } else {
+        screen.result(format!("tokens   {}", count(described.tokens)));
+    }
+    if described.cut + described.too_long > 0 {
+        screen.result(format!(
+            "too long {} were cut, {} left out",
+            count(described.cut),
+            count(described.too_long)
+        ));
+    }
+    for (reason, unusable, place) in &described.unusable {
+        screen.result(format!("unusable {} {reason} (first: {place})", count(*unusable)));
+    }
+}
+
+fn balance(sets: &ExampleSets, screen: &Screen) {
+    let classes = &sets.description.classes;
+    let total: u64 = classes.iter().map(|class| class.train + class.held_out).sum::<u64>().max(1);
+    let width = classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).min(32);
+    for class in classes {
+        let here = class.train + class.held_out;
+        screen.result(format!(
+            "class    {:<width$}  {:>5.1}%  {} to train on, {} held out",
+            class.name,
+            100.0 * here as f64 / total as f64,
+            count(class.train),
+            count(class.held_out)
+        ));
+    }
+}
+
+fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &Screen) {
+    let example = sets.train.get(at);
+    let spans = spans(&sets.vocabulary, example);
+    match example.label {
+        Some(label) => {
+            let class = &sets.classes[label as usize];
+            screen.result(format!("\n{place}: {} tokens, class {class}", count(example.tokens.len() as u64)));
+            let text: String = spans.iter().map(|span| span.text.as_str()).collect();
+            screen.result(shortened(&text));
+        }
+        None => {
+            let learned: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
+            screen.result(format!("\n{place}: {learned} of {} tokens learned", example.tokens.len()));
+            screen.result(spans.iter().map(|span| marked(span, colours)).collect::<String>());
+        }
+    }
+}
+
+fn marked(Span { is_trained, text, .. }: &Span, colours: bool) -> String {
+    match (is_trained, colours) {
+        (true, true) => format!("{LEARNED}{text}{PLAIN}"),
+        (false, true) => format!("{READ}{text}{PLAIN}"),
+        (true, false) => text.clone(),
+        (false, false) => format!("[[{text}]]"),
+    }
+}
+
+/// Whether standard output shows colours and nobody asked for none.
+fn coloured() -> bool {
+    let is_given = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let moves = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
+    moves && !is_given("NO_COLOR") && std::io::stdout().is_terminal()
+}
+
+/// Examples at equal distances.
+fn spread(table: &ExampleTable, samples: usize) -> Vec<usize> {
+    let samples = samples.min(table.count());
+    (0..samples).map(|nth| nth * table.count() / samples).collect()
+}

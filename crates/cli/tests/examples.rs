@@ -1,0 +1,112 @@
+//! `data inspect` of conversations and labelled texts: with the real program.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use program::{Said, flatout, say};
+use serde_json::Value;
+
+fn chats(rows: usize) -> String {
+    let row = |at: usize| {
+        format!(
+            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is {at} + {at}?\"}},{{\"role\":\"assistant\",\
+             \"content\":\"It is {}.\"}}]}}\n",
+            2 * at
+        )
+    };
+    (0..rows).map(row).collect()
+}
+
+fn done(dir: &Path, words: &[&str]) -> Said {
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+    said
+}
+
+fn refused(dir: &Path, words: &[&str], parts: &[&str]) {
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+    assert!(said.err.starts_with("flatout: ") && said.err.lines().count() == 1, "{words:?}: {}", said.err);
+    assert!(
+        parts.iter().all(|part| said.err.contains(part)),
+        "{words:?}: {:?} lacks one of {parts:?}",
+        said.err
+    );
+}
+
+#[test]
+fn conversations_are_shown_as_the_loss_sees_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("chat.jsonl"), chats(50) + "{\"messages\":[{\"role\":\"user\",\"content\":\"?\"}]}\n")
+        .unwrap();
+    let said = done(dir, &["data", "inspect", "chat.jsonl", "--task", "chat", "--samples", "1"]);
+    for part in [
+        "schema   `messages` (role, content)",
+        "template data.template=chatml",
+        "unusable 1 nothing to learn (first: chat.jsonl, line 51)",
+        "lengths in tokens",
+        "[[<|im_start|>user\nWhat is ",
+        "<|im_start|>assistant\n]]It is ",
+        "<|im_end|>[[\n]]",
+    ] {
+        assert!(said.out.contains(part), "{:?} lacks {part:?}", said.out);
+    }
+    assert!(!said.out.contains('\x1b'), "colours where no terminal is");
+    let said = done(dir, &["data", "inspect", "chat.jsonl", "--task", "chat", "--json"]);
+    let json: Value = serde_json::from_str(&said.out).expect("JSON");
+    assert_eq!(
+        json["description"]["train"].as_u64().unwrap() + json["description"]["held_out"].as_u64().unwrap(),
+        50
+    );
+    let sample = &json["samples"][0];
+    let learned: u64 = sample["spans"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|span| span["is_trained"] == true)
+        .map(|span| span["tokens"].as_u64().unwrap())
+        .sum();
+    assert_eq!(sample["learned_tokens"].as_u64(), Some(learned));
+}
+
+#[test]
+fn a_recipe_shows_its_synthetic_sets_and_its_own_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let said = done(
+        dir,
+        &["data", "inspect", "tiny", "data.task=classes", "model.vocab=300", "data.synthetic_rows=300"],
+    );
+    for part in ["pairs of `text_a` and `text_b`", "class    different", "class    same", ", class "] {
+        assert!(said.out.contains(part), "{:?} lacks {part:?}", said.out);
+    }
+    let csv: String = (0..40).map(|at| format!("text {at},{}\n", ["good", "bad"][at % 2])).collect();
+    fs::write(dir.join("reviews.csv"), format!("review,mood\n{csv}")).unwrap();
+    let words = ["data", "inspect", "tiny", "data.task=classes", "model.vocab=300", "data.path=reviews.csv"];
+    let named = ["data.text_a=review", "data.label=mood", "data.held_out=0.2"];
+    let said = done(dir, &[&words[..], &named[..]].concat());
+    assert!(said.out.contains("texts in `review`, labels in `mood`"), "{}", said.out);
+    refused(dir, &words, &["reviews.csv, line 2", "name it with data.text_a"]);
+    let wrong = ["data.text_a=review", "data.label=mood", "data.classes=[good,fine]"];
+    refused(
+        dir,
+        &[&words[..], &wrong[..]].concat(),
+        &["reviews.csv, line 3", "`bad` is none of the classes `good`, `fine`"],
+    );
+}
+
+#[test]
+fn what_reads_documents_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), chats(3) + "{\"messages\":[]}\n").unwrap();
+    let words = ["data", "inspect", "tiny", "model.vocab=300", "data.path=a.jsonl"];
+    refused(dir, &[&words[..], &["data.task=chat"]].concat(), &["a.jsonl, line 4", "`messages` is empty"]);
+    refused(dir, &[&words[..], &["data.template=chatml"]].concat(), &["give data.task=chat"]);
+    let colourless =
+        flatout(dir, &["data", "inspect", "a.jsonl", "--task", "chat"]).env("NO_COLOR", "1").output();
+    assert!(!String::from_utf8(colourless.unwrap().stdout).unwrap().contains('\x1b'));
+}
