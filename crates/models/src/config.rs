@@ -3,6 +3,7 @@
 
 pub mod key;
 mod rope;
+mod window;
 
 use crate::{choice, section};
 
@@ -20,6 +21,26 @@ choice! {
 choice! {
     /// Normalisation over the width.
     pub enum Norm { Rms = "rms", Layer = "layer" }
+}
+
+choice! {
+    /// How the learned weights of norms enter: as they are, or added to 1.
+    pub enum NormWeights { Plain = "plain", OnePlus = "one_plus" }
+}
+
+choice! {
+    /// Which tokens of its text a token sees: those up to itself, or all.
+    pub enum Attention { Causal = "causal", Bidirectional = "bidirectional" }
+}
+
+choice! {
+    /// What the last hidden states become: logits of the next token, or of the class of the whole text.
+    pub enum Head { Tokens = "tokens", Classes = "classes" }
+}
+
+choice! {
+    /// How the hidden states of a text become one: their mean, the first, the last, or the largest of every element.
+    pub enum Pooling { Mean = "mean", Cls = "cls", Last = "last", Max = "max" }
 }
 
 choice! {
@@ -82,14 +103,28 @@ section! {
         pub norm_bias: bool = false,
         /// Added to the variance in every norm.
         pub norm_eps: f64 = 1e-6,
+        /// How the learned weights of norms enter: as they are, or added to 1.
+        pub norm_weight: NormWeights = NormWeights::Plain,
+        /// Norms of each half block's output as well, before it is added to the residual stream.
+        pub post_norms: bool = false,
         /// Products that add a learned vector: none, q k v, all of attention's, or all but the head.
         pub bias: Bias = Bias::None,
         /// The feed-forward's non-linearity; swiglu and geglu are gated, geglu with the tanh form of GELU.
         pub activation: Activation = Activation::Swiglu,
+        /// Which tokens of its text a token sees: those up to itself, or all.
+        pub attention: Attention = Attention::Causal,
+        /// Tokens a token of a local layer sees, itself among them, or half of them to either side; all see all if not given.
+        pub window: Option<usize>,
+        /// With a window: layers whose number, from 1, this divides see everything; none does where not given.
+        pub global_every: Option<usize>,
+        /// Scores are divided by the square root of this; the head size where not given.
+        pub score_size: Option<usize>,
         /// How tokens know where they stand.
         pub positions: Positions = Positions::Rope,
         /// Base of the rotary frequencies.
         pub rope_theta: f64 = 1e4,
+        /// Base of the rotary frequencies in local layers, which are not stretched; as in global ones where not given.
+        pub rope_local_theta: Option<f64>,
         /// Which elements of a head rotate together.
         pub rope_pairs: RopePairs = RopePairs::Half,
         /// How rotary frequencies are stretched for longer contexts.
@@ -112,6 +147,14 @@ section! {
         pub qk_norm: bool = false,
         /// The head shares the embedding's weights.
         pub tied: bool = true,
+        /// What the last hidden states become: logits of the next token, or of the class of the whole text.
+        pub head: Head = Head::Tokens,
+        /// Number of classes, of a head of classes.
+        pub classes: Option<usize>,
+        /// Head of classes: how the hidden states of a text become one.
+        pub pooling: Pooling = Pooling::Mean,
+        /// Head of classes: probability of dropping an element of the pooled state.
+        pub head_dropout: f64 = 0.0,
         /// Factor on the embedding's rows as they enter the first block; a tied head has none.
         pub embed_scale: f64 = 1.0,
         /// Probability of dropping an element of each half block's output.
@@ -128,6 +171,8 @@ section! {
 /// Largest extents accepted, chosen so that no product of them that is formed here overflows 64 bits.
 const MAX_EXTENT: usize = 1 << 24;
 const MAX_LAYERS: usize = 1 << 12;
+/// A class is counted in a table of all pairs of them.
+const MAX_CLASSES: usize = 1 << 12;
 
 impl DecoderConfig {
     pub fn kv_heads(&self) -> usize {
@@ -136,6 +181,11 @@ impl DecoderConfig {
 
     pub fn head_size(&self) -> usize {
         self.head_size.unwrap_or_else(|| self.width / self.heads)
+    }
+
+    /// Of a head of classes.
+    pub fn classes(&self) -> usize {
+        self.classes.unwrap_or(0)
     }
 
     /// Number of trained values. A tied head counts once.
@@ -153,9 +203,14 @@ impl DecoderConfig {
             Bias::All => qkv + width + ups * wide(self.ffn) + width,
         };
         let norm = if self.norm_bias { 2 * width } else { width };
-        let norms = 2 * norm + if self.qk_norm { 2 * head_size } else { 0 };
+        let norms = if self.post_norms { 4 * norm } else { 2 * norm };
+        let norms = norms + if self.qk_norm { 2 * head_size } else { 0 };
         let embedding = wide(self.vocab) * width;
-        let head = if self.tied { 0 } else { embedding };
+        let head = match self.head {
+            Head::Tokens if self.tied => 0,
+            Head::Tokens => embedding,
+            Head::Classes => wide(self.classes()) * width,
+        };
         let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
         wide(self.layers) * (attention + feed_forward + biases + norms) + norm + embedding + head + positions
     }
@@ -220,10 +275,30 @@ impl DecoderConfig {
             }
         }
         self.validate_rope()?;
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Err(format!("`model.dropout` is {} and must be at least 0 and below 1", self.dropout));
+        self.validate_window()?;
+        self.validate_head()?;
+        for (key, value) in [("dropout", self.dropout), ("head_dropout", self.head_dropout)] {
+            if !(0.0..1.0).contains(&value) {
+                return Err(format!("`model.{key}` is {value} and must be at least 0 and below 1"));
+            }
         }
         Ok(())
+    }
+
+    fn validate_head(&self) -> Result<(), String> {
+        match (self.head, self.classes) {
+            (Head::Tokens, None) => Ok(()),
+            (Head::Tokens, Some(_)) => Err(
+                "`model.classes` is given and `model.head` is tokens, which has none: give model.head=classes".into(),
+            ),
+            (Head::Classes, None) => {
+                Err("`model.classes` is missing: `model.head` is classes, so say how many".into())
+            }
+            (Head::Classes, Some(classes)) if !(2..=MAX_CLASSES).contains(&classes) => {
+                Err(format!("`model.classes` is {classes} and must be from 2 to {MAX_CLASSES}"))
+            }
+            (Head::Classes, Some(_)) => Ok(()),
+        }
     }
 }
 
@@ -282,6 +357,35 @@ mod tests {
         assert_eq!(attention.parameters() - qkv.parameters(), 12 * 768);
     }
 
+    /// Gemma-3-1B's own count: 999,885,952; with a head of two classes the embedding serves once all the same.
+    #[test]
+    fn gemma3_1b_has_its_parameters() {
+        let gemma = DecoderConfig {
+            width: 1152,
+            layers: 26,
+            heads: 4,
+            kv_heads: Some(1),
+            head_size: Some(256),
+            ffn: 6912,
+            vocab: 262144,
+            context: 512,
+            norm_weight: NormWeights::OnePlus,
+            post_norms: true,
+            qk_norm: true,
+            activation: Activation::Geglu,
+            window: Some(512),
+            global_every: Some(6),
+            rope_local_theta: Some(1e4),
+            rope_theta: 1e6,
+            ..DecoderConfig::default()
+        };
+        assert_eq!(gemma.validate(), Ok(()));
+        assert_eq!(gemma.parameters(), 999_885_952);
+        let pairs = DecoderConfig { head: Head::Classes, classes: Some(2), ..gemma };
+        assert_eq!(pairs.validate(), Ok(()));
+        assert_eq!(pairs.parameters(), 999_885_952 + 2 * 1152);
+    }
+
     #[test]
     fn absent_head_counts_follow_from_the_others() {
         let config = DecoderConfig { kv_heads: None, head_size: None, ..pretrain() };
@@ -310,6 +414,10 @@ mod tests {
         refused(|c| c.init_std = 0.0, "`model.init_std` is 0");
         refused(|c| c.dropout = 1.0, "`model.dropout` is 1");
         refused(|c| c.dropout = f64::NAN, "`model.dropout` is NaN");
+        refused(|c| c.head_dropout = 1.5, "`model.head_dropout` is 1.5");
+        refused(|c| c.classes = Some(2), "give model.head=classes");
+        refused(|c| c.head = Head::Classes, "`model.classes` is missing");
+        refused(|c| (c.head, c.classes) = (Head::Classes, Some(1)), "must be from 2 to 4096");
         let odd = DecoderConfig { head_size: Some(63), positions: Positions::None, ..pretrain() };
         assert_eq!(odd.validate(), Ok(()), "only rotary positions need pairs");
     }

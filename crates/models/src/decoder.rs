@@ -1,14 +1,15 @@
 //! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head.
 //!
-//! T tokens in the batch, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments.
+//! T tokens in the batch, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments, C classes.
 
-use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
+use flatout_ir::ops::attention::{Attend, Masking, Segments};
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
 
-use crate::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopePairs};
+use crate::config::{Activation, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs};
+use crate::pooling::pool;
 
 /// What the model is built to compute, with its static extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,19 @@ pub enum Form {
     /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
     /// after those in a cache of `capacity` a sequence.
     Cached { sequences: usize, tokens: usize, capacity: usize },
+    /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
+    /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
+    Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
+}
+
+impl Form {
+    /// The smallest form of a model that has all its parameters.
+    pub fn least(c: &DecoderConfig) -> Form {
+        match c.head {
+            Head::Tokens => Form::Logits { rows: 1, len: 1 },
+            Head::Classes => Form::Classes { tokens: 1, texts: 1, longest: 1, dropout: false },
+        }
+    }
 }
 
 /// Whether tokens see earlier documents of their row.
@@ -31,7 +45,7 @@ pub enum Documents {
     Apart { most: usize },
 }
 
-/// Our path and the Hugging Face name of every weight, Llama and Qwen3 alike; GPT-2's are in `gpt2`.
+/// Our path and the Hugging Face name of every weight, Llama, Qwen3 and Gemma-3 alike; GPT-2's are in `gpt2`.
 pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
     let mut names = vec![("embed.weight".to_string(), "model.embed_tokens.weight".to_string())];
     if c.positions == Positions::Learned {
@@ -53,20 +67,36 @@ pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
             add("attn.k_norm", "self_attn.k_norm", false);
         }
         add("attn.wo", "self_attn.o_proj", output);
-        add("ffn_norm", "post_attention_layernorm", c.norm_bias);
+        // Their name says where the first of two norms between the halves stands, whether it is the only one or not.
+        let ffn_norm = match c.post_norms {
+            true => {
+                add("attn_post_norm", "post_attention_layernorm", c.norm_bias);
+                "pre_feedforward_layernorm"
+            }
+            false => "post_attention_layernorm",
+        };
+        add("ffn_norm", ffn_norm, c.norm_bias);
         if c.activation.gated() {
             add("ffn.gate", "mlp.gate_proj", ffn);
         }
         add("ffn.up", "mlp.up_proj", ffn);
         add("ffn.down", "mlp.down_proj", ffn);
+        if c.post_norms {
+            add("ffn_post_norm", "post_feedforward_layernorm", c.norm_bias);
+        }
     }
     names.push(("norm".into(), "model.norm.weight".into()));
     names.extend(c.norm_bias.then(|| (bias_name("norm"), "model.norm.bias".into())));
-    if !c.tied {
-        names.push(("head.weight".into(), "lm_head.weight".into()));
+    match c.head {
+        Head::Tokens if c.tied => {}
+        Head::Tokens => names.push(("head.weight".into(), "lm_head.weight".into())),
+        Head::Classes => names.push((SCORE.into(), SCORE.into())),
     }
     names
 }
+
+/// The head of classes, by the library's name and ours.
+pub const SCORE: &str = "score.weight";
 
 /// Which products add a bias: those to q, k and v, attention's output, the feed-forward's.
 fn biased(c: &DecoderConfig) -> [bool; 3] {
@@ -80,6 +110,8 @@ fn bias_name(weight: &str) -> String {
 
 /// The graph of a decoder in one form. Inputs are named `tokens`, `positions` and so on, as each form needs them.
 pub fn build(c: &DecoderConfig, form: Form) -> Graph {
+    let of_classes = matches!(form, Form::Classes { .. });
+    assert_eq!(of_classes, c.head == Head::Classes, "{form:?} is no form of a head of {}", c.head);
     let b = Builder::new();
     let m = Decoder { b: &b, c, inputs: Inputs::new(&b, c, form), form };
     let embedding = b.scope("embed", || b.param("weight", &[c.vocab, c.width], m.normal()));
@@ -88,6 +120,10 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
         x = b.scope(&format!("layers.{i}"), || m.block(i, x));
     }
     let x = m.norm(x, "norm");
+    if let Form::Classes { dropout, .. } = form {
+        b.scope("score", || m.classify(x, dropout));
+        return b.finish();
+    }
     let head = if c.tied {
         embedding
     } else {
@@ -115,15 +151,23 @@ impl<'g> Inputs<'g> {
         let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
         let t = match form {
             Form::Loss { rows, len, .. } | Form::Logits { rows, len } => rows * len,
-            Form::Cached { tokens, .. } => tokens,
+            Form::Cached { tokens, .. } | Form::Classes { tokens, .. } => tokens,
         };
         let segments =
             |name: &str, s: usize| (i32s(&format!("{name}_start"), &[s]), i32s(&format!("{name}_len"), &[s]));
-        let draws = matches!(form, Form::Loss { dropout: true, .. }) && c.dropout > 0.0;
+        let draws = match form {
+            Form::Loss { dropout, .. } => dropout && c.dropout > 0.0,
+            Form::Classes { dropout, .. } => dropout && (c.dropout > 0.0 || c.head_dropout > 0.0),
+            Form::Logits { .. } | Form::Cached { .. } => false,
+        };
         let (q, k) = match form {
             Form::Loss { documents: Documents::Apart { most }, .. } => {
                 // Dropout draws the same whether or not documents lie apart.
                 let s = b.uncounted(|| segments("segment", most));
+                (Some(s), Some(s))
+            }
+            Form::Classes { texts, .. } => {
+                let s = segments("segment", texts);
                 (Some(s), Some(s))
             }
             Form::Cached { sequences, .. } => {
@@ -172,13 +216,22 @@ impl<'g> Decoder<'_, 'g> {
         }
     }
 
+    /// A norm's weight, which begins as a factor of 1, and how it enters.
+    fn norm_weight(&self, name: &str, size: usize) -> (Tensor<'g>, NormWeight) {
+        let (init, weight) = match self.c.norm_weight {
+            NormWeights::Plain => (Init::Ones, NormWeight::Plain),
+            NormWeights::OnePlus => (Init::Zeros, NormWeight::OnePlus),
+        };
+        (self.b.param(name, &[size], init), weight)
+    }
+
     fn norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
-        let w = self.b.param(name, &[self.c.width], Init::Ones);
+        let (w, weight) = self.norm_weight(name, self.c.width);
         let bias = self.c.norm_bias.then(|| self.b.param(&bias_name(name), &[self.c.width], Init::Zeros));
         let spec = NormSpec {
             eps: self.c.norm_eps as f32,
             center: self.c.norm == Norm::Layer,
-            weight: NormWeight::Plain,
+            weight,
             bias: self.c.norm_bias,
         };
         self.b.scope(name, || x.norm(spec, Some(w), bias))
@@ -209,9 +262,15 @@ impl<'g> Decoder<'_, 'g> {
 
     fn block(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
         let normed = self.norm(x, "attn_norm");
-        let x = x + self.drop(self.b.scope("attn", || self.attention(layer, normed)));
+        let y = self.b.scope("attn", || self.attention(layer, normed));
+        let x = x + self.drop(self.post_norm(y, "attn_post_norm"));
         let normed = self.norm(x, "ffn_norm");
-        x + self.drop(self.b.scope("ffn", || self.feed_forward(normed)))
+        let y = self.b.scope("ffn", || self.feed_forward(normed));
+        x + self.drop(self.post_norm(y, "ffn_post_norm"))
+    }
+
+    fn post_norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
+        if self.c.post_norms { self.norm(x, name) } else { x }
     }
 
     fn attention(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
@@ -220,21 +279,21 @@ impl<'g> Decoder<'_, 'g> {
         let query = self.linear(x, "wq", h * k, qkv).reshape(&[t, h, k]);
         let key = self.linear(x, "wk", hk * k, qkv).reshape(&[t, hk, k]);
         let value = self.linear(x, "wv", hk * k, qkv).reshape(&[t, hk, k]);
-        let (query, key) = (self.place(query, "q_norm"), self.place(key, "k_norm"));
+        let (query, key) = (self.place(layer, query, "q_norm"), self.place(layer, key, "k_norm"));
         let (key, value) = (self.cached(layer, "k", key), self.cached(layer, "v", value));
-        let attend = self.attend(1.0 / (k as f32).sqrt());
+        let attend = self.attend(layer);
         let masking = Masking { q: self.inputs.q, k: self.inputs.k, intervals: None };
         let out = query.attention(key, value, &attend, &masking);
         self.residual(out.reshape(&[t, h * k]), "wo", output)
     }
 
     /// Norm and rotation of queries or keys [T, H, K].
-    fn place(&self, x: Tensor<'g>, norm: &str) -> Tensor<'g> {
+    fn place(&self, layer: usize, x: Tensor<'g>, norm: &str) -> Tensor<'g> {
         let k = self.c.head_size();
         let x = match self.c.qk_norm {
             true => {
-                let w = self.b.param(norm, &[k], Init::Ones);
-                x.rms_norm(self.c.norm_eps as f32, NormWeight::Plain, Some(w))
+                let (w, weight) = self.norm_weight(norm, k);
+                x.rms_norm(self.c.norm_eps as f32, weight, Some(w))
             }
             false => x,
         };
@@ -243,7 +302,9 @@ impl<'g> Decoder<'_, 'g> {
             RopePairs::Interleaved => Pairs::Interleaved,
         };
         match self.c.positions {
-            Positions::Rope => x.rope(self.inputs.positions, &RopeSpec::text(k, self.c.frequencies(), pairs)),
+            Positions::Rope => {
+                x.rope(self.inputs.positions, &RopeSpec::text(k, self.c.frequencies(layer), pairs))
+            }
             Positions::Learned | Positions::None => x,
         }
     }
@@ -261,7 +322,7 @@ impl<'g> Decoder<'_, 'g> {
         all
     }
 
-    fn attend(&self, scale: f32) -> Attend {
+    fn attend(&self, layer: usize) -> Attend {
         let (q, k) = match self.form {
             Form::Loss { documents: Documents::Apart { most }, .. } => {
                 let s = Segments::Ragged { max_segments: most, max_len: self.c.context };
@@ -270,12 +331,16 @@ impl<'g> Decoder<'_, 'g> {
             Form::Loss { len, .. } | Form::Logits { len, .. } => {
                 (Segments::Uniform { len }, Segments::Uniform { len })
             }
+            Form::Classes { texts, longest, .. } => {
+                let s = Segments::Ragged { max_segments: texts, max_len: longest };
+                (s, s)
+            }
             Form::Cached { sequences, tokens, capacity } => (
                 Segments::Ragged { max_segments: sequences, max_len: tokens.min(capacity) },
                 Segments::Ragged { max_segments: sequences, max_len: capacity },
             ),
         };
-        Attend { scale, mask: Mask::Causal, q, k }
+        Attend { scale: self.c.score_scale(), mask: self.c.mask(layer), q, k }
     }
 
     fn feed_forward(&self, x: Tensor<'g>) -> Tensor<'g> {
@@ -311,6 +376,26 @@ impl<'g> Decoder<'_, 'g> {
                 let last = self.b.input("last", DType::I32, &[sequences]);
                 self.b.result("logits", x.gather(last).linear(head));
             }
+            Form::Classes { .. } => unreachable!("classes have a head of their own"),
+        }
+    }
+
+    /// Hidden states [T, D] of texts to one state a text, and the loss of their classes.
+    fn classify(&self, x: Tensor<'g>, dropout: bool) {
+        let (start, len) = self.inputs.q.expect("texts are segments");
+        let (s, c) = (start.dims()[0], self.c.classes());
+        let mut pooled = pool(x, start, len, self.attend(0).q, self.c.pooling); // [S, D]
+        if let Some((rng, rows)) = self.inputs.draw {
+            pooled = pooled.dropout(self.c.head_dropout as f32, rng, rows.gather(start));
+        }
+        let score = self.b.param("weight", &[c, self.c.width], self.normal());
+        let label = self.b.input("labels", DType::I32, &[s]);
+        let weight = self.b.input("label_weights", DType::F32, &[s]);
+        let (loss, _) = pooled.head_loss(score, label, weight);
+        self.b.result("loss", loss);
+        self.b.result("weight", weight.sum(0));
+        if !dropout {
+            self.b.result("class_logits", pooled.linear(score));
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::config::Activation::{GeluExact, GeluTanh};
-use crate::config::{Bias, DecoderConfig, Norm, Positions};
+use crate::config::{Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions};
+use crate::decoder::SCORE;
 
 /// Where one of our weights lies in a GPT-2 checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +34,11 @@ pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
         ("qk_norm", !c.qk_norm, "false"),
         ("tied", c.tied, "true"),
         ("embed_scale", c.embed_scale == 1.0, "1"),
+        ("norm_weight", c.norm_weight == NormWeights::Plain, "plain"),
+        ("post_norms", !c.post_norms, "false"),
+        ("attention", c.attention == Attention::Causal, "causal"),
+        ("window", c.window.is_none(), "none"),
+        ("score_size", c.score_size.is_none(), "that of heads"),
     ];
     if let Some((key, _, wanted)) = asked.into_iter().find(|(_, fits, _)| !fits) {
         return Err(format!("GPT-2 has another `model.{key}`: {wanted}"));
@@ -66,6 +72,10 @@ pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
     }
     add("norm".into(), "ln_f.weight".into(), vec![d], false, 0..d);
     add("norm_bias".into(), "ln_f.bias".into(), vec![d], false, 0..d);
+    if c.head == Head::Classes {
+        let (ours, theirs) = (SCORE.to_string(), SCORE.to_string());
+        all.push(Stored { ours, theirs, dims: vec![c.classes(), d], transposed: false, columns: 0..d });
+    }
     Ok(all)
 }
 

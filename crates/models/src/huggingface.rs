@@ -5,9 +5,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopePairs, RopeScaling};
+use crate::config::{
+    Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs, RopeScaling,
+};
 use crate::decoder::weight_names;
 use crate::gpt2::{self, Stored};
+use crate::{gemma, heads};
 
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,15 +28,20 @@ enum Architecture {
     Llama,
     Qwen3,
     Gpt2,
+    Gemma3,
 }
 
 impl Architecture {
-    const ALL: [Architecture; 3] = [Architecture::Llama, Architecture::Qwen3, Architecture::Gpt2];
+    const ALL: [Architecture; 4] =
+        [Architecture::Llama, Architecture::Qwen3, Architecture::Gpt2, Architecture::Gemma3];
 
     /// The one that a decoder equals, or the key that is in the way.
     fn of(model: &DecoderConfig) -> Result<Architecture, String> {
         if model.positions == Positions::Learned {
             return gpt2::stored(model).map(|_| Architecture::Gpt2);
+        }
+        if model.post_norms || model.norm_weight == NormWeights::OnePlus {
+            return gemma::fits(model).map(|()| Architecture::Gemma3);
         }
         let architecture = if model.qk_norm { Architecture::Qwen3 } else { Architecture::Llama };
         let bias = match architecture {
@@ -48,10 +56,13 @@ impl Architecture {
             ("rope_pairs", model.rope_pairs == RopePairs::Half, model.rope_pairs.to_string()),
             ("bias", bias, model.bias.to_string()),
             ("embed_scale", model.embed_scale == 1.0, model.embed_scale.to_string()),
+            ("attention", model.attention == Attention::Causal, model.attention.to_string()),
+            ("window", model.window.is_none(), model.window.unwrap_or(0).to_string()),
+            ("score_size", model.score_size.is_none(), model.score_size.unwrap_or(0).to_string()),
         ];
         match asked.into_iter().find(|(_, fits, _)| !fits) {
             Some((key, _, value)) => {
-                let known = Architecture::ALL.map(Architecture::class).join(", ");
+                let known = Architecture::ALL.map(|known| known.class(Head::Tokens)).join(", ");
                 Err(format!("a decoder with model.{key} = {value} is none of {known}"))
             }
             None => Ok(architecture),
@@ -63,14 +74,20 @@ impl Architecture {
             Architecture::Llama => "llama",
             Architecture::Qwen3 => "qwen3",
             Architecture::Gpt2 => "gpt2",
+            Architecture::Gemma3 => "gemma3_text",
         }
     }
 
-    fn class(self) -> &'static str {
-        match self {
-            Architecture::Llama => "LlamaForCausalLM",
-            Architecture::Qwen3 => "Qwen3ForCausalLM",
-            Architecture::Gpt2 => "GPT2LMHeadModel",
+    fn class(self, head: Head) -> &'static str {
+        match (self, head) {
+            (Architecture::Llama, Head::Tokens) => "LlamaForCausalLM",
+            (Architecture::Qwen3, Head::Tokens) => "Qwen3ForCausalLM",
+            (Architecture::Gpt2, Head::Tokens) => "GPT2LMHeadModel",
+            (Architecture::Gemma3, Head::Tokens) => "Gemma3ForCausalLM",
+            (Architecture::Llama, Head::Classes) => "LlamaForSequenceClassification",
+            (Architecture::Qwen3, Head::Classes) => "Qwen3ForSequenceClassification",
+            (Architecture::Gpt2, Head::Classes) => "GPT2ForSequenceClassification",
+            (Architecture::Gemma3, Head::Classes) => "Gemma3TextForSequenceClassification",
         }
     }
 }
@@ -80,15 +97,34 @@ pub fn read(config: &Value) -> Result<Described, String> {
     let Some(fields) = config.as_object() else {
         return Err("it is not a JSON object".into());
     };
-    let f = Fields(fields);
-    let architecture = f.architecture()?;
+    let outer = Fields(fields);
+    let f = outer.text_part()?;
+    let (architecture, head) = f.architecture()?;
     f.refuse_unsupported(architecture)?;
     let model = match architecture {
         Architecture::Gpt2 => f.gpt2()?,
         Architecture::Llama | Architecture::Qwen3 => f.rotating(architecture)?,
+        Architecture::Gemma3 => {
+            let named = |f: &Fields<'_>| {
+                f.get("dtype").or(f.get("torch_dtype")).and_then(Value::as_str).map(str::to_string)
+            };
+            gemma::read(&f, named(&outer).or(named(&f)).as_deref())?
+        }
     };
+    let model = if head == Head::Classes { heads::read(&f, model)? } else { model };
     model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
-    Ok(Described { model, bos: f.tokens("bos_token_id")?, eos: f.tokens("eos_token_id")? })
+    let tokens = |name: &str| match outer.tokens(name)? {
+        none if none.is_empty() => f.tokens(name),
+        found => Ok(found),
+    };
+    Ok(Described { model, bos: tokens("bos_token_id")?, eos: tokens("eos_token_id")? })
+}
+
+/// Other names that a weight may have in a file: of a base model without its head, or of the text part of a model that
+/// sees images as well.
+pub fn other_names(name: &str) -> Vec<String> {
+    let bare = name.strip_prefix("transformer.").map(str::to_string);
+    bare.into_iter().chain(gemma::other_names(name)).collect()
 }
 
 /// Where every weight of a decoder lies in the library's checkpoints.
@@ -105,9 +141,10 @@ pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Resu
 }
 
 /// Whether a tensor of a checkpoint follows from the rest: a tied head that is stored all the same, frequencies of
-/// rotations and masks that old versions stored.
+/// rotations and masks that old versions stored. A model with a head of classes has no use for the other one.
 pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
-    (model.tied && name == "lm_head.weight")
+    let is_head = ["lm_head.weight", "language_model.lm_head.weight"].contains(&name);
+    (is_head && (model.tied || model.head == Head::Classes))
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
@@ -121,7 +158,7 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
         more => json!(more),
     };
     let mut config = json!({
-        "architectures": [architecture.class()],
+        "architectures": [architecture.class(model.head)],
         "model_type": architecture.model_type(),
         "vocab_size": model.vocab,
         "initializer_range": model.init_std,
@@ -167,8 +204,12 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
                 "rope_parameters": parameters,
             })
         }
+        Architecture::Gemma3 => gemma::write(model, dtype)?,
     };
     fields.extend(more.as_object().cloned().expect("an object was just made"));
+    if model.head == Head::Classes {
+        fields.extend(heads::write(model));
+    }
     if architecture == Architecture::Llama {
         fields.insert("mlp_bias".into(), json!(model.bias == Bias::All));
     }
@@ -176,7 +217,7 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
 }
 
 /// `rope_scaling` as it was before version 5, and `rope_parameters`, which has the base as well.
-fn rope(model: &DecoderConfig) -> (Value, Value) {
+pub(crate) fn rope(model: &DecoderConfig) -> (Value, Value) {
     let kind = if model.rope_scaling == RopeScaling::None { "default" } else { model.rope_scaling.name() };
     let mut fields = Map::new();
     fields.insert("rope_type".into(), json!(kind));
@@ -207,15 +248,36 @@ fn rope(model: &DecoderConfig) -> (Value, Value) {
 }
 
 /// The fields of the file. One that is null is one that is absent, as the library has it.
-struct Fields<'a>(&'a Map<String, Value>);
+pub(crate) struct Fields<'a>(pub &'a Map<String, Value>);
 
-impl Fields<'_> {
-    fn get(&self, name: &str) -> Option<&Value> {
+impl<'a> Fields<'a> {
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    fn architecture(&self) -> Result<Architecture, String> {
-        let known = "llama, qwen3 and gpt2";
+    /// The fields of the text model: all of them, or of a Gemma-3 that sees images as well those of its part.
+    fn text_part(&self) -> Result<Fields<'a>, String> {
+        if self.get("model_type").is_none_or(|kind| kind != "gemma3") {
+            return Ok(Fields(self.0));
+        }
+        let class = self.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
+        match class {
+            None | Some("Gemma3ForConditionalGeneration") => {}
+            Some(class) => {
+                return Err(format!(
+                    "its `architectures` says {class}, and of gemma3 models only Gemma3ForConditionalGeneration is read"
+                ));
+            }
+        }
+        match self.get("text_config").map(Value::as_object) {
+            Some(Some(fields)) => Ok(Fields(fields)),
+            Some(None) => Err("its `text_config` is not an object".into()),
+            None => Err("it has no `text_config`, and of a gemma3 the text part is read".into()),
+        }
+    }
+
+    fn architecture(&self) -> Result<(Architecture, Head), String> {
+        let known = "llama, qwen3, gpt2, gemma3_text and gemma3";
         let Some(found) = self.get("model_type").and_then(Value::as_str) else {
             return Err(format!("it has no `model_type`; {known} are read"));
         };
@@ -223,12 +285,16 @@ impl Fields<'_> {
         let architecture = architecture
             .ok_or_else(|| format!("its `model_type` is {found:?}, and only {known} are read"))?;
         let classes = self.get("architectures").and_then(Value::as_array);
-        match classes.and_then(|classes| classes.first()).and_then(Value::as_str) {
-            Some(class) if class != architecture.class() => Err(format!(
-                "its `architectures` says {class}, and of {found} models only {} is read",
-                architecture.class()
+        let Some(class) = classes.and_then(|classes| classes.first()).and_then(Value::as_str) else {
+            return Ok((architecture, Head::Tokens));
+        };
+        match Head::ALL.iter().find(|head| architecture.class(**head) == class) {
+            Some(head) => Ok((architecture, *head)),
+            None => Err(format!(
+                "its `architectures` says {class}, and of {found} models only {} and {} are read",
+                architecture.class(Head::Tokens),
+                architecture.class(Head::Classes)
             )),
-            _ => Ok(architecture),
         }
     }
 
@@ -239,12 +305,11 @@ impl Fields<'_> {
             let shown = if shown.len() > 60 { "given".to_string() } else { shown };
             Err(format!("its `{name}` is {shown}, and here there is only {supported}"))
         };
+        let own_activation = matches!(architecture, Architecture::Gpt2 | Architecture::Gemma3);
         if let Some(value) = self.get("quantization_config") {
             return refused("quantization_config", value, "weights that are not quantised");
         }
-        if let Some(value) =
-            self.get("hidden_act").filter(|value| *value != "silu" && architecture != Architecture::Gpt2)
-        {
+        if let Some(value) = self.get("hidden_act").filter(|value| *value != "silu" && !own_activation) {
             return refused("hidden_act", value, "silu for this architecture");
         }
         if let Some(value) = self.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
@@ -362,7 +427,7 @@ impl Fields<'_> {
     }
 
     /// The model with the rotations that these fields of a `rope_parameters` say.
-    fn scaling(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
+    pub fn scaling(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
         if let Some(share) = self.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
             return Err(format!("`partial_rotary_factor` is {share}, and here heads rotate whole"));
         }
@@ -410,23 +475,23 @@ impl Fields<'_> {
         })
     }
 
-    fn extent(&self, name: &str) -> Result<usize, String> {
+    pub fn extent(&self, name: &str) -> Result<usize, String> {
         let value = self.get(name).ok_or_else(|| format!("it has no `{name}`"))?;
         let whole = value.as_u64().filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok());
         whole.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a whole number of 1 or more"))
     }
 
-    fn extent_or(&self, name: &str, default: usize) -> Result<usize, String> {
+    pub fn extent_or(&self, name: &str, default: usize) -> Result<usize, String> {
         self.get(name).map_or(Ok(default), |_| self.extent(name))
     }
 
-    fn number_or(&self, name: &str, default: f64) -> Result<f64, String> {
+    pub fn number_or(&self, name: &str, default: f64) -> Result<f64, String> {
         let Some(value) = self.get(name) else { return Ok(default) };
         let number = value.as_f64().filter(|x| x.is_finite());
         number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
     }
 
-    fn flag(&self, name: &str) -> Result<bool, String> {
+    pub fn flag(&self, name: &str) -> Result<bool, String> {
         let Some(value) = self.get(name) else { return Ok(false) };
         value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and wants to be true or false"))
     }
@@ -564,9 +629,9 @@ mod tests {
             (
                 "model_type",
                 json!("mamba"),
-                "`model_type` is \"mamba\", and only llama, qwen3 and gpt2 are read",
+                "`model_type` is \"mamba\", and only llama, qwen3, gpt2, gemma3_text and gemma3 are read",
             ),
-            ("architectures", json!(["LlamaForSequenceClassification"]), "LlamaForSequenceClassification"),
+            ("architectures", json!(["LlamaForTokenClassification"]), "LlamaForTokenClassification"),
             ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),
             ("quantization_config", json!({ "bits": 4 }), "`quantization_config`"),
             ("attention_bias", json!("yes"), "`attention_bias` is \"yes\""),
@@ -614,7 +679,8 @@ mod tests {
         let relu2 = DecoderConfig { activation: Activation::Relu2, ..model.clone() };
         assert_eq!(
             refused(relu2),
-            "a decoder with model.activation = relu2 is none of LlamaForCausalLM, Qwen3ForCausalLM, GPT2LMHeadModel"
+            "a decoder with model.activation = relu2 is none of LlamaForCausalLM, Qwen3ForCausalLM, \
+             GPT2LMHeadModel, Gemma3ForCausalLM"
         );
         let learned = DecoderConfig { positions: Positions::Learned, ..model.clone() };
         assert!(refused(learned).contains("GPT-2 has another `model.norm`"));

@@ -6,5 +6,8 @@
 
 pub mod config;
 pub mod decoder;
+pub mod gemma;
 pub mod gpt2;
+pub mod heads;
 pub mod huggingface;
+mod pooling;

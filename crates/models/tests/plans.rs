@@ -9,7 +9,9 @@ use flatout_ir::target::paper;
 use flatout_ir::{
     Class, Graph, Init, Options, Precision, Program, Recompute, Role, Scaling, compile, oracle, random,
 };
-use flatout_models::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopeScaling};
+use flatout_models::config::{
+    Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Pooling, Positions, RopeScaling,
+};
 use flatout_models::decoder::{Documents, Form, build};
 
 fn small() -> DecoderConfig {
@@ -43,7 +45,23 @@ fn gpt2() -> DecoderConfig {
     }
 }
 
+/// Local and global layers, norms on both sides, two thetas.
+fn gemma() -> DecoderConfig {
+    DecoderConfig {
+        activation: Activation::Geglu,
+        norm_weight: NormWeights::OnePlus,
+        post_norms: true,
+        window: Some(3),
+        global_every: Some(2),
+        rope_local_theta: Some(100.0),
+        embed_scale: 3.5,
+        ..small()
+    }
+}
+
 const ROWS: usize = 2;
+/// Three texts in the room of four, with a token of nobody between them.
+const CLASSES: Form = Form::Classes { tokens: 10, texts: 4, longest: 5, dropout: true };
 const LOSS: Form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: true };
 
 /// Values for every parameter and input of a graph, by path.
@@ -65,6 +83,8 @@ fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
             ("rows", _) => {
                 (0..n).map(|k| if k % 2 == 0 { (k / 10) as f64 } else { (k / 2 % 5) as f64 }).collect()
             }
+            ("labels", _) => vec![1.0, 0.0, 2.0, -1.0],
+            ("label_weights", _) => vec![1.0, 0.5, 2.0, 0.0],
             ("segment_start", _) => vec![0.0, 2.0, 5.0, 0.0],
             ("segment_len", _) => vec![2.0, 3.0, 5.0, 0.0],
             (_, Init::Normal { std }) => (0..n).map(|k| (draw(k) * std as f64) as f32 as f64).collect(),
@@ -151,6 +171,9 @@ fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
     for options in choices {
         compare(&small(), LOSS, &options, 2e-6);
         compare(&gpt2(), LOSS, &options, 2e-6);
+        compare(&gemma(), LOSS, &options, 2e-6);
+        let classes = DecoderConfig { head: Head::Classes, classes: Some(3), head_dropout: 0.2, ..gemma() };
+        compare(&classes, CLASSES, &options, 2e-6);
     }
 }
 
@@ -172,9 +195,16 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
             ..small()
         },
         gpt2(),
+        DecoderConfig { attention: Attention::Bidirectional, score_size: Some(9), ..gemma() },
+        DecoderConfig { norm: Norm::Layer, norm_bias: true, qk_norm: false, global_every: None, ..gemma() },
     ];
     for config in models {
         compare(&config, LOSS, &Options::default(), 2e-6);
+    }
+    for &pooling in Pooling::ALL {
+        let attention = Attention::Bidirectional;
+        let classes = DecoderConfig { head: Head::Classes, classes: Some(3), pooling, attention, ..small() };
+        compare(&classes, CLASSES, &Options::default(), 2e-6);
     }
     let apart = Form::Loss { rows: ROWS, len: 5, documents: Documents::Apart { most: 4 }, dropout: false };
     compare(&small(), apart, &Options::default(), 2e-6);
@@ -184,9 +214,14 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
 fn bf16_stays_within_its_rounding() {
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
         let options = Options { precision: Precision::BF16, recompute, ..Options::default() };
-        for config in [small(), gpt2()] {
+        for config in [small(), gpt2(), gemma()] {
             let form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: false };
             compare(&config, form, &options, 6e-2);
+        }
+        for pooling in [Pooling::Mean, Pooling::Last] {
+            let classes = DecoderConfig { head: Head::Classes, classes: Some(3), pooling, ..gemma() };
+            // Three texts average out less than ten tokens.
+            compare(&classes, CLASSES, &options, 0.15);
         }
     }
 }

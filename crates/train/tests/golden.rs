@@ -13,6 +13,7 @@ use flatout_ir::{Options, Program, Recompute, Role, compile};
 use flatout_models::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopeScaling};
 use flatout_models::decoder::{Documents, Form, build, weight_names};
 use flatout_models::gpt2::{self, Stored};
+use flatout_models::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::checkpoint::TensorFile;
 use flatout_train::initial;
@@ -65,6 +66,16 @@ fn yarn_and_biases() {
     equals_the_reference("llama-yarn");
 }
 
+#[test]
+fn gemma3() {
+    equals_the_reference("gemma3");
+}
+
+#[test]
+fn gemma3_that_sees_both_ways() {
+    equals_the_reference("gemma3-bidirectional");
+}
+
 fn equals_the_reference(name: &str) {
     let mut golden = Golden::open(name);
     let plain = Options {
@@ -103,7 +114,14 @@ impl Golden {
         let json = std::fs::read_to_string(folder.join(format!("{name}.json"))).expect("a configuration");
         let json: Value = serde_json::from_str(&json).expect("JSON");
         let is_gpt2 = json["model_type"] == "gpt2";
-        let model = if is_gpt2 { gpt2_model(&json) } else { model(&json) };
+        let model = match json["model_type"].as_str() {
+            Some("gpt2") => gpt2_model(&json),
+            Some("gemma3_text") => {
+                let model = huggingface::read(&json).expect("a Gemma-3").model;
+                DecoderConfig { context: LEN, ..model }
+            }
+            _ => model(&json),
+        };
         model.validate().expect("a model that exists");
         let file = TensorFile::open(&folder.join(format!("{name}.safetensors"))).expect("tensors");
         Golden { model, is_gpt2, file }

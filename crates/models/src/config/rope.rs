@@ -5,8 +5,11 @@ use flatout_ir::ops::frequency::{Frequencies, Scaling};
 use super::{DecoderConfig, Positions, RopeScaling};
 
 impl DecoderConfig {
-    /// The frequencies of every rotation. The config is valid.
-    pub fn frequencies(&self) -> Frequencies {
+    /// The frequencies of a layer's rotations. The config is valid.
+    pub fn frequencies(&self, layer: usize) -> Frequencies {
+        if let Some(theta) = self.rope_local_theta.filter(|_| self.is_local(layer)) {
+            return Frequencies::from(theta);
+        }
         let factor = self.rope_factor.unwrap_or(1.0);
         let original = self.rope_original_context.unwrap_or(self.context) as f64;
         let scaling = match self.rope_scaling {
@@ -125,15 +128,15 @@ mod tests {
             ..yarn()
         };
         assert_eq!(plain.validate(), Ok(()));
-        assert_eq!(plain.frequencies(), Frequencies::from(1e4));
+        assert_eq!(plain.frequencies(0), Frequencies::from(1e4));
         assert_eq!(yarn().validate(), Ok(()));
-        assert_eq!(yarn().frequencies().amplitude(), 1.0 + 0.1 * 4f64.ln());
+        assert_eq!(yarn().frequencies(0).amplitude(), 1.0 + 0.1 * 4f64.ln());
         let told = DecoderConfig { rope_attention_factor: Some(1.5), ..yarn() };
-        assert_eq!(told.frequencies().amplitude(), 1.5);
+        assert_eq!(told.frequencies(0).amplitude(), 1.5);
         let llama3 = DecoderConfig { rope_scaling: RopeScaling::Llama3, ..yarn() };
         assert_eq!(llama3.validate(), Ok(()));
         let scaling = Scaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original: 1024.0 };
-        assert_eq!(llama3.frequencies().scaling, scaling);
+        assert_eq!(llama3.frequencies(0).scaling, scaling);
     }
 
     #[test]

@@ -8,7 +8,9 @@
 are `gpt2` and `gpt2-exact` (GPT2LMHeadModel: layer norm with bias, learned positions, biases, its own names and
 layouts; GELU in the tanh form and in the exact one) and
 `llama-linear`, `llama-llama3` and `llama-yarn`, which stretch the rotary frequencies; `llama-llama3` and `llama-yarn` add
-a bias to every product. `options` is written below from its equations and covers what those two do not: layer norm without bias, an ungated
+a bias to every product. `gemma3` (Gemma3ForCausalLM) has a window shorter than a row, two global layers whose frequencies
+are stretched, grouped heads and scores divided by another root than that of the head size; `gemma3-bidirectional` sees
+both ways and has the factor of its embeddings rounded to bf16, as the library does with weights of that type. `options` is written below from its equations and covers what those two do not: layer norm without bias, an ungated
 tanh-GELU MLP, learned positions, no RoPE.
 
 NAME.safetensors holds
@@ -39,7 +41,10 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HERE = Path(__file__).resolve().parent
@@ -57,15 +62,16 @@ class Float64Everywhere(TorchFunctionMode):
         return function(*map(lift, args), **{name: lift(value) for name, value in (kwargs or {}).items()})
 
 
-def randomise(parameters, seed):
-    """Weights that make every part matter: norm weights away from one, attention away from uniform."""
+def randomise(parameters, seed, one_plus=False):
+    """Weights that make every part matter: norms' factors away from one, attention away from uniform."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in parameters:
         if name.endswith(".bias"):
             p.data = torch.empty(p.shape).normal_(0.0, 0.3, generator=generator)
             continue
         if p.dim() == 1:
-            p.data = torch.empty(p.shape).uniform_(0.4, 1.6, generator=generator)
+            least = -0.6 if one_plus else 0.4
+            p.data = torch.empty(p.shape).uniform_(least, least + 1.2, generator=generator)
             continue
         inputs = p.shape[0] if ".c_" in name else p.shape[1]  # GPT-2 stores [in, out]
         std = 0.4 if "embed" in name or ".wte." in name or ".wpe." in name else 1.2 / math.sqrt(inputs)
@@ -198,6 +204,28 @@ def gpt2(activation="gelu_new"):
     ))
 
 
+def gemma3(**changes):
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**(dict(
+        vocab_size=36, hidden_size=12, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        intermediate_size=16, max_position_embeddings=64, rms_norm_eps=1e-6, tie_word_embeddings=True,
+        query_pre_attn_scalar=10, sliding_window=5, sliding_window_pattern=2, pad_token_id=None, attn_implementation="eager",
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+        },
+    ) | changes)))
+    model.config.dtype = torch.float32
+    return model
+
+
+def gemma3_bidirectional():
+    model = gemma3(use_bidirectional_attention=True, sliding_window=6, num_hidden_layers=3, sliding_window_pattern=3)
+    scale = model.model.embed_tokens.embed_scale
+    scale.copy_(scale.to(torch.bfloat16))
+    model.config.dtype = torch.bfloat16
+    return model
+
+
 def logits_of(model, input_ids):
     return model(input_ids) if isinstance(model, Options) else model(input_ids, use_cache=False).logits
 
@@ -215,7 +243,14 @@ def measure(model, input_ids, labels):
 
 def lift_rotary_frequencies(model):
     """The frequencies were made at construction, in f32; make them again where f32 means f64."""
-    if hasattr(model, "model"):
+    if isinstance(model, Gemma3ForCausalLM):
+        rotary = model.model.rotary_emb
+        for kind in rotary.layer_types:
+            make = ROPE_INIT_FUNCTIONS.get(rotary.rope_type[kind], rotary.compute_default_rope_parameters)
+            frequencies, scaling = make(model.config, layer_type=kind)
+            assert frequencies.dtype == torch.float64 and scaling == 1.0
+            setattr(rotary, f"{kind}_inv_freq", frequencies)
+    elif hasattr(model, "model"):
         rotary = model.model.rotary_emb
         make = ROPE_INIT_FUNCTIONS.get(rotary.rope_type)
         made = make(model.config, rotary.inv_freq.device) if make else rotary.compute_default_rope_parameters(model.config)
@@ -263,7 +298,7 @@ def make(name, build, seed):
     """The fixture's tensors and its configuration; prints what the precisions differ by."""
     torch.manual_seed(seed)
     model = build()
-    randomise(model.named_parameters(), seed)
+    randomise(model.named_parameters(), seed, one_plus=isinstance(model, Gemma3ForCausalLM))
     config = model.config if isinstance(model, Options) else model.config.to_diff_dict()
     input_ids, labels = batch(config["vocab_size"], seed + 1)
     weights = {f"weight.{n}": p.detach().clone() for n, p in model.named_parameters()}
@@ -321,6 +356,7 @@ def main():
     fixtures = [
         ("llama", llama), ("qwen3", qwen3), ("options", Options), ("gpt2", gpt2), ("llama-linear", llama_linear),
         ("llama-llama3", llama_llama3), ("llama-yarn", llama_yarn), ("gpt2-exact", lambda: gpt2("gelu")),
+        ("gemma3", gemma3), ("gemma3-bidirectional", gemma3_bidirectional),
     ]
     for seed, (name, build) in enumerate(fixtures):
         tensors, config = make(name, build, 1000 * (seed + 1))

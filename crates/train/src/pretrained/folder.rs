@@ -89,9 +89,8 @@ pub fn weights(folder: &Path, model: &DecoderConfig) -> Result<Weights, UserErro
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
     for stored in stored {
-        // A base model without its head leaves this part of the names out.
-        let bare = stored.theirs.strip_prefix("transformer.").unwrap_or(&stored.theirs);
-        let there = found.get_key_value(&stored.theirs).or_else(|| found.get_key_value(bare));
+        let others = huggingface::other_names(&stored.theirs);
+        let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
         let Some((name, number)) = there else {
             missing.push(stored.theirs);
             continue;

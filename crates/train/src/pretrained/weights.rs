@@ -19,7 +19,7 @@ use crate::{UserError, refuse};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
 pub fn parameters(model: &DecoderConfig) -> BTreeMap<String, (TensorType, Init)> {
-    let graph = build(model, Form::Logits { rows: 1, len: 1 });
+    let graph = build(model, Form::least(model));
     let parameters = graph.slots.into_iter().filter(|slot| slot.class.is_parameter());
     parameters.map(|slot| (slot.path, (slot.ty, slot.init))).collect()
 }

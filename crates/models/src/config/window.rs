@@ -1,0 +1,114 @@
+//! Local and global layers: how far the tokens of each see.
+
+use flatout_ir::ops::attention::Mask;
+
+use super::{Attention, DecoderConfig, Positions};
+
+impl DecoderConfig {
+    /// Whether the tokens of a layer, counted from 0, see only a window.
+    pub fn is_local(&self, layer: usize) -> bool {
+        self.window.is_some() && self.global_every.is_none_or(|every| !(layer + 1).is_multiple_of(every))
+    }
+
+    /// Which keys the queries of a layer see. A window of W reaches W - 1 tokens back, or W / 2 to either side.
+    pub fn mask(&self, layer: usize) -> Mask {
+        let window = self.window.filter(|_| self.is_local(layer));
+        match (self.attention, window) {
+            (Attention::Causal, None) => Mask::Causal,
+            (Attention::Causal, Some(window)) => Mask::Window { back: window - 1, ahead: 0 },
+            (Attention::Bidirectional, None) => Mask::Full,
+            (Attention::Bidirectional, Some(window)) => Mask::Window { back: window / 2, ahead: window / 2 },
+        }
+    }
+
+    /// The factor on scores.
+    pub fn score_scale(&self) -> f32 {
+        1.0 / (self.score_size.unwrap_or(self.head_size()) as f32).sqrt()
+    }
+
+    /// Whether the keys of windows go together; otherwise one sentence that names one.
+    pub(super) fn validate_window(&self) -> Result<(), String> {
+        for (key, value) in
+            [("window", self.window), ("global_every", self.global_every), ("score_size", self.score_size)]
+        {
+            if value.is_some_and(|value| !(1..=super::MAX_EXTENT).contains(&value)) {
+                return Err(format!("`model.{key}` must be from 1 to {}", super::MAX_EXTENT));
+            }
+        }
+        let of_windows = [
+            ("global_every", self.global_every.is_some()),
+            ("rope_local_theta", self.rope_local_theta.is_some()),
+        ];
+        if let Some((key, _)) = of_windows.into_iter().find(|(_, given)| *given && self.window.is_none()) {
+            return Err(format!("`model.{key}` has no use without `model.window`: no layer is local"));
+        }
+        match self.rope_local_theta {
+            Some(theta) if !(theta.is_finite() && theta > 0.0) => {
+                Err(format!("`model.rope_local_theta` is {theta} and must be a number above 0"))
+            }
+            Some(_) if self.positions != Positions::Rope => Err(format!(
+                "`model.rope_local_theta` has no use while `model.positions` is {}",
+                self.positions
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local() -> DecoderConfig {
+        DecoderConfig {
+            width: 8,
+            layers: 12,
+            heads: 1,
+            ffn: 8,
+            vocab: 8,
+            context: 64,
+            window: Some(6),
+            global_every: Some(6),
+            rope_local_theta: Some(100.0),
+            ..DecoderConfig::default()
+        }
+    }
+
+    #[test]
+    fn every_sixth_layer_sees_everything() {
+        let model = local();
+        assert_eq!(model.validate(), Ok(()));
+        let global: Vec<usize> = (0..12).filter(|layer| !model.is_local(*layer)).collect();
+        assert_eq!(global, [5, 11]);
+        assert_eq!([model.mask(4), model.mask(5)], [Mask::Window { back: 5, ahead: 0 }, Mask::Causal]);
+        let both = DecoderConfig { attention: Attention::Bidirectional, ..model.clone() };
+        assert_eq!([both.mask(4), both.mask(5)], [Mask::Window { back: 3, ahead: 3 }, Mask::Full]);
+        assert_eq!((model.frequencies(4).theta, model.frequencies(5).theta), (100.0, 1e4));
+        let none = DecoderConfig { global_every: None, ..model };
+        assert!((0..12).all(|layer| none.is_local(layer)));
+        let plain = DecoderConfig { window: None, global_every: None, rope_local_theta: None, ..none };
+        assert!((0..12).all(|layer| plain.mask(layer) == Mask::Causal));
+    }
+
+    #[test]
+    fn scores_are_divided_by_the_root_of_what_is_said() {
+        assert_eq!(local().score_scale(), 1.0 / 8f32.sqrt());
+        assert_eq!(DecoderConfig { score_size: Some(16), ..local() }.score_scale(), 0.25);
+    }
+
+    #[test]
+    fn what_does_not_go_together_is_named() {
+        let refused = |change: fn(&mut DecoderConfig), words: &str| {
+            let mut config = local();
+            change(&mut config);
+            let sentence = config.validate().expect_err(words);
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+        };
+        refused(|c| c.window = Some(0), "`model.window` must be from 1 to");
+        refused(|c| c.global_every = Some(0), "`model.global_every` must be from 1 to");
+        refused(|c| c.score_size = Some(0), "`model.score_size` must be from 1 to");
+        refused(|c| c.window = None, "`model.global_every` has no use without `model.window`");
+        refused(|c| c.rope_local_theta = Some(-1.0), "`model.rope_local_theta` is -1");
+        refused(|c| c.positions = Positions::None, "has no use while `model.positions` is none");
+    }
+}
