@@ -59,7 +59,10 @@ impl Progress {
                 }
             }
             Event::Step(step) => self.step(step),
-            Event::Eval { step, loss } => self.line(format!("step {step}  held-out loss {loss:.4}")),
+            Event::Eval { step, loss, metrics } => {
+                let metrics = metrics.as_ref().map_or(String::new(), |m| format!("  {}", m.words()));
+                self.line(format!("step {step}  held-out loss {loss:.4}{metrics}"));
+            }
             Event::Saved { step, path } if self.screen.verbose => {
                 self.line(format!("step {step}  saved {path}"))
             }

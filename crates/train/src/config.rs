@@ -4,6 +4,7 @@
 //! fail on what a user typed.
 
 mod check;
+mod classes;
 mod foreign;
 mod layers;
 mod nearest;
@@ -21,6 +22,8 @@ use flatout_models::config::key::{Kind, Section, Setting};
 use flatout_models::{choice, section};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::class_weights::ClassWeights;
+use crate::goal::Metric;
 use crate::switches::Switches;
 
 /// Everything that decides a run.
@@ -324,6 +327,12 @@ section! {
         pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
         /// Updates in a row that may be left out before on_nonfinite counts.
         pub max_skipped: u64 = 10,
+        /// What texts of each class count: none (1 each), balanced (every class alike), or a number a class.
+        pub class_weights: ClassWeights = ClassWeights::None,
+        /// Evaluations without a better eval.metric after which the run ends.
+        pub patience: Option<u64>,
+        /// Trains so many runs, each of which holds out another part of the labelled texts.
+        pub folds: Option<usize>,
     }
 }
 
@@ -344,6 +353,10 @@ section! {
     pub struct Eval {
         /// Updates between evaluations; 0 evaluates only at the end.
         pub every: u64 = 500,
+        /// Passes over the data between evaluations, instead of every.
+        pub every_epochs: Option<f64>,
+        /// What the best checkpoint and train.patience go by: the loss, or a number of classes.
+        pub metric: Metric = Metric::Loss,
         /// Held-out rows an evaluation reads; 0 turns evaluation off.
         pub rows: usize = 256,
         /// Rows computed at once.
@@ -386,6 +399,8 @@ section! {
         pub name: ScheduleName = ScheduleName::Cosine,
         /// Updates over which the learning rate rises to its peak.
         pub warmup_steps: u64 = 0,
+        /// Updates of the rise as a share of the horizon, instead of warmup_steps.
+        pub warmup_share: Option<f64>,
         /// Learning rate at the end as a share of the peak.
         pub final_ratio: f64 = 0.1,
         /// Updates of wsd's descent; a fifth of the horizon where not given.
@@ -404,7 +419,7 @@ section! {
         pub keep: usize = 2,
         /// Checkpoints of steps divisible by this are kept for ever; 0 for none.
         pub keep_every: u64 = 0,
-        /// Save whenever the held-out loss is the lowest so far, and keep that checkpoint; best.json names it.
+        /// Save whenever eval.metric is the best so far, and keep that checkpoint; best.json names it.
         pub best: bool = false,
     }
 }

@@ -8,6 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::goal::Metric;
+use crate::metrics::Metrics;
+
 /// A line. Numbers that are not finite are written as `null` and read as NaN; floats are in their shortest exact
 /// form, those of 32 bits as such.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +23,9 @@ pub enum Event {
         step: u64,
         #[serde(deserialize_with = "null_is_nan")]
         loss: f32,
+        /// Where classes are learned: how well they are predicted.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        metrics: Option<Metrics>,
     },
     /// A checkpoint is whole on disk.
     Saved {
@@ -228,6 +234,9 @@ pub struct End {
     pub time: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_wait: Option<DataWait>,
+    /// Why the run ended before its last step, where nobody stopped it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub early: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -375,15 +384,24 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
 /// The newest evaluation that counts: step and loss.
 pub fn last_eval(events: &[Event]) -> Option<(u64, f32)> {
     events.iter().fold(None, |newest, event| match event {
-        Event::Eval { step, loss } => Some((*step, *loss)),
+        Event::Eval { step, loss, .. } => Some((*step, *loss)),
         Event::Resume { step } => newest.filter(|(evaluated, _)| evaluated <= step),
         _ => newest,
     })
 }
 
+/// What a metric came to in the evaluation after a step, where there was one and it has it.
+pub fn score_at(events: &[Event], at: u64, metric: Metric) -> Option<f64> {
+    events.iter().rev().find_map(|event| match event {
+        Event::Eval { step, loss, metrics } if *step == at => Some(metric.of(*loss, metrics.as_ref())),
+        _ => None,
+    })?
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Confusion;
 
     fn step(step: u64, loss: f32) -> Step {
         Step {
@@ -432,6 +450,7 @@ mod tests {
             skipped: 2,
             time: 2e9,
             data_wait: None,
+            early: None,
         };
         let lines = [
             (
@@ -442,7 +461,15 @@ mod tests {
                 Event::Step(step(1, 0.1)),
                 r#"{"event":"step","step":1,"epoch":0.5,"loss":0.1,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1000000.0,"samples_per_second":2560.0,"skipped":3,"time":1000000000.0}"#,
             ),
-            (Event::Eval { step: 2, loss: 2.5 }, r#"{"event":"eval","step":2,"loss":2.5}"#),
+            (Event::Eval { step: 2, loss: 2.5, metrics: None }, r#"{"event":"eval","step":2,"loss":2.5}"#),
+            (
+                Event::Eval {
+                    step: 3,
+                    loss: 0.5,
+                    metrics: Some(Confusion(vec![vec![3, 0], vec![0, 1]]).metrics()),
+                },
+                r#"{"event":"eval","step":3,"loss":0.5,"metrics":{"accuracy":1.0,"positive":{"precision":1.0,"recall":1.0,"f1":1.0},"mean":{"precision":1.0,"recall":1.0,"f1":1.0},"confusion":[[3,0],[0,1]]}}"#,
+            ),
             (
                 Event::Saved { step: 2, path: "checkpoints/step-2".into() },
                 r#"{"event":"saved","step":2,"path":"checkpoints/step-2"}"#,
@@ -489,11 +516,11 @@ mod tests {
     #[test]
     fn floats_are_shortest_and_exact() {
         for loss in [0.1, 1.0 / 3.0, f32::MIN_POSITIVE, f32::MAX, 16_777_216.0, 1e-45, -0.0] {
-            let line = Event::Eval { step: 1, loss }.to_json();
+            let line = Event::Eval { step: 1, loss, metrics: None }.to_json();
             let Event::Eval { loss: back, .. } = serde_json::from_str(&line).unwrap() else { panic!() };
             assert_eq!(back.to_bits(), loss.to_bits(), "{line}");
         }
-        assert!(Event::Eval { step: 1, loss: 0.1 }.to_json().contains(r#""loss":0.1}"#));
+        assert!(Event::Eval { step: 1, loss: 0.1, metrics: None }.to_json().contains(r#""loss":0.1}"#));
     }
 
     #[test]

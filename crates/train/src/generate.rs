@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 use flatout_data::Vocabulary;
 use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
+use flatout_models::config::{Attention, Head};
 use flatout_models::decoder::{Form, build};
 use flatout_runtime::Session;
 
-use crate::UserError;
 use crate::device::Device;
 use crate::failure::Failure;
 use crate::pretrained::Loaded;
 use crate::sampling::{Sampling, draw};
+use crate::{UserError, refuse};
 
 /// A model with its cache.
 pub struct Generator {
@@ -57,6 +58,7 @@ impl Generator {
     }
 
     pub fn new(mut loaded: Loaded, device: &Device, room: Room) -> Result<Generator, Failure> {
+        predicts_tokens(&loaded)?;
         let capacity = room.tokens.clamp(1, loaded.positions);
         let sequences = room.sequences.max(1);
         let chunk = CHUNK.max(2 * sequences).min(sequences * capacity);
@@ -258,6 +260,18 @@ impl Generator {
             }
         }
     }
+}
+
+/// Whether there is a next token to ask a model for.
+fn predicts_tokens(loaded: &Loaded) -> Result<(), UserError> {
+    let (model, place) = (&loaded.config.model, loaded.dir.display());
+    if model.head == Head::Classes {
+        refuse!("{place} predicts classes, not text: flatout eval --predict FILE asks it for some");
+    }
+    if model.attention == Attention::Bidirectional {
+        refuse!("{place} sees both ways (model.attention), so it has no next token to continue a text with");
+    }
+    Ok(())
 }
 
 /// How many equal prompts stand before each: copies of a prompt are continued differently, and a prompt by itself as it

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::events::{self, End, Event, Start, Status, Step};
+use crate::metrics::Metrics;
 use crate::run;
 use crate::{UserError, refuse};
 
@@ -58,6 +59,8 @@ pub struct History {
     pub steps: Vec<Made>,
     /// Held-out losses by step.
     pub evals: Vec<(u64, f32)>,
+    /// How well classes were predicted, by step.
+    pub metrics: Vec<(u64, Metrics)>,
     pub warnings: Vec<String>,
     /// The step of the newest checkpoint it told of.
     pub saved: Option<u64>,
@@ -112,6 +115,7 @@ impl History {
             starts: 0,
             steps: vec![],
             evals: vec![],
+            metrics: vec![],
             warnings: vec![],
             saved: None,
             end: None,
@@ -142,9 +146,11 @@ impl History {
                     let elapsed = (step.time - began).max(0.0);
                     history.steps.push(Made { step: step.clone(), seconds: before + elapsed });
                 }
-                Event::Eval { step, loss } => {
+                Event::Eval { step, loss, metrics } => {
                     history.evals.retain(|(at, _)| at < step);
                     history.evals.push((*step, *loss));
+                    history.metrics.retain(|(at, _)| at < step);
+                    history.metrics.extend(metrics.clone().map(|metrics| (*step, metrics)));
                 }
                 Event::Saved { step, .. } => history.saved = Some(*step),
                 Event::Warning { message } => history.warnings.push(message.clone()),
@@ -171,6 +177,7 @@ impl History {
         while self.evals.last().is_some_and(|(at, _)| *at > step) {
             self.evals.pop();
         }
+        self.metrics.retain(|(at, _)| *at <= step);
     }
 
     /// The folder's own name.
@@ -293,6 +300,7 @@ mod tests {
             skipped: 0,
             time: 1.0,
             data_wait: None,
+            early: None,
         })
     }
 
@@ -305,15 +313,15 @@ mod tests {
         let run = history(&[
             start(1000.0),
             step(1, 5.0, 1010.0),
-            Event::Eval { step: 1, loss: 5.5 },
+            Event::Eval { step: 1, loss: 5.5, metrics: None },
             step(2, 4.0, 1020.0),
             step(3, 3.0, 1030.0),
-            Event::Eval { step: 3, loss: 3.5 },
+            Event::Eval { step: 3, loss: 3.5, metrics: None },
             start(5000.0),
             Event::Resume { step: 2 },
             step(3, 3.25, 5005.0),
             step(4, 2.0, 5015.0),
-            Event::Eval { step: 4, loss: 2.5 },
+            Event::Eval { step: 4, loss: 2.5, metrics: None },
             end(Status::Stopped),
         ]);
         assert_eq!(

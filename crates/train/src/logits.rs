@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
+use flatout_models::config::{Attention, Head};
 use flatout_models::decoder::{Form, build};
 
 use crate::checkpoint::{Dtype, header};
@@ -32,6 +33,13 @@ pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
 
 /// Whether the model has a logit for every token of the rows.
 pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
+    let model = &loaded.config.model;
+    if model.head == Head::Classes {
+        refuse!("{} has a head of classes, and no logits of tokens", loaded.dir.display());
+    }
+    if model.attention == Attention::Bidirectional && rows.iter().any(|row| row.len() != rows[0].len()) {
+        refuse!("{} sees both ways: give it rows of one length", loaded.dir.display());
+    }
     let (vocab, positions) = (loaded.config.model.vocab, loaded.positions);
     for (number, row) in rows.iter().enumerate() {
         if let Some(token) = row.iter().find(|token| **token as usize >= vocab) {

@@ -1,5 +1,7 @@
 //! `report.md`: a run on one page, with its plots beside it. Everything in it is read back from the run's directory.
 
+mod classes;
+
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -77,6 +79,11 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
 fn page(history: &History) -> String {
     let mut out = format!("# {}\n\n{}\n\n", history.name(), standing(history));
     table(&mut out, "Result", &result(history));
+    if let Some((_, metrics)) = history.metrics.last()
+        && metrics.confusion.classes() <= classes::MOST_IN_TABLE
+    {
+        out += &classes::table(metrics);
+    }
     out += "## Curves\n\n";
     for (name, plot) in plots(history) {
         let _ = writeln!(out, "![{}](plots/{name}.svg)\n", plot.title);
@@ -108,7 +115,11 @@ fn standing(history: &History) -> String {
         n => format!(", started {n} times"),
     };
     match history.end.as_ref().map(|end| end.status) {
-        Some(Status::Done) => format!("Done: {} steps in {took}{lives}.", count(at)),
+        Some(Status::Done) => {
+            let early = history.end.as_ref().and_then(|end| end.early.as_ref());
+            let early = early.map_or(String::new(), |why| format!(" It ended early: {why}."));
+            format!("Done: {} steps in {took}{lives}.{early}", count(at))
+        }
         Some(Status::Stopped) => {
             format!("Stopped after step {} of {}, saved, after {took}{lives}.", count(at), count(total))
         }
@@ -148,7 +159,10 @@ fn result(history: &History) -> Rows {
         if let Some((at, best)) = best.filter(|(at, _)| at != step) {
             rows.push(("best held-out loss", format!("{best:.4} after step {}", count(*at))));
         }
-        rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));
+        match history.metrics.last() {
+            None => rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp()))),
+            Some((_, metrics)) => rows.extend(classes::rows(history, metrics)),
+        }
     }
     if let Some((loss, floor)) = history.end.as_ref().and_then(|end| Some((end.loss as f64, end.loss_floor?)))
     {

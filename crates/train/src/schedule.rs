@@ -26,6 +26,15 @@ pub fn learning_rate(schedule: &Schedule, peak: f64, horizon: u64, step: u64) ->
     peak * ratio
 }
 
+impl Schedule {
+    /// Counts a warm-up that is given as a share of the horizon.
+    pub fn settle_warmup(&mut self, horizon: u64) {
+        if let Some(share) = self.warmup_share.take() {
+            self.warmup_steps = (share * horizon as f64).round() as u64;
+        }
+    }
+}
+
 /// How far `step` is on the way from `start` to `end`, from 0 to 1.
 fn share(step: u64, start: u64, end: u64) -> f64 {
     match step {
@@ -49,6 +58,14 @@ mod tests {
 
     fn close(a: f64, b: f64) -> bool {
         (a - b).abs() < 1e-12
+    }
+
+    #[test]
+    fn a_warm_up_may_be_a_share() {
+        let mut schedule = Schedule { warmup_share: Some(0.1), ..schedule(ScheduleName::Linear) };
+        schedule.settle_warmup(110);
+        assert_eq!((schedule.warmup_steps, schedule.warmup_share), (11, None));
+        assert_eq!(at(&schedule, 11), 2.0);
     }
 
     #[test]

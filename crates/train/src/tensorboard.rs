@@ -11,6 +11,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::events::{Event, Step, now};
+use crate::goal::Metric;
+use crate::metrics::Metrics;
 use record::{Record, What};
 
 /// What is in the name of every event file.
@@ -102,8 +104,8 @@ fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
             values = step_scalars(step);
             (step.step, What::Scalars(&values))
         }
-        Event::Eval { step, loss } => {
-            values = vec![("eval/loss", *loss)];
+        Event::Eval { step, loss, metrics } => {
+            values = eval_scalars(*loss, metrics.as_ref());
             (*step, What::Scalars(&values))
         }
         // Also where a process goes back to its own last checkpoint.
@@ -111,6 +113,20 @@ fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
         _ => return None,
     };
     Some((step, Record { time: now(), step, what }.to_bytes()))
+}
+
+/// An evaluation's numbers by tag.
+fn eval_scalars(loss: f32, metrics: Option<&Metrics>) -> Vec<(&'static str, f32)> {
+    let tags = [
+        ("eval/loss", Metric::Loss),
+        ("eval/accuracy", Metric::Accuracy),
+        ("eval/f1", Metric::F1),
+        ("eval/precision", Metric::Precision),
+        ("eval/recall", Metric::Recall),
+        ("eval/macro_f1", Metric::MacroF1),
+    ];
+    let value = |(tag, metric): (&'static str, Metric)| Some((tag, metric.of(loss, metrics)? as f32));
+    tags.into_iter().filter_map(value).collect()
 }
 
 /// A step's numbers by tag. Those that are not known are left out; those that are not finite are points TensorBoard marks.
@@ -164,7 +180,7 @@ mod tests {
     #[test]
     fn trouble_is_told_once_each_time_it_begins() {
         let folder = tempfile::tempdir().unwrap();
-        let event = Event::Eval { step: 1, loss: 2.0 };
+        let event = Event::Eval { step: 1, loss: 2.0, metrics: None };
         let mut board = Board::open(&folder.path().join("none"), 0, "");
         assert!(board.record(&event).unwrap().contains("there is no file for TensorBoard"));
         assert_eq!(board.record(&event), None);
@@ -190,7 +206,7 @@ mod tests {
             assert_eq!(board.record(&event), None);
             board.whole_bytes > before
         };
-        assert!(grows(Event::Eval { step: 7, loss: f32::NAN }));
+        assert!(grows(Event::Eval { step: 7, loss: f32::NAN, metrics: None }));
         assert!(grows(Event::Resume { step: 5 }), "what came after step 5 is void");
         assert!(!grows(Event::Warning { message: "a word".into() }));
     }

@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
 use crate::feed::{Draw, feed, feed_examples};
+use crate::goal::Patience;
 use crate::material::{HeldOut, Material};
 use crate::run::Run;
 use crate::schedule::learning_rate;
@@ -112,11 +113,12 @@ fn train_on(
     stop: &StopFlag,
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    let Opened { material, compiled, left_out } = opened;
+    let Opened { material, compiled, mut left_out } = opened;
     let material = &material;
     let steps = material.total_steps(config)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
+    config.schedule.settle_warmup(horizon);
     compiled.pin(&mut config);
     pretrained::pin(&mut config, run.dir())?;
     let config = &config;
@@ -135,16 +137,18 @@ fn train_on(
     }
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
     let mut origin = None;
-    let (progress, supply, skips) = match &found.whole {
+    let (progress, supply, skips, patience) = match &found.whole {
         Some(whole) => {
-            let (progress, cursor, skips) = resume(config, &mut session, run.dir(), &whole.path)?;
-            (progress, Supply::resume(config, &compiled, material, cursor)?, skips)
+            let (progress, cursor, skips, patience) = resume(config, &mut session, run.dir(), &whole.path)?;
+            (progress, Supply::resume(config, &compiled, material, cursor)?, skips, patience)
         }
         None => {
             origin = pretrained::begin(config, &mut session)?;
-            (Progress::default(), Supply::begin(config, &compiled, material)?, Skips::default())
+            let supply = Supply::begin(config, &compiled, material)?;
+            (Progress::default(), supply, Skips::default(), Patience::default())
         }
     };
+    left_out.extend(origin.as_ref().and_then(|origin| origin.left_out.clone()));
     if progress.step > steps {
         return Err(Failure::User(UserError(format!(
             "the run is at step {} already and train.steps is {steps}: give a larger train.steps",
@@ -196,6 +200,8 @@ fn train_on(
         pending: None,
         clock: Instant::now(),
         evaluated: events::last_eval(&earlier).filter(|(step, _)| *step == progress.step),
+        score: events::score_at(&earlier, progress.step, config.eval.metric),
+        patience,
         began: Instant::now(),
         began_tokens: progress.tokens,
     };
@@ -253,15 +259,19 @@ fn count(state: &State, name: &str) -> Result<u64, Failure> {
     state.counters.get(name).copied().ok_or_else(absent)
 }
 
-type Begun = (Progress, serde_json::Value, Skips);
+type Begun = (Progress, serde_json::Value, Skips, Patience);
 
 fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<Begun, Failure> {
     let (state, mut file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
     pretrained::resume(config, session, run)?;
     load(session, &mut file, Class::is_saved)?;
     let (total, in_a_row) = (count(&state, "skipped")?, count(&state, "skipped_in_a_row")?);
-    let progress = Progress::of(&state)?;
-    Ok((progress, state.cursor, Skips { total, in_a_row, rollbacks: 0 }))
+    let (progress, patience) = (Progress::of(&state)?, patience(&state));
+    Ok((progress, state.cursor, Skips { total, in_a_row, rollbacks: 0 }, patience))
+}
+
+fn patience(state: &State) -> Patience {
+    Patience::read(|name| state.counters.get(name).copied())
 }
 
 /// An update whose results are on their way.
@@ -309,6 +319,9 @@ struct Trainer<'a, 'n> {
     clock: Instant,
     /// The newest evaluation.
     evaluated: Option<(u64, f32)>,
+    /// What it came to in `eval.metric`.
+    score: Option<f64>,
+    patience: Patience,
     began: Instant,
     began_tokens: u64,
 }
@@ -366,7 +379,7 @@ impl Trainer<'_, '_> {
         // A run that was stopped in an evaluation has it still to do.
         let mut reason = if self.progress.step > 0 { self.evaluate_if_due()? } else { None };
         loop {
-            while reason.is_none() && self.progress.step < self.steps {
+            while reason.is_none() && self.progress.step < self.steps && self.early().is_none() {
                 reason = self.stop_asked();
                 if reason.is_some() {
                     break;
@@ -488,7 +501,7 @@ impl Trainer<'_, '_> {
 
     /// Evaluates where the config says so.
     fn evaluate_if_due(&mut self) -> Result<Option<&'static str>, Failure> {
-        let (step, every) = (self.progress.step, self.config.eval.every);
+        let (step, every) = (self.progress.step, self.config.eval_every(self.steps));
         if step < self.steps && every > 0 && step.is_multiple_of(every) { self.evaluate() } else { Ok(None) }
     }
 
@@ -518,8 +531,16 @@ impl Trainer<'_, '_> {
         }
         let loss = (loss / weight) as f32;
         self.evaluated = Some((self.progress.step, loss));
-        self.say(Event::Eval { step: self.progress.step, loss })?;
+        let (metric, metrics) = (self.config.eval.metric, None);
+        self.score = metric.of(loss, metrics.as_ref());
+        self.patience.see(metric, self.score.unwrap_or(f64::NAN));
+        self.say(Event::Eval { step: self.progress.step, loss, metrics })?;
         Ok(None)
+    }
+
+    /// Why the run ends before its last step, where it does.
+    fn early(&self) -> Option<String> {
+        self.patience.ends(self.config.eval.metric, self.config.train.patience)
     }
 
     fn end(&mut self, status: Status) -> Result<Outcome, Failure> {
@@ -535,6 +556,7 @@ impl Trainer<'_, '_> {
             skipped: self.skips.total,
             time: events::now(),
             data_wait: Some(DataWait::new(self.supply.waited(), seconds)),
+            early: self.early().filter(|_| status == Status::Done && self.progress.step < self.steps),
         };
         self.say(Event::End(end))?;
         if let Err(why) = report::write(self.run.dir()) {

@@ -52,6 +52,22 @@ fn a_run_goes_out_and_comes_back_to_the_bit() {
             &["qk_norm=false", "bias=all", "rope_scaling=yarn", "rope_factor=2", "rope_original_context=8"][..],
         ),
         (
+            "gemma3",
+            &[
+                "width=16",
+                "head_size=8",
+                "norm_weight=one_plus",
+                "post_norms=true",
+                "activation=geglu",
+                "window=5",
+                "global_every=2",
+                "rope_local_theta=100",
+                "rope_scaling=linear",
+                "rope_factor=8",
+                "embed_scale=4",
+            ][..],
+        ),
+        (
             "gpt2",
             &[
                 "qk_norm=false",
@@ -71,6 +87,7 @@ fn a_run_goes_out_and_comes_back_to_the_bit() {
         let class = match name {
             "qwen3" => "Qwen3ForCausalLM",
             "gpt2" => "GPT2LMHeadModel",
+            "gemma3" => "Gemma3ForCausalLM",
             _ => "LlamaForCausalLM",
         };
         assert_eq!(made.architecture, class);

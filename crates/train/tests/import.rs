@@ -97,6 +97,39 @@ fn logits_of_gpt2_shapes() {
 }
 
 #[test]
+fn logits_of_gemma3_shapes() {
+    ["gemma3", "gemma3-images"].into_iter().for_each(has_the_references_logits);
+}
+
+/// The part that sees images is left out, and that is said.
+#[test]
+fn of_a_model_that_sees_images_the_text_part_is_read() {
+    let loaded = Loaded::open(&folder("gemma3-images"), &[]).expect("a model");
+    let said = loaded.weights.left_out().expect("a line");
+    assert!(said.starts_with("23 tensors of the part that sees images are not read"), "{said}");
+    assert_eq!(Loaded::open(&folder("gemma3"), &[]).expect("a model").weights.left_out(), None);
+}
+
+/// Tokens read a few at a time see the same as all at once, also where windows are shorter than the text.
+#[test]
+fn a_cache_keeps_what_windows_need() {
+    let folder = folder("gemma3");
+    let mut expected = TensorFile::open(&folder.join("expected.safetensors")).expect("a file");
+    let ids: Vec<u32> = i32s(&mut expected, "input_ids").into_iter().map(|id| id as u32).collect();
+    let (row, logits) = (&ids[..ids.len() / ROWS], f32s(&mut expected, "logits"));
+    let vocab = logits.len() / ids.len();
+    let mut generator = Generator::open(&folder, &Device::Cpu { threads: 2 }).expect("a model");
+    let mut at = 0;
+    for count in [3, 1, 1, 7, 1, 1, 5] {
+        let got = generator.read(&row[at..at + count]).expect("logits");
+        at += count;
+        let off = relative(&got, &logits[(at - 1) * vocab..at * vocab]);
+        assert!(off < 1e-5, "after {at} tokens the logits are off by {off:.1e}");
+    }
+    assert_eq!(at, row.len());
+}
+
+#[test]
 fn rows_of_other_lengths_are_tensors_of_their_own() {
     let folder = folder("llama");
     let all = [vec![1, 2, 3, 4, 5], vec![1, 2, 3], vec![7]];

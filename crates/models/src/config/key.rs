@@ -16,6 +16,8 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// `auto` or a whole number of 1 or more.
     WholeOrAuto,
+    /// One of these words, or a list of numbers.
+    WordOrNumbers(&'static [&'static str]),
     /// A list, of exactly this many elements where a length is given.
     List(Box<Kind>, Option<usize>),
     /// A list of tables, each with these keys.
@@ -103,6 +105,7 @@ impl std::fmt::Display for Kind {
             Kind::Choice([only]) => write!(f, "{only}"),
             Kind::Choice(values) => write!(f, "one of {}", values.join(", ")),
             Kind::WholeOrAuto => f.write_str("auto or a whole number of 1 or more"),
+            Kind::WordOrNumbers(words) => write!(f, "one of {}, or a list of numbers", words.join(", ")),
             Kind::List(of, None) => write!(f, "a list, each {of}"),
             Kind::List(of, Some(n)) => write!(f, "a list of {n}, each {of}"),
             Kind::Tables(keys) => {

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import (
-    AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+    AutoModelForCausalLM, Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig, GPT2Config,
+    GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
 )
 
 HERE = Path(__file__).resolve().parent / "checkpoints"
@@ -55,6 +56,30 @@ def gpt2(**changes):
     ) | changes)))
 
 
+def gemma3_text(**changes):
+    return Gemma3TextConfig(**(dict(
+        vocab_size=45, hidden_size=12, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=1, head_dim=6,
+        intermediate_size=18, max_position_embeddings=64, query_pre_attn_scalar=6, sliding_window=5,
+        sliding_window_pattern=2, pad_token_id=0, rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+        },
+    ) | changes))
+
+
+def gemma3_images():
+    """A text model with a part that sees images beside it."""
+    vision = dict(
+        hidden_size=6, intermediate_size=6, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+        vision_use_head=False, model_type="siglip_vision_model",
+    )
+    text = gemma3_text(num_hidden_layers=2, pad_token_id=None)
+    return Gemma3ForConditionalGeneration(Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=44, boi_token_index=43,
+        eoi_token_index=42, eos_token_id=1,
+    ))
+
+
 def scaled(kind, **fields):
     return dict(rope_parameters={"rope_type": kind, "rope_theta": 10000.0} | fields)
 
@@ -62,9 +87,16 @@ def scaled(kind, **fields):
 def older(config):
     """The form of config.json before version 5: `rope_theta` beside `rope_scaling`, and `torch_dtype`."""
     rope = config.pop("rope_parameters")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+        del config["layer_types"]
+        name = "rope_type"
+    else:
+        name = "type"
     config["rope_theta"] = rope.pop("rope_theta")
     kind = rope.pop("rope_type")
-    config["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
+    config["rope_scaling"] = None if kind == "default" else {name: kind} | rope
     config["torch_dtype"] = config.pop("dtype", "float32")
     if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"]:
         del config["head_dim"]
@@ -97,6 +129,8 @@ CHECKPOINTS = {
     "llama-biases": (lambda: llama(attention_bias=True, mlp_bias=True), torch.float32, None, False, False, False),
     "gpt2": (lambda: gpt2(), torch.float32, None, False, False, True),
     "gpt2-exact-shards": (lambda: gpt2(activation_function="gelu", n_inner=30), torch.bfloat16, "4KB", False, False, False),
+    "gemma3": (lambda: Gemma3ForCausalLM(gemma3_text()), torch.float32, None, True, False, False),
+    "gemma3-images": (gemma3_images, torch.float32, "3KB", False, False, False),
 }
 
 
@@ -136,7 +170,9 @@ def results(folder, seed, steps):
     """The library's own reading of the folder: what it computes, and how it trains."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, model.config.vocab_size, (B, T + 1), generator=generator)
+    # The last tokens of a model that sees images stand for images.
+    vocab = model.config.get_text_config().vocab_size - (3 if hasattr(model.config, "vision_config") else 0)
+    tokens = torch.randint(0, vocab, (B, T + 1), generator=generator)
     ids, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
     labels[torch.rand(labels.shape, generator=generator) < 0.2] = -1
     with torch.no_grad():

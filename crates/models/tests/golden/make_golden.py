@@ -10,8 +10,9 @@ layouts; GELU in the tanh form and in the exact one) and
 `llama-linear`, `llama-llama3` and `llama-yarn`, which stretch the rotary frequencies; `llama-llama3` and `llama-yarn` add
 a bias to every product. `gemma3` (Gemma3ForCausalLM) has a window shorter than a row, two global layers whose frequencies
 are stretched, grouped heads and scores divided by another root than that of the head size; `gemma3-bidirectional` sees
-both ways and has the factor of its embeddings rounded to bf16, as the library does with weights of that type. `options` is written below from its equations and covers what those two do not: layer norm without bias, an ungated
-tanh-GELU MLP, learned positions, no RoPE.
+both ways and has the factor of its embeddings rounded to bf16, as the library does with weights of that type. `options`
+is written below from its equations and covers what those do not: layer norm without bias, an ungated tanh-GELU MLP,
+learned positions, no RoPE.
 
 NAME.safetensors holds
     weight.<name>   f32   every parameter once, [out, in] for products ([in, out] in GPT-2); a tied head has no entry
@@ -22,6 +23,16 @@ NAME.safetensors holds
     loss_mean       f32   [1], loss_sum over the number of supervised positions
     grad.<name>     f32   the gradient of loss_sum; where the embedding is tied it has both contributions
 and NAME.json the model's configuration (for the reference library's models exactly their config.json).
+
+`gemma3-classes` (Gemma3TextForSequenceClassification) is another kind: texts of unequal lengths with a class each.
+Instead of what follows the weights it holds
+    input_ids       i32   [T], the texts one after another
+    lengths         i32   [S] of each text
+    labels          i32   [S], the class of each
+    label_weights   f32   [S], what each counts
+    logits.last     f32   [S, C], the library's own: of the last token
+    logits.POOLING  f32   [S, C] for mean, cls and max over the library's last hidden states
+    loss_sum        f32   [1], the weighted sum of -log softmax(logits.mean)[label], and grad.<name> its gradient
 
 Precision: the weights are f32 numbers; everything else is computed from them in f64 and rounded to f32 once, so the
 stored values are the exact answer for that checkpoint to f32's last bit, and a tolerance of 1e-5 is spent on the
@@ -42,8 +53,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 from transformers import (
-    Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config,
-    Qwen3ForCausalLM,
+    Gemma3ForCausalLM, Gemma3TextConfig, Gemma3TextForSequenceClassification, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+    LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -204,8 +215,8 @@ def gpt2(activation="gelu_new"):
     ))
 
 
-def gemma3(**changes):
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**(dict(
+def gemma3(kind=Gemma3ForCausalLM, **changes):
+    model = kind(Gemma3TextConfig(**(dict(
         vocab_size=36, hidden_size=12, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
         intermediate_size=16, max_position_embeddings=64, rms_norm_eps=1e-6, tie_word_embeddings=True,
         query_pre_attn_scalar=10, sliding_window=5, sliding_window_pattern=2, pad_token_id=None, attn_implementation="eager",
@@ -243,7 +254,7 @@ def measure(model, input_ids, labels):
 
 def lift_rotary_frequencies(model):
     """The frequencies were made at construction, in f32; make them again where f32 means f64."""
-    if isinstance(model, Gemma3ForCausalLM):
+    if isinstance(model, (Gemma3ForCausalLM, Gemma3TextForSequenceClassification)):
         rotary = model.model.rotary_emb
         for kind in rotary.layer_types:
             make = ROPE_INIT_FUNCTIONS.get(rotary.rope_type[kind], rotary.compute_default_rope_parameters)
@@ -334,6 +345,49 @@ def make(name, build, seed):
     return tensors, config
 
 
+LENGTHS = [7, 23, 1, 12]
+
+
+def pooled(states):
+    """Of one text's hidden states [T, D]."""
+    return {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}
+
+
+def make_classes(seed):
+    """As `make`, for texts and their classes; a text at a time, so that there is no padding to leave out."""
+    torch.manual_seed(seed)
+    model = gemma3(
+        Gemma3TextForSequenceClassification, num_hidden_layers=2, use_bidirectional_attention=True, num_labels=3,
+        sliding_window=6,
+    )
+    randomise(model.named_parameters(), seed, one_plus=True)
+    config = model.config.to_diff_dict() | {"architectures": [type(model).__name__], "classifier_pooling": "mean"}
+    generator = torch.Generator().manual_seed(seed + 1)
+    texts = [torch.randint(0, config["vocab_size"], (length,), generator=generator) for length in LENGTHS]
+    labels, counts = torch.tensor([2, 0, 1, 2]), torch.tensor([1.0, 0.5, 2.0, 1.5])
+    tensors = {f"weight.{n}": p.detach().clone() for n, p in model.named_parameters()}
+    model.double()
+    with Float64Everywhere():
+        lift_rotary_frequencies(model)
+        states = [model.model(text[None], use_cache=False).last_hidden_state[0] for text in texts]
+        logits = {
+            f"logits.{how}": torch.stack([model.score(pooled(state)[how]) for state in states])
+            for how in pooled(states[0])
+        }
+        own = torch.cat([model(text[None], use_cache=False).logits for text in texts])
+        assert torch.allclose(own, logits["logits.last"], rtol=1e-12), "the library's own logits differ"
+        losses = F.cross_entropy(logits["logits.mean"], labels, reduction="none")
+        loss = (losses * counts).sum()
+        parameters = dict(model.named_parameters())
+        grads = torch.autograd.grad(loss, list(parameters.values()))
+    exact = logits | {"loss_sum": loss[None]} | {f"grad.{n}": g for n, g in zip(parameters, grads)}
+    assert all(tensor.dtype == torch.float64 and tensor.norm() > 0 for tensor in exact.values())
+    print(f"gemma3-classes: {len(texts)} texts, loss {loss.item():.3f}")
+    tensors |= {"input_ids": torch.cat(texts).int(), "lengths": torch.tensor(LENGTHS).int()}
+    tensors |= {"labels": labels.int(), "label_weights": counts}
+    return tensors | {n: tensor.detach().float().contiguous() for n, tensor in exact.items()}, config
+
+
 def compare(path, tensors):
     """Weights, ids and labels to the bit; results to 1e-6, as another processor may sum in another order."""
     with safe_open(path, "pt") as stored:
@@ -358,8 +412,9 @@ def main():
         ("llama-llama3", llama_llama3), ("llama-yarn", llama_yarn), ("gpt2-exact", lambda: gpt2("gelu")),
         ("gemma3", gemma3), ("gemma3-bidirectional", gemma3_bidirectional),
     ]
-    for seed, (name, build) in enumerate(fixtures):
-        tensors, config = make(name, build, 1000 * (seed + 1))
+    made = [(name, lambda seed, name=name, build=build: make(name, build, seed)) for name, build in fixtures]
+    for seed, (name, make_one) in enumerate(made + [("gemma3-classes", make_classes)]):
+        tensors, config = make_one(1000 * (seed + 1))
         path = HERE / f"{name}.safetensors"
         if check:
             compare(path, tensors)

@@ -1,4 +1,4 @@
-//! Which checkpoints stay: the newest, every K-th, and the one with the lowest held-out loss.
+//! Which checkpoints stay: the newest, every K-th, and the one whose evaluation was best.
 
 use std::fs;
 use std::io;
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MARKER, Watch, numbered};
 use crate::durable::{self, about};
+use crate::goal::Metric;
 
 /// Beside the checkpoints: the step of the best one and its loss.
 const BEST: &str = "best.json";
@@ -25,11 +26,25 @@ pub struct Retention {
     pub prune: bool,
 }
 
-/// The checkpoint with the lowest held-out loss.
+/// The checkpoint whose evaluation was best.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     pub step: u64,
+    /// Its held-out loss.
     pub loss: f32,
+    /// What it was best in, where that is not the loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<(Metric, f64)>,
+}
+
+impl Best {
+    /// By a metric: its value here, where this was judged by it.
+    pub fn value(&self, metric: Metric) -> Option<f64> {
+        match self.score {
+            None => (metric == Metric::Loss).then_some(self.loss as f64),
+            Some((of, value)) => (of == metric).then_some(value),
+        }
+    }
 }
 
 /// The best checkpoint so far, where one is named and there.

@@ -206,7 +206,7 @@ fn milestones_and_the_best_stay() {
     let mut lowest: Option<Best> = None;
     for (step, loss) in losses {
         if lowest.is_none_or(|best| loss < best.loss) {
-            lowest = Some(Best { step, loss });
+            lowest = Some(Best { step, loss, score: None });
         }
         let kept = Retention { keep: 1, keep_every: 30, best: lowest, prune: true };
         save_step(dir, step, &kept, &mut |_| Ok(())).unwrap();

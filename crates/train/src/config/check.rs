@@ -14,6 +14,7 @@ impl Config {
         self.validate_train()?;
         self.validate_optimizer()?;
         self.validate_schedule()?;
+        self.validate_classes()?;
         at_least_one("checkpoint.keep", self.checkpoint.keep)?;
         if self.checkpoint.best && self.eval.rows == 0 {
             refuse!(
@@ -28,6 +29,7 @@ impl Config {
 
     /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
     pub fn validate_for_training(&self) -> Result<(), UserError> {
+        self.validate_direction()?;
         if self.data.source() != Source::Synthetic && !self.data.has_files() {
             refuse!(
                 "`data.path` is not given, and {} trains on text: name a text file or a folder of them, as in \
@@ -212,6 +214,7 @@ impl Config {
     fn validate_schedule(&self) -> Result<(), UserError> {
         let schedule = &self.schedule;
         within("schedule.final_ratio", schedule.final_ratio, 0.0, 1.0)?;
+        within("schedule.warmup_share", schedule.warmup_share.unwrap_or(0.0), 0.0, 1.0)?;
         if schedule.decay_steps.is_some() && schedule.name != ScheduleName::Wsd {
             refuse!(
                 "`schedule.decay_steps` is given but the schedule is {}: only wsd has it; drop it with \

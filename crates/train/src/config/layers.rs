@@ -14,15 +14,19 @@ use crate::switches::{self, Compile};
 use crate::{UserError, refuse};
 
 /// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
-const INSTEAD: [(&str, &str); 2] =
-    [("train.steps", "train.epochs"), ("train.micro_batch", "train.accumulate")];
+const INSTEAD: [(&str, &str); 3] = [
+    ("train.steps", "train.epochs"),
+    ("train.micro_batch", "train.accumulate"),
+    ("schedule.warmup_steps", "schedule.warmup_share"),
+];
 
 /// What `flatout resume` may change.
-const MAY_CHANGE: [&str; 7] = [
+const MAY_CHANGE: [&str; 8] = [
     "train.steps",
     "train.epochs",
     "train.on_nonfinite",
     "train.max_skipped",
+    "train.patience",
     "eval.",
     "checkpoint.",
     "log.",
@@ -131,7 +135,10 @@ impl Layers {
     /// unless that is said beside or above.
     pub fn model(&mut self, model: &DecoderConfig, whence: &str) -> Result<(), UserError> {
         /// Keys of training, which a description of a model does not have.
-        const NOT_THE_MODELS: [&str; 5] = ["from", "context", "dropout", "init_std", "init_residual"];
+        const NOT_THE_MODELS: [&str; 6] =
+            ["from", "context", "dropout", "head_dropout", "init_std", "init_residual"];
+        /// Keys of a model that may be used otherwise than it was made, by whatever layer says so.
+        const MAY_DIFFER: [&str; 4] = ["attention", "head", "classes", "pooling"];
         let of_source = self.values.get("model.from").map_or(usize::MAX, |held| held.layer);
         let facts = Value::try_from(model).expect("a section has a TOML form");
         for key in DecoderConfig::keys() {
@@ -139,6 +146,9 @@ impl Layers {
                 continue;
             }
             let path = format!("model.{}", key.name);
+            if MAY_DIFFER.contains(&key.name) && self.values.contains_key(&path) {
+                continue;
+            }
             let (said, fact) =
                 (self.values.get(&path).filter(|held| held.layer >= of_source), facts.get(key.name));
             match (said, fact) {
@@ -150,6 +160,14 @@ impl Layers {
                 (_, Some(fact)) => self.put(path, fact.clone()),
                 (_, None) => drop(self.values.remove(&path)),
             }
+        }
+        if let (Some(classes), Some(held)) = (model.classes, self.values.get("model.classes"))
+            && held.value.as_integer() != Some(classes as i64)
+        {
+            refuse!(
+                "`model.classes` is {} and the model of {whence} has a head of {classes}: leave it out",
+                text::value(&held.value)
+            );
         }
         let most = model.context as i64;
         let learned = model.positions == Positions::Learned;
@@ -185,7 +203,7 @@ impl Layers {
             let Some(held) = self.values.get(other) else { continue };
             if held.layer < self.layer {
                 self.values.remove(other);
-            } else if ![&held.value, &value].into_iter().any(|value| value.as_str() == Some("auto")) {
+            } else if ![&held.value, &value].into_iter().any(says_nothing) {
                 return Err(format!("`{a}` and `{b}` are both given: give one of them"));
             }
         }
@@ -252,7 +270,7 @@ impl Config {
             if !MAY_CHANGE.iter().any(|allowed| found.path.starts_with(allowed)) {
                 refuse!(
                     "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
-                     train.on_nonfinite, train.max_skipped, eval.*, checkpoint.* and log.*",
+                     train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.* and log.*",
                     found.path
                 );
             }
@@ -267,6 +285,11 @@ impl Config {
         layers.overrides(overrides)?;
         layers.finish()
     }
+}
+
+/// Whether a value leaves it to the key that may be given instead: no warm-up, or a count that is chosen here.
+fn says_nothing(value: &Value) -> bool {
+    value.as_str() == Some("auto") || value.as_integer() == Some(0)
 }
 
 /// The keys that `key=value` arguments set, by their full paths.

@@ -60,6 +60,13 @@ pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> 
         Kind::WholeOrAuto => {
             whole(given, bare).filter(|n| n.as_integer().is_some_and(|n| n >= 1)).ok_or_else(wrong)
         }
+        Kind::WordOrNumbers(words) => match given.as_str().map(unquoted) {
+            Some(word) if words.contains(&word) => Ok(Value::String(word.into())),
+            _ => {
+                let numbers = Kind::List(Box::new(Kind::Number), None);
+                read(path, &numbers, given, written).map_err(|_| wrong())
+            }
+        },
         Kind::List(of, length) => {
             let elements = match (given, bare) {
                 (Value::Array(elements), _) => elements.clone(),

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Component, Path};
 
 use flatout_models::config::DecoderConfig;
+use flatout_models::gemma;
 use flatout_models::huggingface::{self, Described};
 use serde_json::Value;
 
@@ -107,6 +108,7 @@ pub fn weights(folder: &Path, model: &DecoderConfig) -> Result<Weights, UserErro
         refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
     }
     unused.retain(|name| !huggingface::is_redundant(model, name));
+    weights.of_images = unused.extract_if(.., |name| gemma::is_of_images(name)).count();
     if !unused.is_empty() {
         let unused: Vec<String> = unused.into_iter().cloned().collect();
         refuse!("{} has {}, which the model its {CONFIG} describes has not", folder.display(), some(&unused));

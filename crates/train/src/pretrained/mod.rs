@@ -80,9 +80,15 @@ impl Source {
         let Some((dir, step)) = text.rsplit_once('@').filter(|(dir, _)| run::is_run(Path::new(dir))) else {
             return Ok(None);
         };
+        if step == "best" {
+            let Some(best) = checkpoint::best(&run::checkpoints_dir(Path::new(dir))) else {
+                refuse!("{dir} has no best checkpoint: checkpoint.best=true or train.patience keeps one");
+            };
+            return Ok(Some(Source::Run { dir: dir.into(), step: Some(best.step) }));
+        }
         match step.parse() {
             Ok(step) => Ok(Some(Source::Run { dir: dir.into(), step: Some(step) })),
-            Err(_) => refuse!("{text} wants a step after the @, and `{step}` is none"),
+            Err(_) => refuse!("{text} wants a step or `best` after the @, and `{step}` is neither"),
         }
     }
 

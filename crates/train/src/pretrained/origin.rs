@@ -27,6 +27,9 @@ pub struct Origin {
     /// Where the files beside the weights were.
     #[serde(skip)]
     folder: PathBuf,
+    /// What of the source is not the model's and was not read, in words.
+    #[serde(skip)]
+    pub left_out: Option<String>,
 }
 
 const RECORD: &str = "origin.json";
@@ -79,11 +82,13 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
         }
         Some(from) => {
             let mut pretrained = open(&Source::parse(from)?, &mut |_| {})?;
+            pretrained.weights.draw_head(&config.model, config.train.seed);
+            let left_out = pretrained.weights.left_out();
             let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
             pretrained.weights.load(session, |class| class != Class::Frozen)?;
             initial::write_tables(session)?;
             let description = pretrained.description;
-            Some(Origin { from: description.pinned, frozen, folder: description.folder })
+            Some(Origin { from: description.pinned, frozen, folder: description.folder, left_out })
         }
     };
     if session.plans().plan(Role::Derive).is_some() {
@@ -98,6 +103,7 @@ pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), 
     let Some(from) = &config.model.from else { return Ok(initial::write(session, config.train.seed)?) };
     if !leaves(session.plans(), |class| class == Class::Frozen).is_empty() {
         let mut weights = open(&Source::parse(from)?, &mut |_| {})?.weights;
+        weights.draw_head(&config.model, config.train.seed);
         let origin = Origin::of(run)?;
         if origin.from != *from {
             named_otherwise(run, &origin.from, from)?;

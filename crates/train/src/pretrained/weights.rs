@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Class, DType, Init, TensorType};
-use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::{Form, build};
+use flatout_models::config::{DecoderConfig, Head};
+use flatout_models::decoder::{Form, SCORE, build};
 use flatout_models::gpt2::Stored;
 use flatout_runtime::Session;
 use xxhash_rust::xxh3::Xxh3;
@@ -41,6 +41,8 @@ pub struct Weights {
     files: Vec<(PathBuf, TensorFile)>,
     places: BTreeMap<String, Place>,
     seed: Option<u64>,
+    /// Tensors of the part that sees images, which is not read.
+    pub of_images: usize,
 }
 
 /// Bytes read at once.
@@ -48,12 +50,27 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 impl Weights {
     pub fn of_files(files: Vec<(PathBuf, TensorFile)>) -> Weights {
-        Weights { files, places: BTreeMap::new(), seed: None }
+        Weights { files, places: BTreeMap::new(), seed: None, of_images: 0 }
     }
 
     /// Those a run begins with where nothing else is said.
     pub fn drawn(seed: u64) -> Weights {
-        Weights { files: vec![], places: BTreeMap::new(), seed: Some(seed) }
+        Weights { files: vec![], places: BTreeMap::new(), seed: Some(seed), of_images: 0 }
+    }
+
+    /// A head of classes that the source has not is drawn by a seed.
+    pub fn draw_head(&mut self, model: &DecoderConfig, seed: u64) {
+        if model.head == Head::Classes && !self.places.contains_key(SCORE) {
+            self.seed.get_or_insert(seed);
+        }
+    }
+
+    /// What of the files is not the model's and is not read, in words.
+    pub fn left_out(&self) -> Option<String> {
+        let count = self.of_images;
+        (count > 0).then(|| {
+            format!("{count} tensors of the part that sees images are not read: only text is trained")
+        })
     }
 
     pub fn place(&mut self, path: String, place: Place) {

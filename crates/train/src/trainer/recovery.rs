@@ -2,7 +2,7 @@
 
 use flatout_ir::Class;
 
-use super::{Progress, Trainer};
+use super::{Progress, Trainer, patience};
 use crate::checkpoint;
 use crate::config::OnNonfinite;
 use crate::diagnosis::diagnose;
@@ -94,6 +94,7 @@ impl Trainer<'_, '_> {
         self.say(Event::Warning { message })?;
         self.say(Event::Resume { step: whole.step })?;
         self.progress = Progress::of(&state)?;
+        self.patience = patience(&state);
         self.skips.in_a_row = 0;
         self.skips.rollbacks += 1;
         self.evaluated = self.evaluated.filter(|(step, _)| *step <= whole.step);

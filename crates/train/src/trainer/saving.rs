@@ -7,6 +7,7 @@ use super::{Notice, Outcome, Progress, Trainer};
 use crate::checkpoint::{Best, Retention, State};
 use crate::events::{Event, Status};
 use crate::failure::Failure;
+use crate::goal::Metric;
 use crate::state::Snapshot;
 use crate::writer::Writer;
 
@@ -15,7 +16,7 @@ pub(super) struct Saving {
     pub writer: Writer,
     /// The newest whole checkpoint.
     pub newest: Option<(u64, PathBuf)>,
-    /// The whole checkpoint with the lowest held-out loss, where that is kept.
+    /// The whole checkpoint whose evaluation was best, where that is kept.
     pub best: Option<Best>,
     /// A checkpoint that is due waits for an update that is not left out.
     pub is_due: bool,
@@ -47,7 +48,7 @@ impl Saving {
 const LONG_WAIT_SECONDS: f64 = 1.0;
 
 impl Trainer<'_, '_> {
-    /// Saves where the config says so or the held-out loss has never been lower. A state whose last update was left out
+    /// Saves where the config says so or the evaluation has never been better. A state whose last update was left out
     /// is not saved on the way: it may be one to go back from.
     pub(super) fn save_if_due(&mut self) -> Result<(), Failure> {
         let (step, every) = (self.progress.step, self.config.checkpoint.every);
@@ -122,20 +123,23 @@ impl Trainer<'_, '_> {
             ("skipped", self.skips.total),
             ("skipped_in_a_row", self.skips.in_a_row),
         ];
-        let counters = counters.map(|(name, count)| (name.to_string(), count)).into();
+        let counters = counters.into_iter().chain(self.patience.counters());
+        let counters = counters.map(|(name, count)| (name.to_string(), count)).collect();
         Snapshot::begin(&mut self.session, State { step, cursor, counters })
     }
 
     /// The best checkpoint once the state as it is has been saved.
     fn best_now(&self) -> Option<Best> {
         let best = self.saving.best;
-        if !self.config.checkpoint.best {
+        if !self.config.keeps_best() {
             return best;
         }
+        let metric = self.config.eval.metric;
         let now = self.evaluated.filter(|(step, loss)| *step == self.progress.step && loss.is_finite());
-        match now {
-            Some((step, loss)) if best.is_none_or(|best| loss < best.loss) => Some(Best { step, loss }),
-            _ => best,
+        let (Some((step, loss)), Some(score)) = (now, self.score) else { return best };
+        match best.and_then(|best| best.value(metric)) {
+            Some(before) if !metric.is_better(score, before) => best,
+            _ => Some(Best { step, loss, score: (metric != Metric::Loss).then_some((metric, score)) }),
         }
     }
 

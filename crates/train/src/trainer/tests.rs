@@ -238,7 +238,7 @@ fn the_best_and_every_tenth_checkpoint_stay() {
     let run = run_in(&dir, &[&retention[..], &evaluation].concat(), |_| {});
     let (mut lowest, mut wanted) = (None, vec![]);
     for event in &run.events {
-        if let Event::Eval { step, loss } = *event
+        if let Event::Eval { step, loss, .. } = *event
             && lowest.is_none_or(|(_, least)| loss < least)
         {
             lowest = Some((step, loss));

@@ -1,0 +1,148 @@
+//! What goes together where classes are learned, and where runs are judged by an evaluation.
+
+use flatout_models::config::{Attention, Head};
+
+use super::Config;
+use crate::class_weights::ClassWeights;
+use crate::{UserError, refuse};
+
+impl Config {
+    pub(super) fn validate_classes(&self) -> Result<(), UserError> {
+        let (model, train, metric) = (&self.model, &self.train, self.eval.metric);
+        if model.head == Head::Tokens {
+            if metric.is_of_classes() {
+                refuse!(
+                    "`eval.metric` is {metric} and `model.head` is tokens: only a head of classes has it"
+                );
+            }
+            if train.class_weights != ClassWeights::None {
+                refuse!(
+                    "`train.class_weights` is given and `model.head` is tokens: only a head of classes has classes"
+                );
+            }
+            if train.folds.is_some() {
+                refuse!("`train.folds` is given and `model.head` is tokens: folds are of labelled texts");
+            }
+        } else {
+            train.class_weights.validate(model.classes())?;
+            if metric.is_of_positive() && model.classes() != 2 {
+                refuse!(
+                    "`eval.metric` is {metric}, of the positive class of two, and `model.classes` is {}: give \
+                     eval.metric=macro_{metric}",
+                    model.classes()
+                );
+            }
+        }
+        if train.folds.is_some_and(|folds| !(2..=100).contains(&folds)) {
+            refuse!("`train.folds` must be from 2 to 100");
+        }
+        self.validate_patience()
+    }
+
+    fn validate_patience(&self) -> Result<(), UserError> {
+        let (train, eval) = (&self.train, &self.eval);
+        if let Some(every) = eval.every_epochs {
+            if !every.is_finite() || every <= 0.0 {
+                refuse!("`eval.every_epochs` is {every} and must be a number above 0");
+            }
+            if train.epochs.is_none() {
+                refuse!(
+                    "`eval.every_epochs` is given and `train.epochs` is not: count the run in epochs too"
+                );
+            }
+        }
+        match train.patience {
+            None => Ok(()),
+            Some(0) => refuse!("`train.patience` is 0 and must be at least 1"),
+            Some(_) if eval.rows == 0 || (eval.every == 0 && eval.every_epochs.is_none()) => refuse!(
+                "`train.patience` counts evaluations and there are none on the way: give eval.every and eval.rows"
+            ),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// A token that sees what follows it sees the one it is asked for.
+    pub(super) fn validate_direction(&self) -> Result<(), UserError> {
+        if self.model.attention == Attention::Bidirectional && self.model.head == Head::Tokens {
+            refuse!(
+                "`model.attention` is bidirectional and `model.head` is tokens: every token would see the one it is asked \
+                 for; give model.attention=causal or model.head=classes"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether the checkpoint of the best evaluation is kept: where that is asked for, or a run may go on long after it.
+    pub fn keeps_best(&self) -> bool {
+        self.checkpoint.best || self.train.patience.is_some()
+    }
+
+    /// Updates between evaluations of a run of so many; 0 for none on the way.
+    pub fn eval_every(&self, steps: u64) -> u64 {
+        match (self.eval.every_epochs, self.train.epochs) {
+            (Some(every), Some(epochs)) => ((steps as f64 / epochs as f64 * every).round() as u64).max(1),
+            _ => self.eval.every,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipes::resolve;
+
+    fn words(overrides: &str) -> Vec<String> {
+        overrides.split(' ').map(String::from).collect()
+    }
+
+    #[test]
+    fn values_that_do_not_go_together_are_refused() {
+        let cases = [
+            ("eval.metric=f1", "only a head of classes has it"),
+            ("train.class_weights=balanced", "only a head of classes has classes"),
+            ("train.folds=5", "folds are of labelled texts"),
+            ("head=classes", "`model.classes` is missing"),
+            ("head=classes classes=3 eval.metric=f1", "eval.metric=macro_f1"),
+            ("head=classes classes=2 train.class_weights=1,2,3", "has 3 numbers"),
+            ("head=classes classes=2 train.folds=1", "from 2 to 100"),
+            ("patience=0", "`train.patience` is 0"),
+            ("patience=3 eval.every=0", "there are none on the way"),
+            ("patience=3 eval.rows=0", "there are none on the way"),
+            ("every_epochs=1", "`train.epochs` is not"),
+            ("epochs=2 every_epochs=-1", "must be a number above 0"),
+            ("train.class_weights=often", "wants one of none, balanced, or a list of numbers"),
+        ];
+        for (overrides, wanted) in cases {
+            let sentence = resolve("tiny", &[], &words(overrides)).expect_err(overrides).0;
+            assert!(sentence.contains(wanted), "{overrides}: {sentence:?} lacks {wanted:?}");
+        }
+        let both = resolve("tiny", &[], &words("model.attention=bidirectional")).unwrap();
+        let sentence = both.validate_for_training().unwrap_err().0;
+        assert!(sentence.contains("would see the one it is asked for"), "{sentence}");
+    }
+
+    #[test]
+    fn evaluations_may_be_counted_in_epochs() {
+        let config = resolve("tiny", &[], &words("epochs=10 every_epochs=0.5 eval.every=7")).unwrap();
+        assert_eq!([config.eval_every(1000), config.eval_every(3)], [50, 1]);
+        let config = resolve("tiny", &[], &words("eval.every=7 patience=2")).unwrap();
+        assert_eq!(config.eval_every(1000), 7);
+        assert!(config.keeps_best());
+    }
+
+    #[test]
+    fn class_weights_are_a_word_or_numbers() {
+        use crate::class_weights::ClassWeights;
+        let weights = |said: &str| {
+            let config =
+                resolve("tiny", &[], &words(&format!("head=classes classes=2 class_weights={said}")))
+                    .unwrap();
+            let again =
+                resolve("tiny", &[], &[]).unwrap().with_file(&config.to_toml(), "config.toml").unwrap();
+            assert_eq!(again.train.class_weights, config.train.class_weights);
+            config.train.class_weights
+        };
+        assert_eq!(weights("balanced"), ClassWeights::Balanced);
+        assert_eq!(weights("[1,2.5]"), ClassWeights::Given(vec![1.0, 2.5]));
+        assert_eq!(weights("none"), ClassWeights::None);
+    }
+}

@@ -1,0 +1,149 @@
+//! What a run is judged by on the way: the number of an evaluation that the best checkpoint and the early stop follow.
+
+use flatout_models::choice;
+
+use crate::metrics::Metrics;
+
+choice! {
+    /// A number of an evaluation. The loss is better the lower it is, all others the higher. `f1`, `precision` and
+    /// `recall` are those of the positive class, of two.
+    pub enum Metric {
+        Loss = "loss",
+        Accuracy = "accuracy",
+        F1 = "f1",
+        Precision = "precision",
+        Recall = "recall",
+        MacroF1 = "macro_f1",
+        MacroPrecision = "macro_precision",
+        MacroRecall = "macro_recall",
+    }
+}
+
+impl Metric {
+    /// The number, where the evaluation has it.
+    pub fn of(self, loss: f32, metrics: Option<&Metrics>) -> Option<f64> {
+        let positive = || metrics?.positive;
+        match self {
+            Metric::Loss => Some(loss as f64),
+            Metric::Accuracy => Some(metrics?.accuracy),
+            Metric::F1 => Some(positive()?.f1),
+            Metric::Precision => Some(positive()?.precision),
+            Metric::Recall => Some(positive()?.recall),
+            Metric::MacroF1 => Some(metrics?.mean.f1),
+            Metric::MacroPrecision => Some(metrics?.mean.precision),
+            Metric::MacroRecall => Some(metrics?.mean.recall),
+        }
+    }
+
+    pub fn is_better(self, new: f64, old: f64) -> bool {
+        match self {
+            Metric::Loss => new < old,
+            _ => new > old,
+        }
+    }
+
+    /// Whether it needs classes.
+    pub fn is_of_classes(self) -> bool {
+        self != Metric::Loss
+    }
+
+    /// Whether it needs a positive class.
+    pub fn is_of_positive(self) -> bool {
+        matches!(self, Metric::F1 | Metric::Precision | Metric::Recall)
+    }
+}
+
+/// How long a run has been waiting for a better evaluation. Part of a run's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Patience {
+    /// The best so far.
+    best: Option<f64>,
+    /// Evaluations since.
+    pub since: u64,
+}
+
+/// Names of the counters that a checkpoint keeps it under.
+const SINCE: &str = "evaluations_since_best";
+const BEST: &str = "best_evaluation_bits";
+
+impl Patience {
+    /// Takes in an evaluation; one that is not a number is no gain.
+    pub fn see(&mut self, metric: Metric, value: f64) {
+        if !value.is_nan() && self.best.is_none_or(|best| metric.is_better(value, best)) {
+            *self = Patience { best: Some(value), since: 0 };
+        } else {
+            self.since += 1;
+        }
+    }
+
+    /// The best so far.
+    pub fn best(&self) -> Option<f64> {
+        self.best
+    }
+
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let best = self.best.map(|best| (BEST, best.to_bits()));
+        [(SINCE, self.since)].into_iter().chain(best).collect()
+    }
+
+    /// From a checkpoint's counters; one without them has not waited.
+    pub fn read(counter: impl Fn(&str) -> Option<u64>) -> Patience {
+        Patience { best: counter(BEST).map(f64::from_bits), since: counter(SINCE).unwrap_or(0) }
+    }
+
+    /// Why a run of this much patience ends here, where it does.
+    pub fn ends(&self, metric: Metric, patience: Option<u64>) -> Option<String> {
+        let most = patience.filter(|most| self.since >= *most)?;
+        let best = self.best.map_or("never a number".into(), |best| format!("{best:.4} at best"));
+        Some(format!("{metric} was {best} and no better in {most} evaluations (train.patience)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Confusion;
+
+    #[test]
+    fn a_metric_is_found_where_the_evaluation_has_it() {
+        let two = Confusion(vec![vec![50, 10], vec![5, 35]]).metrics();
+        let value = |metric: Metric| metric.of(0.5, Some(&two)).unwrap();
+        assert_eq!(value(Metric::Loss), 0.5);
+        assert_eq!(value(Metric::Accuracy), 0.85);
+        assert_eq!(value(Metric::F1), two.positive.unwrap().f1);
+        assert_eq!(value(Metric::MacroRecall), two.mean.recall);
+        let three = Confusion::new(3).metrics();
+        assert_eq!(Metric::F1.of(0.5, Some(&three)), None);
+        assert_eq!(Metric::Accuracy.of(0.5, None), None);
+    }
+
+    #[test]
+    fn patience_runs_out_in_both_directions() {
+        for (metric, values) in
+            [(Metric::Loss, [2.0, 1.5, 1.6, 1.5, 1.7]), (Metric::F1, [0.2, 0.5, 0.4, 0.5, f64::NAN])]
+        {
+            let mut patience = Patience::default();
+            let mut ended = vec![];
+            for value in values {
+                patience.see(metric, value);
+                ended.push(patience.ends(metric, Some(3)).is_some());
+            }
+            assert_eq!(ended, [false, false, false, false, true], "{metric}");
+            assert_eq!(patience.ends(metric, None), None);
+            let why = patience.ends(metric, Some(3)).unwrap();
+            assert!(why.contains("at best and no better in 3 evaluations"), "{why}");
+        }
+    }
+
+    #[test]
+    fn patience_comes_back_from_a_checkpoint() {
+        let mut patience = Patience::default();
+        for value in [0.1, 0.3, 0.2] {
+            patience.see(Metric::F1, value);
+        }
+        let kept = patience.counters();
+        let read = |name: &str| kept.iter().find(|(known, _)| *known == name).map(|(_, count)| *count);
+        assert_eq!(Patience::read(read), patience);
+        assert_eq!(Patience::read(|_| None), Patience::default());
+    }
+}

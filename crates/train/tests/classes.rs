@@ -1,0 +1,129 @@
+//! A head of classes: Hugging Face's logits, loss and gradients.
+
+mod distance;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use distance::relative;
+use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
+use flatout_ir::passes::input_path;
+use flatout_ir::{Options, Program, Role, compile};
+use flatout_models::config::{DecoderConfig, Pooling};
+use flatout_models::decoder::{Form, build};
+use flatout_models::huggingface;
+use flatout_runtime::{Session, cpu};
+use flatout_train::checkpoint::TensorFile;
+use flatout_train::{initial, pretrained};
+
+struct Golden {
+    model: DecoderConfig,
+    file: TensorFile,
+}
+
+impl Golden {
+    fn open() -> Golden {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
+        let json = std::fs::read_to_string(folder.join("gemma3-classes.json")).expect("a configuration");
+        let json = serde_json::from_str(&json).expect("JSON");
+        let model = huggingface::read(&json).expect("a Gemma-3 with a head of classes").model;
+        let file = TensorFile::open(&folder.join("gemma3-classes.safetensors")).expect("tensors");
+        Golden { model, file }
+    }
+
+    fn words(&mut self, name: &str) -> Vec<[u8; 4]> {
+        let mut bytes = vec![0; self.file.entries()[name].bytes()];
+        self.file.read_into(name, &mut bytes).expect("a tensor");
+        bytes.as_chunks::<4>().0.to_vec()
+    }
+
+    fn f32s(&mut self, name: &str) -> Vec<f32> {
+        self.words(name).into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    fn i32s(&mut self, name: &str) -> Vec<i32> {
+        self.words(name).into_iter().map(i32::from_le_bytes).collect()
+    }
+
+    fn weights(&mut self) -> Vec<(String, String)> {
+        let shapes = pretrained::parameters(&self.model);
+        let stored = huggingface::stored(&self.model, |path| shapes[path].0.dims.clone()).expect("names");
+        stored.into_iter().map(|stored| (stored.ours, stored.theirs)).collect()
+    }
+
+    /// A session with the file's weights and texts. Between the texts lie tokens of nobody, and there is room for two more.
+    fn session(&mut self, pooling: Pooling) -> Session {
+        const GAP: usize = 3;
+        let (ids, lengths) = (self.i32s("input_ids"), self.i32s("lengths"));
+        let model = DecoderConfig { pooling, context: 32, ..self.model.clone() };
+        let texts = lengths.len() + 2;
+        let tokens = ids.len() + GAP * lengths.len();
+        let form = Form::Classes { tokens, texts, longest: 24, dropout: false };
+        let program = |role: Role| Program { role, graph: build(&model, form) };
+        let plans =
+            compile(&[program(Role::Grad), program(Role::Eval)], &cpu::target(2), &Options::default());
+        let mut session = Session::new(plans.expect("plans"), 2).expect("a session");
+        for (ours, theirs) in self.weights() {
+            session.write_f32(&ours, &self.f32s(&format!("weight.{theirs}"))).expect("a weight");
+        }
+        initial::write_tables(&mut session).expect("tables");
+        let mut inputs: BTreeMap<&str, Vec<i32>> = BTreeMap::from([
+            ("tokens", vec![0; tokens]),
+            ("positions", vec![0; tokens]),
+            ("segment_start", vec![0; texts]),
+            ("segment_len", vec![0; texts]),
+            ("labels", vec![-1; texts]),
+        ]);
+        let (mut from, mut to) = (0, 0);
+        for (number, len) in lengths.iter().enumerate() {
+            let count = *len as usize;
+            inputs.get_mut("tokens").unwrap()[to..to + count].copy_from_slice(&ids[from..from + count]);
+            inputs.get_mut("positions").unwrap()[to..to + count]
+                .copy_from_slice(&(0..*len).collect::<Vec<_>>());
+            inputs.get_mut("segment_start").unwrap()[number] = to as i32;
+            inputs.get_mut("segment_len").unwrap()[number] = *len;
+            (from, to) = (from + count, to + count + GAP);
+        }
+        inputs.get_mut("labels").unwrap()[..lengths.len()].copy_from_slice(&self.i32s("labels"));
+        let mut weights = self.f32s("label_weights");
+        weights.resize(texts, 0.0);
+        for role in [Role::Grad, Role::Eval] {
+            for (name, values) in &inputs {
+                session.write_i32(&input_path(role, name), values).expect("an input");
+            }
+            session.write_f32(&input_path(role, "label_weights"), &weights).expect("an input");
+        }
+        session
+    }
+}
+
+#[test]
+fn every_pooling_has_the_references_logits() {
+    let mut golden = Golden::open();
+    for &pooling in Pooling::ALL {
+        let mut session = golden.session(pooling);
+        session.run(Role::Eval).expect("logits");
+        let got = session.result(Role::Eval, "class_logits").expect("logits");
+        let wanted = golden.f32s(&format!("logits.{pooling}"));
+        let off = relative(&got[..wanted.len()], &wanted);
+        assert!(off < 1e-5, "{pooling} is off by {off:.1e}");
+    }
+}
+
+#[test]
+fn the_weighted_loss_and_every_gradient_are_the_references() {
+    let mut golden = Golden::open();
+    assert_eq!(golden.model.pooling, Pooling::Mean);
+    let mut session = golden.session(Pooling::Mean);
+    session.run(Role::Grad).expect("gradients");
+    let off = relative(&session.read_f32(LOSS_SUM).expect("a sum"), &golden.f32s("loss_sum"));
+    assert!(off < 1e-5, "the loss is off by {off:.1e}");
+    let weights = golden.weights();
+    let in_file = golden.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
+    assert_eq!(weights.len(), in_file, "every gradient of the file is compared");
+    for (ours, theirs) in weights {
+        let got = session.read_f32(&gradient_path(&ours)).expect("a gradient");
+        let off = relative(&got, &golden.f32s(&format!("grad.{theirs}")));
+        assert!(off < 1e-5, "{theirs} is off by {off:.1e}");
+    }
+}
