@@ -287,6 +287,20 @@ fn sizes(all: &mut Vec<Problem>) {
         let problem = Problem::new("with gaps", Mask::Causal, gaps(), None);
         all.push(Problem { size, dtype: F32, ..problem });
     }
+    // Gemma-3's: four heads of 256 on one, windows to one side and to both, texts one after another.
+    for (mask, dtype) in
+        [(window(20, 0), BF16), (window(10, 10), BF16), (Mask::Full, BF16), (window(20, 0), F32)]
+    {
+        for (what, q) in [("equal", even(2, 63)), ("with gaps", gaps())] {
+            all.push(Problem {
+                heads: 4,
+                kv_heads: 1,
+                size: 256,
+                dtype,
+                ..Problem::new(what, mask, q, None)
+            });
+        }
+    }
     // An odd size has rows off every alignment.
     all.push(Problem { size: 21, ..Problem::new("equal", Mask::Causal, even(2, 34), None) });
 }
