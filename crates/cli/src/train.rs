@@ -194,8 +194,21 @@ fn end_block(
             floor.nats,
             100.0 * (floor.trigram_nats / floor.nats - 1.0)
         ),
-        None => format!("{what} {:.4} nats a token", outcome.loss),
+        None => match &outcome.metrics {
+            Some(metrics) => format!("{what} {:.4}  {}", outcome.loss, metrics.words()),
+            None => format!("{what} {:.4} nats a token", outcome.loss),
+        },
     });
+    if let Some(why) = &outcome.early {
+        screen.result(format!("early    {why}"));
+    }
+    if flatout_train::run::config(run.dir())?.model.classes.is_some() {
+        let dir = run.dir().display();
+        screen.result(format!("run      {dir}"));
+        screen.result(format!("report   {dir}/report.md"));
+        screen.note(format!("next     flatout eval {dir} --predict FILE --out FILE   classes of new texts"));
+        return Ok(());
+    }
     let mut generator = Generator::open(run.dir(), device)?;
     let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
     let sample = generator.generate("", how, |_| {})?;

@@ -280,11 +280,19 @@ fn shares_memory(plans: &PlanSet) -> bool {
     transient.windows(2).any(|pair| pair[1].0 < pair[0].1)
 }
 
-/// Whether examples lie one after another: then their places are inputs.
+/// Whether examples lie one after another: then their places are inputs. A head of classes reads the places of its texts
+/// in rows too, and it is the layout that tells.
 fn packing(plans: &PlanSet, prepared: Prepared) -> &'static str {
-    let has_places = plans.slot(&input_path(Role::Grad, "segment_start")).is_some();
-    match (prepared.lengths, has_places) {
+    let has = |input: &str| plans.slot(&input_path(Role::Grad, input)).is_some();
+    match (prepared.lengths, has("segment_start")) {
         (None, _) => NOTHING_UNEQUAL,
+        (Some(manner), _) if has("labels") => {
+            if manner.is_packed {
+                "on"
+            } else {
+                "off"
+            }
+        }
         (Some(_), true) => "on",
         (Some(_), false) => "off",
     }

@@ -2,6 +2,7 @@
 
 use flatout_data::{Arrangement, Extents, Layout, Lengths, Manner, Shape, arrange};
 use flatout_ir::Graph;
+use flatout_models::config::Head;
 use flatout_models::decoder::{self, Documents, Form};
 
 use crate::config::Config;
@@ -95,6 +96,14 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
 
 /// The forward graph of a shape, with its loss.
 pub(crate) fn model_for(config: &Config, shape: Shape, dropout: bool) -> Graph {
+    if config.model.head == Head::Classes {
+        let (tokens, texts) = (shape.tokens(), shape.segments());
+        let longest = match shape {
+            Shape::Packed { tokens, .. } => tokens.min(config.model.context),
+            Shape::Padded { len, .. } => len,
+        };
+        return decoder::build(&config.model, Form::Classes { tokens, texts, longest, dropout });
+    }
     let form = match shape {
         Shape::Packed { tokens, segments } => {
             Form::Loss { rows: 1, len: tokens, documents: Documents::Apart { most: segments }, dropout }

@@ -6,6 +6,7 @@ use std::num::NonZero;
 use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
 use flatout_ir::{Graph, PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
+use flatout_models::config::Head;
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
 
@@ -102,6 +103,10 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 
 /// The forward graph of so many rows, with its loss.
 fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
+    if config.model.head == Head::Classes {
+        // Before lengths are known every text may be as long as the context.
+        return arranged::model_for(config, Shape::Padded { rows, len: config.model.context }, dropout);
+    }
     let documents = match config.data.document_mask {
         true => Documents::Apart { most: rows * max_segments(config.model.context) },
         false => Documents::Joined,

@@ -8,7 +8,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::goal::Metric;
 use crate::metrics::Metrics;
 
 /// A line. Numbers that are not finite are written as `null` and read as NaN; floats are in their shortest exact
@@ -390,12 +389,12 @@ pub fn last_eval(events: &[Event]) -> Option<(u64, f32)> {
     })
 }
 
-/// What a metric came to in the evaluation after a step, where there was one and it has it.
-pub fn score_at(events: &[Event], at: u64, metric: Metric) -> Option<f64> {
+/// The loss and the metrics of the evaluation after a step, where there was one.
+pub fn eval_at(events: &[Event], at: u64) -> Option<(f32, Option<Metrics>)> {
     events.iter().rev().find_map(|event| match event {
-        Event::Eval { step, loss, metrics } if *step == at => Some(metric.of(*loss, metrics.as_ref())),
+        Event::Eval { step, loss, metrics } if *step == at => Some((*loss, metrics.clone())),
         _ => None,
-    })?
+    })
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub mod calibrate;
 pub mod checkpoint;
 pub mod claims;
 pub mod class_weights;
+pub mod classify;
 pub mod compile;
 pub mod config;
 pub mod corpus;

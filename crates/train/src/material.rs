@@ -7,11 +7,12 @@ use flatout_data::{
     Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, Rows, Said, Shape, Vocabulary,
     drawn_examples, once,
 };
+use flatout_models::config::Head;
 
-use crate::UserError;
 use crate::config::Config;
 use crate::corpus::{corpus_saying, total_steps};
 use crate::failure::Failure;
+use crate::{UserError, refuse};
 
 pub enum Material {
     Text(Corpus),
@@ -58,6 +59,27 @@ impl Material {
             *last = longest.max(*last);
         }
         config.data.lengths = shares;
+    }
+
+    /// Whether a head of classes finds a class of its own on every example.
+    pub fn check_classes(&self, config: &Config) -> Result<(), UserError> {
+        let classes = match config.model.head {
+            Head::Tokens => return Ok(()),
+            Head::Classes => config.model.classes(),
+        };
+        let Material::Examples(Examples { train, held_out, .. }) = self else {
+            refuse!("`model.head` is classes and the data is text without classes: give model.head=tokens");
+        };
+        for example in train.iter().chain(held_out.iter()) {
+            match example.label {
+                Some(label) if (label as usize) < classes => {}
+                Some(label) => {
+                    refuse!("an example has class {label}, counted from 0, and `model.classes` is {classes}")
+                }
+                None => refuse!("`model.head` is classes and an example has none"),
+            }
+        }
+        Ok(())
     }
 
     pub fn vocabulary(&self) -> &Vocabulary {

@@ -44,6 +44,14 @@ impl Confusion {
         self.0[class][said] += 1;
     }
 
+    /// Counts the texts of a micro-batch: logits [S, C] row after row, and classes, -1 for what is no text.
+    pub fn see_all(&mut self, logits: &[f32], classes: &[i32]) {
+        let rows = logits.chunks_exact(self.classes());
+        for (logits, class) in rows.zip(classes).filter(|(_, class)| **class >= 0) {
+            self.see(*class as usize, likeliest(logits));
+        }
+    }
+
     /// Texts that were counted.
     pub fn total(&self) -> u64 {
         self.0.iter().flatten().sum()
@@ -162,8 +170,7 @@ mod tests {
         let p = probabilities(&[1000.0, 1000.0 + 3f32.ln()]);
         assert!((p[1] - 0.75).abs() < 1e-4 && close(p.iter().sum(), 1.0), "{p:?}");
         let mut table = Confusion::new(2);
-        table.see(1, likeliest(&[0.0, 1.0]));
-        table.see(1, likeliest(&[1.0, 0.0]));
+        table.see_all(&[0.0, 1.0, 1.0, 0.0, 5.0, 5.0], &[1, 1, -1]);
         assert_eq!(table, counted(&[&[0, 0], &[1, 1]]));
         assert_eq!(table.total(), 2);
     }

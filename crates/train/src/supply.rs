@@ -1,6 +1,9 @@
 //! Updates on their way from the data to the plans, a micro-batch at a time.
 
-use flatout_data::{Arrangement, ExampleCursor, Loader, MicroBatch, Reading, Rows, Updates, Waited};
+use flatout_data::{
+    Arrangement, ExampleCursor, ExampleTable, Loader, MicroBatch, Reading, Rows, Updates, Waited,
+};
+use flatout_models::config::Head;
 use serde_json::Value;
 
 use crate::compile::Compiled;
@@ -66,6 +69,14 @@ impl Batch {
     }
 }
 
+/// What texts of each class count; nothing where no classes are learned.
+fn class_weights(config: &Config, examples: &ExampleTable) -> Result<Vec<f32>, Failure> {
+    match config.model.head {
+        Head::Tokens => Ok(vec![]),
+        Head::Classes => Ok(config.train.class_weights.of(examples, config.model.classes())?),
+    }
+}
+
 impl Supply {
     /// From the beginning.
     pub fn begin(config: &Config, compiled: &Compiled, material: &Material) -> Result<Supply, Failure> {
@@ -104,7 +115,7 @@ impl Supply {
                     batch,
                     layout: layout.clone(),
                     is_sorted: manner.is_sorted,
-                    class_weights: vec![],
+                    class_weights: class_weights(config, train)?,
                 };
                 let cursor: Option<ExampleCursor> =
                     cursor.map(serde_json::from_value).transpose().map_err(unreadable)?;

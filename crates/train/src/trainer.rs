@@ -20,6 +20,7 @@ use crate::failure::Failure;
 use crate::feed::{Draw, feed, feed_examples};
 use crate::goal::Patience;
 use crate::material::{HeldOut, Material};
+use crate::metrics::{Confusion, Metrics};
 use crate::run::Run;
 use crate::schedule::learning_rate;
 use crate::signal::StopFlag;
@@ -66,6 +67,10 @@ pub struct Outcome {
     /// Held-out where there is an evaluation, otherwise of the last step.
     pub loss: f32,
     pub is_held_out: bool,
+    /// Of the last evaluation, where classes are learned.
+    pub metrics: Option<Metrics>,
+    /// Why it ended before its last step, where nobody stopped it.
+    pub early: Option<String>,
     pub checkpoint: Option<PathBuf>,
 }
 
@@ -116,6 +121,7 @@ fn train_on(
     let Opened { material, compiled, mut left_out } = opened;
     let material = &material;
     let steps = material.total_steps(config)?;
+    material.check_classes(config)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
     config.schedule.settle_warmup(horizon);
@@ -174,6 +180,7 @@ fn train_on(
 
     let ready = Ready { config, compiled: &compiled, material, run: run.dir(), steps, done: progress.step };
     let draw = Draw { seed: config.train.seed, step: 0 };
+    let evaluation = events::eval_at(&earlier, progress.step);
     let mut trainer = Trainer {
         config,
         run,
@@ -200,7 +207,8 @@ fn train_on(
         pending: None,
         clock: Instant::now(),
         evaluated: events::last_eval(&earlier).filter(|(step, _)| *step == progress.step),
-        score: events::score_at(&earlier, progress.step, config.eval.metric),
+        score: evaluation.as_ref().and_then(|(loss, metrics)| config.eval.metric.of(*loss, metrics.as_ref())),
+        metrics: evaluation.and_then(|(_, metrics)| metrics),
         patience,
         began: Instant::now(),
         began_tokens: progress.tokens,
@@ -321,6 +329,8 @@ struct Trainer<'a, 'n> {
     evaluated: Option<(u64, f32)>,
     /// What it came to in `eval.metric`.
     score: Option<f64>,
+    /// And, where classes are learned, in all metrics.
+    metrics: Option<Metrics>,
     patience: Patience,
     began: Instant,
     began_tokens: u64,
@@ -501,8 +511,12 @@ impl Trainer<'_, '_> {
 
     /// Evaluates where the config says so.
     fn evaluate_if_due(&mut self) -> Result<Option<&'static str>, Failure> {
-        let (step, every) = (self.progress.step, self.config.eval_every(self.steps));
-        if step < self.steps && every > 0 && step.is_multiple_of(every) { self.evaluate() } else { Ok(None) }
+        if self.progress.step < self.steps && self.is_eval_due() { self.evaluate() } else { Ok(None) }
+    }
+
+    fn is_eval_due(&self) -> bool {
+        let every = self.config.eval_every(self.steps);
+        every > 0 && self.progress.step.is_multiple_of(every)
     }
 
     /// The mean loss on held-out rows; or the reason to stop that came between two batches, and nothing is said then.
@@ -513,6 +527,8 @@ impl Trainer<'_, '_> {
             return Ok(None);
         }
         let (mut loss, mut weight) = (0.0, 0.0);
+        let classes = self.config.model.classes;
+        let mut confusion = Confusion::new(classes.unwrap_or(0));
         for part in 0..held_out.parts() {
             if let Some(reason) = self.stop_asked() {
                 return Ok(Some(reason));
@@ -528,12 +544,19 @@ impl Trainer<'_, '_> {
             self.session.run(Role::Eval)?;
             loss += self.session.result(Role::Eval, "loss")?[0] as f64;
             weight += self.session.result(Role::Eval, "weight")?[0] as f64;
+            if let (Some(_), HeldOut::Examples(parts)) = (classes, held_out) {
+                confusion.see_all(&self.session.result(Role::Eval, "class_logits")?, &parts[part].labels);
+            }
         }
         let loss = (loss / weight) as f32;
         self.evaluated = Some((self.progress.step, loss));
-        let (metric, metrics) = (self.config.eval.metric, None);
+        let (metric, metrics) = (self.config.eval.metric, classes.map(|_| confusion.metrics()));
         self.score = metric.of(loss, metrics.as_ref());
-        self.patience.see(metric, self.score.unwrap_or(f64::NAN));
+        // Not where a run that may go on has its end.
+        if self.is_eval_due() {
+            self.patience.see(metric, self.score.unwrap_or(f64::NAN));
+        }
+        self.metrics.clone_from(&metrics);
         self.say(Event::Eval { step: self.progress.step, loss, metrics })?;
         Ok(None)
     }
@@ -547,6 +570,7 @@ impl Trainer<'_, '_> {
         let evaluated = self.evaluated.filter(|(step, _)| *step == self.progress.step);
         let loss = evaluated.map_or(self.last_loss, |(_, loss)| loss);
         let seconds = self.began.elapsed().as_secs_f64();
+        let early = self.early().filter(|_| status == Status::Done && self.progress.step < self.steps);
         let end = End {
             status,
             steps: self.progress.step,
@@ -556,7 +580,7 @@ impl Trainer<'_, '_> {
             skipped: self.skips.total,
             time: events::now(),
             data_wait: Some(DataWait::new(self.supply.waited(), seconds)),
-            early: self.early().filter(|_| status == Status::Done && self.progress.step < self.steps),
+            early: early.clone(),
         };
         self.say(Event::End(end))?;
         if let Err(why) = report::write(self.run.dir()) {
@@ -569,7 +593,15 @@ impl Trainer<'_, '_> {
             return Err(Failure::Environment(sentence));
         }
         let checkpoint = self.saving.newest.clone().map(|(_, path)| path);
-        Ok(Outcome { status, steps: self.progress.step, loss, is_held_out: evaluated.is_some(), checkpoint })
+        Ok(Outcome {
+            status,
+            steps: self.progress.step,
+            loss,
+            is_held_out: evaluated.is_some(),
+            metrics: self.metrics.clone(),
+            early,
+            checkpoint,
+        })
     }
 }
 

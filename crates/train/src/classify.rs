@@ -1,0 +1,102 @@
+//! Classes of texts, by a model that is used and not trained.
+
+use flatout_data::{ExampleTable, Layout, MicroBatch, Shape, once};
+use flatout_ir::{Program, Role};
+use flatout_models::config::{Head, Positions};
+use serde::Serialize;
+
+use crate::device::Device;
+use crate::failure::Failure;
+use crate::feed::{Draw, feed_examples};
+use crate::metrics::{Confusion, Metrics, likeliest, probabilities};
+use crate::pretrained::Loaded;
+use crate::{UserError, arranged, refuse};
+
+/// What a model says of a text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    pub class: usize,
+    /// Of every class, in order.
+    pub probabilities: Vec<f64>,
+}
+
+/// How well a model classifies texts whose classes are known.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Classified {
+    /// Mean nats a text.
+    pub loss: f64,
+    pub texts: u64,
+    pub metrics: Metrics,
+}
+
+/// Tokens computed at once where texts are short.
+const AT_ONCE: usize = 4096;
+/// Texts computed at once at most.
+const TEXTS_AT_ONCE: usize = 64;
+
+/// Logits of the classes of every text, in order.
+pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Result<Vec<Vec<f32>>, Failure> {
+    let longest = (0..texts.count()).map(|index| texts.len_of(index)).max().unwrap_or(0);
+    check(loaded, longest)?;
+    let mut rows = vec![vec![]; texts.count()];
+    if rows.is_empty() {
+        return Ok(rows);
+    }
+    // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
+    if loaded.config.model.positions != Positions::Learned {
+        loaded.config.model.context = longest;
+    }
+    let tokens = AT_ONCE.max(longest).next_multiple_of(128);
+    let shape = Shape::Packed { tokens, segments: TEXTS_AT_ONCE };
+    let graph = arranged::model_for(&loaded.config, shape, false);
+    let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
+    let classes = loaded.config.model.classes();
+    for part in once(texts, usize::MAX, &Layout::new(vec![shape]), &[]) {
+        feed_examples(&mut session, Role::Eval, &part, Draw { seed: 0, step: 0 })?;
+        session.run(Role::Eval)?;
+        let all = session.result(Role::Eval, "class_logits")?;
+        let MicroBatch { samples, .. } = part;
+        for (sample, logits) in samples.iter().zip(all.chunks_exact(classes)) {
+            rows[*sample as usize] = logits.to_vec();
+        }
+    }
+    Ok(rows)
+}
+
+fn check(loaded: &Loaded, longest: usize) -> Result<(), UserError> {
+    let (dir, positions) = (loaded.dir.display(), loaded.positions);
+    if loaded.config.model.head != Head::Classes {
+        refuse!("{dir} has no head of classes: it predicts text; flatout generate asks it for some");
+    }
+    if longest > positions {
+        refuse!(
+            "a text has {longest} tokens, and the model in {dir} was made for {positions}: lower data.max_tokens"
+        );
+    }
+    Ok(())
+}
+
+/// What the model says of every text, in order.
+pub fn predict(
+    loaded: &mut Loaded,
+    device: &Device,
+    texts: &ExampleTable,
+) -> Result<Vec<Prediction>, Failure> {
+    let said =
+        |logits: &Vec<f32>| Prediction { class: likeliest(logits), probabilities: probabilities(logits) };
+    Ok(logits(loaded, device, texts)?.iter().map(said).collect())
+}
+
+/// How well the model classifies texts that all have a class.
+pub fn classify(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Result<Classified, Failure> {
+    let predictions = predict(loaded, device, texts)?;
+    let mut confusion = Confusion::new(loaded.config.model.classes());
+    let mut loss = 0.0;
+    for (prediction, text) in predictions.iter().zip(texts.iter()) {
+        let class = text.label.expect("a text that is judged has a class") as usize;
+        confusion.see(class, prediction.class);
+        loss -= prediction.probabilities[class].ln();
+    }
+    let count = predictions.len();
+    Ok(Classified { loss: loss / count.max(1) as f64, texts: count as u64, metrics: confusion.metrics() })
+}

@@ -1,0 +1,317 @@
+//! Runs that learn classes, from random weights: what they reach, how they end early and go on, and what is asked of them
+//! afterwards.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use flatout_data::{Example, ExampleTable, Lengths, drawn_examples};
+use flatout_train::checkpoint;
+use flatout_train::classify::{classify, predict};
+use flatout_train::device::Device;
+use flatout_train::events::{Event, Step};
+use flatout_train::export::{Export, Width, export};
+use flatout_train::generate::Generator;
+use flatout_train::goal::Metric;
+use flatout_train::material::{Examples, Material};
+use flatout_train::metrics::Metrics;
+use flatout_train::pretrained::Loaded;
+use flatout_train::run::{Entered, Resume, Run};
+use flatout_train::signal::StopFlag;
+use flatout_train::trainer::{Notice, Outcome, train_on};
+use flatout_train::{Config, compile, recipes};
+
+/// Texts of 4 to 23 tokens that have words of their class among words of none: a third of them, but at least one.
+fn texts(count: usize, seed: u64) -> ExampleTable {
+    let mut state = seed;
+    let mut below = |n: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % n
+    };
+    let mut table = ExampleTable::default();
+    for _ in 0..count {
+        // One text of three is of the positive class.
+        let label = (below(3) == 0) as u32;
+        let len = 4 + below(20) as usize;
+        let sure = below(len as u64) as usize;
+        let tokens: Vec<u32> = (0..len)
+            .map(|i| match below(3) == 0 || i == sure {
+                true => 10 + 10 * label + below(10) as u32,
+                false => 30 + below(100) as u32,
+            })
+            .collect();
+        table.push(Example { tokens: &tokens, weights: &vec![0.0; len], label: Some(label) });
+    }
+    table
+}
+
+fn material(train: ExampleTable, held_out: ExampleTable) -> Material {
+    let vocabulary = drawn_examples(&Lengths::drawn(8, 32), [1, 1], 0, 512).expect("words").vocabulary;
+    Material::Examples(Examples { train: Arc::new(train), held_out: Arc::new(held_out), vocabulary })
+}
+
+/// A small Gemma-3 that sees both ways.
+fn config(overrides: &[&str]) -> Config {
+    let small = [
+        "model.width=32",
+        "model.layers=2",
+        "model.heads=2",
+        "model.kv_heads=1",
+        "model.head_size=16",
+        "model.ffn=48",
+        "model.context=32",
+        "model.activation=geglu",
+        "model.norm_weight=one_plus",
+        "model.post_norms=true",
+        "model.window=8",
+        "model.global_every=2",
+        "model.embed_scale=5.65625",
+        "model.attention=bidirectional",
+        "model.head=classes",
+        "model.classes=2",
+        "model.head_dropout=0.1",
+        "train.batch=16",
+        "train.epochs=3",
+        "train.class_weights=balanced",
+        "eval.every_epochs=1",
+        "eval.rows=200",
+        "eval.metric=f1",
+        "schedule.name=linear",
+        "schedule.warmup_share=0.1",
+        "schedule.final_ratio=0",
+        "optimizer.lr=3e-3",
+        "checkpoint.best=true",
+        "checkpoint.every=0",
+    ];
+    let all: Vec<String> = small.iter().chain(overrides).map(|word| word.to_string()).collect();
+    recipes::resolve("tiny", &[], &all).expect("a config")
+}
+
+struct Ran {
+    outcome: Outcome,
+    steps: Vec<Step>,
+    evals: Vec<(u64, f32, Metrics)>,
+}
+
+fn run_in(dir: &Path, config: &Config, material: &Material) -> Ran {
+    let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
+    let mut config = config.clone();
+    material.measure(&mut config);
+    let compiled = compile::compile(&config, &compile::target()).expect("plans");
+    let (mut steps, mut evals) = (vec![], vec![]);
+    let notice = &mut |notice: Notice<'_>| match notice {
+        Notice::Event(Event::Step(step)) => steps.push(step.clone()),
+        Notice::Event(Event::Eval { step, loss, metrics }) => {
+            evals.push((*step, *loss, metrics.clone().expect("classes have metrics")));
+        }
+        _ => {}
+    };
+    let device = Device::cpu();
+    let outcome = train_on(&config, material, compiled, &run, &device, &StopFlag::never(), vec![], notice);
+    Ran { outcome: outcome.expect("a run to its end"), steps, evals }
+}
+
+#[test]
+fn a_separable_set_is_learned_from_random_weights() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path().join("run");
+    let held_out = texts(200, 2);
+    let material = material(texts(800, 1), held_out.clone());
+    let ran = run_in(&dir, &config(&[]), &material);
+    assert_eq!((ran.steps.len(), ran.evals.len()), (150, 3));
+    let metrics = ran.outcome.metrics.clone().expect("metrics");
+    let f1 = metrics.positive.expect("two classes").f1;
+    assert!(f1 > 0.95, "{}", metrics.words());
+    assert_eq!(metrics.confusion.total(), 200);
+
+    // The best checkpoint is the one with the best F1, and is found by its name.
+    let best = checkpoint::best(&dir.join("checkpoints")).expect("a best one");
+    let (at, value) = ran
+        .evals
+        .iter()
+        .map(|(step, _, m)| (*step, m.positive.unwrap().f1))
+        .fold((0, -1.0), |best, now| if now.1 > best.1 { now } else { best });
+    assert_eq!((best.step, best.score), (at, Some((Metric::F1, value))));
+    let device = Device::cpu();
+    let mut loaded = Loaded::open(Path::new(&format!("{}@best", dir.display())), &[]).expect("a run");
+    assert_eq!(loaded.step, Some(at));
+    let judged = classify(&mut loaded, &device, &held_out).expect("classes");
+    let (_, loss, metrics) = ran.evals.iter().find(|(step, ..)| *step == at).expect("an evaluation");
+    assert_eq!(judged.metrics, *metrics);
+    assert!((judged.loss - *loss as f64).abs() < 1e-5, "{} and {loss}", judged.loss);
+
+    let said = predict(&mut loaded, &device, &held_out).expect("classes");
+    let right = said.iter().zip(held_out.iter()).filter(|(said, text)| Some(said.class as u32) == text.label);
+    assert_eq!(right.count() as f64 / 200.0, metrics.accuracy);
+    assert!(said.iter().all(|said| (said.probabilities.iter().sum::<f64>() - 1.0).abs() < 1e-9));
+    let report = fs::read_to_string(dir.join("report.md")).expect("a report");
+    assert!(
+        report.contains("| F1 of the positive class |") && report.contains("| class | taken for 0 |"),
+        "{report}"
+    );
+
+    let refused = Generator::open(&dir, &device).err().expect("no text").to_string();
+    assert!(refused.contains("predicts classes, not text"), "{refused}");
+}
+
+/// What goes out as a folder comes back with the same classes, and a run begins from it or from a model of tokens.
+#[test]
+fn a_head_of_classes_goes_out_and_comes_back() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| scratch.path().join(name);
+    let held_out = texts(20, 2);
+    let material = material(texts(64, 1), held_out.clone());
+    let words = ["train.epochs=1", "embed_scale=5.6568542494923806"];
+    run_in(&at("run"), &config(&words), &material);
+    let device = Device::cpu();
+    let open = |name: &str| Loaded::open(&at(name), &[]).expect("a model");
+    let wanted = Export { to: at("out"), dtype: Width::F32, shard_bytes: 5_000_000_000, force: false };
+    let bf16 = Export { dtype: Width::Bf16, ..wanted.clone() };
+    let refused = export(&mut open("run"), &bf16).unwrap_err().to_string();
+    assert!(refused.contains("in bfloat16 a Gemma-3 of this width multiplies them by 5.65625"), "{refused}");
+    // The factor that the library has in f32.
+    let mut loaded = open("run");
+    loaded.config.model.embed_scale = 32f64.sqrt() as f32 as f64;
+    let made = export(&mut loaded, &wanted).expect("a folder");
+    assert_eq!(made.architecture, "Gemma3TextForSequenceClassification");
+    let ours = classify(&mut open("run"), &device, &held_out).expect("classes");
+    let theirs = classify(&mut open("out"), &device, &held_out).expect("classes");
+    assert!((ours.loss - theirs.loss).abs() < 1e-5, "{} and {}", ours.loss, theirs.loss);
+
+    let from = format!("model.from={}", at("out").display());
+    let words = [
+        from.as_str(),
+        "train.steps=1",
+        "train.batch=2",
+        "optimizer.lr=1e-30",
+        "eval.rows=0",
+        "warmup_steps=0",
+    ]
+    .map(String::from);
+    let again = recipes::resolve("tiny", &[], &words).expect("a config");
+    assert_eq!((again.model.classes, again.model.head.name()), (Some(2), "classes"));
+    run_in(&at("again"), &again, &material);
+    let same = classify(&mut open("again"), &device, &held_out).expect("classes");
+    assert!((same.loss - theirs.loss).abs() < 1e-5, "{} and {}", same.loss, theirs.loss);
+    let three = [&words[..], &["model.classes=3".to_string()]].concat();
+    let refused = recipes::resolve("tiny", &[], &three).unwrap_err().0;
+    assert!(refused.contains("has a head of 2"), "{refused}");
+}
+
+/// A base model has no head of classes: it is drawn, and the rest is the source's.
+#[test]
+fn a_head_that_the_source_has_not_is_drawn() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints/gemma3");
+    let from = format!("model.from={}", base.display());
+    let words = [
+        from.as_str(),
+        "head=classes",
+        "classes=2",
+        "model.attention=bidirectional",
+        "context=32",
+        "steps=1",
+        "batch=4",
+    ];
+    let words: Vec<String> = words
+        .iter()
+        .chain(&["eval.rows=0", "data.held_out=0", "lr=1e-30", "warmup_steps=0"])
+        .map(|word| word.to_string())
+        .collect();
+    let config = recipes::resolve("tiny", &[], &words).expect("a config");
+    assert_eq!(
+        (config.model.vocab, config.model.head.name(), config.model.attention.name()),
+        (45, "classes", "bidirectional")
+    );
+    let mut table = ExampleTable::default();
+    for label in [0, 1, 1, 0] {
+        table.push(Example { tokens: &[2, 5, 7 + label], weights: &[0.0; 3], label: Some(label) });
+    }
+    let material = material(table.clone(), table.clone());
+    let dir = scratch.path().join("run");
+    let ran = run_in(&dir, &config, &material);
+    assert!(ran.steps[0].loss.is_finite() && ran.steps[0].grad_norm > 0.0);
+    classify(&mut Loaded::open(&dir, &[]).expect("a run"), &Device::cpu(), &table).expect("classes");
+}
+
+/// Nothing is learned, so nothing gets better: the run ends after so many evaluations, stopped between or not.
+#[test]
+fn patience_ends_a_run_and_comes_back_with_it() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let material = material(texts(64, 1), texts(20, 2));
+    let words = [
+        "optimizer.lr=1e-30",
+        "epochs=none",
+        "steps=100",
+        "every_epochs=none",
+        "eval.every=2",
+        "patience=3",
+        "checkpoint.best=false",
+    ];
+    let (whole, parted) = (scratch.path().join("whole"), scratch.path().join("parted"));
+    let ran = run_in(&whole, &config(&words), &material);
+    assert_eq!(ran.outcome.steps, 8, "the first evaluation is the best, and three after it are not better");
+    let why = ran.outcome.early.expect("a reason");
+    assert!(why.starts_with("f1 was ") && why.contains("no better in 3 evaluations"), "{why}");
+    assert_eq!(checkpoint::best(&whole.join("checkpoints")).map(|best| best.step), Some(2));
+    assert!(fs::read_to_string(whole.join("report.md")).unwrap().contains("It ended early: f1 was"));
+
+    let short = config(&[&words[..], &["train.steps=5"]].concat());
+    assert_eq!(run_in(&parted, &short, &material).outcome.early, None);
+    let own = flatout_train::run::config(&parted).expect("a config");
+    let on = own.resumed(&["train.steps=100".into()]).expect("a config");
+    let ran = run_in(&parted, &on, &material);
+    assert_eq!((ran.outcome.steps, ran.outcome.early.is_some()), (8, true));
+    // Going on once more, it is where it was.
+    let ran = run_in(&parted, &on, &material);
+    assert_eq!((ran.outcome.steps, ran.steps.len()), (8, 0));
+    let patient = on.resumed(&["train.patience=5".into()]).expect("a config");
+    assert_eq!(run_in(&parted, &patient, &material).outcome.steps, 12);
+}
+
+/// Padded and packed, in one micro-batch or several: the same updates.
+#[test]
+fn every_layout_gives_the_same_updates() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let material = material(texts(64, 1), texts(20, 2));
+    let losses = |name: &str, words: &[&str]| -> Vec<(f32, f32)> {
+        let words = [&["every_epochs=none", "epochs=none", "train.steps=4", "eval.every=0"], words].concat();
+        let ran = run_in(&scratch.path().join(name), &config(&words), &material);
+        ran.steps.iter().map(|step| (step.loss, step.grad_norm)).collect()
+    };
+    let packed = losses("packed", &["packing=on"]);
+    for (name, words) in [
+        ("padded", &["packing=off", "length_buckets=off"][..]),
+        ("buckets", &["packing=off"][..]),
+        ("parts", &["packing=on", "train.micro_batch=4"][..]),
+    ] {
+        for ((loss, norm), (other, other_norm)) in packed.iter().zip(losses(name, words)) {
+            let close = |a: f32, b: f32| (a - b).abs() < 2e-5 * a.abs();
+            assert!(
+                close(*loss, other) && close(*norm, other_norm),
+                "{name}: {loss} {norm}, {other} {other_norm}"
+            );
+        }
+    }
+}
+
+#[test]
+fn examples_without_their_class_are_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let (Entered::Fresh(run) | Entered::Existing(run)) =
+        Run::enter(&scratch.path().join("run"), Resume::Auto).expect("a run");
+    let mut refused = |label: Option<u32>| {
+        let mut table = texts(20, 1);
+        table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label });
+        let material = material(table, texts(20, 2));
+        let mut config = config(&[]);
+        material.measure(&mut config);
+        let compiled = compile::compile(&config, &compile::target()).expect("plans");
+        let device = Device::cpu();
+        let failure =
+            train_on(&config, &material, compiled, &run, &device, &StopFlag::never(), vec![], &mut |_| {});
+        failure.err().expect("a refusal").to_string()
+    };
+    assert_eq!(refused(Some(2)), "an example has class 2, counted from 0, and `model.classes` is 2");
+    assert_eq!(refused(None), "`model.head` is classes and an example has none");
+}
