@@ -12,6 +12,7 @@ mod doctor;
 mod eval;
 mod examples;
 mod export;
+mod folds;
 mod generate;
 mod logits;
 mod model;

@@ -31,6 +31,9 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let device = Device::open(config.switches.backend)?;
     compile::compile(&config, &device.target(&config.switches))?;
     crate::tune::mention(&config, &device, screen);
+    if config.train.folds.is_some() && config.train.fold.is_none() {
+        return crate::folds::train(args, &config, &device, &stop, screen);
+    }
     let entered = match &args.run {
         Some(dir) => Run::enter(dir, args.resume)?,
         None => Entered::Fresh(Run::allocate(Path::new("runs"), &config.recipe)?),
@@ -43,13 +46,13 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
             if let Err(Failure::User(_)) = &result {
                 run.discard();
             }
-            result
+            result.map(exit_code)
         }
         Entered::Existing(run) => {
             let run = Arc::new(run);
             starting.enter(&run);
             let config = requeued(&flatout_train::run::config(run.dir())?, &config)?;
-            run_through(&config, &run, &device, &stop, screen)
+            run_through(&config, &run, &device, &stop, screen).map(exit_code)
         }
     }
 }
@@ -60,16 +63,21 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     starting.enter(&run);
     let config = flatout_train::run::config(run.dir())?.resumed(&args.overrides)?;
     let device = Device::open(config.switches.backend)?;
-    run_through(&config, &run, &device, &stop, screen)
+    run_through(&config, &run, &device, &stop, screen).map(exit_code)
 }
 
-fn run_through(
+fn exit_code(status: Status) -> ExitCode {
+    if status == Status::Stopped { ExitCode::from(3) } else { ExitCode::SUCCESS }
+}
+
+/// Trains a run to its end or until it is stopped, and says how it went.
+pub fn run_through(
     config: &Config,
     run: &Run,
     device: &Device,
     stop: &StopFlag,
     screen: &Screen,
-) -> Result<ExitCode, Failure> {
+) -> Result<Status, Failure> {
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
@@ -98,12 +106,12 @@ fn run_through(
     let outcome = outcome?;
     if outcome.status == Status::Stopped {
         screen.note(format!("stopped after step {}; continue with: {}", outcome.steps, run.resume_command()));
-        return Ok(ExitCode::from(3));
+        return Ok(Status::Stopped);
     }
     if !screen.json {
         end_block(&outcome, run, device, began, facts, screen)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(outcome.status)
 }
 
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.

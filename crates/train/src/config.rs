@@ -333,6 +333,8 @@ section! {
         pub patience: Option<u64>,
         /// Trains so many runs, each of which holds out another part of the labelled texts.
         pub folds: Option<usize>,
+        /// Which of the folds this run is, from 1; all of them, one after another, where not given.
+        pub fold: Option<usize>,
     }
 }
 

@@ -36,6 +36,18 @@ impl Config {
         if train.folds.is_some_and(|folds| !(2..=100).contains(&folds)) {
             refuse!("`train.folds` must be from 2 to 100");
         }
+        match (train.fold, train.folds) {
+            (Some(_), None) => {
+                refuse!("`train.fold` is given and `train.folds` is not: say of how many it is")
+            }
+            (Some(fold), Some(folds)) if !(1..=folds).contains(&fold) => {
+                refuse!("`train.fold` is {fold} and must be from 1 to `train.folds` = {folds}")
+            }
+            (_, Some(_)) if self.eval.rows == 0 => {
+                refuse!("`train.folds` is given and `eval.rows` is 0: without evaluation folds say nothing")
+            }
+            _ => {}
+        }
         self.validate_patience()
     }
 
@@ -72,6 +84,11 @@ impl Config {
         Ok(())
     }
 
+    /// The part of the labelled texts that this run holds out, counted from 0, and of how many, where it is a fold.
+    pub fn held_out_fold(&self) -> Option<(usize, usize)> {
+        Some((self.train.fold? - 1, self.train.folds?))
+    }
+
     /// Whether the checkpoint of the best evaluation is kept: where that is asked for, or a run may go on long after it.
     pub fn keeps_best(&self) -> bool {
         self.checkpoint.best || self.train.patience.is_some()
@@ -104,6 +121,9 @@ mod tests {
             ("head=classes classes=3 eval.metric=f1", "eval.metric=macro_f1"),
             ("head=classes classes=2 train.class_weights=1,2,3", "has 3 numbers"),
             ("head=classes classes=2 train.folds=1", "from 2 to 100"),
+            ("head=classes classes=2 train.fold=1", "`train.folds` is not"),
+            ("head=classes classes=2 folds=3 train.fold=4", "from 1 to `train.folds` = 3"),
+            ("head=classes classes=2 folds=3 eval.rows=0", "folds say nothing"),
             ("patience=0", "`train.patience` is 0"),
             ("patience=3 eval.every=0", "there are none on the way"),
             ("patience=3 eval.rows=0", "there are none on the way"),
