@@ -103,14 +103,15 @@ pub fn train(
 }
 
 /// What is open before a run's state is.
-struct Opened {
-    material: Material,
-    compiled: Compiled,
+pub struct Opened {
+    pub material: Material,
+    pub compiled: Compiled,
     /// What of the data was left out, in words.
-    left_out: Vec<String>,
+    pub left_out: Vec<String>,
 }
 
-fn train_on(
+/// As [`train`], on data that is open and plans that were made for it.
+pub fn train_on(
     config: &Config,
     opened: Opened,
     run: &Run,

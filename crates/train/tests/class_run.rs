@@ -18,7 +18,7 @@ use flatout_train::metrics::Metrics;
 use flatout_train::pretrained::Loaded;
 use flatout_train::run::{Entered, Resume, Run};
 use flatout_train::signal::StopFlag;
-use flatout_train::trainer::{Notice, Outcome, train_on};
+use flatout_train::trainer::{Notice, Opened, Outcome, train_on};
 use flatout_train::{Config, compile, recipes};
 
 /// Texts of 4 to 23 tokens that have words of their class among words of none: a third of them, but at least one.
@@ -45,9 +45,23 @@ fn texts(count: usize, seed: u64) -> ExampleTable {
     table
 }
 
-fn material(train: ExampleTable, held_out: ExampleTable) -> Material {
+/// Texts to train on, and those that are held out.
+type Sides = (ExampleTable, ExampleTable);
+
+fn material((train, held_out): &Sides) -> Material {
     let vocabulary = drawn_examples(&Lengths::drawn(8, 32), [1, 1], 0, 512).expect("words").vocabulary;
-    Material::Examples(Examples { train: Arc::new(train), held_out: Arc::new(held_out), vocabulary })
+    Material::Examples(Examples {
+        train: Arc::new(train.clone()),
+        held_out: Arc::new(held_out.clone()),
+        vocabulary,
+    })
+}
+
+/// Plans for it, and what a run is opened with.
+fn opened(material: Material, config: &mut Config) -> Opened {
+    material.measure(config);
+    let compiled = compile::compile(config, &compile::target()).expect("plans");
+    Opened { material, compiled, left_out: vec![] }
 }
 
 /// A small Gemma-3 that sees both ways.
@@ -93,11 +107,10 @@ struct Ran {
     evals: Vec<(u64, f32, Metrics)>,
 }
 
-fn run_in(dir: &Path, config: &Config, material: &Material) -> Ran {
+fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let mut config = config.clone();
-    material.measure(&mut config);
-    let compiled = compile::compile(&config, &compile::target()).expect("plans");
+    let opened = opened(material(sides), &mut config);
     let (mut steps, mut evals) = (vec![], vec![]);
     let notice = &mut |notice: Notice<'_>| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
@@ -107,7 +120,7 @@ fn run_in(dir: &Path, config: &Config, material: &Material) -> Ran {
         _ => {}
     };
     let device = Device::cpu();
-    let outcome = train_on(&config, material, compiled, &run, &device, &StopFlag::never(), vec![], notice);
+    let outcome = train_on(&config, opened, &run, &device, &StopFlag::never(), notice);
     Ran { outcome: outcome.expect("a run to its end"), steps, evals }
 }
 
@@ -116,8 +129,8 @@ fn a_separable_set_is_learned_from_random_weights() {
     let scratch = tempfile::tempdir().expect("a folder");
     let dir = scratch.path().join("run");
     let held_out = texts(200, 2);
-    let material = material(texts(800, 1), held_out.clone());
-    let ran = run_in(&dir, &config(&[]), &material);
+    let sides = (texts(800, 1), held_out.clone());
+    let ran = run_in(&dir, &config(&[]), &sides);
     assert_eq!((ran.steps.len(), ran.evals.len()), (150, 3));
     let metrics = ran.outcome.metrics.clone().expect("metrics");
     let f1 = metrics.positive.expect("two classes").f1;
@@ -160,9 +173,9 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let held_out = texts(20, 2);
-    let material = material(texts(64, 1), held_out.clone());
+    let sides = (texts(64, 1), held_out.clone());
     let words = ["train.epochs=1", "embed_scale=5.6568542494923806"];
-    run_in(&at("run"), &config(&words), &material);
+    run_in(&at("run"), &config(&words), &sides);
     let device = Device::cpu();
     let open = |name: &str| Loaded::open(&at(name), &[]).expect("a model");
     let wanted = Export { to: at("out"), dtype: Width::F32, shard_bytes: 5_000_000_000, force: false };
@@ -190,7 +203,7 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     .map(String::from);
     let again = recipes::resolve("tiny", &[], &words).expect("a config");
     assert_eq!((again.model.classes, again.model.head.name()), (Some(2), "classes"));
-    run_in(&at("again"), &again, &material);
+    run_in(&at("again"), &again, &sides);
     let same = classify(&mut open("again"), &device, &held_out).expect("classes");
     assert!((same.loss - theirs.loss).abs() < 1e-5, "{} and {}", same.loss, theirs.loss);
     let three = [&words[..], &["model.classes=3".to_string()]].concat();
@@ -227,9 +240,9 @@ fn a_head_that_the_source_has_not_is_drawn() {
     for label in [0, 1, 1, 0] {
         table.push(Example { tokens: &[2, 5, 7 + label], weights: &[0.0; 3], label: Some(label) });
     }
-    let material = material(table.clone(), table.clone());
+    let sides = (table.clone(), table.clone());
     let dir = scratch.path().join("run");
-    let ran = run_in(&dir, &config, &material);
+    let ran = run_in(&dir, &config, &sides);
     assert!(ran.steps[0].loss.is_finite() && ran.steps[0].grad_norm > 0.0);
     classify(&mut Loaded::open(&dir, &[]).expect("a run"), &Device::cpu(), &table).expect("classes");
 }
@@ -238,7 +251,7 @@ fn a_head_that_the_source_has_not_is_drawn() {
 #[test]
 fn patience_ends_a_run_and_comes_back_with_it() {
     let scratch = tempfile::tempdir().expect("a folder");
-    let material = material(texts(64, 1), texts(20, 2));
+    let sides = (texts(64, 1), texts(20, 2));
     let words = [
         "optimizer.lr=1e-30",
         "epochs=none",
@@ -249,7 +262,7 @@ fn patience_ends_a_run_and_comes_back_with_it() {
         "checkpoint.best=false",
     ];
     let (whole, parted) = (scratch.path().join("whole"), scratch.path().join("parted"));
-    let ran = run_in(&whole, &config(&words), &material);
+    let ran = run_in(&whole, &config(&words), &sides);
     assert_eq!(ran.outcome.steps, 8, "the first evaluation is the best, and three after it are not better");
     let why = ran.outcome.early.expect("a reason");
     assert!(why.starts_with("f1 was ") && why.contains("no better in 3 evaluations"), "{why}");
@@ -257,26 +270,26 @@ fn patience_ends_a_run_and_comes_back_with_it() {
     assert!(fs::read_to_string(whole.join("report.md")).unwrap().contains("It ended early: f1 was"));
 
     let short = config(&[&words[..], &["train.steps=5"]].concat());
-    assert_eq!(run_in(&parted, &short, &material).outcome.early, None);
+    assert_eq!(run_in(&parted, &short, &sides).outcome.early, None);
     let own = flatout_train::run::config(&parted).expect("a config");
     let on = own.resumed(&["train.steps=100".into()]).expect("a config");
-    let ran = run_in(&parted, &on, &material);
+    let ran = run_in(&parted, &on, &sides);
     assert_eq!((ran.outcome.steps, ran.outcome.early.is_some()), (8, true));
     // Going on once more, it is where it was.
-    let ran = run_in(&parted, &on, &material);
+    let ran = run_in(&parted, &on, &sides);
     assert_eq!((ran.outcome.steps, ran.steps.len()), (8, 0));
     let patient = on.resumed(&["train.patience=5".into()]).expect("a config");
-    assert_eq!(run_in(&parted, &patient, &material).outcome.steps, 12);
+    assert_eq!(run_in(&parted, &patient, &sides).outcome.steps, 12);
 }
 
 /// Padded and packed, in one micro-batch or several: the same updates.
 #[test]
 fn every_layout_gives_the_same_updates() {
     let scratch = tempfile::tempdir().expect("a folder");
-    let material = material(texts(64, 1), texts(20, 2));
+    let sides = (texts(64, 1), texts(20, 2));
     let losses = |name: &str, words: &[&str]| -> Vec<(f32, f32)> {
         let words = [&["every_epochs=none", "epochs=none", "train.steps=4", "eval.every=0"], words].concat();
-        let ran = run_in(&scratch.path().join(name), &config(&words), &material);
+        let ran = run_in(&scratch.path().join(name), &config(&words), &sides);
         ran.steps.iter().map(|step| (step.loss, step.grad_norm)).collect()
     };
     let packed = losses("packed", &["packing=on"]);
@@ -300,16 +313,12 @@ fn examples_without_their_class_are_refused() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (Entered::Fresh(run) | Entered::Existing(run)) =
         Run::enter(&scratch.path().join("run"), Resume::Auto).expect("a run");
-    let mut refused = |label: Option<u32>| {
+    let refused = |label: Option<u32>| {
         let mut table = texts(20, 1);
         table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label });
-        let material = material(table, texts(20, 2));
         let mut config = config(&[]);
-        material.measure(&mut config);
-        let compiled = compile::compile(&config, &compile::target()).expect("plans");
-        let device = Device::cpu();
-        let failure =
-            train_on(&config, &material, compiled, &run, &device, &StopFlag::never(), vec![], &mut |_| {});
+        let opened = opened(material(&(table, texts(20, 2))), &mut config);
+        let failure = train_on(&config, opened, &run, &Device::cpu(), &StopFlag::never(), &mut |_| {});
         failure.err().expect("a refusal").to_string()
     };
     assert_eq!(refused(Some(2)), "an example has class 2, counted from 0, and `model.classes` is 2");
