@@ -77,6 +77,29 @@ mod tests {
     use crate::{compile, recipes};
 
     #[test]
+    fn a_typical_update_has_as_many_micro_batches_as_the_mean() {
+        let compiled = |more: &[&str]| {
+            let words = ["model.context=64", "data.mean_tokens=16", "train.batch=32", "packing=on"];
+            let words: Vec<String> = words.iter().chain(more).map(|word| word.to_string()).collect();
+            compile::compile(&recipes::resolve("tiny", &[], &words).unwrap(), &compile::target()).unwrap()
+        };
+        let whole = compiled(&["train.micro_batch=32"]);
+        let runs = typical_runs(&whole, 32);
+        assert_eq!((runs.len(), runs[0].1, runs[1]), (2, 1, (Role::Apply, 1)), "{runs:?}");
+        let mean = mean_runs(&whole, 32);
+        let most = mean[..mean.len() - 1].iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        assert_eq!(runs[0].0, most.0, "the plan that runs most often: {mean:?}");
+        let split = compiled(&["train.micro_batch=2"]);
+        let sum = |runs: &[(Role, u64)]| runs.iter().filter(|(role, _)| role.is_grad()).map(|r| r.1).sum();
+        let parts: u64 = sum(&typical_runs(&split, 32));
+        let expected: f64 = mean_runs(&split, 32).iter().map(|(_, runs)| runs).sum::<f64>() - 1.0;
+        assert_eq!(parts, expected.round() as u64);
+        // Padding is computed, and what is computed is predicted.
+        let naive = compiled(&["train.micro_batch=32", "packing=off", "length_buckets=off"]);
+        assert!(step_cost(&naive, 32).flops > 2 * step_cost(&whole, 32).flops);
+    }
+
+    #[test]
     fn a_step_is_its_micro_batches_and_one_update() {
         let compiled = |rows: &str| {
             let words = ["train.batch=8".to_string(), format!("train.micro_batch={rows}")];

@@ -67,6 +67,9 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let arrangement = compiled.settled.arrangement.expect("examples are arranged");
     let mut session = Session::new(compiled.plans, THREADS).expect("a session");
     initial::write(&mut session, 3).expect("weights");
+    if session.plans().plan(Role::Derive).is_some() {
+        session.run(Role::Derive).expect("copies of the weights");
+    }
     let (seed, vocab) = (config.train.seed, config.model.vocab);
     let drawn = drawn_examples(&Lengths::drawn(16, config.model.context), [40, 0], seed, vocab);
     let table = Arc::new(drawn.expect("examples").train);
@@ -115,6 +118,20 @@ fn every_layout_gives_the_same_gradients() {
     }
     let loss = |dropout: &str| sums(&config(&["packing=on", dropout])).0[LOSS_SUM][0];
     assert!((loss("model.dropout=0") / loss("model.dropout=0.1") - 1.0).abs() > 1e-4, "dropout drops");
+}
+
+#[test]
+fn every_precision_has_plans_of_several_extents_over_the_same_slots() {
+    for precision in ["precision=bf16", "precision=fp8"] {
+        let of = |layout: &[&str]| sums(&config(&[layout, &[precision, "model.dropout=0.1"]].concat())).0;
+        let want = of(LAYOUTS[0]);
+        for layout in [LAYOUTS[1], LAYOUTS[3], LAYOUTS[4]] {
+            let got = of(layout);
+            let off = relative(&got[LOSS_SUM], &want[LOSS_SUM]);
+            println!("{precision} {layout:?}: the loss is off by {off:.1e}");
+            assert!(off < 1e-3, "{precision} {layout:?}: the loss is off by {off:.1e}");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,83 @@
+//! Examples of unequal length through the commands: what is planned, trained, reported, evaluated and measured.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use program::{SMALL, Said, say, small_train};
+use serde_json::Value;
+
+/// Lengths of a mean of 40, up to 128.
+const EXAMPLES: [&str; 4] = ["model.context=128", "data.mean_tokens=40", "train.batch=16", "eval.rows=24"];
+
+fn ok(dir: &Path, words: &[&str]) -> Said {
+    let said = say(dir, words);
+    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+    said
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("an object")
+}
+
+#[test]
+fn examples_are_planned_trained_reported_and_evaluated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let train = small_train(&[&EXAMPLES[..], &["--run", "run", "backend=cpu"]].concat());
+    let said = ok(dir, &train);
+    let line = |name: &str| {
+        let found = said.err.lines().find(|line| line.starts_with(name));
+        found.unwrap_or_else(|| panic!("{name} in {}", said.err)).to_string()
+    };
+    let lengths = line("lengths ");
+    assert!(lengths.contains("tokens, ") && lengths.contains("% padding instead of 6"), "{lengths}");
+    assert!(line("train ").contains("6 steps of 16 examples (about "), "{}", said.err);
+    assert!(line("data ").contains(" examples, 24 held out"), "{}", said.err);
+    assert!(line("auto ").contains("packing=on length_buckets=within updates"), "{}", said.err);
+
+    let log = fs::read_to_string(dir.join("run/events.jsonl")).expect("a log");
+    let events: Vec<Value> = log.lines().map(json).collect();
+    let start = events.iter().find(|event| event["event"] == "start").expect("a start");
+    let words = start["data"]["layout"].as_str().expect("words");
+    assert!(lengths.ends_with(words), "{lengths}: {words}");
+    let steps: Vec<&Value> = events.iter().filter(|event| event["event"] == "step").collect();
+    assert!(steps.iter().all(|step| (0.0..0.5).contains(&step["padding"].as_f64().expect("a share"))));
+    assert_eq!(steps[5]["samples"], 96);
+    let tokens = steps[5]["tokens"].as_f64().expect("tokens") / 96.0;
+    assert!((30.0..50.0).contains(&tokens), "{tokens} tokens an example");
+    let report = fs::read_to_string(dir.join("run/report.md")).expect("a report");
+    assert!(report.contains(&format!("16 examples: {words}")), "{report}");
+
+    // The command that reads rows comes to the loss of the plans that pack.
+    let evaluated = json(&ok(dir, &["eval", "run", "--json"]).out)["loss"].as_f64().expect("a loss");
+    let last = events.iter().rfind(|event| event["event"] == "eval").expect("an evaluation");
+    let trained = last["loss"].as_f64().expect("a loss");
+    assert!((evaluated / trained - 1.0).abs() < 1e-5, "{evaluated} {trained}");
+
+    let words: Vec<&str> =
+        ["plan", "tiny", "--json"].iter().chain(&SMALL).chain(&EXAMPLES).copied().collect();
+    let plan = json(&ok(dir, &words).out);
+    assert_eq!(plan["arena_bytes"], start["arena_bytes"], "planned to the byte");
+    let tokens = plan["layout"]["tokens"].as_array().expect("plans");
+    assert!((2..=4).contains(&tokens.len()) && tokens.iter().all(|n| n.as_u64().expect("tokens") % 128 == 0));
+}
+
+#[test]
+fn what_packing_is_worth_can_be_measured() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let of = |words: &[&'static str]| -> Vec<&str> {
+        words.iter().chain(&SMALL).chain(&EXAMPLES).chain(&["backend=cpu"]).copied().collect()
+    };
+    let profile = of(&["profile", "tiny", "--steps", "2", "--json"]);
+    let report = json(&ok(folder.path(), &profile).out);
+    assert_eq!(report["data"], "examples of the synthetic language");
+    let tokens = report["tokens_per_update"].as_f64().expect("tokens");
+    assert!((500.0..800.0).contains(&tokens), "sixteen examples of forty tokens: {tokens}");
+    let ablate =
+        of(&["ablate", "tiny", "--only", "packing", "--repeats", "1", "--steps", "2", "--fresh", "--json"]);
+    let report = json(&ok(folder.path(), &ablate).out);
+    let rows = report["rows"].as_array().expect("rows");
+    assert!(rows.iter().any(|row| row.to_string().contains("packing=off")), "{rows:?}");
+}
