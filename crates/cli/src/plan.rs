@@ -13,7 +13,7 @@ use flatout_train::device::{self, Device, Facts, attention_kernels, gpus};
 use flatout_train::fit::{Fit, fit};
 use flatout_train::forecast::{Forecast, Layers, Outcome, forecast, timeline};
 use flatout_train::switches::Switches;
-use flatout_train::{Config, Failure, UserError, active, recipes};
+use flatout_train::{Config, Failure, UserError, active, fp8_layers, recipes};
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
@@ -293,6 +293,9 @@ fn switches(told: &Told<'_>, screen: &Screen) {
             .find(|c| c.switch == name)
             .map_or(String::new(), |c| format!("  auto: {}", c.why));
         screen.result(format!("  {name:18} {state}{why}"));
+    }
+    if let Some(layers) = fp8_layers::sentence(&compiled.plans, &compiled.settled) {
+        screen.result(format!("  {layers}"));
     }
 }
 

@@ -13,7 +13,7 @@ use flatout_train::run::{Entered, Run};
 use flatout_train::sampling::Sampling;
 use flatout_train::signal::StopFlag;
 use flatout_train::trainer::{Notice, Outcome, Ready, train as train_run};
-use flatout_train::{Config, Failure, compile, prediction, pretrained, recipes};
+use flatout_train::{Config, Failure, compile, fp8_layers, prediction, pretrained, recipes};
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
 use crate::progress::Progress;
@@ -173,6 +173,9 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let chosen: Vec<String> =
         compiled.settled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
     screen.note(format!("auto     {} (why: flatout plan)", chosen.join(" ")));
+    if let Some(layers) = fp8_layers::sentence(&compiled.plans, &compiled.settled) {
+        screen.note(layers);
+    }
     if screen.verbose {
         for report in &compiled.plans.done {
             screen.note(format!("  {:5} {:13} {}", report.role.name(), report.pass, report.did));

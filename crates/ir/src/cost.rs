@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::ops::AddAssign;
 
 use crate::graph::Graph;
-use crate::op::OpKind;
+use crate::op::{Op, OpKind};
+use crate::passes::views::is_movement;
 use crate::plan::{Launch, Plan};
 use crate::target::{Rates, Target};
 use crate::timings::{Size, Units};
@@ -97,6 +98,22 @@ fn of_size(size: &Size, target: &Target) -> Cost {
         predicted_seconds: expected.unwrap_or(roofline_seconds),
         untimed_seconds: if expected.is_some() { 0.0 } else { roofline_seconds },
     }
+}
+
+/// A graph before it is lowered, as if every movement were a view: what decides between graphs that differ in few nodes.
+pub fn of_graph(g: &Graph, target: &Target) -> Cost {
+    let uses = g.uses();
+    let mut known: HashMap<Size, Cost> = HashMap::new();
+    let mut total = Cost::default();
+    for (id, node) in g.ids().zip(&g.nodes) {
+        let is_used = |out: usize| uses[id.0 as usize][out] > 0;
+        let works = !matches!(node.op, Op::Read { .. } | Op::Fill { .. }) && !is_movement(&node.op);
+        if works && (0..node.outs.len()).any(is_used) {
+            let size = Size::of_node(g, node, is_used, target);
+            total += *known.entry(size).or_insert_with_key(|size| of_size(size, target));
+        }
+    }
+    total
 }
 
 /// The arithmetic rate of a launch, by the type and mode it multiplies in.

@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::attr::{Attr, named};
+use crate::graph::{Graph, Node};
+use crate::op::Op;
 use crate::ops::product::Compute;
 use crate::plan::Launch;
-use crate::target::Rates;
-use crate::types::DType;
+use crate::target::{Rates, Target};
+use crate::types::{DType, TensorType};
 use crate::work::Work;
 
 named! {
@@ -27,7 +29,12 @@ named! {
 
 impl Units {
     pub fn of(launch: &Launch) -> Units {
-        match (launch.ins.first().map(|v| v.dtype), launch.op.compute()) {
+        Units::reading(launch.ins.first().map(|v| v.dtype), &launch.op)
+    }
+
+    /// Of an operation by the type of its first input.
+    fn reading(first: Option<DType>, op: &Op) -> Units {
+        match (first, op.compute()) {
             (Some(DType::BF16), _) => Units::Bf16,
             (Some(DType::E4M3 | DType::E5M2), _) => Units::Fp8,
             (Some(DType::F32), Some(Compute::Tf32)) => Units::Tf32,
@@ -57,6 +64,23 @@ impl Size {
             inner: launch.ins.first().and_then(|view| view.dims.last()).map_or(1, |n| *n as u64),
             flops: launch.flops,
             bytes: launch.bytes(),
+        }
+    }
+
+    /// Of the launch a node will be, where its inputs are read as they are.
+    pub fn of_node(g: &Graph, node: &Node, is_used: impl Fn(usize) -> bool, target: &Target) -> Size {
+        let ins: Vec<&TensorType> = node.ins.iter().map(|v| g.ty(*v)).collect();
+        let kind = node.op.kind();
+        let float = ins.iter().copied().chain(&node.outs).find(|t| t.dtype.is_float());
+        let kernel = target.kernel(kind, float.map_or(DType::I32, |t| t.dtype));
+        let outs = node.outs.iter().enumerate().filter(|(out, _)| is_used(*out)).map(|(_, ty)| ty);
+        Size {
+            work: kind.work(),
+            kernel: kernel.map_or(kind.name(), |row| row.name).into(),
+            units: Units::reading(ins.first().map(|t| t.dtype), &node.op),
+            inner: ins.first().and_then(|t| t.dims.last()).map_or(1, |n| *n as u64),
+            flops: node.op.flops(node, g),
+            bytes: ins.iter().copied().chain(outs).map(|t| (t.elements() * t.dtype.bytes()) as u64).sum(),
         }
     }
 

@@ -47,7 +47,7 @@ fn slots(g: &Graph) -> Vec<String> {
 
 #[test]
 fn products_of_layers_read_codes_that_lie_along_the_inner_extent() {
-    let (g, forward, narrowed) = fp8(&layer(), 7, Scaling::Current);
+    let (g, forward, narrowed) = fp8(&layer(), 7, Scaling::Current, None);
     assert_eq!(narrowed, Narrowed { products: 3, of: 5 });
     // x once, dy once; the second gradient takes the other halves of both.
     assert_eq!(
@@ -79,7 +79,7 @@ result dx %14"
 
 #[test]
 fn delayed_scales_are_one_slot_a_type_and_magnitudes_are_gathered() {
-    let (g, ..) = fp8(&layer(), 7, Scaling::Delayed);
+    let (g, ..) = fp8(&layer(), 7, Scaling::Delayed, None);
     let text = g.to_string();
     assert!(text.contains("quantize{to=e4m3, current=false} %0 "), "{text}");
     let shared: Vec<String> = slots(&g).into_iter().filter(|l| !l.contains("layers.0.w")).collect();
@@ -102,7 +102,7 @@ fn delayed_scales_are_one_slot_a_type_and_magnitudes_are_gathered() {
 
 #[test]
 fn a_base_stands_before_the_scales() {
-    let (g, ..) = fp8(&layer(), 7, Scaling::Current);
+    let (g, ..) = fp8(&layer(), 7, Scaling::Current, None);
     let (g, folded) = epilogues::epilogues(&g);
     assert_eq!(folded, 1);
     let text = nodes(&g);

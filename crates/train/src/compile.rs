@@ -15,7 +15,7 @@ use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
-use crate::{UserError, active, arranged};
+use crate::{UserError, active, arranged, fp8_layers};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -35,8 +35,8 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Writes down what `auto` chose by the memory there was: a resumed run must not choose otherwise, because the
-    /// split of a batch and what is recomputed move the last bits.
+    /// Writes down what `auto` chose by the memory and the timings there were: a resumed run must not choose otherwise,
+    /// because the split of a batch and what is recomputed move the last bits, and what is in 8 bits has a state.
     pub fn pin(&self, config: &mut Config) {
         if config.train.micro_batch().is_none() {
             config.train.micro_batch = Count::Given(self.micro_batch);
@@ -44,6 +44,7 @@ impl Compiled {
         if let Some(chosen) = self.settled.chosen.iter().find(|c| c.switch == "recompute") {
             config.switches.recompute = chosen.value.parse().expect("a value of the switch");
         }
+        fp8_layers::pin(&self.settled, config);
     }
 }
 
@@ -157,6 +158,7 @@ pub(crate) fn compile_for(
         programs.push(Program { role: Role::Eval, graph });
     }
     let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
+    fp8_layers::settle(config, &programs[0], target, &mut settled)?;
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
     if plans.is_err() && may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto {

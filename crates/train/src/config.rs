@@ -323,6 +323,8 @@ section! {
         pub freeze: Vec<String> = Vec::new(),
         /// Parameters with a learning rate or weight decay of their own.
         pub groups: Groups = Groups::default(),
+        /// Layers whose products run in fp8: those that gain by it here (auto), all, or names such as ffn.down.
+        pub fp8_layers: Vec<String> = crate::fp8_layers::auto(),
         /// After max_skipped updates in a row that are not finite: back to the last checkpoint, stop, or leave them out.
         pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
         /// Updates in a row that may be left out before on_nonfinite counts.

@@ -65,6 +65,9 @@ pub struct Start {
     /// What attention runs on, on a GPU, with the times it was chosen by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
+    /// Which layers multiply 8-bit floats, where some do, and why those.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp8: Option<String>,
     /// What getting a GPU's kernels ready took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,

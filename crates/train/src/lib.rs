@@ -28,6 +28,7 @@ mod feed;
 pub mod fit;
 pub mod folds;
 pub mod forecast;
+pub mod fp8_layers;
 pub mod generate;
 pub mod goal;
 pub mod groups;

@@ -8,7 +8,7 @@ use crate::compile::Compiled;
 use crate::config::Config;
 use crate::events::{DataFacts, Prepared, Start, now};
 use crate::material::Material;
-use crate::{active, kernels, prediction};
+use crate::{active, fp8_layers, kernels, prediction};
 
 pub fn opening(
     config: &Config,
@@ -32,6 +32,7 @@ pub fn opening(
             .map(|name| name.to_string())
             .collect(),
         attention: session.as_cuda().and_then(|cuda| cuda.attention()),
+        fp8: fp8_layers::sentence(&compiled.plans, &compiled.settled),
         prepared: session.as_cuda().map(|cuda| Prepared {
             kernels_compiled: cuda.compiled().compiled,
             kernels_from_disk: cuda.compiled().from_disk,

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::switches::Recompute;
-use crate::{UserError, pretrained, refuse};
+use crate::{UserError, fp8_layers, pretrained, refuse};
 
 /// The config a run goes on with when `asked` is given anew: its own, with what may change taken from `asked`.
 pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
@@ -23,6 +23,9 @@ pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
     }
     if comparable.data.lengths.is_empty() {
         comparable.data.lengths = config.data.lengths.clone();
+    }
+    if comparable.train.fp8_layers == fp8_layers::auto() {
+        comparable.train.fp8_layers = config.train.fp8_layers.clone();
     }
     if let (Some(began), Some(now)) = (&own.model.from, &asked.model.from)
         && pretrained::same(began, now)
@@ -54,6 +57,7 @@ mod tests {
         own.schedule.horizon_steps = own.train.steps;
         own.train.micro_batch = crate::config::Count::Given(8);
         own.switches.recompute = Recompute::Cheap;
+        own.train.fp8_layers = vec!["ffn.down".into()];
         assert_eq!(requeued(&own, &tiny(&["lr=1e-3"])).unwrap(), own);
         let longer = requeued(&own, &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();
         assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), own.train.steps));

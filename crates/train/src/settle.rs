@@ -14,7 +14,7 @@ use crate::switches::{
     Attention, AttentionKernel, Autotune, Backend, Choose, OptimizerState, Precision, Recompute, Scaling,
     TABLE, Toggle,
 };
-use crate::{UserError, refuse};
+use crate::{UserError, fp8_layers, refuse};
 
 /// What `auto` chose for a switch, and why.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -172,6 +172,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     let options = Options {
         precision,
         fp8_scaling,
+        fp8_layers: fp8_layers::named(config)?,
         flash_attention,
         fuse_qkv: on(switches.fuse_qkv),
         fuse_gate_up: on(switches.fuse_gate_up),

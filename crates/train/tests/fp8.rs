@@ -5,9 +5,10 @@ mod small_run;
 
 use flatout_ir::passes::fp8::{APART, TYPES, shared_path};
 use flatout_ir::passes::fp8_copies::HISTORY;
-use flatout_ir::{DType, OpKind, Role};
-use flatout_train::compile::{self, compile};
-use flatout_train::{device, measure};
+use flatout_ir::timings::{Point, Size, Timings, Units};
+use flatout_ir::{DType, OpKind, Role, Target, Work};
+use flatout_train::compile::{self, Compiled, compile};
+use flatout_train::{Config, device, fp8_layers, measure, recipes};
 use small_run::{config, train_in};
 
 fn losses(overrides: &[&str]) -> Vec<f32> {
@@ -91,4 +92,107 @@ fn what_cannot_run_is_refused_in_a_sentence() {
     let odd = config(&["precision=fp8", "model.context=31", "train.micro_batch=1"]);
     let why = compile(&odd, &compile::target()).expect_err("a refusal").to_string();
     assert!(why.contains("no product of a layer can run in fp8") && why.contains("multiples of 16"), "{why}");
+}
+
+fn pretraining(overrides: &[&str]) -> Config {
+    let fixed = ["precision=fp8", "train.batch=32", "train.micro_batch=32", "eval.rows=0", "model.layers=2"];
+    let words: Vec<String> = fixed.iter().chain(overrides).map(|word| word.to_string()).collect();
+    recipes::resolve("pretrain-226m", &[], &words).expect("a config")
+}
+
+fn h200(config: &Config) -> Target {
+    device::named("h200", &config.switches).expect("a GPU of the table")
+}
+
+/// The target with every launch of these plans timed, each at a part of its roofline.
+fn timed(target: &Target, plans: &[&Compiled], part: impl Fn(&Size) -> f64) -> Target {
+    let launches = plans.iter().flat_map(|c| &c.plans.plans).flat_map(|plan| &plan.launches);
+    let points = launches.map(|launch| {
+        let size = Size::of(launch);
+        Point { seconds: size.roofline_seconds(&target.rates) / part(&size), size }
+    });
+    Target { timings: Timings::new(points), ..target.clone() }
+}
+
+/// By the roofline all layers of `pretrain-226m` gain. With the parts of it that kernels reach on an H200, the product of
+/// 768 x 768 does not earn back what quantising around it costs.
+#[test]
+fn what_would_lose_stays_in_bf16() {
+    let config = pretraining(&[]);
+    let target = h200(&config);
+    let by_roofline = compile(&config, &target).expect("plans");
+    assert_eq!(by_roofline.settled.options.fp8_layers, None);
+    let said = fp8_layers::sentence(&by_roofline.plans, &by_roofline.settled).expect("a sentence");
+    assert!(said.starts_with("fp8 for 24 of 24 products, attn.wk, attn.wo, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: every layer gains (by the roofline"), "{said}");
+
+    let bf16 = compile(&pretraining(&["precision=bf16"]), &target).expect("plans");
+    let reached = |size: &Size| match (size.work, size.units) {
+        (Work::Product, Units::Fp8) => 0.55,
+        (Work::Product, _) => 0.75,
+        _ => 0.75,
+    };
+    let target = timed(&target, &[&by_roofline, &bf16], reached);
+    let by_time = compile(&config, &target).expect("plans");
+    let said = fp8_layers::sentence(&by_time.plans, &by_time.settled).expect("a sentence");
+    assert!(said.starts_with("fp8 for 18 of 24 products, attn.wk, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: what gains (by what was timed here"), "{said}");
+    assert!(said.contains("and not what would lose (attn.wo +0."), "{said}");
+    let cost = |c: &Compiled| {
+        flatout_ir::cost::cost(c.plans.plan(Role::Grad).expect("grad"), &target).predicted_seconds
+    };
+    let all = compile(&pretraining(&["train.fp8_layers=all"]), &target).expect("plans");
+    assert!(
+        cost(&by_time) < cost(&all) && cost(&by_time) < cost(&bf16),
+        "{} {} {}",
+        cost(&by_time),
+        cost(&all),
+        cost(&bf16)
+    );
+
+    // What was chosen is written down, and other timings do not change it.
+    let mut pinned = config.clone();
+    by_time.pin(&mut pinned);
+    assert_eq!(pinned.train.fp8_layers, ["attn.wk", "attn.wq", "attn.wv", "ffn.down", "ffn.gate", "ffn.up"]);
+    let again = compile(&pinned, &h200(&config)).expect("plans");
+    assert_eq!(again.settled.options, by_time.settled.options);
+    // Where weights are not merged, the same names mean the same layers.
+    let apart =
+        compile(&pinned.with(&["fuse.qkv=off".into()]).expect("a config"), &h200(&config)).expect("plans");
+    let said = fp8_layers::sentence(&apart.plans, &apart.settled).expect("a sentence");
+    assert!(said.starts_with("fp8 for 30 of 36 products, attn.wk, attn.wq, attn.wv, ffn.down,"), "{said}");
+}
+
+/// A machine without units for 8-bit floats has nothing to gain: all layers run in them, to be looked at.
+#[test]
+fn nothing_is_chosen_where_nothing_can_be_gained() {
+    let compiled = compile(&config(&["precision=fp8"]), &compile::target()).expect("plans");
+    let said = fp8_layers::sentence(&compiled.plans, &compiled.settled).expect("a sentence");
+    assert!(said.ends_with("cpu has no units for 8-bit floats: nothing is to be gained"), "{said}");
+    let mut pinned = config(&["precision=fp8"]);
+    compiled.pin(&mut pinned);
+    assert_eq!(pinned.train.fp8_layers, ["all"]);
+    // On a GPU that has them, a small model loses everywhere, and is told.
+    let small = compile(&config(&["precision=fp8"]), &h200(&pinned)).expect("plans");
+    let said = fp8_layers::sentence(&small.plans, &small.settled).expect("a sentence");
+    assert!(
+        said.starts_with("fp8 for 24 of 24 products") && said.contains("precision=bf16 is faster"),
+        "{said}"
+    );
+}
+
+#[test]
+fn names_that_mean_nothing_are_refused_in_a_sentence() {
+    let refused = |word: &str| {
+        let why = compile(&config(&["precision=fp8", word]), &compile::target()).expect_err("a refusal");
+        why.to_string()
+    };
+    assert_eq!(
+        refused("train.fp8_layers=[attn.wo,ffn.dwon]"),
+        "no layer that can run in fp8 is called `ffn.dwon`; there are attn.wk, attn.wo, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up"
+    );
+    assert!(refused("train.fp8_layers=[auto,attn.wo]").contains("`auto` or `all` among names"));
+    assert!(refused("train.fp8_layers=[]").starts_with("`train.fp8_layers` is empty"));
+    let some = compile(&config(&["precision=fp8", "train.fp8_layers=[ffn.down]"]), &compile::target())
+        .expect("plans");
+    let said = fp8_layers::sentence(&some.plans, &some.settled).expect("a sentence");
+    assert_eq!(said, "fp8 for 6 of 24 products, ffn.down: train.fp8_layers names them");
 }

@@ -1,8 +1,8 @@
 //! A plan as one JSON object.
 
-use flatout_train::active;
 use flatout_train::device::gpus;
 use flatout_train::forecast::{Alternative, Outcome};
+use flatout_train::{active, fp8_layers};
 use serde_json::{Value, json};
 
 use super::Told;
@@ -51,6 +51,7 @@ pub fn object(told: &Told<'_>) -> Value {
         "attention_kernels": attention,
         "not_deterministic": active::not_deterministic(&compiled.plans, &compiled.target),
         "auto": compiled.settled.chosen,
+        "fp8": fp8_layers::sentence(&compiled.plans, &compiled.settled),
     });
     if let Some(arrangement) = &compiled.settled.arrangement {
         all["layout"] = json!({

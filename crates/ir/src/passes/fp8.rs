@@ -6,7 +6,7 @@
 //! from 8-bit copies (class `derived`) that `fp8_copies` writes after every update. Sums, outputs, masters, attention,
 //! embeddings and the head stay as they are.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::options::Scaling;
 use super::precision::copy_path;
@@ -44,10 +44,21 @@ pub fn weight_path(what: &str, weight: &str) -> String {
     format!("fp8.{what}.{weight}")
 }
 
-/// Rewrites the products of layers. `forward` is the number of forward nodes and is translated.
-pub fn fp8(g: &Graph, forward: usize, scaling: Scaling) -> (Graph, usize, Narrowed) {
-    let chosen: HashMap<NodeId, [Operand; 2]> =
-        g.ids().filter_map(|id| Some((id, operands(g, id, forward)?))).collect();
+/// Rewrites the products of the layers that are named, each with those it shares a tensor with, or of all. `forward` is the number of forward nodes and is
+/// translated.
+pub fn fp8(
+    g: &Graph,
+    forward: usize,
+    scaling: Scaling,
+    layers: Option<&BTreeSet<String>>,
+) -> (Graph, usize, Narrowed) {
+    let mut chosen = candidates(g, forward);
+    let of = g.nodes.iter().filter(|n| matches!(n.op, Op::Product { .. })).count();
+    if let Some(layers) = layers {
+        let is_named = |unit: &Unit| !unit.names.is_disjoint(layers);
+        let left = units(g, forward).into_iter().filter(|unit| !is_named(unit));
+        left.flat_map(|unit| unit.products).for_each(|id| _ = chosen.remove(&id));
+    }
     let mut narrowing = Narrowing {
         replay: Replay::new(g),
         quantized: HashMap::new(),
@@ -57,22 +68,112 @@ pub fn fp8(g: &Graph, forward: usize, scaling: Scaling) -> (Graph, usize, Narrow
     if scaling == Scaling::Delayed {
         narrowing.add_scales(&chosen);
     }
-    let (mut new_forward, mut narrowed) = (0, Narrowed::default());
+    let mut new_forward = 0;
     for id in g.ids() {
         if id.0 as usize == forward {
             new_forward = narrowing.replay.new.nodes.len();
         }
-        narrowed.of += matches!(g.node(id).op, Op::Product { .. }) as usize;
         match chosen.get(&id) {
             Some(operands) => narrowing.product(id, operands),
             None => _ = narrowing.replay.copy(id),
         }
     }
-    narrowed.products = chosen.len();
+    let narrowed = Narrowed { products: chosen.len(), of };
     let Narrowing { replay, writes, .. } = narrowing;
     let mut new = replay.finish();
     new.writes.extend(writes);
     (new, new_forward, narrowed)
+}
+
+/// Layers that run in 8 bits together or not at all: they share a tensor, which is quantised once for all of them. Those of
+/// equal names, in whatever block of the model, are one unit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unit {
+    /// What its weights are called inside their block.
+    pub names: BTreeSet<String>,
+    /// Forward and both gradients.
+    pub products: Vec<NodeId>,
+}
+
+/// The units of a graph, sorted by their names.
+pub fn units(g: &Graph, forward: usize) -> Vec<Unit> {
+    let candidates = candidates(g, forward);
+    // A product joins its operands: x with w, dy with w, x with dy.
+    let mut group_of: HashMap<Joined, usize> = HashMap::new();
+    let mut groups: Vec<(Vec<Joined>, Vec<NodeId>)> = vec![];
+    for id in g.ids().filter(|id| candidates.contains_key(id)) {
+        let joined = candidates[&id].map(Joined::of);
+        let [to, from] = joined.map(|operand| {
+            *group_of.entry(operand).or_insert_with(|| {
+                groups.push((vec![operand], vec![]));
+                groups.len() - 1
+            })
+        });
+        groups[to].1.push(id);
+        if to != from {
+            let (members, products) = std::mem::take(&mut groups[from]);
+            members.iter().for_each(|member| _ = group_of.insert(*member, to));
+            groups[to].0.extend(members);
+            groups[to].1.extend(products);
+        }
+    }
+    let mut units: Vec<Unit> = vec![];
+    for (members, products) in groups.into_iter().filter(|(members, _)| !members.is_empty()) {
+        let weights = members.into_iter().filter_map(|member| match member {
+            Joined::Weight(slot) => Some(slot),
+            Joined::Tensor(_) => None,
+        });
+        let names: BTreeSet<String> = weights.flat_map(|slot| names(weight_of(g, slot))).collect();
+        match units.iter_mut().find(|unit| unit.names == names) {
+            Some(unit) => unit.products.extend(products),
+            None => units.push(Unit { names, products }),
+        }
+    }
+    units.sort_by(|a, b| a.names.cmp(&b.names));
+    units
+}
+
+/// A sentence about the first name that is no layer's.
+pub fn unknown(g: &Graph, forward: usize, layers: &BTreeSet<String>) -> Option<String> {
+    let known: BTreeSet<String> = units(g, forward).into_iter().flat_map(|unit| unit.names).collect();
+    let unknown = layers.difference(&known).next()?;
+    let known = known.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    Some(format!("no layer that can run in fp8 is called `{unknown}`; there are {known}"))
+}
+
+/// An operand, whatever it is read as.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Joined {
+    Weight(SlotId),
+    Tensor(Value),
+}
+
+impl Joined {
+    fn of(operand: Operand) -> Joined {
+        match operand {
+            Operand::Weight(slot) => Joined::Weight(slot),
+            Operand::Tensor(v, _) => Joined::Tensor(v),
+        }
+    }
+}
+
+/// What a weight is called inside its block, the parts of a merged one each: `attn.wo` of `layers.3.attn.wo`, and `ffn.a`
+/// and `ffn.b` of `layers.3.ffn.a+b`.
+pub fn names(weight: &str) -> Vec<String> {
+    let inside = layer_of(weight).map_or(weight, |block| weight[block.len()..].trim_start_matches('.'));
+    let (scope, parts) = inside.rsplit_once('.').unwrap_or(("", inside));
+    let dot = if scope.is_empty() { "" } else { "." };
+    parts.split('+').map(|part| format!("{scope}{dot}{part}")).collect()
+}
+
+/// The weight that a bf16 copy is of.
+fn weight_of(g: &Graph, copy: SlotId) -> &str {
+    g.slot(copy).path.strip_prefix(&copy_path("")).expect("a copy is named after its weight")
+}
+
+/// The products that 8 bits are possible for, and what they multiply.
+fn candidates(g: &Graph, forward: usize) -> HashMap<NodeId, [Operand; 2]> {
+    g.ids().filter_map(|id| Some((id, operands(g, id, forward)?))).collect()
 }
 
 /// What a product multiplies.
@@ -189,9 +290,7 @@ impl Narrowing<'_> {
     }
 
     fn weight(&mut self, copy: SlotId, what: &str, ty: TensorType, at: NodeId) -> Value {
-        let copied = &self.replay.old.slot(copy).path;
-        let weight = copied.strip_prefix(&copy_path("")).expect("a copy is named after its weight");
-        let path = weight_path(what, weight);
+        let path = weight_path(what, weight_of(self.replay.old, copy));
         let slot = self.replay.new.find_slot(&path).unwrap_or_else(|| {
             let (class, init, part) = (Class::Derived, Init::Zeros, None);
             self.replay.new.add_slot(Slot { path, ty, class, init, part })

@@ -4,6 +4,7 @@ pub mod copies;
 pub mod differentiate;
 pub mod epilogues;
 pub mod fp8;
+pub mod fp8_choice;
 pub mod fp8_copies;
 pub mod fused_products;
 pub mod joint_heads;
@@ -49,17 +50,53 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         reports.role = program.role;
         graphs.extend(rewrite(program, options, &mut reports)?);
     }
-    if options.precision.is_narrow() {
-        copies::copies(&mut graphs);
-    }
-    if options.precision == Precision::FP8 {
-        fp8_copies::fp8_copies(&mut graphs);
-    }
+    add_copies(&mut graphs, options);
     plan(graphs, target, options, reports)
+}
+
+/// Copies of weights in other types have a writer.
+fn add_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
+    if o.precision.is_narrow() {
+        copies::copies(graphs);
+    }
+    if o.precision == Precision::FP8 {
+        fp8_copies::fp8_copies(graphs);
+    }
 }
 
 /// All passes over one program's graph.
 fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<(Role, Graph)>, Refusal> {
+    let typed = match typed(program, o, reports)? {
+        Typed::Forward(g) => return Ok(vec![(program.role, elementwise(g, o, reports))]),
+        Typed::Training(typed) => typed,
+    };
+    let g = elementwise(joined(&typed, o, reports)?, o, reports);
+    if program.role != Role::Grad {
+        // The update reads sums and has no extents of a micro-batch: one serves all.
+        return Ok(vec![(program.role, g)]);
+    }
+    reports.role = Role::Apply;
+    let apply = elementwise(typed.apply, o, reports);
+    Ok(vec![(Role::Grad, g), (Role::Apply, apply)])
+}
+
+/// A program whose types are final, up to which products multiply 8-bit floats.
+enum Typed {
+    /// It only runs forward.
+    Forward(Graph),
+    Training(Training),
+}
+
+/// Gradients, and the updates they are for.
+struct Training {
+    grad: Graph,
+    /// How many nodes of it are the forward pass.
+    forward: usize,
+    apply: Graph,
+}
+
+/// The passes from a program to final types.
+fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed, Refusal> {
     let runs = |pass: &'static str| o.skip_pass != Some(pass);
     // Inputs are private to a program: evaluation may have another batch.
     let mut g = named_inputs(&program.graph, program.role);
@@ -102,9 +139,8 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     let g = checked("joint_heads", g);
     reports.say("joint_heads", pairs, || format!("{pairs} pairs of q and k are normed and turned together"));
 
-    // Products add their bias and apply GELU as they write; those of 8-bit floats have no epilogues.
-    let has_epilogues = o.fuse_elementwise && o.precision != Precision::FP8 && runs("fused_products");
-    let (g, layers) = if has_epilogues { fused_products::forward(&g) } else { (g, 0) };
+    // Products add their bias and apply GELU as they write.
+    let (g, layers) = if has_epilogues(o) { fused_products::forward(&g) } else { (g, 0) };
     let g = checked("fused_products", g);
     reports.say("fused_products", layers, || format!("{layers} products add their bias or apply GELU"));
 
@@ -114,8 +150,7 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     reports.say("rope_table", served, || format!("{served} rotations read a table"));
 
     if !program.role.is_grad() {
-        let g = inference(&g, o);
-        return Ok(vec![(program.role, elementwise(g, o, reports))]);
+        return Ok(Typed::Forward(inference(&g, o)));
     }
 
     // Gradients of every trained parameter are summed; nothing else is differentiated.
@@ -151,13 +186,27 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
         g = rounding;
         reports.say("precision", products, || format!("{products} products run in tf32"));
     }
-    let mut g = checked("precision", g);
+    Ok(Typed::Training(Training { grad: checked("precision", g), forward, apply }))
+}
+
+/// Whether products have epilogues; those of 8-bit floats have none.
+fn has_epilogues(o: &Options) -> bool {
+    o.fuse_elementwise && o.precision != Precision::FP8 && o.skip_pass != Some("fused_products")
+}
+
+/// The passes over a gradient's graph from final types to joined launches.
+fn joined(typed: &Training, o: &Options, reports: &mut Reports) -> Result<Graph, Refusal> {
+    let runs = |pass: &'static str| o.skip_pass != Some(pass);
+    let (mut g, mut forward) = (typed.grad.clone(), typed.forward);
 
     // Linear layers multiply 8-bit floats.
     if o.precision == Precision::FP8 {
-        let (scaled, translated, narrowed) = fp8::fp8(&g, forward, o.fp8_scaling);
+        if let Some(unknown) = o.fp8_layers.as_ref().and_then(|layers| fp8::unknown(&g, forward, layers)) {
+            return Err(Refusal(unknown));
+        }
+        let (scaled, translated, narrowed) = fp8::fp8(&g, forward, o.fp8_scaling, o.fp8_layers.as_ref());
         (g, forward) = (checked("fp8", scaled), translated);
-        if narrowed.products == 0 {
+        if narrowed.products == 0 && o.fp8_layers.is_none() {
             return Err(Refusal(NO_FP8.into()));
         }
         reports.say("fp8", narrowed.products, || {
@@ -182,7 +231,7 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
         .say("rejoin", rejoined, || format!("{rejoined} of these run inside a gradient that reads the same"));
 
     // Products of the backward pass do the same for the gradients of both.
-    let (g, joined) = if has_epilogues { fused_products::backward(&g) } else { (g, Default::default()) };
+    let (g, joined) = if has_epilogues(o) { fused_products::backward(&g) } else { (g, Default::default()) };
     let g = checked("fused_products", without_dead(&g));
     reports.say("fused_products", joined.slopes + joined.sums, || {
         format!("{} products apply GELU's slope, {} sum a bias's gradient", joined.slopes, joined.sums)
@@ -203,15 +252,7 @@ fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<
     reports.say("quantize_sources", made, || {
         format!("{made} gated activations or gradients are made in 8 bits")
     });
-
-    let g = elementwise(g, o, reports);
-    if program.role != Role::Grad {
-        // The update reads sums and has no extents of a micro-batch: one serves all.
-        return Ok(vec![(program.role, g)]);
-    }
-    reports.role = Role::Apply;
-    let apply = elementwise(apply, o, reports);
-    Ok(vec![(Role::Grad, g), (Role::Apply, apply)])
+    Ok(g)
 }
 
 const NO_FP8: &str = "no product of a layer can run in fp8: its extents must be multiples of 16 (tokens of a micro-batch, width, heads, ffn)";

@@ -103,6 +103,8 @@ pub struct Options {
     pub precision: Precision,
     /// Of 8-bit tensors.
     pub fp8_scaling: Scaling,
+    /// Names of the weights whose layers multiply 8-bit floats, as `fp8::names` gives them; `None` for all.
+    pub fp8_layers: Option<BTreeSet<String>>,
     /// Off: scores are materialised.
     pub flash_attention: bool,
     pub fuse_qkv: bool,
@@ -128,6 +130,7 @@ impl Default for Options {
         Options {
             precision: Precision::F32,
             fp8_scaling: Scaling::Delayed,
+            fp8_layers: None,
             flash_attention: true,
             fuse_qkv: true,
             fuse_gate_up: true,
