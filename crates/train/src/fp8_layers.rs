@@ -74,7 +74,7 @@ pub fn pin(settled: &Settled, config: &mut Config) {
 
 fn why(choice: &Choice, was_timed: bool) -> String {
     let by = if was_timed { "by what was timed here" } else { "by the roofline: nothing was timed here" };
-    let change = |unit: &Priced| format!("{} {:+.2} ms", list(&unit.names), -1e3 * unit.gain_seconds);
+    let change = |unit: &Priced| format!("{} {:+.3} ms", list(&unit.names), -1e3 * unit.gain_seconds);
     let all = |units: &[Priced]| units.iter().map(change).collect::<Vec<_>>().join("; ");
     match (&choice.gain[..], &choice.lose[..]) {
         ([], []) => "no layer can run in it".into(),
