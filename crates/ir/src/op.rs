@@ -95,6 +95,7 @@ ops! {
     Broadcast = "broadcast" { dims: Dims }
     /// (what x [M, N] is made of, scale [1], amax [1]) -> x over the scale in an 8-bit type, the same transposed, and the
     /// larger of amax and the largest magnitude. With `current` (x) -> the same by the scale that fits x, and that scale.
+    /// What x is made by may give more: that follows.
     Quantize = "quantize" { to: DType, current: bool, of: Source }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }

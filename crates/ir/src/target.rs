@@ -36,17 +36,25 @@ pub struct KernelRow {
 
 impl KernelRow {
     /// The pairs that hold for an operation: a product's third input makes room only where it is the base, and where the
-    /// largest magnitude stands among a quantisation's inputs depends on what is quantised.
+    /// largest magnitude and what else makes room stand among a quantisation's inputs depends on what is quantised.
     pub fn in_place_for(&self, op: &Op) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (none, last) = match op {
+        let (none, quantised) = match op {
             Op::Product { base, .. } => (!base, None),
-            Op::Quantize { current, of, .. } => (*current, Some(of.inputs() + 1)),
+            Op::Quantize { current, of, .. } => (*current, Some(*of)),
             _ => (false, None),
         };
         let pairs: &[(usize, usize)] = if none { &[] } else { self.in_place };
-        pairs.iter().copied().filter(move |(input, _)| last.is_none_or(|last| *input == last))
+        pairs.iter().copied().filter(move |(input, output)| match (quantised, output) {
+            (None, _) => true,
+            (Some(of), 3) => of.makes_room(*input),
+            (Some(of), _) => *input == of.inputs() + 1,
+        })
     }
 }
+
+/// Every pair that may hold for a quantisation, whatever is quantised.
+pub const QUANTIZE_IN_PLACE: &[(usize, usize)] =
+    &[(2, 2), (3, 2), (4, 2), (5, 2), (0, 3), (1, 3), (2, 3), (3, 3)];
 
 /// What a workspace formula may look at.
 pub struct Shapes<'a> {
@@ -146,7 +154,7 @@ pub fn paper() -> Target {
             OpKind::Region => &[(0, 0), (1, 1)],
             OpKind::GatedGrad => &[(0, 0), (1, 1), (2, 2)],
             OpKind::Product | OpKind::ScatterAdd => &[(2, 0)],
-            OpKind::Quantize => &[(2, 2), (3, 2), (4, 2)],
+            OpKind::Quantize => QUANTIZE_IN_PLACE,
             OpKind::HeadLossGrad => &[(5, 1)],
             OpKind::HeadLossTrain => &[(4, 4)],
             OpKind::RowScatter => &[(0, 0)],

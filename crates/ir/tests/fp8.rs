@@ -1,7 +1,8 @@
 //! The passes of 8-bit products: graph text in, graph text out.
 
+use flatout_ir::passes::epilogues;
 use flatout_ir::passes::fp8::{Narrowed, fp8};
-use flatout_ir::passes::{epilogues, quantize_sources};
+use flatout_ir::passes::quantize_sources::{self, Joined};
 use flatout_ir::{Graph, Scaling};
 
 /// One layer, y = x w, with both gradients; a product outside every layer, and one of odd extents.
@@ -139,7 +140,7 @@ result dx %9.1
         (nodes(&flatout_ir::replay::without_dead(&g)), count)
     };
     let (text_of, count) = joined(text);
-    assert_eq!(count, 2);
+    assert_eq!(count, Joined { gated: 2, ..Joined::default() });
     assert_eq!(
         text_of,
         "%5 = quantize{to=e4m3, current=false, of=gated:silu} %0 %1 %3 %4 -> e4m3[32,16] e4m3[16,32] f32[1]
@@ -148,5 +149,53 @@ result y %5
 result dx %6.1"
     );
     // Somebody else reads the activation: it is stored all the same.
-    assert_eq!(joined(&format!("{text}result also %5\n")).1, 1);
+    assert_eq!(joined(&format!("{text}result also %5\n")).1, Joined { gated: 1, ..Joined::default() });
+}
+
+/// A norm gives codes and h, its gradient dx as well, because the layer before reads it.
+#[test]
+fn norms_are_quantised_where_they_stand() {
+    let text = "slot $0 x bf16[32,16] input zeros
+slot $1 w f32[16] weight zeros
+slot $2 scale f32[1] derived zeros
+slot $3 amax f32[1] carry zeros
+%0 = read{slot=$0} -> bf16[32,16] @p #0
+%1 = read{slot=$1} -> f32[16] @p #1
+%2 = rms_norm{eps=0.5, center=false, weight=plain, bias=false, residual=true} %0 %0 %1 -> bf16[32,16] bf16[32,16] @p #2
+%3 = map{f=neg} %2.1 -> bf16[32,16] @p #3
+%4 = read{slot=$2} -> f32[1] @p #4
+%5 = read{slot=$3} -> f32[1] @p #5
+%6 = quantize{to=e4m3, current=false} %2 %4 %5 -> e4m3[32,16] e4m3[16,32] f32[1] @q #6
+%7 = rms_norm_grad{eps=0.5, center=false, weight=plain, bias=false, add=true} %2.1 %1 %3 %0 -> bf16[32,16] f32[16] @p #7
+%8 = map{f=neg} %7 -> bf16[32,16] @p #8
+%9 = quantize{to=e5m2, current=false} %7 %4 %5 -> e5m2[32,16] e5m2[16,32] f32[1] @q #9
+write $3 %6.2
+result y %6
+result dx %8
+result dw %7.1
+result d %9.1
+";
+    let (g, count) = quantize_sources::quantize_sources(&text.parse().expect("a graph"));
+    assert_eq!(count, Joined { norms: 2, ..Joined::default() });
+    flatout_ir::verify::verify(&g).expect("a sound graph");
+    let g = flatout_ir::replay::without_dead(&g);
+    assert_eq!(g.to_string().parse::<Graph>().expect("its text"), g);
+    assert_eq!(
+        nodes(&g),
+        "%4 = quantize{to=e4m3, current=false, of=norm:0.5:false:plain:false:true} %0 %0 %1 %2 %3 -> e4m3[32,16] e4m3[16,32] f32[1] bf16[32,16]
+%5 = map{f=neg} %4.3 -> bf16[32,16]
+%8 = quantize{to=e5m2, current=false, of=norm_grad:0.5:false:plain:false:true} %4.3 %1 %5 %0 %6 %7 -> e5m2[32,16] e5m2[16,32] f32[1] bf16[32,16] f32[16]
+%9 = map{f=neg} %8.3 -> bf16[32,16]
+write $3 %4.2
+result y %4
+result dx %9
+result dw %8.4
+result d %8.1"
+    );
+    // The normed rows themselves are read: they are stored, and quantised from there.
+    let (_, count) = quantize_sources::quantize_sources(
+        &format!("{text}result also %2\n").parse().expect("a graph"),
+        true,
+    );
+    assert_eq!(count, Joined { norms: 1, ..Joined::default() });
 }

@@ -102,6 +102,18 @@ fn real() -> Vec<Form> {
         let ins = [vec![gate.clone(); of.inputs()], scaling.to_vec()].concat();
         forms.push((Op::Quantize { to, current: false, of }, ins));
     }
+    for width in [256, 768, 1024] {
+        let (rows, w) = (ty(bf16, &[65536, width]), ty(f32s, &[width]));
+        let spec = NormSpec::rms(1e-6, NormWeight::Plain);
+        let of = quantize::Source::Norm(spec, true);
+        let ins = [vec![rows.clone(), rows.clone(), w.clone()], scaling.to_vec()].concat();
+        forms.push((Op::Quantize { to: DType::E4M3, current: false, of }, ins));
+        let of = quantize::Source::NormGrad(spec, true);
+        let ins = [vec![rows.clone(), w, rows.clone(), rows], scaling.to_vec()].concat();
+        if of.takes(width) {
+            forms.push((Op::Quantize { to: DType::E5M2, current: false, of }, ins));
+        }
+    }
     let by_itself = Op::Quantize { to: DType::E4M3, current: true, of: quantize::Source::Given };
     forms.push((by_itself, vec![ty(bf16, &[4096, 768])]));
     let flat = ty(f32s, &[176_000_000]);

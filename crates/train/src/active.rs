@@ -164,17 +164,25 @@ fn fused_inputs(grad: &Plan, is: impl Fn(&Op) -> bool, input: usize) -> &'static
 /// Norms that joined the addition before them or the rotation after them. Those that could have and did not read what
 /// an addition wrote, be it done by a product, or are read by a rotation.
 fn fused_norms(grad: &Plan) -> &'static str {
-    let joined = launches(grad, OpKind::RmsNorm).any(|l| matches!(l.op, Op::RmsNorm { residual: true, .. }));
+    let joined = grad.launches.iter().any(|l| is_norm(&l.op) == Some(true));
     if joined || has(grad, OpKind::QkNormRope) {
         return "on";
     }
     let adds = |op: &Op| matches!(op, Op::Map { f: Elementwise::Add } | Op::Product { base: true, .. });
     let apart = follows(grad, |writer, reader| match reader.op.kind() {
-        OpKind::RmsNorm => adds(&writer.op),
+        _ if is_norm(&reader.op).is_some() => adds(&writer.op),
         OpKind::Rope => writer.op.kind() == OpKind::RmsNorm,
         _ => false,
     });
-    if apart || !has(grad, OpKind::RmsNorm) { "off" } else { NOTHING }
+    if apart || !grad.launches.iter().any(|l| is_norm(&l.op).is_some()) { "off" } else { NOTHING }
+}
+
+/// Whether an operation is a norm, be it quantised in the same pass, and if so whether it adds a residual.
+fn is_norm(op: &Op) -> Option<bool> {
+    match op {
+        Op::RmsNorm { residual, .. } | Op::Quantize { of: Source::Norm(_, residual), .. } => Some(*residual),
+        _ => None,
+    }
 }
 
 /// Elementwise operations of one shape that follow one another run together, or there are none.

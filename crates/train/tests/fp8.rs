@@ -126,10 +126,12 @@ fn what_would_lose_stays_in_bf16() {
     assert!(said.starts_with("fp8 for 24 of 24 products, attn.wk, attn.wo, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: every layer gains (by the roofline"), "{said}");
 
     let bf16 = compile(&pretraining(&["precision=bf16"]), &target).expect("plans");
+    let small = 2 * 65536 * 768 * 768;
     let reached = |size: &Size| match (size.work, size.units) {
-        (Work::Product, Units::Fp8) => 0.55,
-        (Work::Product, _) => 0.75,
-        _ => 0.75,
+        (Work::Product, Units::Fp8) if size.flops <= small => 0.42,
+        (Work::Product, Units::Fp8) => 0.65,
+        (Work::Product, _) => 0.7,
+        _ => 0.8,
     };
     let target = timed(&target, &[&by_roofline, &bf16], reached);
     let by_time = compile(&config, &target).expect("plans");

@@ -5,7 +5,7 @@
 //! but h: the backward pass reads h anyway, and its statistics cost no memory traffic.
 
 use super::{arity, expect_axes, expect_float};
-use crate::attr::named;
+use crate::attr::{Attr, named};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
 use crate::op::{Grads, Op, Vjp};
@@ -63,6 +63,19 @@ impl NormSpec {
     pub fn grad(self, add: bool) -> Op {
         let NormSpec { eps, center, weight, bias } = self;
         Op::RmsNormGrad { eps, center, weight, bias, add }
+    }
+}
+
+impl Attr for NormSpec {
+    fn show(&self) -> String {
+        let NormSpec { eps, center, weight, bias } = self;
+        format!("{eps}:{center}:{}:{bias}", weight.show())
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        let words: Vec<&str> = text.split(':').collect();
+        let [eps, center, weight, bias] = words[..] else { return Err(format!("`{text}` is no norm")) };
+        let (eps, center) = (f32::read(eps)?, bool::read(center)?);
+        Ok(NormSpec { eps, center, weight: NormWeight::read(weight)?, bias: bool::read(bias)? })
     }
 }
 

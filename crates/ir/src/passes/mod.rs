@@ -246,11 +246,12 @@ fn joined(typed: &Training, o: &Options, reports: &mut Reports) -> Result<Graph,
     let (g, made) = if o.precision == Precision::FP8 && o.fuse_elementwise && runs("quantize_sources") {
         quantize_sources::quantize_sources(&g)
     } else {
-        (g, 0)
+        (g, Default::default())
     };
     let g = checked("quantize_sources", g);
-    reports.say("quantize_sources", made, || {
-        format!("{made} gated activations or gradients are made in 8 bits")
+    reports.say("quantize_sources", made.gated + made.norms, || {
+        let quantize_sources::Joined { gated, norms } = made;
+        format!("{gated} gated activations and {norms} norms, or their gradients, are made in 8 bits")
     });
     Ok(g)
 }

@@ -1,27 +1,47 @@
-//! Gated activations and their gradients that are only quantised are computed by what quantises them: the tensor between
-//! the two was a pass out and a pass in.
+//! What is quantised is made by what quantises it: gated activations and norms that are only read in 8 bits, whose tensor
+//! between the two was a pass out and a pass in, and gradients of norms, whose tensor was another pass in.
 
-use crate::graph::{Graph, Value};
+use std::collections::HashMap;
+
+use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
+use crate::ops::norm::NormSpec;
 use crate::ops::quantize::Source;
 use crate::replay::Replay;
 
-/// Joins them; returns how many. What is left of the activations has no reader.
-pub fn quantize_sources(g: &Graph) -> (Graph, usize) {
+/// How many of each were joined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Joined {
+    /// Activations and their gradients.
+    pub gated: usize,
+    /// Norms and their gradients.
+    pub norms: usize,
+}
+
+/// Joins them. What is left of them has no reader.
+pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
     let uses = g.uses();
     let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
-    let (mut replay, mut joined) = (Replay::new(g), 0);
+    let norms = norms(g, &once);
+    let (mut replay, mut joined) = (Replay::new(g), Joined::default());
     for (id, node) in g.ids().zip(&g.nodes) {
+        if let Some((of, quantize)) = norms.get(&id) {
+            norm(&mut replay, id, *of, *quantize);
+            joined.norms += 1;
+            continue;
+        }
         let Op::Quantize { to, current: false, of: Source::Given } = node.op else {
             replay.copy(id);
             continue;
         };
-        match source(g, node.ins[0], &once) {
+        match gated(g, node.ins[0], &once) {
             Some((of, ins)) => {
                 let ins = ins.iter().chain(&node.ins[1..]).map(|v| replay.get(*v)).collect();
                 replay.copy_as(id, Op::Quantize { to, current: false, of }, ins);
-                joined += 1;
+                joined.gated += 1;
             }
+            // Its norm has done it.
+            None if replay.has(id.out(0)) => {}
             None => _ = replay.copy(id),
         }
     }
@@ -29,7 +49,7 @@ pub fn quantize_sources(g: &Graph) -> (Graph, usize) {
 }
 
 /// What a value is made of, where nobody else reads it.
-fn source<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(Source, &'g [Value])> {
+fn gated<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(Source, &'g [Value])> {
     let node = g.node(x.node);
     match node.op {
         Op::Gated { act } if once(x) => Some((Source::Gated(act), &node.ins)),
@@ -40,5 +60,43 @@ fn source<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(
             is_both.then(|| (Source::GatedGrad(act), &g.node(gate.node).ins[..]))
         }
         _ => None,
+    }
+}
+
+/// Norms, and gradients of norms, with the node that quantises what they give. A norm has no other reader; a gradient may.
+fn norms(g: &Graph, once: &impl Fn(Value) -> bool) -> HashMap<NodeId, (Source, NodeId)> {
+    let mut found = HashMap::new();
+    for (id, node) in g.ids().zip(&g.nodes) {
+        let Op::Quantize { current: false, of: Source::Given, .. } = node.op else { continue };
+        let x = node.ins[0];
+        let Some((spec, adds)) = NormSpec::of(&g.node(x.node).op).filter(|_| x.out == 0) else { continue };
+        let of = match g.node(x.node).op {
+            Op::RmsNorm { .. } if once(x) => Source::Norm(spec, adds),
+            Op::RmsNormGrad { .. } => Source::NormGrad(spec, adds),
+            _ => continue,
+        };
+        if of.takes(g.ty(x).last()) {
+            found.insert(x.node, (of, id));
+        }
+    }
+    found
+}
+
+/// The norm `id` where it stands, quantised as `quantize` would have.
+fn norm(replay: &mut Replay<'_>, id: NodeId, of: Source, quantize: NodeId) {
+    let g = replay.old;
+    let Op::Quantize { to, .. } = g.node(quantize).op else { unreachable!("found because it quantises") };
+    let mut ins: Vec<Value> = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
+    // Scale and largest magnitude are slots, and may be read here as well as there.
+    for v in &g.node(quantize).ins[1..] {
+        ins.push(replay.add(g.node(v.node).op.clone(), vec![], quantize));
+    }
+    let (path, key) = (&g.node(id).path, g.node(quantize).key);
+    let new = replay.new.push_keyed(Op::Quantize { to, current: false, of }, ins, path, key);
+    (0..3).for_each(|out| replay.set(quantize.out(out), new.out(out)));
+    // The first output of a norm is gone, that of a gradient is the fourth.
+    let skipped = matches!(of, Source::Norm(..)) as u8;
+    for out in skipped..g.node(id).outs.len() as u8 {
+        replay.set(id.out(out), new.out(3 + out - skipped));
     }
 }

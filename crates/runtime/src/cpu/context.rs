@@ -27,6 +27,11 @@ impl<'a> Context<'a> {
         Context { launch, arena, threads }
     }
 
+    /// The same arena for another launch, all of whose views lie in those of this one.
+    pub fn part<'b>(&self, launch: &'b Launch) -> Context<'b> {
+        Context { launch, arena: self.arena, threads: self.threads }
+    }
+
     fn tensor(&self, view: &'a View) -> Tensor<'a> {
         // SAFETY: the view was checked against the arena.
         unsafe { Tensor::new(self.arena, view) }

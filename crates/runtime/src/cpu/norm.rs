@@ -7,7 +7,7 @@
 
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
-use flatout_ir::types::{DType, bf16_to_f32};
+use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, OpKind};
 
 use super::context::{Context, chunk};
@@ -49,8 +49,12 @@ pub const KERNELS: &[Kernel] = &[
 const GROUP: usize = 64;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    let sums = shapes.outs.len() - 1;
-    sums * shapes.ins[0].rows().div_ceil(GROUP) * shapes.ins[0].last() * 4
+    partial_bytes(shapes.outs.len() - 1, shapes.ins[0])
+}
+
+/// Scratch for so many vectors that are summed over the rows of a tensor.
+pub(super) fn partial_bytes(sums: usize, x: &TensorType) -> usize {
+    sums * x.rows().div_ceil(GROUP) * x.last() * 4
 }
 
 /// What a normed row is multiplied by: w, 1 + w or ones, in f32.
@@ -135,7 +139,7 @@ fn squares_and_slope(h: &[f32], g: &[f32], dy: &[f32]) -> (f32, f32) {
     (math::sum_lanes(squares), math::sum_lanes(slope))
 }
 
-fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
+pub(super) fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (spec, adds) = NormSpec::of(&launch.op).expect("the row is for rms_norm");
     let x = cx.input(0).rows();
     let residual = adds.then(|| cx.input(1).rows());
@@ -181,7 +185,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
+pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (spec, adds) = NormSpec::of(&launch.op).expect("the row is for rms_norm_grad");
     let has_w = spec.weight.is_some();
     let h = cx.input(0).rows();

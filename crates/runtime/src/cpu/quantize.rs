@@ -4,14 +4,13 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use flatout_ir::ops::quantize::Source;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
-use flatout_ir::types::{DType, bf16_to_f32};
-use flatout_ir::{Launch, Op, OpKind, fp8};
+use flatout_ir::target::{KernelRow, Layout, QUANTIZE_IN_PLACE, Shapes};
+use flatout_ir::types::{DType, TensorType, bf16_to_f32};
+use flatout_ir::{Launch, Op, OpKind, View, fp8};
 
 use super::context::{Context, chunk};
-use super::gated;
-use super::tensor::{Rows, round_bf16};
-use super::{FLOATS, Kernel};
+use super::tensor::{Rows, Tensor, round_bf16};
+use super::{FLOATS, Kernel, gated, norm};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
@@ -20,8 +19,8 @@ pub const KERNELS: &[Kernel] = &[Kernel {
         dtypes: FLOATS,
         ins: Layout::Any,
         outs: Layout::Any,
-        in_place: &[(2, 2), (3, 2), (4, 2)],
-        workspace: no_workspace,
+        in_place: QUANTIZE_IN_PLACE,
+        workspace,
         deterministic: true,
     },
     run,
@@ -30,8 +29,57 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 /// Rows a task covers: columns of the turned output are written so many elements at a time.
 const ROWS_A_TASK: usize = 16;
 
+/// What a norm gives, and what it needs itself.
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    let x = shapes.ins[0];
+    match shapes.node.op {
+        Op::Quantize { of: Source::Norm(..), .. } => x_bytes(x.elements(), x.dtype),
+        Op::Quantize { of: Source::NormGrad(..), .. } => {
+            x_bytes(x.elements(), x.dtype) + norm::partial_bytes(shapes.outs.len() - 4, x)
+        }
+        _ => 0,
+    }
+}
+
+/// Bytes of what is quantised, up to where the next scratch begins.
+fn x_bytes(elements: usize, dtype: DType) -> usize {
+    (elements * dtype.bytes()).next_multiple_of(64)
+}
+
+/// The norm's own kernel writes x to where it is wanted or to scratch, and it is quantised from there.
+fn run_norm(launch: &Launch, cx: &Context<'_>, of: Source) -> Result<(), String> {
+    let (op, kernel): (Op, fn(&Launch, &Context<'_>) -> Result<(), String>) = match of {
+        Source::Norm(spec, residual) => (spec.op(residual), norm::run),
+        Source::NormGrad(spec, add) => (spec.grad(add), norm::run_grad),
+        _ => unreachable!("called for norms"),
+    };
+    let scratch = launch.workspace.as_ref().expect("a norm is quantised through scratch");
+    let (codes, mut further) = launch.outs.split_at(3);
+    let (dims, dtype) = (launch.ins[0].dims.clone(), launch.ins[0].dtype);
+    let mut x = View::dense(scratch.offset, &TensorType::new(dtype, dims));
+    let begins = scratch.offset + x_bytes(x.elements(), dtype);
+    let rest = (scratch.offset + scratch.elements() * scratch.dtype.bytes() - begins) / 4;
+    if let (Source::NormGrad(..), Some((dx, sums))) = (of, further.split_first()) {
+        further = sums;
+        x = dx.clone().unwrap_or(x);
+    }
+    let (made_of, scaling) = launch.ins.split_at(of.inputs());
+    let outs = [Some(x.clone())].into_iter().chain(further.iter().cloned()).collect();
+    let workspace = Some(View::dense(begins, &TensorType::new(DType::F32, [rest])));
+    let inner = Launch { op, ins: made_of.to_vec(), outs, workspace, ..launch.clone() };
+    kernel(&inner, &cx.part(&inner))?;
+    let Op::Quantize { to, current, .. } = launch.op else { unreachable!("the row is for quantize") };
+    let op = Op::Quantize { to, current, of: Source::Given };
+    let ins = [x].into_iter().chain(scaling.iter().cloned()).collect();
+    let given = Launch { op, ins, outs: codes.to_vec(), workspace: None, ..launch.clone() };
+    run(&given, &cx.part(&given))
+}
+
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Quantize { to, current, of } = launch.op else { unreachable!("the row is for quantize") };
+    if matches!(of, Source::Norm(..) | Source::NormGrad(..)) {
+        return run_norm(launch, cx, of);
+    }
     let x = X { of, ins: (0..of.inputs()).map(|i| cx.input(i).rows()).collect() };
     let (count, width) = (x.ins[0].count, x.width());
     let (codes, turned, third) = (cx.output(0), cx.output(1), cx.output(2));
@@ -59,12 +107,8 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 unsafe { codes.rows().store(row, 0, tile) };
             }
         }
-        let Some(turned) = &turned else { return };
-        let mut column = vec![0.0; rows.len()];
-        for c in 0..width {
-            column.iter_mut().enumerate().for_each(|(r, y)| *y = tile[r * width + c]);
-            // SAFETY: these elements of the column belong to one task.
-            unsafe { turned.rows().store(c, rows.start, &column) };
+        if let Some(turned) = &turned {
+            turn(&tile, width, rows.start, turned);
         }
     });
     if let Some(third) = third {
@@ -73,6 +117,16 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         unsafe { third.rows().store(0, 0, &[value]) };
     }
     Ok(())
+}
+
+/// Writes a tile of rows along columns, from the element `at` of each on, which belong to one task.
+fn turn(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
+    let mut column = vec![0.0; tile.len().checked_div(width).unwrap_or(0)];
+    for c in 0..width {
+        column.iter_mut().enumerate().for_each(|(r, y)| *y = tile[r * width + c]);
+        // SAFETY: these elements of the column belong to one task.
+        unsafe { to.rows().store(c, at, &column) };
+    }
 }
 
 /// What is quantised, by what it is made of.
@@ -105,6 +159,7 @@ impl X<'_> {
                     self.ins[2].load(row, 0, &mut spare[..n]);
                     gated::backward(act, gate, up, &spare[..n]);
                 }
+                Source::Norm(..) | Source::NormGrad(..) => unreachable!("a norm is made before"),
             }
         }
         if self.ins[0].tensor.dtype == DType::BF16 {

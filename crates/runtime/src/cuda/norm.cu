@@ -10,10 +10,15 @@
 // A row stays in the registers of LANES threads, VECS vectors of VEC elements each: one warp up to about D = 1024, so
 // sums are shuffles, and ROWS such warps a block; wider rows take a block, and one barrier a row, two with CENTER: the
 // variance is taken of what the mean leaves, so that a large mean costs no digits.
+// With QUANTIZE y (forward) or dx (backward), rounded to its type, is also written in 8 bits, as `quantize` writes it: q as it
+// lies, t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread
+// reads four columns of sixteen rows, turns them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm
+// then moves 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
 // Deterministic. dw, db: a block walks rows blockIdx, + gridDim, ... and leaves one partial row of each in the workspace;
 // partial rows are added in order by `reduce`.
 
 static const int WARPS = LANES / 32;
+static const int THREADS = LANES * ROWS;
 
 // Two sums over the threads of a row. With several warps, `turn` says which half of the buffer to use, so that one
 // barrier a call is enough: a warp that writes a half again has passed the barrier of the other, and so have those that
@@ -53,82 +58,174 @@ __device__ __forceinline__ void gains(const T_W* w, int column, float (&g)[VEC])
 #endif
 }
 
-#if !GRAD
+#if QUANTIZE
 
-extern "C" __global__ void __launch_bounds__(LANES * ROWS)
-    rms_norm(const T_X* x, const T_X* residual, const T_W* w, const T_B* bias, T_X* y, T_X* h, int rows, float eps) {
-    int lane = threadIdx.x % LANES;
-    int row = blockIdx.x * ROWS + threadIdx.x / LANES;
-    if (row >= rows) return;
-    x += row_x(row);
-    Pack<T_X, VEC> p[VECS];
+#define CODES , T_Q *q, T_Q *t, const float *given, u32 *third, i64 q_pitch, i64 t_pitch
+
+// Sixteen rows of a tile, and the bytes by which the next sixteen lie further: readers of all parts meet different banks.
+static const int PARTS = TILE / 16;
+static const int APART = 128 / PARTS;
+static const int QUADS_A_WARP = 32 / PARTS;
+__shared__ __align__(16) u8 tile[TILE * D + (PARTS - 1) * APART];
+
+__device__ __forceinline__ u8* tile_at(int row, int column) { return tile + row * D + row / 16 * APART + column; }
+
+// Writes the codes of VEC elements to q and the tile, and raises top.
+__device__ __forceinline__ void quantized(const Pack<T_X, VEC>& x, float by, int row, int column, T_Q* q, float& top) {
+    float y[VEC];
 #pragma unroll
-    for (int i = 0; i < VECS; i++) {
-        int column = (i * LANES + lane) * VEC;
-        if (inside(column)) p[i].load(x + column);
-        else zero(p[i]);
+    for (int k = 0; k < VEC; k++) {
+        float wide = f32(x.x[k]);
+        top = fmaxf(top, fabsf(wide));
+        y[k] = wide * by;
     }
-#if RESIDUAL
-    residual += row_residual(row);
-    Pack<T_X, VEC> q[VECS];
-#pragma unroll
-    for (int i = 0; i < VECS; i++) {
-        int column = (i * LANES + lane) * VEC;
-        if (inside(column)) q[i].load(residual + column);
-        else zero(q[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < VECS; i++) {
-        float sum[VEC];
-#pragma unroll
-        for (int k = 0; k < VEC; k++) sum[k] = f32(p[i].x[k]) + f32(q[i].x[k]);
-        put(p[i], sum);
-    }
+    Pack<T_Q, VEC> p;
+    put_codes(p, y);
+#if HAS_Q
+    p.store(q + column);
 #endif
-    float squares = 0.0f, unused = 0.0f, mean = 0.0f;
-#if CENTER
-#pragma unroll
-    for (int i = 0; i < VECS; i++) {
-#pragma unroll
-        for (int k = 0; k < VEC; k++) mean += f32(p[i].x[k]);
-    }
-    row_sums(mean, unused, 1);
-    mean /= D;
+#if HAS_T
+    p.store(reinterpret_cast<T_Q*>(tile_at(row, column)));
 #endif
+}
+
+// The tile's codes along its columns, from row `first` on. Sixteen neighbouring rows of a column are one store.
+__device__ __forceinline__ void turned(T_Q* t, i64 t_pitch, int first, int rows) {
+#if HAS_T
+    const int warps = (D / 4 + QUADS_A_WARP - 1) / QUADS_A_WARP;
+    for (int i = threadIdx.x; i < warps * 32; i += THREADS) {
+        int part = i / QUADS_A_WARP % PARTS, column = (i / 32 * QUADS_A_WARP + i % QUADS_A_WARP) * 4;
+        int from = first + part * 16;
+        if (column >= D || from >= rows) continue;
+        u32 columns[4][4];
 #pragma unroll
-    for (int i = 0; i < VECS; i++) {
-        if (CENTER && !inside((i * LANES + lane) * VEC)) continue;
+        for (int j = 0; j < 4; j++) {
+            u32 w[4];
 #pragma unroll
-        for (int k = 0; k < VEC; k++) {
-            float c = f32(p[i].x[k]) - mean;
-            squares = fmaf(c, c, squares);
+            for (int r = 0; r < 4; r++) w[r] = *reinterpret_cast<u32*>(tile_at(part * 16 + j * 4 + r, column));
+            u32 low = __byte_perm(w[0], w[1], 0x5140), high = __byte_perm(w[0], w[1], 0x7362);
+            u32 low2 = __byte_perm(w[2], w[3], 0x5140), high2 = __byte_perm(w[2], w[3], 0x7362);
+            columns[0][j] = __byte_perm(low, low2, 0x5410);
+            columns[1][j] = __byte_perm(low, low2, 0x7632);
+            columns[2][j] = __byte_perm(high, high2, 0x5410);
+            columns[3][j] = __byte_perm(high, high2, 0x7632);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            Pack<T_Q, 16> p;
+            p.words[0] = make_uint4(columns[k][0], columns[k][1], columns[k][2], columns[k][3]);
+            T_Q* to = t + (column + k) * t_pitch + from;
+            if (VEC_T == 16 && from + 16 <= rows) {
+                p.store(to);
+            } else {
+#pragma unroll
+                for (int r = 0; r < 16; r++)
+                    if (from + r < rows) to[r] = p.x[r];
+            }
         }
     }
-    row_sums(squares, unused, 0);
-    float r = rsqrtf(squares / D + eps);
+#endif
+}
+
+#else
+#define CODES
+#endif
+
+#if !GRAD
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm(const T_X* x, const T_X* residual, const T_W* w, const T_B* bias, T_X* y, T_X* h, int rows,
+             float eps CODES) {
+    int lane = threadIdx.x % LANES, turn = 0;
+#if QUANTIZE
+    float by = 1.0f / *given, top = 0.0f;
+#endif
+    for (int r = threadIdx.x / LANES; r < TILE; r += ROWS) {
+        int row = blockIdx.x * TILE + r;
+        if (row >= rows) break;
+        const T_X* from_x = x + row_x(row);
+        Pack<T_X, VEC> p[VECS];
 #pragma unroll
-    for (int i = 0; i < VECS; i++) {
-        int column = (i * LANES + lane) * VEC;
-        if (!inside(column)) continue;
+        for (int i = 0; i < VECS; i++) {
+            int column = (i * LANES + lane) * VEC;
+            if (inside(column)) p[i].load(from_x + column);
+            else zero(p[i]);
+        }
+#if RESIDUAL
+        const T_X* from_residual = residual + row_residual(row);
+        Pack<T_X, VEC> a[VECS];
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            int column = (i * LANES + lane) * VEC;
+            if (inside(column)) a[i].load(from_residual + column);
+            else zero(a[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            float sum[VEC];
+#pragma unroll
+            for (int k = 0; k < VEC; k++) sum[k] = f32(p[i].x[k]) + f32(a[i].x[k]);
+            put(p[i], sum);
+        }
+#endif
+        float squares = 0.0f, unused = 0.0f, mean = 0.0f;
+#if CENTER
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+#pragma unroll
+            for (int k = 0; k < VEC; k++) mean += f32(p[i].x[k]);
+        }
+        row_sums(mean, unused, turn);
+        turn ^= 1;
+        mean /= D;
+#endif
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            if (CENTER && !inside((i * LANES + lane) * VEC)) continue;
+#pragma unroll
+            for (int k = 0; k < VEC; k++) {
+                float c = f32(p[i].x[k]) - mean;
+                squares = fmaf(c, c, squares);
+            }
+        }
+        row_sums(squares, unused, turn);
+        turn ^= 1;
+        float rstd = rsqrtf(squares / D + eps);
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            int column = (i * LANES + lane) * VEC;
+            if (!inside(column)) continue;
 #if HAS_H
-        p[i].store(h + row_h(row) + column);
+            p[i].store(h + row_h(row) + column);
 #endif
 #if HAS_Y
-        float g[VEC], value[VEC];
-        gains(w, column, g);
+            float g[VEC], value[VEC];
+            gains(w, column, g);
 #pragma unroll
-        for (int k = 0; k < VEC; k++) value[k] = (f32(p[i].x[k]) - mean) * r * g[k];
+            for (int k = 0; k < VEC; k++) value[k] = (f32(p[i].x[k]) - mean) * rstd * g[k];
 #if BIAS
-        Pack<T_B, VEC> b;
-        b.load(bias + column);
+            Pack<T_B, VEC> b;
+            b.load(bias + column);
 #pragma unroll
-        for (int k = 0; k < VEC; k++) value[k] += f32(b.x[k]);
+            for (int k = 0; k < VEC; k++) value[k] += f32(b.x[k]);
 #endif
-        Pack<T_X, VEC> out;
-        put(out, value);
-        out.store(y + row_y(row) + column);
+            Pack<T_X, VEC> out;
+            put(out, value);
+#if QUANTIZE
+            quantized(out, by, r, column, q + row * q_pitch, top);
+#else
+            out.store(y + row_y(row) + column);
 #endif
+#endif
+        }
     }
+#if QUANTIZE
+    __syncthreads();
+    turned(t, t_pitch, blockIdx.x * TILE, rows);
+#if HAS_THIRD
+    raise<THREADS / 32>(top, third);
+#endif
+#endif
 }
 
 #else
@@ -159,11 +256,14 @@ __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to,
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(LANES * ROWS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     rms_norm_grad(const T_X* h, const T_W* w, const T_DY* dy, const T_DH* dh, T_X* dx, float* partial,
-                  float* partial_bias, int rows, float eps) {
+                  float* partial_bias, int rows, float eps CODES) {
     int lane = threadIdx.x % LANES;
     int turn = 0;
+#if QUANTIZE
+    float by = 1.0f / *given, top = 0.0f;
+#endif
     float g[VECS][VEC];
 #pragma unroll
     for (int i = 0; i < VECS; i++) {
@@ -184,91 +284,108 @@ extern "C" __global__ void __launch_bounds__(LANES * ROWS, BLOCKS)
 #pragma unroll
         for (int k = 0; k < VEC; k++) terms[i][k] = 0.0f;
 #endif
-    for (int row = blockIdx.x * ROWS + threadIdx.x / LANES; row < rows; row += gridDim.x * ROWS) {
-        const T_X* from_h = h + row_h(row);
-        const T_DY* from_dy = dy + row_dy(row);
-        Pack<T_X, VEC> p[VECS];
-        Pack<T_DY, VEC> d[VECS];
+    for (int first = blockIdx.x * TILE; first < rows; first += gridDim.x * TILE) {
+        for (int r = threadIdx.x / LANES; r < TILE; r += ROWS) {
+            int row = first + r;
+            if (row >= rows) break;
+            const T_X* from_h = h + row_h(row);
+            const T_DY* from_dy = dy + row_dy(row);
+            Pack<T_X, VEC> p[VECS];
+            Pack<T_DY, VEC> d[VECS];
 #pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (inside(column)) {
-                p[i].load(from_h + column);
-                d[i].load(from_dy + column);
-            } else {
-                zero(p[i]);
-                zero(d[i]);
+            for (int i = 0; i < VECS; i++) {
+                int column = (i * LANES + lane) * VEC;
+                if (inside(column)) {
+                    p[i].load(from_h + column);
+                    d[i].load(from_dy + column);
+                } else {
+                    zero(p[i]);
+                    zero(d[i]);
+                }
             }
-        }
 #if ADD
-        const T_DH* from_dh = dh + row_dh(row);
-        Pack<T_DH, VEC> a[VECS];
+            const T_DH* from_dh = dh + row_dh(row);
+            Pack<T_DH, VEC> a[VECS];
 #pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (inside(column)) a[i].load(from_dh + column);
-        }
+            for (int i = 0; i < VECS; i++) {
+                int column = (i * LANES + lane) * VEC;
+                if (inside(column)) a[i].load(from_dh + column);
+            }
 #endif
-        float mean = 0.0f, shift = 0.0f;
+            float mean = 0.0f, shift = 0.0f;
 #if CENTER
 #pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (!inside(column)) continue;
+            for (int i = 0; i < VECS; i++) {
+                int column = (i * LANES + lane) * VEC;
+                if (!inside(column)) continue;
 #pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                mean += f32(p[i].x[k]);
-                shift = fmaf(g[i][k], f32(d[i].x[k]), shift);
+                for (int k = 0; k < VEC; k++) {
+                    mean += f32(p[i].x[k]);
+                    shift = fmaf(g[i][k], f32(d[i].x[k]), shift);
+                }
             }
-        }
-        row_sums(mean, shift, turn);
-        turn ^= 1;
-        mean /= D;
-        shift /= D;
+            row_sums(mean, shift, turn);
+            turn ^= 1;
+            mean /= D;
+            shift /= D;
 #endif
-        float squares = 0.0f, slope = 0.0f;
+            float squares = 0.0f, slope = 0.0f;
 #pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (!inside(column)) continue;
+            for (int i = 0; i < VECS; i++) {
+                int column = (i * LANES + lane) * VEC;
+                if (!inside(column)) continue;
 #pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                float x = f32(p[i].x[k]) - mean;
-                squares = fmaf(x, x, squares);
-                slope = fmaf(x * g[i][k], f32(d[i].x[k]), slope);
+                for (int k = 0; k < VEC; k++) {
+                    float x = f32(p[i].x[k]) - mean;
+                    squares = fmaf(x, x, squares);
+                    slope = fmaf(x * g[i][k], f32(d[i].x[k]), slope);
+                }
             }
-        }
-        row_sums(squares, slope, turn);
-        turn ^= 1;
-        float r = rsqrtf(squares / D + eps);
-        float c = slope / D * r * r * r;
+            row_sums(squares, slope, turn);
+            turn ^= 1;
+            float rstd = rsqrtf(squares / D + eps);
+            float c = slope / D * rstd * rstd * rstd;
 #pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (!inside(column)) continue;
+            for (int i = 0; i < VECS; i++) {
+                int column = (i * LANES + lane) * VEC;
+                if (!inside(column)) continue;
 #if HAS_DW
 #pragma unroll
-            for (int k = 0; k < VEC; k++) sums[i][k] = fmaf(f32(d[i].x[k]) * r, f32(p[i].x[k]) - mean, sums[i][k]);
+                for (int k = 0; k < VEC; k++) sums[i][k] = fmaf(f32(d[i].x[k]) * rstd, f32(p[i].x[k]) - mean, sums[i][k]);
 #endif
 #if HAS_DB
 #pragma unroll
-            for (int k = 0; k < VEC; k++) terms[i][k] += f32(d[i].x[k]);
+                for (int k = 0; k < VEC; k++) terms[i][k] += f32(d[i].x[k]);
 #endif
 #if HAS_DX
-            float value[VEC];
+                float value[VEC];
 #pragma unroll
-            for (int k = 0; k < VEC; k++) {
-                value[k] = fmaf(r, f32(d[i].x[k]) * g[i][k] - shift, -(c * (f32(p[i].x[k]) - mean)));
+                for (int k = 0; k < VEC; k++) {
+                    value[k] = fmaf(rstd, f32(d[i].x[k]) * g[i][k] - shift, -(c * (f32(p[i].x[k]) - mean)));
 #if ADD
-                value[k] += f32(a[i].x[k]);
+                    value[k] += f32(a[i].x[k]);
+#endif
+                }
+                Pack<T_X, VEC> out;
+                put(out, value);
+#if STORES_DX
+                out.store(dx + row_dx(row) + column);
+#endif
+#if QUANTIZE
+                quantized(out, by, r, column, q + row * q_pitch, top);
+#endif
 #endif
             }
-            Pack<T_X, VEC> out;
-            put(out, value);
-            out.store(dx + row_dx(row) + column);
-#endif
         }
+#if QUANTIZE
+        __syncthreads();
+        turned(t, t_pitch, first, rows);
+        __syncthreads();
+#endif
     }
+#if QUANTIZE && HAS_THIRD
+    raise<THREADS / 32>(top, third);
+#endif
 #if HAS_DW
     leave(sums, partial + (i64)blockIdx.x * D, lane);
 #endif

@@ -14,28 +14,6 @@
 #define LANES (COLUMNS / 8)
 #define GROUPS (THREADS / LANES)
 #define ROWS (4 * GROUPS)
-#define WARPS (THREADS / 32)
-
-#if TO == 4
-typedef e4m3 T_Q;
-#define TOP_EXPONENT 8u
-#else
-typedef e5m2 T_Q;
-#define TOP_EXPONENT 15u
-#endif
-
-// Two codes, the first one low.
-__device__ __forceinline__ u32 codes(float low, float high) {
-    u16 pair;
-#if TO == 4
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-#endif
-    return pair;
-}
-
-__device__ __forceinline__ u32 codes(float a, float b, float c, float d) { return codes(a, b) | codes(c, d) << 16; }
 
 // Eight elements of a row, zeros behind its end.
 __device__ __forceinline__ void load(Pack<T_X, 8>& p, const T_X* x, int left) {
@@ -78,23 +56,6 @@ __device__ __forceinline__ void made(Pack<T_X, 8> (&p)[HALVES], const T_X* x, co
 #endif
 }
 
-// Raises *to to the largest magnitude of a block. Magnitudes are not negative, so their bits have their order; a NaN is
-// passed over. Most blocks find that others were larger and leave it alone.
-__device__ __forceinline__ void raise(float top, u32* to) {
-    __shared__ u32 warps[WARPS];
-    u32 bits = __reduce_max_sync(ALL_LANES, __float_as_uint(top));
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = bits;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (int i = 1; i < WARPS; i++) bits = bits > warps[i] ? bits : warps[i];
-        if (bits > *(volatile u32*)to) atomicMax(to, bits);
-    }
-}
-
-// What the largest magnitude starts from: another tensor's, or nothing.
-extern "C" __global__ void start(const float* from, float* to) { *to = from ? *from : 0.0f; }
-
 #if CURRENT
 
 extern "C" __global__ void __launch_bounds__(THREADS) largest(const T_X* x, u32* amax, int m, int n, i64 x_pitch) {
@@ -109,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) largest(const T_X* x, u32*
 #pragma unroll
         for (int k = 0; k < 8; k++) top = fmaxf(top, fabsf(f32(p.x[k])));
     }
-    raise(top, amax);
+    raise<THREADS / 32>(top, amax);
 }
 
 #endif
@@ -191,6 +152,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
     }
 #if HAS_THIRD && !CURRENT
-    raise(top, (u32*)third);
+    raise<THREADS / 32>(top, (u32*)third);
 #endif
 }

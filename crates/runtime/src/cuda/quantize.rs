@@ -1,26 +1,80 @@
 //! Matrices in 8-bit types, both ways round. How it is done is in `quantize.cu`.
 
-use flatout_ir::ops::quantize::Source;
-use flatout_ir::target::{KernelRow, Shapes};
+use flatout_ir::ops::quantize::Source as Of;
+use flatout_ir::target::{KernelRow, QUANTIZE_IN_PLACE, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::ROWS_OF_FLOATS;
-use super::context::Kernel;
-use super::gated;
+use super::context::{Facts, Kernel, Source};
 use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use super::{gated, norm};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
         name: "cuda.quantize",
         op: OpKind::Quantize,
-        in_place: &[(2, 2), (3, 2), (4, 2)],
+        in_place: QUANTIZE_IN_PLACE,
         workspace,
         ..ROWS_OF_FLOATS
     },
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
+    sources: |l, f| stage::sources(stages(l, f)),
+    prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
 }];
+
+/// What every kernel that writes codes is written with.
+pub(super) const CODES: &str = include_str!("codes.cuh");
+
+/// A tensor's codes, both ways round, and where its scale and its largest magnitude are.
+pub(super) struct Codes<'a> {
+    pub to: DType,
+    pub q: Option<&'a View>,
+    pub t: Option<&'a View>,
+    pub scale: &'a View,
+    /// Where the largest magnitude is gathered.
+    pub amax: Option<&'a View>,
+    /// What it was before.
+    before: &'a View,
+}
+
+impl<'a> Codes<'a> {
+    /// Of a launch whose scale is given.
+    fn of(launch: &'a Launch, to: DType, scaling: &'a [View]) -> Codes<'a> {
+        let [q, t, amax] = [0, 1, 2].map(|i| launch.outs[i].as_ref());
+        Codes { to, q, t, scale: &scaling[0], amax, before: &scaling[1] }
+    }
+
+    pub fn is_wanted(&self) -> bool {
+        self.q.is_some() || self.t.is_some() || self.amax.is_some()
+    }
+
+    pub fn draft(&self, draft: Draft) -> Draft {
+        draft
+            .define("TO", code(self.to))
+            .flag("HAS_Q", self.q.is_some())
+            .flag("HAS_T", self.t.is_some())
+            .flag("HAS_THIRD", self.amax.is_some())
+            .define("VEC_T", if self.t.is_some_and(|t| takes(t, 16)) { 16 } else { 1 })
+            .text(CODES)
+    }
+
+    /// What was gathered before, where the largest magnitude does not lie there already.
+    pub fn start(&self, source: &Source) -> Option<Stage> {
+        let to = self.amax.filter(|amax| amax.offset != self.before.offset)?;
+        let args = vec![at(self.before), at(to)];
+        Some(Stage { source: source.clone(), entry: "start", grid: [1, 1], block: 1, args })
+    }
+
+    pub fn args(&self) -> Vec<Value> {
+        let pitch = |view: Option<&View>| Value::I64(view.map_or(0, |view| view.strides[0] as i64));
+        let tensors = [self.q, self.t, Some(self.scale), self.amax].map(at_or_nothing);
+        tensors.into_iter().chain([pitch(self.q), pitch(self.t)]).collect()
+    }
+}
+
+fn code(to: DType) -> u8 {
+    if to == DType::E4M3 { 4 } else { 5 }
+}
 
 /// Columns a block takes.
 const COLUMNS: usize = 64;
@@ -28,26 +82,57 @@ const COLUMNS: usize = 64;
 /// Threads of a block, four rows of eight columns each. 65536 x 2048 of bf16 took 277 us on an H200 from a tensor of twice
 /// the width (3.9 TB/s, where a copy has 4.2), 215 as an activation. A gradient, whose threads hold twice as much, took 398
 /// with 256 threads and 360 with 128.
-fn threads(of: Source) -> usize {
-    if matches!(of, Source::GatedGrad(_)) { 128 } else { 256 }
+fn threads(of: Of) -> usize {
+    if matches!(of, Of::GatedGrad(_)) { 128 } else { 256 }
 }
 
-/// Where the largest magnitude is found before the scale is.
+/// Where the largest magnitude is found before the scale is; for a norm's gradient, partial sums.
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    if matches!(shapes.node.op, Op::Quantize { current: true, .. }) { 256 } else { 0 }
+    match shapes.node.op {
+        Op::Quantize { of: Of::NormGrad(..), .. } => {
+            norm::partial_bytes(shapes.outs.len() - 4, shapes.ins[0])
+        }
+        Op::Quantize { current: true, .. } => 256,
+        _ => 0,
+    }
 }
 
 /// Whether every row of a matrix can be taken `elements` at a time.
-fn takes(view: &View, elements: usize) -> bool {
+pub(super) fn takes(view: &View, elements: usize) -> bool {
     let bytes = view.dtype.bytes();
     let access = (elements * bytes).min(16);
     let pitch = view.strides[0] * bytes;
     view.offset.is_multiple_of(access) && (view.dims[0] == 1 || pitch.is_multiple_of(access))
 }
 
-fn stages(launch: &Launch) -> Stages {
+fn stages(launch: &Launch, facts: &Facts) -> Stages {
     let Op::Quantize { to, current, of } = launch.op else { unreachable!("the row is for quantize") };
     let (made_of, scaling) = launch.ins.split_at(of.inputs());
+    match of {
+        Of::Norm(spec, residual) => {
+            let codes = Codes::of(launch, to, scaling);
+            return norm::forward(
+                spec,
+                residual,
+                made_of,
+                [None, launch.outs.get(3).and_then(Option::as_ref)],
+                Some(codes),
+            );
+        }
+        Of::NormGrad(spec, add) => {
+            let codes = Codes::of(launch, to, scaling);
+            return norm::backward(
+                spec,
+                add,
+                made_of,
+                &launch.outs[3..],
+                launch.workspace.as_ref(),
+                facts,
+                Some(codes),
+            );
+        }
+        Of::Given | Of::Gated(_) | Of::GatedGrad(_) => {}
+    }
     let x = &made_of[0];
     let [q, t, third] = [0, 1, 2].map(|i| launch.outs[i].as_ref());
     let (m, n) = (x.dims[0], x.dims[1]);
@@ -56,13 +141,13 @@ fn stages(launch: &Launch) -> Stages {
     }
     let threads = threads(of);
     // The second half of q begins behind the first, wherever that ends.
-    let has_halves = matches!(of, Source::GatedGrad(_));
+    let has_halves = matches!(of, Of::GatedGrad(_));
     let vector = |view: Option<&View>, elements: usize, is_cut: bool| {
         let takes = view.is_some_and(|view| takes(view, elements));
         if takes && (!is_cut || n.is_multiple_of(elements)) { elements } else { 1 }
     };
     let mut draft = Draft::new("quantize.cu")
-        .define("TO", if to == DType::E4M3 { 4 } else { 5 })
+        .define("TO", code(to))
         .dtype("T_X", x.dtype)
         .define("THREADS", threads)
         .define("COLUMNS", COLUMNS)
@@ -73,7 +158,8 @@ fn stages(launch: &Launch) -> Stages {
         .flag("HAS_THIRD", third.is_some())
         .define("VEC_X", if made_of.iter().all(|view| takes(view, 8)) { 8 } else { 1 })
         .define("VEC_Q", vector(q, 8, has_halves))
-        .define("VEC_T", vector(t, 16, false));
+        .define("VEC_T", vector(t, 16, false))
+        .text(CODES);
     if let Some(act) = of.act() {
         draft = draft.define("ACT", gated::code(act)).text(gated::ACTIVATION);
     }

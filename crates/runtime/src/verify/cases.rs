@@ -334,6 +334,34 @@ fn norms(table: &mut Table) {
             }
         }
     }
+    quantized_norms(table, &specs);
+}
+
+/// Norms and their gradients that write codes as well: tiles of rows that are full and that are not, rows of several widths,
+/// with the bound of other operations that are quantised on the way.
+fn quantized_norms(table: &mut Table, specs: &[NormSpec]) {
+    let scalar = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
+    let wide = [[70, 48], [33, 272], [40, 768], [65, 240], [37, 1024]];
+    for (i, (spec, dtype)) in specs.iter().flat_map(|spec| FLOATS.map(|dtype| (*spec, dtype))).enumerate() {
+        let dims = wide[i % wide.len()];
+        let w = || spec.weight.is_some().then(|| x(DType::F32, &[dims[1]]));
+        for adds in [false, true] {
+            let bias = spec.bias.then(|| x(DType::F32, &[dims[1]]));
+            let norm = [Some(x(dtype, &dims)), adds.then(|| x(dtype, &dims)), w(), bias];
+            let grad = [Some(x(dtype, &dims)), w(), Some(x(dtype, &dims)), adds.then(|| x(dtype, &dims))];
+            for (to, of, ins) in [
+                (DType::E4M3, Source::Norm(spec, adds), norm),
+                (DType::E5M2, Source::NormGrad(spec, adds), grad),
+            ] {
+                if !of.takes(dims[1]) {
+                    continue;
+                }
+                let ins = ins.into_iter().flatten().chain([scalar(0.0078125), scalar(0.5)]);
+                table.add(Op::Quantize { to, current: false, of }, ins.collect());
+                table.0.last_mut().expect("just added").bound = 4e-2;
+            }
+        }
+    }
 }
 
 /// The table of the first positions, as `Init::RopeTable` makes it.

@@ -236,6 +236,18 @@ pub fn cases() -> Vec<Case> {
         quantize(DType::E5M2, false, of),
         vec![gate(), gate(), gate(), one(), one()],
     );
+    let spec = NormSpec::rms(1e-6, NormWeight::Plain);
+    let (row, w) = (|| x(BF16, &[65536, 768]), || x(F32, &[768]));
+    add(
+        "quantize add+norm 65536x768 bf16",
+        quantize(DType::E4M3, false, Source::Norm(spec, true)),
+        vec![row(), row(), w(), one(), one()],
+    );
+    add(
+        "quantize add+norm grad 65536x768 bf16",
+        quantize(DType::E5M2, false, Source::NormGrad(spec, true)),
+        vec![row(), w(), row(), row(), one(), one()],
+    );
     add(
         "product 4096x4096x4096 f32 in tf32",
         plain(false, true, F32, Compute::Tf32),

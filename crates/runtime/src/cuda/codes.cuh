@@ -1,0 +1,53 @@
+// What kernels that write 8-bit floats share: codes in the type that TO names, and the largest magnitude of a tensor.
+
+#if TO == 4
+typedef e4m3 T_Q;
+#define TOP_EXPONENT 8u
+#else
+typedef e5m2 T_Q;
+#define TOP_EXPONENT 15u
+#endif
+
+// Two codes, the first one low.
+__device__ __forceinline__ u32 codes(float low, float high) {
+    u16 pair;
+#if TO == 4
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+#endif
+    return pair;
+}
+
+__device__ __forceinline__ u32 codes(float a, float b, float c, float d) { return codes(a, b) | codes(c, d) << 16; }
+
+// The codes of elements side by side.
+template <int Size> __device__ __forceinline__ void put_codes(Pack<T_Q, Size>& p, const float (&y)[Size]) {
+    if (Size == 1) {
+        p.x[0].bits = (u8)codes(y[0], 0.0f);
+    } else {
+#pragma unroll
+        for (int i = 0; i + 1 < Size; i += 2) {
+            u32 pair = codes(y[i], y[i + 1]);
+            p.x[i].bits = (u8)pair;
+            p.x[i + 1].bits = (u8)(pair >> 8);
+        }
+    }
+}
+
+// Raises *to to the largest magnitude of a block. Magnitudes are not negative, so their bits have their order; a NaN is
+// passed over. Most blocks find that others were larger and leave it alone.
+template <int Warps> __device__ __forceinline__ void raise(float top, u32* to) {
+    __shared__ u32 warps[Warps];
+    u32 bits = __reduce_max_sync(ALL_LANES, __float_as_uint(top));
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = bits;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 1; i < Warps; i++) bits = bits > warps[i] ? bits : warps[i];
+        if (bits > *(volatile u32*)to) atomicMax(to, bits);
+    }
+}
+
+// What the largest magnitude starts from: another tensor's, or nothing.
+extern "C" __global__ void start(const float* from, float* to) { *to = from ? *from : 0.0f; }
