@@ -7,9 +7,8 @@
 
 A decoder of 30M parameters learns the synthetic language for 2,000 updates of 32 x 256 tokens, with each of three seeds and each
 precision, in fp8 with every layer in 8 bits; the seeds of a precision run side by side, since one leaves most of a large GPU
-idle. Printed are the loss on 256 rows
-held out and the mean of the last hundred losses, each beside its ratio to that of bf16 with the same seed. Exit code 0 where the
-mean of either ratio over the seeds is within half a percent of 1.
+idle. Printed are the loss on 256 rows held out and the mean of the last hundred losses, each beside its ratio to that of bf16
+with the same seed. Exit code 0 where the mean of either ratio over the seeds is within half a percent of 1.
 
 `--resume` instead trains in fp8 with deterministic=on, once in one go and once killed with SIGKILL after it has saved, three
 times over, and resumed. Exit code 0 where every loss, and the state at the end, has the same bits.
@@ -34,7 +33,8 @@ LAYERS = ["train.fp8_layers=all"]
 
 
 def train(a, folder, precision, seed):
-    run = decoder_30m.train(a, folder / f"{precision}-{seed}", seed, f"precision={precision}", *LAYERS, f"eval.every={a.steps}", "eval.rows=256")
+    run = decoder_30m.train(a, folder / f"{precision}-{seed}", seed, f"precision={precision}", *LAYERS, f"eval.every={a.steps}",
+                            "eval.rows=256")
     active = run["start"]["switches"]["precision"]
     if active != precision:
         sys.exit(f"precision={precision} was asked for and {active} is active")
