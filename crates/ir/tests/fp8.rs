@@ -193,9 +193,7 @@ result dw %8.4
 result d %8.1"
     );
     // The normed rows themselves are read: they are stored, and quantised from there.
-    let (_, count) = quantize_sources::quantize_sources(
-        &format!("{text}result also %2\n").parse().expect("a graph"),
-        true,
-    );
+    let read = format!("{text}result also %2\n").parse().expect("a graph");
+    let (_, count) = quantize_sources::quantize_sources(&read);
     assert_eq!(count, Joined { norms: 1, ..Joined::default() });
 }
