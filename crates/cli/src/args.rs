@@ -255,6 +255,9 @@ pub struct Export {
     /// Replace a folder that is there.
     #[arg(long)]
     pub force: bool,
+    /// Only the adapters, in PEFT's layout; otherwise the model they make, merged.
+    #[arg(long)]
+    pub adapter: bool,
 }
 
 #[derive(Parser)]

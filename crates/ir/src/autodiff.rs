@@ -99,7 +99,7 @@ fn sum<'g>(b: &'g Builder, parts: Vec<Tensor<'g>>) -> Tensor<'g> {
     let (slices, mut rest): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|t| matches!(t.source().op, Op::Pad { .. }));
     match tiles(&slices) {
-        Some((axis, pieces)) => rest.push(b.concat(&pieces, axis)),
+        Some((axis, pieces)) => rest.push(cut_from(&pieces, axis).unwrap_or_else(|| b.concat(&pieces, axis))),
         None => rest.extend(slices),
     }
     rest.into_iter().reduce(|a, b| a + b).expect("a gradient has at least one contribution")
@@ -127,4 +127,19 @@ fn tiles<'g>(slices: &[Tensor<'g>]) -> Option<(usize, Vec<Tensor<'g>>)> {
         end += piece.dims()[axis];
     }
     (end == slices[0].dims()[axis]).then(|| (axis, pieces.into_iter().map(|(_, t)| t).collect()))
+}
+
+/// The tensor that pieces were cut from, where they are all of it in order: it need not be put together again.
+fn cut_from<'g>(pieces: &[Tensor<'g>], axis: usize) -> Option<Tensor<'g>> {
+    let whole = pieces.first()?.source().ins.first().map(|v| pieces[0].b.tensor(*v))?;
+    let mut end = 0;
+    for piece in pieces {
+        let node = piece.source();
+        let Op::Slice { axis: along, start, len } = node.op else { return None };
+        if along != axis || start != end || node.ins[0] != whole.v {
+            return None;
+        }
+        end += len;
+    }
+    (end == whole.dims()[axis]).then_some(whole)
 }

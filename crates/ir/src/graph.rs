@@ -73,6 +73,12 @@ pub enum Init {
     Normal {
         std: f32,
     },
+    /// Even between -bound and bound.
+    Uniform {
+        bound: f32,
+    },
+    /// Norms of the rows of the weight that the slot's adapter belongs to: known when that weight is.
+    RowNorms,
     /// `[positions, frequencies, 2]` of cosine and sine of the angles: `Frequencies::table`.
     RopeTable {
         freq: Frequencies,
@@ -85,6 +91,8 @@ impl Attr for Init {
             Init::Zeros => "zeros".into(),
             Init::Ones => "ones".into(),
             Init::Normal { std } => format!("normal({std})"),
+            Init::Uniform { bound } => format!("uniform({bound})"),
+            Init::RowNorms => "row_norms".into(),
             Init::RopeTable { freq } => format!("rope_table({})", freq.show()),
         }
     }
@@ -97,6 +105,8 @@ impl Attr for Init {
             "zeros" => Ok(Init::Zeros),
             "ones" => Ok(Init::Ones),
             "normal" => Ok(Init::Normal { std: f32::read(argument)? }),
+            "uniform" => Ok(Init::Uniform { bound: f32::read(argument)? }),
+            "row_norms" => Ok(Init::RowNorms),
             "rope_table" => Ok(Init::RopeTable { freq: Frequencies::read(argument)? }),
             _ => Err(format!("`{text}` is not an initial value")),
         }

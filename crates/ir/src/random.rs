@@ -60,13 +60,19 @@ pub fn normal(seed: u64, stream: u64, i: u64) -> f32 {
 
 /// Elements 2 i and 2 i + 1 of a stream (Box-Muller): half the work where both are wanted.
 pub fn normal_pair(seed: u64, stream: u64, i: u64) -> [f32; 2] {
+    let [first, second] = unit_pair(seed, stream, i);
+    let (radius, angle) = ((-2.0 * first.ln()).sqrt(), std::f64::consts::TAU * second);
+    let (sin, cos) = angle.sin_cos();
+    [(radius * cos) as f32, (radius * sin) as f32]
+}
+
+/// Two numbers of a stream, even between 0 and 1 and neither of the two.
+pub fn unit_pair(seed: u64, stream: u64, i: u64) -> [f64; 2] {
     let key = [seed as u32, (seed >> 32) as u32];
     let c = philox([i as u32, (i >> 32) as u32, stream as u32, (stream >> 32) as u32], key);
     let unit =
         |hi: u32, lo: u32| (((hi as u64) << 21 | (lo as u64) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    let (radius, angle) = ((-2.0 * unit(c[0], c[1]).ln()).sqrt(), std::f64::consts::TAU * unit(c[2], c[3]));
-    let (sin, cos) = angle.sin_cos();
-    [(radius * cos) as f32, (radius * sin) as f32]
+    [unit(c[0], c[1]), unit(c[2], c[3])]
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
-use crate::{UserError, active, arranged, fp8_layers};
+use crate::{UserError, active, adapters, arranged, fp8_layers};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -103,7 +103,7 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 }
 
 /// The forward graph of so many rows, with its loss.
-fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
+pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
     if config.model.head == Head::Classes {
         // Before lengths are known every text may be as long as the context.
         return arranged::model_for(config, Shape::Padded { rows, len: config.model.context }, dropout);
@@ -173,6 +173,9 @@ pub(crate) fn compile_for(
     let forward = &programs[0].graph;
     let tokens = settled.arrangement.as_ref().map(|a| a.layout.shapes()[0].tokens());
     let tokens = tokens.unwrap_or(micro_batch * model.context);
+    let beside = adapters::parameters(forward, &settled.options.adapters);
+    // A frozen weight has no gradient: what is left is forward and the gradient of what it multiplies.
+    let passes = if beside.is_empty() { 3 } else { 2 };
     let compiled = Compiled {
         plans: plans?,
         target: target.clone(),
@@ -183,9 +186,10 @@ pub(crate) fn compile_for(
             .slots
             .iter()
             .filter(|s| s.class.is_parameter())
+            .chain(&beside)
             .map(|s| s.ty.elements() as u64)
             .sum(),
-        flops_per_token: 3 * forward_flops(forward) / tokens as u64,
+        flops_per_token: passes * forward_flops(forward) / tokens as u64,
     };
     active::check(config, &compiled)?;
     Ok(compiled)

@@ -3,6 +3,7 @@
 //! Values reach it through `layers`, which checks every key against `schema` first, so that deserialising cannot
 //! fail on what a user typed.
 
+mod adapter;
 mod check;
 mod classes;
 mod foreign;
@@ -12,6 +13,7 @@ mod schema;
 mod text;
 mod value;
 
+pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADAPTER};
 pub use layers::keys_of;
 pub(crate) use layers::{Layers, parse};
 pub use nearest::nearest;
@@ -39,6 +41,8 @@ pub struct Config {
     pub model: DecoderConfig,
     pub data: Data,
     pub train: Train,
+    #[serde(default)]
+    pub adapter: Adapter,
     pub eval: Eval,
     pub optimizer: Optimizer,
     pub schedule: Schedule,

@@ -10,15 +10,18 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
-use flatout_ir::{Init, TensorType};
+use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::DecoderConfig;
 use flatout_models::gpt2::Stored;
 use flatout_models::{choice, huggingface};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::{Dtype, header};
+use crate::config::{Config, DEFAULT_ADAPTER};
 use crate::durable::{self, about};
 use crate::failure::Failure;
+use crate::groups::matches;
+use crate::peft::{self, Trained};
 use crate::pretrained::folder::{CONFIG, INDEX, SINGLE};
 use crate::pretrained::{BESIDE, Loaded, Weights, folder, narrow, parameters};
 use crate::{UserError, refuse};
@@ -37,6 +40,8 @@ pub struct Export {
     pub shard_bytes: u64,
     /// Whether a folder that is there is replaced.
     pub force: bool,
+    /// Adapters alone, in PEFT's layout, and not the model they make.
+    pub adapter: bool,
 }
 
 /// What was written.
@@ -50,15 +55,76 @@ pub struct Exported {
 
 /// Exports a run. Whatever is refused is refused before anything is written.
 pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure> {
-    let described = describe(loaded, wanted.dtype)?;
-    let place = Target::new(&wanted.to, wanted.force)?;
-    let written = place.fill(|folder| write(loaded, wanted, &described, folder));
+    let written = if wanted.adapter {
+        let adapters = Adapters::of(loaded)?;
+        Target::new(&wanted.to, wanted.force)?.fill(|folder| adapters.write(loaded, wanted.dtype, folder))
+    } else {
+        let described = describe(loaded, wanted.dtype)?;
+        // Every weight as one with its adapters.
+        loaded.weights.keep_apart(false);
+        Target::new(&wanted.to, wanted.force)?.fill(|folder| write(loaded, wanted, &described, folder))
+    };
     written.map_err(|failure| match failure {
         Failure::Environment(sentence) => {
             Failure::Environment(format!("the export to {} failed: {sentence}", wanted.to.display()))
         }
         other => other,
     })
+}
+
+/// The adapters of a run.
+struct Adapters {
+    /// By name, `default` first.
+    named: Vec<(String, Vec<Adapter>)>,
+    /// Parameters of the model that were trained with them.
+    also: Vec<String>,
+}
+
+impl Adapters {
+    fn of(loaded: &Loaded) -> Result<Adapters, UserError> {
+        let all = loaded.weights.adapters();
+        if all.is_empty() {
+            refuse!("{} has no adapters: leave --adapter out to export its model", loaded.dir.display());
+        }
+        peft::exportable(&loaded.config.model)?;
+        let mut named: Vec<(String, Vec<Adapter>)> = vec![];
+        for adapter in all {
+            match named.iter_mut().find(|(name, _)| *name == adapter.name) {
+                Some((_, of_name)) => of_name.push(adapter.clone()),
+                None => named.push((adapter.name.clone(), vec![adapter.clone()])),
+            }
+        }
+        named.sort_by_key(|(name, _)| name != DEFAULT_ADAPTER);
+        let any = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));
+        let Config { adapter, train, .. } = &loaded.config;
+        let paths = parameters(&loaded.config.model).into_keys();
+        let also = paths.filter(|path| any(&adapter.also_train, path) && !any(&train.freeze, path)).collect();
+        Ok(Adapters { named, also })
+    }
+
+    /// The default adapter lies in the folder itself, others in folders of their names.
+    fn write(&self, loaded: &mut Loaded, dtype: Width, folder: &Path) -> Result<Exported, Failure> {
+        let dtype = if dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let mut made = Exported { architecture: "PEFT adapter".into(), files: vec![], parameters: 0, bytes: 0 };
+        let model = DecoderConfig { context: loaded.positions, ..loaded.config.model.clone() };
+        for (name, adapters) in &self.named {
+            let within = if name == DEFAULT_ADAPTER { String::new() } else { format!("{name}/") };
+            let into = folder.join(&within);
+            fs::create_dir_all(&into).map_err(Failure::io(into.display()))?;
+            let trained = Trained {
+                model: &model,
+                weights: &mut loaded.weights,
+                adapters,
+                also: &self.also,
+                from: loaded.config.model.from.as_deref(),
+            };
+            let (parameters, bytes) = peft::write(trained, dtype, &into)?;
+            made.parameters += parameters;
+            made.bytes += bytes;
+            made.files.extend([peft::CONFIG, peft::TENSORS].map(|file| format!("{within}{file}")));
+        }
+        Ok(made)
+    }
 }
 
 /// The configs of the exported model.

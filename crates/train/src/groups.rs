@@ -4,7 +4,9 @@
 //! characters within a name and `**` for any number of names. It matches the path and everything below it, so
 //! `layers.0` names a whole block.
 
-use crate::config::Config;
+use flatout_ir::passes::adapters::SCOPE;
+
+use crate::config::{AdapterKind, Config};
 use crate::{UserError, refuse};
 
 /// How one parameter is trained.
@@ -19,11 +21,18 @@ pub struct Rule {
 
 /// The rule for every parameter, given as path and number of axes. Matrices decay and vectors do not, unless a
 /// group says otherwise; of several groups that match, the later one wins. A pattern that matches nothing is an
-/// error, because what it was meant to do would silently not happen.
+/// error, because what it was meant to do would silently not happen. With adapters, these are trained and of the model
+/// what `adapter.also_train` names.
 pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>, UserError> {
     let frozen = config.train.freeze.iter().map(|pattern| ("train.freeze", pattern));
     let grouped = config.train.groups.0.iter().flat_map(|group| &group.paths);
-    for (key, pattern) in frozen.chain(grouped.map(|pattern| ("train.groups", pattern))) {
+    for pattern in &config.train.freeze {
+        if let Some((adapter, _)) = parameters.iter().find(|(p, _)| p.starts_with(SCOPE) && matches(pattern, p)) {
+            refuse!("`train.freeze` has `{pattern}`, which matches `{adapter}`: an adapter is there to be trained");
+        }
+    }
+    let kept = config.adapter.also_train.iter().map(|pattern| ("adapter.also_train", pattern));
+    for (key, pattern) in frozen.chain(kept).chain(grouped.map(|pattern| ("train.groups", pattern))) {
         if !parameters.iter().any(|(path, _)| matches(pattern, path)) {
             refuse!(
                 "`{key}` has `{pattern}`, which matches no parameter; there is `{}` and so on",
@@ -40,8 +49,11 @@ pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>,
 
 fn rule(config: &Config, path: &str, axes: usize) -> Rule {
     let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, path));
+    let is_left_out = config.adapter.kind != AdapterKind::None
+        && !path.starts_with(SCOPE)
+        && !any(&config.adapter.also_train);
     let mut rule = Rule {
-        frozen: any(&config.train.freeze),
+        frozen: is_left_out || any(&config.train.freeze),
         lr_scale: 1.0,
         weight_decay: if axes >= 2 { config.optimizer.weight_decay } else { 0.0 },
     };

@@ -1,16 +1,60 @@
 //! First values of slots: weights by counter-based random numbers, tables by their formula.
 
+use flatout_ir::passes::adapters;
 use flatout_ir::plan::PlacedSlot;
-use flatout_ir::{Class, Init, PlanSet, TensorType, random};
+use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
+use flatout_ir::{Class, DType, Init, PlanSet, TensorType, random};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
 /// Writes every parameter and table. A weight depends on the seed, its own path and nothing else.
 pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
-    for slot in leaves(session.plans(), |class| class.is_parameter()) {
-        session.write_f32(&slot.path, &values(&slot.path, &slot.ty, &slot.init, seed))?;
-    }
+    write_drawn(session, seed, |_| true)?;
+    write_row_norms(session)?;
     write_tables(session)
+}
+
+/// Writes what adapters begin with beside weights that are there.
+pub fn write_adapters(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
+    write_drawn(session, seed, |path| path.starts_with(adapters::SCOPE))?;
+    write_row_norms(session)
+}
+
+fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
+    let slots = leaves(session.plans(), |class| class.is_parameter());
+    for slot in slots.into_iter().filter(|slot| slot.init != Init::RowNorms && wanted(&slot.path)) {
+        let values = values(&slot.path, &slot.ty, &slot.init, seed);
+        match slot.ty.dtype {
+            DType::BF16 => {
+                let narrow = values.into_iter().flat_map(|x| bf16_from_f32(x).to_le_bytes());
+                session.write_slot(&slot.path, &narrow.collect::<Vec<u8>>())?;
+            }
+            _ => session.write_f32(&slot.path, &values)?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes magnitudes: the norms of the rows of weights as they are stored.
+fn write_row_norms(session: &mut Session) -> Result<(), RuntimeError> {
+    let slots = leaves(session.plans(), |class| class.is_parameter());
+    for slot in slots.into_iter().filter(|slot| slot.init == Init::RowNorms) {
+        let weight = adapters::weight_beside(&slot.path).expect("a magnitude belongs to a weight");
+        let narrow = session.plans().slot(weight).is_some_and(|w| w.ty.dtype == DType::BF16);
+        let bytes = session.read_slot(weight)?;
+        let wide: Vec<f32> = match narrow {
+            true => bytes.as_chunks::<2>().0.iter().map(|b| bf16_to_f32(u16::from_le_bytes(*b))).collect(),
+            false => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        };
+        session.write_f32(&slot.path, &row_norms(&wide, slot.ty.elements()))?;
+    }
+    Ok(())
+}
+
+/// The norms of the rows of a matrix.
+pub fn row_norms(values: &[f32], rows: usize) -> Vec<f32> {
+    let norm = |row: &[f32]| row.iter().map(|x| (*x as f64).powi(2)).sum::<f64>().sqrt() as f32;
+    values.par_chunks(values.len() / rows).map(norm).collect()
 }
 
 /// Writes the constants, which no checkpoint holds.
@@ -47,6 +91,19 @@ pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
             });
             values
         }
+        Init::Uniform { bound } => {
+            let stream = stream(path);
+            let mut values = vec![0.0; n];
+            values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+                let first = (chunk * CHUNK / 2) as u64;
+                for (i, pair) in values.chunks_mut(2).enumerate() {
+                    let drawn = random::unit_pair(seed, stream, first + i as u64);
+                    pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = bound * (2.0 * x - 1.0) as f32);
+                }
+            });
+            values
+        }
+        Init::RowNorms => unreachable!("{path} is known when its weight is"),
         Init::RopeTable { freq } => freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect(),
     }
 }

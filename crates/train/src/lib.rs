@@ -8,6 +8,7 @@
 
 pub mod ablate;
 pub mod active;
+pub mod adapters;
 pub mod arranged;
 pub mod calibrate;
 pub mod checkpoint;
@@ -41,6 +42,7 @@ pub mod measure;
 pub mod metrics;
 mod moments;
 mod opening;
+pub mod peft;
 pub mod plot;
 pub mod prediction;
 pub mod predictions;

@@ -7,6 +7,7 @@ use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
 use crate::config::{Config, Layers, Source, Task, nearest, parse};
+use crate::peft::Peft;
 use crate::{UserError, pretrained, refuse};
 
 /// A TOML file that is part of the program.
@@ -85,10 +86,10 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     }
     layers.overrides(overrides)?;
     layers.name(&source.name);
-    let Some(from) = layers.from().map(String::from) else { return layers.finish() };
+    let Some(from) = layers.from().map(String::from) else { return with_adapter(layers) };
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
     layers.model(&described.model, &from)?;
-    let mut config = layers.finish()?;
+    let mut config = with_adapter(layers)?;
     let reads_tokens = config.data.source() == Source::Text || config.data.task != Task::Text;
     if reads_tokens && config.data.tokenizer.is_none() {
         let Some(tokenizer) = described.tokenizer else {
@@ -97,6 +98,14 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
         config.data.tokenizer = Some(tokenizer.display().to_string());
     }
     Ok(config)
+}
+
+/// The config, with what the adapter of `adapter.from` says.
+fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
+    let Some(from) = layers.adapter_from().map(String::from) else { return layers.finish() };
+    let peft = Peft::open(Path::new(&from), &layers.sketch()?.model)?;
+    layers.adapter(&peft.adapter, &from)?;
+    layers.finish()
 }
 
 /// A recipe or preset that was found.

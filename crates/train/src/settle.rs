@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_data::Arrangement;
 use flatout_ir::{
-    Graph, Moments, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales, Target, Update,
+    Adapter, Graph, Moments, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales, Target, Update,
 };
 use flatout_models::config::Positions;
 
@@ -14,7 +14,7 @@ use crate::switches::{
     Attention, AttentionKernel, Autotune, Backend, Choose, OptimizerState, Precision, Recompute, Scaling,
     TABLE, Toggle,
 };
-use crate::{UserError, fp8_layers, refuse};
+use crate::{UserError, adapters, fp8_layers, refuse};
 
 /// What `auto` chose for a switch, and why.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -168,7 +168,8 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         (asked, _) => asked,
     };
     let on = |toggle: Toggle| toggle == Toggle::On;
-    let (freeze, update) = trained(config, model)?;
+    let adapters = adapters::of(config, model)?;
+    let (freeze, update) = trained(config, model, &adapters)?;
     let options = Options {
         precision,
         fp8_scaling,
@@ -184,6 +185,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         memory_plan: on(switches.memory_plan),
         rope_positions,
         freeze,
+        adapters,
         update,
         skip_pass: None,
     };
@@ -192,8 +194,13 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
 }
 
 /// Who is trained and how, parameter by parameter.
-fn trained(config: &Config, model: &Graph) -> Result<(BTreeSet<String>, Update), UserError> {
-    let parameters = model.slots.iter().filter(|s| s.class.is_parameter());
+fn trained(
+    config: &Config,
+    model: &Graph,
+    adapters: &[Adapter],
+) -> Result<(BTreeSet<String>, Update), UserError> {
+    let beside = adapters::parameters(model, adapters);
+    let parameters = model.slots.iter().filter(|s| s.class.is_parameter()).chain(&beside);
     let parameters: Vec<(&str, usize)> = parameters.map(|s| (s.path.as_str(), s.ty.rank())).collect();
     let rules = groups::rules(config, &parameters)?;
     let by_path = || parameters.iter().map(|(path, _)| path.to_string()).zip(&rules);

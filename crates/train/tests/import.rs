@@ -288,6 +288,7 @@ fn what_is_frozen_is_loaded_again_by_its_hash() {
         dtype: flatout_train::export::Width::F32,
         shard_bytes: u64::MAX,
         force: false,
+        adapter: false,
     };
     flatout_train::export::export(&mut loaded, &export).expect("a folder");
 

@@ -34,6 +34,22 @@ fn in_fp8_with_delayed_scales() {
 }
 
 #[test]
+fn with_lora_and_dropout() {
+    goes_on_exactly(&["adapter.kind=lora", "adapter.dropout=0.1", "train.micro_batch=2"]);
+}
+
+/// The norms of rows are derived again, to the bit.
+#[test]
+fn with_dora_in_bf16() {
+    goes_on_exactly(&["adapter.kind=dora", "precision=bf16", "eval.rows=4", "adapter.also_train=norm"]);
+}
+
+#[test]
+fn with_dora_beside_weights_in_8_bits() {
+    goes_on_exactly(&["adapter.kind=dora", "adapter.rank=16", "precision=fp8", "train.micro_batch=4"]);
+}
+
+#[test]
 fn with_moments_in_bf16() {
     goes_on_exactly(&["optimizer.state=bf16", "fuse.optimizer=off"]);
 }

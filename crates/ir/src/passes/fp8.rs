@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::adapters;
 use super::options::Scaling;
 use super::precision::copy_path;
 use super::recompute::layer_of;
@@ -166,9 +167,9 @@ pub fn names(weight: &str) -> Vec<String> {
     parts.split('+').map(|part| format!("{scope}{dot}{part}")).collect()
 }
 
-/// The weight that a bf16 copy is of.
+/// The weight that a slot holds in bf16.
 fn weight_of(g: &Graph, copy: SlotId) -> &str {
-    g.slot(copy).path.strip_prefix(&copy_path("")).expect("a copy is named after its weight")
+    weight_name(g.slot(copy)).expect("a copy is named after its weight")
 }
 
 /// The products that 8 bits are possible for, and what they multiply.
@@ -179,7 +180,7 @@ fn candidates(g: &Graph, forward: usize) -> HashMap<NodeId, [Operand; 2]> {
 /// What a product multiplies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Operand {
-    /// A weight, read from its bf16 copy.
+    /// A weight in bf16.
     Weight(SlotId),
     /// Made in the forward pass, or in the backward pass.
     Tensor(Value, DType),
@@ -191,6 +192,10 @@ fn operands(g: &Graph, id: NodeId, forward: usize) -> Option<[Operand; 2]> {
     let node = g.node(id);
     let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };
     layer_of(&node.path)?;
+    // Thin products wait for memory and not for arithmetic: 8 bits would only cost digits.
+    if node.path.ends_with(adapters::NODES) {
+        return None;
+    }
     let operand = |v: Value| match g.node(v.node).op {
         Op::Read { slot } if is_copy(g, slot) => Operand::Weight(slot),
         _ if (v.node.0 as usize) < forward => Operand::Tensor(v, DType::E4M3),
@@ -209,9 +214,17 @@ fn operands(g: &Graph, id: NodeId, forward: usize) -> Option<[Operand; 2]> {
     (is_layer && is_narrow && is_matrix).then_some([a, b])
 }
 
-/// Whether a slot is the bf16 copy of a weight.
+/// Whether a slot is the bf16 copy of a weight, or a weight that is bf16 because nothing trains it.
 fn is_copy(g: &Graph, slot: SlotId) -> bool {
-    g.slot(slot).class == Class::Derived
+    matches!(g.slot(slot).class, Class::Derived | Class::Frozen)
+}
+
+/// The name of the weight that a slot holds in bf16.
+pub(super) fn weight_name(slot: &Slot) -> Option<&str> {
+    match slot.class {
+        Class::Frozen if slot.ty.dtype == DType::BF16 => Some(&slot.path),
+        _ => slot.path.strip_prefix(&copy_path("")),
+    }
 }
 
 struct Narrowing<'a> {

@@ -5,8 +5,7 @@
 //! history is state and comes back with a checkpoint. An update that is left out leaves it alone, and a magnitude that
 //! is not finite counts as unknown.
 
-use super::fp8::{TYPES, shared_path, weight_path};
-use super::precision::copy_path;
+use super::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::op::Op;
@@ -35,8 +34,10 @@ pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>) {
                     scales(&b, &grad, scale, dtype, *role);
                 }
             }
-            for copy in grad.slots.iter().filter(|s| s.path.starts_with(&copy_path(""))) {
-                weight(&b, &grad, copy);
+            for copy in &grad.slots {
+                if let Some(name) = weight_name(copy) {
+                    weight(&b, &grad, copy, name, *role);
+                }
             }
         });
         *g = b.finish();
@@ -44,7 +45,7 @@ pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>) {
 }
 
 /// A slot of the gradient's graph in another one, as a whole.
-fn slot(b: &Builder, slot: Slot) -> SlotId {
+pub(super) fn slot(b: &Builder, slot: Slot) -> SlotId {
     b.edit(|g| g.find_slot(&slot.path).unwrap_or_else(|| g.add_slot(Slot { part: None, ..slot })))
 }
 
@@ -70,11 +71,15 @@ fn scales(b: &Builder, grad: &Graph, scale: SlotId, dtype: DType, role: Role) {
     b.write(slot(b, scale), known.reduce(0, Fold::Max).map(E::Fp8Scale(dtype)).reshape(&[n]));
 }
 
-/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy.
-fn weight(b: &Builder, grad: &Graph, copy: &Slot) {
-    let name = &copy.path[copy_path("").len()..];
+/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy. What nothing trains is
+/// quantised once, by `derive`.
+fn weight(b: &Builder, grad: &Graph, copy: &Slot, name: &str, role: Role) {
     let read = ["rows", "columns", "scale"].map(|what| grad.find_slot(&weight_path(what, name)));
-    let Some(narrow) = read.iter().flatten().next().and_then(|_| written(b, grad, copy)) else { return };
+    let narrow = || match copy.class {
+        Class::Frozen => (role == Role::Derive).then(|| b.read(slot(b, copy.clone()))),
+        _ => written(b, grad, copy),
+    };
+    let Some(narrow) = read.iter().flatten().next().and_then(|_| narrow()) else { return };
     let outs = b.at_path(name, || {
         b.ops(Op::Quantize { to: DType::E4M3, current: true, of: Source::Given }, &[narrow])
     });
@@ -84,7 +89,7 @@ fn weight(b: &Builder, grad: &Graph, copy: &Slot) {
 }
 
 /// What the graph writes to a slot, be it as a part of a larger one.
-fn written<'g>(b: &'g Builder, grad: &Graph, of: &Slot) -> Option<Tensor<'g>> {
+pub(super) fn written<'g>(b: &'g Builder, grad: &Graph, of: &Slot) -> Option<Tensor<'g>> {
     let (mut whole, mut offset) = (of, 0);
     loop {
         let found = b.with_graph(|g| {

@@ -1,5 +1,7 @@
 //! From programs to plans: an ordered list of plain functions, each saying what is true after it.
 
+pub mod adapter_norms;
+pub mod adapters;
 pub mod copies;
 pub mod differentiate;
 pub mod epilogues;
@@ -54,7 +56,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
     plan(graphs, target, options, reports)
 }
 
-/// Copies of weights in other types have a writer.
+/// Copies of weights in other types have a writer, and so have norms.
 fn add_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
     if o.precision.is_narrow() {
         copies::copies(graphs);
@@ -62,6 +64,7 @@ fn add_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
     if o.precision == Precision::FP8 {
         fp8_copies::fp8_copies(graphs);
     }
+    adapter_norms::adapter_norms(graphs, &o.adapters);
 }
 
 /// All passes over one program's graph.
@@ -139,6 +142,17 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
     let g = checked("joint_heads", g);
     reports.say("joint_heads", pairs, || format!("{pairs} pairs of q and k are normed and turned together"));
 
+    // Frozen weights have their low-rank adapters beside them.
+    let (g, adapted) = match o.adapters.is_empty() {
+        true => (g, Default::default()),
+        false => adapters::adapters(&g, &o.adapters, &o.update, program.role)?,
+    };
+    let g = checked("adapters", g);
+    reports.say("adapters", adapted.weights, || {
+        let adapters::Adapted { weights, products } = adapted;
+        format!("{weights} weights have low-rank adapters, whose inputs {products} products compute")
+    });
+
     // Products add their bias and apply GELU as they write.
     let (g, layers) = if has_epilogues(o) { fused_products::forward(&g) } else { (g, 0) };
     let g = checked("fused_products", g);
@@ -161,7 +175,10 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
     checked("differentiate", trained.graph.clone());
 
     // Parameters, gradients and moments lie in flat regions; `apply` updates them.
-    let (apply, launches) = update::update(&mut trained, &o.update, o.fuse_optimizer && runs("update"));
+    let (mut apply, launches) = update::update(&mut trained, &o.update, o.fuse_optimizer && runs("update"));
+    if o.precision.is_narrow() {
+        precision::narrow_frozen(&mut apply);
+    }
     let apply = checked("update", apply);
     reports.say("update", launches, || {
         format!("{} parameter tensors are updated in {launches} launches", trained.weights.len())

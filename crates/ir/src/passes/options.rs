@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attr::named;
+use crate::passes::adapters::Adapter;
 
 named! {
     pub enum Precision {
@@ -120,6 +121,8 @@ pub struct Options {
     pub rope_positions: Option<usize>,
     /// Paths of parameters that are not trained.
     pub freeze: BTreeSet<String>,
+    /// Low-rank adapters beside frozen weights.
+    pub adapters: Vec<Adapter>,
     pub update: Update,
     /// Leaves one pass out by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
@@ -142,6 +145,7 @@ impl Default for Options {
             memory_plan: true,
             rope_positions: None,
             freeze: BTreeSet::new(),
+            adapters: vec![],
             update: Update::default(),
             skip_pass: None,
         }

@@ -1,7 +1,7 @@
 //! Products, attention and what flows between them in bf16; sums, statistics, losses and the optimiser in f32.
 //!
-//! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write. Every
-//! other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+//! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write; those that
+//! nothing trains have no f32 master and are bf16 themselves. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
 
 use std::collections::HashSet;
 
@@ -18,11 +18,18 @@ pub fn copy_path(weight: &str) -> String {
     format!("bf16.{weight}")
 }
 
+/// Keeps parameters that nothing trains in bf16: no update needs their digits.
+pub fn narrow_frozen(g: &mut Graph) {
+    let is_frozen = |s: &&mut Slot| s.class == Class::Frozen && s.ty.rank() >= 2;
+    g.slots.iter_mut().filter(is_frozen).for_each(|s| s.ty.dtype = DType::BF16);
+}
+
 /// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
 pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     let wide = stays_wide(g);
     let biases = biases(g, &wide);
     let mut replay = Replay::new(g);
+    narrow_frozen(&mut replay.new);
     let (mut products, mut new_forward) = (0, 0);
     for id in g.ids() {
         if id.0 as usize == forward {
@@ -31,13 +38,18 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
         let node = g.node(id);
         if let Op::Read { slot } = node.op {
             let s = g.slot(slot);
-            if s.class.is_parameter() && (s.ty.rank() >= 2 || biases.contains(&id)) {
+            let is_copied = s.class == Class::Weight && s.ty.rank() >= 2;
+            if is_copied || (s.class.is_parameter() && s.ty.rank() == 1 && biases.contains(&id)) {
                 let slot = copy_slot(&mut replay.new, slot);
                 replay.copy_as(id, Op::Read { slot }, vec![]);
                 continue;
             }
         }
         let mut ins: Vec<Value> = node.ins.iter().map(|v| replay.get(*v)).collect();
+        if scales_columns(&replay.new, &node.op, &ins) {
+            scale_columns(&mut replay, id, &ins);
+            continue;
+        }
         cast_inputs(&mut replay, id, &mut ins);
         let mut op = node.op.clone();
         if let Op::Product { out, epilogue, .. } = &mut op {
@@ -124,6 +136,24 @@ fn is_repeated_vector(g: &Graph, v: Value) -> bool {
         Op::Read { slot } => g.slot(slot).class.is_parameter() && g.slot(slot).ty.rank() == 1,
         _ => false,
     }
+}
+
+/// A bf16 tensor times a row that was computed in f32 and is repeated.
+fn scales_columns(g: &Graph, op: &Op, ins: &[Value]) -> bool {
+    let is_row = |v: Value| {
+        let node = g.node(v.node);
+        let repeats = matches!(node.op, Op::Broadcast { .. }) && g.dims(node.ins[0])[0] == 1;
+        repeats && g.ty(v).dtype == DType::F32 && !is_repeated_vector(g, v)
+    };
+    matches!(op, Op::Map { f: E::Mul }) && g.ty(ins[0]).dtype == DType::BF16 && is_row(ins[1])
+}
+
+/// Multiplies in f32, because the row's digits count, and rounds once.
+fn scale_columns(replay: &mut Replay<'_>, id: NodeId, ins: &[Value]) {
+    let wide = replay.add(Op::Map { f: E::Cast(DType::F32) }, vec![ins[0]], id);
+    let scaled = replay.copy_as(id, Op::Map { f: E::Mul }, vec![wide, ins[1]]).out(0);
+    let narrow = replay.add(Op::Map { f: E::Cast(DType::BF16) }, vec![scaled], id);
+    replay.set(id.out(0), narrow);
 }
 
 /// Brings float inputs that must agree to one type.

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::graph::{Class, Graph, Part, Slot};
+use crate::passes::adapters::SCOPE;
+use crate::passes::precision::copy_path;
 use crate::plan::{Buffer, Category, PlacedSlot, Refusal, View};
 use crate::types::TensorType;
 
@@ -37,20 +39,25 @@ impl Slots {
         for g in graphs {
             g.slots.iter().try_for_each(|slot| slots.join(g, slot))?;
         }
+        let adapters = slots.adapters();
+        let category = |path: &str, class: Class| match adapters.contains(path) {
+            true => Category::Adapters,
+            false => category(class),
+        };
         let mut roots: Vec<String> =
             slots.order.iter().filter(|p| slots.by_path[*p].part.is_none()).cloned().collect();
         // Inputs last, in one range.
         let is_input = |class: Class| class == Class::Input;
         roots.sort_by_key(|p| {
             let class = slots.by_path[p].slot.class;
-            (category(class), is_input(class))
+            (category(p, class), is_input(class))
         });
         let (mut end, mut buffers) = (0, vec![]);
         for path in roots {
             let entry = slots.by_path.get_mut(&path).expect("listed");
             let bytes = entry.slot.ty.bytes();
             entry.offset = end;
-            let category = category(entry.slot.class);
+            let category = category(&path, entry.slot.class);
             buffers.push(Buffer {
                 name: path,
                 category,
@@ -83,6 +90,24 @@ impl Slots {
                 self.by_path.insert(slot.path.clone(), Entry { slot: slot.clone(), part, offset: 0 });
                 Ok(())
             }
+        }
+    }
+
+    /// The slots that hold adapters' parameters, their copies and norms, and nothing else.
+    fn adapters(&self) -> HashSet<String> {
+        let is_adapters = |path: &str, entry: &Entry| {
+            let path = path.strip_prefix(&copy_path("")).unwrap_or(path);
+            path.starts_with(SCOPE) && matches!(entry.slot.class, Class::Weight | Class::Derived)
+        };
+        let found = self.by_path.iter().filter(|(path, entry)| is_adapters(path, entry));
+        found.map(|(path, _)| self.root(path).to_string()).collect()
+    }
+
+    /// The slot that this one lies in, in the end.
+    fn root<'a>(&'a self, path: &'a str) -> &'a str {
+        match &self.by_path[path].part {
+            Some((of, _)) => self.root(of),
+            None => path,
         }
     }
 

@@ -7,6 +7,7 @@ use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
+use crate::passes::adapters;
 use crate::passes::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
 use crate::passes::input_path;
 use crate::passes::options::{Moments, Rule, Update};
@@ -20,6 +21,8 @@ pub const LR: &str = "lr";
 
 /// Parameters that share their constants, and where they lie.
 struct Region {
+    /// Whether its parameters are adapters', which are counted apart.
+    adapts: bool,
     weight_decay: f32,
     lr_scale: f32,
     /// (weight, gradient sum) in the order of the region.
@@ -57,9 +60,11 @@ fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region>
     let mut regions: Vec<Region> = vec![];
     for &(weight, grad) in weights {
         let Rule { lr_scale, weight_decay } = rule_of(g, weight, how);
-        match regions.iter_mut().find(|r| r.weight_decay == weight_decay && r.lr_scale == lr_scale) {
+        let adapts = g.slot(weight).path.starts_with(adapters::SCOPE);
+        let of = (adapts, weight_decay, lr_scale);
+        match regions.iter_mut().find(|r| (r.adapts, r.weight_decay, r.lr_scale) == of) {
             Some(region) => region.members.push((weight, grad)),
-            None => regions.push(Region { weight_decay, lr_scale, members: vec![(weight, grad)] }),
+            None => regions.push(Region { adapts, weight_decay, lr_scale, members: vec![(weight, grad)] }),
         }
     }
     regions

@@ -12,6 +12,7 @@ impl Config {
         self.model.validate()?;
         self.validate_data()?;
         self.validate_train()?;
+        self.adapter.validate()?;
         self.validate_optimizer()?;
         self.validate_schedule()?;
         self.validate_classes()?;
@@ -243,14 +244,14 @@ impl Config {
     }
 }
 
-fn at_least_one(key: &str, value: usize) -> Result<(), UserError> {
+pub(super) fn at_least_one(key: &str, value: usize) -> Result<(), UserError> {
     if value == 0 {
         refuse!("`{key}` is 0 and must be at least 1");
     }
     Ok(())
 }
 
-fn within(key: &str, value: f64, least: f64, most: f64) -> Result<(), UserError> {
+pub(super) fn within(key: &str, value: f64, least: f64, most: f64) -> Result<(), UserError> {
     if !(least..=most).contains(&value) {
         let bounds =
             if most == f64::MAX { format!("at least {least}") } else { format!("from {least} to {most}") };
@@ -311,6 +312,13 @@ mod tests {
             ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),
             ("batch=16777216 micro_batch=16777216", "are more tokens than"),
             ("train.groups=[{paths=[]}]", "`paths` is empty"),
+            ("adapter.kind=lora adapter.rank=0", "`adapter.rank` is 0"),
+            ("adapter.kind=lora adapter.alpha=0", "`adapter.alpha` is 0 and must be a number above 0"),
+            ("adapter.kind=lora adapter.dropout=1", "`adapter.dropout` is 1 and must be at least 0 and below 1"),
+            ("adapter.kind=lora adapter.paths=[]", "`adapter.paths` is empty"),
+            ("adapter.also_train=head", "`adapter.also_train` is given but `adapter.kind` is none"),
+            ("adapter.kind=lora adapter.groups=[{name=\"a.b\",paths=[\"layers\"]}]", "the name `a.b`"),
+            ("adapter.kind=lora adapter.groups=[{paths=[]}]", "`adapter.groups` has a table whose `paths` is empty"),
             ("train.groups=[{paths=[\"a\"],lr_scale=-1.0}]", "`train.groups.lr_scale` is -1"),
         ];
         for (overrides, words) in cases {

@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use super::schema::{self, Found, Meaning};
 use super::value::{self, Written};
-use super::{Config, foreign, nearest, text};
+use super::{Adapter, Config, foreign, nearest, text};
 use crate::switches::{self, Compile};
 use crate::{UserError, refuse};
 
@@ -32,7 +32,7 @@ const MAY_CHANGE: [&str; 8] = [
     "log.",
 ];
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Layers {
     values: BTreeMap<String, Held>,
     /// Number of the layer being laid.
@@ -41,6 +41,7 @@ pub(crate) struct Layers {
     description: String,
 }
 
+#[derive(Clone)]
 struct Held {
     value: Value,
     layer: usize,
@@ -184,6 +185,39 @@ impl Layers {
         };
         self.put("model.context".into(), Value::Integer(context));
         Ok(())
+    }
+
+    /// What `adapter.from` says, where it is given.
+    pub fn adapter_from(&self) -> Option<&str> {
+        self.values.get("adapter.from").and_then(|held| held.value.as_str())
+    }
+
+    /// Lays the adapter of `adapter.from`: what is said beside or above must agree. How much of its input is dropped is a
+    /// matter of training.
+    pub fn adapter(&mut self, adapter: &Adapter, whence: &str) -> Result<(), UserError> {
+        let of_source = self.values.get("adapter.from").map_or(usize::MAX, |held| held.layer);
+        let facts = Value::try_from(adapter).expect("a section has a TOML form");
+        for key in ["kind", "rank", "alpha", "paths", "groups"] {
+            let path = format!("adapter.{key}");
+            let said = self.values.get(&path).filter(|held| held.layer >= of_source);
+            let Some(fact) = facts.get(key) else { continue };
+            if let Some(held) = said.filter(|held| held.value != *fact) {
+                refuse!(
+                    "`{path}` is {} and the adapter in {whence} has {}: leave it out",
+                    text::value(&held.value),
+                    text::value(fact)
+                );
+            }
+            self.put(path, fact.clone());
+        }
+        Ok(())
+    }
+
+    /// The tree without its adapter, which may not be known yet.
+    pub fn sketch(&self) -> Result<Config, UserError> {
+        let mut known = self.clone();
+        known.values.retain(|path, _| !path.starts_with("adapter."));
+        known.finish()
     }
 
     fn lay(&mut self, found: &Found, value: Value) -> Result<(), String> {

@@ -3,7 +3,7 @@
 use flatout_models::config::DecoderConfig;
 use flatout_models::config::key::{Key, Kind, Section};
 
-use super::{Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
+use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
 use crate::switches::{self, Switches};
 
 /// One key as help shows it.
@@ -25,6 +25,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
         ("model", DecoderConfig::keys()),
         ("data", Data::keys()),
         ("train", Train::keys()),
+        ("adapter", Adapter::keys()),
         ("eval", Eval::keys()),
         ("optimizer", Optimizer::keys()),
         ("schedule", Schedule::keys()),
@@ -78,7 +79,7 @@ pub(super) enum Meaning {
 }
 
 /// The key a name on the command line means: a full path, else a switch, else a key of any section; where several
-/// sections have it, `train` wins.
+/// sections have it, `train` wins, then `model`.
 pub(super) fn lookup(name: &str) -> Meaning {
     let mut keys = all();
     for wanted in [name.to_string(), format!("switches.{name}")] {
@@ -87,8 +88,10 @@ pub(super) fn lookup(name: &str) -> Meaning {
         }
     }
     keys.retain(|found| found.key.name == name);
-    if let Some(i) = keys.iter().position(|found| found.path == format!("train.{name}")) {
-        return Meaning::One(keys.swap_remove(i));
+    for wanted in [format!("train.{name}"), format!("model.{name}")] {
+        if let Some(i) = keys.iter().position(|found| found.path == wanted) {
+            return Meaning::One(keys.swap_remove(i));
+        }
     }
     match keys.len() {
         0 => Meaning::Nothing,
@@ -127,6 +130,8 @@ mod tests {
         assert_eq!(path_of("micro_batch"), "train.micro_batch", "train wins over eval");
         assert_eq!(path_of("every"), "eval.every|checkpoint.every|log.every");
         assert_eq!(path_of("width"), "model.width");
+        assert_eq!(path_of("dropout"), "model.dropout", "model wins over adapter");
+        assert_eq!(path_of("rank"), "adapter.rank");
         assert_eq!(path_of("r"), "");
     }
 

@@ -40,7 +40,9 @@ impl Loaded {
     /// Opens a run or a folder. Overrides may set what does not change the model: data, eval, loader and switches.
     pub fn open(said: &Path, overrides: &[String]) -> Result<Loaded, UserError> {
         let source = Source::local(said)?;
-        let Pretrained { description, weights, checkpoint } = open(&source, &mut |_| {})?;
+        let Pretrained { description, mut weights, checkpoint } = open(&source, &mut |_| {})?;
+        // What is used is what was trained: a sum of bf16 weights and adapters would lose digits of them.
+        weights.keep_apart(true);
         let mut layers = Layers::default();
         let (dir, is_run) = match &source {
             Source::Run { dir, .. } => {

@@ -10,7 +10,7 @@ mod weights;
 
 pub use loaded::Loaded;
 pub use origin::{BESIDE, Origin, begin, pin, resume};
-pub use weights::{Weights, narrow, parameters};
+pub use weights::{Place, Weights, narrow, parameters};
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,8 @@ use flatout_data::Vocabulary;
 use flatout_models::config::DecoderConfig;
 
 use self::hub::{Hub, Name, Snapshot, Want, Watch};
-use crate::{Config, UserError, checkpoint, refuse, run};
+use crate::compile::model_for;
+use crate::{Config, UserError, adapters, checkpoint, refuse, run};
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -251,12 +252,15 @@ fn checkpoint_of(dir: &Path, step: Option<u64>) -> Result<checkpoint::Whole, Use
 
 /// A run's weights: those of a checkpoint over those it began with, which only what is frozen still needs.
 fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &DecoderConfig) -> Result<Weights, UserError> {
-    let wanted = parameters(model);
+    let mut wanted = parameters(model);
     let cannot =
         |error: std::io::Error| UserError(format!("{} cannot be read: {error}", whole.path.display()));
     let (_, file) = checkpoint::open(&whole.path).map_err(cannot)?;
     let all_there = wanted.keys().all(|path| file.entries().contains_key(path));
     let config = run::config(dir)?;
+    let graph = model_for(&config, 1, false);
+    let adapters = adapters::of(&config, &graph)?;
+    wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
     let mut weights = match &config.model.from {
         Some(from) if !all_there => {
             let mut base = open(&Source::parse(from)?, &mut |_| {})?.weights;
@@ -266,5 +270,6 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &DecoderConfig) -> 
         _ => Weights::drawn(config.train.seed),
     };
     weights.lay(&whole.path, file, &wanted)?;
+    weights.adapt(adapters);
     Ok(weights)
 }

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::durable;
 use crate::failure::Failure;
 use crate::initial::{self, leaves};
+use crate::peft::Peft;
 use crate::{UserError, refuse};
 
 /// `origin.json` of a run.
@@ -86,11 +87,15 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             let left_out = pretrained.weights.left_out();
             let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
             pretrained.weights.load(session, |class| class != Class::Frozen)?;
+            initial::write_adapters(session, config.train.seed)?;
             initial::write_tables(session)?;
             let description = pretrained.description;
             Some(Origin { from: description.pinned, frozen, folder: description.folder, left_out })
         }
     };
+    if let Some(from) = &config.adapter.from {
+        Peft::open(Path::new(from), &config.model)?.load(session)?;
+    }
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive)?;
     }

@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use flatout_ir::passes::adapters::SCOPE;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Class, DType, Init, TensorType};
+use flatout_ir::{Adapter, Class, DType, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::decoder::{Form, SCORE, build};
 use flatout_models::gpt2::Stored;
 use flatout_runtime::Session;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::adapters::merge;
 use crate::checkpoint::{Dtype, TensorFile};
 use crate::failure::Failure;
 use crate::initial::{leaves, values};
@@ -43,6 +45,10 @@ pub struct Weights {
     seed: Option<u64>,
     /// Tensors of the part that sees images, which is not read.
     pub of_images: usize,
+    /// Adapters, whose tensors are among the files.
+    adapters: Vec<Adapter>,
+    /// Whether weights are read as they are, without what their adapters make of them.
+    apart: bool,
 }
 
 /// Bytes read at once.
@@ -50,12 +56,19 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 impl Weights {
     pub fn of_files(files: Vec<(PathBuf, TensorFile)>) -> Weights {
-        Weights { files, places: BTreeMap::new(), seed: None, of_images: 0 }
+        Weights { files, seed: None, ..Weights::drawn(0) }
     }
 
     /// Those a run begins with where nothing else is said.
     pub fn drawn(seed: u64) -> Weights {
-        Weights { files: vec![], places: BTreeMap::new(), seed: Some(seed), of_images: 0 }
+        Weights {
+            files: vec![],
+            places: BTreeMap::new(),
+            seed: Some(seed),
+            of_images: 0,
+            adapters: vec![],
+            apart: false,
+        }
     }
 
     /// A head of classes that the source has not is drawn by a seed.
@@ -75,6 +88,20 @@ impl Weights {
 
     pub fn place(&mut self, path: String, place: Place) {
         self.places.insert(path, place);
+    }
+
+    /// Adapters beside the weights, whose tensors were laid.
+    pub fn adapt(&mut self, adapters: Vec<Adapter>) {
+        self.adapters = adapters;
+    }
+
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.adapters
+    }
+
+    /// Whether weights are read apart from their adapters from now on, and not as one with them.
+    pub fn keep_apart(&mut self, apart: bool) {
+        self.apart = apart;
     }
 
     /// Lays a file of ours over what there is: its tensors have our paths.
@@ -124,6 +151,36 @@ impl Weights {
         ty: &TensorType,
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let (wide, hash) = self.read_one(name, ty, init)?;
+        let beside: Vec<Adapter> = match self.apart {
+            true => vec![],
+            false => self.adapters.iter().filter(|a| a.weight == name).cloned().collect(),
+        };
+        if beside.is_empty() {
+            return Ok((wide, hash));
+        }
+        let mut weight = f32s(&wide);
+        let mut all = Xxh3::new();
+        all.update(hash.unwrap_or_default().as_bytes());
+        for adapter in &beside {
+            let mut read = vec![];
+            for slot in adapter.parameters([ty.dims[0], ty.dims[1]]) {
+                let (wide, hash) = self.read_one(&slot.path, &slot.ty, &slot.init)?;
+                all.update(hash.unwrap_or_default().as_bytes());
+                read.push(f32s(&wide));
+            }
+            merge(&mut weight, adapter, &read[0], &read[1], read.get(2).map(Vec::as_slice));
+        }
+        let wide = weight.into_iter().flat_map(f32::to_le_bytes).collect();
+        Ok((wide, Some(format!("{:032x}", all.digest128()))))
+    }
+
+    fn read_one(
+        &mut self,
+        name: &str,
+        ty: &TensorType,
+        init: &Init,
+    ) -> Result<(Vec<u8>, Option<String>), Failure> {
         let Some(place) = self.places.get(name) else {
             let seed = self.seed.expect("a source without a seed has every parameter");
             let values = values(name, ty, init, seed);
@@ -155,7 +212,8 @@ impl Weights {
         Ok((wide, Some(hash)))
     }
 
-    /// Writes the parameters of some classes into a session. Gives the hashes of the tensors read.
+    /// Writes the parameters of some classes into a session, adapters where their tensors are there. Gives the hashes of
+    /// the tensors read.
     pub fn load(
         &mut self,
         session: &mut Session,
@@ -163,6 +221,9 @@ impl Weights {
     ) -> Result<BTreeMap<String, String>, Failure> {
         let mut hashes = BTreeMap::new();
         for slot in leaves(session.plans(), |class| class.is_parameter() && wanted(class)) {
+            if slot.path.starts_with(SCOPE) && !self.places.contains_key(&slot.path) {
+                continue;
+            }
             let (wide, hash) = self.read(&slot.path, &slot.ty, &slot.init)?;
             match slot.ty.dtype {
                 DType::BF16 => session.write_slot(&slot.path, &narrow(&wide))?,
@@ -190,6 +251,10 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut Vec<u8>) {
         Dtype::F16 => out.extend(halves().flat_map(|half| f16_to_f32(half).to_le_bytes())),
         other => unreachable!("{other} was refused when the file was opened"),
     }
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
 /// Little-endian f32 to bf16, to nearest even.

@@ -1,0 +1,99 @@
+"""Does PEFT compute what flatout computes with its adapters? Trains small adapters, exports them, and compares logits.
+
+    pip install torch transformers peft safetensors
+    python bench/peft_adapters.py target/release/flatout
+
+For every case: a base of a few steps, exported; adapters trained beside it; `flatout export --adapter`, loaded by
+PeftModel over the base; and `flatout export`, loaded by transformers as it is. Both are compared with `flatout logits` on
+the run. Then an adapter that PEFT saved goes in, trains on and comes out. Exits with 1 where a logit differs by more than
+1e-5 of the largest.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+SMALL = ["train.steps=20", "train.batch=4", "model.context=32", "schedule.warmup_steps=2", "eval.rows=0", "backend=cpu"]
+SHAPE = ["model.width=48", "model.layers=2", "model.ffn=80", "model.heads=4", "model.kv_heads=2"]
+CASES = {
+    "lora, every linear": ["adapter.kind=lora", "adapter.rank=4", "adapter.alpha=8", "adapter.dropout=0.1"],
+    "lora, ranks": ["adapter.kind=lora", "adapter.rank=3", "adapter.paths=['**.wq','**.wv']",
+                    "adapter.groups=[{paths=['layers.1.attn.wv'],rank=2,alpha=7.5}]"],
+    "dora, attention": ["adapter.kind=dora", "adapter.rank=4", "adapter.paths=layers.*.attn"],
+    "dora, norm trained too": ["adapter.kind=dora", "adapter.paths=['**.up','layers.1']", "adapter.also_train=norm"],
+}
+BOUND = 1e-5
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("flatout", type=Path, help="the binary")
+    binary = parser.parse_args().flatout.resolve()
+    torch.set_num_threads(2)
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+
+        def flatout(*words):
+            done = subprocess.run([binary, *map(str, words)], cwd=scratch, capture_output=True, text=True)
+            if done.returncode != 0:
+                sys.exit(f"flatout {' '.join(map(str, words))}\n{done.stderr}")
+
+        def logits(model, ids):
+            (scratch / "ids.json").write_text(json.dumps(ids.tolist()))
+            flatout("logits", model, "backend=cpu", "precision=fp32", "--ids", "ids.json", "--out", "logits.safetensors")
+            return load_file(scratch / "logits.safetensors")["logits"]
+
+        def base():
+            return AutoModelForCausalLM.from_pretrained(scratch / "base", dtype=torch.float32, attn_implementation="eager")
+
+        def compare(name, model, ids, ours):
+            nonlocal worst
+            with torch.no_grad():
+                theirs = model.eval()(ids).logits
+            off = ((ours - theirs).abs().max() / theirs.abs().max()).item()
+            worst = max(worst, off)
+            print(f"{name:40} off by {off:.1e}")
+
+        flatout("train", "tiny", *SHAPE, *SMALL, "--run", "first")
+        flatout("export", "first", "--to", "base")
+        ids = torch.randint(0, 220, (3, 29), generator=torch.Generator().manual_seed(1))
+        for number, (name, words) in enumerate(CASES.items()):
+            run, apart, merged = f"run{number}", f"apart{number}", f"merged{number}"
+            flatout("train", "tiny", "model.from=base", *words, *SMALL, "lr=1e-2", "--run", run)
+            flatout("export", run, "--to", apart, "--adapter")
+            flatout("export", run, "--to", merged)
+            ours = logits(run, ids)
+            compare(f"{name}, adapter", PeftModel.from_pretrained(base(), scratch / apart), ids, ours)
+            whole = AutoModelForCausalLM.from_pretrained(scratch / merged, dtype=torch.float32, attn_implementation="eager")
+            compare(f"{name}, merged", whole, ids, ours)
+
+        torch.manual_seed(0)
+        for dora in [False, True]:
+            model = get_peft_model(base(), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora))
+            for path, p in model.named_parameters():
+                if "lora_B" in path:
+                    torch.nn.init.normal_(p, std=0.05)
+            theirs = f"theirs{dora}"
+            model.save_pretrained(scratch / theirs)
+            still = ["train.steps=1", "lr=1e-30", "weight_decay=0", "schedule.warmup_steps=0"]
+            flatout("train", "tiny", "model.from=base", f"adapter.from={theirs}", *SMALL, *still, "--run", f"in{dora}")
+            compare(f"from PEFT, dora {dora}", model, ids, logits(f"in{dora}", ids))
+            flatout("train", "tiny", "model.from=base", f"adapter.from={theirs}", *SMALL, "--run", f"on{dora}")
+            flatout("export", f"on{dora}", "--to", f"back{dora}", "--adapter")
+            back = PeftModel.from_pretrained(base(), scratch / f"back{dora}")
+            compare(f"trained on and back, dora {dora}", back, ids, logits(f"on{dora}", ids))
+    print(f"worst {worst:.1e}, bound {BOUND:.0e}")
+    sys.exit(worst > BOUND)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+//! Low-rank adapters (LoRA, DoRA) beside frozen weights, as a rewrite of the model's products.
+//!
+//! y = x W^T becomes v = y + s (drop(x) A^T) B^T with A [R, in], B [out, R] and s = alpha / R. With DoRA it is
+//! g * v, where g = m / ||W + s B A|| by rows: m [out] is trained, and the norm is a constant of the backward pass.
+//! It depends on parameters alone, so it is read from a slot that `adapter_norms` fills once an update.
+//!
+//! The pass follows `merge`. Where one product serves q, k and v, their As lie side by side too and are one product,
+//! and each B adds onto its columns of y: y is read and written once more, whatever the number of adapters. What is
+//! dropped of an input is the same for all that read it, so the numbers do not depend on what was merged.
+
+use std::collections::HashMap;
+
+use super::input_path;
+use super::options::Update;
+use super::recompute::layer_of;
+use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::product::{Compute, plain};
+use crate::plan::{Refusal, Role};
+use crate::replay::{Replay, without_dead};
+use crate::types::{DType, TensorType};
+
+/// One adapter beside one weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// Several adapters of different names beside one weight add up.
+    pub name: String,
+    /// The path of the weight.
+    pub weight: String,
+    pub rank: usize,
+    /// s.
+    pub scale: f64,
+    /// The share of the input that A does not see in training.
+    pub dropout: f32,
+    /// Whether rows have a magnitude of their own (DoRA).
+    pub dora: bool,
+}
+
+/// What the paths of all adapters' tensors begin with.
+pub const SCOPE: &str = "adapter.";
+/// What the paths of all their operations end with.
+pub const NODES: &str = ".adapter";
+
+impl Adapter {
+    /// A, [rank, in].
+    pub fn a(&self) -> String {
+        self.path("a")
+    }
+    /// B, [out, rank].
+    pub fn b(&self) -> String {
+        self.path("b")
+    }
+    /// m, [out], of DoRA.
+    pub fn magnitude(&self) -> String {
+        self.path("magnitude")
+    }
+    /// 1 / ||W + s B A|| by rows.
+    pub fn inverse_norm(&self) -> String {
+        self.path("inverse_norm")
+    }
+    fn path(&self, what: &str) -> String {
+        format!("{SCOPE}{}.{}.{what}", self.name, self.weight)
+    }
+
+    /// The trained tensors of an adapter of a weight [out, in], with their first values: A as a linear layer of
+    /// PyTorch begins, which is uniform within 1 / sqrt(in), and B zero, so that the model begins as it was.
+    pub fn parameters(&self, [out, inner]: [usize; 2]) -> Vec<Slot> {
+        let slot = |path: String, dims: &[usize], init: Init| Slot {
+            path,
+            ty: TensorType::new(DType::F32, dims),
+            class: Class::Weight,
+            init,
+            part: None,
+        };
+        let bound = 1.0 / (inner as f32).sqrt();
+        let mut all = vec![
+            slot(self.a(), &[self.rank, inner], Init::Uniform { bound }),
+            slot(self.b(), &[out, self.rank], Init::Zeros),
+        ];
+        all.extend(self.dora.then(|| slot(self.magnitude(), &[out], Init::RowNorms)));
+        all
+    }
+}
+
+/// What was adapted: weights, and how many products give the inputs of their Bs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Adapted {
+    pub weights: usize,
+    pub products: usize,
+}
+
+/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied with.
+pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
+    let mut found: Vec<(&str, [usize; 2])> = vec![];
+    for node in &g.nodes {
+        let Some(slot) = weight_of(g, node.op.clone(), &node.ins) else { continue };
+        let Slot { path, ty, .. } = g.slot(slot);
+        if !found.iter().any(|(known, _)| known == path) {
+            found.push((path, [ty.dims[0], ty.dims[1]]));
+        }
+    }
+    found
+}
+
+fn weight_of(g: &Graph, op: Op, ins: &[Value]) -> Option<SlotId> {
+    let Op::Product { ta: false, tb: true, base: false, .. } = op else { return None };
+    let Op::Read { slot } = g.node(ins[1].node).op else { return None };
+    let is_layers = layer_of(&g.slot(slot).path).is_some();
+    (is_layers && g.slot(slot).class.is_parameter() && g.ty(ins[0]).rank() == 2).then_some(slot)
+}
+
+/// The weight that a tensor of an adapter belongs to.
+pub fn weight_beside(path: &str) -> Option<&str> {
+    let (_, rest) = path.strip_prefix(SCOPE)?.split_once('.')?;
+    Some(rest.rsplit_once('.')?.0)
+}
+
+pub fn adapters(
+    g: &Graph,
+    adapters: &[Adapter],
+    update: &Update,
+    role: Role,
+) -> Result<(Graph, Adapted), Refusal> {
+    let replay = Replay::new(g);
+    let mut pass = Adapting { replay, update, role, dropped: HashMap::new(), adapted: Adapted::default() };
+    let mut served: Vec<&str> = vec![];
+    for (id, node) in g.ids().zip(&g.nodes) {
+        let parts = match weight_of(g, node.op.clone(), &node.ins) {
+            Some(slot) => parts(g, slot, adapters),
+            None => vec![],
+        };
+        served.extend(parts.iter().filter(|p| !p.adapters.is_empty()).map(|p| p.weight));
+        match parts.iter().any(|p| !p.adapters.is_empty()) {
+            true => pass.product(id, &parts)?,
+            false => _ = pass.replay.copy(id),
+        }
+    }
+    if let Some(lost) = adapters.iter().find(|a| !served.contains(&a.weight.as_str())) {
+        return Err(Refusal(format!("{} is no weight of a product: it cannot have an adapter", lost.weight)));
+    }
+    Ok((without_dead(&pass.replay.finish()), pass.adapted))
+}
+
+/// A weight inside the one a product reads, and its adapters.
+struct Adaptee<'a> {
+    weight: &'a str,
+    rows: usize,
+    adapters: Vec<&'a Adapter>,
+}
+
+/// The weights a slot was merged from, in order; itself where it was not.
+fn parts<'a>(g: &'a Graph, slot: SlotId, adapters: &'a [Adapter]) -> Vec<Adaptee<'a>> {
+    let mut inside: Vec<(usize, &Slot)> =
+        g.slots.iter().filter_map(|s| Some((s.part.filter(|p| p.of == slot)?.offset, s))).collect();
+    inside.sort_by_key(|(offset, _)| *offset);
+    if inside.is_empty() {
+        inside.push((0, g.slot(slot)));
+    }
+    let of = |s: &'a Slot| Adaptee {
+        weight: &s.path,
+        rows: s.ty.dims[0],
+        adapters: adapters.iter().filter(|a| a.weight == s.path).collect(),
+    };
+    inside.into_iter().map(|(_, s)| of(s)).collect()
+}
+
+struct Adapting<'a> {
+    replay: Replay<'a>,
+    update: &'a Update,
+    role: Role,
+    /// Inputs with a share dropped, by the share's bits.
+    dropped: HashMap<(Value, u32), Value>,
+    adapted: Adapted,
+}
+
+impl<'a> Adapting<'a> {
+    /// The product `id` and what its weights' adapters make of it.
+    fn product(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Result<(), Refusal> {
+        let x = self.replay.get(self.replay.old.node(id).ins[0]);
+        let y = self.replay.copy(id).out(0);
+        let lows = self.lows(id, x, parts)?;
+        let (mut sums, mut start) = (vec![], 0);
+        for part in parts {
+            let mut sum = match parts.len() {
+                1 => y,
+                _ => self.add(Op::Slice { axis: 1, start, len: part.rows }, vec![y], id),
+            };
+            start += part.rows;
+            for adapter in &part.adapters {
+                let low = lows.iter().find(|(of, _)| *of == *adapter).expect("every adapter has its input").1;
+                let b = self.read(adapter, adapter.b(), part.rows, id);
+                let thin = self.add(plain(false, true, DType::F32, Compute::Full), vec![low, b], id);
+                sum = self.add(Op::Map { f: E::Add }, vec![sum, thin], id);
+            }
+            self.adapted.weights += !part.adapters.is_empty() as usize;
+            sums.push(sum);
+        }
+        let mut z = match sums[..] {
+            [one] => one,
+            _ => self.add(Op::Concat { axis: 1 }, sums, id),
+        };
+        if let Some(factor) = self.factor(id, parts) {
+            let dims = self.replay.new.dims(z).to_vec();
+            let row = self.add(Op::Reshape { dims: vec![1, dims[1]] }, vec![factor], id);
+            let repeated = self.add(Op::Broadcast { dims }, vec![row], id);
+            z = self.add(Op::Map { f: E::Mul }, vec![z, repeated], id);
+        }
+        self.replay.set(id.out(0), z);
+        Ok(())
+    }
+
+    /// s drop(x) A^T of every adapter. Those that see the same and are trained alike are columns of one product.
+    fn lows(
+        &mut self,
+        id: NodeId,
+        x: Value,
+        parts: &[Adaptee<'a>],
+    ) -> Result<Vec<(&'a Adapter, Value)>, Refusal> {
+        let mut groups: Vec<Vec<&'a Adapter>> = vec![];
+        for adapter in parts.iter().flat_map(|p| &p.adapters) {
+            let alike = |other: &&Adapter| {
+                other.dropout == adapter.dropout
+                    && self.update.rule(&other.a(), 2) == self.update.rule(&adapter.a(), 2)
+            };
+            match groups.iter_mut().find(|group| group.first().is_some_and(alike)) {
+                Some(group) => group.push(adapter),
+                None => groups.push(vec![adapter]),
+            }
+        }
+        let mut lows = vec![];
+        for group in groups {
+            let seen = self.dropped(id, x, group[0])?;
+            let whole = self.side_by_side(id, &group, "a", |a| a.a());
+            let a = self.add(Op::Read { slot: whole }, vec![], id);
+            let mut u = self.add(plain(false, true, DType::F32, Compute::Full), vec![seen, a], id);
+            self.adapted.products += 1;
+            let scale = group[0].scale;
+            let is_one_scale = group.iter().all(|a| a.scale == scale);
+            if is_one_scale {
+                u = self.add(Op::Map { f: E::Scale(scale) }, vec![u], id);
+            }
+            let mut start = 0;
+            for adapter in &group {
+                let mut low = match group.len() {
+                    1 => u,
+                    _ => self.add(Op::Slice { axis: 1, start, len: adapter.rank }, vec![u], id),
+                };
+                start += adapter.rank;
+                if !is_one_scale {
+                    low = self.add(Op::Map { f: E::Scale(adapter.scale) }, vec![low], id);
+                }
+                lows.push((*adapter, low));
+            }
+        }
+        Ok(lows)
+    }
+
+    /// What A sees of x.
+    fn dropped(&mut self, id: NodeId, x: Value, adapter: &Adapter) -> Result<Value, Refusal> {
+        let p = adapter.dropout;
+        if p == 0.0 || self.role != Role::Grad {
+            return Ok(x);
+        }
+        if let Some(dropped) = self.dropped.get(&(x, p.to_bits())) {
+            return Ok(*dropped);
+        }
+        let rows = self.replay.new.dims(x)[0];
+        let rng = self.input("rng", &[3], id)?;
+        let which = self.input("rows", &[rows, 2], id)?;
+        let path = self.path(id);
+        let key = key(&format!("{} {p}", adapter.weight));
+        let node = self.replay.new.push_keyed(Op::Dropout { p }, vec![x, rng, which], &path, key);
+        self.dropped.insert((x, p.to_bits()), node.out(0));
+        Ok(node.out(0))
+    }
+
+    /// An input that dropout draws by; the model's own where it has it.
+    fn input(&mut self, name: &str, dims: &[usize], id: NodeId) -> Result<Value, Refusal> {
+        let path = input_path(self.role, name);
+        let ty = TensorType::new(DType::I32, dims);
+        let slot = match self.replay.new.find_slot(&path) {
+            Some(slot) if self.replay.new.slot(slot).ty == ty => slot,
+            Some(slot) => {
+                let (at, has) = (&self.replay.old.node(id).path, &self.replay.new.slot(slot).ty);
+                return Err(Refusal(format!("{at}: dropout of an adapter wants {path} {ty}, and it is {has}")));
+            }
+            None => {
+                let slot = Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None };
+                self.replay.new.add_slot(slot)
+            }
+        };
+        Ok(self.add(Op::Read { slot }, vec![], id))
+    }
+
+    /// g of every row of the product, 1 for weights without DoRA; `None` where there is nothing else.
+    fn factor(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Option<Value> {
+        let dora: Vec<Option<&'a Adapter>> =
+            parts.iter().map(|p| p.adapters.iter().find(|a| a.dora).copied()).collect();
+        let all: Vec<&'a Adapter> = dora.iter().flatten().copied().collect();
+        let rule = |a: &Adapter| self.update.rule(&a.magnitude(), 1);
+        if all.len() == parts.len() && all.iter().all(|a| rule(a) == rule(all[0])) {
+            return Some(self.factor_of(id, &all));
+        }
+        let mut factors = vec![];
+        for (part, adapter) in parts.iter().zip(&dora) {
+            factors.push(match adapter {
+                Some(adapter) => self.factor_of(id, &[*adapter]),
+                None => {
+                    let ones = Op::Fill { value: 1.0, dtype: DType::F32, dims: vec![part.rows] };
+                    self.add(ones, vec![], id)
+                }
+            });
+        }
+        (!all.is_empty()).then(|| self.add(Op::Concat { axis: 0 }, factors, id))
+    }
+
+    /// m over the norm, of weights side by side.
+    fn factor_of(&mut self, id: NodeId, of: &[&'a Adapter]) -> Value {
+        let m = self.side_by_side(id, of, "magnitude", |a| a.magnitude());
+        let m = self.add(Op::Read { slot: m }, vec![], id);
+        let inverse = self.side_by_side(id, of, "inverse_norm", |a| a.inverse_norm());
+        let inverse = self.add(Op::Read { slot: inverse }, vec![], id);
+        self.add(Op::Map { f: E::Mul }, vec![m, inverse], id)
+    }
+
+    fn read(&mut self, adapter: &Adapter, path: String, rows: usize, id: NodeId) -> Value {
+        let inner = self.inner(id);
+        let slot = self.slot(adapter, &path, [rows, inner]);
+        self.add(Op::Read { slot }, vec![], id)
+    }
+
+    /// The extent of the product's input.
+    fn inner(&self, id: NodeId) -> usize {
+        let old = self.replay.old;
+        old.dims(old.node(id).ins[0])[1]
+    }
+
+    /// The slot of a tensor of adapters' weights, one after the other along the first axis.
+    fn side_by_side(
+        &mut self,
+        id: NodeId,
+        of: &[&'a Adapter],
+        what: &str,
+        path: impl Fn(&Adapter) -> String,
+    ) -> SlotId {
+        let inner = self.inner(id);
+        let rows = |g: &Graph, a: &Adapter| {
+            g.slots.iter().find(|s| s.path == a.weight).expect("adapters are of weights").ty.dims[0]
+        };
+        let slots: Vec<SlotId> = of
+            .iter()
+            .map(|a| self.slot(a, &path(a), [rows(self.replay.old, a), inner]))
+            .collect();
+        let [first, _, ..] = slots[..] else { return slots[0] };
+        if let Some(part) = self.replay.new.slot(first).part {
+            return part.of;
+        }
+        let scope = of[0].weight.rfind('.').map_or("", |dot| &of[0].weight[..=dot]);
+        let named = |a: &&Adapter| {
+            let weight = a.weight.strip_prefix(scope).unwrap_or(&a.weight);
+            if a.name == of[0].name { weight.to_string() } else { format!("{weight}@{}", a.name) }
+        };
+        let names: Vec<String> = of.iter().map(named).collect();
+        let shape = self.replay.new.slot(first).clone();
+        let mut dims = shape.ty.dims.clone();
+        dims[0] = slots.iter().map(|s| self.replay.new.slot(*s).ty.dims[0]).sum();
+        let whole = self.replay.new.add_slot(Slot {
+            path: format!("{SCOPE}{}.{scope}{}.{what}", of[0].name, names.join("+")),
+            ty: TensorType::new(shape.ty.dtype, dims),
+            ..shape
+        });
+        let mut offset = 0;
+        for slot in slots {
+            let part = self.replay.new.slot_mut(slot);
+            part.part = Some(Part { of: whole, offset });
+            offset += part.ty.elements();
+        }
+        whole
+    }
+
+    /// The slot at a path of an adapter of a weight [out, in], made at its first use.
+    fn slot(&mut self, adapter: &Adapter, path: &str, dims: [usize; 2]) -> SlotId {
+        if let Some(slot) = self.replay.new.find_slot(path) {
+            return slot;
+        }
+        let norm = Slot {
+            path: adapter.inverse_norm(),
+            ty: TensorType::new(DType::F32, [dims[0]]),
+            class: Class::Derived,
+            init: Init::Ones,
+            part: None,
+        };
+        let all = adapter.parameters(dims).into_iter().chain([norm]);
+        let slot = all.into_iter().find(|s| s.path == path).expect("a tensor of the adapter");
+        self.replay.new.add_slot(slot)
+    }
+
+    fn add(&mut self, op: Op, ins: Vec<Value>, at: NodeId) -> Value {
+        let path = self.path(at);
+        self.replay.new.add(op, ins, &path)
+    }
+
+    /// Where adapters of a product are reported, and their gradients with them.
+    fn path(&self, at: NodeId) -> String {
+        format!("{}{NODES}", self.replay.old.node(at).path)
+    }
+}
+
+/// What a dropout of adapters draws by: a function of a path, so that it is the same however products were merged. Far
+/// above the keys that are counted.
+fn key(of: &str) -> u64 {
+    let hash = of.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+    hash & ((1 << 48) - 1) | 1 << 48
+}

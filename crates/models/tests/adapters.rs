@@ -1,0 +1,335 @@
+//! Adapters beside the weights of a decoder, in compiled plans, against the plain decoder with the weights they make: of
+//! V = W + s B A and g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV,
+//! dB = s dV A^T and dm = sum(dW V) / ||V||, the norm being a constant.
+
+use std::collections::HashMap;
+
+use flatout_ir::interpreter::Interpreter;
+use flatout_ir::passes::differentiate::{differentiate, gradient_path};
+use flatout_ir::passes::input_path;
+use flatout_ir::target::paper;
+use flatout_ir::{
+    Adapter, Class, Graph, Init, Options, Precision, Program, Recompute, Role, compile, oracle, random,
+};
+use flatout_models::config::DecoderConfig;
+use flatout_models::decoder::{Documents, Form, build};
+
+const ROWS: usize = 2;
+const LOSS: Form = Form::Loss { rows: ROWS, documents: Documents::Joined, dropout: true };
+
+fn small() -> DecoderConfig {
+    DecoderConfig {
+        width: 12,
+        layers: 2,
+        heads: 2,
+        kv_heads: Some(1),
+        head_size: Some(6),
+        ffn: 10,
+        vocab: 13,
+        context: 5,
+        qk_norm: true,
+        init_std: 0.3,
+        ..DecoderConfig::default()
+    }
+}
+
+fn adapter(weight: &str, rank: usize, dora: bool) -> Adapter {
+    Adapter { name: "default".into(), weight: weight.into(), rank, scale: 1.5, dropout: 0.0, dora }
+}
+
+/// Values of a slot by its path alone.
+fn drawn(path: &str, n: usize, std: f64) -> Vec<f64> {
+    let stream = path.bytes().fold(7_u64, |h, b| h.wrapping_mul(31).wrapping_add(b as u64));
+    (0..n as u64).map(|k| (random::normal(5, stream, k) as f64 * std) as f32 as f64).collect()
+}
+
+fn inputs(name: &str, n: usize) -> Vec<f64> {
+    let value = |k: usize| match name {
+        "tokens" => (k * 7 + 3) % 13,
+        "targets" => (k * 5 + 2) % 13,
+        "weights" => 1,
+        "positions" => k % 5,
+        "rng" => [11, 0, 4][k],
+        "rows" => if k % 2 == 0 { k / 10 } else { k / 2 % 5 },
+        other => panic!("{other} is no input"),
+    };
+    (0..n).map(|k| value(k) as f64).collect()
+}
+
+/// Parameters and inputs of the plain graph, by path.
+fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
+    let value = |slot: &flatout_ir::Slot| {
+        let n = slot.ty.elements();
+        match (slot.class, slot.init) {
+            (Class::Input, _) => inputs(&slot.path, n),
+            (_, Init::Ones) => drawn(&slot.path, n, 0.2).into_iter().map(|x| 1.0 + x).collect(),
+            _ => drawn(&slot.path, n, 0.3),
+        }
+    };
+    g.slots.iter().map(|slot| (slot.path.clone(), value(slot))).collect()
+}
+
+/// A matrix with its extents.
+struct Matrix(Vec<f64>, usize, usize);
+
+impl Matrix {
+    fn times(&self, other: &Matrix, scale: f64) -> Matrix {
+        let Matrix(a, m, k) = self;
+        let Matrix(b, _, n) = other;
+        let at = |i: usize, j: usize| (0..*k).map(|l| a[i * k + l] * b[l * n + j]).sum::<f64>() * scale;
+        Matrix((0..m * n).map(|e| at(e / n, e % n)).collect(), *m, *n)
+    }
+    fn turned(&self) -> Matrix {
+        let Matrix(a, m, n) = self;
+        Matrix((0..m * n).map(|e| a[(e % m) * n + e / m]).collect(), *n, *m)
+    }
+    fn rows(&self) -> impl Iterator<Item = &[f64]> {
+        self.0.chunks(self.2)
+    }
+}
+
+/// One weight with its adapters: A, B and m of each, V, its norms and g.
+struct Adapted<'a> {
+    adapters: Vec<(&'a Adapter, Matrix, Matrix)>,
+    v: Matrix,
+    norms: Vec<f64>,
+    g: Vec<f64>,
+}
+
+impl<'a> Adapted<'a> {
+    fn of(g: &Graph, weight: &str, adapters: &'a [Adapter]) -> Self {
+        let slot = g.slot(g.find_slot(weight).expect("a weight"));
+        let [out, inner] = slot.ty.dims[..] else { panic!("a matrix") };
+        let mut v = Matrix(values(g)[weight].clone(), out, inner);
+        let mut beside = vec![];
+        for adapter in adapters.iter().filter(|a| a.weight == weight) {
+            let a = Matrix(drawn(&adapter.a(), adapter.rank * inner, 0.3), adapter.rank, inner);
+            let b = Matrix(drawn(&adapter.b(), out * adapter.rank, 0.3), out, adapter.rank);
+            v.0.iter_mut().zip(b.times(&a, adapter.scale).0).for_each(|(v, d)| *v += d);
+            beside.push((adapter, a, b));
+        }
+        let norms: Vec<f64> = v.rows().map(|row| row.iter().map(|x| x * x).sum::<f64>().sqrt()).collect();
+        let g = match beside.iter().find(|(a, ..)| a.dora) {
+            Some((adapter, ..)) => magnitude(adapter, out).iter().zip(&norms).map(|(m, n)| m / n).collect(),
+            None => vec![1.0; out],
+        };
+        Adapted { adapters: beside, v, norms, g }
+    }
+
+    /// g V.
+    fn weight(&self) -> Vec<f64> {
+        self.v.rows().zip(&self.g).flat_map(|(row, g)| row.iter().map(move |x| g * x)).collect()
+    }
+
+    /// The gradients of every tensor of the adapters.
+    fn gradients(&self, dw: &[f64]) -> Vec<(String, Vec<f64>)> {
+        let (m, n) = (self.v.1, self.v.2);
+        let dv = Matrix((0..m * n).map(|e| self.g[e / n] * dw[e]).collect(), m, n);
+        let mut all = vec![];
+        for (adapter, a, b) in &self.adapters {
+            all.push((adapter.a(), b.turned().times(&dv, adapter.scale).0));
+            all.push((adapter.b(), dv.times(&a.turned(), adapter.scale).0));
+            if adapter.dora {
+                let dots = self.v.rows().zip(dw.chunks(n)).map(|(v, d)| v.iter().zip(d).map(|(v, d)| v * d).sum::<f64>());
+                all.push((adapter.magnitude(), dots.zip(&self.norms).map(|(dot, norm)| dot / norm).collect()));
+            }
+        }
+        all
+    }
+}
+
+fn magnitude(adapter: &Adapter, out: usize) -> Vec<f64> {
+    drawn(&adapter.magnitude(), out, 0.2).into_iter().map(|x| 1.0 + x).collect()
+}
+
+fn frozen(g: &Graph) -> std::collections::BTreeSet<String> {
+    g.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.path.clone()).collect()
+}
+
+/// Compiled plans with all values, the norms derived.
+fn compiled(g: &Graph, options: &Options) -> Interpreter {
+    let program = Program { role: Role::Grad, graph: g.clone() };
+    let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
+    let inputs: Vec<_> = run.plans.slots.iter().filter(|s| s.class == Class::Input).cloned().collect();
+    for slot in inputs {
+        let name = slot.path.strip_prefix(&input_path(Role::Grad, ""));
+        if let Some(name) = name {
+            run.set(&slot.path, &self::inputs(name, slot.ty.elements()));
+        }
+    }
+    for (path, value) in values(g) {
+        if g.slot(g.find_slot(&path).expect("a slot")).class != Class::Input {
+            run.set(&path, &value);
+        }
+    }
+    for adapter in &options.adapters {
+        let slot = |path: String| run.plans.slot(&path).expect("a tensor of the adapter").ty.elements();
+        let (a, b) = (slot(adapter.a()), slot(adapter.b()));
+        run.set(&adapter.a(), &drawn(&adapter.a(), a, 0.3));
+        run.set(&adapter.b(), &drawn(&adapter.b(), b, 0.3));
+        if adapter.dora {
+            run.set(&adapter.magnitude(), &magnitude(adapter, b / adapter.rank));
+        }
+    }
+    if run.plans.plan(Role::Derive).is_some() {
+        run.run(Role::Derive);
+    }
+    run
+}
+
+fn relative(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let (mut off, mut size) = (0.0, 0.0);
+    got.iter().zip(want).for_each(|(g, w)| (off, size) = (off + (g - w).powi(2), size + w * w));
+    if size == 0.0 { off.sqrt() } else { (off / size).sqrt() }
+}
+
+/// Loss and gradients of adapters, against those of the plain graph with the weights they make.
+fn compare(adapters: &[Adapter], options: Options, bound: f64) {
+    let g = build(&small(), LOSS);
+    let mut plain = values(&g);
+    let mut weights: Vec<&str> = adapters.iter().map(|a| a.weight.as_str()).collect();
+    weights.dedup();
+    let adapted: Vec<(&str, Adapted<'_>)> =
+        weights.into_iter().map(|weight| (weight, Adapted::of(&g, weight, adapters))).collect();
+    for (weight, adapted) in &adapted {
+        plain.insert(weight.to_string(), adapted.weight());
+    }
+    let want = oracle::run(&differentiate(&g).graph, &plain).writes;
+    let options = Options { adapters: adapters.to_vec(), freeze: frozen(&g), ..options };
+    let mut run = compiled(&g, &options);
+    run.run(Role::Grad);
+    let loss = relative(&run.get("carry.loss"), &want["carry.loss"]);
+    assert!(loss < bound, "the loss is off by {loss:e} with {options:?}");
+    for (weight, adapted) in &adapted {
+        for (path, wanted) in adapted.gradients(&want[&gradient_path(weight)]) {
+            let off = relative(&run.get(&gradient_path(&path)), &wanted);
+            assert!(off < bound, "{path} is off by {off:e} with {options:?}");
+        }
+    }
+    // An update moves every tensor of every adapter, and the norms follow.
+    run.set("apply.lr", &[1e-2]);
+    run.run(Role::Apply);
+    for adapter in adapters.iter().filter(|a| a.dora) {
+        let after = run.get(&adapter.inverse_norm());
+        run.run(Role::Derive);
+        assert_eq!(after, run.get(&adapter.inverse_norm()), "{} is what derive makes of it", adapter.weight);
+    }
+}
+
+/// Whole and partial sets of merged products, of different ranks.
+fn cases(dora: bool) -> [Vec<Adapter>; 3] {
+    let of = |weights: &[(&str, usize)]| weights.iter().map(|(w, r)| adapter(w, *r, dora)).collect::<Vec<_>>();
+    [
+        of(&[("layers.0.attn.wq", 3), ("layers.0.attn.wk", 3), ("layers.0.attn.wv", 3), ("layers.0.attn.wo", 3)]),
+        of(&[("layers.1.attn.wq", 2), ("layers.1.attn.wv", 1), ("layers.1.ffn.gate", 2)]),
+        of(&[("layers.0.ffn.gate", 2), ("layers.0.ffn.up", 2), ("layers.0.ffn.down", 4), ("layers.1.attn.wk", 1)]),
+    ]
+}
+
+fn choices() -> [Options; 7] {
+    let base = Options::default;
+    [
+        base(),
+        Options { fuse_qkv: false, fuse_gate_up: false, ..base() },
+        Options { fuse_elementwise: false, fuse_norm: false, ..base() },
+        Options { recompute: Recompute::None, ..base() },
+        Options { recompute: Recompute::Full, ..base() },
+        Options { memory_plan: false, fuse_optimizer: false, ..base() },
+        Options { flash_attention: false, fuse_loss: false, ..base() },
+    ]
+}
+
+#[test]
+fn lora_has_the_gradients_of_the_weight_it_makes() {
+    for options in choices() {
+        cases(false).iter().for_each(|adapters| compare(adapters, options.clone(), 1e-4));
+    }
+}
+
+#[test]
+fn dora_has_the_gradients_of_the_weight_it_makes_with_a_constant_norm() {
+    for options in choices() {
+        cases(true).iter().for_each(|adapters| compare(adapters, options.clone(), 1e-4));
+    }
+}
+
+#[test]
+fn in_bf16() {
+    for dora in [false, true] {
+        let options = Options { precision: Precision::BF16, ..Options::default() };
+        cases(dora).iter().for_each(|adapters| compare(adapters, options.clone(), 6e-2));
+    }
+}
+
+#[test]
+fn several_adapters_of_one_weight_add_up() {
+    let mut two = cases(false)[0].clone();
+    two.insert(1, Adapter { name: "style".into(), rank: 2, scale: 0.5, ..two[0].clone() });
+    compare(&two, Options::default(), 1e-4);
+}
+
+/// What is dropped does not depend on what was merged, and a share of it is.
+#[test]
+fn dropout_draws_the_same_however_products_are_merged() {
+    let g = build(&small(), LOSS);
+    let dropping = |p: f32| cases(true)[0].iter().map(|a| Adapter { dropout: p, ..a.clone() }).collect::<Vec<_>>();
+    let gradients = |p: f32, merged: bool| {
+        let options = Options {
+            fuse_qkv: merged,
+            adapters: dropping(p),
+            freeze: frozen(&g),
+            recompute: if merged { Recompute::Cheap } else { Recompute::None },
+            ..Options::default()
+        };
+        let mut run = compiled(&g, &options);
+        run.run(Role::Grad);
+        let all = options.adapters.iter().flat_map(|a| run.get(&gradient_path(&a.a())));
+        all.chain(run.get("carry.loss")).collect::<Vec<_>>()
+    };
+    assert!(relative(&gradients(0.5, true), &gradients(0.5, false)) < 1e-5);
+    assert!(relative(&gradients(0.5, true), &gradients(0.0, true)) > 1e-2);
+}
+
+/// Nothing below the first adapter is differentiated, no frozen weight has a gradient, and frozen matrices are bf16.
+#[test]
+fn only_what_leads_to_an_adapter_is_computed() {
+    let g = build(&small(), LOSS);
+    let adapters: Vec<Adapter> = ["wq", "wk", "wv", "wo"]
+        .iter()
+        .map(|name| adapter(&format!("layers.1.attn.{name}"), 2, true))
+        .collect();
+    let options = Options {
+        adapters,
+        freeze: frozen(&g),
+        precision: Precision::BF16,
+        recompute: Recompute::None,
+        ..Options::default()
+    };
+    let programs = [Role::Grad, Role::Eval].map(|role| Program { role, graph: g.clone() });
+    let plans = compile(&programs, &paper(), &options).expect("plans");
+    let of_layer = |role: Role| {
+        let launches = &plans.plan(role).expect("a plan").launches;
+        launches.iter().filter(|l| l.path.starts_with("layers.0")).count()
+    };
+    assert_eq!(of_layer(Role::Grad), of_layer(Role::Eval), "the first layer runs forward and no more");
+    for slot in &plans.slots {
+        assert!(!slot.path.starts_with("gradient.layers"), "{} is the gradient of a frozen weight", slot.path);
+        let is_matrix = slot.class == Class::Frozen && slot.ty.rank() >= 2;
+        assert!(!is_matrix || slot.ty.dtype == flatout_ir::DType::BF16, "{} is {}", slot.path, slot.ty);
+        assert!(!slot.path.starts_with("bf16.layers"), "{} is a copy of what is bf16 already", slot.path);
+    }
+    let bytes = plans.categories();
+    let frozen: usize = g.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum();
+    assert!(bytes["frozen"] >= 2 * frozen && bytes["frozen"] < 2 * frozen + 64 * 40, "{bytes:?}, {frozen} values");
+    assert_eq!(bytes["parameters"], 0, "{bytes:?}");
+    assert!(bytes["adapters"] > 0 && bytes["optimizer"] > 0 && bytes["gradients"] > 0, "{bytes:?}");
+
+    // q, k and v: one product for what their adapters see, one a B; the norm's parts run once an update.
+    let products = |role: Role, layer: &str| {
+        let launches = &plans.plan(role).expect("a plan").launches;
+        launches.iter().filter(|l| l.path.starts_with(layer) && l.kernel == "product").count()
+    };
+    assert_eq!(products(Role::Eval, "layers.1.attn") - products(Role::Eval, "layers.0.attn"), 2 + 4);
+    assert_eq!(products(Role::Apply, "layers.1"), 3 * 4);
+}

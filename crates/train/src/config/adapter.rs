@@ -1,0 +1,125 @@
+//! Section `adapter`: low-rank adapters beside frozen weights.
+
+use flatout_models::config::key::{Kind, Section, Setting};
+use flatout_models::{choice, section};
+use serde::{Deserialize, Serialize};
+
+use super::check::at_least_one;
+use crate::{UserError, refuse};
+
+choice! {
+    /// What is trained beside a frozen weight.
+    pub enum AdapterKind {
+        None = "none",
+        /// A product of low rank that is added.
+        Lora = "lora",
+        /// The same, and the length of every row.
+        Dora = "dora",
+    }
+}
+
+section! {
+    /// Weights whose adapters differ from the section's.
+    pub struct AdapterGroup {
+        /// Adapters of one name replace each other where several groups match; those of different names add up.
+        pub name: String = "default".into(),
+        /// Patterns of weight paths.
+        pub paths: Vec<String>,
+        /// Rank instead of adapter.rank.
+        pub rank: Option<usize>,
+        /// Numerator of the scale instead of adapter.alpha.
+        pub alpha: Option<f64>,
+        /// Share that is dropped instead of adapter.dropout.
+        pub dropout: Option<f64>,
+    }
+}
+
+/// A list of groups is written as a list of tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AdapterGroups(pub Vec<AdapterGroup>);
+
+impl Setting for AdapterGroups {
+    fn kind() -> Kind {
+        Kind::Tables(AdapterGroup::keys())
+    }
+}
+
+section! {
+    /// Low-rank adapters, which leave the model itself as it is.
+    pub struct Adapter {
+        /// What is trained beside frozen weights: nothing, a product of low rank (lora), or also the length of rows (dora).
+        pub kind: AdapterKind = AdapterKind::None,
+        /// Rank of the product that is added.
+        pub rank: usize = 16,
+        /// What is added is scaled by alpha / rank; twice the rank where not given.
+        pub alpha: Option<f64>,
+        /// Share of an adapter's input that is dropped in training.
+        pub dropout: f64 = 0.0,
+        /// Patterns of the paths of weights that get one, among the linear weights of layers.
+        pub paths: Vec<String> = vec!["layers".into()],
+        /// Further weights or ranks, as tables.
+        pub groups: AdapterGroups = AdapterGroups::default(),
+        /// Patterns of parameters of the model that are trained beside the adapters, such as a new head.
+        pub also_train: Vec<String> = Vec::new(),
+        /// A folder with an adapter in PEFT's layout to begin from; it says kind, rank, alpha and paths.
+        pub from: Option<String>,
+    }
+}
+
+/// The name of adapters that are given none.
+pub const DEFAULT_ADAPTER: &str = "default";
+
+impl Adapter {
+    /// All groups, the section's own first.
+    pub fn all(&self) -> Vec<AdapterGroup> {
+        let own = AdapterGroup {
+            name: DEFAULT_ADAPTER.into(),
+            paths: self.paths.clone(),
+            rank: None,
+            alpha: None,
+            dropout: None,
+        };
+        std::iter::once(own).chain(self.groups.0.iter().cloned()).collect()
+    }
+
+    pub(super) fn validate(&self) -> Result<(), UserError> {
+        if self.kind == AdapterKind::None {
+            let idle = [
+                ("also_train", !self.also_train.is_empty()),
+                ("groups", !self.groups.0.is_empty()),
+                ("from", self.from.is_some()),
+            ];
+            if let Some((key, _)) = idle.into_iter().find(|(_, given)| *given) {
+                refuse!("`adapter.{key}` is given but `adapter.kind` is none: give adapter.kind=lora or dora");
+            }
+            return Ok(());
+        }
+        if self.paths.is_empty() && self.groups.0.is_empty() {
+            refuse!("`adapter.paths` is empty: name the weights that get an adapter, as in adapter.paths=layers");
+        }
+        check("", Some(self.rank), self.alpha, Some(self.dropout))?;
+        for AdapterGroup { name, paths, rank, alpha, dropout } in &self.groups.0 {
+            let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+            if name.is_empty() || !name.chars().all(fits) {
+                refuse!("`adapter.groups` has the name `{name}`: letters, digits, _ and - make one");
+            }
+            if paths.is_empty() {
+                refuse!("`adapter.groups` has a table whose `paths` is empty");
+            }
+            check("groups.", *rank, *alpha, *dropout)?;
+        }
+        Ok(())
+    }
+}
+
+fn check(of: &str, rank: Option<usize>, alpha: Option<f64>, dropout: Option<f64>) -> Result<(), UserError> {
+    at_least_one(&format!("adapter.{of}rank"), rank.unwrap_or(1))?;
+    if let Some(alpha) = alpha.filter(|alpha| !alpha.is_finite() || *alpha <= 0.0) {
+        refuse!("`adapter.{of}alpha` is {alpha} and must be a number above 0");
+    }
+    if let Some(dropout) = dropout.filter(|dropout| !(0.0..1.0).contains(dropout)) {
+        refuse!("`adapter.{of}dropout` is {dropout} and must be at least 0 and below 1");
+    }
+    Ok(())
+}

@@ -1,0 +1,263 @@
+//! Adapters through the whole of a run: PEFT's ten steps, what a checkpoint holds, and adapters that leave and come back.
+//! `peft/make_peft.py` made the fixtures.
+
+mod distance;
+mod small_run;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use distance::relative;
+use flatout_ir::passes::differentiate::gradient_path;
+use flatout_ir::passes::{input_path, update};
+use flatout_ir::{Class, Role};
+use flatout_runtime::{Session, cpu};
+use flatout_train::checkpoint::TensorFile;
+use flatout_train::config::AdapterKind;
+use flatout_train::device::Device;
+use flatout_train::export::{Export, Width, export};
+use flatout_train::pretrained::{self, Loaded};
+use flatout_train::{Config, UserError, compile, logits, recipes};
+use small_run::train_in;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft").join(name)
+}
+
+fn base() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints/llama")
+}
+
+fn words(file: &mut TensorFile, name: &str) -> Vec<[u8; 4]> {
+    let entry = file.entries().get(name).unwrap_or_else(|| panic!("a tensor {name}"));
+    let mut bytes = vec![0; entry.bytes()];
+    file.read_into(name, &mut bytes).expect("a tensor");
+    bytes.as_chunks::<4>().0.to_vec()
+}
+
+fn f32s(file: &mut TensorFile, name: &str) -> Vec<f32> {
+    words(file, name).into_iter().map(f32::from_le_bytes).collect()
+}
+
+const ROWS: usize = 2;
+
+fn config_from(adapter: &Path, more: &[&str]) -> Result<Config, UserError> {
+    let (from, adapter) = (format!("model.from={}", base().display()), format!("adapter.from={}", adapter.display()));
+    let fixed = [
+        from.as_str(),
+        adapter.as_str(),
+        "train.batch=2",
+        "train.micro_batch=2",
+        "optimizer.betas=[0.9,0.95]",
+        "optimizer.eps=1e-8",
+        "optimizer.weight_decay=0.1",
+        "optimizer.clip=1",
+        "eval.rows=0",
+    ];
+    let all: Vec<String> = fixed.iter().chain(more).map(|word| word.to_string()).collect();
+    recipes::resolve("tiny", &[], &all)
+}
+
+/// PEFT's name of a tensor of ours.
+fn theirs(ours: &str) -> String {
+    let (weight, what) = ours.strip_prefix("adapter.default.").and_then(|o| o.rsplit_once('.')).expect("an adapter's");
+    let module = weight
+        .replace("attn.w", "self_attn.")
+        .replace("self_attn.q", "self_attn.q_proj")
+        .replace("self_attn.k", "self_attn.k_proj")
+        .replace("self_attn.v", "self_attn.v_proj")
+        .replace("self_attn.o", "self_attn.o_proj")
+        .replace("ffn.gate", "mlp.gate_proj")
+        .replace("ffn.up", "mlp.up_proj")
+        .replace("ffn.down", "mlp.down_proj");
+    let what = match what {
+        "a" => "lora_A.weight",
+        "b" => "lora_B.weight",
+        _ => "lora_magnitude_vector",
+    };
+    format!("base_model.model.model.{module}.{what}")
+}
+
+/// Ten updates with AdamW: every loss and norm, the first gradients and the last adapters are PEFT's.
+fn steps_as_peft_does(name: &str, more: &[&str]) {
+    let mut expected = TensorFile::open(&fixture(name).join("expected.safetensors")).expect("a file");
+    let i32s = |file: &mut TensorFile, name: &str| -> Vec<i32> {
+        words(file, name).into_iter().map(i32::from_le_bytes).collect()
+    };
+    let (ids, labels) = (i32s(&mut expected, "input_ids"), i32s(&mut expected, "labels"));
+    let len = ids.len() / ROWS;
+    let context = format!("model.context={len}");
+    let words: Vec<&str> = more.iter().copied().chain([context.as_str()]).collect();
+    let config = config_from(&fixture(name), &words).expect("a config");
+    let compiled = compile::compile(&config, &cpu::target(2)).expect("plans");
+    let mut session = Session::new(compiled.plans, 2).expect("a session");
+    pretrained::begin(&config, &mut session).expect("weights");
+    let trained: Vec<String> = {
+        let slots = session.plans().slots.iter();
+        slots.filter(|s| s.class == Class::Weight && !s.is_whole).map(|s| s.path.clone()).collect()
+    };
+    let tensors = expected.entries().keys().filter(|name| name.starts_with("after.")).count();
+    assert_eq!(trained.len(), tensors, "{name}: {trained:?}");
+    let check = |what: &str, got: &[f32], wanted: &[f32], bound: f64| {
+        let off = relative(got, wanted);
+        assert!(off < bound, "{name} {more:?}, {what}: off by {off:.1e}");
+    };
+    let positions: Vec<i32> = (0..ROWS).flat_map(|_| 0..len as i32).collect();
+    let weights: Vec<f32> = labels.iter().map(|label| if *label < 0 { 0.0 } else { 1.0 }).collect();
+    let supervised: f32 = weights.iter().sum();
+    for step in 1..=10 {
+        for (input, values) in [("tokens", &ids), ("targets", &labels), ("positions", &positions)] {
+            session.write_i32(&input_path(Role::Grad, input), values).expect("an input");
+        }
+        session.write_f32(&input_path(Role::Grad, "weights"), &weights).expect("an input");
+        session.run(Role::Grad).expect("gradients");
+        for ours in trained.iter().filter(|_| step == 1) {
+            let sums = session.read_f32(&gradient_path(ours)).expect("a gradient");
+            let means: Vec<f32> = sums.iter().map(|sum| sum / supervised).collect();
+            check(ours, &means, &f32s(&mut expected, &format!("grad.{}", theirs(ours))), 1e-4);
+        }
+        session.write_f32(&input_path(Role::Apply, update::LR), &[3e-3]).expect("a rate");
+        session.run(Role::Apply).expect("an update");
+        for (what, theirs) in [("loss", "loss"), ("grad_norm", "norm")] {
+            let got = session.result(Role::Apply, what).expect("a result");
+            check(&format!("{what} {step}"), &got, &f32s(&mut expected, &format!("{theirs}.{step}")), 1e-4);
+        }
+    }
+    for ours in &trained {
+        let got = session.read_f32(ours).expect("a weight");
+        check(ours, &got, &f32s(&mut expected, &format!("after.{}", theirs(ours))), 1e-4);
+    }
+}
+
+#[test]
+fn ten_steps_of_lora() {
+    for name in ["lora", "lora-some"] {
+        steps_as_peft_does(name, &[]);
+        steps_as_peft_does(name, &["fuse.qkv=off", "fuse.gate_up=off", "fuse.elementwise=off"]);
+    }
+}
+
+#[test]
+fn ten_steps_of_dora() {
+    for name in ["dora", "dora-some"] {
+        steps_as_peft_does(name, &[]);
+        steps_as_peft_does(name, &["fuse.qkv=off", "recompute=full", "optimizer.state=fp32"]);
+    }
+}
+
+#[test]
+fn a_folder_says_what_its_adapter_is() {
+    let section = |name: &str| config_from(&fixture(name), &[]).expect("a config").adapter;
+    let all = section("lora");
+    assert_eq!((all.kind, all.rank, all.alpha, all.groups.0.len()), (AdapterKind::Lora, 4, Some(8.0), 0));
+    assert_eq!(all.paths[0], "layers.*.attn.wq");
+    assert_eq!(all.paths.len(), 7);
+    let some = section("lora-some");
+    assert_eq!((some.rank, some.alpha), (3, Some(6.0)));
+    assert_eq!(some.paths, ["layers.*.attn.wq", "layers.0.attn.wv"]);
+    let group = &some.groups.0[0];
+    assert_eq!((group.rank, group.alpha, &group.paths[..]), (Some(2), Some(7.0), &["layers.1.attn.wv".to_string()][..]));
+    let dora = section("dora-some");
+    assert_eq!(dora.kind, AdapterKind::Dora);
+    assert_eq!(dora.paths, ["layers.*.ffn.down", "layers.1.attn.wq", "layers.1.ffn.up"]);
+
+    let sentence = |more: &[&str]| config_from(&fixture("lora"), more).expect_err("a refusal").0;
+    assert!(sentence(&["adapter.rank=8"]).contains("`adapter.rank` is 8 and the adapter in"));
+    assert!(sentence(&["adapter.kind=dora"]).contains("leave it out"));
+    let nowhere = config_from(Path::new("no/such/folder"), &[]).expect_err("a refusal").0;
+    assert!(nowhere.contains("`adapter.from` wants a folder with an adapter in PEFT's layout"), "{nowhere}");
+}
+
+/// The logits of rows of a run or a folder.
+fn computed(model: &Path) -> Vec<f32> {
+    let out = tempfile::tempdir().expect("a folder");
+    let path = out.path().join("logits.safetensors");
+    let mut loaded = Loaded::open(model, &[]).expect("a model");
+    let rows = [vec![5, 6, 7, 8, 9], vec![9, 10, 11, 12, 13]];
+    logits::write(&mut loaded, &Device::Cpu { threads: 2 }, &rows, &path).expect("logits");
+    f32s(&mut TensorFile::open(&path).expect("a file"), "logits")
+}
+
+fn exported(run: &Path, to: &Path, adapter: bool) -> Vec<String> {
+    let mut loaded = Loaded::open(run, &[]).expect("a run");
+    let wanted =
+        Export { to: to.to_path_buf(), dtype: Width::F32, shard_bytes: u64::MAX, force: false, adapter };
+    export(&mut loaded, &wanted).expect("an export").files
+}
+
+fn small(more: &[&str]) -> Config {
+    let few = ["train.steps=8", "checkpoint.every=4", "checkpoint.keep=9", "lr=1e-2"];
+    small_run::config(&few.iter().chain(more).copied().collect::<Vec<_>>())
+}
+
+/// Trains a base and adapters on it; exports both ways; and begins again from what was exported.
+fn leaves_and_comes_back(kind: &str) {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| scratch.path().join(name);
+    train_in(&at("first"), &small(&[]), |_| {});
+    exported(&at("first"), &at("base"), false);
+    let from = format!("model.from={}", at("base").display());
+    let kind = format!("adapter.kind={kind}");
+    let own = [from.as_str(), kind.as_str(), "adapter.rank=3", "adapter.alpha=5", "adapter.paths=['**.wq','**.wo','layers.0.ffn.up']", "adapter.also_train=norm"];
+    train_in(&at("tuned"), &small(&own), |_| {});
+    let tuned = computed(&at("tuned"));
+    assert!(relative(&tuned, &computed(&at("base"))) > 1e-2, "training changed nothing");
+
+    // A checkpoint has the adapters, what else is trained, and no other weight.
+    let state = at("tuned").join("checkpoints/step-00000008/state.safetensors");
+    let state = TensorFile::open(&state).expect("a checkpoint");
+    let outside: BTreeSet<&str> = state
+        .entries()
+        .keys()
+        .map(|name| name.trim_start_matches("optimizer.m.").trim_start_matches("optimizer.v."))
+        .filter(|name| !name.starts_with("adapter.default.layers.") && !name.starts_with("optimizer."))
+        .collect();
+    assert_eq!(outside, BTreeSet::from(["norm"]));
+
+    // Merged, it is the model that was trained.
+    exported(&at("tuned"), &at("merged"), false);
+    let off = relative(&computed(&at("merged")), &tuned);
+    assert!(off < 1e-5, "{kind}: merged logits are off by {off:.1e}");
+
+    // Apart, it comes back to the bit.
+    assert_eq!(exported(&at("tuned"), &at("apart"), true), ["adapter_config.json", "adapter_model.safetensors"]);
+    let adapter = format!("adapter.from={}", at("apart").display());
+    let again = [from.as_str(), adapter.as_str(), "adapter.also_train=norm", "train.steps=1", "lr=1e-30", "schedule.warmup_steps=0", "weight_decay=0"];
+    train_in(&at("again"), &small_run::config(&again), |_| {});
+    assert_eq!(computed(&at("again")), tuned);
+    let unnamed = small_run::config(&[from.as_str(), adapter.as_str()]);
+    let plans = compile::compile(&unnamed, &cpu::target(2)).expect("plans").plans;
+    let refused = pretrained::begin(&unnamed, &mut Session::new(plans, 2).expect("a session"));
+    assert!(refused.expect_err("a refusal").to_string().contains("name it in adapter.also_train"));
+
+    // A run from a run with adapters begins with the model they make.
+    let onward = format!("model.from={}", at("tuned").display());
+    let still = [onward.as_str(), "train.steps=1", "lr=1e-30", "schedule.warmup_steps=0", "weight_decay=0"];
+    train_in(&at("onward"), &small_run::config(&still), |_| {});
+    let off = relative(&computed(&at("onward")), &tuned);
+    assert!(off < 1e-5, "{kind}: a run from the run is off by {off:.1e}");
+}
+
+#[test]
+fn lora_leaves_and_comes_back() {
+    leaves_and_comes_back("lora");
+}
+
+#[test]
+fn dora_leaves_and_comes_back() {
+    leaves_and_comes_back("dora");
+}
+
+/// Before the first update, adapters change nothing.
+#[test]
+fn the_model_begins_as_it_was() {
+    for kind in ["lora", "dora"] {
+        let loss = |more: &[&str]| {
+            let scratch = tempfile::tempdir().expect("a folder");
+            let config = small_run::config(&[&["train.steps=1", "schedule.warmup_steps=0"], more].concat());
+            train_in(scratch.path(), &config, |_| {})[0].loss
+        };
+        let (plain, adapted) = (loss(&[]), loss(&[&format!("adapter.kind={kind}")]));
+        assert!((plain - adapted).abs() < 1e-5 * plain, "{kind}: {plain} {adapted}");
+    }
+}
