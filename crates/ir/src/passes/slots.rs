@@ -100,7 +100,9 @@ impl Slots {
             path.starts_with(SCOPE) && matches!(entry.slot.class, Class::Weight | Class::Derived)
         };
         let found = self.by_path.iter().filter(|(path, entry)| is_adapters(path, entry));
-        found.map(|(path, _)| self.root(path).to_string()).collect()
+        let roots: HashSet<&str> = found.map(|(path, _)| self.root(path)).collect();
+        // A region of vectors has a copy although nobody reads parts of it.
+        roots.into_iter().flat_map(|root| [root.to_string(), copy_path(root)]).collect()
     }
 
     /// The slot that this one lies in, in the end.
