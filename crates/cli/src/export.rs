@@ -17,7 +17,13 @@ pub fn export(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
         return Err(Failure::User(UserError(sentence)));
     };
     let mut loaded = model::open(&args.run, &[])?;
-    let wanted = Wanted { to: args.to.clone(), dtype: args.dtype, shard_bytes, force: args.force, adapter: args.adapter };
+    let wanted = Wanted {
+        to: args.to.clone(),
+        dtype: args.dtype,
+        shard_bytes,
+        force: args.force,
+        adapter: args.adapter,
+    };
     let made = export_run(&mut loaded, &wanted)?;
     let to = args.to.display();
     if screen.json {

@@ -50,7 +50,13 @@ fn inputs(name: &str, n: usize) -> Vec<f64> {
         "weights" => 1,
         "positions" => k % 5,
         "rng" => [11, 0, 4][k],
-        "rows" => if k % 2 == 0 { k / 10 } else { k / 2 % 5 },
+        "rows" => {
+            if k % 2 == 0 {
+                k / 10
+            } else {
+                k / 2 % 5
+            }
+        }
         other => panic!("{other} is no input"),
     };
     (0..n).map(|k| value(k) as f64).collect()
@@ -130,8 +136,15 @@ impl<'a> Adapted<'a> {
             all.push((adapter.a(), b.turned().times(&dv, adapter.scale).0));
             all.push((adapter.b(), dv.times(&a.turned(), adapter.scale).0));
             if adapter.dora {
-                let dots = self.v.rows().zip(dw.chunks(n)).map(|(v, d)| v.iter().zip(d).map(|(v, d)| v * d).sum::<f64>());
-                all.push((adapter.magnitude(), dots.zip(&self.norms).map(|(dot, norm)| dot / norm).collect()));
+                let dots = self
+                    .v
+                    .rows()
+                    .zip(dw.chunks(n))
+                    .map(|(v, d)| v.iter().zip(d).map(|(v, d)| v * d).sum::<f64>());
+                all.push((
+                    adapter.magnitude(),
+                    dots.zip(&self.norms).map(|(dot, norm)| dot / norm).collect(),
+                ));
             }
         }
         all
@@ -219,11 +232,22 @@ fn compare(adapters: &[Adapter], options: Options, bound: f64) {
 
 /// Whole and partial sets of merged products, of different ranks.
 fn cases(dora: bool) -> [Vec<Adapter>; 3] {
-    let of = |weights: &[(&str, usize)]| weights.iter().map(|(w, r)| adapter(w, *r, dora)).collect::<Vec<_>>();
+    let of =
+        |weights: &[(&str, usize)]| weights.iter().map(|(w, r)| adapter(w, *r, dora)).collect::<Vec<_>>();
     [
-        of(&[("layers.0.attn.wq", 3), ("layers.0.attn.wk", 3), ("layers.0.attn.wv", 3), ("layers.0.attn.wo", 3)]),
+        of(&[
+            ("layers.0.attn.wq", 3),
+            ("layers.0.attn.wk", 3),
+            ("layers.0.attn.wv", 3),
+            ("layers.0.attn.wo", 3),
+        ]),
         of(&[("layers.1.attn.wq", 2), ("layers.1.attn.wv", 1), ("layers.1.ffn.gate", 2)]),
-        of(&[("layers.0.ffn.gate", 2), ("layers.0.ffn.up", 2), ("layers.0.ffn.down", 4), ("layers.1.attn.wk", 1)]),
+        of(&[
+            ("layers.0.ffn.gate", 2),
+            ("layers.0.ffn.up", 2),
+            ("layers.0.ffn.down", 4),
+            ("layers.1.attn.wk", 1),
+        ]),
     ]
 }
 
@@ -273,7 +297,8 @@ fn several_adapters_of_one_weight_add_up() {
 #[test]
 fn dropout_draws_the_same_however_products_are_merged() {
     let g = build(&small(), LOSS);
-    let dropping = |p: f32| cases(true)[0].iter().map(|a| Adapter { dropout: p, ..a.clone() }).collect::<Vec<_>>();
+    let dropping =
+        |p: f32| cases(true)[0].iter().map(|a| Adapter { dropout: p, ..a.clone() }).collect::<Vec<_>>();
     let gradients = |p: f32, merged: bool| {
         let options = Options {
             fuse_qkv: merged,
@@ -314,14 +339,21 @@ fn only_what_leads_to_an_adapter_is_computed() {
     };
     assert_eq!(of_layer(Role::Grad), of_layer(Role::Eval), "the first layer runs forward and no more");
     for slot in &plans.slots {
-        assert!(!slot.path.starts_with("gradient.layers"), "{} is the gradient of a frozen weight", slot.path);
+        assert!(
+            !slot.path.starts_with("gradient.layers"),
+            "{} is the gradient of a frozen weight",
+            slot.path
+        );
         let is_matrix = slot.class == Class::Frozen && slot.ty.rank() >= 2;
         assert!(!is_matrix || slot.ty.dtype == flatout_ir::DType::BF16, "{} is {}", slot.path, slot.ty);
         assert!(!slot.path.starts_with("bf16.layers"), "{} is a copy of what is bf16 already", slot.path);
     }
     let bytes = plans.categories();
     let frozen: usize = g.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum();
-    assert!(bytes["frozen"] >= 2 * frozen && bytes["frozen"] < 2 * frozen + 64 * 40, "{bytes:?}, {frozen} values");
+    assert!(
+        bytes["frozen"] >= 2 * frozen && bytes["frozen"] < 2 * frozen + 64 * 40,
+        "{bytes:?}, {frozen} values"
+    );
     assert_eq!(bytes["parameters"], 0, "{bytes:?}");
     assert!(bytes["adapters"] > 0 && bytes["optimizer"] > 0 && bytes["gradients"] > 0, "{bytes:?}");
 

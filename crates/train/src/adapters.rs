@@ -103,7 +103,9 @@ fn check_pattern(pattern: &str, model: &Graph, weights: &[(&str, [usize; 2])]) -
     }
     let names: Vec<&str> = weights.iter().map(|(path, _)| *path).collect();
     match nearest(pattern, names.iter().copied()).or(names.first().copied()) {
-        Some(near) => refuse!("`adapter.paths` has `{pattern}`, which matches no weight; did you mean `{near}`?"),
+        Some(near) => {
+            refuse!("`adapter.paths` has `{pattern}`, which matches no weight; did you mean `{near}`?")
+        }
         None => refuse!("`adapter.paths` has `{pattern}`, and the model has no linear weight in a layer"),
     }
 }
@@ -133,8 +135,10 @@ mod tests {
             "adapter.groups=[{paths=['layers.1.attn.wv'],rank=2},{name='style',paths=['**.wq'],rank=8,dropout=0.5}]",
         ])
         .unwrap();
-        let shown: Vec<String> =
-            some.iter().map(|a| format!("{} {} {} {} {}", a.weight, a.name, a.rank, a.scale, a.dropout)).collect();
+        let shown: Vec<String> = some
+            .iter()
+            .map(|a| format!("{} {} {} {} {}", a.weight, a.name, a.rank, a.scale, a.dropout))
+            .collect();
         assert_eq!(
             shown,
             [
@@ -152,7 +156,10 @@ mod tests {
     fn what_cannot_be_adapted_is_refused() {
         let sentence = |overrides: &[&str]| adapters(overrides).unwrap_err().0;
         let typo = sentence(&["adapter.paths=layers.0.attn.qw"]);
-        assert!(typo.contains("`layers.0.attn.qw`, which matches no weight; did you mean `layers.0.attn.wq`?"), "{typo}");
+        assert!(
+            typo.contains("`layers.0.attn.qw`, which matches no weight; did you mean `layers.0.attn.wq`?"),
+            "{typo}"
+        );
         let embed = sentence(&["adapter.paths=embed"]);
         assert!(embed.contains("matches `embed.weight`: only linear weights of layers"), "{embed}");
         let trained = sentence(&["adapter.also_train=layers.0"]);

@@ -105,7 +105,8 @@ impl Adapters {
     /// The default adapter lies in the folder itself, others in folders of their names.
     fn write(&self, loaded: &mut Loaded, dtype: Width, folder: &Path) -> Result<Exported, Failure> {
         let dtype = if dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
-        let mut made = Exported { architecture: "PEFT adapter".into(), files: vec![], parameters: 0, bytes: 0 };
+        let mut made =
+            Exported { architecture: "PEFT adapter".into(), files: vec![], parameters: 0, bytes: 0 };
         let model = DecoderConfig { context: loaded.positions, ..loaded.config.model.clone() };
         for (name, adapters) in &self.named {
             let within = if name == DEFAULT_ADAPTER { String::new() } else { format!("{name}/") };

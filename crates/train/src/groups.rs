@@ -27,8 +27,12 @@ pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>,
     let frozen = config.train.freeze.iter().map(|pattern| ("train.freeze", pattern));
     let grouped = config.train.groups.0.iter().flat_map(|group| &group.paths);
     for pattern in &config.train.freeze {
-        if let Some((adapter, _)) = parameters.iter().find(|(p, _)| p.starts_with(SCOPE) && matches(pattern, p)) {
-            refuse!("`train.freeze` has `{pattern}`, which matches `{adapter}`: an adapter is there to be trained");
+        if let Some((adapter, _)) =
+            parameters.iter().find(|(p, _)| p.starts_with(SCOPE) && matches(pattern, p))
+        {
+            refuse!(
+                "`train.freeze` has `{pattern}`, which matches `{adapter}`: an adapter is there to be trained"
+            );
         }
     }
     let kept = config.adapter.also_train.iter().map(|pattern| ("adapter.also_train", pattern));

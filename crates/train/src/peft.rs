@@ -41,7 +41,10 @@ fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, String> {
             continue;
         }
         if stored.transposed || stored.dims != shapes[&stored.ours].0.dims {
-            return Err(format!("`{}` is part of `{}` there, or lies the other way round", stored.ours, stored.theirs));
+            return Err(format!(
+                "`{}` is part of `{}` there, or lies the other way round",
+                stored.ours, stored.theirs
+            ));
         }
         let module = stored.theirs.strip_suffix(".weight").unwrap_or(&stored.theirs);
         modules.push((stored.ours, module.to_string()));
@@ -92,7 +95,12 @@ impl Peft {
             let name = |what: &str| format!("{BASE}{module}.{what}");
             let Some(a) = file.entries().get(&name(A)) else { continue };
             let [rank, _] = a.shape[..] else {
-                refuse!("{}: `{}` has shape {:?}, and [rank, in] is wanted", path.display(), name(A), a.shape);
+                refuse!(
+                    "{}: `{}` has shape {:?}, and [rank, in] is wanted",
+                    path.display(),
+                    name(A),
+                    a.shape
+                );
             };
             let alpha = alpha_of(&described, module, rank)?;
             let dims = &shapes[weight].0.dims;
@@ -117,7 +125,10 @@ impl Peft {
             }
         }
         if let Some(name) = unused.first() {
-            refuse!("{} has `{name}`, which belongs to no linear weight of the model's layers", path.display());
+            refuse!(
+                "{} has `{name}`, which belongs to no linear weight of the model's layers",
+                path.display()
+            );
         }
         if found.is_empty() {
             refuse!("{} has no adapter of the model's layers", path.display());
@@ -146,7 +157,9 @@ impl Peft {
 }
 
 fn not_trained(path: &str) -> Result<(), UserError> {
-    refuse!("the adapter of `adapter.from` comes with `{path}`, which is not trained here: name it in adapter.also_train")
+    refuse!(
+        "the adapter of `adapter.from` comes with `{path}`, which is not trained here: name it in adapter.also_train"
+    )
 }
 
 /// The adapter a folder's tensors are loaded as.
@@ -166,8 +179,16 @@ fn described(path: &Path) -> Result<Value, UserError> {
     if value["peft_type"] != "LORA" {
         refuse!("{shown} has peft_type {}, and LORA is read", value["peft_type"]);
     }
-    let is_unsaid = |key: &str| matches!(&value[key], Value::Null | Value::Bool(false)) || value[key] == json!({});
-    for key in ["fan_in_fan_out", "lora_bias", "layer_replication", "use_qalora", "use_bdlora", "alora_invocation_tokens"] {
+    let is_unsaid =
+        |key: &str| matches!(&value[key], Value::Null | Value::Bool(false)) || value[key] == json!({});
+    for key in [
+        "fan_in_fan_out",
+        "lora_bias",
+        "layer_replication",
+        "use_qalora",
+        "use_bdlora",
+        "alora_invocation_tokens",
+    ] {
         if !is_unsaid(key) {
             refuse!("{shown} has {key} {}, which is not supported", value[key]);
         }
@@ -183,7 +204,9 @@ fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserErr
     let mut alpha = described["lora_alpha"].as_f64().unwrap_or(8.0);
     for (pattern, value) in described["alpha_pattern"].as_object().into_iter().flatten() {
         if pattern.contains(|c: char| !c.is_ascii_alphanumeric() && !"._-".contains(c)) {
-            refuse!("{CONFIG} has the alpha_pattern `{pattern}`: names of modules are read, and no expressions");
+            refuse!(
+                "{CONFIG} has the alpha_pattern `{pattern}`: names of modules are read, and no expressions"
+            );
         }
         if module == pattern || module.ends_with(&format!(".{pattern}")) {
             alpha = value.as_f64().unwrap_or(alpha);
@@ -248,7 +271,8 @@ fn patterns(weights: &[&str], modules: &[(String, String)]) -> Vec<String> {
     let mut patterns: Vec<String> = vec![];
     for weight in weights {
         let star = starred(weight);
-        let is_whole = modules.iter().all(|(ours, _)| starred(ours) != star || weights.contains(&ours.as_str()));
+        let is_whole =
+            modules.iter().all(|(ours, _)| starred(ours) != star || weights.contains(&ours.as_str()));
         let pattern = if is_whole { star } else { weight.to_string() };
         if !patterns.contains(&pattern) {
             patterns.push(pattern);
@@ -273,7 +297,8 @@ pub struct Trained<'a> {
 pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, u64), Failure> {
     let Trained { model, weights, adapters, also, from } = trained;
     let modules = exportable(model)?;
-    let module = |weight: &str| modules.iter().find(|(ours, _)| ours == weight).map(|(_, theirs)| theirs.as_str());
+    let module =
+        |weight: &str| modules.iter().find(|(ours, _)| ours == weight).map(|(_, theirs)| theirs.as_str());
     let shapes = parameters(model);
     let mut named: Vec<(String, Vec<usize>, Vec<u8>)> = vec![];
     let mut put = |name: String, ty: &TensorType, wide: Vec<u8>| {
@@ -292,7 +317,8 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     let mut whole = BTreeSet::new();
     for path in also {
         let (ty, init) = &shapes[path];
-        let theirs = &stored.iter().find(|s| s.ours == *path).expect("every parameter has a name there").theirs;
+        let theirs =
+            &stored.iter().find(|s| s.ours == *path).expect("every parameter has a name there").theirs;
         let (wide, _) = weights.read(path, ty, init)?;
         put(format!("{BASE}{theirs}"), ty, wide);
         let module = theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module);
@@ -313,7 +339,8 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
 
 /// The names of modules, for an export.
 pub fn exportable(model: &DecoderConfig) -> Result<Vec<(String, String)>, UserError> {
-    let cannot = |why| UserError(format!("the adapters cannot be exported apart: {why}; leave --adapter out"));
+    let cannot =
+        |why| UserError(format!("the adapters cannot be exported apart: {why}; leave --adapter out"));
     modules(model).map_err(cannot)
 }
 
@@ -323,9 +350,8 @@ fn described_by(
     whole: &BTreeSet<String>,
     from: Option<&str>,
 ) -> Value {
-    let module = |a: &Adapter| {
-        &modules.iter().find(|(ours, _)| *ours == a.weight).expect("an adapter of the model").1
-    };
+    let module =
+        |a: &Adapter| &modules.iter().find(|(ours, _)| *ours == a.weight).expect("an adapter of the model").1;
     let last = |module: &str| module.rsplit('.').next().unwrap_or(module).to_string();
     let adapted: BTreeSet<&String> = adapters.iter().map(module).collect();
     // The last part of a name where it means no other module.

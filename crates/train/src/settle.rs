@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_data::Arrangement;
 use flatout_ir::{
-    Adapter, Graph, Moments, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales, Target, Update,
+    Adapter, Graph, Moments, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales,
+    Target, Update,
 };
 use flatout_models::config::Positions;
 

@@ -42,7 +42,8 @@ fn f32s(file: &mut TensorFile, name: &str) -> Vec<f32> {
 const ROWS: usize = 2;
 
 fn config_from(adapter: &Path, more: &[&str]) -> Result<Config, UserError> {
-    let (from, adapter) = (format!("model.from={}", base().display()), format!("adapter.from={}", adapter.display()));
+    let (from, adapter) =
+        (format!("model.from={}", base().display()), format!("adapter.from={}", adapter.display()));
     let fixed = [
         from.as_str(),
         adapter.as_str(),
@@ -60,7 +61,8 @@ fn config_from(adapter: &Path, more: &[&str]) -> Result<Config, UserError> {
 
 /// PEFT's name of a tensor of ours.
 fn theirs(ours: &str) -> String {
-    let (weight, what) = ours.strip_prefix("adapter.default.").and_then(|o| o.rsplit_once('.')).expect("an adapter's");
+    let (weight, what) =
+        ours.strip_prefix("adapter.default.").and_then(|o| o.rsplit_once('.')).expect("an adapter's");
     let module = weight
         .replace("attn.w", "self_attn.")
         .replace("self_attn.q", "self_attn.q_proj")
@@ -156,7 +158,10 @@ fn a_folder_says_what_its_adapter_is() {
     assert_eq!((some.rank, some.alpha), (3, Some(6.0)));
     assert_eq!(some.paths, ["layers.*.attn.wq", "layers.0.attn.wv"]);
     let group = &some.groups.0[0];
-    assert_eq!((group.rank, group.alpha, &group.paths[..]), (Some(2), Some(7.0), &["layers.1.attn.wv".to_string()][..]));
+    assert_eq!(
+        (group.rank, group.alpha, &group.paths[..]),
+        (Some(2), Some(7.0), &["layers.1.attn.wv".to_string()][..])
+    );
     let dora = section("dora-some");
     assert_eq!(dora.kind, AdapterKind::Dora);
     assert_eq!(dora.paths, ["layers.*.ffn.down", "layers.1.attn.wq", "layers.1.ffn.up"]);
@@ -198,14 +203,21 @@ fn leaves_and_comes_back(kind: &str) {
     exported(&at("first"), &at("base"), false);
     let from = format!("model.from={}", at("base").display());
     let kind = format!("adapter.kind={kind}");
-    let own = [from.as_str(), kind.as_str(), "adapter.rank=3", "adapter.alpha=5", "adapter.paths=['**.wq','**.wo','layers.0.ffn.up']", "adapter.also_train=norm"];
+    let own = [
+        from.as_str(),
+        kind.as_str(),
+        "adapter.rank=3",
+        "adapter.alpha=5",
+        "adapter.paths=['**.wq','**.wo','layers.0.ffn.up']",
+        "adapter.also_train=norm",
+    ];
     train_in(&at("tuned"), &small(&own), |_| {});
     let tuned = computed(&at("tuned"));
     assert!(relative(&tuned, &computed(&at("base"))) > 1e-2, "training changed nothing");
 
     // A checkpoint has the adapters, what else is trained, and no other weight.
-    let state = at("tuned").join("checkpoints/step-00000008/state.safetensors");
-    let state = TensorFile::open(&state).expect("a checkpoint");
+    let place = Loaded::open(&at("tuned"), &[]).expect("a run").place;
+    let state = TensorFile::open(&place.join("state.safetensors")).expect("a checkpoint");
     let outside: BTreeSet<&str> = state
         .entries()
         .keys()
@@ -220,9 +232,20 @@ fn leaves_and_comes_back(kind: &str) {
     assert!(off < 1e-5, "{kind}: merged logits are off by {off:.1e}");
 
     // Apart, it comes back to the bit.
-    assert_eq!(exported(&at("tuned"), &at("apart"), true), ["adapter_config.json", "adapter_model.safetensors"]);
+    assert_eq!(
+        exported(&at("tuned"), &at("apart"), true),
+        ["adapter_config.json", "adapter_model.safetensors"]
+    );
     let adapter = format!("adapter.from={}", at("apart").display());
-    let again = [from.as_str(), adapter.as_str(), "adapter.also_train=norm", "train.steps=1", "lr=1e-30", "schedule.warmup_steps=0", "weight_decay=0"];
+    let again = [
+        from.as_str(),
+        adapter.as_str(),
+        "adapter.also_train=norm",
+        "train.steps=1",
+        "lr=1e-30",
+        "schedule.warmup_steps=0",
+        "weight_decay=0",
+    ];
     train_in(&at("again"), &small_run::config(&again), |_| {});
     assert_eq!(computed(&at("again")), tuned);
     let unnamed = small_run::config(&[from.as_str(), adapter.as_str()]);

@@ -13,8 +13,13 @@ use serde_json::Value;
 use small_run::{config, train_in};
 
 fn exported(run: &Path, to: &Path, change: impl Fn(&mut Export)) -> Result<Exported, Failure> {
-    let mut wanted =
-        Export { to: to.to_path_buf(), dtype: Width::F32, shard_bytes: 5_000_000_000, force: false, adapter: false };
+    let mut wanted = Export {
+        to: to.to_path_buf(),
+        dtype: Width::F32,
+        shard_bytes: 5_000_000_000,
+        force: false,
+        adapter: false,
+    };
     change(&mut wanted);
     export(&mut Loaded::open(run, &[])?, &wanted)
 }

@@ -283,7 +283,9 @@ impl<'a> Adapting<'a> {
             Some(slot) if self.replay.new.slot(slot).ty == ty => slot,
             Some(slot) => {
                 let (at, has) = (&self.replay.old.node(id).path, &self.replay.new.slot(slot).ty);
-                return Err(Refusal(format!("{at}: dropout of an adapter wants {path} {ty}, and it is {has}")));
+                return Err(Refusal(format!(
+                    "{at}: dropout of an adapter wants {path} {ty}, and it is {has}"
+                )));
             }
             None => {
                 let slot = Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None };
@@ -348,10 +350,8 @@ impl<'a> Adapting<'a> {
         let rows = |g: &Graph, a: &Adapter| {
             g.slots.iter().find(|s| s.path == a.weight).expect("adapters are of weights").ty.dims[0]
         };
-        let slots: Vec<SlotId> = of
-            .iter()
-            .map(|a| self.slot(a, &path(a), [rows(self.replay.old, a), inner]))
-            .collect();
+        let slots: Vec<SlotId> =
+            of.iter().map(|a| self.slot(a, &path(a), [rows(self.replay.old, a), inner])).collect();
         let [first, _, ..] = slots[..] else { return slots[0] };
         if let Some(part) = self.replay.new.slot(first).part {
             return part.of;
@@ -410,6 +410,7 @@ impl<'a> Adapting<'a> {
 /// What a dropout of adapters draws by: a function of a path, so that it is the same however products were merged. Far
 /// above the keys that are counted.
 fn key(of: &str) -> u64 {
-    let hash = of.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+    let hash =
+        of.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
     hash & ((1 << 48) - 1) | 1 << 48
 }

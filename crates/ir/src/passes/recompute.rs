@@ -15,7 +15,15 @@ use crate::replay::{Replay, users};
 /// Rewrites the backward pass; returns how many forward nodes run again.
 pub fn recompute(g: &Graph, forward: usize, how: Recompute) -> (Graph, usize) {
     let mut replay = Replay::new(g);
-    let mut again = Again { g, forward, how, boundary: boundary(g, forward), unscaled: unscaled(g, forward), made: HashMap::new(), count: 0 };
+    let mut again = Again {
+        g,
+        forward,
+        how,
+        boundary: boundary(g, forward),
+        unscaled: unscaled(g, forward),
+        made: HashMap::new(),
+        count: 0,
+    };
     for id in g.ids() {
         if (id.0 as usize) < forward || how == Recompute::None {
             replay.copy(id);

@@ -91,12 +91,16 @@ impl Adapter {
                 ("from", self.from.is_some()),
             ];
             if let Some((key, _)) = idle.into_iter().find(|(_, given)| *given) {
-                refuse!("`adapter.{key}` is given but `adapter.kind` is none: give adapter.kind=lora or dora");
+                refuse!(
+                    "`adapter.{key}` is given but `adapter.kind` is none: give adapter.kind=lora or dora"
+                );
             }
             return Ok(());
         }
         if self.paths.is_empty() && self.groups.0.is_empty() {
-            refuse!("`adapter.paths` is empty: name the weights that get an adapter, as in adapter.paths=layers");
+            refuse!(
+                "`adapter.paths` is empty: name the weights that get an adapter, as in adapter.paths=layers"
+            );
         }
         check("", Some(self.rank), self.alpha, Some(self.dropout))?;
         for AdapterGroup { name, paths, rank, alpha, dropout } in &self.groups.0 {

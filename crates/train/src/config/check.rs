@@ -314,11 +314,17 @@ mod tests {
             ("train.groups=[{paths=[]}]", "`paths` is empty"),
             ("adapter.kind=lora adapter.rank=0", "`adapter.rank` is 0"),
             ("adapter.kind=lora adapter.alpha=0", "`adapter.alpha` is 0 and must be a number above 0"),
-            ("adapter.kind=lora adapter.dropout=1", "`adapter.dropout` is 1 and must be at least 0 and below 1"),
+            (
+                "adapter.kind=lora adapter.dropout=1",
+                "`adapter.dropout` is 1 and must be at least 0 and below 1",
+            ),
             ("adapter.kind=lora adapter.paths=[]", "`adapter.paths` is empty"),
             ("adapter.also_train=head", "`adapter.also_train` is given but `adapter.kind` is none"),
             ("adapter.kind=lora adapter.groups=[{name=\"a.b\",paths=[\"layers\"]}]", "the name `a.b`"),
-            ("adapter.kind=lora adapter.groups=[{paths=[]}]", "`adapter.groups` has a table whose `paths` is empty"),
+            (
+                "adapter.kind=lora adapter.groups=[{paths=[]}]",
+                "`adapter.groups` has a table whose `paths` is empty",
+            ),
             ("train.groups=[{paths=[\"a\"],lr_scale=-1.0}]", "`train.groups.lr_scale` is -1"),
         ];
         for (overrides, words) in cases {
