@@ -139,9 +139,13 @@ fn time(told: &Told<'_>, screen: &Screen) {
     let tokens = (config.train.batch * config.model.context) as u64;
     let step = &forecast.step;
     screen.result(format!(
-        "parameters       {} ({})",
+        "parameters       {} ({}){}",
         short(compiled.parameters),
-        count(compiled.parameters)
+        count(compiled.parameters),
+        match compiled.trained() {
+            all if all == compiled.parameters => String::new(),
+            some => format!(", {} of them trained ({})", short(some), count(some)),
+        }
     ));
     screen.result(format!(
         "arithmetic       {} a token, {} a step of {} tokens",

@@ -124,8 +124,12 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         run.display()
     ));
     screen.note(format!(
-        "model    {} parameters: {} layers of width {}, {} heads, vocabulary {}, context {}",
+        "model    {} parameters{}: {} layers of width {}, {} heads, vocabulary {}, context {}",
         short(compiled.parameters),
+        match compiled.trained() {
+            all if all == compiled.parameters => String::new(),
+            some => format!(" ({} trained)", short(some)),
+        },
         model.layers,
         model.width,
         model.heads,

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::config::{AdapterGroup, AdapterKind, Config, nearest};
 use crate::groups::matches;
-use crate::{UserError, refuse};
+use crate::{UserError, peft, refuse};
 
 /// The adapters a config asks for beside the weights of a model, in the order of the model. Of several groups of one
 /// name that match a weight the later one wins; groups of different names each add theirs.
@@ -19,7 +19,7 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
     let weights = adaptable(model);
     let groups = asked.all();
     for pattern in groups.iter().flat_map(|group| &group.paths) {
-        check_pattern(pattern, model, &weights)?;
+        check_pattern(pattern, config, model, &weights)?;
     }
     let mut names: Vec<&str> = vec![];
     for group in &groups {
@@ -89,7 +89,12 @@ pub fn merge(weight: &mut [f32], adapter: &Adapter, a: &[f32], b: &[f32], magnit
 }
 
 /// A pattern that matches no weight is an error, because what it was meant to do would silently not happen.
-fn check_pattern(pattern: &str, model: &Graph, weights: &[(&str, [usize; 2])]) -> Result<(), UserError> {
+fn check_pattern(
+    pattern: &str,
+    config: &Config,
+    model: &Graph,
+    weights: &[(&str, [usize; 2])],
+) -> Result<(), UserError> {
     if weights.iter().any(|(path, _)| matches(pattern, path)) {
         return Ok(());
     }
@@ -101,12 +106,22 @@ fn check_pattern(pattern: &str, model: &Graph, weights: &[(&str, [usize; 2])]) -
             other.path
         );
     }
+    let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
+    let theirs = peft::modules(&config.model).unwrap_or_default();
+    if let Some((ours, _)) = theirs.iter().find(|(_, module)| name(module) == name(pattern)) {
+        refuse!("`adapter.paths` has `{pattern}`, which matches no weight; here that is `**.{}`", name(ours));
+    }
     let names: Vec<&str> = weights.iter().map(|(path, _)| *path).collect();
-    match nearest(pattern, names.iter().copied()).or(names.first().copied()) {
-        Some(near) => {
+    match (nearest(pattern, names.iter().copied()), names.first()) {
+        (Some(near), _) => {
             refuse!("`adapter.paths` has `{pattern}`, which matches no weight; did you mean `{near}`?")
         }
-        None => refuse!("`adapter.paths` has `{pattern}`, and the model has no linear weight in a layer"),
+        (None, Some(first)) => {
+            refuse!("`adapter.paths` has `{pattern}`, which matches no weight; there is `{first}` and so on")
+        }
+        (None, None) => {
+            refuse!("`adapter.paths` has `{pattern}`, and the model has no linear weight in a layer")
+        }
     }
 }
 
@@ -160,6 +175,10 @@ mod tests {
             typo.contains("`layers.0.attn.qw`, which matches no weight; did you mean `layers.0.attn.wq`?"),
             "{typo}"
         );
+        let habit = sentence(&["adapter.paths=q_proj"]);
+        assert!(habit.contains("`q_proj`, which matches no weight; here that is `**.wq`"), "{habit}");
+        let nothing = sentence(&["adapter.paths=vision"]);
+        assert!(nothing.contains("there is `layers.0.attn.wq` and so on"), "{nothing}");
         let embed = sentence(&["adapter.paths=embed"]);
         assert!(embed.contains("matches `embed.weight`: only linear weights of layers"), "{embed}");
         let trained = sentence(&["adapter.also_train=layers.0"]);

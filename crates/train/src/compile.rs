@@ -5,7 +5,7 @@ use std::num::NonZero;
 
 use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
-use flatout_ir::{Graph, PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
+use flatout_ir::{Class, Graph, PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
 use flatout_models::config::Head;
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
@@ -35,6 +35,12 @@ pub struct Compiled {
 }
 
 impl Compiled {
+    /// Values that are trained.
+    pub fn trained(&self) -> u64 {
+        let trained = self.plans.slots.iter().filter(|s| s.class == Class::Weight && !s.is_whole);
+        trained.map(|s| s.ty.elements() as u64).sum()
+    }
+
     /// Writes down what `auto` chose by the memory and the timings there were: a resumed run must not choose otherwise,
     /// because the split of a batch and what is recomputed move the last bits, and what is in 8 bits has a state.
     pub fn pin(&self, config: &mut Config) {

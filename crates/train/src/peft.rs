@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use flatout_ir::passes::adapters::adaptable;
+use flatout_ir::passes::adapters::{SCOPE, adaptable};
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::{Form, build};
@@ -19,6 +19,7 @@ use crate::checkpoint::{Dtype, TensorFile, header};
 use crate::config::{self, AdapterGroup, AdapterGroups, AdapterKind};
 use crate::durable;
 use crate::failure::Failure;
+use crate::groups::matches;
 use crate::pretrained::{Place, Weights, parameters};
 use crate::{UserError, refuse};
 
@@ -31,7 +32,7 @@ const B: &str = "lora_B.weight";
 const MAGNITUDE: &str = "lora_magnitude_vector";
 
 /// The library's module of every weight that can have an adapter, in the order of the model.
-fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, String> {
+pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, String> {
     let shapes = parameters(model);
     let graph = build(model, Form::Logits { rows: 1, len: 1 });
     let weights: BTreeSet<&str> = adaptable(&graph).into_iter().map(|(path, _)| path).collect();
@@ -141,25 +142,26 @@ impl Peft {
         Ok(Peft { adapter: section(kind, &found, &modules), weights, tensors })
     }
 
+    /// Whether all it comes with is trained where `adapter.also_train` is this.
+    pub fn check(&self, also_train: &[String]) -> Result<(), UserError> {
+        let is_trained =
+            |path: &str| path.starts_with(SCOPE) || also_train.iter().any(|pattern| matches(pattern, path));
+        match self.tensors.keys().find(|path| !is_trained(path)) {
+            Some(path) => refuse!(
+                "the adapter of `adapter.from` comes with `{path}`, which is not trained here: name it in adapter.also_train"
+            ),
+            None => Ok(()),
+        }
+    }
+
     /// Writes the tensors into a session of a model with these adapters.
     pub fn load(&mut self, session: &mut Session) -> Result<(), Failure> {
         for (path, ty) in &self.tensors {
-            let is_trained =
-                session.plans().slot(path).is_some_and(|slot| slot.class == flatout_ir::Class::Weight);
-            if !is_trained {
-                not_trained(path)?;
-            }
             let (wide, _) = self.weights.read(path, ty, &Init::Zeros)?;
             session.write_slot(path, &wide)?;
         }
         Ok(())
     }
-}
-
-fn not_trained(path: &str) -> Result<(), UserError> {
-    refuse!(
-        "the adapter of `adapter.from` comes with `{path}`, which is not trained here: name it in adapter.also_train"
-    )
 }
 
 /// The adapter a folder's tensors are loaded as.

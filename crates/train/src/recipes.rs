@@ -105,7 +105,9 @@ fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
     let Some(from) = layers.adapter_from().map(String::from) else { return layers.finish() };
     let peft = Peft::open(Path::new(&from), &layers.sketch()?.model)?;
     layers.adapter(&peft.adapter, &from)?;
-    layers.finish()
+    let config = layers.finish()?;
+    peft.check(&config.adapter.also_train)?;
+    Ok(config)
 }
 
 /// A recipe or preset that was found.

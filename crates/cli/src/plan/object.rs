@@ -35,6 +35,7 @@ pub fn object(told: &Told<'_>) -> Value {
         "layers": layers.collect::<Vec<_>>(),
         "peak": forecast.peak,
         "parameters": compiled.parameters,
+        "trained_parameters": compiled.trained(),
         "flops_per_token": compiled.flops_per_token,
         "micro_batch": compiled.micro_batch,
         "step_flops": step.flops,
