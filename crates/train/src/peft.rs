@@ -323,8 +323,8 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
             &stored.iter().find(|s| s.ours == *path).expect("every parameter has a name there").theirs;
         let (wide, _) = weights.read(path, ty, init)?;
         put(format!("{BASE}{theirs}"), ty, wide);
-        let module = theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module);
-        whole.insert(module.rsplit('.').next().unwrap_or(module).to_string());
+        // By its whole name: the library takes every module whose name ends with it.
+        whole.insert(theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module).to_string());
     }
     let path = folder.join(TENSORS);
     let heads: Vec<_> = named.iter().map(|(name, dims, _)| (name.as_str(), dtype, dims.as_slice())).collect();

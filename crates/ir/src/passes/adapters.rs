@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use super::input_path;
 use super::options::Update;
 use super::recompute::layer_of;
-use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
+use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
@@ -94,7 +94,7 @@ pub struct Adapted {
 pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
     let mut found: Vec<(&str, [usize; 2])> = vec![];
     for node in &g.nodes {
-        let Some(slot) = weight_of(g, node.op.clone(), &node.ins) else { continue };
+        let Some(slot) = weight_of(g, node) else { continue };
         let Slot { path, ty, .. } = g.slot(slot);
         if !found.iter().any(|(known, _)| known == path) {
             found.push((path, [ty.dims[0], ty.dims[1]]));
@@ -103,11 +103,12 @@ pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
     found
 }
 
-fn weight_of(g: &Graph, op: Op, ins: &[Value]) -> Option<SlotId> {
-    let Op::Product { ta: false, tb: true, base: false, .. } = op else { return None };
-    let Op::Read { slot } = g.node(ins[1].node).op else { return None };
+/// The weight of a layer that a product multiplies rows with.
+fn weight_of(g: &Graph, node: &Node) -> Option<SlotId> {
+    let Op::Product { ta: false, tb: true, base: false, .. } = node.op else { return None };
+    let Op::Read { slot } = g.node(node.ins[1].node).op else { return None };
     let is_layers = layer_of(&g.slot(slot).path).is_some();
-    (is_layers && g.slot(slot).class.is_parameter() && g.ty(ins[0]).rank() == 2).then_some(slot)
+    (is_layers && g.slot(slot).class.is_parameter() && g.ty(node.ins[0]).rank() == 2).then_some(slot)
 }
 
 /// The weight that a tensor of an adapter belongs to.
@@ -126,7 +127,7 @@ pub fn adapters(
     let mut pass = Adapting { replay, update, role, dropped: HashMap::new(), adapted: Adapted::default() };
     let mut served: Vec<&str> = vec![];
     for (id, node) in g.ids().zip(&g.nodes) {
-        let parts = match weight_of(g, node.op.clone(), &node.ins) {
+        let parts = match weight_of(g, node) {
             Some(slot) => parts(g, slot, adapters),
             None => vec![],
         };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::passes::slots::category;
+use flatout_ir::passes::adapters::SCOPE;
 use flatout_ir::plan::{Buffer, Category, PlacedSlot};
 use flatout_ir::{Class, PlanSet};
 
@@ -61,14 +61,20 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
         rows[at].1.add(category, bytes);
     };
     let parameters = plans.slots.iter().filter(|slot| slot.class.is_parameter() && !slot.is_whole);
-    let of_model: BTreeSet<String> = parameters.map(|slot| layer_of(&slot.path)).collect();
+    // Adapters belong to the layers of their weights.
+    let of_model = parameters.filter(|slot| !slot.path.starts_with(SCOPE)).map(|slot| layer_of(&slot.path));
+    let of_model: BTreeSet<String> = of_model.collect();
     let mut persistent: BTreeMap<Category, usize> = BTreeMap::new();
     for buffer in plans.buffers.iter().filter(|b| b.live.is_none()) {
         *persistent.entry(buffer.category).or_default() += buffer.bytes;
     }
+    let starts: BTreeMap<usize, Category> =
+        plans.buffers.iter().filter(|b| b.live.is_none()).map(|b| (b.offset, b.category)).collect();
     for slot in innermost(plans) {
-        let (layer, category) = (layer_within(&slot.path, &of_model), category(slot.class));
+        let layer = layer_within(&slot.path, &of_model);
         if let Some(layer) = layer.filter(|_| slot.class != Class::Input) {
+            let (_, &category) =
+                starts.range(..=slot.view.offset).next_back().expect("a slot lies in a buffer");
             let bytes = slot.ty.bytes();
             add(&layer, category, bytes);
             *persistent.entry(category).or_default() -= bytes;
