@@ -260,7 +260,7 @@ impl<'a> Adapting<'a> {
     /// What A sees of x.
     fn dropped(&mut self, id: NodeId, x: Value, adapter: &Adapter) -> Result<Value, Refusal> {
         let p = adapter.dropout;
-        if p == 0.0 || self.role != Role::Grad {
+        if p == 0.0 || !self.role.is_grad() {
             return Ok(x);
         }
         if let Some(dropped) = self.dropped.get(&(x, p.to_bits())) {
