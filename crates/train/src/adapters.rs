@@ -3,6 +3,8 @@
 
 use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Graph, Slot};
+use flatout_models::config::Head;
+use flatout_models::decoder::SCORE;
 use rayon::prelude::*;
 
 use crate::config::{AdapterGroup, AdapterKind, Config, nearest};
@@ -61,6 +63,13 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
         }
     }
     Ok(adapters)
+}
+
+/// Whether a parameter of the model is trained beside its adapters: what `adapter.also_train` names, and a head of classes,
+/// which nobody else has trained.
+pub fn also_trains(config: &Config, path: &str) -> bool {
+    let is_named = config.adapter.also_train.iter().any(|pattern| matches(pattern, path));
+    is_named || (config.model.head == Head::Classes && path == SCORE)
 }
 
 /// Every tensor of the adapters of a model.

@@ -16,8 +16,9 @@ use flatout_models::gpt2::Stored;
 use flatout_models::{choice, huggingface};
 use serde_json::{Map, Value, json};
 
+use crate::adapters::also_trains;
 use crate::checkpoint::{Dtype, header};
-use crate::config::{Config, DEFAULT_ADAPTER};
+use crate::config::DEFAULT_ADAPTER;
 use crate::durable::{self, about};
 use crate::failure::Failure;
 use crate::groups::matches;
@@ -95,10 +96,10 @@ impl Adapters {
             }
         }
         named.sort_by_key(|(name, _)| name != DEFAULT_ADAPTER);
-        let any = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));
-        let Config { adapter, train, .. } = &loaded.config;
-        let paths = parameters(&loaded.config.model).into_keys();
-        let also = paths.filter(|path| any(&adapter.also_train, path) && !any(&train.freeze, path)).collect();
+        let config = &loaded.config;
+        let is_frozen = |path: &str| config.train.freeze.iter().any(|pattern| matches(pattern, path));
+        let paths = parameters(&config.model).into_keys();
+        let also = paths.filter(|path| also_trains(config, path) && !is_frozen(path)).collect();
         Ok(Adapters { named, also })
     }
 

@@ -6,6 +6,7 @@
 
 use flatout_ir::passes::adapters::SCOPE;
 
+use crate::adapters::also_trains;
 use crate::config::{AdapterKind, Config};
 use crate::{UserError, refuse};
 
@@ -53,9 +54,8 @@ pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>,
 
 fn rule(config: &Config, path: &str, axes: usize) -> Rule {
     let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, path));
-    let is_left_out = config.adapter.kind != AdapterKind::None
-        && !path.starts_with(SCOPE)
-        && !any(&config.adapter.also_train);
+    let is_left_out =
+        config.adapter.kind != AdapterKind::None && !path.starts_with(SCOPE) && !also_trains(config, path);
     let mut rule = Rule {
         frozen: is_left_out || any(&config.train.freeze),
         lr_scale: 1.0,

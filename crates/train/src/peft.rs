@@ -9,17 +9,17 @@ use std::path::Path;
 
 use flatout_ir::passes::adapters::{SCOPE, adaptable};
 use flatout_ir::{Adapter, Init, TensorType};
-use flatout_models::config::DecoderConfig;
+use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::decoder::{Form, build};
 use flatout_models::huggingface;
 use flatout_runtime::Session;
 use serde_json::{Map, Value, json};
 
+use crate::adapters::also_trains;
 use crate::checkpoint::{Dtype, TensorFile, header};
-use crate::config::{self, AdapterGroup, AdapterGroups, AdapterKind};
+use crate::config::{self, AdapterGroup, AdapterGroups, AdapterKind, Config};
 use crate::durable;
 use crate::failure::Failure;
-use crate::groups::matches;
 use crate::pretrained::{Place, Weights, parameters};
 use crate::{UserError, refuse};
 
@@ -34,7 +34,7 @@ const MAGNITUDE: &str = "lora_magnitude_vector";
 /// The library's module of every weight that can have an adapter, in the order of the model.
 pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, String> {
     let shapes = parameters(model);
-    let graph = build(model, Form::Logits { rows: 1, len: 1 });
+    let graph = build(model, Form::least(model));
     let weights: BTreeSet<&str> = adaptable(&graph).into_iter().map(|(path, _)| path).collect();
     let mut modules = vec![];
     for stored in huggingface::stored(model, |path| shapes[path].0.dims.clone())? {
@@ -142,10 +142,9 @@ impl Peft {
         Ok(Peft { adapter: section(kind, &found, &modules), weights, tensors })
     }
 
-    /// Whether all it comes with is trained where `adapter.also_train` is this.
-    pub fn check(&self, also_train: &[String]) -> Result<(), UserError> {
-        let is_trained =
-            |path: &str| path.starts_with(SCOPE) || also_train.iter().any(|pattern| matches(pattern, path));
+    /// Whether all it comes with is trained by a config.
+    pub fn check(&self, config: &Config) -> Result<(), UserError> {
+        let is_trained = |path: &str| path.starts_with(SCOPE) || also_trains(config, path);
         match self.tensors.keys().find(|path| !is_trained(path)) {
             Some(path) => refuse!(
                 "the adapter of `adapter.from` comes with `{path}`, which is not trained here: name it in adapter.also_train"
@@ -331,7 +330,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     let mut file = header(&heads, &[("format", "pt")]).map_err(Failure::io(path.display()))?;
     named.iter().for_each(|(_, _, bytes)| file.extend_from_slice(bytes));
     durable::write(&path, &file).map_err(Failure::io(path.display()))?;
-    let config = described_by(adapters, &modules, &whole, from);
+    let config = described_by(model, adapters, &modules, &whole, from);
     let text = serde_json::to_vec_pretty(&config).expect("JSON has a text");
     durable::write(&folder.join(CONFIG), &text).map_err(Failure::io(folder.display()))?;
     let elements = named.iter().map(|(_, dims, _)| dims.iter().product::<usize>() as u64).sum();
@@ -347,6 +346,7 @@ pub fn exportable(model: &DecoderConfig) -> Result<Vec<(String, String)>, UserEr
 }
 
 fn described_by(
+    model: &DecoderConfig,
     adapters: &[Adapter],
     modules: &[(String, String)],
     whole: &BTreeSet<String>,
@@ -369,7 +369,7 @@ fn described_by(
     };
     json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": if model.head == Head::Classes { "SEQ_CLS" } else { "CAUSAL_LM" },
         "base_model_name_or_path": from.map(|from| from.rsplit_once('@').map_or(from, |(repo, _)| repo)),
         "revision": Value::Null,
         "inference_mode": true,

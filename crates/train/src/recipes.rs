@@ -106,7 +106,7 @@ fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
     let peft = Peft::open(Path::new(&from), &layers.sketch()?.model)?;
     layers.adapter(&peft.adapter, &from)?;
     let config = layers.finish()?;
-    peft.check(&config.adapter.also_train)?;
+    peft.check(&config)?;
     Ok(config)
 }
 

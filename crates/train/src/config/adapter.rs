@@ -60,7 +60,7 @@ section! {
         pub paths: Vec<String> = vec!["layers".into()],
         /// Further weights or ranks, as tables.
         pub groups: AdapterGroups = AdapterGroups::default(),
-        /// Patterns of parameters of the model that are trained beside the adapters, such as a new head.
+        /// Patterns of parameters of the model that are trained beside the adapters; a head of classes always is.
         pub also_train: Vec<String> = Vec::new(),
         /// A folder with an adapter in PEFT's layout to begin from; it says kind, rank, alpha and paths.
         pub from: Option<String>,
