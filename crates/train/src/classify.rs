@@ -1,16 +1,22 @@
 //! Classes of texts, by a model that is used and not trained.
 
+use std::sync::Arc;
+
+use flatout_data::examples::ExampleSpec;
 use flatout_data::{ExampleTable, Layout, MicroBatch, Shape, once};
 use flatout_ir::{Program, Role};
 use flatout_models::config::{Head, Positions};
 use serde::Serialize;
 
+use crate::config::{Paths, Source, Task, keys_of};
 use crate::device::Device;
+use crate::evaluate::Share;
 use crate::failure::Failure;
 use crate::feed::{Draw, feed_examples};
+use crate::material::{Examples, Material};
 use crate::metrics::{Confusion, Metrics, likeliest, probabilities};
 use crate::pretrained::Loaded;
-use crate::{UserError, arranged, refuse};
+use crate::{UserError, arranged, example_sets, refuse};
 
 /// What a model says of a text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,6 +33,51 @@ pub struct Classified {
     pub loss: f64,
     pub texts: u64,
     pub metrics: Metrics,
+}
+
+/// Texts to judge a model on: all of a path given on the command line, otherwise what a run held out.
+pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTable>, Share), Failure> {
+    let keys = keys_of(overrides)?;
+    let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
+    if share == Share::All {
+        loaded.config.data.held_out = 0.0;
+        (loaded.config.train.fold, loaded.config.train.folds) = (None, None);
+    }
+    loaded.config.data.task = Task::Classes;
+    let material = Material::open(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
+    material.check_classes(&loaded.config)?;
+    let Material::Examples(Examples { train, held_out, .. }) = material else {
+        unreachable!("labelled texts are examples")
+    };
+    Ok((if share == Share::All { train } else { held_out }, share))
+}
+
+/// What is to be predicted: the rows of a file, with or without labels, where each was found, and the classes' names.
+pub struct Asked {
+    pub texts: ExampleTable,
+    pub places: Vec<String>,
+    pub classes: Vec<String>,
+}
+
+/// Reads a file as the model's own texts were read.
+pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
+    let mut config = loaded.config.clone();
+    config.data.task = Task::Classes;
+    config.data.source = Source::Auto;
+    config.data.path = Some(Paths(vec![file.to_string()]));
+    let spec = ExampleSpec {
+        unlabelled: true,
+        held_out: 0.0,
+        fold: None,
+        ..example_sets::spec(&config, Some(&loaded.dir))
+    };
+    let sets = flatout_data::examples::open(&spec)?;
+    let mut classes = config.data.classes;
+    if classes.is_empty() {
+        classes = (0..config.model.classes()).map(|class| class.to_string()).collect();
+    }
+    let places = sets.train_places.iter().map(ToString::to_string).collect();
+    Ok(Asked { texts: sets.train, places, classes })
 }
 
 /// Tokens computed at once where texts are short.

@@ -227,7 +227,7 @@ impl Data {
 
     /// Whether examples are learned from one by one, and not rows that text is cut into.
     pub fn has_examples(&self) -> bool {
-        self.mean_tokens.is_some() || !self.lengths.is_empty()
+        self.task != Task::Text || self.mean_tokens.is_some() || !self.lengths.is_empty()
     }
 
     pub fn has_files(&self) -> bool {

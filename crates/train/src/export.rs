@@ -13,7 +13,7 @@ use flatout_data::Vocabulary;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::DecoderConfig;
 use flatout_models::gpt2::Stored;
-use flatout_models::{choice, huggingface};
+use flatout_models::{choice, heads, huggingface};
 use serde_json::{Map, Value, json};
 
 use crate::adapters::also_trains;
@@ -159,8 +159,12 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         (bos, eos) = (source.bos, source.eos);
     }
     let dtype = if dtype == Width::F32 { "float32" } else { "bfloat16" };
-    let config = huggingface::write(&model, dtype, &bos, &eos)
+    let mut config = huggingface::write(&model, dtype, &bos, &eos)
         .map_err(|why| UserError(format!("{} cannot be exported: {why}", dir.display())))?;
+    let names = &loaded.config.data.classes;
+    if model.classes == Some(names.len()) {
+        config.as_object_mut().expect("a config is an object").extend(heads::label_fields(names));
+    }
     let generation = json!({
         "_from_model_config": true,
         "bos_token_id": config["bos_token_id"],

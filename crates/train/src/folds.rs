@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn every_fold_has_its_config() {
-        let words = ["head=classes", "classes=2", "folds=3"].map(String::from);
+        let words = ["head=classes", "model.classes=2", "folds=3"].map(String::from);
         let all = configs(&crate::recipes::resolve("tiny", &[], &words).unwrap()).unwrap();
         assert_eq!(
             all.iter().map(|config| config.train.fold).collect::<Vec<_>>(),

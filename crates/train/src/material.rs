@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use flatout_data::examples::ExampleSets;
 use flatout_data::{
     Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, Rows, Said, Shape, Vocabulary,
     drawn_examples, once,
 };
 use flatout_models::config::Head;
 
-use crate::config::Config;
+use crate::config::{Config, Task};
 use crate::corpus::{corpus_saying, total_steps};
+use crate::example_sets::example_sets;
 use crate::failure::Failure;
 use crate::{UserError, refuse};
 
@@ -24,6 +26,8 @@ pub struct Examples {
     pub train: Arc<ExampleTable>,
     pub held_out: Arc<ExampleTable>,
     pub vocabulary: Vocabulary,
+    /// Their classes by name, in order, where they have classes that are named.
+    pub classes: Vec<String>,
 }
 
 /// Synthetic examples that are drawn: so many that few meet twice in a measurement.
@@ -32,6 +36,12 @@ const DRAWN: usize = 8192;
 impl Material {
     /// Opens what a config names; `say` is told what takes long and what was left out.
     pub fn open(config: &Config, run: Option<&Path>, say: &mut dyn FnMut(Said)) -> Result<Material, Failure> {
+        if config.data.task != Task::Text {
+            let ExampleSets { train, held_out, vocabulary, classes, .. } =
+                example_sets(config, run, config.held_out_fold(), say)?;
+            let (train, held_out) = (Arc::new(train), Arc::new(held_out));
+            return Ok(Material::Examples(Examples { train, held_out, vocabulary, classes }));
+        }
         let Some(mean) = config.data.mean_tokens else {
             return Ok(Material::Text(corpus_saying(config, run, say)?));
         };
@@ -42,13 +52,16 @@ impl Material {
             train: Arc::new(drawn.train),
             held_out: Arc::new(drawn.held_out),
             vocabulary: drawn.vocabulary,
+            classes: vec![],
         }))
     }
 
     /// Writes down how long examples are, where the config does not say it: plans are made from it, today and when the
     /// run goes on.
     pub fn measure(&self, config: &mut Config) {
-        let Material::Examples(Examples { train, held_out, .. }) = self else { return };
+        let Material::Examples(Examples { train, held_out, classes, .. }) = self else { return };
+        // What each output of the model stands for is found in the run's own config, whatever files come later.
+        config.data.classes.clone_from(classes);
         if config.data.mean_tokens.is_some() || !config.data.lengths.is_empty() {
             return;
         }
@@ -67,9 +80,17 @@ impl Material {
             Head::Tokens => return Ok(()),
             Head::Classes => config.model.classes(),
         };
-        let Material::Examples(Examples { train, held_out, .. }) = self else {
-            refuse!("`model.head` is classes and the data is text without classes: give model.head=tokens");
+        let Material::Examples(Examples { train, held_out, classes: names, .. }) = self else {
+            refuse!("`model.head` is classes and the data is text without classes: give data.task=classes");
         };
+        if !names.is_empty() && names.len() != classes {
+            refuse!(
+                "the labels are of {} classes ({}) and `model.classes` is {classes}: give model.classes={}",
+                names.len(),
+                some(names),
+                names.len()
+            );
+        }
         for example in train.iter().chain(held_out.iter()) {
             match example.label {
                 Some(label) if (label as usize) < classes => {}
@@ -124,6 +145,12 @@ impl Material {
             }
         }
     }
+}
+
+/// A few names, and that there are more.
+fn some(names: &[String]) -> String {
+    let more = if names.len() > 5 { ", ..." } else { "" };
+    names[..names.len().min(5)].join(", ") + more
 }
 
 /// What is evaluated on, laid out for the plan `eval`.

@@ -54,6 +54,7 @@ fn material((train, held_out): &Sides) -> Material {
         train: Arc::new(train.clone()),
         held_out: Arc::new(held_out.clone()),
         vocabulary,
+        classes: vec![],
     })
 }
 
@@ -220,7 +221,7 @@ fn a_head_that_the_source_has_not_is_drawn() {
     let words = [
         from.as_str(),
         "head=classes",
-        "classes=2",
+        "model.classes=2",
         "model.attention=bidirectional",
         "context=32",
         "steps=1",

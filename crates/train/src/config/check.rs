@@ -30,7 +30,7 @@ impl Config {
 
     /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
     pub fn validate_for_training(&self) -> Result<(), UserError> {
-        self.validate_direction()?;
+        self.validate_head_and_data()?;
         if self.data.source() != Source::Synthetic && !self.data.has_files() {
             refuse!(
                 "`data.path` is not given, and {} trains on text: name a text file or a folder of them, as in \

@@ -2,7 +2,7 @@
 
 use flatout_models::config::{Attention, Head};
 
-use super::Config;
+use super::{Config, Task};
 use crate::class_weights::ClassWeights;
 use crate::{UserError, refuse};
 
@@ -73,8 +73,17 @@ impl Config {
         }
     }
 
-    /// A token that sees what follows it sees the one it is asked for.
-    pub(super) fn validate_direction(&self) -> Result<(), UserError> {
+    /// Whether head and data are of a kind. A token that sees what follows it sees the one it is asked for.
+    pub(super) fn validate_head_and_data(&self) -> Result<(), UserError> {
+        match (self.model.head, self.data.task) {
+            (Head::Classes, Task::Classes) | (Head::Tokens, Task::Text | Task::Chat) => {}
+            (Head::Classes, task) => {
+                refuse!("`model.head` is classes and `data.task` is {task}: give data.task=classes")
+            }
+            (Head::Tokens, Task::Classes) => {
+                refuse!("`data.task` is classes and `model.head` is tokens: give model.head=classes")
+            }
+        }
         if self.model.attention == Attention::Bidirectional && self.model.head == Head::Tokens {
             refuse!(
                 "`model.attention` is bidirectional and `model.head` is tokens: every token would see the one it is asked \
@@ -118,12 +127,12 @@ mod tests {
             ("train.class_weights=balanced", "only a head of classes has classes"),
             ("train.folds=5", "folds are of labelled texts"),
             ("head=classes", "`model.classes` is missing"),
-            ("head=classes classes=3 eval.metric=f1", "eval.metric=macro_f1"),
-            ("head=classes classes=2 train.class_weights=1,2,3", "has 3 numbers"),
-            ("head=classes classes=2 train.folds=1", "from 2 to 100"),
-            ("head=classes classes=2 train.fold=1", "`train.folds` is not"),
-            ("head=classes classes=2 folds=3 train.fold=4", "from 1 to `train.folds` = 3"),
-            ("head=classes classes=2 folds=3 eval.rows=0", "folds say nothing"),
+            ("head=classes model.classes=3 eval.metric=f1", "eval.metric=macro_f1"),
+            ("head=classes model.classes=2 train.class_weights=1,2,3", "has 3 numbers"),
+            ("head=classes model.classes=2 train.folds=1", "from 2 to 100"),
+            ("head=classes model.classes=2 train.fold=1", "`train.folds` is not"),
+            ("head=classes model.classes=2 folds=3 train.fold=4", "from 1 to `train.folds` = 3"),
+            ("head=classes model.classes=2 folds=3 eval.rows=0", "folds say nothing"),
             ("patience=0", "`train.patience` is 0"),
             ("patience=3 eval.every=0", "there are none on the way"),
             ("patience=3 eval.rows=0", "there are none on the way"),
@@ -136,14 +145,27 @@ mod tests {
             assert!(sentence.contains(wanted), "{overrides}: {sentence:?} lacks {wanted:?}");
         }
         let both = resolve("tiny", &[], &words("model.attention=bidirectional")).unwrap();
+        for (overrides, wanted) in [
+            ("head=classes model.classes=2", "`data.task` is text: give data.task=classes"),
+            ("data.task=classes", "give model.head=classes"),
+        ] {
+            let config = resolve("tiny", &[], &words(overrides)).unwrap();
+            let sentence = config.validate_for_training().unwrap_err().0;
+            assert!(sentence.contains(wanted), "{overrides}: {sentence}");
+        }
         let sentence = both.validate_for_training().unwrap_err().0;
         assert!(sentence.contains("would see the one it is asked for"), "{sentence}");
     }
 
     #[test]
     fn evaluations_may_be_counted_in_epochs() {
-        let config = resolve("tiny", &[], &words("epochs=10 every_epochs=0.5 eval.every=7")).unwrap();
+        let config = resolve("tiny", &[], &words("epochs=10 every_epochs=0.5")).unwrap();
         assert_eq!([config.eval_every(1000), config.eval_every(3)], [50, 1]);
+        let again = config.with_file(&config.to_toml(), "config.toml").unwrap();
+        assert_eq!(again.eval, config.eval, "what is saved reads back");
+        assert_eq!(config.with(&words("eval.every=7")).unwrap().eval_every(1000), 7);
+        let both = resolve("tiny", &[], &words("epochs=10 every_epochs=1 eval.every=7")).unwrap_err().0;
+        assert!(both.contains("are both given"), "{both}");
         let config = resolve("tiny", &[], &words("eval.every=7 patience=2")).unwrap();
         assert_eq!(config.eval_every(1000), 7);
         assert!(config.keeps_best());
@@ -154,7 +176,7 @@ mod tests {
         use crate::class_weights::ClassWeights;
         let weights = |said: &str| {
             let config =
-                resolve("tiny", &[], &words(&format!("head=classes classes=2 class_weights={said}")))
+                resolve("tiny", &[], &words(&format!("head=classes model.classes=2 class_weights={said}")))
                     .unwrap();
             let again =
                 resolve("tiny", &[], &[]).unwrap().with_file(&config.to_toml(), "config.toml").unwrap();

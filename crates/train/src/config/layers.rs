@@ -14,11 +14,14 @@ use crate::switches::{self, Compile};
 use crate::{UserError, refuse};
 
 /// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
-const INSTEAD: [(&str, &str); 3] = [
+const INSTEAD: [(&str, &str); 4] = [
+    ("eval.every", EVERY_EPOCHS),
     ("train.steps", "train.epochs"),
     ("train.micro_batch", "train.accumulate"),
     ("schedule.warmup_steps", "schedule.warmup_share"),
 ];
+
+const EVERY_EPOCHS: &str = "eval.every_epochs";
 
 /// What `flatout resume` may change.
 const MAY_CHANGE: [&str; 8] = [
@@ -242,6 +245,10 @@ impl Layers {
             }
         }
         self.put(found.path.clone(), value);
+        if found.path == EVERY_EPOCHS {
+            // Its default is not what anybody asked for.
+            self.put("eval.every".into(), Value::Integer(0));
+        }
         Ok(())
     }
 
@@ -321,7 +328,7 @@ impl Config {
     }
 }
 
-/// Whether a value leaves it to the key that may be given instead: no warm-up, or a count that is chosen here.
+/// Whether a value leaves it to the key that may be given instead: none, or a count that is chosen here.
 fn says_nothing(value: &Value) -> bool {
     value.as_str() == Some("auto") || value.as_integer() == Some(0)
 }

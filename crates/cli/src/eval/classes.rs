@@ -1,0 +1,76 @@
+//! `eval` of a model of classes: how right it is, or what it says of new texts.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use flatout_train::classify::{Asked, Classified, asked, classify, predict as said_of, texts};
+use flatout_train::evaluate::Share;
+use flatout_train::metrics::Metrics;
+use flatout_train::pretrained::Loaded;
+use flatout_train::{Failure, predictions};
+use serde_json::json;
+
+use crate::args::Eval;
+use crate::model;
+use crate::screen::{Screen, count};
+
+/// On texts whose classes are known.
+pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (texts, share) = texts(&mut loaded, &args.overrides)?;
+    let device = model::device(&loaded)?;
+    let Classified { loss, texts, metrics } = classify(&mut loaded, &device, &texts)?;
+    if screen.json {
+        screen.object(&json!({
+            "model": args.model.display().to_string(),
+            "checkpoint": loaded.place.display().to_string(),
+            "step": loaded.step,
+            "on": if share == Share::All { "all" } else { "held_out" },
+            "loss": loss,
+            "texts": texts,
+            "metrics": metrics,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let on = if share == Share::All { "texts" } else { "held-out texts" };
+    screen.result(format!("loss {loss:.4} nats a text, {}, over {} {on}", metrics.words(), count(texts)));
+    table(&metrics, &loaded.config.data.classes, screen);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Classes beyond which the table fills no screen.
+const MOST_IN_TABLE: usize = 12;
+
+/// What was taken for what, a line a class.
+fn table(metrics: &Metrics, names: &[String], screen: &Screen) {
+    let classes = metrics.confusion.classes();
+    if classes > MOST_IN_TABLE {
+        return;
+    }
+    let name = |class: usize| names.get(class).map_or(class.to_string(), |name| name.chars().take(16).collect());
+    let width = (0..classes).map(|class| name(class).chars().count()).max().unwrap_or(0).max(6);
+    let line = |first: &str, cells: Vec<String>| {
+        let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>width$}")).collect();
+        screen.result(format!("{first:>width$}  {}", cells.join("  ")).trim_end().to_string());
+    };
+    line("", (0..classes).map(name).collect());
+    for (class, row) in metrics.confusion.0.iter().enumerate() {
+        line(&name(class), row.iter().map(|texts| count(*texts)).collect());
+    }
+}
+
+/// Of the rows of a file, as another file.
+pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<ExitCode, Failure> {
+    predictions::check(out)?;
+    let mut loaded = model::open(&args.model, &args.overrides)?;
+    let Asked { texts, places, classes } = asked(&loaded, file)?;
+    let device = model::device(&loaded)?;
+    let said = said_of(&mut loaded, &device, &texts)?;
+    predictions::write(out, &said, &places, &classes)?;
+    if screen.json {
+        let model = args.model.display().to_string();
+        screen.object(&json!({ "model": model, "texts": said.len(), "out": out.display().to_string() }));
+    } else {
+        screen.result(format!("{} texts classified: {}", count(said.len() as u64), out.display()));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,138 @@
+//! Classes of texts through the program: a labelled file is learned, judged, asked about, and divided into folds.
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+
+use program::{Said, say};
+use serde_json::Value;
+
+/// Weather or food, by a word of theirs; every document has two rows.
+fn write_texts(path: &Path, rows: usize, labelled: bool) {
+    let words = [["rain", "cloud", "storm", "wind"], ["soup", "bread", "apple", "rice"]];
+    let mut text = String::from(if labelled { "text,topic,document\n" } else { "text\n" });
+    for row in 0..rows {
+        let topic = (row * 7 / 3) % 2;
+        let word = words[topic][row % 4];
+        let line = format!("here is number {row} about {word} again");
+        text += &match labelled {
+            true => format!("{line},{},{}\n", ["weather", "food"][topic], row / 2),
+            false => format!("{line}\n"),
+        };
+    }
+    fs::write(path, text).expect("a file");
+}
+
+fn done(said: Said) -> Said {
+    assert_eq!(said.code, Some(0), "{said:?}");
+    said
+}
+
+const CLASSES: [&str; 20] = [
+    "train",
+    "tiny",
+    "model.width=32",
+    "model.layers=1",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=48",
+    "model.vocab=300",
+    "model.context=64",
+    "model.head=classes",
+    "model.classes=2",
+    "model.attention=bidirectional",
+    "data.task=classes",
+    "data.path=texts.csv",
+    "data.label=topic",
+    "data.group=document",
+    "data.held_out=0.3",
+    "train.batch=16",
+    "eval.metric=macro_f1",
+    "schedule.warmup_share=0.1",
+];
+
+fn train(more: &[&'static str]) -> Vec<&'static str> {
+    CLASSES.iter().chain(more).copied().collect()
+}
+
+#[test]
+fn a_labelled_file_is_learned_judged_and_asked_about() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write_texts(&dir.join("texts.csv"), 160, true);
+    let words = [
+        "train.epochs=10",
+        "eval.every_epochs=1",
+        "eval.rows=1000",
+        "train.patience=6",
+        "lr=5e-3",
+        "--run",
+        "run",
+    ];
+    let said = done(say(dir, &train(&words)));
+    assert!(said.out.contains("accuracy ") && said.out.contains("macro F1 "), "{said:?}");
+
+    let judged = done(say(dir, &["eval", "run@best", "--json"]));
+    let judged: Value = serde_json::from_str(&judged.out).expect("JSON");
+    assert_eq!(judged["on"], "held_out");
+    assert!(judged["metrics"]["mean"]["f1"].as_f64().unwrap() > 0.95, "{judged}");
+    let shown = done(say(dir, &["eval", "run@best", "data.path=texts.csv"]));
+    assert!(shown.out.contains("over 160 texts") && shown.out.contains("weather"), "{shown:?}");
+
+    // The names of classes are the run's own, and new texts need no labels.
+    write_texts(&dir.join("new.csv"), 10, false);
+    let asked = done(say(dir, &["eval", "run@best", "--predict", "new.csv", "--out", "said.csv"]));
+    assert!(asked.out.contains("10 texts classified"), "{asked:?}");
+    let rows = fs::read_to_string(dir.join("said.csv")).expect("predictions");
+    let rows: Vec<&str> = rows.lines().collect();
+    assert_eq!((rows[0], rows.len()), ("row,class,food,weather", 11));
+    assert!(rows[1].starts_with("\"new.csv, line 2\",weather,"), "{}", rows[1]);
+    let refused = say(dir, &["eval", "run", "--predict", "new.csv", "--out", "said.txt"]);
+    assert!(refused.code == Some(2) && refused.err.contains("wants to end in .jsonl or .csv"), "{refused:?}");
+
+    done(say(dir, &["export", "run@best", "--to", "out"]));
+    let config: Value =
+        serde_json::from_slice(&fs::read(dir.join("out/config.json")).unwrap()).expect("JSON");
+    assert_eq!(config["architectures"][0], "Qwen3ForSequenceClassification");
+    assert_eq!(config["label2id"]["weather"], 1);
+}
+
+#[test]
+fn folds_are_runs_with_a_summary() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write_texts(&dir.join("texts.csv"), 60, true);
+    let words = ["train.steps=6", "eval.every=3", "eval.rows=1000", "train.folds=3", "--run", "folds"];
+    let said = done(say(dir, &train(&words)));
+    assert!(said.out.contains("over 3 folds"), "{said:?}");
+    let summary: Value =
+        serde_json::from_slice(&fs::read(dir.join("folds/folds.json")).unwrap()).expect("JSON");
+    let texts = |fold: usize| -> u64 {
+        let rows = summary["folds"][fold]["metrics"]["confusion"].as_array().unwrap();
+        rows.iter().flat_map(|row| row.as_array().unwrap()).map(|count| count.as_u64().unwrap()).sum()
+    };
+    assert_eq!(texts(0) + texts(1) + texts(2), 60, "every text is held out once: {summary}");
+    assert!((1..=3).all(|fold| dir.join(format!("folds/fold-{fold}/report.md")).is_file()));
+    assert!(fs::read_to_string(dir.join("folds/folds.md")).unwrap().contains("(fold-2/report.md)"));
+
+    // What is done stays: a fold that is missing is trained again, and no other.
+    fs::remove_dir_all(dir.join("folds/fold-2")).expect("a fold");
+    let again = done(say(dir, &train(&[&words[..], &["--resume", "auto"]].concat())));
+    assert!(again.err.contains("1 of 3 is done") && !again.err.contains("2 of 3 is done"), "{again:?}");
+    assert!(dir.join("folds/fold-2/report.md").is_file());
+}
+
+#[test]
+fn heads_and_data_that_do_not_go_together_are_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write_texts(&dir.join("texts.csv"), 20, true);
+    let refused = |words: &[&'static str], wanted: &str| {
+        let said = say(dir, &train(words));
+        assert!(said.code == Some(2) && said.err.contains(wanted), "{said:?} lacks {wanted}");
+    };
+    refused(&["train.steps=2", "model.classes=3"], "the labels are of 2 classes (food, weather)");
+    refused(&["train.steps=2", "eval.metric=f1", "model.classes=4"], "eval.metric=macro_f1");
+    assert!(!dir.join("runs").exists() || fs::read_dir(dir.join("runs")).unwrap().next().is_none());
+}
