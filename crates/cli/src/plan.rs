@@ -13,7 +13,7 @@ use flatout_train::device::{self, Device, Facts, attention_kernels, gpus};
 use flatout_train::fit::{Fit, fit};
 use flatout_train::forecast::{Forecast, Layers, Outcome, forecast, timeline};
 use flatout_train::switches::Switches;
-use flatout_train::{Config, Failure, UserError, active, fp8_layers, recipes};
+use flatout_train::{Config, Failure, UserError, active, fp8_layers, prediction, recipes};
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
@@ -136,7 +136,7 @@ fn print(told: &Told<'_>, screen: &Screen) {
 /// Arithmetic and what it takes, at best and by measured kernels.
 fn time(told: &Told<'_>, screen: &Screen) {
     let Told { config, compiled, forecast, .. } = told;
-    let tokens = (config.train.batch * config.model.context) as u64;
+    let tokens = prediction::tokens_per_update(config, compiled) as u64;
     let step = &forecast.step;
     screen.result(format!(
         "parameters       {} ({}){}",

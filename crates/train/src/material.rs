@@ -14,7 +14,7 @@ use crate::config::{Config, Task};
 use crate::corpus::{corpus_saying, total_steps};
 use crate::example_sets::example_sets;
 use crate::failure::Failure;
-use crate::{UserError, refuse};
+use crate::{UserError, arranged, refuse};
 
 pub enum Material {
     Text(Corpus),
@@ -42,10 +42,9 @@ impl Material {
             let (train, held_out) = (Arc::new(train), Arc::new(held_out));
             return Ok(Material::Examples(Examples { train, held_out, vocabulary, classes }));
         }
-        let Some(mean) = config.data.mean_tokens else {
+        let Some(lengths) = arranged::lengths(config) else {
             return Ok(Material::Text(corpus_saying(config, run, say)?));
         };
-        let lengths = Lengths::drawn(mean, config.model.context);
         let counts = [DRAWN, config.eval.rows];
         let drawn = drawn_examples(&lengths, counts, config.train.seed, config.model.vocab)?;
         Ok(Material::Examples(Examples {

@@ -286,4 +286,6 @@ fn what_cannot_be_laid_out_is_said() {
         let got = refused(overrides);
         assert!(got.starts_with(said), "{overrides:?}: {got}");
     }
+    let rows = recipes::resolve("tiny", &[], &["data.lengths=[5,9]".into()]).expect_err("rows of text");
+    assert!(rows.to_string().starts_with("`data.lengths` is of examples, and rows of text"), "{rows}");
 }

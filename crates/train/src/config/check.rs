@@ -99,6 +99,9 @@ impl Config {
                 refuse!("`data.mean_tokens` is {mean} and must be from 2 to `model.context` = {context}");
             }
         }
+        if !data.lengths.is_empty() && data.mean_tokens.is_none() {
+            refuse!("`data.lengths` is of examples, and rows of text are equally long: leave it out");
+        }
         if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
             refuse!("`data.lengths` has {len}, and each must be from 1 to `model.context` = {context}");
         }

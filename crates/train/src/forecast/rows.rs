@@ -41,10 +41,12 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
     let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
     let there = target.memory_bytes.saturating_sub(target.driver_bytes) as usize;
     let plans = |rows: usize| compile_for(config, &endless, rows, false).ok();
+    // An update of examples never needs room for more than all of them.
+    let most = if config.data.has_examples() { config.train.batch } else { MOST_ROWS };
     let mut known: Vec<(usize, usize)> = vec![];
     let mut fitting: Option<(usize, Compiled)> = None;
-    let mut too_many = MOST_ROWS + 1;
-    let mut next = near.clamp(1, MOST_ROWS);
+    let mut too_many = most + 1;
+    let mut next = near.clamp(1, most);
     // Each try is on the line through the two nearest to the limit; every third halves the range, because the line creeps
     // where memory bends.
     for attempt in 1..64 {
@@ -61,7 +63,7 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
             break;
         }
         next = match attempt % 3 {
-            0 if too_many <= MOST_ROWS => low + (too_many - low) / 2,
+            0 if too_many <= most => low + (too_many - low) / 2,
             _ => guess(&known, there).clamp(low + 1, too_many - 1),
         };
     }
@@ -75,7 +77,10 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
         arena_bytes: fitting.as_ref().map(|(_, compiled)| compiled.plans.arena_bytes),
         tokens_per_second: fitting.as_ref().map(|(rows, compiled)| {
             let seconds = prediction::step_cost(compiled, *rows).predicted_seconds;
-            (rows * config.model.context) as f64 / seconds
+            match config.data.has_examples() {
+                true => prediction::tokens_per_update(config, compiled) as f64 / seconds,
+                false => (rows * config.model.context) as f64 / seconds,
+            }
         }),
     }
 }
