@@ -21,7 +21,7 @@ use flatout_train::signal::StopFlag;
 use flatout_train::supply::Batch;
 use flatout_train::trainer::{Notice, train};
 use flatout_train::update::{Draw, accumulate};
-use flatout_train::{Config, active, initial, measure, recipes};
+use flatout_train::{Config, active, initial, measure, recipes, run};
 
 /// On the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
@@ -162,7 +162,7 @@ struct Trained {
     evals: Vec<f32>,
 }
 
-fn run(config: &Config, dir: &Path, resume: Resume) -> Trained {
+fn train_in(config: &Config, dir: &Path, resume: Resume) -> Trained {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, resume).expect("a run");
     let (mut start, mut steps, mut evals) = (None, vec![], vec![]);
     train(config, &run, &Device::cpu(), &StopFlag::never(), &mut |notice| match notice {
@@ -183,7 +183,7 @@ fn every_layout_trains_alike_and_says_what_it_computed() {
         .enumerate()
         .map(|(i, layout)| {
             let config = config(&[*layout, &["model.dropout=0.1", "eval.rows=20"]].concat());
-            run(&config, &folder.path().join(i.to_string()), Resume::Never)
+            train_in(&config, &folder.path().join(i.to_string()), Resume::Never)
         })
         .collect();
     let naive = &trained[0];
@@ -216,11 +216,11 @@ fn a_run_on_examples_goes_on_exactly() {
     for layout in [&["packing=auto"][..], &["length_buckets=on", "micro_batch=4"]] {
         let folder = tempfile::tempdir().expect("a folder");
         let of = |more: &[&str]| config(&[layout, &["model.dropout=0.1", "eval.rows=0"], more].concat());
-        let whole = run(&of(&[]), &folder.path().join("whole"), Resume::Never);
+        let whole = train_in(&of(&[]), &folder.path().join("whole"), Resume::Never);
         let cut = folder.path().join("cut");
-        let first = run(&of(&["train.steps=3", "schedule.horizon_steps=6"]), &cut, Resume::Never);
+        let first = train_in(&of(&["train.steps=3", "schedule.horizon_steps=6"]), &cut, Resume::Never);
         let config = of(&["schedule.horizon_steps=6"]);
-        let second = run(&config, &cut, Resume::Must);
+        let second = train_in(&config, &cut, Resume::Must);
         let bits = |all: &[&Trained]| -> Vec<(u64, u32, u64)> {
             let steps = all.iter().flat_map(|one| &one.steps);
             steps.map(|s| (s.step, s.loss.to_bits(), s.tokens)).collect()
@@ -229,11 +229,47 @@ fn a_run_on_examples_goes_on_exactly() {
     }
 }
 
+/// Conversations and labelled pairs, through the whole loop: measured, arranged, trained in two layouts and gone on with.
+#[test]
+fn conversations_and_classes_are_trained_in_any_layout() {
+    let chat = ["data.task=chat", "model.vocab=400", "model.context=96"];
+    let classes = ["data.task=classes", "model.vocab=300", "model.context=64", "model.head=classes"];
+    for task in [&chat[..], &[&classes[..], &["model.classes=2"]].concat()] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let of = |more: &[&str]| {
+            let rest = ["data.synthetic_rows=200", "eval.rows=20", "model.dropout=0.1", "train.steps=4"];
+            let base: Vec<&str> = SMALL.iter().filter(|w| !w.starts_with("data.mean")).copied().collect();
+            let words = [&base, task, &rest, more].concat();
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            recipes::resolve("tiny", &[], &words).expect("a config")
+        };
+        let at = |name: &str| folder.path().join(name);
+        let packed = train_in(&of(&["packing=on"]), &at("packed"), Resume::Never);
+        let padded = train_in(&of(&["packing=off", "micro_batch=4"]), &at("padded"), Resume::Never);
+        for (a, b) in packed.steps.iter().zip(&padded.steps) {
+            assert!((a.loss / b.loss - 1.0).abs() < 1e-4, "{task:?}: {} {}", a.loss, b.loss);
+            assert_eq!(a.tokens, b.tokens);
+        }
+        assert!((packed.evals[0] / padded.evals[0] - 1.0).abs() < 1e-4);
+        let kept = run::config(&at("packed")).expect("a config");
+        assert!(!kept.data.lengths.is_empty(), "the run knows how long its examples are");
+        let first = train_in(&of(&["steps=2", "schedule.horizon_steps=4"]), &at("cut"), Resume::Never);
+        let mut config = run::config(&at("cut")).expect("a config");
+        config.train.steps = Some(4);
+        let second = train_in(&config, &at("cut"), Resume::Must);
+        let whole = train_in(&of(&[]), &at("whole"), Resume::Never);
+        let bits = |all: &[&Trained]| -> Vec<u32> {
+            all.iter().flat_map(|one| &one.steps).map(|step| step.loss.to_bits()).collect()
+        };
+        assert_eq!(bits(&[&first, &second]), bits(&[&whole]), "{task:?}");
+    }
+}
+
 #[test]
 fn a_measurement_makes_the_updates_of_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(&["packing=on", "eval.rows=0"]);
-    let trained = run(&config, &folder.path().join("run"), Resume::Never);
+    let trained = train_in(&config, &folder.path().join("run"), Resume::Never);
     let mut bench = measure::open(&config).expect("a bench");
     bench.steps(5).expect("updates");
     let losses: Vec<f32> = trained.steps.iter().map(|step| step.loss).collect();

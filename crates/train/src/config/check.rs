@@ -95,11 +95,17 @@ impl Config {
             if data.source() != Source::Synthetic {
                 refuse!("`data.mean_tokens` is of synthetic examples, and data.path is given: leave one out");
             }
+            if data.task != Task::Text {
+                refuse!(
+                    "`data.mean_tokens` draws examples of its own, and `data.task` is {}: leave one out",
+                    data.task
+                );
+            }
             if !(2..=context).contains(&mean) {
                 refuse!("`data.mean_tokens` is {mean} and must be from 2 to `model.context` = {context}");
             }
         }
-        if !data.lengths.is_empty() && data.mean_tokens.is_none() {
+        if !data.lengths.is_empty() && data.mean_tokens.is_none() && data.task == Task::Text {
             refuse!("`data.lengths` is of examples, and rows of text are equally long: leave it out");
         }
         if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
