@@ -110,3 +110,27 @@ fn what_reads_documents_says_so() {
         flatout(dir, &["data", "inspect", "a.jsonl", "--task", "chat"]).env("NO_COLOR", "1").output();
     assert!(!String::from_utf8(colourless.unwrap().stdout).unwrap().contains('\x1b'));
 }
+
+#[test]
+fn a_run_learns_from_conversations_and_is_asked_in_their_template() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("chat.jsonl"), chats(60)).unwrap();
+    let small = "model.width=32 model.layers=1 model.heads=2 model.kv_heads=1 model.ffn=48 model.vocab=320 \
+                 model.context=64 train.steps=6 train.batch=4 schedule.warmup_steps=2 eval.rows=4 backend=cpu";
+    let words: Vec<&str> = ["train", "tiny"].into_iter().chain(small.split_whitespace()).collect();
+    for (run, more) in [("own", ["data.path=chat.jsonl"]), ("made", ["data.synthetic_rows=300"])] {
+        done(dir, &[&words[..], &more[..], &["data.task=chat", "--run", run]].concat());
+        let asked = ["generate", run, "--chat", "--prompt", "What is 3 + 3?", "--max-tokens", "8", "--json"];
+        let json: Value = serde_json::from_str(&done(dir, &asked).out).expect("JSON");
+        assert!(!json["texts"][0].as_str().unwrap().contains("What is"), "{json}");
+        assert!(json["prompt_tokens"].as_u64().unwrap() > 8);
+        done(dir, &["resume", run, "train.steps=8"]);
+    }
+    // Too little of every row is left to learn from.
+    let cut = [&words[..], &["data.path=chat.jsonl", "data.task=chat", "data.max_tokens=8", "--run", "cut"]]
+        .concat();
+    refused(dir, &cut, &["There is no example to learn from", "longer than data.max_tokens=8"]);
+    let classes = [&words[..], &["data.task=classes", "--run", "classes"]].concat();
+    refused(dir, &classes, &["`data.task` is classes"]);
+}
