@@ -132,5 +132,12 @@ fn a_run_learns_from_conversations_and_is_asked_in_their_template() {
         .concat();
     refused(dir, &cut, &["There is no example to learn from", "longer than data.max_tokens=8"]);
     let classes = [&words[..], &["data.task=classes", "--run", "classes"]].concat();
-    refused(dir, &classes, &["`data.task` is classes"]);
+    refused(dir, &classes, &["`data.task` is classes and `model.head` is tokens"]);
+    let head = ["model.head=classes", "model.classes=3"];
+    refused(
+        dir,
+        &[&classes[..], &head[..]].concat(),
+        &["`model.classes` is 3 and the data has 2 classes (different, same)"],
+    );
+    done(dir, &[&classes[..], &["model.head=classes", "model.classes=2"]].concat());
 }

@@ -2,6 +2,8 @@
 
 mod scratch;
 
+use std::slice::from_ref;
+
 use flatout_data::examples::{ExampleSets, ExampleSpec, Task, TooLong, TrainOn, open, spans};
 use flatout_data::formats::OnError;
 use flatout_data::{Example, Source};
@@ -113,7 +115,7 @@ fn every_schema_gives_the_same_examples() {
     assert_eq!(learned(&wanted, wanted.train.get(1)), "Blue.<|im_end|>");
     assert_eq!(wanted.description.template.as_deref(), Some("data.template=chatml"));
     for (schema, file) in files {
-        let sets = open(&chat(std::slice::from_ref(&file))).unwrap();
+        let sets = open(&chat(from_ref(&file))).unwrap();
         assert!(sets.description.schema[0].contains(schema), "{file}: {:?}", sets.description.schema);
         assert_eq!(texts(&sets), texts(&wanted), "{file}");
         assert_eq!(sets.train, wanted.train, "{file}");
@@ -126,7 +128,7 @@ fn a_prompt_is_followed_by_its_completion_and_an_end() {
     let row =
         "{\"prompt\":\"2 + 2 = \",\"completion\":\"4\"}\n{\"prompt\":\"\",\"completion\":\"a text alone\"}\n";
     let path = scratch.write("a.jsonl", row.as_bytes());
-    let sets = open(&chat(std::slice::from_ref(&path))).unwrap();
+    let sets = open(&chat(from_ref(&path))).unwrap();
     assert_eq!(texts(&sets), ["<bos>2 + 2 = 4<eos>", "<bos>a text alone<eos>"]);
     assert_eq!(learned(&sets, sets.train.get(0)), "4<eos>");
     let all = open(&ExampleSpec { train_on: TrainOn::All, ..chat(&[path]) }).unwrap();
@@ -254,31 +256,31 @@ fn what_no_row_can_say_is_said_of_the_whole() {
     let empty = write("empty.jsonl", "");
     let named = |names: [&str; 2]| names.map(String::from).to_vec();
     let cases: Vec<(ExampleSpec, &[&str])> = vec![
-        (classes(&[one.clone()]), &["Every row of", "one.jsonl has the label `1`"]),
+        (classes(from_ref(&one)), &["Every row of", "one.jsonl has the label `1`"]),
         (
-            ExampleSpec { classes: named(["no", "yes"]), ..classes(&[two.clone()]) },
+            ExampleSpec { classes: named(["no", "yes"]), ..classes(from_ref(&two)) },
             &["two.jsonl, line 3", "the label 2 is beyond the 2 classes"],
         ),
         (
-            ExampleSpec { classes: named(["a", "a"]), ..classes(&[two.clone()]) },
+            ExampleSpec { classes: named(["a", "a"]), ..classes(from_ref(&two)) },
             &["data.classes has `a` twice"],
         ),
         (
-            ExampleSpec { label: Some("kind".into()), ..classes(&[two.clone()]) },
+            ExampleSpec { label: Some("kind".into()), ..classes(from_ref(&two)) },
             &["line 1", "no field `kind`"],
         ),
         (
-            ExampleSpec { group: Some("doc".into()), ..classes(&[two.clone()]) },
+            ExampleSpec { group: Some("doc".into()), ..classes(from_ref(&two)) },
             &["line 1", "no field `doc`, which data.group names"],
         ),
         (ExampleSpec { max_tokens: 2, ..classes(&[two]) }, &["data.max_tokens=2 leaves no room"]),
-        (chat(&[unknown.clone()]), &["unknown.jsonl, line 1", "the fields `body`", "`messages`"]),
+        (chat(from_ref(&unknown)), &["unknown.jsonl, line 1", "the fields `body`", "`messages`"]),
         (skipping(chat(&[unknown])), &["There is no example to learn from", "1 left out"]),
         (chat(&[text]), &["a.txt is plain text"]),
         (chat(&[empty]), &["empty.jsonl", "no row in it"]),
-        (ExampleSpec { classes: named(["a", "b"]), ..chat(&[one.clone()]) }, &["data.task=chat has none"]),
-        (ExampleSpec { fold: Some((2, 2)), ..classes(&[one.clone()]) }, &["Fold 2 of 2 is none"]),
-        (ExampleSpec { max_tokens: 1, ..chat(&[one.clone()]) }, &["nothing to predict"]),
+        (ExampleSpec { classes: named(["a", "b"]), ..chat(from_ref(&one)) }, &["data.task=chat has none"]),
+        (ExampleSpec { fold: Some((2, 2)), ..classes(from_ref(&one)) }, &["Fold 2 of 2 is none"]),
+        (ExampleSpec { max_tokens: 1, ..chat(from_ref(&one)) }, &["nothing to predict"]),
         (ExampleSpec { source: Source::Synthetic, ..chat(&[one]) }, &["no use for data.path"]),
     ];
     for (spec, says) in cases {
@@ -294,8 +296,7 @@ fn what_is_too_long_is_cut_left_out_or_refused() {
     let text = row("q", "short") + &row("q", &"long ".repeat(40)) + &row(&"long ".repeat(40), "a");
     let path = scratch.write("a.jsonl", text.as_bytes());
     // Without words in common every byte is a token.
-    let spec =
-        |too_long| ExampleSpec { too_long, max_tokens: 20, vocab: 260, ..chat(std::slice::from_ref(&path)) };
+    let spec = |too_long| ExampleSpec { too_long, max_tokens: 20, vocab: 260, ..chat(from_ref(&path)) };
     let cut = open(&spec(TooLong::Cut)).unwrap();
     assert_eq!((cut.train.count(), cut.description.cut, cut.description.too_long), (2, 1, 1));
     assert_eq!(cut.train.len_of(1), 20);
@@ -312,7 +313,7 @@ fn what_is_too_long_is_cut_left_out_or_refused() {
         max_tokens: 20,
         vocab: 258,
         classes: vec!["n".into(), "y".into()],
-        ..classes(std::slice::from_ref(&pair))
+        ..classes(from_ref(&pair))
     };
     let cut = open(&classes(TooLong::Cut)).unwrap();
     assert_eq!((cut.train.len_of(0), cut.description.cut), (20, 2));
@@ -332,7 +333,7 @@ fn reviews(scratch: &Scratch, rows: usize) -> String {
 fn classes_are_collected_sorted_or_given_and_counted() {
     let scratch = Scratch::new("examples-classes");
     let path = reviews(&scratch, 60);
-    let collected = open(&classes(std::slice::from_ref(&path))).unwrap();
+    let collected = open(&classes(from_ref(&path))).unwrap();
     assert_eq!(collected.classes, ["bad", "fine", "good"]);
     assert_eq!(collected.train.get(1).label, Some(2));
     assert_eq!(
@@ -353,8 +354,7 @@ fn classes_are_collected_sorted_or_given_and_counted() {
 fn rows_of_a_group_are_on_one_side_and_folds_are_a_partition() {
     let scratch = Scratch::new("examples-sides");
     let path = reviews(&scratch, 200);
-    let grouped =
-        ExampleSpec { group: Some("book".into()), held_out: 0.3, ..classes(std::slice::from_ref(&path)) };
+    let grouped = ExampleSpec { group: Some("book".into()), held_out: 0.3, ..classes(from_ref(&path)) };
     let sets = open(&grouped).unwrap();
     let books = |sets: &ExampleSets, held: bool| {
         let table = if held { &sets.held_out } else { &sets.train };
@@ -371,7 +371,7 @@ fn rows_of_a_group_are_on_one_side_and_folds_are_a_partition() {
     assert!(train.iter().all(|book| !held_out.contains(book)), "{train:?} {held_out:?}");
     let mut places = Vec::new();
     for part in 0..4 {
-        let spec = ExampleSpec { fold: Some((part, 4)), ..classes(std::slice::from_ref(&path)) };
+        let spec = ExampleSpec { fold: Some((part, 4)), ..classes(from_ref(&path)) };
         let sets = open(&spec).unwrap();
         assert_eq!(sets.train.count() + sets.held_out.count(), 200);
         assert!(sets.held_out.count() > 20, "fold {part} has {}", sets.held_out.count());
