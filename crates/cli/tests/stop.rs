@@ -64,7 +64,7 @@ fn in_an_evaluation() {
     assert_eq!(stopped_after(&scene, "run", &mut child), 3);
     let evals = |run: &str| -> Vec<(u64, u32)> {
         let of = |event: &Event| match event {
-            Event::Eval { step, loss } => Some((*step, loss.to_bits())),
+            Event::Eval { step, loss, .. } => Some((*step, loss.to_bits())),
             _ => None,
         };
         scene.events(run).iter().filter_map(of).collect()

@@ -153,7 +153,7 @@ fn tensorboards_files_follow_the_run_and_its_restarts() {
     );
     let evals = |events: &[Event]| -> Vec<(u64, f32)> {
         let eval = |event: &Event| match event {
-            Event::Eval { step, loss } => Some((*step, *loss)),
+            Event::Eval { step, loss, .. } => Some((*step, *loss)),
             _ => None,
         };
         events.iter().filter_map(eval).collect()
