@@ -1,1 +1,49 @@
+//! `eval`: loss and perplexity, or how well classes are predicted.
 
+mod classes;
+
+use std::process::ExitCode;
+
+use flatout_train::Failure;
+use flatout_train::evaluate::{self, Share};
+use serde_json::json;
+
+use crate::args::Eval;
+use crate::model;
+use crate::screen::{Screen, count};
+
+pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
+    if let (Some(file), Some(out)) = (&args.predict, &args.out) {
+        return classes::predict(args, file, out, screen);
+    }
+    let mut loaded = model::open(&args.model, &args.overrides)?;
+    if loaded.config.model.classes.is_some() {
+        return classes::judge(args, loaded, screen);
+    }
+    let (rows, share) = evaluate::rows(&mut loaded, &args.overrides)?;
+    let device = model::device(&loaded)?;
+    let found = evaluate::evaluate(&mut loaded, &device, &rows)?;
+    if screen.json {
+        screen.object(&json!({
+            "model": args.model.display().to_string(),
+            "checkpoint": loaded.place.display().to_string(),
+            "step": loaded.step,
+            "on": if share == Share::All { "all" } else { "held_out" },
+            "loss": found.loss,
+            "perplexity": found.perplexity,
+            "tokens": found.tokens,
+            "rows": found.rows,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let on = if share == Share::All { "the text" } else { "held-out text" };
+    screen.result(format!(
+        "loss {:.4} nats a token, perplexity {:.3}, over {} tokens of {on} in {} rows of {}",
+        found.loss,
+        found.perplexity,
+        count(found.tokens),
+        count(found.rows),
+        count(rows.context as u64)
+    ));
+    Ok(ExitCode::SUCCESS)
+}

@@ -46,7 +46,8 @@ fn table(metrics: &Metrics, names: &[String], screen: &Screen) {
     if classes > MOST_IN_TABLE {
         return;
     }
-    let name = |class: usize| names.get(class).map_or(class.to_string(), |name| name.chars().take(16).collect());
+    let name =
+        |class: usize| names.get(class).map_or(class.to_string(), |name| name.chars().take(16).collect());
     let width = (0..classes).map(|class| name(class).chars().count()).max().unwrap_or(0).max(6);
     let line = |first: &str, cells: Vec<String>| {
         let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>width$}")).collect();
