@@ -8,6 +8,7 @@
 //!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
 //!    -> mask           what of the text is learned
 //!    -> encoder        text to tokens with their places; pairs in a tokeniser's frame
+//! reading    all of it for every row, in parallel
 //! sets       all of it behind `open`, split, with what was left out and why
 //! look       what the loss sees of an example
 //! question   a question to a model, written by the same template
@@ -19,6 +20,7 @@ mod labelled;
 mod look;
 mod mask;
 mod question;
+mod reading;
 mod sets;
 mod synthetic;
 mod template;

@@ -19,14 +19,17 @@ pub(crate) struct Piece {
     pub is_frame: bool,
 }
 
+/// What is put before and behind one text.
+type Around = [Vec<u32>; 2];
+/// What is put before, between and behind two.
+type Between = [Vec<u32>; 3];
+
 /// Encodes as a model's own tokeniser does: special tokens that are spelled out are themselves.
 pub(crate) struct Encoder {
     library: Tokenizer,
     special: HashSet<u32>,
-    /// What is put around one text.
-    single: [Vec<u32>; 2],
-    /// What is put before, between and behind two.
-    pair: [Vec<u32>; 3],
+    single: Around,
+    pair: Between,
     eos: u32,
 }
 
@@ -118,7 +121,7 @@ fn longest_first(first: usize, second: usize, room: usize) -> (usize, usize) {
 }
 
 /// What the tokeniser's processing puts around one text, and around and between two: read from what it does to a letter.
-fn frames(library: &Tokenizer) -> Result<([Vec<u32>; 2], [Vec<u32>; 3]), DataError> {
+fn frames(library: &Tokenizer) -> Result<(Around, Between), DataError> {
     let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
         DataError::input(format!(
             "The tokeniser cannot encode a single letter: {error}; give another with data.tokenizer."

@@ -27,7 +27,7 @@ impl Jsonl {
 
     /// Blank lines are no documents, and nothing is wrong with them.
     pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
-        let found = self.next_line(|line, field| text_of(line, field))?;
+        let found = self.next_line(text_of)?;
         Ok(found.map(|Line { found, line, at, len }| Piece {
             text: found,
             line: Some(line),

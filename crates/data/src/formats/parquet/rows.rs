@@ -313,7 +313,7 @@ impl Builder<'_> {
             let Form::List(list) = list.form else { unreachable!("it is a list") };
             return Ok(Some(match is(MAP) {
                 true => Form::Map(list),
-                false => Form::List(Repeated { element: unwrapped(list.element), ..list }),
+                false => Form::List(Repeated { element: Box::new(unwrapped(*list.element)), ..list }),
             }));
         }
         Ok(Some(Form::Structure(fields)))
@@ -321,11 +321,9 @@ impl Builder<'_> {
 }
 
 /// A list's repeated group is a frame around its element where it holds nothing else.
-fn unwrapped(entry: Box<Node>) -> Box<Node> {
-    match entry.form {
-        Form::Structure(mut fields) if fields.len() == 1 && fields[0].0 != "array" => {
-            Box::new(fields.remove(0).1)
-        }
-        form => Box::new(Node { form, ..*entry }),
+fn unwrapped(mut entry: Node) -> Node {
+    match &mut entry.form {
+        Form::Structure(fields) if fields.len() == 1 && fields[0].0 != "array" => fields.remove(0).1,
+        _ => entry,
     }
 }
