@@ -8,6 +8,17 @@ use std::path::Path;
 use program::{Said, flatout, say};
 use serde_json::Value;
 
+/// Looks at what a small model of two classes learns from.
+const CLASSES: [&str; 7] = [
+    "data",
+    "inspect",
+    "tiny",
+    "data.task=classes",
+    "model.head=classes",
+    "model.classes=2",
+    "model.vocab=300",
+];
+
 fn chats(rows: usize) -> String {
     let row = |at: usize| {
         format!(
@@ -76,16 +87,13 @@ fn conversations_are_shown_as_the_loss_sees_them() {
 fn a_recipe_shows_its_synthetic_sets_and_its_own_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let said = done(
-        dir,
-        &["data", "inspect", "tiny", "data.task=classes", "model.vocab=300", "data.synthetic_rows=300"],
-    );
+    let said = done(dir, &[&CLASSES[..], &["data.synthetic_rows=300"]].concat());
     for part in ["pairs of `text_a` and `text_b`", "class    different", "class    same", ", class "] {
         assert!(said.out.contains(part), "{:?} lacks {part:?}", said.out);
     }
     let csv: String = (0..40).map(|at| format!("text {at},{}\n", ["good", "bad"][at % 2])).collect();
     fs::write(dir.join("reviews.csv"), format!("review,mood\n{csv}")).unwrap();
-    let words = ["data", "inspect", "tiny", "data.task=classes", "model.vocab=300", "data.path=reviews.csv"];
+    let words = [&CLASSES[..], &["data.path=reviews.csv"]].concat();
     let named = ["data.text_a=review", "data.label=mood", "data.held_out=0.2"];
     let said = done(dir, &[&words[..], &named[..]].concat());
     assert!(said.out.contains("texts in `review`, labels in `mood`"), "{}", said.out);
@@ -137,7 +145,7 @@ fn a_run_learns_from_conversations_and_is_asked_in_their_template() {
     refused(
         dir,
         &[&classes[..], &head[..]].concat(),
-        &["`model.classes` is 3 and the data has 2 classes (different, same)"],
+        &["the labels are of 2 classes (different, same) and `model.classes` is 3"],
     );
     done(dir, &[&classes[..], &["model.head=classes", "model.classes=2"]].concat());
 }

@@ -92,7 +92,9 @@ mod tests {
         let chat = opened("data.task=chat model.vocab=400 data.synthetic_rows=200 data.max_tokens=60");
         assert_eq!(chat.description.rows, 200);
         assert!(chat.train.iter().all(|example| example.tokens.len() <= 60 && example.is_supervised()));
-        let pairs = opened("data.task=classes model.vocab=300 data.synthetic_rows=200 data.held_out=0.2");
+        let pairs = opened(
+            "data.task=classes model.head=classes model.classes=2 model.vocab=300 data.synthetic_rows=200 data.held_out=0.2",
+        );
         assert_eq!(pairs.classes, ["different", "same"]);
         assert!(pairs.held_out.count() > 10);
     }
