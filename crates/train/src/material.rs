@@ -155,7 +155,7 @@ fn some(names: &[String]) -> String {
 /// What is evaluated on, laid out for the plan `eval`.
 pub enum HeldOut {
     /// Rows that are cut into batches of so many.
-    Rows(Rows, usize),
+    Rows(Box<Rows>, usize),
     Examples(Vec<MicroBatch>),
 }
 
@@ -168,7 +168,9 @@ impl HeldOut {
         layout: Option<&Layout>,
     ) -> Result<HeldOut, Failure> {
         match (material, layout) {
-            (Material::Text(corpus), _) => Ok(HeldOut::Rows(corpus.held_out_rows(config.eval.rows)?, batch)),
+            (Material::Text(corpus), _) => {
+                Ok(HeldOut::Rows(Box::new(corpus.held_out_rows(config.eval.rows)?), batch))
+            }
             (Material::Examples(examples), Some(layout)) if examples.held_out.count() > 0 => {
                 Ok(HeldOut::Examples(once(&examples.held_out, config.eval.rows, layout, &[])))
             }

@@ -310,7 +310,7 @@ fn what_cannot_be_laid_out_is_said() {
         let words: Vec<String> = SMALL.iter().chain(overrides).map(|word| word.to_string()).collect();
         let resolved = recipes::resolve("tiny", &[], &words).map_err(|error| error.to_string());
         let made = resolved.and_then(|c| compile(&c, &cpu::target(1)).map_err(|error| error.to_string()));
-        made.err().expect("a refusal")
+        made.expect_err("a refusal")
     };
     for (overrides, said) in [
         (&["packing=on", "length_buckets=on"][..], "`length_buckets=on` has nothing to do with `packing=on`"),
