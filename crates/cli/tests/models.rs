@@ -113,7 +113,7 @@ fn what_cannot_be_used_is_refused() {
         ("eval empty", "it has neither config.toml nor config.json"),
         ("eval run model.width=3", "`model.width` cannot change when a model is used"),
         ("eval run data.path=none.txt", "none.txt"),
-        ("eval run@x", "`x` is none"),
+        ("eval run@x", "`x` is neither"),
         ("generate run --top-p 0", "--top-p is 0 and must be above 0"),
         ("generate run --top-p 1.5", "--top-p is 1.5"),
         ("generate run --at-once 0", "--at-once is 0"),

@@ -15,7 +15,7 @@ use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::{Documents, Form, build};
 
 const ROWS: usize = 2;
-const LOSS: Form = Form::Loss { rows: ROWS, documents: Documents::Joined, dropout: true };
+const LOSS: Form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: true };
 
 fn small() -> DecoderConfig {
     DecoderConfig {

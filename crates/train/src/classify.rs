@@ -65,6 +65,8 @@ pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
     config.data.task = Task::Classes;
     config.data.source = Source::Auto;
     config.data.path = Some(Paths(vec![file.to_string()]));
+    // Groups keep rows of one document on one side; here is one side only.
+    config.data.group = None;
     let spec = ExampleSpec {
         unlabelled: true,
         held_out: 0.0,

@@ -82,6 +82,7 @@ fn config(overrides: &[&str]) -> Config {
         "model.global_every=2",
         "model.embed_scale=5.65625",
         "model.attention=bidirectional",
+        "data.task=classes",
         "model.head=classes",
         "model.classes=2",
         "model.head_dropout=0.1",
@@ -179,7 +180,8 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     run_in(&at("run"), &config(&words), &sides);
     let device = Device::cpu();
     let open = |name: &str| Loaded::open(&at(name), &[]).expect("a model");
-    let wanted = Export { to: at("out"), dtype: Width::F32, shard_bytes: 5_000_000_000, force: false };
+    let wanted =
+        Export { to: at("out"), dtype: Width::F32, shard_bytes: 5_000_000_000, force: false, adapter: false };
     let bf16 = Export { dtype: Width::Bf16, ..wanted.clone() };
     let refused = export(&mut open("run"), &bf16).unwrap_err().to_string();
     assert!(refused.contains("in bfloat16 a Gemma-3 of this width multiplies them by 5.65625"), "{refused}");
@@ -195,6 +197,7 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     let from = format!("model.from={}", at("out").display());
     let words = [
         from.as_str(),
+        "data.task=classes",
         "train.steps=1",
         "train.batch=2",
         "optimizer.lr=1e-30",

@@ -1,5 +1,7 @@
 //! What no single key can say: which values go together.
 
+use flatout_models::config::Head;
+
 use super::{Config, Group, MixPart, Paths, ScheduleName, Source, Task};
 use crate::{UserError, refuse};
 
@@ -105,7 +107,8 @@ impl Config {
                 refuse!("`data.mean_tokens` is {mean} and must be from 2 to `model.context` = {context}");
             }
         }
-        if !data.lengths.is_empty() && data.mean_tokens.is_none() && data.task == Task::Text {
+        let is_text = data.task == Task::Text && self.model.head == Head::Tokens;
+        if !data.lengths.is_empty() && data.mean_tokens.is_none() && is_text {
             refuse!("`data.lengths` is of examples, and rows of text are equally long: leave it out");
         }
         if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
