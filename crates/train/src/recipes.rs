@@ -23,6 +23,8 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "gpt2-124m", text: include_str!("../../../recipes/gpt2-124m.toml") },
     Embedded { name: "smollm2-135m", text: include_str!("../../../recipes/smollm2-135m.toml") },
     Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
+    Embedded { name: "gemma3-1b-pairs", text: include_str!("../../../recipes/gemma3-1b-pairs.toml") },
+    Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
 ];
 
 /// What is laid for a GPU; which one it is changes only the description.
@@ -206,18 +208,42 @@ mod tests {
             ("gpt2-124m", 124_439_808 + 47 * 768, 512 * 1024),
             ("smollm2-135m", 134_515_008, 512 * 2048),
             ("smollm2-360m", 361_821_120, 512 * 2048),
+            // With a head of two classes.
+            ("gemma3-1b-pairs", 999_885_952 + 2 * 1152, 8 * 512),
+            ("gemma3-4b-pairs", 3_880_263_168 + 2 * 2560, 8 * 512),
         ];
         for (name, parameters, tokens) in sizes {
             let config = resolve(name, &[], &[]).unwrap();
             assert_eq!(config.model.parameters(), parameters, "{name}");
             assert_eq!(config.train.batch * config.model.context, tokens, "{name}");
-            assert!(config.model.vocab.is_multiple_of(128), "{name}");
+            assert!(config.model.vocab.is_multiple_of(64), "{name}");
         }
         let more = resolve("pretrain-226m", &[], &["batch=96".into(), "micro_batch=8".into()]).unwrap();
         assert_eq!(more.train.batch * more.model.context, 196_608);
         assert_eq!(more.train.batch / more.train.micro_batch().unwrap(), 12);
         let own = resolve("gpt2-124m", &[], &["vocab=50257".into()]).unwrap();
         assert!(flatout_models::gpt2::stored(&own.model).is_ok());
+    }
+
+    /// The published files of these models describe what the recipes say.
+    #[test]
+    fn the_pairs_are_gemmas() {
+        use flatout_models::gemma::embed_scale;
+        for (name, width) in [("gemma3-1b-pairs", 1152), ("gemma3-4b-pairs", 2560)] {
+            let config = resolve(name, &[], &[]).unwrap();
+            assert_eq!(config.validate_for_training(), Ok(()), "{name}");
+            assert_eq!(
+                (config.model.width, config.model.embed_scale),
+                (width, embed_scale(width, "bfloat16"))
+            );
+            let written = flatout_models::huggingface::write(&config.model, "bfloat16", &[2], &[1]).unwrap();
+            assert_eq!(written["architectures"][0], "Gemma3TextForSequenceClassification");
+            let quick = resolve(name, &["quick-test".into()], &[]).unwrap();
+            assert_eq!(
+                (quick.train.steps, quick.eval_every(10), quick.schedule.warmup_steps),
+                (Some(10), 5, 2)
+            );
+        }
     }
 
     #[test]
