@@ -14,6 +14,7 @@ use crate::metrics::Metrics;
 /// form, those of 32 bits as such.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant, reason = "a run has one start, and steps are what there are many of")]
 pub enum Event {
     Start(Start),
     Step(Step),

@@ -165,7 +165,7 @@ fn a_separable_set_is_learned_from_random_weights() {
         "{report}"
     );
 
-    let refused = Generator::open(&dir, &device).err().expect("no text").to_string();
+    let refused = Generator::open(&dir, &device).expect_err("no text").to_string();
     assert!(refused.contains("predicts classes, not text"), "{refused}");
 }
 
@@ -323,7 +323,7 @@ fn examples_without_their_class_are_refused() {
         let mut config = config(&[]);
         let opened = opened(material(&(table, texts(20, 2))), &mut config);
         let failure = train_on(&config, opened, &run, &Device::cpu(), &StopFlag::never(), &mut |_| {});
-        failure.err().expect("a refusal").to_string()
+        failure.expect_err("a refusal").to_string()
     };
     assert_eq!(refused(Some(2)), "an example has class 2, counted from 0, and `model.classes` is 2");
     assert_eq!(refused(None), "`model.head` is classes and an example has none");

@@ -46,9 +46,11 @@ fn x_bytes(elements: usize, dtype: DType) -> usize {
     (elements * dtype.bytes()).next_multiple_of(64)
 }
 
+type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
+
 /// The norm's own kernel writes x to where it is wanted or to scratch, and it is quantised from there.
 fn run_norm(launch: &Launch, cx: &Context<'_>, of: Source) -> Result<(), String> {
-    let (op, kernel): (Op, fn(&Launch, &Context<'_>) -> Result<(), String>) = match of {
+    let (op, kernel): (Op, Run) = match of {
         Source::Norm(spec, residual) => (spec.op(residual), norm::run),
         Source::NormGrad(spec, add) => (spec.grad(add), norm::run_grad),
         _ => unreachable!("called for norms"),

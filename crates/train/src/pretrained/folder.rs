@@ -108,7 +108,9 @@ pub fn weights(folder: &Path, model: &DecoderConfig) -> Result<Weights, UserErro
         refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
     }
     unused.retain(|name| !huggingface::is_redundant(model, name));
-    weights.of_images = unused.extract_if(.., |name| gemma::is_of_images(name)).count();
+    let all = unused.len();
+    unused.retain(|name| !gemma::is_of_images(name));
+    weights.of_images = all - unused.len();
     if !unused.is_empty() {
         let unused: Vec<String> = unused.into_iter().cloned().collect();
         refuse!("{} has {}, which the model its {CONFIG} describes has not", folder.display(), some(&unused));
