@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::target::{KernelRow, Target};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Op, OpKind};
@@ -217,7 +218,8 @@ impl Place<'_> {
 
 /// Whether another kernel or algorithm serves the form on a GPU, which rounds otherwise. Leaving an output out changes a
 /// product's epilogue, which is part of the choice of an algorithm; 8-bit products and those with sums round a bf16 base
-/// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits.
+/// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits. A norm that is quantised in the same
+/// pass is compiled apart for every choice of outputs, and its sums contract otherwise in the last bit.
 fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
     let anew = match (&case.op, form) {
         (Op::Product { epilogue, .. }, Form::Without { .. }) => {
@@ -226,6 +228,7 @@ fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
         (Op::Product { epilogue, base: true, out: DType::BF16, .. }, Form::InPlace { .. }) => {
             *epilogue == Epilogue::SumA || case.ins[0].0.dtype.is_fp8()
         }
+        (Op::Quantize { of: Source::Norm(..) | Source::NormGrad(..), .. }, Form::Without { .. }) => true,
         _ => false,
     };
     anew && matches!(place, Place::Cuda(_))
