@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use flatout_ir::cost::cost;
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
 use flatout_ir::passes::input_path;
@@ -364,4 +365,46 @@ fn only_what_leads_to_an_adapter_is_computed() {
     };
     assert_eq!(products(Role::Eval, "layers.1.attn") - products(Role::Eval, "layers.0.attn"), 2 + 4);
     assert_eq!(products(Role::Apply, "layers.1"), 3 * 4);
+}
+
+/// Beyond LoRA's, DoRA moves eight passes over the adapted outputs through memory, twice with the row that is repeated, which
+/// is counted as if it were stored; and keeps the outputs that nothing else keeps: those of attention's last product.
+#[test]
+fn dora_moves_and_keeps_little_more_than_lora() {
+    const TOKENS: usize = 1024;
+    let config = DecoderConfig {
+        width: 96,
+        layers: 4,
+        heads: 4,
+        kv_heads: Some(1),
+        head_size: Some(16),
+        ffn: 128,
+        vocab: 64,
+        context: TOKENS,
+        qk_norm: true,
+        ..DecoderConfig::default()
+    };
+    let g = build(&config, Form::Loss { rows: 1, len: TOKENS, documents: Documents::Joined, dropout: false });
+    let (inside, last) = (96, 96);
+    let plans = |dora: bool| {
+        let weights =
+            (0..4).flat_map(|i| ["wq", "wk", "wv", "wo"].map(|name| format!("layers.{i}.attn.{name}")));
+        let options = Options {
+            adapters: weights.map(|weight| adapter(&weight, 4, dora)).collect(),
+            freeze: frozen(&g),
+            precision: Precision::BF16,
+            ..Options::default()
+        };
+        let plans =
+            compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), &options).expect("plans");
+        let bytes = cost(plans.plan(Role::Grad).expect("a plan"), &paper()).bytes as usize;
+        (bytes, plans.categories()["activations"])
+    };
+    let ((lora, kept_by_lora), (dora, kept_by_dora)) = (plans(false), plans(true));
+    let pass = 4 * TOKENS * (inside + last) * 2;
+    let passes = (dora - lora) as f64 / pass as f64;
+    assert!((8.0..12.5).contains(&passes), "{passes} passes");
+    let kept = kept_by_dora as f64 - kept_by_lora as f64;
+    let outputs = (4 * TOKENS * last * 2) as f64;
+    assert!(kept < 1.3 * outputs, "{kept} bytes more are kept, and the last outputs are {outputs}");
 }

@@ -320,10 +320,11 @@ fn dora_costs_little_more_than_lora() {
     println!("lora {lora:.4} s in {lora_launches} launches, {with_lora:?}");
     println!("dora {dora:.4} s in {dora_launches} launches, {with_dora:?}");
     println!("{:.3}", dora / lora);
-    // A tenth is what is wanted. The plan's bytes count g, one row for all tokens, as if it were read for each of them.
-    assert!(dora < 1.12 * lora, "{dora} {lora}");
-    // Beyond LoRA's: g, g v and, backward, 1/g, g dy, dy v and its sum, and what m and g get of it; 2 products a layer.
+    // The plan's bytes count g, one row for all tokens, as if it were read for each of them.
+    assert!(dora < 1.1 * lora, "{dora} {lora}");
+    // Beyond LoRA's: g, g v and, backward, g dy, dy z and its sum, 1/g and what m gets of it; 2 products a layer.
     assert!(dora_launches - lora_launches <= 26 * 2 * 8, "{dora_launches} {lora_launches}");
-    assert!(with_dora["activations"] < with_lora["activations"] + with_lora["activations"] / 50);
+    // The outputs of attention's last product: LoRA keeps them where a norm follows, as in Gemma-3.
+    assert!(with_dora["activations"] < with_lora["activations"] + 26 * 32 * 512 * 1152 * 2 + (64 << 20));
     assert_eq!(with_dora["frozen"], with_lora["frozen"]);
 }

@@ -3,11 +3,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{Graph, Node, NodeId, Value};
+use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;
+use crate::ops::reduce::Fold;
 use crate::passes::adapters;
 use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
@@ -15,18 +16,19 @@ use crate::replay::{Replay, users};
 /// Rewrites the backward pass; returns how many forward nodes run again.
 pub fn recompute(g: &Graph, forward: usize, how: Recompute) -> (Graph, usize) {
     let mut replay = Replay::new(g);
-    let mut again = Again {
-        g,
-        forward,
-        how,
-        boundary: boundary(g, forward),
-        unscaled: unscaled(g, forward),
-        made: HashMap::new(),
-        count: 0,
-    };
-    for id in g.ids() {
+    let mut again = Again { g, forward, how, boundary: boundary(g, forward), made: HashMap::new(), count: 0 };
+    let rows = if how == Recompute::Cheap { row_gradients(g, forward) } else { HashMap::new() };
+    let skipped: HashSet<NodeId> = rows.values().map(|row| row.product).collect();
+    for id in g.ids().filter(|id| !skipped.contains(id)) {
         if (id.0 as usize) < forward || how == Recompute::None {
             replay.copy(id);
+        } else if let Some(of) = rows.get(&id) {
+            let [d, z, row] = [of.d, of.z, of.row].map(|v| again.value(&mut replay, v));
+            let product = replay.add(Op::Map { f: E::Mul }, vec![d, z], of.product);
+            let sum = replay.add(g.node(id).op.clone(), vec![product], id);
+            let inverse = replay.add(Op::Map { f: E::Recip }, vec![row], id);
+            let gradient = replay.add(Op::Map { f: E::Mul }, vec![sum, inverse], id);
+            replay.set(id.out(0), gradient);
         } else {
             let ins = g.node(id).ins.iter().map(|v| again.value(&mut replay, *v)).collect();
             replay.copy_as(id, g.node(id).op.clone(), ins);
@@ -41,7 +43,6 @@ struct Again<'a> {
     forward: usize,
     how: Recompute,
     boundary: HashSet<Value>,
-    unscaled: HashMap<Value, (Value, Value)>,
     made: HashMap<Value, Value>,
     count: usize,
 }
@@ -67,11 +68,6 @@ impl Again<'_> {
             self.count += 1;
             return copy.out(0);
         }
-        if let (Recompute::Cheap, Some(&(scaled, row))) = (self.how, self.unscaled.get(&v)) {
-            let made = self.unscale(replay, v, scaled, row);
-            self.made.insert(v, made);
-            return made;
-        }
         let ins: Vec<Value> = node.ins.iter().map(|v| self.value(replay, *v)).collect();
         let copy = replay.new.push_keyed(node.op.clone(), ins, &node.path, node.key);
         for out in 0..node.outs.len() as u8 {
@@ -79,24 +75,6 @@ impl Again<'_> {
         }
         self.count += !is_view(&node.op) as usize;
         self.made[&v]
-    }
-
-    /// The value that was scaled by a row, from what came of it.
-    fn unscale(&mut self, replay: &mut Replay<'_>, v: Value, scaled: Value, row: Value) -> Value {
-        let (node, dtype) = (self.g.node(row.node), self.g.ty(row).dtype);
-        self.count += 1;
-        let (row, mut value) = (self.value(replay, node.ins[0]), self.value(replay, scaled));
-        let mut add = |op: Op, ins: Vec<Value>| replay.add(op, ins, v.node);
-        let inverse = add(Op::Map { f: E::Recip }, vec![row]);
-        let inverse = add(node.op.clone(), vec![inverse]);
-        if self.g.ty(scaled).dtype != dtype {
-            value = add(Op::Map { f: E::Cast(dtype) }, vec![value]);
-        }
-        let value = add(Op::Map { f: E::Mul }, vec![value, inverse]);
-        match self.g.ty(v).dtype {
-            same if same == dtype => value,
-            other => add(Op::Map { f: E::Cast(other) }, vec![value]),
-        }
     }
 
     fn is_kept(&self, v: Value) -> bool {
@@ -113,7 +91,6 @@ impl Again<'_> {
             Recompute::Cheap => match node.op {
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
-                _ if self.unscaled.contains_key(&v) => false,
                 Op::Map { f } => Act::of(f).is_none(),
                 _ => true,
             },
@@ -126,22 +103,46 @@ fn is_view(op: &Op) -> bool {
     matches!(op, Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. })
 }
 
-/// What adapters scaled by a row: the value before, and after it with the row as it is repeated. One of the two is kept,
-/// and the other follows from it inside whatever elementwise operation reads it.
-fn unscaled(g: &Graph, forward: usize) -> HashMap<Value, (Value, Value)> {
+/// The gradient of a row that adapters scaled columns by, z = v row: the sum over tokens of d v.
+struct RowGradient {
+    /// The product whose columns are summed.
+    product: NodeId,
+    d: Value,
+    /// What came of the scaling.
+    z: Value,
+    /// The row before it was repeated.
+    row: Value,
+}
+
+/// All of them, by the node that sums. They are sum(d z) / row as well, and z is what others read: v need not be kept.
+fn row_gradients(g: &Graph, forward: usize) -> HashMap<NodeId, RowGradient> {
     let users = users(g);
     let cast = |v: Value| matches!(g.node(v.node).op, Op::Map { f: E::Cast(_) });
-    let scales = |node: &Node| {
-        let by = node.ins.get(1).map(|v| g.node(v.node));
-        let is_row = by.is_some_and(|by| matches!(by.op, Op::Broadcast { .. }) && g.dims(by.ins[0])[0] == 1);
-        matches!(node.op, Op::Map { f: E::Mul }) && is_row && node.path.ends_with(adapters::NODES)
+    let is_row = |v: Value| {
+        let by = g.node(v.node);
+        matches!(by.op, Op::Broadcast { .. }) && g.dims(by.ins[0])[0] == 1
     };
-    let mut found = HashMap::new();
-    for id in (0..forward as u32).map(NodeId).filter(|id| scales(g.node(*id))) {
-        let [before, row] = g.node(id).ins[..] else { continue };
-        let before = if cast(before) { g.node(before.node).ins[0] } else { before };
+    let mut scaled: HashMap<Value, (Value, Value)> = HashMap::new();
+    for id in (0..forward as u32).map(NodeId).filter(|id| g.node(*id).path.ends_with(adapters::NODES)) {
+        let (Op::Map { f: E::Mul }, [v, row]) = (&g.node(id).op, &g.node(id).ins[..]) else { continue };
+        if !is_row(*row) {
+            continue;
+        }
+        let v = if cast(*v) { g.node(v.node).ins[0] } else { *v };
         let rounded = users.get(&id.out(0)).and_then(|u| u.iter().map(|u| u.out(0)).find(|v| cast(*v)));
-        found.insert(before, (rounded.unwrap_or(id.out(0)), row));
+        scaled.insert(v, (rounded.unwrap_or(id.out(0)), g.node(row.node).ins[0]));
+    }
+    let mut found = HashMap::new();
+    for id in g.ids().skip(forward) {
+        let Op::Reduce { axis: 0, by: Fold::Sum } = g.node(id).op else { continue };
+        let product = g.node(id).ins[0].node;
+        let (Op::Map { f: E::Mul }, [d, v]) = (&g.node(product).op, &g.node(product).ins[..]) else {
+            continue;
+        };
+        let Some(&(z, row)) = scaled.get(v) else { continue };
+        if users[&product.out(0)].len() == 1 && g.ty(*d).dtype == g.ty(z).dtype {
+            found.insert(id, RowGradient { product, d: *d, z, row });
+        }
     }
     found
 }
