@@ -52,7 +52,7 @@ fn inputs(name: &str, n: usize) -> Vec<f64> {
         "positions" => k % 5,
         "rng" => [11, 0, 4][k],
         "rows" => {
-            if k % 2 == 0 {
+            if k.is_multiple_of(2) {
                 k / 10
             } else {
                 k / 2 % 5
