@@ -248,7 +248,6 @@ fn a_head_that_the_source_has_not_is_drawn() {
     let dir = scratch.path().join("run");
     let ran = run_in(&dir, &config, &sides);
     assert!(ran.steps[0].loss.is_finite() && ran.steps[0].grad_norm > 0.0);
-    classify(&mut Loaded::open(&dir, &[]).expect("a run"), &Device::cpu(), &table).expect("classes");
 }
 
 /// Nothing is learned, so nothing gets better: the run ends after so many evaluations, stopped between or not.
