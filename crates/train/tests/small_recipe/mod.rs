@@ -18,8 +18,9 @@ pub fn small(recipe: &str, eval_rows: usize) -> Config {
         "train.batch=4",
         "train.micro_batch=2",
         eval.as_str(),
-        // Counts evaluations, of which there may be none.
+        // Both go by evaluations, of which there may be none.
         "train.patience=none",
+        "checkpoint.best=false",
     ];
     recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
 }
