@@ -5,18 +5,19 @@ use std::process::ExitCode;
 
 use flatout_train::device::Device;
 use flatout_train::events::Status;
-use flatout_train::resume::requeued;
-use flatout_train::run::{Entered, Resume, Run};
+use flatout_train::run::{Resume, Run};
 use flatout_train::signal::StopFlag;
 use flatout_train::{Config, Failure, folds};
 
 use crate::args::Train;
 use crate::screen::Screen;
-use crate::train::run_through;
+use crate::start::Starting;
+use crate::train::begin_or_continue;
 
 pub fn train(
     args: &Train,
     config: &Config,
+    starting: &Starting,
     device: &Device,
     stop: &StopFlag,
     screen: &Screen,
@@ -36,18 +37,8 @@ pub fn train(
             continue;
         }
         screen.note(format!("fold     {number} of {count}"));
-        let (run, config) = match Run::enter(&folder, resume)? {
-            Entered::Fresh(run) => (run, config.clone()),
-            Entered::Existing(run) => {
-                let own = requeued(&flatout_train::run::config(run.dir())?, config)?;
-                (run, own)
-            }
-        };
-        let result = run_through(&config, &run, device, stop, screen);
-        if let Err(Failure::User(_)) = &result {
-            run.discard();
-        }
-        if result? == Status::Stopped {
+        let entered = starting.enter(|| Run::enter(&folder, resume))?;
+        if begin_or_continue(config, entered, device, stop, screen)? == Status::Stopped {
             return Ok(ExitCode::from(3));
         }
     }

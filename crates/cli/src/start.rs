@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flatout_train::Failure;
-use flatout_train::run::{Run, is_run};
+use flatout_train::run::{Entered, Run, is_run};
 use flatout_train::signal::{self, StopFlag};
+use flatout_train::{Failure, UserError};
 
 use crate::screen::Screen;
 
@@ -30,8 +30,19 @@ pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, S
 }
 
 impl Starting {
-    pub fn enter(&self, run: &Arc<Run>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(run));
+    /// Takes up the run that `make` begins or finds; the second is whether it is a new one. Nobody leaves meanwhile: a
+    /// folder that was made and is not known yet would stay.
+    pub fn enter(
+        &self,
+        make: impl FnOnce() -> Result<Entered, UserError>,
+    ) -> Result<(Arc<Run>, bool), Failure> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (run, is_fresh) = match make()? {
+            Entered::Fresh(run) => (Arc::new(run), true),
+            Entered::Existing(run) => (Arc::new(run), false),
+        };
+        *known = Some(Arc::clone(&run));
+        Ok((run, is_fresh))
     }
 }
 

@@ -32,35 +32,37 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     compile::compile(&config, &device.target(&config.switches))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
-        return crate::folds::train(args, &config, &device, &stop, screen);
+        return crate::folds::train(args, &config, &starting, &device, &stop, screen);
     }
-    let entered = match &args.run {
-        Some(dir) => Run::enter(dir, args.resume)?,
-        None => Entered::Fresh(Run::allocate(Path::new("runs"), &config.recipe)?),
+    let make = || match &args.run {
+        Some(dir) => Run::enter(dir, args.resume),
+        None => Run::allocate(Path::new("runs"), &config.recipe).map(Entered::Fresh),
     };
-    match entered {
-        Entered::Fresh(run) => {
-            let run = Arc::new(run);
-            starting.enter(&run);
-            let result = run_through(&config, &run, &device, &stop, screen);
-            if let Err(Failure::User(_)) = &result {
-                run.discard();
-            }
-            result.map(exit_code)
-        }
-        Entered::Existing(run) => {
-            let run = Arc::new(run);
-            starting.enter(&run);
-            let config = requeued(&flatout_train::run::config(run.dir())?, &config)?;
-            run_through(&config, &run, &device, &stop, screen).map(exit_code)
-        }
+    begin_or_continue(&config, starting.enter(make)?, &device, &stop, screen).map(exit_code)
+}
+
+/// Trains a run that was entered, new or not; a new one that is refused is gone again.
+pub fn begin_or_continue(
+    config: &Config,
+    (run, is_fresh): (Arc<Run>, bool),
+    device: &Device,
+    stop: &StopFlag,
+    screen: &Screen,
+) -> Result<Status, Failure> {
+    if !is_fresh {
+        let config = requeued(&flatout_train::run::config(run.dir())?, config)?;
+        return run_through(&config, &run, device, stop, screen);
     }
+    let result = run_through(config, &run, device, stop, screen);
+    if let Err(Failure::User(_)) = &result {
+        run.discard();
+    }
+    result
 }
 
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let (stop, starting) = start::watch(args.max_time, screen)?;
-    let run = Arc::new(Run::reopen(&args.run)?);
-    starting.enter(&run);
+    let (run, _) = starting.enter(|| Run::reopen(&args.run).map(Entered::Existing))?;
     let config = flatout_train::run::config(run.dir())?.resumed(&args.overrides)?;
     let device = Device::open(config.switches.backend)?;
     run_through(&config, &run, &device, &stop, screen).map(exit_code)
@@ -71,7 +73,7 @@ fn exit_code(status: Status) -> ExitCode {
 }
 
 /// Trains a run to its end or until it is stopped, and says how it went.
-pub fn run_through(
+fn run_through(
     config: &Config,
     run: &Run,
     device: &Device,
