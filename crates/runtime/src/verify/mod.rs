@@ -219,7 +219,7 @@ impl Place<'_> {
 /// Whether another kernel or algorithm serves the form on a GPU, which rounds otherwise. Leaving an output out changes a
 /// product's epilogue, which is part of the choice of an algorithm; 8-bit products and those with sums round a bf16 base
 /// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits. A norm that is quantised in the same
-/// pass is compiled apart for every choice of outputs, and its sums contract otherwise in the last bit.
+/// pass reads as wide as the codes along rows allow, so without them its lanes sum other elements.
 fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
     let anew = match (&case.op, form) {
         (Op::Product { epilogue, .. }, Form::Without { .. }) => {
