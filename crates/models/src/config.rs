@@ -1,9 +1,14 @@
 //! What a decoder is made of: every dimension and option of the Llama-class decoder as a value, with the sums
 //! that follow from them. Nothing here says how it is computed.
 
+mod bdh;
+mod bounds;
 pub mod key;
 mod rope;
 mod window;
+
+pub use bdh::{BdhConfig, BdhInit, BdhResidual};
+use bounds::{MAX_EXTENT, MAX_LAYERS};
 
 use crate::{choice, section};
 
@@ -168,12 +173,6 @@ section! {
     }
 }
 
-/// Largest extents accepted, chosen so that no product of them that is formed here overflows 64 bits.
-const MAX_EXTENT: usize = 1 << 24;
-const MAX_LAYERS: usize = 1 << 12;
-/// A class is counted in a table of all pairs of them.
-const MAX_CLASSES: usize = 1 << 12;
-
 impl DecoderConfig {
     pub fn kv_heads(&self) -> usize {
         self.kv_heads.unwrap_or(self.heads)
@@ -217,7 +216,7 @@ impl DecoderConfig {
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
     pub fn validate(&self) -> Result<(), String> {
-        let extents = [
+        bounds::extents(&[
             ("width", self.width, MAX_EXTENT),
             ("layers", self.layers, MAX_LAYERS),
             ("heads", self.heads, MAX_EXTENT),
@@ -226,15 +225,7 @@ impl DecoderConfig {
             ("ffn", self.ffn, MAX_EXTENT),
             ("vocab", self.vocab, MAX_EXTENT),
             ("context", self.context, MAX_EXTENT),
-        ];
-        for (key, value, most) in extents {
-            if value == 0 {
-                return Err(format!("`model.{key}` is 0 and must be at least 1"));
-            }
-            if value > most {
-                return Err(format!("`model.{key}` is {value} and may be {most} at most"));
-            }
-        }
+        ])?;
         let Self { width, heads, .. } = *self;
         if self.head_size.is_none() && !width.is_multiple_of(heads) {
             return Err(format!(
@@ -262,43 +253,17 @@ impl DecoderConfig {
                 "`model.head_size` is {head_size}, and rotary positions turn pairs, so it must be even"
             ));
         }
-        let positive = [
+        bounds::positive(&[
             ("norm_eps", self.norm_eps),
             ("rope_theta", self.rope_theta),
             ("embed_scale", self.embed_scale),
             ("init_std", self.init_std),
             ("init_residual", self.init_residual),
-        ];
-        for (key, value) in positive {
-            if !value.is_finite() || value <= 0.0 {
-                return Err(format!("`model.{key}` is {value} and must be a number above 0"));
-            }
-        }
+        ])?;
         self.validate_rope()?;
         self.validate_window()?;
-        self.validate_head()?;
-        for (key, value) in [("dropout", self.dropout), ("head_dropout", self.head_dropout)] {
-            if !(0.0..1.0).contains(&value) {
-                return Err(format!("`model.{key}` is {value} and must be at least 0 and below 1"));
-            }
-        }
-        Ok(())
-    }
-
-    fn validate_head(&self) -> Result<(), String> {
-        match (self.head, self.classes) {
-            (Head::Tokens, None) => Ok(()),
-            (Head::Tokens, Some(_)) => Err(
-                "`model.classes` is given and `model.head` is tokens, which has none: give model.head=classes".into(),
-            ),
-            (Head::Classes, None) => {
-                Err("`model.classes` is missing: `model.head` is classes, so say how many".into())
-            }
-            (Head::Classes, Some(classes)) if !(2..=MAX_CLASSES).contains(&classes) => {
-                Err(format!("`model.classes` is {classes} and must be from 2 to {MAX_CLASSES}"))
-            }
-            (Head::Classes, Some(_)) => Ok(()),
-        }
+        bounds::head(self.head, self.classes)?;
+        bounds::dropped(&[("dropout", self.dropout), ("head_dropout", self.head_dropout)])
     }
 }
 

@@ -4,10 +4,13 @@
 //! crate opens no file and knows no device.
 #![forbid(unsafe_code)]
 
+pub mod bdh;
 pub mod config;
 pub mod decoder;
 pub mod gemma;
 pub mod gpt2;
 pub mod heads;
 pub mod huggingface;
+mod patches;
 mod pooling;
+mod score;

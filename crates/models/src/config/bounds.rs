@@ -1,0 +1,55 @@
+//! What every kind of model asks of its keys; each refusal is one sentence that names the key.
+
+use super::Head;
+
+/// Largest extents accepted, chosen so that no product of them that is formed here overflows 64 bits.
+pub const MAX_EXTENT: usize = 1 << 24;
+pub const MAX_LAYERS: usize = 1 << 12;
+/// A class is counted in a table of all pairs of them.
+pub const MAX_CLASSES: usize = 1 << 12;
+
+/// Keys with their values and the most of each.
+pub fn extents(keys: &[(&str, usize, usize)]) -> Result<(), String> {
+    for &(key, value, most) in keys {
+        if value == 0 {
+            return Err(format!("`model.{key}` is 0 and must be at least 1"));
+        }
+        if value > most {
+            return Err(format!("`model.{key}` is {value} and may be {most} at most"));
+        }
+    }
+    Ok(())
+}
+
+pub fn positive(keys: &[(&str, f64)]) -> Result<(), String> {
+    match keys.iter().find(|(_, value)| !value.is_finite() || *value <= 0.0) {
+        Some((key, value)) => Err(format!("`model.{key}` is {value} and must be a number above 0")),
+        None => Ok(()),
+    }
+}
+
+/// Probabilities of dropping something.
+pub fn dropped(keys: &[(&str, f64)]) -> Result<(), String> {
+    match keys.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
+        Some((key, value)) => Err(format!("`model.{key}` is {value} and must be at least 0 and below 1")),
+        None => Ok(()),
+    }
+}
+
+/// Whether a head and its number of classes go together.
+pub fn head(head: Head, classes: Option<usize>) -> Result<(), String> {
+    match (head, classes) {
+        (Head::Tokens, None) => Ok(()),
+        (Head::Tokens, Some(_)) => Err(
+            "`model.classes` is given and `model.head` is tokens, which has none: give model.head=classes"
+                .into(),
+        ),
+        (Head::Classes, None) => {
+            Err("`model.classes` is missing: `model.head` is classes, so say how many".into())
+        }
+        (Head::Classes, Some(classes)) if !(2..=MAX_CLASSES).contains(&classes) => {
+            Err(format!("`model.classes` is {classes} and must be from 2 to {MAX_CLASSES}"))
+        }
+        (Head::Classes, Some(_)) => Ok(()),
+    }
+}

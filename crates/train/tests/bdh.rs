@@ -1,0 +1,191 @@
+//! BDH against the model written from its equations in PyTorch: logits, every gradient and a hundred steps of AdamW from the
+//! same weights, in f32 on the CPU. `make_bdh.py` beside the fixtures made them, in f64.
+
+mod distance;
+
+use std::path::Path;
+
+use distance::relative;
+use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
+use flatout_ir::passes::input_path;
+use flatout_ir::passes::update::LR;
+use flatout_ir::{Class, Graph, Options, Program, Recompute, Role, compile};
+use flatout_models::bdh::{Form, build};
+use flatout_models::config::{BdhConfig, Head};
+use flatout_runtime::{Session, cpu};
+use flatout_train::checkpoint::TensorFile;
+use flatout_train::initial;
+
+/// Largest relative L2 distance of logits and gradients.
+const BOUND: f64 = 1e-5;
+/// Of any loss of the hundred; PyTorch in f32 is off by up to 4.5e-5.
+const LOSS_BOUND: f64 = 2e-4;
+const LR_OF_ALL: f32 = 2e-4;
+const STEPS: usize = 100;
+const BATCHES: usize = 4;
+const ROWS: usize = 4;
+
+#[test]
+fn images() {
+    equals_the_equations("bdh-images");
+}
+
+#[test]
+fn images_with_the_plain_residual() {
+    equals_the_equations("bdh-images-plain");
+}
+
+#[test]
+fn texts() {
+    equals_the_equations("bdh-texts");
+}
+
+#[test]
+fn the_model_of_cifar_has_its_parameters() {
+    let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
+    let graph = build(&c, Form::Classes { images: 1, dropout: false });
+    let parameters = |graph: &Graph| -> usize {
+        graph.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum()
+    };
+    assert_eq!((parameters(&graph), c.parameters()), (3_562_954, 3_562_954));
+    assert!((c.encoder_bound() - 0.00544).abs() < 5e-6);
+    let texts = BdhConfig { head: Head::Tokens, ..BdhConfig::default() };
+    let graph = build(&texts, Form::Logits { rows: 1, len: 3 });
+    assert_eq!(parameters(&graph) as u64, texts.parameters());
+}
+
+fn equals_the_equations(name: &str) {
+    for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
+        for table in [None, Some(64)] {
+            let options = Options { recompute, rope_positions: table, ..Options::default() };
+            let mut golden = Golden::open(name);
+            let mut session = golden.session(&options);
+            golden.compare_the_first(&mut session);
+            golden.compare_the_losses(&mut session);
+        }
+    }
+}
+
+struct Golden {
+    name: String,
+    model: BdhConfig,
+    file: TensorFile,
+}
+
+impl Golden {
+    fn open(name: &str) -> Golden {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
+        let json = std::fs::read_to_string(folder.join(format!("{name}.json"))).expect("a configuration");
+        let model: BdhConfig = serde_json::from_str(&json).expect("keys of a BDH");
+        model.validate().expect("a model that exists");
+        let file = TensorFile::open(&folder.join(format!("{name}.safetensors"))).expect("tensors");
+        Golden { name: name.into(), model, file }
+    }
+
+    fn of_images(&self) -> bool {
+        self.model.head == Head::Classes
+    }
+
+    fn words<T>(&mut self, name: &str, read: fn([u8; 4]) -> T) -> Vec<T> {
+        let mut bytes = vec![0; self.file.entries()[name].bytes()];
+        self.file.read_into(name, &mut bytes).expect("a tensor");
+        bytes.as_chunks::<4>().0.iter().map(|word| read(*word)).collect()
+    }
+
+    fn f32s(&mut self, name: &str) -> Vec<f32> {
+        self.words(name, f32::from_le_bytes)
+    }
+
+    fn i32s(&mut self, name: &str) -> Vec<i32> {
+        self.words(name, i32::from_le_bytes)
+    }
+
+    fn names(&self, prefix: &str) -> Vec<String> {
+        self.file.entries().keys().filter_map(|name| name.strip_prefix(prefix)).map(String::from).collect()
+    }
+
+    fn session(&mut self, options: &Options) -> Session {
+        let (rows, len) = (ROWS, self.model.context);
+        let programs = match self.of_images() {
+            true => [(Role::Grad, true), (Role::Eval, false)]
+                .map(|(role, dropout)| (role, Form::Classes { images: rows, dropout })),
+            false => [
+                (Role::Grad, Form::Loss { rows, len, dropout: true }),
+                (Role::Logits, Form::Logits { rows, len }),
+            ],
+        };
+        let model = BdhConfig { dropout: 0.0, ..self.model.clone() };
+        let programs = programs.map(|(role, form)| Program { role, graph: build(&model, form) });
+        let plans = compile(&programs, &cpu::target(2), options).expect("plans");
+        let mut session = Session::new(plans, 2).expect("a session");
+        for name in self.names("weight.") {
+            session.write_f32(&name, &self.f32s(&format!("weight.{name}"))).expect("a weight");
+        }
+        initial::write_tables(&mut session).expect("tables");
+        session
+    }
+
+    /// Writes what a batch has into the inputs of a plan that reads it.
+    fn feed(&mut self, session: &mut Session, role: Role, batch: usize) {
+        let part = |n: usize| batch * n / BATCHES..(batch + 1) * n / BATCHES;
+        let at = |name: &str| input_path(role, name);
+        if self.of_images() {
+            let (pixels, labels) = (self.f32s("pixels"), self.i32s("labels"));
+            session.write_f32(&at("pixels"), &pixels[part(pixels.len())]).expect("pixels");
+            session.write_i32(&at("labels"), &labels[part(labels.len())]).expect("labels");
+            session.write_f32(&at("label_weights"), &[1.0; ROWS]).expect("weights");
+            return;
+        }
+        let (tokens, targets) = (self.i32s("tokens"), self.i32s("targets"));
+        let count = tokens.len() / BATCHES;
+        let positions: Vec<i32> = (0..count).map(|i| (i % self.model.context) as i32).collect();
+        session.write_i32(&at("tokens"), &tokens[part(tokens.len())]).expect("tokens");
+        session.write_i32(&at("positions"), &positions).expect("positions");
+        if role == Role::Grad {
+            session.write_i32(&at("targets"), &targets[part(targets.len())]).expect("targets");
+            session.write_f32(&at("weights"), &vec![1.0; count]).expect("weights");
+        }
+    }
+
+    /// Losses, gradients and their sums are over what is counted; the file's are means.
+    fn counted(&mut self) -> f64 {
+        let all = if self.of_images() { "labels" } else { "targets" };
+        (self.i32s(all).len() / BATCHES) as f64
+    }
+
+    fn assert_close(&self, what: &str, off: f64, bound: f64) {
+        println!("{}: {what} is off by {off:.1e}", self.name);
+        assert!(off < bound, "{}: {what} is off by {off:.1e}", self.name);
+    }
+
+    fn compare_the_first(&mut self, session: &mut Session) {
+        let (role, result) =
+            if self.of_images() { (Role::Eval, "class_logits") } else { (Role::Logits, "logits") };
+        self.feed(session, role, 0);
+        session.run(role).expect("logits");
+        let logits = session.result(role, result).expect("logits");
+        let off = relative(&logits, &self.f32s("logits"));
+        self.assert_close("logits", off, BOUND);
+    }
+
+    fn compare_the_losses(&mut self, session: &mut Session) {
+        let (losses, counted) = (self.f32s("loss"), self.counted());
+        assert_eq!(losses.len(), STEPS);
+        for (step, &wanted) in losses.iter().enumerate() {
+            self.feed(session, Role::Grad, step % BATCHES);
+            session.run(Role::Grad).expect("gradients");
+            let loss = session.read_f32(LOSS_SUM).expect("a sum")[0] as f64 / counted;
+            self.assert_close(&format!("the loss of step {step}"), relative(&[loss], &[wanted]), LOSS_BOUND);
+            if step == 0 {
+                for name in self.names("grad.") {
+                    let sums = session.read_f32(&gradient_path(&name)).expect("a gradient");
+                    let mean: Vec<f64> = sums.iter().map(|x| *x as f64 / counted).collect();
+                    let wanted = self.f32s(&format!("grad.{name}"));
+                    self.assert_close(&name, relative(&mean, &wanted), BOUND);
+                }
+            }
+            session.write_f32(&input_path(Role::Apply, LR), &[LR_OF_ALL]).expect("a rate");
+            session.run(Role::Apply).expect("an update");
+        }
+    }
+}
