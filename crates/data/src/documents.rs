@@ -37,11 +37,12 @@ impl std::ops::Add for TokenCount {
     }
 }
 
-/// Time that went into documents.
+/// Time that went into documents or images.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
     pub reading: Duration,
     pub tokenising: Duration,
+    pub decoding: Duration,
 }
 
 /// The tokens of one document, at most: what a stream holds of one is bounded by it. Longer texts are cut into several

@@ -22,6 +22,7 @@
 //!    -> layout       examples in micro-batches of these extents
 //!    -> updates      examples in their order, an update at a time, and the cursor
 //! drawn      examples of the synthetic language, of drawn lengths
+//! images     pictures with a class: from files to batches of pixels
 //! inspect    a look into all of it
 //! ```
 #![forbid(unsafe_code)]
@@ -40,6 +41,7 @@ mod error;
 pub mod examples;
 pub mod formats;
 mod grammar;
+pub mod images;
 pub mod inspect;
 mod layout;
 mod lengths;

@@ -498,7 +498,10 @@ mod tests {
             loader.next_rows(1).unwrap();
         }
         let waited = loader.waited();
-        assert_eq!(waited.total, waited.reading + waited.tokenising + waited.packing + waited.scheduling);
+        assert_eq!(
+            waited.total,
+            waited.reading + waited.tokenising + waited.decoding + waited.packing + waited.scheduling
+        );
         assert!(waited.total.is_zero() || waited.cause() == Some("tokenising"), "{waited:?}");
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::documents::Spent;
 
-/// Time spent waiting for rows, by what the loader's thread did in that time. The parts sum to `total`.
+/// Time spent waiting for rows or images, by what the loader's thread did in that time. The parts sum to `total`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waited {
     pub total: Duration,
@@ -15,6 +15,8 @@ pub struct Waited {
     pub reading: Duration,
     /// Text to tokens.
     pub tokenising: Duration,
+    /// Images to pixels of the size that is fed.
+    pub decoding: Duration,
     /// Tokens to rows.
     pub packing: Duration,
     /// The thread did not run: more threads than cores, or it was only just started.
@@ -25,7 +27,7 @@ impl Waited {
     /// What a wait of `total` was for, when the row that was waited for cost `spent` and `packing`. Whatever exceeds
     /// the cost is time in which the thread did not run.
     pub(crate) fn new(total: Duration, spent: Spent, packing: Duration) -> Self {
-        let cost = spent.reading + spent.tokenising + packing;
+        let cost = spent.reading + spent.tokenising + spent.decoding + packing;
         let working = total.min(cost);
         let share = |part: Duration| {
             if cost.is_zero() {
@@ -34,11 +36,12 @@ impl Waited {
                 working.mul_f64(part.as_secs_f64() / cost.as_secs_f64())
             }
         };
-        let (reading, tokenising) = (share(spent.reading), share(spent.tokenising));
-        // What is left, not a third share: rounding must not make the parts differ from the whole.
-        let packing = working.saturating_sub(reading + tokenising);
-        let scheduling = total.saturating_sub(reading + tokenising + packing);
-        Self { total, reading, tokenising, packing, scheduling }
+        let (reading, tokenising, decoding) =
+            (share(spent.reading), share(spent.tokenising), share(spent.decoding));
+        // What is left, not one more share: rounding must not make the parts differ from the whole.
+        let packing = working.saturating_sub(reading + tokenising + decoding);
+        let scheduling = total.saturating_sub(reading + tokenising + decoding + packing);
+        Self { total, reading, tokenising, decoding, packing, scheduling }
     }
 
     /// What was waited since it was `before`.
@@ -47,6 +50,7 @@ impl Waited {
             total: self.total - before.total,
             reading: self.reading - before.reading,
             tokenising: self.tokenising - before.tokenising,
+            decoding: self.decoding - before.decoding,
             packing: self.packing - before.packing,
             scheduling: self.scheduling - before.scheduling,
         }
@@ -57,6 +61,7 @@ impl Waited {
         let parts = [
             (self.reading, "reading"),
             (self.tokenising, "tokenising"),
+            (self.decoding, "decoding"),
             (self.packing, "packing"),
             (self.scheduling, "busy cores"),
         ];
@@ -73,6 +78,7 @@ impl AddAssign for Waited {
         self.total += other.total;
         self.reading += other.reading;
         self.tokenising += other.tokenising;
+        self.decoding += other.decoding;
         self.packing += other.packing;
         self.scheduling += other.scheduling;
     }
@@ -110,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_wait_is_divided_as_its_row_was_made() {
-        let spent = Spent { reading: ms(10), tokenising: ms(30) };
+        let spent = Spent { reading: ms(10), tokenising: ms(30), ..Spent::default() };
         let half = Waited::new(ms(25), spent, ms(10));
         assert_eq!(
             (half.reading, half.tokenising, half.packing, half.scheduling),
@@ -128,12 +134,15 @@ mod tests {
     #[test]
     fn parts_sum_to_the_whole() {
         for nanos in [1, 3, 7, 1001, 333_333_333] {
-            let spent =
-                Spent { reading: Duration::from_nanos(333), tokenising: Duration::from_nanos(77_777) };
+            let spent = Spent {
+                reading: Duration::from_nanos(333),
+                tokenising: Duration::from_nanos(77_777),
+                decoding: Duration::from_nanos(5_557),
+            };
             let mut waited = Waited::new(Duration::from_nanos(nanos), spent, Duration::from_nanos(1));
             waited += Waited::new(Duration::from_nanos(5 * nanos), spent, Duration::from_nanos(9));
-            let Waited { total, reading, tokenising, packing, scheduling } = waited;
-            assert_eq!(reading + tokenising + packing + scheduling, total);
+            let Waited { total, reading, tokenising, decoding, packing, scheduling } = waited;
+            assert_eq!(reading + tokenising + decoding + packing + scheduling, total);
         }
     }
 

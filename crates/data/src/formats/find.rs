@@ -76,7 +76,7 @@ pub fn find(patterns: &[String], options: &ReadOptions) -> Result<Vec<Input>, Da
     Ok(inputs)
 }
 
-pub(super) fn unreadable(path: &Path, error: &io::Error) -> DataError {
+pub(crate) fn unreadable(path: &Path, error: &io::Error) -> DataError {
     let shown = path.display();
     if path.is_symlink() && std::fs::metadata(path).is_err() {
         return DataError::input(format!(

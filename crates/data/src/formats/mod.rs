@@ -30,6 +30,7 @@ mod window;
 
 pub use fault::{Reason, Skipped};
 pub use field::{Field, Fields};
+pub(crate) use find::unreadable;
 pub use find::{Input, find, is_indexable};
 pub use index::Index;
 pub use place::{Document, Place};

@@ -1,0 +1,375 @@
+//! Images in their global order, made ready ahead of time by threads.
+//!
+//! The series of all samples is a permutation of the set an epoch. Sample `i` goes to rank `i % world`; thread `t` of `n`
+//! makes every n-th of its rank's samples into its own bounded queue, so the reader knows which queue holds the next one,
+//! and neither order nor pixels depend on how many threads there are.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::set::ImageSet;
+use super::stored::{Picture, Stored};
+use super::view::View;
+use super::{CHANNELS, resample};
+use crate::documents::Spent;
+use crate::error::DataError;
+use crate::loader::LoaderOptions;
+use crate::order::Order;
+use crate::random::key;
+use crate::stall::Waited;
+use crate::updates::ExampleCursor;
+
+/// Images as they are fed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ImageBatch {
+    /// Of each image `height * width * 3` bytes: rows from the top, red, green and blue of a pixel together.
+    pub pixels: Vec<u8>,
+    /// The class of each; -1 where it has none.
+    pub labels: Vec<i32>,
+    /// The place of each in the series of all samples.
+    pub samples: Vec<u64>,
+    /// How many times the set has been read, after these.
+    pub epoch: f64,
+    /// How long the caller stood still for want of images, and why.
+    pub waited: Waited,
+}
+
+impl ImageBatch {
+    pub fn count(&self) -> usize {
+        self.labels.len()
+    }
+}
+
+/// Training images from a cursor on, without end.
+pub struct ImageLoader {
+    cursor: ExampleCursor,
+    options: LoaderOptions,
+    images: u64,
+    waited: Waited,
+    /// One a thread. Dropped first, which ends the threads.
+    queues: Vec<Receiver<Result<Made, DataError>>>,
+    /// The queue that holds the next image.
+    next: usize,
+    threads: Vec<JoinHandle<()>>,
+    failed: Option<DataError>,
+}
+
+/// An image made by a thread.
+struct Made {
+    pixels: Vec<u8>,
+    label: i32,
+    spent: Spent,
+}
+
+impl ImageLoader {
+    /// The cursor of a run that begins.
+    pub fn start(set: &ImageSet, seed: u64) -> ExampleCursor {
+        ExampleCursor { sample: 0, data: mark(set, seed) }
+    }
+
+    /// A cursor of other images or another seed is refused, and so is a set without images.
+    pub fn new(
+        set: Arc<ImageSet>,
+        view: View,
+        seed: u64,
+        cursor: ExampleCursor,
+        options: LoaderOptions,
+    ) -> Result<Self, DataError> {
+        assert!(options.rank < options.world, "rank {} of {}", options.rank, options.world);
+        if set.count() == 0 {
+            return Err(DataError::input("There is no image to train on: check data.path."));
+        }
+        if cursor.data != mark(&set, seed) {
+            return Err(DataError::input(
+                "The images are not those this run began with (files, classes, sides or seed changed), so it cannot go \
+                 on exactly: restore the data, or begin a new run.",
+            ));
+        }
+        let count = options.threads.max(1);
+        let queue_images = (options.queue_bytes / count / (view.height * view.width * CHANNELS)).max(1);
+        let first = next_of_rank(cursor.sample, options);
+        let (mut queues, mut threads) = (Vec::new(), Vec::new());
+        for thread in 0..count as u64 {
+            let (sender, queue) = sync_channel(queue_images);
+            let series = Series { set: set.clone(), view, seed };
+            let (begin, step) = (first + thread * options.world, count as u64 * options.world);
+            let work = move || series.make(begin, step, &sender);
+            let name = format!("images-{thread}");
+            threads.push(std::thread::Builder::new().name(name).spawn(work).map_err(|error| {
+                DataError::environment(format!("A loader thread cannot be started: {error}."))
+            })?);
+            queues.push(queue);
+        }
+        let (images, waited, failed) = (set.count(), Waited::default(), None);
+        Ok(Self { cursor, options, images, waited, queues, next: 0, threads, failed })
+    }
+
+    /// The next `count` images of this rank, out of the next `count * world` images of all ranks. An error is final: the
+    /// cursor stays before the images that were asked for, and every later call gives the same error.
+    pub fn next_images(&mut self, count: usize) -> Result<ImageBatch, DataError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let mut batch = ImageBatch::default();
+        let first = next_of_rank(self.cursor.sample, self.options);
+        for place in 0..count as u64 {
+            match self.receive(&mut batch.waited) {
+                Ok(made) => {
+                    if place == 0 {
+                        batch.pixels.reserve_exact(count * made.pixels.len());
+                    }
+                    batch.pixels.extend(&made.pixels);
+                    batch.labels.push(made.label);
+                    batch.samples.push(first + place * self.options.world);
+                }
+                Err(error) => {
+                    self.failed = Some(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+        self.cursor.sample += count as u64 * self.options.world;
+        self.waited += batch.waited;
+        batch.epoch = self.cursor.sample as f64 / self.images as f64;
+        Ok(batch)
+    }
+
+    /// Where the image after the last one given begins. The same on every rank that has taken as many images.
+    pub fn cursor(&self) -> &ExampleCursor {
+        &self.cursor
+    }
+
+    /// How long `next_images` has waited so far, and for what.
+    pub fn waited(&self) -> Waited {
+        self.waited
+    }
+
+    fn receive(&mut self, waited: &mut Waited) -> Result<Made, DataError> {
+        let queue = &self.queues[self.next];
+        let made = match queue.try_recv() {
+            Ok(made) => made?,
+            Err(_) => {
+                let since = Instant::now();
+                let made = queue.recv().expect("a loader thread makes images until its reader is gone")?;
+                *waited += Waited::new(since.elapsed(), made.spent, Duration::ZERO);
+                made
+            }
+        };
+        self.next = (self.next + 1) % self.queues.len();
+        Ok(made)
+    }
+}
+
+impl Drop for ImageLoader {
+    fn drop(&mut self) {
+        self.queues.clear();
+        for thread in self.threads.drain(..) {
+            // A panic in a thread has been printed where it happened and reached the reader as a closed queue.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The first sample of a rank from `sample` on, which is a multiple of the world in every cursor a loader gives.
+fn next_of_rank(sample: u64, options: LoaderOptions) -> u64 {
+    sample + (options.world + options.rank - sample % options.world) % options.world
+}
+
+fn mark(set: &ImageSet, seed: u64) -> String {
+    format!("{:016x}", key(key(set.mark, seed), set.count()))
+}
+
+/// The samples of a run.
+struct Series {
+    set: Arc<ImageSet>,
+    view: View,
+    seed: u64,
+}
+
+impl Series {
+    /// Makes samples until the reader is gone or one cannot be made.
+    fn make(&self, begin: u64, step: u64, queue: &SyncSender<Result<Made, DataError>>) {
+        let order = Order::new(Some(self.set.count()), self.seed);
+        let mut buffer = Vec::new();
+        for sample in (begin..).step_by(step as usize) {
+            let made =
+                make(&self.set, &self.view, order.document(sample), key(self.seed, sample), &mut buffer);
+            let failed = made.is_err();
+            if queue.send(made).is_err() || failed {
+                return;
+            }
+        }
+    }
+}
+
+/// Image `index` of the set as a view sees it; `key` decides what is left to chance.
+fn make(set: &ImageSet, view: &View, index: u64, key: u64, buffer: &mut Vec<u8>) -> Result<Made, DataError> {
+    let mut spent = Spent::default();
+    let index = set.at(index);
+    let since = Instant::now();
+    let stored = set.images.stored(index, buffer)?;
+    spent.reading = since.elapsed();
+    let mut pixels = vec![0; view.height * view.width * CHANNELS];
+    let Stored::Pixels(picture) = stored;
+    seen(picture, view, key, &mut pixels);
+    spent.decoding = since.elapsed() - spent.reading;
+    Ok(Made { pixels, label: set.images.class(index).map_or(-1, |class| class as i32), spent })
+}
+
+fn seen(picture: Picture<'_>, view: &View, key: u64, out: &mut [u8]) {
+    let crop = view.crop(picture.width, picture.height, key);
+    let part = resample::Part {
+        left: crop.left as f64,
+        top: crop.top as f64,
+        width: crop.width as f64,
+        height: crop.height as f64,
+        is_flipped: crop.is_flipped,
+    };
+    resample::resample(picture, part, view.width, view.height, out);
+}
+
+/// Images of a set in its own order, as evaluation reads them: all cores make them.
+pub fn ordered(set: &ImageSet, view: &View, range: std::ops::Range<u64>) -> Result<ImageBatch, DataError> {
+    assert!(range.end <= set.count(), "{range:?} of {} images", set.count());
+    let samples: Vec<u64> = range.collect();
+    let made = samples
+        .par_iter()
+        .map_init(Vec::new, |buffer, index| make(set, view, *index, key(0, *index), buffer));
+    let made: Vec<Made> = made.collect::<Result<_, _>>()?;
+    let mut batch =
+        ImageBatch { labels: made.iter().map(|made| made.label).collect(), samples, ..ImageBatch::default() };
+    batch.pixels.reserve_exact(made.iter().map(|made| made.pixels.len()).sum());
+    made.iter().for_each(|made| batch.pixels.extend(&made.pixels));
+    Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::{Augment, ImageSpec, open};
+
+    const VIEW: View = View {
+        width: 12,
+        height: 10,
+        augment: Augment::Train { scale: (0.5, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 },
+    };
+
+    fn set(images: u64) -> Arc<ImageSet> {
+        let spec = ImageSpec { images, width: 16, height: 16, ..ImageSpec::default() };
+        open(&spec, &mut |_| {}).unwrap().train
+    }
+
+    fn loader(images: u64, cursor: Option<ExampleCursor>, options: LoaderOptions) -> ImageLoader {
+        let set = set(images);
+        let cursor = cursor.unwrap_or_else(|| ImageLoader::start(&set, 7));
+        ImageLoader::new(set, VIEW, 7, cursor, options).unwrap()
+    }
+
+    fn next(loader: &mut ImageLoader, count: usize) -> ImageBatch {
+        ImageBatch { waited: Waited::default(), ..loader.next_images(count).unwrap() }
+    }
+
+    #[test]
+    fn one_two_and_seven_threads_give_the_same_images() {
+        let all = [1, 2, 7].map(|threads| {
+            let options = LoaderOptions { threads, queue_bytes: 1, ..LoaderOptions::default() };
+            let mut loader = loader(37, None, options);
+            ((0..12).map(|_| next(&mut loader, 5)).collect::<Vec<_>>(), loader.cursor().clone())
+        });
+        assert_eq!(all[0], all[1]);
+        assert_eq!(all[0], all[2]);
+    }
+
+    #[test]
+    fn every_cursor_leads_to_the_same_images_again() {
+        let mut unbroken = loader(23, None, LoaderOptions::default());
+        let mut cursors = vec![unbroken.cursor().clone()];
+        let mut batches = Vec::new();
+        for _ in 0..40 {
+            batches.push(next(&mut unbroken, 3));
+            cursors.push(unbroken.cursor().clone());
+        }
+        assert!(batches[39].epoch > 5.0);
+        for at in (0..36).step_by(5) {
+            let saved = serde_json::to_string(&cursors[at]).unwrap();
+            let options = LoaderOptions { threads: 3, ..LoaderOptions::default() };
+            let mut resumed = loader(23, Some(serde_json::from_str(&saved).unwrap()), options);
+            batches[at..at + 4].iter().for_each(|batch| assert_eq!(next(&mut resumed, 3), *batch));
+            assert_eq!(*resumed.cursor(), cursors[at + 4]);
+        }
+    }
+
+    #[test]
+    fn an_epoch_sees_every_image_once_and_the_next_sees_it_otherwise() {
+        let mut loader = loader(30, None, LoaderOptions::default());
+        let (first, second) = (next(&mut loader, 30), next(&mut loader, 30));
+        for epoch in [&first, &second] {
+            let mut labels = epoch.labels.clone();
+            labels.sort_unstable();
+            assert!(labels.iter().copied().eq((0..30).map(|at| at / 3)), "three of each class");
+        }
+        assert!(first.samples.iter().copied().eq(0..30) && second.samples.iter().copied().eq(30..60));
+        assert_ne!(first.labels, second.labels);
+        let bytes = VIEW.width * VIEW.height * CHANNELS;
+        assert!(
+            !second.pixels.chunks(bytes).any(|image| first.pixels.chunks(bytes).any(|other| image == other))
+        );
+    }
+
+    #[test]
+    fn ranks_share_the_images_of_one() {
+        let mut alone = loader(31, None, LoaderOptions::default());
+        let whole = next(&mut alone, 24);
+        let bytes = VIEW.width * VIEW.height * CHANNELS;
+        for rank in 0..3 {
+            let options = LoaderOptions { rank, world: 3, ..LoaderOptions::default() };
+            let mut shared = loader(31, None, options);
+            let parts = [next(&mut shared, 5), next(&mut shared, 3)];
+            assert_eq!(*shared.cursor(), *alone.cursor());
+            let samples: Vec<u64> = parts.iter().flat_map(|part| part.samples.clone()).collect();
+            assert!(samples.iter().copied().eq((rank..24).step_by(3)));
+            let pixels: Vec<u8> = parts.iter().flat_map(|part| part.pixels.clone()).collect();
+            for (image, sample) in pixels.chunks(bytes).zip(samples) {
+                assert!(image == &whole.pixels[sample as usize * bytes..][..bytes]);
+            }
+        }
+    }
+
+    #[test]
+    fn other_images_or_seeds_refuse_the_cursor() {
+        let cursor = ImageLoader::start(&set(30), 7);
+        let of = |images, seed| {
+            ImageLoader::new(set(images), VIEW, seed, cursor.clone(), LoaderOptions::default()).err()
+        };
+        assert!(of(30, 7).is_none());
+        assert!(of(31, 7).unwrap().sentence.starts_with("The images are not those"));
+        assert!(of(30, 8).is_some());
+    }
+
+    #[test]
+    fn evaluation_reads_a_range_in_order() {
+        let set = set(50);
+        let view = View { width: 16, height: 16, augment: Augment::Centre { share: 1.0 } };
+        let batch = ordered(&set, &view, 10..33).unwrap();
+        assert!(batch.samples.iter().copied().eq(10..33));
+        assert!(batch.labels.iter().copied().eq((10..33).map(|index| index % 10)));
+        let mut buffer = Vec::new();
+        let Stored::Pixels(picture) = set.images.stored(12, &mut buffer).unwrap();
+        assert_eq!(&batch.pixels[2 * 768..3 * 768], picture.rgb);
+    }
+
+    #[test]
+    fn dropping_a_loader_ends_its_threads() {
+        let set = set(10);
+        let options = LoaderOptions { threads: 4, ..LoaderOptions::default() };
+        let cursor = ImageLoader::start(&set, 7);
+        let loader = ImageLoader::new(set.clone(), VIEW, 7, cursor, options).unwrap();
+        assert!(Arc::strong_count(&set) > 1);
+        drop(loader);
+        assert_eq!(Arc::strong_count(&set), 1, "a thread still holds the images");
+    }
+}

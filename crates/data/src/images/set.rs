@@ -1,0 +1,50 @@
+//! One side, training or held-out, of a source of images.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::stored::Images;
+use crate::formats::Place;
+
+/// Numbered images with classes. Whether they lie in memory, in files or are drawn is hidden.
+#[derive(Clone)]
+pub struct ImageSet {
+    pub(super) images: Arc<dyn Images>,
+    /// The images of the source that are on this side, in ascending order; `None` for all.
+    pub(super) selection: Option<Arc<Vec<u64>>>,
+    /// Another one where images, classes or sides are other ones.
+    pub(super) mark: u64,
+}
+
+impl ImageSet {
+    pub fn count(&self) -> u64 {
+        self.selection.as_ref().map_or_else(|| self.images.count(), |selection| selection.len() as u64)
+    }
+
+    /// The class of image `index`; `None` where it has none.
+    pub fn class(&self, index: u64) -> Option<u32> {
+        self.images.class(self.at(index))
+    }
+
+    pub fn place(&self, index: u64) -> Place {
+        self.images.place(self.at(index))
+    }
+
+    /// How many images each of `classes` classes has.
+    pub fn balance(&self, classes: usize) -> Vec<u64> {
+        let mut counts = vec![0; classes];
+        (0..self.count()).filter_map(|index| self.class(index)).for_each(|class| counts[class as usize] += 1);
+        counts
+    }
+
+    /// The index in the source.
+    pub(super) fn at(&self, index: u64) -> u64 {
+        self.selection.as_ref().map_or(index, |selection| selection[index as usize])
+    }
+}
+
+impl fmt::Debug for ImageSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} images", self.count())
+    }
+}
