@@ -21,23 +21,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+import steady
+from words import words_of
 
 PEER = Path(__file__).resolve().parent / "peers" / "pretrain_torch.py"
 
 
 def write_data(folder, vocab, words):
-    """A word-level tokenizer.json of `vocab` tokens and a text of random words, so that every token is about equally likely."""
-    names = ["<bos>", "<eos>"] + [f"w{i}" for i in range(vocab - 2)]
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [dict(id=i, content=names[i], single_word=False, lstrip=False, rstrip=False, normalized=False,
-                              special=True) for i in range(2)],
-        "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {name: i for i, name in enumerate(names)}, "unk_token": "w0"},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    """A tokeniser of `vocab` words and a text of random ones, so that every token is about equally likely."""
+    names = words_of(folder, vocab)
     draw = random.Random(0)
     with open(folder / "text.txt", "w") as out:
         for _ in range(words // 64):
@@ -54,30 +48,11 @@ def run_flatout(binary, folder, a, rows, precision, name):
                  "checkpoint.every=0", "schedule.warmup_steps=2", f"data.path={folder}/text.txt",
                  f"data.tokenizer={folder}/tokenizer.json", f"precision={precision}"]
     overrides += [f"model.{key}={getattr(a, key)}" for key in SIZES] + a.override
-    began = time.perf_counter()
-    process = subprocess.Popen([binary, "train", "pretrain-226m", *overrides, "--run", str(run), "--json"],
-                               stdout=subprocess.PIPE, text=True)
-    times, first, start, last = [], None, {}, {}
-    for line in process.stdout:
-        event = json.loads(line)
-        if event["event"] == "start":
-            start = event
-        if event["event"] == "step":
-            last = event
-            if event["step"] == 4:
-                first = time.perf_counter() - began
-            if event["step"] > 4:
-                times.append(event["step_ms"])
-        if event["event"] == "step" and event["step"] == a.steps:
-            break
-    process.kill()
-    process.wait()
-    if len(times) < 3:
-        sys.exit(f"flatout made {len(times)} steady steps")
-    ms = statistics.median(times)
+    done = steady.run([binary, "train", "pretrain-226m", *overrides, "--run", str(run)], a.steps)
+    ms = statistics.median(step["step_ms"] for step in done["steps"])
     return dict(peer=f"flatout {precision}", tokens_per_second=rows * CONTEXT * 1e3 / ms, step_ms=ms,
-                first_steady_seconds=first, peak_bytes=start["arena_bytes"] + start["driver_bytes"], loss=last["loss"],
-                switches=start["switches"])
+                first_steady_seconds=done["first_steady_seconds"], peak_bytes=done["peak_bytes"],
+                loss=done["steps"][-1]["loss"], switches=done["start"]["switches"])
 
 
 def run_torch(python, a, rows, peer):
@@ -141,8 +116,7 @@ def main():
                     table.setdefault(rows, {}).setdefault(result["peer"], []).append(result)
                     print(f"{rows:3} x {CONTEXT} {result['peer']:18} {result['tokens_per_second']:10,.0f} tokens/s",
                           file=sys.stderr, flush=True)
-    gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm", "--format=csv,noheader"],
-                         stdout=subprocess.PIPE, text=True).stdout.strip()
+    gpu = steady.gpu()
     if a.json:
         sizes = {key: getattr(a, key) for key in SIZES}
         print(json.dumps(dict(gpu=gpu, sizes=sizes, flops_a_token=flops_a_token(a), rows=table)))

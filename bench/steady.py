@@ -1,0 +1,42 @@
+"""A run of flatout up to a step, in numbers: what benchmarks compare with the JSON line of a peer. Measures nothing itself."""
+
+import json
+import subprocess
+import sys
+import time
+
+WARM = 4
+
+
+def run(command, steps):
+    """Starts `flatout train ... --json` and ends it after so many steps, the first four of which are not counted: the events of
+    the others, the `start` event and the seconds from the start of the process to the end of the warm-up."""
+    began = time.perf_counter()
+    process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
+    events, first, start = [], None, {}
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] == "start":
+            start = event
+        if event["event"] == "step":
+            if event["step"] == WARM:
+                first = time.perf_counter() - began
+            if event["step"] >= WARM:
+                events.append(event)
+            if event["step"] == steps:
+                break
+    process.kill()
+    process.wait()
+    if len(events) < 4:
+        sys.exit(f"flatout made {max(len(events) - 1, 0)} steady steps: {' '.join(command)}")
+    return dict(warm=events[0], steps=events[1:], start=start, first_steady_seconds=first,
+                peak_bytes=start["arena_bytes"] + start["driver_bytes"])
+
+
+def gpu():
+    """The GPU's name, driver and clock."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, stdout=subprocess.PIPE, text=True).stdout.strip()
+    except FileNotFoundError:
+        return "no GPU"
