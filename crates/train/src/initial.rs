@@ -23,13 +23,9 @@ pub fn write_adapters(session: &mut Session, seed: u64) -> Result<(), RuntimeErr
 fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) -> Result<(), RuntimeError> {
     let slots = leaves(session.plans(), |class| class.is_parameter());
     for slot in slots.into_iter().filter(|slot| slot.init != Init::RowNorms && wanted(&slot.path)) {
-        let values = values(&slot.path, &slot.ty, &slot.init, seed);
         match slot.ty.dtype {
-            DType::BF16 => {
-                let narrow = values.into_iter().flat_map(|x| bf16_from_f32(x).to_le_bytes());
-                session.write_slot(&slot.path, &narrow.collect::<Vec<u8>>())?;
-            }
-            _ => session.write_f32(&slot.path, &values)?,
+            DType::BF16 => session.write_slot(&slot.path, &narrow(&slot.path, &slot.ty, &slot.init, seed))?,
+            _ => session.write_f32(&slot.path, &values(&slot.path, &slot.ty, &slot.init, seed))?,
         }
     }
     Ok(())
@@ -75,40 +71,66 @@ const CHUNK: usize = 1 << 16;
 
 /// The first values of one slot.
 pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
-    let n = ty.elements();
+    if let Init::RopeTable { freq } = *init {
+        return freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect();
+    }
+    let (stream, mut values) = (stream(path), vec![0.0; ty.elements()]);
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| draw(init, seed, stream, chunk, values));
+    values
+}
+
+/// The same in bf16, as bytes. Large models are frozen in it: nothing as large as the slot is made in f32.
+fn narrow(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<u8> {
+    let (stream, mut bytes) = (stream(path), vec![0; 2 * ty.elements()]);
+    bytes.par_chunks_mut(2 * CHUNK).enumerate().for_each_init(
+        || vec![0.0; CHUNK],
+        |wide, (chunk, bytes)| {
+            let wide = &mut wide[..bytes.len() / 2];
+            draw(init, seed, stream, chunk, wide);
+            for (narrow, x) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(wide) {
+                *narrow = bf16_from_f32(*x).to_le_bytes();
+            }
+        },
+    );
+    bytes
+}
+
+/// The values of a slot from `chunk * CHUNK` on.
+fn draw(init: &Init, seed: u64, stream: u64, chunk: usize, values: &mut [f32]) {
+    let first = (chunk * CHUNK / 2) as u64;
+    let pairs = values.chunks_mut(2).zip(first..);
     match *init {
-        Init::Zeros => vec![0.0; n],
-        Init::Ones => vec![1.0; n],
-        Init::Normal { std } => {
-            let stream = stream(path);
-            let mut values = vec![0.0; n];
-            values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
-                let first = (chunk * CHUNK / 2) as u64;
-                for (i, pair) in values.chunks_mut(2).enumerate() {
-                    let drawn = random::normal_pair(seed, stream, first + i as u64);
-                    pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = std * x);
-                }
-            });
-            values
-        }
-        Init::Uniform { bound } => {
-            let stream = stream(path);
-            let mut values = vec![0.0; n];
-            values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
-                let first = (chunk * CHUNK / 2) as u64;
-                for (i, pair) in values.chunks_mut(2).enumerate() {
-                    let drawn = random::unit_pair(seed, stream, first + i as u64);
-                    pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = bound * (2.0 * x - 1.0) as f32);
-                }
-            });
-            values
-        }
-        Init::RowNorms => unreachable!("{path} is known when its weight is"),
-        Init::RopeTable { freq } => freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect(),
+        Init::Zeros => values.fill(0.0),
+        Init::Ones => values.fill(1.0),
+        Init::Normal { std } => pairs.for_each(|(pair, i)| {
+            let drawn = random::normal_pair(seed, stream, i);
+            pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = std * x);
+        }),
+        Init::Uniform { bound } => pairs.for_each(|(pair, i)| {
+            let drawn = random::unit_pair(seed, stream, i);
+            pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = bound * (2.0 * x - 1.0) as f32);
+        }),
+        Init::RowNorms => unreachable!("magnitudes are known when their weights are"),
+        Init::RopeTable { .. } => unreachable!("tables are in f32"),
     }
 }
 
 /// FNV-1a of a path.
 fn stream(path: &str) -> u64 {
     path.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_values_are_the_wide_ones_rounded() {
+        let ty = |dtype| TensorType::new(dtype, [3, CHUNK / 2 + 1]);
+        for init in [Init::Normal { std: 0.02 }, Init::Uniform { bound: 0.5 }, Init::Ones, Init::Zeros] {
+            let wide = values("layers.0.wq", &ty(DType::F32), &init, 7);
+            let rounded: Vec<u8> = wide.iter().flat_map(|x| bf16_from_f32(*x).to_le_bytes()).collect();
+            assert_eq!(narrow("layers.0.wq", &ty(DType::BF16), &init, 7), rounded, "{init:?}");
+        }
+    }
 }
