@@ -28,6 +28,7 @@ mod wrong;
 
 pub use conversation::{Conversation, Schema};
 pub use labelled::Columns;
+pub(crate) use labelled::{Classes, Collected, label_of};
 pub use look::spans;
 pub use mask::TrainOn;
 pub use question::Questions;

@@ -1,27 +1,46 @@
 //! Images with their classes: files in, batches of pixels out, in an order that can be resumed exactly.
 //!
 //! ```text
-//! synthetic  ten classes, drawn as they are asked for
-//! cifar      records of labels and pixels, in memory
-//!    -> stored     what a sample needs to know of a source: pixels or encoded bytes, and a class
-//!    -> sets       a specification opened: classes, and training and held-out images by the hash of their index or name
-//!    -> view       which part of an image is seen, at what size
-//!    -> resample   that part, at that size
-//!    -> loader     images in their global order, ahead of time, and the cursor
+//! synthetic   ten classes, drawn as they are asked for
+//! cifar       records of labels and pixels, in memory
+//! paths       files behind the words of data.path
+//!    -> folder      a folder a class
+//!    -> table       rows that name images
+//!    -> tar         members of archives
+//!       -> webdataset   samples of them
+//!    -> found       encoded images and their labels as they are written
+//!       -> encoded  with their classes, to be read one by one
+//!    -> stored      what the loader needs to know of any source: pixels or encoded bytes, and a class
+//! flaw        what can be wrong with all of it
+//!    -> sets        a specification opened: classes, and training and held-out images by the hash of their index or name
+//!    -> decode      JPEG and PNG to pixels
+//!    -> view        which part of an image is seen, at what size
+//!    -> resample    that part, at that size
+//!    -> loader      images in their global order, ahead of time, and the cursor
 //! ```
 //!
 //! A sample's pixels are a function of the set, the view, the seed and the sample's place in the series of all samples:
 //! threads, batches and where a run was stopped change nothing.
 
 mod cifar;
+mod decode;
+mod encoded;
+mod flaw;
+mod folder;
+mod found;
 mod loader;
+mod paths;
 mod resample;
 mod set;
 mod sets;
 mod stored;
 mod synthetic;
+mod table;
+mod tar;
 mod view;
+mod webdataset;
 
+pub use decode::MAX_PIXELS;
 pub use loader::{ImageBatch, ImageLoader, ordered};
 pub use set::ImageSet;
 pub use sets::{ImageDescription, ImageSets, ImageSource, ImageSpec, open};

@@ -130,7 +130,7 @@ fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
 }
 
 /// A label as text: names as they are, numbers and truth by their names.
-fn label_of(fields: &Fields, name: &str) -> Result<String, Wrong> {
+pub(crate) fn label_of(fields: &Fields, name: &str) -> Result<String, Wrong> {
     let wrong = |reason, said: &str| Err(Wrong::new(reason, format!("the label `{name}` {said}")));
     match fields.get(name) {
         Some(Field::Text(text)) if text.trim().is_empty() => {

@@ -33,10 +33,19 @@ pub enum Reason {
     Template,
     TooManyTokens,
     Label,
+    NotAnImage,
+    BrokenImage,
+    TooManyPixels,
+    NoFile,
+    MemberPath,
+    MemberKind,
+    KeyTwice,
+    NoLabel,
+    NoImage,
 }
 
 /// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
-const REASONS: [(Reason, &str, &str); 23] = [
+const REASONS: [(Reason, &str, &str); 32] = [
     (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
     (Reason::Nul, "NUL character", "remove it"),
     (Reason::BrokenJson, "broken JSON", "correct it"),
@@ -64,6 +73,15 @@ const REASONS: [(Reason, &str, &str); 23] = [
     (Reason::Template, "refused by the chat template", "correct it"),
     (Reason::TooManyTokens, "too many tokens", "raise data.max_tokens"),
     (Reason::Label, "label that is no class", "correct it"),
+    (Reason::NotAnImage, "neither JPEG nor PNG", "convert it"),
+    (Reason::BrokenImage, "damaged image", "fetch it again"),
+    (Reason::TooManyPixels, "too large an image", "make it smaller or raise data.max_pixels"),
+    (Reason::NoFile, "missing image file", "correct the path"),
+    (Reason::MemberPath, "path that leads out of the archive", "write the archive again with relative names"),
+    (Reason::MemberKind, "link, device or sparse file", "write the archive again with plain files"),
+    (Reason::KeyTwice, "sample key used twice", "give every sample a name of its own"),
+    (Reason::NoLabel, "sample without its label or JSON", "give it a .cls or .json member"),
+    (Reason::NoImage, "sample without an image", "give it a .jpg or .png member"),
 ];
 
 impl Reason {
@@ -76,7 +94,7 @@ impl Reason {
         REASONS.get(number).map(|(reason, _, _)| *reason)
     }
 
-    fn remedy(self) -> &'static str {
+    pub(crate) fn remedy(self) -> &'static str {
         REASONS[self as usize].2
     }
 }
@@ -193,7 +211,7 @@ impl Skipped {
         self.note_many(reason, 1, place);
     }
 
-    pub(super) fn note_many(&mut self, reason: Reason, count: u64, first: Place) {
+    pub(crate) fn note_many(&mut self, reason: Reason, count: u64, first: Place) {
         let counted = &mut self.reasons.entry(reason).or_insert((0, first)).0;
         *counted = counted.saturating_add(count);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::stored::{Images, Picture, Stored};
+use super::stored::{Images, Picture, Stored, Trouble};
 use crate::error::DataError;
 use crate::formats::{Place, unreadable};
 
@@ -141,7 +141,7 @@ impl Images for Cifar {
         Some(u32::from(self.labels[index as usize]))
     }
 
-    fn stored<'a>(&'a self, index: u64, _: &'a mut Vec<u8>) -> Result<Stored<'a>, DataError> {
+    fn stored<'a>(&'a self, index: u64, _: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
         let rgb = &self.pixels[index as usize * IMAGE..][..IMAGE];
         Ok(Stored::Pixels(Picture { width: SIDE, height: SIDE, rgb }))
     }
@@ -176,7 +176,7 @@ mod tests {
         let images = Cifar::read(&[one.clone(), two.clone()], Label::Fine).unwrap();
         assert_eq!((0..3).map(|at| images.class(at).unwrap()).collect::<Vec<_>>(), [3, 9, 0]);
         let mut buffer = Vec::new();
-        let Stored::Pixels(picture) = images.stored(1, &mut buffer).unwrap();
+        let Stored::Pixels(picture) = images.stored(1, &mut buffer).unwrap() else { panic!("pixels") };
         assert_eq!(picture.rgb[..6], [2, 52, 102, 5, 55, 105]);
         assert_eq!(images.place(2).to_string(), format!("{}, row 1", two.display()));
         assert_eq!(images.place(1).offset, 3073);

@@ -11,12 +11,15 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::decode::decode;
+use super::flaw::Flaw;
 use super::set::ImageSet;
-use super::stored::{Picture, Stored};
+use super::stored::{Picture, Stored, Trouble};
 use super::view::View;
 use super::{CHANNELS, resample};
 use crate::documents::Spent;
 use crate::error::DataError;
+use crate::formats::{OnError, Place, Skipped};
 use crate::loader::LoaderOptions;
 use crate::order::Order;
 use crate::random::key;
@@ -28,7 +31,7 @@ use crate::updates::ExampleCursor;
 pub struct ImageBatch {
     /// Of each image `height * width * 3` bytes: rows from the top, red, green and blue of a pixel together.
     pub pixels: Vec<u8>,
-    /// The class of each; -1 where it has none.
+    /// The class of each; -1 where it has none or was left out.
     pub labels: Vec<i32>,
     /// The place of each in the series of all samples.
     pub samples: Vec<u64>,
@@ -36,6 +39,9 @@ pub struct ImageBatch {
     pub epoch: f64,
     /// How long the caller stood still for want of images, and why.
     pub waited: Waited,
+    /// Of every image that could not be decoded, where that is allowed: where it is and why. Its pixels are grey, and it
+    /// has no label.
+    pub left_out: Vec<String>,
 }
 
 impl ImageBatch {
@@ -56,13 +62,20 @@ pub struct ImageLoader {
     next: usize,
     threads: Vec<JoinHandle<()>>,
     failed: Option<DataError>,
+    left_out: Skipped,
+    /// Images left out since the last one that was not.
+    in_a_row: u64,
 }
+
+/// As many images as are left out one after another, at most: nothing is learned where all are.
+const MOST_IN_A_ROW: u64 = 1000;
 
 /// An image made by a thread.
 struct Made {
     pixels: Vec<u8>,
     label: i32,
     spent: Spent,
+    flaw: Option<(Flaw, Place)>,
 }
 
 impl ImageLoader {
@@ -105,7 +118,8 @@ impl ImageLoader {
             queues.push(queue);
         }
         let (images, waited, failed) = (set.count(), Waited::default(), None);
-        Ok(Self { cursor, options, images, waited, queues, next: 0, threads, failed })
+        let (left_out, in_a_row) = (Skipped::default(), 0);
+        Ok(Self { cursor, options, images, waited, queues, next: 0, threads, failed, left_out, in_a_row })
     }
 
     /// The next `count` images of this rank, out of the next `count * world` images of all ranks. An error is final: the
@@ -117,8 +131,9 @@ impl ImageLoader {
         let mut batch = ImageBatch::default();
         let first = next_of_rank(self.cursor.sample, self.options);
         for place in 0..count as u64 {
-            match self.receive(&mut batch.waited) {
+            match self.receive(&mut batch.waited).and_then(|made| self.looked_at(made)) {
                 Ok(made) => {
+                    batch.left_out.extend(made.said());
                     if place == 0 {
                         batch.pixels.reserve_exact(count * made.pixels.len());
                     }
@@ -146,6 +161,28 @@ impl ImageLoader {
     /// How long `next_images` has waited so far, and for what.
     pub fn waited(&self) -> Waited {
         self.waited
+    }
+
+    /// What was left out so far because it could not be decoded.
+    pub fn left_out(&self) -> &Skipped {
+        &self.left_out
+    }
+
+    /// Counts an image that was left out.
+    fn looked_at(&mut self, made: Made) -> Result<Made, DataError> {
+        let Some((flaw, place)) = &made.flaw else {
+            self.in_a_row = 0;
+            return Ok(made);
+        };
+        self.left_out.note(flaw.reason, place.clone());
+        self.in_a_row += 1;
+        if self.in_a_row >= MOST_IN_A_ROW.min(self.images) {
+            return Err(DataError::input(format!(
+                "The last {} images could not be decoded ({}): there is nothing to learn from.",
+                self.in_a_row, self.left_out
+            )));
+        }
+        Ok(made)
     }
 
     fn receive(&mut self, waited: &mut Waited) -> Result<Made, DataError> {
@@ -194,10 +231,10 @@ impl Series {
     /// Makes samples until the reader is gone or one cannot be made.
     fn make(&self, begin: u64, step: u64, queue: &SyncSender<Result<Made, DataError>>) {
         let order = Order::new(Some(self.set.count()), self.seed);
-        let mut buffer = Vec::new();
+        let mut bench = Bench::default();
         for sample in (begin..).step_by(step as usize) {
             let made =
-                make(&self.set, &self.view, order.document(sample), key(self.seed, sample), &mut buffer);
+                make(&self.set, &self.view, order.document(sample), key(self.seed, sample), &mut bench);
             let failed = made.is_err();
             if queue.send(made).is_err() || failed {
                 return;
@@ -206,18 +243,64 @@ impl Series {
     }
 }
 
+impl Made {
+    fn said(&self) -> Option<String> {
+        self.flaw.as_ref().map(|(flaw, place)| format!("{place}: {}", flaw.said))
+    }
+}
+
+/// What a thread works in: bytes of a file, and pixels decoded from them.
+#[derive(Default)]
+struct Bench {
+    bytes: Vec<u8>,
+    pixels: Vec<u8>,
+}
+
+/// What an image that was left out looks like.
+const GREY: u8 = 128;
+
 /// Image `index` of the set as a view sees it; `key` decides what is left to chance.
-fn make(set: &ImageSet, view: &View, index: u64, key: u64, buffer: &mut Vec<u8>) -> Result<Made, DataError> {
-    let mut spent = Spent::default();
+fn make(set: &ImageSet, view: &View, index: u64, key: u64, bench: &mut Bench) -> Result<Made, DataError> {
     let index = set.at(index);
+    let label = set.images.class(index).map_or(-1, |class| class as i32);
+    let pixels = vec![0; view.height * view.width * CHANNELS];
+    let mut made = Made { pixels, label, spent: Spent::default(), flaw: None };
+    match fill(set, view, index, key, bench, &mut made) {
+        Ok(()) => {}
+        Err(Trouble::Failed(error)) => return Err(error),
+        Err(Trouble::Wrong(flaw)) if set.on_error == OnError::Fail => {
+            return Err(flaw.error(&set.images.place(index)));
+        }
+        Err(Trouble::Wrong(flaw)) => {
+            made.pixels.fill(GREY);
+            made.label = -1;
+            made.flaw = Some((flaw, set.images.place(index)));
+        }
+    }
+    Ok(made)
+}
+
+fn fill(
+    set: &ImageSet,
+    view: &View,
+    index: u64,
+    key: u64,
+    Bench { bytes, pixels }: &mut Bench,
+    made: &mut Made,
+) -> Result<(), Trouble> {
     let since = Instant::now();
-    let stored = set.images.stored(index, buffer)?;
-    spent.reading = since.elapsed();
-    let mut pixels = vec![0; view.height * view.width * CHANNELS];
-    let Stored::Pixels(picture) = stored;
-    seen(picture, view, key, &mut pixels);
-    spent.decoding = since.elapsed() - spent.reading;
-    Ok(Made { pixels, label: set.images.class(index).map_or(-1, |class| class as i32), spent })
+    let stored = set.images.stored(index, bytes)?;
+    made.spent.reading = since.elapsed();
+    let picture = match stored {
+        Stored::Pixels(picture) => picture,
+        Stored::Encoded(bytes) => {
+            let (width, height) = decode(bytes, set.max_pixels, pixels)?;
+            Picture { width, height, rgb: pixels }
+        }
+    };
+    seen(picture, view, key, &mut made.pixels);
+    made.spent.decoding = since.elapsed() - made.spent.reading;
+    Ok(())
 }
 
 fn seen(picture: Picture<'_>, view: &View, key: u64, out: &mut [u8]) {
@@ -238,10 +321,11 @@ pub fn ordered(set: &ImageSet, view: &View, range: std::ops::Range<u64>) -> Resu
     let samples: Vec<u64> = range.collect();
     let made = samples
         .par_iter()
-        .map_init(Vec::new, |buffer, index| make(set, view, *index, key(0, *index), buffer));
+        .map_init(Bench::default, |bench, index| make(set, view, *index, key(0, *index), bench));
     let made: Vec<Made> = made.collect::<Result<_, _>>()?;
-    let mut batch =
-        ImageBatch { labels: made.iter().map(|made| made.label).collect(), samples, ..ImageBatch::default() };
+    let mut batch = ImageBatch { samples, ..ImageBatch::default() };
+    batch.labels.extend(made.iter().map(|made| made.label));
+    batch.left_out.extend(made.iter().filter_map(Made::said));
     batch.pixels.reserve_exact(made.iter().map(|made| made.pixels.len()).sum());
     made.iter().for_each(|made| batch.pixels.extend(&made.pixels));
     Ok(batch)
@@ -358,7 +442,7 @@ mod tests {
         assert!(batch.samples.iter().copied().eq(10..33));
         assert!(batch.labels.iter().copied().eq((10..33).map(|index| index % 10)));
         let mut buffer = Vec::new();
-        let Stored::Pixels(picture) = set.images.stored(12, &mut buffer).unwrap();
+        let Stored::Pixels(picture) = set.images.stored(12, &mut buffer).unwrap() else { panic!("pixels") };
         assert_eq!(&batch.pixels[2 * 768..3 * 768], picture.rgb);
     }
 

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::decode::MAX_PIXELS;
 use super::stored::Images;
-use crate::formats::Place;
+use crate::formats::{OnError, Place};
 
 /// Numbered images with classes. Whether they lie in memory, in files or are drawn is hidden.
 #[derive(Clone)]
@@ -14,9 +15,18 @@ pub struct ImageSet {
     pub(super) selection: Option<Arc<Vec<u64>>>,
     /// Another one where images, classes or sides are other ones.
     pub(super) mark: u64,
+    /// What to do about an image that cannot be decoded.
+    pub(super) on_error: OnError,
+    /// Larger ones are not decoded.
+    pub(super) max_pixels: u64,
 }
 
 impl ImageSet {
+    /// All images of a source.
+    pub(super) fn whole(images: Arc<dyn Images>, mark: u64) -> Self {
+        Self { images, selection: None, mark, on_error: OnError::Fail, max_pixels: MAX_PIXELS }
+    }
+
     pub fn count(&self) -> u64 {
         self.selection.as_ref().map_or_else(|| self.images.count(), |selection| selection.len() as u64)
     }

@@ -7,12 +7,18 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::cifar::{Cifar, Label};
+use super::decode::MAX_PIXELS;
+use super::folder::folder;
+use super::found::{self, Found};
+use super::paths::{self, has_ending};
 use super::set::ImageSet;
 use super::stored::Images;
 use super::synthetic::{self, Synthetic};
+use super::table::{Columns, table};
+use super::webdataset::webdataset;
 use crate::error::DataError;
 use crate::examples::ClassCount;
-use crate::formats::{OnError, unreadable};
+use crate::formats::OnError;
 use crate::random::{fingerprint, key};
 use crate::source::Said;
 
@@ -25,6 +31,12 @@ pub enum ImageSource {
     Synthetic,
     /// `.bin` files of CIFAR-10 or CIFAR-100.
     Cifar,
+    /// A folder with a folder a class.
+    Folder,
+    /// JSONL, CSV or parquet whose rows name images.
+    Table,
+    /// Tar archives as WebDataset writes them.
+    Tar,
 }
 
 /// What to read, and what becomes of it.
@@ -39,9 +51,14 @@ pub struct ImageSpec {
     pub held_out: f64,
     /// Classes in their order; taken from the files where there are none.
     pub classes: Vec<String>,
-    /// Which label is the class: `fine` or `coarse` in CIFAR-100, a field's name in JSON.
+    /// Which label is the class: `fine` or `coarse` in CIFAR-100, the name of a field in tables and JSON.
     pub label: Option<String>,
+    /// The field of a table's rows that names the image's file, and the folder the names begin in (the table's own).
+    pub image: Option<String>,
+    pub root: Option<PathBuf>,
     pub on_error: OnError,
+    /// An image with more pixels is not decoded.
+    pub max_pixels: u64,
     /// Images of the synthetic set, its size and what it is drawn with.
     pub images: u64,
     pub width: usize,
@@ -58,7 +75,10 @@ impl Default for ImageSpec {
             held_out: 0.1,
             classes: Vec::new(),
             label: None,
+            image: None,
+            root: None,
             on_error: OnError::Fail,
+            max_pixels: MAX_PIXELS,
             images: 20_000,
             width: 32,
             height: 32,
@@ -80,7 +100,7 @@ pub struct ImageSets {
 /// What was found, in numbers.
 #[derive(Debug, Clone, Serialize)]
 pub struct ImageDescription {
-    /// `synthetic` or `CIFAR`.
+    /// `synthetic`, `CIFAR`, `folder`, `table` or `WebDataset`.
     pub kind: &'static str,
     pub files: usize,
     pub train: u64,
@@ -112,14 +132,96 @@ pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, Da
             spec.held_out
         )));
     }
-    match (spec.source, spec.path.is_empty()) {
+    let mut sets = match (spec.source, spec.path.is_empty()) {
         (ImageSource::Auto | ImageSource::Synthetic, true) => synthetic(spec),
         (ImageSource::Synthetic, false) => Err(DataError::input(
             "The synthetic set has no use for data.path: leave it out, or give another data.source.",
         )),
         (_, true) => Err(DataError::input("data.path is empty: give files or a folder.")),
-        (ImageSource::Auto | ImageSource::Cifar, false) => cifar(spec, say),
+        (source, false) => match if source == ImageSource::Auto { settled(&spec.path)? } else { source } {
+            ImageSource::Cifar => cifar(spec, say),
+            source => encoded(spec, source, say),
+        },
+    }?;
+    for set in [&mut sets.train, &mut sets.held_out] {
+        let set = Arc::get_mut(set).expect("nobody else has it yet");
+        (set.on_error, set.max_pixels) = (spec.on_error, spec.max_pixels);
     }
+    Ok(sets)
+}
+
+const TABLES: [&str; 8] = ["jsonl", "ndjson", "csv", "tsv", "parquet", "pq", "gz", "zst"];
+
+/// What the first word names.
+fn settled(words: &[String]) -> Result<ImageSource, DataError> {
+    let path = Path::new(&words[0]);
+    if !path.is_dir() {
+        let source =
+            [(&["bin"][..], ImageSource::Cifar), (&["tar"], ImageSource::Tar), (&TABLES, ImageSource::Table)];
+        let found = source.into_iter().find(|(endings, _)| has_ending(path, endings));
+        return found.map(|(_, source)| source).ok_or_else(|| {
+            DataError::input(format!(
+                "{} is no known source of images: give .tar archives, .bin files of CIFAR, a .jsonl, .csv or .parquet \
+                 table that names images, or a folder with a folder a class.",
+                words[0]
+            ))
+        });
+    }
+    let inside = paths::entries(path)?;
+    let has = |ending| inside.iter().any(|path| has_ending(path, &[ending]));
+    Ok(match (has("tar"), has("bin")) {
+        (true, _) => ImageSource::Tar,
+        (false, true) => ImageSource::Cifar,
+        (false, false) => ImageSource::Folder,
+    })
+}
+
+/// Looks through a source of encoded images.
+fn look(
+    words: &[String],
+    source: ImageSource,
+    spec: &ImageSpec,
+    say: &mut dyn FnMut(Said),
+) -> Result<Found, DataError> {
+    let label = spec.label.as_deref();
+    match source {
+        ImageSource::Tar => webdataset(&paths::files(words, &["tar"])?, label, spec.on_error),
+        ImageSource::Table => {
+            let columns = Columns { image: spec.image.as_deref(), label, root: spec.root.as_deref() };
+            table(words, &columns, spec.on_error)
+        }
+        _ => match words {
+            [root] if Path::new(root).is_dir() => folder(Path::new(root), spec.on_error, say),
+            _ => Err(DataError::input(format!(
+                "{} is not one folder: give the one that has a folder a class.",
+                words.join(", ")
+            ))),
+        },
+    }
+}
+
+fn encoded(spec: &ImageSpec, source: ImageSource, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataError> {
+    let shown = spec.path.join(", ");
+    let found = look(&spec.path, source, spec, say)?;
+    let classes = found::classes(&spec.classes, &found, &shown)?;
+    let (kind, files, mut skipped) = (found.kind, found.files, found.skipped.clone());
+    let (train, held_out) = if spec.held_out_path.is_empty() {
+        let hashes = found.hashes.clone();
+        sides(found.set(&classes, spec.max_pixels)?, &hashes, spec.held_out, &shown)?
+    } else {
+        let apart = look(&spec.held_out_path, source, spec, say)?;
+        skipped.merge(&apart.skipped);
+        (found.set(&classes, spec.max_pixels)?, apart.set(&classes, spec.max_pixels)?)
+    };
+    let mut sets = sets(kind, files, train, held_out, classes.names);
+    if skipped.total() > 0 {
+        say(Said::LeftOut(skipped.to_string()));
+    }
+    sets.description.unusable = skipped
+        .reasons()
+        .map(|(reason, count, place)| (reason.to_string(), count, place.to_string()))
+        .collect();
+    Ok(sets)
 }
 
 fn synthetic(spec: &ImageSpec) -> Result<ImageSets, DataError> {
@@ -136,7 +238,7 @@ fn synthetic(spec: &ImageSpec) -> Result<ImageSets, DataError> {
         let seed = key(key(0x5e7, spec.seed), number);
         let images = Synthetic { count, width: spec.width, height: spec.height, seed };
         let mark = [seed, count, spec.width as u64, spec.height as u64].into_iter().fold(0, key);
-        ImageSet { images: Arc::new(images), selection: None, mark }
+        ImageSet::whole(Arc::new(images), mark)
     };
     let held_out =
         if spec.held_out == 0.0 { 0 } else { (spec.images as f64 * spec.held_out).round().max(1.0) as u64 };
@@ -153,7 +255,7 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataE
             )));
         }
     };
-    let mut paths = bin_files(&spec.path)?;
+    let mut paths = paths::files(&spec.path, &["bin"])?;
     let is_test =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"test"));
     // In a folder the test images lie beside the others. Named by themselves, they are what was asked for.
@@ -179,11 +281,15 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataE
     let classes = agreed(&spec.classes, images.classes(label)?, &shown)?;
     let (files, hash, count) = (paths.len(), images.hash, images.count());
     if spec.held_out_path.is_empty() {
-        let (train, held_out) =
-            sides(Arc::new(images), hash, (0..count).map(hash_of_index), spec.held_out, &shown)?;
+        let (train, held_out) = sides(
+            ImageSet::whole(Arc::new(images), hash),
+            &(0..count).map(hash_of_index).collect::<Vec<_>>(),
+            spec.held_out,
+            &shown,
+        )?;
         return Ok(sets("CIFAR", files, train, held_out, classes));
     }
-    let apart = Cifar::read(&bin_files(&spec.held_out_path)?, label)?;
+    let apart = Cifar::read(&paths::files(&spec.held_out_path, &["bin"])?, label)?;
     if usize::from(apart.most) >= classes.len() {
         return Err(DataError::input(format!(
             "{} has an image of class {}, and {shown} has the classes 0 to {}: give images of the same classes.",
@@ -192,7 +298,10 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataE
             classes.len() - 1
         )));
     }
-    let whole = |images: Cifar| ImageSet { mark: images.hash, images: Arc::new(images), selection: None };
+    let whole = |images: Cifar| {
+        let hash = images.hash;
+        ImageSet::whole(Arc::new(images), hash)
+    };
     Ok(sets("CIFAR", files, whole(images), whole(apart), classes))
 }
 
@@ -211,52 +320,28 @@ fn agreed(given: &[String], found: Vec<String>, shown: &str) -> Result<Vec<Strin
     Ok(given.to_vec())
 }
 
-/// The `.bin` files that paths name: themselves, or those in a folder, sorted.
-fn bin_files(words: &[String]) -> Result<Vec<PathBuf>, DataError> {
-    let mut paths = Vec::new();
-    for word in words {
-        let path = Path::new(word);
-        if !path.is_dir() {
-            paths.push(path.to_path_buf());
-            continue;
-        }
-        let entries = std::fs::read_dir(path).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
-        let entries = entries.map_err(|error| unreadable(path, &error))?;
-        let mut inside: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
-        inside.retain(|path| path.extension().is_some_and(|ending| ending == "bin"));
-        inside.sort();
-        if inside.is_empty() {
-            return Err(DataError::input(format!("There is no .bin file in {word}: check data.path.")));
-        }
-        paths.extend(inside);
-    }
-    Ok(paths)
-}
-
 fn hash_of_index(index: u64) -> u64 {
     key(fingerprint(b"held out"), index)
 }
 
-/// Both sides of a source: the images with the least hashes are held out, as many as the share says. Images of the same
+/// Both sides of a set: the images with the least hashes are held out, as many as the share says. Images of the same
 /// hash are on the same side.
 fn sides(
-    images: Arc<dyn Images>,
-    mark: u64,
-    hashes: impl Iterator<Item = u64>,
+    whole: ImageSet,
+    hashes: &[u64],
     share: f64,
     shown: &str,
 ) -> Result<(ImageSet, ImageSet), DataError> {
-    let hashes: Vec<u64> = hashes.collect();
     let side = |selection: Vec<u64>| ImageSet {
-        images: images.clone(),
-        mark: key(mark, share.to_bits()),
+        mark: key(whole.mark, share.to_bits()),
         selection: Some(Arc::new(selection)),
+        ..whole.clone()
     };
     let all = hashes.len() as u64;
     if share == 0.0 {
         return Ok((side((0..all).collect()), side(Vec::new())));
     }
-    let mut sorted = hashes.clone();
+    let mut sorted = hashes.to_vec();
     sorted.sort_unstable();
     let wanted = ((all as f64 * share).round() as usize).clamp(1, (sorted.len() - 1).max(1));
     let bound = sorted[wanted - 1];

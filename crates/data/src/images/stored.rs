@@ -1,5 +1,6 @@
 //! What the loader needs to know of a source of images.
 
+use super::flaw::Flaw;
 use crate::error::DataError;
 use crate::formats::Place;
 
@@ -11,13 +12,16 @@ pub(crate) trait Images: Send + Sync {
     fn class(&self, index: u64) -> Option<u32>;
 
     /// Image `index` as it is stored, always the same. What has to be read or drawn first lies in `buffer`.
-    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, DataError>;
+    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble>;
 
     fn place(&self, index: u64) -> Place;
 }
 
+#[derive(Debug)]
 pub(crate) enum Stored<'a> {
     Pixels(Picture<'a>),
+    /// The bytes of a JPEG or PNG file, or what pretends to be one.
+    Encoded(&'a [u8]),
 }
 
 /// Pixels, row by row from the top, red, green and blue of each together.
@@ -26,4 +30,19 @@ pub(crate) struct Picture<'a> {
     pub width: usize,
     pub height: usize,
     pub rgb: &'a [u8],
+}
+
+/// Why there is no image.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The image is wrong.
+    Wrong(Flaw),
+    /// The machine could not read it.
+    Failed(DataError),
+}
+
+impl From<Flaw> for Trouble {
+    fn from(flaw: Flaw) -> Self {
+        Trouble::Wrong(flaw)
+    }
 }

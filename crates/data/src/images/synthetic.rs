@@ -8,8 +8,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::stored::{Images, Picture, Stored};
-use crate::error::DataError;
+use super::stored::{Images, Picture, Stored, Trouble};
 use crate::formats::Place;
 use crate::random::{Uniform, key};
 
@@ -33,7 +32,7 @@ impl Images for Synthetic {
         Some((index % CLASSES.len() as u64) as u32)
     }
 
-    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, DataError> {
+    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
         buffer.clear();
         let class = (index % CLASSES.len() as u64) as usize;
         draw(class, self.width, self.height, &mut Uniform::new(key(self.seed, index)), buffer);
@@ -158,7 +157,7 @@ mod tests {
     fn image(index: u64, seed: u64, width: usize, height: usize) -> Vec<u8> {
         let images = Synthetic { count: 1000, width, height, seed };
         let mut buffer = Vec::new();
-        let Stored::Pixels(picture) = images.stored(index, &mut buffer).unwrap();
+        let Stored::Pixels(picture) = images.stored(index, &mut buffer).unwrap() else { panic!("pixels") };
         assert_eq!((picture.width, picture.height), (width, height));
         picture.rgb.to_vec()
     }

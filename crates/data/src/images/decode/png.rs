@@ -1,0 +1,70 @@
+//! PNG: every colour type and depth to red, green and blue.
+
+use std::io::Cursor;
+
+use png::{ColorType, Decoder, Limits, Reader, Transformations};
+
+use super::exif::Orientation;
+use super::{broken, check_size};
+use crate::images::flaw::Flaw;
+
+/// For chunks beside the pixels, a profile or a palette.
+const SPARE_BYTES: usize = 8 << 20;
+
+type Bytes<'a> = Cursor<&'a [u8]>;
+
+fn open(bytes: &[u8]) -> Result<(Reader<Bytes<'_>>, usize, usize), Flaw> {
+    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: SPARE_BYTES });
+    decoder.set_ignore_text_chunk(true);
+    decoder.set_ignore_iccp_chunk(true);
+    decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
+    let reader = decoder.read_info().map_err(|error| broken(&error))?;
+    let (width, height) = reader.info().size();
+    Ok((reader, width as usize, height as usize))
+}
+
+fn orientation(reader: &Reader<Bytes<'_>>) -> Orientation {
+    reader.info().exif_metadata.as_ref().map_or_else(Orientation::default, |exif| Orientation::of(exif))
+}
+
+pub(super) fn size(bytes: &[u8]) -> Result<(usize, usize), Flaw> {
+    let (reader, width, height) = open(bytes)?;
+    Ok(if orientation(&reader).is_turned() { (height, width) } else { (width, height) })
+}
+
+pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {
+    // Of an image that is too large not even a row is to be allocated, and opening it allocates some.
+    let stated = |at: usize| {
+        bytes.get(at..at + 4).map(|four| u32::from_be_bytes(four.try_into().expect("four bytes")))
+    };
+    if let (Some(width), Some(height)) = (stated(16), stated(20)) {
+        check_size(width as usize, height as usize, max_pixels)?;
+    }
+    let (mut reader, width, height) = open(bytes)?;
+    check_size(width, height, max_pixels)?;
+    let orientation = orientation(&reader);
+    let size = reader.output_buffer_size().ok_or_else(|| broken(&"it has no size"))?;
+    out.clear();
+    out.resize(size, 0);
+    let frame = reader.next_frame(out).map_err(|error| broken(&error))?;
+    // An image of an animation may be smaller than the whole, and the first one is not.
+    if (frame.width as usize, frame.height as usize) != (width, height) {
+        return Err(broken(&"its first image is not of its size"));
+    }
+    let white = |colour: u8, alpha: u8| {
+        ((u32::from(colour) * u32::from(alpha) + 255 * (255 - u32::from(alpha)) + 127) / 255) as u8
+    };
+    match frame.color_type {
+        ColorType::Rgb => out.truncate(width * height * 3),
+        ColorType::Grayscale => *out = out.iter().flat_map(|grey| [*grey; 3]).collect(),
+        ColorType::GrayscaleAlpha => {
+            *out = out.chunks_exact(2).flat_map(|two| [white(two[0], two[1]); 3]).collect()
+        }
+        ColorType::Rgba => {
+            *out =
+                out.chunks_exact(4).flat_map(|four| [0, 1, 2].map(|at| white(four[at], four[3]))).collect();
+        }
+        ColorType::Indexed => unreachable!("palettes are expanded"),
+    }
+    Ok(orientation.upright(width, height, out))
+}

@@ -1,0 +1,48 @@
+//! What is wrong with an image, a sample or an archive, and what becomes of it.
+
+use crate::error::DataError;
+use crate::formats::{OnError, Place, Reason, Skipped};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Flaw {
+    pub reason: Reason,
+    /// The middle of a sentence: what is there.
+    pub said: String,
+}
+
+impl Flaw {
+    pub fn new(reason: Reason, said: impl Into<String>) -> Self {
+        Self { reason, said: said.into() }
+    }
+
+    pub fn error(&self, place: &Place) -> DataError {
+        DataError::input(format!(
+            "{place}: {}; {}, or leave such images out with data.on_error=skip.",
+            self.said,
+            self.reason.remedy()
+        ))
+    }
+}
+
+/// What was left out while a source was looked through, as far as that is allowed.
+pub(super) struct Ledger {
+    on_error: OnError,
+    pub skipped: Skipped,
+}
+
+impl Ledger {
+    pub fn new(on_error: OnError) -> Self {
+        Self { on_error, skipped: Skipped::default() }
+    }
+
+    /// Counts a flaw, or makes an error of it.
+    pub fn note(&mut self, flaw: &Flaw, place: Place) -> Result<(), DataError> {
+        match self.on_error {
+            OnError::Fail => Err(flaw.error(&place)),
+            OnError::Skip => {
+                self.skipped.note(flaw.reason, place);
+                Ok(())
+            }
+        }
+    }
+}
