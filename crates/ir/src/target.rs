@@ -169,7 +169,7 @@ pub fn paper() -> Target {
     };
     Target {
         name: "paper".into(),
-        dtypes: vec![DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32],
+        dtypes: vec![DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32, DType::U8],
         align: 64,
         memory_bytes: 1 << 40,
         driver_bytes: 0,

@@ -19,23 +19,25 @@ pub enum DType {
     /// Eight bits without a sign, with a range of 496: second moments, which only their update reads.
     E4M4,
     I32,
+    /// Whole numbers from 0 to 255, such as pixels: the host writes them, and they are only moved and cast to other types.
+    U8,
 }
 
 impl DType {
-    pub const ALL: [DType; 7] =
-        [DType::F64, DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::E4M4, DType::I32];
+    pub const ALL: [DType; 8] =
+        [DType::F64, DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::E4M4, DType::I32, DType::U8];
 
     pub fn bytes(self) -> usize {
         match self {
             DType::F64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::BF16 => 2,
-            DType::E4M3 | DType::E5M2 | DType::E4M4 => 1,
+            DType::E4M3 | DType::E5M2 | DType::E4M4 | DType::U8 => 1,
         }
     }
 
     pub fn is_float(self) -> bool {
-        self != DType::I32
+        !matches!(self, DType::I32 | DType::U8)
     }
 
     /// Whether it is one of the 8-bit floats.
@@ -52,6 +54,7 @@ impl DType {
             DType::E5M2 => "e5m2",
             DType::E4M4 => "e4m4",
             DType::I32 => "i32",
+            DType::U8 => "u8",
         }
     }
 
@@ -69,7 +72,7 @@ impl DType {
             DType::E4M3 => e4m3_to_f32(e4m3_from_f32(x as f32)) as f64,
             DType::E5M2 => e5m2_to_f32(e5m2_from_f32(x as f32)) as f64,
             DType::E4M4 => e4m4_to_f32(e4m4_from_f32(x as f32)) as f64,
-            DType::I32 => x,
+            DType::I32 | DType::U8 => x,
         }
     }
 }

@@ -235,6 +235,11 @@ impl Session {
         self.write_slot(path, bytes_of(values))
     }
 
+    pub fn write_u8(&mut self, path: &str, values: &[u8]) -> Result<(), RuntimeError> {
+        self.expect(path, DType::U8)?;
+        self.write_slot(path, values)
+    }
+
     /// A slot of any float or integer type, as f32.
     pub fn read_f32(&self, path: &str) -> Result<Vec<f32>, RuntimeError> {
         let dtype = self.slot_view(path)?.dtype;
@@ -331,6 +336,7 @@ pub(crate) fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
         DType::F32 => words(bytes).map(f32::from_le_bytes).collect(),
         DType::I32 => words(bytes).map(|w| i32::from_le_bytes(w) as f32).collect(),
         DType::BF16 => bytes.chunks_exact(2).map(|w| bf16_to_f32(u16::from_le_bytes([w[0], w[1]]))).collect(),
+        DType::U8 => bytes.iter().map(|b| *b as f32).collect(),
         DType::E4M3 => bytes.iter().map(|b| e4m3_to_f32(*b)).collect(),
         DType::E5M2 => bytes.iter().map(|b| e5m2_to_f32(*b)).collect(),
         DType::E4M4 => bytes.iter().map(|b| e4m4_to_f32(*b)).collect(),

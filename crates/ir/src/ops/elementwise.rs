@@ -188,6 +188,9 @@ pub fn infer(f: E, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     {
         return Err(format!("{} is no 8-bit float and has no scale", of.name()));
     }
+    if dtype == DType::U8 {
+        return Err("bytes come from the host: nothing is cast to u8 or computed in it".into());
+    }
     if ins[0].dtype.is_fp8() && !matches!(f, E::Cast(_)) {
         return Err(format!("{} is only cast and multiplied: cast it first", ins[0]));
     }

@@ -42,7 +42,7 @@ pub type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 const FLOATS: &[DType] = &[DType::F32, DType::BF16];
 const ANY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::I32];
 /// For what moves or casts elements.
-const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32];
+const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
 
 /// Every kernel of this backend, by file.
 pub const KERNELS: &[&[Kernel]] = &[

@@ -56,7 +56,7 @@ pub use device::{Device, Gpu, Identity, probe, target};
 pub use session::{Autotune, Options};
 
 /// For what moves or casts elements. The 8-bit floats are the target's where the device converts them: sm_89 and later.
-const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32];
+const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
 
 /// A row of kernels over rows of floats, to which a file adds its own name, operation and places.
 const ROWS_OF_FLOATS: KernelRow = KernelRow {

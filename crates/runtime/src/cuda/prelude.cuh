@@ -21,6 +21,7 @@ struct e5m2 {
 };
 
 __device__ __forceinline__ float f32(float x) { return x; }
+__device__ __forceinline__ float f32(u8 x) { return (float)x; }
 __device__ __forceinline__ float f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 // Exponent and mantissa where f32 has them, brought to f32's range by a power of two: exact, also below the least exponent.

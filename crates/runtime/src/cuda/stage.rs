@@ -113,7 +113,7 @@ pub fn c_type(dtype: DType) -> &'static str {
         DType::I32 => "int",
         DType::E4M3 => "e4m3",
         DType::E5M2 => "e5m2",
-        DType::E4M4 => "u8",
+        DType::E4M4 | DType::U8 => "u8",
         DType::F64 => "double",
     }
 }

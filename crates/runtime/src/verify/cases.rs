@@ -83,6 +83,7 @@ pub fn all() -> Vec<Case> {
     sources_and_copies(&mut table);
     maps(&mut table);
     casts(&mut table);
+    pixels(&mut table);
     regions(&mut table);
     reductions(&mut table);
     products::products(&mut table);
@@ -112,8 +113,37 @@ fn sources_and_copies(table: &mut Table) {
         table.add(Op::Reshape { dims: vec![4, 6] }, vec![codes]);
         table.add(Op::Reshape { dims: vec![160, 301] }, vec![x(dtype, &[301, 160])]);
     }
+    for dims in [[3, 8], [4, 6]] {
+        table.add(Op::Reshape { dims: dims.to_vec() }, vec![bytes(&[6, 4])]);
+    }
+    table.add(Op::Reshape { dims: vec![160, 301] }, vec![bytes(&[301, 160])]);
     table.add(Op::Iota { dtype: I32, dims: vec![200, 300], axis: 0 }, vec![]);
     table.add(Op::Reshape { dims: vec![301, 160] }, vec![x(DType::F32, &[301, 20, 8])]);
+}
+
+/// Every byte there is, over and over.
+fn bytes(dims: &[usize]) -> Input {
+    let count = dims.iter().product::<usize>();
+    tensor(DType::U8, dims, Data::Values((0..count).map(|i| (i * 37 % 256) as f64).collect()))
+}
+
+/// Bytes become numbers, alone and on the way to others: exact in every type but bf16, which has eight digits.
+fn pixels(table: &mut Table) {
+    for to in [DType::F32, DType::BF16, I32] {
+        table.add(Op::Map { f: E::Cast(to) }, vec![bytes(&[9, 131])]);
+    }
+    for to in FLOATS {
+        let mut body = Graph::default();
+        let ty = TensorType::new(DType::U8, [7, 45, 3]);
+        let slot = Slot { path: "in0".into(), ty, class: Class::Input, init: Init::Zeros, part: None };
+        let slot = body.add_slot(slot);
+        let mut v = body.add(Op::Read { slot }, vec![], "in0");
+        for f in [E::Cast(to), E::Scale(2.0 / 255.0), E::Offset(-1.0)] {
+            v = body.add(Op::Map { f }, vec![v], "");
+        }
+        body.results = vec![("out0".into(), v)];
+        table.add(Op::Region { body: Box::new(body) }, vec![bytes(&[7, 45, 3])]);
+    }
 }
 
 fn maps(table: &mut Table) {

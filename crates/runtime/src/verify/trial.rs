@@ -393,6 +393,7 @@ pub(super) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::F32 => values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
         DType::I32 => values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         DType::BF16 => values.iter().flat_map(|x| bf16_from_f32(*x as f32).to_le_bytes()).collect(),
+        DType::U8 => values.iter().map(|x| *x as u8).collect(),
         DType::E4M3 => values.iter().map(|x| e4m3_from_f32(*x as f32)).collect(),
         DType::E5M2 => values.iter().map(|x| e5m2_from_f32(*x as f32)).collect(),
         DType::E4M4 => values.iter().map(|x| e4m4_from_f32(*x as f32)).collect(),

@@ -187,7 +187,9 @@ fn write(bytes: &mut [u8], dtype: DType, at: usize, x: f64) {
         DType::F32 => bytes[at..at + 4].copy_from_slice(&(x as f32).to_ne_bytes()),
         DType::BF16 => bytes[at..at + 2].copy_from_slice(&bf16_from_f32(x as f32).to_ne_bytes()),
         DType::I32 => bytes[at..at + 4].copy_from_slice(&(x as i32).to_ne_bytes()),
-        DType::E4M3 | DType::E5M2 | DType::E4M4 | DType::F64 => unreachable!("no kernel takes this type"),
+        DType::E4M3 | DType::E5M2 | DType::E4M4 | DType::F64 | DType::U8 => {
+            unreachable!("no kernel takes this type")
+        }
     }
 }
 
