@@ -70,6 +70,9 @@ impl Class {
 pub enum Init {
     Zeros,
     Ones,
+    Constant {
+        value: f32,
+    },
     Normal {
         std: f32,
     },
@@ -83,6 +86,11 @@ pub enum Init {
     RopeTable {
         freq: Frequencies,
     },
+    /// A grid of these extents resampled to others, as a matrix: `bicubic::matrix`.
+    Bicubic {
+        from: [usize; 2],
+        to: [usize; 2],
+    },
 }
 
 impl Attr for Init {
@@ -90,10 +98,12 @@ impl Attr for Init {
         match self {
             Init::Zeros => "zeros".into(),
             Init::Ones => "ones".into(),
+            Init::Constant { value } => format!("constant({value})"),
             Init::Normal { std } => format!("normal({std})"),
             Init::Uniform { bound } => format!("uniform({bound})"),
             Init::RowNorms => "row_norms".into(),
             Init::RopeTable { freq } => format!("rope_table({})", freq.show()),
+            Init::Bicubic { from, to } => format!("bicubic({}x{}:{}x{})", from[0], from[1], to[0], to[1]),
         }
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -104,10 +114,19 @@ impl Attr for Init {
         match name {
             "zeros" => Ok(Init::Zeros),
             "ones" => Ok(Init::Ones),
+            "constant" => Ok(Init::Constant { value: f32::read(argument)? }),
             "normal" => Ok(Init::Normal { std: f32::read(argument)? }),
             "uniform" => Ok(Init::Uniform { bound: f32::read(argument)? }),
             "row_norms" => Ok(Init::RowNorms),
             "rope_table" => Ok(Init::RopeTable { freq: Frequencies::read(argument)? }),
+            "bicubic" => {
+                let grid = |text: &str| match text.split_once('x') {
+                    Some((rows, columns)) => Ok([usize::read(rows)?, usize::read(columns)?]),
+                    None => Err(format!("`{text}` is no grid")),
+                };
+                let (from, to) = argument.split_once(':').ok_or("a resampling has two grids")?;
+                Ok(Init::Bicubic { from: grid(from)?, to: grid(to)? })
+            }
             _ => Err(format!("`{text}` is not an initial value")),
         }
     }

@@ -6,6 +6,7 @@
 
 pub mod attr;
 pub mod autodiff;
+pub mod bicubic;
 pub mod block8;
 pub mod builder;
 pub mod check;

@@ -3,7 +3,7 @@
 use flatout_ir::passes::adapters;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Class, DType, Init, PlanSet, TensorType, random};
+use flatout_ir::{Class, DType, Init, PlanSet, TensorType, bicubic, random};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
@@ -71,8 +71,14 @@ const CHUNK: usize = 1 << 16;
 
 /// The first values of one slot.
 pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
-    if let Init::RopeTable { freq } = *init {
-        return freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect();
+    match *init {
+        Init::RopeTable { freq } => {
+            return freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect();
+        }
+        Init::Bicubic { from, to } => {
+            return bicubic::matrix(from, to).into_iter().map(|value| value as f32).collect();
+        }
+        _ => {}
     }
     let (stream, mut values) = (stream(path), vec![0.0; ty.elements()]);
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| draw(init, seed, stream, chunk, values));
@@ -102,6 +108,7 @@ fn draw(init: &Init, seed: u64, stream: u64, chunk: usize, values: &mut [f32]) {
     match *init {
         Init::Zeros => values.fill(0.0),
         Init::Ones => values.fill(1.0),
+        Init::Constant { value } => values.fill(value),
         Init::Normal { std } => pairs.for_each(|(pair, i)| {
             let drawn = random::normal_pair(seed, stream, i);
             pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = std * x);
@@ -111,7 +118,7 @@ fn draw(init: &Init, seed: u64, stream: u64, chunk: usize, values: &mut [f32]) {
             pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = bound * (2.0 * x - 1.0) as f32);
         }),
         Init::RowNorms => unreachable!("magnitudes are known when their weights are"),
-        Init::RopeTable { .. } => unreachable!("tables are in f32"),
+        Init::RopeTable { .. } | Init::Bicubic { .. } => unreachable!("tables are in f32"),
     }
 }
 

@@ -1,0 +1,224 @@
+//! What a vision transformer is made of: DINOv2's and timm's ViT as values.
+
+use super::{MAX_CLASSES, MAX_EXTENT, MAX_LAYERS};
+use crate::{choice, section};
+
+choice! {
+    /// What of the last states a head of classes reads: the class token, it beside the mean of the patches, or that mean.
+    pub enum VitPooling { Cls = "cls", ClsMean = "cls_mean", Mean = "mean" }
+}
+
+section! {
+    /// The vision transformer: patches, a class token, pre-norm blocks, final norm, a head of classes.
+    pub struct VitConfig {
+        /// Size of the residual stream.
+        pub width: usize,
+        /// Number of blocks.
+        pub layers: usize,
+        /// Heads of attention.
+        pub heads: usize,
+        /// Inner size of the feed-forward; four times the width where not given.
+        pub ffn: Option<usize>,
+        /// Pixels of a patch, a side.
+        pub patch: usize,
+        /// Pixels of an image, a side, as the model gets it.
+        pub image_size: usize,
+        /// Learned positions a side, resampled where images have others; as many as patches where not given.
+        pub grid: Option<usize>,
+        /// Tokens of no image that all others see, beside the class token.
+        pub registers: usize = 0,
+        /// Number of classes.
+        pub classes: usize,
+        /// What of the last states the head reads: cls, cls_mean (both side by side) or mean.
+        pub pooling: VitPooling = VitPooling::Cls,
+        /// Added to the variance in every norm.
+        pub norm_eps: f64 = 1e-6,
+        /// First value of the learned factors on what each half block adds; none where not given.
+        pub layer_scale: Option<f64>,
+        /// The projections to q, k and v add a learned vector.
+        pub qkv_bias: bool = true,
+        /// Means of red, green and blue that are taken off, of 1.
+        pub mean: [f64; 3] = [0.485, 0.456, 0.406],
+        /// Deviations of red, green and blue that are divided by, of 1.
+        pub std: [f64; 3] = [0.229, 0.224, 0.225],
+        /// Probability that an image skips the halves of the last block; earlier blocks have less in proportion.
+        pub drop_path: f64 = 0.0,
+        /// Probability of dropping an element of what the head reads.
+        pub head_dropout: f64 = 0.0,
+        /// Standard deviation of the initial weights.
+        pub init_std: f64 = 0.02,
+        /// Initial weights, and the rest of this section: a DINOv2 or timm folder, ORG/NAME[@revision] or RUN[@step].
+        pub from: Option<String>,
+    }
+}
+
+impl VitConfig {
+    pub fn ffn(&self) -> usize {
+        self.ffn.unwrap_or(4 * self.width)
+    }
+
+    pub fn head_size(&self) -> usize {
+        self.width / self.heads
+    }
+
+    /// Patches of an image, a side.
+    pub fn patches(&self) -> usize {
+        self.image_size / self.patch
+    }
+
+    /// Learned positions, a side.
+    pub fn grid(&self) -> usize {
+        self.grid.unwrap_or_else(|| self.patches())
+    }
+
+    /// Tokens of an image.
+    pub fn tokens(&self) -> usize {
+        1 + self.registers + self.patches() * self.patches()
+    }
+
+    /// Elements the head reads of an image.
+    pub fn pooled(&self) -> usize {
+        if self.pooling == VitPooling::ClsMean { 2 * self.width } else { self.width }
+    }
+
+    /// Number of trained values.
+    pub fn parameters(&self) -> u64 {
+        let wide = |n: usize| n as u64;
+        let (d, f) = (wide(self.width), wide(self.ffn()));
+        let qkv = if self.qkv_bias { 3 * d } else { 0 };
+        let scales = if self.layer_scale.is_some() { 2 * d } else { 0 };
+        let block = 4 * d * d + qkv + d + 2 * d * f + f + d + 4 * d + scales;
+        let patch = wide(super::super::images::CHANNELS * self.patch * self.patch) * d + d;
+        let tokens = d * (1 + wide(self.registers) + 1 + wide(self.grid() * self.grid()));
+        wide(self.layers) * block + patch + tokens + 2 * d + wide(self.classes) * (wide(self.pooled()) + 1)
+    }
+
+    /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
+    pub fn validate(&self) -> Result<(), String> {
+        let extents = [
+            ("width", self.width, MAX_EXTENT),
+            ("layers", self.layers, MAX_LAYERS),
+            ("heads", self.heads, MAX_EXTENT),
+            ("ffn", self.ffn(), MAX_EXTENT),
+            ("patch", self.patch, MAX_SIDE),
+            ("image_size", self.image_size, MAX_SIDE),
+            ("grid", self.grid.unwrap_or(1), MAX_SIDE),
+        ];
+        for (key, value, most) in extents {
+            if !(1..=most).contains(&value) {
+                return Err(format!("`model.{key}` is {value} and must be from 1 to {most}"));
+            }
+        }
+        let Self { width, heads, patch, image_size, .. } = *self;
+        if !width.is_multiple_of(heads) {
+            return Err(format!("`model.heads` = {heads} does not divide `model.width` = {width}"));
+        }
+        if !image_size.is_multiple_of(patch) {
+            return Err(format!(
+                "`model.patch` = {patch} does not divide `model.image_size` = {image_size}: {} and {} are the nearest",
+                image_size / patch * patch,
+                image_size.next_multiple_of(patch)
+            ));
+        }
+        if self.registers > MAX_REGISTERS {
+            return Err(format!(
+                "`model.registers` is {} and may be {MAX_REGISTERS} at most",
+                self.registers
+            ));
+        }
+        if !(2..=MAX_CLASSES).contains(&self.classes) {
+            return Err(format!("`model.classes` is {} and must be from 2 to {MAX_CLASSES}", self.classes));
+        }
+        for (key, value) in [("norm_eps", self.norm_eps), ("init_std", self.init_std)] {
+            if !value.is_finite() || value <= 0.0 {
+                return Err(format!("`model.{key}` is {value} and must be a number above 0"));
+            }
+        }
+        if self.layer_scale.is_some_and(|scale| !scale.is_finite()) {
+            return Err("`model.layer_scale` must be a number".into());
+        }
+        normalisation(&self.mean, &self.std)?;
+        for (key, value) in [("drop_path", self.drop_path), ("head_dropout", self.head_dropout)] {
+            if !(0.0..1.0).contains(&value) {
+                return Err(format!("`model.{key}` is {value} and must be at least 0 and below 1"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Pixels a side that products of extents here stay far below 64 bits with.
+pub(super) const MAX_SIDE: usize = 1 << 14;
+const MAX_REGISTERS: usize = 1 << 10;
+
+/// Whether pixels can be normalised by these.
+pub(super) fn normalisation(mean: &[f64; 3], std: &[f64; 3]) -> Result<(), String> {
+    if mean.iter().any(|mean| !mean.is_finite()) {
+        return Err("`model.mean` must be three numbers".into());
+    }
+    if std.iter().any(|std| !std.is_finite() || *std <= 0.0) {
+        return Err("`model.std` must be three numbers above 0".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vit(width: usize, layers: usize, heads: usize) -> VitConfig {
+        VitConfig { width, layers, heads, patch: 16, image_size: 224, classes: 1000, ..VitConfig::default() }
+    }
+
+    /// timm's own counts of vit_tiny, vit_small and vit_base_patch16_224.
+    #[test]
+    fn timms_models_have_their_parameters() {
+        let counts = [(192, 3, 5_717_416), (384, 6, 22_050_664), (768, 12, 86_567_656)];
+        for (width, heads, parameters) in counts {
+            let vit = vit(width, 12, heads);
+            assert_eq!(vit.validate(), Ok(()));
+            assert_eq!((vit.parameters(), vit.tokens()), (parameters, 197));
+        }
+    }
+
+    /// Those of the library's Dinov2Model, less its token for masked patches, of `width`, plus the head.
+    #[test]
+    fn dinov2_has_its_parameters() {
+        let counts = [(384, 12, 6, 22_056_576), (768, 12, 12, 86_580_480), (1024, 24, 16, 304_368_640)];
+        for (width, layers, heads, with_mask) in counts {
+            let vit = VitConfig {
+                patch: 14,
+                grid: Some(37),
+                layer_scale: Some(1.0),
+                pooling: VitPooling::ClsMean,
+                ..vit(width, layers, heads)
+            };
+            assert_eq!(vit.validate(), Ok(()));
+            let head = 1000 * (2 * width as u64 + 1);
+            assert_eq!(vit.parameters(), with_mask - width as u64 + head);
+            assert_eq!(vit.tokens(), 257);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_built_is_named() {
+        let refused = |change: fn(&mut VitConfig), words: &str| {
+            let mut config = vit(192, 12, 3);
+            change(&mut config);
+            let sentence = config.validate().expect_err(words);
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+        };
+        refused(|c| c.width = 0, "`model.width` is 0");
+        refused(|c| c.heads = 5, "`model.heads` = 5 does not divide");
+        refused(|c| c.image_size = 220, "208 and 224 are the nearest");
+        refused(|c| c.image_size = 1 << 20, "`model.image_size` is 1048576");
+        refused(|c| c.registers = 5000, "`model.registers` is 5000");
+        refused(|c| c.classes = 1, "`model.classes` is 1");
+        refused(|c| c.norm_eps = -1.0, "`model.norm_eps` is -1");
+        refused(|c| c.layer_scale = Some(f64::NAN), "`model.layer_scale`");
+        refused(|c| c.std = [1.0, 0.0, 1.0], "`model.std`");
+        refused(|c| c.mean = [f64::INFINITY, 0.0, 1.0], "`model.mean`");
+        refused(|c| c.drop_path = 1.0, "`model.drop_path` is 1");
+        refused(|c| c.head_dropout = -0.1, "`model.head_dropout` is -0.1");
+    }
+}
