@@ -17,7 +17,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
         return classes::predict(args, file, out, screen);
     }
     let mut loaded = model::open(&args.model, &args.overrides)?;
-    if loaded.config.model.classes.is_some() {
+    if loaded.config.model.classes().is_some() {
         return classes::judge(args, loaded, screen);
     }
     let (rows, share) = evaluate::rows(&mut loaded, &args.overrides)?;

@@ -13,6 +13,7 @@ use flatout_train::run::{Entered, Run};
 use flatout_train::sampling::Sampling;
 use flatout_train::signal::StopFlag;
 use flatout_train::trainer::{Notice, Outcome, Ready, train as train_run};
+use flatout_train::words::shape;
 use flatout_train::{Config, Failure, compile, fp8_layers, prediction, pretrained, recipes};
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
@@ -119,24 +120,19 @@ fn run_through(
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let Ready { config, compiled, material, run, steps, .. } = ready;
-    let model = &config.model;
     screen.note(format!(
         "{}  ->  {}",
         if config.recipe.is_empty() { "recipe" } else { &config.recipe },
         run.display()
     ));
     screen.note(format!(
-        "model    {} parameters{}: {} layers of width {}, {} heads, vocabulary {}, context {}",
+        "model    {} parameters{}: {}",
         short(compiled.parameters),
         match compiled.trained() {
             all if all == compiled.parameters => String::new(),
             some => format!(" ({} trained)", short(some)),
         },
-        model.layers,
-        model.width,
-        model.heads,
-        count(model.vocab as u64),
-        count(model.context as u64)
+        shape(&config.model)
     ));
     let described = material.describe();
     let words = material.vocabulary().size();
@@ -219,7 +215,7 @@ fn end_block(
     if let Some(why) = &outcome.early {
         screen.result(format!("early    {why}"));
     }
-    if flatout_train::run::config(run.dir())?.model.classes.is_some() {
+    if flatout_train::run::config(run.dir())?.model.classes().is_some() {
         let dir = run.dir().display();
         screen.result(format!("run      {dir}"));
         screen.result(format!("report   {dir}/report.md"));

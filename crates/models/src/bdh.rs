@@ -12,95 +12,98 @@ use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, DType, Graph, Init, Tensor};
 
 use crate::config::{BdhConfig, BdhResidual, Head};
-use crate::patches::{CHANNELS, patches};
-use crate::score::classify;
+use crate::images::{CHANNELS, ImageForm, Inputs};
 
 /// What the model is built to compute, with its static extents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
-    /// Of images: results `loss` and `weight`, and `class_logits` [B, C] where nothing is dropped.
-    Classes { images: usize, dropout: bool },
+    /// Of images.
+    Classes(ImageForm),
     /// Of texts: results `loss` and `weight` of rows of `len` tokens.
     Loss { rows: usize, len: usize, dropout: bool },
     /// Of texts: result `logits` [T, V].
     Logits { rows: usize, len: usize },
 }
 
-/// Pixels are brought from 0..1 to -1..1.
-const MEAN: f64 = 0.5;
-const STD: f64 = 0.5;
-const POSITIONS_STD: f32 = 0.02;
-
-/// The graph in one form. Inputs are `pixels`, `labels` and `label_weights`, or `tokens`, `positions`, `targets` and
-/// `weights`; with dropout also `rng` and `rows`.
-pub fn build(c: &BdhConfig, form: Form) -> Graph {
-    let of_images = matches!(form, Form::Classes { .. });
-    assert_eq!(of_images, c.head == Head::Classes, "{form:?} is no form of a head of {}", c.head);
-    let b = Builder::new();
-    let (rows, len, dropout) = match form {
-        Form::Classes { images, dropout } => (images, c.image_tokens(), dropout),
-        Form::Loss { rows, len, dropout } => (rows, len, dropout),
-        Form::Logits { rows, len } => (rows, len, false),
-    };
-    let t = rows * len;
-    let draw = (dropout && c.dropout > 0.0)
-        .then(|| (b.input("rng", DType::I32, &[3]), b.input("rows", DType::I32, &[t, 2])));
-    let positions = match of_images {
-        true => b.iota(DType::I32, &[rows, len], 1).reshape(&[1, t]),
-        false => b.input("positions", DType::I32, &[1, t]),
-    };
-    let mask = if of_images { LinearMask::Full } else { LinearMask::Strict };
-    let mut x = match of_images {
-        true => image_tokens(&b, c, rows),
-        false => {
-            let embedding = b.scope("embed", || b.param("weight", &[c.vocab, c.width], normal()));
-            b.scope("embed", || embedding.gather(b.input("tokens", DType::I32, &[t])))
+impl Form {
+    /// The smallest form of a model that has all its parameters.
+    pub fn least(c: &BdhConfig) -> Form {
+        match c.head {
+            Head::Classes => Form::Classes(ImageForm::plain(1)),
+            Head::Tokens => Form::Logits { rows: 1, len: 1 },
         }
-    };
-    let model = Bdh { c, layer: Layer::new(&b, c), positions, draw, len, mask };
-    for i in 0..c.layers {
-        x = b.scope(&format!("applications.{i}"), || model.apply(x));
     }
+}
+
+/// Pixels are brought from 0..1 to -1..1.
+const MEAN: [f64; CHANNELS] = [0.5; CHANNELS];
+const STD: [f64; CHANNELS] = [0.5; CHANNELS];
+const INIT: Init = Init::Normal { std: 0.02 };
+
+/// The graph in one form. Inputs are those of images, or `tokens`, `positions`, `targets` and `weights` and with dropout also
+/// `rng` and `rows`.
+pub fn build(c: &BdhConfig, form: Form) -> Graph {
+    let b = Builder::new();
     match form {
-        Form::Classes { images, dropout } => b.scope("score", || {
-            let whole = x.reshape(&[images, len, c.width]).slice(1, 0, 1).reshape(&[images, c.width]);
-            classify(&b, model.norm(whole), c.classes(), normal(), dropout);
-        }),
-        Form::Loss { .. } | Form::Logits { .. } => b.scope("head", || {
-            let head = b.param("weight", &[c.vocab, c.width], normal());
-            if let Form::Logits { .. } = form {
-                return b.result("logits", x.linear(head));
-            }
-            let (target, weight) =
-                (b.input("targets", DType::I32, &[t]), b.input("weights", DType::F32, &[t]));
-            let (loss, _) = x.head_loss(head, target, weight);
-            b.result("loss", loss);
-            b.result("weight", weight.sum(0));
-        }),
+        Form::Classes(form) => of_images(&b, c, form),
+        Form::Loss { rows, len, .. } | Form::Logits { rows, len } => of_texts(&b, c, form, rows, len),
     }
     b.finish()
 }
 
-fn normal() -> Init {
-    Init::Normal { std: POSITIONS_STD }
-}
-
-/// Patches of pixels and a learned token for the whole before them, each with its place: [B * tokens, D].
-fn image_tokens<'g>(b: &'g Builder, c: &BdhConfig, images: usize) -> Tensor<'g> {
-    let (d, tokens) = (c.width, c.image_tokens());
-    let pixels = b.input("pixels", DType::F32, &[images, c.image_size, c.image_size, CHANNELS]);
+fn of_images<'g>(b: &'g Builder, c: &BdhConfig, form: ImageForm) {
+    assert_eq!(c.head, Head::Classes, "images have classes");
+    let (n, len, d) = (form.images, c.image_tokens(), c.width);
+    let inputs = Inputs::new(b, c.image_size, form, c.dropout > 0.0);
     let patches = b.scope("patches", || {
-        let rows = patches(pixels, c.patch, [MEAN; CHANNELS], [STD; CHANNELS]);
+        let rows = inputs.patches(c.patch, &MEAN, &STD);
         // As a convolution begins: both uniform within the root of one over what is summed.
         let inner = rows.dims()[1];
         let init = Init::Uniform { bound: (1.0 / inner as f64).sqrt() as f32 };
-        let weight = b.param("weight", &[d, inner], init);
-        rows.linear(weight) + b.param("bias", &[d], init).reshape(&[1, d])
+        rows.linear(b.param("weight", &[d, inner], init)) + b.param("bias", &[d], init).reshape(&[1, d])
     });
-    let whole = b.param("cls", &[1, 1, d], Init::Zeros).broadcast(&[images, 1, d]);
-    let places = b.scope("positions", || b.param("weight", &[tokens, d], normal()));
-    let x = b.concat(&[whole, patches.reshape(&[images, tokens - 1, d])], 1);
-    (x + places.reshape(&[1, tokens, d])).reshape(&[images * tokens, d])
+    let whole = b.param("cls", &[1, 1, d], Init::Zeros).broadcast(&[n, 1, d]);
+    let places = b.scope("positions", || b.param("weight", &[len, d], INIT));
+    let x = b.concat(&[whole, patches.reshape(&[n, len - 1, d])], 1);
+    let x = (x + places.reshape(&[1, len, d])).reshape(&[n * len, d]);
+
+    let positions = b.iota(DType::I32, &[n, len], 1).reshape(&[1, n * len]);
+    let drop = |x: Tensor<'g>| inputs.drop_tokens(x, c.dropout);
+    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, len, mask: LinearMask::Full };
+    let x = model.apply_all(x);
+    b.scope("score", || {
+        let whole = x.reshape(&[n, len, d]).slice(1, 0, 1).reshape(&[n, d]);
+        let weight = b.param("weight", &[c.classes(), d], INIT);
+        let bias = b.param("bias", &[c.classes()], Init::Zeros).reshape(&[1, c.classes()]);
+        inputs.finish(model.norm(whole).linear(weight) + bias);
+    });
+}
+
+fn of_texts<'g>(b: &'g Builder, c: &BdhConfig, form: Form, rows: usize, len: usize) {
+    assert_eq!(c.head, Head::Tokens, "texts have tokens");
+    let t = rows * len;
+    let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
+    let drops = matches!(form, Form::Loss { dropout: true, .. }) && c.dropout > 0.0;
+    let draw = drops.then(|| (i32s("rng", &[3]), i32s("rows", &[t, 2])));
+    let embedding = b.scope("embed", || b.param("weight", &[c.vocab, c.width], INIT));
+    let x = b.scope("embed", || embedding.gather(i32s("tokens", &[t])));
+    let positions = i32s("positions", &[1, t]);
+    let drop = |x: Tensor<'g>| match draw {
+        Some((rng, rows)) => x.dropout(c.dropout as f32, rng, rows),
+        None => x,
+    };
+    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, len, mask: LinearMask::Strict };
+    let x = model.apply_all(x);
+    b.scope("head", || {
+        let head = b.param("weight", &[c.vocab, c.width], INIT);
+        if let Form::Logits { .. } = form {
+            return b.result("logits", x.linear(head));
+        }
+        let (target, weight) = (i32s("targets", &[t]), b.input("weights", DType::F32, &[t]));
+        let (loss, _) = x.head_loss(head, target, weight);
+        b.result("loss", loss);
+        b.result("weight", weight.sum(0));
+    });
 }
 
 /// The weights of the one layer.
@@ -129,8 +132,8 @@ struct Bdh<'a, 'g> {
     c: &'a BdhConfig,
     layer: Layer<'g>,
     positions: Tensor<'g>,
-    /// (rng, rows) of dropout.
-    draw: Option<(Tensor<'g>, Tensor<'g>)>,
+    /// Drops gated latents where that is asked for.
+    drop: &'a dyn Fn(Tensor<'g>) -> Tensor<'g>,
     /// Tokens of an image or a row.
     len: usize,
     mask: LinearMask,
@@ -141,6 +144,10 @@ impl<'g> Bdh<'_, 'g> {
         let spec =
             NormSpec { eps: self.c.norm_eps as f32, center: true, weight: NormWeight::None, bias: false };
         x.norm(spec, None, None)
+    }
+
+    fn apply_all(&self, x: Tensor<'g>) -> Tensor<'g> {
+        (0..self.c.layers).fold(x, |x, i| x.b.scope(&format!("applications.{i}"), || self.apply(x)))
     }
 
     fn apply(&self, x: Tensor<'g>) -> Tensor<'g> {
@@ -154,11 +161,7 @@ impl<'g> Bdh<'_, 'g> {
         let seen = r.linear_attention(None, u.reshape(&[t, 1, d]), &attend, &Masking::default()); // [T, H, D]
         let y = self.norm(seen).transpose(&[1, 0, 2]); // [H, T, D]
         let gate = y.linear(self.layer.gate).activate(Act::Relu).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
-        let gated = a * gate;
-        let gated = match self.draw {
-            Some((rng, rows)) => gated.dropout(self.c.dropout as f32, rng, rows),
-            None => gated,
-        };
+        let gated = (self.drop)(a * gate);
         let residual = match self.c.residual {
             BdhResidual::Normed => u,
             BdhResidual::Plain => x,

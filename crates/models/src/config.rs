@@ -4,18 +4,17 @@
 mod bdh;
 mod bounds;
 pub mod key;
+mod model;
 mod rope;
+mod vit;
 mod window;
 
 pub use bdh::{BdhConfig, BdhInit, BdhResidual};
 use bounds::{MAX_EXTENT, MAX_LAYERS};
+pub use model::{Model, ModelKind};
+pub use vit::{VitConfig, VitPooling};
 
 use crate::{choice, section};
-
-choice! {
-    /// The model families.
-    pub enum ModelKind { Decoder = "decoder" }
-}
 
 choice! {
     /// Which products add a learned vector: none, the projections to q, k and v, all of attention's, or every product
@@ -84,8 +83,6 @@ choice! {
 section! {
     /// The pre-norm decoder: embedding, blocks of attention and feed-forward, final norm, head.
     pub struct DecoderConfig {
-        /// The model family.
-        pub kind: ModelKind = ModelKind::Decoder,
         /// Size of the residual stream.
         pub width: usize,
         /// Number of blocks.

@@ -42,12 +42,9 @@ impl<'g> Vit<'_, 'g> {
     }
 
     /// A product with its bias: `name` and `name_bias`.
-    fn linear(&self, x: Tensor<'g>, name: &str, out: usize, bias: bool) -> Tensor<'g> {
+    fn linear(&self, x: Tensor<'g>, name: &str, out: usize) -> Tensor<'g> {
         let y = x.linear(self.b.param(name, &[out, x.dims()[1]], self.normal()));
-        match bias {
-            true => y + self.b.param(&format!("{name}_bias"), &[out], Init::Zeros).reshape(&[1, out]),
-            false => y,
-        }
+        y + self.b.param(&format!("{name}_bias"), &[out], Init::Zeros).reshape(&[1, out])
     }
 
     fn norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
@@ -100,8 +97,8 @@ impl<'g> Vit<'_, 'g> {
         let x = x + self.branch(layer, y, "attn_scale");
         let normed = self.norm(x, "ffn_norm");
         let y = self.b.scope("ffn", || {
-            let up = self.linear(normed, "up", self.c.ffn(), true).activate(Act::GeluExact);
-            self.linear(up, "down", self.c.width, true)
+            let up = self.linear(normed, "up", self.c.ffn()).activate(Act::GeluExact);
+            self.linear(up, "down", self.c.width)
         });
         x + self.branch(layer, y, "ffn_scale")
     }
@@ -122,12 +119,11 @@ impl<'g> Vit<'_, 'g> {
 
     fn attention(&self, x: Tensor<'g>) -> Tensor<'g> {
         let (t, d, h, k) = (x.dims()[0], self.c.width, self.c.heads, self.c.head_size());
-        let [q, key, value] =
-            ["wq", "wk", "wv"].map(|name| self.linear(x, name, d, self.c.qkv_bias).reshape(&[t, h, k]));
+        let [q, key, value] = ["wq", "wk", "wv"].map(|name| self.linear(x, name, d).reshape(&[t, h, k]));
         let segments = Segments::Uniform { len: self.c.tokens() };
         let attend = Attend { scale: 1.0 / (k as f32).sqrt(), mask: Mask::Full, q: segments, k: segments };
         let out = q.attention(key, value, &attend, &Masking::default());
-        self.linear(out.reshape(&[t, d]), "wo", d, true)
+        self.linear(out.reshape(&[t, d]), "wo", d)
     }
 
     /// What the head reads of every image. The norm is by tokens, so only those that are read are normed.

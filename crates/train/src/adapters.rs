@@ -3,7 +3,7 @@
 
 use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Graph, Slot};
-use flatout_models::config::Head;
+use flatout_models::config::{Head, Model};
 use flatout_models::decoder::SCORE;
 use rayon::prelude::*;
 
@@ -69,7 +69,12 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
 /// which nobody else has trained.
 pub fn also_trains(config: &Config, path: &str) -> bool {
     let is_named = config.adapter.also_train.iter().any(|pattern| matches(pattern, path));
-    is_named || (config.model.head == Head::Classes && path == SCORE)
+    let head: &[&str] = match &config.model {
+        Model::Decoder(decoder) if decoder.head == Head::Classes => &[SCORE],
+        Model::Decoder(_) => &[],
+        Model::Vit(_) => &["head"],
+    };
+    is_named || head.iter().any(|head| matches(head, path))
 }
 
 /// Every tensor of the adapters of a model.
@@ -116,7 +121,8 @@ fn check_pattern(
         );
     }
     let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
-    let theirs = peft::modules(&config.model).unwrap_or_default();
+    let decoder = config.model.as_decoder();
+    let theirs = decoder.and_then(|decoder| peft::modules(decoder).ok()).unwrap_or_default();
     if let Some((ours, _)) = theirs.iter().find(|(_, module)| name(module) == name(pattern)) {
         refuse!("`adapter.paths` has `{pattern}`, which matches no weight; here that is `**.{}`", name(ours));
     }

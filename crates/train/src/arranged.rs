@@ -20,7 +20,7 @@ const WORTH_PACKING: f64 = 0.02;
 pub fn lengths(config: &Config) -> Option<Lengths> {
     let data = &config.data;
     Lengths::given(&data.lengths)
-        .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.context)))
+        .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))
 }
 
 /// The layout for micro-batches of at most `rows` rows, and what `auto` chose.
@@ -29,7 +29,7 @@ pub(crate) fn arranged(
     rows: usize,
 ) -> Result<Option<(Arrangement, Vec<Chosen>)>, UserError> {
     let Some(lengths) = lengths(config) else { return Ok(None) };
-    let context = config.model.context;
+    let context = config.model.tokens();
     if lengths.longest() > context {
         refuse!(
             "an example has {} tokens and model.context is {context}: raise it, or cut the examples",
@@ -83,7 +83,7 @@ pub(crate) fn arranged(
 
 /// The layout of held-out examples: the largest plan, or one of `eval.micro_batch` rows.
 pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
-    let (largest, context) = (arrangement.layout.shapes()[0], config.model.context);
+    let (largest, context) = (arrangement.layout.shapes()[0], config.model.tokens());
     let rows = config.eval.micro_batch.given();
     Layout::new(vec![match (largest, rows) {
         (Shape::Packed { segments, .. }, Some(rows)) => {
@@ -96,13 +96,13 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
 
 /// The forward graph of a shape, with its loss.
 pub(crate) fn model_for(config: &Config, shape: Shape, dropout: bool) -> Graph {
-    if config.model.head == Head::Classes {
+    if config.model.decoder().head == Head::Classes {
         let (tokens, texts) = (shape.tokens(), shape.segments());
         let longest = match shape {
-            Shape::Packed { tokens, .. } => tokens.min(config.model.context),
+            Shape::Packed { tokens, .. } => tokens.min(config.model.decoder().context),
             Shape::Padded { len, .. } => len,
         };
-        return decoder::build(&config.model, Form::Classes { tokens, texts, longest, dropout });
+        return decoder::build(config.model.decoder(), Form::Classes { tokens, texts, longest, dropout });
     }
     let form = match shape {
         Shape::Packed { tokens, segments } => {
@@ -110,5 +110,5 @@ pub(crate) fn model_for(config: &Config, shape: Shape, dropout: bool) -> Graph {
         }
         Shape::Padded { rows, len } => Form::Loss { rows, len, documents: Documents::Joined, dropout },
     };
-    decoder::build(&config.model, form)
+    decoder::build(config.model.decoder(), form)
 }

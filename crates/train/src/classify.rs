@@ -76,7 +76,7 @@ pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
     let sets = flatout_data::examples::open(&spec)?;
     let mut classes = config.data.classes;
     if classes.is_empty() {
-        classes = (0..config.model.classes()).map(|class| class.to_string()).collect();
+        classes = (0..config.model.decoder().classes()).map(|class| class.to_string()).collect();
     }
     let places = sets.train_places.iter().map(ToString::to_string).collect();
     Ok(Asked { texts: sets.train, places, classes })
@@ -96,14 +96,14 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
         return Ok(rows);
     }
     // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
-    if loaded.config.model.positions != Positions::Learned {
-        loaded.config.model.context = longest;
+    if loaded.config.model.decoder().positions != Positions::Learned {
+        loaded.config.model.decoder_mut().context = longest;
     }
     let tokens = AT_ONCE.max(longest).next_multiple_of(128);
     let shape = Shape::Packed { tokens, segments: TEXTS_AT_ONCE };
     let graph = arranged::model_for(&loaded.config, shape, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
-    let classes = loaded.config.model.classes();
+    let classes = loaded.config.model.decoder().classes();
     for part in once(texts, usize::MAX, &Layout::new(vec![shape]), &[]) {
         feed_examples(&mut session, Role::Eval, &part, Draw { seed: 0, step: 0 })?;
         session.run(Role::Eval)?;
@@ -118,7 +118,7 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
 
 fn check(loaded: &Loaded, longest: usize) -> Result<(), UserError> {
     let (dir, positions) = (loaded.dir.display(), loaded.positions);
-    if loaded.config.model.head != Head::Classes {
+    if loaded.config.model.decoder().head != Head::Classes {
         refuse!("{dir} has no head of classes: it predicts text; flatout generate asks it for some");
     }
     if longest > positions {
@@ -143,7 +143,7 @@ pub fn predict(
 /// How well the model classifies texts that all have a class.
 pub fn classify(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Result<Classified, Failure> {
     let predictions = predict(loaded, device, texts)?;
-    let mut confusion = Confusion::new(loaded.config.model.classes());
+    let mut confusion = Confusion::new(loaded.config.model.decoder().classes());
     let mut loss = 0.0;
     for (prediction, text) in predictions.iter().zip(texts.iter()) {
         let class = text.label.expect("a text that is judged has a class") as usize;

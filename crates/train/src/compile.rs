@@ -6,8 +6,9 @@ use std::num::NonZero;
 use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
 use flatout_ir::{Class, Graph, PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
-use flatout_models::config::Head;
+use flatout_models::config::{Head, Model};
 use flatout_models::decoder::{self, Documents, Form};
+use flatout_models::images::ImageForm;
 use flatout_runtime::cpu;
 
 use crate::arranged::eval_layout;
@@ -71,14 +72,14 @@ const AUTO_TOKENS_GPU: usize = 65536;
 /// Compiles for training: `grad`, `apply` and, where something is held out, `eval`.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let batch = config.train.batch;
-    let context = config.model.context;
+    let tokens = config.model.tokens();
     if let Some(rows) = config.train.micro_batch() {
         let compiled = compile_for(config, target, rows, true);
         return compiled.map_err(|refused| too_large(config, target, rows, refused));
     }
     let auto_tokens = if target.name == "cpu" { AUTO_TOKENS_CPU } else { AUTO_TOKENS_GPU };
     let divisors = (1..=batch).rev().filter(|n| batch.is_multiple_of(*n));
-    let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * context <= auto_tokens).collect();
+    let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * tokens <= auto_tokens).collect();
     let mut refused = None;
     // Fewer rows at once cost little, running every layer twice a third: the second round is for what fits no other way.
     for may_recompute_all in [false, true] {
@@ -110,15 +111,20 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 
 /// The forward graph of so many rows, with its loss.
 pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
-    if config.model.head == Head::Classes {
+    let decoder = match &config.model {
+        Model::Decoder(decoder) => decoder,
+        Model::Vit(_) => return config.model.of_images(ImageForm { dropout, ..ImageForm::plain(rows) }),
+    };
+    let context = decoder.context;
+    if decoder.head == Head::Classes {
         // Before lengths are known every text may be as long as the context.
-        return arranged::model_for(config, Shape::Padded { rows, len: config.model.context }, dropout);
+        return arranged::model_for(config, Shape::Padded { rows, len: context }, dropout);
     }
     let documents = match config.data.document_mask {
-        true => Documents::Apart { most: rows * max_segments(config.model.context) },
+        true => Documents::Apart { most: rows * max_segments(context) },
         false => Documents::Joined,
     };
-    decoder::build(&config.model, Form::Loss { rows, len: config.model.context, documents, dropout })
+    decoder::build(decoder, Form::Loss { rows, len: context, documents, dropout })
 }
 
 /// What the switches come to for so many rows at once, without plans.
@@ -140,7 +146,6 @@ pub(crate) fn compile_for(
     micro_batch: usize,
     may_recompute_all: bool,
 ) -> Result<Compiled, Failure> {
-    let model = &config.model;
     let eval_batch = match config.eval.rows {
         0 => 0,
         rows => config.eval.micro_batch.given().unwrap_or(micro_batch).min(rows),
@@ -178,7 +183,7 @@ pub(crate) fn compile_for(
     }
     let forward = &programs[0].graph;
     let tokens = settled.arrangement.as_ref().map(|a| a.layout.shapes()[0].tokens());
-    let tokens = tokens.unwrap_or(micro_batch * model.context);
+    let tokens = tokens.unwrap_or(micro_batch * config.model.tokens());
     let beside = adapters::parameters(forward, &settled.options.adapters);
     // A frozen weight has no gradient: what is left is forward and the gradient of what it multiplies.
     let passes = if beside.is_empty() { 3 } else { 2 };

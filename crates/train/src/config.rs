@@ -19,7 +19,7 @@ pub(crate) use layers::{Layers, parse};
 pub use nearest::nearest;
 pub use schema::{SchemaKey, schema};
 
-use flatout_models::config::DecoderConfig;
+use flatout_models::config::Model;
 use flatout_models::config::key::{Kind, Section, Setting};
 use flatout_models::{choice, section};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -38,7 +38,7 @@ pub struct Config {
     /// One sentence for lists of recipes.
     #[serde(default)]
     pub description: String,
-    pub model: DecoderConfig,
+    pub model: Model,
     pub data: Data,
     pub train: Train,
     #[serde(default)]

@@ -54,7 +54,7 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Rows, Share), 
         _ if synthetic => 256,
         _ => usize::MAX,
     };
-    let context = loaded.config.model.context;
+    let context = loaded.config.model.decoder().context;
     let rows = match (&material, share) {
         (Material::Text(corpus), Share::HeldOut) => corpus.held_out_rows(limit)?,
         (Material::Text(corpus), Share::All) => corpus.rows_once(limit)?,
@@ -73,7 +73,7 @@ const AUTO_TOKENS: usize = 4096;
 
 /// The mean loss over rows of tokens.
 pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Evaluation, Failure> {
-    let model = &loaded.config.model;
+    let model = loaded.config.model.decoder();
     let at_once = loaded.config.eval.micro_batch.given().unwrap_or((AUTO_TOKENS / model.context).max(1));
     let at_once = at_once.min(rows.count()).max(1);
     let documents = match loaded.config.data.document_mask {

@@ -46,7 +46,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         path: documents.path,
         read: documents.read,
         tokenizer,
-        vocab: config.model.vocab,
+        vocab: config.model.decoder().vocab,
         template: data.template.clone(),
         template_folders,
         date: data.date.as_deref().and_then(Date::parse),
@@ -56,7 +56,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
             TrainOn::Each => Learned::Each,
             TrainOn::All => Learned::All,
         },
-        max_tokens: data.max_tokens.unwrap_or(config.model.context),
+        max_tokens: data.max_tokens.unwrap_or(config.model.decoder().context),
         too_long: match data.too_long {
             TooLong::Cut => Long::Cut,
             TooLong::Skip => Long::Skip,

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
 use flatout_ir::{Adapter, Init, TensorType};
-use flatout_models::config::DecoderConfig;
+use flatout_models::config::{DecoderConfig, Model};
 use flatout_models::gpt2::Stored;
-use flatout_models::{choice, heads, huggingface};
+use flatout_models::{choice, heads, published};
 use serde_json::{Map, Value, json};
 
 use crate::adapters::also_trains;
@@ -87,7 +87,7 @@ impl Adapters {
         if all.is_empty() {
             refuse!("{} has no adapters: leave --adapter out to export its model", loaded.dir.display());
         }
-        peft::exportable(&loaded.config.model)?;
+        peft::exportable(loaded.config.model.decoder())?;
         let mut named: Vec<(String, Vec<Adapter>)> = vec![];
         for adapter in all {
             match named.iter_mut().find(|(name, _)| *name == adapter.name) {
@@ -108,7 +108,8 @@ impl Adapters {
         let dtype = if dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
         let mut made =
             Exported { architecture: "PEFT adapter".into(), files: vec![], parameters: 0, bytes: 0 };
-        let model = DecoderConfig { context: loaded.positions, ..loaded.config.model.clone() };
+        let decoder = loaded.config.model.decoder().clone();
+        let model = DecoderConfig { context: loaded.positions, ..decoder };
         for (name, adapters) in &self.named {
             let within = if name == DEFAULT_ADAPTER { String::new() } else { format!("{name}/") };
             let into = folder.join(&within);
@@ -118,7 +119,7 @@ impl Adapters {
                 weights: &mut loaded.weights,
                 adapters,
                 also: &self.also,
-                from: loaded.config.model.from.as_deref(),
+                from: loaded.config.model.from().map(String::as_str),
             };
             let (parameters, bytes) = peft::write(trained, dtype, &into)?;
             made.parameters += parameters;
@@ -144,7 +145,10 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     if !loaded.is_run {
         refuse!("{} is in the Hugging Face layout already: a run is what can be exported", dir.display());
     }
-    let model = DecoderConfig { context: loaded.positions, ..loaded.config.model.clone() };
+    let mut model = loaded.config.model.clone();
+    if let Model::Decoder(decoder) = &mut model {
+        decoder.context = loaded.positions;
+    }
     let beside = dir.join(BESIDE);
     let source = beside.join(CONFIG).is_file().then(|| folder::describe(&beside)).transpose()?;
     let vocabulary = loaded.vocabulary.take();
@@ -159,10 +163,10 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         (bos, eos) = (source.bos, source.eos);
     }
     let dtype = if dtype == Width::F32 { "float32" } else { "bfloat16" };
-    let mut config = huggingface::write(&model, dtype, &bos, &eos)
+    let mut config = published::write(&model, dtype, &bos, &eos)
         .map_err(|why| UserError(format!("{} cannot be exported: {why}", dir.display())))?;
     let names = &loaded.config.data.classes;
-    if model.classes == Some(names.len()) {
+    if model.classes() == Some(names.len()) {
         config.as_object_mut().expect("a config is an object").extend(heads::label_fields(names));
     }
     let generation = json!({
@@ -172,7 +176,7 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     });
     Ok(Described {
         config,
-        positions: model.context,
+        positions: model.tokens(),
         generation,
         vocabulary,
         beside: keeps_tokens.then_some(beside),
@@ -284,9 +288,9 @@ type Types = BTreeMap<String, (TensorType, Init)>;
 
 /// The tensors of the export, in the order of the model.
 fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
-    let stored = huggingface::stored(&loaded.config.model, |path| types[path].0.dims.clone());
+    let stored = published::stored(&loaded.config.model, |path| types[path].0.dims.clone());
     let mut outs: Vec<Out> = vec![];
-    for part in stored.expect("a decoder that has a config.json has names") {
+    for part in stored.expect("a model that has a config.json has names") {
         match outs.iter_mut().find(|out| out.name == part.theirs) {
             Some(out) => out.parts.push(part),
             None => outs.push(Out { name: part.theirs.clone(), dims: part.dims.clone(), parts: vec![part] }),

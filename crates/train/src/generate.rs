@@ -63,18 +63,18 @@ impl Generator {
         let sequences = room.sequences.max(1);
         let chunk = CHUNK.max(2 * sequences).min(sequences * capacity);
         // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
-        if loaded.config.model.positions != flatout_models::config::Positions::Learned {
-            loaded.config.model.context = capacity;
+        if loaded.config.model.decoder().positions != flatout_models::config::Positions::Learned {
+            loaded.config.model.decoder_mut().context = capacity;
         }
         let program = |role: Role, tokens: usize| {
             let form = Form::Cached { sequences, tokens, capacity };
-            Program { role, graph: build(&loaded.config.model, form) }
+            Program { role, graph: build(loaded.config.model.decoder(), form) }
         };
         let programs = [program(Role::Prefill, chunk), program(Role::Decode, sequences)];
         let session = loaded.session(device, &programs)?;
         Ok(Generator {
             session,
-            vocab: loaded.config.model.vocab,
+            vocab: loaded.config.model.decoder().vocab,
             vocabulary: loaded.vocabulary,
             stops: loaded.stops,
             frames: loaded.is_run,
@@ -264,7 +264,10 @@ impl Generator {
 
 /// Whether there is a next token to ask a model for.
 fn predicts_tokens(loaded: &Loaded) -> Result<(), UserError> {
-    let (model, place) = (&loaded.config.model, loaded.dir.display());
+    let place = loaded.dir.display();
+    let Some(model) = loaded.config.model.as_decoder() else {
+        refuse!("{place} reads images and predicts no text");
+    };
     if model.head == Head::Classes {
         refuse!("{place} predicts classes, not text: flatout eval --predict FILE asks it for some");
     }

@@ -81,7 +81,10 @@ pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
         _ => {}
     }
     let (stream, mut values) = (stream(path), vec![0.0; ty.elements()]);
-    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| draw(init, seed, stream, chunk, values));
+    values
+        .par_chunks_mut(CHUNK)
+        .enumerate()
+        .for_each(|(chunk, values)| draw(init, seed, stream, chunk, values));
     values
 }
 

@@ -33,14 +33,16 @@ pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
 
 /// Whether the model has a logit for every token of the rows.
 pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
-    let model = &loaded.config.model;
+    let Some(model) = loaded.config.model.as_decoder() else {
+        refuse!("{} reads images, and has no logits of tokens", loaded.dir.display());
+    };
     if model.head == Head::Classes {
         refuse!("{} has a head of classes, and no logits of tokens", loaded.dir.display());
     }
     if model.attention == Attention::Bidirectional && rows.iter().any(|row| row.len() != rows[0].len()) {
         refuse!("{} sees both ways: give it rows of one length", loaded.dir.display());
     }
-    let (vocab, positions) = (loaded.config.model.vocab, loaded.positions);
+    let (vocab, positions) = (model.vocab, loaded.positions);
     for (number, row) in rows.iter().enumerate() {
         if let Some(token) = row.iter().find(|token| **token as usize >= vocab) {
             refuse!("row {number} has token {token}, and the model's vocabulary is {vocab}");
@@ -62,11 +64,11 @@ pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path
     let longest = rows.iter().map(Vec::len).max().unwrap_or(1);
     // Shorter rows are filled up behind: no token sees what comes after it.
     let at_once = (AT_ONCE / longest).clamp(1, rows.len());
-    if loaded.config.model.positions != flatout_models::config::Positions::Learned {
-        loaded.config.model.context = longest;
+    if loaded.config.model.decoder().positions != flatout_models::config::Positions::Learned {
+        loaded.config.model.decoder_mut().context = longest;
     }
-    let vocab = loaded.config.model.vocab;
-    let graph = build(&loaded.config.model, Form::Logits { rows: at_once, len: longest });
+    let vocab = loaded.config.model.decoder().vocab;
+    let graph = build(loaded.config.model.decoder(), Form::Logits { rows: at_once, len: longest });
     let mut session = loaded.session(device, &[Program { role: Role::Logits, graph }])?;
     let positions: Vec<i32> = (0..at_once).flat_map(|_| 0..longest as i32).collect();
     session.write_i32(&input_path(Role::Logits, "positions"), &positions)?;

@@ -8,7 +8,6 @@ use flatout_data::{
     Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, Rows, Said, Shape, Vocabulary,
     drawn_examples, once,
 };
-use flatout_models::config::Head;
 
 use crate::config::{Config, Task};
 use crate::corpus::{corpus_saying, total_steps};
@@ -46,7 +45,7 @@ impl Material {
             return Ok(Material::Text(corpus_saying(config, run, say)?));
         };
         let counts = [DRAWN, config.eval.rows];
-        let drawn = drawn_examples(&lengths, counts, config.train.seed, config.model.vocab)?;
+        let drawn = drawn_examples(&lengths, counts, config.train.seed, config.model.decoder().vocab)?;
         Ok(Material::Examples(Examples {
             train: Arc::new(drawn.train),
             held_out: Arc::new(drawn.held_out),
@@ -75,10 +74,7 @@ impl Material {
 
     /// Whether a head of classes finds a class of its own on every example.
     pub fn check_classes(&self, config: &Config) -> Result<(), UserError> {
-        let classes = match config.model.head {
-            Head::Tokens => return Ok(()),
-            Head::Classes => config.model.classes(),
-        };
+        let Some(classes) = config.model.classes() else { return Ok(()) };
         let Material::Examples(Examples { train, held_out, classes: names, .. }) = self else {
             refuse!("`model.head` is classes and the data is text without classes: give data.task=classes");
         };

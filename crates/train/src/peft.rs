@@ -33,7 +33,7 @@ const MAGNITUDE: &str = "lora_magnitude_vector";
 
 /// The library's module of every weight that can have an adapter, in the order of the model.
 pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, String> {
-    let shapes = parameters(model);
+    let shapes = parameters(&model.clone().into());
     let graph = build(model, Form::least(model));
     let weights: BTreeSet<&str> = adaptable(&graph).into_iter().map(|(path, _)| path).collect();
     let mut modules = vec![];
@@ -87,7 +87,7 @@ impl Peft {
             _ => UserError(format!("{} cannot be read: {error}", path.display())),
         })?;
         let is_dora = described["use_dora"].as_bool().unwrap_or(false);
-        let shapes = parameters(model);
+        let shapes = parameters(&model.clone().into());
         let mut found: Vec<Beside> = vec![];
         let mut tensors: BTreeMap<String, TensorType> = BTreeMap::new();
         let mut places: Vec<(String, String)> = vec![];
@@ -300,7 +300,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     let modules = exportable(model)?;
     let module =
         |weight: &str| modules.iter().find(|(ours, _)| ours == weight).map(|(_, theirs)| theirs.as_str());
-    let shapes = parameters(model);
+    let shapes = parameters(&model.clone().into());
     let mut named: Vec<(String, Vec<usize>, Vec<u8>)> = vec![];
     let mut put = |name: String, ty: &TensorType, wide: Vec<u8>| {
         let bytes = if dtype == Dtype::F32 { wide } else { crate::pretrained::narrow(&wide) };

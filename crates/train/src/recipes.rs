@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use flatout_models::config::DecoderConfig;
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
@@ -105,11 +106,19 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
 /// The config, with what the adapter of `adapter.from` says.
 fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
     let Some(from) = layers.adapter_from().map(String::from) else { return layers.finish() };
-    let peft = Peft::open(Path::new(&from), &layers.sketch()?.model)?;
+    let peft = Peft::open(Path::new(&from), text_model(&layers.sketch()?)?)?;
     layers.adapter(&peft.adapter, &from)?;
     let config = layers.finish()?;
     peft.check(&config)?;
     Ok(config)
+}
+
+/// The model that PEFT's adapters belong to.
+fn text_model(config: &Config) -> Result<&DecoderConfig, UserError> {
+    match config.model.as_decoder() {
+        Some(decoder) => Ok(decoder),
+        None => refuse!("`adapter.from` is of text models, and `model.kind` is {}", config.model.kind()),
+    }
 }
 
 /// A recipe or preset that was found.
@@ -195,7 +204,7 @@ mod tests {
     fn pretrain_226m_is_what_its_name_says() {
         let config = resolve("pretrain-226m", &[], &[]).unwrap();
         assert_eq!(config.model.parameters(), 226_546_432);
-        assert_eq!(config.train.batch * config.model.context, 131_072);
+        assert_eq!(config.train.batch * config.model.decoder().context, 131_072);
         assert_eq!(config.train.batch / config.train.micro_batch().unwrap(), 4);
         assert_eq!((config.optimizer.lr, config.optimizer.betas), (3e-3, [0.9, 0.95]));
         assert_eq!((config.schedule.name, config.schedule.warmup_steps), (ScheduleName::Cosine, 2000));
@@ -215,14 +224,14 @@ mod tests {
         for (name, parameters, tokens) in sizes {
             let config = resolve(name, &[], &[]).unwrap();
             assert_eq!(config.model.parameters(), parameters, "{name}");
-            assert_eq!(config.train.batch * config.model.context, tokens, "{name}");
-            assert!(config.model.vocab.is_multiple_of(64), "{name}");
+            assert_eq!(config.train.batch * config.model.decoder().context, tokens, "{name}");
+            assert!(config.model.decoder().vocab.is_multiple_of(64), "{name}");
         }
         let more = resolve("pretrain-226m", &[], &["batch=96".into(), "micro_batch=8".into()]).unwrap();
-        assert_eq!(more.train.batch * more.model.context, 196_608);
+        assert_eq!(more.train.batch * more.model.decoder().context, 196_608);
         assert_eq!(more.train.batch / more.train.micro_batch().unwrap(), 12);
         let own = resolve("gpt2-124m", &[], &["vocab=50257".into()]).unwrap();
-        assert!(flatout_models::gpt2::stored(&own.model).is_ok());
+        assert!(flatout_models::gpt2::stored(own.model.decoder()).is_ok());
     }
 
     /// The published files of these models describe what the recipes say.
@@ -233,10 +242,11 @@ mod tests {
             let config = resolve(name, &[], &[]).unwrap();
             assert_eq!(config.validate_for_training(), Ok(()), "{name}");
             assert_eq!(
-                (config.model.width, config.model.embed_scale),
+                (config.model.decoder().width, config.model.decoder().embed_scale),
                 (width, embed_scale(width, "bfloat16"))
             );
-            let written = flatout_models::huggingface::write(&config.model, "bfloat16", &[2], &[1]).unwrap();
+            let written =
+                flatout_models::huggingface::write(config.model.decoder(), "bfloat16", &[2], &[1]).unwrap();
             assert_eq!(written["architectures"][0], "Gemma3TextForSequenceClassification");
             let quick = resolve(name, &["quick-test".into()], &[]).unwrap();
             assert_eq!(
@@ -288,7 +298,7 @@ mod tests {
         assert_eq!((optimizer.lr, optimizer.clip, optimizer.eps), (1.0, 20.0, 300.0));
         assert_eq!(optimizer.betas, [0.25, 0.75]);
         assert_eq!(config.train.steps, Some(10));
-        assert_eq!(config.model.width, 128);
+        assert_eq!(config.model.decoder().width, 128);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::history::{Axis, History};
 use crate::plot::{Plot, Series, Style, smoothed};
 use crate::run::quoted;
 use crate::switches::Switches;
-use crate::words::{bytes, count, duration, short};
+use crate::words::{bytes, count, duration, shape, short};
 
 /// Warnings that are printed in full; of more, the number.
 const WARNINGS: usize = 30;
@@ -211,17 +211,7 @@ fn made_of(history: &History, start: &Start) -> Rows {
     vec![
         ("recipe", config.recipe.clone()),
         ("parameters", format!("{} ({})", short(start.parameters), count(start.parameters))),
-        (
-            "shape",
-            format!(
-                "{} layers of width {}, {} heads, vocabulary {}, context {}",
-                model.layers,
-                model.width,
-                model.heads,
-                count(model.vocab as u64),
-                count(model.context as u64)
-            ),
-        ),
+        ("shape", shape(model)),
         (
             "data",
             format!(
@@ -240,7 +230,7 @@ fn made_of(history: &History, start: &Start) -> Rows {
                     "{} rows, {} at once ({} tokens)",
                     count(config.train.batch as u64),
                     start.micro_batch,
-                    count((config.train.batch * model.context) as u64)
+                    count((config.train.batch * model.tokens()) as u64)
                 ),
                 Some(layout) => format!("{} examples: {layout}", count(config.train.batch as u64)),
             },

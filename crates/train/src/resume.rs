@@ -27,10 +27,10 @@ pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
     if comparable.train.fp8_layers == fp8_layers::auto() {
         comparable.train.fp8_layers = config.train.fp8_layers.clone();
     }
-    if let (Some(began), Some(now)) = (&own.model.from, &asked.model.from)
+    if let (Some(began), Some(now)) = (own.model.from(), asked.model.from())
         && pretrained::same(began, now)
     {
-        comparable.model.from = own.model.from.clone();
+        *comparable.model.from_mut() = own.model.from().cloned();
         comparable.data.tokenizer = own.data.tokenizer.clone();
     }
     if comparable != config {

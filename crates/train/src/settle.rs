@@ -137,16 +137,17 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         Recompute::None => Again::None,
         Recompute::Full => Again::Full,
     };
-    let rotates = config.model.positions == Positions::Rope;
+    let context = config.model.tokens();
+    let rotates = config.model.as_decoder().is_some_and(|decoder| decoder.positions == Positions::Rope);
     let rope_positions = match switches.rope_cache {
         Choose::Off => None,
         Choose::On if !rotates => {
-            refuse!("`rope_cache=on` has nothing to cache: model.positions is {}", config.model.positions)
+            refuse!("`rope_cache=on` has nothing to cache: the model rotates nothing")
         }
-        Choose::On => Some(config.model.context),
+        Choose::On => Some(context),
         Choose::Auto if rotates => {
-            choose("rope_cache", "on", format!("a table of {} positions is small", config.model.context));
-            Some(config.model.context)
+            choose("rope_cache", "on", format!("a table of {} positions is small", context));
+            Some(context)
         }
         Choose::Auto => {
             choose("rope_cache", "off", "the model rotates nothing".into());

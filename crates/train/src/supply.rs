@@ -3,7 +3,6 @@
 use flatout_data::{
     Arrangement, ExampleCursor, ExampleTable, Loader, MicroBatch, Reading, Rows, Updates, Waited,
 };
-use flatout_models::config::Head;
 use serde_json::Value;
 
 use crate::compile::Compiled;
@@ -71,9 +70,9 @@ impl Batch {
 
 /// What texts of each class count; nothing where no classes are learned.
 fn class_weights(config: &Config, examples: &ExampleTable) -> Result<Vec<f32>, Failure> {
-    match config.model.head {
-        Head::Tokens => Ok(vec![]),
-        Head::Classes => Ok(config.train.class_weights.of(examples, config.model.classes())?),
+    match config.model.classes() {
+        None => Ok(vec![]),
+        Some(classes) => Ok(config.train.class_weights.of(examples, classes)?),
     }
 }
 

@@ -528,7 +528,7 @@ impl Trainer<'_, '_> {
             return Ok(None);
         }
         let (mut loss, mut weight) = (0.0, 0.0);
-        let classes = self.config.model.classes;
+        let classes = self.config.model.classes();
         let mut confusion = Confusion::new(classes.unwrap_or(0));
         for part in 0..held_out.parts() {
             if let Some(reason) = self.stop_asked() {

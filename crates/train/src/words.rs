@@ -1,5 +1,7 @@
 //! Numbers as people read them.
 
+use flatout_models::config::Model;
+
 /// A count with separators: 4096 is 4,096.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
@@ -11,6 +13,29 @@ pub fn count(n: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// The dimensions of a model.
+pub fn shape(model: &Model) -> String {
+    match model {
+        Model::Decoder(d) => format!(
+            "{} layers of width {}, {} heads, vocabulary {}, context {}",
+            d.layers,
+            d.width,
+            d.heads,
+            count(d.vocab as u64),
+            count(d.context as u64)
+        ),
+        Model::Vit(v) => format!(
+            "{} layers of width {}, {} heads, patches of {} in images of {}, {} classes",
+            v.layers,
+            v.width,
+            v.heads,
+            v.patch,
+            v.image_size,
+            count(v.classes as u64)
+        ),
+    }
 }
 
 /// Bytes in the largest unit that leaves a whole number before the point.

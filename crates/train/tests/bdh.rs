@@ -12,6 +12,7 @@ use flatout_ir::passes::update::LR;
 use flatout_ir::{Class, Graph, Options, Program, Recompute, Role, compile};
 use flatout_models::bdh::{Form, build};
 use flatout_models::config::{BdhConfig, Head};
+use flatout_models::images::ImageForm;
 use flatout_runtime::{Session, cpu};
 use flatout_train::checkpoint::TensorFile;
 use flatout_train::initial;
@@ -43,14 +44,14 @@ fn texts() {
 #[test]
 fn the_model_of_cifar_has_its_parameters() {
     let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
-    let graph = build(&c, Form::Classes { images: 1, dropout: false });
+    let graph = build(&c, Form::least(&c));
     let parameters = |graph: &Graph| -> usize {
         graph.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum()
     };
     assert_eq!((parameters(&graph), c.parameters()), (3_562_954, 3_562_954));
     assert!((c.encoder_bound() - 0.00544).abs() < 5e-6);
     let texts = BdhConfig { head: Head::Tokens, ..BdhConfig::default() };
-    let graph = build(&texts, Form::Logits { rows: 1, len: 3 });
+    let graph = build(&texts, Form::least(&texts));
     assert_eq!(parameters(&graph) as u64, texts.parameters());
 }
 
@@ -86,9 +87,14 @@ impl Golden {
         self.model.head == Head::Classes
     }
 
-    fn words<T>(&mut self, name: &str, read: fn([u8; 4]) -> T) -> Vec<T> {
+    fn bytes(&mut self, name: &str) -> Vec<u8> {
         let mut bytes = vec![0; self.file.entries()[name].bytes()];
         self.file.read_into(name, &mut bytes).expect("a tensor");
+        bytes
+    }
+
+    fn words<T>(&mut self, name: &str, read: fn([u8; 4]) -> T) -> Vec<T> {
+        let bytes = self.bytes(name);
         bytes.as_chunks::<4>().0.iter().map(|word| read(*word)).collect()
     }
 
@@ -107,8 +113,9 @@ impl Golden {
     fn session(&mut self, options: &Options) -> Session {
         let (rows, len) = (ROWS, self.model.context);
         let programs = match self.of_images() {
-            true => [(Role::Grad, true), (Role::Eval, false)]
-                .map(|(role, dropout)| (role, Form::Classes { images: rows, dropout })),
+            true => [(Role::Grad, true), (Role::Eval, false)].map(|(role, dropout)| {
+                (role, Form::Classes(ImageForm { dropout, ..ImageForm::plain(rows) }))
+            }),
             false => [
                 (Role::Grad, Form::Loss { rows, len, dropout: true }),
                 (Role::Logits, Form::Logits { rows, len }),
@@ -130,8 +137,8 @@ impl Golden {
         let part = |n: usize| batch * n / BATCHES..(batch + 1) * n / BATCHES;
         let at = |name: &str| input_path(role, name);
         if self.of_images() {
-            let (pixels, labels) = (self.f32s("pixels"), self.i32s("labels"));
-            session.write_f32(&at("pixels"), &pixels[part(pixels.len())]).expect("pixels");
+            let (pixels, labels) = (self.bytes("pixels"), self.i32s("labels"));
+            session.write_u8(&at("pixels"), &pixels[part(pixels.len())]).expect("pixels");
             session.write_i32(&at("labels"), &labels[part(labels.len())]).expect("labels");
             session.write_f32(&at("label_weights"), &[1.0; ROWS]).expect("weights");
             return;

@@ -187,7 +187,7 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     assert!(refused.contains("in bfloat16 a Gemma-3 of this width multiplies them by 5.65625"), "{refused}");
     // The factor that the library has in f32.
     let mut loaded = open("run");
-    loaded.config.model.embed_scale = 32f64.sqrt() as f32 as f64;
+    loaded.config.model.decoder_mut().embed_scale = 32f64.sqrt() as f32 as f64;
     let made = export(&mut loaded, &wanted).expect("a folder");
     assert_eq!(made.architecture, "Gemma3TextForSequenceClassification");
     let ours = classify(&mut open("run"), &device, &held_out).expect("classes");
@@ -206,7 +206,7 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     ]
     .map(String::from);
     let again = recipes::resolve("tiny", &[], &words).expect("a config");
-    assert_eq!((again.model.classes, again.model.head.name()), (Some(2), "classes"));
+    assert_eq!((again.model.classes(), again.model.decoder().head.name()), (Some(2), "classes"));
     run_in(&at("again"), &again, &sides);
     let same = classify(&mut open("again"), &device, &held_out).expect("classes");
     assert!((same.loss - theirs.loss).abs() < 1e-5, "{} and {}", same.loss, theirs.loss);
@@ -237,7 +237,11 @@ fn a_head_that_the_source_has_not_is_drawn() {
         .collect();
     let config = recipes::resolve("tiny", &[], &words).expect("a config");
     assert_eq!(
-        (config.model.vocab, config.model.head.name(), config.model.attention.name()),
+        (
+            config.model.decoder().vocab,
+            config.model.decoder().head.name(),
+            config.model.decoder().attention.name()
+        ),
         (45, "classes", "bidirectional")
     );
     let mut table = ExampleTable::default();

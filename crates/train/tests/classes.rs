@@ -46,7 +46,7 @@ impl Golden {
     }
 
     fn weights(&mut self) -> Vec<(String, String)> {
-        let shapes = pretrained::parameters(&self.model);
+        let shapes = pretrained::parameters(&self.model.clone().into());
         let stored = huggingface::stored(&self.model, |path| shapes[path].0.dims.clone()).expect("names");
         stored.into_iter().map(|stored| (stored.ours, stored.theirs)).collect()
     }

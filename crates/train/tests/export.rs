@@ -109,9 +109,12 @@ fn a_run_goes_out_and_comes_back_to_the_bit() {
             ["train.steps=1", "train.batch=2", "warmup_steps=0", "lr=1e-30", "weight_decay=0", "eval.rows=0"];
         let words: Vec<String> = still.iter().map(|w| w.to_string()).chain([from]).collect();
         let again = recipes::resolve("tiny", &[], &words).expect("a config");
-        let own = flatout_train::run::config(&run).expect("a config").model;
-        assert_eq!(again.model.head_size(), own.head_size());
-        assert_eq!((again.model.rope_theta, again.model.tied), (own.rope_theta, own.tied));
+        let own = flatout_train::run::config(&run).expect("a config").model.decoder().clone();
+        assert_eq!(again.model.decoder().head_size(), own.head_size());
+        assert_eq!(
+            (again.model.decoder().rope_theta, again.model.decoder().tied),
+            (own.rope_theta, own.tied)
+        );
         train_in(&back, &again, |_| {});
         let of = |run: &Path, step: u64| {
             let mut all = weights(&run.join(format!("checkpoints/step-{step}/state.safetensors")));

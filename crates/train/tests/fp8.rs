@@ -73,7 +73,7 @@ fn every_product_of_a_layer_is_in_eight_bits() {
         let launches = &plans.plan(role).expect("a plan").launches;
         launches.iter().filter(|l| l.op.kind() == kind && is(l.ins[0].dtype)).count()
     };
-    let layers = config.model.layers;
+    let layers = config.model.decoder().layers;
     assert_eq!(count(Role::Grad, OpKind::Product, DType::is_fp8), 3 * 4 * layers);
     assert_eq!(count(Role::Grad, OpKind::Product, |dtype| !dtype.is_fp8()), 0);
     assert_eq!(count(Role::Grad, OpKind::Quantize, |_| true), 2 * 4 * layers);

@@ -29,12 +29,12 @@ struct Forward {
 impl Forward {
     fn open(config: &Config, generator: &Generator) -> Forward {
         let form = Form::Logits { rows: 1, len: CONTEXT };
-        let programs = [Program { role: Role::Logits, graph: build(&config.model, form) }];
+        let programs = [Program { role: Role::Logits, graph: build(config.model.decoder(), form) }];
         let plans = compile(&programs, &cpu::target(2), &Options::default()).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
         let mut file =
             TensorFile::open(&generator.checkpoint.join("state.safetensors")).expect("a checkpoint");
-        for (path, _) in weight_names(&config.model) {
+        for (path, _) in weight_names(config.model.decoder()) {
             let mut bytes = vec![0; file.entries()[&path].bytes()];
             file.read_into(&path, &mut bytes).expect("a weight");
             session.write_slot(&path, &bytes).expect("a weight");
@@ -51,7 +51,7 @@ impl Forward {
         self.session.write_i32(&input_path(Role::Logits, "positions"), &positions).expect("positions");
         self.session.run(Role::Logits).expect("logits");
         let logits = self.session.result(Role::Logits, "logits").expect("logits");
-        logits.chunks(self.config.model.vocab).take(tokens.len()).map(<[f32]>::to_vec).collect()
+        logits.chunks(self.config.model.decoder().vocab).take(tokens.len()).map(<[f32]>::to_vec).collect()
     }
 }
 

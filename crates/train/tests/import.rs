@@ -167,7 +167,7 @@ fn steps_as_pytorch_does(name: &str) {
     pretrained::begin(&config, &mut session).expect("weights");
 
     // The model's rows are longer than the file's: what is added counts nothing.
-    let (context, len) = (config.model.context, ids.len() / ROWS);
+    let (context, len) = (config.model.decoder().context, ids.len() / ROWS);
     let padded = |values: &[i32], fill: i32| -> Vec<i32> {
         values.chunks(len).flat_map(|row| [row, &vec![fill; context - len]].concat()).collect()
     };
@@ -175,7 +175,8 @@ fn steps_as_pytorch_does(name: &str) {
     let positions: Vec<i32> = (0..ROWS).flat_map(|_| 0..context as i32).collect();
     let weights: Vec<f32> = labels.iter().map(|label| if *label < 0 { 0.0 } else { 1.0 }).collect();
     let shapes = pretrained::parameters(&config.model);
-    let mut names = huggingface::stored(&config.model, |path| shapes[path].0.dims.clone()).expect("names");
+    let mut names =
+        huggingface::stored(config.model.decoder(), |path| shapes[path].0.dims.clone()).expect("names");
     // What is added to every key alike changes no probability: where nothing rotates, its gradient is rounding alone.
     names.retain(|stored| !(name == "gpt2" && stored.ours.ends_with("attn.wk_bias")));
     let check = |what: &str, got: &[f32], wanted: Vec<f32>, bound: f64| {
@@ -269,7 +270,8 @@ fn a_run_begins_from_a_run_at_any_step() {
         let (then, source) =
             (computed(&dir, &given), computed(&scratch.path().join(format!("first@{step}")), &given));
         assert_eq!(then, source, "{said}");
-        let kept = flatout_train::run::config(&dir).expect("a config").model.from.expect("a source");
+        let kept =
+            flatout_train::run::config(&dir).expect("a config").model.from().cloned().expect("a source");
         assert!(kept.ends_with(&format!("/first@{step}")), "{kept} is pinned");
     }
     assert_ne!(computed(&scratch.path().join("first@4"), &given), computed(&first, &given));

@@ -70,8 +70,8 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive).expect("copies of the weights");
     }
-    let (seed, vocab) = (config.train.seed, config.model.vocab);
-    let drawn = drawn_examples(&Lengths::drawn(16, config.model.context), [40, 0], seed, vocab);
+    let (seed, vocab) = (config.train.seed, config.model.decoder().vocab);
+    let drawn = drawn_examples(&Lengths::drawn(16, config.model.decoder().context), [40, 0], seed, vocab);
     let table = Arc::new(drawn.expect("examples").train);
     let reading = Reading {
         seed,
@@ -90,7 +90,7 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
             accumulate(&mut session, &Batch::Examples(part), Draw { seed, step }).expect("gradients");
         }
     }
-    let paths = weight_names(&config.model).into_iter().map(|(ours, _)| gradient_path(&ours));
+    let paths = weight_names(config.model.decoder()).into_iter().map(|(ours, _)| gradient_path(&ours));
     let paths = paths.chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
     (paths.map(|path| (path.clone(), session.read_f32(&path).expect("a sum"))).collect(), shapes)
 }

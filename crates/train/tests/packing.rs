@@ -116,7 +116,7 @@ fn assert_equal(got: &Sums, want: &Sums, what: &str) {
 fn tiny_learns_from_packed_documents_what_it_learns_from_each_alone() {
     let overrides = ["data.document_mask=true", "precision=fp32", "eval.rows=0"].map(String::from);
     let config = recipes::resolve("tiny", &[], &overrides).expect("a config");
-    let model = &config.model;
+    let model = config.model.decoder();
     let data = corpus(&config, None).expect("data");
     let mut loader = data.train_loader(&data.start(), LoaderOptions::default()).expect("a loader");
     let compiled = compile::compile(&config, &cpu::target(THREADS)).expect("plans");

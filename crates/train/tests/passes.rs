@@ -119,7 +119,10 @@ const NOT_PREPARED: active::Prepared = active::Prepared {
 };
 
 fn plans(options: &Options) -> PlanSet {
-    let model = config(&["model.dropout=0.1", "model.positions=learned", "model.embed_scale=1.5"]).model;
+    let model = config(&["model.dropout=0.1", "model.positions=learned", "model.embed_scale=1.5"])
+        .model
+        .decoder()
+        .clone();
     let form = Form::Loss { rows: 4, len: model.context, documents: Documents::Joined, dropout: true };
     let programs = [Program { role: Role::Grad, graph: build(&model, form) }];
     compile_programs(&programs, &cpu::target(2), options).expect("plans")

@@ -1,6 +1,7 @@
 //! What a vision transformer is made of: DINOv2's and timm's ViT as values.
 
-use super::{MAX_CLASSES, MAX_EXTENT, MAX_LAYERS};
+use super::Head;
+use super::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::{choice, section};
 
 choice! {
@@ -35,8 +36,6 @@ section! {
         pub norm_eps: f64 = 1e-6,
         /// First value of the learned factors on what each half block adds; none where not given.
         pub layer_scale: Option<f64>,
-        /// The projections to q, k and v add a learned vector.
-        pub qkv_bias: bool = true,
         /// Means of red, green and blue that are taken off, of 1.
         pub mean: [f64; 3] = [0.485, 0.456, 0.406],
         /// Deviations of red, green and blue that are divided by, of 1.
@@ -85,9 +84,8 @@ impl VitConfig {
     pub fn parameters(&self) -> u64 {
         let wide = |n: usize| n as u64;
         let (d, f) = (wide(self.width), wide(self.ffn()));
-        let qkv = if self.qkv_bias { 3 * d } else { 0 };
         let scales = if self.layer_scale.is_some() { 2 * d } else { 0 };
-        let block = 4 * d * d + qkv + d + 2 * d * f + f + d + 4 * d + scales;
+        let block = 4 * d * d + 4 * d + 2 * d * f + f + d + 4 * d + scales;
         let patch = wide(super::super::images::CHANNELS * self.patch * self.patch) * d + d;
         let tokens = d * (1 + wide(self.registers) + 1 + wide(self.grid() * self.grid()));
         wide(self.layers) * block + patch + tokens + 2 * d + wide(self.classes) * (wide(self.pooled()) + 1)
@@ -95,7 +93,7 @@ impl VitConfig {
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
     pub fn validate(&self) -> Result<(), String> {
-        let extents = [
+        bounds::extents(&[
             ("width", self.width, MAX_EXTENT),
             ("layers", self.layers, MAX_LAYERS),
             ("heads", self.heads, MAX_EXTENT),
@@ -103,12 +101,7 @@ impl VitConfig {
             ("patch", self.patch, MAX_SIDE),
             ("image_size", self.image_size, MAX_SIDE),
             ("grid", self.grid.unwrap_or(1), MAX_SIDE),
-        ];
-        for (key, value, most) in extents {
-            if !(1..=most).contains(&value) {
-                return Err(format!("`model.{key}` is {value} and must be from 1 to {most}"));
-            }
-        }
+        ])?;
         let Self { width, heads, patch, image_size, .. } = *self;
         if !width.is_multiple_of(heads) {
             return Err(format!("`model.heads` = {heads} does not divide `model.width` = {width}"));
@@ -126,24 +119,13 @@ impl VitConfig {
                 self.registers
             ));
         }
-        if !(2..=MAX_CLASSES).contains(&self.classes) {
-            return Err(format!("`model.classes` is {} and must be from 2 to {MAX_CLASSES}", self.classes));
-        }
-        for (key, value) in [("norm_eps", self.norm_eps), ("init_std", self.init_std)] {
-            if !value.is_finite() || value <= 0.0 {
-                return Err(format!("`model.{key}` is {value} and must be a number above 0"));
-            }
-        }
+        bounds::head(Head::Classes, Some(self.classes))?;
+        bounds::positive(&[("norm_eps", self.norm_eps), ("init_std", self.init_std)])?;
         if self.layer_scale.is_some_and(|scale| !scale.is_finite()) {
             return Err("`model.layer_scale` must be a number".into());
         }
         normalisation(&self.mean, &self.std)?;
-        for (key, value) in [("drop_path", self.drop_path), ("head_dropout", self.head_dropout)] {
-            if !(0.0..1.0).contains(&value) {
-                return Err(format!("`model.{key}` is {value} and must be at least 0 and below 1"));
-            }
-        }
-        Ok(())
+        bounds::dropped(&[("drop_path", self.drop_path), ("head_dropout", self.head_dropout)])
     }
 }
 

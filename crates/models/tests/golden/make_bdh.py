@@ -12,7 +12,7 @@ tokens before their own: S is strictly lower triangular. Dropout is 0.
 
 NAME.safetensors holds
     weight.<name>   f32   layer.encoder [H * N, D], layer.gate [H, N, D], layer.decoder [D, H * N] and what is around them
-    pixels          f32   [batches, B, size, size, 3] from 0 to 255, with labels i32 [batches, B]; or
+    pixels          u8    [batches, B, size, size, 3], with labels i32 [batches, B]; or
     tokens, targets i32   [batches, B, T] of texts
     logits          f32   of the first batch before the first step
     loss            f32   [steps], the mean over a batch, the batches in turn
@@ -75,7 +75,7 @@ def logits_of(w, c, batch):
         return x @ w["head.weight"].T
     p, d = c["patch"], c["width"]
     pixels = (batch / 255 - 0.5) / 0.5
-    x = F.conv2d(pixels.permute(0, 3, 1, 2), w["patches.weight"].view(d, 3, p, p), w["patches.bias"], stride=p)
+    x = F.conv2d(pixels.permute(0, 3, 1, 2), w["patches.weight"].view(d, p, p, 3).permute(0, 3, 1, 2), w["patches.bias"], stride=p)
     x = x.flatten(2).transpose(1, 2)
     x = torch.cat([w["cls"].expand(len(x), 1, d), x], 1) + w["positions.weight"]
     for _ in range(c["layers"]):
@@ -113,7 +113,7 @@ def make(c):
     else:
         batches = torch.randint(256, (BATCHES, B, c["image_size"], c["image_size"], 3), generator=draw).double()
         labels = torch.randint(c["classes"], (BATCHES, B), generator=draw)
-        data = dict(pixels=batches.float(), labels=labels.int())
+        data = dict(pixels=batches.to(torch.uint8), labels=labels.int())
     # The learned token of the whole has rows to decay like any matrix; vectors do not decay.
     groups = [dict(params=[p for p in w.values() if p.dim() >= 2], weight_decay=DECAY),
               dict(params=[p for p in w.values() if p.dim() < 2], weight_decay=0.0)]
@@ -132,7 +132,7 @@ def make(c):
         losses.append(loss.item())
     tensors = {f"weight.{name}": value for name, value in first.items()} | data | gradients
     tensors |= dict(logits=logits, loss=torch.tensor(losses, dtype=torch.float64))
-    return {name: t.contiguous() if t.dtype == torch.int32 else t.float().contiguous() for name, t in tensors.items()}
+    return {name: t.contiguous() if t.dtype in (torch.int32, torch.uint8) else t.float().contiguous() for name, t in tensors.items()}
 
 
 def main():

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 
-use flatout_models::config::{Activation, Norm, Positions};
+use flatout_models::config::{Activation, DecoderConfig, Norm, Positions};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::compile::Compiled;
@@ -94,13 +94,19 @@ pub fn variants(base: &Base, stage: &Stage, wanted: &Wanted) -> Result<Vec<Varia
     all.extend(instead(base, stage));
     all.extend(ladder(base, stage));
     if wanted.models {
-        if let Some(from) = &base.config.model.from {
+        let Some(model) = base.config.model.as_decoder() else {
+            let kind = base.config.model.kind();
+            return Err(
+                UserError(format!("--model prices other decoders, and `model.kind` is {kind}")).into()
+            );
+        };
+        if let Some(from) = &model.from {
             return Err(UserError(format!(
                 "--model prices other models, and model.from={from} has no other shape"
             ))
             .into());
         }
-        all.extend(models(base, stage));
+        all.extend(models(base, model, stage));
     }
     if let Some(only) = &wanted.only {
         if !all.iter().any(|variant| variant.about == only) {
@@ -294,8 +300,7 @@ fn ladder(base: &Base, stage: &Stage) -> Vec<Variant> {
 
 const MODEL_KEYS: [&str; 6] = ["norm", "activation", "positions", "qk_norm", "tied", "kv_heads"];
 
-fn models(base: &Base, stage: &Stage) -> Vec<Variant> {
-    let model = &base.config.model;
+fn models(base: &Base, model: &DecoderConfig, stage: &Stage) -> Vec<Variant> {
     let mut all = vec![];
     let mut price = |key, value: String| all.push(one(base, stage, Group::Model, key, &value, None));
     for norm in Norm::ALL.iter().filter(|norm| **norm != model.norm) {

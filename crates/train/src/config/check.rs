@@ -1,7 +1,5 @@
 //! What no single key can say: which values go together.
 
-use flatout_models::config::Head;
-
 use super::{Config, Group, MixPart, Paths, ScheduleName, Source, Task};
 use crate::{UserError, refuse};
 
@@ -85,14 +83,15 @@ impl Config {
         self.validate_examples()?;
         at_least_one("data.max_document_bytes", data.max_document_bytes)?;
         self.validate_lengths()?;
-        if data.eos.is_some_and(|eos| eos >= self.model.vocab as u64) {
-            refuse!("`data.eos` is no token of `model.vocab` = {}: lower it", self.model.vocab);
+        let Some(model) = self.model.as_decoder() else { return Ok(()) };
+        if data.eos.is_some_and(|eos| eos >= model.vocab as u64) {
+            refuse!("`data.eos` is no token of `model.vocab` = {}: lower it", model.vocab);
         }
         Ok(())
     }
 
     fn validate_lengths(&self) -> Result<(), UserError> {
-        let (data, context) = (&self.data, self.model.context);
+        let (data, context) = (&self.data, self.model.tokens());
         if let Some(mean) = data.mean_tokens {
             if data.source() != Source::Synthetic {
                 refuse!("`data.mean_tokens` is of synthetic examples, and data.path is given: leave one out");
@@ -107,7 +106,7 @@ impl Config {
                 refuse!("`data.mean_tokens` is {mean} and must be from 2 to `model.context` = {context}");
             }
         }
-        let is_text = data.task == Task::Text && self.model.head == Head::Tokens;
+        let is_text = data.task == Task::Text && self.model.classes().is_none();
         if !data.lengths.is_empty() && data.mean_tokens.is_none() && is_text {
             refuse!("`data.lengths` is of examples, and rows of text are equally long: leave it out");
         }
@@ -143,7 +142,7 @@ impl Config {
         if !data.mix.0.is_empty() {
             refuse!("`data.mix` is of texts, and `data.task` is {}: list the files in data.path", data.task);
         }
-        let context = self.model.context;
+        let context = self.model.tokens();
         if let Some(most) = data.max_tokens
             && !(2..=context).contains(&most)
         {
@@ -188,13 +187,13 @@ impl Config {
                 refuse!("`train.micro_batch` = {rows} does not divide `train.batch` = {batch}");
             }
         }
-        let context = self.model.context;
+        let context = self.model.tokens();
         for (key, rows) in
             [("train.micro_batch", train.micro_batch()), ("eval.micro_batch", self.eval.micro_batch.given())]
         {
             if rows.is_some_and(|rows| rows.saturating_mul(context) > i32::MAX as usize) {
                 refuse!(
-                    "`{key}` rows of `model.context` = {context} are more tokens than 2147483647: make it smaller"
+                    "`{key}` rows of {context} tokens (`model.context`) are more tokens than 2147483647: make it smaller"
                 );
             }
         }

@@ -1,6 +1,6 @@
 //! What goes together where classes are learned, and where runs are judged by an evaluation.
 
-use flatout_models::config::{Attention, Head};
+use flatout_models::config::{Attention, Head, Model};
 
 use super::{Config, Task};
 use crate::class_weights::ClassWeights;
@@ -8,8 +8,8 @@ use crate::{UserError, refuse};
 
 impl Config {
     pub(super) fn validate_classes(&self) -> Result<(), UserError> {
-        let (model, train, metric) = (&self.model, &self.train, self.eval.metric);
-        if model.head == Head::Tokens {
+        let (train, metric) = (&self.train, self.eval.metric);
+        let Some(classes) = self.model.classes() else {
             if metric.is_of_classes() {
                 refuse!(
                     "`eval.metric` is {metric} and `model.head` is tokens: only a head of classes has it"
@@ -23,16 +23,20 @@ impl Config {
             if train.folds.is_some() {
                 refuse!("`train.folds` is given and `model.head` is tokens: folds are of labelled texts");
             }
-        } else {
-            train.class_weights.validate(model.classes())?;
-            if metric.is_of_positive() && model.classes() != 2 {
-                refuse!(
-                    "`eval.metric` is {metric}, of the positive class of two, and `model.classes` is {}: give \
-                     eval.metric=macro_{metric}",
-                    model.classes()
-                );
-            }
+            return self.validate_folds();
+        };
+        train.class_weights.validate(classes)?;
+        if metric.is_of_positive() && classes != 2 {
+            refuse!(
+                "`eval.metric` is {metric}, of the positive class of two, and `model.classes` is {classes}: give \
+                 eval.metric=macro_{metric}"
+            );
         }
+        self.validate_folds()
+    }
+
+    fn validate_folds(&self) -> Result<(), UserError> {
+        let train = &self.train;
         if train.folds.is_some_and(|folds| !(2..=100).contains(&folds)) {
             refuse!("`train.folds` must be from 2 to 100");
         }
@@ -75,7 +79,17 @@ impl Config {
 
     /// Whether head and data are of a kind. A token that sees what follows it sees the one it is asked for.
     pub(super) fn validate_head_and_data(&self) -> Result<(), UserError> {
-        match (self.model.head, self.data.task) {
+        let model = match &self.model {
+            Model::Decoder(decoder) => decoder,
+            Model::Vit(_) => {
+                refuse!(
+                    "`model.kind` is {}, which reads images, and `data.task` is {}",
+                    self.model.kind(),
+                    self.data.task
+                )
+            }
+        };
+        match (model.head, self.data.task) {
             (Head::Classes, Task::Classes) | (Head::Tokens, Task::Text | Task::Chat) => {}
             (Head::Classes, task) => {
                 refuse!("`model.head` is classes and `data.task` is {task}: give data.task=classes")
@@ -84,7 +98,7 @@ impl Config {
                 refuse!("`data.task` is classes and `model.head` is tokens: give model.head=classes")
             }
         }
-        if self.model.attention == Attention::Bidirectional && self.model.head == Head::Tokens {
+        if model.attention == Attention::Bidirectional && model.head == Head::Tokens {
             refuse!(
                 "`model.attention` is bidirectional and `model.head` is tokens: every token would see the one it is asked \
                  for; give model.attention=causal or model.head=classes"

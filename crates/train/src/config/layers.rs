@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use flatout_models::config::key::Section;
-use flatout_models::config::{DecoderConfig, Positions};
+use flatout_models::config::{Model, ModelKind, Positions};
 use toml::{Table, Value};
 
 use super::schema::{self, Found, Meaning};
@@ -22,6 +21,7 @@ const INSTEAD: [(&str, &str); 4] = [
 ];
 
 const EVERY_EPOCHS: &str = "eval.every_epochs";
+const KIND: &str = "model.kind";
 
 /// What `flatout resume` may change.
 const MAY_CHANGE: [&str; 8] = [
@@ -137,15 +137,30 @@ impl Layers {
     /// Lays the model of `model.from`: it takes the place of what lower layers say, and what is said beside or above
     /// must agree. Rows are as long as anybody says, else 2048 tokens, and no longer than the model was made for
     /// unless that is said beside or above.
-    pub fn model(&mut self, model: &DecoderConfig, whence: &str) -> Result<(), UserError> {
+    pub fn model(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
         /// Keys of training, which a description of a model does not have.
-        const NOT_THE_MODELS: [&str; 6] =
-            ["from", "context", "dropout", "head_dropout", "init_std", "init_residual"];
+        const NOT_THE_MODELS: [&str; 8] = [
+            "from",
+            "context",
+            "dropout",
+            "head_dropout",
+            "init_std",
+            "init_residual",
+            "image_size",
+            "drop_path",
+        ];
         /// Keys of a model that may be used otherwise than it was made, by whatever layer says so.
         const MAY_DIFFER: [&str; 4] = ["attention", "head", "classes", "pooling"];
         let of_source = self.values.get("model.from").map_or(usize::MAX, |held| held.layer);
         let facts = Value::try_from(model).expect("a section has a TOML form");
-        for key in DecoderConfig::keys() {
+        // A recipe for a model of another kind says nothing of this one.
+        let kind = self.values.get(KIND).filter(|held| held.layer >= of_source);
+        if kind.is_none() && self.kind() != model.kind() {
+            let held = std::mem::take(&mut self.values);
+            let of_others = |path: &str| path.starts_with("model.") && path != "model.from";
+            self.values = held.into_iter().filter(|(p, h)| !of_others(p) || h.layer >= of_source).collect();
+        }
+        for key in Model::keys() {
             if NOT_THE_MODELS.contains(&key.name) {
                 continue;
             }
@@ -165,7 +180,7 @@ impl Layers {
                 (_, None) => drop(self.values.remove(&path)),
             }
         }
-        if let (Some(classes), Some(held)) = (model.classes, self.values.get("model.classes"))
+        if let (Some(classes), Some(held)) = (model.classes(), self.values.get("model.classes"))
             && held.value.as_integer() != Some(classes as i64)
         {
             refuse!(
@@ -173,6 +188,16 @@ impl Layers {
                 text::value(&held.value)
             );
         }
+        let model = match model {
+            Model::Decoder(decoder) => decoder,
+            Model::Vit(vit) => {
+                let size = Value::Integer(vit.image_size as i64);
+                if !self.values.contains_key("model.image_size") {
+                    self.put("model.image_size".into(), size);
+                }
+                return Ok(());
+            }
+        };
         let most = model.context as i64;
         let learned = model.positions == Positions::Learned;
         let said =
@@ -252,6 +277,32 @@ impl Layers {
         Ok(())
     }
 
+    /// The kind of the model, as far as it is said.
+    fn kind(&self) -> ModelKind {
+        let said = self.values.get(KIND).and_then(|held| held.value.as_str());
+        said.and_then(|kind| kind.parse().ok()).unwrap_or_default()
+    }
+
+    /// Whether every key of the model is one of its kind, and those that it must have are there.
+    fn check_kind(&self, kind: ModelKind) -> Result<(), UserError> {
+        let own = kind.keys();
+        for path in self.values.keys().filter(|path| *path != KIND) {
+            let Some(name) = path.strip_prefix("model.") else { continue };
+            if !own.iter().any(|key| key.name == name) {
+                let kinds: Vec<&str> = ModelKind::with(name).iter().map(|kind| kind.name()).collect();
+                refuse!(
+                    "`{path}` is of model.kind={}, and `model.kind` is {kind}: leave it out",
+                    kinds.join(" or ")
+                );
+            }
+        }
+        match own.iter().find(|key| key.required && !self.values.contains_key(&format!("model.{}", key.name)))
+        {
+            Some(key) => refuse!("`model.{}` is missing: it wants {}", key.name, key.kind),
+            None => Ok(()),
+        }
+    }
+
     fn put(&mut self, path: String, value: Value) {
         self.values.insert(path, Held { value, layer: self.layer });
     }
@@ -263,7 +314,9 @@ impl Layers {
 
     /// The tree, complete and valid.
     pub fn finish(self) -> Result<Config, UserError> {
-        for found in schema::all() {
+        let kind = self.kind();
+        self.check_kind(kind)?;
+        for found in schema::all().into_iter().filter(|found| !found.path.starts_with("model.")) {
             if found.key.required && !self.values.contains_key(&found.path) {
                 refuse!("`{}` is missing: it wants {}", found.path, found.key.kind);
             }
@@ -277,6 +330,8 @@ impl Layers {
             let section = tree[section].as_table_mut().expect("sections are tables");
             section.insert(key.to_string(), held.value);
         }
+        let model = tree["model"].as_table_mut().expect("sections are tables");
+        model.insert("kind".into(), Value::String(kind.to_string()));
         tree.insert("recipe".into(), Value::String(self.recipe));
         tree.insert("description".into(), Value::String(self.description));
         let config: Config = Value::Table(tree).try_into().expect("checked values fit the tree");
@@ -438,6 +493,8 @@ fn line_at(text: &str, offset: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use flatout_models::config::DecoderConfig;
+
     use super::*;
     use crate::config::{Count, Source};
     use crate::recipes::resolve;
@@ -479,7 +536,7 @@ mod tests {
         assert_eq!(config.data.path.as_ref().unwrap().0, ["a=b.txt"]);
         assert_eq!(config.data.source(), Source::Text);
         assert_eq!(config.train.freeze, ["embed", "layers.*.norm"]);
-        assert!(!config.model.qk_norm);
+        assert!(!config.model.decoder().qk_norm);
     }
 
     #[test]
@@ -593,20 +650,24 @@ mod tests {
 
     #[test]
     fn a_loaded_model_replaces_the_recipes_and_must_agree_with_what_is_said() {
-        let model =
-            DecoderConfig { width: 48, tied: false, context: 64, kv_heads: None, ..with(&[]).unwrap().model };
+        let tiny = with(&[]).unwrap().model.decoder().clone();
+        let model = DecoderConfig { width: 48, tied: false, context: 64, kv_heads: None, ..tiny };
         let laid = |overrides: &[&str]| {
             let mut layers = Layers::default();
             layers.file(&with(&[]).unwrap().to_toml(), "tiny").unwrap();
             let mut words = vec!["model.from=there".to_string()];
             words.extend(overrides.iter().map(|word| word.to_string()));
             layers.overrides(&words).unwrap();
-            layers.model(&model, "there").and_then(|()| layers.finish())
+            layers.model(&model.clone().into(), "there").and_then(|()| layers.finish())
         };
         let config = laid(&["lr=1e-4", "width=48", "dropout=0.25"]).unwrap();
         let wanted = DecoderConfig { from: Some("there".into()), dropout: 0.25, ..model.clone() };
-        assert_eq!(config.model, wanted, "tiny's rows of 128 are cut to what the model was made for");
-        assert_eq!(laid(&["context=96"]).unwrap().model.context, 96, "unless more is asked for");
+        assert_eq!(
+            *config.model.decoder(),
+            wanted,
+            "tiny's rows of 128 are cut to what the model was made for"
+        );
+        assert_eq!(laid(&["context=96"]).unwrap().model.decoder().context, 96, "unless more is asked for");
         for (word, sentence) in [
             ("width=128", "`model.width` is 128 and the model of there has 48: leave it out"),
             ("tied=true", "`model.tied` is true and the model of there has false"),

@@ -1,7 +1,7 @@
 //! Every key there is: the sections' declarations put end to end, for look-up, errors and help.
 
-use flatout_models::config::DecoderConfig;
 use flatout_models::config::key::{Key, Kind, Section};
+use flatout_models::config::{Model, ModelKind};
 
 use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
 use crate::switches::{self, Switches};
@@ -22,7 +22,7 @@ pub struct SchemaKey {
 /// The sections in the order they are printed, each with its keys.
 pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
     vec![
-        ("model", DecoderConfig::keys()),
+        ("model", Model::keys()),
         ("data", Data::keys()),
         ("train", Train::keys()),
         ("adapter", Adapter::keys()),
@@ -48,12 +48,22 @@ pub fn schema() -> Vec<SchemaKey> {
                 wants: key.kind.to_string(),
                 default,
                 required: key.required,
-                doc: key.doc.to_string(),
+                doc: doc(section, &key),
                 path,
             });
         }
     }
     rows
+}
+
+/// Its line; a key that only some kinds of models have says which.
+fn doc(section: &str, key: &Key) -> String {
+    let kinds = if section == "model" { ModelKind::with(key.name) } else { vec![] };
+    if kinds.is_empty() || kinds.len() == ModelKind::ALL.len() {
+        return key.doc.to_string();
+    }
+    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+    format!("{}: {}", kinds.join(", "), key.doc)
 }
 
 /// A key with its full path.

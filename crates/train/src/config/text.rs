@@ -91,7 +91,7 @@ mod tests {
         config.description = "quotes \" and \\ and\nlines, é".into();
         config.optimizer.lr = 0.1 + 0.2;
         config.optimizer.eps = 1e-300;
-        config.model.rope_theta = 1e16;
+        config.model.decoder_mut().rope_theta = 1e16;
         config.data.source = Source::Text;
         config.data.path = Some(crate::config::Paths(vec!["a b/\"c\".txt".into()]));
         config.train.batch = 32;

@@ -79,7 +79,7 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
             let seconds = prediction::step_cost(compiled, *rows).predicted_seconds;
             match config.data.has_examples() {
                 true => prediction::tokens_per_update(config, compiled) as f64 / seconds,
-                false => (rows * config.model.context) as f64 / seconds,
+                false => (rows * config.model.tokens()) as f64 / seconds,
             }
         }),
     }

@@ -2,6 +2,7 @@
 
 use flatout_data::{Rows, Segment, Waited};
 use flatout_ir::random::philox;
+use flatout_models::config::Model;
 
 use crate::compile::Compiled;
 use crate::config::{Config, Data, Source};
@@ -20,8 +21,8 @@ pub struct Text {
 #[derive(Clone, PartialEq)]
 struct Key {
     data: Data,
-    vocab: usize,
-    context: usize,
+    /// Vocabulary and tokens of a row, or pixels of an image.
+    extents: [usize; 2],
     seed: u64,
 }
 
@@ -29,8 +30,11 @@ impl Key {
     fn of(config: &Config) -> Key {
         // What is found out when the data is opened does not make it other data.
         let data = Data { lengths: vec![], classes: vec![], ..config.data.clone() };
-        let model = &config.model;
-        Key { data, vocab: model.vocab, context: model.context, seed: config.train.seed }
+        let extents = match &config.model {
+            Model::Decoder(decoder) => [decoder.vocab, decoder.context],
+            Model::Vit(vit) => [0, vit.image_size],
+        };
+        Key { data, extents, seed: config.train.seed }
     }
 }
 
@@ -126,7 +130,7 @@ impl Supply {
 
 /// Rows of tokens that are equally likely, by the seed: each row is one document.
 fn drawn(config: &Config, count: usize, part: usize) -> Rows {
-    let (context, vocab) = (config.model.context, config.model.vocab as u32);
+    let (context, vocab) = (config.model.decoder().context, config.model.decoder().vocab as u32);
     let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];
     let mut rows = Rows { context, ..Rows::default() };
     for row in 0..count {

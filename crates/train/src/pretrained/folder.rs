@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path};
 
-use flatout_models::config::DecoderConfig;
-use flatout_models::gemma;
-use flatout_models::huggingface::{self, Described};
+use flatout_models::config::Model;
+use flatout_models::published::{self, Described};
+use flatout_models::{gemma, huggingface};
 use serde_json::Value;
 
 use super::weights::{Place, Weights, parameters};
@@ -26,7 +26,7 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 /// What the folder's `config.json` describes.
 pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
-    huggingface::read(&json(&path)?)
+    published::read(&json(&path)?)
         .map_err(|why| UserError(format!("{} cannot be used: {why}", path.display())))
 }
 
@@ -43,7 +43,7 @@ fn json(path: &Path) -> Result<Value, UserError> {
 }
 
 /// Where a folder's tensors lie, all of them checked against the model.
-pub fn weights(folder: &Path, model: &DecoderConfig) -> Result<Weights, UserError> {
+pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
     let (files, claimed) = if folder.join(SINGLE).is_file() {
         (vec![SINGLE.to_string()], None)
     } else if folder.join(INDEX).is_file() {
@@ -85,7 +85,7 @@ pub fn weights(folder: &Path, model: &DecoderConfig) -> Result<Weights, UserErro
     }
     let mut weights = Weights::of_files(opened);
     let shapes = parameters(model);
-    let stored = huggingface::stored(model, |path| shapes[path].0.dims.clone())
+    let stored = published::stored(model, |path| shapes[path].0.dims.clone())
         .map_err(|why| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display())))?;
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
@@ -107,7 +107,7 @@ pub fn weights(folder: &Path, model: &DecoderConfig) -> Result<Weights, UserErro
     if !missing.is_empty() {
         refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
     }
-    unused.retain(|name| !huggingface::is_redundant(model, name));
+    unused.retain(|name| !published::is_redundant(model, name));
     let all = unused.len();
     unused.retain(|name| !gemma::is_of_images(name));
     weights.of_images = all - unused.len();

@@ -61,7 +61,7 @@ impl Loaded {
             "when a model is used",
         )?;
         let config = layers.finish()?;
-        let positions = description.model.context;
+        let positions = description.model.tokens();
         let vocabulary = match &description.tokenizer {
             Some(path) => Some(Vocabulary::load(path).map_err(|error| UserError(error.sentence))?),
             None => None,
@@ -101,11 +101,11 @@ impl Loaded {
 /// Whether a vocabulary can be the model's: no token without a row in the embedding, and the end of a text among them.
 pub fn belongs(
     vocabulary: &Vocabulary,
-    model: &flatout_models::config::DecoderConfig,
+    model: &flatout_models::config::Model,
     eos: &[u32],
     folder: &Path,
 ) -> Result<(), UserError> {
-    let (size, vocab) = (vocabulary.size(), model.vocab);
+    let (size, vocab) = (vocabulary.size(), model.decoder().vocab);
     if size > vocab {
         crate::refuse!(
             "the tokenizer.json in {} has {size} tokens and the model {vocab}: it belongs to another model",

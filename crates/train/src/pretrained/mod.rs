@@ -15,7 +15,7 @@ pub use weights::{Place, Weights, narrow, parameters};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
-use flatout_models::config::DecoderConfig;
+use flatout_models::config::Model;
 
 use self::hub::{Hub, Name, Snapshot, Want, Watch};
 use crate::compile::model_for;
@@ -123,7 +123,7 @@ pub fn same(own: &str, asked: &str) -> bool {
 #[derive(Clone, Debug)]
 pub struct Description {
     /// `context` is the most positions the model was made for.
-    pub model: DecoderConfig,
+    pub model: Model,
     /// Tokens that begin and end a text, where they are named.
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
@@ -139,11 +139,13 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
     match source {
         Source::Run { dir, step } => {
             let mut model = run::config(dir)?.model;
-            model.from = None;
+            *model.from_mut() = None;
             // How far the positions go is the model's own and not said by the rows it was trained on last.
             let beside = dir.join(BESIDE);
-            if beside.join(folder::CONFIG).is_file() {
-                model.context = model.context.max(folder::describe(&beside)?.model.context);
+            if let Model::Decoder(decoder) = &mut model
+                && beside.join(folder::CONFIG).is_file()
+            {
+                decoder.context = decoder.context.max(folder::describe(&beside)?.model.tokens());
             }
             let tokenizer = crate::trainer::tokenizer_path(dir);
             Ok(Description {
@@ -217,7 +219,7 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
 /// Checks all there is to check of the model a config begins from, before any device work: the hub's files are there,
 /// every tensor is right, and the tokeniser is the model's.
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
-    let Some(from) = &config.model.from else { return Ok(()) };
+    let Some(from) = config.model.from() else { return Ok(()) };
     let opened = open(&Source::parse(from)?, watch)?;
     if let Some(path) = opened
         .description
@@ -251,7 +253,7 @@ fn checkpoint_of(dir: &Path, step: Option<u64>) -> Result<checkpoint::Whole, Use
 }
 
 /// A run's weights: those of a checkpoint over those it began with, which only what is frozen still needs.
-fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &DecoderConfig) -> Result<Weights, UserError> {
+fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<Weights, UserError> {
     let mut wanted = parameters(model);
     let cannot =
         |error: std::io::Error| UserError(format!("{} cannot be read: {error}", whole.path.display()));
@@ -261,7 +263,7 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &DecoderConfig) -> 
     let graph = model_for(&config, 1, false);
     let adapters = adapters::of(&config, &graph)?;
     wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
-    let mut weights = match &config.model.from {
+    let mut weights = match config.model.from() {
         Some(from) if !all_there => {
             let mut base = open(&Source::parse(from)?, &mut |_| {})?.weights;
             base.expect(&Origin::of(dir)?.frozen);

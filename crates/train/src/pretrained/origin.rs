@@ -65,7 +65,7 @@ impl Origin {
 
 /// Writes into a run's config what exactly `model.from` means: a commit and not a branch, a step and not the newest.
 pub fn pin(config: &mut Config, run: &Path) -> Result<(), UserError> {
-    if let Some(from) = &mut config.model.from {
+    if let Some(from) = config.model.from_mut() {
         *from = match Origin::of(run) {
             Ok(origin) => origin.from,
             Err(_) => exactly(&Source::parse(from)?)?,
@@ -76,7 +76,7 @@ pub fn pin(config: &mut Config, run: &Path) -> Result<(), UserError> {
 
 /// Writes a new run's parameters and tables: those of `model.from`, or drawn by the seed.
 pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, Failure> {
-    let origin = match &config.model.from {
+    let origin = match config.model.from() {
         None => {
             initial::write(session, config.train.seed)?;
             None
@@ -94,7 +94,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
         }
     };
     if let Some(from) = &config.adapter.from {
-        Peft::open(Path::new(from), &config.model)?.load(session)?;
+        Peft::open(Path::new(from), config.model.decoder())?.load(session)?;
     }
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive)?;
@@ -105,7 +105,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
 /// Writes what no checkpoint of a run holds: tables, and parameters that nothing trains, which are what they were at
 /// the beginning, to the bit.
 pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), Failure> {
-    let Some(from) = &config.model.from else { return Ok(initial::write(session, config.train.seed)?) };
+    let Some(from) = config.model.from() else { return Ok(initial::write(session, config.train.seed)?) };
     if !leaves(session.plans(), |class| class == Class::Frozen).is_empty() {
         let mut weights = open(&Source::parse(from)?, &mut |_| {})?.weights;
         weights.draw_head(&config.model, config.train.seed);

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use flatout_ir::passes::adapters::SCOPE;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, TensorType};
-use flatout_models::config::{DecoderConfig, Head};
-use flatout_models::decoder::{Form, SCORE, build};
+use flatout_models::config::{Head, Model};
+use flatout_models::decoder::SCORE;
 use flatout_models::gpt2::Stored;
 use flatout_runtime::Session;
 use xxhash_rust::xxh3::Xxh3;
@@ -20,9 +20,8 @@ use crate::initial::{leaves, values};
 use crate::{UserError, refuse};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
-pub fn parameters(model: &DecoderConfig) -> BTreeMap<String, (TensorType, Init)> {
-    let graph = build(model, Form::least(model));
-    let parameters = graph.slots.into_iter().filter(|slot| slot.class.is_parameter());
+pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
+    let parameters = model.least().slots.into_iter().filter(|slot| slot.class.is_parameter());
     parameters.map(|slot| (slot.path, (slot.ty, slot.init))).collect()
 }
 
@@ -72,8 +71,13 @@ impl Weights {
     }
 
     /// A head of classes that the source has not is drawn by a seed.
-    pub fn draw_head(&mut self, model: &DecoderConfig, seed: u64) {
-        if model.head == Head::Classes && !self.places.contains_key(SCORE) {
+    pub fn draw_head(&mut self, model: &Model, seed: u64) {
+        let head = match model {
+            Model::Decoder(decoder) if decoder.head == Head::Classes => SCORE,
+            Model::Decoder(_) => return,
+            Model::Vit(_) => "head.weight",
+        };
+        if !self.places.contains_key(head) {
             self.seed.get_or_insert(seed);
         }
     }

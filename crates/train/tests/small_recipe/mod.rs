@@ -5,7 +5,7 @@ use flatout_train::{Config, compile, device, recipes};
 
 /// A recipe with its own choices and small sizes, that evaluates so many rows.
 pub fn small(recipe: &str, eval_rows: usize) -> Config {
-    let heads = recipes::resolve(recipe, &[], &[]).expect("a recipe").model.heads;
+    let heads = recipes::resolve(recipe, &[], &[]).expect("a recipe").model.decoder().heads;
     let width = format!("model.width={}", 16 * heads);
     let eval = format!("eval.rows={eval_rows}");
     let words = [

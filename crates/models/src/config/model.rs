@@ -1,0 +1,202 @@
+//! A model of any kind, as the section `model` of a config says it: `kind` and the keys of that kind.
+
+use flatout_ir::Graph;
+use serde::{Deserialize, Serialize};
+
+use super::key::{Key, Section, Setting};
+use super::{DecoderConfig, Head, VitConfig};
+use crate::choice;
+use crate::images::ImageForm;
+use crate::{decoder, vit};
+
+choice! {
+    /// The model families.
+    pub enum ModelKind { Decoder = "decoder", Vit = "vit" }
+}
+
+/// One of the families with its dimensions and options.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Model {
+    Decoder(DecoderConfig),
+    Vit(VitConfig),
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Model::Decoder(DecoderConfig::default())
+    }
+}
+
+impl From<DecoderConfig> for Model {
+    fn from(decoder: DecoderConfig) -> Self {
+        Model::Decoder(decoder)
+    }
+}
+
+impl ModelKind {
+    /// The keys of this kind, without `kind` itself.
+    pub fn keys(self) -> Vec<Key> {
+        match self {
+            ModelKind::Decoder => DecoderConfig::keys(),
+            ModelKind::Vit => VitConfig::keys(),
+        }
+    }
+
+    /// The kinds that have a key.
+    pub fn with(key: &str) -> Vec<ModelKind> {
+        ModelKind::ALL.iter().copied().filter(|kind| kind.keys().iter().any(|k| k.name == key)).collect()
+    }
+}
+
+impl Model {
+    /// The keys of all kinds, each once.
+    pub fn keys() -> Vec<Key> {
+        let mut keys = vec![Key {
+            name: "kind",
+            kind: ModelKind::kind(),
+            required: false,
+            optional: false,
+            doc: "The model family.",
+        }];
+        for key in ModelKind::ALL.iter().flat_map(|kind| kind.keys()) {
+            if !keys.iter().any(|known| known.name == key.name) {
+                keys.push(key);
+            }
+        }
+        keys
+    }
+
+    pub fn kind(&self) -> ModelKind {
+        match self {
+            Model::Decoder(_) => ModelKind::Decoder,
+            Model::Vit(_) => ModelKind::Vit,
+        }
+    }
+
+    /// The decoder, where text is read. What is of another kind is refused before anything asks.
+    #[track_caller]
+    pub fn decoder(&self) -> &DecoderConfig {
+        self.as_decoder().expect("only a decoder reads text")
+    }
+
+    #[track_caller]
+    pub fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        match self {
+            Model::Decoder(decoder) => decoder,
+            _ => panic!("only a decoder reads text"),
+        }
+    }
+
+    pub fn as_decoder(&self) -> Option<&DecoderConfig> {
+        match self {
+            Model::Decoder(decoder) => Some(decoder),
+            Model::Vit(_) => None,
+        }
+    }
+
+    /// Whether it reads images, and how many pixels they have a side.
+    pub fn image_size(&self) -> Option<usize> {
+        match self {
+            Model::Decoder(_) => None,
+            Model::Vit(vit) => Some(vit.image_size),
+        }
+    }
+
+    /// Initial weights come from there.
+    pub fn from(&self) -> Option<&String> {
+        match self {
+            Model::Decoder(decoder) => decoder.from.as_ref(),
+            Model::Vit(vit) => vit.from.as_ref(),
+        }
+    }
+
+    pub fn from_mut(&mut self) -> &mut Option<String> {
+        match self {
+            Model::Decoder(decoder) => &mut decoder.from,
+            Model::Vit(vit) => &mut vit.from,
+        }
+    }
+
+    /// How many classes it tells apart, where it does.
+    pub fn classes(&self) -> Option<usize> {
+        match self {
+            Model::Decoder(decoder) => decoder.classes.filter(|_| decoder.head == Head::Classes),
+            Model::Vit(vit) => Some(vit.classes),
+        }
+    }
+
+    /// Tokens of a row of text or of an image.
+    pub fn tokens(&self) -> usize {
+        match self {
+            Model::Decoder(decoder) => decoder.context,
+            Model::Vit(vit) => vit.tokens(),
+        }
+    }
+
+    /// Number of trained values.
+    pub fn parameters(&self) -> u64 {
+        match self {
+            Model::Decoder(decoder) => decoder.parameters(),
+            Model::Vit(vit) => vit.parameters(),
+        }
+    }
+
+    /// Whether such a model exists; otherwise one sentence that names the key.
+    pub fn validate(&self) -> Result<(), String> {
+        match self {
+            Model::Decoder(decoder) => decoder.validate(),
+            Model::Vit(vit) => vit.validate(),
+        }
+    }
+
+    /// The smallest graph that has all parameters.
+    pub fn least(&self) -> Graph {
+        match self {
+            Model::Decoder(decoder) => decoder::build(decoder, decoder::Form::least(decoder)),
+            Model::Vit(vit) => vit::build(vit, ImageForm::plain(1)),
+        }
+    }
+
+    /// The graph over images, of a model that reads them.
+    #[track_caller]
+    pub fn of_images(&self, form: ImageForm) -> Graph {
+        match self {
+            Model::Decoder(_) => panic!("a decoder reads no images"),
+            Model::Vit(vit) => vit::build(vit, form),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_written_with_its_kind_and_reads_back() {
+        let vit = Model::Vit(VitConfig { width: 12, layers: 2, heads: 3, ..VitConfig::default() });
+        for model in [Model::default(), vit] {
+            let text = serde_json::to_string(&model).unwrap();
+            assert!(text.starts_with(&format!("{{\"kind\":\"{}\"", model.kind())), "{text}");
+            assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), model);
+        }
+        let of_another = r#"{"kind": "vit", "vocab": 3}"#;
+        assert!(serde_json::from_str::<Model>(of_another).is_err(), "a key of another kind");
+    }
+
+    #[test]
+    fn keys_are_listed_once_and_agree_on_what_they_accept() {
+        let keys = Model::keys();
+        for key in &keys[1..] {
+            let kinds = ModelKind::with(key.name);
+            assert!(!kinds.is_empty());
+            for kind in kinds {
+                let own = kind.keys().into_iter().find(|own| own.name == key.name).unwrap();
+                assert_eq!(own.kind, key.kind, "{} of {kind}", key.name);
+            }
+            assert_eq!(keys.iter().filter(|other| other.name == key.name).count(), 1);
+        }
+        assert_eq!(ModelKind::with("vocab"), [ModelKind::Decoder]);
+        assert_eq!(ModelKind::with("width"), [ModelKind::Decoder, ModelKind::Vit]);
+    }
+}
