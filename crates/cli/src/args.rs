@@ -408,6 +408,12 @@ pub struct Inspect {
     /// A chat template: a file, or chatml; otherwise the one beside the tokeniser.
     #[arg(long, value_name = "FILE")]
     pub template: Option<String>,
+    /// The files hold images: a folder with a folder a class, .tar archives, .bin files of CIFAR, or a table.
+    #[arg(long)]
+    pub images: bool,
+    /// With --images: how many a second one core makes ready, measured for this long on each of two ways.
+    #[arg(long, value_name = "SECONDS", requires = "images")]
+    pub time: Option<f64>,
 }
 
 #[derive(Parser)]

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::args::{Data, DataCommand, Inspect, Prepare, Reading, recipe_and_overrides};
 use crate::examples;
+use crate::images;
 use crate::screen::{Screen, bytes, count, duration};
 
 /// Time between lines where there is no terminal.
@@ -168,6 +169,9 @@ fn as_json(prepared: &Prepared, out: &Path) -> serde_json::Value {
 }
 
 fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
+    if args.images {
+        return images::inspect(args, screen);
+    }
     match names_recipe(&args.words) {
         true => inspect_recipe(args, screen),
         false => inspect_files(args, screen),

@@ -14,6 +14,7 @@ mod examples;
 mod export;
 mod folds;
 mod generate;
+mod images;
 mod logits;
 mod model;
 mod plan;

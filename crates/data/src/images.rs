@@ -17,6 +17,7 @@
 //!    -> view        which part of an image is seen, at what size
 //!    -> resample    that part, at that size
 //!    -> loader      images in their global order, ahead of time, and the cursor
+//! inspect     a look into all of it, and how fast it is
 //! ```
 //!
 //! A sample's pixels are a function of the set, the view, the seed and the sample's place in the series of all samples:
@@ -28,6 +29,7 @@ mod encoded;
 mod flaw;
 mod folder;
 mod found;
+mod inspect;
 mod loader;
 mod paths;
 mod resample;
@@ -41,6 +43,7 @@ mod view;
 mod webdataset;
 
 pub use decode::MAX_PIXELS;
+pub use inspect::{ImageInspection, ImageSample, ImageSpeed, inspect, time};
 pub use loader::{ImageBatch, ImageLoader, ordered};
 pub use set::ImageSet;
 pub use sets::{ImageDescription, ImageSets, ImageSource, ImageSpec, open};

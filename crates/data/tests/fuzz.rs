@@ -1,5 +1,6 @@
 //! Every parser of this crate, fed with damaged inputs: no panic, no hang, bounded memory, and more where more can be said.
 
+mod archive;
 mod scratch;
 
 use std::collections::VecDeque;
@@ -14,6 +15,7 @@ use flatout_data::formats::{
     Compression, Document, Field, Fields, Format, Index, Input, OnError, ReadOptions, Reader, Reason,
     Records, Skipped, find, read,
 };
+use flatout_data::images::{Augment, ImageSet, ImageSpec, View, inspect, open as open_images, ordered};
 use flatout_fuzz::{Limits, feed};
 use scratch::Scratch;
 
@@ -291,6 +293,95 @@ fn template() {
         let Ok(template) = ChatTemplate::compile(&source, "fuzzed", vec![], None) else { return };
         if let Ok(rendered) = template.render(&talk, 4, true) {
             assert!(rendered.generated.iter().all(|span| rendered.text.get(span.clone()).is_some()));
+        }
+    });
+}
+
+fn pictures(ending: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pictures");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|found| found == ending));
+    paths.sort();
+    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+/// Decodes an image that may be broken. It is seen whole or left out, and the same every time.
+fn decoded(set: &ImageSet) {
+    let view = View { width: 9, height: 7, augment: Augment::Centre { share: 0.9 } };
+    let batch = ordered(set, &view, 0..set.count()).expect("wrong images are left out");
+    assert_eq!(batch.pixels.len(), set.count() as usize * 9 * 7 * 3);
+    assert_eq!(batch.left_out.len(), batch.labels.iter().filter(|label| **label < 0).count());
+    assert_eq!(batch, ordered(set, &view, 0..set.count()).unwrap());
+}
+
+/// Feeds damaged images of one kind.
+fn images(kind: &str) {
+    let scratch = Scratch::new(&format!("fuzz-{kind}"));
+    let path = scratch.write("a/fuzzed.png", b"");
+    scratch.write("b/whole.png", &pictures("png")[0]);
+    let spec = ImageSpec {
+        path: vec![scratch.at("")],
+        held_out: 0.0,
+        on_error: OnError::Skip,
+        max_pixels: 1 << 20,
+        ..ImageSpec::default()
+    };
+    let sets = open_images(&spec, &mut |_| {}).unwrap();
+    feed(kind, &pictures(kind), Limits::default(), |bytes| {
+        std::fs::write(&path, bytes).unwrap();
+        decoded(&sets.train);
+        assert_eq!(inspect(&sets, 2).unwrap().looked_at, 2);
+    });
+}
+
+#[test]
+fn jpeg() {
+    images("jpg");
+}
+
+#[test]
+fn png() {
+    images("png");
+}
+
+#[test]
+fn tar() {
+    let scratch = Scratch::new("fuzz-tar");
+    let image = &pictures("png")[0];
+    let sample = |name: &str| {
+        let label = format!("{{\"label\": \"{}\"}}", name.len());
+        [
+            archive::member(&format!("{name}.png"), image),
+            archive::member(&format!("{name}.json"), label.as_bytes()),
+        ]
+        .concat()
+    };
+    let seeds = [
+        archive::archive(&[sample("a"), sample("bb")]),
+        archive::archive(&[
+            archive::extra(b'L', b"long/name.of.it.png"),
+            archive::member("x", image),
+            archive::extra(b'x', &archive::record("path", "long/name.cls")),
+            archive::member("y", b"3"),
+            archive::header("link", 0, b'2'),
+            sample("c"),
+        ]),
+    ];
+    let path = scratch.at("fuzzed.tar");
+    let spec =
+        |on_error| ImageSpec { path: vec![path.clone()], held_out: 0.0, on_error, ..ImageSpec::default() };
+    feed("tar", &seeds, Limits::default(), |bytes| {
+        std::fs::write(&path, bytes).unwrap();
+        let skipping = open_images(&spec(OnError::Skip), &mut |_| {});
+        let failing = open_images(&spec(OnError::Fail), &mut |_| {});
+        match &skipping {
+            Ok(sets) => {
+                decoded(&sets.train);
+                // Failing and skipping agree where there is nothing to skip.
+                let is_whole = sets.description.unusable.is_empty();
+                assert_eq!(failing.is_ok(), is_whole);
+            }
+            Err(error) => assert!(error.is_input() && failing.is_err(), "{error}"),
         }
     });
 }

@@ -71,11 +71,11 @@ fn kind(bytes: &[u8]) -> Result<Kind, Flaw> {
 }
 
 /// Reads the header alone.
-pub(super) fn header(bytes: &[u8]) -> Result<Header, Flaw> {
+pub(super) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
     let kind = kind(bytes)?;
     let read = contained(|| match kind {
-        Kind::Jpeg => jpeg::Segments::read(bytes).map(|segments| segments.upright()),
-        Kind::Png => png::size(bytes),
+        Kind::Jpeg => jpeg::size(bytes, max_pixels),
+        Kind::Png => png::size(bytes, max_pixels),
     });
     let (width, height) = read.unwrap_or_else(|panic| Err(broken(&panic)))?;
     Ok(Header { kind, width, height })

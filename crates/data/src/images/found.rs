@@ -42,10 +42,6 @@ impl Labels {
         self.of.push(number);
     }
 
-    pub fn count(&self) -> usize {
-        self.of.len()
-    }
-
     /// Adds those of a later part.
     pub fn extend(&mut self, later: Labels) {
         for number in later.of {

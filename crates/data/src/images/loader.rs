@@ -71,9 +71,9 @@ pub struct ImageLoader {
 const MOST_IN_A_ROW: u64 = 1000;
 
 /// An image made by a thread.
-struct Made {
+pub(super) struct Made {
     pixels: Vec<u8>,
-    label: i32,
+    pub label: i32,
     spent: Spent,
     flaw: Option<(Flaw, Place)>,
 }
@@ -251,7 +251,7 @@ impl Made {
 
 /// What a thread works in: bytes of a file, and pixels decoded from them.
 #[derive(Default)]
-struct Bench {
+pub(super) struct Bench {
     bytes: Vec<u8>,
     pixels: Vec<u8>,
 }
@@ -260,7 +260,13 @@ struct Bench {
 const GREY: u8 = 128;
 
 /// Image `index` of the set as a view sees it; `key` decides what is left to chance.
-fn make(set: &ImageSet, view: &View, index: u64, key: u64, bench: &mut Bench) -> Result<Made, DataError> {
+pub(super) fn make(
+    set: &ImageSet,
+    view: &View,
+    index: u64,
+    key: u64,
+    bench: &mut Bench,
+) -> Result<Made, DataError> {
     let index = set.at(index);
     let label = set.images.class(index).map_or(-1, |class| class as i32);
     let pixels = vec![0; view.height * view.width * CHANNELS];

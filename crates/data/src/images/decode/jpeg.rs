@@ -12,7 +12,7 @@ use crate::images::flaw::Flaw;
 
 /// What the segments before the first scan say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Segments {
+struct Segments {
     width: usize,
     height: usize,
     orientation: Orientation,
@@ -21,7 +21,7 @@ pub(super) struct Segments {
 const END: [u8; 2] = [0xff, 0xd9];
 
 impl Segments {
-    pub fn read(bytes: &[u8]) -> Result<Self, Flaw> {
+    fn read(bytes: &[u8]) -> Result<Self, Flaw> {
         let cut = || broken(&"it is cut short");
         let mut at = 2;
         let mut frame = None;
@@ -80,11 +80,13 @@ impl Segments {
         }
         Ok(Self { width: width.into(), height: height.into(), orientation })
     }
+}
 
-    /// Width and height of the picture.
-    pub fn upright(&self) -> (usize, usize) {
-        if self.orientation.is_turned() { (self.height, self.width) } else { (self.width, self.height) }
-    }
+/// Width and height of the picture.
+pub(super) fn size(bytes: &[u8], max_pixels: u64) -> Result<(usize, usize), Flaw> {
+    let Segments { width, height, orientation } = Segments::read(bytes)?;
+    check_size(width, height, max_pixels)?;
+    Ok(if orientation.is_turned() { (height, width) } else { (width, height) })
 }
 
 pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {

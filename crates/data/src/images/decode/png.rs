@@ -13,7 +13,14 @@ const SPARE_BYTES: usize = 8 << 20;
 
 type Bytes<'a> = Cursor<&'a [u8]>;
 
-fn open(bytes: &[u8]) -> Result<(Reader<Bytes<'_>>, usize, usize), Flaw> {
+fn open(bytes: &[u8], max_pixels: u64) -> Result<(Reader<Bytes<'_>>, usize, usize), Flaw> {
+    // Of an image that is too large not even a row is to be allocated, and opening it allocates some.
+    let stated = |at: usize| {
+        bytes.get(at..at + 4).map(|four| u32::from_be_bytes(four.try_into().expect("four bytes")))
+    };
+    if let (Some(width), Some(height)) = (stated(16), stated(20)) {
+        check_size(width as usize, height as usize, max_pixels)?;
+    }
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: SPARE_BYTES });
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
@@ -27,21 +34,13 @@ fn orientation(reader: &Reader<Bytes<'_>>) -> Orientation {
     reader.info().exif_metadata.as_ref().map_or_else(Orientation::default, |exif| Orientation::of(exif))
 }
 
-pub(super) fn size(bytes: &[u8]) -> Result<(usize, usize), Flaw> {
-    let (reader, width, height) = open(bytes)?;
+pub(super) fn size(bytes: &[u8], max_pixels: u64) -> Result<(usize, usize), Flaw> {
+    let (reader, width, height) = open(bytes, max_pixels)?;
     Ok(if orientation(&reader).is_turned() { (height, width) } else { (width, height) })
 }
 
 pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {
-    // Of an image that is too large not even a row is to be allocated, and opening it allocates some.
-    let stated = |at: usize| {
-        bytes.get(at..at + 4).map(|four| u32::from_be_bytes(four.try_into().expect("four bytes")))
-    };
-    if let (Some(width), Some(height)) = (stated(16), stated(20)) {
-        check_size(width as usize, height as usize, max_pixels)?;
-    }
-    let (mut reader, width, height) = open(bytes)?;
-    check_size(width, height, max_pixels)?;
+    let (mut reader, width, height) = open(bytes, max_pixels)?;
     let orientation = orientation(&reader);
     let size = reader.output_buffer_size().ok_or_else(|| broken(&"it has no size"))?;
     out.clear();

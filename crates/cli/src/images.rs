@@ -1,0 +1,80 @@
+//! `data inspect` of images: how many, how large, the balance of classes, what cannot be used, and how fast a core is.
+
+use std::process::ExitCode;
+
+use flatout_data::Said;
+use flatout_data::formats::OnError;
+use flatout_data::images::{
+    Augment, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
+};
+use flatout_train::Failure;
+use serde_json::json;
+
+use crate::args::Inspect;
+use crate::screen::{Screen, count};
+
+/// What images are timed as: the training view of most models.
+const TIMED: View = View {
+    width: 224,
+    height: 224,
+    augment: Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 },
+};
+/// Characters of the bar of the largest class.
+const BAR: u64 = 40;
+
+/// Looks into the images that words name; without words, into the synthetic set.
+pub fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
+    let spec = ImageSpec { path: args.words.clone(), on_error: OnError::Skip, ..ImageSpec::default() };
+    let sets = open(&spec, &mut |said| {
+        if let Said::Note(said) = said {
+            screen.note(format!("data     {said}"));
+        }
+    })?;
+    show(&sets, args.samples, args.time, screen)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows what sets hold, and with `seconds` how fast one core makes them ready.
+pub fn show(sets: &ImageSets, samples: usize, seconds: Option<f64>, screen: &Screen) -> Result<(), Failure> {
+    let found = look(sets, samples)?;
+    let speed = seconds.map(|seconds| time(&sets.train, &TIMED, seconds)).transpose()?;
+    if screen.json {
+        screen.object(&json!({ "images": found, "speed": speed }));
+        return Ok(());
+    }
+    let ImageInspection { sets: described, looked_at, kinds, widths, heights, samples, unusable } = &found;
+    screen.result(format!("{described}"));
+    for (reason, left_out, first) in &described.unusable {
+        screen.result(format!("unusable  {} {reason} (first: {first})", count(*left_out)));
+    }
+    let kinds: Vec<String> =
+        kinds.iter().map(|(kind, images)| format!("{} {kind}", count(*images))).collect();
+    screen.result(format!("looked at {}: {}", count(*looked_at), kinds.join(", ")));
+    for (reason, left_out, first) in unusable {
+        screen.result(format!("unusable  {} of these: {reason} (first: {first})", count(*left_out)));
+    }
+    for (side, sizes) in [("wide", widths), ("high", heights)] {
+        screen.result(format!("{} to {} pixels {side}, median {}", sizes.least, sizes.most, sizes.median));
+    }
+    let largest = described.classes.iter().map(|class| class.train).max().unwrap_or(0).max(1);
+    for class in &described.classes {
+        let drawn = "#".repeat((class.train * BAR).div_ceil(largest) as usize);
+        screen.result(format!(
+            "{:>20}  {drawn:<40}  {} to train on, {} held out",
+            class.name,
+            count(class.train),
+            count(class.held_out)
+        ));
+    }
+    for ImageSample { place, kind, width, height, class } in samples {
+        let class = class.as_deref().unwrap_or("no class");
+        screen.result(format!("{place}: {kind}, {width} x {height}, {class}"));
+    }
+    if let Some(speed) = speed {
+        screen.result(format!(
+            "one core reads and decodes {:.0} images a second, and makes {:.0} ready for a view of {} x {}",
+            speed.decoded, speed.fed, TIMED.width, TIMED.height
+        ));
+    }
+    Ok(())
+}
