@@ -1,0 +1,97 @@
+"""Image models on one GPU, flatout against PyTorch in turns: Vision-BDH over images of 32 x 32, and ViT-S/14 and ViT-B/14 at 224.
+
+    cargo build --profile ship
+    python bench/vision_gpu.py target/ship/flatout
+    python bench/vision_gpu.py target/ship/flatout --cases bdh --rounds 1 --peers compiled
+    python bench/vision_gpu.py target/ship/flatout --cases vit-b precision=fp8
+
+One round of a case is a run of flatout, then a run of each peer (bench/peers/vision_torch.py: bf16 autocast, fused AdamW, timm's
+models). Every run is a fresh process. flatout reads the embedded synthetic images through its loader; the peers have random
+ones on the device and no loader. Both report the median step behind a warm-up and peak memory (flatout: the planned arena and
+the driver's share); the share of flatout's step that waited for data is shown.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import steady
+
+PEER = Path(__file__).resolve().parent / "peers" / "vision_torch.py"
+CASES = {"bdh": ("bdh-cifar10", 512), "vit-s": ("dinov2-s-classify", 256), "vit-b": ("dinov2-b-classify", 256)}
+"""The recipe of each case and the images of an update."""
+
+
+def run_flatout(a, folder, case, rows, round_):
+    recipe = CASES[case][0]
+    overrides = ["data.source=synthetic", f"train.batch={rows}", f"train.micro_batch={rows}", "eval.rows=0", "checkpoint.every=0",
+                 "log.every=1", *a.override]
+    run = folder / f"run-{case}-{round_}"
+    done = steady.run([a.flatout, "train", recipe, *overrides, "--run", str(run)], steady.WARM + a.steps)
+    times = [step["step_ms"] for step in done["steps"]]
+    ms = statistics.median(times)
+    waited = sum(step.get("data_wait_ms", 0.0) for step in done["steps"]) / sum(times)
+    return dict(peer="flatout", images_per_second=rows * 1e3 / ms, step_ms=ms, peak_bytes=done["peak_bytes"], waited=waited,
+                first_steady_seconds=done["first_steady_seconds"], loss=done["steps"][-1]["loss"],
+                switches=done["start"]["switches"])
+
+
+def run_peer(a, case, rows, peer):
+    command = [a.python, str(PEER), case, "--rows", str(rows)] + ["--compile"] * (peer == "compiled")
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def show(case, rows, results):
+    print(f"{case}, {rows} images an update")
+    print(f"{'':18} {'images/s':>10} {'step ms':>8} {'spread':>7} {'peak GiB':>9} {'first steady s':>14} {'waited':>7}")
+    middle, peak = {}, {}
+    for peer, some in results.items():
+        speeds = [r["images_per_second"] for r in some]
+        middle[peer], peak[peer] = statistics.median(speeds), some[0]["peak_bytes"]
+        print(f"{peer:18} {middle[peer]:10,.0f} {statistics.median(r['step_ms'] for r in some):8.2f} "
+              f"{(max(speeds) - min(speeds)) / middle[peer]:7.1%} {peak[peer] / 2**30:9.2f} "
+              f"{statistics.median(r['first_steady_seconds'] for r in some):14.1f} {some[0].get('waited', 0.0):7.1%}")
+    others = [peer for peer in middle if peer != "flatout"]
+    if others:
+        best = max(others, key=middle.get)
+        print(f"{case} flatout / {best}: speed {middle['flatout'] / middle[best]:.3f}, memory {peak['flatout'] / peak[best]:.2f}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("flatout")
+    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    p.add_argument("--peers", nargs="*", choices=["eager", "compiled"], default=["eager", "compiled"])
+    p.add_argument("--rows", type=int, help="images an update, of every case")
+    p.add_argument("--steps", type=int, default=40, help="of flatout, behind the warm-up")
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--python", default=sys.executable)
+    p.add_argument("--json", action="store_true")
+    a = p.parse_intermixed_args()
+    table = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in a.cases:
+            rows = a.rows or CASES[case][1]
+            runs = [lambda i: run_flatout(a, Path(folder), case, rows, i)]
+            runs += [lambda i, x=x: run_peer(a, case, rows, x) for x in a.peers]
+            for i in range(a.rounds):
+                for run in runs:
+                    result = run(i)
+                    table.setdefault(case, {}).setdefault(result["peer"], []).append(result)
+                    print(f"{case:6} {result['peer']:18} {result['images_per_second']:10,.0f} images/s", file=sys.stderr, flush=True)
+    if a.json:
+        print(json.dumps(dict(gpu=steady.gpu(), cases=table)))
+        return
+    print(steady.gpu())
+    for case, results in table.items():
+        show(case, a.rows or CASES[case][1], results)
+
+
+if __name__ == "__main__":
+    main()
