@@ -165,6 +165,7 @@ fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
         Options { flash_attention: false, ..base() },
         Options { recompute: Recompute::None, ..base() },
         Options { recompute: Recompute::Full, ..base() },
+        Options { recompute: Recompute::Full, recompute_layers: Some(1), ..base() },
         Options { memory_plan: false, ..base() },
         Options { rope_positions: Some(8), ..base() },
     ];
@@ -262,15 +263,22 @@ fn recomputing_more_keeps_less() {
     let deep = DecoderConfig { layers: 8, context: 64, width: 32, ffn: 96, dropout: 0.0, ..small() };
     let g =
         build(&deep, Form::Loss { rows: 4, len: deep.context, documents: Documents::Joined, dropout: false });
-    let transient = |recompute: Recompute| {
-        let options = Options { recompute, ..Options::default() };
+    let of_layers = |recompute: Recompute, recompute_layers: Option<usize>| {
+        let options = Options { recompute, recompute_layers, ..Options::default() };
         compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), &options)
             .expect("a plan")
             .transient_bytes
     };
+    let transient = |recompute| of_layers(recompute, None);
     let [none, cheap, full] = [Recompute::None, Recompute::Cheap, Recompute::Full].map(transient);
     assert!(cheap * 10 < none * 8, "cheap keeps {cheap} of {none} bytes");
     assert!(full * 10 < none * 5, "full keeps {full} of {none} bytes");
+    // Layer by layer from the one to the other.
+    assert_eq!(of_layers(Recompute::Full, Some(8)), full);
+    // The last layer's values are read at once: running it again frees nothing.
+    let steps: Vec<usize> = (0..8).map(|layers| of_layers(Recompute::Full, Some(layers))).collect();
+    assert!(steps[0] == cheap && steps[7] <= full);
+    assert!(steps.is_sorted_by(|more, less| more > less), "{steps:?}");
 }
 
 /// Inputs lie side by side, and every area they land in is as large and is counted in the arena.

@@ -5,7 +5,7 @@ use std::num::NonZero;
 
 use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
-use flatout_ir::{Class, Graph, PlanSet, Program, Recompute, Role, Target, compile as compile_programs};
+use flatout_ir::{Class, Graph, PlanSet, Program, Role, Target, compile as compile_programs};
 use flatout_models::config::{Head, Model};
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_models::images::ImageForm;
@@ -16,7 +16,7 @@ use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
-use crate::{UserError, active, adapters, arranged, fp8_layers};
+use crate::{UserError, active, adapters, arranged, fp8_layers, recompute_layers};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -51,6 +51,7 @@ impl Compiled {
         if let Some(chosen) = self.settled.chosen.iter().find(|c| c.switch == "recompute") {
             config.switches.recompute = chosen.value.parse().expect("a value of the switch");
         }
+        recompute_layers::pin(&self.settled, config);
         fp8_layers::pin(&self.settled, config);
     }
 }
@@ -173,12 +174,8 @@ pub(crate) fn compile_for(
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
     if plans.is_err() && may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto {
-        settled.options.recompute = Recompute::Full;
-        if let Ok(smaller) = compile_programs(&programs, target, &settled.options) {
+        if let Some(smaller) = recompute_layers::fewest(&programs, target, &mut settled) {
             plans = Ok(smaller);
-            let chosen =
-                settled.chosen.iter_mut().find(|c| c.switch == "recompute").expect("auto says what it chose");
-            (chosen.value, chosen.why) = ("full".into(), "keeping more does not fit the memory".into());
         }
     }
     let forward = &programs[0].graph;

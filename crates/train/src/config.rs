@@ -327,6 +327,8 @@ section! {
         pub freeze: Vec<String> = Vec::new(),
         /// Parameters with a learning rate or weight decay of their own.
         pub groups: Groups = Groups::default(),
+        /// Layers, from the first, that recompute=full runs again: all (auto), or so many, while the others keep more.
+        pub recompute_layers: Count = Count::Auto,
         /// Layers whose products run in fp8: those that gain by it here (auto), all, or names such as ffn.down.
         pub fp8_layers: Vec<String> = crate::fp8_layers::auto(),
         /// After max_skipped updates in a row that are not finite: back to the last checkpoint, stop, or leave them out.

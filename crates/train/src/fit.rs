@@ -77,6 +77,42 @@ mod tests {
         assert!(cramped.compiled.micro_batch < 8, "{}", cramped.compiled.micro_batch);
     }
 
+    /// Where rows are given and do not fit, as few layers run again as the memory asks for, and a resumed run knows how many.
+    #[test]
+    fn layers_run_again_one_by_one() {
+        let rows = ["layers=8", "micro_batch=32", "batch=32"];
+        let layers = |compiled: &Compiled| compiled.settled.options.recompute_layers;
+        let roomy = fitted("h200", &rows);
+        let arena = |more: &[&str]| fitted("h200", &[&rows, more].concat()).compiled.plans.arena_bytes as u64;
+        assert_eq!(layers(&roomy.compiled), None);
+        let (all, three) =
+            (arena(&["recompute=full"]), arena(&["recompute=full", "train.recompute_layers=3"]));
+        assert!(all < three && three < roomy.compiled.plans.arena_bytes as u64);
+        let target = roomy.compiled.target.clone();
+        let with = |bytes: u64| Target { memory_bytes: bytes + target.driver_bytes, ..target.clone() };
+        let given: Vec<String> = rows.iter().map(|s| s.to_string()).collect();
+        let mut config = resolve("pretrain-226m", &["h200".into()], &given).unwrap();
+        let three_fit = compile(&config, &with(three)).unwrap();
+        assert_eq!(layers(&three_fit), Some(3));
+        assert_eq!(layers(&compile(&config, &with(three - 1)).unwrap()), Some(4));
+        let seven = arena(&["recompute=full", "train.recompute_layers=7"]);
+        assert_eq!(layers(&compile(&config, &with(seven)).unwrap()), Some(7), "all but the last");
+        assert!(compile(&config, &with(seven.min(all) - 1)).is_err());
+        three_fit.pin(&mut config);
+        let again = compile(&config, &with(u64::MAX / 2)).unwrap();
+        assert_eq!(again.plans.arena_bytes, three_fit.plans.arena_bytes);
+    }
+
+    #[test]
+    fn a_number_of_layers_needs_layers_that_run_again() {
+        let config = resolve("pretrain-226m", &[], &["train.recompute_layers=3".into()]).unwrap();
+        let refused = compile(&config, &named("h200", &config.switches).unwrap()).err().unwrap().to_string();
+        assert!(
+            refused.contains("train.recompute_layers=3") && refused.contains("recompute=full"),
+            "{refused}"
+        );
+    }
+
     #[test]
     fn what_does_not_fit_is_planned_and_said() {
         let given = fitted("rtx3090", &["layers=8", "micro_batch=64", "recompute=none"]);

@@ -49,6 +49,7 @@ pub mod predictions;
 pub mod pretrained;
 pub mod profile;
 pub mod recipes;
+mod recompute_layers;
 pub mod report;
 pub mod resume;
 pub mod run;

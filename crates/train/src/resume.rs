@@ -20,6 +20,7 @@ pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
     }
     if comparable.switches.recompute == Recompute::Auto {
         comparable.switches.recompute = config.switches.recompute;
+        comparable.train.recompute_layers = config.train.recompute_layers;
     }
     if comparable.data.lengths.is_empty() {
         comparable.data.lengths = config.data.lengths.clone();

@@ -15,7 +15,7 @@ use crate::switches::{
     Attention, AttentionKernel, Autotune, Backend, Choose, OptimizerState, Precision, Recompute, Scaling,
     TABLE, Toggle,
 };
-use crate::{UserError, adapters, fp8_layers, refuse};
+use crate::{UserError, adapters, fp8_layers, recompute_layers, refuse};
 
 /// What `auto` chose for a switch, and why.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -184,6 +184,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         fuse_loss: on(switches.fuse_loss),
         fuse_optimizer: on(switches.fuse_optimizer),
         recompute,
+        recompute_layers: recompute_layers::given(config)?,
         memory_plan: on(switches.memory_plan),
         rope_positions,
         freeze,

@@ -237,7 +237,7 @@ fn joined(typed: &Training, o: &Options, reports: &mut Reports) -> Result<Graph,
 
     // What the backward pass reads is either kept or computed again next to its use.
     let how = if runs("recompute") { o.recompute } else { Recompute::None };
-    let (g, again) = recompute::recompute(&g, forward, how);
+    let (g, again) = recompute::recompute(&g, forward, how, o.recompute_layers);
     let g = checked("recompute", without_dead(&g));
     reports.say("recompute", again, || format!("{again} forward operations run again in the backward pass"));
 

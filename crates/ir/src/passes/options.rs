@@ -115,6 +115,8 @@ pub struct Options {
     pub fuse_loss: bool,
     pub fuse_optimizer: bool,
     pub recompute: Recompute,
+    /// Of `Full`: only so many layers, from the first, run again; the others keep what `Cheap` keeps. `None` for all.
+    pub recompute_layers: Option<usize>,
     /// Off: a buffer a tensor, no reuse.
     pub memory_plan: bool,
     /// Cosines and sines of this many positions in a table; `None` computes them at every use.
@@ -142,6 +144,7 @@ impl Default for Options {
             fuse_loss: true,
             fuse_optimizer: true,
             recompute: Recompute::Cheap,
+            recompute_layers: None,
             memory_plan: true,
             rope_positions: None,
             freeze: BTreeSet::new(),

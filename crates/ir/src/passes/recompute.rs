@@ -13,14 +13,19 @@ use crate::passes::adapters;
 use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
 
-/// Rewrites the backward pass; returns how many forward nodes run again.
-pub fn recompute(g: &Graph, forward: usize, how: Recompute) -> (Graph, usize) {
+/// Rewrites the backward pass; returns how many forward nodes run again. Of `Full`, only the first so many layers do where
+/// a number is given, and the others keep what `Cheap` keeps.
+pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize>) -> (Graph, usize) {
     let mut replay = Replay::new(g);
+    let how = How { all: how, whole: layers.map(|count| first_layers(g, forward, count)) };
+    let rows = row_gradients(g, forward).into_iter();
+    let rows: HashMap<NodeId, RowGradient> =
+        rows.filter(|(id, _)| how.at(&g.node(*id).path) == Recompute::Cheap).collect();
+    let is_none = how.all == Recompute::None;
     let mut again = Again { g, forward, how, boundary: boundary(g, forward), made: HashMap::new(), count: 0 };
-    let rows = if how == Recompute::Cheap { row_gradients(g, forward) } else { HashMap::new() };
     let skipped: HashSet<NodeId> = rows.values().map(|row| row.product).collect();
     for id in g.ids().filter(|id| !skipped.contains(id)) {
-        if (id.0 as usize) < forward || how == Recompute::None {
+        if (id.0 as usize) < forward || is_none {
             replay.copy(id);
         } else if let Some(of) = rows.get(&id) {
             let [d, z, row] = [of.d, of.z, of.row].map(|v| again.value(&mut replay, v));
@@ -38,10 +43,39 @@ pub fn recompute(g: &Graph, forward: usize, how: Recompute) -> (Graph, usize) {
     (replay.finish(), count)
 }
 
+/// What runs again at each place of the model.
+struct How<'a> {
+    all: Recompute,
+    /// The layers that `Full` is for, where not for all.
+    whole: Option<HashSet<&'a str>>,
+}
+
+impl How<'_> {
+    fn at(&self, path: &str) -> Recompute {
+        match (self.all, &self.whole) {
+            (Recompute::Full, Some(whole)) if layer_of(path).is_none_or(|layer| !whole.contains(layer)) => {
+                Recompute::Cheap
+            }
+            (how, _) => how,
+        }
+    }
+}
+
+/// The first layers of the forward pass.
+fn first_layers(g: &Graph, forward: usize, count: usize) -> HashSet<&str> {
+    let mut found: Vec<&str> = vec![];
+    for layer in g.nodes[..forward].iter().filter_map(|node| layer_of(&node.path)) {
+        if found.len() < count && !found.contains(&layer) {
+            found.push(layer);
+        }
+    }
+    found.into_iter().collect()
+}
+
 struct Again<'a> {
     g: &'a Graph,
     forward: usize,
-    how: Recompute,
+    how: How<'a>,
     boundary: HashSet<Value>,
     made: HashMap<Value, Value>,
     count: usize,
@@ -85,7 +119,7 @@ impl Again<'_> {
             Op::HeadLossTrain { .. } => return true,
             _ => {}
         }
-        match self.how {
+        match self.how.at(&node.path) {
             Recompute::None => true,
             Recompute::Cheap if is_view(&node.op) => self.is_kept(node.ins[0]),
             Recompute::Cheap => match node.op {
