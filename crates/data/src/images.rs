@@ -16,7 +16,9 @@
 //!    -> decode      JPEG and PNG to pixels
 //!    -> view        which part of an image is seen, at what size
 //!    -> resample    that part, at that size
+//!    -> seen        all three of an image, whatever it is stored as
 //!    -> loader      images in their global order, ahead of time, and the cursor
+//! resident    a small set as one table of bytes, and what samples see of it
 //! inspect     a look into all of it, and how fast it is
 //! ```
 //!
@@ -33,6 +35,8 @@ mod inspect;
 mod loader;
 mod paths;
 mod resample;
+mod resident;
+mod seen;
 mod set;
 mod sets;
 mod stored;
@@ -45,6 +49,7 @@ mod webdataset;
 pub use decode::MAX_PIXELS;
 pub use inspect::{ImageInspection, ImageSample, ImageSpeed, inspect, time};
 pub use loader::{ImageBatch, ImageLoader, ordered};
+pub use resident::{ByteTable, Draw};
 pub use set::ImageSet;
 pub use sets::{ImageDescription, ImageSets, ImageSource, ImageSpec, open};
 pub use view::{Augment, View};

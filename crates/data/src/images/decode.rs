@@ -5,13 +5,22 @@
 //! still image is taken that viewers without animation show. Both are turned upright by their EXIF orientation. Colour
 //! profiles are not applied.
 //!
+//! Of the usual kind of JPEG only what is seen is decoded, at a reduced scale where that is enough ([`Jpeg`]); all other
+//! images are decoded whole.
+//!
 //! Nothing is allocated for an image before its header has been compared with the limit.
 
+mod baseline;
 mod exif;
+mod huffman;
+mod inverse;
 mod jpeg;
 mod png;
 
+pub(super) use baseline::Plane;
+
 use super::flaw::Flaw;
+use super::view::Crop;
 use crate::contained::contained;
 use crate::formats::Reason;
 
@@ -94,6 +103,30 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
 
 fn broken(why: &dyn std::fmt::Display) -> Flaw {
     Flaw::new(Reason::BrokenImage, format!("the image is damaged ({why})"))
+}
+
+/// A JPEG of which only what is seen needs to be decoded.
+pub(super) struct Jpeg<'a> {
+    pub width: usize,
+    pub height: usize,
+    image: baseline::Baseline<'a>,
+}
+
+impl<'a> Jpeg<'a> {
+    /// `None` for images of other kinds, and for those that are not stored upright.
+    pub fn of(bytes: &'a [u8], max_pixels: u64) -> Result<Option<Self>, Flaw> {
+        if kind(bytes)? != Kind::Jpeg {
+            return Ok(None);
+        }
+        let Some((width, height)) = jpeg::upright(bytes, max_pixels)? else { return Ok(None) };
+        let image = baseline::Baseline::read(bytes).map_err(|why| broken(&why))?;
+        Ok(image.map(|image| Self { width, height, image }))
+    }
+
+    /// The planes that a view of `width` x `height` needs of a part.
+    pub fn planes(&self, crop: Crop, width: usize, height: usize) -> Result<Vec<Plane>, Flaw> {
+        self.image.planes(crop, width, height).map_err(|why| broken(&why))
+    }
 }
 
 /// Refuses sizes that are not to be allocated.

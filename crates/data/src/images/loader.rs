@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::decode::decode;
+use super::CHANNELS;
 use super::flaw::Flaw;
+use super::seen::seen;
 use super::set::ImageSet;
-use super::stored::{Picture, Stored, Trouble};
+use super::stored::Trouble;
 use super::view::View;
-use super::{CHANNELS, resample};
 use crate::documents::Spent;
 use crate::error::DataError;
 use crate::formats::{OnError, Place, Skipped};
@@ -297,28 +297,9 @@ fn fill(
     let since = Instant::now();
     let stored = set.images.stored(index, bytes)?;
     made.spent.reading = since.elapsed();
-    let picture = match stored {
-        Stored::Pixels(picture) => picture,
-        Stored::Encoded(bytes) => {
-            let (width, height) = decode(bytes, set.max_pixels, pixels)?;
-            Picture { width, height, rgb: pixels }
-        }
-    };
-    seen(picture, view, key, &mut made.pixels);
+    seen(stored, view, key, set.max_pixels, pixels, &mut made.pixels)?;
     made.spent.decoding = since.elapsed() - made.spent.reading;
     Ok(())
-}
-
-fn seen(picture: Picture<'_>, view: &View, key: u64, out: &mut [u8]) {
-    let crop = view.crop(picture.width, picture.height, key);
-    let part = resample::Part {
-        left: crop.left as f64,
-        top: crop.top as f64,
-        width: crop.width as f64,
-        height: crop.height as f64,
-        is_flipped: crop.is_flipped,
-    };
-    resample::resample(picture, part, view.width, view.height, out);
 }
 
 /// Images of a set in its own order, as evaluation reads them: all cores make them.
@@ -340,6 +321,7 @@ pub fn ordered(set: &ImageSet, view: &View, range: std::ops::Range<u64>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::stored::Stored;
     use crate::images::{Augment, ImageSpec, open};
 
     const VIEW: View = View {

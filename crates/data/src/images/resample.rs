@@ -9,6 +9,7 @@
 //! 1e-4 of the middle between two bytes.
 
 use super::CHANNELS;
+use super::decode::Plane;
 use super::stored::Picture;
 
 /// A part of a picture. Sides are not whole where the picture was decoded smaller than it is.
@@ -21,79 +22,189 @@ pub(super) struct Part {
     pub is_flipped: bool,
 }
 
-/// The pixels that one of the result is made of, and their shares, which sum to 1.
+/// The pixels that each of the result is made of, and their shares, which sum to 1.
 struct Taps {
-    /// Of pixel x: the first in the picture, and where its shares begin in `shares`.
-    begin: Vec<(usize, usize)>,
+    /// The first pixel for each.
+    first: Vec<usize>,
+    /// Of each as many: those that reach less far have shares of 0.
     shares: Vec<f32>,
+    each: usize,
 }
 
 impl Taps {
     /// For `count` pixels out of `extent` from `start` on, of `there` that the picture has.
     fn new(count: usize, start: f64, extent: f64, there: usize) -> Self {
-        let first = start.floor() as usize;
+        let begin = start.floor() as usize;
         let end = ((start + extent).ceil() as usize).min(there);
         let step = extent / count as f64;
         let reach = step.max(1.0);
-        let mut taps = Self { begin: Vec::with_capacity(count + 1), shares: Vec::new() };
-        let mut weights = Vec::new();
-        for place in 0..count {
-            let centre = start + (place as f64 + 0.5) * step;
-            let from = ((centre - reach - 0.5).ceil().max(0.0) as usize).clamp(first, end - 1);
-            let to = ((centre + reach + 0.5).ceil().max(0.0) as usize).clamp(from + 1, end);
-            let weight = |at: usize| (1.0 - (at as f64 + 0.5 - centre).abs() / reach).max(0.0);
-            weights.clear();
-            weights.extend((from..to).map(weight));
-            let sum: f64 = weights.iter().sum();
-            // Shares of 0 at the ends would only cost time.
-            let led = weights.iter().take_while(|weight| **weight == 0.0).count();
-            let kept = weights.len() - weights.iter().rev().take_while(|weight| **weight == 0.0).count();
-            taps.begin.push((from + led, taps.shares.len()));
-            taps.shares.extend(weights[led..kept].iter().map(|weight| (weight / sum) as f32));
+        let centre = |place: usize| start + (place as f64 + 0.5) * step;
+        let weight = |at: usize, centre: f64| (1.0 - (at as f64 + 0.5 - centre).abs() / reach).max(0.0);
+        // The pixels that have a share. One at least does: a centre is never further than 1/2 from a pixel's.
+        let touched = |place: usize| {
+            let centre = centre(place);
+            let mut from = ((centre - reach - 0.5).floor().max(0.0) as usize).clamp(begin, end - 1);
+            let mut to = ((centre + reach + 0.5).ceil().max(0.0) as usize).clamp(from + 1, end);
+            while from + 1 < to && weight(from, centre) == 0.0 {
+                from += 1;
+            }
+            while from + 1 < to && weight(to - 1, centre) == 0.0 {
+                to -= 1;
+            }
+            (from, to)
+        };
+        let touched: Vec<(usize, usize)> = (0..count).map(touched).collect();
+        let each = touched.iter().map(|(from, to)| to - from).max().unwrap_or(1);
+        let mut taps =
+            Self { first: Vec::with_capacity(count), shares: Vec::with_capacity(count * each), each };
+        for (place, (from, to)) in touched.into_iter().enumerate() {
+            let centre = centre(place);
+            let sum: f64 = (from..to).map(|at| weight(at, centre)).sum();
+            // So that none reaches beyond the end.
+            let first = from.min(end - each);
+            let share =
+                |at: usize| if (from..to).contains(&at) { (weight(at, centre) / sum) as f32 } else { 0.0 };
+            taps.first.push(first);
+            taps.shares.extend((first..first + each).map(share));
         }
-        taps.begin.push((0, taps.shares.len()));
         taps
     }
 
     fn at(&self, place: usize) -> (usize, &[f32]) {
-        let (first, from) = self.begin[place];
-        (first, &self.shares[from..self.begin[place + 1].1])
+        (self.first[place], &self.shares[place * self.each..(place + 1) * self.each])
     }
+}
+
+/// Pixels of `C` bytes each, in rows that are `stride` bytes apart.
+#[derive(Clone, Copy)]
+struct Grid<'a> {
+    bytes: &'a [u8],
+    width: usize,
+    height: usize,
+    stride: usize,
+}
+
+/// A part of a grid at another size, row by row from the top: `put` takes the row's number and its values.
+fn scaled<const C: usize>(
+    grid: Grid<'_>,
+    part: Part,
+    (width, height): (usize, usize),
+    mut put: impl FnMut(usize, &[f32]),
+) {
+    let across = Taps::new(width, part.left, part.width, grid.width);
+    let down = Taps::new(height, part.top, part.height, grid.height);
+    let columns = (part.left.floor() as usize, ((part.left + part.width).ceil() as usize).min(grid.width));
+    let range = columns.0 * C..columns.1 * C;
+    let line = match across.each {
+        1 => line::<C, 1>,
+        2 => line::<C, 2>,
+        3 => line::<C, 3>,
+        4 => line::<C, 4>,
+        5 => line::<C, 5>,
+        6 => line::<C, 6>,
+        _ => line::<C, 0>,
+    };
+    // Rows first: they are sums of whole runs of bytes, which vector units do well, and the view has fewer rows.
+    let mut sums = vec![0f32; range.len()];
+    let mut values = vec![0f32; width * C];
+    for y in 0..height {
+        let (first, shares) = down.at(y);
+        let row = |number: usize| {
+            let from = (first + number) * grid.stride;
+            &grid.bytes[from + range.start..from + range.end]
+        };
+        for (sum, byte) in sums.iter_mut().zip(row(0)) {
+            *sum = shares[0] * f32::from(*byte);
+        }
+        for (number, share) in shares.iter().enumerate().skip(1) {
+            for (sum, byte) in sums.iter_mut().zip(row(number)) {
+                *sum += share * f32::from(*byte);
+            }
+        }
+        line(&across, columns.0, &sums, part.is_flipped, &mut values);
+        put(y, &values);
+    }
+}
+
+/// A row at its new width. `EACH` is how many taps there are, where the compiler is to know it; 0 for any number.
+fn line<const C: usize, const EACH: usize>(
+    taps: &Taps,
+    begin: usize,
+    sums: &[f32],
+    is_flipped: bool,
+    values: &mut [f32],
+) {
+    let each = if EACH == 0 { taps.each } else { EACH };
+    let one = |value: &mut [f32], first: usize, shares: &[f32]| {
+        let pixels = &sums[(first - begin) * C..][..each * C];
+        let mut pixel = [0f32; C];
+        for tap in 0..each {
+            for channel in 0..C {
+                pixel[channel] += shares[tap] * pixels[tap * C + channel];
+            }
+        }
+        value.copy_from_slice(&pixel);
+    };
+    let taps = taps.first.iter().zip(taps.shares.chunks_exact(each));
+    let values = values.chunks_exact_mut(C);
+    if is_flipped {
+        values.rev().zip(taps).for_each(|(value, (first, shares))| one(value, *first, shares));
+    } else {
+        values.zip(taps).for_each(|(value, (first, shares))| one(value, *first, shares));
+    }
+}
+
+/// The nearest byte. Where a number has 2^23 added to it, the lowest bits of its form are what it was, rounded: vector
+/// units do that to many at once, which they cannot with the conversion of the language.
+#[inline(always)]
+pub(super) fn byte(value: f32) -> u8 {
+    (value.clamp(0.0, 255.0) + 8_388_608.0).to_bits() as u8
 }
 
 /// Fills `out`, of `height` rows of `width` pixels, with a part of a picture.
 pub(super) fn resample(picture: Picture<'_>, part: Part, width: usize, height: usize, out: &mut [u8]) {
     assert_eq!(out.len(), width * height * CHANNELS, "the view's bytes");
-    let across = Taps::new(width, part.left, part.width, picture.width);
-    let down = Taps::new(height, part.top, part.height, picture.height);
-    let columns = (part.left.floor() as usize, ((part.left + part.width).ceil() as usize).min(picture.width));
-    let range = columns.0 * CHANNELS..columns.1 * CHANNELS;
-    // Rows first: they are sums of whole runs of bytes, which vector units do well, and the view has fewer rows.
-    let mut sums = vec![0f32; range.len()];
-    for (y, line) in out.chunks_exact_mut(width * CHANNELS).enumerate() {
-        let (first, shares) = down.at(y);
-        sums.fill(0.0);
-        for (row, share) in shares.iter().enumerate() {
-            let from = (first + row) * picture.width * CHANNELS;
-            let bytes = &picture.rgb[from + range.start..from + range.end];
-            for (sum, byte) in sums.iter_mut().zip(bytes) {
-                *sum += share * f32::from(*byte);
-            }
-        }
-        for x in 0..width {
-            let (first, shares) = across.at(x);
-            let pixels = &sums[(first - columns.0) * CHANNELS..][..shares.len() * CHANNELS];
-            let mut pixel = [0f32; CHANNELS];
-            for (share, value) in shares.iter().zip(pixels.chunks_exact(CHANNELS)) {
-                for (sum, value) in pixel.iter_mut().zip(value) {
-                    *sum += share * value;
+    let Picture { width: there, height: rows, rgb } = picture;
+    let grid = Grid { bytes: rgb, width: there, height: rows, stride: there * CHANNELS };
+    scaled::<CHANNELS>(grid, part, (width, height), |y, values| {
+        let line = &mut out[y * width * CHANNELS..][..width * CHANNELS];
+        line.iter_mut().zip(values).for_each(|(out, value)| *out = byte(*value));
+    });
+}
+
+/// The same of the planes of a JPEG, which become colours at the size of the view.
+pub(super) fn resample_planes(planes: &[Plane], width: usize, height: usize, out: &mut [u8]) {
+    assert_eq!(out.len(), width * height * CHANNELS, "the view's bytes");
+    let values = planes.iter().map(|plane| {
+        let mut values = vec![0f32; width * height];
+        let Plane { bytes, stride, part, .. } = plane;
+        let grid = Grid { bytes, width: plane.width, height: plane.height, stride: *stride };
+        scaled::<1>(grid, *part, (width, height), |y, row| values[y * width..][..width].copy_from_slice(row));
+        values
+    });
+    let values: Vec<Vec<f32>> = values.collect();
+    match values.as_slice() {
+        [grey] => out.chunks_exact_mut(CHANNELS).zip(grey).for_each(|(pixel, grey)| pixel.fill(byte(*grey))),
+        [light, blue, red] => {
+            // A colour at a time, so that the compiler makes vector instructions of it.
+            let mut bytes: [Vec<u8>; CHANNELS] = std::array::from_fn(|_| vec![0; width]);
+            for (y, line) in out.chunks_exact_mut(width * CHANNELS).enumerate() {
+                let row = y * width..(y + 1) * width;
+                let (light, blue, red) = (&light[row.clone()], &blue[row.clone()], &red[row]);
+                let [reds, greens, blues] = &mut bytes;
+                for at in 0..width {
+                    let (light, blue, red) = (light[at], blue[at] - 128.0, red[at] - 128.0);
+                    reds[at] = byte(light + 1.402 * red);
+                    greens[at] = byte(light - 0.344_136_3 * blue - 0.714_136_3 * red);
+                    blues[at] = byte(light + 1.772 * blue);
+                }
+                let colours = reds.iter().zip(greens.iter()).zip(blues.iter());
+                for (pixel, ((red, green), blue)) in line.chunks_exact_mut(CHANNELS).zip(colours) {
+                    pixel.copy_from_slice(&[*red, *green, *blue]);
                 }
             }
-            let x = if part.is_flipped { width - 1 - x } else { x };
-            for (byte, value) in line[x * CHANNELS..][..CHANNELS].iter_mut().zip(pixel) {
-                *byte = (value + 0.5) as u8;
-            }
         }
+        _ => unreachable!("a JPEG of planes has one or three"),
     }
 }
 

@@ -89,6 +89,13 @@ pub(super) fn size(bytes: &[u8], max_pixels: u64) -> Result<(usize, usize), Flaw
     Ok(if orientation.is_turned() { (height, width) } else { (width, height) })
 }
 
+/// Width and height of one that is stored as it is to be seen; `None` for one that has to be turned.
+pub(super) fn upright(bytes: &[u8], max_pixels: u64) -> Result<Option<(usize, usize)>, Flaw> {
+    let Segments { width, height, orientation } = Segments::read(bytes)?;
+    check_size(width, height, max_pixels)?;
+    Ok((orientation == Orientation::default()).then_some((width, height)))
+}
+
 pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {
     let segments = Segments::read(bytes)?;
     let (width, height) = (segments.width, segments.height);

@@ -1,0 +1,325 @@
+//! The JPEG that nearly all photographs are: sequential, one scan, grey or luminance and two colours. Only what a view
+//! needs of it is made: blocks outside the part that is seen are read over, rows below it are not read, and each
+//! component is transformed at the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels for every one of the view.
+//!
+//! Components stay planes of their own size. They are scaled one by one and become colours at the size of the view, which
+//! is the same as doing so before, but for rounding and for colours out of range in between.
+
+use super::huffman::{Bits, Broken, Huffman};
+use super::inverse::{full, reduced, steps};
+use crate::images::resample::{Part, byte};
+use crate::images::view::Crop;
+
+/// The pixels of a component that cover what is seen, and where in them that is.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::images) struct Plane {
+    pub width: usize,
+    pub height: usize,
+    /// Rows are this far apart.
+    pub stride: usize,
+    pub bytes: Vec<u8>,
+    pub part: Part,
+}
+
+/// What the segments before the scan say, where all of it is of the kind that is read here.
+pub(super) struct Baseline<'a> {
+    width: usize,
+    height: usize,
+    components: Vec<Component>,
+    /// Of each number, where there is one.
+    quantisation: [Option<Box<[u16; 64]>>; 4],
+    means: [Option<Huffman>; 4],
+    others: [Option<Huffman>; 4],
+    /// Groups of blocks between restarts; 0 for none.
+    restart: usize,
+    data: &'a [u8],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Component {
+    id: u8,
+    /// Blocks of a group across and down.
+    across: usize,
+    down: usize,
+    quantisation: usize,
+    means: usize,
+    others: usize,
+}
+
+/// Pixels of a reduced scale for every pixel of the view, in each direction: with fewer, edges would be visibly sharper
+/// than those of the whole picture made smaller.
+const SPARE: f64 = 2.0;
+const DAMAGED: Broken = "a table is damaged";
+
+impl<'a> Baseline<'a> {
+    /// `None` for a JPEG of another kind. The segments have been walked over before: their lengths fit.
+    pub fn read(bytes: &'a [u8]) -> Result<Option<Self>, Broken> {
+        let mut found = Self {
+            width: 0,
+            height: 0,
+            components: Vec::new(),
+            quantisation: [const { None }; 4],
+            means: [const { None }; 4],
+            others: [const { None }; 4],
+            restart: 0,
+            data: &[],
+        };
+        let mut at = 2;
+        loop {
+            let marker = *bytes.get(at).ok_or(DAMAGED)?;
+            at += 1;
+            if matches!(marker, 0xff | 0x01 | 0xd0..=0xd7) {
+                continue;
+            }
+            let length = bytes.get(at..at + 2).ok_or(DAMAGED)?;
+            let length = usize::from(u16::from_be_bytes([length[0], length[1]])).max(2);
+            let body = bytes.get(at + 2..at + length).ok_or(DAMAGED)?;
+            at += length;
+            match marker {
+                0xdb => found.take_quantisation(body)?,
+                0xc4 => found.take_codes(body)?,
+                0xdd => found.restart = body.first_chunk().map_or(0, |two| u16::from_be_bytes(*two).into()),
+                0xc0 | 0xc1 => {
+                    if !found.take_frame(body)? {
+                        return Ok(None);
+                    }
+                }
+                0xc2 => return Ok(None),
+                // Adobe's note: 1 is luminance and colours; others are left to the other decoder.
+                0xee if body.starts_with(b"Adobe") && body.get(11) != Some(&1) => return Ok(None),
+                0xda => {
+                    found.data = &bytes[at..];
+                    return Ok(found.take_scan(body)?.then_some(found));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn take_quantisation(&mut self, mut body: &[u8]) -> Result<(), Broken> {
+        while let [kind, rest @ ..] = body {
+            let (is_wide, number) = (kind >> 4 != 0, usize::from(kind & 3));
+            let (table, after) = rest.split_at_checked(if is_wide { 128 } else { 64 }).ok_or(DAMAGED)?;
+            let step = |at: usize| match is_wide {
+                true => u16::from_be_bytes([table[2 * at], table[2 * at + 1]]),
+                false => table[at].into(),
+            };
+            self.quantisation[number] = Some(Box::new(std::array::from_fn(step)));
+            body = after;
+        }
+        Ok(())
+    }
+
+    fn take_codes(&mut self, mut body: &[u8]) -> Result<(), Broken> {
+        while let [kind, rest @ ..] = body {
+            let (counts, rest) = rest.split_first_chunk::<16>().ok_or(DAMAGED)?;
+            let total = counts.iter().map(|count| usize::from(*count)).sum();
+            let (symbols, after) = rest.split_at_checked(total).ok_or(DAMAGED)?;
+            let tables = if kind >> 4 == 0 { &mut self.means } else { &mut self.others };
+            tables[usize::from(kind & 3)] = Some(Huffman::new(counts, symbols)?);
+            body = after;
+        }
+        Ok(())
+    }
+
+    /// Whether the frame is of the kind that is read here: one or three components, colours not finer than luminance.
+    fn take_frame(&mut self, body: &[u8]) -> Result<bool, Broken> {
+        let [8, h1, h0, w1, w0, count, rest @ ..] = body else { return Ok(false) };
+        (self.width, self.height) =
+            (u16::from_be_bytes([*w1, *w0]).into(), u16::from_be_bytes([*h1, *h0]).into());
+        let of = |three: &[u8]| Component {
+            id: three[0],
+            across: (three[1] >> 4).into(),
+            down: (three[1] & 15).into(),
+            quantisation: (three[2] & 3).into(),
+            means: 0,
+            others: 0,
+        };
+        self.components = rest.chunks_exact(3).map(of).collect();
+        if self.components.len() != usize::from(*count) {
+            return Err(DAMAGED);
+        }
+        Ok(match self.components.as_mut_slice() {
+            [grey] => {
+                // The only component of a scan is not grouped, whatever it says.
+                (grey.across, grey.down) = (1, 1);
+                true
+            }
+            [light, blue, red] => {
+                let is_rgb = [light.id, blue.id, red.id] == *b"RGB";
+                let finest = matches!((light.across, light.down), (1 | 2, 1 | 2));
+                !is_rgb && finest && [blue, red].iter().all(|colour| (colour.across, colour.down) == (1, 1))
+            }
+            _ => false,
+        })
+    }
+
+    /// Whether the scan has all components in their order.
+    fn take_scan(&mut self, body: &[u8]) -> Result<bool, Broken> {
+        let [count, rest @ ..] = body else { return Err(DAMAGED) };
+        let named = rest.get(..2 * usize::from(*count)).ok_or(DAMAGED)?;
+        if self.components.is_empty() || usize::from(*count) != self.components.len() {
+            return Ok(false);
+        }
+        for (component, two) in self.components.iter_mut().zip(named.chunks_exact(2)) {
+            if component.id != two[0] {
+                return Ok(false);
+            }
+            (component.means, component.others) = ((two[1] >> 4 & 3).into(), (two[1] & 3).into());
+        }
+        Ok(true)
+    }
+
+    /// The planes of what is seen, for a view of `width` x `height`.
+    pub fn planes(&self, crop: Crop, width: usize, height: usize) -> Result<Vec<Plane>, Broken> {
+        let finest = (self.components[0].across, self.components[0].down);
+        let group = (8 * finest.0, 8 * finest.1);
+        let across = Span::of(crop.left, crop.width, group.0);
+        let down = Span::of(crop.top, crop.height, group.1);
+        let groups = (self.width.div_ceil(group.0), self.height.div_ceil(group.1));
+        let mut made = Vec::new();
+        for component in &self.components {
+            made.push(Made::new(self, component, crop, (width, height), (across, down))?);
+        }
+        let mut bits = Bits::new(self.data);
+        let mut means = [0i32; 3];
+        for row in 0..down.end {
+            for column in 0..groups.0 {
+                let number = row * groups.0 + column;
+                if self.restart > 0 && number > 0 && number % self.restart == 0 {
+                    bits.restart()?;
+                    means = [0; 3];
+                }
+                let is_seen = row >= down.begin && across.contains(column);
+                for (made, mean) in made.iter_mut().zip(&mut means) {
+                    let at = is_seen.then(|| (column - across.begin, row - down.begin));
+                    made.group(&mut bits, mean, at)?;
+                }
+            }
+            if bits.is_overdrawn() {
+                return Err("it ends in the middle");
+            }
+        }
+        Ok(made.into_iter().map(|made| made.plane).collect())
+    }
+}
+
+/// Groups of blocks that cover a stretch of pixels.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    begin: usize,
+    end: usize,
+}
+
+impl Span {
+    fn of(start: usize, extent: usize, group: usize) -> Self {
+        Self { begin: start / group, end: (start + extent).div_ceil(group) }
+    }
+
+    fn contains(&self, at: usize) -> bool {
+        (self.begin..self.end).contains(&at)
+    }
+
+    fn count(&self) -> usize {
+        self.end - self.begin
+    }
+}
+
+/// A component while it is made.
+struct Made<'a> {
+    means: &'a Huffman,
+    others: &'a Huffman,
+    steps: [f32; 64],
+    /// Blocks of a group.
+    across: usize,
+    down: usize,
+    /// Pixels of a block, in each direction.
+    size: usize,
+    plane: Plane,
+}
+
+impl<'a> Made<'a> {
+    fn new(
+        image: &'a Baseline<'_>,
+        component: &Component,
+        crop: Crop,
+        view: (usize, usize),
+        (across, down): (Span, Span),
+    ) -> Result<Self, Broken> {
+        let finest = (image.components[0].across, image.components[0].down);
+        let share = (component.across as f64 / finest.0 as f64, component.down as f64 / finest.1 as f64);
+        let seen = (crop.width as f64 * share.0, crop.height as f64 * share.1);
+        let suffices = |size: &usize| {
+            let scale = *size as f64 / 8.0;
+            seen.0 * scale >= SPARE * view.0 as f64 && seen.1 * scale >= SPARE * view.1 as f64
+        };
+        let size = [1, 2, 4].into_iter().find(suffices).unwrap_or(8);
+        let scale = (share.0 * size as f64 / 8.0, share.1 * size as f64 / 8.0);
+        let first = (across.begin * component.across * size, down.begin * component.down * size);
+        // What lies beyond the image was put there by the encoder, and is nobody's.
+        let end = |pixels: usize, scale: f64| (pixels as f64 * scale).ceil() as usize;
+        let stride = across.count() * component.across * size;
+        let rows = down.count() * component.down * size;
+        let table =
+            image.quantisation[component.quantisation].as_ref().ok_or("a table of steps is missing")?;
+        let codes = |tables: &'a [Option<Huffman>; 4], number: usize| {
+            tables[number].as_ref().ok_or("a table of codes is missing")
+        };
+        Ok(Self {
+            means: codes(&image.means, component.means)?,
+            others: codes(&image.others, component.others)?,
+            steps: steps(table, size),
+            across: component.across,
+            down: component.down,
+            size,
+            plane: Plane {
+                width: (end(image.width, scale.0) - first.0).min(stride),
+                height: (end(image.height, scale.1) - first.1).min(rows),
+                stride,
+                bytes: vec![0; stride * rows],
+                part: Part {
+                    left: crop.left as f64 * scale.0 - first.0 as f64,
+                    top: crop.top as f64 * scale.1 - first.1 as f64,
+                    width: crop.width as f64 * scale.0,
+                    height: crop.height as f64 * scale.1,
+                    is_flipped: crop.is_flipped,
+                },
+            },
+        })
+    }
+
+    /// The blocks of a group: made at a place among the groups that are seen, or read over.
+    fn group(
+        &mut self,
+        bits: &mut Bits<'_>,
+        mean: &mut i32,
+        at: Option<(usize, usize)>,
+    ) -> Result<(), Broken> {
+        for y in 0..self.down {
+            for x in 0..self.across {
+                *mean = mean.wrapping_add(self.means.difference(bits)?);
+                let mut block = [0i16; 64];
+                let Some((column, row)) = at else {
+                    self.others.coefficients::<false>(bits, &mut block)?;
+                    continue;
+                };
+                let is_flat = !self.others.coefficients::<true>(bits, &mut block)?;
+                block[0] = *mean as i16;
+                let (left, top) = ((column * self.across + x) * self.size, (row * self.down + y) * self.size);
+                let stride = self.plane.stride;
+                let (plane, steps) = (&mut self.plane.bytes[top * stride + left..], &self.steps);
+                match self.size {
+                    8 if is_flat => {
+                        let grey = byte(f32::from(block[0]) * steps[0] + 128.0);
+                        (0..8).for_each(|row| plane[row * stride..row * stride + 8].fill(grey));
+                    }
+                    8 => full(&block, steps, plane, stride),
+                    4 => reduced::<4>(&block, steps, plane, stride),
+                    2 => reduced::<2>(&block, steps, plane, stride),
+                    _ => reduced::<1>(&block, steps, plane, stride),
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,297 @@
+//! Codes of a JPEG scan: bits out of bytes, symbols out of bits, coefficients out of symbols.
+
+/// Bits that are looked up at once. Nearly all codes are shorter, and most with their values.
+const LOOK: u32 = 11;
+
+/// The place of coefficient `i` of the zigzag in a block of 8 x 8, by columns: see [`super::inverse`].
+const PLACES: [u8; 64] = [
+    0, 8, 1, 2, 9, 16, 24, 17, 10, 3, 4, 11, 18, 25, 32, 40, 33, 26, 19, 12, 5, 6, 13, 20, 27, 34, 41, 48,
+    56, 49, 42, 35, 28, 21, 14, 7, 15, 22, 29, 36, 43, 50, 57, 58, 51, 44, 37, 30, 23, 31, 38, 45, 52, 59,
+    60, 53, 46, 39, 47, 54, 61, 62, 55, 63,
+];
+
+/// Where a coefficient of the zigzag is in a block.
+pub(super) fn place(zigzag: usize) -> usize {
+    PLACES[zigzag].into()
+}
+
+/// What makes a scan unreadable, in a few words.
+pub(super) type Broken = &'static str;
+
+/// The bits of coded data, a value that is copied while a block is read so that it stays in registers. Past their end, which is a marker, there are zeros, and taking those is noticed.
+#[derive(Clone, Copy)]
+pub(super) struct Bits<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    /// The next bit is the highest.
+    buffer: u64,
+    count: u32,
+    /// How many of the bits in the buffer are not there.
+    missing: u32,
+}
+
+impl<'a> Bits<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0, buffer: 0, count: 0, missing: 0 }
+    }
+
+    /// Makes sure of 32 bits: a code with its value has no more.
+    #[inline(always)]
+    fn refill(&mut self) {
+        if self.count >= 32 {
+            return;
+        }
+        if let Some(four) = self.bytes.get(self.at..self.at + 4) {
+            let four = u32::from_be_bytes([four[0], four[1], four[2], four[3]]);
+            // Without a byte 0xff there is neither a marker nor a stuffed zero among them.
+            let inverse = !four;
+            if inverse.wrapping_sub(0x0101_0101) & !inverse & 0x8080_8080 == 0 {
+                self.buffer |= u64::from(four) << (32 - self.count);
+                self.count += 32;
+                self.at += 4;
+                return;
+            }
+        }
+        *self = self.refilled_slowly();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn refilled_slowly(mut self) -> Self {
+        while self.count <= 56 {
+            let byte = match (self.bytes.get(self.at), self.bytes.get(self.at + 1)) {
+                (Some(0xff), Some(0)) => {
+                    self.at += 2;
+                    0xff
+                }
+                (Some(0xff), _) | (None, _) => {
+                    self.missing += 8;
+                    0
+                }
+                (Some(byte), _) => {
+                    self.at += 1;
+                    *byte
+                }
+            };
+            self.buffer |= u64::from(byte) << (56 - self.count);
+            self.count += 8;
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn look(&self) -> usize {
+        (self.buffer >> (64 - LOOK)) as usize
+    }
+
+    #[inline(always)]
+    fn drop(&mut self, bits: u32) {
+        self.buffer <<= bits;
+        self.count -= bits;
+    }
+
+    /// A value of so many bits, as JPEG codes it: the lower half of its numbers are negative.
+    #[inline(always)]
+    fn value(&mut self, bits: u32) -> i32 {
+        if bits == 0 {
+            return 0;
+        }
+        let value = (self.buffer >> (64 - bits)) as i32;
+        self.drop(bits);
+        if value < 1 << (bits - 1) { value - (1 << bits) + 1 } else { value }
+    }
+
+    /// Whether more was taken than is there.
+    pub fn is_overdrawn(&self) -> bool {
+        self.missing > self.count
+    }
+
+    /// Goes on behind the next restart marker.
+    pub fn restart(&mut self) -> Result<(), Broken> {
+        if self.is_overdrawn() {
+            return Err("it ends in the middle");
+        }
+        (self.buffer, self.count, self.missing) = (0, 0, 0);
+        match self.bytes.get(self.at..self.at + 2) {
+            Some([0xff, 0xd0..=0xd7]) => {
+                self.at += 2;
+                Ok(())
+            }
+            _ => Err("a restart marker is missing"),
+        }
+    }
+}
+
+/// A table of codes.
+pub(super) struct Huffman {
+    /// For the next bits: what they begin with.
+    table: Box<[Found; 1 << LOOK]>,
+    /// Codes of each length end before this, as the highest of 16 bits.
+    ends: [u32; 17],
+    /// What to add to a code of each length to have its place in `symbols`.
+    offsets: [i32; 17],
+    symbols: Box<[u8; 256]>,
+}
+
+impl Huffman {
+    /// Out of how many codes there are of each length, from 1 on, and their symbols in order.
+    pub fn new(counts: &[u8; 16], given: &[u8]) -> Result<Self, Broken> {
+        let mut table = Self {
+            table: Box::new([Found::NOTHING; 1 << LOOK]),
+            ends: [0; 17],
+            offsets: [0; 17],
+            symbols: Box::new([0; 256]),
+        };
+        let total: usize = counts.iter().map(|count| usize::from(*count)).sum();
+        if total > 256 || total != given.len() {
+            return Err("a table of codes is damaged");
+        }
+        table.symbols[..total].copy_from_slice(given);
+        let (mut code, mut place) = (0u32, 0usize);
+        for length in 1..=16u32 {
+            let count = usize::from(counts[length as usize - 1]);
+            table.offsets[length as usize] = place as i32 - code as i32;
+            for symbol in &given[place..place + count] {
+                if code >= 1 << length {
+                    return Err("a table of codes is damaged");
+                }
+                if length <= LOOK {
+                    let first = (code << (LOOK - length)) as usize;
+                    for bits in first..first + (1 << (LOOK - length)) {
+                        table.table[bits] = Found::new(bits as u32, length, *symbol);
+                    }
+                }
+                code += 1;
+            }
+            place += count;
+            table.ends[length as usize] = code << (16 - length);
+            code <<= 1;
+        }
+        Ok(table)
+    }
+
+    /// A symbol whose code is longer than what is looked up.
+    #[cold]
+    #[inline(never)]
+    fn long_symbol(&self, next: u32) -> Result<(u8, u32), Broken> {
+        for length in LOOK + 1..=16 {
+            if next < self.ends[length as usize] {
+                let place = (next >> (16 - length)) as i32 + self.offsets[length as usize];
+                return Ok((self.symbols[place as usize & 255], length));
+            }
+        }
+        Err("a code is in no table")
+    }
+
+    /// The difference of a block's mean from that of the block before it.
+    #[inline(always)]
+    pub fn difference(&self, bits: &mut Bits<'_>) -> Result<i32, Broken> {
+        bits.refill();
+        let found = self.table[bits.look()];
+        let size = match found.0 {
+            0 => {
+                let (symbol, length) = self.long_symbol((bits.buffer >> 48) as u32)?;
+                bits.drop(length);
+                u32::from(symbol)
+            }
+            _ => {
+                bits.drop(found.bits());
+                // A mean's symbol is its size alone; a table that says otherwise has a run.
+                if found.run() != 0 {
+                    return Err("a mean has too many bits");
+                }
+                if found.value() != 0 {
+                    return Ok(found.value());
+                }
+                found.size()
+            }
+        };
+        if size > 11 { Err("a mean has too many bits") } else { Ok(bits.value(size)) }
+    }
+
+    /// The other coefficients of a block into their places. Gives whether there are any.
+    #[inline(always)]
+    pub fn coefficients<const KEEP: bool>(
+        &self,
+        kept: &mut Bits<'_>,
+        block: &mut [i16; 64],
+    ) -> Result<bool, Broken> {
+        let mut bits = *kept;
+        let mut at = 1;
+        while at < 64 {
+            bits.refill();
+            let mut found = self.table[bits.look()];
+            if found.0 == 0 {
+                let (symbol, length) = self.long_symbol((bits.buffer >> 48) as u32)?;
+                found = Found::of(length, symbol);
+            }
+            at += found.run();
+            let mut value = found.value();
+            bits.drop(found.bits());
+            if value == 0 {
+                let size = found.size();
+                if size == 0 {
+                    // Sixteen zeros, or nothing but zeros.
+                    if found.run() != 15 {
+                        break;
+                    }
+                    at += 1;
+                    continue;
+                }
+                value = bits.value(size);
+            }
+            if KEEP {
+                let Some(place) = PLACES.get(at) else { return Err("a block has too many coefficients") };
+                block[usize::from(*place) & 63] = value as i16;
+            }
+            at += 1;
+        }
+        *kept = bits;
+        if at > 64 { Err("a block has too many coefficients") } else { Ok(at > 1) }
+    }
+}
+
+/// What the next bits begin with: from the lowest, 8 bits of how many to drop, 4 of the size of the value that follows,
+/// 4 of the run of zeros before it, and 16 of the value itself where it is known; then nothing of it follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Found(u32);
+
+impl Found {
+    /// A code that is longer than what is looked up, or none.
+    const NOTHING: Found = Found(0);
+
+    fn of(length: u32, symbol: u8) -> Self {
+        Self(length | u32::from(symbol & 15) << 8 | u32::from(symbol >> 4) << 12)
+    }
+
+    /// With the value, where all of it is among the bits that are looked up.
+    fn new(bits: u32, length: u32, symbol: u8) -> Self {
+        let size = u32::from(symbol & 15);
+        if size == 0 || length + size > LOOK {
+            return Self::of(length, symbol);
+        }
+        let value = (bits >> (LOOK - length - size) & ((1 << size) - 1)) as i32;
+        let value = if value < 1 << (size - 1) { value - (1 << size) + 1 } else { value };
+        Self((length + size) | u32::from(symbol >> 4) << 12 | (value as u32) << 16)
+    }
+
+    #[inline(always)]
+    fn bits(self) -> u32 {
+        self.0 & 255
+    }
+
+    #[inline(always)]
+    fn size(self) -> u32 {
+        self.0 >> 8 & 15
+    }
+
+    #[inline(always)]
+    fn run(self) -> usize {
+        (self.0 >> 12 & 15) as usize
+    }
+
+    #[inline(always)]
+    fn value(self) -> i32 {
+        self.0 as i32 >> 16
+    }
+}
