@@ -92,7 +92,7 @@ mod tests {
         for name in ["420.jpg", "422.jpg", "444.jpg", "grey.jpg"] {
             for (width, height) in [(11, 7), (5, 3), (2, 2), (1, 1)] {
                 let (most, mean) = difference(name, &View { width, height, augment }, 1);
-                let bounds = (20, 3.0);
+                let bounds = (20, 8.0);
                 assert!(
                     most <= bounds.0 && mean < bounds.1,
                     "{name} {width} x {height}: {most}, mean {mean}"
