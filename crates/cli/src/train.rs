@@ -8,6 +8,7 @@ use std::time::Instant;
 use flatout_train::device::Device;
 use flatout_train::events::Status;
 use flatout_train::generate::Generator;
+use flatout_train::material::Material;
 use flatout_train::resume::requeued;
 use flatout_train::run::{Entered, Run};
 use flatout_train::sampling::Sampling;
@@ -135,7 +136,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         shape(&config.model)
     ));
     let described = material.describe();
-    let words = material.vocabulary().size();
+    let words = material.vocabulary().map_or(0, |vocabulary| vocabulary.size());
     let about = if described.is_estimated { "about " } else { "" };
     screen.note(match (material.floor(), described.tokens) {
         (Some(floor), _) => format!(
@@ -149,14 +150,18 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             if config.data.has_examples() { "examples" } else { "documents" },
             count(described.held_out_documents.unwrap_or(0))
         ),
-        (None, None) => format!("data     an endless stream; vocabulary {words}"),
+        (None, None) => match material {
+            Material::Images(sets) => format!("data     {}", sets.description),
+            _ => format!("data     an endless stream; vocabulary {words}"),
+        },
     });
     let batch = config.train.batch;
     let (steps, lr) = (count(*steps), format!("lr {} {}", config.optimizer.lr, config.schedule.name));
     let tokens = count(prediction::tokens_per_update(config, compiled) as u64);
     match &compiled.settled.arrangement {
         None => screen.note(format!(
-            "train    {steps} steps of {batch} rows ({tokens} tokens), {} at once; {lr}",
+            "train    {steps} steps of {batch} {} ({tokens} tokens), {} at once; {lr}",
+            if config.model.image_size().is_some() { "images" } else { "rows" },
             compiled.micro_batch
         )),
         Some(arrangement) => {
@@ -215,11 +220,19 @@ fn end_block(
     if let Some(why) = &outcome.early {
         screen.result(format!("early    {why}"));
     }
-    if flatout_train::run::config(run.dir())?.model.classes().is_some() {
+    let model = flatout_train::run::config(run.dir())?.model;
+    let is_text = model.as_decoder().is_some();
+    if model.classes().is_some() {
         let dir = run.dir().display();
         screen.result(format!("run      {dir}"));
         screen.result(format!("report   {dir}/report.md"));
-        screen.note(format!("next     flatout eval {dir} --predict FILE --out FILE   classes of new texts"));
+        if is_text {
+            screen.note(format!(
+                "next     flatout eval {dir} --predict FILE --out FILE   classes of new texts"
+            ));
+        } else {
+            screen.note(format!("next     flatout eval {dir}   which images are taken for which"));
+        }
         return Ok(());
     }
     let mut generator = Generator::open(run.dir(), device)?;

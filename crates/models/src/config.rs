@@ -12,7 +12,7 @@ mod window;
 pub use bdh::{BdhConfig, BdhInit, BdhResidual};
 use bounds::{MAX_EXTENT, MAX_LAYERS};
 pub use model::{Model, ModelKind};
-pub use vit::{VitConfig, VitPooling};
+pub use vit::VitConfig;
 
 use crate::{choice, section};
 
@@ -43,8 +43,9 @@ choice! {
 }
 
 choice! {
-    /// How the hidden states of a text become one: their mean, the first, the last, or the largest of every element.
-    pub enum Pooling { Mean = "mean", Cls = "cls", Last = "last", Max = "max" }
+    /// How the hidden states of a text or an image become one: their mean, the first, the last, the largest of every
+    /// element, or the first beside the mean of the others.
+    pub enum Pooling { Mean = "mean", Cls = "cls", Last = "last", Max = "max", ClsMean = "cls_mean" }
 }
 
 choice! {
@@ -260,6 +261,9 @@ impl DecoderConfig {
         self.validate_rope()?;
         self.validate_window()?;
         bounds::head(self.head, self.classes)?;
+        if self.pooling == Pooling::ClsMean {
+            return Err("`model.pooling` is cls_mean, which only images have: mean, cls, last and max are a text's".into());
+        }
         bounds::dropped(&[("dropout", self.dropout), ("head_dropout", self.head_dropout)])
     }
 }

@@ -1,25 +1,12 @@
-//! GPT-2's checkpoints: names of their own, q, k and v in one tensor, and matrices stored [in, out].
+//! GPT-2's checkpoints: names of their own, q, k and v in one tensor, and matrices stored [in, out]. Files without the head
+//! have the names without `transformer.`.
 
 use std::ops::Range;
 
 use crate::config::Activation::{GeluExact, GeluTanh};
 use crate::config::{Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions};
 use crate::decoder::SCORE;
-
-/// Where one of our weights lies in a GPT-2 checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
-    /// Our path.
-    pub ours: String,
-    /// The tensor's name in `GPT2LMHeadModel`. Files without the head have it without `transformer.`.
-    pub theirs: String,
-    /// Their extents.
-    pub dims: Vec<usize>,
-    /// Theirs is [in, out] and ours [out, in].
-    pub transposed: bool,
-    /// Ours is these of their last axis, which holds q, k and v side by side.
-    pub columns: Range<usize>,
-}
+use crate::stored::{Stored, Within};
 
 /// Every weight, where the decoder is one that GPT-2's format can hold; otherwise the key that is in the way.
 pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
@@ -47,7 +34,8 @@ pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
     let mut all = vec![];
     let mut add =
         |ours: String, theirs: String, dims: Vec<usize>, transposed: bool, columns: Range<usize>| {
-            all.push(Stored { ours, theirs: format!("transformer.{theirs}"), dims, transposed, columns });
+            let within = Within::Columns { transposed, columns };
+            all.push(Stored { ours, theirs: format!("transformer.{theirs}"), dims, within });
         };
     add("embed.weight".into(), "wte.weight".into(), vec![c.vocab, d], false, 0..d);
     add("positions.weight".into(), "wpe.weight".into(), vec![c.context, d], false, 0..d);
@@ -73,34 +61,9 @@ pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
     add("norm".into(), "ln_f.weight".into(), vec![d], false, 0..d);
     add("norm_bias".into(), "ln_f.bias".into(), vec![d], false, 0..d);
     if c.head == Head::Classes {
-        let (ours, theirs) = (SCORE.to_string(), SCORE.to_string());
-        all.push(Stored { ours, theirs, dims: vec![c.classes(), d], transposed: false, columns: 0..d });
+        all.push(Stored::whole(SCORE, SCORE, vec![c.classes(), d]));
     }
     Ok(all)
-}
-
-impl Stored {
-    /// Our values out of theirs.
-    pub fn take<T: Copy>(&self, theirs: &[T]) -> Vec<T> {
-        self.places().map(|place| theirs[place]).collect()
-    }
-
-    /// Our values put among theirs.
-    pub fn put<T: Copy>(&self, ours: &[T], theirs: &mut [T]) {
-        self.places().zip(ours).for_each(|(place, value)| theirs[place] = *value);
-    }
-
-    /// Where each of our elements, in order, lies in their tensor.
-    fn places(&self) -> impl Iterator<Item = usize> + use<> {
-        let width = self.dims[self.dims.len() - 1];
-        let rows = self.dims.iter().product::<usize>() / width;
-        let (first, count) = (self.columns.start, self.columns.len());
-        let transposed = self.transposed;
-        (0..rows * count).map(move |i| match transposed {
-            true => (i % rows) * width + first + i / rows,
-            false => (i / count) * width + first + i % count,
-        })
-    }
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use crate::config::{
     Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs, RopeScaling,
 };
 use crate::decoder::weight_names;
-use crate::gpt2::{self, Stored};
-use crate::{gemma, heads};
+use crate::stored::Stored;
+use crate::{gemma, gpt2, heads};
 
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,8 +134,7 @@ pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Resu
     }
     let plain = |(ours, theirs): (String, String)| {
         let dims = shape(&ours);
-        let columns = 0..dims[dims.len() - 1];
-        Stored { ours, theirs, dims, transposed: false, columns }
+        Stored::whole(ours, theirs, dims)
     };
     Ok(weight_names(model).into_iter().map(plain).collect())
 }

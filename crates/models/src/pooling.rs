@@ -24,6 +24,7 @@ pub fn pool<'g>(
         Pooling::Cls => x.gather(start),
         Pooling::Last => x.gather((start + len).offset(-1.0)),
         Pooling::Max => max(x, start, len, max_len),
+        Pooling::ClsMean => unreachable!("validated: texts have other poolings"),
     }
 }
 

@@ -4,14 +4,16 @@
 
 use serde_json::Value;
 
-use crate::config::Model;
-use crate::gpt2::Stored;
-use crate::huggingface;
+use crate::config::{Model, Pooling, VitConfig};
+use crate::huggingface::{self, Fields};
+use crate::stored::Stored;
+use crate::{dinov2, timm};
 
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
-    /// The model, made for as many positions as the file says.
+    /// The model, made for as many positions as the file says. One that reads images has no classes where the file is of
+    /// a model without a head.
     pub model: Model,
     /// Tokens a text may begin and end with, as far as the file names them.
     pub bos: Vec<u32>,
@@ -20,21 +22,50 @@ pub struct Described {
 
 /// Reads a parsed `config.json`, or says in a sentence which field stands in the way.
 pub fn read(config: &Value) -> Result<Described, String> {
+    if let Some(fields) = config.as_object().map(Fields) {
+        let model_type = fields.get("model_type").and_then(Value::as_str);
+        let vit = match model_type {
+            Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => Some(dinov2::read(&fields)?),
+            _ if timm::is_ours(&fields) => Some(timm::read(&fields)?),
+            _ => None,
+        };
+        if let Some(vit) = vit {
+            vit.validate_body().map_err(|sentence| format!("it describes no model: {sentence}"))?;
+            return Ok(Described { model: Model::Vit(vit), bos: vec![], eos: vec![] });
+        }
+    }
     let huggingface::Described { model, bos, eos } = huggingface::read(config)?;
     Ok(Described { model: Model::Decoder(model), bos, eos })
+}
+
+/// Whether a vision transformer is published as DINOv2 is, and not as timm's are.
+fn is_dinov2(vit: &VitConfig) -> bool {
+    vit.pooling == Pooling::ClsMean || vit.registers > 0
 }
 
 /// Where every weight lies in the library's checkpoints; `shape` gives the extents of ours.
 pub fn stored(model: &Model, shape: impl Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
     match model {
         Model::Decoder(decoder) => huggingface::stored(decoder, shape),
-        Model::Vit(_) => Err(OF_IMAGES.into()),
+        Model::Vit(vit) if is_dinov2(vit) => dinov2::stored(vit),
+        Model::Vit(vit) => timm::stored(vit),
+    }
+}
+
+/// Other names that a weight may have in a file: of a base model without its head, or of a part of a larger model.
+pub fn other_names(model: &Model, name: &str) -> Vec<String> {
+    match model {
+        Model::Decoder(_) => huggingface::other_names(name),
+        Model::Vit(_) => dinov2::other_names(name).into_iter().collect(),
     }
 }
 
 /// Whether a tensor of a checkpoint follows from the rest, or is of a part that is not used.
 pub fn is_redundant(model: &Model, name: &str) -> bool {
-    model.as_decoder().is_some_and(|decoder| huggingface::is_redundant(decoder, name))
+    match model {
+        Model::Decoder(decoder) => huggingface::is_redundant(decoder, name),
+        Model::Vit(_) => dinov2::is_redundant(name),
+    }
 }
 
 /// The `config.json` of a model whose texts begin and end with these tokens, or the key that keeps it from being one of
@@ -42,8 +73,111 @@ pub fn is_redundant(model: &Model, name: &str) -> bool {
 pub fn write(model: &Model, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
     match model {
         Model::Decoder(decoder) => huggingface::write(decoder, dtype, bos, eos),
-        Model::Vit(_) => Err(OF_IMAGES.into()),
+        Model::Vit(vit) if is_dinov2(vit) => dinov2::write(vit, dtype),
+        Model::Vit(vit) => timm::write(vit),
     }
 }
 
-const OF_IMAGES: &str = "a model that reads images has no such form";
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read_vit(config: &Value) -> VitConfig {
+        match read(config).expect("a model").model {
+            Model::Vit(vit) => vit,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The published file of facebook/dinov2-small, shortened to what is read.
+    fn dinov2_small() -> Value {
+        json!({
+            "architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 384, "image_size": 518,
+            "patch_size": 14, "num_attention_heads": 6, "num_hidden_layers": 12, "mlp_ratio": 4,
+            "layerscale_value": 1.0, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "qkv_bias": true,
+            "use_swiglu_ffn": false, "num_channels": 3,
+        })
+    }
+
+    #[test]
+    fn dinov2_reads_and_is_written_back() {
+        let small = read_vit(&dinov2_small());
+        assert_eq!((small.width, small.heads, small.grid, small.classes), (384, 6, Some(37), None));
+        let classes = VitConfig { classes: Some(3), ..small };
+        let written = write(&Model::Vit(classes.clone()), "float32", &[], &[]).unwrap();
+        assert_eq!(written["architectures"][0], "Dinov2ForImageClassification");
+        assert_eq!(read_vit(&written), classes);
+        let registers = VitConfig { registers: 4, ..classes };
+        let written = write(&Model::Vit(registers.clone()), "float32", &[], &[]).unwrap();
+        assert_eq!(read_vit(&written), registers);
+    }
+
+    #[test]
+    fn timm_reads_and_is_written_back() {
+        let tiny =
+            read_vit(&json!({ "architecture": "vit_tiny_patch16_224.augreg_in21k", "num_classes": 1000 }));
+        assert_eq!((tiny.width, tiny.heads, tiny.patch, tiny.classes), (192, 3, 16, Some(1000)));
+        assert_eq!((tiny.grid, tiny.layer_scale, tiny.mean), (Some(14), None, [0.5; 3]));
+        let odd = VitConfig { width: 60, ffn: Some(150), grid: Some(9), patch: 7, image_size: 63, ..tiny };
+        assert_eq!(read_vit(&write(&Model::Vit(odd.clone()), "", &[], &[]).unwrap()), odd);
+        let dino = read_vit(&json!({ "architecture": "vit_base_patch14_dinov2", "num_classes": 0 }));
+        assert_eq!((dino.grid, dino.layer_scale, dino.classes), (Some(37), Some(1e-5), None));
+    }
+
+    #[test]
+    fn what_would_change_numbers_is_refused_by_name() {
+        let refused = |config: Value| read(&config).expect_err("a refusal");
+        let changed = |name: &str, value: Value| {
+            let mut config = dinov2_small();
+            config[name] = value;
+            refused(config)
+        };
+        assert!(changed("use_swiglu_ffn", json!(true)).contains("its `use_swiglu_ffn` is true"));
+        assert!(changed("image_size", json!(515)).contains("does not divide its `image_size` 515"));
+        assert!(changed("architectures", json!(["Dinov2Backbone"])).contains("Dinov2Backbone"));
+        assert!(changed("num_attention_heads", json!(7)).contains("`model.heads` = 7"));
+        assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
+        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "global_pool": "avg" });
+        assert!(refused(pooled).contains("`global_pool`"));
+        let vit = read_vit(&dinov2_small());
+        let write = |vit: VitConfig| write(&Model::Vit(vit), "float32", &[], &[]).expect_err("a refusal");
+        assert!(write(VitConfig { layer_scale: None, ..vit.clone() }).contains("`model.layer_scale`"));
+        assert!(write(VitConfig { pooling: Pooling::Mean, ..vit }).contains("`model.pooling`"));
+    }
+
+    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    #[test]
+    fn every_weight_has_its_place() {
+        let vit = VitConfig {
+            width: 6,
+            layers: 2,
+            heads: 2,
+            patch: 2,
+            image_size: 4,
+            grid: Some(3),
+            classes: Some(4),
+            layer_scale: Some(0.5),
+            ..VitConfig::default()
+        };
+        let dinov2 = VitConfig { pooling: Pooling::ClsMean, ..vit.clone() };
+        let registers = VitConfig { registers: 2, grid: None, ..dinov2.clone() };
+        for vit in [VitConfig { layer_scale: None, ..vit.clone() }, vit, dinov2, registers] {
+            let model = Model::Vit(vit);
+            let graph = model.least();
+            let table = stored(&model, |_| vec![]).unwrap();
+            let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
+            let parameters: Vec<_> = graph.slots.iter().filter(|s| s.class.is_parameter()).collect();
+            for slot in &parameters {
+                let at =
+                    table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
+                assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
+                let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
+                at.places().for_each(|place| tensor[place] += 1);
+            }
+            assert_eq!(parameters.len(), table.len());
+            assert!(filled.values().flatten().all(|n| *n == 1));
+        }
+    }
+}

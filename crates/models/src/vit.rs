@@ -8,10 +8,11 @@ use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
 
-use crate::config::{VitConfig, VitPooling};
+use crate::config::{Pooling, VitConfig};
 use crate::images::{CHANNELS, ImageForm, Inputs};
 
-/// The graph over a batch of images. The image size is the config's.
+/// The graph over a batch of images, of the size that the config says. Without classes there is no head, and the result is
+/// `features`, what a head would read.
 pub fn build(c: &VitConfig, form: ImageForm) -> Graph {
     let b = Builder::new();
     let draws = c.drop_path > 0.0 || c.head_dropout > 0.0;
@@ -21,11 +22,15 @@ pub fn build(c: &VitConfig, form: ImageForm) -> Graph {
         x = b.scope(&format!("layers.{i}"), || v.block(i, x));
     }
     let pooled = v.inputs.drop(v.pool(x), c.head_dropout); // [B, D] or [B, 2 D]
-    let logits = b.scope("head", || {
-        let weight = b.param("weight", &[c.classes, c.pooled()], v.normal());
-        pooled.linear(weight) + b.param("bias", &[c.classes], Init::Zeros).reshape(&[1, c.classes])
+    let Some(classes) = c.classes else {
+        b.result("features", pooled);
+        return b.finish();
+    };
+    b.scope("head", || {
+        let weight = b.param("weight", &[classes, c.pooled()], v.normal());
+        let logits = pooled.linear(weight) + b.param("bias", &[classes], Init::Zeros).reshape(&[1, classes]);
+        v.inputs.finish(logits);
     });
-    b.scope("head", || v.inputs.finish(logits));
     b.finish()
 }
 
@@ -134,9 +139,10 @@ impl<'g> Vit<'_, 'g> {
         let first = 1 + self.c.registers;
         let mean = |x: Tensor<'g>| all(x).slice(1, first, tokens - first).mean(1).reshape(&[n, d]);
         match self.c.pooling {
-            VitPooling::Cls => self.norm(cls(x), "norm"),
-            VitPooling::Mean => mean(self.norm(x, "norm")),
-            VitPooling::ClsMean => {
+            Pooling::Last | Pooling::Max => unreachable!("validated: images have other poolings"),
+            Pooling::Cls => self.norm(cls(x), "norm"),
+            Pooling::Mean => mean(self.norm(x, "norm")),
+            Pooling::ClsMean => {
                 let x = self.norm(x, "norm");
                 self.b.concat(&[cls(x), mean(x)], 1)
             }

@@ -72,14 +72,20 @@ impl ClassWeights {
 
     /// A weight a class, for training on these examples.
     pub fn of(&self, examples: &ExampleTable, classes: usize) -> Result<Vec<f32>, UserError> {
+        let mut counts = vec![0u64; classes];
+        for label in examples.iter().filter_map(|example| example.label) {
+            counts[label as usize] += 1;
+        }
+        self.of_counts(&counts)
+    }
+
+    /// A weight a class, of which there are so many to train on.
+    pub fn of_counts(&self, counts: &[u64]) -> Result<Vec<f32>, UserError> {
+        let classes = counts.len();
         match self {
             ClassWeights::None => Ok(vec![1.0; classes]),
             ClassWeights::Given(weights) => Ok(weights.iter().map(|weight| *weight as f32).collect()),
             ClassWeights::Balanced => {
-                let mut counts = vec![0u64; classes];
-                for label in examples.iter().filter_map(|example| example.label) {
-                    counts[label as usize] += 1;
-                }
                 if let Some(class) = counts.iter().position(|count| *count == 0) {
                     refuse!(
                         "`train.class_weights` is balanced and no training example has class {class}: leave the class out, \

@@ -8,7 +8,6 @@ use flatout_ir::cost::forward_flops;
 use flatout_ir::{Class, Graph, PlanSet, Program, Role, Target, compile as compile_programs};
 use flatout_models::config::{Head, Model};
 use flatout_models::decoder::{self, Documents, Form};
-use flatout_models::images::ImageForm;
 use flatout_runtime::cpu;
 
 use crate::arranged::eval_layout;
@@ -16,7 +15,7 @@ use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
-use crate::{UserError, active, adapters, arranged, fp8_layers, recompute_layers};
+use crate::{UserError, active, adapters, arranged, fp8_layers, images, recompute_layers};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -114,7 +113,7 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
     let decoder = match &config.model {
         Model::Decoder(decoder) => decoder,
-        Model::Vit(_) => return config.model.of_images(ImageForm { dropout, ..ImageForm::plain(rows) }),
+        Model::Vit(_) => return config.model.of_images(images::form(config, rows, dropout)),
     };
     let context = decoder.context;
     if decoder.head == Head::Classes {

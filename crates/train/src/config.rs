@@ -97,6 +97,8 @@ choice! {
         Chat = "chat",
         /// Texts or pairs of texts with a class.
         Classes = "classes",
+        /// Images with a class.
+        Images = "images",
     }
 }
 
@@ -177,7 +179,7 @@ section! {
         pub mean_tokens: Option<usize>,
         /// Tokens of equal shares of the examples, shortest first; measured where not given.
         pub lengths: Vec<usize> = Vec::new(),
-        /// What the files hold: documents, conversations, or texts with a class.
+        /// What the files hold: documents, conversations, texts with a class, or images with one.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
         pub template: Option<String>,
@@ -199,8 +201,22 @@ section! {
         pub label: Option<String>,
         /// A column whose equal values are never both trained on and held out, such as a document's id.
         pub group: Option<String>,
-        /// Rows of the synthetic sets of conversations and pairs.
+        /// Rows of the synthetic sets of conversations, pairs and images.
         pub synthetic_rows: u64 = 4000,
+        /// Images to evaluate on that lie by themselves, instead of held_out.
+        pub held_out_path: Option<Paths>,
+        /// The column or field of a table that names an image's file; where not given, found by its name.
+        pub image: Option<String>,
+        /// The folder that names of image files begin in; the table's own where not given.
+        pub image_root: Option<String>,
+        /// Share of an image's area that training sees a part of, from and to.
+        pub crop_scale: [f64; 2] = [0.8, 1.0],
+        /// Ratio of width to height of that part, from and to.
+        pub crop_ratio: [f64; 2] = [0.75, 1.3333333333333333],
+        /// Probability that training sees an image mirrored.
+        pub flip: f64 = 0.5,
+        /// Share of both sides of an image, in its middle, that evaluation sees.
+        pub centre_crop: f64 = 1.0,
     }
 }
 
@@ -227,7 +243,9 @@ impl Data {
 
     /// Whether examples are learned from one by one, and not rows that text is cut into.
     pub fn has_examples(&self) -> bool {
-        self.task != Task::Text || self.mean_tokens.is_some() || !self.lengths.is_empty()
+        matches!(self.task, Task::Chat | Task::Classes)
+            || self.mean_tokens.is_some()
+            || !self.lengths.is_empty()
     }
 
     pub fn has_files(&self) -> bool {
@@ -337,6 +355,12 @@ section! {
         pub max_skipped: u64 = 10,
         /// What texts of each class count: none (1 each), balanced (every class alike), or a number a class.
         pub class_weights: ClassWeights = ClassWeights::None,
+        /// Share of an image's target that is spread over all classes.
+        pub label_smoothing: f64 = 0.0,
+        /// Blends images by shares drawn from beta(mixup, mixup); 0 for none.
+        pub mixup: f64 = 0.0,
+        /// Puts a part of another image into images, of an area drawn from beta(cutmix, cutmix); 0 for none.
+        pub cutmix: f64 = 0.0,
         /// Evaluations without a better eval.metric after which the run ends.
         pub patience: Option<u64>,
         /// Trains so many runs, each of which holds out another part of the labelled texts.

@@ -47,7 +47,11 @@ fn blame(
             }
         }
         let loss = if is_finite(session, LOSS_SUM)? { "finite" } else { "not finite" };
-        let what = if matches!(batch, Batch::Rows(..)) { "rows" } else { "examples" };
+        let what = match batch {
+            Batch::Rows(..) => "rows",
+            Batch::Examples(_) => "examples",
+            Batch::Images(_) => "images",
+        };
         let samples = match (batch.samples().iter().min(), batch.samples().iter().max()) {
             (Some(first), Some(last)) => format!("{what} {first} to {last}"),
             _ => format!("no {what}"),

@@ -60,6 +60,7 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Rows, Share), 
         (Material::Text(corpus), Share::All) => corpus.rows_once(limit)?,
         (Material::Examples(examples), Share::HeldOut) => as_rows(&examples.held_out, limit, context),
         (Material::Examples(examples), Share::All) => as_rows(&examples.train, limit, context),
+        (Material::Images(_), _) => unreachable!("images have classes, which are judged apart"),
     };
     Ok((rows, share))
 }

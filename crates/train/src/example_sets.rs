@@ -37,7 +37,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         task: match data.task {
             Task::Classes => Kind::Classes,
             Task::Chat => Kind::Chat,
-            Task::Text => unreachable!("documents are opened as a corpus"),
+            Task::Text | Task::Images => unreachable!("documents are opened as a corpus"),
         },
         source: match data.source() {
             Source::Synthetic => flatout_data::Source::Synthetic,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use flatout_data::Vocabulary;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Model};
-use flatout_models::gpt2::Stored;
+use flatout_models::stored::Stored;
 use flatout_models::{choice, heads, published};
 use serde_json::{Map, Value, json};
 
@@ -271,7 +271,7 @@ impl Out {
             weights.read(&part.ours, ty, init).map(|(wide, _)| wide)
         };
         if let [one] = self.parts.as_slice()
-            && !one.transposed
+            && one.is_whole()
         {
             return read(weights, one);
         }

@@ -1,9 +1,10 @@
-//! What a run learns from: rows of text, or examples one by one.
+//! What a run learns from: rows of text, examples one by one, or images.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use flatout_data::examples::ExampleSets;
+use flatout_data::images::ImageSets;
 use flatout_data::{
     Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, Rows, Said, Shape, Vocabulary,
     drawn_examples, once,
@@ -13,11 +14,13 @@ use crate::config::{Config, Task};
 use crate::corpus::{corpus_saying, total_steps};
 use crate::example_sets::example_sets;
 use crate::failure::Failure;
+use crate::images::{self, HeldOutImages};
 use crate::{UserError, arranged, refuse};
 
 pub enum Material {
     Text(Corpus),
     Examples(Examples),
+    Images(ImageSets),
 }
 
 /// Examples of both sides, and the tokeniser they went through.
@@ -35,6 +38,9 @@ const DRAWN: usize = 8192;
 impl Material {
     /// Opens what a config names; `say` is told what takes long and what was left out.
     pub fn open(config: &Config, run: Option<&Path>, say: &mut dyn FnMut(Said)) -> Result<Material, Failure> {
+        if config.data.task == Task::Images {
+            return Ok(Material::Images(images::open(config, say)?));
+        }
         if config.data.task != Task::Text {
             let ExampleSets { train, held_out, vocabulary, classes, .. } =
                 example_sets(config, run, config.held_out_fold(), say)?;
@@ -57,6 +63,9 @@ impl Material {
     /// Writes down how long examples are, where the config does not say it: plans are made from it, today and when the
     /// run goes on.
     pub fn measure(&self, config: &mut Config) {
+        if let Material::Images(sets) = self {
+            config.data.classes.clone_from(&sets.classes);
+        }
         let Material::Examples(Examples { train, held_out, classes, .. }) = self else { return };
         // What each output of the model stands for is found in the run's own config, whatever files come later.
         config.data.classes.clone_from(classes);
@@ -75,8 +84,16 @@ impl Material {
     /// Whether a head of classes finds a class of its own on every example.
     pub fn check_classes(&self, config: &Config) -> Result<(), UserError> {
         let Some(classes) = config.model.classes() else { return Ok(()) };
-        let Material::Examples(Examples { train, held_out, classes: names, .. }) = self else {
-            refuse!("`model.head` is classes and the data is text without classes: give data.task=classes");
+        let (names, tables) = match self {
+            Material::Examples(Examples { train, held_out, classes, .. }) => {
+                (classes, [train, held_out].to_vec())
+            }
+            Material::Images(sets) => (&sets.classes, vec![]),
+            Material::Text(_) => {
+                refuse!(
+                    "`model.head` is classes and the data is text without classes: give data.task=classes"
+                )
+            }
         };
         if !names.is_empty() && names.len() != classes {
             refuse!(
@@ -86,7 +103,7 @@ impl Material {
                 names.len()
             );
         }
-        for example in train.iter().chain(held_out.iter()) {
+        for example in tables.iter().flat_map(|table| table.iter()) {
             match example.label {
                 Some(label) if (label as usize) < classes => {}
                 Some(label) => {
@@ -98,10 +115,12 @@ impl Material {
         Ok(())
     }
 
-    pub fn vocabulary(&self) -> &Vocabulary {
+    /// What text was tokenised by.
+    pub fn vocabulary(&self) -> Option<&Vocabulary> {
         match self {
-            Material::Text(corpus) => corpus.vocabulary(),
-            Material::Examples(examples) => &examples.vocabulary,
+            Material::Text(corpus) => Some(corpus.vocabulary()),
+            Material::Examples(examples) => Some(&examples.vocabulary),
+            Material::Images(_) => None,
         }
     }
 
@@ -109,7 +128,7 @@ impl Material {
     pub fn floor(&self) -> Option<Floor> {
         match self {
             Material::Text(corpus) => corpus.floor(),
-            Material::Examples(_) => None,
+            Material::Examples(_) | Material::Images(_) => None,
         }
     }
 
@@ -125,6 +144,13 @@ impl Material {
                 held_out_tokens: Some(tokens(held_out)),
                 is_estimated: false,
             },
+            Material::Images(sets) => Description {
+                documents: Some(sets.train.count()),
+                tokens: None,
+                held_out_documents: Some(sets.held_out.count()),
+                held_out_tokens: None,
+                is_estimated: false,
+            },
         }
     }
 
@@ -133,13 +159,16 @@ impl Material {
         match (self, config.train.steps) {
             (_, Some(steps)) => Ok(steps),
             (Material::Text(corpus), None) => total_steps(config, corpus),
-            (Material::Examples(examples), None) => {
-                let epochs = config.train.epochs.expect("validated: steps or epochs");
-                let samples = epochs * examples.train.count() as u64;
-                Ok(samples.div_ceil(config.train.batch as u64).max(1))
-            }
+            (Material::Examples(examples), None) => Ok(of_epochs(config, examples.train.count() as u64)),
+            (Material::Images(sets), None) => Ok(of_epochs(config, sets.train.count())),
         }
     }
+}
+
+/// The updates of a run over so many samples an epoch.
+fn of_epochs(config: &Config, samples: u64) -> u64 {
+    let epochs = config.train.epochs.expect("validated: steps or epochs");
+    (epochs * samples).div_ceil(config.train.batch as u64).max(1)
 }
 
 /// A few names, and that there are more.
@@ -153,6 +182,7 @@ pub enum HeldOut {
     /// Rows that are cut into batches of so many.
     Rows(Box<Rows>, usize),
     Examples(Vec<MicroBatch>),
+    Images(HeldOutImages),
 }
 
 impl HeldOut {
@@ -170,6 +200,9 @@ impl HeldOut {
             (Material::Examples(examples), Some(layout)) if examples.held_out.count() > 0 => {
                 Ok(HeldOut::Examples(once(&examples.held_out, config.eval.rows, layout, &[])))
             }
+            (Material::Images(sets), _) => {
+                Ok(HeldOut::Images(HeldOutImages::new(config, &sets.held_out, config.eval.rows, batch)?))
+            }
             (Material::Examples(_), _) => Err(Failure::User(UserError(
                 "no example is held out to evaluate on: raise data.held_out or give eval.rows=0".into(),
             ))),
@@ -181,6 +214,7 @@ impl HeldOut {
         match self {
             HeldOut::Rows(rows, batch) => rows.count().div_ceil(*batch),
             HeldOut::Examples(parts) => parts.len(),
+            HeldOut::Images(images) => images.parts(),
         }
     }
 }

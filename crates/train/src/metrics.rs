@@ -28,6 +28,43 @@ pub struct Metrics {
     /// The mean over classes.
     pub mean: Score,
     pub confusion: Confusion,
+    /// The share of rows whose class is among the five likeliest, of more than five.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top5: Option<f64>,
+}
+
+/// What is counted on the way to the numbers.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    confusion: Confusion,
+    among_five: u64,
+}
+
+/// The classes that top-5 looks at.
+const FIVE: usize = 5;
+
+impl Tally {
+    pub fn new(classes: usize) -> Tally {
+        Tally { confusion: Confusion::new(classes), among_five: 0 }
+    }
+
+    /// Counts the rows of a micro-batch: logits [S, C] row after row, and classes, -1 for what is no row.
+    pub fn see_all(&mut self, logits: &[f32], classes: &[i32]) {
+        self.confusion.see_all(logits, classes);
+        let rows = logits.chunks_exact(self.confusion.classes().max(1)).zip(classes);
+        for (logits, class) in rows.filter(|(_, class)| **class >= 0) {
+            let own = logits[*class as usize];
+            let above = logits.iter().filter(|logit| **logit > own).count();
+            let before = logits[..*class as usize].iter().filter(|logit| **logit == own).count();
+            self.among_five += (above + before < FIVE) as u64;
+        }
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        let counts = self.confusion.classes() > FIVE;
+        let top5 = counts.then(|| share(self.among_five, self.confusion.total()));
+        Metrics { top5, ..self.confusion.metrics() }
+    }
 }
 
 impl Confusion {
@@ -80,6 +117,7 @@ impl Confusion {
             positive: (self.classes() == 2).then(|| self.score(1)),
             mean: Score { precision: mean(|s| s.precision), recall: mean(|s| s.recall), f1: mean(|s| s.f1) },
             confusion: self.clone(),
+            top5: None,
         }
     }
 }
@@ -118,7 +156,11 @@ impl Metrics {
                 self.accuracy
             ),
             None => {
-                format!("accuracy {:.4}  {mean}  precision {precision:.4}  recall {recall:.4}", self.accuracy)
+                let top5 = self.top5.map(|share| format!("  top-5 {share:.4}")).unwrap_or_default();
+                format!(
+                    "accuracy {:.4}{top5}  {mean}  precision {precision:.4}  recall {recall:.4}",
+                    self.accuracy
+                )
             }
         }
     }
@@ -173,6 +215,25 @@ mod tests {
         table.see_all(&[0.0, 1.0, 1.0, 0.0, 5.0, 5.0], &[1, 1, -1]);
         assert_eq!(table, counted(&[&[0, 0], &[1, 1]]));
         assert_eq!(table.total(), 2);
+    }
+
+    #[test]
+    fn five_guesses_are_counted_where_there_are_more_classes() {
+        let mut tally = Tally::new(7);
+        let logits = [0.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0];
+        tally.see_all(&[logits, logits, logits, logits].concat(), &[1, 5, 6, -1]);
+        let metrics = tally.metrics();
+        assert!(close(metrics.accuracy, 1.0 / 3.0) && close(metrics.top5.unwrap(), 2.0 / 3.0), "{metrics:?}");
+        assert!(
+            metrics.words().starts_with("accuracy 0.3333  top-5 0.6667  macro F1"),
+            "{}",
+            metrics.words()
+        );
+        // Equal logits: the class of the lower number counts as likelier, as for the first guess.
+        let mut even = Tally::new(6);
+        even.see_all(&[[0.0; 6], [0.0; 6]].concat(), &[4, 5]);
+        assert!(close(even.metrics().top5.unwrap(), 0.5));
+        assert_eq!(Tally::new(5).metrics().top5, None);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub fn opening(
         predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).predicted_seconds,
         data: DataFacts {
             source: config.data.named(),
-            vocabulary: material.vocabulary().size() as u64,
+            vocabulary: material.vocabulary().map_or(0, |vocabulary| vocabulary.size() as u64),
             documents: described.documents,
             held_out_documents: described.held_out_documents,
             tokens: described.tokens,

@@ -41,7 +41,7 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, St
         if !weights.contains(stored.ours.as_str()) {
             continue;
         }
-        if stored.transposed || stored.dims != shapes[&stored.ours].0.dims {
+        if !stored.is_whole() {
             return Err(format!(
                 "`{}` is part of `{}` there, or lies the other way round",
                 stored.ours, stored.theirs

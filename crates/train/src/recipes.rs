@@ -26,6 +26,7 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
     Embedded { name: "gemma3-1b-pairs", text: include_str!("../../../recipes/gemma3-1b-pairs.toml") },
     Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
+    Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
 ];
 
 /// What is laid for a GPU; which one it is changes only the description.
@@ -93,7 +94,9 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
     layers.model(&described.model, &from)?;
     let mut config = with_adapter(layers)?;
-    let reads_tokens = config.data.source() == Source::Text || config.data.task != Task::Text;
+    let is_text = config.data.task == Task::Text;
+    let reads_tokens =
+        config.model.as_decoder().is_some() && (config.data.source() == Source::Text || !is_text);
     if reads_tokens && config.data.tokenizer.is_none() {
         let Some(tokenizer) = described.tokenizer else {
             refuse!("{from} has no tokenizer.json, and its model reads no other tokens: give data.tokenizer");

@@ -215,12 +215,16 @@ fn made_of(history: &History, start: &Start) -> Rows {
         (
             "data",
             format!(
-                "{}{}{}{}, vocabulary {}",
+                "{}{}{}{}{}",
                 data.source,
                 number(data.tokens, "tokens"),
-                number(data.documents, "documents"),
+                number(data.documents, if data.vocabulary == 0 { "images" } else { "documents" }),
                 number(data.held_out_documents, "of them held out"),
-                count(data.vocabulary)
+                if data.vocabulary == 0 {
+                    String::new()
+                } else {
+                    format!(", vocabulary {}", count(data.vocabulary))
+                }
             ),
         ),
         (

@@ -1,5 +1,6 @@
 //! Updates on their way from the data to the plans, a micro-batch at a time.
 
+use flatout_data::images::ImageLoader;
 use flatout_data::{
     Arrangement, ExampleCursor, ExampleTable, Loader, MicroBatch, Reading, Rows, Updates, Waited,
 };
@@ -9,6 +10,7 @@ use crate::compile::Compiled;
 use crate::config::Config;
 use crate::corpus::train_loader;
 use crate::failure::Failure;
+use crate::images::{self, Feeding, ImagePart};
 use crate::material::{Examples, Material};
 
 /// Where a run's updates come from.
@@ -24,6 +26,13 @@ pub enum Supply {
         next: std::vec::IntoIter<MicroBatch>,
         epoch: f64,
         waited: Waited,
+    },
+    /// Images, so many micro-batches an update.
+    Images {
+        loader: Box<ImageLoader>,
+        feeding: Box<Feeding>,
+        seed: u64,
+        parts: usize,
     },
 }
 
@@ -41,6 +50,7 @@ pub enum Batch {
     /// Rows for a plan of this many.
     Rows(Rows, usize),
     Examples(MicroBatch),
+    Images(ImagePart),
 }
 
 impl Batch {
@@ -49,6 +59,7 @@ impl Batch {
         match self {
             Batch::Rows(rows, _) => rows.tokens.len(),
             Batch::Examples(batch) => batch.real_tokens(),
+            Batch::Images(part) => part.batch.count() * part.tokens,
         }
     }
 
@@ -57,6 +68,7 @@ impl Batch {
         match self {
             Batch::Rows(rows, capacity) => capacity * rows.context,
             Batch::Examples(batch) => batch.tokens.len(),
+            Batch::Images(part) => part.capacity * part.tokens,
         }
     }
 
@@ -64,6 +76,7 @@ impl Batch {
         match self {
             Batch::Rows(rows, _) => &rows.sample,
             Batch::Examples(batch) => &batch.samples,
+            Batch::Images(part) => &part.batch.samples,
         }
     }
 }
@@ -124,13 +137,22 @@ impl Supply {
                 Ok(Supply::Examples { updates, next, epoch: 0.0, waited })
             }
             (Material::Examples(_), None) => unreachable!("plans for examples are arranged"),
+            (Material::Images(sets), _) => {
+                let cursor = cursor.map(serde_json::from_value).transpose().map_err(unreadable)?;
+                Ok(Supply::Images {
+                    loader: Box::new(images::loader(config, &sets.train, cursor)?),
+                    feeding: Box::new(Feeding::training(config, micro_batch, &sets.train)?),
+                    seed: config.train.seed,
+                    parts: config.train.batch / micro_batch,
+                })
+            }
         }
     }
 
     /// Begins the next update and tells how many micro-batches it has; each is then asked for.
     pub fn begin_update(&mut self) -> usize {
         match self {
-            Supply::Rows { parts, .. } => *parts,
+            Supply::Rows { parts, .. } | Supply::Images { parts, .. } => *parts,
             Supply::Examples { updates, next, epoch, waited } => {
                 let update = updates.next_update();
                 (*next, *epoch, *waited) = (update.parts.into_iter(), update.epoch, update.waited);
@@ -149,6 +171,11 @@ impl Supply {
                 let batch = Batch::Examples(next.next().expect("as many as the update has"));
                 Ok(Part { batch, epoch: *epoch, waited: std::mem::take(waited) })
             }
+            Supply::Images { loader, feeding, seed, .. } => {
+                let images = loader.next_images(feeding.capacity)?;
+                let (epoch, waited) = (images.epoch, images.waited);
+                Ok(Part { batch: Batch::Images(feeding.part(images, *seed)), epoch, waited })
+            }
         }
     }
 
@@ -157,6 +184,7 @@ impl Supply {
         let value = match self {
             Supply::Rows { loader, .. } => serde_json::to_value(loader.cursor()),
             Supply::Examples { updates, .. } => serde_json::to_value(updates.cursor()),
+            Supply::Images { loader, .. } => serde_json::to_value(loader.cursor()),
         };
         value.expect("a cursor has a JSON form")
     }
@@ -166,6 +194,7 @@ impl Supply {
         match self {
             Supply::Rows { loader, .. } => loader.cursor().row,
             Supply::Examples { updates, .. } => updates.cursor().sample,
+            Supply::Images { loader, .. } => loader.cursor().sample,
         }
     }
 
@@ -174,6 +203,7 @@ impl Supply {
         match self {
             Supply::Rows { loader, .. } => loader.waited(),
             Supply::Examples { updates, .. } => updates.waited(),
+            Supply::Images { loader, .. } => loader.waited(),
         }
     }
 }

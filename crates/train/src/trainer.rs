@@ -19,8 +19,9 @@ use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
 use crate::feed::{Draw, feed, feed_examples};
 use crate::goal::Patience;
+use crate::images::feed_images;
 use crate::material::{HeldOut, Material};
-use crate::metrics::{Confusion, Metrics};
+use crate::metrics::{Metrics, Tally};
 use crate::run::Run;
 use crate::schedule::learning_rate;
 use crate::signal::StopFlag;
@@ -176,7 +177,9 @@ pub fn train_on(
     let newest = found.whole.map(|whole| (whole.step, whole.path));
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
-    material.vocabulary().save(&tokenizer_path(run.dir()))?;
+    if let Some(vocabulary) = material.vocabulary() {
+        vocabulary.save(&tokenizer_path(run.dir()))?;
+    }
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
 
     let ready = Ready { config, compiled: &compiled, material, run: run.dir(), steps, done: progress.step };
@@ -529,29 +532,36 @@ impl Trainer<'_, '_> {
         }
         let (mut loss, mut weight) = (0.0, 0.0);
         let classes = self.config.model.classes();
-        let mut confusion = Confusion::new(classes.unwrap_or(0));
+        let mut tally = Tally::new(classes.unwrap_or(0));
         for part in 0..held_out.parts() {
             if let Some(reason) = self.stop_asked() {
                 return Ok(Some(reason));
             }
-            match held_out {
+            let labels = match held_out {
                 HeldOut::Rows(rows, batch) => {
-                    feed(&mut self.session, Role::Eval, rows, part * batch, *batch, self.draw)?
+                    feed(&mut self.session, Role::Eval, rows, part * batch, *batch, self.draw)?;
+                    vec![]
                 }
                 HeldOut::Examples(parts) => {
-                    feed_examples(&mut self.session, Role::Eval, &parts[part], self.draw)?
+                    feed_examples(&mut self.session, Role::Eval, &parts[part], self.draw)?;
+                    parts[part].labels.clone()
                 }
-            }
+                HeldOut::Images(images) => {
+                    let part = images.part(part)?;
+                    feed_images(&mut self.session, Role::Eval, &part, self.draw)?;
+                    part.batch.labels
+                }
+            };
             self.session.run(Role::Eval)?;
             loss += self.session.result(Role::Eval, "loss")?[0] as f64;
             weight += self.session.result(Role::Eval, "weight")?[0] as f64;
-            if let (Some(_), HeldOut::Examples(parts)) = (classes, held_out) {
-                confusion.see_all(&self.session.result(Role::Eval, "class_logits")?, &parts[part].labels);
+            if classes.is_some() {
+                tally.see_all(&self.session.result(Role::Eval, "class_logits")?, &labels);
             }
         }
         let loss = (loss / weight) as f32;
         self.evaluated = Some((self.progress.step, loss));
-        let (metric, metrics) = (self.config.eval.metric, classes.map(|_| confusion.metrics()));
+        let (metric, metrics) = (self.config.eval.metric, classes.map(|_| tally.metrics()));
         self.score = metric.of(loss, metrics.as_ref());
         // Not where a run that may go on has its end.
         if self.is_eval_due() {

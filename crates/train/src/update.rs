@@ -7,6 +7,7 @@ use flatout_runtime::{Posted, RuntimeError, Session};
 
 pub use crate::feed::Draw;
 use crate::feed::{feed, feed_examples};
+use crate::images::feed_images;
 use crate::supply::Batch;
 
 /// What an update gives.
@@ -29,6 +30,10 @@ pub fn accumulate(session: &mut Session, batch: &Batch, draw: Draw) -> Result<()
             let role = Role::GRADS[batch.shape];
             feed_examples(session, role, batch, draw)?;
             role
+        }
+        Batch::Images(part) => {
+            feed_images(session, Role::Grad, part, draw)?;
+            Role::Grad
         }
     };
     session.run(role)

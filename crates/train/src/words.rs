@@ -33,7 +33,7 @@ pub fn shape(model: &Model) -> String {
             v.heads,
             v.patch,
             v.image_size,
-            count(v.classes as u64)
+            count(v.classes.unwrap_or(0) as u64)
         ),
     }
 }

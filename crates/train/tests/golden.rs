@@ -12,8 +12,8 @@ use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
 use flatout_models::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopeScaling};
 use flatout_models::decoder::{Documents, Form, build, weight_names};
-use flatout_models::gpt2::{self, Stored};
-use flatout_models::huggingface;
+use flatout_models::stored::Stored;
+use flatout_models::{gpt2, huggingface};
 use flatout_runtime::{Session, cpu};
 use flatout_train::checkpoint::TensorFile;
 use flatout_train::initial;
@@ -148,8 +148,7 @@ impl Golden {
         }
         let place = |(ours, theirs): (String, String)| {
             let dims = self.file.entries()[&format!("weight.{theirs}")].shape.clone();
-            let columns = 0..dims[dims.len() - 1];
-            Stored { ours, theirs, dims, transposed: false, columns }
+            Stored::whole(ours, theirs, dims)
         };
         weight_names(&self.model).into_iter().map(place).collect()
     }

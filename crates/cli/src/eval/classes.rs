@@ -7,7 +7,7 @@ use flatout_train::classify::{Asked, Classified, asked, classify, predict as sai
 use flatout_train::evaluate::Share;
 use flatout_train::metrics::Metrics;
 use flatout_train::pretrained::Loaded;
-use flatout_train::{Failure, predictions};
+use flatout_train::{Failure, UserError, images, predictions};
 use serde_json::json;
 
 use crate::args::Eval;
@@ -16,9 +16,16 @@ use crate::screen::{Screen, count};
 
 /// On texts whose classes are known.
 pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode, Failure> {
-    let (texts, share) = texts(&mut loaded, &args.overrides)?;
     let device = model::device(&loaded)?;
-    let Classified { loss, texts, metrics } = classify(&mut loaded, &device, &texts)?;
+    let is_text = loaded.config.model.as_decoder().is_some();
+    let (Classified { loss, texts, metrics }, share) = match is_text {
+        true => {
+            let (texts, share) = texts(&mut loaded, &args.overrides)?;
+            (classify(&mut loaded, &device, &texts)?, share)
+        }
+        false => images::classify(&mut loaded, &device, &args.overrides)?,
+    };
+    let what = if is_text { "text" } else { "image" };
     if screen.json {
         screen.object(&json!({
             "model": args.model.display().to_string(),
@@ -26,13 +33,17 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
             "step": loaded.step,
             "on": if share == Share::All { "all" } else { "held_out" },
             "loss": loss,
-            "texts": texts,
+            (format!("{what}s")): texts,
             "metrics": metrics,
         }));
         return Ok(ExitCode::SUCCESS);
     }
-    let on = if share == Share::All { "texts" } else { "held-out texts" };
-    screen.result(format!("loss {loss:.4} nats a text, {}, over {} {on}", metrics.words(), count(texts)));
+    let on = if share == Share::All { "" } else { "held-out " };
+    screen.result(format!(
+        "loss {loss:.4} nats a {what}, {}, over {} {on}{what}s",
+        metrics.words(),
+        count(texts)
+    ));
     table(&metrics, &loaded.config.data.classes, screen);
     Ok(ExitCode::SUCCESS)
 }
@@ -63,6 +74,12 @@ fn table(metrics: &Metrics, names: &[String], screen: &Screen) {
 pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<ExitCode, Failure> {
     predictions::check(out)?;
     let mut loaded = model::open(&args.model, &args.overrides)?;
+    if loaded.config.model.as_decoder().is_none() {
+        let model = args.model.display();
+        return Err(
+            UserError(format!("{model} reads images, and --predict reads texts: leave it out")).into()
+        );
+    }
     let Asked { texts, places, classes } = asked(&loaded, file)?;
     let device = model::device(&loaded)?;
     let said = said_of(&mut loaded, &device, &texts)?;

@@ -122,7 +122,7 @@ impl Model {
     pub fn classes(&self) -> Option<usize> {
         match self {
             Model::Decoder(decoder) => decoder.classes.filter(|_| decoder.head == Head::Classes),
-            Model::Vit(vit) => Some(vit.classes),
+            Model::Vit(vit) => vit.classes,
         }
     }
 

@@ -1,13 +1,9 @@
 //! What a vision transformer is made of: DINOv2's and timm's ViT as values.
 
-use super::Head;
 use super::bounds::{self, MAX_EXTENT, MAX_LAYERS};
-use crate::{choice, section};
-
-choice! {
-    /// What of the last states a head of classes reads: the class token, it beside the mean of the patches, or that mean.
-    pub enum VitPooling { Cls = "cls", ClsMean = "cls_mean", Mean = "mean" }
-}
+use super::{Head, Pooling};
+use crate::images::CHANNELS;
+use crate::section;
 
 section! {
     /// The vision transformer: patches, a class token, pre-norm blocks, final norm, a head of classes.
@@ -29,9 +25,9 @@ section! {
         /// Tokens of no image that all others see, beside the class token.
         pub registers: usize = 0,
         /// Number of classes.
-        pub classes: usize,
+        pub classes: Option<usize>,
         /// What of the last states the head reads: cls, cls_mean (both side by side) or mean.
-        pub pooling: VitPooling = VitPooling::Cls,
+        pub pooling: Pooling = Pooling::Cls,
         /// Added to the variance in every norm.
         pub norm_eps: f64 = 1e-6,
         /// First value of the learned factors on what each half block adds; none where not given.
@@ -77,7 +73,7 @@ impl VitConfig {
 
     /// Elements the head reads of an image.
     pub fn pooled(&self) -> usize {
-        if self.pooling == VitPooling::ClsMean { 2 * self.width } else { self.width }
+        if self.pooling == Pooling::ClsMean { 2 * self.width } else { self.width }
     }
 
     /// Number of trained values.
@@ -86,13 +82,23 @@ impl VitConfig {
         let (d, f) = (wide(self.width), wide(self.ffn()));
         let scales = if self.layer_scale.is_some() { 2 * d } else { 0 };
         let block = 4 * d * d + 4 * d + 2 * d * f + f + d + 4 * d + scales;
-        let patch = wide(super::super::images::CHANNELS * self.patch * self.patch) * d + d;
+        let patch = wide(CHANNELS * self.patch * self.patch) * d + d;
         let tokens = d * (1 + wide(self.registers) + 1 + wide(self.grid() * self.grid()));
-        wide(self.layers) * block + patch + tokens + 2 * d + wide(self.classes) * (wide(self.pooled()) + 1)
+        wide(self.layers) * block
+            + patch
+            + tokens
+            + 2 * d
+            + wide(self.classes.unwrap_or(0)) * (wide(self.pooled()) + 1)
     }
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
     pub fn validate(&self) -> Result<(), String> {
+        self.validate_body()?;
+        bounds::head(Head::Classes, self.classes)
+    }
+
+    /// The same of all but the head.
+    pub fn validate_body(&self) -> Result<(), String> {
         bounds::extents(&[
             ("width", self.width, MAX_EXTENT),
             ("layers", self.layers, MAX_LAYERS),
@@ -119,12 +125,17 @@ impl VitConfig {
                 self.registers
             ));
         }
-        bounds::head(Head::Classes, Some(self.classes))?;
         bounds::positive(&[("norm_eps", self.norm_eps), ("init_std", self.init_std)])?;
         if self.layer_scale.is_some_and(|scale| !scale.is_finite()) {
             return Err("`model.layer_scale` must be a number".into());
         }
         normalisation(&self.mean, &self.std)?;
+        if matches!(self.pooling, Pooling::Last | Pooling::Max) {
+            return Err(format!(
+                "`model.pooling` is {}, and of images there is cls, cls_mean and mean",
+                self.pooling
+            ));
+        }
         bounds::dropped(&[("drop_path", self.drop_path), ("head_dropout", self.head_dropout)])
     }
 }
@@ -149,7 +160,15 @@ mod tests {
     use super::*;
 
     fn vit(width: usize, layers: usize, heads: usize) -> VitConfig {
-        VitConfig { width, layers, heads, patch: 16, image_size: 224, classes: 1000, ..VitConfig::default() }
+        VitConfig {
+            width,
+            layers,
+            heads,
+            patch: 16,
+            image_size: 224,
+            classes: Some(1000),
+            ..VitConfig::default()
+        }
     }
 
     /// timm's own counts of vit_tiny, vit_small and vit_base_patch16_224.
@@ -172,7 +191,7 @@ mod tests {
                 patch: 14,
                 grid: Some(37),
                 layer_scale: Some(1.0),
-                pooling: VitPooling::ClsMean,
+                pooling: Pooling::ClsMean,
                 ..vit(width, layers, heads)
             };
             assert_eq!(vit.validate(), Ok(()));
@@ -195,11 +214,13 @@ mod tests {
         refused(|c| c.image_size = 220, "208 and 224 are the nearest");
         refused(|c| c.image_size = 1 << 20, "`model.image_size` is 1048576");
         refused(|c| c.registers = 5000, "`model.registers` is 5000");
-        refused(|c| c.classes = 1, "`model.classes` is 1");
+        refused(|c| c.classes = None, "`model.classes` is missing");
+        refused(|c| c.classes = Some(1), "`model.classes` is 1");
         refused(|c| c.norm_eps = -1.0, "`model.norm_eps` is -1");
         refused(|c| c.layer_scale = Some(f64::NAN), "`model.layer_scale`");
         refused(|c| c.std = [1.0, 0.0, 1.0], "`model.std`");
         refused(|c| c.mean = [f64::INFINITY, 0.0, 1.0], "`model.mean`");
+        refused(|c| c.pooling = Pooling::Max, "`model.pooling` is max");
         refused(|c| c.drop_path = 1.0, "`model.drop_path` is 1");
         refused(|c| c.head_dropout = -0.1, "`model.head_dropout` is -0.1");
     }

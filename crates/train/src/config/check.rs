@@ -120,19 +120,26 @@ impl Config {
     fn validate_examples(&self) -> Result<(), UserError> {
         let data = &self.data;
         let (is_text, is_chat) = (data.task == Task::Text, data.task == Task::Chat);
+        let (is_images, of_texts) = (data.task == Task::Images, data.task == Task::Classes);
         for (key, given, has_use) in [
             ("template", data.template.is_some(), is_chat),
             ("date", data.date.is_some(), is_chat),
-            ("max_tokens", data.max_tokens.is_some(), !is_text),
-            ("classes", !data.classes.is_empty(), !is_text && !is_chat),
-            ("text_a", data.text_a.is_some(), !is_text && !is_chat),
-            ("text_b", data.text_b.is_some(), !is_text && !is_chat),
-            ("label", data.label.is_some(), !is_text && !is_chat),
-            ("group", data.group.is_some(), !is_text),
+            ("max_tokens", data.max_tokens.is_some(), is_chat || of_texts),
+            ("classes", !data.classes.is_empty(), of_texts || is_images),
+            ("text_a", data.text_a.is_some(), of_texts),
+            ("text_b", data.text_b.is_some(), of_texts),
+            ("label", data.label.is_some(), of_texts || is_images),
+            ("group", data.group.is_some(), is_chat || of_texts),
+            ("held_out_path", data.held_out_path.is_some(), is_images),
+            ("image", data.image.is_some(), is_images),
+            ("image_root", data.image_root.is_some(), is_images),
         ] {
             if given && !has_use {
-                let task =
-                    if ["classes", "text_a", "text_b", "label"].contains(&key) { "classes" } else { "chat" };
+                let task = match key {
+                    "classes" | "text_a" | "text_b" | "label" => "classes",
+                    "held_out_path" | "image" | "image_root" => "images",
+                    _ => "chat",
+                };
                 refuse!("`data.{key}` is given but `data.task` is {}: give data.task={task}", data.task);
             }
         }
@@ -153,7 +160,24 @@ impl Config {
         {
             refuse!("`data.date` is {date}, which is no day: write it as 2025-01-31");
         }
+        self.validate_views()?;
         at_least_one("data.synthetic_rows", data.synthetic_rows as usize)
+    }
+
+    /// What is seen of images.
+    fn validate_views(&self) -> Result<(), UserError> {
+        let data = &self.data;
+        for (key, [least, most], bound) in
+            [("crop_scale", data.crop_scale, 1.0), ("crop_ratio", data.crop_ratio, 100.0)]
+        {
+            if !(least > 0.0 && least <= most && most <= bound) {
+                refuse!(
+                    "`data.{key}` is [{least}, {most}], and wants two numbers above 0, in order, up to {bound}"
+                );
+            }
+        }
+        within("data.flip", data.flip, 0.0, 1.0)?;
+        within("data.centre_crop", data.centre_crop, 0.01, 1.0)
     }
 
     fn validate_train(&self) -> Result<(), UserError> {
@@ -197,6 +221,24 @@ impl Config {
                 );
             }
         }
+        let of_images =
+            [("label_smoothing", train.label_smoothing), ("mixup", train.mixup), ("cutmix", train.cutmix)];
+        if let Some((key, _)) = of_images.iter().find(|(_, value)| *value != 0.0)
+            && self.model.image_size().is_none()
+        {
+            refuse!(
+                "`train.{key}` is given and `model.kind` is {}: only a model of images has it",
+                self.model.kind()
+            );
+        }
+        if !(0.0..1.0).contains(&train.label_smoothing) {
+            refuse!(
+                "`train.label_smoothing` is {} and must be at least 0 and below 1",
+                train.label_smoothing
+            );
+        }
+        within("train.mixup", train.mixup, 0.0, 1000.0)?;
+        within("train.cutmix", train.cutmix, 0.0, 1000.0)?;
         for Group { paths, lr_scale, weight_decay } in &train.groups.0 {
             if paths.is_empty() {
                 refuse!("`train.groups` has a table whose `paths` is empty");

@@ -79,22 +79,27 @@ impl Config {
 
     /// Whether head and data are of a kind. A token that sees what follows it sees the one it is asked for.
     pub(super) fn validate_head_and_data(&self) -> Result<(), UserError> {
-        let model = match &self.model {
-            Model::Decoder(decoder) => decoder,
-            Model::Vit(_) => {
+        let (task, kind) = (self.data.task, self.model.kind());
+        let model = match (&self.model, task) {
+            (Model::Vit(_), Task::Images) => return Ok(()),
+            (Model::Vit(_), _) => {
                 refuse!(
-                    "`model.kind` is {}, which reads images, and `data.task` is {}",
-                    self.model.kind(),
-                    self.data.task
+                    "`model.kind` is {kind}, which reads images, and `data.task` is {task}: give data.task=images"
                 )
             }
+            (Model::Decoder(_), Task::Images) => {
+                refuse!(
+                    "`data.task` is images and `model.kind` is {kind}, which reads text: give another model"
+                )
+            }
+            (Model::Decoder(decoder), _) => decoder,
         };
-        match (model.head, self.data.task) {
+        match (model.head, task) {
             (Head::Classes, Task::Classes) | (Head::Tokens, Task::Text | Task::Chat) => {}
             (Head::Classes, task) => {
                 refuse!("`model.head` is classes and `data.task` is {task}: give data.task=classes")
             }
-            (Head::Tokens, Task::Classes) => {
+            (Head::Tokens, Task::Classes | Task::Images) => {
                 refuse!("`data.task` is classes and `model.head` is tokens: give model.head=classes")
             }
         }

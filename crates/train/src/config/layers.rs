@@ -191,6 +191,15 @@ impl Layers {
         let model = match model {
             Model::Decoder(decoder) => decoder,
             Model::Vit(vit) => {
+                let pooling = self.values.get("model.pooling").and_then(|held| held.value.as_str());
+                if let Some(other) =
+                    pooling.filter(|said| vit.classes.is_some() && *said != vit.pooling.name())
+                {
+                    refuse!(
+                        "`model.pooling` is {other} and the head of {whence} reads {}: leave it out",
+                        vit.pooling
+                    );
+                }
                 let size = Value::Integer(vit.image_size as i64);
                 if !self.values.contains_key("model.image_size") {
                     self.put("model.image_size".into(), size);

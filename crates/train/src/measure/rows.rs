@@ -5,11 +5,11 @@ use flatout_ir::random::philox;
 use flatout_models::config::Model;
 
 use crate::compile::Compiled;
-use crate::config::{Config, Data, Source};
+use crate::config::{Config, Data, Source, Task};
 use crate::failure::Failure;
 use crate::material::Material;
 use crate::supply::{self, Batch, Part};
-use crate::{UserError, refuse};
+use crate::{UserError, images, refuse};
 
 /// A recipe's data, opened once for several measurements.
 pub struct Text {
@@ -56,6 +56,7 @@ impl Text {
 
     pub fn named(&self) -> &'static str {
         match self.key.data.source() {
+            Source::Synthetic if self.key.data.task == Task::Images => "synthetic images",
             Source::Synthetic if self.key.data.has_examples() => "examples of the synthetic language",
             Source::Synthetic => "the synthetic language",
             _ => "the recipe's data",
@@ -101,7 +102,10 @@ impl Supply {
             None => {
                 let micro_batch = compiled.micro_batch;
                 let count = DRAWN_PARTS.max(2 * config.train.batch / micro_batch);
-                let part = |part| Batch::Rows(drawn(config, micro_batch, part), micro_batch);
+                let part = |part| match config.model {
+                    Model::Decoder(_) => Batch::Rows(drawn(config, micro_batch, part), micro_batch),
+                    Model::Vit(_) => Batch::Images(images::drawn(config, micro_batch, part)),
+                };
                 let parts = (0..count).map(part).collect();
                 Supply::Drawn { parts, next: 0, of_update: config.train.batch / micro_batch }
             }

@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Component, Path};
 
 use flatout_models::config::Model;
+use flatout_models::gemma;
 use flatout_models::published::{self, Described};
-use flatout_models::{gemma, huggingface};
 use serde_json::Value;
 
 use super::weights::{Place, Weights, parameters};
@@ -90,7 +90,7 @@ pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
     for stored in stored {
-        let others = huggingface::other_names(&stored.theirs);
+        let others = published::other_names(model, &stored.theirs);
         let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
         let Some((name, number)) = there else {
             missing.push(stored.theirs);
@@ -99,8 +99,7 @@ pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
         unused.remove(name);
         let place = Place { file: *number, name: name.clone(), within: None, expect: None };
         check(&weights, &place, &stored.dims)?;
-        let as_it_stands = !stored.transposed && stored.dims == shapes[&stored.ours].0.dims;
-        let within = (!as_it_stands).then(|| stored.clone());
+        let within = (!stored.is_whole()).then(|| stored.clone());
         weights.place(stored.ours, Place { within, ..place });
     }
     missing.dedup();

@@ -1,0 +1,116 @@
+//! Where one of our weights lies in another library's tensor.
+
+use std::ops::Range;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Our path.
+    pub ours: String,
+    /// The tensor's name.
+    pub theirs: String,
+    /// Their extents.
+    pub dims: Vec<usize>,
+    pub within: Within,
+}
+
+/// Which elements of their tensor ours is, and in which order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Within {
+    /// All of them as they lie; extents of 1 may differ.
+    Whole,
+    /// These of their last axis, which holds several weights side by side. Where it is `transposed`, theirs is [in, out]
+    /// and ours [out, in].
+    Columns { transposed: bool, columns: Range<usize> },
+    /// These of their first axis, which holds several weights one after another.
+    Rows(Range<usize>),
+    /// Theirs is [out, channels, height, width] and ours [out, height width channels].
+    ChannelsLast,
+}
+
+impl Stored {
+    /// A tensor that is ours as it lies.
+    pub fn whole(ours: impl Into<String>, theirs: impl Into<String>, dims: Vec<usize>) -> Stored {
+        Stored { ours: ours.into(), theirs: theirs.into(), dims, within: Within::Whole }
+    }
+
+    /// Whether ours is theirs as it lies, element by element.
+    pub fn is_whole(&self) -> bool {
+        match &self.within {
+            Within::Whole => true,
+            Within::Columns { transposed, columns } => {
+                !transposed && *columns == (0..self.dims[self.dims.len() - 1])
+            }
+            Within::Rows(rows) => *rows == (0..self.dims[0]),
+            Within::ChannelsLast => false,
+        }
+    }
+
+    /// Our values out of theirs.
+    pub fn take<T: Copy>(&self, theirs: &[T]) -> Vec<T> {
+        self.places().map(|place| theirs[place]).collect()
+    }
+
+    /// Our values put among theirs.
+    pub fn put<T: Copy>(&self, ours: &[T], theirs: &mut [T]) {
+        self.places().zip(ours).for_each(|(place, value)| theirs[place] = *value);
+    }
+
+    /// Where each of our elements, in order, lies in their tensor.
+    pub fn places(&self) -> Box<dyn Iterator<Item = usize>> {
+        let all: usize = self.dims.iter().product();
+        match &self.within {
+            Within::Whole => Box::new(0..all),
+            Within::Columns { transposed, columns } => {
+                let width = self.dims[self.dims.len() - 1];
+                let (rows, first, count) = (all / width, columns.start, columns.len());
+                let transposed = *transposed;
+                Box::new((0..rows * count).map(move |i| match transposed {
+                    true => (i % rows) * width + first + i / rows,
+                    false => (i / count) * width + first + i % count,
+                }))
+            }
+            Within::Rows(rows) => {
+                let width = all / self.dims[0];
+                Box::new(rows.start * width..rows.end * width)
+            }
+            Within::ChannelsLast => {
+                let [out, channels] = [self.dims[0], self.dims[1]];
+                let pixels = all / (out * channels);
+                Box::new((0..all).map(move |i| {
+                    let (o, pixel, channel) = (i / (pixels * channels), i / channels % pixels, i % channels);
+                    (o * channels + channel) * pixels + pixel
+                }))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(dims: &[usize], within: Within) -> Stored {
+        Stored { within, ..Stored::whole("ours", "theirs", dims.to_vec()) }
+    }
+
+    #[test]
+    fn what_is_taken_can_be_put_back() {
+        let cases = [
+            (of(&[2, 3], Within::Whole), vec![0, 1, 2, 3, 4, 5]),
+            (of(&[3, 2], Within::Rows(1..3)), vec![2, 3, 4, 5]),
+            (of(&[2, 3], Within::Columns { transposed: false, columns: 1..3 }), vec![1, 2, 4, 5]),
+            (of(&[2, 3], Within::Columns { transposed: true, columns: 1..3 }), vec![1, 4, 2, 5]),
+            (of(&[2, 3, 1, 2], Within::ChannelsLast), vec![0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]),
+        ];
+        for (stored, wanted) in cases {
+            let theirs: Vec<usize> = (0..stored.dims.iter().product()).collect();
+            let ours = stored.take(&theirs);
+            assert_eq!(ours, wanted, "{stored:?}");
+            let mut back = vec![usize::MAX; theirs.len()];
+            stored.put(&ours, &mut back);
+            assert!(wanted.iter().all(|place| back[*place] == *place), "{stored:?}");
+            assert_eq!(stored.is_whole(), matches!(stored.within, Within::Whole));
+        }
+        assert!(of(&[3, 2], Within::Rows(0..3)).is_whole());
+    }
+}

@@ -1,0 +1,174 @@
+"""Makes the golden fixtures of the vision transformer: tiny random checkpoints with a reference's logits and gradients.
+
+    pip install torch transformers timm safetensors numpy
+    python make_vision.py            # writes NAME.safetensors and NAME.json beside this file
+    python make_vision.py --check    # recomputes and compares with the files instead of writing
+
+`dinov2` is Dinov2ForImageClassification on images of another grid than its positions', which are resampled;
+`dinov2-registers` is Dinov2WithRegistersForImageClassification on images of its own size; `timm-vit` is timm's
+VisionTransformer, and `timm-vit-scaled` the same with LayerScale on larger images than its positions are of, resampled as
+DINOv2's are.
+
+NAME.safetensors holds
+    weight.<name>   f32   every parameter but DINOv2's token of masked patches, which nothing here reads
+    pixels          u8    [B, S, S, 3]
+    labels          i32   [B]
+    label_weights   f32   [B]
+    logits          f32   [B, C]
+    loss_sum        f32   [1], the sum over images of weight * -log softmax(logits)[label]
+    grad.<name>     f32   the gradient of loss_sum
+and NAME.json the model's `config.json`, with `image_side` beside it: what the images have.
+
+The weights are f32 numbers; everything else is computed from them in f64 and rounded to f32 once. Pixels are normalised
+by the configuration's mean and deviation in f64 as well.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch.overrides import TorchFunctionMode
+from transformers import (
+    Dinov2Config, Dinov2ForImageClassification, Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification,
+)
+
+HERE = Path(__file__).resolve().parent
+B, C = 3, 5
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+HALF = ([0.5] * 3, [0.5] * 3)
+
+
+class Float64Everywhere(TorchFunctionMode):
+    """Turns every explicit conversion to f32 into one to f64."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        lift = lambda value: torch.float64 if value is torch.float32 else value
+        return function(*map(lift, args), **{name: lift(value) for name, value in (kwargs or {}).items()})
+
+
+def dinov2(kind, config, **more):
+    labels = {i: f"class {i}" for i in range(C)}
+    config = config(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=3, image_size=15, patch_size=3,
+        layer_norm_eps=1e-6, layerscale_value=1.0, attn_implementation="eager", id2label=labels,
+        label2id={name: i for i, name in labels.items()}, **more,
+    )
+    model = kind(config)
+    written = config.to_dict() | {"architectures": [kind.__name__]}
+    return model, {name: value for name, value in written.items() if isinstance(value, (str, int, float, list, dict, bool))}
+
+
+def timm(image, table, scale):
+    args = dict(img_size=table, patch_size=4, embed_dim=12, depth=2, num_heads=3, mlp_ratio=2.5, num_classes=C)
+    args |= {"init_values": scale} if scale else {}
+    model = VisionTransformer(**args)
+    if image != table:
+        model.patch_embed.strict_img_size = False
+        model.dynamic_img_size = False
+    config = {
+        "architecture": "vit_tiny_patch16_224", "num_classes": C, "num_features": 12, "global_pool": "token",
+        "model_args": args, "pretrained_cfg": {"mean": HALF[0], "std": HALF[1], "input_size": [3, table, table]},
+    }
+    return model, config
+
+
+def resampled(model, image):
+    """timm's forward pass with positions resampled without smoothing, which is how DINOv2 does it."""
+    table = model.pos_embed
+    grid, side = math.isqrt(table.shape[1] - 1), image // 4
+    of_grid = table[:, 1:].unflatten(1, (grid, grid)).permute(0, 3, 1, 2)
+    of_grid = F.interpolate(of_grid, size=(side, side), mode="bicubic", align_corners=False)
+    positions = torch.cat([table[:, :1], of_grid.permute(0, 2, 3, 1).flatten(1, 2)], 1)
+
+    def forward(pixels):
+        x = model.patch_embed.proj(pixels).flatten(2).mT
+        x = torch.cat([model.cls_token.expand(len(x), -1, -1), x], 1) + positions
+        return model.forward_head(model.norm(model.blocks(x)))
+
+    return forward
+
+
+MODELS = {
+    "dinov2": (lambda: dinov2(Dinov2ForImageClassification, Dinov2Config), 12, IMAGENET, 31),
+    "dinov2-registers": (
+        lambda: dinov2(Dinov2WithRegistersForImageClassification, Dinov2WithRegistersConfig, num_register_tokens=3),
+        15, IMAGENET, 32,
+    ),
+    "timm-vit": (lambda: timm(16, 16, None), 16, HALF, 33),
+    "timm-vit-scaled": (lambda: timm(20, 12, 1e-5), 20, HALF, 34),
+}
+
+
+def randomise(model, seed):
+    """Weights that make every part matter: factors away from one, attention away from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        if p.dim() == 1 and not name.endswith("bias"):
+            p.data = torch.empty(p.shape).uniform_(0.4, 1.6, generator=generator)
+        elif p.dim() == 1 or "token" in name or "pos" in name:
+            p.data = torch.empty(p.shape).normal_(0.0, 0.3, generator=generator)
+        else:
+            p.data = torch.empty(p.shape).normal_(0.0, 1.2 / math.sqrt(p[0].numel()), generator=generator)
+
+
+def published(name):
+    """A parameter's name in published files, where the library's newer module names differ."""
+    for ours, theirs in [("q", "attention.query"), ("k", "attention.key"), ("v", "attention.value"), ("o", "output.dense")]:
+        name = name.replace(f".attention.{ours}_proj.", f".attention.{theirs}.")
+    return name
+
+
+def make(name):
+    build, side, (mean, std), seed = MODELS[name]
+    torch.manual_seed(seed)
+    model, config = build()
+    model.eval()
+    randomise(model, seed)
+    generator = torch.Generator().manual_seed(seed + 100)
+    pixels = torch.randint(0, 256, (B, side, side, 3), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, C, (B,), generator=generator)
+    weights = torch.tensor([1.0, 0.5, 2.0])
+    used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
+    tensors = {f"weight.{published(n)}": p.detach().clone() for n, p in used.items()}
+    model.double()
+    with Float64Everywhere():
+        normal = (pixels.double() / 255 - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
+        is_timm = name.startswith("timm")
+        run = resampled(model, side) if is_timm else (lambda x: model(pixel_values=x).logits)
+        logits = run(normal.permute(0, 3, 1, 2))
+        if name == "timm-vit":
+            assert torch.allclose(logits, model(normal.permute(0, 3, 1, 2)), rtol=1e-12), "timm's own pass differs"
+        loss = (F.cross_entropy(logits, labels, reduction="none") * weights.double()).sum()
+        used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
+        grads = torch.autograd.grad(loss, list(used.values()))
+    exact = {"logits": logits.detach(), "loss_sum": loss.detach()[None]} | {f"grad.{published(n)}": g for n, g in zip(used, grads)}
+    assert all(t.dtype == torch.float64 and t.norm() > 0 for t in exact.values()), name
+    tensors |= {n: t.float().contiguous() for n, t in exact.items()}
+    tensors |= {"pixels": pixels, "labels": labels.int(), "label_weights": weights}
+    return tensors, config | {"image_side": side}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    for name in MODELS:
+        tensors, config = make(name)
+        file = HERE / f"{name}.safetensors"
+        if check:
+            stored = load_file(file)
+            off = max(((stored[n].double() - t.double()).norm() / t.double().norm()).item() for n, t in tensors.items())
+            assert stored.keys() == tensors.keys() and off < 1e-6, f"{name} is off by {off:.1e}"
+            print(f"{name}: within {off:.1e}")
+        else:
+            save_file(tensors, file)
+            (HERE / f"{name}.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            print(f"{name}: {file.stat().st_size} bytes")
+
+
+main()

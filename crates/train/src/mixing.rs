@@ -1,0 +1,152 @@
+//! Mixup and cutmix: which images of a micro-batch are mixed, and how much. The model mixes them, and their classes.
+//!
+//! An image is mixed with the next one of its micro-batch, so pairs, unlike all else, depend on how a batch is split. How
+//! much is drawn by the seed and the image's place in the series of all samples.
+
+use flatout_ir::random::philox;
+
+use crate::config::Config;
+
+/// What `train.mixup` and `train.cutmix` come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixing {
+    /// Parameters of the beta distributions that shares are drawn from; 0 where there is none of a kind.
+    mixup: f64,
+    cutmix: f64,
+    /// Pixels of an image, a side.
+    side: usize,
+}
+
+/// How the images of a micro-batch are mixed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mixed {
+    /// The place of the other one.
+    pub with: Vec<i32>,
+    /// What an image keeps of itself.
+    pub share: Vec<f32>,
+    /// Four bounds an image: rows from, to, columns from, to, of the part that is the other's; empty where values are
+    /// blended.
+    pub cut: Vec<i32>,
+}
+
+impl Mixing {
+    pub fn of(config: &Config) -> Option<Mixing> {
+        let (mixup, cutmix) = (config.train.mixup, config.train.cutmix);
+        let side = config.model.image_size()?;
+        (mixup > 0.0 || cutmix > 0.0).then_some(Mixing { mixup, cutmix, side })
+    }
+
+    pub fn draw(&self, samples: &[u64], seed: u64) -> Mixed {
+        let mut mixed = Mixed::default();
+        for (place, sample) in samples.iter().enumerate() {
+            mixed.with.push(((place + 1) % samples.len()) as i32);
+            let mut uniform = Uniform::new(seed, *sample);
+            let cuts = match (self.mixup > 0.0, self.cutmix > 0.0) {
+                (true, true) => uniform.draw() < 0.5,
+                (_, cuts) => cuts,
+            };
+            let share = uniform.beta(if cuts { self.cutmix } else { self.mixup });
+            let (share, cut) = if cuts { self.cut(share, &mut uniform) } else { (share, [0; 4]) };
+            mixed.share.push(share as f32);
+            mixed.cut.extend(cut);
+        }
+        mixed
+    }
+
+    /// A box of about the area that is not kept, around any point of the image, and the share that is left outside it.
+    fn cut(&self, share: f64, uniform: &mut Uniform) -> (f64, [i32; 4]) {
+        let side = self.side as f64;
+        let half = 0.5 * side * (1.0 - share).sqrt();
+        let mut bounds = || {
+            let centre = side * uniform.draw();
+            [centre - half, centre + half].map(|bound| bound.round().clamp(0.0, side))
+        };
+        let (rows, columns) = (bounds(), bounds());
+        let area = (rows[1] - rows[0]) * (columns[1] - columns[0]);
+        if area == 0.0 {
+            return (1.0, [0; 4]);
+        }
+        (1.0 - area / (side * side), [rows[0], rows[1], columns[0], columns[1]].map(|bound| bound as i32))
+    }
+}
+
+/// Numbers between 0 and 1 by a counter.
+struct Uniform {
+    key: [u32; 2],
+    counter: [u32; 4],
+}
+
+impl Uniform {
+    /// A stream of its own a sample, apart from those of dropout and initial weights.
+    fn new(seed: u64, sample: u64) -> Uniform {
+        let counter = [0, sample as u32, (sample >> 32) as u32, 0x6d69_7865];
+        Uniform { key: [seed as u32, (seed >> 32) as u32], counter }
+    }
+
+    fn draw(&mut self) -> f64 {
+        self.counter[0] += 1;
+        let [high, low, ..] = philox(self.counter, self.key);
+        ((((high as u64) << 32 | low as u64) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+
+    /// From the beta distribution with both parameters alpha: x / (x + y) of two gamma draws.
+    fn beta(&mut self, alpha: f64) -> f64 {
+        let (x, y) = (self.log_gamma_draw(alpha), self.log_gamma_draw(alpha));
+        // In logarithms, because draws of a small alpha are smaller than any f64.
+        1.0 / (1.0 + (y - x).exp())
+    }
+
+    /// The logarithm of a draw from the gamma distribution, by Marsaglia and Tsang: below 1 from that of alpha + 1.
+    fn log_gamma_draw(&mut self, alpha: f64) -> f64 {
+        let boost = if alpha < 1.0 { self.draw().ln() / alpha } else { 0.0 };
+        let d = if alpha < 1.0 { alpha + 1.0 } else { alpha } - 1.0 / 3.0;
+        let c = 1.0 / (9.0 * d).sqrt();
+        loop {
+            let (u, turn) = (self.draw(), self.draw());
+            let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * turn).cos();
+            let v = (1.0 + c * normal).powi(3);
+            if v > 0.0 && self.draw().ln() < 0.5 * normal * normal + d - d * v + d * v.ln() {
+                return (d * v).ln() + boost;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moments(alpha: f64) -> (f64, f64) {
+        let draws: Vec<f64> = (0..20_000).map(|sample| Uniform::new(5, sample).beta(alpha)).collect();
+        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+        (mean, draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / draws.len() as f64)
+    }
+
+    /// The variance of beta(a, a) is 1 / (4 (2 a + 1)).
+    #[test]
+    fn shares_have_the_betas_moments() {
+        for alpha in [0.2, 1.0, 3.0] {
+            let (mean, variance) = moments(alpha);
+            assert!((mean - 0.5).abs() < 0.01, "{alpha}: {mean}");
+            assert!((variance * 4.0 * (2.0 * alpha + 1.0) - 1.0).abs() < 0.03, "{alpha}: {variance}");
+        }
+    }
+
+    #[test]
+    fn a_box_has_the_area_that_is_not_kept() {
+        let mixing = Mixing { mixup: 0.0, cutmix: 1.0, side: 32 };
+        let samples: Vec<u64> = (0..200).collect();
+        let mixed = mixing.draw(&samples, 7);
+        for (share, cut) in mixed.share.iter().zip(mixed.cut.chunks_exact(4)) {
+            let area = ((cut[1] - cut[0]) * (cut[3] - cut[2])) as f32;
+            assert!((1.0 - area / 1024.0 - share).abs() < 1e-6);
+            assert!(cut.iter().all(|bound| (0..=32).contains(bound)));
+        }
+        assert_eq!(mixed.with[..2], [1, 2]);
+        assert_eq!(mixed.with[199], 0);
+        assert_eq!(mixing.draw(&samples[50..60], 7).share, mixed.share[50..60], "by the sample alone");
+        let both = Mixing { mixup: 0.4, ..mixing }.draw(&samples, 7);
+        let boxes = both.cut.chunks_exact(4).filter(|cut| cut[1] > cut[0]).count();
+        assert!((60..140).contains(&boxes), "{boxes} of 200");
+    }
+}
