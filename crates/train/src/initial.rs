@@ -4,6 +4,7 @@ use flatout_ir::passes::adapters;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Class, DType, Init, PlanSet, TensorType, bicubic, random};
+use flatout_runtime::cpu::normal;
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
@@ -107,19 +108,20 @@ fn narrow(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<u8> {
 /// The values of a slot from `chunk * CHUNK` on.
 fn draw(init: &Init, seed: u64, stream: u64, chunk: usize, values: &mut [f32]) {
     let first = (chunk * CHUNK / 2) as u64;
-    let pairs = values.chunks_mut(2).zip(first..);
     match *init {
         Init::Zeros => values.fill(0.0),
         Init::Ones => values.fill(1.0),
         Init::Constant { value } => values.fill(value),
-        Init::Normal { std } => pairs.for_each(|(pair, i)| {
-            let drawn = random::normal_pair(seed, stream, i);
-            pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = std * x);
-        }),
-        Init::Uniform { bound } => pairs.for_each(|(pair, i)| {
-            let drawn = random::unit_pair(seed, stream, i);
-            pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = bound * (2.0 * x - 1.0) as f32);
-        }),
+        Init::Normal { std } => {
+            normal::fill(seed, stream, first, values);
+            values.iter_mut().for_each(|value| *value *= std);
+        }
+        Init::Uniform { bound } => {
+            for (pair, i) in values.chunks_mut(2).zip(first..) {
+                let drawn = random::unit_pair(seed, stream, i);
+                pair.iter_mut().zip(drawn).for_each(|(value, x)| *value = bound * (2.0 * x - 1.0) as f32);
+            }
+        }
         Init::RowNorms => unreachable!("magnitudes are known when their weights are"),
         Init::RopeTable { .. } | Init::Bicubic { .. } => unreachable!("tables are in f32"),
     }

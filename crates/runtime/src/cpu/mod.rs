@@ -14,6 +14,7 @@ pub mod index;
 pub mod linear_attention;
 pub mod math;
 pub mod norm;
+pub mod normal;
 pub mod product;
 pub mod qk_norm_rope;
 pub mod quantize;
