@@ -29,6 +29,16 @@ impl View {
         self.dims.iter().product()
     }
 
+    /// The bytes of different elements: those of an axis that repeats them, of stride 0, count once.
+    pub fn distinct_bytes(&self) -> usize {
+        let distinct = self
+            .dims
+            .iter()
+            .zip(&self.strides)
+            .map(|(n, stride)| if *stride == 0 { (*n).min(1) } else { *n });
+        distinct.product::<usize>() * self.dtype.bytes()
+    }
+
     /// Row-major without gaps; axes of extent 1 may have any stride.
     pub fn is_dense(&self) -> bool {
         let dense = contiguous_strides(&self.dims);
@@ -69,11 +79,10 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Bytes read and written once each.
+    /// Bytes read and written once each. What is repeated along an axis comes from a cache after the first time.
     pub fn bytes(&self) -> u64 {
-        let read: usize = self.ins.iter().map(|v| v.elements() * v.dtype.bytes()).sum();
-        let written: usize = self.outs.iter().flatten().map(|v| v.elements() * v.dtype.bytes()).sum();
-        (read + written) as u64
+        let views = self.ins.iter().chain(self.outs.iter().flatten());
+        views.map(|view| view.distinct_bytes() as u64).sum()
     }
 }
 
@@ -236,3 +245,17 @@ impl fmt::Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_repeated_counts_once() {
+        let dense = View::dense(0, &TensorType::new(DType::BF16, [6, 4]));
+        let row = View { strides: vec![0, 1], ..dense.clone() };
+        let one = View { strides: vec![0, 0], ..dense.clone() };
+        let none = View { dims: vec![0, 4], ..row.clone() };
+        assert_eq!([&dense, &row, &one, &none].map(View::distinct_bytes), [48, 8, 2, 0]);
+    }
+}

@@ -74,13 +74,18 @@ impl Size {
         let float = ins.iter().copied().chain(&node.outs).find(|t| t.dtype.is_float());
         let kernel = target.kernel(kind, float.map_or(DType::I32, |t| t.dtype));
         let outs = node.outs.iter().enumerate().filter(|(out, _)| is_used(*out)).map(|(_, ty)| ty);
+        // What is repeated for many is read once, as `Launch::bytes` counts it.
+        let read = node.ins.iter().map(|v| match g.node(v.node) {
+            Node { op: Op::Broadcast { .. }, ins, .. } => g.ty(ins[0]),
+            _ => g.ty(*v),
+        });
         Size {
             work: kind.work(),
             kernel: kernel.map_or(kind.name(), |row| row.name).into(),
             units: Units::reading(ins.first().map(|t| t.dtype), &node.op),
             inner: ins.first().and_then(|t| t.dims.last()).map_or(1, |n| *n as u64),
             flops: node.op.flops(node, g),
-            bytes: ins.iter().copied().chain(outs).map(|t| (t.elements() * t.dtype.bytes()) as u64).sum(),
+            bytes: read.chain(outs).map(|t| t.bytes() as u64).sum(),
         }
     }
 

@@ -113,6 +113,18 @@ mod tests {
         );
     }
 
+    /// Fine-tuning on a card of 24 GB, whole rows at once: driver included.
+    #[test]
+    fn adapters_fit_small_cards() {
+        for (recipe, batch, gigabytes) in [("gemma3-1b-pairs", 8, 12.0), ("gemma3-4b-pairs", 2, 22.0)] {
+            let batch = format!("batch={batch}");
+            let config = resolve(recipe, &["rtx3090".into()], std::slice::from_ref(&batch)).unwrap();
+            let fit = fit(&config, &named("rtx3090", &config.switches).unwrap()).unwrap();
+            assert!(fit.fits && fit.compiled.micro_batch == config.train.batch, "{recipe}");
+            assert!((fit.bytes() as f64) < gigabytes * 1e9, "{recipe} {batch}: {} bytes", fit.bytes());
+        }
+    }
+
     #[test]
     fn what_does_not_fit_is_planned_and_said() {
         let given = fitted("rtx3090", &["layers=8", "micro_batch=64", "recompute=none"]);
