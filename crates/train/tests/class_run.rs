@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use flatout_data::{Example, ExampleTable, Lengths, drawn_examples};
+use flatout_data::{Example, ExampleTable, Vocabulary};
 use flatout_train::checkpoint;
 use flatout_train::classify::{classify, predict};
 use flatout_train::device::Device;
@@ -48,8 +48,10 @@ fn texts(count: usize, seed: u64) -> ExampleTable {
 /// Texts to train on, and those that are held out.
 type Sides = (ExampleTable, ExampleTable);
 
-fn material((train, held_out): &Sides) -> Material {
-    let vocabulary = drawn_examples(&Lengths::drawn(8, 32), [1, 1], 0, 512).expect("words").vocabulary;
+/// Of tokens that are words by their numbers, as many as the model has.
+fn material((train, held_out): &Sides, vocab: usize) -> Material {
+    let words = ["<bos>", "<eos>"].map(String::from).into_iter().chain((2..vocab).map(|n| format!("w{n}")));
+    let vocabulary = Vocabulary::from_words(&words.collect::<Vec<_>>());
     Material::Examples(Examples {
         train: Arc::new(train.clone()),
         held_out: Arc::new(held_out.clone()),
@@ -112,7 +114,7 @@ struct Ran {
 fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let mut config = config.clone();
-    let opened = opened(material(sides), &mut config);
+    let opened = opened(material(sides, config.model.vocab), &mut config);
     let (mut steps, mut evals) = (vec![], vec![]);
     let notice = &mut |notice: Notice<'_>| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
@@ -252,6 +254,16 @@ fn a_head_that_the_source_has_not_is_drawn() {
     let dir = scratch.path().join("run");
     let ran = run_in(&dir, &config, &sides);
     assert!(ran.steps[0].loss.is_finite() && ran.steps[0].grad_norm > 0.0);
+    let judged =
+        classify(&mut Loaded::open(&dir, &[]).expect("a run"), &Device::cpu(), &table).expect("classes");
+    assert_eq!(judged.texts, 4);
+    // The update was of nothing, so the run is what it began as.
+    assert!(
+        (judged.loss / ran.steps[0].loss as f64 - 1.0).abs() < 1e-4,
+        "{} {}",
+        judged.loss,
+        ran.steps[0].loss
+    );
 }
 
 /// Nothing is learned, so nothing gets better: the run ends after so many evaluations, stopped between or not.
@@ -324,7 +336,7 @@ fn examples_without_their_class_are_refused() {
         let mut table = texts(20, 1);
         table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label });
         let mut config = config(&[]);
-        let opened = opened(material(&(table, texts(20, 2))), &mut config);
+        let opened = opened(material(&(table, texts(20, 2)), config.model.vocab), &mut config);
         let failure = train_on(&config, opened, &run, &Device::cpu(), &StopFlag::never(), &mut |_| {});
         failure.expect_err("a refusal").to_string()
     };
