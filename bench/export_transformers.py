@@ -10,15 +10,14 @@ logit differs by more than 1e-4 (bf16: than 1e-4 from the run's own weights roun
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from program import Program
 
 SMALL = ["train.steps=20", "train.batch=4", "model.context=32", "schedule.warmup_steps=2", "eval.rows=0", "backend=cpu"]
 SHAPE = ["model.width=48", "model.layers=2", "model.ffn=80"]
@@ -47,17 +46,7 @@ def main():
     worst = 0.0
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
-
-        def flatout(*words):
-            done = subprocess.run([binary, *map(str, words)], cwd=scratch, capture_output=True, text=True)
-            if done.returncode != 0:
-                sys.exit(f"flatout {' '.join(map(str, words))}\n{done.stderr}")
-            return done.stdout
-
-        def logits(model, ids):
-            (scratch / "ids.json").write_text(json.dumps(ids.tolist()))
-            flatout("logits", model, "backend=cpu", "precision=fp32", "--ids", "ids.json", "--out", "logits.safetensors")
-            return load_file(scratch / "logits.safetensors")["logits"]
+        flatout = Program(binary, scratch)
 
         def compare(name, folder, ids, *models):
             nonlocal worst
@@ -65,7 +54,7 @@ def main():
             with torch.no_grad():
                 theirs = model(ids).logits
             for ours in models:
-                off = (logits(ours, ids) - theirs).abs().max().item()
+                off = (flatout.logits(ours, ids) - theirs).abs().max().item()
                 worst = max(worst, off)
                 print(f"{name:28} {Path(ours).name:12} {type(model).__name__}: off by {off:.1e}")
 

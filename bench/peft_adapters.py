@@ -10,16 +10,15 @@ the run. Then an adapter that PEFT saved goes in, trains on and comes out. Exits
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+
+from program import Program
 
 SMALL = ["train.steps=20", "train.batch=4", "model.context=32", "schedule.warmup_steps=2", "eval.rows=0", "backend=cpu"]
 SHAPE = ["model.width=48", "model.layers=2", "model.ffn=80", "model.heads=4", "model.kv_heads=2"]
@@ -41,16 +40,7 @@ def main():
     worst = 0.0
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
-
-        def flatout(*words):
-            done = subprocess.run([binary, *map(str, words)], cwd=scratch, capture_output=True, text=True)
-            if done.returncode != 0:
-                sys.exit(f"flatout {' '.join(map(str, words))}\n{done.stderr}")
-
-        def logits(model, ids):
-            (scratch / "ids.json").write_text(json.dumps(ids.tolist()))
-            flatout("logits", model, "backend=cpu", "precision=fp32", "--ids", "ids.json", "--out", "logits.safetensors")
-            return load_file(scratch / "logits.safetensors")["logits"]
+        flatout = Program(binary, scratch)
 
         def base():
             return AutoModelForCausalLM.from_pretrained(scratch / "base", dtype=torch.float32, attn_implementation="eager")
@@ -71,7 +61,7 @@ def main():
             flatout("train", "tiny", "model.from=base", *words, *SMALL, "lr=1e-2", "--run", run)
             flatout("export", run, "--to", apart, "--adapter")
             flatout("export", run, "--to", merged)
-            ours = logits(run, ids)
+            ours = flatout.logits(run, ids)
             compare(f"{name}, adapter", PeftModel.from_pretrained(base(), scratch / apart), ids, ours)
             whole = AutoModelForCausalLM.from_pretrained(scratch / merged, dtype=torch.float32, attn_implementation="eager")
             compare(f"{name}, merged", whole, ids, ours)
@@ -86,11 +76,11 @@ def main():
             model.save_pretrained(scratch / theirs)
             still = ["train.steps=1", "lr=1e-30", "weight_decay=0", "schedule.warmup_steps=0"]
             flatout("train", "tiny", "model.from=base", f"adapter.from={theirs}", *SMALL, *still, "--run", f"in{dora}")
-            compare(f"from PEFT, dora {dora}", model, ids, logits(f"in{dora}", ids))
+            compare(f"from PEFT, dora {dora}", model, ids, flatout.logits(f"in{dora}", ids))
             flatout("train", "tiny", "model.from=base", f"adapter.from={theirs}", *SMALL, "--run", f"on{dora}")
             flatout("export", f"on{dora}", "--to", f"back{dora}", "--adapter")
             back = PeftModel.from_pretrained(base(), scratch / f"back{dora}")
-            compare(f"trained on and back, dora {dora}", back, ids, logits(f"on{dora}", ids))
+            compare(f"trained on and back, dora {dora}", back, ids, flatout.logits(f"on{dora}", ids))
     print(f"worst {worst:.1e}, bound {BOUND:.0e}")
     sys.exit(worst > BOUND)
 

@@ -2,6 +2,8 @@
 //! V = W + s B A and g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV,
 //! dB = s dV A^T and dm = sum(dW V) / ||V||, the norm being a constant.
 
+mod small;
+
 use std::collections::HashMap;
 
 use flatout_ir::cost::cost;
@@ -17,22 +19,6 @@ use flatout_models::decoder::{Documents, Form, build};
 
 const ROWS: usize = 2;
 const LOSS: Form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: true };
-
-fn small() -> DecoderConfig {
-    DecoderConfig {
-        width: 12,
-        layers: 2,
-        heads: 2,
-        kv_heads: Some(1),
-        head_size: Some(6),
-        ffn: 10,
-        vocab: 13,
-        context: 5,
-        qk_norm: true,
-        init_std: 0.3,
-        ..DecoderConfig::default()
-    }
-}
 
 fn adapter(weight: &str, rank: usize, dora: bool) -> Adapter {
     Adapter { name: "default".into(), weight: weight.into(), rank, scale: 1.5, dropout: 0.0, dora }
@@ -200,7 +186,7 @@ fn relative(got: &[f64], want: &[f64]) -> f64 {
 
 /// Loss and gradients of adapters, against those of the plain graph with the weights they make.
 fn compare(adapters: &[Adapter], options: Options, bound: f64) {
-    let g = build(&small(), LOSS);
+    let g = build(&small::decoder(), LOSS);
     let mut plain = values(&g);
     let mut weights: Vec<&str> = adapters.iter().map(|a| a.weight.as_str()).collect();
     weights.dedup();
@@ -297,7 +283,7 @@ fn several_adapters_of_one_weight_add_up() {
 /// What is dropped does not depend on what was merged, and a share of it is.
 #[test]
 fn dropout_draws_the_same_however_products_are_merged() {
-    let g = build(&small(), LOSS);
+    let g = build(&small::decoder(), LOSS);
     let dropping =
         |p: f32| cases(true)[0].iter().map(|a| Adapter { dropout: p, ..a.clone() }).collect::<Vec<_>>();
     let gradients = |p: f32, merged: bool| {
@@ -320,7 +306,7 @@ fn dropout_draws_the_same_however_products_are_merged() {
 /// Nothing below the first adapter is differentiated, no frozen weight has a gradient, and frozen matrices are bf16.
 #[test]
 fn only_what_leads_to_an_adapter_is_computed() {
-    let g = build(&small(), LOSS);
+    let g = build(&small::decoder(), LOSS);
     let adapters: Vec<Adapter> = ["wq", "wk", "wv", "wo"]
         .iter()
         .map(|name| adapter(&format!("layers.1.attn.{name}"), 2, true))

@@ -1,5 +1,7 @@
 //! Plans of the decoder, run launch by launch with the oracle, against the oracle on the graph no pass has touched.
 
+mod small;
+
 use std::collections::HashMap;
 
 use flatout_ir::interpreter::Interpreter;
@@ -15,20 +17,7 @@ use flatout_models::config::{
 use flatout_models::decoder::{Documents, Form, build};
 
 fn small() -> DecoderConfig {
-    DecoderConfig {
-        width: 12,
-        layers: 2,
-        heads: 2,
-        kv_heads: Some(1),
-        head_size: Some(6),
-        ffn: 10,
-        vocab: 13,
-        context: 5,
-        qk_norm: true,
-        init_std: 0.3,
-        dropout: 0.1,
-        ..DecoderConfig::default()
-    }
+    DecoderConfig { dropout: 0.1, ..small::decoder() }
 }
 
 /// Biases, centred norms, learned positions: the other end of the options.

@@ -1,6 +1,7 @@
 //! What the first bytes of a file tell about it.
 
-use super::fault::{Fault, Reason};
+use super::fault::{Fault, Reason, Trouble};
+use super::window::Window;
 use super::{Compression, Format};
 
 /// Bytes that are looked at.
@@ -26,6 +27,19 @@ const BINARY: [(&[u8], &str); 17] = [
     (b"\x89PNG", "a PNG picture"),
     (b"\x7fELF", "a program"),
 ];
+
+/// Looks at the head of a stream that nobody has read: an error where it is no text. Damage further on is left to the
+/// format, which gives out what lies before it.
+pub(super) fn enter(window: &mut Window) -> Result<(), Trouble> {
+    if let Err(Trouble::Failed(error)) = window.at_least(HEAD_BYTES).map_err(Trouble::from) {
+        return Err(error.into());
+    }
+    if let Some(fault) = no_text(&window.bytes()[..window.bytes().len().min(HEAD_BYTES)]) {
+        return Err(fault.into());
+    }
+    window.skip_mark();
+    Ok(())
+}
 
 pub(super) fn compression(head: &[u8]) -> Option<Compression> {
     // Magic numbers from 0x184d2a50 to 0x184d2a5f begin frames of zstd that hold no data.

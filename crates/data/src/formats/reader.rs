@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::content::{self, HEAD_BYTES};
+use super::content;
 use super::csv::Csv;
 use super::fault::{Fault, Reason, Skipped, Trouble, unusable};
 use super::find::{Input, STDIN};
@@ -138,15 +138,7 @@ impl Reader {
     fn step(&mut self) -> Result<Option<Piece>, Trouble> {
         let piece = match &mut self.rows {
             Rows::Fresh(window, _) => {
-                // Damage is left to the format, which gives out what lies before it.
-                if let Err(Trouble::Failed(error)) = window.at_least(HEAD_BYTES).map_err(Trouble::from) {
-                    return Err(error.into());
-                }
-                if let Some(fault) = content::no_text(&window.bytes()[..window.bytes().len().min(HEAD_BYTES)])
-                {
-                    return Err(fault.into());
-                }
-                window.skip_mark();
+                content::enter(window)?;
                 self.rows = match std::mem::replace(&mut self.rows, Rows::Lost(None)) {
                     Rows::Fresh(window, settled) => begin(window, settled.0, &settled.1),
                     other => other,

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::content::{self, HEAD_BYTES};
+use super::content;
 use super::csv::Csv;
 use super::fault::{Fault, Reason, Skipped, Trouble};
 use super::field::{Field, Fields};
@@ -115,15 +115,7 @@ impl Records {
         let at = |line, row, offset| Place { file: self.file.clone(), line, row, offset };
         match &mut self.rows {
             Rows::Fresh(window, settled) => {
-                // Damage is left to the format, which gives out what lies before it.
-                if let Err(Trouble::Failed(error)) = window.at_least(HEAD_BYTES).map_err(Trouble::from) {
-                    return Err(error.into());
-                }
-                if let Some(fault) = content::no_text(&window.bytes()[..window.bytes().len().min(HEAD_BYTES)])
-                {
-                    return Err(fault.into());
-                }
-                window.skip_mark();
+                content::enter(window)?;
                 let (format, most) = (settled.0, settled.1.max_document_bytes.min(u32::MAX as usize));
                 let Rows::Fresh(window, _) = std::mem::replace(&mut self.rows, Rows::Lost(None)) else {
                     unreachable!("it was fresh a moment ago")

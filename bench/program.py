@@ -1,0 +1,25 @@
+"""The binary, run in a folder of its own: what scripts that compare logits share. Measures nothing itself."""
+
+import json
+import subprocess
+import sys
+
+from safetensors.torch import load_file
+
+
+class Program:
+    def __init__(self, binary, folder):
+        self.binary, self.folder = binary, folder
+
+    def __call__(self, *words):
+        """Standard output of `flatout words ...`; ends the script where it fails."""
+        done = subprocess.run([self.binary, *map(str, words)], cwd=self.folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"flatout {' '.join(map(str, words))}\n{done.stderr}")
+        return done.stdout
+
+    def logits(self, model, ids):
+        """What a run or a folder computes for rows of tokens, in f32 on the CPU."""
+        (self.folder / "ids.json").write_text(json.dumps(ids.tolist()))
+        self("logits", model, "backend=cpu", "precision=fp32", "--ids", "ids.json", "--out", "logits.safetensors")
+        return load_file(self.folder / "logits.safetensors")["logits"]
