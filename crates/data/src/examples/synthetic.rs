@@ -34,46 +34,52 @@ const THINGS: [&str; 24] = [
     "window", "yacht", "zebra",
 ];
 
-/// Row `row` of the exercises: sums and differences, words in reverse, sorted, counted, their first letters.
+/// Row `row` of the exercises: conversations of one or two turns about a few words, in which every answer follows from
+/// its question. What a small model learns on some of them holds for the others: they are made of the same few words.
 pub(super) fn exercise(seed: u64, row: u64) -> Record {
     let mut draw = Draw(Uniform::new(key(key(seed, 0x6578_6572), row)));
-    let (asked, answer) = match draw.below(6) {
-        0 => {
-            let (a, b) = (draw.below(100), draw.below(100));
-            (format!("What is {a} + {b}?"), (a + b).to_string())
-        }
-        1 => {
-            let (a, b) = (draw.below(100), draw.below(100));
-            (format!("What is {a} - {b}?"), (a as i64 - b as i64).to_string())
-        }
-        2 => {
-            let word = draw.pick(&THINGS);
-            (format!("Spell {word} backwards."), word.chars().rev().collect())
-        }
-        3 => {
-            let count = 2 + draw.below(3);
-            let mut words = draw.words(&THINGS, count);
-            let asked = format!("Sort these words: {}.", words.join(" "));
-            words.sort();
-            (asked, words.join(" "))
-        }
-        4 => {
-            let count = 1 + draw.below(6);
-            let words = draw.words(&THINGS, count);
-            (format!("How many words are these: {}?", words.join(" ")), count.to_string())
-        }
-        _ => {
-            let count = 2 + draw.below(3);
-            let words = draw.words(&THINGS, count);
-            let letters: Vec<&str> = words.iter().map(|word| &word[..1]).collect();
-            (format!("Give the first letters of: {}.", words.join(" ")), letters.join(" "))
-        }
-    };
     let message = |role: &str, content: String| {
         Field::Object(Fields(vec![("role".into(), role.into()), ("content".into(), content.into())]))
     };
-    let messages = Field::List(vec![message("user", asked), message("assistant", answer)]);
+    let turns = 1 + draw.below(2);
+    let messages = (0..turns).flat_map(|_| {
+        let (asked, answer) = turn(&mut draw);
+        [message("user", asked), message("assistant", answer)]
+    });
+    let messages = Field::List(messages.collect());
     Record { fields: Fields(vec![("messages".into(), messages)]), place: place(row) }
+}
+
+/// A question about two to four words, and its answer.
+fn turn(draw: &mut Draw) -> (String, String) {
+    let count = 2 + draw.below(3);
+    let mut words = draw.words(&THINGS, count);
+    let said = words.join(" ");
+    match draw.below(6) {
+        0 => {
+            words.reverse();
+            (format!("Say these words in reverse: {said}."), words.join(" "))
+        }
+        1 => {
+            words.sort();
+            (format!("Sort these words: {said}."), words.join(" "))
+        }
+        2 => (format!("How many words are these: {said}?"), count.to_string()),
+        3 => {
+            let letters: Vec<&str> = words.iter().map(|word| &word[..1]).collect();
+            (format!("Give the first letters of: {said}."), letters.join(" "))
+        }
+        4 => (format!("Which of these words is the last: {said}?"), words[count - 1].clone()),
+        _ => {
+            // As often one of them as one of all.
+            let asked = match draw.below(2) {
+                0 => words[draw.below(count)].clone(),
+                _ => draw.pick(&THINGS).to_string(),
+            };
+            let answer = if words.contains(&asked) { "yes" } else { "no" };
+            (format!("Is {asked} one of these words: {said}?"), answer.into())
+        }
+    }
 }
 
 const SUBJECTS: [(&str, [&str; 6]); 6] = [
@@ -127,6 +133,23 @@ mod tests {
             texts.dedup();
             assert!(texts.len() > 300, "{} different rows", texts.len());
         }
+    }
+
+    #[test]
+    fn exercises_are_conversations_of_one_or_two_turns() {
+        let mut turns = [0; 3];
+        for row in 0..300 {
+            let record = exercise(3, row).fields;
+            let Some(Field::List(messages)) = record.get("messages") else { panic!("{record:?}") };
+            for (at, message) in messages.iter().enumerate() {
+                let Field::Object(message) = message else { panic!("{message:?}") };
+                let role = message.get("role").and_then(Field::text);
+                assert_eq!(role, Some(["user", "assistant"][at % 2]));
+                assert!(message.get("content").and_then(Field::text).is_some_and(|text| !text.is_empty()));
+            }
+            turns[messages.len() / 2] += 1;
+        }
+        assert!(turns[0] == 0 && turns[1] > 100 && turns[2] > 100, "{turns:?}");
     }
 
     #[test]
