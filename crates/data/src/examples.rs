@@ -33,7 +33,7 @@ pub use look::spans;
 pub use mask::TrainOn;
 pub use question::Questions;
 pub use sets::{ClassCount, ExampleSets, ExampleSpec, SetDescription, Task, TooLong, open, open_saying};
-pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered};
+pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text};
 
 /// One of them, as it lies in a table.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -10,6 +10,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
+use flatout_data::examples::template_text;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Model};
 use flatout_models::stored::Stored;
@@ -18,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use crate::adapters::also_trains;
 use crate::checkpoint::{Dtype, header};
-use crate::config::DEFAULT_ADAPTER;
+use crate::config::{DEFAULT_ADAPTER, Task};
 use crate::durable::{self, about};
 use crate::failure::Failure;
 use crate::groups::matches;
@@ -208,8 +209,12 @@ fn write(
         "generation_config.json",
         &kept("generation_config.json").unwrap_or_else(|| text(&described.generation)),
     )?;
-    for name in ["chat_template.jinja", "chat_template.json"] {
-        kept(name).map_or(Ok(()), |bytes| put(name, &bytes))?;
+    if let Some(template) = template(loaded, described)? {
+        put("chat_template.jinja", template.as_bytes())?;
+    } else {
+        for name in ["chat_template.jinja", "chat_template.json"] {
+            kept(name).map_or(Ok(()), |bytes| put(name, &bytes))?;
+        }
     }
     if let Some(bytes) = kept("tokenizer.json") {
         put("tokenizer.json", &bytes)?;
@@ -232,6 +237,16 @@ fn write(
     }
     exported.files.sort();
     Ok(exported)
+}
+
+/// The chat template that a run learned its conversations in, where it is not the one beside the model it began from.
+fn template(loaded: &Loaded, described: &Described) -> Result<Option<String>, Failure> {
+    if !loaded.is_run || loaded.config.data.task != Task::Chat {
+        return Ok(None);
+    }
+    let given = loaded.config.data.template.as_deref();
+    let given = given.or(described.beside.is_none().then_some("chatml"));
+    Ok(given.map(template_text).transpose()?)
 }
 
 /// A `tokenizer.json` that begins a text as documents began in training, where it says nothing of that itself.

@@ -60,6 +60,11 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
+/// The text of the template that `data.template` names.
+pub fn template_text(given: &str) -> Result<String, DataError> {
+    beside::named(given).map(|(source, _)| source)
+}
+
 /// A conversation as text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rendered {

@@ -44,18 +44,7 @@ pub fn find(
         }
     }
     if let Some(given) = given {
-        let (source, shown) = if given == CHATML_NAME {
-            (CHATML.to_string(), "data.template=chatml".to_string())
-        } else if given.contains("{{") || given.contains("{%") {
-            (given.to_string(), "data.template".into())
-        } else {
-            let read = fs::read_to_string(given).map_err(|error| {
-                DataError::input(format!(
-                    "data.template={given} is neither {CHATML_NAME} nor a template, and cannot be read as a file: {error}."
-                ))
-            })?;
-            (in_file(Path::new(given), read)?, given.to_string())
-        };
+        let (source, shown) = named(given)?;
         return ChatTemplate::compile(&source, &shown, specials, date).map(Some);
     }
     for folder in folders {
@@ -72,6 +61,22 @@ pub fn find(
         }
     }
     Ok(None)
+}
+
+/// The text of the template that `data.template` names, and what to call it.
+pub fn named(given: &str) -> Result<(String, String), DataError> {
+    if given == CHATML_NAME {
+        return Ok((CHATML.to_string(), "data.template=chatml".to_string()));
+    }
+    if given.contains("{{") || given.contains("{%") {
+        return Ok((given.to_string(), "data.template".into()));
+    }
+    let read = fs::read_to_string(given).map_err(|error| {
+        DataError::input(format!(
+            "data.template={given} is neither {CHATML_NAME} nor a template, and cannot be read as a file: {error}."
+        ))
+    })?;
+    Ok((in_file(Path::new(given), read)?, given.to_string()))
 }
 
 fn in_file(path: &Path, text: String) -> Result<String, DataError> {
