@@ -272,7 +272,7 @@ pub fn shortened(text: &str) -> String {
 /// The first rows a recipe trains on: tokens in brackets are read but not trained.
 fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
-    let config = recipes::resolve(recipe, &[], overrides)?;
+    let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
     if config.data.task != Task::Text {
         let sets = example_sets(&config, None, None, &mut |said| {

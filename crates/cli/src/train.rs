@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flatout_train::config::Task;
 use flatout_train::device::Device;
 use flatout_train::events::Status;
 use flatout_train::generate::Generator;
@@ -235,11 +236,18 @@ fn end_block(
         }
         return Ok(());
     }
+    let dir = run.dir().display();
+    if flatout_train::run::config(run.dir())?.data.task == Task::Chat {
+        screen.result(format!("run      {dir}"));
+        screen.result(format!("report   {dir}/report.md"));
+        screen.note(format!("next     flatout generate {dir} --chat --prompt QUESTION   ask it"));
+        screen.note(format!("         flatout export {dir} --to out                     for other tools"));
+        return Ok(());
+    }
     let mut generator = Generator::open(run.dir(), device)?;
     let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
     let sample = generator.generate("", how, |_| {})?;
     screen.result(format!("sample   {}", sample.trim()));
-    let dir = run.dir().display();
     screen.result(format!("run      {dir}"));
     screen.result(format!("report   {dir}/report.md"));
     screen.note(format!("next     flatout generate {dir}                  more text from this model"));

@@ -149,3 +149,37 @@ fn a_run_learns_from_conversations_and_is_asked_in_their_template() {
     );
     done(dir, &[&classes[..], &["model.head=classes", "model.classes=2"]].concat());
 }
+
+/// The recipes of instructions without any download: small, from random weights, on conversations of our own.
+#[test]
+fn instructions_are_learned_without_a_download() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    for recipe in ["smollm2-135m-sft", "qwen3-0.6b-sft"] {
+        let small =
+            ["model.width=32", "model.layers=2", "model.head_size=8", "model.ffn=64", "model.vocab=512"];
+        let brief =
+            ["data.synthetic_rows=600", "train.batch=16", "train.epochs=2", "lr=1e-2", "every_epochs=1"];
+        let words = [&["train", recipe, "--with", "small", "--run", recipe][..], &small, &brief].concat();
+        let said = done(dir, &words);
+        assert!(said.err.contains(&format!("flatout generate {recipe} --chat")), "{}", said.err);
+        let log = fs::read_to_string(dir.join(recipe).join("events.jsonl")).expect("a log");
+        let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let losses = |kind: &str| -> Vec<f64> {
+            events
+                .iter()
+                .filter(|e| e["event"] == kind)
+                .map(|e| e["loss"].as_f64().expect("a loss"))
+                .collect()
+        };
+        let (first, last) = (losses("step")[0], *losses("eval").last().expect("an evaluation"));
+        assert!(last < 0.5 * first, "{recipe}: from {first} to {last} on what was held out");
+        let asked =
+            done(dir, &["generate", recipe, "--chat", "--prompt", "How many words are these: lamp drum?"]);
+        assert!(!asked.out.is_empty());
+        let out = format!("{recipe}-out");
+        done(dir, &["export", recipe, "--to", &out]);
+        let template = fs::read_to_string(dir.join(out).join("chat_template.jinja")).expect("a template");
+        assert!(template.contains("<|im_start|>"), "it goes along: {template}");
+    }
+}

@@ -27,6 +27,8 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "gemma3-1b-pairs", text: include_str!("../../../recipes/gemma3-1b-pairs.toml") },
     Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
+    Embedded { name: "smollm2-135m-sft", text: include_str!("../../../recipes/smollm2-135m-sft.toml") },
+    Embedded { name: "qwen3-0.6b-sft", text: include_str!("../../../recipes/qwen3-0.6b-sft.toml") },
 ];
 
 /// What is laid for a GPU; which one it is changes only the description.
@@ -47,8 +49,10 @@ pub fn presets() -> &'static [Embedded] {
             let description = format!("One {} of {gib:.1} GiB, {}.", gpu.name, how_known(gpu));
             Embedded { name: gpu.name, text: format!("description = {description:?}\n{GPU}").leak() }
         };
+        let small = include_str!("../../../recipes/presets/small.toml");
         let quick_test = Embedded { name: "quick-test", text: quick_test };
-        [quick_test].into_iter().chain(gpus::named().iter().map(gpu)).collect()
+        let small = Embedded { name: "small", text: small };
+        [quick_test, small].into_iter().chain(gpus::named().iter().map(gpu)).collect()
     })
 }
 
@@ -223,6 +227,8 @@ mod tests {
             // With a head of two classes.
             ("gemma3-1b-pairs", 999_885_952 + 2 * 1152, 8 * 512),
             ("gemma3-4b-pairs", 3_880_263_168 + 2 * 2560, 8 * 512),
+            ("smollm2-135m-sft", 134_515_008, 32 * 2048),
+            ("qwen3-0.6b-sft", 596_049_920, 32 * 2048),
         ];
         for (name, parameters, tokens) in sizes {
             let config = resolve(name, &[], &[]).unwrap();
@@ -256,6 +262,20 @@ mod tests {
                 (quick.train.steps, quick.eval_every(10), quick.schedule.warmup_steps),
                 (Some(10), 5, 2)
             );
+        }
+    }
+
+    #[test]
+    fn the_instructed_are_smollm2_and_qwen3() {
+        for (name, architecture) in
+            [("smollm2-135m-sft", "LlamaForCausalLM"), ("qwen3-0.6b-sft", "Qwen3ForCausalLM")]
+        {
+            let config = resolve(name, &[], &[]).unwrap();
+            assert_eq!((config.validate_for_training(), config.data.task), (Ok(()), Task::Chat), "{name}");
+            let written = flatout_models::huggingface::write(&config.model, "bfloat16", &[2], &[1]).unwrap();
+            assert_eq!(written["architectures"][0], architecture);
+            let small = resolve(name, &["small".into(), "quick-test".into()], &[]).unwrap();
+            assert!(small.model.parameters() < 1_500_000 && small.train.steps == Some(10), "{name}");
         }
     }
 
