@@ -6,8 +6,10 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use flatout_train::config::{FileFormat, OnError, Task};
 use flatout_train::export::Width;
+use flatout_train::goal::Metric;
 use flatout_train::history::Axis;
 use flatout_train::run::Resume;
+use flatout_train::sweep::By;
 
 use crate::time_limit;
 
@@ -37,6 +39,8 @@ pub enum Command {
     Train(Train),
     /// Continue a run exactly where it stopped.
     Resume(ResumeRun),
+    /// Train a recipe several times with other values of some keys, as in `sweep tiny lr=1e-3,3e-3 train.seed=1..3`.
+    Sweep(Sweep),
     /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
     Plan(Plan),
     /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
@@ -96,6 +100,41 @@ pub struct ResumeRun {
     /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
     #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
     pub max_time: Option<Duration>,
+}
+
+#[derive(Parser)]
+pub struct Sweep {
+    /// A recipe and key=value overrides, as for train; a key with several values (1,2,3 or 1..3) is swept over. Lists
+    /// are parted by |, as in 'betas=0.9,0.95|0.9,0.999'.
+    #[arg(value_name = "RECIPE | KEY=VALUE[,VALUE...]")]
+    pub words: Vec<String>,
+    /// A preset or file laid over the recipe; repeatable.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub with: Vec<String>,
+    /// Which combinations: grid (all), or random (--runs of them; lr=1e-5..1e-3 draws from a range).
+    #[arg(long, value_name = "HOW", default_value_t = By::Grid)]
+    pub by: By,
+    /// With --by random, how many runs.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub runs: usize,
+    /// With --by random, what combinations are drawn by.
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u64,
+    /// What runs are compared by: loss, accuracy, f1 ...; eval.metric where not given.
+    #[arg(long, value_name = "METRIC")]
+    pub goal: Option<Metric>,
+    /// The folder of the runs; `runs/<recipe>-sweep-<n>` where not given.
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+    /// With --run: whether to go on with a sweep that is there: never, auto (go on or begin), must.
+    #[arg(long, value_name = "WHEN", default_value_t = Resume::Never)]
+    pub resume: Resume,
+    /// Save and stop with code 3 before this much time has passed, as in 3h50m or 90s.
+    #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
+    pub max_time: Option<Duration>,
+    /// List the runs with the memory each is planned to take, and train nothing.
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 #[derive(Parser)]
@@ -391,6 +430,9 @@ pub struct Inspect {
     /// Files, folders, patterns or a folder of shards; or a recipe and key=value overrides, as for train.
     #[arg(value_name = "SOURCE | RECIPE | KEY=VALUE")]
     pub words: Vec<String>,
+    /// A preset or file laid over a recipe; repeatable.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub with: Vec<String>,
     /// Documents to show, or rows of a recipe.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub samples: usize,

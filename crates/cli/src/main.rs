@@ -27,6 +27,7 @@ mod screen;
 mod sketch;
 mod start;
 mod status;
+mod sweep;
 mod time_limit;
 mod train;
 mod tune;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
     let done = match args.command {
         Command::Train(command) => train::train(&command, &screen),
         Command::Resume(command) => train::resume(&command, &screen),
+        Command::Sweep(command) => sweep::sweep(&command, &screen),
         Command::Plan(command) => plan::plan(&command, &screen),
         Command::Ablate(command) => ablate::ablate(&command, &screen),
         Command::Profile(command) => profile::profile(&command, &screen),

@@ -44,6 +44,11 @@ impl Starting {
         *known = Some(Arc::clone(&run));
         Ok((run, is_fresh))
     }
+
+    /// Lets go of a run that has ended, so that it is free for whoever reads it.
+    pub fn leave(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// What is left of the run, in words. One that never began is removed.

@@ -15,7 +15,7 @@ mod value;
 
 pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADAPTER};
 pub use layers::keys_of;
-pub(crate) use layers::{Layers, parse};
+pub(crate) use layers::{Layers, parse, parse_override};
 pub use nearest::nearest;
 pub use schema::{SchemaKey, schema};
 

@@ -81,15 +81,10 @@ pub fn summary(dir: &Path, config: &Config) -> Result<Summary, UserError> {
 
 /// The evaluation that was best, the first of several.
 fn best(history: &History, metric: Metric) -> Option<(u64, f32, Metrics)> {
-    let mut best: Option<(f64, (u64, f32, Metrics))> = None;
-    for (step, metrics) in &history.metrics {
-        let loss = history.evals.iter().find(|(at, _)| at == step).map_or(f32::NAN, |(_, loss)| *loss);
-        let Some(value) = metric.of(loss, Some(metrics)).filter(|value| !value.is_nan()) else { continue };
-        if best.as_ref().is_none_or(|(before, _)| metric.is_better(value, *before)) {
-            best = Some((value, (*step, loss, metrics.clone())));
-        }
-    }
-    best.map(|(_, evaluation)| evaluation)
+    let (step, _) = history.best(metric)?;
+    let loss = history.evals.iter().find(|(at, _)| *at == step)?.1;
+    let metrics = &history.metrics.iter().find(|(at, _)| *at == step)?.1;
+    Some((step, loss, metrics.clone()))
 }
 
 fn spread(folds: &[Fold]) -> Vec<Spread> {

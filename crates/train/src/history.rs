@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::events::{self, End, Event, Start, Status, Step};
+use crate::goal::Metric;
 use crate::metrics::Metrics;
 use crate::run;
 use crate::{UserError, refuse};
@@ -203,6 +204,20 @@ impl History {
         let mut values: Vec<f64> = newest.filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
         values.get(values.len() / 2).copied()
+    }
+
+    /// A number of every evaluation that has it, by step.
+    pub fn judged(&self, metric: Metric) -> Vec<(u64, f64)> {
+        let metrics = |step: u64| self.metrics.iter().find(|(at, _)| *at == step).map(|(_, metrics)| metrics);
+        let judged = |(step, loss): &(u64, f32)| Some((*step, metric.of(*loss, metrics(*step))?));
+        self.evals.iter().filter_map(judged).filter(|(_, value)| !value.is_nan()).collect()
+    }
+
+    /// The evaluation that was best, the first of several.
+    pub fn best(&self, metric: Metric) -> Option<(u64, f64)> {
+        let better =
+            |best: (u64, f64), new: (u64, f64)| if metric.is_better(new.1, best.1) { new } else { best };
+        self.judged(metric).into_iter().reduce(better)
     }
 
     pub fn summary(&self) -> Summary {

@@ -63,6 +63,7 @@ mod spike;
 mod state;
 pub mod statistics;
 pub mod supply;
+pub mod sweep;
 pub mod switches;
 mod tensorboard;
 pub mod trainer;

@@ -402,7 +402,7 @@ pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
     arguments.iter().map(|argument| Ok(parse_override(argument)?.0.path)).collect()
 }
 
-fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
+pub(crate) fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
     let Some((name, said)) = argument.split_once('=') else {
         refuse!("`{argument}` is neither a recipe nor key=value");
     };

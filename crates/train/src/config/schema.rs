@@ -68,7 +68,7 @@ fn doc(section: &str, key: &Key) -> String {
 
 /// A key with its full path.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(crate) struct Found {
     pub path: String,
     pub key: Key,
 }

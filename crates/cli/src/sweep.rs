@@ -1,0 +1,231 @@
+//! `sweep`: a recipe trained several times, each time with other values of some keys, and which did best.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use flatout_train::device::Device;
+use flatout_train::events::Status;
+use flatout_train::goal::Metric;
+use flatout_train::history::State;
+use flatout_train::resume::requeued;
+use flatout_train::run::{Resume, Run, is_run, quoted};
+use flatout_train::sweep::{By, Combination, SUMMARY, Summary, Sweep, Trial};
+use flatout_train::{Config, Failure, UserError, compile, folds, pretrained, recipes, refuse};
+use serde_json::json;
+
+use crate::args::{self, recipe_and_overrides};
+use crate::runs::print_table;
+use crate::screen::{Screen, bytes, duration};
+use crate::start;
+use crate::train::begin_or_continue;
+
+/// A run that was checked.
+struct Planned {
+    combination: Combination,
+    config: Config,
+    arena_bytes: u64,
+}
+
+pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
+    let (stop, starting) = start::watch(args.max_time, screen)?;
+    let (recipe, overrides) = recipe_and_overrides(&args.words);
+    let sweep = Sweep::parse(overrides)?;
+    let combinations = match args.by {
+        By::Grid => sweep.grid()?,
+        By::Random => sweep.drawn(args.runs, args.seed)?,
+    };
+    // Whatever is wrong with any of them is said before anything is made.
+    let mut configs = vec![];
+    for combination in &combinations {
+        configs.push(config(args, recipe, &sweep, combination).map_err(|e| of(combination, e))?);
+    }
+    let goal = same("eval.metric", &configs, |config| config.eval.metric)?;
+    let backend = same("switches.backend", &configs, |config| config.switches.backend)?;
+    if let Some(dir) = &args.run {
+        check_there(dir, args.resume, &combinations, &configs)?;
+    }
+    recipes::gpu_notes(&args.with).iter().for_each(|note| screen.note(note));
+    for config in &configs {
+        pretrained::check(config, &mut |file| crate::model::fetching(file, screen))?;
+    }
+    let device = Device::open(backend)?;
+    let mut planned = vec![];
+    for (combination, config) in combinations.into_iter().zip(configs) {
+        let compiled = compile::compile(&config, &device.target(&config.switches));
+        let arena_bytes = compiled.map_err(|e| of_failure(&combination, e))?.plans.arena_bytes as u64;
+        planned.push(Planned { combination, config, arena_bytes });
+    }
+    if args.dry_run {
+        list(&planned, goal, screen);
+        return Ok(ExitCode::SUCCESS);
+    }
+
+    let name = planned[0].config.recipe.clone();
+    let dir: PathBuf = match &args.run {
+        Some(dir) => dir.clone(),
+        None => Run::allocate(Path::new("runs"), &format!("{name}-sweep"))?.dir().to_path_buf(),
+    };
+    let mut failed: Vec<(String, String)> = vec![];
+    let summary = |failed: &[(String, String)]| {
+        let trial = |planned: &Planned| {
+            let mut trial = Trial::read(&dir, &planned.combination, goal);
+            let why = failed.iter().find(|(name, _)| *name == trial.name);
+            trial.why = why.map(|(_, sentence)| sentence.clone());
+            trial
+        };
+        Summary::new(&name, goal, args.by, planned.iter().map(trial).collect())
+    };
+    let count = planned.len();
+    for (number, Planned { combination, config, .. }) in (1..).zip(&planned) {
+        let folder = dir.join(&combination.name);
+        if folds::is_done(&folder) {
+            screen.note(format!("sweep    {number} of {count} is done: {}", folder.display()));
+            continue;
+        }
+        screen.note(format!("sweep    {number} of {count}: {}", combination.words().join(" ")));
+        let entered = starting.enter(|| Run::enter(&folder, Resume::Auto))?;
+        let status = match begin_or_continue(config, entered, &device, &stop, screen) {
+            // One that cannot go on, as with a rate that is too high, says nothing of the others.
+            Err(Failure::Environment(sentence)) => {
+                screen.note(format!("sweep    {} failed: {sentence}", combination.name));
+                failed.push((combination.name.clone(), sentence));
+                None
+            }
+            Err(Failure::User(error)) => return Err(of(combination, error).into()),
+            Ok(status) => Some(status),
+        };
+        starting.leave();
+        summary(&failed).write(&dir)?;
+        if status == Some(Status::Stopped) {
+            let dir = quoted(&dir);
+            screen.note(format!("the sweep goes on with the same command and: --run {dir} --resume auto"));
+            return Ok(ExitCode::from(3));
+        }
+    }
+    let summary = summary(&failed);
+    summary.write(&dir)?;
+    show(&summary, &sweep, &dir, screen);
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The config of a run.
+fn config(
+    args: &args::Sweep,
+    recipe: &str,
+    sweep: &Sweep,
+    combination: &Combination,
+) -> Result<Config, UserError> {
+    let goal = args.goal.map(|goal| format!("eval.metric={goal}"));
+    let words: Vec<String> = sweep.shared.iter().cloned().chain(combination.words()).chain(goal).collect();
+    let config = recipes::resolve(recipe, &args.with, &words)?;
+    config.validate_for_training()?;
+    if config.train.folds.is_some() && config.train.fold.is_none() {
+        refuse!(
+            "every run of a sweep is one run, and `train.folds` makes several of it: sweep over train.fold=1..N too"
+        );
+    }
+    Ok(config)
+}
+
+/// A value that all runs share.
+fn same<T: PartialEq + Copy>(
+    key: &str,
+    configs: &[Config],
+    of: impl Fn(&Config) -> T,
+) -> Result<T, UserError> {
+    let first = of(&configs[0]);
+    if configs.iter().any(|config| of(config) != first) {
+        refuse!("`{key}` is the same in all runs of a sweep: give it one value");
+    }
+    Ok(first)
+}
+
+/// Whether a folder that was named may be used, and what is there was begun with the same settings.
+fn check_there(
+    dir: &Path,
+    resume: Resume,
+    combinations: &[Combination],
+    configs: &[Config],
+) -> Result<(), UserError> {
+    let is_there = dir.join(SUMMARY).is_file() || combinations.iter().any(|c| is_run(&dir.join(&c.name)));
+    match (is_there, resume) {
+        (true, Resume::Never) => {
+            refuse!(
+                "{} holds a sweep already: go on with --resume auto, or give another --run",
+                dir.display()
+            )
+        }
+        (false, Resume::Must) => refuse!("there is no sweep in {}: nothing to go on with", dir.display()),
+        (false, _) if is_run(dir) => refuse!("{} holds a run: give --run a folder of its own", dir.display()),
+        _ => {}
+    }
+    for (combination, config) in combinations.iter().zip(configs) {
+        let folder = dir.join(&combination.name);
+        if is_run(&folder) {
+            requeued(&flatout_train::run::config(&folder)?, config).map_err(|e| of(combination, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn of(combination: &Combination, error: UserError) -> UserError {
+    UserError(format!("{}: {}", combination.words().join(" "), error.0))
+}
+
+fn of_failure(combination: &Combination, failure: Failure) -> Failure {
+    match failure {
+        Failure::User(error) => Failure::User(of(combination, error)),
+        other => other,
+    }
+}
+
+/// What would be trained.
+fn list(planned: &[Planned], goal: Metric, screen: &Screen) {
+    if screen.json {
+        let run = |run: &Planned| {
+            let values: serde_json::Map<String, serde_json::Value> =
+                run.combination.values.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+            json!({ "name": run.combination.name, "values": values, "arena_bytes": run.arena_bytes })
+        };
+        screen.object(&json!({ "goal": goal, "runs": planned.iter().map(run).collect::<Vec<_>>() }));
+        return;
+    }
+    let keys = planned[0].combination.values.iter().map(|(key, _)| key.clone());
+    let mut rows = vec![keys.chain(["memory".into()]).collect::<Vec<String>>()];
+    for run in planned {
+        let values = run.combination.values.iter().map(|(_, value)| value.clone());
+        rows.push(values.chain([bytes(run.arena_bytes)]).collect());
+    }
+    print_table(&rows, 0..rows[0].len(), screen);
+    screen.note(format!("{} runs, compared by {goal}; nothing was trained", planned.len()));
+}
+
+/// What the runs came to, the best first.
+fn show(summary: &Summary, sweep: &Sweep, dir: &Path, screen: &Screen) {
+    if screen.json {
+        screen.object(summary);
+        return;
+    }
+    let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.4}"));
+    let goal = summary.goal;
+    let head =
+        [format!("best {goal}"), "after step".into(), format!("last {goal}"), "steps".into(), "took".into()];
+    let mut rows: Vec<Vec<String>> = vec![sweep.keys().map(String::from).chain(head).collect()];
+    for trial in &summary.runs {
+        let values = sweep.keys().map(|key| trial.values[key].clone());
+        let state = match trial.state {
+            Some(State::Done) => duration(trial.seconds),
+            Some(other) => other.to_string(),
+            None => "not begun".into(),
+        };
+        let after = trial.best_step.map_or("-".into(), |step| step.to_string());
+        let came = [number(trial.best), after, number(trial.last), trial.step.to_string(), state];
+        rows.push(values.chain(came).collect());
+    }
+    screen.result("");
+    print_table(&rows, 0..rows[0].len(), screen);
+    if let Some(best) = summary.runs.first().filter(|run| run.best.is_some()) {
+        screen.result(format!("best     {}", dir.join(&best.name).display()));
+    }
+    screen.result(format!("sweep    {}", dir.join(SUMMARY).display()));
+}
