@@ -9,14 +9,19 @@ frozen bf16 weights, masked mean pooling, two classes, fused AdamW, bf16 autocas
 Weights are random: speed does not depend on them. Each mean below --length is a measurement with lognormal lengths of that mean
 up to --length, in batches grouped by length and padded to their longest, a multiple of 8 (peers/lengths.py); a mean of --length
 is one with rows that are all as long. `--compile layers` compiles the two kinds of layer instead of the whole model, which
-starts in a fraction of the time. Prints a JSON line a measurement: samples_per_second (over groups of steps, the median, or the
-mean where lengths vary), tokens_per_second (real ones), step_ms, peak_bytes, first_steady_seconds.
+starts in a fraction of the time. Where lengths vary, every shape that is timed has run once before. Prints a JSON line a
+measurement: samples_per_second (over groups of steps, the median, or the mean where lengths vary), tokens_per_second (real ones),
+step_ms, peak_bytes, first_steady_seconds.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
+
+# Batches of many shapes: without this the allocator keeps asking the driver for memory.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch
 import torch.nn as nn
@@ -87,6 +92,11 @@ def measure(a, model, mean, started):
         optimizer.zero_grad(set_to_none=True)
         return loss
 
+    if varied:
+        # The longest first, so that whatever follows finds its memory, then every shape once that is timed.
+        longest = max(range(len(todo)), key=lambda i: max(todo[i]))
+        for i in [longest, *range(warm, warm + a.groups * a.steps)]:
+            step(i)
     for i in range(warm):
         step(i)
     synchronize()
