@@ -262,7 +262,10 @@ impl DecoderConfig {
         self.validate_window()?;
         bounds::head(self.head, self.classes)?;
         if self.pooling == Pooling::ClsMean {
-            return Err("`model.pooling` is cls_mean, which only images have: mean, cls, last and max are a text's".into());
+            return Err(
+                "`model.pooling` is cls_mean, which only images have: mean, cls, last and max are a text's"
+                    .into(),
+            );
         }
         bounds::dropped(&[("dropout", self.dropout), ("head_dropout", self.head_dropout)])
     }

@@ -114,7 +114,7 @@ struct Ran {
 fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let mut config = config.clone();
-    let opened = opened(material(sides, config.model.vocab), &mut config);
+    let opened = opened(material(sides, config.model.decoder().vocab), &mut config);
     let (mut steps, mut evals) = (vec![], vec![]);
     let notice = &mut |notice: Notice<'_>| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
@@ -336,7 +336,7 @@ fn examples_without_their_class_are_refused() {
         let mut table = texts(20, 1);
         table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label });
         let mut config = config(&[]);
-        let opened = opened(material(&(table, texts(20, 2)), config.model.vocab), &mut config);
+        let opened = opened(material(&(table, texts(20, 2)), config.model.decoder().vocab), &mut config);
         let failure = train_on(&config, opened, &run, &Device::cpu(), &StopFlag::never(), &mut |_| {});
         failure.expect_err("a refusal").to_string()
     };
