@@ -130,7 +130,7 @@ pub fn time(set: &ImageSet, view: &View, seconds: f64) -> Result<ImageSpeed, Dat
         Ok(Stored::Pixels(_)) => true,
         Err(_) => false,
     };
-    let decoded = rate(count, seconds, |index| decode_one(index));
+    let decoded = rate(count, seconds, &mut decode_one);
     let mut bench = Bench::default();
     let fed = rate(count, seconds, |index| {
         make(&set, view, index, key(1, index), &mut bench).is_ok_and(|made| made.label >= 0)

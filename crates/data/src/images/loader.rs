@@ -435,6 +435,18 @@ mod tests {
     }
 
     #[test]
+    fn waits_are_explained() {
+        let options = LoaderOptions { threads: 1, queue_bytes: 1, ..LoaderOptions::default() };
+        let mut loader = loader(37, None, options);
+        let batches: Vec<ImageBatch> = (0..40).map(|_| loader.next_images(5).unwrap()).collect();
+        let waited = loader.waited();
+        assert_eq!(waited.total, waited.reading + waited.decoding + waited.scheduling);
+        assert_eq!(waited.total, batches.iter().map(|batch| batch.waited.total).sum());
+        // Whoever takes images faster than one thread draws them waits for it.
+        assert!(!waited.total.is_zero());
+    }
+
+    #[test]
     fn dropping_a_loader_ends_its_threads() {
         let set = set(10);
         let options = LoaderOptions { threads: 4, ..LoaderOptions::default() };

@@ -6,7 +6,7 @@
 //! once, in parallel, by their headers; only labels are read.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -90,10 +90,10 @@ struct Sample {
 }
 
 impl Shard {
-    fn look(number: u32, path: &PathBuf, label: Option<&str>, on_error: OnError) -> Result<Self, DataError> {
+    fn look(number: u32, path: &Path, label: Option<&str>, on_error: OnError) -> Result<Self, DataError> {
         let failed = |error: std::io::Error| unreadable(path, &error);
         let path_name = path.file_name().map(|name| fingerprint(name.as_encoded_bytes())).unwrap_or(0);
-        let shared = Arc::new(path.clone());
+        let shared = Arc::new(path.to_path_buf());
         let mut shard = Self {
             path: shared.clone(),
             number,

@@ -80,7 +80,8 @@ impl<'a> Baseline<'a> {
                 0xc4 => found.take_codes(body)?,
                 0xdd => found.restart = body.first_chunk().map_or(0, |two| u16::from_be_bytes(*two).into()),
                 0xc0 | 0xc1 => {
-                    if !found.take_frame(body)? {
+                    let is_read_here = found.take_frame(body)?;
+                    if !is_read_here {
                         return Ok(None);
                     }
                 }
@@ -186,7 +187,7 @@ impl<'a> Baseline<'a> {
         for row in 0..down.end {
             for column in 0..groups.0 {
                 let number = row * groups.0 + column;
-                if self.restart > 0 && number > 0 && number % self.restart == 0 {
+                if self.restart > 0 && number > 0 && number.is_multiple_of(self.restart) {
                     bits.restart()?;
                     means = [0; 3];
                 }

@@ -168,11 +168,11 @@ mod tests {
             // Amplitudes fall with frequency, as those of photographs do.
             let mut amplitudes = [[0.0; 8]; 8];
             let mut table = [0u16; 64];
-            for zigzag in 0..64 {
-                table[zigzag] = 1 + (uniform.draw() * 20.0) as u16;
+            for (zigzag, step) in table.iter_mut().enumerate() {
+                *step = 1 + (uniform.draw() * 20.0) as u16;
                 let (u, v) = (place(zigzag) / 8, place(zigzag) % 8);
                 let level = (uniform.draw() * 2.0 - 1.0) * 400.0 / ((1 + u * u + v * v) as f64);
-                amplitudes[v][u] = (level / f64::from(table[zigzag])).round() * f64::from(table[zigzag]);
+                amplitudes[v][u] = (level / f64::from(*step)).round() * f64::from(*step);
             }
             for size in [8, 4, 2, 1] {
                 let steps = steps(&table, size);
