@@ -1,4 +1,4 @@
-"""Images a second of one core: `flatout data inspect --images --time`, Pillow and torchvision, on the same files, in turns.
+"""Images a second of one core: `flatout data inspect --task images --time`, Pillow and torchvision, on the same files, in turns.
 
 Two jobs are timed. `decode` is bytes of a JPEG or PNG to red, green and blue. `fed` is what training needs of it: decoded,
 a random part of 8% to 100% of the area cut out, scaled to 224 x 224 with antialiasing and mirrored half of the time, as
@@ -111,7 +111,7 @@ def main():
             files = [path.read_bytes() for path in sorted(where.rglob("*.*"))]
             seen = {}
             for _ in range(arguments.rounds):
-                command = [arguments.flatout, "data", "inspect", "--images", str(where), "--time", str(arguments.seconds), "--json"]
+                command = [arguments.flatout, "data", "inspect", "--task", "images", str(where), "--time", str(arguments.seconds), "--json"]
                 speed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["speed"]
                 round_ = {"flatout": (speed["decoded"], speed["fed"]), **peers(files, arguments.seconds)}
                 for name, pair in round_.items():

@@ -444,17 +444,15 @@ pub struct Inspect {
     /// The token that separates documents of .bin files.
     #[arg(long, value_name = "TOKEN")]
     pub eos: Option<u32>,
-    /// What files hold: text, chat (conversations, instructions) or classes (texts or pairs with a label).
+    /// What files hold: text, chat (conversations, instructions), classes (texts or pairs with a label) or images (a
+    /// folder with a folder a class, .tar archives, .bin files of CIFAR, a table; without files the drawn set).
     #[arg(long, value_name = "TASK", default_value_t = Task::Text)]
     pub task: Task,
     /// A chat template: a file, or chatml; otherwise the one beside the tokeniser.
     #[arg(long, value_name = "FILE")]
     pub template: Option<String>,
-    /// The files hold images: a folder with a folder a class, .tar archives, .bin files of CIFAR, or a table.
-    #[arg(long)]
-    pub images: bool,
-    /// With --images: how many a second one core makes ready, measured for this long on each of two ways.
-    #[arg(long, value_name = "SECONDS", requires = "images")]
+    /// Of images: how many a second one core makes ready, measured for this long in each of two ways.
+    #[arg(long, value_name = "SECONDS")]
     pub time: Option<f64>,
 }
 

@@ -169,7 +169,7 @@ fn as_json(prepared: &Prepared, out: &Path) -> serde_json::Value {
 }
 
 fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
-    if args.images {
+    if args.task == Task::Images {
         return images::inspect(args, screen);
     }
     match names_recipe(&args.words) {
@@ -274,6 +274,14 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
+    if config.data.task == Task::Images {
+        let sets = flatout_train::images::open(&config, &mut |said| {
+            let (Said::Note(said) | Said::LeftOut(said)) = said;
+            screen.note(format!("data     {said}"));
+        })?;
+        images::show(&sets, args.samples, args.time, screen)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if config.data.task != Task::Text {
         let sets = example_sets(&config, None, None, &mut |said| {
             if let Said::Note(said) = said {

@@ -1,4 +1,4 @@
-//! `data inspect` of images: how many, how large, the balance of classes, what cannot be used, and how fast a core is.
+//! `data inspect` of images, of files or of a recipe: how many, how large, the balance of classes, what cannot be used, and how fast a core is.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `data inspect --images`: with the real program.
+//! `data inspect` of images: with the real program.
 
 mod program;
 
@@ -15,7 +15,7 @@ fn pictures() -> std::path::PathBuf {
 #[test]
 fn the_drawn_set_is_shown() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = say(folder.path(), &["data", "inspect", "--images", "--samples", "2"]);
+    let said = say(folder.path(), &["data", "inspect", "--task", "images", "--samples", "2"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     for part in [
         "20000 images of 10 classes to train on, 2000 held out (synthetic)",
@@ -29,6 +29,15 @@ fn the_drawn_set_is_shown() {
 }
 
 #[test]
+fn the_images_of_a_recipe_are_shown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said =
+        say(folder.path(), &["data", "inspect", "vision-tiny", "data.synthetic_rows=100", "--samples", "1"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(said.out.starts_with("100 images of 10 classes to train on"), "{}", said.out);
+}
+
+#[test]
 fn folders_are_shown_with_what_is_broken() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, picture) in [("a/1.jpg", "420.jpg"), ("a/2.png", "rgb16.png"), ("b/3.jpg", "cmyk.jpg")] {
@@ -37,7 +46,7 @@ fn folders_are_shown_with_what_is_broken() {
         fs::copy(pictures().join(picture), path).unwrap();
     }
     fs::write(folder.path().join("set/b/4.jpg"), b"GIF89a").unwrap();
-    let words = ["data", "inspect", "--images", "set", "--time", "0.02", "--json"];
+    let words = ["data", "inspect", "--task", "images", "set", "--time", "0.02", "--json"];
     let said = say(folder.path(), &words);
     assert_eq!(said.code, Some(0), "{}", said.err);
     let object: Value = serde_json::from_str(&said.out).expect("one object");
@@ -52,9 +61,9 @@ fn what_is_no_set_of_images_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("notes.txt"), "text").unwrap();
     for (words, part) in [
-        (&["data", "inspect", "--images", "notes.txt"][..], "no known source of images"),
-        (&["data", "inspect", "--images", "nowhere.tar"], "There is no file or folder nowhere.tar"),
-        (&["data", "inspect", "--images", "."], "has no folders"),
+        (&["data", "inspect", "--task", "images", "notes.txt"][..], "no known source of images"),
+        (&["data", "inspect", "--task", "images", "nowhere.tar"], "There is no file or folder nowhere.tar"),
+        (&["data", "inspect", "--task", "images", "."], "has no folders"),
     ] {
         let said = say(folder.path(), words);
         assert_eq!(said.code, Some(2), "{words:?}: {}", said.err);

@@ -209,6 +209,8 @@ section! {
         pub image: Option<String>,
         /// The folder that names of image files begin in; the table's own where not given.
         pub image_root: Option<String>,
+        /// An image whose header says that it has more pixels is not decoded.
+        pub max_pixels: u64 = flatout_data::images::MAX_PIXELS,
         /// Share of an image's area that training sees a part of, from and to.
         pub crop_scale: [f64; 2] = [0.8, 1.0],
         /// Ratio of width to height of that part, from and to.

@@ -43,6 +43,7 @@ fn spec(config: &Config) -> ImageSpec {
             OnError::Fail => flatout_data::formats::OnError::Fail,
             OnError::Skip => flatout_data::formats::OnError::Skip,
         },
+        max_pixels: data.max_pixels,
         images: data.synthetic_rows,
         width: side,
         height: side,

@@ -125,7 +125,7 @@ fn label_bytes(paths: &[PathBuf], contents: &[Vec<u8>]) -> Result<usize, DataErr
         }
         (Err(wrong), Err(_)) => Err(DataError::input(format!(
             "{} has {} bytes, which is not a whole number of CIFAR records (3073 bytes each in CIFAR-10, 3074 in \
-             CIFAR-100): fetch it again, or name its kind with data.source.",
+             CIFAR-100): fetch it again, or leave it out of data.path.",
             paths[wrong].display(),
             contents[wrong].len()
         ))),
