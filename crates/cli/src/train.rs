@@ -237,6 +237,11 @@ fn end_block(
         return Ok(());
     }
     let dir = run.dir().display();
+    if !is_text {
+        screen.result(format!("run      {dir}"));
+        screen.result(format!("report   {dir}/report.md"));
+        return Ok(());
+    }
     if flatout_train::run::config(run.dir())?.data.task == Task::Chat {
         screen.result(format!("run      {dir}"));
         screen.result(format!("report   {dir}/report.md"));

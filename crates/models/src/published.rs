@@ -2,7 +2,7 @@
 //!
 //! Pure: values in, values out. Every family has a file of its own; here is which one is asked.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::{Model, Pooling, VitConfig};
 use crate::huggingface::{self, Fields};
@@ -38,6 +38,8 @@ pub fn read(config: &Value) -> Result<Described, String> {
     Ok(Described { model: Model::Decoder(model), bos, eos })
 }
 
+const NOT_PUBLISHED: &str = "a BDH has no form that another library reads";
+
 /// Whether a vision transformer is published as DINOv2 is, and not as timm's are.
 fn is_dinov2(vit: &VitConfig) -> bool {
     vit.pooling == Pooling::ClsMean || vit.registers > 0
@@ -49,6 +51,7 @@ pub fn stored(model: &Model, shape: impl Fn(&str) -> Vec<usize>) -> Result<Vec<S
         Model::Decoder(decoder) => huggingface::stored(decoder, shape),
         Model::Vit(vit) if is_dinov2(vit) => dinov2::stored(vit),
         Model::Vit(vit) => timm::stored(vit),
+        Model::Bdh(_) => Err(NOT_PUBLISHED.into()),
     }
 }
 
@@ -57,6 +60,7 @@ pub fn other_names(model: &Model, name: &str) -> Vec<String> {
     match model {
         Model::Decoder(_) => huggingface::other_names(name),
         Model::Vit(_) => dinov2::other_names(name).into_iter().collect(),
+        Model::Bdh(_) => vec![],
     }
 }
 
@@ -65,6 +69,7 @@ pub fn is_redundant(model: &Model, name: &str) -> bool {
     match model {
         Model::Decoder(decoder) => huggingface::is_redundant(decoder, name),
         Model::Vit(_) => dinov2::is_redundant(name),
+        Model::Bdh(_) => false,
     }
 }
 
@@ -75,13 +80,32 @@ pub fn write(model: &Model, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Val
         Model::Decoder(decoder) => huggingface::write(decoder, dtype, bos, eos),
         Model::Vit(vit) if is_dinov2(vit) => dinov2::write(vit, dtype),
         Model::Vit(vit) => timm::write(vit),
+        Model::Bdh(_) => Err(NOT_PUBLISHED.into()),
     }
+}
+
+/// The `preprocessor_config.json` of a model that reads images, of whose middle a share of both sides is seen.
+pub fn processor(model: &Model, seen: f64) -> Option<Value> {
+    let Model::Vit(vit) = model else { return None };
+    let side = vit.image_size;
+    Some(json!({
+        "image_processor_type": "BitImageProcessor",
+        "do_convert_rgb": true,
+        "do_resize": true,
+        "size": { "shortest_edge": (side as f64 / seen).round() as usize },
+        "resample": 2,
+        "do_center_crop": true,
+        "crop_size": { "height": side, "width": side },
+        "do_rescale": true,
+        "rescale_factor": 1.0 / 255.0,
+        "do_normalize": true,
+        "image_mean": vit.mean,
+        "image_std": vit.std,
+    }))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn read_vit(config: &Value) -> VitConfig {

@@ -73,7 +73,7 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
         ("fuse.gate_up", fused_inputs(grad, is_gated, 0)),
         ("fuse.norm", fused_norms(grad)),
         ("fuse.elementwise", fused_elementwise(grad)),
-        ("fuse.loss", on(has(grad, OpKind::HeadLossTrain))),
+        ("fuse.loss", fused_loss(plans, grad)),
         ("fuse.optimizer", on(updates_regions(plans))),
         ("optimizer.state", moments(plans)),
         ("recompute", recompute(grad)),
@@ -140,6 +140,17 @@ fn fp8_scaling(grad: &Plan) -> &'static str {
         Some(true) => "current",
         Some(false) => "delayed",
         None => NOTHING_TO_SCALE,
+    }
+}
+
+/// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
+/// logits are kept, whatever is asked for.
+fn fused_loss(plans: &PlanSet, grad: &Plan) -> &'static str {
+    let reads_images = plans.slot(&input_path(Role::Grad, "pixels")).is_some();
+    match has(grad, OpKind::HeadLossTrain) {
+        true => "on",
+        false if reads_images => NOTHING,
+        false => "off",
     }
 }
 

@@ -73,6 +73,7 @@ pub fn also_trains(config: &Config, path: &str) -> bool {
         Model::Decoder(decoder) if decoder.head == Head::Classes => &[SCORE],
         Model::Decoder(_) => &[],
         Model::Vit(_) => &["head"],
+        Model::Bdh(_) => &["score"],
     };
     is_named || head.iter().any(|head| matches(head, path))
 }

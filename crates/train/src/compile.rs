@@ -6,6 +6,7 @@ use std::num::NonZero;
 use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
 use flatout_ir::{Class, Graph, PlanSet, Program, Role, Target, compile as compile_programs};
+use flatout_models::bdh;
 use flatout_models::config::{Head, Model};
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
@@ -113,7 +114,10 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
     let decoder = match &config.model {
         Model::Decoder(decoder) => decoder,
-        Model::Vit(_) => return config.model.of_images(images::form(config, rows, dropout)),
+        Model::Bdh(bdh) if bdh.head == Head::Tokens => {
+            return bdh::build(bdh, bdh::Form::Loss { rows, len: bdh.context, dropout });
+        }
+        Model::Vit(_) | Model::Bdh(_) => return config.model.of_images(images::form(config, rows, dropout)),
     };
     let context = decoder.context;
     if decoder.head == Head::Classes {

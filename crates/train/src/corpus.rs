@@ -68,8 +68,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
         token_bytes: if data.format == FileFormat::U32 { 4 } else { 2 },
         eos: data.eos.map(|eos| eos as u32),
         tokenizer: kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from)),
-        vocab: config.model.decoder().vocab,
-        context: config.model.decoder().context,
+        vocab: config.model.vocab().unwrap_or(0),
+        context: config.model.tokens(),
         seed: config.train.seed,
         held_out: data.held_out,
         document_mask: data.document_mask,
@@ -83,7 +83,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
 /// Training rows from a cursor on, made ahead by as many threads as the config says.
 pub fn train_loader(config: &Config, corpus: &Corpus, cursor: &Cursor) -> Result<Loader, Failure> {
     let threads = config.loader.workers.given().unwrap_or_else(|| (compile::threads() / 2).max(1));
-    let batch_bytes = 4 * 3 * config.train.batch * config.model.decoder().context;
+    let batch_bytes = 4 * 3 * config.train.batch * config.model.tokens();
     let queue_bytes = config.loader.prefetch * batch_bytes;
     Ok(corpus.train_loader(cursor, LoaderOptions { threads, queue_bytes, ..LoaderOptions::default() })?)
 }
@@ -109,6 +109,6 @@ pub fn total_steps(config: &Config, corpus: &Corpus) -> Result<u64, Failure> {
                 .into(),
         )));
     };
-    let rows = tokens as f64 * epochs as f64 / config.model.decoder().context as f64;
+    let rows = tokens as f64 * epochs as f64 / config.model.tokens() as f64;
     Ok(((rows / config.train.batch as f64).round() as u64).max(1))
 }

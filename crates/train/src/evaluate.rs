@@ -74,7 +74,10 @@ const AUTO_TOKENS: usize = 4096;
 
 /// The mean loss over rows of tokens.
 pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Evaluation, Failure> {
-    let model = loaded.config.model.decoder();
+    let Some(model) = loaded.config.model.as_decoder() else {
+        let (dir, kind) = (loaded.dir.display(), loaded.config.model.kind());
+        return Err(UserError(format!("{dir} is a {kind}, and eval reads text with a decoder alone")).into());
+    };
     let at_once = loaded.config.eval.micro_batch.given().unwrap_or((AUTO_TOKENS / model.context).max(1));
     let at_once = at_once.min(rows.count()).max(1);
     let documents = match loaded.config.data.document_mask {

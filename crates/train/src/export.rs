@@ -135,7 +135,10 @@ impl Adapters {
 struct Described {
     config: Value,
     positions: usize,
-    generation: Value,
+    /// Of a model that writes text.
+    generation: Option<Value>,
+    /// How pixels are made of an image, of a model that reads them.
+    processor: Option<Value>,
     vocabulary: Option<Vocabulary>,
     /// The folder with the tokeniser's own files, where the run has kept them.
     beside: Option<PathBuf>,
@@ -170,15 +173,18 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     if model.classes() == Some(names.len()) {
         config.as_object_mut().expect("a config is an object").extend(heads::label_fields(names));
     }
-    let generation = json!({
-        "_from_model_config": true,
-        "bos_token_id": config["bos_token_id"],
-        "eos_token_id": config["eos_token_id"],
+    let generation = model.vocab().map(|_| {
+        json!({
+            "_from_model_config": true,
+            "bos_token_id": config["bos_token_id"],
+            "eos_token_id": config["eos_token_id"],
+        })
     });
     Ok(Described {
         config,
         positions: model.tokens(),
         generation,
+        processor: published::processor(&model, loaded.config.data.centre_crop),
         vocabulary,
         beside: keeps_tokens.then_some(beside),
     })
@@ -205,10 +211,13 @@ fn write(
     let text = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON has a text");
     put(CONFIG, &text(&described.config))?;
     let kept = |name: &str| described.beside.as_ref().and_then(|beside| fs::read(beside.join(name)).ok());
-    put(
-        "generation_config.json",
-        &kept("generation_config.json").unwrap_or_else(|| text(&described.generation)),
-    )?;
+    if let Some(generation) = &described.generation {
+        let kept = kept("generation_config.json");
+        put("generation_config.json", &kept.unwrap_or_else(|| text(generation)))?;
+    }
+    if let Some(processor) = &described.processor {
+        put("preprocessor_config.json", &text(processor))?;
+    }
     if let Some(template) = template(loaded, described)? {
         put("chat_template.jinja", template.as_bytes())?;
     } else {

@@ -51,7 +51,7 @@ impl Material {
             return Ok(Material::Text(corpus_saying(config, run, say)?));
         };
         let counts = [DRAWN, config.eval.rows];
-        let drawn = drawn_examples(&lengths, counts, config.train.seed, config.model.decoder().vocab)?;
+        let drawn = drawn_examples(&lengths, counts, config.train.seed, config.model.vocab().unwrap_or(0))?;
         Ok(Material::Examples(Examples {
             train: Arc::new(drawn.train),
             held_out: Arc::new(drawn.held_out),

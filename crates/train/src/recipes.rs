@@ -29,6 +29,10 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
     Embedded { name: "smollm2-135m-sft", text: include_str!("../../../recipes/smollm2-135m-sft.toml") },
     Embedded { name: "qwen3-0.6b-sft", text: include_str!("../../../recipes/qwen3-0.6b-sft.toml") },
+    Embedded { name: "bdh-cifar10", text: include_str!("../../../recipes/bdh-cifar10.toml") },
+    Embedded { name: "vit-tiny-cifar10", text: include_str!("../../../recipes/vit-tiny-cifar10.toml") },
+    Embedded { name: "dinov2-s-classify", text: include_str!("../../../recipes/dinov2-s-classify.toml") },
+    Embedded { name: "dinov2-b-classify", text: include_str!("../../../recipes/dinov2-b-classify.toml") },
 ];
 
 /// What is laid for a GPU; which one it is changes only the description.
@@ -99,8 +103,7 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     layers.model(&described.model, &from)?;
     let mut config = with_adapter(layers)?;
     let is_text = config.data.task == Task::Text;
-    let reads_tokens =
-        config.model.as_decoder().is_some() && (config.data.source() == Source::Text || !is_text);
+    let reads_tokens = config.model.vocab().is_some() && (config.data.source() == Source::Text || !is_text);
     if reads_tokens && config.data.tokenizer.is_none() {
         let Some(tokenizer) = described.tokenizer else {
             refuse!("{from} has no tokenizer.json, and its model reads no other tokens: give data.tokenizer");

@@ -35,6 +35,18 @@ pub fn shape(model: &Model) -> String {
             v.image_size,
             count(v.classes.unwrap_or(0) as u64)
         ),
+        Model::Bdh(m) => format!(
+            "one layer of width {} applied {} times, {} heads of {} latents, {}",
+            m.width,
+            m.layers,
+            m.heads,
+            count(m.latent as u64),
+            match m.classes {
+                Some(classes) =>
+                    format!("patches of {} in images of {}, {classes} classes", m.patch, m.image_size),
+                None => format!("vocabulary {}, context {}", count(m.vocab as u64), count(m.context as u64)),
+            }
+        ),
     }
 }
 

@@ -49,6 +49,8 @@ section! {
         pub vocab: usize = 256,
         /// Tokens in a training row, of texts.
         pub context: usize = 512,
+        /// Initial weights, and the rest of this section: RUN[@step].
+        pub from: Option<String>,
     }
 }
 

@@ -4,14 +4,14 @@ use flatout_ir::Graph;
 use serde::{Deserialize, Serialize};
 
 use super::key::{Key, Section, Setting};
-use super::{DecoderConfig, Head, VitConfig};
+use super::{BdhConfig, DecoderConfig, Head, VitConfig};
 use crate::choice;
 use crate::images::ImageForm;
-use crate::{decoder, vit};
+use crate::{bdh, decoder, vit};
 
 choice! {
     /// The model families.
-    pub enum ModelKind { Decoder = "decoder", Vit = "vit" }
+    pub enum ModelKind { Decoder = "decoder", Vit = "vit", Bdh = "bdh" }
 }
 
 /// One of the families with its dimensions and options.
@@ -20,6 +20,7 @@ choice! {
 pub enum Model {
     Decoder(DecoderConfig),
     Vit(VitConfig),
+    Bdh(BdhConfig),
 }
 
 impl Default for Model {
@@ -40,6 +41,16 @@ impl ModelKind {
         match self {
             ModelKind::Decoder => DecoderConfig::keys(),
             ModelKind::Vit => VitConfig::keys(),
+            ModelKind::Bdh => BdhConfig::keys(),
+        }
+    }
+
+    /// A model of this kind by its defaults.
+    pub fn model(self) -> Model {
+        match self {
+            ModelKind::Decoder => Model::Decoder(DecoderConfig::default()),
+            ModelKind::Vit => Model::Vit(VitConfig::default()),
+            ModelKind::Bdh => Model::Bdh(BdhConfig::default()),
         }
     }
 
@@ -71,6 +82,7 @@ impl Model {
         match self {
             Model::Decoder(_) => ModelKind::Decoder,
             Model::Vit(_) => ModelKind::Vit,
+            Model::Bdh(_) => ModelKind::Bdh,
         }
     }
 
@@ -91,7 +103,16 @@ impl Model {
     pub fn as_decoder(&self) -> Option<&DecoderConfig> {
         match self {
             Model::Decoder(decoder) => Some(decoder),
+            Model::Vit(_) | Model::Bdh(_) => None,
+        }
+    }
+
+    /// Tokens of its vocabulary, where it reads text.
+    pub fn vocab(&self) -> Option<usize> {
+        match self {
+            Model::Decoder(decoder) => Some(decoder.vocab),
             Model::Vit(_) => None,
+            Model::Bdh(bdh) => (bdh.head == Head::Tokens).then_some(bdh.vocab),
         }
     }
 
@@ -100,6 +121,7 @@ impl Model {
         match self {
             Model::Decoder(_) => None,
             Model::Vit(vit) => Some(vit.image_size),
+            Model::Bdh(bdh) => (bdh.head == Head::Classes).then_some(bdh.image_size),
         }
     }
 
@@ -108,6 +130,7 @@ impl Model {
         match self {
             Model::Decoder(decoder) => decoder.from.as_ref(),
             Model::Vit(vit) => vit.from.as_ref(),
+            Model::Bdh(bdh) => bdh.from.as_ref(),
         }
     }
 
@@ -115,6 +138,7 @@ impl Model {
         match self {
             Model::Decoder(decoder) => &mut decoder.from,
             Model::Vit(vit) => &mut vit.from,
+            Model::Bdh(bdh) => &mut bdh.from,
         }
     }
 
@@ -123,6 +147,7 @@ impl Model {
         match self {
             Model::Decoder(decoder) => decoder.classes.filter(|_| decoder.head == Head::Classes),
             Model::Vit(vit) => vit.classes,
+            Model::Bdh(bdh) => bdh.classes.filter(|_| bdh.head == Head::Classes),
         }
     }
 
@@ -131,6 +156,8 @@ impl Model {
         match self {
             Model::Decoder(decoder) => decoder.context,
             Model::Vit(vit) => vit.tokens(),
+            Model::Bdh(bdh) if bdh.head == Head::Classes => bdh.image_tokens(),
+            Model::Bdh(bdh) => bdh.context,
         }
     }
 
@@ -139,6 +166,7 @@ impl Model {
         match self {
             Model::Decoder(decoder) => decoder.parameters(),
             Model::Vit(vit) => vit.parameters(),
+            Model::Bdh(bdh) => bdh.parameters(),
         }
     }
 
@@ -147,6 +175,7 @@ impl Model {
         match self {
             Model::Decoder(decoder) => decoder.validate(),
             Model::Vit(vit) => vit.validate(),
+            Model::Bdh(bdh) => bdh.validate(),
         }
     }
 
@@ -155,6 +184,7 @@ impl Model {
         match self {
             Model::Decoder(decoder) => decoder::build(decoder, decoder::Form::least(decoder)),
             Model::Vit(vit) => vit::build(vit, ImageForm::plain(1)),
+            Model::Bdh(bdh) => bdh::build(bdh, bdh::Form::least(bdh)),
         }
     }
 
@@ -164,6 +194,7 @@ impl Model {
         match self {
             Model::Decoder(_) => panic!("a decoder reads no images"),
             Model::Vit(vit) => vit::build(vit, form),
+            Model::Bdh(bdh) => bdh::build(bdh, bdh::Form::Classes(form)),
         }
     }
 }
@@ -175,7 +206,7 @@ mod tests {
     #[test]
     fn a_model_is_written_with_its_kind_and_reads_back() {
         let vit = Model::Vit(VitConfig { width: 12, layers: 2, heads: 3, ..VitConfig::default() });
-        for model in [Model::default(), vit] {
+        for model in [Model::default(), vit, ModelKind::Bdh.model()] {
             let text = serde_json::to_string(&model).unwrap();
             assert!(text.starts_with(&format!("{{\"kind\":\"{}\"", model.kind())), "{text}");
             assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), model);
@@ -196,7 +227,7 @@ mod tests {
             }
             assert_eq!(keys.iter().filter(|other| other.name == key.name).count(), 1);
         }
-        assert_eq!(ModelKind::with("vocab"), [ModelKind::Decoder]);
-        assert_eq!(ModelKind::with("width"), [ModelKind::Decoder, ModelKind::Vit]);
+        assert_eq!(ModelKind::with("vocab"), [ModelKind::Decoder, ModelKind::Bdh]);
+        assert_eq!(ModelKind::with("width"), ModelKind::ALL);
     }
 }

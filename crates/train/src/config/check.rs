@@ -83,9 +83,20 @@ impl Config {
         self.validate_examples()?;
         at_least_one("data.max_document_bytes", data.max_document_bytes)?;
         self.validate_lengths()?;
-        let Some(model) = self.model.as_decoder() else { return Ok(()) };
-        if data.eos.is_some_and(|eos| eos >= model.vocab as u64) {
-            refuse!("`data.eos` is no token of `model.vocab` = {}: lower it", model.vocab);
+        let kind = self.model.kind();
+        if self.model.as_decoder().is_none() {
+            for (key, given) in
+                [("document_mask", data.document_mask), ("mean_tokens", data.mean_tokens.is_some())]
+            {
+                if given {
+                    refuse!("`data.{key}` is given and `model.kind` is {kind}: only a decoder has it");
+                }
+            }
+        }
+        if let Some(vocab) =
+            self.model.vocab().filter(|vocab| data.eos.is_some_and(|eos| eos >= *vocab as u64))
+        {
+            refuse!("`data.eos` is no token of `model.vocab` = {vocab}: lower it");
         }
         Ok(())
     }

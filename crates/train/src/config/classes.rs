@@ -81,18 +81,20 @@ impl Config {
     pub(super) fn validate_head_and_data(&self) -> Result<(), UserError> {
         let (task, kind) = (self.data.task, self.model.kind());
         let model = match (&self.model, task) {
-            (Model::Vit(_), Task::Images) => return Ok(()),
-            (Model::Vit(_), _) => {
+            (model, Task::Images) if model.image_size().is_some() => return Ok(()),
+            (_, Task::Images) => {
+                refuse!("`data.task` is images and the model ({kind}) reads text: give another model")
+            }
+            (model, _) if model.image_size().is_some() => {
                 refuse!(
                     "`model.kind` is {kind}, which reads images, and `data.task` is {task}: give data.task=images"
                 )
             }
-            (Model::Decoder(_), Task::Images) => {
-                refuse!(
-                    "`data.task` is images and `model.kind` is {kind}, which reads text: give another model"
-                )
-            }
             (Model::Decoder(decoder), _) => decoder,
+            (_, Task::Text) => return Ok(()),
+            (_, task) => refuse!(
+                "`data.task` is {task} and `model.kind` is {kind}: only a decoder learns from examples"
+            ),
         };
         match (model.head, task) {
             (Head::Classes, Task::Classes) | (Head::Tokens, Task::Text | Task::Chat) => {}

@@ -190,6 +190,12 @@ impl Layers {
         }
         let model = match model {
             Model::Decoder(decoder) => decoder,
+            Model::Bdh(bdh) => {
+                for (key, size) in [("image_size", bdh.image_size), ("context", bdh.context)] {
+                    self.put(format!("model.{key}"), Value::Integer(size as i64));
+                }
+                return Ok(());
+            }
             Model::Vit(vit) => {
                 let pooling = self.values.get("model.pooling").and_then(|held| held.value.as_str());
                 if let Some(other) =

@@ -38,7 +38,13 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
 
 /// Every key with what it accepts, its default and one line on what it does.
 pub fn schema() -> Vec<SchemaKey> {
-    let defaults = text::flatten(&Config::default());
+    let mut defaults = text::flatten(&Config::default());
+    for kind in ModelKind::ALL {
+        let of_kind = text::flatten(&Config { model: kind.model(), ..Config::default() });
+        for (path, value) in of_kind {
+            defaults.entry(path).or_insert(value);
+        }
+    }
     let mut rows = Vec::new();
     for (section, keys) in sections() {
         for key in keys {

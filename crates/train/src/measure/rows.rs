@@ -2,7 +2,6 @@
 
 use flatout_data::{Rows, Segment, Waited};
 use flatout_ir::random::philox;
-use flatout_models::config::Model;
 
 use crate::compile::Compiled;
 use crate::config::{Config, Data, Source, Task};
@@ -30,10 +29,8 @@ impl Key {
     fn of(config: &Config) -> Key {
         // What is found out when the data is opened does not make it other data.
         let data = Data { lengths: vec![], classes: vec![], ..config.data.clone() };
-        let extents = match &config.model {
-            Model::Decoder(decoder) => [decoder.vocab, decoder.context],
-            Model::Vit(vit) => [0, vit.image_size],
-        };
+        let model = &config.model;
+        let extents = [model.vocab().unwrap_or(0), model.image_size().unwrap_or(model.tokens())];
         Key { data, extents, seed: config.train.seed }
     }
 }
@@ -102,9 +99,9 @@ impl Supply {
             None => {
                 let micro_batch = compiled.micro_batch;
                 let count = DRAWN_PARTS.max(2 * config.train.batch / micro_batch);
-                let part = |part| match config.model {
-                    Model::Decoder(_) => Batch::Rows(drawn(config, micro_batch, part), micro_batch),
-                    Model::Vit(_) => Batch::Images(images::drawn(config, micro_batch, part)),
+                let part = |part| match config.model.image_size() {
+                    None => Batch::Rows(drawn(config, micro_batch, part), micro_batch),
+                    Some(_) => Batch::Images(images::drawn(config, micro_batch, part)),
                 };
                 let parts = (0..count).map(part).collect();
                 Supply::Drawn { parts, next: 0, of_update: config.train.batch / micro_batch }
@@ -134,7 +131,7 @@ impl Supply {
 
 /// Rows of tokens that are equally likely, by the seed: each row is one document.
 fn drawn(config: &Config, count: usize, part: usize) -> Rows {
-    let (context, vocab) = (config.model.decoder().context, config.model.decoder().vocab as u32);
+    let (context, vocab) = (config.model.tokens(), config.model.vocab().unwrap_or(1) as u32);
     let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];
     let mut rows = Rows { context, ..Rows::default() };
     for row in 0..count {

@@ -74,7 +74,7 @@ impl Weights {
     pub fn draw_head(&mut self, model: &Model, seed: u64) {
         let head = match model {
             Model::Decoder(decoder) if decoder.head == Head::Classes => SCORE,
-            Model::Decoder(_) => return,
+            Model::Decoder(_) | Model::Bdh(_) => return,
             Model::Vit(_) => "head.weight",
         };
         if !self.places.contains_key(head) {

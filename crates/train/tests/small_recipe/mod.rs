@@ -1,11 +1,15 @@
 //! Every recipe small enough to be compiled for many settings, and where it may be compiled for.
 
 use flatout_ir::Target;
+use flatout_models::config::Model;
 use flatout_train::{Config, compile, device, recipes};
 
 /// A recipe with its own choices and small sizes, that evaluates so many rows.
 pub fn small(recipe: &str, eval_rows: usize) -> Config {
-    let heads = recipes::resolve(recipe, &[], &[]).expect("a recipe").model.decoder().heads;
+    let model = recipes::resolve(recipe, &[], &[]).expect("a recipe").model;
+    let Some(heads) = model.as_decoder().map(|decoder| decoder.heads) else {
+        return small_images(recipe, &model, eval_rows);
+    };
     let width = format!("model.width={}", 16 * heads);
     let eval = format!("eval.rows={eval_rows}");
     let words = [
@@ -23,6 +27,27 @@ pub fn small(recipe: &str, eval_rows: usize) -> Config {
         "checkpoint.best=false",
     ];
     recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
+}
+
+/// A recipe of images.
+fn small_images(recipe: &str, model: &Model, eval_rows: usize) -> Config {
+    let sizes: &[&str] = match model {
+        Model::Bdh(_) => &["model.width=32", "model.latent=64"],
+        _ => &["model.width=48", "model.heads=3", "model.grid=none", "train.groups=[]"],
+    };
+    let eval = format!("eval.rows={eval_rows}");
+    let words = [
+        "model.layers=2",
+        "model.patch=4",
+        "model.image_size=16",
+        "train.batch=4",
+        "train.micro_batch=2",
+        eval.as_str(),
+        "train.patience=none",
+        "checkpoint.best=false",
+    ];
+    let words: Vec<String> = sizes.iter().chain(&words).map(|word| word.to_string()).collect();
+    recipes::resolve(recipe, &[], &words).expect("a small recipe")
 }
 
 /// The CPU, or a GPU that need not be here.

@@ -1,0 +1,213 @@
+//! Runs that learn images: what they reach, how they go on, and how models go out and come back.
+
+mod small_run;
+
+use std::fs;
+use std::path::Path;
+
+use flatout_train::checkpoint::TensorFile;
+use flatout_train::device::Device;
+use flatout_train::events::Event;
+use flatout_train::export::{Export, Width, export};
+use flatout_train::images::classify;
+use flatout_train::metrics::Metrics;
+use flatout_train::pretrained::Loaded;
+use flatout_train::{Config, recipes};
+use small_run::train_in;
+
+/// The recipe `vision-tiny`, made smaller, with overrides.
+fn config(overrides: &[&str]) -> Config {
+    let small = [
+        "model.width=32",
+        "model.layers=2",
+        "model.heads=2",
+        "model.image_size=16",
+        "data.synthetic_rows=400",
+        "train.steps=8",
+        "train.batch=16",
+        "schedule.warmup_steps=2",
+        "schedule.horizon_steps=8",
+        "eval.rows=0",
+        "checkpoint.every=0",
+    ];
+    let all: Vec<String> = small.iter().chain(overrides).map(|word| word.to_string()).collect();
+    recipes::resolve("vision-tiny", &[], &all).expect("a config")
+}
+
+fn losses(dir: &Path, config: &Config) -> Vec<f32> {
+    train_in(dir, config, |_| {}).iter().map(|step| step.loss).collect()
+}
+
+/// Everything that draws: stochastic depth, dropout, mixup, cutmix, crops.
+const DRAWS: [&str; 6] = [
+    "model.drop_path=0.2",
+    "model.head_dropout=0.1",
+    "model.layer_scale=0.5",
+    "train.mixup=0.4",
+    "train.cutmix=1",
+    "train.label_smoothing=0.1",
+];
+
+#[test]
+fn a_run_goes_on_to_the_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = config(&DRAWS);
+    let unbroken = losses(&dir.path().join("whole"), &whole);
+    let broken = dir.path().join("broken");
+    let mut first = losses(&broken, &whole.with(&["steps=3".into()]).unwrap());
+    first.extend(losses(&broken, &whole));
+    assert_eq!(first, unbroken);
+    assert_eq!(unbroken.len(), 8);
+}
+
+/// Stochastic depth and dropout draw by the sample, so that a batch may be split anywhere. Mixing pairs within a part.
+#[test]
+fn a_batch_may_be_split() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str, micro_batch: &str| {
+        let words = [&DRAWS[..3], &["train.label_smoothing=0.1", micro_batch]].concat();
+        losses(&dir.path().join(name), &config(&words))
+    };
+    let (whole, split) = (of("whole", "train.micro_batch=16"), of("split", "train.micro_batch=4"));
+    for (a, b) in whole.iter().zip(&split) {
+        assert!((a - b).abs() < 2e-5 * a.abs(), "{whole:?} and {split:?}");
+    }
+}
+
+fn trained(dir: &Path, config: &Config) -> Metrics {
+    let mut last = None;
+    train_in(dir, config, |event| {
+        if let Event::Eval { metrics, .. } = event {
+            last.clone_from(metrics);
+        }
+    });
+    last.expect("an evaluation")
+}
+
+#[test]
+fn drawn_images_are_learned_and_judged_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let words =
+        ["train.steps=150", "schedule.horizon_steps=150", "train.batch=32", "eval.rows=50", "eval.every=0"];
+    let metrics = trained(&run, &config(&words));
+    assert!(metrics.accuracy > 0.5 && metrics.top5.unwrap() >= metrics.accuracy, "{metrics:?}");
+    let mut loaded = Loaded::open(&run, &[]).unwrap();
+    assert_eq!(loaded.config.data.classes.len(), 10);
+    let (judged, _) = classify(&mut loaded, &Device::cpu(), &[]).unwrap();
+    assert_eq!(judged.texts, 50);
+    assert_eq!(judged.metrics, metrics);
+}
+
+/// Records of a label and 32 x 32 pixels, as CIFAR-10 has them, of noise that can only be learned by heart.
+fn cifar(path: &Path, images: usize) {
+    let mut state = 7u64;
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u8
+    };
+    let mut bytes = vec![];
+    for image in 0..images {
+        bytes.push((image % 10) as u8);
+        bytes.extend((0..3072).map(|_| byte()));
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_bdh_learns_a_small_set_by_heart() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("data_batch_1.bin");
+    cifar(&file, 20);
+    let (path, held_out) =
+        (format!("data.path={}", file.display()), format!("data.held_out_path={}", file.display()));
+    let words = [
+        "model.width=32",
+        "model.layers=3",
+        "model.heads=2",
+        "model.latent=64",
+        "model.patch=8",
+        "model.init=wide",
+        "model.dropout=0",
+        "data.crop_scale=[1,1]",
+        "data.crop_ratio=[1,1]",
+        "data.flip=0",
+        "train.epochs=none",
+        "train.steps=60",
+        "train.batch=20",
+        "schedule.warmup_steps=5",
+        "optimizer.lr=1e-2",
+        "eval.rows=20",
+        "eval.every=0",
+        "checkpoint.every=0",
+        &path,
+        &held_out,
+    ]
+    .map(String::from);
+    let config = recipes::resolve("bdh-cifar10", &[], &words).expect("a config");
+    let metrics = trained(&dir.path().join("run"), &config);
+    assert_eq!(metrics.accuracy, 1.0, "{metrics:?}");
+}
+
+fn tensors(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
+    let mut file = TensorFile::open(path).expect("tensors");
+    let names: Vec<(String, Vec<usize>, usize)> =
+        file.entries().iter().map(|(name, e)| (name.clone(), e.shape.clone(), e.bytes())).collect();
+    let mut read = |name: &str, bytes: usize| {
+        let mut out = vec![0; bytes];
+        file.read_into(name, &mut out).expect("a tensor");
+        out
+    };
+    names.into_iter().map(|(name, shape, bytes)| (name.clone(), shape, read(&name, bytes))).collect()
+}
+
+#[test]
+fn models_go_out_and_come_back_as_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let dinov2 = ["model.pooling=cls_mean", "model.layer_scale=0.1", "model.grid=5"];
+    for (name, overrides, class, tensor) in [
+        ("timm", &["model.grid=3"][..], "VisionTransformer", "blocks.1.attn.qkv.weight"),
+        (
+            "dinov2",
+            &dinov2[..],
+            "Dinov2ForImageClassification",
+            "dinov2.encoder.layer.1.attention.attention.key.bias",
+        ),
+    ] {
+        let (run, out, back, twice) =
+            (at(name), at(&format!("{name}-out")), at(&format!("{name}-back")), at(&format!("{name}-twice")));
+        losses(&run, &config(&[overrides, &["train.steps=2"]].concat()));
+        let exported = |run: &Path, to: &Path| {
+            let wanted = Export {
+                to: to.to_path_buf(),
+                dtype: Width::F32,
+                shard_bytes: 1 << 30,
+                force: false,
+                adapter: false,
+            };
+            export(&mut Loaded::open(run, &[]).unwrap(), &wanted).expect("a folder")
+        };
+        let made = exported(&run, &out);
+        assert_eq!(made.architecture, class);
+        assert_eq!(made.files, ["config.json", "model.safetensors", "preprocessor_config.json"]);
+        let of_out = tensors(&out.join("model.safetensors"));
+        assert!(of_out.iter().any(|(name, ..)| name == tensor), "{tensor}");
+        // A run that begins from the folder and does not move has the same weights, and goes out as the same files.
+        let from = format!("model.from={}", out.display());
+        let still =
+            ["train.steps=1", "train.batch=2", "warmup_steps=0", "lr=1e-30", "weight_decay=0", "eval.rows=0"];
+        let words: Vec<String> =
+            still.iter().map(|w| w.to_string()).chain([from, "image_size=16".into()]).collect();
+        let again = recipes::resolve("vision-tiny", &[], &words).expect("a config");
+        losses(&back, &again);
+        exported(&back, &twice);
+        assert_eq!(tensors(&twice.join("model.safetensors")), of_out);
+        for file in ["config.json", "preprocessor_config.json"] {
+            assert_eq!(
+                fs::read_to_string(out.join(file)).unwrap(),
+                fs::read_to_string(twice.join(file)).unwrap()
+            );
+        }
+    }
+}
