@@ -104,6 +104,17 @@ pub fn processor(model: &Model, seen: f64) -> Option<Value> {
     }))
 }
 
+/// Takes over the means and deviations that a `preprocessor_config.json` says.
+pub fn normalise(model: &mut Model, processor: &Value) -> Result<(), String> {
+    let Model::Vit(vit) = model else { return Ok(()) };
+    for (name, place) in [("image_mean", &mut vit.mean), ("image_std", &mut vit.std)] {
+        let Some(said) = processor.get(name).and_then(Value::as_array) else { continue };
+        let said: Vec<f64> = said.iter().filter_map(Value::as_f64).collect();
+        *place = said.try_into().map_err(|_| format!("its `{name}` wants to be three numbers"))?;
+    }
+    vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +147,21 @@ mod tests {
         let registers = VitConfig { registers: 4, ..classes };
         let written = write(&Model::Vit(registers.clone()), "float32", &[], &[]).unwrap();
         assert_eq!(read_vit(&written), registers);
+    }
+
+    #[test]
+    fn what_is_taken_off_pixels_is_read_beside_the_model() {
+        let mut model = read(&dinov2_small()).unwrap().model;
+        let Model::Vit(vit) = &model else { panic!("a vision transformer") };
+        let half = VitConfig { mean: [0.5; 3], std: [0.25; 3], image_size: 224, ..vit.clone() };
+        let written = processor(&Model::Vit(half.clone()), 0.875).unwrap();
+        assert_eq!(written["size"]["shortest_edge"], 256);
+        normalise(&mut model, &written).unwrap();
+        assert_eq!(model, Model::Vit(VitConfig { image_size: 518, ..half }));
+        assert!(
+            normalise(&mut model, &json!({ "image_std": [0, 1, 1] })).unwrap_err().contains("`model.std`")
+        );
+        assert!(normalise(&mut model, &json!({ "image_mean": [0] })).unwrap_err().contains("three numbers"));
     }
 
     #[test]

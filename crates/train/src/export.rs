@@ -24,7 +24,7 @@ use crate::durable::{self, about};
 use crate::failure::Failure;
 use crate::groups::matches;
 use crate::peft::{self, Trained};
-use crate::pretrained::folder::{CONFIG, INDEX, SINGLE};
+use crate::pretrained::folder::{CONFIG, INDEX, PROCESSOR, SINGLE};
 use crate::pretrained::{BESIDE, Loaded, Weights, folder, narrow, parameters};
 use crate::{UserError, refuse};
 
@@ -216,7 +216,7 @@ fn write(
         put("generation_config.json", &kept.unwrap_or_else(|| text(generation)))?;
     }
     if let Some(processor) = &described.processor {
-        put("preprocessor_config.json", &text(processor))?;
+        put(PROCESSOR, &text(processor))?;
     }
     if let Some(template) = template(loaded, described)? {
         put("chat_template.jinja", template.as_bytes())?;

@@ -17,6 +17,8 @@ use crate::checkpoint::{Dtype, TensorFile};
 use crate::{UserError, refuse};
 
 pub const CONFIG: &str = "config.json";
+/// How pixels are made of an image.
+pub const PROCESSOR: &str = "preprocessor_config.json";
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 
@@ -26,8 +28,13 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 /// What the folder's `config.json` describes.
 pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
-    published::read(&json(&path)?)
-        .map_err(|why| UserError(format!("{} cannot be used: {why}", path.display())))
+    let cannot = |path: &Path, why| UserError(format!("{} cannot be used: {why}", path.display()));
+    let mut described = published::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
+    let beside = folder.join(PROCESSOR);
+    if described.model.image_size().is_some() && beside.is_file() {
+        published::normalise(&mut described.model, &json(&beside)?).map_err(|why| cannot(&beside, why))?;
+    }
+    Ok(described)
 }
 
 fn json(path: &Path) -> Result<Value, UserError> {

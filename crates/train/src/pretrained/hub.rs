@@ -17,9 +17,10 @@ use super::folder::{self, INDEX, SINGLE};
 use crate::{UserError, durable, refuse};
 
 /// Files beside the weights, each of which a model may lack.
-pub const SMALL: [&str; 7] = [
+pub const SMALL: [&str; 8] = [
     "config.json",
     "generation_config.json",
+    "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
