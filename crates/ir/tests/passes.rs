@@ -291,7 +291,7 @@ fn sums_are_done_by_their_last_term() {
 fn recompute_copies_next_to_the_use() {
     let t = trained();
     let count = |how: Recompute, op: &str| {
-        let (g, again) = recompute::recompute(&t.graph, t.forward, how);
+        let (g, again) = recompute::recompute(&t.graph, t.forward, how, None);
         (nodes(&g).matches(&format!("= {op}{{")).count(), again)
     };
     assert_eq!(count(Recompute::None, "rms_norm"), (1, 0));

@@ -176,10 +176,12 @@ pub(crate) fn compile_for(
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
-    if plans.is_err() && may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto {
-        if let Some(smaller) = recompute_layers::fewest(&programs, target, &mut settled) {
-            plans = Ok(smaller);
-        }
+    let may_go_on = may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto;
+    if plans.is_err()
+        && may_go_on
+        && let Some(smaller) = recompute_layers::fewest(&programs, target, &mut settled)
+    {
+        plans = Ok(smaller);
     }
     let forward = &programs[0].graph;
     let tokens = settled.arrangement.as_ref().map(|a| a.layout.shapes()[0].tokens());

@@ -48,7 +48,6 @@ fn spec(config: &Config) -> ImageSpec {
         width: side,
         height: side,
         seed: config.train.seed,
-        ..ImageSpec::default()
     }
 }
 

@@ -113,7 +113,7 @@ impl Sweep {
             }
             all = all
                 .iter()
-                .flat_map(|some| list.iter().map(|one| [&some[..], &[one.clone()]].concat()))
+                .flat_map(|some| list.iter().map(|one| [&some[..], std::slice::from_ref(one)].concat()))
                 .collect();
         }
         let mut grid: Vec<Combination> = all.into_iter().map(|values| self.combination(values)).collect();

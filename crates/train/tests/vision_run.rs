@@ -1,6 +1,7 @@
 //! Runs that learn images: what they reach, how they go on, and how models go out and come back.
 
-mod small_run;
+#[path = "small_run/training.rs"]
+mod training;
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use flatout_train::images::classify;
 use flatout_train::metrics::Metrics;
 use flatout_train::pretrained::Loaded;
 use flatout_train::{Config, recipes};
-use small_run::train_in;
+use training::train_in;
 
 /// The recipe `vision-tiny`, made smaller, with overrides.
 fn config(overrides: &[&str]) -> Config {

@@ -134,9 +134,9 @@ pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, Da
     }
     let mut sets = match (spec.source, spec.path.is_empty()) {
         (ImageSource::Auto | ImageSource::Synthetic, true) => synthetic(spec),
-        (ImageSource::Synthetic, false) => Err(DataError::input(
-            "The synthetic set has no use for data.path: leave one of them out.",
-        )),
+        (ImageSource::Synthetic, false) => {
+            Err(DataError::input("The synthetic set has no use for data.path: leave one of them out."))
+        }
         (_, true) => Err(DataError::input("data.path is empty: give files or a folder.")),
         (source, false) => match if source == ImageSource::Auto { settled(&spec.path)? } else { source } {
             ImageSource::Cifar => cifar(spec, say),

@@ -24,11 +24,13 @@ vectorised! {
 #[inline(always)]
 fn block(seed: u64, stream: u64, first: u64) -> [f32; 2 * LANES] {
     // Philox 4x32 as `flatout_ir::random::philox` has it, a word of every counter beside the others'.
-    let mut words = [[0; LANES], [0; LANES], [stream as u32; LANES], [(stream >> 32) as u32; LANES]];
-    for lane in 0..LANES {
-        let i = first.wrapping_add(lane as u64);
-        (words[0][lane], words[1][lane]) = (i as u32, (i >> 32) as u32);
-    }
+    let counter = |lane: usize| first.wrapping_add(lane as u64);
+    let mut words = [
+        std::array::from_fn(|lane| counter(lane) as u32),
+        std::array::from_fn(|lane| (counter(lane) >> 32) as u32),
+        [stream as u32; LANES],
+        [(stream >> 32) as u32; LANES],
+    ];
     let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..10 {
         let [w, x, y, z] = words;
