@@ -172,6 +172,7 @@ impl Config {
             refuse!("`data.date` is {date}, which is no day: write it as 2025-01-31");
         }
         self.validate_views()?;
+        at_least_one("data.max_pixels", data.max_pixels as usize)?;
         at_least_one("data.synthetic_rows", data.synthetic_rows as usize)
     }
 
