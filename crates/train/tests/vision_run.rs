@@ -24,6 +24,7 @@ fn config(overrides: &[&str]) -> Config {
         "model.heads=2",
         "model.image_size=16",
         "data.synthetic_rows=400",
+        "data.held_out=0.125",
         "train.steps=8",
         "train.batch=16",
         "schedule.warmup_steps=2",
@@ -175,7 +176,12 @@ fn models_go_out_and_come_back_as_the_same_bits() {
     let at = |name: &str| dir.path().join(name);
     let dinov2 = ["model.pooling=cls_mean", "model.layer_scale=0.1", "model.grid=5"];
     for (name, overrides, class, tensor) in [
-        ("timm", &["model.grid=3"][..], "VisionTransformer", "blocks.1.attn.qkv.weight"),
+        (
+            "timm",
+            &["model.grid=3", "model.pooling=cls", "model.layer_scale=none"][..],
+            "VisionTransformer",
+            "blocks.1.attn.qkv.weight",
+        ),
         (
             "dinov2",
             &dinov2[..],

@@ -160,12 +160,15 @@ impl Layers {
             let of_others = |path: &str| path.starts_with("model.") && path != "model.from";
             self.values = held.into_iter().filter(|(p, h)| !of_others(p) || h.layer >= of_source).collect();
         }
+        let has_head = matches!(model, Model::Vit(vit) if vit.classes.is_some());
         for key in Model::keys() {
             if NOT_THE_MODELS.contains(&key.name) {
                 continue;
             }
             let path = format!("model.{}", key.name);
-            if MAY_DIFFER.contains(&key.name) && self.values.contains_key(&path) {
+            // Of a head for images that is there, what a recipe below says of another is put aside.
+            let is_kept = |held: &Held| !has_head || held.layer >= of_source;
+            if MAY_DIFFER.contains(&key.name) && self.values.get(&path).is_some_and(is_kept) {
                 continue;
             }
             let (said, fact) =
