@@ -27,13 +27,9 @@ fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> 
                     .filter(other)
                     .map(move |value| format!("switches.{}={value}", switch.name))
             });
-            let combined = [
-                "train.seed=0",
-                "data.document_mask=true",
-                "model.tied=false",
-                "train.freeze=[embed.*]",
-                "eval.rows=0",
-            ];
+            let of_texts = ["data.document_mask=true", "model.tied=false", "train.freeze=[embed.*]"];
+            let combined = ["train.seed=0", "eval.rows=0"].into_iter();
+            let combined = combined.chain(of_texts.into_iter().filter(|_| base.model.as_decoder().is_some()));
             for setting in others.chain(combined.map(String::from)) {
                 let config = base.with(std::slice::from_ref(&setting)).expect("a setting");
                 // What cannot run is refused before any memory is asked for: tests/switches.rs.

@@ -100,7 +100,7 @@ impl Golden {
 #[test]
 fn every_pooling_has_the_references_logits() {
     let mut golden = Golden::open();
-    for &pooling in Pooling::ALL {
+    for pooling in [Pooling::Mean, Pooling::Cls, Pooling::Last, Pooling::Max] {
         let mut session = golden.session(pooling);
         session.run(Role::Eval).expect("logits");
         let got = session.result(Role::Eval, "class_logits").expect("logits");

@@ -49,7 +49,7 @@ section! {
 
 impl VitConfig {
     pub fn ffn(&self) -> usize {
-        self.ffn.unwrap_or(4 * self.width)
+        self.ffn.unwrap_or(self.width.saturating_mul(4))
     }
 
     pub fn head_size(&self) -> usize {
