@@ -216,6 +216,7 @@ impl<'a> Writer<'a> {
                     self.state.next = Position { input: batch.at.input, document };
                     self.state.skipped_before = Counts::clone(&batch.skipped_before);
                     self.close()?;
+                    self.folder.save(self.state)?;
                 }
             }
             self.progress.input = batch.at.input + 1;
@@ -225,6 +226,7 @@ impl<'a> Writer<'a> {
                 see(&self.progress);
             }
         }
+        // Only the manifest has the last shard, which ends where the data does: who goes on before that is written makes it again.
         self.close()?;
         self.progress.elapsed = self.began.elapsed();
         see(&self.progress);
@@ -272,7 +274,7 @@ impl<'a> Writer<'a> {
             hash: hexadecimal(header.index_hash),
         });
         self.progress.shards = self.state.shards.len();
-        self.folder.save(self.state)
+        Ok(())
     }
 }
 
