@@ -15,7 +15,8 @@
 // reads four columns of sixteen rows, turns them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm
 // then moves 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
 // Deterministic. dw, db: a block walks rows blockIdx, + gridDim, ... and leaves one partial row of each in the workspace;
-// partial rows are added in order by `reduce`.
+// partial rows are added in order by `reduce`. Quantised rows that lie so that they are read an element at a time (VEC = 1) leave
+// up to 20 bytes in local memory.
 
 static const int WARPS = LANES / 32;
 static const int THREADS = LANES * ROWS;
