@@ -215,7 +215,11 @@ fn end_block(
         ),
         None => match &outcome.metrics {
             Some(metrics) => format!("{what} {:.4}  {}", outcome.loss, metrics.words()),
-            None => format!("{what} {:.4} nats a token", outcome.loss),
+            None => {
+                let config = flatout_train::run::config(run.dir())?;
+                let each = if config.model.classes().is_some() { "each" } else { "a token" };
+                format!("{what} {:.4} nats {each}", outcome.loss)
+            }
         },
     });
     if let Some(why) = &outcome.early {

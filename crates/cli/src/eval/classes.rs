@@ -40,7 +40,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
     }
     let on = if share == Share::All { "" } else { "held-out " };
     screen.result(format!(
-        "loss {loss:.4} nats a {what}, {}, over {} {on}{what}s",
+        "loss {loss:.4} nats each, {}, over {} {on}{what}s",
         metrics.words(),
         count(texts)
     ));
