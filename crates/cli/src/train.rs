@@ -199,6 +199,7 @@ fn end_block(
     floor: Option<flatout_data::Floor>,
     screen: &Screen,
 ) -> Result<(), Failure> {
+    let config = flatout_train::run::config(run.dir())?;
     let what = if outcome.is_held_out { "held-out loss" } else { "loss" };
     screen.result(format!(
         "done     {} steps in {}",
@@ -216,7 +217,6 @@ fn end_block(
         None => match &outcome.metrics {
             Some(metrics) => format!("{what} {:.4}  {}", outcome.loss, metrics.words()),
             None => {
-                let config = flatout_train::run::config(run.dir())?;
                 let each = if config.model.classes().is_some() { "each" } else { "a token" };
                 format!("{what} {:.4} nats {each}", outcome.loss)
             }
@@ -225,45 +225,34 @@ fn end_block(
     if let Some(why) = &outcome.early {
         screen.result(format!("early    {why}"));
     }
-    let model = flatout_train::run::config(run.dir())?.model;
+    let (model, dir) = (&config.model, run.dir().display());
     let is_text = model.as_decoder().is_some();
-    if model.classes().is_some() {
-        let dir = run.dir().display();
-        screen.result(format!("run      {dir}"));
-        screen.result(format!("report   {dir}/report.md"));
-        if is_text {
-            screen.note(format!(
-                "next     flatout eval {dir} --predict FILE --out FILE   classes of new texts"
-            ));
-        } else {
-            screen.note(format!("next     flatout eval {dir}   which images are taken for which"));
+    let next: Vec<String> = match (model.classes().is_some(), is_text) {
+        (true, true) => {
+            vec![format!("flatout eval {dir} --predict FILE --out FILE   classes of new texts")]
         }
-        return Ok(());
-    }
-    let dir = run.dir().display();
-    if !is_text {
-        screen.result(format!("run      {dir}"));
-        screen.result(format!("report   {dir}/report.md"));
-        return Ok(());
-    }
-    if flatout_train::run::config(run.dir())?.data.task == Task::Chat {
-        screen.result(format!("run      {dir}"));
-        screen.result(format!("report   {dir}/report.md"));
-        screen.note(format!("next     flatout generate {dir} --chat --prompt QUESTION   ask it"));
-        screen.note(format!("         flatout export {dir} --to out                     for other tools"));
-        return Ok(());
-    }
-    let mut generator = Generator::open(run.dir(), device)?;
-    let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
-    let sample = generator.generate("", how, |_| {})?;
-    screen.result(format!("sample   {}", sample.trim()));
+        (true, false) => vec![format!("flatout eval {dir}   which images are taken for which")],
+        (false, false) => vec![],
+        (false, true) if config.data.task == Task::Chat => vec![
+            format!("flatout generate {dir} --chat --prompt QUESTION   ask it"),
+            format!("flatout export {dir} --to out                     for other tools"),
+        ],
+        (false, true) => {
+            let mut generator = Generator::open(run.dir(), device)?;
+            let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
+            screen.result(format!("sample   {}", generator.generate("", how, |_| {})?.trim()));
+            vec![
+                format!("flatout generate {dir}                  more text from this model"),
+                "flatout train tiny data.path=book.txt   train on your own text".into(),
+                "flatout train tiny model.layers=6 lr=1e-3   change anything; flatout schema lists what"
+                    .into(),
+            ]
+        }
+    };
     screen.result(format!("run      {dir}"));
     screen.result(format!("report   {dir}/report.md"));
-    screen.note(format!("next     flatout generate {dir}                  more text from this model"));
-    screen.note("         flatout train tiny data.path=book.txt   train on your own text".to_string());
-    screen.note(
-        "         flatout train tiny model.layers=6 lr=1e-3   change anything; flatout schema lists what"
-            .to_string(),
-    );
+    for (i, line) in next.iter().enumerate() {
+        screen.note(format!("{:<9}{line}", if i == 0 { "next" } else { "" }));
+    }
     Ok(())
 }
