@@ -2,10 +2,10 @@
 //! same weights, in f32 on the CPU. `make_bdh.py` beside the fixtures made them, in f64.
 
 mod distance;
-
-use std::path::Path;
+mod fixture;
 
 use distance::relative;
+use fixture::Fixture;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::passes::update::LR;
@@ -14,7 +14,6 @@ use flatout_models::bdh::{Form, build};
 use flatout_models::config::{BdhConfig, Head};
 use flatout_models::images::ImageForm;
 use flatout_runtime::{Session, cpu};
-use flatout_train::checkpoint::TensorFile;
 use flatout_train::initial;
 
 /// Largest relative L2 distance of logits and gradients.
@@ -70,44 +69,29 @@ fn equals_the_equations(name: &str) {
 struct Golden {
     name: String,
     model: BdhConfig,
-    file: TensorFile,
+    fixture: Fixture,
 }
 
 impl Golden {
     fn open(name: &str) -> Golden {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
-        let json = std::fs::read_to_string(folder.join(format!("{name}.json"))).expect("a configuration");
-        let model: BdhConfig = serde_json::from_str(&json).expect("keys of a BDH");
+        let fixture = Fixture::open(name);
+        let model: BdhConfig = serde_json::from_value(fixture.json.clone()).expect("keys of a BDH");
         model.validate().expect("a model that exists");
-        let file = TensorFile::open(&folder.join(format!("{name}.safetensors"))).expect("tensors");
-        Golden { name: name.into(), model, file }
+        Golden { name: name.into(), model, fixture }
     }
 
     fn of_images(&self) -> bool {
         self.model.head == Head::Classes
     }
 
-    fn bytes(&mut self, name: &str) -> Vec<u8> {
-        let mut bytes = vec![0; self.file.entries()[name].bytes()];
-        self.file.read_into(name, &mut bytes).expect("a tensor");
-        bytes
-    }
-
-    fn words<T>(&mut self, name: &str, read: fn([u8; 4]) -> T) -> Vec<T> {
-        let bytes = self.bytes(name);
-        bytes.as_chunks::<4>().0.iter().map(|word| read(*word)).collect()
-    }
-
-    fn f32s(&mut self, name: &str) -> Vec<f32> {
-        self.words(name, f32::from_le_bytes)
-    }
-
-    fn i32s(&mut self, name: &str) -> Vec<i32> {
-        self.words(name, i32::from_le_bytes)
-    }
-
     fn names(&self, prefix: &str) -> Vec<String> {
-        self.file.entries().keys().filter_map(|name| name.strip_prefix(prefix)).map(String::from).collect()
+        self.fixture
+            .file
+            .entries()
+            .keys()
+            .filter_map(|name| name.strip_prefix(prefix))
+            .map(String::from)
+            .collect()
     }
 
     fn session(&mut self, options: &Options) -> Session {
@@ -126,7 +110,7 @@ impl Golden {
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
         for name in self.names("weight.") {
-            session.write_f32(&name, &self.f32s(&format!("weight.{name}"))).expect("a weight");
+            session.write_f32(&name, &self.fixture.f32s(&format!("weight.{name}"))).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");
         session
@@ -137,13 +121,13 @@ impl Golden {
         let part = |n: usize| batch * n / BATCHES..(batch + 1) * n / BATCHES;
         let at = |name: &str| input_path(role, name);
         if self.of_images() {
-            let (pixels, labels) = (self.bytes("pixels"), self.i32s("labels"));
+            let (pixels, labels) = (self.fixture.bytes("pixels"), self.fixture.i32s("labels"));
             session.write_u8(&at("pixels"), &pixels[part(pixels.len())]).expect("pixels");
             session.write_i32(&at("labels"), &labels[part(labels.len())]).expect("labels");
             session.write_f32(&at("label_weights"), &[1.0; ROWS]).expect("weights");
             return;
         }
-        let (tokens, targets) = (self.i32s("tokens"), self.i32s("targets"));
+        let (tokens, targets) = (self.fixture.i32s("tokens"), self.fixture.i32s("targets"));
         let count = tokens.len() / BATCHES;
         let positions: Vec<i32> = (0..count).map(|i| (i % self.model.context) as i32).collect();
         session.write_i32(&at("tokens"), &tokens[part(tokens.len())]).expect("tokens");
@@ -157,7 +141,7 @@ impl Golden {
     /// Losses, gradients and their sums are over what is counted; the file's are means.
     fn counted(&mut self) -> f64 {
         let all = if self.of_images() { "labels" } else { "targets" };
-        (self.i32s(all).len() / BATCHES) as f64
+        (self.fixture.i32s(all).len() / BATCHES) as f64
     }
 
     fn assert_close(&self, what: &str, off: f64, bound: f64) {
@@ -171,12 +155,12 @@ impl Golden {
         self.feed(session, role, 0);
         session.run(role).expect("logits");
         let logits = session.result(role, result).expect("logits");
-        let off = relative(&logits, &self.f32s("logits"));
+        let off = relative(&logits, &self.fixture.f32s("logits"));
         self.assert_close("logits", off, BOUND);
     }
 
     fn compare_the_losses(&mut self, session: &mut Session) {
-        let (losses, counted) = (self.f32s("loss"), self.counted());
+        let (losses, counted) = (self.fixture.f32s("loss"), self.counted());
         assert_eq!(losses.len(), STEPS);
         for (step, &wanted) in losses.iter().enumerate() {
             self.feed(session, Role::Grad, step % BATCHES);
@@ -187,7 +171,7 @@ impl Golden {
                 for name in self.names("grad.") {
                     let sums = session.read_f32(&gradient_path(&name)).expect("a gradient");
                     let mean: Vec<f64> = sums.iter().map(|x| *x as f64 / counted).collect();
-                    let wanted = self.f32s(&format!("grad.{name}"));
+                    let wanted = self.fixture.f32s(&format!("grad.{name}"));
                     self.assert_close(&name, relative(&mean, &wanted), BOUND);
                 }
             }

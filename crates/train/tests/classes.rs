@@ -1,11 +1,12 @@
 //! A head of classes: Hugging Face's logits, loss and gradients.
 
 mod distance;
+mod fixture;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use distance::relative;
+use fixture::Fixture;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile};
@@ -13,36 +14,18 @@ use flatout_models::config::{DecoderConfig, Pooling};
 use flatout_models::decoder::{Form, build};
 use flatout_models::huggingface;
 use flatout_runtime::{Session, cpu};
-use flatout_train::checkpoint::TensorFile;
 use flatout_train::{initial, pretrained};
 
 struct Golden {
     model: DecoderConfig,
-    file: TensorFile,
+    fixture: Fixture,
 }
 
 impl Golden {
     fn open() -> Golden {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
-        let json = std::fs::read_to_string(folder.join("gemma3-classes.json")).expect("a configuration");
-        let json = serde_json::from_str(&json).expect("JSON");
-        let model = huggingface::read(&json).expect("a Gemma-3 with a head of classes").model;
-        let file = TensorFile::open(&folder.join("gemma3-classes.safetensors")).expect("tensors");
-        Golden { model, file }
-    }
-
-    fn words(&mut self, name: &str) -> Vec<[u8; 4]> {
-        let mut bytes = vec![0; self.file.entries()[name].bytes()];
-        self.file.read_into(name, &mut bytes).expect("a tensor");
-        bytes.as_chunks::<4>().0.to_vec()
-    }
-
-    fn f32s(&mut self, name: &str) -> Vec<f32> {
-        self.words(name).into_iter().map(f32::from_le_bytes).collect()
-    }
-
-    fn i32s(&mut self, name: &str) -> Vec<i32> {
-        self.words(name).into_iter().map(i32::from_le_bytes).collect()
+        let fixture = Fixture::open("gemma3-classes");
+        let model = huggingface::read(&fixture.json).expect("a Gemma-3 with a head of classes").model;
+        Golden { model, fixture }
     }
 
     fn weights(&mut self) -> Vec<(String, String)> {
@@ -54,7 +37,7 @@ impl Golden {
     /// A session with the file's weights and texts. Between the texts lie tokens of nobody, and there is room for two more.
     fn session(&mut self, pooling: Pooling) -> Session {
         const GAP: usize = 3;
-        let (ids, lengths) = (self.i32s("input_ids"), self.i32s("lengths"));
+        let (ids, lengths) = (self.fixture.i32s("input_ids"), self.fixture.i32s("lengths"));
         let model = DecoderConfig { pooling, context: 32, ..self.model.clone() };
         let texts = lengths.len() + 2;
         let tokens = ids.len() + GAP * lengths.len();
@@ -64,7 +47,7 @@ impl Golden {
             compile(&[program(Role::Grad), program(Role::Eval)], &cpu::target(2), &Options::default());
         let mut session = Session::new(plans.expect("plans"), 2).expect("a session");
         for (ours, theirs) in self.weights() {
-            session.write_f32(&ours, &self.f32s(&format!("weight.{theirs}"))).expect("a weight");
+            session.write_f32(&ours, &self.fixture.f32s(&format!("weight.{theirs}"))).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");
         let mut inputs: BTreeMap<&str, Vec<i32>> = BTreeMap::from([
@@ -84,8 +67,8 @@ impl Golden {
             inputs.get_mut("segment_len").unwrap()[number] = *len;
             (from, to) = (from + count, to + count + GAP);
         }
-        inputs.get_mut("labels").unwrap()[..lengths.len()].copy_from_slice(&self.i32s("labels"));
-        let mut weights = self.f32s("label_weights");
+        inputs.get_mut("labels").unwrap()[..lengths.len()].copy_from_slice(&self.fixture.i32s("labels"));
+        let mut weights = self.fixture.f32s("label_weights");
         weights.resize(texts, 0.0);
         for role in [Role::Grad, Role::Eval] {
             for (name, values) in &inputs {
@@ -104,7 +87,7 @@ fn every_pooling_has_the_references_logits() {
         let mut session = golden.session(pooling);
         session.run(Role::Eval).expect("logits");
         let got = session.result(Role::Eval, "class_logits").expect("logits");
-        let wanted = golden.f32s(&format!("logits.{pooling}"));
+        let wanted = golden.fixture.f32s(&format!("logits.{pooling}"));
         let off = relative(&got[..wanted.len()], &wanted);
         assert!(off < 1e-5, "{pooling} is off by {off:.1e}");
     }
@@ -116,14 +99,14 @@ fn the_weighted_loss_and_every_gradient_are_the_references() {
     assert_eq!(golden.model.pooling, Pooling::Mean);
     let mut session = golden.session(Pooling::Mean);
     session.run(Role::Grad).expect("gradients");
-    let off = relative(&session.read_f32(LOSS_SUM).expect("a sum"), &golden.f32s("loss_sum"));
+    let off = relative(&session.read_f32(LOSS_SUM).expect("a sum"), &golden.fixture.f32s("loss_sum"));
     assert!(off < 1e-5, "the loss is off by {off:.1e}");
     let weights = golden.weights();
-    let in_file = golden.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
+    let in_file = golden.fixture.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
     assert_eq!(weights.len(), in_file, "every gradient of the file is compared");
     for (ours, theirs) in weights {
         let got = session.read_f32(&gradient_path(&ours)).expect("a gradient");
-        let off = relative(&got, &golden.f32s(&format!("grad.{theirs}")));
+        let off = relative(&got, &golden.fixture.f32s(&format!("grad.{theirs}")));
         assert!(off < 1e-5, "{theirs} is off by {off:.1e}");
     }
 }

@@ -2,11 +2,13 @@
 //! the CPU. `make_golden.py` beside the fixtures made them, in f64.
 
 mod distance;
+mod fixture;
+mod unfused;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use distance::relative;
+use fixture::Fixture;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
@@ -15,7 +17,6 @@ use flatout_models::decoder::{Documents, Form, build, weight_names};
 use flatout_models::stored::Stored;
 use flatout_models::{gpt2, huggingface};
 use flatout_runtime::{Session, cpu};
-use flatout_train::checkpoint::TensorFile;
 use flatout_train::initial;
 use serde_json::Value;
 
@@ -78,18 +79,7 @@ fn gemma3_that_sees_both_ways() {
 
 fn equals_the_reference(name: &str) {
     let mut golden = Golden::open(name);
-    let plain = Options {
-        flash_attention: false,
-        fuse_qkv: false,
-        fuse_gate_up: false,
-        fuse_norm: false,
-        fuse_elementwise: false,
-        fuse_loss: false,
-        fuse_optimizer: false,
-        recompute: Recompute::None,
-        memory_plan: false,
-        ..Options::default()
-    };
+    let plain = unfused::options();
     let tables = Options { rope_positions: Some(golden.model.context), ..Options::default() };
     let full = Options { recompute: Recompute::Full, ..tables.clone() };
     for (how, options) in
@@ -105,40 +95,24 @@ fn equals_the_reference(name: &str) {
 struct Golden {
     model: DecoderConfig,
     is_gpt2: bool,
-    file: TensorFile,
+    fixture: Fixture,
 }
 
 impl Golden {
     fn open(name: &str) -> Golden {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
-        let json = std::fs::read_to_string(folder.join(format!("{name}.json"))).expect("a configuration");
-        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let fixture = Fixture::open(name);
+        let json = &fixture.json;
         let is_gpt2 = json["model_type"] == "gpt2";
         let model = match json["model_type"].as_str() {
-            Some("gpt2") => gpt2_model(&json),
+            Some("gpt2") => gpt2_model(json),
             Some("gemma3_text") => {
-                let model = huggingface::read(&json).expect("a Gemma-3").model;
+                let model = huggingface::read(json).expect("a Gemma-3").model;
                 DecoderConfig { context: LEN, ..model }
             }
-            _ => model(&json),
+            _ => model(json),
         };
         model.validate().expect("a model that exists");
-        let file = TensorFile::open(&folder.join(format!("{name}.safetensors"))).expect("tensors");
-        Golden { model, is_gpt2, file }
-    }
-
-    fn words(&mut self, name: &str) -> impl Iterator<Item = [u8; 4]> + use<> {
-        let mut bytes = vec![0; self.file.entries()[name].bytes()];
-        self.file.read_into(name, &mut bytes).expect("a tensor");
-        bytes.chunks_exact(4).map(|word| word.try_into().expect("four bytes")).collect::<Vec<_>>().into_iter()
-    }
-
-    fn f32s(&mut self, name: &str) -> Vec<f32> {
-        self.words(name).map(f32::from_le_bytes).collect()
-    }
-
-    fn i32s(&mut self, name: &str) -> Vec<i32> {
-        self.words(name).map(i32::from_le_bytes).collect()
+        Golden { model, is_gpt2, fixture }
     }
 
     /// Where each of our weights lies among the file's.
@@ -147,7 +121,7 @@ impl Golden {
             return gpt2::stored(&self.model).expect("a GPT-2");
         }
         let place = |(ours, theirs): (String, String)| {
-            let dims = self.file.entries()[&format!("weight.{theirs}")].shape.clone();
+            let dims = self.fixture.file.entries()[&format!("weight.{theirs}")].shape.clone();
             Stored::whole(ours, theirs, dims)
         };
         weight_names(&self.model).into_iter().map(place).collect()
@@ -158,7 +132,7 @@ impl Golden {
         let places = self.places();
         let mut session = self.session(options);
         for at in &places {
-            let theirs = self.f32s(&format!("weight.{}", at.theirs));
+            let theirs = self.fixture.f32s(&format!("weight.{}", at.theirs));
             session.write_f32(&at.ours, &at.take(&theirs)).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");
@@ -167,10 +141,10 @@ impl Golden {
         let logits = session.result(Role::Logits, "logits").expect("logits");
         session.run(Role::Grad).expect("gradients");
         let mut distances = BTreeMap::from([
-            ("logits".to_string(), relative(&logits, &self.f32s("logits"))),
+            ("logits".to_string(), relative(&logits, &self.fixture.f32s("logits"))),
             (
                 "loss".to_string(),
-                relative(&session.read_f32(LOSS_SUM).expect("a sum"), &self.f32s("loss_sum")),
+                relative(&session.read_f32(LOSS_SUM).expect("a sum"), &self.fixture.f32s("loss_sum")),
             ),
         ]);
         let mut gradients: BTreeMap<String, Vec<f32>> = BTreeMap::new();
@@ -179,10 +153,10 @@ impl Golden {
                 gradients.entry(at.theirs.clone()).or_insert_with(|| vec![0.0; at.dims.iter().product()]);
             at.put(&session.read_f32(&gradient_path(&at.ours)).expect("a gradient"), theirs);
         }
-        let in_file = self.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
+        let in_file = self.fixture.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
         assert_eq!(gradients.len(), in_file, "every gradient of the file is compared");
         for (name, gradient) in gradients {
-            let off = relative(&gradient, &self.f32s(&format!("grad.{name}")));
+            let off = relative(&gradient, &self.fixture.f32s(&format!("grad.{name}")));
             distances.insert(name, off);
         }
         distances
@@ -198,7 +172,7 @@ impl Golden {
         ];
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
-        let (ids, labels) = (self.i32s("input_ids"), self.i32s("labels"));
+        let (ids, labels) = (self.fixture.i32s("input_ids"), self.fixture.i32s("labels"));
         // The model's rows may be longer than the file's: what is added counts nothing.
         let padded = |values: &[i32], fill: i32| -> Vec<i32> {
             let row = |row: &[i32]| [row, &vec![fill; context - LEN]].concat();

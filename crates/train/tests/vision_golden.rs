@@ -2,11 +2,13 @@
 //! random checkpoints, in f32 on the CPU. `make_vision.py` beside the fixtures made them, in f64.
 
 mod distance;
+mod fixture;
+mod unfused;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use distance::relative;
+use fixture::Fixture;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
@@ -15,9 +17,7 @@ use flatout_models::images::ImageForm;
 use flatout_models::published;
 use flatout_models::stored::Stored;
 use flatout_runtime::{Session, cpu};
-use flatout_train::checkpoint::TensorFile;
 use flatout_train::initial;
-use serde_json::Value;
 
 /// Largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
@@ -47,18 +47,7 @@ fn timm_with_layer_scale_on_larger_images() {
 
 fn equals_the_reference(name: &str) {
     let mut golden = Golden::open(name);
-    let plain = Options {
-        flash_attention: false,
-        fuse_qkv: false,
-        fuse_gate_up: false,
-        fuse_norm: false,
-        fuse_elementwise: false,
-        fuse_loss: false,
-        fuse_optimizer: false,
-        recompute: Recompute::None,
-        memory_plan: false,
-        ..Options::default()
-    };
+    let plain = unfused::options();
     let full = Options { recompute: Recompute::Full, ..Options::default() };
     for (how, options) in [("fused", Options::default()), ("recompute", full), ("plain", plain)] {
         for (tensor, off) in golden.distances(&options) {
@@ -70,30 +59,18 @@ fn equals_the_reference(name: &str) {
 
 struct Golden {
     model: Model,
-    file: TensorFile,
+    fixture: Fixture,
 }
 
 impl Golden {
     fn open(name: &str) -> Golden {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
-        let json = std::fs::read_to_string(folder.join(format!("{name}.json"))).expect("a configuration");
-        let json: Value = serde_json::from_str(&json).expect("JSON");
-        let mut model = published::read(&json).expect("a vision transformer").model;
+        let fixture = Fixture::open(name);
+        let json = &fixture.json;
+        let mut model = published::read(json).expect("a vision transformer").model;
         let Model::Vit(vit) = &mut model else { panic!("{name} reads no images") };
         vit.image_size = json["image_side"].as_u64().expect("the images' side") as usize;
         model.validate().expect("a model that exists");
-        let file = TensorFile::open(&folder.join(format!("{name}.safetensors"))).expect("tensors");
-        Golden { model, file }
-    }
-
-    fn bytes(&mut self, name: &str) -> Vec<u8> {
-        let mut bytes = vec![0; self.file.entries()[name].bytes()];
-        self.file.read_into(name, &mut bytes).expect("a tensor");
-        bytes
-    }
-
-    fn f32s(&mut self, name: &str) -> Vec<f32> {
-        self.bytes(name).as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+        Golden { model, fixture }
     }
 
     /// How far every tensor of the file is from what a session compiled with these options computes.
@@ -107,13 +84,12 @@ impl Golden {
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
         for at in &places {
-            let theirs = self.f32s(&format!("weight.{}", at.theirs));
+            let theirs = self.fixture.f32s(&format!("weight.{}", at.theirs));
             session.write_f32(&at.ours, &at.take(&theirs)).expect("a weight");
         }
         initial::write_tables(&mut session).expect("tables");
-        let labels: Vec<i32> =
-            self.bytes("labels").as_chunks::<4>().0.iter().map(|w| i32::from_le_bytes(*w)).collect();
-        let (pixels, weights) = (self.bytes("pixels"), self.f32s("label_weights"));
+        let labels = self.fixture.i32s("labels");
+        let (pixels, weights) = (self.fixture.bytes("pixels"), self.fixture.f32s("label_weights"));
         for role in [Role::Grad, Role::Eval] {
             session.write_u8(&input_path(role, "pixels"), &pixels).expect("pixels");
             session.write_i32(&input_path(role, "labels"), &labels).expect("labels");
@@ -125,9 +101,9 @@ impl Golden {
         session.run(Role::Grad).expect("gradients");
         let sum = session.read_f32(LOSS_SUM).expect("a sum");
         let mut distances = BTreeMap::from([
-            ("logits".to_string(), relative(&logits, &self.f32s("logits"))),
-            ("loss".to_string(), relative(&loss, &self.f32s("loss_sum"))),
-            ("training loss".to_string(), relative(&sum, &self.f32s("loss_sum"))),
+            ("logits".to_string(), relative(&logits, &self.fixture.f32s("logits"))),
+            ("loss".to_string(), relative(&loss, &self.fixture.f32s("loss_sum"))),
+            ("training loss".to_string(), relative(&sum, &self.fixture.f32s("loss_sum"))),
         ]);
         let mut gradients: BTreeMap<String, Vec<f32>> = BTreeMap::new();
         for at in &places {
@@ -135,15 +111,15 @@ impl Golden {
                 gradients.entry(at.theirs.clone()).or_insert_with(|| vec![0.0; at.dims.iter().product()]);
             at.put(&session.read_f32(&gradient_path(&at.ours)).expect("a gradient"), theirs);
         }
-        let in_file = self.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
+        let in_file = self.fixture.file.entries().keys().filter(|name| name.starts_with("grad.")).count();
         assert_eq!(gradients.len(), in_file, "every gradient of the file is compared");
         for (name, gradient) in &gradients {
-            let mut theirs = self.f32s(&format!("grad.{name}"));
+            let mut theirs = self.fixture.f32s(&format!("grad.{name}"));
             let mut ours = gradient.clone();
             // What is added to every key moves no probability: its gradient is 0 but for rounding, so it is measured
             // beside the queries'.
             if let Some(layer) = name.strip_suffix("key.bias") {
-                theirs.extend(self.f32s(&format!("grad.{layer}query.bias")));
+                theirs.extend(self.fixture.f32s(&format!("grad.{layer}query.bias")));
                 ours.extend(&gradients[&format!("{layer}query.bias")]);
             }
             distances.insert(name.clone(), relative(&ours, &theirs));
