@@ -1,6 +1,7 @@
 //! How many layers `recompute=full` runs again: all, as many as `train.recompute_layers` says, or, where `recompute=auto` has
 //! to go that far, the fewest that the memory asks for. The others keep what `cheap` keeps.
 
+use flatout_ir::passes::recompute::layers_of;
 use flatout_ir::{Options, PlanSet, Program, Recompute, Target, compile};
 
 use crate::config::{Config, Count};
@@ -32,7 +33,7 @@ pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> O
         compile(programs, target, &options).ok().map(|plans| (layers, plans))
     };
     // What the last layer makes is read at once: running it again frees nothing.
-    let (mut too_few, mut enough) = (0, layers(programs).saturating_sub(1));
+    let (mut too_few, mut enough) = (0, layers_of(&programs[0].graph.nodes).len().saturating_sub(1));
     let mut best = with(Some(enough)).filter(|_| enough > 0).or_else(|| with(None))?;
     while best.0.is_some() && too_few + 1 < enough {
         let middle = (too_few + enough) / 2;
@@ -50,13 +51,6 @@ pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> O
         settled.chosen.push(Chosen { switch: KEY, value: count.to_string(), why });
     }
     Some(best.1)
-}
-
-/// Layers of the model, which its parameters are named by.
-fn layers(programs: &[Program]) -> usize {
-    let of = |path: &str| path.split('.').find_map(|piece| piece.parse::<usize>().ok());
-    let last = programs[0].graph.nodes.iter().filter_map(|node| of(&node.path)).max();
-    last.map_or(0, |last| last + 1)
 }
 
 /// Writes down how many it was.

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{Graph, NodeId, Value};
+use crate::graph::{Graph, Node, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
@@ -17,7 +17,8 @@ use crate::replay::{Replay, users};
 /// a number is given, and the others keep what `Cheap` keeps.
 pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize>) -> (Graph, usize) {
     let mut replay = Replay::new(g);
-    let how = How { all: how, whole: layers.map(|count| first_layers(g, forward, count)) };
+    let first = |count: usize| layers_of(&g.nodes[..forward]).into_iter().take(count).collect();
+    let how = How { all: how, whole: layers.map(first) };
     let rows = row_gradients(g, forward).into_iter();
     let rows: HashMap<NodeId, RowGradient> =
         rows.filter(|(id, _)| how.at(&g.node(*id).path) == Recompute::Cheap).collect();
@@ -61,15 +62,15 @@ impl How<'_> {
     }
 }
 
-/// The first layers of the forward pass.
-fn first_layers(g: &Graph, forward: usize, count: usize) -> HashSet<&str> {
+/// The layers that nodes lie in, in the order of their first nodes.
+pub fn layers_of(nodes: &[Node]) -> Vec<&str> {
     let mut found: Vec<&str> = vec![];
-    for layer in g.nodes[..forward].iter().filter_map(|node| layer_of(&node.path)) {
-        if found.len() < count && !found.contains(&layer) {
+    for layer in nodes.iter().filter_map(|node| layer_of(&node.path)) {
+        if !found.contains(&layer) {
             found.push(layer);
         }
     }
-    found.into_iter().collect()
+    found
 }
 
 struct Again<'a> {
