@@ -28,7 +28,7 @@ CASES = {"bdh": ("bdh-cifar10", 512), "vit-s": ("dinov2-s-classify", 256), "vit-
 
 def run_flatout(a, folder, case, rows, round_):
     recipe = CASES[case][0]
-    overrides = ["data.source=synthetic", f"train.batch={rows}", f"train.micro_batch={rows}", "eval.rows=0", "checkpoint.every=0",
+    overrides = ["data.source=synthetic", f"train.batch={rows}", f"train.micro_batch={rows}", "eval.rows=0", "checkpoint.best=false", "checkpoint.every=0",
                  "log.every=1", *a.override]
     run = folder / f"run-{case}-{round_}"
     done = steady.run([a.flatout, "train", recipe, *overrides, "--run", str(run)], steady.WARM + a.steps)

@@ -151,6 +151,9 @@ pub struct Plan {
     /// Also draw the arena over the step, as arena.svg in this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Also list every launch in order: where, which kernel, over what, and its least time.
+    #[arg(long)]
+    pub launches: bool,
 }
 
 #[derive(Parser)]

@@ -1,5 +1,6 @@
 //! `plan`: memory to the byte, arithmetic and time, before anything runs.
 
+mod launches;
 mod object;
 
 use std::collections::BTreeMap;
@@ -59,6 +60,9 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
         screen.object(&object::object(&told));
     } else {
         print(&told, screen);
+        if args.launches {
+            launches::print(&told.compiled.plans, &told.compiled.target, screen);
+        }
     }
     if let Some(path) = drawn {
         screen.note(format!("written  {}", path.display()));
