@@ -28,6 +28,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
             "model": args.model.display().to_string(),
             "checkpoint": loaded.place.display().to_string(),
             "step": loaded.step,
+            "weights": loaded.weights.which(),
             "on": if share == Share::All { "all" } else { "held_out" },
             "loss": found.loss,
             "perplexity": found.perplexity,
@@ -38,12 +39,13 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let on = if share == Share::All { "the text" } else { "held-out text" };
     screen.result(format!(
-        "loss {:.4} nats a token, perplexity {:.3}, over {} tokens of {on} in {} rows of {}",
+        "loss {:.4} nats a token, perplexity {:.3}, over {} tokens of {on} in {} rows of {}{}",
         found.loss,
         found.perplexity,
         count(found.tokens),
         count(found.rows),
-        count(rows.context as u64)
+        count(rows.context as u64),
+        model::of_averages(&loaded)
     ));
     Ok(ExitCode::SUCCESS)
 }

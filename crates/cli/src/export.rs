@@ -35,16 +35,18 @@ pub fn export(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
             "bytes": made.bytes,
             "checkpoint": loaded.place.display().to_string(),
             "step": loaded.step,
+            "weights": loaded.weights.which(),
         }));
         return Ok(ExitCode::SUCCESS);
     }
     screen.result(format!(
-        "{to}: {} of step {}, {} parameters in {} ({})",
+        "{to}: {} of step {}, {} parameters in {} ({}){}",
         made.architecture,
         loaded.step.unwrap_or(0),
         short(made.parameters),
         args.dtype,
-        bytes(made.bytes)
+        bytes(made.bytes),
+        model::of_averages(&loaded)
     ));
     screen.note(format!("files    {}", made.files.join(" ")));
     Ok(ExitCode::SUCCESS)

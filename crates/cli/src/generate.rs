@@ -48,6 +48,7 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         ));
     }
     let device = model::device(&loaded)?;
+    let (weights, of_averages) = (loaded.weights.which(), model::of_averages(&loaded));
     let room =
         Room { sequences: prompts.len().min(args.at_once), tokens: longest.saturating_add(args.max_tokens) };
     let mut generator = Generator::new(loaded, &device, room)?;
@@ -79,14 +80,14 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         let checkpoint = generator.checkpoint.display().to_string();
         screen.object(&json!({
             "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "checkpoint": checkpoint,
-            "step": generator.step, "tokens": made, "prompt_tokens": read, "seconds": seconds,
+            "step": generator.step, "weights": weights, "tokens": made, "prompt_tokens": read, "seconds": seconds,
             "tokens_per_second": made as f64 / seconds,
         }));
     } else if !streams {
         texts.iter().for_each(|text| screen.result(text));
     }
     screen.note(format!(
-        "{} tokens after {} in {}: {:.1} tokens/s",
+        "{} tokens after {} in {}: {:.1} tokens/s{of_averages}",
         count(made as u64),
         count(read as u64),
         duration(seconds),

@@ -18,12 +18,13 @@ pub fn logits(args: &Logits, screen: &Screen) -> Result<ExitCode, Failure> {
     let tokens: usize = rows.iter().map(Vec::len).sum();
     let out = args.out.display();
     if screen.json {
-        screen.object(&json!({ "out": out.to_string(), "rows": rows.len(), "tokens": tokens }));
+        screen.object(&json!({ "out": out.to_string(), "rows": rows.len(), "tokens": tokens, "weights": loaded.weights.which() }));
     } else {
         screen.result(format!(
-            "{out}: logits of {} tokens in {} rows",
+            "{out}: logits of {} tokens in {} rows{}",
             count(tokens as u64),
-            count(rows.len() as u64)
+            count(rows.len() as u64),
+            model::of_averages(&loaded)
         ));
     }
     Ok(ExitCode::SUCCESS)

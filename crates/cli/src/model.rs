@@ -14,6 +14,11 @@ pub fn open(model: &Path, overrides: &[String]) -> Result<Loaded, Failure> {
     Ok(Loaded::open(model, overrides)?)
 }
 
+/// What a line says behind numbers of a run's averages, and nothing otherwise.
+pub fn of_averages(loaded: &Loaded) -> &'static str {
+    if loaded.weights.are_averages() { " (averaged weights)" } else { "" }
+}
+
 /// The device that the model's switches ask for, opened after the model.
 pub fn device(loaded: &Loaded) -> Result<Device, Failure> {
     Device::open(loaded.config.switches.backend)

@@ -59,9 +59,10 @@ impl Progress {
                 }
             }
             Event::Step(step) => self.step(step),
-            Event::Eval { step, loss, metrics } => {
+            Event::Eval { step, loss, metrics, averaged } => {
                 let metrics = metrics.as_ref().map_or(String::new(), |m| format!("  {}", m.words()));
-                self.line(format!("step {step}  held-out loss {loss:.4}{metrics}"));
+                let of = if *averaged { "  (averaged weights)" } else { "" };
+                self.line(format!("step {step}  held-out loss {loss:.4}{metrics}{of}"));
             }
             Event::Saved { step, path } if self.screen.verbose => {
                 self.line(format!("step {step}  saved {path}"))

@@ -200,7 +200,11 @@ fn end_block(
     screen: &Screen,
 ) -> Result<(), Failure> {
     let config = flatout_train::run::config(run.dir())?;
-    let what = if outcome.is_held_out { "held-out loss" } else { "loss" };
+    let what = match (outcome.is_held_out, config.train.ema > 0.0) {
+        (true, true) => "held-out loss of the averaged weights",
+        (true, false) => "held-out loss",
+        (false, _) => "loss",
+    };
     screen.result(format!(
         "done     {} steps in {}",
         count(outcome.steps),

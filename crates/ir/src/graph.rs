@@ -41,6 +41,8 @@ named! {
         Moment = "moment",
         /// Scales of moments in eight bits: saved with what they scale, as numbers.
         Scale = "scale",
+        /// The running average of a trained parameter: checkpointed.
+        Average = "average",
         /// A parameter nothing trains: saved by its source.
         Frozen = "frozen",
         /// A copy in another type or layout, rebuilt bit for bit by the `derive` plan.
@@ -58,7 +60,7 @@ named! {
 
 impl Class {
     pub fn is_saved(self) -> bool {
-        matches!(self, Class::Weight | Class::Moment)
+        matches!(self, Class::Weight | Class::Moment | Class::Average)
     }
     pub fn is_parameter(self) -> bool {
         matches!(self, Class::Weight | Class::Frozen)

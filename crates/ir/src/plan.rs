@@ -137,6 +137,7 @@ named! {
         Adapters = "adapters",
         Gradients = "gradients",
         Optimizer = "optimizer",
+        Average = "average",
         Activations = "activations",
         Workspace = "workspace",
         Inputs = "inputs",

@@ -363,6 +363,8 @@ section! {
         pub mixup: f64 = 0.0,
         /// Puts a part of another image into images, of an area drawn from beta(cutmix, cutmix); 0 for none.
         pub cutmix: f64 = 0.0,
+        /// Decay of a running average of the weights, which is what is evaluated and exported, as 0.9999; 0 for none.
+        pub ema: f64 = 0.0,
         /// Evaluations without a better eval.metric after which the run ends.
         pub patience: Option<u64>,
         /// Trains so many runs, each of which holds out another part of the labelled texts.

@@ -26,6 +26,9 @@ pub enum Event {
         /// Where classes are learned: how well they are predicted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         metrics: Option<Metrics>,
+        /// The running average of the weights was evaluated (`train.ema`), not the weights.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        averaged: bool,
     },
     /// A checkpoint is whole on disk.
     Saved {
@@ -396,7 +399,7 @@ pub fn last_eval(events: &[Event]) -> Option<(u64, f32)> {
 /// The loss and the metrics of the evaluation after a step, where there was one.
 pub fn eval_at(events: &[Event], at: u64) -> Option<(f32, Option<Metrics>)> {
     events.iter().rev().find_map(|event| match event {
-        Event::Eval { step, loss, metrics } if *step == at => Some((*loss, metrics.clone())),
+        Event::Eval { step, loss, metrics, .. } if *step == at => Some((*loss, metrics.clone())),
         _ => None,
     })
 }
@@ -464,14 +467,18 @@ mod tests {
                 Event::Step(step(1, 0.1)),
                 r#"{"event":"step","step":1,"epoch":0.5,"loss":0.1,"grad_norm":0.1,"lr":0.003,"tokens":4096,"samples":32,"step_ms":12.5,"tokens_per_second":1000000.0,"samples_per_second":2560.0,"skipped":3,"time":1000000000.0}"#,
             ),
-            (Event::Eval { step: 2, loss: 2.5, metrics: None }, r#"{"event":"eval","step":2,"loss":2.5}"#),
+            (
+                Event::Eval { step: 2, loss: 2.5, metrics: None, averaged: false },
+                r#"{"event":"eval","step":2,"loss":2.5}"#,
+            ),
             (
                 Event::Eval {
                     step: 3,
                     loss: 0.5,
                     metrics: Some(Confusion(vec![vec![3, 0], vec![0, 1]]).metrics()),
+                    averaged: true,
                 },
-                r#"{"event":"eval","step":3,"loss":0.5,"metrics":{"accuracy":1.0,"positive":{"precision":1.0,"recall":1.0,"f1":1.0},"mean":{"precision":1.0,"recall":1.0,"f1":1.0},"confusion":[[3,0],[0,1]]}}"#,
+                r#"{"event":"eval","step":3,"loss":0.5,"metrics":{"accuracy":1.0,"positive":{"precision":1.0,"recall":1.0,"f1":1.0},"mean":{"precision":1.0,"recall":1.0,"f1":1.0},"confusion":[[3,0],[0,1]]},"averaged":true}"#,
             ),
             (
                 Event::Saved { step: 2, path: "checkpoints/step-2".into() },
@@ -519,11 +526,15 @@ mod tests {
     #[test]
     fn floats_are_shortest_and_exact() {
         for loss in [0.1, 1.0 / 3.0, f32::MIN_POSITIVE, f32::MAX, 16_777_216.0, 1e-45, -0.0] {
-            let line = Event::Eval { step: 1, loss, metrics: None }.to_json();
+            let line = Event::Eval { step: 1, loss, metrics: None, averaged: false }.to_json();
             let Event::Eval { loss: back, .. } = serde_json::from_str(&line).unwrap() else { panic!() };
             assert_eq!(back.to_bits(), loss.to_bits(), "{line}");
         }
-        assert!(Event::Eval { step: 1, loss: 0.1, metrics: None }.to_json().contains(r#""loss":0.1}"#));
+        assert!(
+            Event::Eval { step: 1, loss: 0.1, metrics: None, averaged: false }
+                .to_json()
+                .contains(r#""loss":0.1}"#)
+        );
     }
 
     #[test]

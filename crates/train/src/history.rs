@@ -147,7 +147,7 @@ impl History {
                     let elapsed = (step.time - began).max(0.0);
                     history.steps.push(Made { step: step.clone(), seconds: before + elapsed });
                 }
-                Event::Eval { step, loss, metrics } => {
+                Event::Eval { step, loss, metrics, .. } => {
                     history.evals.retain(|(at, _)| at < step);
                     history.evals.push((*step, *loss));
                     history.metrics.retain(|(at, _)| at < step);
@@ -328,15 +328,15 @@ mod tests {
         let run = history(&[
             start(1000.0),
             step(1, 5.0, 1010.0),
-            Event::Eval { step: 1, loss: 5.5, metrics: None },
+            Event::Eval { step: 1, loss: 5.5, metrics: None, averaged: false },
             step(2, 4.0, 1020.0),
             step(3, 3.0, 1030.0),
-            Event::Eval { step: 3, loss: 3.5, metrics: None },
+            Event::Eval { step: 3, loss: 3.5, metrics: None, averaged: false },
             start(5000.0),
             Event::Resume { step: 2 },
             step(3, 3.25, 5005.0),
             step(4, 2.0, 5015.0),
-            Event::Eval { step: 4, loss: 2.5, metrics: None },
+            Event::Eval { step: 4, loss: 2.5, metrics: None, averaged: false },
             end(Status::Stopped),
         ]);
         assert_eq!(

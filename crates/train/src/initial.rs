@@ -1,6 +1,7 @@
 //! First values of slots: weights by counter-based random numbers, tables by their formula.
 
 use flatout_ir::passes::adapters;
+use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Class, DType, Init, PlanSet, TensorType, bicubic, random};
@@ -52,6 +53,16 @@ fn write_row_norms(session: &mut Session) -> Result<(), RuntimeError> {
 pub fn row_norms(values: &[f32], rows: usize) -> Vec<f32> {
     let norm = |row: &[f32]| row.iter().map(|x| (*x as f64).powi(2)).sum::<f64>().sqrt() as f32;
     values.par_chunks(values.len() / rows).map(norm).collect()
+}
+
+/// Begins running averages as the weights that they are of.
+pub fn write_averages(session: &mut Session) -> Result<(), RuntimeError> {
+    for slot in leaves(session.plans(), |class| class == Class::Average) {
+        let weight = averaged_weight(&slot.path).expect("an average is named after its weight");
+        let bytes = session.read_slot(weight)?;
+        session.write_slot(&slot.path, &bytes)?;
+    }
+    Ok(())
 }
 
 /// Writes the constants, which no checkpoint holds.

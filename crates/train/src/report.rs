@@ -159,6 +159,10 @@ fn result(history: &History) -> Rows {
         if let Some((at, best)) = best.filter(|(at, _)| at != step) {
             rows.push(("best held-out loss", format!("{best:.4} after step {}", count(*at))));
         }
+        if history.config.train.ema > 0.0 {
+            let decay = history.config.train.ema;
+            rows.push(("evaluated", format!("the running average of the weights (train.ema = {decay})")));
+        }
         match history.metrics.last() {
             None => rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp()))),
             Some((_, metrics)) => rows.extend(classes::rows(history, metrics)),

@@ -227,6 +227,7 @@ fn trained(
             OptimizerState::Bf16 => Moments::BF16,
             OptimizerState::Int8 => Moments::Int8,
         },
+        average: (config.train.ema > 0.0).then_some(config.train.ema),
         rules,
     };
     Ok((freeze, update))

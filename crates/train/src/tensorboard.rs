@@ -104,7 +104,7 @@ fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
             values = step_scalars(step);
             (step.step, What::Scalars(&values))
         }
-        Event::Eval { step, loss, metrics } => {
+        Event::Eval { step, loss, metrics, .. } => {
             values = eval_scalars(*loss, metrics.as_ref());
             (*step, What::Scalars(&values))
         }
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn trouble_is_told_once_each_time_it_begins() {
         let folder = tempfile::tempdir().unwrap();
-        let event = Event::Eval { step: 1, loss: 2.0, metrics: None };
+        let event = Event::Eval { step: 1, loss: 2.0, metrics: None, averaged: false };
         let mut board = Board::open(&folder.path().join("none"), 0, "");
         assert!(board.record(&event).unwrap().contains("there is no file for TensorBoard"));
         assert_eq!(board.record(&event), None);
@@ -206,7 +206,7 @@ mod tests {
             assert_eq!(board.record(&event), None);
             board.whole_bytes > before
         };
-        assert!(grows(Event::Eval { step: 7, loss: f32::NAN, metrics: None }));
+        assert!(grows(Event::Eval { step: 7, loss: f32::NAN, metrics: None, averaged: false }));
         assert!(grows(Event::Resume { step: 5 }), "what came after step 5 is void");
         assert!(!grows(Event::Warning { message: "a word".into() }));
     }

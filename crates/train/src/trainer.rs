@@ -568,7 +568,8 @@ impl Trainer<'_, '_> {
             self.patience.see(metric, self.score.unwrap_or(f64::NAN));
         }
         self.metrics.clone_from(&metrics);
-        self.say(Event::Eval { step: self.progress.step, loss, metrics })?;
+        let averaged = self.config.train.ema > 0.0;
+        self.say(Event::Eval { step: self.progress.step, loss, metrics, averaged })?;
         Ok(None)
     }
 

@@ -118,7 +118,7 @@ fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let (mut steps, mut evals) = (vec![], vec![]);
     let notice = &mut |notice: Notice<'_>| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
-        Notice::Event(Event::Eval { step, loss, metrics }) => {
+        Notice::Event(Event::Eval { step, loss, metrics, .. }) => {
             evals.push((*step, *loss, metrics.clone().expect("classes have metrics")));
         }
         _ => {}

@@ -60,6 +60,11 @@ fn with_moments_in_eight_bits() {
 }
 
 #[test]
+fn with_averages_of_the_weights() {
+    goes_on_exactly(&["train.ema=0.9", "precision=bf16", "eval.rows=4", "eval.every=10"]);
+}
+
+#[test]
 fn with_documents_apart() {
     goes_on_exactly(&["data.document_mask=true", "recompute=full"]);
 }

@@ -31,6 +31,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
             "model": args.model.display().to_string(),
             "checkpoint": loaded.place.display().to_string(),
             "step": loaded.step,
+            "weights": loaded.weights.which(),
             "on": if share == Share::All { "all" } else { "held_out" },
             "loss": loss,
             (format!("{what}s")): texts,
@@ -40,9 +41,10 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
     }
     let on = if share == Share::All { "" } else { "held-out " };
     screen.result(format!(
-        "loss {loss:.4} nats each, {}, over {} {on}{what}s",
+        "loss {loss:.4} nats each, {}, over {} {on}{what}s{}",
         metrics.words(),
-        count(texts)
+        count(texts),
+        model::of_averages(&loaded)
     ));
     table(&metrics, &loaded.config.data.classes, screen);
     Ok(ExitCode::SUCCESS)

@@ -41,17 +41,7 @@ fn norm(b: &Builder, model: &Graph, adapter: &Adapter, role: Role) {
     };
     let w = b.read(slot(b, known(&adapter.weight)));
     let (a_new, b_new) = (value(&adapter.a()), value(&adapter.b()));
-    let rows = w.dims()[0];
-    let squares = slot(
-        b,
-        Slot {
-            path: format!("{}.squares", adapter.inverse_norm()),
-            ty: TensorType::new(DType::F32, [rows, 1]),
-            class: Class::Derived,
-            init: Init::Zeros,
-            part: None,
-        },
-    );
+    let squares = slot(b, squares(adapter, w.dims()[0]));
     let own = match role {
         Role::Derive => {
             let own = w.reduce(1, Fold::SumSquares);
@@ -60,13 +50,42 @@ fn norm(b: &Builder, model: &Graph, adapter: &Adapter, role: Role) {
         }
         _ => b.read(squares),
     };
-    let times = |x: Tensor<'_>, y: Tensor<'_>, tb: bool| {
-        b.op(plain(false, tb, DType::F32, Compute::Full), &[b.tensor(x.v), b.tensor(y.v)])
-    };
-    let gram = times(a_new, a_new, true).scale(0.5 * adapter.scale);
+    let inverse = inverse(b, w, own, [a_new, b_new], adapter.scale);
+    b.write(slot(b, known(&adapter.inverse_norm())), inverse);
+}
+
+/// 1 / ||W + s B A|| for an A and a B in slots of these paths, which an update need not have written. Computed where it
+/// is read, after `derive`.
+pub(super) fn of<'g>(b: &'g Builder, adapter: &Adapter, beside: [String; 2]) -> Tensor<'g> {
+    let read = |path: &str| b.read(b.with_graph(|g| g.find_slot(path)).expect("the pass made it"));
+    let w = read(&adapter.weight);
+    let own = b.read(slot(b, squares(adapter, w.dims()[0])));
+    inverse(b, w, own, beside.map(|path| read(&path)), adapter.scale)
+}
+
+/// The slot of ||w||^2 by rows.
+fn squares(adapter: &Adapter, rows: usize) -> Slot {
+    Slot {
+        path: format!("{}.squares", adapter.inverse_norm()),
+        ty: TensorType::new(DType::F32, [rows, 1]),
+        class: Class::Derived,
+        init: Init::Zeros,
+        part: None,
+    }
+}
+
+fn inverse<'g>(
+    b: &'g Builder,
+    w: Tensor<'g>,
+    own: Tensor<'g>,
+    [a_new, b_new]: [Tensor<'g>; 2],
+    scale: f64,
+) -> Tensor<'g> {
+    let times =
+        |x: Tensor<'g>, y: Tensor<'g>, tb: bool| b.op(plain(false, tb, DType::F32, Compute::Full), &[x, y]);
+    let gram = times(a_new, a_new, true).scale(0.5 * scale);
     let low = times(b_new, gram, false);
     let h = times(w, a_new.cast(w.dtype()), true) + low;
-    let crossed = (h * b_new).sum(1).scale(2.0 * adapter.scale);
-    let inverse = (own + crossed).rsqrt().reshape(&[rows]);
-    b.write(slot(b, known(&adapter.inverse_norm())), inverse);
+    let crossed = (h * b_new).sum(1).scale(2.0 * scale);
+    (own + crossed).rsqrt().reshape(&[w.dims()[0]])
 }

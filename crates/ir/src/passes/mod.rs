@@ -2,6 +2,7 @@
 
 pub mod adapter_norms;
 pub mod adapters;
+pub mod average;
 pub mod copies;
 pub mod differentiate;
 pub mod epilogues;
@@ -53,6 +54,12 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         graphs.extend(rewrite(program, options, &mut reports)?);
     }
     add_copies(&mut graphs, options);
+
+    // Evaluation reads averages of what is trained.
+    let averages = average::bind(&mut graphs, &options.adapters);
+    let graphs = graphs.into_iter().map(|(role, g)| (role, checked("average", g))).collect();
+    reports.role = Role::Eval;
+    reports.say("average", averages, || format!("{averages} parameters are read as their averages"));
     plan(graphs, target, options, reports)
 }
 

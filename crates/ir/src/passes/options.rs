@@ -74,6 +74,8 @@ pub struct Update {
     /// The largest norm of the mean gradient; 0 does not clip.
     pub clip: f32,
     pub moments: Moments,
+    /// The decay of running averages of what is trained; `None` keeps none.
+    pub average: Option<f64>,
     /// Parameters with their own rates, by path.
     pub rules: BTreeMap<String, Rule>,
 }
@@ -94,6 +96,7 @@ impl Default for Update {
             weight_decay: 0.1,
             clip: 1.0,
             moments: Moments::F32,
+            average: None,
             rules: BTreeMap::new(),
         }
     }

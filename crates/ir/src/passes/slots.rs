@@ -25,6 +25,7 @@ pub fn category(class: Class) -> Category {
     match class {
         Class::Weight | Class::Derived => Category::Parameters,
         Class::Moment | Class::Scale => Category::Optimizer,
+        Class::Average => Category::Average,
         Class::Frozen => Category::Frozen,
         Class::Carry => Category::Gradients,
         Class::Cache => Category::Activations,

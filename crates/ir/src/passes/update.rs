@@ -8,6 +8,7 @@ use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
 use crate::passes::adapters;
+use crate::passes::average::{self, average_path};
 use crate::passes::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
 use crate::passes::input_path;
 use crate::passes::options::{Moments, Rule, Update};
@@ -39,7 +40,7 @@ pub fn update(trained: &mut Trained, how: &Update, fused: bool) -> (Graph, usize
     let regions = regions(&trained.graph, &trained.weights, how);
     let (mut sums, mut pieces, mut first) = (vec![], vec![], 0);
     for (i, region) in regions.iter().enumerate() {
-        let LaidOut { whole, members } = lay_out(&mut trained.graph, i, region, how.moments, first);
+        let LaidOut { whole, members } = lay_out(&mut trained.graph, i, region, how, first);
         sums.push(whole.grad);
         first += trained.graph.slot(whole.weight).ty.elements();
         pieces.extend(if fused { vec![whole] } else { members });
@@ -85,6 +86,7 @@ struct Piece {
     v: SlotId,
     /// Of both moments, where they are in eight bits.
     scales: Option<[SlotId; 2]>,
+    average: Option<SlotId>,
     weight_decay: f32,
     lr_scale: f32,
     /// The number of its first element among those of all regions.
@@ -97,7 +99,8 @@ struct LaidOut {
 }
 
 /// Lays out the region of a number, whose first element has the number `first`.
-fn lay_out(g: &mut Graph, index: usize, region: &Region, moments: Moments, first: usize) -> LaidOut {
+fn lay_out(g: &mut Graph, index: usize, region: &Region, how: &Update, first: usize) -> LaidOut {
+    let moments = how.moments;
     let align = align(moments);
     let (m_type, v_type) = match moments {
         Moments::F32 => (DType::F32, DType::F32),
@@ -125,6 +128,9 @@ fn lay_out(g: &mut Graph, index: usize, region: &Region, moments: Moments, first
         g.add_slot(slot(&format!("region.{index}.{name}"), flat(total).with(dtype), class))
     });
     let (weight_decay, lr_scale) = (region.weight_decay, region.lr_scale);
+    let averages = how
+        .average
+        .map(|_| g.add_slot(slot(&format!("region.{index}.averages"), flat(total), Class::Average)));
     let scales = (moments == Moments::Int8).then(|| [ms, vs].map(|of| scales_of(g, of, None)));
     let mut members = vec![];
     for (&(weight, grad), &offset) in region.members.iter().zip(&offsets) {
@@ -145,9 +151,18 @@ fn lay_out(g: &mut Graph, index: usize, region: &Region, moments: Moments, first
             [(m, of_ms), (v, of_vs)]
                 .map(|(moment, of)| scales_of(g, moment, Some(Part { of, offset: offset / BLOCK })))
         });
-        members.push(Piece { weight, grad, m, v, scales, weight_decay, lr_scale, first: first + offset });
+        let average = averages.map(|of| {
+            let Slot { path, ty, .. } = g.slot(weight).clone();
+            let part = Some(Part { of, offset });
+            let whole = g.add_slot(Slot { part, ..slot(&average_path(&path), ty, Class::Average) });
+            name_parts(g, weight, whole, average_path);
+            whole
+        });
+        let first = first + offset;
+        members.push(Piece { weight, grad, m, v, scales, average, weight_decay, lr_scale, first });
     }
-    let whole = Piece { weight: weights, grad: grads, m: ms, v: vs, scales, weight_decay, lr_scale, first };
+    let (weight, grad, m, v, average) = (weights, grads, ms, vs, averages);
+    let whole = Piece { weight, grad, m, v, scales, average, weight_decay, lr_scale, first };
     LaidOut { whole, members }
 }
 
@@ -203,6 +218,7 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph
         let count = b.read(updates) + go;
         b.write(updates, count);
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - go));
+        let rate = how.average.map(|decay| average::rate(decay, count, go));
         for p in pieces {
             let (beta1, beta2, eps) = (how.beta1, how.beta2, how.eps);
             let Piece { weight_decay, lr_scale, .. } = *p;
@@ -216,6 +232,9 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph
             ins.extend(state.iter().map(|slot| b.read(*slot)));
             ins.extend([lr, scale, count, go]);
             let new = b.ops(op, &ins);
+            if let (Some(slot), Some(rate)) = (p.average, rate) {
+                b.write(slot, average::moved(b.read(slot), new[0], rate));
+            }
             for (slot, value) in [p.weight].into_iter().chain(state).zip(new) {
                 b.write(slot, value);
             }

@@ -249,6 +249,12 @@ impl Config {
                 train.label_smoothing
             );
         }
+        if !(0.0..1.0).contains(&train.ema) {
+            refuse!(
+                "`train.ema` is {} and must be at least 0 and below 1: 0.9999 averages over about 10,000 updates",
+                train.ema
+            );
+        }
         within("train.mixup", train.mixup, 0.0, 1000.0)?;
         within("train.cutmix", train.cutmix, 0.0, 1000.0)?;
         for Group { paths, lr_scale, weight_decay } in &train.groups.0 {

@@ -59,6 +59,10 @@ const NAMES: &[(&str, &str)] = &[
     ("pretrained_model_name_or_path", "model.from"),
     ("init_from", "model.from"),
     // Portions and length of the run.
+    ("ema_decay", "train.ema"),
+    ("model_ema_decay", "train.ema"),
+    ("use_ema", "train.ema"),
+    ("model_ema", "train.ema"),
     ("max_steps", "train.steps"),
     ("max_iters", "train.steps"),
     ("num_iterations", "train.steps"),

@@ -43,7 +43,7 @@ impl Bytes {
         *match category {
             Category::Parameters | Category::Frozen | Category::Adapters => &mut self.parameters,
             Category::Gradients => &mut self.gradients,
-            Category::Optimizer => &mut self.optimizer,
+            Category::Optimizer | Category::Average => &mut self.optimizer,
             Category::Activations | Category::Workspace => &mut self.activations,
             Category::Inputs => &mut self.other,
         } += bytes;
@@ -98,7 +98,8 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
 fn innermost(plans: &PlanSet) -> impl Iterator<Item = &PlacedSlot> {
     let mut seen: BTreeSet<(usize, usize)> = BTreeSet::new();
     let is_model = |slot: &&PlacedSlot| {
-        matches!(slot.class, Class::Weight | Class::Frozen | Class::Derived | Class::Carry | Class::Moment)
+        let is_beside = matches!(slot.class, Class::Derived | Class::Carry | Class::Moment | Class::Average);
+        slot.class.is_parameter() || is_beside
     };
     let leaves = plans.slots.iter().filter(|slot| !slot.is_whole).filter(is_model);
     leaves.filter(move |slot| seen.insert((slot.view.offset, slot.ty.bytes())))

@@ -37,7 +37,8 @@ pub struct Loaded {
 const NO_TRAINING: &str = "[train]\nsteps = 1\nbatch = 1\n[optimizer]\nlr = 1.0\n";
 
 impl Loaded {
-    /// Opens a run or a folder. Overrides may set what does not change the model: data, eval, loader and switches.
+    /// Opens a run or a folder. Overrides may set what does not change the model: data, eval, loader and switches; and
+    /// `train.ema=0` reads what a run trained instead of its average.
     pub fn open(said: &Path, overrides: &[String]) -> Result<Loaded, UserError> {
         let source = Source::local(said)?;
         let Pretrained { description, mut weights, checkpoint } = open(&source, &mut |_| {})?;
@@ -57,10 +58,14 @@ impl Loaded {
         };
         layers.overrides_of(
             overrides,
-            &["data.", "eval.", "loader.", "switches."],
+            &["data.", "eval.", "loader.", "switches.", "train.ema"],
             "when a model is used",
         )?;
         let config = layers.finish()?;
+        if config.train.ema > 0.0 && !weights.are_averages() {
+            crate::refuse!("{} kept no average of its weights: leave train.ema out", said.display());
+        }
+        weights.read_averages(config.train.ema > 0.0);
         let positions = description.model.tokens();
         let vocabulary = match &description.tokenizer {
             Some(path) => Some(Vocabulary::load(path).map_err(|error| UserError(error.sentence))?),

@@ -96,6 +96,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
     if let Some(from) = &config.adapter.from {
         Peft::open(Path::new(from), config.model.decoder())?.load(session)?;
     }
+    initial::write_averages(session)?;
     if session.plans().plan(Role::Derive).is_some() {
         session.run(Role::Derive)?;
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapters::SCOPE;
+use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, TensorType};
 use flatout_models::config::{Head, Model};
@@ -41,6 +42,10 @@ pub struct Place {
 pub struct Weights {
     files: Vec<(PathBuf, TensorFile)>,
     places: BTreeMap<String, Place>,
+    /// Running averages that a run kept of its parameters, by path.
+    averages: BTreeMap<String, Place>,
+    /// Whether they are what is read.
+    averaged: bool,
     seed: Option<u64>,
     /// Tensors of the part that sees images, which is not read.
     pub of_images: usize,
@@ -63,6 +68,8 @@ impl Weights {
         Weights {
             files: vec![],
             places: BTreeMap::new(),
+            averages: BTreeMap::new(),
+            averaged: true,
             seed: Some(seed),
             of_images: 0,
             adapters: vec![],
@@ -108,6 +115,21 @@ impl Weights {
         self.apart = apart;
     }
 
+    /// Whether averages are read where a run kept them, as they are unless this says otherwise, or what it trained.
+    pub fn read_averages(&mut self, averaged: bool) {
+        self.averaged = averaged;
+    }
+
+    /// Whether averages are read and not the parameters they are of.
+    pub fn are_averages(&self) -> bool {
+        self.averaged && !self.averages.is_empty()
+    }
+
+    /// Which weights are read, for people and for scripts.
+    pub fn which(&self) -> &'static str {
+        if self.are_averages() { "average" } else { "trained" }
+    }
+
     /// Lays a file of ours over what there is: its tensors have our paths.
     pub fn lay(
         &mut self,
@@ -116,8 +138,12 @@ impl Weights {
         wanted: &BTreeMap<String, (TensorType, Init)>,
     ) -> Result<(), UserError> {
         let number = self.files.len();
+        // What lies beneath is what this file's run began with.
+        self.places.append(&mut self.averages);
         for (name, entry) in file.entries() {
-            let Some((ty, _)) = wanted.get(name) else { continue };
+            let average = averaged_weight(name);
+            let ours = average.unwrap_or(name);
+            let Some((ty, _)) = wanted.get(ours) else { continue };
             if entry.shape != ty.dims || entry.dtype != Dtype::F32 {
                 refuse!(
                     "{}: `{name}` is {} {:?} and the model's is F32 {:?}",
@@ -127,8 +153,11 @@ impl Weights {
                     ty.dims
                 );
             }
-            self.places
-                .insert(name.clone(), Place { file: number, name: name.clone(), within: None, expect: None });
+            let places = if average.is_some() { &mut self.averages } else { &mut self.places };
+            places.insert(
+                ours.to_string(),
+                Place { file: number, name: name.clone(), within: None, expect: None },
+            );
         }
         self.files.push((path.to_path_buf(), file));
         Ok(())
@@ -142,7 +171,7 @@ impl Weights {
     /// Asks for these hashes when the tensors are read.
     pub fn expect(&mut self, hashes: &BTreeMap<String, String>) {
         for (path, hash) in hashes {
-            if let Some(place) = self.places.get_mut(path) {
+            if let Some(place) = self.averages.get_mut(path).or(self.places.get_mut(path)) {
                 place.expect = Some(hash.clone());
             }
         }
@@ -185,7 +214,8 @@ impl Weights {
         ty: &TensorType,
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
-        let Some(place) = self.places.get(name) else {
+        let average = self.averages.get(name).filter(|_| self.averaged);
+        let Some(place) = average.or(self.places.get(name)) else {
             let seed = self.seed.expect("a source without a seed has every parameter");
             let values = values(name, ty, init, seed);
             return Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), None));
