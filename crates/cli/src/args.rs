@@ -279,7 +279,8 @@ pub struct Eval {
     /// data.path=... evaluates on all of it; without it, on what the run held out. Also eval.*, loader.*, switches.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
-    /// Of a model of classes: writes what it says of every row of this file, which needs no labels.
+    /// Of a model of classes: writes what it says of every row of this file, which needs no labels; or of every image
+    /// that a folder, a table, a .tar archive or a file is or names.
     #[arg(long, value_name = "FILE", requires = "out")]
     pub predict: Option<String>,
     /// Where predictions go: a .jsonl or .csv file.

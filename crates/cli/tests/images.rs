@@ -70,3 +70,87 @@ fn what_is_no_set_of_images_is_refused() {
         assert!(said.err.contains(part) && said.err.lines().count() == 1, "{words:?}: {}", said.err);
     }
 }
+
+/// A run of a small model of drawn images.
+fn trained(folder: &Path) {
+    let small = ["model.width=32", "model.layers=1", "model.heads=2", "model.image_size=16", "train.steps=3"];
+    let more = ["schedule.warmup_steps=1", "data.synthetic_rows=64", "train.batch=8", "eval.rows=0"];
+    let words = [&["train", "vision-tiny", "--run", "run", "backend=cpu"], &small[..], &more[..]].concat();
+    let said = say(folder, &words);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+}
+
+#[test]
+fn new_images_are_classified() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    trained(dir);
+    let put = |name: &str, picture: &str| {
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::copy(pictures().join(picture), path).unwrap();
+    };
+    put("new/one.jpg", "420.jpg");
+    put("new/deep/two.png", "rgb16.png");
+    put("new/three.jpg", "cmyk.jpg");
+    fs::write(dir.join("rows.csv"), "image\nnew/one.jpg\nnew/deep/two.png\n").unwrap();
+    let rows = |words: &[&str], out: &str| -> Vec<Value> {
+        let said = say(dir, &[&["eval", "run", "backend=cpu", "--out", out, "--predict"], words].concat());
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        assert!(said.out.contains("images classified"), "{}", said.out);
+        let text = fs::read_to_string(dir.join(out)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let all = rows(&["new"], "all.jsonl");
+    let of = |row: &Value| row["row"].as_str().unwrap().to_string();
+    assert_eq!(all.iter().map(of).collect::<Vec<_>>(), ["new/deep/two.png", "new/one.jpg", "new/three.jpg"]);
+    for row in &all {
+        let probabilities = row["probabilities"].as_object().unwrap();
+        let sum: f64 = probabilities.values().map(|p| p.as_f64().unwrap()).sum();
+        let most = probabilities.values().map(|p| p.as_f64().unwrap()).fold(0.0, f64::max);
+        assert!((sum - 1.0).abs() < 1e-6 && probabilities.len() == 10, "{row}");
+        assert_eq!(probabilities[row["class"].as_str().unwrap()], most);
+    }
+    // One image alone, or named by a table: the same of each, but for the order of sums.
+    let alike = |one: &Value, other: &Value| {
+        assert_eq!((&one["row"], &one["class"]), (&other["row"], &other["class"]));
+        for (class, p) in one["probabilities"].as_object().unwrap() {
+            let apart = p.as_f64().unwrap() - other["probabilities"][class].as_f64().unwrap();
+            assert!(apart.abs() < 1e-5, "{one} {other}");
+        }
+    };
+    alike(&rows(&["new/one.jpg"], "one.jsonl")[0], &all[1]);
+    let table = rows(&["rows.csv", "eval.micro_batch=1"], "table.jsonl");
+    assert_eq!(table.len(), 2);
+    alike(&table[0], &all[1]);
+    alike(&table[1], &all[0]);
+    let said = say(dir, &["eval", "run", "backend=cpu", "--predict", "new", "--out", "all.csv"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let csv = fs::read_to_string(dir.join("all.csv")).unwrap();
+    assert!(csv.starts_with("row,class,") && csv.lines().count() == 4, "{csv}");
+
+    // A broken image ends it, named, and nothing is written; or it is left out, named too.
+    fs::write(dir.join("new/broken.jpg"), b"GIF89a").unwrap();
+    let said = say(dir, &["eval", "run", "backend=cpu", "--predict", "new", "--out", "no.csv"]);
+    assert_eq!(said.code, Some(2), "{}", said.err);
+    assert!(said.err.contains("new/broken.jpg") && !dir.join("no.csv").exists(), "{}", said.err);
+    let words =
+        ["eval", "run", "backend=cpu", "on_error=skip", "--predict", "new", "--out", "skip.jsonl", "--json"];
+    let said = say(dir, &words);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let object: Value = serde_json::from_str(&said.out).expect("one object");
+    assert_eq!(object["images"], 3);
+    assert!(object["left_out"][0].as_str().unwrap().contains("new/broken.jpg"), "{object}");
+    let kept = fs::read_to_string(dir.join("skip.jsonl")).unwrap();
+    let kept: Vec<Value> = kept.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(kept.len(), 3);
+    kept.iter().zip(&all).for_each(|(one, other)| alike(one, other));
+
+    for (path, part) in
+        [("nowhere", "holds no images"), ("run", "There is no .jpg"), ("run/config.toml", "holds no images")]
+    {
+        let said = say(dir, &["eval", "run", "backend=cpu", "--predict", path, "--out", "no.csv"]);
+        assert_eq!(said.code, Some(2), "{}", said.err);
+        assert!(said.err.contains(part) && said.err.lines().count() == 1, "{path}: {}", said.err);
+    }
+}

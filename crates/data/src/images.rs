@@ -18,6 +18,7 @@
 //!    -> resample    that part, at that size
 //!    -> seen        all three of an image, whatever it is stored as
 //!    -> loader      images in their global order, ahead of time, and the cursor
+//! asked       images of any of these sources whose classes nobody knows
 //! resident    a small set as one table of bytes, and what samples see of it
 //! inspect     a look into all of it, and how fast it is
 //! ```
@@ -25,6 +26,7 @@
 //! A sample's pixels are a function of the set, the view, the seed and the sample's place in the series of all samples:
 //! threads, batches and where a run was stopped change nothing.
 
+mod asked;
 mod cifar;
 mod decode;
 mod encoded;
@@ -46,6 +48,7 @@ mod tar;
 mod view;
 mod webdataset;
 
+pub use asked::{AskedImages, asked};
 pub use decode::MAX_PIXELS;
 pub use inspect::{ImageInspection, ImageSample, ImageSpeed, inspect, time};
 pub use loader::{ImageBatch, ImageLoader, ordered};

@@ -1,6 +1,10 @@
 //! Images from the config to a plan: sets that are opened, the view training and evaluation have of them, micro-batches
 //! and how they are written into a plan's inputs.
 
+mod asked;
+
+pub use asked::{Told, asked, predict};
+
 use std::sync::Arc;
 
 use flatout_data::images::{

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use flatout_train::classify::{Asked, Classified, asked, classify, predict as said_of, texts};
 use flatout_train::evaluate::Share;
+use flatout_train::images::Told;
 use flatout_train::metrics::Metrics;
 use flatout_train::pretrained::Loaded;
 use flatout_train::{Failure, UserError, images, predictions};
@@ -72,15 +73,47 @@ fn table(metrics: &Metrics, names: &[String], screen: &Screen) {
     }
 }
 
+/// Of images, as a file of the same form.
+fn predict_images(
+    args: &Eval,
+    path: &str,
+    out: &Path,
+    mut loaded: Loaded,
+    screen: &Screen,
+) -> Result<ExitCode, Failure> {
+    let asked = images::asked(&loaded, path)?;
+    let device = model::device(&loaded)?;
+    let Told { predictions: said, places, classes, left_out } = images::predict(&mut loaded, &device, asked)?;
+    predictions::write(out, &said, &places, &classes)?;
+    left_out.iter().for_each(|line| screen.note(format!("left out {line}")));
+    if screen.json {
+        let model = args.model.display().to_string();
+        screen.object(&json!({
+            "model": model,
+            "weights": loaded.weights.which(),
+            "images": said.len(),
+            "left_out": left_out,
+            "out": out.display().to_string(),
+        }));
+    } else {
+        let many = count(said.len() as u64);
+        let of = model::of_averages(&loaded);
+        screen.result(format!("{many} images classified: {}{of}", out.display()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Of the rows of a file, as another file.
 pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<ExitCode, Failure> {
     predictions::check(out)?;
     let mut loaded = model::open(&args.model, &args.overrides)?;
-    if loaded.config.model.as_decoder().is_none() {
+    if loaded.config.model.image_size().is_some() {
+        return predict_images(args, file, out, loaded, screen);
+    }
+    if loaded.config.model.classes().is_none() {
         let model = args.model.display();
-        return Err(
-            UserError(format!("{model} reads images, and --predict reads texts: leave it out")).into()
-        );
+        let sentence = format!("{model} has no head of classes, and --predict asks for some: leave it out");
+        return Err(UserError(sentence).into());
     }
     let Asked { texts, places, classes } = asked(&loaded, file)?;
     let device = model::device(&loaded)?;
@@ -88,9 +121,11 @@ pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<E
     predictions::write(out, &said, &places, &classes)?;
     if screen.json {
         let model = args.model.display().to_string();
-        screen.object(&json!({ "model": model, "texts": said.len(), "out": out.display().to_string() }));
+        let (weights, out) = (loaded.weights.which(), out.display().to_string());
+        screen.object(&json!({ "model": model, "weights": weights, "texts": said.len(), "out": out }));
     } else {
-        screen.result(format!("{} texts classified: {}", count(said.len() as u64), out.display()));
+        let of = model::of_averages(&loaded);
+        screen.result(format!("{} texts classified: {}{of}", count(said.len() as u64), out.display()));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::encoded::Holder;
 use super::flaw::{Flaw, Ledger};
 use super::found::{Found, Labels};
-use super::paths::{entries, has_ending};
+use super::paths::{entries, files, has_ending};
 use crate::error::DataError;
 use crate::formats::{OnError, Place, Reason, unreadable};
 use crate::random::fingerprint;
@@ -66,7 +66,33 @@ pub(super) fn folder(root: &Path, on_error: OnError, say: &mut dyn FnMut(Said)) 
         say(Said::Note(format!("folders without images are no classes: {}", empty.join(", "))));
     }
     let holder = Holder::Files(paths);
-    Ok(Found { kind: "folder", files: hashes.len(), holder, labels, hashes, skipped: ledger.skipped })
+    let (files, names) = (hashes.len(), vec![]);
+    Ok(Found { kind: "folder", files, holder, labels, names, hashes, skipped: ledger.skipped })
+}
+
+/// Every image of files and at any depth of folders, whatever it is.
+pub(super) fn unlabelled(words: &[String], on_error: OnError) -> Result<Found, DataError> {
+    let mut ledger = Ledger::new(on_error);
+    let mut paths: Vec<Box<Path>> = Vec::new();
+    for word in words {
+        if Path::new(word).is_dir() {
+            below(Path::new(word), &mut HashSet::new(), 0, &mut ledger, &mut paths)?;
+        } else {
+            paths.extend(files(std::slice::from_ref(word), &ENDINGS)?.into_iter().map(Into::into));
+        }
+    }
+    if paths.is_empty() {
+        return Err(DataError::input(format!(
+            "There is no .{} file in {}: name images, or a folder with some.",
+            ENDINGS.join(", ."),
+            words.join(", ")
+        )));
+    }
+    let hashes: Vec<u64> =
+        paths.iter().map(|path| fingerprint(path.as_os_str().as_encoded_bytes())).collect();
+    let (files, labels, names) = (hashes.len(), Labels::default(), vec![]);
+    let holder = Holder::Files(paths);
+    Ok(Found { kind: "files", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 
 fn at(path: &Path) -> Place {

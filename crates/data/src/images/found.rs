@@ -10,11 +10,22 @@ use crate::examples::{Classes, Collected};
 use crate::formats::{Place, Skipped};
 use crate::random::{fingerprint, key};
 
+/// What is wanted beside the pixels of an image.
+#[derive(Clone, Copy)]
+pub(super) enum Wanted<'a> {
+    /// Its label, in the field of this name where labels are fields.
+    Label(Option<&'a str>),
+    /// Nothing: what it is is what is asked.
+    Nothing,
+}
+
 pub(super) struct Found {
     pub kind: &'static str,
     pub files: usize,
     pub holder: Holder,
     pub labels: Labels,
+    /// Of images in archives whose label is not wanted, the name of each.
+    pub names: Vec<String>,
     /// Of the name of each image's sample: images of one sample are on one side.
     pub hashes: Vec<u64>,
     pub skipped: Skipped,
@@ -85,11 +96,22 @@ impl Found {
             classes.number(name).map_err(|wrong| DataError::input(format!("{place}: {}.", wrong.said)))
         });
         let numbers: Vec<u32> = numbers.collect::<Result<_, _>>()?;
-        let mark = self.mark();
         let of = self.labels.of.iter().map(|label| numbers[*label as usize]).collect();
+        Ok(self.of_classes(of, max_pixels))
+    }
+
+    /// All of it as a set of images that nobody knows the class of. Each has the first: one that has none is one that
+    /// could not be decoded.
+    pub fn unlabelled(self, max_pixels: u64) -> ImageSet {
+        let of = vec![0; self.hashes.len()];
+        self.of_classes(of, max_pixels)
+    }
+
+    fn of_classes(self, of: Vec<u32>, max_pixels: u64) -> ImageSet {
+        let mark = self.mark();
         // Sixteen bits of four channels each are the most that an image needs, and a little for what lies beside.
         let max_bytes = max_pixels.saturating_mul(8).saturating_add(16 << 20);
         let images = Arc::new(Encoded { holder: self.holder, classes: of, max_bytes });
-        Ok(ImageSet::whole(images, mark))
+        ImageSet::whole(images, mark)
     }
 }

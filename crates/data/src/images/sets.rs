@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::cifar::{Cifar, Label};
 use super::decode::MAX_PIXELS;
 use super::folder::folder;
-use super::found::{self, Found};
+use super::found::{self, Found, Wanted};
 use super::paths::{self, has_ending};
 use super::set::ImageSet;
 use super::stored::Images;
@@ -150,7 +150,7 @@ pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, Da
     Ok(sets)
 }
 
-const TABLES: [&str; 8] = ["jsonl", "ndjson", "csv", "tsv", "parquet", "pq", "gz", "zst"];
+pub(super) const TABLES: [&str; 8] = ["jsonl", "ndjson", "csv", "tsv", "parquet", "pq", "gz", "zst"];
 
 /// What the first word names.
 fn settled(words: &[String]) -> Result<ImageSource, DataError> {
@@ -183,11 +183,11 @@ fn look(
     spec: &ImageSpec,
     say: &mut dyn FnMut(Said),
 ) -> Result<Found, DataError> {
-    let label = spec.label.as_deref();
+    let wanted = Wanted::Label(spec.label.as_deref());
     match source {
-        ImageSource::Tar => webdataset(&paths::files(words, &["tar"])?, label, spec.on_error),
+        ImageSource::Tar => webdataset(&paths::files(words, &["tar"])?, wanted, spec.on_error),
         ImageSource::Table => {
-            let columns = Columns { image: spec.image.as_deref(), label, root: spec.root.as_deref() };
+            let columns = Columns { image: spec.image.as_deref(), wanted, root: spec.root.as_deref() };
             table(words, &columns, spec.on_error)
         }
         _ => match words {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::encoded::Holder;
 use super::flaw::{Flaw, Ledger};
-use super::found::{Found, Labels};
+use super::found::{Found, Labels, Wanted};
 use crate::error::DataError;
 use crate::examples::label_of;
 use crate::formats::{self, Field, OnError, ReadOptions, Reason, Records};
@@ -17,7 +17,7 @@ const LABELS: [&str; 4] = ["label", "labels", "class", "target"];
 /// Where the rows of a table have what.
 pub(super) struct Columns<'a> {
     pub image: Option<&'a str>,
-    pub label: Option<&'a str>,
+    pub wanted: Wanted<'a>,
     /// The folder that paths begin in; otherwise the table's own.
     pub root: Option<&'a Path>,
 }
@@ -39,7 +39,7 @@ pub(super) fn table(words: &[String], columns: &Columns<'_>, on_error: OnError) 
                     .map(String::from)
                     .or_else(|| known.iter().find(|name| record.fields.has(name)).map(|name| (*name).into()))
             };
-            let read = || -> Result<(PathBuf, String), Flaw> {
+            let read = || -> Result<(PathBuf, Option<String>), Flaw> {
                 let image = named(columns.image, &IMAGES).ok_or_else(|| {
                     let said = format!(
                         "no field of the row is known to hold an image, of {}",
@@ -53,14 +53,19 @@ pub(super) fn table(words: &[String], columns: &Columns<'_>, on_error: OnError) 
                         format!("the field `{image}` holds no path of an image"),
                     ));
                 };
-                let label = named(columns.label, &LABELS).ok_or_else(|| {
-                    Flaw::new(
-                        Reason::Label,
-                        "no field of the row is known to hold a label, and data.label can name one",
-                    )
-                })?;
-                let label =
-                    label_of(&record.fields, &label).map_err(|wrong| Flaw::new(wrong.reason, wrong.said))?;
+                let label = match columns.wanted {
+                    Wanted::Nothing => None,
+                    Wanted::Label(given) => {
+                        let label = named(given, &LABELS).ok_or_else(|| {
+                            Flaw::new(
+                                Reason::Label,
+                                "no field of the row is known to hold a label, and data.label can name one",
+                            )
+                        })?;
+                        let label = label_of(&record.fields, &label);
+                        Some(label.map_err(|wrong| Flaw::new(wrong.reason, wrong.said))?)
+                    }
+                };
                 let path = root.join(image);
                 match path.is_file() {
                     true => Ok((path, label)),
@@ -69,7 +74,9 @@ pub(super) fn table(words: &[String], columns: &Columns<'_>, on_error: OnError) 
             };
             match read() {
                 Ok((path, label)) => {
-                    labels.push(&label, || record.place.clone());
+                    if let Some(label) = &label {
+                        labels.push(label, || record.place.clone());
+                    }
                     let relative = path.strip_prefix(root).unwrap_or(&path);
                     hashes.push(fingerprint(relative.as_os_str().as_encoded_bytes()));
                     paths.push(path.into());
@@ -86,5 +93,6 @@ pub(super) fn table(words: &[String], columns: &Columns<'_>, on_error: OnError) 
         )));
     }
     let holder = Holder::Files(paths);
-    Ok(Found { kind: "table", files: inputs.len(), holder, labels, hashes, skipped: ledger.skipped })
+    let (files, names) = (inputs.len(), vec![]);
+    Ok(Found { kind: "table", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }

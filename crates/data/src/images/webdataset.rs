@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use super::encoded::{Archive as Opened, Holder, Member};
 use super::flaw::{Flaw, Ledger};
 use super::folder::{ENDINGS, OTHER_ENDINGS};
-use super::found::{Found, Labels};
+use super::found::{Found, Labels, Wanted};
 use super::tar::{Archive, Entry, Next};
 use crate::error::DataError;
 use crate::examples::label_of;
@@ -29,7 +29,7 @@ const LABELS: [&str; 5] = ["label", "labels", "class", "cls", "target"];
 /// The images of archives.
 pub(super) fn webdataset(
     paths: &[PathBuf],
-    label: Option<&str>,
+    wanted: Wanted<'_>,
     on_error: OnError,
 ) -> Result<Found, DataError> {
     if let Some(packed) = paths.iter().find(|path| path.extension().is_some_and(|ending| ending != "tar")) {
@@ -40,27 +40,30 @@ pub(super) fn webdataset(
         )));
     }
     let looked =
-        paths.par_iter().enumerate().map(|(number, path)| Shard::look(number as u32, path, label, on_error));
+        paths.par_iter().enumerate().map(|(number, path)| Shard::look(number as u32, path, wanted, on_error));
     let shards: Vec<Shard> = looked.collect::<Result<_, _>>()?;
     let archives =
         shards.iter().enumerate().map(|(number, shard)| Opened::new(shard.path.clone(), number)).collect();
     let (mut members, mut labels, mut hashes) = (Vec::new(), Labels::default(), Vec::new());
+    let mut names = Vec::new();
     let mut skipped = Skipped::default();
     for shard in shards {
         members.extend(shard.members);
         labels.extend(shard.labels);
+        names.extend(shard.names);
         hashes.extend(shard.hashes);
         skipped.merge(&shard.ledger.skipped);
     }
     if members.is_empty() {
         let left_out = if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() };
+        let what = if matches!(wanted, Wanted::Nothing) { "image" } else { "image with a label" };
         return Err(DataError::input(format!(
-            "There is no image with a label in {}{left_out}: check data.path.",
+            "There is no {what} in {}{left_out}: check data.path.",
             paths[0].display()
         )));
     }
     let holder = Holder::Members { archives, members };
-    Ok(Found { kind: "WebDataset", files: paths.len(), holder, labels, hashes, skipped })
+    Ok(Found { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
 }
 
 /// An archive that was looked through.
@@ -71,6 +74,7 @@ struct Shard {
     name: u64,
     members: Vec<Member>,
     labels: Labels,
+    names: Vec<String>,
     hashes: Vec<u64>,
     ledger: Ledger,
 }
@@ -90,7 +94,7 @@ struct Sample {
 }
 
 impl Shard {
-    fn look(number: u32, path: &Path, label: Option<&str>, on_error: OnError) -> Result<Self, DataError> {
+    fn look(number: u32, path: &Path, wanted: Wanted<'_>, on_error: OnError) -> Result<Self, DataError> {
         let failed = |error: std::io::Error| unreadable(path, &error);
         let path_name = path.file_name().map(|name| fingerprint(name.as_encoded_bytes())).unwrap_or(0);
         let shared = Arc::new(path.to_path_buf());
@@ -100,6 +104,7 @@ impl Shard {
             name: path_name,
             members: Vec::new(),
             labels: Labels::default(),
+            names: Vec::new(),
             hashes: Vec::new(),
             ledger: Ledger::new(on_error),
         };
@@ -122,7 +127,7 @@ impl Shard {
             let Some((key, ending)) = split(&entry.name) else { continue };
             if sample.as_ref().is_none_or(|sample| sample.key != key) {
                 if let Some(done) = sample.take() {
-                    shard.finish(done, &archive, label)?;
+                    shard.finish(done, &archive, wanted)?;
                 }
                 if !keys.insert(fingerprint(key.as_bytes())) {
                     let said =
@@ -142,28 +147,36 @@ impl Shard {
             }
         }
         if let Some(done) = sample {
-            shard.finish(done, &archive, label)?;
+            shard.finish(done, &archive, wanted)?;
         }
         Ok(shard)
     }
 
     /// Takes the images of a sample that has all it needs.
-    fn finish(&mut self, sample: Sample, archive: &Archive, field: Option<&str>) -> Result<(), DataError> {
+    fn finish(&mut self, sample: Sample, archive: &Archive, wanted: Wanted<'_>) -> Result<(), DataError> {
         if sample.is_left_out {
             return Ok(());
         }
         let place = archive.place(sample.first);
-        let label = match sample.label(archive, field).map_err(|error| unreadable(&self.path, &error))? {
-            Ok(label) => label,
-            Err(flaw) => return self.ledger.note(&flaw, place),
+        let label = match wanted {
+            Wanted::Nothing => None,
+            Wanted::Label(field) => {
+                match sample.label(archive, field).map_err(|error| unreadable(&self.path, &error))? {
+                    Ok(label) => Some(label),
+                    Err(flaw) => return self.ledger.note(&flaw, place),
+                }
+            }
         };
         if sample.images.is_empty() {
             let said = format!("the sample {} has no image", sample.key);
             return self.ledger.note(&Flaw::new(Reason::NoImage, said), place);
         }
         let hash = key(self.name, fingerprint(sample.key.as_bytes()));
-        for Entry { offset, bytes, .. } in sample.images {
-            self.labels.push(&label, || place.clone());
+        for Entry { name, offset, bytes, .. } in sample.images {
+            match &label {
+                Some(label) => self.labels.push(label, || place.clone()),
+                None => self.names.push(format!("{}/{name}", self.path.display())),
+            }
             self.hashes.push(hash);
             self.members.push(Member { archive: self.number, offset, bytes });
         }

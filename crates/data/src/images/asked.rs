@@ -1,0 +1,68 @@
+//! Images that a model is asked about: of every kind of source, and no label is wanted.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::cifar::{Cifar, Label};
+use super::folder::{ENDINGS, unlabelled};
+use super::found::{Found, Wanted};
+use super::paths::{entries, files, has_ending};
+use super::set::ImageSet;
+use super::sets::{ImageSpec, TABLES};
+use super::table::{Columns, table};
+use super::webdataset::webdataset;
+use crate::error::DataError;
+
+/// Images in the order they were found.
+pub struct AskedImages {
+    /// Every image has the class 0, and one that cannot be decoded has none.
+    pub set: ImageSet,
+    /// Where each is: the path of a file, of a member behind its archive's, or a record's number behind its file's.
+    pub names: Vec<String>,
+    /// What could not be used, in words, where that is allowed and there is any.
+    pub left_out: Option<String>,
+}
+
+/// Opens image files, folders with images at any depth, tables that name images, archives, or files of CIFAR: what
+/// `spec.path` holds. Labels that are there are not read.
+pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
+    let words = &spec.path;
+    let first = Path::new(words.first().map_or("", String::as_str));
+    let holds = |endings: &[&str]| -> Result<bool, DataError> {
+        Ok(match first.is_dir() {
+            true => entries(first)?.iter().any(|path| has_ending(path, endings)),
+            false => has_ending(first, endings),
+        })
+    };
+    if holds(&["bin"])? && !holds(&["tar"])? {
+        let images = Cifar::read(&files(words, &["bin"])?, Label::Fine)?;
+        let hash = images.hash;
+        return Ok(opened(ImageSet::whole(Arc::new(images), hash), vec![], None, spec));
+    }
+    let mut found: Found = match (holds(&["tar"])?, !first.is_dir() && holds(&TABLES)?) {
+        (true, _) => webdataset(&files(words, &["tar"])?, Wanted::Nothing, spec.on_error)?,
+        (false, true) => {
+            let (image, root) = (spec.image.as_deref(), spec.root.as_deref());
+            table(words, &Columns { image, wanted: Wanted::Nothing, root }, spec.on_error)?
+        }
+        (false, false) if first.is_dir() || holds(&ENDINGS)? => unlabelled(words, spec.on_error)?,
+        (false, false) => {
+            return Err(DataError::input(format!(
+                "{} holds no images: give .jpg or .png files, a folder with some, .tar archives, .bin files of CIFAR, or a \
+                 .jsonl, .csv or .parquet table that names images.",
+                words.join(", ")
+            )));
+        }
+    };
+    let left_out = (found.skipped.total() > 0).then(|| found.skipped.to_string());
+    let names = std::mem::take(&mut found.names);
+    Ok(opened(found.unlabelled(spec.max_pixels), names, left_out, spec))
+}
+
+fn opened(set: ImageSet, mut names: Vec<String>, left_out: Option<String>, spec: &ImageSpec) -> AskedImages {
+    if names.is_empty() {
+        names = (0..set.count()).map(|index| set.place(index).to_string()).collect();
+    }
+    let set = ImageSet { on_error: spec.on_error, max_pixels: spec.max_pixels, ..set };
+    AskedImages { set, names, left_out }
+}
