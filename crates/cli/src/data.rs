@@ -315,7 +315,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
             "held_out_documents": described.held_out_documents,
             "held_out_tokens": described.held_out_tokens,
             "vocabulary": corpus.vocabulary().size(),
-            "context": config.model.decoder().context,
+            "context": config.model.tokens(),
             "rows": rows,
         }));
         return Ok(ExitCode::SUCCESS);
@@ -334,7 +334,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
         let trained: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
         screen.result(format!(
             "\nrow {row}: {trained} of {} tokens trained, {} segments",
-            config.model.decoder().context,
+            config.model.tokens(),
             rows.segments[row].len()
         ));
         let text: String = spans

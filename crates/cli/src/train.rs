@@ -230,12 +230,15 @@ fn end_block(
         screen.result(format!("early    {why}"));
     }
     let (model, dir) = (&config.model, run.dir().display());
-    let is_text = model.as_decoder().is_some();
+    let is_text = model.vocab().is_some();
     let next: Vec<String> = match (model.classes().is_some(), is_text) {
         (true, true) => {
             vec![format!("flatout eval {dir} --predict FILE --out FILE   classes of new texts")]
         }
-        (true, false) => vec![format!("flatout eval {dir}   which images are taken for which")],
+        (true, false) => vec![
+            format!("flatout eval {dir}   which images are taken for which"),
+            format!("flatout eval {dir} --predict FOLDER --out FILE.csv   classes of new images"),
+        ],
         (false, false) => vec![],
         (false, true) if config.data.task == Task::Chat => vec![
             format!("flatout generate {dir} --chat --prompt QUESTION   ask it"),

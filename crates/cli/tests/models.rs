@@ -193,3 +193,52 @@ fn a_model_by_its_name_is_fetched_trained_and_found_again() {
     let said = run(&["train", "tiny", "model.from=org/none"], "0");
     assert!(said.code == Some(2) && said.err.contains("there is no model org/none"), "{said:?}");
 }
+
+const BDH: &str = "
+[model]
+kind = \"bdh\"
+head = \"tokens\"
+width = 32
+layers = 2
+heads = 2
+latent = 64
+vocab = 512
+context = 32
+[train]
+steps = 4
+batch = 4
+[optimizer]
+lr = 1e-3
+[eval]
+rows = 8
+";
+
+/// BDH has the commands of a decoder for text, and a sample when it ends.
+#[test]
+fn a_bdh_reads_and_writes_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    std::fs::write(dir.join("bdh.toml"), BDH).expect("a recipe");
+    let done = |words: &[&str]| {
+        let said = say(dir, words);
+        assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+        said.out
+    };
+    let out = done(&["train", "bdh.toml", "--run", "run", "backend=cpu", "train.ema=0.9"]);
+    assert!(out.contains("held-out loss of the averaged weights") && out.contains("sample "), "{out}");
+    let out = done(&["eval", "run", "backend=cpu"]);
+    assert!(out.contains("nats a token") && out.trim_end().ends_with("(averaged weights)"), "{out}");
+    assert!(!done(&["eval", "run", "backend=cpu", "train.ema=0"]).contains("averaged"));
+    std::fs::write(dir.join("ids.json"), "[[1, 2, 3], [4]]").expect("ids");
+    let out =
+        done(&["logits", "run", "backend=cpu", "--ids", "ids.json", "--out", "l.safetensors", "--json"]);
+    assert!(out.contains("\"weights\":\"average\"") || out.contains("\"weights\": \"average\""), "{out}");
+    let words =
+        ["generate", "run", "backend=cpu", "--prompt", "the", "--prompt", "a", "--max-tokens", "5", "--json"];
+    let object: serde_json::Value = serde_json::from_str(&done(&words)).expect("one object");
+    assert_eq!((object["texts"].as_array().map(Vec::len), &object["weights"]), (Some(2), &"average".into()));
+    let said = say(dir, &["eval", "run", "backend=cpu", "--predict", "x.csv", "--out", "y.csv"]);
+    assert!(said.code == Some(2) && said.err.contains("no head of classes"), "{}", said.err);
+    let said = say(dir, &["export", "run", "--to", "out"]);
+    assert!(said.code == Some(2) && said.err.lines().count() == 1, "{}", said.err);
+}

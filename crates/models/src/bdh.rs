@@ -9,7 +9,7 @@ use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
-use flatout_ir::{Builder, DType, Graph, Init, Tensor};
+use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
 
 use crate::config::{BdhConfig, BdhResidual, Head};
 use crate::images::{CHANNELS, ImageForm, Inputs};
@@ -23,6 +23,9 @@ pub enum Form {
     Loss { rows: usize, len: usize, dropout: bool },
     /// Of texts: result `logits` [T, V].
     Logits { rows: usize, len: usize },
+    /// Of texts: result `logits` [S, V] of the token at `last` of each of S sequences, for up to `tokens` new ones after
+    /// those in a cache of `capacity` a sequence.
+    Cached { sequences: usize, tokens: usize, capacity: usize },
 }
 
 impl Form {
@@ -41,12 +44,13 @@ const STD: [f64; CHANNELS] = [0.5; CHANNELS];
 const INIT: Init = Init::Normal { std: 0.02 };
 
 /// The graph in one form. Inputs are those of images, or `tokens`, `positions`, `targets` and `weights` and with dropout also
-/// `rng` and `rows`.
+/// `rng` and `rows`; of the cached form those that a decoder has there.
 pub fn build(c: &BdhConfig, form: Form) -> Graph {
     let b = Builder::new();
     match form {
         Form::Classes(form) => of_images(&b, c, form),
-        Form::Loss { rows, len, .. } | Form::Logits { rows, len } => of_texts(&b, c, form, rows, len),
+        Form::Loss { rows, len, .. } | Form::Logits { rows, len } => of_texts(&b, c, form, rows * len),
+        Form::Cached { tokens, .. } => of_texts(&b, c, form, tokens),
     }
     b.finish()
 }
@@ -69,7 +73,8 @@ fn of_images<'g>(b: &'g Builder, c: &BdhConfig, form: ImageForm) {
 
     let positions = b.iota(DType::I32, &[n, len], 1).reshape(&[1, n * len]);
     let drop = |x: Tensor<'g>| inputs.drop_tokens(x, c.dropout);
-    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, len, mask: LinearMask::Full };
+    let sight = Sight::of_rows(len, LinearMask::Full);
+    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, sight };
     let x = model.apply_all(x);
     b.scope("score", || {
         let whole = x.reshape(&[n, len, d]).slice(1, 0, 1).reshape(&[n, d]);
@@ -79,9 +84,8 @@ fn of_images<'g>(b: &'g Builder, c: &BdhConfig, form: ImageForm) {
     });
 }
 
-fn of_texts<'g>(b: &'g Builder, c: &BdhConfig, form: Form, rows: usize, len: usize) {
+fn of_texts<'g>(b: &'g Builder, c: &BdhConfig, form: Form, t: usize) {
     assert_eq!(c.head, Head::Tokens, "texts have tokens");
-    let t = rows * len;
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
     let drops = matches!(form, Form::Loss { dropout: true, .. }) && c.dropout > 0.0;
     let draw = drops.then(|| (i32s("rng", &[3]), i32s("rows", &[t, 2])));
@@ -92,12 +96,22 @@ fn of_texts<'g>(b: &'g Builder, c: &BdhConfig, form: Form, rows: usize, len: usi
         Some((rng, rows)) => x.dropout(c.dropout as f32, rng, rows),
         None => x,
     };
-    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, len, mask: LinearMask::Strict };
+    let sight = match form {
+        Form::Cached { sequences, tokens, capacity } => Sight::cached(b, sequences, tokens, capacity),
+        Form::Loss { len, .. } | Form::Logits { len, .. } => Sight::of_rows(len, LinearMask::Strict),
+        Form::Classes(_) => unreachable!("a form of images"),
+    };
+    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, sight };
     let x = model.apply_all(x);
     b.scope("head", || {
         let head = b.param("weight", &[c.vocab, c.width], INIT);
-        if let Form::Logits { .. } = form {
-            return b.result("logits", x.linear(head));
+        match form {
+            Form::Logits { .. } => return b.result("logits", x.linear(head)),
+            Form::Cached { sequences, .. } => {
+                let last = i32s("last", &[sequences]);
+                return b.result("logits", x.gather(last).linear(head));
+            }
+            _ => {}
         }
         let (target, weight) = (i32s("targets", &[t]), b.input("weights", DType::F32, &[t]));
         let (loss, _) = x.head_loss(head, target, weight);
@@ -128,15 +142,60 @@ impl<'g> Layer<'g> {
     }
 }
 
+/// What tokens see: those of their image or their row, or of their sequence so far.
+struct Sight<'g> {
+    attend: LinearAttend,
+    masking: Masking<'g>,
+    /// Where new tokens go in the caches, and the rows of one.
+    cache: Option<(Tensor<'g>, usize)>,
+}
+
+impl<'g> Sight<'g> {
+    fn of_rows(len: usize, mask: LinearMask) -> Self {
+        let q = Segments::Uniform { len };
+        let attend = LinearAttend { scale: 1.0, mask, q, k: Keys::Queries };
+        Sight { attend, masking: Masking::default(), cache: None }
+    }
+
+    fn cached(b: &'g Builder, sequences: usize, tokens: usize, capacity: usize) -> Self {
+        let bounds = |name: &str| {
+            let of = |what: &str| b.input(&format!("{name}_{what}"), DType::I32, &[sequences]);
+            (of("start"), of("len"))
+        };
+        let segments = |max_len: usize| Segments::Ragged { max_segments: sequences, max_len };
+        let (q, k) = (segments(tokens.min(capacity)), Keys::Given(segments(capacity)));
+        Sight {
+            attend: LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k },
+            masking: Masking { q: Some(bounds("new")), k: Some(bounds("seen")), intervals: None },
+            cache: Some((b.input("cache_rows", DType::I32, &[tokens]), sequences * capacity)),
+        }
+    }
+
+    /// What latents r [T, H, N] see of states u [T, 1, D] in one application: [T, H, D].
+    fn see(&self, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
+        let Some((places, rows)) = self.cache else {
+            return r.linear_attention(None, u, &self.attend, &self.masking);
+        };
+        let kept = |name: &str, x: Tensor<'g>| {
+            let dims = [rows, x.dims()[1], x.dims()[2]];
+            let path = format!("cache.{name}.{application}");
+            let slot = x.b.slot(&path, Class::Cache, x.dtype(), &dims, Init::Zeros);
+            let all = x.b.read(slot).row_scatter(x, places);
+            x.b.write(slot, all);
+            all
+        };
+        let (keys, values) = (kept("k", r), kept("v", u));
+        r.linear_attention(Some(keys), values, &self.attend, &self.masking)
+    }
+}
+
 struct Bdh<'a, 'g> {
     c: &'a BdhConfig,
     layer: Layer<'g>,
     positions: Tensor<'g>,
     /// Drops gated latents where that is asked for.
     drop: &'a dyn Fn(Tensor<'g>) -> Tensor<'g>,
-    /// Tokens of an image or a row.
-    len: usize,
-    mask: LinearMask,
+    sight: Sight<'g>,
 }
 
 impl<'g> Bdh<'_, 'g> {
@@ -147,18 +206,16 @@ impl<'g> Bdh<'_, 'g> {
     }
 
     fn apply_all(&self, x: Tensor<'g>) -> Tensor<'g> {
-        (0..self.c.layers).fold(x, |x, i| x.b.scope(&format!("applications.{i}"), || self.apply(x)))
+        (0..self.c.layers).fold(x, |x, i| x.b.scope(&format!("applications.{i}"), || self.apply(i, x)))
     }
 
-    fn apply(&self, x: Tensor<'g>) -> Tensor<'g> {
+    fn apply(&self, i: usize, x: Tensor<'g>) -> Tensor<'g> {
         let (t, d, h, n) = (x.dims()[0], self.c.width, self.c.heads, self.c.latent);
         let u = self.norm(x);
         let a = u.linear(self.layer.encoder).activate(Act::Relu); // [T, H * N]
         let rope = RopeSpec::text(n, Frequencies::from(self.c.rope_theta), Pairs::Interleaved);
         let r = a.reshape(&[t, h, n]).rope(self.positions, &rope);
-        let segments = Segments::Uniform { len: self.len };
-        let attend = LinearAttend { scale: 1.0, mask: self.mask, q: segments, k: Keys::Queries };
-        let seen = r.linear_attention(None, u.reshape(&[t, 1, d]), &attend, &Masking::default()); // [T, H, D]
+        let seen = self.sight.see(i, r, u.reshape(&[t, 1, d])); // [T, H, D]
         let y = self.norm(seen).transpose(&[1, 0, 2]); // [H, T, D]
         let gate = y.linear(self.layer.gate).activate(Act::Relu).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
         let gated = (self.drop)(a * gate);

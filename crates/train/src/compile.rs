@@ -6,7 +6,6 @@ use std::num::NonZero;
 use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
 use flatout_ir::{Class, Graph, PlanSet, Program, Role, Target, compile as compile_programs};
-use flatout_models::bdh;
 use flatout_models::config::{Head, Model};
 use flatout_models::decoder::{self, Documents, Form};
 use flatout_runtime::cpu;
@@ -115,7 +114,8 @@ pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
     let decoder = match &config.model {
         Model::Decoder(decoder) => decoder,
         Model::Bdh(bdh) if bdh.head == Head::Tokens => {
-            return bdh::build(bdh, bdh::Form::Loss { rows, len: bdh.context, dropout });
+            let (len, documents) = (bdh.context, Documents::Joined);
+            return config.model.of_texts(Form::Loss { rows, len, documents, dropout });
         }
         Model::Vit(_) | Model::Bdh(_) => return config.model.of_images(images::form(config, rows, dropout)),
     };

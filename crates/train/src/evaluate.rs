@@ -2,7 +2,7 @@
 
 use flatout_data::{Rows, max_segments};
 use flatout_ir::{Program, Role};
-use flatout_models::decoder::{Documents, Form, build};
+use flatout_models::decoder::{Documents, Form};
 use serde::Serialize;
 
 use crate::config::Source;
@@ -54,7 +54,7 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Rows, Share), 
         _ if synthetic => 256,
         _ => usize::MAX,
     };
-    let context = loaded.config.model.decoder().context;
+    let context = loaded.config.model.tokens();
     let rows = match (&material, share) {
         (Material::Text(corpus), Share::HeldOut) => corpus.held_out_rows(limit)?,
         (Material::Text(corpus), Share::All) => corpus.rows_once(limit)?,
@@ -74,17 +74,14 @@ const AUTO_TOKENS: usize = 4096;
 
 /// The mean loss over rows of tokens.
 pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Evaluation, Failure> {
-    let Some(model) = loaded.config.model.as_decoder() else {
-        let (dir, kind) = (loaded.dir.display(), loaded.config.model.kind());
-        return Err(UserError(format!("{dir} is a {kind}, and eval reads text with a decoder alone")).into());
-    };
-    let at_once = loaded.config.eval.micro_batch.given().unwrap_or((AUTO_TOKENS / model.context).max(1));
+    let (model, len) = (&loaded.config.model, loaded.config.model.tokens());
+    let at_once = loaded.config.eval.micro_batch.given().unwrap_or((AUTO_TOKENS / len).max(1));
     let at_once = at_once.min(rows.count()).max(1);
     let documents = match loaded.config.data.document_mask {
-        true => Documents::Apart { most: at_once * max_segments(model.context) },
+        true => Documents::Apart { most: at_once * max_segments(len) },
         false => Documents::Joined,
     };
-    let graph = build(model, Form::Loss { rows: at_once, len: model.context, documents, dropout: false });
+    let graph = model.of_texts(Form::Loss { rows: at_once, len, documents, dropout: false });
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let (mut loss, mut weight) = (0.0, 0.0);
     for from in (0..rows.count()).step_by(at_once) {

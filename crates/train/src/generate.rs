@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use flatout_data::Vocabulary;
 use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
-use flatout_models::config::{Attention, Head};
-use flatout_models::decoder::{Form, build};
+use flatout_models::config::Attention;
+use flatout_models::decoder::Form;
 use flatout_runtime::Session;
 
 use crate::device::Device;
@@ -63,18 +63,16 @@ impl Generator {
         let sequences = room.sequences.max(1);
         let chunk = CHUNK.max(2 * sequences).min(sequences * capacity);
         // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
-        if loaded.config.model.decoder().positions != flatout_models::config::Positions::Learned {
-            loaded.config.model.decoder_mut().context = capacity;
-        }
+        loaded.config.model.set_context(capacity);
         let program = |role: Role, tokens: usize| {
             let form = Form::Cached { sequences, tokens, capacity };
-            Program { role, graph: build(loaded.config.model.decoder(), form) }
+            Program { role, graph: loaded.config.model.of_texts(form) }
         };
         let programs = [program(Role::Prefill, chunk), program(Role::Decode, sequences)];
         let session = loaded.session(device, &programs)?;
         Ok(Generator {
             session,
-            vocab: loaded.config.model.decoder().vocab,
+            vocab: loaded.config.model.vocab().expect("it predicts tokens"),
             vocabulary: loaded.vocabulary,
             stops: loaded.stops,
             frames: loaded.is_run,
@@ -265,13 +263,14 @@ impl Generator {
 /// Whether there is a next token to ask a model for.
 fn predicts_tokens(loaded: &Loaded) -> Result<(), UserError> {
     let place = loaded.dir.display();
-    let Some(model) = loaded.config.model.as_decoder() else {
+    let model = &loaded.config.model;
+    if model.image_size().is_some() {
         refuse!("{place} reads images and predicts no text");
-    };
-    if model.head == Head::Classes {
+    }
+    if model.classes().is_some() {
         refuse!("{place} predicts classes, not text: flatout eval --predict FILE asks it for some");
     }
-    if model.attention == Attention::Bidirectional {
+    if model.as_decoder().is_some_and(|d| d.attention == Attention::Bidirectional) {
         refuse!("{place} sees both ways (model.attention), so it has no next token to continue a text with");
     }
     Ok(())

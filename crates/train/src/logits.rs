@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
-use flatout_models::config::{Attention, Head};
-use flatout_models::decoder::{Form, build};
+use flatout_models::config::Attention;
+use flatout_models::decoder::Form;
 
 use crate::checkpoint::{Dtype, header};
 use crate::device::Device;
@@ -33,16 +33,18 @@ pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
 
 /// Whether the model has a logit for every token of the rows.
 pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
-    let Some(model) = loaded.config.model.as_decoder() else {
+    let model = &loaded.config.model;
+    let Some(vocab) = model.vocab() else {
         refuse!("{} reads images, and has no logits of tokens", loaded.dir.display());
     };
-    if model.head == Head::Classes {
+    if model.classes().is_some() {
         refuse!("{} has a head of classes, and no logits of tokens", loaded.dir.display());
     }
-    if model.attention == Attention::Bidirectional && rows.iter().any(|row| row.len() != rows[0].len()) {
+    let sees_both_ways = model.as_decoder().is_some_and(|d| d.attention == Attention::Bidirectional);
+    if sees_both_ways && rows.iter().any(|row| row.len() != rows[0].len()) {
         refuse!("{} sees both ways: give it rows of one length", loaded.dir.display());
     }
-    let (vocab, positions) = (model.vocab, loaded.positions);
+    let positions = loaded.positions;
     for (number, row) in rows.iter().enumerate() {
         if let Some(token) = row.iter().find(|token| **token as usize >= vocab) {
             refuse!("row {number} has token {token}, and the model's vocabulary is {vocab}");
@@ -64,11 +66,9 @@ pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path
     let longest = rows.iter().map(Vec::len).max().unwrap_or(1);
     // Shorter rows are filled up behind: no token sees what comes after it.
     let at_once = (AT_ONCE / longest).clamp(1, rows.len());
-    if loaded.config.model.decoder().positions != flatout_models::config::Positions::Learned {
-        loaded.config.model.decoder_mut().context = longest;
-    }
-    let vocab = loaded.config.model.decoder().vocab;
-    let graph = build(loaded.config.model.decoder(), Form::Logits { rows: at_once, len: longest });
+    loaded.config.model.set_context(longest);
+    let vocab = loaded.config.model.vocab().expect("checked above");
+    let graph = loaded.config.model.of_texts(Form::Logits { rows: at_once, len: longest });
     let mut session = loaded.session(device, &[Program { role: Role::Logits, graph }])?;
     let positions: Vec<i32> = (0..at_once).flat_map(|_| 0..longest as i32).collect();
     session.write_i32(&input_path(Role::Logits, "positions"), &positions)?;

@@ -4,8 +4,9 @@ use flatout_ir::Graph;
 use serde::{Deserialize, Serialize};
 
 use super::key::{Key, Section, Setting};
-use super::{BdhConfig, DecoderConfig, Head, VitConfig};
+use super::{BdhConfig, DecoderConfig, Head, Positions, VitConfig};
 use crate::choice;
+use crate::decoder::Documents;
 use crate::images::ImageForm;
 use crate::{bdh, decoder, vit};
 
@@ -186,6 +187,37 @@ impl Model {
             Model::Vit(vit) => vit::build(vit, ImageForm::plain(1)),
             Model::Bdh(bdh) => bdh::build(bdh, bdh::Form::least(bdh)),
         }
+    }
+
+    /// Makes room for so many tokens a row, where positions are no weights of the model.
+    pub fn set_context(&mut self, tokens: usize) {
+        match self {
+            Model::Decoder(decoder) if decoder.positions == Positions::Learned => {}
+            Model::Decoder(decoder) => decoder.context = tokens,
+            Model::Bdh(bdh) => bdh.context = tokens,
+            Model::Vit(_) => {}
+        }
+    }
+
+    /// The graph over tokens in a decoder's form, of a model that predicts them.
+    #[track_caller]
+    pub fn of_texts(&self, form: decoder::Form) -> Graph {
+        let bdh = match self {
+            Model::Decoder(decoder) => return decoder::build(decoder, form),
+            Model::Bdh(bdh) => bdh,
+            Model::Vit(_) => panic!("a vision transformer reads no texts"),
+        };
+        let form = match form {
+            decoder::Form::Loss { rows, len, documents: Documents::Joined, dropout } => {
+                bdh::Form::Loss { rows, len, dropout }
+            }
+            decoder::Form::Logits { rows, len } => bdh::Form::Logits { rows, len },
+            decoder::Form::Cached { sequences, tokens, capacity } => {
+                bdh::Form::Cached { sequences, tokens, capacity }
+            }
+            other => panic!("{other:?} is no form of BDH"),
+        };
+        bdh::build(bdh, form)
     }
 
     /// The graph over images, of a model that reads them.

@@ -110,7 +110,10 @@ pub fn belongs(
     eos: &[u32],
     folder: &Path,
 ) -> Result<(), UserError> {
-    let (size, vocab) = (vocabulary.size(), model.decoder().vocab);
+    let size = vocabulary.size();
+    let Some(vocab) = model.vocab() else {
+        crate::refuse!("{} has a tokenizer.json, and its model reads no text", folder.display());
+    };
     if size > vocab {
         crate::refuse!(
             "the tokenizer.json in {} has {size} tokens and the model {vocab}: it belongs to another model",
