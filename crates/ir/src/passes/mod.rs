@@ -6,6 +6,7 @@ pub mod average;
 pub mod copies;
 pub mod differentiate;
 pub mod epilogues;
+pub mod folded_scales;
 pub mod fp8;
 pub mod fp8_choice;
 pub mod fp8_copies;
@@ -159,6 +160,12 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
         let adapters::Adapted { weights, products } = adapted;
         format!("{weights} weights have low-rank adapters, whose inputs {products} products compute")
     });
+
+    // A scale behind a linear layer is part of its weight.
+    let (g, folded) =
+        if has_epilogues(o) && runs("folded_scales") { folded_scales::folded_scales(&g) } else { (g, 0) };
+    let g = checked("folded_scales", g);
+    reports.say("folded_scales", folded, || format!("{folded} scales are part of the weight before them"));
 
     // Products add their bias and apply GELU as they write.
     let (g, layers) = if has_epilogues(o) { fused_products::forward(&g) } else { (g, 0) };

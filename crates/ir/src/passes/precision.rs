@@ -46,8 +46,8 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
             }
         }
         let mut ins: Vec<Value> = node.ins.iter().map(|v| replay.get(*v)).collect();
-        if scales_columns(&replay.new, &node.op, &ins) {
-            scale_columns(&mut replay, id, &ins);
+        if scales_by_few(&replay.new, &node.op, &ins) {
+            scale_by_few(&mut replay, id, &ins);
             continue;
         }
         cast_inputs(&mut replay, id, &mut ins);
@@ -106,8 +106,14 @@ fn stays_wide(g: &Graph) -> HashSet<NodeId> {
         if !wide.insert(id) {
             continue;
         }
-        if let Op::Map { f: E::Add } | Op::Reshape { .. } = g.node(id).op {
-            open.extend(g.node(id).ins.iter().map(|v| v.node));
+        let node = g.node(id);
+        match node.op {
+            Op::Map { f: E::Add } | Op::Reshape { .. } | Op::Slice { .. } => {
+                open.extend(node.ins.iter().map(|v| v.node));
+            }
+            // The gradient of a weight that a scale went into.
+            Op::Map { f: E::Mul } if is_repeated_vector(g, node.ins[1]) => open.push(node.ins[0].node),
+            _ => {}
         }
     }
     wide
@@ -138,18 +144,38 @@ fn is_repeated_vector(g: &Graph, v: Value) -> bool {
     }
 }
 
-/// A bf16 tensor times a row that was computed in f32 and is repeated.
-fn scales_columns(g: &Graph, op: &Op, ins: &[Value]) -> bool {
-    let is_row = |v: Value| {
+/// A bf16 tensor times few f32 values that are repeated: a row that was computed, or what was drawn for every image.
+fn scales_by_few(g: &Graph, op: &Op, ins: &[Value]) -> bool {
+    let is_few = |v: Value| {
         let node = g.node(v.node);
-        let repeats = matches!(node.op, Op::Broadcast { .. }) && g.dims(node.ins[0])[0] == 1;
-        repeats && g.ty(v).dtype == DType::F32 && !is_repeated_vector(g, v)
+        let repeats = matches!(node.op, Op::Broadcast { .. });
+        let is_row = repeats && g.dims(node.ins[0])[0] == 1 && !is_repeated_vector(g, v);
+        g.ty(v).dtype == DType::F32 && (is_row || (repeats && is_draw(g, node.ins[0])))
     };
-    matches!(op, Op::Map { f: E::Mul }) && g.ty(ins[0]).dtype == DType::BF16 && is_row(ins[1])
+    matches!(op, Op::Map { f: E::Mul }) && g.ty(ins[0]).dtype == DType::BF16 && is_few(ins[1])
 }
 
-/// Multiplies in f32, because the row's digits count, and rounds once.
-fn scale_columns(replay: &mut Replay<'_>, id: NodeId, ins: &[Value]) {
+/// Ones, of which some were dropped and the others stretched.
+fn is_draw(g: &Graph, v: Value) -> bool {
+    let node = g.node(v.node);
+    match node.op {
+        Op::Reshape { .. } | Op::Broadcast { .. } => is_draw(g, node.ins[0]),
+        Op::Dropout { .. } => is_constant(g, node.ins[0]),
+        _ => false,
+    }
+}
+
+fn is_constant(g: &Graph, v: Value) -> bool {
+    let node = g.node(v.node);
+    match node.op {
+        Op::Reshape { .. } | Op::Broadcast { .. } => is_constant(g, node.ins[0]),
+        Op::Fill { .. } => true,
+        _ => false,
+    }
+}
+
+/// Multiplies in f32, because the few values' digits count, and rounds once.
+fn scale_by_few(replay: &mut Replay<'_>, id: NodeId, ins: &[Value]) {
     let wide = replay.add(Op::Map { f: E::Cast(DType::F32) }, vec![ins[0]], id);
     let scaled = replay.copy_as(id, Op::Map { f: E::Mul }, vec![wide, ins[1]]).out(0);
     let narrow = replay.add(Op::Map { f: E::Cast(DType::BF16) }, vec![scaled], id);
@@ -201,7 +227,30 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
     };
     for i in agree {
         if dtype(replay, ins[i]) != to && dtype(replay, ins[i]).is_float() {
-            ins[i] = replay.add(Op::Map { f: E::Cast(to) }, vec![ins[i]], id);
+            ins[i] = cast(replay, ins[i], to, id);
         }
+    }
+}
+
+/// A cast where the value is computed, not behind what only lays it out: the elementwise pass that computes it then
+/// stores the narrow type.
+fn cast(replay: &mut Replay<'_>, v: Value, to: DType, at: NodeId) -> Value {
+    let node = replay.new.node(v.node).clone();
+    match node.op {
+        Op::Reshape { .. } | Op::Concat { .. } if is_computed(&replay.new, v) => {
+            let ins = node.ins.iter().map(|v| cast(replay, *v, to, at)).collect();
+            replay.add(node.op, ins, at)
+        }
+        _ => replay.add(Op::Map { f: E::Cast(to) }, vec![v], at),
+    }
+}
+
+/// Elementwise, below reshapes and concatenations.
+fn is_computed(g: &Graph, v: Value) -> bool {
+    let node = g.node(v.node);
+    match node.op {
+        Op::Reshape { .. } | Op::Concat { .. } => is_computed(g, node.ins[0]),
+        Op::Map { .. } => true,
+        _ => false,
     }
 }

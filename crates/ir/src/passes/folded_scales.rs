@@ -1,0 +1,123 @@
+//! A learned scale behind a linear layer goes into its weight and bias: (x W + b) s = x (W s) + b s. The scale is then a
+//! pass over the weight, not over the activations, and its gradient comes from the weight's: dW' and db' of the scaled
+//! ones give ds as their sums with W and b.
+
+use std::collections::HashMap;
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::epilogue::Epilogue;
+use crate::ops::product;
+use crate::replay::{Replay, users, without_dead};
+
+/// Folds scales of columns in a forward graph; returns how many.
+pub fn folded_scales(g: &Graph) -> (Graph, usize) {
+    let find = Finder { g, users: users(g), uses: g.uses() };
+    let scaled: HashMap<NodeId, Scaled> =
+        g.ids().filter_map(|id| find.scaled(id)).map(|scaled| (scaled.product, scaled)).collect();
+    let mut replay = Replay::new(g);
+    // Slots can be read at any time: the scale, then, where the product stands.
+    for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
+        replay.copy(id);
+    }
+    for id in g.ids().filter(|id| !matches!(g.node(*id).op, Op::Read { .. })) {
+        match scaled.get(&id) {
+            Some(scaled) => fold(&mut replay, scaled),
+            None if replay.has(id.out(0)) => {}
+            None => _ = replay.copy(id),
+        }
+    }
+    (without_dead(&replay.finish()), scaled.len())
+}
+
+/// A product, the bias added to it (where, and the row), and the scale behind that.
+struct Scaled {
+    product: NodeId,
+    bias: Option<(NodeId, Value)>,
+    times: NodeId,
+    /// A slot of one axis.
+    scale: Value,
+}
+
+fn fold(replay: &mut Replay<'_>, scaled: &Scaled) {
+    let Scaled { product, bias, times, scale } = *scaled;
+    let node = replay.old.node(product);
+    let Op::Product { tb, .. } = node.op else { unreachable!("found as a product") };
+    let (scale, columns) = (replay.get(scale), node.outs[0].dims[1]);
+    let by = |replay: &mut Replay<'_>, x: Value, as_dims: [usize; 2], at: NodeId| {
+        let dims = replay.new.dims(x).to_vec();
+        let row = replay.add(Op::Reshape { dims: as_dims.into() }, vec![scale], at);
+        let row = replay.add(Op::Broadcast { dims }, vec![row], at);
+        replay.add(Op::Map { f: E::Mul }, vec![x, row], at)
+    };
+    let weight = replay.get(node.ins[1]);
+    let weight = by(replay, weight, if tb { [columns, 1] } else { [1, columns] }, product);
+    let row = bias.map(|(add, row)| {
+        let row = replay.get(row);
+        let row = replay.add(Op::Reshape { dims: vec![1, columns] }, vec![row], add);
+        by(replay, row, [1, columns], add)
+    });
+    let ins = vec![replay.get(node.ins[0]), weight];
+    let mut out = replay.copy_as(product, node.op.clone(), ins).out(0);
+    if let (Some((add, _)), Some(row)) = (bias, row) {
+        let repeated = replay.add(Op::Broadcast { dims: node.outs[0].dims.clone() }, vec![row], add);
+        out = replay.copy_as(add, Op::Map { f: E::Add }, vec![out, repeated]).out(0);
+    }
+    replay.set(times.out(0), out);
+}
+
+struct Finder<'a> {
+    g: &'a Graph,
+    users: HashMap<Value, Vec<NodeId>>,
+    uses: Vec<Vec<u32>>,
+}
+
+impl Finder<'_> {
+    /// What `product` is the beginning of. More rows than the weight has: where the pass over the weight is the longer
+    /// one, the scale stays.
+    fn scaled(&self, product: NodeId) -> Option<Scaled> {
+        let node = self.g.node(product);
+        let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };
+        let [rows, columns] = node.outs[0].dims[..] else { return None };
+        if rows < product::inner(ta, self.g.ty(node.ins[0])) {
+            return None;
+        }
+        let mut last = product;
+        let mut bias = None;
+        if let Some((add, row)) =
+            self.only_reader(last, E::Add).and_then(|id| Some((id, self.row(id, last)?)))
+            && self.exists_before(row, product)
+        {
+            (last, bias) = (add, Some((add, row)));
+        }
+        let times = self.only_reader(last, E::Mul)?;
+        let scale = self.row(times, last)?;
+        let is_slot = matches!(self.g.node(scale.node).op, Op::Read { .. });
+        (is_slot && self.g.dims(scale) == [columns]).then_some(Scaled { product, bias, times, scale })
+    }
+
+    fn only_reader(&self, id: NodeId, f: E) -> Option<NodeId> {
+        let [reader] = self.users.get(&id.out(0))?[..] else { return None };
+        let fits = self.uses[id.0 as usize][0] == 1 && self.g.node(reader).op == Op::Map { f };
+        fits.then_some(reader)
+    }
+
+    /// The row that a node's other operand repeats.
+    fn row(&self, id: NodeId, than: NodeId) -> Option<Value> {
+        let other = *self.g.node(id).ins.iter().find(|v| v.node != than)?;
+        let Op::Broadcast { .. } = self.g.node(other.node).op else { return None };
+        let row = self.g.node(other.node).ins[0];
+        if self.g.dims(row)[0] != 1 {
+            return None;
+        }
+        match self.g.node(row.node).op {
+            Op::Reshape { .. } => Some(self.g.node(row.node).ins[0]),
+            _ => Some(row),
+        }
+    }
+
+    fn exists_before(&self, v: Value, id: NodeId) -> bool {
+        v.node < id || matches!(self.g.node(v.node).op, Op::Read { .. })
+    }
+}
