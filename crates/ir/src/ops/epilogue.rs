@@ -1,6 +1,6 @@
-//! What a product does with its result before it is stored: a bias, GELU, and what their gradients need.
+//! What a product does with its result before it is stored: a bias, GELU or ReLU, and what their gradients need.
 //!
-//! `Bias`, `Gelu` and `BiasGelu` stand in forward graphs and are differentiated; `GeluGrad` and `SumA` are what the
+//! `Bias`, `Gelu`, `BiasGelu` and `Relu` stand in forward graphs and are differentiated; `GeluGrad` and `SumA` are what the
 //! products of their gradients take along, so no pass over memory is left of either. A product with an epilogue is
 //! one matrix, and only the plain one and `SumA` add to a base.
 
@@ -22,6 +22,8 @@ named! {
         Gelu = "gelu",
         /// (.., bias [N]) -> gelu(h), h = c + bias.
         BiasGelu = "bias_gelu",
+        /// -> relu(c).
+        Relu = "relu",
         /// (.., h [M, N]) -> c times the slope of GELU at h.
         GeluGrad = "gelu_grad",
         /// -> c, and the sum over k of a [M]: with a the transposed gradient of a layer's output and c its weight's
@@ -66,7 +68,7 @@ pub fn infer(
         _ => {}
     }
     Ok(match epilogue {
-        Epilogue::None | Epilogue::Bias | Epilogue::GeluGrad => vec![c],
+        Epilogue::None | Epilogue::Bias | Epilogue::Relu | Epilogue::GeluGrad => vec![c],
         Epilogue::Gelu | Epilogue::BiasGelu => vec![c.clone(), c],
         Epilogue::SumA => {
             let sums = TensorType::new(a.dtype.accumulator(), [c.dims[0]]);
@@ -79,6 +81,8 @@ pub fn infer(
 pub fn vjp<'g>(epilogue: Epilogue, at: &Vjp<'_, 'g>) -> Option<Tensor<'g>> {
     match epilogue {
         Epilogue::None | Epilogue::Bias => at.d[0],
+        // Where the result is more than 0, so was the product.
+        Epilogue::Relu => at.d[0].map(|dy| dy * at.outs[0].map(E::Step)),
         Epilogue::Gelu | Epilogue::BiasGelu => {
             let through = at.d[0].map(|dy| dy * at.outs[1].map(E::GeluSlope));
             [through, at.d[1]].into_iter().flatten().reduce(|a, b| a + b)
@@ -108,6 +112,7 @@ pub fn expand<'g>(
     };
     match epilogue {
         Epilogue::None => vec![c(out)],
+        Epilogue::Relu => vec![c(out).map(E::Relu)],
         Epilogue::Bias => vec![with_bias()],
         Epilogue::Gelu | Epilogue::BiasGelu => {
             let h = if epilogue.has_bias() { with_bias() } else { c(out) };

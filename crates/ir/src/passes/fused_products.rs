@@ -1,4 +1,4 @@
-//! Products take on what follows them: the bias and GELU of a layer, and in the backward pass GELU's slope and the sum
+//! Products take on what follows them: the bias and GELU of a layer, or its ReLU, and in the backward pass GELU's slope and the sum
 //! that is a bias's gradient. Each was a pass over memory of its own.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use crate::ops::epilogue::{Epilogue, with};
 use crate::ops::reduce::Fold;
 use crate::replay::{Replay, users, without_dead};
 
-/// Joins `product + bias` and `gelu(product + bias)` of a forward graph; returns how many products took something on.
+/// Joins `product + bias`, `gelu(product + bias)` and `relu(product)` of a forward graph; returns how many products took something on.
 pub fn forward(g: &Graph) -> (Graph, usize) {
     let find = Finder { g, users: users(g), uses: g.uses() };
     let mut replay = Replay::new(g);
@@ -21,6 +21,14 @@ pub fn forward(g: &Graph) -> (Graph, usize) {
     let mut joined = 0;
     for id in g.ids().filter(|id| !matches!(g.node(*id).op, Op::Read { .. })) {
         if replay.has(id.out(0)) {
+            continue;
+        }
+        if let Some(relu) = find.relu(id) {
+            let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
+            let op = with(&g.node(id).op, Epilogue::Relu).expect("found as a plain product");
+            let product = replay.copy_as(id, op, ins);
+            replay.set(relu.out(0), product.out(0));
+            joined += 1;
             continue;
         }
         let Some(layer) = find.layer(id) else {
@@ -80,6 +88,16 @@ impl Finder<'_> {
         let bias = self.bias_of(id);
         let gelu = self.gelu_of(bias.map_or(id, |(add, _)| add));
         (bias.is_some() || gelu.is_some()).then_some(Layer { bias, gelu })
+    }
+
+    /// The ReLU that is the only reader of a product.
+    fn relu(&self, id: NodeId) -> Option<NodeId> {
+        let node = self.g.node(id);
+        with(&node.op, Epilogue::Relu).filter(|_| node.outs[0].rank() == 2)?;
+        let [reader] = self.users.get(&id.out(0)).filter(|_| self.uses[id.0 as usize][0] == 1)?[..] else {
+            return None;
+        };
+        matches!(self.g.node(reader).op, Op::Map { f: E::Relu }).then_some(reader)
     }
 
     /// The addition of a row, repeated, that is the only reader of a product; and that row, which must exist before.

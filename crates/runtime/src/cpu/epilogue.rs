@@ -15,6 +15,9 @@ vectorised! {
     fn gelu(x: &mut [f32]) {
         x.iter_mut().for_each(|x| *x = math::gelu(*x));
     }
+    fn relu(x: &mut [f32]) {
+        x.iter_mut().for_each(|x| *x = x.max(0.0));
+    }
     fn times_slope(x: &mut [f32], h: &[f32]) {
         x.iter_mut().zip(h).for_each(|(x, h)| *x *= math::gelu_slope(*h));
     }
@@ -45,6 +48,9 @@ pub(super) fn finish(epilogue: Epilogue, at: &Tensor<'_>, copy: Option<Shared>, 
             }
             if epilogue.has_gelu() {
                 gelu(x);
+            }
+            if epilogue == Epilogue::Relu {
+                relu(x);
             }
             if let Some(slope_at) = &slope_at {
                 let mut buffer = vec![0.0; width];

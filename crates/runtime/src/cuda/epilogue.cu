@@ -1,12 +1,12 @@
 // What a product's result goes through before it is done, where cuBLASLt does not do it itself.
 //
-//   finish: x = c[i, j] (+ bias[j]); where GELU is 1: h[i, j] = x, y[i, j] = gelu(x); where it is 2: y = x gelu'(h[i, j]);
+//   finish: x = c[i, j] (+ bias[j]); where GELU is 1: h[i, j] = x, y[i, j] = gelu(x); where it is 2: y = x gelu'(h[i, j]); where it is 3: y = relu(x);
 //           where it is 0: y = x. Reads and writes each element once; c and y may be the same tensor. A block of 256
 //           threads takes a row.
 //   sum_a:  sums[i] = sum over k of a[i, k]. A block of 256 threads takes 32 rows of op(a), eight threads a row, each
 //           every eighth k; the eight are added in order.
 //
-// Deterministic. Defines: T_OUT, T_BIAS, BIAS (0 or 1), GELU (0, 1, 2), T_A.
+// Deterministic. Defines: T_OUT, T_BIAS, BIAS (0 or 1), GELU (0 to 3), T_A.
 
 extern "C" __global__ void __launch_bounds__(256)
 finish(const T_OUT* c, T_OUT* y, T_OUT* h, const T_BIAS* bias, int n, i64 bias_step,
@@ -22,6 +22,8 @@ finish(const T_OUT* c, T_OUT* y, T_OUT* h, const T_BIAS* bias, int n, i64 bias_s
         x = gelu(x);
 #elif GELU == 2
         x *= gelu_slope(f32(h[i * h_row + j * h_column]));
+#elif GELU == 3
+        x = fmaxf(x, 0.0f);
 #endif
         if (y) y[i * y_row + j] = As<T_OUT>::of(x);
     }

@@ -72,6 +72,7 @@ impl<'a> Parts<'a> {
             None => Some(0),
         };
         match (self.epilogue, self.y, self.second) {
+            (Epilogue::Relu, Some(_), _) => Some(Fusion::of(Epilogue::Relu, 0, (0, 0))),
             (Epilogue::Bias, Some(y), _) => Some(Fusion::of(Epilogue::Bias, bias(y)?, (0, 0))),
             (Epilogue::Gelu | Epilogue::BiasGelu, Some(y), Some(h)) => {
                 Some(Fusion::of(self.epilogue, bias(y)?, matrix(h)?))
@@ -96,6 +97,7 @@ impl<'a> Parts<'a> {
         let gelu = match self.epilogue {
             Epilogue::Gelu | Epilogue::BiasGelu => "1",
             Epilogue::GeluGrad => "2",
+            Epilogue::Relu => "3",
             _ => "0",
         };
         let defines = [

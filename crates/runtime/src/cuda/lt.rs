@@ -45,6 +45,7 @@ const CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: c_int = 17;
 const CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: c_int = 18;
 const CUBLASLT_MATMUL_DESC_FAST_ACCUM: c_int = 25;
 const CUBLASLT_EPILOGUE_DEFAULT: u32 = 1;
+const CUBLASLT_EPILOGUE_RELU: u32 = 2;
 const CUBLASLT_EPILOGUE_BIAS: u32 = 4;
 const CUBLASLT_EPILOGUE_GELU: u32 = 32;
 /// `GELU` with what it is applied to as a second result.
@@ -211,6 +212,7 @@ impl Fusion {
             Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
             Epilogue::Gelu => gelu,
             Epilogue::BiasGelu => gelu | CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::Relu => CUBLASLT_EPILOGUE_RELU,
             Epilogue::GeluGrad => CUBLASLT_EPILOGUE_DGELU,
             Epilogue::SumA => CUBLASLT_EPILOGUE_BGRADB,
         }

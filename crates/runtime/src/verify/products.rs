@@ -91,6 +91,7 @@ fn epilogues(table: &mut Table) {
             for (tb, b) in [(true, [n, k]), (false, [k, n])] {
                 let ab = || vec![x(dtype, &[m, k]), x(dtype, &b)];
                 let and = |extra| ab().into_iter().chain([extra]).collect::<Vec<_>>();
+                table.add(with(false, tb, false, Epilogue::Relu), ab());
                 table.add(with(false, tb, false, Epilogue::Gelu), ab());
                 table.add(with(false, tb, false, Epilogue::GeluGrad), and(x(out, &[m, n])));
                 for epilogue in [Epilogue::Bias, Epilogue::BiasGelu] {
