@@ -9,8 +9,9 @@ use crate::ops::product::Compute;
 use crate::passes::slots::Slots;
 use crate::passes::views;
 use crate::plan::{Category, Launch, Refusal, View};
+use crate::replay::users;
 use crate::target::{KernelRow, Layout, Shapes, Target};
-use crate::types::{DType, TensorType};
+use crate::types::{DType, TensorType, contiguous_strides};
 use crate::verify::extent;
 
 /// A range of memory that values lie in. Transient ones get their offset from `memory`.
@@ -55,6 +56,8 @@ enum Home {
     Slot(SlotId),
     /// Inside the output of a concat, at this view of it.
     Inside(NodeId, View),
+    /// In memory of its own, in another order of axes: the one it is read in.
+    Turned(View),
 }
 
 const FOREVER: usize = usize::MAX;
@@ -76,6 +79,7 @@ pub fn lower(g: &Graph, slots: &Slots, target: &Target, reuse: bool) -> Result<L
     };
     l.find_slot_homes()?;
     l.find_concat_homes()?;
+    l.find_turned_homes()?;
     for id in g.ids() {
         l.node(id)?;
     }
@@ -178,13 +182,15 @@ impl Lowering<'_> {
                 let at = chain[chain.len() - 1];
                 let node = self.g.node(at.node);
                 let row = self.row(at.node)?;
-                let Some((i, _)) = row.in_place_for(&node.op).find(|(_, out)| *out == at.out as usize) else {
-                    break None;
+                let bases = || {
+                    let pairs = row.in_place_for(&node.op).filter(|(_, out)| *out == at.out as usize);
+                    pairs.filter_map(|(i, _)| Some((i, *node.ins.get(i)?)))
                 };
-                let Some(base) = node.ins.get(i).copied() else { break None };
-                if matches!(self.g.node(base.node).op, Op::Read { slot: s } if s == *slot) {
+                let is_slot = |(_, base): &(usize, Value)| matches!(self.g.node(base.node).op, Op::Read { slot: s } if s == *slot);
+                if let Some((i, _)) = bases().find(is_slot) {
                     break Some(i);
                 }
+                let Some((_, base)) = bases().next() else { break None };
                 let goes_on =
                     self.is_compute(base.node) && self.used_once(base) && self.g.ty(base) == self.g.ty(at);
                 if !goes_on {
@@ -250,6 +256,45 @@ impl Lowering<'_> {
                 let free = self.is_compute(v.node) && self.used_once(v) && !self.homes.contains_key(&v);
                 if free && fits(self.row(v.node)?.outs, &view) {
                     self.homes.insert(v, Home::Inside(id, view));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Values that are only read with their axes in another order, and then joined into other axes, are written in that
+    /// order: joining would be a copy otherwise.
+    fn find_turned_homes(&mut self) -> Result<(), Refusal> {
+        let g = self.g;
+        let users = users(g);
+        let reads = |v: Value| users.get(&v).map_or(&[][..], Vec::as_slice);
+        for id in g.ids() {
+            if !self.is_compute(id) {
+                continue;
+            }
+            for (out, ty) in g.node(id).outs.iter().enumerate() {
+                let v = id.out(out as u8);
+                let ends = self.used[id.0 as usize][out] as usize > reads(v).len();
+                let Some(Op::Transpose { perm }) = reads(v).first().map(|id| &g.node(*id).op) else {
+                    continue;
+                };
+                let is_read_so = |id: &NodeId| g.node(*id).op == Op::Transpose { perm: perm.clone() };
+                if ends || self.homes.contains_key(&v) || !reads(v).iter().all(is_read_so) {
+                    continue;
+                }
+                let dims: Vec<usize> = perm.iter().map(|&p| ty.dims[p]).collect();
+                let mut view = View::dense(0, ty);
+                for (&p, stride) in perm.iter().zip(contiguous_strides(&dims)) {
+                    view.strides[p] = stride;
+                }
+                let as_it_is = views::moved(&View::dense(0, ty), &Op::Transpose { perm: perm.clone() });
+                let would_copy = |id: &NodeId| match (&g.node(*id).op, &as_it_is) {
+                    (Op::Reshape { dims }, Some(view)) => views::reshape(view, dims).is_none(),
+                    _ => false,
+                };
+                let mut readers = reads(v).iter().flat_map(|id| reads(id.out(0)));
+                if readers.any(would_copy) && fits(self.row(id)?.outs, &view) {
+                    self.homes.insert(v, Home::Turned(view));
                 }
             }
         }
@@ -443,6 +488,7 @@ impl Lowering<'_> {
                         view: View { offset: whole.view.offset + view.offset, ..view },
                     }
                 }
+                Some(Home::Turned(view)) => Place { view, ..self.fresh(v, ty) },
                 None => match self.in_place(id, &row, out, ty, &ins, &taken) {
                     Some(place) => {
                         taken.push(place.storage);

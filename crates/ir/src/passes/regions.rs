@@ -5,11 +5,17 @@ use std::collections::HashMap;
 
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
 use crate::op::Op;
+use crate::ops::gated::Act;
+use crate::passes::views;
 use crate::replay::{Replay, users};
 
 /// A region reads at most this many tensors: each needs a tile.
 const MAX_INPUTS: usize = 12;
 const MAX_NODES: usize = 32;
+/// Values of so few elements are small.
+const FEW: usize = 4096;
+/// Launches between an activation and its slope that may run beside it: a weight's gradient, and a sum.
+const NEAR: usize = 3;
 
 /// What was gathered: regions, and the elementwise nodes inside them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,8 +68,8 @@ pub fn regions(g: &Graph) -> (Graph, Gathered) {
     (replay.finish(), gathered)
 }
 
-/// The same graph with slots, constants and views of early values moved up to where their source is, so that they do
-/// not part elementwise neighbours.
+/// The same graph with slots, constants, views of early values and what is small moved up to where their source is, so that
+/// they do not part elementwise neighbours.
 fn early(g: &Graph) -> Graph {
     let mut at: Vec<u32> = vec![0; g.nodes.len()];
     for (id, node) in g.ids().zip(&g.nodes) {
@@ -71,6 +77,11 @@ fn early(g: &Graph) -> Graph {
             Op::Read { .. } | Op::Fill { .. } => 0,
             Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. } => {
                 at[node.ins[0].node.0 as usize]
+            }
+            // What a few numbers are made of may be far away; they cost nothing to keep.
+            Op::Map { .. } => id.0,
+            _ if node.outs.iter().all(|out| out.elements() <= FEW) => {
+                node.ins.iter().map(|v| at[v.node.0 as usize]).max().unwrap_or(0)
             }
             _ => id.0,
         };
@@ -84,37 +95,75 @@ fn early(g: &Graph) -> Graph {
     replay.finish()
 }
 
-/// Elementwise nodes in groups. A node joins the group of an input where all its other inputs exist before the
-/// group's first node: the group can then run there, and nothing it needs comes later.
+/// Elementwise nodes in groups, by the number of their group's first node.
 fn groups(g: &Graph) -> Vec<Vec<NodeId>> {
-    let mut groups: Vec<Vec<NodeId>> = vec![];
-    let mut member: HashMap<NodeId, usize> = HashMap::new();
+    let mut grouping = Grouping { g, groups: vec![], member: HashMap::new(), activated: HashMap::new() };
+    let mut launches: Vec<usize> = vec![];
     for (id, node) in g.ids().zip(&g.nodes) {
-        if !matches!(node.op, Op::Map { .. }) {
-            continue;
-        }
-        let joined = node.ins.iter().filter_map(|v| member.get(&v.node)).copied().find(|&group| {
-            let ids = &groups[group];
-            let fits = |v: &Value| v.node < ids[0] || member.get(&v.node) == Some(&group);
-            let alike = g.node(ids[0]).outs[0].dims == node.outs[0].dims;
-            alike
-                && ids.len() < MAX_NODES
-                && node.ins.iter().all(fits)
-                && inputs_with(g, ids, id) <= MAX_INPUTS
-        });
-        let group = joined.unwrap_or_else(|| {
-            groups.push(vec![]);
-            groups.len() - 1
-        });
-        groups[group].push(id);
-        member.insert(id, group);
+        launches.push(launches.last().map_or(0, |n| n + is_launch(&node.op) as usize));
+        let Op::Map { f } = node.op else { continue };
+        let is_near = |first: NodeId| launches[id.0 as usize] - launches[first.0 as usize] <= NEAR;
+        grouping.add(id, Act::with_slope(f).map(|act| (act, node.ins[0])), is_near);
     }
-    groups
+    grouping.groups
 }
 
-fn inputs_with(g: &Graph, ids: &[NodeId], extra: NodeId) -> usize {
-    let all: Vec<NodeId> = ids.iter().copied().chain([extra]).collect();
-    outside(g, &all).len()
+/// A node joins the groups of its inputs, all of them or one; or, near by, an activation and its slope at the same input
+/// are each other's group.
+struct Grouping<'a> {
+    g: &'a Graph,
+    groups: Vec<Vec<NodeId>>,
+    member: HashMap<NodeId, usize>,
+    activated: HashMap<(Act, Value), usize>,
+}
+
+impl Grouping<'_> {
+    fn add(&mut self, id: NodeId, activation: Option<(Act, Value)>, is_near: impl Fn(NodeId) -> bool) {
+        let mut of_inputs: Vec<usize> = vec![];
+        for group in self.g.node(id).ins.iter().filter_map(|v| self.member.get(&v.node)) {
+            if !of_inputs.contains(group) {
+                of_inputs.push(*group);
+            }
+        }
+        let beside = activation.and_then(|of| self.activated.get(&of)).copied();
+        let beside = beside.filter(|group| is_near(self.groups[*group][0]));
+        let ways =
+            [of_inputs.clone()].into_iter().chain(of_inputs.iter().chain(&beside).map(|one| vec![*one]));
+        let joined = ways.filter(|some| !some.is_empty()).find_map(|some| {
+            let mut ids: Vec<NodeId> = some.iter().flat_map(|group| &self.groups[*group]).copied().collect();
+            ids.push(id);
+            ids.sort();
+            self.may_be_one(&ids).then_some((some, ids))
+        });
+        let (group, ids) = match joined {
+            None => {
+                self.groups.push(vec![]);
+                (self.groups.len() - 1, vec![id])
+            }
+            Some((some, ids)) => {
+                some.iter().for_each(|group| self.groups[*group].clear());
+                self.activated.values_mut().filter(|of| some.contains(of)).for_each(|of| *of = some[0]);
+                (some[0], ids)
+            }
+        };
+        ids.iter().for_each(|id| _ = self.member.insert(*id, group));
+        self.groups[group] = ids;
+        self.activated.extend(activation.map(|of| (of, group)));
+    }
+
+    /// Whether nodes, in order, can run where the first stands: all they need from elsewhere exists before it.
+    fn may_be_one(&self, ids: &[NodeId]) -> bool {
+        let dims = |id: &NodeId| &self.g.node(*id).outs[0].dims;
+        let outside = outside(self.g, ids);
+        ids.len() <= MAX_NODES
+            && outside.len() <= MAX_INPUTS
+            && outside.iter().all(|v| v.node < ids[0])
+            && ids.iter().all(|id| dims(id) == dims(&ids[0]))
+    }
+}
+
+fn is_launch(op: &Op) -> bool {
+    !matches!(op, Op::Read { .. } | Op::Fill { .. } | Op::Map { .. }) && !views::is_movement(op)
 }
 
 /// The values a set of nodes reads from elsewhere, each once.
