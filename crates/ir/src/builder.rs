@@ -157,10 +157,15 @@ impl Builder {
     /// All outputs of a new node that draws the random numbers of another.
     #[track_caller]
     pub fn op_keyed<'g>(&'g self, op: Op, ins: &[Tensor<'g>], key: u64) -> Tensor<'g> {
+        self.ops_keyed(op, ins, key)[0]
+    }
+
+    /// All outputs of an operation with a key of its own.
+    pub fn ops_keyed<'g>(&'g self, op: Op, ins: &[Tensor<'g>], key: u64) -> Vec<Tensor<'g>> {
         let path = self.scope.borrow().clone();
         let ins = ins.iter().map(|t| t.v).collect();
         let node = self.graph.borrow_mut().push_keyed(op, ins, &path, key);
-        self.outputs(node)[0]
+        self.outputs(node)
     }
 
     pub fn outputs(&self, node: crate::graph::NodeId) -> Vec<Tensor<'_>> {

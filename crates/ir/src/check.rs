@@ -129,7 +129,7 @@ pub fn sound(graph: &Graph) -> Result<(), String> {
     for node in &graph.nodes {
         let b = Builder::from_graph(graph.clone());
         let ins: Vec<_> = node.ins.iter().map(|v| b.tensor(*v)).collect();
-        let Some(outs) = node.op.expand(&b, &ins) else { continue };
+        let Some(outs) = node.op.expand(&b, node.key, &ins) else { continue };
         let types: Vec<_> = outs.iter().map(|t| t.ty()).collect();
         if types != node.outs {
             return Err(format!("{} expands to {types:?}, wanted {:?}", node.op.name(), node.outs));

@@ -41,7 +41,7 @@ fn expanded<'g>(
     choose: &impl Fn(&Op) -> bool,
 ) -> Vec<Tensor<'g>> {
     let before = b.with_graph(|g| g.nodes.len());
-    let simpler = if choose(&node.op) { node.op.expand(b, ins) } else { None };
+    let simpler = if choose(&node.op) { node.op.expand(b, node.key, ins) } else { None };
     let Some(outs) = simpler else {
         let ids = ins.iter().map(|t| t.v).collect();
         let id = b.edit(|g| g.push_keyed(node.op.clone(), ids, &node.path, node.key));

@@ -113,10 +113,10 @@ ops! {
     QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (x, w, positions, table?, dy) -> dx, dw.
     QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
-    /// (gate, up) -> act(gate) * up.
-    Gated = "gated" { act: Act }
-    /// (gate, up, dy) -> d gate, d up; with `again` also act(gate) * up.
-    GatedGrad = "gated_grad" { act: Act, again: bool }
+    /// (gate, up) -> act(gate) * up; where `p` is more than 0, through dropout, whose rng and rows come last.
+    Gated = "gated" { act: Act, p: f32 }
+    /// (gate, up, dy, rng?, rows?) -> d gate, d up; with `again` also what `gated` gives.
+    GatedGrad = "gated_grad" { act: Act, again: bool, p: f32 }
     /// (x [T, ..], rng i32 [3], rows i32 [T, 2]) -> x / (1 - p), zero with probability p.
     Dropout = "dropout" { p: f32 }
     /// (table [V, ..], index i32 [N]) -> [N, ..]; index -1 gives zeros.
@@ -211,8 +211,8 @@ impl Op {
             Op::QkNormRopeGrad { weight, first, axis_of_freq, table, .. } => {
                 qk_norm_rope::infer_grad(*weight, *first, axis_of_freq, *table, &ins)
             }
-            Op::Gated { .. } => gated::infer(&ins),
-            Op::GatedGrad { again, .. } => gated::infer_grad(*again, &ins),
+            Op::Gated { p, .. } => gated::infer(*p, &ins),
+            Op::GatedGrad { again, p, .. } => gated::infer_grad(*again, *p, &ins),
             Op::Dropout { p } => dropout::infer(*p, &ins),
             Op::Gather {} => index::infer_gather(&ins),
             Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
@@ -252,7 +252,7 @@ impl Op {
             Op::RmsNorm { .. } => norm::vjp(b, self, at),
             Op::Rope { .. } => rope::vjp(b, self, at),
             Op::QkNormRope { .. } => qk_norm_rope::vjp(b, self, at),
-            Op::Gated { act } => gated::vjp(b, *act, at),
+            Op::Gated { act, p } => gated::vjp(b, *act, *p, at),
             Op::Dropout { p } => dropout::vjp(b, *p, at),
             Op::Gather {} => index::vjp_gather(at),
             Op::ScatterAdd { base, .. } => index::vjp_scatter_add(*base, at),
@@ -276,8 +276,9 @@ impl Op {
         }
     }
 
-    /// The same mathematics in simpler operations, one level down; `None` for a primitive.
-    pub fn expand<'g>(&self, b: &'g Builder, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
+    /// The same mathematics in simpler operations, one level down; `None` for a primitive. What is drawn is drawn by the
+    /// node's key.
+    pub fn expand<'g>(&self, b: &'g Builder, key: u64, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
         Some(match self {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } | Op::Map { .. } => return None,
             Op::Reshape { .. }
@@ -314,8 +315,8 @@ impl Op {
             }
             Op::QkNormRope { .. } => vec![qk_norm_rope::expand(b, self, ins)],
             Op::QkNormRopeGrad { .. } => qk_norm_rope::expand_grad(b, self, ins),
-            Op::Gated { act } => vec![gated::expand(*act, ins)],
-            Op::GatedGrad { act, again } => gated::expand_grad(b, *act, *again, ins),
+            Op::Gated { act, p } => vec![gated::expand(*act, *p, key, ins)],
+            Op::GatedGrad { act, again, p } => gated::expand_grad(b, *act, *again, *p, key, ins),
             Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
             Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
             &Op::LinearAttention { scale, mask, q, k } => {

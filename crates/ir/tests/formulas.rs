@@ -54,7 +54,7 @@ fn fused(graph: &Graph) -> Vec<OpKind> {
     let b = Builder::from_graph(graph.clone());
     let expands = |node: &&Node| {
         let ins: Vec<_> = node.ins.iter().map(|v| b.tensor(*v)).collect();
-        node.op.expand(&b, &ins).is_some()
+        node.op.expand(&b, node.key, &ins).is_some()
     };
     graph.nodes.iter().filter(expands).map(|n| n.op.kind()).collect()
 }
@@ -82,7 +82,7 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
             let x = Data { dims: ins[0].dims.clone(), x };
             vec![rope(*freq, axis_of_freq, *pairs, false, &x, positions)]
         }
-        Op::Gated { act } => {
+        Op::Gated { act, p: 0.0 } => {
             vec![ins[0].x.iter().zip(&ins[1].x).map(|(gate, up)| activate(*act, *gate) * up).collect()]
         }
         Op::Attention { scale, mask, q, k } => attention(*scale as f64, *mask, *q, *k, ins),
@@ -110,6 +110,9 @@ fn layer(ta: bool, tb: bool, epilogue: Epilogue, ins: &[Data]) -> Vec<Vec<f64>> 
     let base = Data { dims: vec![m, n], x: (0..m * n).map(|e| bias(e % n)).collect() };
     let [a, b] = [0, 1].map(|i| Data { dims: ins[i].dims.clone(), x: ins[i].x.clone() });
     let h = product(ta, tb, &[a, b, base]);
+    if epilogue == Epilogue::Relu {
+        return vec![h.into_iter().map(|h| h.max(0.0)).collect()];
+    }
     if !epilogue.has_gelu() {
         return vec![h];
     }

@@ -127,9 +127,9 @@ slot $4 amax f32[1] carry zeros
 %2 = read{slot=$2} -> bf16[32,16] @p #2
 %3 = read{slot=$3} -> f32[1] @p #3
 %4 = read{slot=$4} -> f32[1] @p #4
-%5 = gated{act=silu} %0 %1 -> bf16[32,16] @p #5
+%5 = gated{act=silu, p=0} %0 %1 -> bf16[32,16] @p #5
 %6 = quantize{to=e4m3, current=false} %5 %3 %4 -> e4m3[32,16] e4m3[16,32] f32[1] @p #6
-%7 = gated_grad{act=silu, again=false} %0 %1 %2 -> bf16[32,16] bf16[32,16] @p #7
+%7 = gated_grad{act=silu, again=false, p=0} %0 %1 %2 -> bf16[32,16] bf16[32,16] @p #7
 %8 = concat{axis=1} %7 %7.1 -> bf16[32,32] @p #8
 %9 = quantize{to=e5m2, current=false} %8 %3 %4 -> e5m2[32,32] e5m2[32,32] f32[1] @p #9
 result y %6

@@ -215,7 +215,7 @@ fn patterns_join_neighbours() {
         &nodes(&joined),
         "%5 = rms_norm{eps=0.01, center=false, weight=plain, bias=false, residual=true} %0 %1 %2 -> f32[4,2,6] f32[4,2,6]
          %6 = qk_norm_rope{eps=0.01, weight=plain, first=0, freq=100, axis_of_freq=[0 0 0], pairs=half, table=false} %5 %4 %3 -> f32[4,2,6]
-         %7 = gated{act=silu} %6 %5.1 -> f32[4,2,6]
+         %7 = gated{act=silu, p=0} %6 %5.1 -> f32[4,2,6]
          result y %7",
     );
     let (left, count) = patterns::patterns(&graph(BLOCK), false, false);
@@ -309,14 +309,14 @@ fn a_gradient_gives_what_would_run_again_beside_it() {
          slot $3 w f32[8,4] weight zeros
          %0 = read{slot=$0} -> f32[6,8]
          %1 = read{slot=$1} -> f32[6,8]
-         %2 = gated{act=silu} %0 %1 -> f32[6,8]
+         %2 = gated{act=silu, p=0} %0 %1 -> f32[6,8]
          %3 = read{slot=$3} -> f32[8,4]
          %4 = product{ta=false, tb=false, out=f32, base=false} %2 %3 -> f32[6,4]
          %5 = read{slot=$2} -> f32[6,4]
-         %6 = gated{act=silu} %0 %1 -> f32[6,8]
+         %6 = gated{act=silu, p=0} %0 %1 -> f32[6,8]
          %7 = product{ta=true, tb=false, out=f32, base=false} %6 %5 -> f32[8,4]
          %8 = product{ta=false, tb=true, out=f32, base=false} %5 %3 -> f32[6,8]
-         %9 = gated_grad{act=silu, again=false} %0 %1 %8 -> f32[6,8] f32[6,8]
+         %9 = gated_grad{act=silu, again=false, p=0} %0 %1 %8 -> f32[6,8] f32[6,8]
          result y %4
          result dw %7
          result d_gate %9",
@@ -326,7 +326,7 @@ fn a_gradient_gives_what_would_run_again_beside_it() {
     let text = nodes(&joined);
     assert_eq!(text.matches("= gated{").count(), 1, "{text}");
     assert!(
-        text.contains("%7 = gated_grad{act=silu, again=true} %0 %1 %6 -> f32[6,8] f32[6,8] f32[6,8]"),
+        text.contains("%7 = gated_grad{act=silu, again=true, p=0} %0 %1 %6 -> f32[6,8] f32[6,8] f32[6,8]"),
         "{text}"
     );
     assert!(text.contains("%8 = product{ta=true, tb=false, out=f32, base=false} %7.2 %5"), "{text}");

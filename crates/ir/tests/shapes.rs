@@ -114,7 +114,7 @@ refuses! {
             x(b, "x", &[3, 5]).dropout(1.0, rng, rows)
         };
     too_few_inputs: "layers.3.attn: gated: takes 2 inputs, got 1",
-        |b| b.op(Op::Gated { act: flatout_ir::ops::gated::Act::Silu }, &[x(b, "x", &[3, 5])]);
+        |b| b.op(Op::Gated { act: flatout_ir::ops::gated::Act::Silu, p: 0.0 }, &[x(b, "x", &[3, 5])]);
     one_name_twice: "two slots are named `layers.3.attn.wq`",
         |b| { x(b, "wq", &[3]); b.param("wq", &[3], Init::Zeros) };
     axes_that_differ_in_number: "layers.3.attn: add of [3, 5] and [5]: give both the same number of axes",

@@ -72,7 +72,12 @@ fn of_images<'g>(b: &'g Builder, c: &BdhConfig, form: ImageForm) {
     let x = (x + places.reshape(&[1, len, d])).reshape(&[n * len, d]);
 
     let positions = b.iota(DType::I32, &[n, len], 1).reshape(&[1, n * len]);
-    let drop = |x: Tensor<'g>| inputs.drop_tokens(x, c.dropout);
+    // Before what is dropped, so that dropping can be part of whatever computes that.
+    let draw = if c.dropout > 0.0 { inputs.token_draw(len) } else { None };
+    let drop = |x: Tensor<'g>| match draw {
+        Some((rng, rows)) => x.dropout(c.dropout as f32, rng, rows),
+        None => x,
+    };
     let sight = Sight::of_rows(len, LinearMask::Full);
     let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, sight };
     let x = model.apply_all(x);
@@ -217,8 +222,8 @@ impl<'g> Bdh<'_, 'g> {
         let r = a.reshape(&[t, h, n]).rope(self.positions, &rope);
         let seen = self.sight.see(i, r, u.reshape(&[t, 1, d])); // [T, H, D]
         let y = self.norm(seen).transpose(&[1, 0, 2]); // [H, T, D]
-        let gate = y.linear(self.layer.gate).activate(Act::Relu).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
-        let gated = (self.drop)(a * gate);
+        let gate = y.linear(self.layer.gate).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
+        let gated = (self.drop)(gate.activate(Act::Relu) * a);
         let residual = match self.c.residual {
             BdhResidual::Normed => u,
             BdhResidual::Plain => x,

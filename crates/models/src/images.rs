@@ -73,16 +73,16 @@ impl<'g> Inputs<'g> {
     /// Patches [B G G, P P 3] in the order of rows, normalised by channel: (x / 255 - mean) / std.
     pub fn patches(&self, patch: usize, mean: &[f64; 3], std: &[f64; 3]) -> Tensor<'g> {
         let (n, grid) = (self.form.images, self.side / patch);
+        let factor = Channels::new(self.b, std.map(|std| 1.0 / (255.0 * std)));
+        let shift = Channels::new(self.b, [0, 1, 2].map(|c| -mean[c] / std[c]));
         let cut = self.pixels.reshape(&[n, grid, patch, grid, patch, CHANNELS]);
         let cut = cut.transpose(&[0, 1, 3, 2, 4, 5]).cast(DType::F32); // [B, G, G, P, P, 3]
         let cut = match self.mix {
             Some(mix) => self.mixed(cut, mix),
             None => cut,
         };
-        let factor = std.map(|std| 1.0 / (255.0 * std));
-        let shift = [0, 1, 2].map(|c| -mean[c] / std[c]);
-        let normal = cut.by_channel(factor, |x, f| x.scale(f), |x, f| x * f);
-        let normal = normal.by_channel(shift, |x, s| x.offset(s), |x, s| x + s);
+        let normal = factor.with(cut, |x, f| x.scale(f), |x, f| x * f);
+        let normal = shift.with(normal, |x, s| x.offset(s), |x, s| x + s);
         normal.reshape(&[n * grid * grid, patch * patch * CHANNELS])
     }
 
@@ -117,14 +117,13 @@ impl<'g> Inputs<'g> {
         }
     }
 
-    /// Elements of every token dropped with probability p: x [B N, ..], the tokens of an image one after another.
-    pub fn drop_tokens(&self, x: Tensor<'g>, p: f64) -> Tensor<'g> {
-        let Some((rng, rows)) = self.draw.filter(|_| p > 0.0) else { return x };
-        let (b, n, tokens) = (self.b, self.form.images, x.dims()[0]);
-        let all = [n, tokens / n];
-        let sample = rows.slice(1, 0, 1).broadcast(&all).reshape(&[tokens, 1]);
-        let token = b.iota(DType::I32, &all, 1).reshape(&[tokens, 1]);
-        x.dropout(p as f32, rng, b.concat(&[sample, token], 1))
+    /// (rng, rows [B N, 2]) of what is dropped of every token, where anything is: the tokens of an image one after another.
+    pub fn token_draw(&self, tokens: usize) -> Option<(Tensor<'g>, Tensor<'g>)> {
+        let (rng, rows) = self.draw?;
+        let all = [self.form.images, tokens];
+        let sample = rows.slice(1, 0, 1).broadcast(&all).reshape(&[all[0] * tokens, 1]);
+        let token = self.b.iota(DType::I32, &all, 1).reshape(&[all[0] * tokens, 1]);
+        Some((rng, self.b.concat(&[sample, token], 1)))
     }
 
     /// A whole branch y [B N, D] of some images left out, with probability p, and stretched in the others.
@@ -172,108 +171,34 @@ impl<'g> Inputs<'g> {
     }
 }
 
-/// A function of every channel of [.., 3]: of one number where the channels share it, otherwise of a row of three.
-trait ByChannel<'g> {
-    fn by_channel(
-        self,
-        values: [f64; 3],
-        one: impl Fn(Tensor<'g>, f64) -> Tensor<'g>,
-        row: impl Fn(Tensor<'g>, Tensor<'g>) -> Tensor<'g>,
-    ) -> Tensor<'g>;
+/// A number for every channel of [.., 3]: one, where they share it, or a row of three. Rows are made before the pixels, so
+/// that nothing parts what is done to those.
+enum Channels<'g> {
+    Same(f64),
+    Row(Tensor<'g>),
 }
 
-impl<'g> ByChannel<'g> for Tensor<'g> {
-    fn by_channel(
-        self,
-        values: [f64; 3],
+impl<'g> Channels<'g> {
+    fn new(b: &'g Builder, values: [f64; CHANNELS]) -> Self {
+        if values.iter().all(|value| *value == values[0]) {
+            return Channels::Same(values[0]);
+        }
+        Channels::Row(b.concat(&values.map(|value| b.fill(value, DType::F32, &[1])), 0))
+    }
+
+    fn with(
+        &self,
+        x: Tensor<'g>,
         one: impl Fn(Tensor<'g>, f64) -> Tensor<'g>,
         row: impl Fn(Tensor<'g>, Tensor<'g>) -> Tensor<'g>,
     ) -> Tensor<'g> {
-        if values.iter().all(|value| *value == values[0]) {
-            return one(self, values[0]);
+        match *self {
+            Channels::Same(value) => one(x, value),
+            Channels::Row(values) => {
+                let mut dims = vec![1; x.dims().len()];
+                *dims.last_mut().expect("images have axes") = CHANNELS;
+                row(x, values.reshape(&dims))
+            }
         }
-        let mut dims = vec![1; self.dims().len()];
-        *dims.last_mut().expect("images have axes") = CHANNELS;
-        let values = values.map(|value| self.b.fill(value, self.dtype(), &[1]));
-        row(self, self.b.concat(&values, 0).reshape(&dims))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use flatout_ir::oracle;
-
-    use super::*;
-
-    fn run(b: Builder, values: &[(&str, Vec<f64>)]) -> HashMap<String, Vec<f64>> {
-        let values: HashMap<String, Vec<f64>> =
-            values.iter().map(|(name, x)| (name.to_string(), x.clone())).collect();
-        oracle::run(&b.finish(), &values).results.into_iter().collect()
-    }
-
-    /// An image of 4 x 4 whose red is the pixel's number, green 100 and blue 255, in patches of 2 x 2.
-    #[test]
-    fn pixels_are_normalised_and_cut_by_rows() {
-        let b = Builder::new();
-        let inputs = Inputs::new(&b, 4, ImageForm::plain(1), false);
-        b.result("y", inputs.patches(2, &[0.0, 0.5, 0.25], &[1.0 / 255.0, 1.0, 0.5]));
-        let pixels: Vec<f64> = (0..16).flat_map(|i| [i as f64, 100.0, 255.0]).collect();
-        let y = &run(b, &[("pixels", pixels)])["y"];
-        let red: Vec<f64> = y.iter().step_by(3).map(|x| x.round()).collect();
-        assert_eq!(red, [0., 1., 4., 5., 2., 3., 6., 7., 8., 9., 12., 13., 10., 11., 14., 15.]);
-        assert!((y[1] - (100.0 / 255.0 - 0.5)).abs() < 1e-6 && (y[2] - 1.5).abs() < 1e-6, "{y:?}");
-    }
-
-    /// Two images of 2 x 2, all 0 and all 255: the first is blended with the second, which gets a column of the first.
-    #[test]
-    fn images_are_blended_or_pasted_and_their_classes_with_them() {
-        let b = Builder::new();
-        let form = ImageForm { mix: true, ..ImageForm::plain(2) };
-        let inputs = Inputs::new(&b, 2, form, false);
-        b.result("y", inputs.patches(1, &[0.0; 3], &[1.0; 3]));
-        inputs.finish(b.input("logits", DType::F32, &[2, 2]));
-        let pixels = [vec![0.0; 12], vec![255.0; 12]].concat();
-        let results = run(
-            b,
-            &[
-                ("pixels", pixels),
-                ("mix_with", vec![1.0, 0.0]),
-                ("mix_share", vec![0.75, 0.5]),
-                ("mix_box", vec![0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 1.0, 2.0]),
-                ("logits", vec![0.0, 0.0, 0.0, 3f64.ln()]),
-                ("labels", vec![0.0, 1.0]),
-                ("label_weights", vec![1.0, 2.0]),
-            ],
-        );
-        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
-        assert!(close(&results["y"][..12], &[0.25; 12]), "{:?}", results["y"]);
-        let columns: Vec<f64> = results["y"][12..].iter().step_by(3).copied().collect();
-        assert!(close(&columns, &[1.0, 0.0, 1.0, 0.0]), "{columns:?}");
-        // ln 2 of the first; of the second half of each class: lse - 0.5 ln 3 = ln 4 - 0.5 ln 3, twice.
-        let wanted = 2f64.ln() + 2.0 * (4f64.ln() - 0.5 * 3f64.ln());
-        assert!(close(&results["loss"], &[wanted]) && results["weight"] == [3.0], "{:?}", results["loss"]);
-    }
-
-    #[test]
-    fn a_smoothed_target_has_a_share_of_every_class() {
-        let b = Builder::new();
-        let form = ImageForm { smoothing: 0.2, ..ImageForm::plain(1) };
-        let inputs = Inputs::new(&b, 1, form, false);
-        inputs.finish(b.input("logits", DType::F32, &[1, 4]));
-        let logits = [2.0, 0.0, -1.0, 0.5];
-        let results = run(
-            b,
-            &[
-                ("pixels", vec![0.0; 3]),
-                ("logits", logits.to_vec()),
-                ("labels", vec![3.0]),
-                ("label_weights", vec![1.0]),
-            ],
-        );
-        let lse = logits.iter().map(|x| x.exp()).sum::<f64>().ln();
-        let wanted = lse - 0.8 * 0.5 - 0.05 * logits.iter().sum::<f64>();
-        assert!((results["loss"][0] - wanted).abs() < 1e-6);
     }
 }

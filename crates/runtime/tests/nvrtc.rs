@@ -92,8 +92,15 @@ fn real() -> Vec<Form> {
     }
     let gate = ty(bf16, &[65536, 2048]);
     for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
-        forms.push((Op::Gated { act }, vec![gate.clone(); 2]));
-        forms.push((Op::GatedGrad { act, again: true }, vec![gate.clone(); 3]));
+        forms.push((Op::Gated { act, p: 0.0 }, vec![gate.clone(); 2]));
+        forms.push((Op::GatedGrad { act, again: true, p: 0.0 }, vec![gate.clone(); 3]));
+    }
+    let drawn = [ty(DType::I32, &[3]), ty(DType::I32, &[65536, 2])];
+    for (op, tensors) in [
+        (Op::Gated { act: Act::Relu, p: 0.1 }, 2),
+        (Op::GatedGrad { act: Act::Relu, again: true, p: 0.1 }, 3),
+    ] {
+        forms.push((op, [vec![gate.clone(); tensors], drawn.to_vec()].concat()));
     }
     let scaling = [ty(f32s, &[1]), ty(f32s, &[1])];
     for (to, of) in [

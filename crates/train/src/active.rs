@@ -70,7 +70,7 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
         ("attention", if stores_no_scores(grad) { "flash" } else { "naive" }),
         ("attention_kernel", prepared.attention_kernel.name()),
         ("fuse.qkv", fused_inputs(grad, |op| op.kind() == OpKind::Attention, 2)),
-        ("fuse.gate_up", fused_inputs(grad, is_gated, 0)),
+        ("fuse.gate_up", fused_gates(grad)),
         ("fuse.norm", fused_norms(grad)),
         ("fuse.elementwise", fused_elementwise(grad)),
         ("fuse.loss", fused_loss(plans, grad)),
@@ -154,12 +154,37 @@ fn fused_loss(plans: &PlanSet, grad: &Plan) -> &'static str {
     }
 }
 
-/// Whether an operation reads its input out of a wider tensor, as it does behind a merged product.
+/// Whether a tensor lies in a wider one, as it does behind a merged product.
+fn is_slice(view: &View) -> bool {
+    let row: usize = view.dims[1..].iter().product();
+    view.dims[0] > 1 && view.strides[0] > row
+}
+
+/// Whether gates and what they gate come from one product. Where two products read different tensors, there is nothing
+/// to merge.
+fn fused_gates(grad: &Plan) -> &'static str {
+    let mut written: HashMap<usize, &Launch> = HashMap::new();
+    let (mut merged, mut apart) = (false, false);
+    for l in &grad.launches {
+        if is_gated(&l.op) {
+            let reads = [0, 1].map(|i| match written.get(&l.ins[i].offset) {
+                Some(writer) if writer.op.kind() == OpKind::Product => Some(writer.ins[0].offset),
+                _ => None,
+            });
+            merged |= is_slice(&l.ins[0]);
+            apart |= !is_slice(&l.ins[0]) && reads[0].is_some() && reads[0] == reads[1];
+        }
+        written.extend(l.outs.iter().flatten().map(|v| (v.offset, l)));
+    }
+    match (apart, merged) {
+        (true, _) => "off",
+        (false, true) => "on",
+        (false, false) => NOTHING,
+    }
+}
+
+/// Whether an operation reads its input out of a wider tensor.
 fn fused_inputs(grad: &Plan, is: impl Fn(&Op) -> bool, input: usize) -> &'static str {
-    let is_slice = |view: &View| {
-        let row: usize = view.dims[1..].iter().product();
-        view.dims[0] > 1 && view.strides[0] > row
-    };
     let (mut all, mut found) = (true, false);
     for launch in grad.launches.iter().filter(|l| is(&l.op)) {
         found = true;

@@ -112,6 +112,7 @@ pub const PRODUCT: &[Case] = cases! {
     "products, a transposed, base" => |t| product(t, &[3], true, false, true);
     "products, both transposed, base" => |t| product(t, &[3, 2], true, true, true);
     "product, bias" => |t| with_epilogue(t, Epilogue::Bias);
+    "product, relu" => |t| with_epilogue(t, Epilogue::Relu);
     "product, gelu" => |t| with_epilogue(t, Epilogue::Gelu);
     "product, bias and gelu" => |t| with_epilogue(t, Epilogue::BiasGelu);
     "product of a tensor with itself" => |t| { let x = t.x(&[3, 5]); vec![x.product(x, false, true)] };
@@ -174,7 +175,8 @@ pub const GATED: &[Case] = cases! {
     "gated gelu" => |t| gated(t, Act::Gelu);
     "gated gelu, exact" => |t| gated(t, Act::GeluExact);
     "gated relu" => |t| gated(t, Act::Relu);
-    "gated by itself" => |t| { let x = t.x(&[3, 5]); vec![t.b.op(Op::Gated { act: Act::Silu }, &[x, x])] };
+    "gated and dropped" => |t| gated_dropout(t, Act::Silu);
+    "gated by itself" => |t| { let x = t.x(&[3, 5]); vec![t.b.op(Op::Gated { act: Act::Silu, p: 0.0 }, &[x, x])] };
 };
 
 pub const INDEX: &[Case] = cases! {
@@ -398,7 +400,12 @@ fn qk_norm_rope_of<'g>(
 }
 
 fn gated(t: &Trial, act: Act) -> Vec<Tensor<'_>> {
-    vec![t.b.op(Op::Gated { act }, &[t.x(&[3, 5]), t.x(&[3, 5])])]
+    vec![t.b.op(Op::Gated { act, p: 0.0 }, &[t.x(&[3, 5]), t.x(&[3, 5])])]
+}
+
+fn gated_dropout(t: &Trial, act: Act) -> Vec<Tensor<'_>> {
+    let [rng, rows] = [t.index(&[3], &[11, -5, 3]), t.index(&[5, 2], &[0, 0, 0, 1, 4, 0, 4, 1, 4, 2])];
+    vec![t.b.op(Op::Gated { act, p: 0.4 }, &[t.x(&[5, 7]), t.x(&[5, 7]), rng, rows])]
 }
 
 fn scatter_add<'g>(t: &'g Trial, dims: &[usize], index: &[i32], base: bool) -> Vec<Tensor<'g>> {

@@ -94,9 +94,9 @@ impl Source {
                 further = norm::infer_grad(spec.weight, spec.bias, add, ins)?;
                 further[0].clone()
             }
-            Source::Gated(_) => gated::infer(ins)?.remove(0),
+            Source::Gated(_) => gated::infer(0.0, ins)?.remove(0),
             Source::GatedGrad(_) => {
-                let mut wide = gated::infer_grad(false, ins)?.remove(0);
+                let mut wide = gated::infer_grad(false, 0.0, ins)?.remove(0);
                 if let Some(columns) = wide.dims.last_mut() {
                     *columns *= 2;
                 }
@@ -113,8 +113,10 @@ impl Source {
         let b = ins[0].b;
         match self {
             Source::Given => (ins[0], vec![]),
-            Source::Gated(act) => (b.op(Op::Gated { act }, ins), vec![]),
-            Source::GatedGrad(act) => (b.concat(&b.ops(Op::GatedGrad { act, again: false }, ins), 1), vec![]),
+            Source::Gated(act) => (b.op(Op::Gated { act, p: 0.0 }, ins), vec![]),
+            Source::GatedGrad(act) => {
+                (b.concat(&b.ops(Op::GatedGrad { act, again: false, p: 0.0 }, ins), 1), vec![])
+            }
             Source::Norm(spec, residual) => {
                 let mut outs = b.ops(spec.op(residual), ins);
                 (outs.remove(0), outs)

@@ -1,4 +1,5 @@
-//! Neighbours that one kernel does in one pass over memory: addition and norm, norm and rotation, gate and up.
+//! Neighbours that one kernel does in one pass over memory: addition and norm, norm and rotation, gate and up and what is
+//! dropped of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -46,8 +47,17 @@ pub fn patterns(g: &Graph, norms: bool, elementwise: bool) -> (Graph, Joined) {
             replay.copy_as(id, op, ins);
             joined.norm_rope += 1;
         } else if elementwise && let Some((act, gate, up)) = find.gated(id) {
-            let ins = vec![replay.get(gate), replay.get(up)];
-            replay.copy_as(id, Op::Gated { act }, ins);
+            let (at, p) = find.dropout_after(id).unwrap_or((id, 0.0));
+            let drawn = g.node(at).ins[1..].iter().filter(|_| at != id);
+            if !drawn.clone().all(|v| replay.has(*v)) {
+                // What it draws from comes later: the two stay apart.
+                replay.copy_as(id, Op::Gated { act, p: 0.0 }, vec![replay.get(gate), replay.get(up)]);
+            } else {
+                let ins = [&gate, &up].into_iter().chain(drawn).map(|v| replay.get(*v)).collect();
+                // By the key of what draws.
+                replay.copy_as(at, Op::Gated { act, p }, ins);
+                taken.insert(at);
+            }
             joined.gated += 1;
         } else {
             replay.copy(id);
@@ -96,6 +106,17 @@ impl Finder<'_> {
             pairs: *pairs,
             table: *table,
         })
+    }
+
+    /// The dropout that is the only reader of a node, and its share.
+    fn dropout_after(&self, id: NodeId) -> Option<(NodeId, f32)> {
+        let [reader] = self.users.get(&id.out(0)).filter(|_| self.is_used_once(id.out(0)))?[..] else {
+            return None;
+        };
+        match self.g.node(reader).op {
+            Op::Dropout { p } if p > 0.0 => Some((reader, p)),
+            _ => None,
+        }
     }
 
     fn gated(&self, id: NodeId) -> Option<(Act, Value, Value)> {

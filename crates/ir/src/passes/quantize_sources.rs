@@ -52,10 +52,10 @@ pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
 fn gated<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(Source, &'g [Value])> {
     let node = g.node(x.node);
     match node.op {
-        Op::Gated { act } if once(x) => Some((Source::Gated(act), &node.ins)),
+        Op::Gated { act, p: 0.0 } if once(x) => Some((Source::Gated(act), &node.ins)),
         Op::Concat { axis: 1 } if once(x) => {
             let [gate, up] = node.ins[..] else { return None };
-            let Op::GatedGrad { act, again: false } = g.node(gate.node).op else { return None };
+            let Op::GatedGrad { act, again: false, p: 0.0 } = g.node(gate.node).op else { return None };
             let is_both = up.node == gate.node && (gate.out, up.out) == (0, 1) && once(gate) && once(up);
             is_both.then(|| (Source::GatedGrad(act), &g.node(gate.node).ins[..]))
         }

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
-use crate::ops::gated::Act;
 use crate::replay::Replay;
 
 /// Rewrites the backward pass; returns how many operations run again inside a gradient.
@@ -23,9 +22,11 @@ pub fn rejoin(g: &Graph) -> (Graph, usize) {
             replay.copy(id);
             continue;
         };
-        let Op::GatedGrad { act, .. } = g.node(id).op else { unreachable!("pairs are of gated's gradient") };
+        let Op::GatedGrad { act, p, .. } = g.node(id).op else {
+            unreachable!("pairs are of gated's gradient")
+        };
         let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
-        let grad = replay.copy_as(id, Op::GatedGrad { act, again: true }, ins);
+        let grad = replay.copy_as(id, Op::GatedGrad { act, again: true, p }, ins);
         replay.set(again.out(0), grad.out(2));
         waiting.retain(|id| {
             let is_ready = g.node(*id).ins.iter().all(|v| replay.has(*v));
@@ -42,15 +43,15 @@ pub fn rejoin(g: &Graph) -> (Graph, usize) {
 /// for itself, or for another that waits: it takes none over.
 fn pairs(g: &Graph) -> HashMap<NodeId, NodeId> {
     let mut known = HashSet::new();
-    let mut recomputed: HashMap<&[Value], (Act, NodeId)> = HashMap::new();
+    let mut recomputed: HashMap<&[Value], (Op, u64, NodeId)> = HashMap::new();
     for (id, node) in g.ids().zip(&g.nodes) {
-        if let Op::Gated { act } = node.op
+        if let Op::Gated { .. } = node.op
             && !known.insert(node.key)
         {
-            recomputed.insert(&node.ins, (act, id));
+            recomputed.insert(&node.ins[..2], (node.op.clone(), node.key, id));
         }
     }
-    let mut depends: HashSet<NodeId> = recomputed.values().map(|(_, id)| *id).collect();
+    let mut depends: HashSet<NodeId> = recomputed.values().map(|(.., id)| *id).collect();
     for (id, node) in g.ids().zip(&g.nodes) {
         if node.ins.iter().any(|v| depends.contains(&v.node)) {
             depends.insert(id);
@@ -58,10 +59,12 @@ fn pairs(g: &Graph) -> HashMap<NodeId, NodeId> {
     }
     let mut pairs = HashMap::new();
     for (id, node) in g.ids().zip(&g.nodes).filter(|(id, _)| !depends.contains(id)) {
-        if let Op::GatedGrad { act, again: false } = node.op
-            && recomputed.get(&node.ins[..2]).is_some_and(|(other, _)| *other == act)
-        {
-            pairs.extend(recomputed.remove(&node.ins[..2]).map(|(_, again)| (id, again)));
+        let Op::GatedGrad { act, again: false, p } = node.op else { continue };
+        // What is dropped is drawn by the key.
+        let same =
+            |(op, key, _): &(Op, u64, NodeId)| *op == Op::Gated { act, p } && (p == 0.0 || *key == node.key);
+        if recomputed.get(&node.ins[..2]).is_some_and(same) {
+            pairs.extend(recomputed.remove(&node.ins[..2]).map(|(.., again)| (id, again)));
         }
     }
     pairs

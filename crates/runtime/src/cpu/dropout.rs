@@ -41,31 +41,58 @@ vectorised! {
     }
 }
 
+/// What a launch draws: its inputs `rng` and `rows`, its key and share.
+pub(super) struct Draws {
+    rng: Vec<i32>,
+    samples: Vec<i32>,
+    key: u64,
+    below: u32,
+    keep: f32,
+}
+
+impl Draws {
+    /// With rng at input `first` and rows behind it.
+    ///
+    /// # Safety
+    ///
+    /// Neither lies on an output.
+    pub(super) unsafe fn new(p: f32, key: u64, first: usize, cx: &Context<'_>) -> Self {
+        // SAFETY: the caller's promise.
+        let (rng, samples) = unsafe { (cx.input(first).i32s(), cx.input(first + 1).i32s()) };
+        Draws { rng, samples, key, below: drop_below(p), keep: (1.0 / (1.0 - p as f64)) as f32 }
+    }
+
+    /// Drops elements of a token, all of which are given.
+    pub(super) fn drop_some(&self, t: usize, token: &mut [f32]) {
+        let [seed, high, step] = [self.rng[0], self.rng[1], self.rng[2]];
+        let draw = RowDraw::new([seed, high, step], self.key, self.samples[2 * t], self.samples[2 * t + 1]);
+        drop_some(draw, 0, self.below, self.keep, token);
+    }
+}
+
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Dropout { p } = launch.op else { unreachable!("the row is for dropout") };
     let Some(out) = cx.output(0) else { return Ok(()) };
     let (x, to) = (cx.input(0).rows(), out.rows());
-    // SAFETY: neither lies on an output.
-    let (rng, samples) = unsafe { (cx.input(1).i32s(), cx.input(2).i32s()) };
-    let (tokens, key) = (out.dims[0], launch.key);
+    // SAFETY: what is drawn from is i32, and no output is.
+    let draws = unsafe { Draws::new(p, launch.key, 1, cx) };
+    let tokens = out.dims[0];
     // A tensor of one axis is one row of tokens of one element each.
     let is_flat = out.dims.len() == 1;
     let lines = if is_flat { 1 } else { to.count.checked_div(tokens).unwrap_or(0) };
     let width = if is_flat { 1 } else { to.width };
-    let (below, keep) = (drop_below(p), (1.0 / (1.0 - p as f64)) as f32);
     let per_task = (8192 / (lines * width).max(1)).max(1);
     // A vector of draws costs about as much as reading 32 bytes an element.
     cx.parallel(tokens.div_ceil(per_task), 32 * per_task * lines * width, |task| {
         let mut token = vec![0.0; lines * width];
         for t in chunk(task, per_task, tokens) {
-            let draw = RowDraw::new([rng[0], rng[1], rng[2]], key, samples[2 * t], samples[2 * t + 1]);
             let place = |line: usize| if is_flat { (0, t) } else { (t * lines + line, 0) };
             // SAFETY: a token belongs to one task and is read before it is written.
             unsafe {
                 for (line, part) in token.chunks_exact_mut(width).enumerate() {
                     x.load(place(line).0, place(line).1, part);
                 }
-                drop_some(draw, 0, below, keep, &mut token);
+                draws.drop_some(t, &mut token);
                 for (line, part) in token.chunks_exact(width).enumerate() {
                     to.store(place(line).0, place(line).1, part);
                 }

@@ -6,8 +6,10 @@ use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::context::{Context, chunk};
+use super::dropout::Draws;
 use super::elementwise::Tiles;
 use super::math::{self, vectorised};
+use super::tensor::Rows;
 use super::{FLOATS, Kernel};
 
 pub const KERNELS: &[Kernel] = &[
@@ -85,7 +87,10 @@ const TILES_A_TASK: usize = 4;
 const TILE_BYTES: usize = 5 * 4096;
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::Gated { act } = launch.op else { unreachable!("the row is for gated") };
+    let Op::Gated { act, p } = launch.op else { unreachable!("the row is for gated") };
+    if p > 0.0 {
+        return run_dropped(launch, act, p, cx);
+    }
     let (Some(out), Some(out_view)) = (cx.output(0), &launch.outs[0]) else { return Ok(()) };
     let (gate, up) = (cx.input(0), cx.input(1));
     let tiles = Tiles::new(&[&launch.ins[0], &launch.ins[1], out_view]);
@@ -108,7 +113,10 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 }
 
 fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
-    let Op::GatedGrad { act, again } = launch.op else { unreachable!("the row is for gated_grad") };
+    let Op::GatedGrad { act, again, p } = launch.op else { unreachable!("the row is for gated_grad") };
+    if p > 0.0 {
+        return run_dropped(launch, act, p, cx);
+    }
     let (gate, up, dy) = (cx.input(0), cx.input(1), cx.input(2));
     let outs = [cx.output(0), cx.output(1), again.then(|| cx.output(2)).flatten()];
     let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
@@ -134,6 +142,52 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                     outs.iter().zip([a, b, y]).filter_map(|(out, values)| Some((out.as_ref()?, values)));
                 for (operand, (out, values)) in wanted.enumerate() {
                     tiles.store(3 + operand, out, &tile, values);
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Either, token by token, with what is dropped: a token's elements share what they are drawn by.
+fn run_dropped(launch: &Launch, act: Act, p: f32, cx: &Context<'_>) -> Result<(), String> {
+    let is_grad = matches!(launch.op, Op::GatedGrad { .. });
+    let ins: Vec<Rows<'_>> = (0..if is_grad { 3 } else { 2 }).map(|i| cx.input(i).rows()).collect();
+    let outs: Vec<Option<Rows<'_>>> =
+        (0..launch.outs.len()).map(|i| cx.output(i).map(|out| out.rows())).collect();
+    // SAFETY: what is drawn from is i32, and no output is.
+    let draws = unsafe { Draws::new(p, launch.key, ins.len(), cx) };
+    let (tokens, is_flat) = (launch.ins[0].dims[0], launch.ins[0].dims.len() == 1);
+    let width = if is_flat { 1 } else { ins[0].width };
+    let lines = if is_flat { 1 } else { ins[0].count.checked_div(tokens).unwrap_or(0) };
+    let place = |t: usize, line: usize| if is_flat { (0, t) } else { (t * lines + line, 0) };
+    let per_task = (8192 / (lines * width).max(1)).max(1);
+    cx.parallel(tokens.div_ceil(per_task), 40 * per_task * lines * width, |task| {
+        let mut buffers: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; lines * width]);
+        for t in chunk(task, per_task, tokens) {
+            let [a, b, d, y] = buffers.each_mut().map(Vec::as_mut_slice);
+            // SAFETY: a token belongs to one task, and all its inputs are read before an output is written.
+            unsafe {
+                for (rows, values) in ins.iter().zip([&mut *a, &mut *b, &mut *d]) {
+                    for (line, part) in values.chunks_exact_mut(width).enumerate() {
+                        let (row, from) = place(t, line);
+                        rows.load(row, from, part);
+                    }
+                }
+                y.copy_from_slice(a);
+                forward(act, y, b);
+                draws.drop_some(t, y);
+                if is_grad {
+                    draws.drop_some(t, d);
+                    backward(act, a, b, d);
+                }
+                let values: &[&[f32]] = if is_grad { &[a, b, y] } else { &[y] };
+                for (out, values) in outs.iter().zip(values) {
+                    let Some(out) = out else { continue };
+                    for (line, part) in values.chunks_exact(width).enumerate() {
+                        let (row, from) = place(t, line);
+                        out.store(row, from, part);
+                    }
                 }
             }
         }

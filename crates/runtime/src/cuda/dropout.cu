@@ -19,19 +19,10 @@ extern "C" __global__ void __launch_bounds__(256)
     i64 row = row_at(t);
     u32 key0 = (u32)rng[0] ^ (u32)key_low, key1 = (u32)rng[1] ^ (u32)key_high;
     u32 sample = (u32)rows[row], token = (u32)rows[row + 1], step = (u32)rng[2];
+    u32 bits = kept<VEC>(c, token, sample, step, key0, key1, (u32)below);
     float v[VEC];
 #pragma unroll
-    for (int k = 0; k < VEC; k += 4) {
-        uint4 words = philox(make_uint4((c + k) / 4, token, sample, step), key0, key1);
-        u32 drawn[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-        for (int i = 0; i < 4 && k + i < VEC; i++) {
-            // A vector of four or more starts at the first word of a block; a shorter one at any.
-            u32 at = (c + i) % 4;
-            u32 word = VEC >= 4 ? drawn[i] : at == 0 ? drawn[0] : at == 1 ? drawn[1] : at == 2 ? drawn[2] : drawn[3];
-            v[k + i] = word >= (u32)below ? f32(p.x[k + i]) * keep : 0.0f;
-        }
-    }
+    for (int k = 0; k < VEC; k++) v[k] = bits >> k & 1 ? f32(p.x[k]) * keep : 0.0f;
     put(p, v);
     p.store(y + at_y(e));
 }

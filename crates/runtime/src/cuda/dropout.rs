@@ -48,22 +48,14 @@ fn stages(launch: &Launch) -> Stages {
         .text(&Walk::of(y).function("at_y", index))
         .text(&Walk::rows(rows).function("row_at", index))
         .source(include_str!("dropout.cu"));
-    let keep = (1.0 / (1.0 - p as f64)) as f32;
-    Ok(vec![Stage {
-        source,
-        entry: "dropout",
-        grid: [blocks(count, 256 * vec)?, 1],
-        block: 256,
-        args: vec![
-            at(x),
-            at(rng),
-            at(rows),
-            at(y),
-            stage::count(index, count),
-            Value::I32(launch.key as u32 as i32),
-            Value::I32((launch.key >> 32) as u32 as i32),
-            Value::I32(drop_below(p) as i32),
-            Value::F32(keep),
-        ],
-    }])
+    let mut args = vec![at(x), at(rng), at(rows), at(y), stage::count(index, count)];
+    args.extend(drawing(p, launch.key));
+    Ok(vec![Stage { source, entry: "dropout", grid: [blocks(count, 256 * vec)?, 1], block: 256, args }])
+}
+
+/// How it is drawn: the node's key, the bound below which an element is dropped, and what the others are stretched by.
+pub(super) fn drawing(p: f32, key: u64) -> [Value; 4] {
+    let halves = [key as u32, (key >> 32) as u32, drop_below(p)].map(|word| Value::I32(word as i32));
+    let [low, high, below] = halves;
+    [low, high, below, Value::F32((1.0 / (1.0 - p as f64)) as f32)]
 }

@@ -1,25 +1,45 @@
-// Gated activations and their gradient.
+// Gated activations and their gradient, with the dropout behind them where DROP is 1.
 //
 //   y = act(gate) up;  d gate = dy up act'(gate), d up = dy act(gate), and y again where it is asked for
+//   dropped: y keep, and zero with probability p; dy likewise, by the same draws (see dropout.cu)
 //
 // Tensors of one shape at any strides (at_* gives where element e of the row-major order lies); usually gate and up are
 // the halves of one row, and so are their gradients. Bytes: each tensor once. A thread takes VEC neighbouring elements
-// of every tensor, 16 bytes each; 256 threads a block. `activation` is in activation.cuh. Deterministic.
+// of every tensor, 16 bytes each, where DROP of one token of WIDTH; 256 threads a block. `activation` is in activation.cuh.
+// Deterministic.
+
+#if DROP
+#define DRAWS , const int* rng, const int* rows, int key_low, int key_high, int below, float keep
+
+__device__ __forceinline__ u32 kept_of(INDEX e DRAWS) {
+    INDEX t = e / WIDTH;
+    u32 token = (u32)rows[row_at(2 * t + 1)], sample = (u32)rows[row_at(2 * t)], step = (u32)rng[rng_at(2)];
+    u32 key0 = (u32)rng[rng_at(0)] ^ (u32)key_low, key1 = (u32)rng[rng_at(1)] ^ (u32)key_high;
+    return kept<VEC>((u32)(e % WIDTH), token, sample, step, key0, key1, (u32)below);
+}
+#define DROPPED(x, k) (bits >> k & 1 ? (x) * keep : 0.0f)
+#define DRAW u32 bits = kept_of(e, rng, rows, key_low, key_high, below, keep)
+#else
+#define DRAWS
+#define DROPPED(x, k) (x)
+#define DRAW
+#endif
 
 #if !GRAD
 
-extern "C" __global__ void __launch_bounds__(256) gated(const T_X* gate, const T_X* up, T_X* y, INDEX count) {
+extern "C" __global__ void __launch_bounds__(256) gated(const T_X* gate, const T_X* up, T_X* y, INDEX count DRAWS) {
     INDEX e = ((INDEX)blockIdx.x * 256 + threadIdx.x) * VEC;
     if (e >= count) return;
     Pack<T_X, VEC> g, u;
     g.load(gate + at_gate(e));
     u.load(up + at_up(e));
+    DRAW;
     float v[VEC];
 #pragma unroll
     for (int k = 0; k < VEC; k++) {
         float value, slope;
         activation(f32(g.x[k]), value, slope);
-        v[k] = value * f32(u.x[k]);
+        v[k] = DROPPED(value * f32(u.x[k]), k);
     }
     put(g, v);
     g.store(y + at_y(e));
@@ -28,21 +48,22 @@ extern "C" __global__ void __launch_bounds__(256) gated(const T_X* gate, const T
 #else
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_grad(const T_X* gate, const T_X* up, const T_X* dy, T_X* d_gate, T_X* d_up, T_X* y, INDEX count) {
+    gated_grad(const T_X* gate, const T_X* up, const T_X* dy, T_X* d_gate, T_X* d_up, T_X* y, INDEX count DRAWS) {
     INDEX e = ((INDEX)blockIdx.x * 256 + threadIdx.x) * VEC;
     if (e >= count) return;
     Pack<T_X, VEC> g, u, d;
     g.load(gate + at_gate(e));
     u.load(up + at_up(e));
     d.load(dy + at_dy(e));
+    DRAW;
     float a[VEC], b[VEC], v[VEC];
 #pragma unroll
     for (int k = 0; k < VEC; k++) {
-        float value, slope;
+        float value, slope, dy_k = DROPPED(f32(d.x[k]), k);
         activation(f32(g.x[k]), value, slope);
-        a[k] = f32(d.x[k]) * f32(u.x[k]) * slope;
-        b[k] = f32(d.x[k]) * value;
-        v[k] = value * f32(u.x[k]);
+        a[k] = dy_k * f32(u.x[k]) * slope;
+        b[k] = dy_k * value;
+        v[k] = DROPPED(value * f32(u.x[k]), k);
     }
 #if HAS_D_GATE
     put(g, a);

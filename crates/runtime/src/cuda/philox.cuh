@@ -12,6 +12,26 @@ __device__ __forceinline__ uint4 philox(uint4 c, u32 key0, u32 key1) {
     return c;
 }
 
+// Which of N elements of a token, from element c on, are kept: a bit each. Element c draws word c mod 4 of the counter (c / 4,
+// token, sample, step); drawn below a bound it is dropped. N is at most 32, and c a multiple of it.
+template <int N>
+__device__ __forceinline__ u32 kept(u32 c, u32 token, u32 sample, u32 step, u32 key0, u32 key1, u32 below) {
+    u32 bits = 0;
+#pragma unroll
+    for (int k = 0; k < N; k += 4) {
+        uint4 words = philox(make_uint4((c + k) / 4, token, sample, step), key0, key1);
+        u32 drawn[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < 4 && k + i < N; i++) {
+            // Four or more elements start at the first word of a block; fewer at any.
+            u32 at = (c + i) % 4;
+            u32 word = N >= 4 ? drawn[i] : at == 0 ? drawn[0] : at == 1 ? drawn[1] : at == 2 ? drawn[2] : drawn[3];
+            bits |= (word >= below ? 1u : 0u) << (k + i);
+        }
+    }
+    return bits;
+}
+
 // The words that round the moments of elements 4 i to 4 i + 3 in one update: low halves for the first moments, high
 // halves for the second.
 __device__ __forceinline__ uint4 rounding(u64 i, u32 updates) {

@@ -467,9 +467,9 @@ fn activations(table: &mut Table) {
         for act in Act::ALL.iter().copied() {
             for dims in [vec![37, 29], vec![100, 260]] {
                 let x = || tensor(dtype, &dims, Data::Normal(2.0));
-                table.add(Op::Gated { act }, vec![x(), x()]);
+                table.add(Op::Gated { act, p: 0.0 }, vec![x(), x()]);
                 for again in [false, true] {
-                    table.add(Op::GatedGrad { act, again }, vec![x(), x(), x()]);
+                    table.add(Op::GatedGrad { act, again, p: 0.0 }, vec![x(), x(), x()]);
                 }
             }
         }
@@ -478,6 +478,19 @@ fn activations(table: &mut Table) {
             let rows = tensor(I32, &[dims[0], 2], Data::Between(0.0, 1000.0));
             for p in [0.0, 0.25] {
                 table.add(Op::Dropout { p }, vec![x(dtype, &dims), rng.clone(), rows.clone()]);
+            }
+        }
+        for dims in [vec![31, 7], vec![37, 48], vec![20, 3, 64]] {
+            let (act, p) = (Act::Relu, 0.25);
+            let x = || tensor(dtype, &dims, Data::Normal(2.0));
+            let drawn = || {
+                let rng = tensor(I32, &[3], Data::Values(vec![12_345.0, -7.0, 99.0]));
+                [rng, tensor(I32, &[dims[0], 2], Data::Between(0.0, 1000.0))]
+            };
+            table.add(Op::Gated { act, p }, [x(), x()].into_iter().chain(drawn()).collect());
+            for again in [false, true] {
+                let ins = [x(), x(), x()].into_iter().chain(drawn()).collect();
+                table.add(Op::GatedGrad { act, again, p }, ins);
             }
         }
     }

@@ -466,8 +466,12 @@ fn gated(s: Sizes) -> Vec<Check> {
     let of = shape(BF16, &dims);
     let check = |name: String, op: Op, ins| by_rows(name, op, BF16, BF16_BOUND, ins, rows.clone());
     vec![
-        check(format!("real gated {of}"), Op::Gated { act }, vec![x(), x()]),
-        check(format!("real gated back {of}"), Op::GatedGrad { act, again: true }, vec![x(), x(), x()]),
+        check(format!("real gated {of}"), Op::Gated { act, p: 0.0 }, vec![x(), x()]),
+        check(
+            format!("real gated back {of}"),
+            Op::GatedGrad { act, again: true, p: 0.0 },
+            vec![x(), x(), x()],
+        ),
     ]
 }
 
@@ -566,11 +570,14 @@ mod tests {
         let wrong = |act: Act| {
             let mut bench = Bench::new(Place::Cpu, Way::default());
             let (a, b) = (bench.input(BF16, &[64, 32], WIDE), bench.input(BF16, &[64, 32], WIDE));
-            let out = bench.launch(Op::Gated { act }, &[a.clone(), b.clone()]).unwrap().remove(0);
+            let out = bench.launch(Op::Gated { act, p: 0.0 }, &[a.clone(), b.clone()]).unwrap().remove(0);
             let ran = bench.run().unwrap();
             let rows = places(64, 1);
             let parts = [ran.rows(&a, &rows).unwrap(), ran.rows(&b, &rows).unwrap()];
-            error(&ran.rows(&out, &rows).unwrap().1, &wanted(&Op::Gated { act: Act::Silu }, &parts)[0])
+            error(
+                &ran.rows(&out, &rows).unwrap().1,
+                &wanted(&Op::Gated { act: Act::Silu, p: 0.0 }, &parts)[0],
+            )
         };
         assert!(wrong(Act::Silu) < BF16_BOUND);
         assert!(wrong(Act::Gelu) > 4.0 * BF16_BOUND, "{}", wrong(Act::Gelu));

@@ -108,7 +108,7 @@ pub fn cases() -> Vec<Case> {
         );
     }
     let act = Act::Silu;
-    for (op, ins) in [(Op::Gated { act }, 2), (Op::GatedGrad { act, again: true }, 3)] {
+    for (op, ins) in [(Op::Gated { act, p: 0.0 }, 2), (Op::GatedGrad { act, again: true, p: 0.0 }, 3)] {
         let name = format!("{} 16384x4096 bf16", op.name());
         add(&name, op, vec![x(BF16, &wide); ins]);
     }
