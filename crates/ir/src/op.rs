@@ -9,7 +9,7 @@ use crate::ops::elementwise::Elementwise;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::Frequencies;
 use crate::ops::gated::Act;
-use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask};
+use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 use crate::ops::norm::NormWeight;
 use crate::ops::product::Compute;
 use crate::ops::quantize::Source;
@@ -129,10 +129,11 @@ ops! {
     Attention = "attention" { scale: f32, mask: Mask, q: Segments, k: Segments }
     /// (the inputs of attention, o, lse, do, d lse?) -> dq, dk, dv.
     AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments, d_lse: bool }
-    /// (q [Tq, H, N], k? [Tk, HK, N], v [Tk, HV, D], q start, q len?, k start, k len?) -> o [Tq, H, D].
-    LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys }
+    /// (q [Tq, H, N], k? [Tk, HK, N], v [Tk, HV, D], q start, q len?, k start, k len?, positions i32 [1, Tq]?, table?) ->
+    /// o [Tq, H, D].
+    LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, turn: Turn }
     /// (the inputs of linear attention, do) -> dq, dk?, dv.
-    LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys }
+    LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, turn: Turn }
     /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
     HeadLoss = "head_loss" { compute: Compute }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
@@ -219,11 +220,11 @@ impl Op {
             Op::RowScatter {} => index::infer_row_scatter(&ins),
             Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
             Op::AttentionGrad { mask, q, k, d_lse, .. } => attention::infer_grad(*mask, *q, *k, *d_lse, &ins),
-            &Op::LinearAttention { scale, mask, q, k } => {
-                linear_attention::infer(&LinearAttend { scale, mask, q, k }, &ins)
+            &Op::LinearAttention { scale, mask, q, k, turn } => {
+                linear_attention::infer(&LinearAttend { scale, mask, q, k, turn }, &ins)
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k } => {
-                linear_attention::infer_grad(&LinearAttend { scale, mask, q, k }, &ins)
+            &Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
+                linear_attention::infer_grad(&LinearAttend { scale, mask, q, k, turn }, &ins)
             }
             Op::HeadLoss { .. } => head_loss::infer(&ins),
             Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
@@ -257,8 +258,8 @@ impl Op {
             Op::Gather {} => index::vjp_gather(at),
             Op::ScatterAdd { base, .. } => index::vjp_scatter_add(*base, at),
             Op::Attention { .. } => attention::vjp(b, self, at),
-            &Op::LinearAttention { scale, mask, q, k } => {
-                linear_attention::vjp(b, &LinearAttend { scale, mask, q, k }, at)
+            &Op::LinearAttention { scale, mask, q, k, turn } => {
+                linear_attention::vjp(b, &LinearAttend { scale, mask, q, k, turn }, at)
             }
             Op::HeadLoss { compute } => head_loss::vjp(b, *compute, at),
             Op::Quantize { .. }
@@ -319,11 +320,11 @@ impl Op {
             Op::GatedGrad { act, again, p } => gated::expand_grad(b, *act, *again, *p, key, ins),
             Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
             Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
-            &Op::LinearAttention { scale, mask, q, k } => {
-                vec![linear_attention::expand(b, &LinearAttend { scale, mask, q, k }, ins)]
+            &Op::LinearAttention { scale, mask, q, k, turn } => {
+                vec![linear_attention::expand(b, &LinearAttend { scale, mask, q, k, turn }, ins)]
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k } => {
-                linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k }, ins)
+            &Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
+                linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, turn }, ins)
             }
             Op::HeadLoss { compute } => head_loss::expand(b, *compute, ins),
             Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
@@ -377,9 +378,11 @@ impl Op {
             Op::AttentionGrad { mask, q, k, .. } => {
                 10 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
             }
-            &Op::LinearAttention { scale, mask, q, k } => LinearAttend { scale, mask, q, k }.flops(&ins),
-            &Op::LinearAttentionGrad { scale, mask, q, k } => {
-                LinearAttend { scale, mask, q, k }.grad_flops(&ins)
+            &Op::LinearAttention { scale, mask, q, k, turn } => {
+                LinearAttend { scale, mask, q, k, turn }.flops(&ins)
+            }
+            &Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
+                LinearAttend { scale, mask, q, k, turn }.grad_flops(&ins)
             }
             Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],

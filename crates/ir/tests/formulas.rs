@@ -18,6 +18,7 @@ use flatout_ir::types::DType;
 use flatout_ir::{Builder, Init};
 
 /// A tensor with its values.
+#[derive(Clone)]
 struct Data {
     dims: Vec<usize>,
     x: Vec<f64>,
@@ -86,7 +87,15 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
             vec![ins[0].x.iter().zip(&ins[1].x).map(|(gate, up)| activate(*act, *gate) * up).collect()]
         }
         Op::Attention { scale, mask, q, k } => attention(*scale as f64, *mask, *q, *k, ins),
-        Op::LinearAttention { .. } => vec![linear_attention(&LinearAttend::of(op).unwrap().0, ins)],
+        Op::LinearAttention { .. } => {
+            let at = LinearAttend::of(op).unwrap().0;
+            let mut ins = ins.to_vec();
+            if let Some(freq) = at.turn.freq() {
+                let axes = vec![0; ins[0].dims[2] / 2];
+                ins[0].x = rope(freq, &axes, Pairs::Interleaved, false, &ins[0], &ins[at.positions()]);
+            }
+            vec![linear_attention(&at, &ins)]
+        }
         Op::HeadLoss { .. } => head_loss(ins),
         _ => return None,
     })

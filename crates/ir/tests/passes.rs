@@ -6,7 +6,7 @@ use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::differentiate;
 use flatout_ir::passes::{
     epilogues, joint_heads, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin,
-    rope_table, tf32,
+    rope_table, rotated_scores, tf32,
 };
 use flatout_ir::target::paper;
 use flatout_ir::{Graph, Launch, Options, Precision, Program, Recompute, Role, Update, compile};
@@ -229,6 +229,42 @@ fn rotations_share_one_table() {
     assert_eq!(served, 1);
     assert!(slots(&g).ends_with("slot $5 rope_table.100.6 f32[32,3,2] const rope_table(100)"));
     assert!(nodes(&g).contains("table=true} %7 %5 %8 -> f32[4,2,6]"), "{}", nodes(&g));
+}
+
+/// Linear attention of segments of so many rows, by a rotation of its own.
+fn turned(len: usize, pairs: &str, reads: &str) -> Graph {
+    graph(&format!(
+        "slot $0 a f32[256,2,6] input zeros
+         slot $1 v f32[256,1,4] input zeros
+         slot $2 positions i32[1,256] input zeros
+         slot $3 rope_table.100.6 f32[9,3,2] const rope_table(100)
+         %0 = read{{slot=$0}} -> f32[256,2,6] @a
+         %1 = read{{slot=$2}} -> i32[1,256] @positions
+         %2 = read{{slot=$3}} -> f32[9,3,2] @layer
+         %3 = rope{{freq=100, axis_of_freq=[0 0 0], pairs={pairs}, inverse=false, table=true}} %0 %1 %2 -> f32[256,2,6] @layer
+         %4 = read{{slot=$1}} -> f32[256,1,4] @v
+         %5 = linear_attention{{scale=1, mask=full, q=uniform:{len}, k=queries}} %3 %4 -> f32[256,2,4] @layer
+         result o %5{reads}"
+    ))
+}
+
+#[test]
+fn scores_turn_what_they_read() {
+    let (joined, count) = rotated_scores::rotated_scores(&turned(64, "interleaved", ""));
+    assert_eq!(count, 1);
+    same(
+        &nodes(&joined),
+        "%4 = linear_attention{scale=1, mask=full, q=uniform:64, k=queries, turn=table:100} %0 %3 %1 %2 -> f32[256,2,4]
+         result o %4",
+    );
+    // The text reads back equal.
+    assert_eq!(joined.to_string().parse::<Graph>().unwrap(), joined);
+    // Pairs that lie apart, segments of several tiles and rotations that others read stay.
+    for g in
+        [turned(64, "half", ""), turned(256, "interleaved", ""), turned(64, "interleaved", "\n result r %3")]
+    {
+        assert_eq!(rotated_scores::rotated_scores(&g), (flatout_ir::replay::without_dead(&g), 0));
+    }
 }
 
 /// A head and its loss, differentiated.

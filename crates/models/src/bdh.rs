@@ -6,7 +6,7 @@
 use flatout_ir::ops::attention::{Masking, Segments};
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
@@ -158,7 +158,7 @@ struct Sight<'g> {
 impl<'g> Sight<'g> {
     fn of_rows(len: usize, mask: LinearMask) -> Self {
         let q = Segments::Uniform { len };
-        let attend = LinearAttend { scale: 1.0, mask, q, k: Keys::Queries };
+        let attend = LinearAttend { scale: 1.0, mask, q, k: Keys::Queries, turn: Turn::None };
         Sight { attend, masking: Masking::default(), cache: None }
     }
 
@@ -170,7 +170,7 @@ impl<'g> Sight<'g> {
         let segments = |max_len: usize| Segments::Ragged { max_segments: sequences, max_len };
         let (q, k) = (segments(tokens.min(capacity)), Keys::Given(segments(capacity)));
         Sight {
-            attend: LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k },
+            attend: LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k, turn: Turn::None },
             masking: Masking { q: Some(bounds("new")), k: Some(bounds("seen")), intervals: None },
             cache: Some((b.input("cache_rows", DType::I32, &[tokens]), sequences * capacity)),
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use flatout_data::Manner;
 use flatout_ir::ops::elementwise::Elementwise;
+use flatout_ir::ops::linear_attention::LinearAttend;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::passes::input_path;
@@ -352,10 +353,15 @@ fn length_buckets(plans: &PlanSet, prepared: Prepared) -> &'static str {
     }
 }
 
+/// Whether linear attention turns what it reads by a table.
+fn turns(op: &Op) -> bool {
+    LinearAttend::of(op).is_some_and(|(attend, _)| attend.turn.has_table())
+}
+
 fn reads_table(grad: &Plan) -> bool {
-    grad.launches
-        .iter()
-        .any(|l| matches!(l.op, Op::Rope { table: true, .. } | Op::QkNormRope { table: true, .. }))
+    grad.launches.iter().any(|l| {
+        matches!(l.op, Op::Rope { table: true, .. } | Op::QkNormRope { table: true, .. }) || turns(&l.op)
+    })
 }
 
 /// The kernels of these plans that may give other bits each time, sorted.

@@ -11,7 +11,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::{Frequencies, Scaling};
 use crate::ops::gated::Act;
-use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask};
+use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 use crate::ops::norm::NormSpec;
 use crate::ops::norm::NormWeight::{self, None as NoWeight, OnePlus, Plain};
 use crate::ops::product::{self, Compute};
@@ -268,9 +268,12 @@ pub const LINEAR_ATTENTION: &[Case] = cases! {
     "linear attention, symmetric, strict" => |t| symmetric(t, LinearMask::Strict, [2, 1], even(2, 5));
     "linear attention, symmetric, ragged, full" => |t| symmetric(t, LinearMask::Full, [1, 1], UNEVEN);
     "linear attention, symmetric, ragged, strict" => |t| symmetric(t, LinearMask::Strict, [3, 1], UNEVEN);
+    "linear attention, turned, full" => |t| turned(t, LinearMask::Full, [3, 1], even(2, 5));
+    "linear attention, turned, causal" => |t| turned(t, LinearMask::Causal, [2, 2], even(2, 5));
+    "linear attention, turned, ragged, strict" => |t| turned(t, LinearMask::Strict, [3, 1], UNEVEN);
     "linear attention of one tensor to itself" => |t| {
         let (x, q) = (t.x(&[5, 1, 3]), Segments::Uniform { len: 5 });
-        let attend = LinearAttend { scale: 0.7, mask: LinearMask::Causal, q, k: Keys::Given(q) };
+        let attend = LinearAttend { scale: 0.7, mask: LinearMask::Causal, q, k: Keys::Given(q), turn: Turn::None };
         vec![x.linear_attention(Some(x), x, &attend, &Masking::default())]
     };
 };
@@ -492,7 +495,7 @@ fn linear(t: &Trial, mask: LinearMask, [h, hk, hv]: [usize; 3], q: Cut, k: Cut) 
     let (tq, tk) = (q.rows(), k.rows());
     let (queries, keys, values) = (t.x(&[tq, h, 3]), t.x(&[tk, hk, 3]), t.x(&[tk, hv, 5]));
     let ((q, q_bounds), (k, k_bounds)) = (q.segments(t), k.segments(t));
-    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Given(k) };
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Given(k), turn: Turn::None };
     let masking = Masking { q: q_bounds, k: k_bounds, intervals: None };
     vec![queries.linear_attention(Some(keys), values, &attend, &masking)]
 }
@@ -500,8 +503,20 @@ fn linear(t: &Trial, mask: LinearMask, [h, hk, hv]: [usize; 3], q: Cut, k: Cut) 
 fn symmetric(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Tensor<'_>> {
     let (r, values) = (t.x(&[cut.rows(), h, 3]), t.x(&[cut.rows(), hv, 5]));
     let (q, bounds) = cut.segments(t);
-    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries };
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries, turn: Turn::None };
     vec![r.linear_attention(None, values, &attend, &Masking { q: bounds, ..Masking::default() })]
+}
+
+fn turned(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Tensor<'_>> {
+    let rows = cut.rows();
+    let (a, values) = (t.x(&[rows, h, 4]), t.x(&[rows, hv, 5]));
+    let (q, bounds) = cut.segments(t);
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries, turn: Turn::Angles(YARN) };
+    let places: Vec<i32> = (0..rows as i32).map(|row| 3 * row % 11).collect();
+    let bounds = Masking { q: bounds, ..Masking::default() };
+    let ins: Vec<_> =
+        [a, values].into_iter().chain(bounds.tensors()).chain([t.index(&[1, rows], &places)]).collect();
+    vec![t.b.op(attend.op(), &ins)]
 }
 
 /// R 5, D 3, V 7; every row's weight is a parameter too.

@@ -6,6 +6,9 @@
 //! Where the keys are the queries, r, the scores are symmetric before the mask, and the gradient of both places is one
 //! tensor: with ds = M(scale do v^T), dr = (ds + ds^T) r.
 //!
+//! Such r may be turned as they are read: what comes in is then a, r = rope(a) by positions with pairs of neighbours, and
+//! what goes out is da, turned back.
+//!
 //! A query that may see no key gives o = 0. Rows outside every segment likewise.
 
 use super::attention::{self, Mask, Segments};
@@ -14,6 +17,8 @@ use crate::attr::{Attr, named};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
 use crate::op::{Grads, Op, Vjp};
+use crate::ops::frequency::Frequencies;
+use crate::ops::rope::{self, Pairs};
 use crate::types::TensorType;
 
 named! {
@@ -48,6 +53,61 @@ impl Attr for Keys {
     }
 }
 
+/// How queries that are their own keys are turned as they are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Turn {
+    /// They come as they are multiplied.
+    None,
+    /// By angles computed at every use.
+    Angles(Frequencies),
+    /// By the cosines and sines of a table.
+    Table(Frequencies),
+}
+
+impl Turn {
+    pub fn freq(self) -> Option<Frequencies> {
+        match self {
+            Turn::None => None,
+            Turn::Angles(freq) | Turn::Table(freq) => Some(freq),
+        }
+    }
+
+    pub fn has_table(self) -> bool {
+        matches!(self, Turn::Table(_))
+    }
+
+    /// Positions, and the table.
+    pub fn inputs(self) -> usize {
+        match self {
+            Turn::None => 0,
+            Turn::Angles(_) => 1,
+            Turn::Table(_) => 2,
+        }
+    }
+}
+
+/// `angles:10000`, `table:10000`.
+impl Attr for Turn {
+    fn show(&self) -> String {
+        match self {
+            Turn::None => "none".into(),
+            Turn::Angles(freq) => format!("angles:{}", freq.show()),
+            Turn::Table(freq) => format!("table:{}", freq.show()),
+        }
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "none" => Ok(Turn::None),
+            Some(("angles", freq)) => Frequencies::read(freq).map(Turn::Angles),
+            Some(("table", freq)) => Frequencies::read(freq).map(Turn::Table),
+            _ => Err(format!("`{text}` is no way to turn queries")),
+        }
+    }
+    fn unsaid() -> Option<Self> {
+        Some(Turn::None)
+    }
+}
+
 /// The attributes of either direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearAttend {
@@ -55,24 +115,36 @@ pub struct LinearAttend {
     pub mask: LinearMask,
     pub q: Segments,
     pub k: Keys,
+    pub turn: Turn,
 }
 
 impl LinearAttend {
     /// Those of an operation, and whether it is the gradient.
     pub fn of(op: &Op) -> Option<(LinearAttend, bool)> {
         match *op {
-            Op::LinearAttention { scale, mask, q, k } => Some((LinearAttend { scale, mask, q, k }, false)),
-            Op::LinearAttentionGrad { scale, mask, q, k } => Some((LinearAttend { scale, mask, q, k }, true)),
+            Op::LinearAttention { scale, mask, q, k, turn } => {
+                Some((LinearAttend { scale, mask, q, k, turn }, false))
+            }
+            Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
+                Some((LinearAttend { scale, mask, q, k, turn }, true))
+            }
             _ => None,
         }
     }
 
     pub fn op(&self) -> Op {
-        Op::LinearAttention { scale: self.scale, mask: self.mask, q: self.q, k: self.k }
+        let LinearAttend { scale, mask, q, k, turn } = *self;
+        Op::LinearAttention { scale, mask, q, k, turn }
     }
 
     pub fn grad(&self) -> Op {
-        Op::LinearAttentionGrad { scale: self.scale, mask: self.mask, q: self.q, k: self.k }
+        let LinearAttend { scale, mask, q, k, turn } = *self;
+        Op::LinearAttentionGrad { scale, mask, q, k, turn }
+    }
+
+    /// The same of queries that are turned already.
+    pub fn unturned(&self) -> LinearAttend {
+        LinearAttend { turn: Turn::None, ..*self }
     }
 
     /// The keys' segments.
@@ -88,7 +160,12 @@ impl LinearAttend {
     /// The number of inputs of the forward operation.
     pub fn inputs(&self) -> usize {
         let of_keys = if let Keys::Given(k) = self.k { k.inputs() } else { 0 };
-        self.tensors() + self.q.inputs() + of_keys
+        self.tensors() + self.q.inputs() + of_keys + self.turn.inputs()
+    }
+
+    /// Where the positions stand among the inputs, with the table behind them.
+    pub fn positions(&self) -> usize {
+        self.inputs() - self.turn.inputs()
     }
 
     /// Where the starts and lengths of queries and of keys begin among the inputs.
@@ -141,6 +218,13 @@ pub fn infer(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, 
     if count != of_keys {
         return Err(format!("{count} segments of queries and {of_keys} of keys do not pair up"));
     }
+    if at.turn != Turn::None {
+        if at.k != Keys::Queries {
+            return Err("only queries that are their own keys are turned".into());
+        }
+        let table = at.turn.has_table().then(|| ins[at.positions() + 1]);
+        rope::check(q, &vec![0; q.dims[2] / 2], ins[at.positions()], table)?;
+    }
     Ok(vec![TensorType::new(q.dtype, [q.dims[0], q.dims[1], v.dims[2]])])
 }
 
@@ -162,8 +246,34 @@ pub fn vjp<'g>(b: &'g Builder, attend: &LinearAttend, at: &Vjp<'_, 'g>) -> Grads
     grads
 }
 
+/// The rotation that turned queries go through, and back.
+fn rope_of(at: &LinearAttend, size: usize, inverse: bool) -> Option<Op> {
+    let freq = at.turn.freq()?;
+    let (axis_of_freq, pairs, table) = (vec![0; size / 2], Pairs::Interleaved, at.turn.has_table());
+    Some(Op::Rope { freq, axis_of_freq, pairs, inverse, table })
+}
+
+/// The inputs of unturned linear attention, forward or backward, and the way back for its first gradient.
+fn turned<'g>(
+    b: &'g Builder,
+    at: &LinearAttend,
+    ins: &[Tensor<'g>],
+) -> Option<(Vec<Tensor<'g>>, impl Fn(Tensor<'g>) -> Tensor<'g>)> {
+    let size = ins[0].dims()[2];
+    let (there, back) = (rope_of(at, size, false)?, rope_of(at, size, true)?);
+    let (positions, end) = (at.positions(), at.inputs());
+    let by: Vec<_> = ins[positions..end].to_vec();
+    let through = move |op: &Op, x: Tensor<'g>| b.op(op.clone(), &[vec![x], by.clone()].concat());
+    let r = through(&there, ins[0]);
+    let rest = [vec![r], ins[1..positions].to_vec(), ins[end..].to_vec()].concat();
+    Some((rest, move |dr| through(&back, dr)))
+}
+
 /// Scores in full, masked, times v. Heads that share keys or values read copies of them.
 pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tensor<'g> {
+    if let Some((ins, _)) = turned(b, at, ins) {
+        return b.op(at.unturned().op(), &ins);
+    }
     let (q, k, v) = (ins[0], ins[at.tensors() - 2], ins[at.tensors() - 1]);
     let (tq, h, tk) = (q.dims()[0], q.dims()[1], k.dims()[0]);
     let wide = q.dtype().accumulator();
@@ -192,6 +302,11 @@ pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tens
 }
 
 pub fn expand_grad<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    if let Some((ins, back)) = turned(b, at, ins) {
+        let mut grads = b.ops(at.unturned().grad(), &ins);
+        grads[0] = back(grads[0]);
+        return grads;
+    }
     let (tensors, n) = (at.tensors(), at.inputs());
     let wrt = distinct(b, &ins[..tensors]);
     let forward: Vec<_> = wrt.iter().chain(&ins[tensors..n]).copied().collect();

@@ -24,6 +24,7 @@ pub mod recompute;
 pub mod regions;
 pub mod rejoin;
 pub mod rope_table;
+pub mod rotated_scores;
 pub mod slots;
 pub mod tf32;
 pub mod update;
@@ -176,6 +177,15 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
     let (g, served) = o.rope_positions.map_or((g.clone(), 0), |n| rope_table::rope_table(&g, n));
     let g = checked("rope_table", g);
     reports.say("rope_table", served, || format!("{served} rotations read a table"));
+
+    // Queries that are their own keys are turned where they are read.
+    let (g, turned) = if o.fuse_elementwise && runs("rotated_scores") {
+        rotated_scores::rotated_scores(&g)
+    } else {
+        (g, 0)
+    };
+    let g = checked("rotated_scores", g);
+    reports.say("rotated_scores", turned, || format!("{turned} linear attentions turn what they read"));
 
     if !program.role.is_grad() {
         return Ok(Typed::Forward(inference(&g, o)));

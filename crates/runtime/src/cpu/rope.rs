@@ -131,7 +131,7 @@ pub(super) fn turn_heads(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], toke
 }
 
 vectorised! {
-    fn turn(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], token: &mut [f32]) {
+    pub(super) fn turn(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], token: &mut [f32]) {
         turn_heads(pairs, sign, cos, sin, token);
     }
 }

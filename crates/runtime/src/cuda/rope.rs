@@ -11,7 +11,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::ROWS_OF_FLOATS;
 use super::address::{Walk, most, widths};
 use super::context::Kernel;
-use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow { name: "cuda.rope", op: OpKind::Rope, in_place: &[(0, 0)], ..ROWS_OF_FLOATS },
@@ -68,6 +68,22 @@ impl Rotation<'_> {
         let divides = |c: &usize| heads.is_multiple_of(*c) && first.is_multiple_of(*c);
         let chunk = [4, 3, 2, 1].into_iter().find(|c| divides(c) && c * a_head <= words);
         let chunk = chunk.unwrap_or(1);
+        let mut draft = Draft::new(name)
+            .define("HEADS", heads)
+            .define("LANES", lanes)
+            .define("TURNS", turns)
+            .define("CHUNK", chunk);
+        for (name, value) in self.defines(vec, pair) {
+            draft = draft.define(name, value);
+        }
+        draft = draft.text(&self.constants());
+        (draft, Cover { lanes, chunk })
+    }
+
+    /// What `rotation.cuh` is compiled with where a thread holds `vec` neighbouring frequencies and reads `pair` elements
+    /// of pairs that lie side by side at once.
+    pub(super) fn defines(&self, vec: usize, pair: usize) -> [(&'static str, String); 9] {
+        let half = self.axis_of_freq.len();
         let axes = self.axis_of_freq.iter().max().map_or(1, |a| *a as usize + 1);
         // A table's row is read as one where frequencies lie side by side; 0 reads word by word.
         let table_vec = self.table.map_or(0, |t| {
@@ -76,26 +92,21 @@ impl Rotation<'_> {
             widths(vec).find(side_by_side).unwrap_or(0)
         });
         let table_vec = if self.table.is_some_and(|t| t.strides[1] != 2 && half > 1) { 0 } else { table_vec };
-        let mut draft = Draft::new(name)
-            .define("HALF", half)
-            .define("HEADS", heads)
-            .define("VEC", vec)
-            .define("LANES", lanes)
-            .define("TURNS", turns)
-            .define("PAIR", pair)
-            .define("CHUNK", chunk)
-            .define("AXES", axes)
-            .define("TABLE_VEC", table_vec)
-            .flag("TABLE", self.table.is_some())
-            .define("AMPLITUDE", format!("{:e}f", self.freq.amplitude()))
-            .dtype("T_TABLE", self.table.map_or(DType::F32, |t| t.dtype))
-            .flag("INTERLEAVED", self.pairs == Pairs::Interleaved);
-        draft = draft.text(&self.constants());
-        (draft, Cover { lanes, chunk })
+        [
+            ("HALF", half.to_string()),
+            ("VEC", vec.to_string()),
+            ("PAIR", pair.to_string()),
+            ("AXES", axes.to_string()),
+            ("TABLE_VEC", table_vec.to_string()),
+            ("TABLE", (self.table.is_some() as u8).to_string()),
+            ("AMPLITUDE", format!("{:e}f", self.freq.amplitude())),
+            ("T_TABLE", c_type(self.table.map_or(DType::F32, |t| t.dtype)).into()),
+            ("INTERLEAVED", ((self.pairs == Pairs::Interleaved) as u8).to_string()),
+        ]
     }
 
     /// Frequencies in half turns a position, their axes, and where positions and table lie.
-    fn constants(&self) -> String {
+    pub(super) fn constants(&self) -> String {
         let half = self.axis_of_freq.len();
         let mut text = format!("__constant__ double FREQUENCIES[{half}] = {{");
         let turns = self.freq.turns(half);

@@ -395,7 +395,7 @@ fn quantized_norms(table: &mut Table, specs: &[NormSpec]) {
 }
 
 /// The table of the first positions, as `Init::RopeTable` makes it.
-fn rope_table(positions: usize, half: usize, freq: Frequencies) -> Input {
+pub(super) fn rope_table(positions: usize, half: usize, freq: Frequencies) -> Input {
     tensor(DType::F32, &[positions, half, 2], Data::Values(freq.table(positions, half).collect()))
 }
 

@@ -1,13 +1,14 @@
 //! Cases of linear attention: every mask, keys of their own and queries that are their keys, heads that share keys or
 //! values, equal and ragged segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and
-//! of several.
+//! of several; queries that are turned as they are read, by a table, behind it and without one.
 
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
+use flatout_ir::ops::frequency::Frequencies;
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 use flatout_ir::types::{DType, TensorType};
 
 use super::Data;
-use super::cases::{FLOATS, Input, Table, tensor, x};
+use super::cases::{FLOATS, Input, Table, rope_table, tensor, x};
 
 pub(super) fn linear_attention(table: &mut Table) {
     for dtype in FLOATS {
@@ -29,12 +30,42 @@ pub(super) fn linear_attention(table: &mut Table) {
         given(table, mask, q, k, [140, 300], [2, 1, 2], [72, 40], dtype, vec![]);
         symmetric(table, LinearMask::Strict, k, 300, [2, 1], [72, 40], dtype, vec![]);
         symmetric(table, LinearMask::Full, k, 300, [2, 2], [40, 264], dtype, vec![]);
+        turned(table, LinearMask::Strict, k, 300, [2, 1], [72, 40], dtype, vec![], Rows::Some);
+        turned(
+            table,
+            LinearMask::Full,
+            Segments::Uniform { len: 21 },
+            42,
+            [3, 1],
+            [6, 5],
+            dtype,
+            vec![],
+            Rows::All,
+        );
     }
     // Segments of every number of strips that a tile holds, one of them those of Vision-BDH.
     for len in [16, 33, 50, 65, 90, 110, 128] {
         let segments = Segments::Uniform { len };
         symmetric(table, LinearMask::Full, segments, 2 * len, [2, 1], [136, 72], DType::BF16, vec![]);
         symmetric(table, LinearMask::Strict, segments, 2 * len, [2, 1], [64, 64], DType::BF16, vec![]);
+        turned(table, LinearMask::Full, segments, 2 * len, [3, 1], [136, 72], DType::BF16, vec![], Rows::All);
+        turned(
+            table,
+            LinearMask::Strict,
+            segments,
+            2 * len,
+            [2, 1],
+            [64, 64],
+            DType::BF16,
+            vec![],
+            Rows::Some,
+        );
+    }
+    let (segments, ragged) =
+        (Segments::Uniform { len: 65 }, Segments::Ragged { max_segments: 4, max_len: 30 });
+    turned(table, LinearMask::Causal, segments, 130, [2, 1], [200, 64], DType::BF16, vec![], Rows::None);
+    for rows in [Rows::All, Rows::Some, Rows::None] {
+        turned(table, LinearMask::Strict, ragged, 42, [4, 1], [72, 16], DType::BF16, bounds(), rows);
     }
 }
 
@@ -56,7 +87,7 @@ fn given(
     dtype: DType,
     bounds: Vec<Input>,
 ) {
-    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Given(k) };
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Given(k), turn: Turn::None };
     let tensors = vec![x(dtype, &[tq, h, n]), x(dtype, &[tk, hk, n]), x(dtype, &[tk, hv, d])];
     both_ways(table, attend, [tensors, bounds].concat(), TensorType::new(dtype, [tq, h, d]));
 }
@@ -72,9 +103,41 @@ fn symmetric(
     dtype: DType,
     bounds: Vec<Input>,
 ) {
-    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries };
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries, turn: Turn::None };
     let tensors = vec![x(dtype, &[tokens, h, n]), x(dtype, &[tokens, hv, d])];
     both_ways(table, attend, [tensors, bounds].concat(), TensorType::new(dtype, [tokens, h, d]));
+}
+
+/// Positions that a table has.
+#[derive(Clone, Copy, PartialEq)]
+enum Rows {
+    All,
+    Some,
+    /// There is no table.
+    None,
+}
+
+#[allow(clippy::too_many_arguments, reason = "a row of the table")]
+fn turned(
+    table: &mut Table,
+    mask: LinearMask,
+    q: Segments,
+    tokens: usize,
+    [h, hv]: [usize; 2],
+    [n, d]: [usize; 2],
+    dtype: DType,
+    bounds: Vec<Input>,
+    rows: Rows,
+) {
+    let freq = Frequencies::from(1000.0);
+    let turn = if rows == Rows::None { Turn::Angles(freq) } else { Turn::Table(freq) };
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries, turn };
+    let positions = tensor(DType::I32, &[1, tokens], Data::Between(0.0, 150.0));
+    let count = if rows == Rows::All { 151 } else { 40 };
+    let tensors = vec![x(dtype, &[tokens, h, n]), x(dtype, &[tokens, hv, d])];
+    let listed = (rows != Rows::None).then(|| rope_table(count, n / 2, freq));
+    let ins = [tensors, bounds, vec![positions], Vec::from_iter(listed)].concat();
+    both_ways(table, attend, ins, TensorType::new(dtype, [tokens, h, d]));
 }
 
 fn both_ways(table: &mut Table, attend: LinearAttend, ins: Vec<Input>, o: TensorType) {

@@ -6,7 +6,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::quantize::Source;
@@ -274,12 +274,27 @@ pub fn cases() -> Vec<Case> {
         mask: LinearMask::Full,
         q: Segments::Uniform { len: patches },
         k: Keys::Queries,
+        turn: Turn::None,
     };
     add("linear attention 512x65, 6 heads of 1024 on 192, bf16", linear.op(), vec![r.clone(), v.clone()]);
     add(
         "linear attention back 512x65, 6 heads of 1024 on 192, bf16",
         linear.grad(),
-        vec![r, v, x(BF16, &[rows, 6, features])],
+        vec![r.clone(), v.clone(), x(BF16, &[rows, 6, features])],
+    );
+    // The same with the rotation inside.
+    let turned = LinearAttend { turn: Turn::Table(65536.0.into()), ..linear };
+    let positions = (0..rows).map(|row| (row % patches) as f64).collect();
+    let by = vec![
+        (TensorType::new(DType::I32, [1, rows]), Data::Values(positions)),
+        (TensorType::new(F32, [patches, neurons / 2, 2]), Data::Normal(1.0)),
+    ];
+    let ins = [vec![r, v], by].concat();
+    add("turned linear attention 512x65, 6 heads of 1024 on 192, bf16", turned.op(), ins.clone());
+    add(
+        "turned linear attention back 512x65, 6 heads of 1024 on 192, bf16",
+        turned.grad(),
+        [ins, vec![x(BF16, &[rows, 6, features])]].concat(),
     );
     for (rows, width, words) in [(16384, 768, 32768), (16384, 4096, 131072)] {
         add(

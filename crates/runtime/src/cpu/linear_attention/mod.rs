@@ -5,6 +5,9 @@
 //! scaled and masked, and a second product adds to the result, which is rounded once. Segments are cut into tiles of
 //! equal height, so that a row more than a tile does not cost a tile. bf16 is widened as it is read; all arithmetic is f32.
 //!
+//! Queries that are turned as they are read are turned in the widened copy and rounded to their type, as a rotation of its own
+//! would store them; their gradient is turned back before it is rounded.
+//!
 //! Scratch is a few tiles a core. What a task covers and the order of every sum follow from the shapes and the segments,
 //! so bits do not depend on the number of threads.
 
@@ -15,8 +18,9 @@ use std::ops::Range;
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask};
+use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
-use flatout_ir::types::DType;
+use flatout_ir::types::{DType, bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Launch, OpKind};
 
 use super::attention::mask::{Cut, Segment};
@@ -24,6 +28,7 @@ use super::attention::{fill, share, take};
 use super::context::Context;
 use super::product::{Matrix, multiply};
 use super::reduce::Shared;
+use super::rope::{Turns, turn};
 use super::tensor::{self, Tensor};
 use super::{FLOATS, Kernel};
 use crate::weighted_sum::{Owner, WeightedSum, sums};
@@ -50,9 +55,9 @@ pub const KERNELS: &[Kernel] = &[
     kernel("linear_attention_grad", OpKind::LinearAttentionGrad),
 ];
 
-/// Floats of a worker: two tiles of weights, the result, and widened copies of a, b and x.
+/// Floats of a worker: two tiles of weights, the result, widened copies of a, b and x, and a token's cosines and sines.
 fn floats(inner: usize, width: usize) -> usize {
-    2 * TILE * TILE + 2 * TILE * width + 2 * TILE * inner
+    2 * TILE * TILE + 2 * TILE * width + 2 * TILE * inner + inner.max(width)
 }
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
@@ -67,16 +72,31 @@ struct Sum<'a> {
     scale: f32,
     mask: LinearMask,
     owner: Owner,
-    left: Tensor<'a>,
-    right: Tensor<'a>,
-    rows: Tensor<'a>,
-    out: Tensor<'a>,
+    left: Operand<'a>,
+    right: Operand<'a>,
+    rows: Operand<'a>,
+    out: Operand<'a>,
     heads: usize,
+}
+
+/// A tensor of a sum, and what turns its heads on their way in, or back on their way out.
+#[derive(Clone, Copy)]
+struct Operand<'a> {
+    tensor: Tensor<'a>,
+    turns: Option<&'a Turns<'a>>,
+}
+
+impl<'a> std::ops::Deref for Operand<'a> {
+    type Target = Tensor<'a>;
+    fn deref(&self) -> &Tensor<'a> {
+        &self.tensor
+    }
 }
 
 fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
     let (attend, is_grad) = LinearAttend::of(&launch.op).expect("listed for linear attention");
     let (q, k) = (ctx.input(0), ctx.input(attend.tensors() - 2));
+    let axes = vec![0; q.dims[2] / 2];
     let bounds = |segments: Segments, at: usize| {
         matches!(segments, Segments::Ragged { .. }).then(|| {
             // SAFETY: segment bounds are i32 inputs, which nobody writes during the launch.
@@ -93,6 +113,17 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
         !is_grad,
     )?;
 
+    let positions = attend.positions();
+    // SAFETY: positions and table are inputs that nobody writes during the launch.
+    let turns = attend.turn.freq().map(|freq| unsafe {
+        let table = attend.turn.has_table().then(|| ctx.input(positions + 1));
+        Turns::new(freq, &axes, ctx.input(positions), table)
+    });
+    // Queries are input 0, and their gradient output 0.
+    fn operand<'a>(tensor: Tensor<'a>, i: usize, turns: Option<&'a Turns<'a>>) -> Operand<'a> {
+        Operand { tensor, turns: turns.filter(|_| i == 0) }
+    }
+
     // SAFETY: taken once, here.
     let memory = unsafe { ctx.workspace() };
     let floats = memory.len();
@@ -101,12 +132,21 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
         let Some(out) = ctx.output(sum.out) else { continue };
         let idle = if sum.owner == Owner::Keys { &cut.idle_k } else { &cut.idle_q };
         fill(idle, &out, 0.0);
-        let [left, right, rows] = [sum.left, sum.right, sum.rows].map(|i| ctx.input(i));
+        let [left, right, rows] =
+            [sum.left, sum.right, sum.rows].map(|i| operand(ctx.input(i), i, turns.as_ref()));
+        let out = operand(out, sum.out, turns.as_ref().filter(|_| is_grad));
         let (scale, mask, owner, heads) = (attend.scale, attend.mask, sum.owner, q.dims[1]);
         let sum = Sum { scale, mask, owner, left, right, rows, out, heads };
         sum.run(&cut, scratch, floats, ctx);
     }
     Ok(())
+}
+
+/// Turns a token's head, or back where `sign` is -1. `angles` holds the cosines and sines meanwhile.
+fn turn_head(turns: &Turns<'_>, token: usize, sign: f32, angles: &mut [f32], head: &mut [f32]) {
+    let (cos, sin) = angles[..head.len()].split_at_mut(head.len() / 2);
+    turns.of(token, cos, sin);
+    turn(Pairs::Interleaved, sign, cos, sin, head);
 }
 
 /// Rows in tiles of equal height.
@@ -151,25 +191,36 @@ impl Sum<'_> {
         let result = take(&mut scratch, TILE * width);
         let x_copy = take(&mut scratch, TILE * width);
         let (a_copy, b_copy) = (take(&mut scratch, TILE * inner), take(&mut scratch, TILE * inner));
+        let angles = take(&mut scratch, inner.max(width));
         let walked = if self.owner == Owner::Keys { &segment.q } else { &segment.k };
         let group = self.heads / self.out.dims[1];
         result[..own.len() * width].fill(0.0);
         for h in head * group..(head + 1) * group {
             for walk in tiles(walked).filter(|walk| self.meets(segment, own, walk)) {
                 let [m, n] = [own.len(), walk.len()];
-                self.weigh(segment, h, (own, &walk), self.owner == Owner::Keys, weights, (a_copy, b_copy));
+                self.weigh(
+                    segment,
+                    h,
+                    (own, &walk),
+                    self.owner == Owner::Keys,
+                    weights,
+                    (a_copy, b_copy, angles),
+                );
                 if self.owner == Owner::Both {
-                    self.weigh(segment, h, (own, &walk), true, others, (a_copy, b_copy));
+                    self.weigh(segment, h, (own, &walk), true, others, (a_copy, b_copy, angles));
                     weights[..m * n].iter_mut().zip(&*others).for_each(|(w, other)| *w += *other);
                 }
-                let x = self.matrix(&self.rows, h, &walk, x_copy);
+                let x = self.matrix(&self.rows, h, &walk, x_copy, angles);
                 let w = Matrix { start: weights.as_mut_ptr(), row: n, column: 1 };
                 let c = Matrix { start: result.as_mut_ptr(), row: width, column: 1 };
                 // SAFETY: a tile of weights, as many rows of x, and a result of `own` rows.
                 unsafe { multiply([m, width, n], c, true, w, x, 1) };
             }
         }
-        for (token, row) in own.clone().zip(result.chunks_exact(width)) {
+        for (token, row) in own.clone().zip(result.chunks_exact_mut(width)) {
+            if let Some(turns) = self.out.turns {
+                turn_head(turns, token, -1.0, angles, row);
+            }
             let at = self.out.at(token * self.out.strides[0] + head * self.out.strides[1]);
             // SAFETY: token and head lie in the tensor, a row has no gaps, and only this task writes it.
             unsafe { tensor::store(self.out.dtype, at, 1, row) };
@@ -185,12 +236,12 @@ impl Sum<'_> {
         (own, walk): (&Range<usize>, &Range<usize>),
         by_keys: bool,
         weights: &mut [f32],
-        (a_copy, b_copy): (&mut [f32], &mut [f32]),
+        (a_copy, b_copy, angles): (&mut [f32], &mut [f32], &mut [f32]),
     ) {
         let swaps = self.owner == Owner::Both && by_keys;
         let (left, right) = if swaps { (&self.right, &self.left) } else { (&self.left, &self.right) };
-        let a = self.matrix(left, head, own, a_copy);
-        let b = self.matrix(right, head, walk, b_copy);
+        let a = self.matrix(left, head, own, a_copy, angles);
+        let b = self.matrix(right, head, walk, b_copy, angles);
         let [m, n, k] = [own.len(), walk.len(), left.dims[2]];
         let w = Matrix { start: weights.as_mut_ptr(), row: n, column: 1 };
         // SAFETY: rows of a and b lie in their tensors or copies; the weights are this worker's.
@@ -232,17 +283,30 @@ impl Sum<'_> {
         }
     }
 
-    /// Rows of the head that head `h` reads: where they lie if they are f32, else widened into `copy`.
-    fn matrix(&self, of: &Tensor<'_>, h: usize, rows: &Range<usize>, copy: &mut [f32]) -> Matrix {
+    /// Rows of the head that head `h` reads: where they lie if they are f32 and not turned, else made in `copy`.
+    fn matrix(
+        &self,
+        of: &Operand<'_>,
+        h: usize,
+        rows: &Range<usize>,
+        copy: &mut [f32],
+        angles: &mut [f32],
+    ) -> Matrix {
         let head = h * of.dims[1] / self.heads;
         let at = |row: usize| of.at(row * of.strides[0] + head * of.strides[1]);
-        if of.dtype == DType::F32 {
+        if of.dtype == DType::F32 && of.turns.is_none() {
             return Matrix { start: at(rows.start).cast(), row: of.strides[0], column: 1 };
         }
         let size = of.dims[2];
         for (row, to) in rows.clone().zip(copy.chunks_exact_mut(size)) {
             // SAFETY: row and head lie in the tensor; a row has no gaps and nobody writes it.
             unsafe { tensor::load(of.dtype, at(row), 1, to) };
+            if let Some(turns) = of.turns {
+                turn_head(turns, row, 1.0, angles, to);
+                to.iter_mut()
+                    .filter(|_| of.dtype == DType::BF16)
+                    .for_each(|x| *x = bf16_to_f32(bf16_from_f32(*x)));
+            }
         }
         Matrix { start: copy.as_mut_ptr(), row: size, column: 1 }
     }

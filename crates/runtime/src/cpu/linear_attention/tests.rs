@@ -2,7 +2,7 @@
 
 use flatout_ir::DType;
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 
 use super::super::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
 
@@ -55,17 +55,18 @@ struct Case {
     /// N and D.
     sizes: [usize; 2],
     dtype: DType,
+    turn: Turn,
 }
 
 impl Case {
     fn new(mask: LinearMask, q: Side, k: Option<Side>) -> Self {
         let heads = if k.is_some() { [6, 2, 3] } else { [3, 3, 1] };
-        Case { mask, q, k, heads, sizes: [6, 5], dtype: DType::F32 }
+        Case { mask, q, k, heads, sizes: [6, 5], dtype: DType::F32, turn: Turn::None }
     }
 
     fn attend(&self) -> LinearAttend {
         let k = self.k.as_ref().map_or(Keys::Queries, |k| Keys::Given(k.segments()));
-        LinearAttend { scale: 0.3, mask: self.mask, q: self.q.segments(), k }
+        LinearAttend { scale: 0.3, mask: self.mask, q: self.q.segments(), k, turn: self.turn }
     }
 
     /// The inputs of the forward operation; rows of no segment hold `idle`.
@@ -80,6 +81,13 @@ impl Case {
         ins.push(make(keys, self.heads[2], self.sizes[1], 3));
         ins.extend(self.q.inputs());
         ins.extend(self.k.iter().flat_map(Side::inputs));
+        if let Some(freq) = self.turn.freq() {
+            // Places begin anew every 41 tokens; a table has 30 of them.
+            let (tokens, half) = (self.q.tokens, self.sizes[0] / 2);
+            ins.push(Given::new(DType::I32, &[1, tokens], |i| (i % 41) as f64));
+            let table: Vec<f64> = freq.table(30, half).collect();
+            ins.extend(self.turn.has_table().then(|| Given::new(DType::F32, &[30, half, 2], |i| table[i])));
+        }
         ins
     }
 
@@ -92,8 +100,12 @@ impl Case {
 
     /// Runs both directions with everything outside the segments NaN and compares with the oracle.
     fn check(&self) {
-        // Rounding to 8 bits alone is 1.7e-3.
-        let bound = if self.dtype == DType::F32 { 1e-6 } else { 2.5e-3 };
+        // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it turns it back and after.
+        let bound = match (self.dtype, self.turn) {
+            (DType::F32, _) => 1e-6,
+            (_, Turn::None) => 2.5e-3,
+            _ => 4e-3,
+        };
         let at = self.attend();
         for (op, clean, poisoned) in [
             (at.op(), self.inputs(0.0), self.inputs(f64::NAN)),
@@ -150,6 +162,53 @@ fn heads_sizes_and_types() {
             }
         }
     }
+}
+
+#[test]
+fn queries_are_turned_as_they_are_read() {
+    for turn in [Turn::Angles(100.0.into()), Turn::Table(100.0.into())] {
+        for &mask in LinearMask::ALL {
+            for (q, sizes) in [
+                (even(3, 65), [6, 5]),
+                (even(1, 250), [2, 3]),
+                (uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40), (-1, 0), (55, 4)]), [10, 4]),
+            ] {
+                for dtype in [DType::F32, DType::BF16] {
+                    Case { turn, sizes, dtype, ..Case::new(mask, q.clone(), None) }.check();
+                }
+            }
+        }
+    }
+}
+
+/// The same bits as a rotation of its own and plain linear attention, but for the gradient, which is rounded once.
+#[test]
+fn turned_scores_have_the_bits_of_a_rotation_before_them() {
+    use flatout_ir::Op;
+    use flatout_ir::ops::rope::Pairs;
+    let turned = Case {
+        turn: Turn::Table(100.0.into()),
+        sizes: [16, 8],
+        dtype: DType::BF16,
+        ..Case::new(LinearMask::Strict, even(2, 65), None)
+    };
+    let ins = turned.inputs(0.0);
+    let rope = Op::Rope {
+        freq: 100.0.into(),
+        axis_of_freq: vec![0; 8],
+        pairs: Pairs::Interleaved,
+        inverse: false,
+        table: true,
+    };
+    let launch = |op: &Op, ins: &[Given]| launched(op, ins, 2, Manner::default()).unwrap();
+    let rotated = launch(&rope, &[ins[0].clone(), ins[2].clone(), ins[3].clone()])[0].clone().unwrap();
+    let r = Given::new(DType::BF16, &[130, 3, 16], |i| rotated[i]);
+    let plain = Case { turn: Turn::None, ..turned.clone() };
+    let o = launch(&plain.attend().op(), &[r.clone(), ins[1].clone()]);
+    assert_eq!(launch(&turned.attend().op(), &ins), o);
+    let d = turned.gradient_inputs(0.0).pop().unwrap();
+    let grads = launch(&plain.attend().grad(), &[r, ins[1].clone(), d]);
+    assert_eq!(launch(&turned.attend().grad(), &turned.gradient_inputs(0.0))[1], grads[1]);
 }
 
 #[test]

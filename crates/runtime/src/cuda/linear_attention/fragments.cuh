@@ -112,20 +112,47 @@ template <int TILES> __device__ __forceinline__ void round_tiles(u32 panel, cons
         }
 }
 
+__device__ __forceinline__ uint4 take_piece(u32 at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at));
+    return x;
+}
+__device__ __forceinline__ void put_piece(u32 at, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// What is done to a piece of a result before it leaves: nothing. Another way out reads what it needs (`Held`) for AT_ONCE
+// pieces before it changes the first of them, so that these reads are under way at once.
+struct AsItIs {
+    static const int AT_ONCE = 4;
+    struct Held {};
+    __device__ __forceinline__ Held read(int, int) const { return Held(); }
+    __device__ __forceinline__ uint4 change(uint4 x, const Held&) const { return x; }
+};
+
 // Writes the panel to rows below `end` and columns below `columns`. The lines are the first to leave L2: inputs that other
 // heads share stay.
-__device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int first, int end, int column, int columns) {
-    const int lane = threadIdx.x % 32;
+template <class Way = AsItIs>
+__device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int first, int end, int column, int columns,
+                                            const Way& way = Way()) {
+    const int lane = threadIdx.x % 32, piece = lane % 8;
+    const int at = column + 8 * piece;
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = 4 * i + lane / 8, piece = lane % 8;
-        uint4 x;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(piece_at(panel, row, piece)));
-        if (first + row < end && column + 8 * piece < columns)
-            __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + column + 8 * piece), x);
+    for (int i = 0; i < 4; i += Way::AT_ONCE) {
+        typename Way::Held held[Way::AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < Way::AT_ONCE; j++) {
+            const int row = 4 * (i + j) + lane / 8;
+            if (first + row < end && at < columns) held[j] = way.read(first + row, at);
+        }
+#pragma unroll
+        for (int j = 0; j < Way::AT_ONCE; j++) {
+            const int row = 4 * (i + j) + lane / 8;
+            const uint4 x = take_piece(piece_at(panel, row, piece));
+            if (first + row < end && at < columns)
+                __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + at), way.change(x, held[j]));
+        }
     }
     __syncwarp();
 }
@@ -144,19 +171,27 @@ __device__ __forceinline__ void round_halves(u32 rows_out, const float (&sum)[2]
         }
 }
 
+template <class Way = AsItIs>
 __device__ __forceinline__ void store_halves(u32 rows_out, bf16* to, i64 token, int first, int end, int column,
-                                             int columns) {
-    const int lane = threadIdx.x % 32;
+                                             int columns, const Way& way = Way()) {
+    const int lane = threadIdx.x % 32, piece = lane % 4;
+    const int at = column + 8 * piece;
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = 8 * i + lane / 4, piece = lane % 4;
-        uint4 x;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(rows_out + row * 64 + ((piece ^ (row / 2 & 3)) << 4)));
-        if (first + row < end && column + 8 * piece < columns)
-            __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + column + 8 * piece), x);
+    for (int i = 0; i < 4; i += Way::AT_ONCE) {
+        typename Way::Held held[Way::AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < Way::AT_ONCE; j++) {
+            const int row = 8 * (i + j) + lane / 4;
+            if (first + row < end && at < columns) held[j] = way.read(first + row, at);
+        }
+#pragma unroll
+        for (int j = 0; j < Way::AT_ONCE; j++) {
+            const int row = 8 * (i + j) + lane / 4;
+            const uint4 x = take_piece(rows_out + row * 64 + ((piece ^ (row / 2 & 3)) << 4));
+            if (first + row < end && at < columns)
+                __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + at), way.change(x, held[j]));
+        }
     }
     __syncwarp();
 }

@@ -1,6 +1,7 @@
 //! Linear attention on the GPU. Queries that are their own keys, in segments that fit in one tile, run on a kernel that
 //! makes their symmetric scores once (`symmetric`); other bf16 as weighted sums through tensor cores (`sum`); f32, and bf16
-//! of odd sizes, as the same sums in plain arithmetic (`plain`). All are deterministic, and no scores are stored.
+//! of odd sizes, as the same sums in plain arithmetic (`plain`). All are deterministic, and no scores are stored. Queries that
+//! are turned as they are read go through the first or the last.
 
 mod plain;
 mod sum;
@@ -9,7 +10,8 @@ mod symmetric;
 use std::borrow::Cow;
 
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask};
+use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
@@ -18,6 +20,8 @@ use super::ROWS_OF_FLOATS;
 use super::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
+use super::rope::Rotation;
+use super::stage::PRELUDE;
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
 const fn kernel(name: &'static str, op: OpKind) -> Kernel {
@@ -130,6 +134,8 @@ struct At<'a> {
     problem: Problem,
     launch: &'a Launch,
     arena: u64,
+    /// Every frequency follows the one position.
+    axes: Vec<u8>,
 }
 
 impl At<'_> {
@@ -145,6 +151,40 @@ impl At<'_> {
             [at, at + 1].map(|i| self.pointer(self.launch.ins.get(i).filter(|_| is_ragged(segments))))
         };
         [of(attend.q, q), of(attend.k_segments(), k)]
+    }
+
+    /// What turns the queries as they are read.
+    fn rotation(&self) -> Option<Rotation<'_>> {
+        let attend = &self.problem.attend;
+        let positions = attend.positions();
+        attend.turn.freq().map(|freq| Rotation {
+            freq,
+            axis_of_freq: &self.axes,
+            pairs: Pairs::Interleaved,
+            positions: &self.launch.ins[positions],
+            table: attend.turn.has_table().then(|| &self.launch.ins[positions + 1]),
+        })
+    }
+
+    /// A kernel's text behind what it is written with; for turned queries also what turns them, in threads that hold
+    /// `vec` pairs and read `pair` elements of them at once.
+    fn code(
+        &self,
+        body: &str,
+        vec: usize,
+        pair: usize,
+        defines: &mut Vec<(String, String)>,
+    ) -> Cow<'static, str> {
+        let Some(rotation) = self.rotation() else { return format!("{PRELUDE}\n{body}").into() };
+        defines.extend(rotation.defines(vec, pair).map(|(name, value)| (name.into(), value)));
+        format!("{PRELUDE}\n{}\n{}\n{body}", rotation.constants(), include_str!("../rotation.cuh")).into()
+    }
+
+    /// The last arguments of kernels that turn: positions, table, its rows.
+    fn turn_args(&self) -> Vec<Arg> {
+        let Some(rotation) = self.rotation() else { return vec![] };
+        let rows = rotation.table.map_or(0, |table| table.dims[0]);
+        vec![self.pointer(Some(rotation.positions)), self.pointer(rotation.table), count(rows)]
     }
 
     /// Zeros in the rows of every output that lie in no segment.
@@ -206,7 +246,8 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
 }
 
 fn steps(launch: &Launch, facts: &Facts, arena: u64) -> Vec<Step> {
-    let at = At { problem: Problem::of(launch), launch, arena };
+    let problem = Problem::of(launch);
+    let at = At { axes: vec![0; problem.inner / 2], problem, launch, arena };
     let mut steps = at.clears();
     if symmetric::serves(&at) {
         steps.extend(symmetric::steps(&at, facts));
@@ -214,7 +255,7 @@ fn steps(launch: &Launch, facts: &Facts, arena: u64) -> Vec<Step> {
     }
     for sum in sums(&at.problem.attend, at.problem.is_grad) {
         let Some(out) = &launch.outs[sum.out] else { continue };
-        steps.push(if sum::serves(&at, &sum, out) {
+        steps.push(if at.problem.attend.turn == Turn::None && sum::serves(&at, &sum, out) {
             sum::step(&at, &sum, out)
         } else {
             plain::step(&at, &sum, out)
@@ -258,7 +299,8 @@ mod tests {
     /// The entries a launch of Vision-BDH's shapes runs, in order, with some outputs left out.
     fn entries(dtype: DType, len: usize, is_grad: bool, wanted: &[bool]) -> Vec<&'static str> {
         let q = Segments::Uniform { len };
-        let attend = LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k: Keys::Queries };
+        let attend =
+            LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k: Keys::Queries, turn: Turn::None };
         let mut end = 0;
         let mut place = |heads: usize, size: usize| {
             let ty = TensorType::new(dtype, [4 * len, heads, size]);

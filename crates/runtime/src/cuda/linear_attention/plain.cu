@@ -9,25 +9,63 @@
 // masked, put into shared memory, and added to the result, 4 x SLICE / 16 a thread, over chunks of 64 columns of x. 33 KiB of
 // shared memory. The order of every sum follows from the shapes and the segments. No spills.
 //
+// A_TURNED, B_TURNED, X_TURNED: that operand is a rotation of what is read (pairs of neighbours), rounded to its type;
+// OUT_TURNED: the result is turned back before it is rounded.
+//
 // OWNER: what the rows are to the other side: 0 queries, 1 keys, 2 both (W_ij = M(scale a_i b_j) + M(scale a_j b_i)).
 
 #define TILE 64
 #define CHUNK 32
 #define THREADS 256
 
+// What turns rows; nothing where no operand is turned.
+struct Turns {
+#if TURNED
+    const int* positions;
+    const T_TABLE* table;
+    int table_rows;
+    // Of the pair that a column belongs to.
+    __device__ __forceinline__ void of(int row, int column, float& c, float& s) const {
+        float cosine[1], sine[1];
+        turns_of(positions, table, table_rows, row, column / 2, cosine, sine);
+        c = cosine[0];
+        s = sine[0];
+    }
+#endif
+};
+
+// An element of a row, turned.
+__device__ __forceinline__ float turned_at(const T_X* from, int row, int column, const Turns& turns) {
+#if TURNED
+    float c, s;
+    turns.of(row, column, c, s);
+    const float low = f32(from[column / 2 * 2]), high = f32(from[column / 2 * 2 + 1]);
+    return rounded<T_X>(column % 2 == 0 ? low * c - high * s : high * c + low * s);
+#else
+    return f32(from[column]);
+#endif
+}
+
 // ROWS rows of a head from `first` on, columns [column, column + COLUMNS), widened; zeros behind `end` and `columns`.
-template <int COLUMNS>
-__device__ __forceinline__ void stage(float* to, const T_X* from, i64 token, int first, int end, int column, int columns) {
+template <int COLUMNS, bool IS_TURNED>
+__device__ __forceinline__ void stage(float* to, const T_X* from, i64 token, int first, int end, int column, int columns,
+                                      const Turns& turns) {
     for (int i = threadIdx.x; i < TILE * COLUMNS; i += THREADS) {
         const int r = i / COLUMNS, c = i % COLUMNS;
-        const bool is_there = first + r < end && column + c < columns;
-        to[r * (COLUMNS + 1) + c] = is_there ? f32(from[(first + r) * token + column + c]) : 0.0f;
+        float x = 0.0f;
+        if (first + r < end && column + c < columns) {
+            const T_X* row = from + (first + r) * token;
+            x = IS_TURNED ? turned_at(row, first + r, column + c, turns) : f32(row[column + c]);
+        }
+        to[r * (COLUMNS + 1) + c] = x;
     }
 }
 
 // sum[i][j] = the product of row y + 16 i of a with row x + 16 j of b.
+template <bool IS_A_TURNED, bool IS_B_TURNED>
 __device__ __forceinline__ void products(float (&sum)[4][4], float* shared, const T_X* a, i64 a_token, int a_first,
-                                         int a_end, const T_X* b, i64 b_token, int b_first, int b_end, int inner) {
+                                         int a_end, const T_X* b, i64 b_token, int b_first, int b_end, int inner,
+                                         const Turns& turns) {
     const int y = threadIdx.x / 16, x = threadIdx.x % 16;
     float *left = shared, *right = shared + TILE * (CHUNK + 1);
 #pragma unroll
@@ -36,8 +74,8 @@ __device__ __forceinline__ void products(float (&sum)[4][4], float* shared, cons
         for (int j = 0; j < 4; j++) sum[i][j] = 0.0f;
     for (int column = 0; column < inner; column += CHUNK) {
         __syncthreads();
-        stage<CHUNK>(left, a, a_token, a_first, a_end, column, inner);
-        stage<CHUNK>(right, b, b_token, b_first, b_end, column, inner);
+        stage<CHUNK, IS_A_TURNED>(left, a, a_token, a_first, a_end, column, inner, turns);
+        stage<CHUNK, IS_B_TURNED>(right, b, b_token, b_first, b_end, column, inner, turns);
         __syncthreads();
 #pragma unroll 4
         for (int e = 0; e < CHUNK; e++)
@@ -54,7 +92,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, SLICE > 64 ? 1 : 2)
 plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start, const int* q_len, const int* k_start,
           const int* k_len, i64 a_token, i64 a_head, i64 b_token, i64 b_head, i64 x_token, i64 x_head, i64 out_token,
           i64 out_head, int tq, int tk, int q_longest, int k_longest, int tiles, int heads, int a_heads, int b_heads,
-          int x_heads, int out_heads, float scale, int inner, int width, int slices) {
+          int x_heads, int out_heads, float scale, int inner, int width, int slices
+#if TURNED
+          , const int* positions, const T_TABLE* table, int table_rows
+#endif
+) {
+#if TURNED
+    const Turns turns = {positions, table, table_rows};
+#else
+    const Turns turns = {};
+#endif
     __shared__ float chunks[2 * TILE * (CHUNK + 1)];
     __shared__ float weights[TILE * (TILE + 1)];
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -85,7 +132,7 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
             if (OWNER == 0 ? !sees(last + shift, from) : !sees(last_walked + shift, first)) continue;
 #endif
             float sum[4][4];
-            products(sum, chunks, a_of, a_token, first, own1, b_of, b_token, from, walk1, inner);
+            products<A_TURNED, B_TURNED>(sum, chunks, a_of, a_token, first, own1, b_of, b_token, from, walk1, inner, turns);
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -95,13 +142,13 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
                     sum[i][j] = is_seen ? sum[i][j] : 0.0f;
                 }
 #if OWNER == 2
-            float turned[4][4];
-            products(turned, chunks, b_of, b_token, first, own1, a_of, a_token, from, walk1, inner);
+            float others[4][4];
+            products<B_TURNED, A_TURNED>(others, chunks, b_of, b_token, first, own1, a_of, a_token, from, walk1, inner, turns);
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    if (sees(from + tx + 16 * j, first + ty + 16 * i)) sum[i][j] += turned[i][j];
+                    if (sees(from + tx + 16 * j, first + ty + 16 * i)) sum[i][j] += others[i][j];
 #endif
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -110,7 +157,7 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
 #pragma unroll
             for (int s = 0; s < SLICE / 64; s++) {
                 __syncthreads();
-                stage<64>(chunks, x_of, x_token, from, walk1, slice + 64 * s, width);
+                stage<64, X_TURNED>(chunks, x_of, x_token, from, walk1, slice + 64 * s, width, turns);
                 __syncthreads();
 #pragma unroll 4
                 for (int e = 0; e < TILE; e++)
@@ -130,7 +177,16 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const int row = first + ty + 16 * i, column = slice + 64 * s + tx + 16 * j;
-                if (row < own1 && column < width)
-                    out[row * out_token + out_of * out_head + column] = As<T_X>::of(result[s][i][j]);
+                float y = result[s][i][j];
+#if OUT_TURNED
+                // The other one of the pair is the neighbouring thread's.
+                const float other = __shfl_xor_sync(ALL_LANES, y, 1);
+                if (row < own1 && column < width) {
+                    float cosine, sine;
+                    turns.of(row, column, cosine, sine);
+                    y = y * cosine + (column % 2 == 0 ? other : -other) * sine;
+                }
+#endif
+                if (row < own1 && column < width) out[row * out_token + out_of * out_head + column] = As<T_X>::of(y);
             }
 }

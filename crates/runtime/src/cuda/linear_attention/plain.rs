@@ -1,7 +1,5 @@
 //! A weighted sum in f32 arithmetic: f32, and bf16 that tensor cores cannot read in pieces. How it works is in `plain.cu`.
 
-use std::borrow::Cow;
-
 use flatout_ir::View;
 
 use super::{At, Problem, Step, count, numbers, strides};
@@ -47,12 +45,24 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
     let mut defines = p.defines();
     defines.extend(numbers(&[("OWNER", owner), ("SLICE", slice)]));
     defines.push(("T_X".into(), c_type(out.dtype).into()));
-    let code = concat!(include_str!("../prelude.cuh"), include_str!("segment.cuh"), include_str!("plain.cu"));
+    let rotation = at.rotation();
+    // Queries are input 0, and their gradient output 0.
+    let is_turned = |i: usize| (rotation.is_some() && i == 0) as usize;
+    defines.extend(numbers(&[
+        ("TURNED", rotation.is_some() as usize),
+        ("A_TURNED", is_turned(sum.left)),
+        ("B_TURNED", is_turned(sum.right)),
+        ("X_TURNED", is_turned(sum.rows)),
+        ("OUT_TURNED", if p.is_grad { is_turned(sum.out) } else { 0 }),
+    ]));
+    let body = concat!(include_str!("segment.cuh"), include_str!("plain.cu"));
+    let code = at.code(body, 1, 1, &mut defines);
     let (tiles, slices) = (own.div_ceil(TILE), width.div_ceil(slice));
     let mut args = args(at, sum, out, tiles);
     args.extend([inner, width, slices].map(count));
+    args.extend(at.turn_args());
     Step {
-        source: Source { name: "linear_attention/plain.cu", code: Cow::Borrowed(code), defines },
+        source: Source { name: "linear_attention/plain.cu", code, defines },
         entry: "plain_sum",
         grid: [tiles * p.segments(), out.dims[1] * slices],
         threads: 256,

@@ -16,6 +16,11 @@
 //   order, so that every sum has one order.
 // No spills; 55 KiB of shared memory at 5 strips, 98 at 8.
 //
+// TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane turns the pieces of a panel that it copied itself, in
+// shared memory, while the panel before is multiplied, and rounds them to bf16 as a rotation of its own would; a piece of dr is
+// turned back on its way out. Where all positions of a segment lie in the table, cosines and sines come from there, 32 bytes
+// for 16 of a; else they are computed.
+//
 // At H 6, HV 1, N 1024, D 192 and 512 segments of 65 rows, without a mask, on an H200:
 //                                   forward           backward
 //   moved at least                  498 MB            1,060 MB
@@ -39,6 +44,105 @@
 #define D_PANELS ((D + 63) / 64)
 
 extern __shared__ __align__(128) u8 memory[];
+
+#if TURNED
+#define TURN_ARGUMENTS , const int *positions, const T_TABLE *table, int table_rows
+// Pieces of four pairs that a lane turns at once, with 8 registers of cosines and sines each.
+#ifndef TURN_AT_ONCE
+#define TURN_AT_ONCE (GRAD ? 2 : 4)
+#endif
+
+// The cosines and sines of a segment's rows.
+struct Turns {
+    const T_TABLE* table;
+    int first;
+    bool is_listed;
+
+    // Positions by row, in shared memory; rows behind the segment have 0.
+    static __device__ __forceinline__ int* places() {
+        return reinterpret_cast<int*>(memory + STAGES * PANEL + STRIPS * STRIP);
+    }
+    // Ends with a barrier.
+    __device__ __forceinline__ Turns(const int* positions, const T_TABLE* table, int table_rows, const Segment& g) {
+        bool is_mine_listed = true;
+        if (threadIdx.x < ROWS) {
+            const int row = g.q0 + threadIdx.x;
+            const int place = row < g.q1 ? positions[position_at(0) + row] : 0;
+            places()[threadIdx.x] = place;
+            is_mine_listed = row >= g.q1 || (u32)place < (u32)table_rows;
+        }
+        this->table = table;
+        first = g.q0;
+        is_listed = __syncthreads_and(is_mine_listed);
+    }
+
+    struct Held {
+        float c[4], s[4];
+    };
+    // Of columns [column, column + 8) of a row.
+    __device__ __forceinline__ Held read(int row, int column) const {
+        Held turn;
+        const int place = places()[row - first];
+#if TABLE_VEC == 4
+        if (is_listed) {
+            Pack<T_TABLE, 8> pairs;
+            pairs.load(table + table_at(place, column / 2));
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                turn.c[k] = f32(pairs.x[2 * k]);
+                turn.s[k] = f32(pairs.x[2 * k + 1]);
+            }
+            return turn;
+        }
+#endif
+#pragma unroll
+        for (int k = 0; k < 4; k++) turn_of(place, column / 2 + k, turn.c[k], turn.s[k]);
+        return turn;
+    }
+};
+
+template <bool BACK> __device__ __forceinline__ u32 turned_pair(u32 pair, float c, float s) {
+    const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+    const float sine = BACK ? -s : s;
+    return bf16x2(low * c - high * sine, high * c + low * sine);
+}
+
+template <bool BACK> __device__ __forceinline__ uint4 turned_piece(uint4 x, const Turns::Held& by) {
+    return make_uint4(turned_pair<BACK>(x.x, by.c[0], by.s[0]), turned_pair<BACK>(x.y, by.c[1], by.s[1]),
+                      turned_pair<BACK>(x.z, by.c[2], by.s[2]), turned_pair<BACK>(x.w, by.c[3], by.s[3]));
+}
+
+// Turns what the lane copied of columns [column, column + 64) into a panel (`load_strip`). The rows are the segment's from
+// its first on; those at `end` and behind are zeros.
+__device__ __forceinline__ void turn_strip(u32 panel, int strip, const Turns& turns, int end, int column) {
+    const int lane = threadIdx.x % 32, row = turns.first + 16 * strip + lane / 8;
+    column += 8 * (lane % 8);
+    if (N % 64 != 0 && column >= N) return;
+    const u32 at = piece_at(panel, 16 * strip + lane / 8, lane % 8);
+#pragma unroll
+    for (int k = 0; k < 4; k += TURN_AT_ONCE) {
+        Turns::Held by[TURN_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < TURN_AT_ONCE; i++) by[i] = turns.read(row + 4 * (k + i), column);
+#pragma unroll
+        for (int i = 0; i < TURN_AT_ONCE; i++) {
+            const u32 to = (at ^ ((k + i) % 2 * 64)) + 512 * (k + i);
+            if (row + 4 * (k + i) < end) put_piece(to, turned_piece<false>(take_piece(to), by[i]));
+        }
+    }
+}
+
+// The way of dr: turned back.
+struct WayOut {
+    const Turns& turns;
+    static const int AT_ONCE = 1;
+    typedef Turns::Held Held;
+    __device__ __forceinline__ Held read(int row, int column) const { return turns.read(row, column); }
+    __device__ __forceinline__ uint4 change(uint4 x, const Held& by) const { return turned_piece<true>(x, by); }
+};
+#else
+#define TURN_ARGUMENTS
+#endif
 
 __device__ __forceinline__ u32 weight_at(u32 weights, int row, int column) {
     return weights + row / 16 * STRIP + row % 16 * PITCH + 2 * column;
@@ -156,8 +260,9 @@ struct Share {
         __syncthreads();
     }
     // Writes the share of weights times a panel: rows from `first` on below `end`, columns from `column` on below `columns`.
+    template <class Way>
     __device__ __forceinline__ void store(u32 rows_out, u32 panel, bf16* to, i64 token, int first, int end, int column,
-                                          int columns) const {
+                                          int columns, const Way& way) const {
         if (is_pair) {
             const int warp = threadIdx.x / 32, right = warp % 2;
 #pragma unroll
@@ -177,7 +282,7 @@ struct Share {
                 round_halves(rows_out, sum[0], 2 * step);
                 round_halves(rows_out + 1024, sum[1], 2 * step);
             }
-            store_halves(rows_out, to, token, first + 16 * strip, end, column + 32 * right, columns);
+            store_halves(rows_out, to, token, first + 16 * strip, end, column + 32 * right, columns, way);
         } else {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -186,7 +291,7 @@ struct Share {
                 add_columns<2>(sum, w[0], panel, 2 * half);
                 round_tiles<4>(rows_out, sum, 4 * half);
             }
-            store_panel(rows_out, to, token, first + 16 * strip, end, column, columns);
+            store_panel(rows_out, to, token, first + 16 * strip, end, column, columns, way);
         }
     }
 };
@@ -197,7 +302,7 @@ struct Share {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const int* len, i64 r_token, i64 r_head,
                   i64 v_token, i64 v_head, i64 o_token, i64 o_head, int tokens, int longest, int heads, int group,
-                  float scale) {
+                  float scale TURN_ARGUMENTS) {
     const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
     const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
     if (g.q0 >= g.q1) return;
@@ -213,16 +318,30 @@ symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const
             load_panel<ROWS, THREADS, D>(panel, v, v_token, g.q0, g.q1, 64 * (n - N_PANELS));
         copies_end();
     };
-    int n = 0;
-    // The next panel, once it has arrived; the one before it is filled anew.
-    const auto next = [&]() {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        fetch(n + STAGES - 1);
-        return ring + n++ % STAGES * PANEL;
-    };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(i);
+#if TURNED
+    const Turns turns(positions, table, table_rows, g);
+    const auto turn = [&](int n) {
+        copies_wait<STAGES - 2>();
+        if (n < N_PANELS)
+            turn_strip(ring + n % STAGES * PANEL, strip, turns, g.q1, 64 * n);
+    };
+    turn(0);
+#endif
+    int n = 0;
+    // The next panel, once it has arrived and is turned; the one before it is filled anew.
+    const auto next = [&]() {
+#if !TURNED
+        copies_wait<STAGES - 2>();
+#endif
+        __syncthreads();
+        fetch(n + STAGES - 1);
+#if TURNED
+        turn(n + 1);
+#endif
+        return ring + n++ % STAGES * PANEL;
+    };
 
     float scores[2 * (REACH + 1)][4];
     clear(scores);
@@ -234,7 +353,7 @@ symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const
     for (int i = 0; i < D_PANELS; i++) {
         const u32 panel = next();
         if (i == 0) share.take(weights);
-        share.store(rows_out, panel, o, o_token, g.q0, g.q1, 64 * i, D);
+        share.store(rows_out, panel, o, o_token, g.q0, g.q1, 64 * i, D, AsItIs());
     }
 }
 
@@ -291,7 +410,7 @@ __device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* kept, const int* start, const int* len,
                    i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head, i64 dr_token,
-                   i64 dr_head, int tokens, int longest, int heads, int group, float scale) {
+                   i64 dr_head, int tokens, int longest, int heads, int group, float scale TURN_ARGUMENTS) {
     const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
     const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
     if (g.q0 >= g.q1) return;
@@ -313,15 +432,30 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
         }
         copies_end();
     };
-    int n = 0;
-    const auto next = [&]() {
-        copies_wait<STAGES - 2>();
-        __syncthreads();
-        fetch(n + STAGES - 1);
-        return ring + n++ % STAGES * PANEL;
-    };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(i);
+#if TURNED
+    const Turns turns(positions, table, table_rows, g);
+    const auto turn = [&](int n) {
+        copies_wait<STAGES - 2>();
+        if (slopes <= n && n < slopes + N_PANELS)
+            turn_strip(ring + n % STAGES * PANEL, strip, turns, g.q1, 64 * (n - slopes));
+    };
+    turn(0);
+#endif
+    int n = 0;
+    // The next panel, once it has arrived and is turned; the one before it is filled anew.
+    const auto next = [&]() {
+#if !TURNED
+        copies_wait<STAGES - 2>();
+#endif
+        __syncthreads();
+        fetch(n + STAGES - 1);
+#if TURNED
+        turn(n + 1);
+#endif
+        return ring + n++ % STAGES * PANEL;
+    };
 
     float sum[2 * (REACH + 1)][4];
     if (dr) {
@@ -335,13 +469,18 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
     }
     clear(sum);
     Share share(strip);
+#if TURNED
+    const WayOut way = {turns};
+#else
+    const AsItIs way = AsItIs();
+#endif
 #pragma unroll 1
     for (int i = 0; i < N_PANELS; i++) {
         const u32 panel = next();
         if (kept) add_scores(sum, panel, strip);
         if (!dr) continue;
         if (i == 0) share.take(weights);
-        share.store(rows_out, panel, dr + head * dr_head, dr_token, g.q0, g.q1, 64 * i, N);
+        share.store(rows_out, panel, dr + head * dr_head, dr_token, g.q0, g.q1, 64 * i, N, way);
     }
     if (!kept) return;
     // No warp's results leave through the weights any more.

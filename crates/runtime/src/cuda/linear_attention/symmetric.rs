@@ -1,10 +1,8 @@
 //! Queries that are their own keys, in segments of one tile, in bf16: scores made once, of which half are multiplied. How
 //! it works is in `symmetric.cu`.
 
-use std::borrow::Cow;
-
 use flatout_ir::View;
-use flatout_ir::ops::linear_attention::Keys;
+use flatout_ir::ops::linear_attention::{Keys, Turn};
 use flatout_ir::types::DType;
 
 use super::{At, Problem, Step, count, in_pieces, numbers, strides};
@@ -46,24 +44,25 @@ fn panel_bytes(strips: usize) -> usize {
     16 * strips * 128
 }
 
-/// A ring of panels, and a matrix of weights through whose strips results leave, 2 KiB a strip.
+/// A ring of panels, a matrix of weights through whose strips results leave, 2 KiB a strip, and the positions of rows.
 fn shared_bytes(strips: usize) -> usize {
-    STAGES * panel_bytes(strips) + strips * (16 * (32 * strips + 16)).max(2048)
+    STAGES * panel_bytes(strips) + strips * ((16 * (32 * strips + 16)).max(2048) + 16 * size_of::<i32>())
 }
 
-/// Blocks of a multiprocessor that registers are kept for: as many as do without spilling, which at five strips backward is
-/// one less where the compiler is for sm_100.
+/// Blocks of a multiprocessor that registers are kept for: as many as do without spilling, and of those at five strips
+/// backward three only on Hopper: elsewhere shared memory has no room for them, or the compiler (for sm_100) no registers.
 fn blocks(p: &Problem, facts: &Facts) -> usize {
     match (p.is_grad, strips(p)) {
         (false, ..=5) | (true, ..=4) => 4,
-        (true, 5) if facts.major == 10 => 2,
-        (true, 5) => 3,
+        (true, 5) if facts.major == 9 => 3,
+        (true, 5) => 2,
         (false, _) | (true, 6) => 2,
         (true, _) => 1,
     }
 }
 
-fn source(p: &Problem, facts: &Facts) -> Source {
+fn source(at: &At<'_>, facts: &Facts) -> Source {
+    let p = &at.problem;
     let mut defines = p.defines();
     defines.extend(numbers(&[
         ("GRAD", p.is_grad as usize),
@@ -72,14 +71,13 @@ fn source(p: &Problem, facts: &Facts) -> Source {
         ("BLOCKS", blocks(p, facts)),
         ("N", p.inner),
         ("D", p.width),
+        ("TURNED", (p.attend.turn != Turn::None) as usize),
     ]));
-    let code = concat!(
-        include_str!("../prelude.cuh"),
-        include_str!("segment.cuh"),
-        include_str!("fragments.cuh"),
-        include_str!("symmetric.cu")
-    );
-    Source { name: "linear_attention/symmetric.cu", code: Cow::Borrowed(code), defines }
+    let body =
+        concat!(include_str!("segment.cuh"), include_str!("fragments.cuh"), include_str!("symmetric.cu"));
+    // A piece of 16 bytes is four pairs.
+    let code = at.code(body, 4, 8, &mut defines);
+    Source { name: "linear_attention/symmetric.cu", code, defines }
 }
 
 pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
@@ -93,10 +91,11 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
             args.extend([count(p.tq), count(p.q_longest()), count(p.heads)]);
             args.extend(rest);
             let grid = [p.segments() * blocks, 1];
-            Step { source: source(p, facts), entry, grid, threads: 32 * strips(p), shared_bytes, args }
+            Step { source: source(at, facts), entry, grid, threads: 32 * strips(p), shared_bytes, args }
         };
     let shared = shared_bytes(strips(p));
-    let shares = [count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
+    let mut shares = vec![count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
+    shares.extend(at.turn_args());
     let tensors = tensors(at);
     if !p.is_grad {
         let forward = |_| step("symmetric_forward", p.heads, shared, &tensors, None, &shares);

@@ -1,0 +1,60 @@
+//! Linear attention turns queries that are their own keys as it reads them, and their gradient back as it writes it: the
+//! rotated tensor crosses memory neither way and is not computed again for the backward pass.
+//!
+//! Pairs are neighbours, so that whatever piece of a row is read can be turned. Segments fit in one tile: longer ones are read
+//! once for each tile and would be turned as often.
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+use crate::ops::attention::Segments;
+use crate::ops::linear_attention::{Keys, LinearAttend, Turn};
+use crate::ops::rope::Pairs;
+use crate::replay::{Replay, users, without_dead};
+
+/// The longest segment that is joined.
+pub const MOST_ROWS: usize = 128;
+
+/// Joins rotations to the linear attention that alone reads them; returns how many.
+pub fn rotated_scores(g: &Graph) -> (Graph, usize) {
+    let users = users(g);
+    let is_read_once = |v: Value| {
+        let mut ends = g.writes.iter().map(|(_, w)| w).chain(g.results.iter().map(|(_, r)| r));
+        ends.all(|end| *end != v) && users.get(&v).is_some_and(|u| u.len() == 1)
+    };
+    let mut replay = Replay::new(g);
+    let mut joined = 0;
+    for id in g.ids() {
+        let node = g.node(id);
+        match turn_of(g, id).filter(|_| is_read_once(node.ins[0])) {
+            Some(attend) => {
+                let rope = g.node(node.ins[0].node);
+                let ins = rope.ins[..1].iter().chain(&node.ins[1..]).chain(&rope.ins[1..]);
+                let ins = ins.map(|v| replay.get(*v)).collect();
+                replay.copy_as(id, attend.op(), ins);
+                joined += 1;
+            }
+            None => _ = replay.copy(id),
+        }
+    }
+    (without_dead(&replay.finish()), joined)
+}
+
+/// Linear attention with the rotation of what it reads, where it has one that it can take over.
+fn turn_of(g: &Graph, id: NodeId) -> Option<LinearAttend> {
+    let node = g.node(id);
+    let (attend, false) = LinearAttend::of(&node.op)? else { return None };
+    let longest = match attend.q {
+        Segments::Uniform { len } => len,
+        Segments::Ragged { max_len, .. } => max_len,
+    };
+    if attend.k != Keys::Queries || attend.turn != Turn::None || longest > MOST_ROWS {
+        return None;
+    }
+    let Op::Rope { freq, axis_of_freq, pairs: Pairs::Interleaved, inverse: false, table } =
+        &g.node(node.ins[0].node).op
+    else {
+        return None;
+    };
+    let turn = if *table { Turn::Table(*freq) } else { Turn::Angles(*freq) };
+    axis_of_freq.iter().all(|axis| *axis == 0).then_some(LinearAttend { turn, ..attend })
+}
