@@ -9,7 +9,7 @@ use crate::ops::elementwise::Elementwise;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::Frequencies;
 use crate::ops::gated::Act;
-use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
 use crate::ops::norm::NormWeight;
 use crate::ops::product::Compute;
 use crate::ops::quantize::Source;
@@ -132,8 +132,8 @@ ops! {
     /// (q [Tq, H, N], k? [Tk, HK, N], v [Tk, HV, D], q start, q len?, k start, k len?, positions i32 [1, Tq]?, table?) ->
     /// o [Tq, H, D].
     LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, turn: Turn }
-    /// (the inputs of linear attention, do) -> dq, dk?, dv.
-    LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, turn: Turn }
+    /// (the inputs of linear attention, do, base of dq?) -> dq, dk?, dv.
+    LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, turn: Turn, onto: Onto }
     /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
     HeadLoss = "head_loss" { compute: Compute }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
@@ -223,8 +223,8 @@ impl Op {
             &Op::LinearAttention { scale, mask, q, k, turn } => {
                 linear_attention::infer(&LinearAttend { scale, mask, q, k, turn }, &ins)
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
-                linear_attention::infer_grad(&LinearAttend { scale, mask, q, k, turn }, &ins)
+            &Op::LinearAttentionGrad { scale, mask, q, k, turn, onto } => {
+                linear_attention::infer_grad(&LinearAttend { scale, mask, q, k, turn }, onto, &ins)
             }
             Op::HeadLoss { .. } => head_loss::infer(&ins),
             Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
@@ -323,8 +323,8 @@ impl Op {
             &Op::LinearAttention { scale, mask, q, k, turn } => {
                 vec![linear_attention::expand(b, &LinearAttend { scale, mask, q, k, turn }, ins)]
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
-                linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, turn }, ins)
+            &Op::LinearAttentionGrad { scale, mask, q, k, turn, onto } => {
+                linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, turn }, onto, ins)
             }
             Op::HeadLoss { compute } => head_loss::expand(b, *compute, ins),
             Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
@@ -381,7 +381,7 @@ impl Op {
             &Op::LinearAttention { scale, mask, q, k, turn } => {
                 LinearAttend { scale, mask, q, k, turn }.flops(&ins)
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
+            &Op::LinearAttentionGrad { scale, mask, q, k, turn, onto: _ } => {
                 LinearAttend { scale, mask, q, k, turn }.grad_flops(&ins)
             }
             Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],

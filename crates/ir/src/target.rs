@@ -2,6 +2,7 @@
 
 use crate::graph::{Graph, Node};
 use crate::op::{Op, OpKind};
+use crate::ops::linear_attention::{LinearAttend, Onto};
 use crate::timings::{Timings, Units};
 use crate::types::{DType, TensorType};
 
@@ -36,15 +37,19 @@ pub struct KernelRow {
 
 impl KernelRow {
     /// The pairs that hold for an operation: a product's third input makes room only where it is the base, and where the
-    /// largest magnitude and what else makes room stand among a quantisation's inputs depends on what is quantised.
+    /// largest magnitude and what else makes room stand among a quantisation's inputs depends on what is quantised. The base
+    /// of linear attention's gradient stands last.
     pub fn in_place_for(&self, op: &Op) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (none, quantised) = match op {
             Op::Product { base, .. } => (!base, None),
+            Op::LinearAttentionGrad { onto, .. } => (*onto == Onto::Nothing, None),
             Op::Quantize { current, of, .. } => (*current, Some(*of)),
             _ => (false, None),
         };
+        let base = LinearAttend::of(op).map(|(attend, _)| attend.inputs() + 1);
         let pairs: &[(usize, usize)] = if none { &[] } else { self.in_place };
-        pairs.iter().copied().filter(move |(input, output)| match (quantised, output) {
+        let is_base = move |pair: &(usize, usize)| base.is_none_or(|base| pair.0 == base);
+        pairs.iter().copied().filter(is_base).filter(move |(input, output)| match (quantised, output) {
             (None, _) => true,
             (Some(of), 3) => of.makes_room(*input),
             (Some(of), _) => *input == of.inputs() + 1,
@@ -55,6 +60,9 @@ impl KernelRow {
 /// Every pair that may hold for a quantisation, whatever is quantised.
 pub const QUANTIZE_IN_PLACE: &[(usize, usize)] =
     &[(2, 2), (3, 2), (4, 2), (5, 2), (0, 3), (1, 3), (2, 3), (3, 3)];
+
+/// Every pair that may hold for linear attention's gradient: its base, behind tensors, segments, positions and table.
+pub const LINEAR_ATTENTION_GRAD_IN_PLACE: &[(usize, usize)] = &[(3, 0), (4, 0), (5, 0)];
 
 /// What a workspace formula may look at.
 pub struct Shapes<'a> {
@@ -155,6 +163,7 @@ pub fn paper() -> Target {
             OpKind::GatedGrad => &[(0, 0), (1, 1), (2, 2)],
             OpKind::Product | OpKind::ScatterAdd => &[(2, 0)],
             OpKind::Quantize => QUANTIZE_IN_PLACE,
+            OpKind::LinearAttentionGrad => LINEAR_ATTENTION_GRAD_IN_PLACE,
             OpKind::HeadLossGrad => &[(5, 1)],
             OpKind::HeadLossTrain => &[(4, 4)],
             OpKind::RowScatter => &[(0, 0)],

@@ -6,7 +6,7 @@ use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::differentiate;
 use flatout_ir::passes::{
     epilogues, joint_heads, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin,
-    rope_table, rotated_scores, tf32,
+    rope_table, rotated_scores, score_gradients, tf32,
 };
 use flatout_ir::target::paper;
 use flatout_ir::{Graph, Launch, Options, Precision, Program, Recompute, Role, Update, compile};
@@ -265,6 +265,68 @@ fn scores_turn_what_they_read() {
     {
         assert_eq!(rotated_scores::rotated_scores(&g), (flatout_ir::replay::without_dead(&g), 0));
     }
+}
+
+/// The gradient of latents that attend to themselves, what else flows to them, and the ReLU that made them.
+fn latents(slope_of: &str) -> Graph {
+    graph(&format!(
+        "slot $0 pre f32[6,8] input zeros
+         slot $1 v f32[6,1,4] input zeros
+         slot $2 positions i32[1,6] input zeros
+         slot $3 do f32[6,2,4] input zeros
+         slot $4 other f32[6,8] input zeros
+         %0 = read{{slot=$0}} -> f32[6,8] @pre
+         %1 = map{{f=relu}} %0 -> f32[6,8] @layer
+         %2 = reshape{{dims=[6 2 4]}} %1 -> f32[6,2,4] @layer
+         %3 = read{{slot=$1}} -> f32[6,1,4] @v
+         %4 = read{{slot=$2}} -> i32[1,6] @positions
+         %5 = read{{slot=$3}} -> f32[6,2,4] @do
+         %6 = read{{slot=$4}} -> f32[6,8] @other
+         %7 = linear_attention_grad{{scale=1, mask=full, q=uniform:3, k=queries, turn=angles:100}} %2 %3 %4 %5 -> f32[6,2,4] f32[6,1,4] @layer
+         %8 = reshape{{dims=[6 8]}} %7 -> f32[6,8] @layer
+         %9 = map{{f=add}} %6 %8 -> f32[6,8] @layer
+         %10 = map{{f=step}} {slope_of} -> f32[6,8] @layer
+         %11 = map{{f=mul}} %9 %10 -> f32[6,8] @layer
+         result d %11
+         result dv %7.1"
+    ))
+}
+
+#[test]
+fn gradients_of_scores_are_written_as_sums() {
+    let of_relu = "%7 = reshape{dims=[6 2 4]} %6 -> f32[6,2,4]
+         %8 = linear_attention_grad{scale=1, mask=full, q=uniform:3, k=queries, turn=angles:100, onto=relu} %2 %3 %4 %5 %7 -> f32[6,2,4] f32[6,1,4]
+         %9 = reshape{dims=[6 8]} %8 -> f32[6,8]
+         result d %9
+         result dv %8.1";
+    for slope_of in ["%0", "%1"] {
+        let g = latents(slope_of);
+        let (joined, count) = score_gradients::score_gradients(&g);
+        assert_eq!(count, 1);
+        let text = nodes(&joined);
+        assert!(text.starts_with("%1 = map{f=relu}"), "{text}");
+        same(&text.lines().skip(2).collect::<Vec<_>>().join("\n"), of_relu);
+        assert_eq!(joined.to_string().parse::<Graph>().unwrap(), joined);
+        let values: Values = g
+            .slots
+            .iter()
+            .map(|s| {
+                let value = |i: usize| {
+                    if s.path == "positions" { i as f64 } else { (i * 37 % 23) as f64 / 8.0 - 1.3 }
+                };
+                (s.path.clone(), (0..s.ty.elements()).map(value).collect())
+            })
+            .collect();
+        let [before, after] = [&g, &joined].map(|g| oracle::run(g, &values).results);
+        for (name, before) in &before {
+            let off = before.iter().zip(&after[name]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(off < 1e-6, "{name} is off by {off}");
+        }
+    }
+    // The slope of something else stays.
+    let (joined, count) = score_gradients::score_gradients(&latents("%6"));
+    assert_eq!(count, 1);
+    assert!(nodes(&joined).contains("onto=base}") && nodes(&joined).contains("f=step"), "{}", nodes(&joined));
 }
 
 /// A head and its loss, differentiated.

@@ -11,7 +11,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize;
@@ -206,7 +206,11 @@ fn linear_attention() -> Vec<Form> {
                 let table = turn.has_table().then(|| TensorType::new(DType::F32, [65, 512, 2]));
                 let ins = [ins.clone(), vec![positions], Vec::from_iter(table)].concat();
                 forms.push((attend.op(), ins.clone()));
-                forms.push((attend.grad(), [ins, vec![ty(dtype, 6, 192)]].concat()));
+                forms.push((attend.grad(), [ins.clone(), vec![ty(dtype, 6, 192)]].concat()));
+                for onto in [Onto::Base, Onto::Relu] {
+                    let ins = [ins.clone(), vec![ty(dtype, 6, 192), ty(dtype, 6, 1024)]].concat();
+                    forms.push((attend.grad_onto(onto), ins));
+                }
             }
         }
     }

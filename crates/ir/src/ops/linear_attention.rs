@@ -9,6 +9,8 @@
 //! Such r may be turned as they are read: what comes in is then a, r = rope(a) by positions with pairs of neighbours, and
 //! what goes out is da, turned back.
 //!
+//! The gradient of queries may be added to what else flows to them (`Onto`).
+//!
 //! A query that may see no key gives o = 0. Rows outside every segment likewise.
 
 use super::attention::{self, Mask, Segments};
@@ -17,6 +19,7 @@ use crate::attr::{Attr, named};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
 use crate::op::{Grads, Op, Vjp};
+use crate::ops::elementwise::Elementwise as E;
 use crate::ops::frequency::Frequencies;
 use crate::ops::rope::{self, Pairs};
 use crate::types::TensorType;
@@ -108,6 +111,24 @@ impl Attr for Turn {
     }
 }
 
+named! {
+    /// What the gradient of queries is added to.
+    pub enum Onto {
+        Nothing = "nothing",
+        /// Another input.
+        Base = "base",
+        /// The same, and 0 where a query's element is not above 0: the gradient before the ReLU that made the queries.
+        Relu = "relu",
+    }
+    unsaid Nothing
+}
+
+impl Onto {
+    pub fn of(op: &Op) -> Onto {
+        if let Op::LinearAttentionGrad { onto, .. } = op { *onto } else { Onto::Nothing }
+    }
+}
+
 /// The attributes of either direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearAttend {
@@ -125,7 +146,7 @@ impl LinearAttend {
             Op::LinearAttention { scale, mask, q, k, turn } => {
                 Some((LinearAttend { scale, mask, q, k, turn }, false))
             }
-            Op::LinearAttentionGrad { scale, mask, q, k, turn } => {
+            Op::LinearAttentionGrad { scale, mask, q, k, turn, onto: _ } => {
                 Some((LinearAttend { scale, mask, q, k, turn }, true))
             }
             _ => None,
@@ -138,8 +159,12 @@ impl LinearAttend {
     }
 
     pub fn grad(&self) -> Op {
+        self.grad_onto(Onto::Nothing)
+    }
+
+    pub fn grad_onto(&self, onto: Onto) -> Op {
         let LinearAttend { scale, mask, q, k, turn } = *self;
-        Op::LinearAttentionGrad { scale, mask, q, k, turn }
+        Op::LinearAttentionGrad { scale, mask, q, k, turn, onto }
     }
 
     /// The same of queries that are turned already.
@@ -228,11 +253,17 @@ pub fn infer(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, 
     Ok(vec![TensorType::new(q.dtype, [q.dims[0], q.dims[1], v.dims[2]])])
 }
 
-pub fn infer_grad(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+pub fn infer_grad(at: &LinearAttend, onto: Onto, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     let n = at.inputs();
-    arity(ins, n + 1)?;
+    arity(ins, n + 1 + (onto != Onto::Nothing) as usize)?;
     let o = infer(at, &ins[..n])?;
     expect("do", ins[n], o[0].dtype, &o[0].dims)?;
+    if onto != Onto::Nothing {
+        expect("the base", ins[n + 1], ins[0].dtype, &ins[0].dims)?;
+        if matches!(at.q, Segments::Ragged { .. }) {
+            return Err("a base is for equal segments: rows of none would have to be copied".into());
+        }
+    }
     Ok(ins[..at.tensors()].iter().map(|ty| (*ty).clone()).collect())
 }
 
@@ -301,7 +332,16 @@ pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tens
     scores.product(of_heads(v), false, false).transpose(&[1, 0, 2]).cast(q.dtype())
 }
 
-pub fn expand_grad<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+pub fn expand_grad<'g>(b: &'g Builder, at: &LinearAttend, onto: Onto, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
+    if onto != Onto::Nothing {
+        let base = at.inputs() + 1;
+        let mut grads = b.ops(at.grad(), &ins[..base]);
+        grads[0] = grads[0] + ins[base];
+        if onto == Onto::Relu {
+            grads[0] = grads[0] * ins[0].map(E::Step);
+        }
+        return grads;
+    }
     if let Some((ins, back)) = turned(b, at, ins) {
         let mut grads = b.ops(at.unturned().grad(), &ins);
         grads[0] = back(grads[0]);

@@ -25,6 +25,7 @@ pub mod regions;
 pub mod rejoin;
 pub mod rope_table;
 pub mod rotated_scores;
+pub mod score_gradients;
 pub mod slots;
 pub mod tf32;
 pub mod update;
@@ -277,6 +278,16 @@ fn joined(typed: &Training, o: &Options, reports: &mut Reports) -> Result<Graph,
     reports.say("fused_products", joined.slopes + joined.sums, || {
         format!("{} products apply GELU's slope, {} sum a bias's gradient", joined.slopes, joined.sums)
     });
+
+    // The gradient of what attends to itself is added to what else flows there.
+    let (g, sums) = if o.fuse_elementwise && runs("score_gradients") {
+        score_gradients::score_gradients(&g)
+    } else {
+        (g, 0)
+    };
+    let g = checked("score_gradients", g);
+    reports
+        .say("score_gradients", sums, || format!("{sums} gradients of linear attention are written as sums"));
 
     // Sums are done by whoever computes their last term.
     let (g, folded) = epilogues::epilogues(&g);

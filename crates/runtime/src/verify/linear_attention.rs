@@ -1,10 +1,10 @@
 //! Cases of linear attention: every mask, keys of their own and queries that are their keys, heads that share keys or
 //! values, equal and ragged segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and
-//! of several; queries that are turned as they are read, by a table, behind it and without one.
+//! of several; queries that are turned as they are read, by a table, behind it and without one, and their gradient onto a base.
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::frequency::Frequencies;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
 use flatout_ir::types::{DType, TensorType};
 
 use super::Data;
@@ -137,7 +137,11 @@ fn turned(
     let tensors = vec![x(dtype, &[tokens, h, n]), x(dtype, &[tokens, hv, d])];
     let listed = (rows != Rows::None).then(|| rope_table(count, n / 2, freq));
     let ins = [tensors, bounds, vec![positions], Vec::from_iter(listed)].concat();
-    both_ways(table, attend, ins, TensorType::new(dtype, [tokens, h, d]));
+    let (o, base) = (x(dtype, &[tokens, h, d]), x(dtype, &[tokens, h, n]));
+    for onto in [Onto::Base, Onto::Relu].into_iter().filter(|_| matches!(q, Segments::Uniform { .. })) {
+        table.add(attend.grad_onto(onto), [ins.clone(), vec![o.clone(), base.clone()]].concat());
+    }
+    both_ways(table, attend, ins, o.0);
 }
 
 fn both_ways(table: &mut Table, attend: LinearAttend, ins: Vec<Input>, o: TensorType) {

@@ -6,7 +6,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::quantize::Source;
@@ -294,7 +294,12 @@ pub fn cases() -> Vec<Case> {
     add(
         "turned linear attention back 512x65, 6 heads of 1024 on 192, bf16",
         turned.grad(),
-        [ins, vec![x(BF16, &[rows, 6, features])]].concat(),
+        [ins.clone(), vec![x(BF16, &[rows, 6, features])]].concat(),
+    );
+    add(
+        "turned linear attention back onto a base and its ReLU 512x65, 6 heads of 1024 on 192, bf16",
+        turned.grad_onto(Onto::Relu),
+        [ins, vec![x(BF16, &[rows, 6, features]), x(BF16, &[rows, 6, neurons])]].concat(),
     );
     for (rows, width, words) in [(16384, 768, 32768), (16384, 4096, 131072)] {
         add(

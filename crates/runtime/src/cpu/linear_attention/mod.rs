@@ -17,9 +17,9 @@ mod tests;
 use std::ops::Range;
 
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask};
+use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto};
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout, Shapes};
+use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Layout, Shapes};
 use flatout_ir::types::{DType, bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Launch, OpKind};
 
@@ -36,14 +36,14 @@ use crate::weighted_sum::{Owner, WeightedSum, sums};
 /// The most rows of a tile.
 const TILE: usize = 96;
 
-const fn kernel(name: &'static str, op: OpKind) -> Kernel {
+const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
     let row = KernelRow {
         name,
         op,
         dtypes: FLOATS,
         ins: Layout::Rows,
         outs: Layout::Rows,
-        in_place: &[],
+        in_place,
         workspace,
         deterministic: true,
     };
@@ -51,8 +51,8 @@ const fn kernel(name: &'static str, op: OpKind) -> Kernel {
 }
 
 pub const KERNELS: &[Kernel] = &[
-    kernel("linear_attention", OpKind::LinearAttention),
-    kernel("linear_attention_grad", OpKind::LinearAttentionGrad),
+    kernel("linear_attention", OpKind::LinearAttention, &[]),
+    kernel("linear_attention_grad", OpKind::LinearAttentionGrad, LINEAR_ATTENTION_GRAD_IN_PLACE),
 ];
 
 /// Floats of a worker: two tiles of weights, the result, widened copies of a, b and x, and a token's cosines and sines.
@@ -76,6 +76,10 @@ struct Sum<'a> {
     right: Operand<'a>,
     rows: Operand<'a>,
     out: Operand<'a>,
+    /// What the result is added to.
+    base: Option<Tensor<'a>>,
+    /// The tensor whose elements must be above 0 for the result not to be 0.
+    above: Option<Tensor<'a>>,
     heads: usize,
 }
 
@@ -136,7 +140,10 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
             [sum.left, sum.right, sum.rows].map(|i| operand(ctx.input(i), i, turns.as_ref()));
         let out = operand(out, sum.out, turns.as_ref().filter(|_| is_grad));
         let (scale, mask, owner, heads) = (attend.scale, attend.mask, sum.owner, q.dims[1]);
-        let sum = Sum { scale, mask, owner, left, right, rows, out, heads };
+        let onto = if sum.out == 0 { Onto::of(&launch.op) } else { Onto::Nothing };
+        let base = (onto != Onto::Nothing).then(|| ctx.input(attend.inputs() + 1));
+        let above = (onto == Onto::Relu).then_some(q);
+        let sum = Sum { scale, mask, owner, left, right, rows, out, base, above, heads };
         sum.run(&cut, scratch, floats, ctx);
     }
     Ok(())
@@ -220,6 +227,20 @@ impl Sum<'_> {
         for (token, row) in own.clone().zip(result.chunks_exact_mut(width)) {
             if let Some(turns) = self.out.turns {
                 turn_head(turns, token, -1.0, angles, row);
+            }
+            let other = &mut x_copy[..width];
+            let load = |x: &Tensor<'_>, to: &mut [f32]| {
+                // SAFETY: token and head lie in the tensor, whose rows have no gaps; only the base may lie on the output, and
+                // no other task writes its row.
+                unsafe { tensor::load(x.dtype, x.at(token * x.strides[0] + head * x.strides[1]), 1, to) };
+            };
+            if let Some(base) = &self.base {
+                load(base, other);
+                row.iter_mut().zip(&*other).for_each(|(y, base)| *y += base);
+            }
+            if let Some(above) = &self.above {
+                load(above, other);
+                row.iter_mut().zip(&*other).filter(|(_, x)| !(**x > 0.0)).for_each(|(y, _)| *y = 0.0);
             }
             let at = self.out.at(token * self.out.strides[0] + head * self.out.strides[1]);
             // SAFETY: token and head lie in the tensor, a row has no gaps, and only this task writes it.

@@ -126,7 +126,8 @@ __device__ __forceinline__ void put_piece(u32 at, uint4 x) {
 struct AsItIs {
     static const int AT_ONCE = 4;
     struct Held {};
-    __device__ __forceinline__ Held read(int, int) const { return Held(); }
+    // Of a row and a column, and how far from the start of the result.
+    __device__ __forceinline__ Held read(int, int, i64) const { return Held(); }
     __device__ __forceinline__ uint4 change(uint4 x, const Held&) const { return x; }
 };
 
@@ -138,13 +139,13 @@ __device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int 
     const int lane = threadIdx.x % 32, piece = lane % 8;
     const int at = column + 8 * piece;
     __syncwarp();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 4; i += Way::AT_ONCE) {
         typename Way::Held held[Way::AT_ONCE];
 #pragma unroll
         for (int j = 0; j < Way::AT_ONCE; j++) {
             const int row = 4 * (i + j) + lane / 8;
-            if (first + row < end && at < columns) held[j] = way.read(first + row, at);
+            if (first + row < end && at < columns) held[j] = way.read(first + row, at, (first + row) * token + at);
         }
 #pragma unroll
         for (int j = 0; j < Way::AT_ONCE; j++) {
@@ -177,13 +178,13 @@ __device__ __forceinline__ void store_halves(u32 rows_out, bf16* to, i64 token, 
     const int lane = threadIdx.x % 32, piece = lane % 4;
     const int at = column + 8 * piece;
     __syncwarp();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < 4; i += Way::AT_ONCE) {
         typename Way::Held held[Way::AT_ONCE];
 #pragma unroll
         for (int j = 0; j < Way::AT_ONCE; j++) {
             const int row = 8 * (i + j) + lane / 4;
-            if (first + row < end && at < columns) held[j] = way.read(first + row, at);
+            if (first + row < end && at < columns) held[j] = way.read(first + row, at, (first + row) * token + at);
         }
 #pragma unroll
         for (int j = 0; j < Way::AT_ONCE; j++) {

@@ -10,9 +10,9 @@ mod symmetric;
 use std::borrow::Cow;
 
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto, Turn};
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Shapes};
+use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
 
@@ -24,13 +24,13 @@ use super::rope::Rotation;
 use super::stage::PRELUDE;
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
-const fn kernel(name: &'static str, op: OpKind) -> Kernel {
-    Kernel { row: KernelRow { name, op, workspace, ..ROWS_OF_FLOATS }, sources, prepare }
+const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
+    Kernel { row: KernelRow { name, op, in_place, workspace, ..ROWS_OF_FLOATS }, sources, prepare }
 }
 
 pub const KERNELS: &[Kernel] = &[
-    kernel("cuda.linear_attention", OpKind::LinearAttention),
-    kernel("cuda.linear_attention_grad", OpKind::LinearAttentionGrad),
+    kernel("cuda.linear_attention", OpKind::LinearAttention, &[]),
+    kernel("cuda.linear_attention_grad", OpKind::LinearAttentionGrad, LINEAR_ATTENTION_GRAD_IN_PLACE),
 ];
 
 /// The shapes of either direction.
@@ -38,6 +38,7 @@ pub const KERNELS: &[Kernel] = &[
 struct Problem {
     attend: LinearAttend,
     is_grad: bool,
+    onto: Onto,
     dtype: DType,
     tq: usize,
     tk: usize,
@@ -53,6 +54,7 @@ impl Problem {
         Problem {
             attend,
             is_grad,
+            onto: Onto::Nothing,
             dtype: q.dtype,
             tq: q.dims[0],
             tk: k.dims[0],
@@ -67,7 +69,8 @@ impl Problem {
         let of = LinearAttend::of(&launch.op).expect("the rows are for linear attention");
         let tensors = of.0.tensors();
         let ty = |i: usize| TensorType::new(launch.ins[i].dtype, launch.ins[i].dims.clone());
-        Problem::new(of, &ty(0), &ty(tensors - 2), &ty(tensors - 1))
+        let onto = Onto::of(&launch.op);
+        Problem { onto, ..Problem::new(of, &ty(0), &ty(tensors - 2), &ty(tensors - 1)) }
     }
 
     fn q_longest(&self) -> usize {
@@ -151,6 +154,17 @@ impl At<'_> {
             [at, at + 1].map(|i| self.pointer(self.launch.ins.get(i).filter(|_| is_ragged(segments))))
         };
         [of(attend.q, q), of(attend.k_segments(), k)]
+    }
+
+    /// What the gradient of queries is added to.
+    fn base(&self) -> Option<&View> {
+        let p = &self.problem;
+        (p.onto != Onto::Nothing).then(|| &self.launch.ins[p.attend.inputs() + 1])
+    }
+
+    /// What a sum is added to: queries are input 0, and their gradient output 0.
+    fn onto(&self, sum: &WeightedSum) -> Onto {
+        if sum.out == 0 { self.problem.onto } else { Onto::Nothing }
     }
 
     /// What turns the queries as they are read.
@@ -255,7 +269,8 @@ fn steps(launch: &Launch, facts: &Facts, arena: u64) -> Vec<Step> {
     }
     for sum in sums(&at.problem.attend, at.problem.is_grad) {
         let Some(out) = &launch.outs[sum.out] else { continue };
-        steps.push(if at.problem.attend.turn == Turn::None && sum::serves(&at, &sum, out) {
+        let is_plain = at.problem.attend.turn == Turn::None && at.onto(&sum) == Onto::Nothing;
+        steps.push(if is_plain && sum::serves(&at, &sum, out) {
             sum::step(&at, &sum, out)
         } else {
             plain::step(&at, &sum, out)

@@ -10,7 +10,8 @@
 // shared memory. The order of every sum follows from the shapes and the segments. No spills.
 //
 // A_TURNED, B_TURNED, X_TURNED: that operand is a rotation of what is read (pairs of neighbours), rounded to its type;
-// OUT_TURNED: the result is turned back before it is rounded.
+// OUT_TURNED: the result is turned back before it is rounded. ONTO: it is then added to a base (1), which may lie where the
+// result does, and set to 0 where the query's element is not above 0 (2).
 //
 // OWNER: what the rows are to the other side: 0 queries, 1 keys, 2 both (W_ij = M(scale a_i b_j) + M(scale a_j b_i)).
 
@@ -95,6 +96,9 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
           int x_heads, int out_heads, float scale, int inner, int width, int slices
 #if TURNED
           , const int* positions, const T_TABLE* table, int table_rows
+#endif
+#if ONTO
+          , const T_X* base, const T_X* queries, i64 base_token, i64 base_head, i64 queries_token, i64 queries_head
 #endif
 ) {
 #if TURNED
@@ -187,6 +191,13 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
                     y = y * cosine + (column % 2 == 0 ? other : -other) * sine;
                 }
 #endif
-                if (row < own1 && column < width) out[row * out_token + out_of * out_head + column] = As<T_X>::of(y);
+                if (row >= own1 || column >= width) continue;
+#if ONTO
+                y += f32(base[row * base_token + out_of * base_head + column]);
+#endif
+#if ONTO == 2
+                if (!(f32(queries[row * queries_token + out_of * queries_head + column]) > 0.0f)) y = 0.0f;
+#endif
+                out[row * out_token + out_of * out_head + column] = As<T_X>::of(y);
             }
 }

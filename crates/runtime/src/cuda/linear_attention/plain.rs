@@ -1,6 +1,7 @@
 //! A weighted sum in f32 arithmetic: f32, and bf16 that tensor cores cannot read in pieces. How it works is in `plain.cu`.
 
 use flatout_ir::View;
+use flatout_ir::ops::linear_attention::Onto;
 
 use super::{At, Problem, Step, count, numbers, strides};
 use crate::cuda::context::{Arg, Source};
@@ -54,6 +55,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
         ("B_TURNED", is_turned(sum.right)),
         ("X_TURNED", is_turned(sum.rows)),
         ("OUT_TURNED", if p.is_grad { is_turned(sum.out) } else { 0 }),
+        ("ONTO", at.onto(sum) as usize),
     ]));
     let body = concat!(include_str!("segment.cuh"), include_str!("plain.cu"));
     let code = at.code(body, 1, 1, &mut defines);
@@ -61,6 +63,11 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
     let mut args = args(at, sum, out, tiles);
     args.extend([inner, width, slices].map(count));
     args.extend(at.turn_args());
+    if at.onto(sum) != Onto::Nothing {
+        let read = [at.base(), Some(&at.launch.ins[0])];
+        args.extend(read.map(|view| at.pointer(view)));
+        args.extend(read.into_iter().flat_map(strides));
+    }
     Step {
         source: Source { name: "linear_attention/plain.cu", code, defines },
         entry: "plain_sum",

@@ -18,7 +18,8 @@
 //
 // TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane turns the pieces of a panel that it copied itself, in
 // shared memory, while the panel before is multiplied, and rounds them to bf16 as a rotation of its own would; a piece of dr is
-// turned back on its way out. Where all positions of a segment lie in the table, cosines and sines come from there, 32 bytes
+// turned back on its way out, where it is also added to a base (ONTO 1), and set to 0 where a is not above 0 (ONTO 2): which
+// elements are is kept in a bit each from when they are turned. Where all positions of a segment lie in the table, cosines and sines come from there, 32 bytes
 // for 16 of a; else they are computed.
 //
 // At H 6, HV 1, N 1024, D 192 and 512 segments of 65 rows, without a mask, on an H200:
@@ -47,6 +48,11 @@ extern __shared__ __align__(128) u8 memory[];
 
 #if TURNED
 #define TURN_ARGUMENTS , const int *positions, const T_TABLE *table, int table_rows
+#if ONTO
+#define BASE_ARGUMENTS , const bf16 *base
+#else
+#define BASE_ARGUMENTS
+#endif
 // Pieces of four pairs that a lane turns at once, with 8 registers of cosines and sines each.
 #ifndef TURN_AT_ONCE
 #define TURN_AT_ONCE (GRAD ? 2 : 4)
@@ -101,16 +107,35 @@ struct Turns {
     }
 };
 
-template <bool BACK> __device__ __forceinline__ u32 turned_pair(u32 pair, float c, float s) {
-    const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
-    const float sine = BACK ? -s : s;
-    return bf16x2(low * c - high * sine, high * c + low * sine);
+__device__ __forceinline__ float low_of(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ __forceinline__ u32 turned_pair(u32 pair, float c, float s) {
+    const float low = low_of(pair), high = high_of(pair);
+    return bf16x2(low * c - high * s, high * c + low * s);
 }
 
-template <bool BACK> __device__ __forceinline__ uint4 turned_piece(uint4 x, const Turns::Held& by) {
-    return make_uint4(turned_pair<BACK>(x.x, by.c[0], by.s[0]), turned_pair<BACK>(x.y, by.c[1], by.s[1]),
-                      turned_pair<BACK>(x.z, by.c[2], by.s[2]), turned_pair<BACK>(x.w, by.c[3], by.s[3]));
+__device__ __forceinline__ uint4 turned_piece(uint4 x, const Turns::Held& by) {
+    return make_uint4(turned_pair(x.x, by.c[0], by.s[0]), turned_pair(x.y, by.c[1], by.s[1]),
+                      turned_pair(x.z, by.c[2], by.s[2]), turned_pair(x.w, by.c[3], by.s[3]));
 }
+
+#if ONTO == 2
+// Where a byte says which elements of a piece of a are above 0. A panel's are written while those of the one before are read.
+__device__ __forceinline__ u8& above_at(int row, int column) {
+    u8* bits = memory + STAGES * PANEL + STRIPS * STRIP + ROWS * sizeof(int);
+    return bits[(column / 64 % 2 * ROWS + row) * 8 + column / 8 % 8];
+}
+
+__device__ __forceinline__ u32 above(uint4 x) {
+    const u32 pairs[4] = {x.x, x.y, x.z, x.w};
+    u32 bits = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        bits |= (low_of(pairs[k]) > 0.0f ? 1u << 2 * k : 0) | (high_of(pairs[k]) > 0.0f ? 2u << 2 * k : 0);
+    return bits;
+}
+#endif
 
 // Turns what the lane copied of columns [column, column + 64) into a panel (`load_strip`). The rows are the segment's from
 // its first on; those at `end` and behind are zeros.
@@ -127,21 +152,70 @@ __device__ __forceinline__ void turn_strip(u32 panel, int strip, const Turns& tu
 #pragma unroll
         for (int i = 0; i < TURN_AT_ONCE; i++) {
             const u32 to = (at ^ ((k + i) % 2 * 64)) + 512 * (k + i);
-            if (row + 4 * (k + i) < end) put_piece(to, turned_piece<false>(take_piece(to), by[i]));
+            if (row + 4 * (k + i) >= end) continue;
+            const uint4 x = take_piece(to);
+#if ONTO == 2
+            above_at(row + 4 * (k + i) - turns.first, column) = (u8)above(x);
+#endif
+            put_piece(to, turned_piece(x, by[i]));
         }
     }
 }
 
-// The way of dr: turned back.
+// The way of dr: turned back, onto the base. A base may lie where dr does: the thread that writes a piece is the one that
+// read it.
 struct WayOut {
     const Turns& turns;
+#if ONTO
+    // The head's, at the strides of dr.
+    const bf16* base;
+#endif
     static const int AT_ONCE = 1;
-    typedef Turns::Held Held;
-    __device__ __forceinline__ Held read(int row, int column) const { return turns.read(row, column); }
-    __device__ __forceinline__ uint4 change(uint4 x, const Held& by) const { return turned_piece<true>(x, by); }
+    struct Held {
+        Turns::Held by;
+#if ONTO
+        uint4 base;
+#endif
+#if ONTO == 2
+        u32 above;
+#endif
+    };
+    __device__ __forceinline__ Held read(int row, int column, i64 at) const {
+        Held held;
+#if ONTO == 2
+        held.above = above_at(row - turns.first, column);
+#endif
+#if ONTO
+        held.base = __ldcs(reinterpret_cast<const uint4*>(base + at));
+#endif
+        held.by = turns.read(row, column);
+        return held;
+    }
+    __device__ __forceinline__ uint4 change(uint4 x, const Held& held) const {
+        u32 pairs[4] = {x.x, x.y, x.z, x.w};
+#if ONTO
+        const u32 onto[4] = {held.base.x, held.base.y, held.base.z, held.base.w};
+#endif
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float c = held.by.c[k], s = held.by.s[k], low = low_of(pairs[k]), high = high_of(pairs[k]);
+            float a = low * c + high * s, b = high * c - low * s;
+#if ONTO
+            a += low_of(onto[k]);
+            b += high_of(onto[k]);
+#endif
+            pairs[k] = bf16x2(a, b);
+#if ONTO == 2
+            if (!(held.above >> 2 * k & 1)) pairs[k] &= 0xffff0000u;
+            if (!(held.above >> 2 * k & 2)) pairs[k] &= 0xffffu;
+#endif
+        }
+        return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
 };
 #else
 #define TURN_ARGUMENTS
+#define BASE_ARGUMENTS
 #endif
 
 __device__ __forceinline__ u32 weight_at(u32 weights, int row, int column) {
@@ -410,7 +484,7 @@ __device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* kept, const int* start, const int* len,
                    i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head, i64 dr_token,
-                   i64 dr_head, int tokens, int longest, int heads, int group, float scale TURN_ARGUMENTS) {
+                   i64 dr_head, int tokens, int longest, int heads, int group, float scale TURN_ARGUMENTS BASE_ARGUMENTS) {
     const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
     const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
     if (g.q0 >= g.q1) return;
@@ -469,7 +543,9 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
     }
     clear(sum);
     Share share(strip);
-#if TURNED
+#if ONTO
+    const WayOut way = {turns, base + head * dr_head};
+#elif TURNED
     const WayOut way = {turns};
 #else
     const AsItIs way = AsItIs();

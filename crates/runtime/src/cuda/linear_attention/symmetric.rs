@@ -2,7 +2,7 @@
 //! it works is in `symmetric.cu`.
 
 use flatout_ir::View;
-use flatout_ir::ops::linear_attention::{Keys, Turn};
+use flatout_ir::ops::linear_attention::{Keys, Onto, Turn};
 use flatout_ir::types::DType;
 
 use super::{At, Problem, Step, count, in_pieces, numbers, strides};
@@ -12,6 +12,11 @@ use crate::cuda::context::{Arg, Facts, Source};
 const MOST_STRIPS: usize = 8;
 /// Panels in the ring.
 const STAGES: usize = 4;
+
+/// Panels in the ring: one less where the bits of a ReLU would not fit beside the largest tile.
+fn stages(p: &Problem) -> usize {
+    if p.onto == Onto::Relu && strips(p) == MOST_STRIPS { STAGES - 1 } else { STAGES }
+}
 
 fn strips(p: &Problem) -> usize {
     p.q_longest().div_ceil(16).max(1)
@@ -25,7 +30,10 @@ fn fits(p: &Problem) -> bool {
 }
 
 pub(super) fn serves(at: &At<'_>) -> bool {
-    fits(&at.problem) && tensors(at).into_iter().flatten().all(in_pieces)
+    // A base is added where a gradient is turned back, and lies as that does.
+    let lies_alike = |base: &View| at.launch.outs[0].as_ref().is_none_or(|dr| dr.strides == base.strides);
+    let has_way = at.base().is_none_or(|base| at.problem.attend.turn != Turn::None && lies_alike(base));
+    fits(&at.problem) && has_way && tensors(at).into_iter().chain([at.base()]).flatten().all(in_pieces)
 }
 
 /// r, v, then o, or do, dr and dv.
@@ -44,17 +52,22 @@ fn panel_bytes(strips: usize) -> usize {
     16 * strips * 128
 }
 
-/// A ring of panels, a matrix of weights through whose strips results leave, 2 KiB a strip, and the positions of rows.
-fn shared_bytes(strips: usize) -> usize {
-    STAGES * panel_bytes(strips) + strips * ((16 * (32 * strips + 16)).max(2048) + 16 * size_of::<i32>())
+/// A ring of panels, a matrix of weights through whose strips results leave, 2 KiB a strip, the positions of rows, and a bit
+/// for each element of two panels.
+fn shared_bytes(p: &Problem) -> usize {
+    let strips = strips(p);
+    let bits = if p.onto == Onto::Relu { 2 * 16 * 8 } else { 0 };
+    stages(p) * panel_bytes(strips)
+        + strips * ((16 * (32 * strips + 16)).max(2048) + 16 * size_of::<i32>() + bits)
 }
 
 /// Blocks of a multiprocessor that registers are kept for: as many as do without spilling, and of those at five strips
-/// backward three only on Hopper: elsewhere shared memory has no room for them, or the compiler (for sm_100) no registers.
+/// backward three only on Hopper: elsewhere shared memory has no room for them, or the compiler (for sm_100, and where angles
+/// are computed) no registers.
 fn blocks(p: &Problem, facts: &Facts) -> usize {
     match (p.is_grad, strips(p)) {
         (false, ..=5) | (true, ..=4) => 4,
-        (true, 5) if facts.major == 9 => 3,
+        (true, 5) if facts.major == 9 && !matches!(p.attend.turn, Turn::Angles(_)) => 3,
         (true, 5) => 2,
         (false, _) | (true, 6) => 2,
         (true, _) => 1,
@@ -67,7 +80,8 @@ fn source(at: &At<'_>, facts: &Facts) -> Source {
     defines.extend(numbers(&[
         ("GRAD", p.is_grad as usize),
         ("STRIPS", strips(p)),
-        ("STAGES", STAGES),
+        ("STAGES", stages(p)),
+        ("ONTO", p.onto as usize),
         ("BLOCKS", blocks(p, facts)),
         ("N", p.inner),
         ("D", p.width),
@@ -93,7 +107,7 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
             let grid = [p.segments() * blocks, 1];
             Step { source: source(at, facts), entry, grid, threads: 32 * strips(p), shared_bytes, args }
         };
-    let shared = shared_bytes(strips(p));
+    let shared = shared_bytes(p);
     let mut shares = vec![count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
     shares.extend(at.turn_args());
     let tensors = tensors(at);
@@ -105,11 +119,14 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
     let kept = at.pointer(at.launch.workspace.as_ref().filter(|_| dv.is_some()));
     let mut steps = vec![];
     if dr.is_some() || dv.is_some() {
+        if let Some(base) = at.base() {
+            shares.push(at.pointer(Some(base)));
+        }
         steps.push(step("symmetric_backward", p.heads, shared, &tensors[..4], Some(kept), &shares));
     }
     if dv.is_some() {
         let blocks = p.v_heads * p.width.div_ceil(64);
-        let shared = STAGES * panel_bytes(strips(p));
+        let shared = stages(p) * panel_bytes(strips(p));
         steps.push(step("symmetric_dv", blocks, shared, &[d_o, dv], Some(kept), &[count(p.v_heads)]));
     }
     steps
@@ -118,12 +135,25 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flatout_ir::ops::attention::Segments;
+    use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask};
+    use flatout_ir::types::TensorType;
 
     /// 99 KiB is what sm_86, sm_89 and sm_120 have.
     #[test]
     fn tiles_fit_in_the_smallest_shared_memory() {
-        for strips in 1..=MOST_STRIPS {
-            assert!(shared_bytes(strips) <= 99 << 10, "{strips} strips take {}", shared_bytes(strips));
+        for (strips, &onto) in (1..=MOST_STRIPS).flat_map(|strips| Onto::ALL.iter().map(move |o| (strips, o)))
+        {
+            let attend = LinearAttend {
+                scale: 1.0,
+                mask: LinearMask::Full,
+                q: Segments::Uniform { len: 16 * strips },
+                k: Keys::Queries,
+                turn: Turn::Angles(100.0.into()),
+            };
+            let x = TensorType::new(DType::BF16, [16 * strips, 1, 64]);
+            let p = Problem { onto, ..Problem::new((attend, true), &x, &x, &x) };
+            assert!(shared_bytes(&p) <= 99 << 10, "{strips} strips take {}", shared_bytes(&p));
         }
     }
 }

@@ -1,0 +1,127 @@
+//! The gradient of queries that attend to themselves is written as the sum of all that flows to them, and 0 where the ReLU that
+//! made them was: a sum and a slope less over the largest tensors of a layer.
+//!
+//! Only gradients that are turned back on their way out (`rotated_scores`) take this on: each element is at hand there once.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+use crate::ops::attention::Segments;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::linear_attention::{LinearAttend, Onto, Turn};
+use crate::replay::{Replay, users, without_dead};
+
+/// Joins sums, and slopes behind them, to the gradients before them; returns how many sums.
+pub fn score_gradients(g: &Graph) -> (Graph, usize) {
+    let find = Finder { g, users: users(g) };
+    let joins: HashMap<NodeId, Join> = g.ids().filter_map(|id| Some((id, find.join(id)?))).collect();
+    let gone: HashSet<NodeId> = joins.values().flat_map(|join| join.gone.iter().copied()).collect();
+    let mut replay = Replay::new(g);
+    for id in g.ids().filter(|id| !gone.contains(id)) {
+        let Some(join) = joins.get(&id) else {
+            replay.copy(id);
+            continue;
+        };
+        let node = g.node(id);
+        let (attend, _) = LinearAttend::of(&node.op).expect("joins are of linear attention");
+        let shaped = |replay: &mut Replay<'_>, v: Value, like: Value| {
+            let dims = g.dims(like).into();
+            if replay.new.dims(v) == g.dims(like) { v } else { replay.add(Op::Reshape { dims }, vec![v], id) }
+        };
+        let base = replay.get(join.base);
+        let base = shaped(&mut replay, base, node.ins[0]);
+        let ins = node.ins.iter().map(|v| replay.get(*v)).chain([base]).collect();
+        let grad = replay.copy_as(id, attend.grad_onto(join.onto), ins);
+        let sum = shaped(&mut replay, grad.out(0), join.sum);
+        replay.set(join.sum, sum);
+    }
+    (without_dead(&replay.finish()), joins.len())
+}
+
+/// What a gradient takes over.
+struct Join {
+    base: Value,
+    onto: Onto,
+    /// What the gradient gives instead of its own value, and the nodes that led there.
+    sum: Value,
+    gone: Vec<NodeId>,
+}
+
+struct Finder<'a> {
+    g: &'a Graph,
+    users: HashMap<Value, Vec<NodeId>>,
+}
+
+impl Finder<'_> {
+    /// The one node that reads a value.
+    fn reader(&self, v: Value) -> Option<NodeId> {
+        let mut ends = self.g.writes.iter().map(|(_, w)| w).chain(self.g.results.iter().map(|(_, r)| r));
+        match self.users.get(&v).map(Vec::as_slice) {
+            Some([one]) if ends.all(|end| *end != v) => Some(*one),
+            _ => None,
+        }
+    }
+
+    /// The one node that reads a value, or what that value is reshaped to; reshapes on the way are `gone`.
+    fn reader_behind(&self, mut v: Value, gone: &mut Vec<NodeId>) -> Option<(NodeId, Value)> {
+        loop {
+            let id = self.reader(v)?;
+            if !matches!(self.g.node(id).op, Op::Reshape { .. }) {
+                return Some((id, v));
+            }
+            gone.push(id);
+            v = id.out(0);
+        }
+    }
+
+    fn before_reshapes(&self, mut v: Value) -> Value {
+        while let Op::Reshape { .. } = self.g.node(v.node).op {
+            v = self.g.node(v.node).ins[0];
+        }
+        v
+    }
+
+    fn join(&self, id: NodeId) -> Option<Join> {
+        let node = self.g.node(id);
+        let (attend, true) = LinearAttend::of(&node.op)? else { return None };
+        let is_even = matches!(attend.q, Segments::Uniform { .. });
+        if attend.turn == Turn::None || !is_even || Onto::of(&node.op) != Onto::Nothing {
+            return None;
+        }
+        let mut gone = vec![];
+        let (add, term) = self.reader_behind(id.out(0), &mut gone)?;
+        let Op::Map { f: E::Add } = self.g.node(add).op else { return None };
+        let base = self.other(add, term);
+        // It must exist where the gradient is computed.
+        if base.node >= id || self.g.ty(base) != self.g.ty(term) {
+            return None;
+        }
+        gone.push(add);
+        let (mut onto, mut sum) = (Onto::Base, add.out(0));
+        if let Some(slope) = self.slope(sum, node.ins[0]) {
+            gone.push(slope);
+            (onto, sum) = (Onto::Relu, slope.out(0));
+        }
+        Some(Join { base, onto, sum, gone })
+    }
+
+    /// The other operand.
+    fn other(&self, id: NodeId, v: Value) -> Value {
+        let ins = &self.g.node(id).ins;
+        if ins[0] == v { ins[1] } else { ins[0] }
+    }
+
+    /// What multiplies a sum by the slope of the ReLU that made the queries, and alone reads it.
+    fn slope(&self, sum: Value, queries: Value) -> Option<NodeId> {
+        let mul = self.reader(sum)?;
+        let Op::Map { f: E::Mul } = self.g.node(mul).op else { return None };
+        let step = self.g.node(self.other(mul, sum).node);
+        let Op::Map { f: E::Step } = step.op else { return None };
+        let queries = self.before_reshapes(queries);
+        let made = self.g.node(queries.node);
+        let is_relu = matches!(made.op, Op::Map { f: E::Relu });
+        // A ReLU is above 0 where what it reads is.
+        (step.ins[0] == queries || (is_relu && step.ins[0] == made.ins[0])).then_some(mul)
+    }
+}
