@@ -170,7 +170,7 @@ fn queries_are_turned_as_they_are_read() {
         for &mask in LinearMask::ALL {
             for (q, sizes) in [
                 (even(3, 65), [6, 5]),
-                (even(1, 250), [2, 3]),
+                (even(1, 110), [2, 3]),
                 (uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40), (-1, 0), (55, 4)]), [10, 4]),
             ] {
                 for dtype in [DType::F32, DType::BF16] {
