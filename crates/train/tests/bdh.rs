@@ -6,10 +6,12 @@ mod fixture;
 
 use distance::relative;
 use fixture::Fixture;
+use flatout_ir::ops::linear_attention::Onto;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::passes::update::LR;
-use flatout_ir::{Class, Graph, Options, Program, Recompute, Role, compile};
+use flatout_ir::target::paper;
+use flatout_ir::{Class, Graph, Launch, Op, OpKind, Options, Precision, Program, Recompute, Role, compile};
 use flatout_models::bdh::{Form, build};
 use flatout_models::config::{BdhConfig, Head};
 use flatout_models::images::ImageForm;
@@ -52,6 +54,45 @@ fn the_model_of_cifar_has_its_parameters() {
     let texts = BdhConfig { head: Head::Tokens, ..BdhConfig::default() };
     let graph = build(&texts, Form::least(&texts));
     assert_eq!(parameters(&graph) as u64, texts.parameters());
+}
+
+/// A rotation, the sum of what flows to the latents and their ReLU's slope are no launches of their own.
+#[test]
+fn scores_take_on_what_surrounds_them() {
+    let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
+    let graph = build(&c, Form::Classes(ImageForm::plain(2)));
+    let launches = |fuse_elementwise: bool| {
+        let options = Options {
+            precision: Precision::BF16,
+            recompute: Recompute::Cheap,
+            rope_positions: Some(65),
+            fuse_elementwise,
+            ..Options::default()
+        };
+        let programs = [Program { role: Role::Grad, graph: graph.clone() }];
+        let plans = compile(&programs, &paper(), &options).expect("plans");
+        plans.plan(Role::Grad).expect("a plan").launches.clone()
+    };
+    let latents = [2 * 65, c.heads * c.latent];
+    let over_latents = |l: &&Launch, fs: &[&str]| {
+        let text = format!("{:?}", l.op);
+        matches!(l.op, Op::Map { .. } | Op::Region { .. })
+            && l.outs.iter().flatten().any(|out| out.dims == latents)
+            && fs.iter().any(|f| text.contains(f))
+    };
+    let count = |launches: &[Launch], kind: OpKind| launches.iter().filter(|l| l.op.kind() == kind).count();
+    let (joined, apart) = (launches(true), launches(false));
+    assert_eq!((count(&joined, OpKind::Rope), count(&apart, OpKind::Rope)), (0, 3 * c.layers));
+    let onto = |launches: &[Launch]| launches.iter().filter(|l| Onto::of(&l.op) == Onto::Relu).count();
+    assert_eq!((onto(&joined), onto(&apart)), (c.layers, 0));
+    assert_eq!(joined.iter().filter(|l| over_latents(l, &["Add", "Step"])).count(), 0);
+    assert_eq!(apart.iter().filter(|l| over_latents(l, &["Add"])).count(), c.layers);
+    // The sum is written where what it is added to lay.
+    let in_place = |l: &&Launch| {
+        Onto::of(&l.op) == Onto::Relu
+            && l.outs[0].as_ref().map(|o| o.offset) == l.ins.last().map(|i| i.offset)
+    };
+    assert_eq!(joined.iter().filter(in_place).count(), c.layers);
 }
 
 fn equals_the_equations(name: &str) {

@@ -17,10 +17,11 @@
 // No spills; 55 KiB of shared memory at 5 strips, 98 at 8.
 //
 // TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane turns the pieces of a panel that it copied itself, in
-// shared memory, while the panel before is multiplied, and rounds them to bf16 as a rotation of its own would; a piece of dr is
-// turned back on its way out, where it is also added to a base (ONTO 1), and set to 0 where a is not above 0 (ONTO 2): which
-// elements are is kept in a bit each from when they are turned. Where all positions of a segment lie in the table, cosines and sines come from there, 32 bytes
-// for 16 of a; else they are computed.
+// shared memory, beside the products of the panel before, and rounds them to bf16 as a rotation of its own would. A piece of dr
+// is turned back on its way out. Cosines and sines come from the table where it has all positions of a segment, 32 bytes for 16
+// of a, which all heads and segments share in the caches; else they are computed.
+// ONTO: dr is added to a base (1), and set to 0 where a is not above 0 (2); a bit for each element of a is kept from when it is
+// turned to when dr leaves, so that a crosses memory once.
 //
 // At H 6, HV 1, N 1024, D 192 and 512 segments of 65 rows, without a mask, on an H200:
 //                                   forward           backward
@@ -54,9 +55,7 @@ extern __shared__ __align__(128) u8 memory[];
 #define BASE_ARGUMENTS
 #endif
 // Pieces of four pairs that a lane turns at once, with 8 registers of cosines and sines each.
-#ifndef TURN_AT_ONCE
 #define TURN_AT_ONCE (GRAD ? 2 : 4)
-#endif
 
 // The cosines and sines of a segment's rows.
 struct Turns {
