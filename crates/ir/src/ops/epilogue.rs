@@ -1,8 +1,8 @@
 //! What a product does with its result before it is stored: a bias, GELU or ReLU, and what their gradients need.
 //!
-//! `Bias`, `Gelu`, `BiasGelu` and `Relu` stand in forward graphs and are differentiated; `GeluGrad` and `SumA` are what the
+//! `Bias`, `Gelu`, `BiasGelu` and `Relu` stand in forward graphs and are differentiated; `GeluGrad` is what the
 //! products of their gradients take along, so no pass over memory is left of either. A product with an epilogue is
-//! one matrix, and only the plain one and `SumA` add to a base.
+//! one matrix, and only the plain one adds to a base.
 
 use super::{expect, expect_float};
 use crate::attr::named;
@@ -26,9 +26,6 @@ named! {
         Relu = "relu",
         /// (.., h [M, N]) -> c times the slope of GELU at h.
         GeluGrad = "gelu_grad",
-        /// -> c, and the sum over k of a [M]: with a the transposed gradient of a layer's output and c its weight's
-        /// gradient, that is its bias's gradient.
-        SumA = "sum_a",
     }
     unsaid None
 }
@@ -48,14 +45,13 @@ impl Epilogue {
     }
 
     pub fn takes_base(self) -> bool {
-        matches!(self, Epilogue::None | Epilogue::SumA)
+        self == Epilogue::None
     }
 }
 
 /// The outputs of a product of type `c`, `extra` being what the epilogue reads.
 pub fn infer(
     epilogue: Epilogue,
-    a: &TensorType,
     c: TensorType,
     extra: Option<&TensorType>,
 ) -> Result<Vec<TensorType>, String> {
@@ -70,10 +66,6 @@ pub fn infer(
     Ok(match epilogue {
         Epilogue::None | Epilogue::Bias | Epilogue::Relu | Epilogue::GeluGrad => vec![c],
         Epilogue::Gelu | Epilogue::BiasGelu => vec![c.clone(), c],
-        Epilogue::SumA => {
-            let sums = TensorType::new(a.dtype.accumulator(), [c.dims[0]]);
-            vec![c, sums]
-        }
     })
 }
 
@@ -87,7 +79,7 @@ pub fn vjp<'g>(epilogue: Epilogue, at: &Vjp<'_, 'g>) -> Option<Tensor<'g>> {
             let through = at.d[0].map(|dy| dy * at.outs[1].map(E::GeluSlope));
             [through, at.d[1]].into_iter().flatten().reduce(|a, b| a + b)
         }
-        Epilogue::GeluGrad | Epilogue::SumA => panic!("{epilogue:?} is not differentiated"),
+        Epilogue::GeluGrad => panic!("{epilogue:?} is not differentiated"),
     }
 }
 
@@ -119,15 +111,6 @@ pub fn expand<'g>(
             vec![h.map(E::Gelu), h]
         }
         Epilogue::GeluGrad => vec![(c(wide) * ins[2].cast(wide).map(E::GeluSlope)).cast(out)],
-        Epilogue::SumA => {
-            let (over, rows) = if ta { (0, 1) } else { (1, 0) };
-            let sums = a.sum(over).reshape(&[a.dims()[rows]]);
-            let c = match ins.get(2) {
-                Some(base) => (c(base.dtype()) + *base).cast(out),
-                None => c(out),
-            };
-            vec![c, sums]
-        }
     }
 }
 

@@ -69,7 +69,7 @@ pub fn infer(
     if base {
         expect_float("the base", ins[2], &dims)?;
     }
-    epilogue::infer(epilogue, a, TensorType::new(out, dims), epilogue.takes_one().then(|| ins[2]))
+    epilogue::infer(epilogue, TensorType::new(out, dims), epilogue.takes_one().then(|| ins[2]))
 }
 
 fn mark(transposed: bool) -> &'static str {

@@ -1,5 +1,5 @@
-//! Products take on what follows them: the bias and GELU of a layer, or its ReLU, and in the backward pass GELU's slope and the sum
-//! that is a bias's gradient. Each was a pass over memory of its own.
+//! Products take on what follows them: the bias and GELU of a layer, or its ReLU, and in the
+//! backward pass GELU's slope. Each was a pass over memory of its own.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,6 @@ use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{Epilogue, with};
-use crate::ops::reduce::Fold;
 use crate::replay::{Replay, users, without_dead};
 
 /// Joins `product + bias`, `gelu(product + bias)` and `relu(product)` of a forward graph; returns how many products took something on.
@@ -127,41 +126,24 @@ impl Finder<'_> {
     }
 }
 
-/// What was joined in a graph with gradients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Joined {
-    pub slopes: usize,
-    pub sums: usize,
-}
-
-/// Joins `product * gelu'(h)`, and a weight's gradient with the sum of the rows of the gradient it is made of.
-pub fn backward(g: &Graph) -> (Graph, Joined) {
+/// Joins `product * gelu'(h)` in a graph with gradients; returns how many. The sum that is a bias's gradient stays a pass of
+/// its own: a library's product that sums as well takes longer than the two.
+pub fn backward(g: &Graph) -> (Graph, usize) {
     let uses = g.uses();
     let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
     let mut replay = Replay::new(g);
-    let mut joined = Joined::default();
     let slopes: HashMap<NodeId, (NodeId, Value)> =
         g.ids().filter_map(|id| Some((id, slope(g, id, &once)?))).collect();
-    let sums: HashMap<NodeId, NodeId> = g.ids().filter_map(|id| Some((weight_of(g, id)?, id))).collect();
     for id in g.ids().filter(|id| !slopes.values().any(|(product, _)| product == id)) {
         if let Some((product, h)) = slopes.get(&id) {
             let node = g.node(*product);
             let ins = node.ins.iter().chain([h]).map(|v| replay.get(*v)).collect();
             replay.copy_as(id, with(&node.op, Epilogue::GeluGrad).expect("chosen because it can"), ins);
-            joined.slopes += 1;
-        } else if let Some(sum) = sums.get(&id) {
-            let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
-            let op = with(&g.node(id).op, Epilogue::SumA).expect("chosen because it can");
-            let product = replay.copy_as(id, op, ins);
-            let dims = g.node(*sum).outs[0].dims.clone();
-            let row = replay.add(Op::Reshape { dims }, vec![product.out(1)], *sum);
-            replay.set(sum.out(0), row);
-            joined.sums += 1;
         } else if !replay.has(id.out(0)) {
             replay.copy(id);
         }
     }
-    (replay.finish(), joined)
+    (replay.finish(), slopes.len())
 }
 
 /// The product and h where a node is one times GELU's slope at the other.
@@ -173,19 +155,5 @@ fn slope(g: &Graph, id: NodeId, once: &impl Fn(Value) -> bool) -> Option<(NodeId
         let Op::Map { f: E::GeluSlope } = s.op else { return None };
         let fits = p.outs[0].rank() == 2 && once(product) && *g.ty(s.ins[0]) == p.outs[0];
         with(&p.op, Epilogue::GeluGrad).filter(|_| fits).map(|_| (product.node, s.ins[0]))
-    })
-}
-
-/// The product before a sum over rows that has the summed tensor, transposed, as its first operand.
-fn weight_of(g: &Graph, id: NodeId) -> Option<NodeId> {
-    let Op::Reduce { axis: 0, by: Fold::Sum } = g.node(id).op else { return None };
-    let d = g.node(id).ins[0];
-    let wide = g.node(id).outs[0].dtype;
-    g.ids().take_while(|earlier| *earlier < id).find(|earlier| {
-        let node = g.node(*earlier);
-        let is_first =
-            matches!(node.op, Op::Product { ta: true, .. }) && node.ins[0] == d && g.dims(d).len() == 2;
-        // The sums come in the type the product is stored in: nothing is rounded on the way.
-        is_first && node.outs[0].dtype == wide && with(&node.op, Epilogue::SumA).is_some()
     })
 }

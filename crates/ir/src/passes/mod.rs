@@ -272,12 +272,10 @@ fn joined(typed: &Training, o: &Options, reports: &mut Reports) -> Result<Graph,
     reports
         .say("rejoin", rejoined, || format!("{rejoined} of these run inside a gradient that reads the same"));
 
-    // Products of the backward pass do the same for the gradients of both.
-    let (g, joined) = if has_epilogues(o) { fused_products::backward(&g) } else { (g, Default::default()) };
+    // Products of the backward pass do the same for GELU's gradient.
+    let (g, slopes) = if has_epilogues(o) { fused_products::backward(&g) } else { (g, 0) };
     let g = checked("fused_products", without_dead(&g));
-    reports.say("fused_products", joined.slopes + joined.sums, || {
-        format!("{} products apply GELU's slope, {} sum a bias's gradient", joined.slopes, joined.sums)
-    });
+    reports.say("fused_products", slopes, || format!("{slopes} products apply GELU's slope"));
 
     // The gradient of what attends to itself is added to what else flows there.
     let (g, sums) = if o.fuse_elementwise && runs("score_gradients") {

@@ -2,7 +2,7 @@
 
 use flatout_ir::ops::epilogue::Epilogue;
 
-use super::context::{Context, chunk};
+use super::context::Context;
 use super::math::{self, vectorised};
 use super::product::in_row_tasks;
 use super::reduce::Shared;
@@ -59,36 +59,6 @@ pub(super) fn finish(epilogue: Epilogue, at: &Tensor<'_>, copy: Option<Shared>, 
             if let Some(y) = &y {
                 y.store(row, 0, x);
             }
-        }
-    });
-}
-
-/// Columns a task sums.
-const COLUMNS: usize = 64;
-
-/// The sum over k of a [M, K], stored transposed where said; in f64, in the order of k.
-pub(super) fn sum(a: &Tensor<'_>, transposed: bool, sums: &Tensor<'_>, cx: &Context<'_>) {
-    let (rows, to) = (a.rows(), sums.rows());
-    let (m, k) = if transposed { (rows.width, rows.count) } else { (rows.count, rows.width) };
-    cx.parallel(m.div_ceil(COLUMNS), 8 * COLUMNS * k, |task| {
-        let mine = chunk(task, COLUMNS, m);
-        let mut totals = vec![0.0_f64; mine.len()];
-        let mut line = vec![0.0; if transposed { mine.len() } else { k }];
-        // SAFETY: the input is only read; the task's sums are its own.
-        unsafe {
-            if transposed {
-                for l in 0..k {
-                    rows.load(l, mine.start, &mut line);
-                    totals.iter_mut().zip(&line).for_each(|(total, x)| *total += *x as f64);
-                }
-            } else {
-                for (total, i) in totals.iter_mut().zip(mine.clone()) {
-                    rows.load(i, 0, &mut line);
-                    *total = line.iter().map(|x| *x as f64).sum();
-                }
-            }
-            let totals: Vec<f32> = totals.iter().map(|x| *x as f32).collect();
-            to.store(0, mine.start, &totals);
         }
     });
 }

@@ -145,9 +145,6 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Product { ta, tb, base, epilogue, .. } = launch.op else {
         unreachable!("the row is for product")
     };
-    if let (Epilogue::SumA, Some(sums)) = (epilogue, launch.outs.get(1).and_then(|_| cx.output(1))) {
-        epilogue::sum(&cx.input(0), ta, &sums, cx);
-    }
     // Where only what GELU is applied to is wanted, the product goes there.
     let h = if epilogue.has_gelu() { cx.output(1) } else { None };
     let Some(out) = cx.output(0).or(h) else { return Ok(()) };
@@ -202,7 +199,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     } else {
         (0..count).for_each(|i| multiply_one(i, cx.threads));
     }
-    if !matches!(epilogue, Epilogue::None | Epilogue::SumA) {
+    if epilogue != Epilogue::None {
         epilogue::finish(epilogue, &out, out_copy, cx);
     } else if let Some(copy) = out_copy {
         move_rows(&out, copy, Way::Narrow, cx);

@@ -1,12 +1,10 @@
 // What a product's result goes through before it is done, where cuBLASLt does not do it itself.
 //
-//   finish: x = c[i, j] (+ bias[j]); where GELU is 1: h[i, j] = x, y[i, j] = gelu(x); where it is 2: y = x gelu'(h[i, j]); where it is 3: y = relu(x);
-//           where it is 0: y = x. Reads and writes each element once; c and y may be the same tensor. A block of 256
+//   finish: x = c[i, j] (+ bias[j]); where GELU is 1: h[i, j] = x, y[i, j] = gelu(x); where it is 2: y = x gelu'(h[i, j]);
+//           where it is 3: y = relu(x); where it is 0: y = x. Reads and writes each element once; c and y may be the same tensor. A block of 256
 //           threads takes a row.
-//   sum_a:  sums[i] = sum over k of a[i, k]. A block of 256 threads takes 32 rows of op(a), eight threads a row, each
-//           every eighth k; the eight are added in order.
 //
-// Deterministic. Defines: T_OUT, T_BIAS, BIAS (0 or 1), GELU (0 to 3), T_A.
+// Deterministic. Defines: T_OUT, T_BIAS, BIAS (0 or 1), GELU (0 to 3).
 
 extern "C" __global__ void __launch_bounds__(256)
 finish(const T_OUT* c, T_OUT* y, T_OUT* h, const T_BIAS* bias, int n, i64 bias_step,
@@ -27,21 +25,4 @@ finish(const T_OUT* c, T_OUT* y, T_OUT* h, const T_BIAS* bias, int n, i64 bias_s
 #endif
         if (y) y[i * y_row + j] = As<T_OUT>::of(x);
     }
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-sum_a(const T_A* a, float* sums, int m, int k, i64 a_row, i64 a_column, i64 sums_step) {
-    __shared__ float part[8][32];
-    const int x = threadIdx.x % 32, lane = threadIdx.x / 32;
-    const i64 i = (i64)blockIdx.x * 32 + x;
-    float sum = 0.0f;
-    if (i < m)
-        for (i64 l = lane; l < k; l += 8) sum += f32(a[i * a_row + l * a_column]);
-    part[lane][x] = sum;
-    __syncthreads();
-    if (lane > 0 || i >= m) return;
-    float total = 0.0f;
-#pragma unroll
-    for (int p = 0; p < 8; p++) total += part[p][x];
-    sums[i * sums_step] = total;
 }

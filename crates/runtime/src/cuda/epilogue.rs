@@ -17,24 +17,20 @@ use super::stage::{blocks, c_type};
 /// A launch's epilogue and the tensors of it.
 pub(super) struct Parts<'a> {
     pub epilogue: Epilogue,
-    ta: bool,
-    a: &'a View,
     /// What the epilogue reads: the bias, or h.
     reads: Option<&'a View>,
     /// The result behind the epilogue, where it is wanted.
     y: Option<&'a View>,
-    /// h, or the sums, where they are wanted.
+    /// h, where it is wanted.
     second: Option<&'a View>,
 }
 
 impl<'a> Parts<'a> {
     /// `None` for a plain product.
     pub(super) fn of(launch: &'a Launch) -> Option<Self> {
-        let Op::Product { ta, epilogue, .. } = launch.op else { unreachable!("the row is for product") };
+        let Op::Product { epilogue, .. } = launch.op else { unreachable!("the row is for product") };
         (epilogue != Epilogue::None).then(|| Parts {
             epilogue,
-            ta,
-            a: &launch.ins[0],
             reads: epilogue.takes_one().then(|| &launch.ins[2]),
             y: launch.outs[0].as_ref(),
             second: launch.outs.get(1).and_then(Option::as_ref),
@@ -46,11 +42,6 @@ impl<'a> Parts<'a> {
         let Op::Product { epilogue, .. } = launch.op else { unreachable!("the row is for product") };
         let h = if epilogue.has_gelu() { launch.outs[1].as_ref() } else { None };
         launch.outs[0].as_ref().or(h)
-    }
-
-    /// The sums, where they are wanted.
-    pub(super) fn sums(&self) -> Option<&'a View> {
-        self.second.filter(|_| self.epilogue == Epilogue::SumA)
     }
 
     /// As cuBLASLt takes it, or `None`.
@@ -83,9 +74,6 @@ impl<'a> Parts<'a> {
             // Only what GELU is applied to.
             (Epilogue::BiasGelu, None, Some(h)) => Some(Fusion::of(Epilogue::Bias, bias(h)?, (0, 0))),
             (Epilogue::GeluGrad, Some(_), _) => Some(Fusion::of(Epilogue::GeluGrad, 0, matrix(self.reads?)?)),
-            (Epilogue::SumA, Some(c), Some(sums)) => {
-                Some(Fusion::of(Epilogue::SumA, vector(sums, c.dtype)?, (0, 0)))
-            }
             // The product is all that is wanted.
             _ => None,
         }
@@ -105,7 +93,6 @@ impl<'a> Parts<'a> {
             ("T_BIAS", c_type(bias)),
             ("BIAS", if self.epilogue.has_bias() { "1" } else { "0" }),
             ("GELU", gelu),
-            ("T_A", c_type(self.a.dtype)),
         ];
         Source {
             name: "epilogue.cu",
@@ -116,9 +103,6 @@ impl<'a> Parts<'a> {
 
     /// Our kernel over the plain product in `c`; `None` where nothing is left to do.
     pub(super) fn finish(&self, c: &View, p: &Prepare<'_>) -> Result<Option<Box<dyn Work>>, CudaError> {
-        if self.epilogue == Epilogue::SumA {
-            return self.sum(p).map(Some);
-        }
         let is_gelu = self.epilogue.has_gelu();
         if is_gelu && self.y.is_none() && !self.epilogue.has_bias() {
             return Ok(None);
@@ -142,21 +126,5 @@ impl<'a> Parts<'a> {
         ];
         let function = p.function(&self.source(), "finish")?;
         Ok(Some(kernel_launch(function, [blocks(c.dims[0], 1)?, 1, 1], 256, 0, args)))
-    }
-
-    pub(super) fn sum(&self, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-        let sums = self.sums().ok_or_else(|| CudaError::new("has no sums to write"))?;
-        let (over, rows) = if self.ta { (0, 1) } else { (1, 0) };
-        let args = vec![
-            Arg::Ptr(p.address(self.a)),
-            Arg::Ptr(p.address(sums)),
-            Arg::I32(self.a.dims[rows] as i32),
-            Arg::I32(self.a.dims[over] as i32),
-            Arg::I64(self.a.strides[rows] as i64),
-            Arg::I64(self.a.strides[over] as i64),
-            Arg::I64(sums.strides[0] as i64),
-        ];
-        let function = p.function(&self.source(), "sum_a")?;
-        Ok(kernel_launch(function, [blocks(self.a.dims[rows], 32)?, 1, 1], 256, 0, args))
     }
 }

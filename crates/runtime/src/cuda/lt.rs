@@ -51,8 +51,6 @@ const CUBLASLT_EPILOGUE_GELU: u32 = 32;
 /// `GELU` with what it is applied to as a second result.
 const CUBLASLT_EPILOGUE_GELU_AUX: u32 = 32 | 128;
 const CUBLASLT_EPILOGUE_DGELU: u32 = 64 | 128;
-/// Sums the library's B, our a, over the inner extent; one sum a column of its D, our row.
-const CUBLASLT_EPILOGUE_BGRADB: u32 = 512;
 const CUBLAS_STATUS_INVALID_VALUE: c_int = 7;
 const CUBLAS_STATUS_NOT_SUPPORTED: c_int = 15;
 const CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: c_int = 5;
@@ -191,7 +189,7 @@ impl Matrices {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fusion {
     epilogue: Epilogue,
-    /// The bias it adds, or the sums it writes; 0 where there is none.
+    /// The bias it adds; 0 where there is none.
     vector: u64,
     /// What GELU is applied to, written or read, and its rows' distance; 0 where it is not wanted.
     matrix: (u64, usize),
@@ -214,7 +212,6 @@ impl Fusion {
             Epilogue::BiasGelu => gelu | CUBLASLT_EPILOGUE_BIAS,
             Epilogue::Relu => CUBLASLT_EPILOGUE_RELU,
             Epilogue::GeluGrad => CUBLASLT_EPILOGUE_DGELU,
-            Epilogue::SumA => CUBLASLT_EPILOGUE_BGRADB,
         }
     }
 

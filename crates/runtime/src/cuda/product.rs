@@ -8,7 +8,6 @@
 
 use std::borrow::Cow;
 
-use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
@@ -212,7 +211,7 @@ fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
     let parts = Parts::of(launch);
-    let Some(cut) = Cut::of(launch) else { return without_product(parts, p) };
+    let Some(cut) = Cut::of(launch) else { return Ok(sequence(vec![])) };
     let scratch = launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
     let starts = |view: &View| {
         let first = p.address(view);
@@ -280,19 +279,9 @@ fn finish(
     p: &Prepare<'_>,
 ) -> Result<Option<Box<dyn Work>>, CudaError> {
     match parts {
-        Some(parts) if parts.epilogue == Epilogue::SumA && parts.sums().is_none() => Ok(None),
         Some(parts) => parts.finish(out, p),
         None => Ok(None),
     }
-}
-
-/// Nothing, or the sums where only they are wanted.
-fn without_product(parts: Option<Parts<'_>>, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let sums = match parts.filter(|parts| parts.sums().is_some_and(|sums| sums.elements() > 0)) {
-        Some(parts) => vec![parts.sum(p)?],
-        None => vec![],
-    };
-    Ok(sequence(sums))
 }
 
 /// The strides of rows and columns of an operand, after transposition.

@@ -16,7 +16,6 @@ mod trial;
 use std::collections::HashSet;
 use std::ops::Range;
 
-use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::target::{KernelRow, Target};
@@ -217,16 +216,14 @@ impl Place<'_> {
 }
 
 /// Whether another kernel or algorithm serves the form on a GPU, which rounds otherwise. Leaving an output out changes a
-/// product's epilogue, which is part of the choice of an algorithm; 8-bit products and those with sums round a bf16 base
+/// product's epilogue, which is part of the choice of an algorithm; 8-bit products round a bf16 base
 /// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits. A norm that is quantised in the same
 /// pass reads as wide as the codes along rows allow, so without them its lanes sum other elements.
 fn chooses_anew(case: &Case, form: Form, place: Place<'_>) -> bool {
     let anew = match (&case.op, form) {
-        (Op::Product { epilogue, .. }, Form::Without { .. }) => {
-            epilogue.has_gelu() || *epilogue == Epilogue::SumA
-        }
-        (Op::Product { epilogue, base: true, out: DType::BF16, .. }, Form::InPlace { .. }) => {
-            *epilogue == Epilogue::SumA || case.ins[0].0.dtype.is_fp8()
+        (Op::Product { epilogue, .. }, Form::Without { .. }) => epilogue.has_gelu(),
+        (Op::Product { base: true, out: DType::BF16, .. }, Form::InPlace { .. }) => {
+            case.ins[0].0.dtype.is_fp8()
         }
         (Op::Quantize { of: Source::Norm(..) | Source::NormGrad(..), .. }, Form::Without { .. }) => true,
         _ => false,

@@ -98,13 +98,6 @@ fn epilogues(table: &mut Table) {
                     table.add(with(false, tb, false, epilogue), and(x(out, &[n])));
                 }
             }
-            for (ta, a) in [(true, [k, m]), (false, [m, k])] {
-                let ab = [x(dtype, &a), x(dtype, &[k, n])];
-                for base in [false, true] {
-                    let ins = ab.iter().cloned().chain(base.then(|| x(out, &[m, n]))).collect();
-                    table.add(with(ta, false, base, Epilogue::SumA), ins);
-                }
-            }
         }
     }
     // A bias wider than the result.
