@@ -176,8 +176,9 @@ fn a_plan_for_a_gpu_by_name_says_whether_it_fits() {
 #[test]
 fn a_plan_has_its_fields_and_its_bytes_are_the_runs() {
     let folder = tempfile::tempdir().expect("a folder");
-    let sets: [&[&str]; 8] = [
+    let sets: [&[&str]; 9] = [
         &[],
+        &["train.ema=0.99", "eval.rows=4"],
         &["data.document_mask=true"],
         &["train.micro_batch=2"],
         &["precision=bf16"],
@@ -194,7 +195,7 @@ fn a_plan_has_its_fields_and_its_bytes_are_the_runs() {
         for field in ["arena_bytes", "categories", "parameters", "flops_per_token", "switches"] {
             assert!(fields(&plan).contains(field), "{field}");
         }
-        let names = "parameters frozen adapters gradients optimizer activations workspace inputs";
+        let names = "parameters frozen adapters gradients optimizer average activations workspace inputs";
         assert_eq!(fields(&plan["categories"]), names.split(' ').collect());
         let categories = plan["categories"].as_object().expect("an object").values();
         assert_eq!(categories.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), plan["arena_bytes"]);
@@ -250,7 +251,7 @@ fn a_run_shows_what_it_does() {
     assert_eq!(quiet.err, "");
     let text = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12", "--json"]).out;
     let object: Value = serde_json::from_str(&text).expect("an object");
-    let named = "text prompt texts prompts checkpoint step tokens prompt_tokens seconds tokens_per_second";
+    let named = "text prompt texts prompts checkpoint step weights tokens prompt_tokens seconds tokens_per_second";
     assert_eq!(fields(&object), named.split(' ').collect());
     assert_eq!(object["step"], 6);
     let plain = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12"]).out;

@@ -190,11 +190,14 @@ mod tests {
         assert!(changed("num_attention_heads", json!(7)).contains("`model.heads` = 7"));
         assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
         let pooled = json!({ "architecture": "vit_tiny_patch16_224", "global_pool": "avg" });
-        assert!(refused(pooled).contains("`global_pool`"));
+        assert!(refused(pooled).contains("`fc_norm`"));
+        let args = json!({ "global_pool": "map", "fc_norm": false });
+        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": args });
+        assert!(refused(pooled).contains("only token and avg"));
         let vit = read_vit(&dinov2_small());
         let write = |vit: VitConfig| write(&Model::Vit(vit), "float32", &[], &[]).expect_err("a refusal");
         assert!(write(VitConfig { layer_scale: None, ..vit.clone() }).contains("`model.layer_scale`"));
-        assert!(write(VitConfig { pooling: Pooling::Mean, ..vit }).contains("`model.pooling`"));
+        assert!(write(VitConfig { pooling: Pooling::Mean, registers: 1, ..vit }).contains("`model.pooling`"));
     }
 
     /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.

@@ -34,7 +34,6 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
         ("class_token", json!(true)),
         ("no_embed_class", json!(false)),
         ("pre_norm", json!(false)),
-        ("fc_norm", json!(false)),
         ("reg_tokens", json!(0)),
         ("in_chans", json!(CHANNELS)),
     ] {
@@ -43,9 +42,18 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
         }
     }
     let pool = args.get("global_pool").or(f.get("global_pool")).and_then(Value::as_str).unwrap_or("token");
-    if pool != "token" {
-        return Err(format!("its `global_pool` is {pool:?}, and here there is only the token of the class"));
-    }
+    // The library norms what was pooled unless it is told not to, and tokens before they are pooled otherwise.
+    let norms_last = args.get("fc_norm").and_then(Value::as_bool).unwrap_or(pool != "token");
+    let pooling = match pool {
+        _ if norms_last => {
+            return Err(format!(
+                "its `global_pool` is {pool:?} with the norm behind it (`fc_norm`), and here it is before it"
+            ));
+        }
+        "token" => Pooling::Cls,
+        "avg" => Pooling::Mean,
+        _ => return Err(format!("its `global_pool` is {pool:?}, and here there is only token and avg")),
+    };
     let width = args.extent_or("embed_dim", named.width)?;
     let patch = args.extent_or("patch_size", named.patch)?;
     let image_size = args.extent_or("img_size", named.image_size)?;
@@ -73,7 +81,7 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
         image_size,
         grid: Some(image_size / patch),
         classes: (classes > 0).then_some(classes),
-        pooling: Pooling::Cls,
+        pooling,
         layer_scale: args.get("init_values").map_or(Ok(named.layer_scale), |value| {
             value.as_f64().map(Some).ok_or("its `init_values` is no number".to_string())
         })?,
@@ -109,7 +117,8 @@ fn named(name: &str) -> Option<VitConfig> {
 
 /// Whether timm has such a vision transformer; otherwise the key that is in the way.
 pub(crate) fn fits(c: &VitConfig) -> Result<(), String> {
-    let asked = [("pooling", c.pooling == Pooling::Cls, "cls"), ("registers", c.registers == 0, "0")];
+    let pools = matches!(c.pooling, Pooling::Cls | Pooling::Mean);
+    let asked = [("pooling", pools, "cls or mean"), ("registers", c.registers == 0, "0")];
     match asked.into_iter().find(|(_, fits, _)| !fits) {
         Some((key, _, wanted)) => Err(format!("timm's ViT has another `model.{key}`: {wanted}")),
         None => Ok(()),
@@ -124,14 +133,17 @@ pub(crate) fn write(c: &VitConfig) -> Result<Value, String> {
     let side = c.grid() * c.patch;
     let nearest = SIZES.iter().rev().find(|(_, width, ..)| *width <= c.width).unwrap_or(&SIZES[0]);
     let classes = c.classes.unwrap_or(0);
+    let pool = if c.pooling == Pooling::Mean { "avg" } else { "token" };
     // The name gives timm the class to make; every dimension is said again, so it stands for nothing else.
     Ok(json!({
         "architecture": format!("vit_{}_patch16_224", nearest.0),
         "architectures": ["VisionTransformer"],
         "num_classes": classes,
         "num_features": c.width,
-        "global_pool": "token",
+        "global_pool": pool,
         "model_args": {
+            "global_pool": pool,
+            "fc_norm": false,
             "img_size": side,
             "patch_size": c.patch,
             "embed_dim": c.width,

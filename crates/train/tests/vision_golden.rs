@@ -39,6 +39,11 @@ fn timm() {
     equals_the_reference("timm-vit");
 }
 
+#[test]
+fn timm_whose_head_reads_the_mean_of_the_patches() {
+    equals_the_reference("timm-vit-mean");
+}
+
 /// Positions are resampled from 3 x 3 to 5 x 5.
 #[test]
 fn timm_with_layer_scale_on_larger_images() {

@@ -182,6 +182,7 @@ fn models_go_out_and_come_back_as_the_same_bits() {
             "VisionTransformer",
             "blocks.1.attn.qkv.weight",
         ),
+        ("timm-mean", &["model.pooling=mean"][..], "VisionTransformer", "blocks.0.attn.qkv.bias"),
         (
             "dinov2",
             &dinov2[..],

@@ -6,8 +6,8 @@
 
 `dinov2` is Dinov2ForImageClassification on images of another grid than its positions', which are resampled;
 `dinov2-registers` is Dinov2WithRegistersForImageClassification on images of its own size; `timm-vit` is timm's
-VisionTransformer, and `timm-vit-scaled` the same with LayerScale on larger images than its positions are of, resampled as
-DINOv2's are.
+VisionTransformer, `timm-vit-mean` one whose head reads the mean of the patches, and `timm-vit-scaled` the first with LayerScale
+on larger images than its positions are of, resampled as DINOv2's are.
 
 NAME.safetensors holds
     weight.<name>   f32   every parameter but DINOv2's token of masked patches, which nothing here reads
@@ -63,15 +63,17 @@ def dinov2(kind, config, **more):
     return model, {name: value for name, value in written.items() if isinstance(value, (str, int, float, list, dict, bool))}
 
 
-def timm(image, table, scale):
+def timm(image, table, scale, pool=None):
     args = dict(img_size=table, patch_size=4, embed_dim=12, depth=2, num_heads=3, mlp_ratio=2.5, num_classes=C)
     args |= {"init_values": scale} if scale else {}
+    # timm norms what was pooled unless it is told not to.
+    args |= {"global_pool": pool, "fc_norm": False} if pool else {}
     model = VisionTransformer(**args)
     if image != table:
         model.patch_embed.strict_img_size = False
         model.dynamic_img_size = False
     config = {
-        "architecture": "vit_tiny_patch16_224", "num_classes": C, "num_features": 12, "global_pool": "token",
+        "architecture": "vit_tiny_patch16_224", "num_classes": C, "num_features": 12, "global_pool": pool or "token",
         "model_args": args, "pretrained_cfg": {"mean": HALF[0], "std": HALF[1], "input_size": [3, table, table]},
     }
     return model, config
@@ -100,6 +102,7 @@ MODELS = {
         15, IMAGENET, 32,
     ),
     "timm-vit": (lambda: timm(16, 16, None), 16, HALF, 33),
+    "timm-vit-mean": (lambda: timm(16, 16, None, "avg"), 16, HALF, 35),
     "timm-vit-scaled": (lambda: timm(20, 12, 1e-5), 20, HALF, 34),
 }
 
@@ -141,7 +144,7 @@ def make(name):
         is_timm = name.startswith("timm")
         run = resampled(model, side) if is_timm else (lambda x: model(pixel_values=x).logits)
         logits = run(normal.permute(0, 3, 1, 2))
-        if name == "timm-vit":
+        if name in ("timm-vit", "timm-vit-mean"):
             assert torch.allclose(logits, model(normal.permute(0, 3, 1, 2)), rtol=1e-12), "timm's own pass differs"
         loss = (F.cross_entropy(logits, labels, reduction="none") * weights.double()).sum()
         used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
