@@ -58,7 +58,7 @@ pub fn build(c: &BdhConfig, form: Form) -> Graph {
 fn of_images<'g>(b: &'g Builder, c: &BdhConfig, form: ImageForm) {
     assert_eq!(c.head, Head::Classes, "images have classes");
     let (n, len, d) = (form.images, c.image_tokens(), c.width);
-    let inputs = Inputs::new(b, c.image_size, form, c.dropout > 0.0);
+    let inputs = Inputs::new(b, c.sides(), form, c.dropout > 0.0);
     let patches = b.scope("patches", || {
         let rows = inputs.patches(c.patch, &MEAN, &STD);
         // As a convolution begins: both uniform within the root of one over what is summed.

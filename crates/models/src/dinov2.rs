@@ -86,7 +86,7 @@ pub(crate) fn fits(c: &VitConfig) -> Result<(), String> {
         ("ffn", whole_ratio, "a multiple of model.width"),
         (
             "grid",
-            c.registers == 0 || c.grid() == c.patches(),
+            c.registers == 0 || [c.grid(); 2] == c.patches(),
             "that of the images, where there are registers",
         ),
     ];

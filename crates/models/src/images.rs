@@ -1,7 +1,7 @@
 //! Images on their way into a model: bytes to patches, classes to a loss. What vision models share.
 //!
-//! B images, S pixels a side, P pixels of a patch, G = S / P patches a side, C classes. Pixels come as they are decoded,
-//! [B, S, S, 3] from the top row, red, green and blue together; they cross memory as bytes, and are normalised where they
+//! B images of Y rows and X columns of pixels, P pixels of a patch a side, G patches of an image, C classes. Pixels come as
+//! they are decoded, [B, Y, X, 3] from the top row, red, green and blue together; they cross memory as bytes, and are normalised where they
 //! are cut.
 
 use flatout_ir::ops::elementwise::Elementwise as E;
@@ -35,8 +35,9 @@ impl ImageForm {
 pub struct Inputs<'g> {
     b: &'g Builder,
     form: ImageForm,
-    side: usize,
-    /// u8 [B, S, S, 3].
+    /// Rows and columns of pixels.
+    sides: [usize; 2],
+    /// u8 [B, Y, X, 3].
     pixels: Tensor<'g>,
     /// (rng, rows [B, 2]) of what is dropped: a row is the sample's number and 0.
     draw: Option<(Tensor<'g>, Tensor<'g>)>,
@@ -56,10 +57,10 @@ struct Mix<'g> {
 }
 
 impl<'g> Inputs<'g> {
-    /// Inputs of images of `side` pixels; `draws` says whether the model has something to drop.
-    pub fn new(b: &'g Builder, side: usize, form: ImageForm, draws: bool) -> Self {
+    /// Inputs of images of so many rows and columns of pixels; `draws` says whether the model has something to drop.
+    pub fn new(b: &'g Builder, sides: [usize; 2], form: ImageForm, draws: bool) -> Self {
         let n = form.images;
-        let pixels = b.input("pixels", DType::U8, &[n, side, side, CHANNELS]);
+        let pixels = b.input("pixels", DType::U8, &[n, sides[0], sides[1], CHANNELS]);
         let draw = (form.dropout && draws)
             .then(|| (b.input("rng", DType::I32, &[3]), b.input("rows", DType::I32, &[n, 2])));
         let mix = form.mix.then(|| Mix {
@@ -67,26 +68,26 @@ impl<'g> Inputs<'g> {
             share: b.input("mix_share", DType::F32, &[n]),
             cut: b.input("mix_box", DType::I32, &[n, 4]),
         });
-        Inputs { b, form, side, pixels, draw, mix }
+        Inputs { b, form, sides, pixels, draw, mix }
     }
 
-    /// Patches [B G G, P P 3] in the order of rows, normalised by channel: (x / 255 - mean) / std.
+    /// Patches [B G, P P 3] in the order of rows, normalised by channel: (x / 255 - mean) / std.
     pub fn patches(&self, patch: usize, mean: &[f64; 3], std: &[f64; 3]) -> Tensor<'g> {
-        let (n, grid) = (self.form.images, self.side / patch);
+        let (n, [rows, columns]) = (self.form.images, self.sides.map(|side| side / patch));
         let factor = Channels::new(self.b, std.map(|std| 1.0 / (255.0 * std)));
         let shift = Channels::new(self.b, [0, 1, 2].map(|c| -mean[c] / std[c]));
-        let cut = self.pixels.reshape(&[n, grid, patch, grid, patch, CHANNELS]);
-        let cut = cut.transpose(&[0, 1, 3, 2, 4, 5]).cast(DType::F32); // [B, G, G, P, P, 3]
+        let cut = self.pixels.reshape(&[n, rows, patch, columns, patch, CHANNELS]);
+        let cut = cut.transpose(&[0, 1, 3, 2, 4, 5]).cast(DType::F32); // [B, Y / P, X / P, P, P, 3]
         let cut = match self.mix {
             Some(mix) => self.mixed(cut, mix),
             None => cut,
         };
         let normal = factor.with(cut, |x, f| x.scale(f), |x, f| x * f);
         let normal = shift.with(normal, |x, s| x.offset(s), |x, s| x + s);
-        normal.reshape(&[n * grid * grid, patch * patch * CHANNELS])
+        normal.reshape(&[n * rows * columns, patch * patch * CHANNELS])
     }
 
-    /// Cut images [B, G, G, P, P, 3] with parts of others in them.
+    /// Cut images [B, Y / P, X / P, P, P, 3] with parts of others in them.
     fn mixed(&self, cut: Tensor<'g>, mix: Mix<'g>) -> Tensor<'g> {
         let (b, dims) = (self.b, cut.dims());
         let (n, patch) = (dims[0], dims[3]);
@@ -200,5 +201,84 @@ impl<'g> Channels<'g> {
                 row(x, values.reshape(&dims))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use flatout_ir::oracle;
+
+    use super::*;
+
+    fn run(b: Builder, values: &[(&str, Vec<f64>)]) -> HashMap<String, Vec<f64>> {
+        let values: HashMap<String, Vec<f64>> =
+            values.iter().map(|(name, x)| (name.to_string(), x.clone())).collect();
+        oracle::run(&b.finish(), &values).results.into_iter().collect()
+    }
+
+    /// An image of 4 x 4 whose red is the pixel's number, green 100 and blue 255, in patches of 2 x 2.
+    #[test]
+    fn pixels_are_normalised_and_cut_by_rows() {
+        let b = Builder::new();
+        let inputs = Inputs::new(&b, [4, 4], ImageForm::plain(1), false);
+        b.result("y", inputs.patches(2, &[0.0, 0.5, 0.25], &[1.0 / 255.0, 1.0, 0.5]));
+        let pixels: Vec<f64> = (0..16).flat_map(|i| [i as f64, 100.0, 255.0]).collect();
+        let y = &run(b, &[("pixels", pixels)])["y"];
+        let red: Vec<f64> = y.iter().step_by(3).map(|x| x.round()).collect();
+        assert_eq!(red, [0., 1., 4., 5., 2., 3., 6., 7., 8., 9., 12., 13., 10., 11., 14., 15.]);
+        assert!((y[1] - (100.0 / 255.0 - 0.5)).abs() < 1e-6 && (y[2] - 1.5).abs() < 1e-6, "{y:?}");
+    }
+
+    /// Two images of 2 x 2, all 0 and all 255: the first is blended with the second, which gets a column of the first.
+    #[test]
+    fn images_are_blended_or_pasted_and_their_classes_with_them() {
+        let b = Builder::new();
+        let form = ImageForm { mix: true, ..ImageForm::plain(2) };
+        let inputs = Inputs::new(&b, [2, 2], form, false);
+        b.result("y", inputs.patches(1, &[0.0; 3], &[1.0; 3]));
+        inputs.finish(b.input("logits", DType::F32, &[2, 2]));
+        let pixels = [vec![0.0; 12], vec![255.0; 12]].concat();
+        let results = run(
+            b,
+            &[
+                ("pixels", pixels),
+                ("mix_with", vec![1.0, 0.0]),
+                ("mix_share", vec![0.75, 0.5]),
+                ("mix_box", vec![0.0, 0.0, 0.0, 0.0, 0.0, 2.0, 1.0, 2.0]),
+                ("logits", vec![0.0, 0.0, 0.0, 3f64.ln()]),
+                ("labels", vec![0.0, 1.0]),
+                ("label_weights", vec![1.0, 2.0]),
+            ],
+        );
+        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+        assert!(close(&results["y"][..12], &[0.25; 12]), "{:?}", results["y"]);
+        let columns: Vec<f64> = results["y"][12..].iter().step_by(3).copied().collect();
+        assert!(close(&columns, &[1.0, 0.0, 1.0, 0.0]), "{columns:?}");
+        // ln 2 of the first; of the second half of each class: lse - 0.5 ln 3 = ln 4 - 0.5 ln 3, twice.
+        let wanted = 2f64.ln() + 2.0 * (4f64.ln() - 0.5 * 3f64.ln());
+        assert!(close(&results["loss"], &[wanted]) && results["weight"] == [3.0], "{:?}", results["loss"]);
+    }
+
+    #[test]
+    fn a_smoothed_target_has_a_share_of_every_class() {
+        let b = Builder::new();
+        let form = ImageForm { smoothing: 0.2, ..ImageForm::plain(1) };
+        let inputs = Inputs::new(&b, [1, 1], form, false);
+        inputs.finish(b.input("logits", DType::F32, &[1, 4]));
+        let logits = [2.0, 0.0, -1.0, 0.5];
+        let results = run(
+            b,
+            &[
+                ("pixels", vec![0.0; 3]),
+                ("logits", logits.to_vec()),
+                ("labels", vec![3.0]),
+                ("label_weights", vec![1.0]),
+            ],
+        );
+        let lse = logits.iter().map(|x| x.exp()).sum::<f64>().ln();
+        let wanted = lse - 0.8 * 0.5 - 0.05 * logits.iter().sum::<f64>();
+        assert!((results["loss"][0] - wanted).abs() < 1e-6);
     }
 }

@@ -78,6 +78,9 @@ pub fn is_redundant(model: &Model, name: &str) -> bool {
 pub fn write(model: &Model, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
     match model {
         Model::Decoder(decoder) => huggingface::write(decoder, dtype, bos, eos),
+        Model::Vit(vit) if vit.sides()[0] != vit.sides()[1] => {
+            Err("published vision transformers have square images, and `model.image_height` is given".into())
+        }
         Model::Vit(vit) if is_dinov2(vit) => dinov2::write(vit, dtype),
         Model::Vit(vit) => timm::write(vit),
         Model::Bdh(_) => Err(NOT_PUBLISHED.into()),

@@ -16,7 +16,7 @@ use crate::images::{CHANNELS, ImageForm, Inputs};
 pub fn build(c: &VitConfig, form: ImageForm) -> Graph {
     let b = Builder::new();
     let draws = c.drop_path > 0.0 || c.head_dropout > 0.0;
-    let v = Vit { b: &b, c, images: form.images, inputs: Inputs::new(&b, c.image_size, form, draws) };
+    let v = Vit { b: &b, c, images: form.images, inputs: Inputs::new(&b, c.sides(), form, draws) };
     let mut x = v.embed(); // [T, D]
     for i in 0..c.layers {
         x = b.scope(&format!("layers.{i}"), || v.block(i, x));
@@ -75,9 +75,9 @@ impl<'g> Vit<'_, 'g> {
     /// Class token, registers and patches of every image, with their positions; registers have none.
     fn embed(&self) -> Tensor<'g> {
         let (b, c, n, d) = (self.b, self.c, self.images, self.c.width);
-        let count = c.patches() * c.patches();
+        let count = c.patches().iter().product();
         let x = b.scope("patch", || {
-            let patches = self.inputs.patches(c.patch, &c.mean, &c.std); // [B G G, P P 3]
+            let patches = self.inputs.patches(c.patch, &c.mean, &c.std); // [B G, P P 3]
             let weight = b.param("weight", &[d, c.patch * c.patch * CHANNELS], self.normal());
             aligned(patches).linear(aligned(weight)) + b.param("bias", &[d], Init::Zeros).reshape(&[1, d])
         });
@@ -93,16 +93,16 @@ impl<'g> Vit<'_, 'g> {
         b.concat(&parts, 1).reshape(&[n * c.tokens(), d])
     }
 
-    /// Positions of the class token [1, D] and of the patches [G G, D], resampled where the table is another grid's.
+    /// Positions of the class token [1, D] and of the patches [G, D], resampled where the table is another grid's.
     fn positions(&self) -> (Tensor<'g>, Tensor<'g>) {
         let (b, grid, patches) = (self.b, self.c.grid(), self.c.patches());
         let table = b.param("weight", &[1 + grid * grid, self.c.width], self.normal());
         let of_grid = table.slice(0, 1, grid * grid);
-        if grid == patches {
+        if [grid, grid] == patches {
             return (table.slice(0, 0, 1), of_grid);
         }
-        let init = Init::Bicubic { from: [grid, grid], to: [patches, patches] };
-        let dims = [patches * patches, grid * grid];
+        let init = Init::Bicubic { from: [grid, grid], to: patches };
+        let dims = [patches[0] * patches[1], grid * grid];
         let matrix = b.read(b.slot("resampling", Class::Const, DType::F32, &dims, init));
         (table.slice(0, 0, 1), matrix.product(of_grid, false, false))
     }

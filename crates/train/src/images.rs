@@ -32,7 +32,7 @@ use crate::{UserError, refuse};
 /// What the config says of images.
 fn spec(config: &Config) -> ImageSpec {
     let data = &config.data;
-    let side = config.model.image_size().expect("validated: a model of images");
+    let [height, width] = config.model.image_sides().expect("validated: a model of images");
     let paths = |paths: &Option<crate::config::Paths>| paths.iter().flat_map(|p| p.0.clone()).collect();
     ImageSpec {
         source: if data.source() == Source::Synthetic { ImageSource::Synthetic } else { ImageSource::Auto },
@@ -49,8 +49,8 @@ fn spec(config: &Config) -> ImageSpec {
         },
         max_pixels: data.max_pixels,
         images: data.synthetic_rows,
-        width: side,
-        height: side,
+        width,
+        height,
         seed: config.train.seed,
     }
 }
@@ -62,7 +62,7 @@ pub fn open(config: &Config, say: &mut dyn FnMut(Said)) -> Result<ImageSets, Fai
 /// What training sees of an image, or evaluation.
 pub fn view(config: &Config, training: bool) -> View {
     let data = &config.data;
-    let side = config.model.image_size().expect("validated: a model of images");
+    let [height, width] = config.model.image_sides().expect("validated: a model of images");
     let pair = |[least, most]: [f64; 2]| (least, most);
     let augment = match training {
         true => {
@@ -70,7 +70,7 @@ pub fn view(config: &Config, training: bool) -> View {
         }
         false => Augment::Centre { share: data.centre_crop },
     };
-    View { height: side, width: side, augment }
+    View { height, width, augment }
 }
 
 /// The form of the graph that trains, or that is evaluated.
@@ -192,10 +192,10 @@ pub fn feed_images(
 
 /// Noise with a class each, for measurements without data.
 pub fn drawn(config: &Config, count: usize, part: usize) -> ImagePart {
-    let side = config.model.image_size().expect("a model of images");
+    let [height, width] = config.model.image_sides().expect("a model of images");
     let classes = config.model.classes().unwrap_or(1) as u32;
     let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];
-    let bytes = count * side * side * CHANNELS;
+    let bytes = count * height * width * CHANNELS;
     let word = |i: usize| philox([i as u32, part as u32, 1, 0], seed);
     let pixels = (0..bytes.div_ceil(16)).flat_map(word).flat_map(u32::to_le_bytes).take(bytes).collect();
     let samples: Vec<u64> = (0..count).map(|image| (part * count + image) as u64).collect();

@@ -13,8 +13,8 @@ pub struct Mixing {
     /// Parameters of the beta distributions that shares are drawn from; 0 where there is none of a kind.
     mixup: f64,
     cutmix: f64,
-    /// Pixels of an image, a side.
-    side: usize,
+    /// Rows and columns of an image.
+    sides: [usize; 2],
 }
 
 /// How the images of a micro-batch are mixed.
@@ -32,8 +32,8 @@ pub struct Mixed {
 impl Mixing {
     pub fn of(config: &Config) -> Option<Mixing> {
         let (mixup, cutmix) = (config.train.mixup, config.train.cutmix);
-        let side = config.model.image_size()?;
-        (mixup > 0.0 || cutmix > 0.0).then_some(Mixing { mixup, cutmix, side })
+        let sides = config.model.image_sides()?;
+        (mixup > 0.0 || cutmix > 0.0).then_some(Mixing { mixup, cutmix, sides })
     }
 
     pub fn draw(&self, samples: &[u64], seed: u64) -> Mixed {
@@ -55,18 +55,18 @@ impl Mixing {
 
     /// A box of about the area that is not kept, around any point of the image, and the share that is left outside it.
     fn cut(&self, share: f64, uniform: &mut Uniform) -> (f64, [i32; 4]) {
-        let side = self.side as f64;
-        let half = 0.5 * side * (1.0 - share).sqrt();
-        let mut bounds = || {
+        let mut bounds = |side: f64| {
+            let half = 0.5 * side * (1.0 - share).sqrt();
             let centre = side * uniform.draw();
             [centre - half, centre + half].map(|bound| bound.round().clamp(0.0, side))
         };
-        let (rows, columns) = (bounds(), bounds());
+        let [height, width] = self.sides.map(|side| side as f64);
+        let (rows, columns) = (bounds(height), bounds(width));
         let area = (rows[1] - rows[0]) * (columns[1] - columns[0]);
         if area == 0.0 {
             return (1.0, [0; 4]);
         }
-        (1.0 - area / (side * side), [rows[0], rows[1], columns[0], columns[1]].map(|bound| bound as i32))
+        (1.0 - area / (height * width), [rows[0], rows[1], columns[0], columns[1]].map(|bound| bound as i32))
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_box_has_the_area_that_is_not_kept() {
-        let mixing = Mixing { mixup: 0.0, cutmix: 1.0, side: 32 };
+        let mixing = Mixing { mixup: 0.0, cutmix: 1.0, sides: [32, 32] };
         let samples: Vec<u64> = (0..200).collect();
         let mixed = mixing.draw(&samples, 7);
         for (share, cut) in mixed.share.iter().zip(mixed.cut.chunks_exact(4)) {

@@ -15,6 +15,11 @@ pub fn count(n: u64) -> String {
     out
 }
 
+/// Rows and columns of an image: its width, and its height where that is another.
+fn pixels([height, width]: [usize; 2]) -> String {
+    if height == width { width.to_string() } else { format!("{width} x {height}") }
+}
+
 /// The dimensions of a model.
 pub fn shape(model: &Model) -> String {
     match model {
@@ -32,7 +37,7 @@ pub fn shape(model: &Model) -> String {
             v.width,
             v.heads,
             v.patch,
-            v.image_size,
+            pixels(v.sides()),
             count(v.classes.unwrap_or(0) as u64)
         ),
         Model::Bdh(m) => format!(
@@ -43,7 +48,7 @@ pub fn shape(model: &Model) -> String {
             count(m.latent as u64),
             match m.classes {
                 Some(classes) =>
-                    format!("patches of {} in images of {}, {classes} classes", m.patch, m.image_size),
+                    format!("patches of {} in images of {}, {classes} classes", m.patch, pixels(m.sides())),
                 None => format!("vocabulary {}, context {}", count(m.vocab as u64), count(m.context as u64)),
             }
         ),

@@ -50,6 +50,12 @@ fn timm_with_layer_scale_on_larger_images() {
     equals_the_reference("timm-vit-scaled");
 }
 
+/// Positions are resampled from 3 x 3 to 2 x 5.
+#[test]
+fn timm_on_images_that_are_not_square() {
+    equals_the_reference("timm-vit-wide");
+}
+
 fn equals_the_reference(name: &str) {
     let mut golden = Golden::open(name);
     let plain = unfused::options();
@@ -74,6 +80,7 @@ impl Golden {
         let mut model = published::read(json).expect("a vision transformer").model;
         let Model::Vit(vit) = &mut model else { panic!("{name} reads no images") };
         vit.image_size = json["image_side"].as_u64().expect("the images' side") as usize;
+        vit.image_height = json["image_height"].as_u64().map(|height| height as usize);
         model.validate().expect("a model that exists");
         Golden { model, fixture }
     }

@@ -62,6 +62,40 @@ fn a_run_goes_on_to_the_bit() {
     assert_eq!(unbroken.len(), 8);
 }
 
+/// Images of 16 rows and 24 columns, of every kind of model, mixed and cut; and other libraries have none such.
+#[test]
+fn images_need_not_be_square() {
+    let dir = tempfile::tempdir().unwrap();
+    let bdh =
+        ["model.width=16", "model.heads=2", "model.latent=32", "model.layers=2", "data.source=synthetic"];
+    let more =
+        ["train.epochs=none", "train.steps=8", "train.batch=16", "eval.every_epochs=none", "eval.rows=0"];
+    let wide = ["model.image_size=24", "model.image_height=16", "train.mixup=0.4", "train.cutmix=1"];
+    let rest = [
+        "checkpoint.best=false",
+        "data.synthetic_rows=400",
+        "schedule.warmup_steps=2",
+        "schedule.horizon_steps=8",
+    ];
+    let words = [&bdh[..], &more, &wide, &rest].concat();
+    let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+    let bdh = recipes::resolve("bdh-cifar10", &[], &words).expect("a config");
+    for (name, whole) in [("vit", config(&wide)), ("bdh", bdh)] {
+        assert_eq!(whole.model.image_sides(), Some([16, 24]));
+        let unbroken = losses(&dir.path().join(name), &whole);
+        let broken = dir.path().join(format!("{name}-broken"));
+        let mut first = losses(&broken, &whole.with(&["steps=3".into()]).unwrap());
+        first.extend(losses(&broken, &whole));
+        assert_eq!(first, unbroken);
+        let mut loaded = Loaded::open(&dir.path().join(name), &[]).unwrap();
+        let (found, _) = classify(&mut loaded, &Device::cpu(), &[]).unwrap();
+        assert!(found.loss.is_finite() && found.texts > 0);
+        let (to, dtype) = (dir.path().join("out"), Width::F32);
+        let wanted = Export { to, dtype, shard_bytes: 1 << 30, force: false, adapter: false };
+        assert!(export(&mut loaded, &wanted).is_err());
+    }
+}
+
 /// Stochastic depth and dropout draw by the sample, so that a batch may be split anywhere. Mixing pairs within a part.
 #[test]
 fn a_batch_may_be_split() {

@@ -43,6 +43,8 @@ section! {
         pub classes: Option<usize>,
         /// Side of a square image in pixels.
         pub image_size: usize = 32,
+        /// Pixels of an image from top to bottom, where it is not square; image_size is its width then.
+        pub image_height: Option<usize>,
         /// Side of a patch in pixels.
         pub patch: usize = 4,
         /// Number of tokens in the vocabulary, of texts; 256 are bytes.
@@ -59,9 +61,14 @@ impl BdhConfig {
         self.classes.unwrap_or(0)
     }
 
+    /// Pixels of an image: rows and columns.
+    pub fn sides(&self) -> [usize; 2] {
+        [self.image_height.unwrap_or(self.image_size), self.image_size]
+    }
+
     /// Tokens of an image: its patches, and one for the whole before them.
     pub fn image_tokens(&self) -> usize {
-        (self.image_size / self.patch).pow(2) + 1
+        self.sides().iter().map(|side| side / self.patch).product::<usize>() + 1
     }
 
     /// The bound of the uniform first values of both encoders.
@@ -100,6 +107,7 @@ impl BdhConfig {
             ("heads", self.heads, MAX_EXTENT),
             ("latent", self.latent, MAX_EXTENT),
             ("image_size", self.image_size, MAX_EXTENT),
+            ("image_height", self.sides()[0], MAX_EXTENT),
             ("patch", self.patch, MAX_EXTENT),
             ("vocab", self.vocab, MAX_EXTENT),
             ("context", self.context, MAX_EXTENT),
@@ -110,11 +118,8 @@ impl BdhConfig {
         bounds::dropped(&[("dropout", self.dropout)])?;
         bounds::positive(&[("norm_eps", self.norm_eps), ("rope_theta", self.rope_theta)])?;
         bounds::head(self.head, self.classes)?;
-        if self.head == Head::Classes && !self.image_size.is_multiple_of(self.patch) {
-            return Err(format!(
-                "`model.patch` = {} does not divide `model.image_size` = {}: change one of them",
-                self.patch, self.image_size
-            ));
+        if self.head == Head::Classes {
+            bounds::cut(self.patch, self.sides())?;
         }
         Ok(())
     }

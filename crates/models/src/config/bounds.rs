@@ -53,3 +53,18 @@ pub fn head(head: Head, classes: Option<usize>) -> Result<(), String> {
         (Head::Classes, Some(_)) => Ok(()),
     }
 }
+
+/// Whether images of these sides, rows and columns, are whole patches.
+pub fn cut(patch: usize, sides: [usize; 2]) -> Result<(), String> {
+    // Of a square the key that is given is named.
+    for (key, side) in [("image_size", sides[1]), ("image_height", sides[0])] {
+        if !side.is_multiple_of(patch) {
+            return Err(format!(
+                "`model.patch` = {patch} does not divide `model.{key}` = {side}: {} and {} are the nearest",
+                side / patch * patch,
+                side.next_multiple_of(patch)
+            ));
+        }
+    }
+    Ok(())
+}

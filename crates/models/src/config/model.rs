@@ -117,12 +117,21 @@ impl Model {
         }
     }
 
-    /// Whether it reads images, and how many pixels they have a side.
+    /// Whether it reads images, and how many pixels they are wide.
     pub fn image_size(&self) -> Option<usize> {
         match self {
             Model::Decoder(_) => None,
             Model::Vit(vit) => Some(vit.image_size),
             Model::Bdh(bdh) => (bdh.head == Head::Classes).then_some(bdh.image_size),
+        }
+    }
+
+    /// Pixels of the images it reads: rows and columns.
+    pub fn image_sides(&self) -> Option<[usize; 2]> {
+        match self {
+            Model::Decoder(_) => None,
+            Model::Vit(vit) => Some(vit.sides()),
+            Model::Bdh(bdh) => (bdh.head == Head::Classes).then(|| bdh.sides()),
         }
     }
 

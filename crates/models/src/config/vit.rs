@@ -20,7 +20,9 @@ section! {
         pub patch: usize,
         /// Pixels of an image, a side, as the model gets it.
         pub image_size: usize,
-        /// Learned positions a side, resampled where images have others; as many as patches where not given.
+        /// Pixels of an image from top to bottom, where it is not square; image_size is its width then.
+        pub image_height: Option<usize>,
+        /// Learned positions a side, resampled where images have others; as many as patches of a row where not given.
         pub grid: Option<usize>,
         /// Tokens of no image that all others see, beside the class token.
         pub registers: usize = 0,
@@ -56,19 +58,24 @@ impl VitConfig {
         self.width / self.heads
     }
 
-    /// Patches of an image, a side.
-    pub fn patches(&self) -> usize {
-        self.image_size / self.patch
+    /// Pixels of an image: rows and columns.
+    pub fn sides(&self) -> [usize; 2] {
+        [self.image_height.unwrap_or(self.image_size), self.image_size]
+    }
+
+    /// Patches of an image: rows and columns.
+    pub fn patches(&self) -> [usize; 2] {
+        self.sides().map(|side| side / self.patch)
     }
 
     /// Learned positions, a side.
     pub fn grid(&self) -> usize {
-        self.grid.unwrap_or_else(|| self.patches())
+        self.grid.unwrap_or_else(|| self.patches()[1])
     }
 
     /// Tokens of an image.
     pub fn tokens(&self) -> usize {
-        1 + self.registers + self.patches() * self.patches()
+        1 + self.registers + self.patches().iter().product::<usize>()
     }
 
     /// Elements the head reads of an image.
@@ -106,19 +113,14 @@ impl VitConfig {
             ("ffn", self.ffn(), MAX_EXTENT),
             ("patch", self.patch, MAX_SIDE),
             ("image_size", self.image_size, MAX_SIDE),
+            ("image_height", self.sides()[0], MAX_SIDE),
             ("grid", self.grid.unwrap_or(1), MAX_SIDE),
         ])?;
-        let Self { width, heads, patch, image_size, .. } = *self;
+        let Self { width, heads, patch, .. } = *self;
         if !width.is_multiple_of(heads) {
             return Err(format!("`model.heads` = {heads} does not divide `model.width` = {width}"));
         }
-        if !image_size.is_multiple_of(patch) {
-            return Err(format!(
-                "`model.patch` = {patch} does not divide `model.image_size` = {image_size}: {} and {} are the nearest",
-                image_size / patch * patch,
-                image_size.next_multiple_of(patch)
-            ));
-        }
+        bounds::cut(patch, self.sides())?;
         if self.registers > MAX_REGISTERS {
             return Err(format!(
                 "`model.registers` is {} and may be {MAX_REGISTERS} at most",
@@ -212,6 +214,8 @@ mod tests {
         refused(|c| c.width = 0, "`model.width` is 0");
         refused(|c| c.heads = 5, "`model.heads` = 5 does not divide");
         refused(|c| c.image_size = 220, "208 and 224 are the nearest");
+        refused(|c| c.image_height = Some(30), "`model.image_height` = 30: 16 and 32 are the nearest");
+        refused(|c| c.image_height = Some(0), "`model.image_height` is 0");
         refused(|c| c.image_size = 1 << 20, "`model.image_size` is 1048576");
         refused(|c| c.registers = 5000, "`model.registers` is 5000");
         refused(|c| c.classes = None, "`model.classes` is missing");

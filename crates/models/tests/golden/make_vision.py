@@ -7,17 +7,18 @@
 `dinov2` is Dinov2ForImageClassification on images of another grid than its positions', which are resampled;
 `dinov2-registers` is Dinov2WithRegistersForImageClassification on images of its own size; `timm-vit` is timm's
 VisionTransformer, `timm-vit-mean` one whose head reads the mean of the patches, and `timm-vit-scaled` the first with LayerScale
-on larger images than its positions are of, resampled as DINOv2's are.
+on larger images than its positions are of, resampled as DINOv2's are; `timm-vit-wide` is the same without LayerScale on
+images that are not square.
 
 NAME.safetensors holds
     weight.<name>   f32   every parameter but DINOv2's token of masked patches, which nothing here reads
-    pixels          u8    [B, S, S, 3]
+    pixels          u8    [B, Y, X, 3]
     labels          i32   [B]
     label_weights   f32   [B]
     logits          f32   [B, C]
     loss_sum        f32   [1], the sum over images of weight * -log softmax(logits)[label]
     grad.<name>     f32   the gradient of loss_sum
-and NAME.json the model's `config.json`, with `image_side` beside it: what the images have.
+and NAME.json the model's `config.json`, with `image_side` beside it, the images' width, and `image_height`.
 
 The weights are f32 numbers; everything else is computed from them in f64 and rounded to f32 once. Pixels are normalised
 by the configuration's mean and deviation in f64 as well.
@@ -82,9 +83,9 @@ def timm(image, table, scale, pool=None):
 def resampled(model, image):
     """timm's forward pass with positions resampled without smoothing, which is how DINOv2 does it."""
     table = model.pos_embed
-    grid, side = math.isqrt(table.shape[1] - 1), image // 4
+    grid, sides = math.isqrt(table.shape[1] - 1), [side // 4 for side in image]
     of_grid = table[:, 1:].unflatten(1, (grid, grid)).permute(0, 3, 1, 2)
-    of_grid = F.interpolate(of_grid, size=(side, side), mode="bicubic", align_corners=False)
+    of_grid = F.interpolate(of_grid, size=sides, mode="bicubic", align_corners=False)
     positions = torch.cat([table[:, :1], of_grid.permute(0, 2, 3, 1).flatten(1, 2)], 1)
 
     def forward(pixels):
@@ -104,6 +105,7 @@ MODELS = {
     "timm-vit": (lambda: timm(16, 16, None), 16, HALF, 33),
     "timm-vit-mean": (lambda: timm(16, 16, None, "avg"), 16, HALF, 35),
     "timm-vit-scaled": (lambda: timm(20, 12, 1e-5), 20, HALF, 34),
+    "timm-vit-wide": (lambda: timm(20, 12, None), (8, 20), HALF, 36),
 }
 
 
@@ -128,12 +130,13 @@ def published(name):
 
 def make(name):
     build, side, (mean, std), seed = MODELS[name]
+    height, width = side if isinstance(side, tuple) else (side, side)
     torch.manual_seed(seed)
     model, config = build()
     model.eval()
     randomise(model, seed)
     generator = torch.Generator().manual_seed(seed + 100)
-    pixels = torch.randint(0, 256, (B, side, side, 3), generator=generator, dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (B, height, width, 3), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, C, (B,), generator=generator)
     weights = torch.tensor([1.0, 0.5, 2.0])
     used = {n: p for n, p in model.named_parameters() if not n.endswith("mask_token")}
@@ -142,7 +145,7 @@ def make(name):
     with Float64Everywhere():
         normal = (pixels.double() / 255 - torch.tensor(mean, dtype=torch.float64)) / torch.tensor(std, dtype=torch.float64)
         is_timm = name.startswith("timm")
-        run = resampled(model, side) if is_timm else (lambda x: model(pixel_values=x).logits)
+        run = resampled(model, (height, width)) if is_timm else (lambda x: model(pixel_values=x).logits)
         logits = run(normal.permute(0, 3, 1, 2))
         if name in ("timm-vit", "timm-vit-mean"):
             assert torch.allclose(logits, model(normal.permute(0, 3, 1, 2)), rtol=1e-12), "timm's own pass differs"
@@ -153,7 +156,7 @@ def make(name):
     assert all(t.dtype == torch.float64 and t.norm() > 0 for t in exact.values()), name
     tensors |= {n: t.float().contiguous() for n, t in exact.items()}
     tensors |= {"pixels": pixels, "labels": labels.int(), "label_weights": weights}
-    return tensors, config | {"image_side": side}
+    return tensors, config | {"image_side": width} | ({"image_height": height} if height != width else {})
 
 
 def main():

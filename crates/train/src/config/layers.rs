@@ -139,7 +139,7 @@ impl Layers {
     /// unless that is said beside or above.
     pub fn model(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
         /// Keys of training, which a description of a model does not have.
-        const NOT_THE_MODELS: [&str; 8] = [
+        const NOT_THE_MODELS: [&str; 9] = [
             "from",
             "context",
             "dropout",
@@ -147,6 +147,7 @@ impl Layers {
             "init_std",
             "init_residual",
             "image_size",
+            "image_height",
             "drop_path",
         ];
         /// Keys of a model that may be used otherwise than it was made, by whatever layer says so.
@@ -197,6 +198,10 @@ impl Layers {
                 for (key, size) in [("image_size", bdh.image_size), ("context", bdh.context)] {
                     self.put(format!("model.{key}"), Value::Integer(size as i64));
                 }
+                match bdh.image_height {
+                    Some(height) => self.put("model.image_height".into(), Value::Integer(height as i64)),
+                    None => drop(self.values.remove("model.image_height")),
+                }
                 return Ok(());
             }
             Model::Vit(vit) => {
@@ -212,6 +217,9 @@ impl Layers {
                 let size = Value::Integer(vit.image_size as i64);
                 if !self.values.contains_key("model.image_size") {
                     self.put("model.image_size".into(), size);
+                    if let Some(height) = vit.image_height {
+                        self.put("model.image_height".into(), Value::Integer(height as i64));
+                    }
                 }
                 return Ok(());
             }

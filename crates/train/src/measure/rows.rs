@@ -21,7 +21,7 @@ pub struct Text {
 struct Key {
     data: Data,
     /// Vocabulary and tokens of a row, or pixels of an image.
-    extents: [usize; 2],
+    extents: [usize; 3],
     seed: u64,
 }
 
@@ -30,7 +30,8 @@ impl Key {
         // What is found out when the data is opened does not make it other data.
         let data = Data { lengths: vec![], classes: vec![], ..config.data.clone() };
         let model = &config.model;
-        let extents = [model.vocab().unwrap_or(0), model.image_size().unwrap_or(model.tokens())];
+        let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);
+        let extents = [model.vocab().unwrap_or(0), height, width];
         Key { data, extents, seed: config.train.seed }
     }
 }
