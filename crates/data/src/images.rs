@@ -8,6 +8,7 @@
 //!    -> table       rows that name images
 //!    -> tar         members of archives
 //!       -> webdataset   samples of them
+//!       -> archive_index   what was found in an archive, kept between runs
 //!    -> found       encoded images and their labels as they are written
 //!       -> encoded  with their classes, to be read one by one
 //!    -> stored      what the loader needs to know of any source: pixels or encoded bytes, and a class
@@ -26,6 +27,7 @@
 //! A sample's pixels are a function of the set, the view, the seed and the sample's place in the series of all samples:
 //! threads, batches and where a run was stopped change nothing.
 
+mod archive_index;
 mod asked;
 mod cifar;
 mod decode;

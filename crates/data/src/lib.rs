@@ -56,6 +56,7 @@ mod raw;
 mod sample;
 #[cfg(test)]
 mod scratch;
+mod sealed;
 mod shard;
 mod shards;
 mod source;

@@ -344,6 +344,36 @@ fn png() {
     images("png");
 }
 
+/// A damaged index of an archive changes nothing: it is not taken, and the archive is looked through.
+#[test]
+fn archive_index() {
+    let scratch = Scratch::new("fuzz-archive-index");
+    let sample = |name: &str| {
+        let image = archive::member(&format!("{name}.png"), &pictures("png")[0]);
+        [image, archive::member(&format!("{name}.cls"), name.as_bytes())].concat()
+    };
+    scratch.write("s.tar", &archive::archive(&["a", "b", "c"].map(sample)));
+    let cache = scratch.path().join("cache");
+    let spec = ImageSpec {
+        path: vec![scratch.at("s.tar")],
+        held_out: 0.0,
+        cache: Some(cache.clone()),
+        ..ImageSpec::default()
+    };
+    let found = || {
+        let sets = open_images(&spec, &mut |_| {}).unwrap();
+        let places: Vec<_> = (0..sets.train.count()).map(|at| sets.train.place(at)).collect();
+        (sets.classes, places)
+    };
+    let whole = found();
+    let kept = std::fs::read_dir(cache.join("archives")).unwrap().next().unwrap().unwrap().path();
+    let seeds = [std::fs::read(&kept).unwrap()];
+    feed("archive-index", &seeds, Limits::default(), |bytes| {
+        std::fs::write(&kept, bytes).unwrap();
+        assert_eq!(found(), whole);
+    });
+}
+
 #[test]
 fn tar() {
     let scratch = Scratch::new("fuzz-tar");

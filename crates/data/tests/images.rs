@@ -323,6 +323,52 @@ fn archives_hold_samples() {
     assert!(sets.held_out.balance(2).iter().all(|count| count % 2 == 0));
 }
 
+/// Changes bytes of a file that stays as long and as old as it was.
+fn changed_in_secret(path: &str, change: impl Fn(&mut Vec<u8>)) {
+    let modified = std::fs::metadata(path).unwrap().modified().unwrap();
+    let mut bytes = std::fs::read(path).unwrap();
+    change(&mut bytes);
+    std::fs::write(path, bytes).unwrap();
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
+}
+
+/// Headers are not looked at again as long as an archive is what it was, and nothing else is taken from what is kept.
+#[test]
+fn what_was_found_in_archives_is_kept() {
+    let scratch = Scratch::new("tar-kept");
+    let path = scratch.write("s.tar", &archive(&samples()));
+    let cache = scratch.path().join("cache");
+    let plain = spec(&path);
+    let kept = ImageSpec { cache: Some(cache.clone()), ..plain.clone() };
+    let (without, made) = (opened(&plain), opened(&kept));
+    let kept_file = std::fs::read_dir(cache.join("archives")).unwrap().next().unwrap().unwrap().path();
+    changed_in_secret(&path, |bytes| bytes[0] ^= 1);
+    assert!(refused(&plain).contains("no header"));
+    let again = opened(&kept);
+    for sets in [&made, &again] {
+        assert_eq!(sets.classes, without.classes);
+        assert_eq!(sets.train.count(), without.train.count());
+        let places =
+            |sets: &ImageSets| (0..sets.train.count()).map(|at| sets.train.place(at)).collect::<Vec<_>>();
+        assert_eq!(places(sets), places(&without));
+        let cursor = |sets: &ImageSets| ImageLoader::start(&sets.train, 1);
+        assert_eq!(cursor(sets), cursor(&without));
+    }
+    // What is kept is damaged, so the archive is looked through, and it is damaged too.
+    let text = std::fs::read(&kept_file).unwrap();
+    std::fs::write(&kept_file, &text[..text.len() - 3]).unwrap();
+    assert!(refused(&kept).contains("no header"));
+    changed_in_secret(&path, |bytes| bytes[0] ^= 1);
+    assert_eq!(opened(&kept).train.count(), without.train.count());
+    assert_eq!(std::fs::read(&kept_file).unwrap(), text);
+    // A newer archive is looked through, whatever is kept of the older.
+    scratch.write("s.tar", &archive(&[samples(), vec![member("/etc/x.jpg", b"x")]].concat()));
+    assert!(refused(&kept).contains("leads out"));
+    // A folder that cannot be written to is done without.
+    let nowhere = ImageSpec { cache: Some(kept_file), ..spec(&scratch.write("t.tar", &archive(&samples()))) };
+    assert_eq!(opened(&nowhere).train.count(), without.train.count());
+}
+
 #[test]
 fn a_label_is_a_class_file_a_field_or_a_text() {
     let scratch = Scratch::new("tar-labels");

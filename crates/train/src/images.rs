@@ -20,6 +20,7 @@ use flatout_runtime::{RuntimeError, Session};
 use crate::classify::Classified;
 use crate::compile;
 use crate::config::{Config, OnError, Source, keys_of};
+use crate::corpus::cache_folder;
 use crate::device::Device;
 use crate::evaluate::Share;
 use crate::failure::Failure;
@@ -52,6 +53,7 @@ fn spec(config: &Config) -> ImageSpec {
         width,
         height,
         seed: config.train.seed,
+        cache: cache_folder(),
     }
 }
 

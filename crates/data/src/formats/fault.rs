@@ -90,7 +90,7 @@ impl Reason {
         REASONS[self as usize].1
     }
 
-    pub(super) fn numbered(number: usize) -> Option<Self> {
+    pub(crate) fn numbered(number: usize) -> Option<Self> {
         REASONS.get(number).map(|(reason, _, _)| *reason)
     }
 

@@ -53,14 +53,14 @@ struct Indexed {
 
 /// What changes when a file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Version {
-    bytes: u64,
+pub(crate) struct Version {
+    pub bytes: u64,
     /// Nanoseconds since 1970.
-    modified: u64,
+    pub modified: u64,
 }
 
 impl Version {
-    fn of(metadata: &Metadata) -> Self {
+    pub fn of(metadata: &Metadata) -> Self {
         let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Self { bytes: metadata.len(), modified: modified.map_or(0, |time| time.as_nanos() as u64) }
     }

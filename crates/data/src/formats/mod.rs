@@ -33,6 +33,7 @@ pub use field::{Field, Fields};
 pub(crate) use find::unreadable;
 pub use find::{Input, find, is_indexable};
 pub use index::Index;
+pub(crate) use index::Version;
 pub use place::{Document, Place};
 pub use reader::{Reader, read};
 pub use records::{Record, Records};

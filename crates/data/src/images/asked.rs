@@ -40,7 +40,7 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
         return Ok(opened(ImageSet::whole(Arc::new(images), hash), vec![], None, spec));
     }
     let mut found: Found = match (holds(&["tar"])?, !first.is_dir() && holds(&TABLES)?) {
-        (true, _) => webdataset(&files(words, &["tar"])?, Wanted::Nothing, spec.on_error)?,
+        (true, _) => webdataset(&files(words, &["tar"])?, Wanted::Nothing, spec.on_error, None)?,
         (false, true) => {
             let (image, root) = (spec.image.as_deref(), spec.root.as_deref());
             table(words, &Columns { image, wanted: Wanted::Nothing, root }, spec.on_error)?

@@ -32,7 +32,7 @@ pub(super) struct Found {
 }
 
 /// A label an image. Each different one is kept once.
-#[derive(Default)]
+#[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Labels {
     names: Vec<(String, Place)>,
     numbers: HashMap<String, u32>,
@@ -51,6 +51,16 @@ impl Labels {
             }
         };
         self.of.push(number);
+    }
+
+    /// Each different one, in the order of their numbers, and where it was first.
+    pub fn names(&self) -> &[(String, Place)] {
+        &self.names
+    }
+
+    /// The number of each image's label.
+    pub fn numbers(&self) -> &[u32] {
+        &self.of
     }
 
     /// Adds those of a later part.

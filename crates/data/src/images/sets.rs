@@ -64,6 +64,8 @@ pub struct ImageSpec {
     pub width: usize,
     pub height: usize,
     pub seed: u64,
+    /// Where what was found in archives is kept for the next time.
+    pub cache: Option<PathBuf>,
 }
 
 impl Default for ImageSpec {
@@ -83,6 +85,7 @@ impl Default for ImageSpec {
             width: 32,
             height: 32,
             seed: 0,
+            cache: None,
         }
     }
 }
@@ -185,7 +188,10 @@ fn look(
 ) -> Result<Found, DataError> {
     let wanted = Wanted::Label(spec.label.as_deref());
     match source {
-        ImageSource::Tar => webdataset(&paths::files(words, &["tar"])?, wanted, spec.on_error),
+        ImageSource::Tar => {
+            let paths = paths::files(words, &["tar"])?;
+            webdataset(&paths, wanted, spec.on_error, spec.cache.as_deref())
+        }
         ImageSource::Table => {
             let columns = Columns { image: spec.image.as_deref(), wanted, root: spec.root.as_deref() };
             table(words, &columns, spec.on_error)

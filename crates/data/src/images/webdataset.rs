@@ -3,7 +3,7 @@
 //!
 //! A sample has any number of images (`KEY.jpg`, `KEY.000.jpg`, `KEY.left.png`), each of which is seen by itself with the
 //! sample's label: what `KEY.cls` says, or else a field of `KEY.json`, or else `KEY.txt`. Archives are looked through
-//! once, in parallel, by their headers; only labels are read.
+//! once, in parallel, by their headers; only labels are read. What was found is kept for the next time (`archive_index`).
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::archive_index::{ArchiveIndex, Of};
 use super::encoded::{Archive as Opened, Holder, Member};
 use super::flaw::{Flaw, Ledger};
 use super::folder::{ENDINGS, OTHER_ENDINGS};
@@ -31,6 +32,7 @@ pub(super) fn webdataset(
     paths: &[PathBuf],
     wanted: Wanted<'_>,
     on_error: OnError,
+    cache: Option<&Path>,
 ) -> Result<Found, DataError> {
     if let Some(packed) = paths.iter().find(|path| path.extension().is_some_and(|ending| ending != "tar")) {
         return Err(DataError::input(format!(
@@ -39,20 +41,22 @@ pub(super) fn webdataset(
             packed.display()
         )));
     }
-    let looked =
-        paths.par_iter().enumerate().map(|(number, path)| Shard::look(number as u32, path, wanted, on_error));
-    let shards: Vec<Shard> = looked.collect::<Result<_, _>>()?;
-    let archives =
-        shards.iter().enumerate().map(|(number, shard)| Opened::new(shard.path.clone(), number)).collect();
+    let looked = paths
+        .par_iter()
+        .enumerate()
+        .map(|(number, path)| indexed(number as u32, path, wanted, on_error, cache));
+    let shards: Vec<(ArchiveIndex, Vec<String>)> = looked.collect::<Result<_, _>>()?;
+    let opened = |(number, path): (usize, &PathBuf)| Opened::new(Arc::new(path.clone()), number);
+    let archives = paths.iter().enumerate().map(opened).collect();
     let (mut members, mut labels, mut hashes) = (Vec::new(), Labels::default(), Vec::new());
     let mut names = Vec::new();
     let mut skipped = Skipped::default();
-    for shard in shards {
+    for (shard, of_members) in shards {
         members.extend(shard.members);
         labels.extend(shard.labels);
-        names.extend(shard.names);
+        names.extend(of_members);
         hashes.extend(shard.hashes);
-        skipped.merge(&shard.ledger.skipped);
+        skipped.merge(&shard.skipped);
     }
     if members.is_empty() {
         let left_out = if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() };
@@ -64,6 +68,30 @@ pub(super) fn webdataset(
     }
     let holder = Holder::Members { archives, members };
     Ok(Found { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
+}
+
+/// What is in an archive: as it was kept, or looked through now and kept. A cache that cannot be written is done without. Names
+/// of members are given where no label is wanted, and nothing is kept of that.
+fn indexed(
+    number: u32,
+    path: &Path,
+    wanted: Wanted<'_>,
+    on_error: OnError,
+    cache: Option<&Path>,
+) -> Result<(ArchiveIndex, Vec<String>), DataError> {
+    let of = match (cache, wanted) {
+        (Some(cache), Wanted::Label(label)) => Of::now(path, label).ok().map(|of| (cache, of)),
+        _ => None,
+    };
+    if let Some(kept) = of.as_ref().and_then(|(cache, of)| ArchiveIndex::load(cache, of, on_error, number)) {
+        return Ok((kept, Vec::new()));
+    }
+    let Shard { members, labels, names, hashes, ledger, .. } = Shard::look(number, path, wanted, on_error)?;
+    let index = ArchiveIndex { members, labels, hashes, skipped: ledger.skipped };
+    if let Some((cache, of)) = &of {
+        let _ = index.keep(cache, of);
+    }
+    Ok((index, names))
 }
 
 /// An archive that was looked through.

@@ -5,18 +5,16 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::super::fault::Reason;
 use super::*;
 use crate::formats::OnError;
+use crate::sealed::{self, Lines, Sealed, escaped, escaped_path, path, unescaped};
 
 const FORM: &str = "flatout index 1";
-/// No line of the form is longer: paths have 4096 bytes at the most, each written with three.
-const LONGEST_LINE: u64 = 16 << 10;
 
 impl Index {
     /// The index kept in `cache`, if it is of these very files and options; otherwise it is built, and kept there. A cache
@@ -43,22 +41,12 @@ impl Index {
     }
 
     fn keep(&self, cache: &Path) -> io::Result<()> {
-        if let Some(folder) = cache.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        // Renamed into place whole, so that no other process reads half of it.
-        let mut partial = cache.as_os_str().to_owned();
-        partial.push(format!(".{}", std::process::id()));
-        let written = self.to_text(fs::File::create(&partial)?).and_then(|()| fs::rename(&partial, cache));
-        if written.is_err() {
-            let _ = fs::remove_file(&partial);
-        }
-        written
+        sealed::keep(cache, |out| self.to_text(out))
     }
 
     /// Writes the text form.
     pub fn to_text(&self, out: impl Write) -> io::Result<()> {
-        let mut out = Hashed { inner: BufWriter::new(out), hash: 0 };
+        let mut out = Sealed::new(out);
         let options = &self.options;
         let [field, format] =
             [options.field.as_str(), options.format.map_or("any", Format::name)].map(escaped);
@@ -88,14 +76,12 @@ impl Index {
             }
             start = file.end;
         }
-        let hash = out.hash;
-        out.line(&format!("end {hash:x}"))?;
-        out.inner.flush()
+        out.end()
     }
 
     /// Reads the text form.
     pub fn from_text(text: impl Read) -> Result<Self, DataError> {
-        let mut lines = Lines { text: BufReader::new(text), line: String::new(), hash: 0 };
+        let mut lines = Lines::new(text);
         parse(&mut lines).ok_or_else(|| {
             DataError::input(
                 "This is no index of documents, or a damaged one: delete it, and it is made again.",
@@ -104,7 +90,7 @@ impl Index {
     }
 }
 
-fn parse(lines: &mut Lines<impl BufRead>) -> Option<Index> {
+fn parse(lines: &mut Lines<impl Read>) -> Option<Index> {
     if lines.next()? != FORM {
         return None;
     }
@@ -123,7 +109,7 @@ fn parse(lines: &mut Lines<impl BufRead>) -> Option<Index> {
     let (mut files, mut extents, mut skipped): (Vec<Indexed>, Vec<Extent>, _) =
         (Vec::new(), Vec::new(), Skipped::default());
     loop {
-        let hash = lines.hash;
+        let hash = lines.hash();
         let (kind, rest) = lines.next()?.split_once(' ')?;
         let mut words = rest.split(' ');
         match kind {
@@ -164,76 +150,6 @@ fn parse(lines: &mut Lines<impl BufRead>) -> Option<Index> {
     }
 }
 
-struct Hashed<W> {
-    inner: W,
-    hash: u64,
-}
-
-impl<W: Write> Hashed<W> {
-    fn line(&mut self, line: &str) -> io::Result<()> {
-        self.hash = key(self.hash, fingerprint(line.as_bytes()));
-        self.inner.write_all(line.as_bytes())?;
-        self.inner.write_all(b"\n")
-    }
-}
-
-struct Lines<R> {
-    text: R,
-    line: String,
-    /// Of all lines so far.
-    hash: u64,
-}
-
-impl<R: BufRead> Lines<R> {
-    fn next(&mut self) -> Option<&str> {
-        self.line.clear();
-        self.text.by_ref().take(LONGEST_LINE).read_line(&mut self.line).ok()?;
-        let line = self.line.strip_suffix('\n')?;
-        self.hash = key(self.hash, fingerprint(line.as_bytes()));
-        Some(line)
-    }
-}
-
 fn format_named(name: &str) -> Option<Format> {
     Format::ALL.into_iter().find(|format| format.name() == name)
-}
-
-fn escaped_path(path: &Path) -> String {
-    escaped_bytes(path.as_os_str().as_bytes())
-}
-
-fn path(escaped: &str) -> Option<PathBuf> {
-    Some(PathBuf::from(std::ffi::OsString::from_vec(unescaped(escaped)?)))
-}
-
-fn escaped(text: &str) -> String {
-    escaped_bytes(text.as_bytes())
-}
-
-/// Printable ASCII without `%` stands for itself, so that a word has no spaces and a line no ends.
-fn escaped_bytes(bytes: &[u8]) -> String {
-    let mut out = String::new();
-    for byte in bytes {
-        match byte {
-            b'%' => out.push_str("%25"),
-            0x21..0x7f => out.push(*byte as char),
-            _ => drop(write!(out, "%{byte:02x}")),
-        }
-    }
-    out
-}
-
-fn unescaped(text: &str) -> Option<Vec<u8>> {
-    let mut out = Vec::new();
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        out.push(match byte {
-            b'%' => {
-                let mut digit = || (bytes.next()? as char).to_digit(16);
-                (digit()? << 4 | digit()?) as u8
-            }
-            byte => byte,
-        });
-    }
-    Some(out)
 }
