@@ -6,14 +6,17 @@
 //! profiles are not applied.
 //!
 //! Of the usual kind of JPEG only what is seen is decoded, at a reduced scale where that is enough ([`Jpeg`]); all other
-//! images are decoded whole.
+//! images are decoded whole, JPEG of other kinds by `zune-jpeg`, PNG by `png`.
 //!
 //! Nothing is allocated for an image before its header has been compared with the limit.
 
 mod baseline;
+mod colours;
 mod exif;
 mod huffman;
 mod inverse;
+#[cfg(target_arch = "x86_64")]
+mod inverse_avx2;
 mod jpeg;
 mod png;
 

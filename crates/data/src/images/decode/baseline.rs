@@ -5,8 +5,13 @@
 //! Components stay planes of their own size. They are scaled one by one and become colours at the size of the view, which
 //! is the same as doing so before, but for rounding and for colours out of range in between.
 
-use super::huffman::{Bits, Broken, Huffman};
-use super::inverse::{full, reduced, steps};
+use std::cell::RefCell;
+
+use pulp::{Simd, WithSimd};
+
+use super::colours::colours;
+use super::huffman::{Bits, Broken, Huffman, Scan};
+use super::inverse::{Portable, Transform, reduced, steps};
 use crate::images::resample::{Part, byte};
 use crate::images::view::Crop;
 
@@ -19,6 +24,38 @@ pub(in crate::images) struct Plane {
     pub stride: usize,
     pub bytes: Vec<u8>,
     pub part: Part,
+}
+
+thread_local! {
+    /// Memory of planes that are done with: new memory comes page by page, which is a twentieth of the time of a picture.
+    static KEPT: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Planes whose memory a thread keeps, and the most bytes of one.
+const MOST_KEPT: usize = 3;
+const MOST_KEPT_BYTES: usize = 4 << 20;
+
+/// So many bytes of any content.
+fn spare(bytes: usize) -> Vec<u8> {
+    let mut found = KEPT.with_borrow_mut(Vec::pop).unwrap_or_default();
+    found.resize(bytes, 0);
+    found
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        if self.bytes.capacity() > MOST_KEPT_BYTES {
+            return;
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        // A thread that ends has no use for it.
+        let _ = KEPT.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            if kept.len() < MOST_KEPT {
+                kept.push(bytes);
+            }
+        });
+    }
 }
 
 /// What the segments before the scan say, where all of it is of the kind that is read here.
@@ -171,8 +208,41 @@ impl<'a> Baseline<'a> {
         Ok(true)
     }
 
+    pub fn size(&self) -> (usize, usize) {
+        (self.width, self.height)
+    }
+
+    /// The whole picture, rows of red, green and blue.
+    pub fn whole(&self, out: &mut Vec<u8>) -> Result<(), Broken> {
+        let (width, height) = (self.width, self.height);
+        let planes =
+            self.planes(Crop { left: 0, top: 0, width, height, is_flipped: false }, width, height)?;
+        out.clear();
+        out.resize(width * height * 3, 0);
+        colours(&planes, width, out);
+        Ok(())
+    }
+
     /// The planes of what is seen, for a view of `width` x `height`.
     pub fn planes(&self, crop: Crop, width: usize, height: usize) -> Result<Vec<Plane>, Broken> {
+        let scan = Scan::new(self.data);
+        // With the widest vectors there are: no operation is joined with another, so the bytes do not depend on them.
+        #[cfg(target_arch = "x86_64")]
+        if let Some(transform) = pulp::x86::V3::try_new() {
+            let view = (width, height);
+            return Simd::vectorize(transform, Making { image: self, scan: &scan, crop, view, transform });
+        }
+        self.made(&scan, crop, (width, height), Portable)
+    }
+
+    #[inline(always)]
+    fn made(
+        &self,
+        scan: &Scan,
+        crop: Crop,
+        view: (usize, usize),
+        transform: impl Transform,
+    ) -> Result<Vec<Plane>, Broken> {
         let finest = (self.components[0].across, self.components[0].down);
         let group = (8 * finest.0, 8 * finest.1);
         let across = Span::of(crop.left, crop.width, group.0);
@@ -180,9 +250,9 @@ impl<'a> Baseline<'a> {
         let groups = (self.width.div_ceil(group.0), self.height.div_ceil(group.1));
         let mut made = Vec::new();
         for component in &self.components {
-            made.push(Made::new(self, component, crop, (width, height), (across, down))?);
+            made.push(Made::new(self, component, crop, view, (across, down))?);
         }
-        let mut bits = Bits::new(self.data);
+        let mut bits = scan.bits();
         let mut means = [0i32; 3];
         for row in 0..down.end {
             for column in 0..groups.0 {
@@ -194,7 +264,7 @@ impl<'a> Baseline<'a> {
                 let is_seen = row >= down.begin && across.contains(column);
                 for (made, mean) in made.iter_mut().zip(&mut means) {
                     let at = is_seen.then(|| (column - across.begin, row - down.begin));
-                    made.group(&mut bits, mean, at)?;
+                    made.group(&mut bits, mean, at, transform)?;
                 }
             }
             if bits.is_overdrawn() {
@@ -202,6 +272,24 @@ impl<'a> Baseline<'a> {
             }
         }
         Ok(made.into_iter().map(|made| made.plane).collect())
+    }
+}
+
+/// Planes that are to be made.
+struct Making<'a, T> {
+    image: &'a Baseline<'a>,
+    scan: &'a Scan,
+    crop: Crop,
+    view: (usize, usize),
+    transform: T,
+}
+
+impl<T: Transform> WithSimd for Making<'_, T> {
+    type Output = Result<Vec<Plane>, Broken>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> Self::Output {
+        self.image.made(self.scan, self.crop, self.view, self.transform)
     }
 }
 
@@ -277,7 +365,8 @@ impl<'a> Made<'a> {
                 width: (end(image.width, scale.0) - first.0).min(stride),
                 height: (end(image.height, scale.1) - first.1).min(rows),
                 stride,
-                bytes: vec![0; stride * rows],
+                // Every group that is seen is made, so every byte is written.
+                bytes: spare(stride * rows),
                 part: Part {
                     left: crop.left as f64 * scale.0 - first.0 as f64,
                     top: crop.top as f64 * scale.1 - first.1 as f64,
@@ -290,11 +379,13 @@ impl<'a> Made<'a> {
     }
 
     /// The blocks of a group: made at a place among the groups that are seen, or read over.
+    #[inline(always)]
     fn group(
         &mut self,
         bits: &mut Bits<'_>,
         mean: &mut i32,
         at: Option<(usize, usize)>,
+        transform: impl Transform,
     ) -> Result<(), Broken> {
         for y in 0..self.down {
             for x in 0..self.across {
@@ -314,7 +405,7 @@ impl<'a> Made<'a> {
                         let grey = byte(f32::from(block[0]) * steps[0] + 128.0);
                         (0..8).for_each(|row| plane[row * stride..row * stride + 8].fill(grey));
                     }
-                    8 => full(&block, steps, plane, stride),
+                    8 => transform.full(&block, steps, plane, stride),
                     4 => reduced::<4>(&block, steps, plane, stride),
                     2 => reduced::<2>(&block, steps, plane, stride),
                     _ => reduced::<1>(&block, steps, plane, stride),

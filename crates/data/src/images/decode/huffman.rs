@@ -18,65 +18,75 @@ pub(super) fn place(zigzag: usize) -> usize {
 /// What makes a scan unreadable, in a few words.
 pub(super) type Broken = &'static str;
 
-/// The bits of coded data, a value that is copied while a block is read so that it stays in registers. Past their end, which is a marker, there are zeros, and taking those is noticed.
+/// Coded data without what was stuffed into them, in the parts that restart markers make of them.
+pub(super) struct Scan {
+    /// All parts, and zeros behind the last.
+    bytes: Vec<u8>,
+    /// Where each part ends.
+    ends: Vec<usize>,
+}
+
+/// Zeros behind coded data: as many as are read at once.
+const BEHIND: usize = 8;
+
+impl Scan {
+    /// Up to the first marker that is no restart.
+    pub fn new(data: &[u8]) -> Self {
+        let mut scan = Self { bytes: Vec::with_capacity(data.len() + BEHIND), ends: Vec::new() };
+        let mut rest = data;
+        loop {
+            let mark = memchr::memchr(0xff, rest).unwrap_or(rest.len());
+            scan.bytes.extend_from_slice(&rest[..mark]);
+            rest = match &rest[mark..] {
+                [0xff, 0, rest @ ..] => {
+                    scan.bytes.push(0xff);
+                    rest
+                }
+                [0xff, 0xd0..=0xd7, rest @ ..] => {
+                    scan.ends.push(scan.bytes.len());
+                    rest
+                }
+                _ => break,
+            };
+        }
+        scan.ends.push(scan.bytes.len());
+        scan.bytes.extend([0; BEHIND]);
+        scan
+    }
+
+    /// The bits of the first part.
+    pub fn bits(&self) -> Bits<'_> {
+        let (end, later) = self.ends.split_first().expect("there is a first part");
+        Bits { bytes: &self.bytes, at: 0, buffer: 0, count: 0, end: *end, later }
+    }
+}
+
+/// The bits of coded data, a value that is copied while a block is read so that it stays in registers. Past the end of a part
+/// come those of the next, and then zeros; taking either is noticed.
 #[derive(Clone, Copy)]
 pub(super) struct Bits<'a> {
     bytes: &'a [u8],
+    /// Behind the last byte of which all bits are in the buffer.
     at: usize,
-    /// The next bit is the highest.
+    /// The next bit is the highest. Behind those that are counted there may be some of the byte at `at`.
     buffer: u64,
     count: u32,
-    /// How many of the bits in the buffer are not there.
-    missing: u32,
+    end: usize,
+    /// Ends of later parts.
+    later: &'a [usize],
 }
 
-impl<'a> Bits<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0, buffer: 0, count: 0, missing: 0 }
-    }
-
-    /// Makes sure of 32 bits: a code with its value has no more.
+impl Bits<'_> {
+    /// Makes sure of 56 bits: a code with its value has at most 31.
     #[inline(always)]
     fn refill(&mut self) {
-        if self.count >= 32 {
-            return;
-        }
-        if let Some(four) = self.bytes.get(self.at..self.at + 4) {
-            let four = u32::from_be_bytes([four[0], four[1], four[2], four[3]]);
-            // Without a byte 0xff there is neither a marker nor a stuffed zero among them.
-            let inverse = !four;
-            if inverse.wrapping_sub(0x0101_0101) & !inverse & 0x8080_8080 == 0 {
-                self.buffer |= u64::from(four) << (32 - self.count);
-                self.count += 32;
-                self.at += 4;
-                return;
-            }
-        }
-        *self = self.refilled_slowly();
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn refilled_slowly(mut self) -> Self {
-        while self.count <= 56 {
-            let byte = match (self.bytes.get(self.at), self.bytes.get(self.at + 1)) {
-                (Some(0xff), Some(0)) => {
-                    self.at += 2;
-                    0xff
-                }
-                (Some(0xff), _) | (None, _) => {
-                    self.missing += 8;
-                    0
-                }
-                (Some(byte), _) => {
-                    self.at += 1;
-                    *byte
-                }
-            };
-            self.buffer |= u64::from(byte) << (56 - self.count);
-            self.count += 8;
-        }
-        self
+        let next = match self.bytes.get(self.at..self.at + BEHIND) {
+            Some(eight) => u64::from_be_bytes(eight.try_into().expect("eight bytes")),
+            None => 0,
+        };
+        self.buffer |= next >> self.count;
+        self.at += ((63 - self.count) >> 3) as usize;
+        self.count |= 56;
     }
 
     #[inline(always)]
@@ -103,7 +113,7 @@ impl<'a> Bits<'a> {
 
     /// Whether more was taken than is there.
     pub fn is_overdrawn(&self) -> bool {
-        self.missing > self.count
+        self.at * 8 > self.end * 8 + self.count as usize
     }
 
     /// Goes on behind the next restart marker.
@@ -111,14 +121,10 @@ impl<'a> Bits<'a> {
         if self.is_overdrawn() {
             return Err("it ends in the middle");
         }
-        (self.buffer, self.count, self.missing) = (0, 0, 0);
-        match self.bytes.get(self.at..self.at + 2) {
-            Some([0xff, 0xd0..=0xd7]) => {
-                self.at += 2;
-                Ok(())
-            }
-            _ => Err("a restart marker is missing"),
-        }
+        let (end, later) = self.later.split_first().ok_or("a restart marker is missing")?;
+        (self.at, self.end, self.later) = (self.end, *end, later);
+        (self.buffer, self.count) = (0, 0);
+        Ok(())
     }
 }
 
@@ -221,6 +227,19 @@ impl Huffman {
         while at < 64 {
             bits.refill();
             let mut found = self.table[bits.look()];
+            // A value that was looked up with its code takes few bits: there are enough left for any other.
+            if found.value() != 0 {
+                at += found.run();
+                bits.drop(found.bits());
+                if KEEP {
+                    put(block, at, found.value())?;
+                }
+                at += 1;
+                if at >= 64 {
+                    break;
+                }
+                found = self.table[bits.look()];
+            }
             if found.0 == 0 {
                 let (symbol, length) = self.long_symbol((bits.buffer >> 48) as u32)?;
                 found = Found::of(length, symbol);
@@ -241,14 +260,21 @@ impl Huffman {
                 value = bits.value(size);
             }
             if KEEP {
-                let Some(place) = PLACES.get(at) else { return Err("a block has too many coefficients") };
-                block[usize::from(*place) & 63] = value as i16;
+                put(block, at, value)?;
             }
             at += 1;
         }
         *kept = bits;
         if at > 64 { Err("a block has too many coefficients") } else { Ok(at > 1) }
     }
+}
+
+/// Puts a coefficient of the zigzag in its place.
+#[inline(always)]
+fn put(block: &mut [i16; 64], at: usize, value: i32) -> Result<(), Broken> {
+    let Some(place) = PLACES.get(at) else { return Err("a block has too many coefficients") };
+    block[usize::from(*place) & 63] = value as i16;
+    Ok(())
 }
 
 /// What the next bits begin with: from the lowest, 8 bits of how many to drop, 4 of the size of the value that follows,

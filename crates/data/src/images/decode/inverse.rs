@@ -12,6 +12,13 @@ use std::ops::{Add, Mul, Sub};
 use super::huffman::place;
 use crate::images::resample::byte;
 
+/// Eight numbers side by side, whatever they lie in.
+pub(super) trait Eight:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<f32, Output = Self>
+{
+}
+impl Eight for Row {}
+
 /// Eight numbers side by side.
 #[derive(Debug, Clone, Copy)]
 struct Row([f32; 8]);
@@ -62,7 +69,7 @@ fn scale(frequency: usize) -> f64 {
 
 /// One direction of the full transform, for eight columns at once.
 #[inline(always)]
-fn transform([a0, a1, a2, a3, a4, a5, a6, a7]: [Row; 8]) -> [Row; 8] {
+pub(super) fn transform<R: Eight>([a0, a1, a2, a3, a4, a5, a6, a7]: [R; 8]) -> [R; 8] {
     const ROOT: f32 = std::f32::consts::SQRT_2;
     // 2 cos(pi/8), 2 (cos(pi/8) - cos(3 pi/8)), 2 (cos(pi/8) + cos(3 pi/8)).
     const C1: f32 = 1.847_759_1;
@@ -81,17 +88,31 @@ fn transform([a0, a1, a2, a3, a4, a5, a6, a7]: [Row; 8]) -> [Row; 8] {
     [e0 + o7, e1 + o6, e2 + o5, e3 + o4, e3 - o4, e2 - o5, e1 - o6, e0 - o7]
 }
 
-/// Writes the pixels of a block of coefficients, 8 x 8, into a plane whose rows are `stride` apart.
-pub(super) fn full(block: &[i16; 64], steps: &[f32; 64], plane: &mut [u8], stride: usize) {
-    let columns = transform(from_fn(|u| Row(from_fn(|v| f32::from(block[8 * u + v]) * steps[8 * u + v]))));
-    let rows = transform(from_fn(|v| Row(from_fn(|x| columns[x].0[v]))));
-    for (y, row) in rows.iter().enumerate() {
-        let line: &mut [u8] = &mut plane[y * stride..y * stride + 8];
-        line.iter_mut().zip(row.0).for_each(|(out, value)| *out = byte(value + 128.0));
+/// The full transform, by whatever instructions: the bytes are the same.
+pub(super) trait Transform: Copy {
+    /// Writes the pixels of a block of coefficients, 8 x 8, into a plane whose rows are `stride` apart.
+    fn full(self, block: &[i16; 64], steps: &[f32; 64], plane: &mut [u8], stride: usize);
+}
+
+/// By what the compiler makes of rows of eight.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+impl Transform for Portable {
+    #[inline(always)]
+    fn full(self, block: &[i16; 64], steps: &[f32; 64], plane: &mut [u8], stride: usize) {
+        let columns =
+            transform(from_fn(|u| Row(from_fn(|v| f32::from(block[8 * u + v]) * steps[8 * u + v]))));
+        let rows = transform(from_fn(|v| Row(from_fn(|x| columns[x].0[v]))));
+        for (y, row) in rows.iter().enumerate() {
+            let line: &mut [u8] = &mut plane[y * stride..y * stride + 8];
+            line.iter_mut().zip(row.0).for_each(|(out, value)| *out = byte(value + 128.0));
+        }
     }
 }
 
 /// Writes the pixels of a block at `SIZE` x `SIZE`: 4, 2 or 1.
+#[inline(always)]
 pub(super) fn reduced<const SIZE: usize>(
     block: &[i16; 64],
     steps: &[f32; 64],
@@ -183,7 +204,7 @@ mod tests {
                 }
                 let mut plane = vec![0; size * size];
                 match size {
-                    8 => full(&block, &steps, &mut plane, 8),
+                    8 => Portable.full(&block, &steps, &mut plane, 8),
                     4 => reduced::<4>(&block, &steps, &mut plane, 4),
                     2 => reduced::<2>(&block, &steps, &mut plane, 2),
                     _ => reduced::<1>(&block, &steps, &mut plane, 1),

@@ -5,6 +5,7 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
+use super::baseline::Baseline;
 use super::exif::Orientation;
 use super::{broken, check_size};
 use crate::formats::Reason;
@@ -100,6 +101,13 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
     let segments = Segments::read(bytes)?;
     let (width, height) = (segments.width, segments.height);
     check_size(width, height, max_pixels)?;
+    if let Some(usual) = Baseline::read(bytes).map_err(|why| broken(&why))? {
+        if usual.size() != (width, height) {
+            return Err(broken(&"it states two sizes"));
+        }
+        usual.whole(out).map_err(|why| broken(&why))?;
+        return Ok(segments.orientation.upright(width, height, out));
+    }
     let options = DecoderOptions::default()
         .jpeg_set_out_colorspace(ColorSpace::RGB)
         .set_max_width(usize::from(u16::MAX))
