@@ -213,7 +213,7 @@ section! {
         pub max_pixels: u64 = flatout_data::images::MAX_PIXELS,
         /// Share of an image's area that training sees a part of, from and to.
         pub crop_scale: [f64; 2] = [0.8, 1.0],
-        /// Ratio of width to height of that part, from and to.
+        /// Ratio of width to height of that part, over that of the model's images, from and to.
         pub crop_ratio: [f64; 2] = [0.75, 1.3333333333333333],
         /// Probability that training sees an image mirrored.
         pub flip: f64 = 0.5,

@@ -68,7 +68,9 @@ pub fn view(config: &Config, training: bool) -> View {
     let pair = |[least, most]: [f64; 2]| (least, most);
     let augment = match training {
         true => {
-            Augment::Train { scale: pair(data.crop_scale), ratio: pair(data.crop_ratio), flip: data.flip }
+            // Parts of the view's own ratio are not stretched, whatever it is.
+            let ratio = data.crop_ratio.map(|ratio| ratio * (width as f64 / height as f64));
+            Augment::Train { scale: pair(data.crop_scale), ratio: pair(ratio), flip: data.flip }
         }
         false => Augment::Centre { share: data.centre_crop },
     };

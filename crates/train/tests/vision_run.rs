@@ -6,11 +6,12 @@ mod training;
 use std::fs;
 use std::path::Path;
 
+use flatout_data::images::Augment;
 use flatout_train::checkpoint::TensorFile;
 use flatout_train::device::Device;
 use flatout_train::events::Event;
 use flatout_train::export::{Export, Width, export};
-use flatout_train::images::classify;
+use flatout_train::images::{classify, view};
 use flatout_train::metrics::Metrics;
 use flatout_train::pretrained::Loaded;
 use flatout_train::{Config, recipes};
@@ -82,6 +83,10 @@ fn images_need_not_be_square() {
     let bdh = recipes::resolve("bdh-cifar10", &[], &words).expect("a config");
     for (name, whole) in [("vit", config(&wide)), ("bdh", bdh)] {
         assert_eq!(whole.model.image_sides(), Some([16, 24]));
+        // A part of the view's own ratio is what training sees where nothing else is asked for.
+        let plain = whole.with(&["data.crop_ratio=[1.0,1.0]".into()]).unwrap();
+        let Augment::Train { ratio, .. } = view(&plain, true).augment else { panic!("training draws parts") };
+        assert_eq!(ratio, (1.5, 1.5));
         let unbroken = losses(&dir.path().join(name), &whole);
         let broken = dir.path().join(format!("{name}-broken"));
         let mut first = losses(&broken, &whole.with(&["steps=3".into()]).unwrap());
@@ -173,7 +178,7 @@ fn a_bdh_learns_a_small_set_by_heart() {
         "model.init=wide",
         "model.dropout=0",
         "data.crop_scale=[1,1]",
-        "data.crop_ratio=[1,1]",
+        "data.crop_ratio=[1.0,1.0]",
         "data.flip=0",
         "train.epochs=none",
         "train.steps=60",
