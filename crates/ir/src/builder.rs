@@ -341,6 +341,11 @@ impl<'g> Tensor<'g> {
     pub fn gather(self, index: Tensor<'g>) -> Tensor<'g> {
         self.b.op(Op::Gather {}, &[self, index])
     }
+    /// Parts, i32 [B, 6], of the images of `self` [N, H, W, C], each at one size.
+    #[track_caller]
+    pub fn resample(self, parts: Tensor<'g>, [height, width]: [usize; 2]) -> Tensor<'g> {
+        self.b.op(Op::Resample { height, width }, &[self, parts])
+    }
     #[track_caller]
     pub fn row_scatter(self, rows: Tensor<'g>, index: Tensor<'g>) -> Tensor<'g> {
         self.b.op(Op::RowScatter {}, &[self, rows, index])

@@ -86,6 +86,7 @@ fn is_primitive(op: &Op) -> bool {
                 | K::Dropout
                 | K::Gather
                 | K::RowScatter
+                | K::Resample
         ),
     }
 }

@@ -17,7 +17,7 @@ use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
 use crate::ops::{
     adamw, adamw8, attention, dropout, elementwise, gated, head_loss, index, linear_attention, movement,
-    norm, product, qk_norm_rope, quantize, reduce, rope, source,
+    norm, product, qk_norm_rope, quantize, reduce, resample, rope, source,
 };
 use crate::types::{DType, Dims, TensorType};
 
@@ -125,6 +125,8 @@ ops! {
     ScatterAdd = "scatter_add" { rows: usize, out: DType, base: bool }
     /// (base [V, ..], rows [N, ..], index i32 [N]) -> base with those rows replaced; index -1 is dropped.
     RowScatter = "row_scatter" {}
+    /// (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, height, width, C]: parts of images at one size.
+    Resample = "resample" { height: usize, width: usize }
     /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
     Attention = "attention" { scale: f32, mask: Mask, q: Segments, k: Segments }
     /// (the inputs of attention, o, lse, do, d lse?) -> dq, dk, dv.
@@ -218,6 +220,7 @@ impl Op {
             Op::Gather {} => index::infer_gather(&ins),
             Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
             Op::RowScatter {} => index::infer_row_scatter(&ins),
+            Op::Resample { height, width } => resample::infer(*height, *width, &ins),
             Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
             Op::AttentionGrad { mask, q, k, d_lse, .. } => attention::infer_grad(*mask, *q, *k, *d_lse, &ins),
             &Op::LinearAttention { scale, mask, q, k, turn } => {
@@ -239,6 +242,8 @@ impl Op {
     pub fn vjp<'g>(&self, b: &'g Builder, at: &Vjp<'_, 'g>) -> Grads<'g> {
         match self {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => vec![],
+            // Bytes have no gradient.
+            Op::Resample { .. } => vec![None; 2],
             Op::Map { f } => elementwise::vjp(*f, at),
             Op::Reshape { .. }
             | Op::Transpose { .. }
@@ -291,6 +296,7 @@ impl Op {
                 return None;
             }
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
+            Op::Resample { .. } => return None,
             Op::Quantize { to, current, of } => quantize::expand(*to, *current, *of, ins),
             Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
                 vec![product::of_wide(*ta, *tb, *out, *base, ins)]
@@ -360,6 +366,8 @@ impl Op {
             | Op::Broadcast { .. } => 0,
             Op::Gather {} | Op::RowScatter {} => 0,
             Op::Map { .. } => moved,
+            // Two pixels each way.
+            Op::Resample { .. } => 8 * moved,
             Op::Reduce { .. } | Op::Quantize { .. } => ins[0].elements(),
             Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
             Op::RmsNorm { .. } => 4 * ins[0].elements(),

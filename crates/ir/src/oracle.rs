@@ -9,6 +9,7 @@ use crate::op::Op;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::product::{Compute, round_tf32};
 use crate::ops::reduce::Fold;
+use crate::ops::resample::{PART, Part, resample};
 use crate::random::{RowDraw, drop_below};
 use crate::types::{DType, TensorType, contiguous_strides};
 
@@ -120,6 +121,7 @@ fn evaluate(node: &Node, ins: &[Operand<'_>]) -> Vec<f64> {
             };
             ins[1].data.iter().flat_map(row).collect()
         }
+        Op::Resample { height, width } => resampled([*height, *width], ins),
         Op::ScatterAdd { .. } | Op::RowScatter {} => {
             let is_sum = matches!(node.op, Op::ScatterAdd { .. });
             let (mut to, rows, index) = if is_sum {
@@ -202,6 +204,21 @@ fn dropout(p: f32, key: u64, ins: &[Operand<'_>]) -> Vec<f64> {
         }
     }
     out
+}
+
+fn resampled(size: [usize; 2], ins: &[Operand<'_>]) -> Vec<f64> {
+    let dims = &ins[0].ty.dims;
+    let (image, channels) = (dims[1..].iter().product::<usize>(), dims[3]);
+    let table: Vec<u8> = ins[0].data.iter().map(|x| *x as u8).collect();
+    let of_one = |numbers: &[f64]| {
+        let numbers: Vec<i32> = numbers.iter().map(|x| *x as i32).collect();
+        let mut out = vec![0; size[0] * size[1] * channels];
+        if let Some(part) = Part::of(&numbers, dims).expect("parts lie in their images") {
+            resample(&table[part.image * image..][..image], dims[2], part, size, &mut out);
+        }
+        out
+    };
+    ins[1].data.chunks(PART).flat_map(of_one).map(f64::from).collect()
 }
 
 fn dot(index: &[usize], strides: &[usize]) -> usize {

@@ -81,6 +81,12 @@ pub struct Launch {
 impl Launch {
     /// Bytes read and written once each. What is repeated along an axis comes from a cache after the first time.
     pub fn bytes(&self) -> u64 {
+        // Of a table of images it reads about as much as it gives.
+        let table = matches!(self.op, Op::Resample { .. }).then(|| &self.ins[0]);
+        if let (Some(table), Some(out)) = (table, &self.outs[0]) {
+            let read = out.distinct_bytes().min(table.distinct_bytes());
+            return (self.ins[1].distinct_bytes() + read + out.distinct_bytes()) as u64;
+        }
         let views = self.ins.iter().chain(self.outs.iter().flatten());
         views.map(|view| view.distinct_bytes() as u64).sum()
     }

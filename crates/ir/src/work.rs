@@ -46,7 +46,7 @@ impl OpKind {
             OpKind::Quantize => Work::Quantize,
             OpKind::Map | OpKind::Region | OpKind::Dropout => Work::Elementwise,
             OpKind::Reduce => Work::Reduce,
-            OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter => Work::Index,
+            OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample => Work::Index,
             OpKind::HeadLoss | OpKind::HeadLossGrad | OpKind::HeadLossTrain => Work::Loss,
             OpKind::AdamW | OpKind::AdamW8 => Work::Optimizer,
             OpKind::Read

@@ -29,6 +29,7 @@ fn every_case_has_a_name_of_its_own() {
 const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::Quantize, quantize_is_division_and_rounding),
     (OpKind::RowScatter, row_scatter_replaces_rows),
+    (OpKind::Resample, resample_is_a_weighted_mean),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::AdamW8, adamw8_expands_to_its_outputs),
@@ -118,6 +119,60 @@ fn row_scatter_replaces_rows() {
     let row = |of: &[f64], i: usize| of[3 * i..3 * i + 3].to_vec();
     let wanted = [row(rows, 2), row(base, 1), row(base, 2), row(rows, 3), row(base, 4)].concat();
     assert_eq!(outs[0], wanted);
+}
+
+/// Parts at their own size are themselves, others the weighted mean of the definition, in f64 and rounded once.
+fn resample_is_a_weighted_mean() {
+    let (images, rows, columns, channels) = (3, 11, 13, 2);
+    let table: Vec<f64> = draw("bytes", images * rows * columns * channels)
+        .iter()
+        .map(|x| (x * 80.0 + 128.0).clamp(0.0, 255.0).floor())
+        .collect();
+    let parts = [
+        [1, 2, 3, 5, 4, 0],
+        [2, 0, 0, 13, 11, 1],
+        [0, 12, 10, 1, 1, 1],
+        [-1, 0, 0, 0, 0, 0],
+        [0, 4, 1, 7, 9, 0],
+    ];
+    for (height, width) in [(4, 5), (11, 13), (3, 2), (20, 31)] {
+        let b = Builder::new();
+        let images = b.input("table", DType::U8, &[images, rows, columns, channels]);
+        b.result("y", images.resample(b.input("parts", DType::I32, &[parts.len(), 6]), [height, width]));
+        let flat = parts.iter().flatten().map(|n| f64::from(*n)).collect();
+        let values = [("table".to_string(), table.clone()), ("parts".to_string(), flat)].into();
+        let graph = b.finish();
+        sound(&graph).unwrap();
+        let y = &oracle::run(&graph, &values).results["y"];
+        for (part, seen) in parts.iter().zip(y.chunks(height * width * channels)) {
+            if part[0] < 0 {
+                assert!(seen.iter().all(|x| *x == 0.0));
+                continue;
+            }
+            let [image, left, top, w, h, flip] = part.map(|n| n as usize);
+            let mean = |place: usize, count: usize, start: usize, extent: usize| -> Vec<(usize, f64)> {
+                let step = extent as f64 / count as f64;
+                let c = start as f64 + (place as f64 + 0.5) * step;
+                let weight = |i: usize| (1.0 - (i as f64 + 0.5 - c).abs() / step.max(1.0)).max(0.0);
+                let sum: f64 = (start..start + extent).map(weight).sum();
+                (start..start + extent).map(|i| (i, weight(i) / sum)).collect()
+            };
+            for (at, got) in seen.iter().enumerate() {
+                let (y, x, channel) = (at / channels / width, at / channels % width, at % channels);
+                let x = if flip == 1 { width - 1 - x } else { x };
+                let mut wanted = 0.0;
+                for (row, down) in mean(y, height, top, h) {
+                    for (column, across) in mean(x, width, left, w) {
+                        wanted += down
+                            * across
+                            * table[((image * rows + row) * columns + column) * channels + channel];
+                    }
+                }
+                assert!((got - wanted).abs() <= 0.5001, "{got} of {wanted} in {part:?}");
+                assert!((height, width) != (h, w) || *got == wanted.round(), "{part:?} is itself");
+            }
+        }
+    }
 }
 
 /// Element by element: codes both ways round, the magnitude gathered, the scale taken from x.

@@ -142,6 +142,8 @@ fn real() -> Vec<Form> {
     let (rows, table) = (ty(bf16, &[65536, 768]), ty(f32s, &[32768, 768]));
     let index = ty(i32s, &[65536]);
     forms.push((Op::Gather {}, vec![ty(bf16, &[32768, 768]), index.clone()]));
+    let cifar = [ty(DType::U8, &[45000, 32, 32, 3]), ty(i32s, &[256, 6])];
+    forms.push((Op::Resample { height: 32, width: 32 }, cifar.to_vec()));
     let sum = Op::ScatterAdd { rows: 32768, out: f32s, base: true };
     forms.push((sum, vec![rows.clone(), index, table]));
     forms.push((Op::Reduce { axis: 0, by: Fold::Sum }, vec![rows.clone()]));

@@ -21,6 +21,7 @@ pub mod product;
 pub mod qk_norm_rope;
 pub mod quantize;
 pub mod reduce;
+pub mod resample;
 pub mod rope;
 pub mod source;
 

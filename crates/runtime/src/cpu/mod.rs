@@ -19,6 +19,7 @@ pub mod product;
 pub mod qk_norm_rope;
 pub mod quantize;
 pub mod reduce;
+pub mod resample;
 pub mod rope;
 pub mod session;
 pub mod tensor;
@@ -62,6 +63,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     qk_norm_rope::KERNELS,
     quantize::KERNELS,
     reduce::KERNELS,
+    resample::KERNELS,
     rope::KERNELS,
 ];
 

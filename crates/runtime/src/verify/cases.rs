@@ -92,6 +92,7 @@ pub fn all() -> Vec<Case> {
     rotations(&mut table);
     activations(&mut table);
     indices(&mut table);
+    parts_of_images(&mut table);
     attention::cases(&mut table);
     linear_attention::linear_attention(&mut table);
     losses(&mut table);
@@ -516,6 +517,25 @@ fn indices(table: &mut Table) {
                 table.add(op(true), vec![x(dtype, &dims(n)), index(n, rows), x(out, &dims(rows))]);
             }
         }
+    }
+}
+
+/// Bytes that must be the oracle's own: enlarged, made smaller, mirrored, of one pixel, left out.
+fn parts_of_images(table: &mut Table) {
+    for ([images, rows, columns], [height, width]) in
+        [([4, 9, 11], [9, 11]), ([3, 32, 32], [32, 32]), ([2, 31, 17], [10, 7]), ([2, 5, 6], [28, 29])]
+    {
+        let part = |b: usize| {
+            let (w, h) = (1 + 7 * b % columns, 1 + 5 * b % rows);
+            let (left, top) = (3 * b % (columns - w + 1), 2 * b % (rows - h + 1));
+            let whole = [b % images, 0, 0, columns, rows, b % 2];
+            let cut = [b % images, left, top, w, h, b % 2];
+            let numbers = if b.is_multiple_of(5) { whole } else { cut };
+            numbers.map(|n| if b == 7 { -1.0 } else { n as f64 })
+        };
+        let numbers = Data::Values((0..21).flat_map(part).collect());
+        let ins = vec![bytes(&[images, rows, columns, 3]), tensor(I32, &[21, 6], numbers)];
+        table.add_within(Op::Resample { height, width }, ins, 0.0);
     }
 }
 
