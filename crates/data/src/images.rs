@@ -54,7 +54,7 @@ pub use asked::{AskedImages, asked};
 pub use decode::MAX_PIXELS;
 pub use inspect::{ImageInspection, ImageSample, ImageSpeed, inspect, time};
 pub use loader::{ImageBatch, ImageLoader, ordered};
-pub use resident::{ByteTable, Draw};
+pub use resident::{ByteTable, PartLoader};
 pub use set::ImageSet;
 pub use sets::{ImageDescription, ImageSets, ImageSource, ImageSpec, open};
 pub use view::{Augment, View};

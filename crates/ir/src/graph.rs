@@ -88,6 +88,8 @@ pub enum Init {
     RopeTable {
         freq: Frequencies,
     },
+    /// Known when the data is: written by whoever opens it.
+    Data,
     /// A grid of these extents resampled to others, as a matrix: `bicubic::matrix`.
     Bicubic {
         from: [usize; 2],
@@ -104,6 +106,7 @@ impl Attr for Init {
             Init::Normal { std } => format!("normal({std})"),
             Init::Uniform { bound } => format!("uniform({bound})"),
             Init::RowNorms => "row_norms".into(),
+            Init::Data => "data".into(),
             Init::RopeTable { freq } => format!("rope_table({})", freq.show()),
             Init::Bicubic { from, to } => format!("bicubic({}x{}:{}x{})", from[0], from[1], to[0], to[1]),
         }
@@ -120,6 +123,7 @@ impl Attr for Init {
             "normal" => Ok(Init::Normal { std: f32::read(argument)? }),
             "uniform" => Ok(Init::Uniform { bound: f32::read(argument)? }),
             "row_norms" => Ok(Init::RowNorms),
+            "data" => Ok(Init::Data),
             "rope_table" => Ok(Init::RopeTable { freq: Frequencies::read(argument)? }),
             "bicubic" => {
                 let grid = |text: &str| match text.split_once('x') {

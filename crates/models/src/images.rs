@@ -6,10 +6,13 @@
 
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::reduce::Fold;
-use flatout_ir::{Builder, DType, Tensor};
+use flatout_ir::ops::resample::PART;
+use flatout_ir::{Builder, Class, DType, Init, Tensor};
 
 /// Red, green and blue.
 pub const CHANNELS: usize = 3;
+/// The slot that holds all images of a small set, u8 [images, rows, columns, 3].
+pub const TABLE: &str = "images";
 
 /// What a graph over images is for. Results are `loss`, the weighted sum over images, `weight`, the sum of their weights,
 /// and, where nothing is drawn, `class_logits` [B, C].
@@ -22,12 +25,15 @@ pub struct ImageForm {
     pub smoothing: f64,
     /// Images are mixed with others of the batch: inputs `mix_with`, `mix_share` and `mix_box` say with which and how.
     pub mix: bool,
+    /// Pixels are parts of images that lie on the device, so many of so many rows and columns: the input `parts` says
+    /// which.
+    pub table: Option<[usize; 3]>,
 }
 
 impl ImageForm {
     /// Images as they are, for evaluation.
     pub fn plain(images: usize) -> ImageForm {
-        ImageForm { images, dropout: false, smoothing: 0.0, mix: false }
+        ImageForm { images, dropout: false, smoothing: 0.0, mix: false, table: None }
     }
 }
 
@@ -60,7 +66,18 @@ impl<'g> Inputs<'g> {
     /// Inputs of images of so many rows and columns of pixels; `draws` says whether the model has something to drop.
     pub fn new(b: &'g Builder, sides: [usize; 2], form: ImageForm, draws: bool) -> Self {
         let n = form.images;
-        let pixels = b.input("pixels", DType::U8, &[n, sides[0], sides[1], CHANNELS]);
+        let pixels = match form.table {
+            None => b.input("pixels", DType::U8, &[n, sides[0], sides[1], CHANNELS]),
+            Some([images, rows, columns]) => {
+                let dims = [images, rows, columns, CHANNELS];
+                let parts = b.input("parts", DType::I32, &[n, PART]);
+                // The model behind it draws what it draws of pixels.
+                b.uncounted(|| {
+                    let table = b.read(b.slot(TABLE, Class::Const, DType::U8, &dims, Init::Data));
+                    table.resample(parts, sides)
+                })
+            }
+        };
         let draw = (form.dropout && draws)
             .then(|| (b.input("rng", DType::I32, &[3]), b.input("rows", DType::I32, &[n, 2])));
         let mix = form.mix.then(|| Mix {

@@ -10,6 +10,7 @@ use flatout_ir::ops::quantize::Source;
 use flatout_ir::passes::input_path;
 use flatout_ir::plan::{Launch, Plan};
 use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
+use flatout_models::images::TABLE;
 use flatout_runtime::Session;
 
 use crate::arranged::WITHIN_UPDATES;
@@ -32,6 +33,9 @@ pub const NOTHING_TO_SCALE: &str = "nothing to scale";
 /// What `packing` and `length_buckets` report where rows are cut to one length.
 pub const NOTHING_UNEQUAL: &str = "nothing of unequal length";
 
+/// What `image_table` reports where images are none, lie encoded, or are in files that are not open yet.
+pub const NOTHING_DECODED: &str = "nothing that lies decoded";
+
 /// What a session settles beside the launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
@@ -42,14 +46,16 @@ pub struct Prepared {
     pub attention_kernel: AttentionKernel,
     /// How examples are laid out; none where rows are equally long.
     pub lengths: Option<Manner>,
+    /// Images are known to lie decoded and to be of one size.
+    pub decoded: bool,
 }
 
 impl Prepared {
     /// As it will be, before there is a session.
     pub fn settled(settled: &Settled) -> Prepared {
-        let Settled { cuda_graphs, autotune, attention_kernel, .. } = *settled;
+        let Settled { cuda_graphs, autotune, attention_kernel, decoded, .. } = *settled;
         let lengths = settled.arrangement.as_ref().map(|arrangement| arrangement.manner);
-        Prepared { cuda_graphs, autotune, attention_kernel, lengths }
+        Prepared { cuda_graphs, autotune, attention_kernel, lengths, decoded }
     }
 
     /// As it is. How much was timed is settled; that nothing was is the session's word.
@@ -64,7 +70,7 @@ impl Prepared {
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
     let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
-    let table: [(&str, &str); 20] = [
+    let table: [(&str, &str); 21] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
         ("precision", precision(grad)),
         ("fp8.scaling", fp8_scaling(grad)),
@@ -81,6 +87,7 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
         ("memory_plan", on(shares_memory(plans))),
         ("packing", packing(plans, prepared)),
         ("length_buckets", length_buckets(plans, prepared)),
+        ("image_table", image_table(plans, prepared)),
         ("rope_cache", on(reads_table(grad))),
         ("cuda_graphs", on(prepared.cuda_graphs)),
         ("autotune", if target.name == "cpu" { NOTHING_TO_TIME } else { prepared.autotune.name() }),
@@ -101,8 +108,10 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
         let harmless = match name.as_str() {
             "deterministic" => state == "on",
             "memory_plan" => state == "off",
-            _ => [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME, NOTHING_TO_SCALE, NOTHING_UNEQUAL]
-                .contains(&state.as_str()),
+            _ => {
+                [NOTHING, NOTHING_CHEAP, NOTHING_TO_TIME, NOTHING_TO_SCALE, NOTHING_UNEQUAL, NOTHING_DECODED]
+                    .contains(&state.as_str())
+            }
         };
         if state != settled && !harmless {
             return Err(Failure::Environment(format!(
@@ -147,7 +156,8 @@ fn fp8_scaling(grad: &Plan) -> &'static str {
 /// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
 /// logits are kept, whatever is asked for.
 fn fused_loss(plans: &PlanSet, grad: &Plan) -> &'static str {
-    let reads_images = plans.slot(&input_path(Role::Grad, "pixels")).is_some();
+    let reads = |input: &str| plans.slot(&input_path(Role::Grad, input)).is_some();
+    let reads_images = reads("pixels") || reads("parts");
     match has(grad, OpKind::HeadLossTrain) {
         true => "on",
         false if reads_images => NOTHING,
@@ -356,6 +366,15 @@ fn length_buckets(plans: &PlanSet, prepared: Prepared) -> &'static str {
 /// Whether linear attention turns what it reads by a table.
 fn turns(op: &Op) -> bool {
     LinearAttend::of(op).is_some_and(|(attend, _)| attend.turn.has_table())
+}
+
+/// Whether images lie in the arena and are cut by launches.
+fn image_table(plans: &PlanSet, prepared: Prepared) -> &'static str {
+    match (plans.slot(TABLE), prepared.decoded) {
+        (Some(_), _) => "on",
+        (None, true) => "off",
+        (None, false) => NOTHING_DECODED,
+    }
 }
 
 fn reads_table(grad: &Plan) -> bool {

@@ -15,7 +15,7 @@ use crate::config::{Config, Count};
 use crate::failure::Failure;
 use crate::settle::{Settled, settle};
 use crate::switches::Recompute as RecomputeSwitch;
-use crate::{UserError, active, adapters, arranged, fp8_layers, images, recompute_layers};
+use crate::{UserError, active, adapters, arranged, fp8_layers, image_table, images, recompute_layers};
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -133,6 +133,7 @@ pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
 
 /// What the switches come to for so many rows at once, without plans.
 pub(crate) fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
+    let (config, of_images) = &image_table::settle(config, target)?;
     let (arranged, graph) = match arranged::arranged(config, micro_batch)? {
         None => (None, model_for(config, micro_batch, true)),
         Some(arranged) => {
@@ -140,7 +141,9 @@ pub(crate) fn settle_for(config: &Config, target: &Target, micro_batch: usize) -
             (Some(arranged), graph)
         }
     };
-    Ok(settle(config, target, &graph)?.with_lengths(arranged))
+    let mut settled = settle(config, target, &graph)?.with_lengths(arranged);
+    settled.chosen.extend(of_images.clone());
+    Ok(settled)
 }
 
 /// Compiles for so many rows at once; `recompute=auto` may come to `full` only where that is allowed.
@@ -150,6 +153,8 @@ pub(crate) fn compile_for(
     micro_batch: usize,
     may_recompute_all: bool,
 ) -> Result<Compiled, Failure> {
+    let asked = config;
+    let (config, of_images) = &image_table::settle(config, target)?;
     let eval_batch = match config.eval.rows {
         0 => 0,
         rows => config.eval.micro_batch.given().unwrap_or(micro_batch).min(rows),
@@ -173,6 +178,7 @@ pub(crate) fn compile_for(
         programs.push(Program { role: Role::Eval, graph });
     }
     let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
+    settled.chosen.extend(of_images.clone());
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
@@ -204,6 +210,6 @@ pub(crate) fn compile_for(
             .sum(),
         flops_per_token: passes * forward_flops(forward) / tokens as u64,
     };
-    active::check(config, &compiled)?;
+    active::check(asked, &compiled)?;
     Ok(compiled)
 }

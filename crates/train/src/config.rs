@@ -211,6 +211,8 @@ section! {
         pub image_root: Option<String>,
         /// An image whose header says that it has more pixels is not decoded.
         pub max_pixels: u64 = flatout_data::images::MAX_PIXELS,
+        /// How many images training has, their rows and columns, where they lie decoded; found where not given.
+        pub decoded: Vec<usize> = Vec::new(),
         /// Share of an image's area that training sees a part of, from and to.
         pub crop_scale: [f64; 2] = [0.8, 1.0],
         /// Ratio of width to height of that part, over that of the model's images, from and to.

@@ -8,9 +8,11 @@ pub use asked::{Told, asked, predict};
 use std::sync::Arc;
 
 use flatout_data::images::{
-    self, Augment, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec, View,
+    self, Augment, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
+    PartLoader, View,
 };
 use flatout_data::{ExampleCursor, LoaderOptions, Said};
+use flatout_ir::ops::resample::PART;
 use flatout_ir::passes::input_path;
 use flatout_ir::random::philox;
 use flatout_ir::{Program, Role};
@@ -28,7 +30,7 @@ use crate::feed::Draw;
 use crate::metrics::Tally;
 use crate::mixing::{Mixed, Mixing};
 use crate::pretrained::Loaded;
-use crate::{UserError, refuse};
+use crate::{UserError, image_table, refuse};
 
 /// What the config says of images.
 fn spec(config: &Config) -> ImageSpec {
@@ -85,6 +87,7 @@ pub fn form(config: &Config, images: usize, training: bool) -> ImageForm {
             dropout: true,
             smoothing: config.train.label_smoothing,
             mix: Mixing::of(config).is_some(),
+            table: image_table::kept(config),
         },
         false => ImageForm::plain(images),
     }
@@ -103,6 +106,17 @@ pub fn loader(
         LoaderOptions { threads, queue_bytes: config.loader.prefetch * batch_bytes, ..Default::default() };
     let cursor = cursor.unwrap_or_else(|| ImageLoader::start(set, seed));
     Ok(ImageLoader::new(set.clone(), view, seed, cursor, options)?)
+}
+
+/// The same of images that lie on the device.
+pub fn part_loader(
+    config: &Config,
+    set: &Arc<ImageSet>,
+    cursor: Option<ExampleCursor>,
+) -> Result<PartLoader, Failure> {
+    let (seed, view) = (config.train.seed, view(config, true));
+    let cursor = cursor.unwrap_or_else(|| PartLoader::start(set, seed));
+    Ok(PartLoader::new(set.clone(), view, seed, cursor, LoaderOptions::default())?)
 }
 
 /// How batches of images become micro-batches of a plan.
@@ -163,7 +177,12 @@ pub fn feed_images(
     let (batch, capacity) = (&part.batch, part.capacity);
     let path = |name: &str| input_path(role, name);
     let missing = capacity - batch.count();
-    if missing == 0 {
+    let filled = |values: &[i32], fill: i32, width: usize| -> Vec<i32> {
+        values.iter().copied().chain(std::iter::repeat_n(fill, missing * width)).collect()
+    };
+    if session.plans().slot(&path("parts")).is_some() {
+        session.write_i32(&path("parts"), &filled(&batch.parts, -1, PART))?;
+    } else if missing == 0 {
         session.write_u8(&path("pixels"), &batch.pixels)?;
     } else {
         let of_one = batch.pixels.len() / batch.count().max(1);
@@ -171,9 +190,6 @@ pub fn feed_images(
         pixels.resize(capacity * of_one, 0);
         session.write_u8(&path("pixels"), &pixels)?;
     }
-    let filled = |values: &[i32], fill: i32, width: usize| -> Vec<i32> {
-        values.iter().copied().chain(std::iter::repeat_n(fill, missing * width)).collect()
-    };
     session.write_i32(&path("labels"), &filled(&batch.labels, -1, 1))?;
     let mut weights = part.label_weights.clone();
     weights.resize(capacity, 0.0);

@@ -67,7 +67,8 @@ pub fn write_averages(session: &mut Session) -> Result<(), RuntimeError> {
 
 /// Writes the constants, which no checkpoint holds.
 pub fn write_tables(session: &mut Session) -> Result<(), RuntimeError> {
-    for slot in leaves(session.plans(), |class| class == Class::Const) {
+    let tables = leaves(session.plans(), |class| class == Class::Const);
+    for slot in tables.into_iter().filter(|slot| slot.init != Init::Data) {
         session.write_f32(&slot.path, &values(&slot.path, &slot.ty, &slot.init, 0))?;
     }
     Ok(())
@@ -134,6 +135,7 @@ fn draw(init: &Init, seed: u64, stream: u64, chunk: usize, values: &mut [f32]) {
             }
         }
         Init::RowNorms => unreachable!("magnitudes are known when their weights are"),
+        Init::Data => unreachable!("data is written by who opens it"),
         Init::RopeTable { .. } | Init::Bicubic { .. } => unreachable!("tables are in f32"),
     }
 }

@@ -34,6 +34,7 @@ pub mod generate;
 pub mod goal;
 pub mod groups;
 pub mod history;
+pub mod image_table;
 pub mod images;
 pub mod initial;
 pub mod kernels;

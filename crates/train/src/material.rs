@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flatout_data::examples::ExampleSets;
-use flatout_data::images::ImageSets;
+use flatout_data::images::{ByteTable, ImageSets};
 use flatout_data::{
     Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, Rows, Said, Shape, Vocabulary,
     drawn_examples, once,
@@ -65,6 +65,7 @@ impl Material {
     pub fn measure(&self, config: &mut Config) {
         if let Material::Images(sets) = self {
             config.data.classes.clone_from(&sets.classes);
+            config.data.decoded = ByteTable::extents(&sets.train).map_or(vec![], |extents| extents.to_vec());
         }
         let Material::Examples(Examples { train, held_out, classes, .. }) = self else { return };
         // What each output of the model stands for is found in the run's own config, whatever files come later.

@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::feed::Draw;
 use crate::schedule::learning_rate;
 use crate::update::{accumulate, apply, collect};
-use crate::{active, prediction, pretrained};
+use crate::{active, image_table, prediction, pretrained};
 use rows::{Supply, Text};
 pub use spans::Span;
 use spans::Spans;
@@ -65,7 +65,14 @@ impl Stage {
     /// The plans of a config on this device.
     pub fn compile(&self, config: &Config) -> Result<Compiled, Failure> {
         let mut config = config.clone();
-        self.text.iter().for_each(|text| text.material().measure(&mut config));
+        match &self.text {
+            Some(text) => {
+                text.material().measure(&mut config);
+                image_table::check(&config)?;
+            }
+            // Images that are drawn for a measurement lie in no table.
+            None => image_table::without(&mut config)?,
+        }
         compile(&config, &self.device.target(&config.switches))
     }
 
@@ -86,7 +93,7 @@ impl Stage {
             None => config.train.steps.unwrap_or(u32::MAX.into()),
         };
         let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
-        let supply = Supply::new(config, &compiled, self.text.as_ref())?;
+        let supply = Supply::new(config, &compiled, self.text.as_ref(), &mut session)?;
         let mut bench = Bench {
             config: config.clone(),
             start: Start { compile_seconds, session_seconds, weights_seconds, first_update_seconds: 0.0 },

@@ -15,7 +15,7 @@ use crate::switches::{
     Attention, AttentionKernel, Autotune, Backend, Choose, OptimizerState, Precision, Recompute, Scaling,
     TABLE, Toggle,
 };
-use crate::{UserError, adapters, fp8_layers, recompute_layers, refuse};
+use crate::{UserError, adapters, fp8_layers, image_table, recompute_layers, refuse};
 
 /// What `auto` chose for a switch, and why.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -40,6 +40,8 @@ pub struct Settled {
     pub attention_kernel: AttentionKernel,
     /// How examples are laid out; none where rows of text are equally long.
     pub arrangement: Option<Arrangement>,
+    /// Images are known to lie decoded and to be of one size.
+    pub decoded: bool,
 }
 
 impl Settled {
@@ -197,7 +199,16 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         skip_pass: None,
     };
     let deterministic = switches.deterministic == Toggle::On;
-    Ok(Settled { options, chosen, cuda_graphs, autotune, deterministic, attention_kernel, arrangement: None })
+    Ok(Settled {
+        options,
+        chosen,
+        cuda_graphs,
+        autotune,
+        deterministic,
+        attention_kernel,
+        arrangement: None,
+        decoded: image_table::extents(config).is_some(),
+    })
 }
 
 /// Who is trained and how, parameter by parameter.

@@ -1,9 +1,10 @@
 //! Updates on their way from the data to the plans, a micro-batch at a time.
 
-use flatout_data::images::ImageLoader;
+use flatout_data::images::{ImageLoader, PartLoader};
 use flatout_data::{
     Arrangement, ExampleCursor, ExampleTable, Loader, MicroBatch, Reading, Rows, Updates, Waited,
 };
+use flatout_models::images::TABLE;
 use serde_json::Value;
 
 use crate::compile::Compiled;
@@ -26,6 +27,13 @@ pub enum Supply {
         next: std::vec::IntoIter<MicroBatch>,
         epoch: f64,
         waited: Waited,
+    },
+    /// Parts of images that lie on the device, so many micro-batches an update.
+    Parts {
+        loader: Box<PartLoader>,
+        feeding: Box<Feeding>,
+        seed: u64,
+        parts: usize,
     },
     /// Images, so many micro-batches an update.
     Images {
@@ -139,12 +147,14 @@ impl Supply {
             (Material::Examples(_), None) => unreachable!("plans for examples are arranged"),
             (Material::Images(sets), _) => {
                 let cursor = cursor.map(serde_json::from_value).transpose().map_err(unreadable)?;
-                Ok(Supply::Images {
-                    loader: Box::new(images::loader(config, &sets.train, cursor)?),
-                    feeding: Box::new(Feeding::training(config, micro_batch, &sets.train)?),
-                    seed: config.train.seed,
-                    parts: config.train.batch / micro_batch,
-                })
+                let feeding = Box::new(Feeding::training(config, micro_batch, &sets.train)?);
+                let (seed, parts) = (config.train.seed, config.train.batch / micro_batch);
+                if compiled.plans.slot(TABLE).is_some() {
+                    let loader = Box::new(images::part_loader(config, &sets.train, cursor)?);
+                    return Ok(Supply::Parts { loader, feeding, seed, parts });
+                }
+                let loader = Box::new(images::loader(config, &sets.train, cursor)?);
+                Ok(Supply::Images { loader, feeding, seed, parts })
             }
         }
     }
@@ -152,7 +162,7 @@ impl Supply {
     /// Begins the next update and tells how many micro-batches it has; each is then asked for.
     pub fn begin_update(&mut self) -> usize {
         match self {
-            Supply::Rows { parts, .. } | Supply::Images { parts, .. } => *parts,
+            Supply::Rows { parts, .. } | Supply::Images { parts, .. } | Supply::Parts { parts, .. } => *parts,
             Supply::Examples { updates, next, epoch, waited } => {
                 let update = updates.next_update();
                 (*next, *epoch, *waited) = (update.parts.into_iter(), update.epoch, update.waited);
@@ -171,6 +181,15 @@ impl Supply {
                 let batch = Batch::Examples(next.next().expect("as many as the update has"));
                 Ok(Part { batch, epoch: *epoch, waited: std::mem::take(waited) })
             }
+            Supply::Parts { loader, feeding, seed, .. } => {
+                let images = loader.next_images(feeding.capacity);
+                let epoch = images.epoch;
+                Ok(Part {
+                    batch: Batch::Images(feeding.part(images, *seed)),
+                    epoch,
+                    waited: Waited::default(),
+                })
+            }
             Supply::Images { loader, feeding, seed, .. } => {
                 let images = loader.next_images(feeding.capacity)?;
                 let (epoch, waited) = (images.epoch, images.waited);
@@ -184,6 +203,7 @@ impl Supply {
         let value = match self {
             Supply::Rows { loader, .. } => serde_json::to_value(loader.cursor()),
             Supply::Examples { updates, .. } => serde_json::to_value(updates.cursor()),
+            Supply::Parts { loader, .. } => serde_json::to_value(loader.cursor()),
             Supply::Images { loader, .. } => serde_json::to_value(loader.cursor()),
         };
         value.expect("a cursor has a JSON form")
@@ -194,6 +214,7 @@ impl Supply {
         match self {
             Supply::Rows { loader, .. } => loader.cursor().row,
             Supply::Examples { updates, .. } => updates.cursor().sample,
+            Supply::Parts { loader, .. } => loader.cursor().sample,
             Supply::Images { loader, .. } => loader.cursor().sample,
         }
     }
@@ -203,6 +224,7 @@ impl Supply {
         match self {
             Supply::Rows { loader, .. } => loader.waited(),
             Supply::Examples { updates, .. } => updates.waited(),
+            Supply::Parts { .. } => Waited::default(),
             Supply::Images { loader, .. } => loader.waited(),
         }
     }

@@ -84,6 +84,8 @@ section! {
         pub packing: Choose = Choose::Auto,
         /// Plans of up to four sizes for unequal lengths; on also puts examples of like length into the same update.
         pub length_buckets: Choose = Choose::Auto,
+        /// Images of a small set on the device as one table of bytes, from which a step cuts its parts.
+        pub image_table: Choose = Choose::Auto,
         /// Rotary angles from a table made once.
         pub rope_cache: Choose = Choose::Auto,
         /// A step's launches recorded once and replayed.
@@ -387,6 +389,14 @@ pub static TABLE: &[Switch] = &[
             elsewhere(HF, "group_by_length", "length_buckets=on"),
             elsewhere(GUIDES, "dynamic_padding", "length_buckets"),
         ],
+    },
+    Switch {
+        name: "image_table",
+        class: Class::Bitwise,
+        off: Some("off"),
+        refusal: runs_anywhere,
+        guides_word: "the whole set on the GPU",
+        elsewhere: &[elsewhere(GUIDES, "gpu_dataset", "image_table")],
     },
     Switch {
         name: "rope_cache",

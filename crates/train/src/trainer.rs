@@ -32,7 +32,7 @@ use crate::tensorboard::Board;
 use crate::update::{Results, accumulate, apply, collect};
 use crate::watch::Watch;
 use crate::writer::Writer;
-use crate::{UserError, active, arranged, opening, pretrained, report};
+use crate::{UserError, active, arranged, image_table, opening, pretrained, report};
 use recovery::Skips;
 use saving::Saving;
 
@@ -124,6 +124,7 @@ pub fn train_on(
     let material = &material;
     let steps = material.total_steps(config)?;
     material.check_classes(config)?;
+    image_table::check(config)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
     config.schedule.settle_warmup(horizon);
@@ -144,6 +145,7 @@ pub fn train_on(
         check_schema(&compiled.plans, &file)?;
     }
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
+    image_table::write(&mut session, material)?;
     let mut origin = None;
     let (progress, supply, skips, patience) = match &found.whole {
         Some(whole) => {

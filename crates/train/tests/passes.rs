@@ -116,6 +116,7 @@ const NOT_PREPARED: active::Prepared = active::Prepared {
     autotune: Autotune::Off,
     attention_kernel: AttentionKernel::Auto,
     lengths: None,
+    decoded: false,
 };
 
 fn plans(options: &Options) -> PlanSet {

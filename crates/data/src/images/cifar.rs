@@ -141,6 +141,10 @@ impl Images for Cifar {
         Some(u32::from(self.labels[index as usize]))
     }
 
+    fn size(&self) -> Option<[usize; 2]> {
+        Some([SIDE, SIDE])
+    }
+
     fn stored<'a>(&'a self, index: u64, _: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
         let rgb = &self.pixels[index as usize * IMAGE..][..IMAGE];
         Ok(Stored::Pixels(Picture { width: SIDE, height: SIDE, rgb }))

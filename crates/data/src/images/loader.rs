@@ -31,6 +31,9 @@ use crate::updates::ExampleCursor;
 pub struct ImageBatch {
     /// Of each image `height * width * 3` bytes: rows from the top, red, green and blue of a pixel together.
     pub pixels: Vec<u8>,
+    /// Instead of pixels six numbers an image, where all images lie in a table: which, its part's first column and row,
+    /// columns and rows, and 1 where it is mirrored.
+    pub parts: Vec<i32>,
     /// The class of each; -1 where it has none or was left out.
     pub labels: Vec<i32>,
     /// The place of each in the series of all samples.
@@ -81,7 +84,7 @@ pub(super) struct Made {
 impl ImageLoader {
     /// The cursor of a run that begins.
     pub fn start(set: &ImageSet, seed: u64) -> ExampleCursor {
-        ExampleCursor { sample: 0, data: mark(set, seed) }
+        ExampleCursor { sample: 0, data: mark_of(set, seed) }
     }
 
     /// A cursor of other images or another seed is refused, and so is a set without images.
@@ -93,15 +96,7 @@ impl ImageLoader {
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
         assert!(options.rank < options.world, "rank {} of {}", options.rank, options.world);
-        if set.count() == 0 {
-            return Err(DataError::input("There is no image to train on: check data.path."));
-        }
-        if cursor.data != mark(&set, seed) {
-            return Err(DataError::input(
-                "The images are not those this run began with (files, classes, sides or seed changed), so it cannot go \
-                 on exactly: restore the data, or begin a new run.",
-            ));
-        }
+        accepted(&set, seed, &cursor)?;
         let count = options.threads.max(1);
         let queue_images = (options.queue_bytes / count / (view.height * view.width * CHANNELS)).max(1);
         let first = next_of_rank(cursor.sample, options);
@@ -212,11 +207,26 @@ impl Drop for ImageLoader {
 }
 
 /// The first sample of a rank from `sample` on, which is a multiple of the world in every cursor a loader gives.
-fn next_of_rank(sample: u64, options: LoaderOptions) -> u64 {
+pub(super) fn next_of_rank(sample: u64, options: LoaderOptions) -> u64 {
     sample + (options.world + options.rank - sample % options.world) % options.world
 }
 
-fn mark(set: &ImageSet, seed: u64) -> String {
+/// Refuses a set without images, and a cursor of other images or another seed.
+pub(super) fn accepted(set: &ImageSet, seed: u64, cursor: &ExampleCursor) -> Result<(), DataError> {
+    if set.count() == 0 {
+        return Err(DataError::input("There is no image to train on: check data.path."));
+    }
+    if cursor.data != mark_of(set, seed) {
+        return Err(DataError::input(
+            "The images are not those this run began with (files, classes, sides or seed changed), so it cannot go \
+             on exactly: restore the data, or begin a new run.",
+        ));
+    }
+    Ok(())
+}
+
+/// What a cursor knows its data by.
+pub(super) fn mark_of(set: &ImageSet, seed: u64) -> String {
     format!("{:016x}", key(key(set.mark, seed), set.count()))
 }
 

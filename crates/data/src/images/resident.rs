@@ -1,12 +1,20 @@
 //! Small sets as one table of bytes, to stay where they are used, and what every sample sees of it: instead of pixels,
 //! six numbers a sample cross the bus.
 
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::CHANNELS;
+use super::loader::{ImageBatch, accepted, mark_of, next_of_rank};
 use super::set::ImageSet;
 use super::stored::{Stored, Trouble};
 use super::view::View;
 use crate::error::DataError;
+use crate::loader::LoaderOptions;
 use crate::order::Order;
 use crate::random::key;
+use crate::updates::ExampleCursor;
 
 /// All images of a set, of one size: `count * height * width * 3` bytes, laid out as in a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,56 +22,91 @@ pub struct ByteTable {
     pub height: usize,
     pub width: usize,
     pub pixels: Vec<u8>,
-    /// The class of each; -1 where it has none.
-    pub labels: Vec<i32>,
-}
-
-/// What a sample sees: a part of an image of the table, in pixels. [`super::View`] says what becomes of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Draw {
-    pub image: u64,
-    pub left: u32,
-    pub top: u32,
-    pub width: u32,
-    pub height: u32,
-    pub is_flipped: bool,
 }
 
 impl ByteTable {
-    /// The table of a set; `None` where its images lie encoded, are of several sizes, or take more than `most_bytes`.
-    pub fn of(set: &ImageSet, most_bytes: usize) -> Result<Option<Self>, DataError> {
-        let mut table = Self { height: 0, width: 0, pixels: Vec::new(), labels: Vec::new() };
-        let mut buffer = Vec::new();
-        for index in 0..set.count() {
-            let at = set.at(index);
-            let (width, height, rgb) = match set.images.stored(at, &mut buffer) {
-                Ok(Stored::Pixels(picture)) => (picture.width, picture.height, picture.rgb),
-                Ok(Stored::Encoded(_)) | Err(Trouble::Wrong(_)) => return Ok(None),
-                Err(Trouble::Failed(error)) => return Err(error),
-            };
-            if index == 0 {
-                (table.width, table.height) = (width, height);
-                let bytes =
-                    (set.count() as usize).checked_mul(rgb.len()).filter(|bytes| *bytes <= most_bytes);
-                let Some(bytes) = bytes else { return Ok(None) };
-                table.pixels.reserve_exact(bytes);
-            }
-            if (table.width, table.height) != (width, height) {
-                return Ok(None);
-            }
-            table.pixels.extend(rgb);
-            table.labels.push(set.images.class(at).map_or(-1, |class| class as i32));
-        }
-        Ok((set.count() > 0).then_some(table))
+    /// How many images its table has, their rows and columns; `None` where images lie encoded, which may be of any size.
+    pub fn extents(set: &ImageSet) -> Option<[usize; 3]> {
+        let [height, width] = set.images.size()?;
+        (set.count() > 0).then_some([set.count() as usize, height, width])
     }
 
-    /// What a sample of the series sees: the same that a loader of the same set, view and seed cuts out.
-    pub fn draw(&self, view: &View, seed: u64, sample: u64) -> Draw {
-        let image = Order::new(Some(self.labels.len() as u64), seed).document(sample);
-        let crop = view.crop(self.width, self.height, key(seed, sample));
-        let [left, top, width, height] =
-            [crop.left, crop.top, crop.width, crop.height].map(|side| side as u32);
-        Draw { image, left, top, width, height, is_flipped: crop.is_flipped }
+    /// The table of a set that has one.
+    pub fn of(set: &ImageSet) -> Result<Option<Self>, DataError> {
+        let Some([count, height, width]) = Self::extents(set) else { return Ok(None) };
+        let image = height * width * CHANNELS;
+        let mut pixels = vec![0; count * image];
+        let put = |buffer: &mut Vec<u8>, (index, out): (usize, &mut [u8])| match set
+            .images
+            .stored(set.at(index as u64), buffer)
+        {
+            Ok(Stored::Pixels(picture)) => {
+                out.copy_from_slice(picture.rgb);
+                Ok(())
+            }
+            Err(Trouble::Failed(error)) => Err(error),
+            Ok(Stored::Encoded(_)) | Err(Trouble::Wrong(_)) => {
+                unreachable!("a source of one size has pixels")
+            }
+        };
+        pixels.par_chunks_exact_mut(image).enumerate().map_init(Vec::new, put).collect::<Result<(), _>>()?;
+        Ok(Some(Self { height, width, pixels }))
+    }
+}
+
+/// What samples see of a table, from a cursor on, without end: the same parts of the same images, in the same order, as a
+/// loader of the same set, view and seed gives, whose cursors it shares.
+pub struct PartLoader {
+    set: Arc<ImageSet>,
+    view: View,
+    seed: u64,
+    /// Rows and columns of an image.
+    size: [usize; 2],
+    order: Order,
+    cursor: ExampleCursor,
+    options: LoaderOptions,
+}
+
+impl PartLoader {
+    /// Of a set that has a table. A cursor of other images or another seed is refused.
+    pub fn new(
+        set: Arc<ImageSet>,
+        view: View,
+        seed: u64,
+        cursor: ExampleCursor,
+        options: LoaderOptions,
+    ) -> Result<Self, DataError> {
+        accepted(&set, seed, &cursor)?;
+        let [count, height, width] = ByteTable::extents(&set).expect("a set with a table");
+        let order = Order::new(Some(count as u64), seed);
+        Ok(Self { set, view, seed, size: [height, width], order, cursor, options })
+    }
+
+    /// The cursor of a run that begins.
+    pub fn start(set: &ImageSet, seed: u64) -> ExampleCursor {
+        ExampleCursor { sample: 0, data: mark_of(set, seed) }
+    }
+
+    /// The next `count` samples of this rank, out of the next `count * world` of all ranks: parts and no pixels.
+    pub fn next_images(&mut self, count: usize) -> ImageBatch {
+        let mut batch = ImageBatch::default();
+        let first = next_of_rank(self.cursor.sample, self.options);
+        for sample in (first..).step_by(self.options.world as usize).take(count) {
+            let image = self.order.document(sample);
+            let crop = self.view.crop(self.size[1], self.size[0], key(self.seed, sample));
+            let numbers = [image as usize, crop.left, crop.top, crop.width, crop.height];
+            batch.parts.extend(numbers.map(|number| number as i32));
+            batch.parts.push(i32::from(crop.is_flipped));
+            batch.labels.push(self.set.class(image).map_or(-1, |class| class as i32));
+            batch.samples.push(sample);
+        }
+        self.cursor.sample += count as u64 * self.options.world;
+        batch.epoch = self.cursor.sample as f64 / self.set.count() as f64;
+        batch
+    }
+
+    pub fn cursor(&self) -> &ExampleCursor {
+        &self.cursor
     }
 }
 
@@ -73,30 +116,39 @@ mod tests {
     use crate::images::resample::{Part, resample};
     use crate::images::stored::Picture;
     use crate::images::{Augment, ImageLoader, ImageSpec, open};
-    use crate::loader::LoaderOptions;
 
     #[test]
-    fn draws_of_a_table_see_what_a_loader_gives() {
+    fn parts_of_a_table_are_what_a_loader_gives() {
         let spec = ImageSpec { images: 40, width: 16, height: 14, ..ImageSpec::default() };
         let set = open(&spec, &mut |_| {}).unwrap().train;
-        let table = ByteTable::of(&set, 1 << 20).unwrap().unwrap();
+        let table = ByteTable::of(&set).unwrap().unwrap();
+        assert_eq!(ByteTable::extents(&set), Some([40, 14, 16]));
         assert_eq!((table.width, table.height, table.pixels.len()), (16, 14, 40 * 16 * 14 * 3));
         let augment = Augment::Train { scale: (0.3, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
         let view = View { width: 9, height: 11, augment };
-        let cursor = ImageLoader::start(&set, 3);
-        let mut loader = ImageLoader::new(set.clone(), view, 3, cursor, LoaderOptions::default()).unwrap();
-        let batch = loader.next_images(90).unwrap();
-        for (pixels, sample) in batch.pixels.chunks(9 * 11 * 3).zip(&batch.samples) {
-            let draw = table.draw(&view, 3, *sample);
-            let image = table.width * table.height * 3;
-            let rgb = &table.pixels[draw.image as usize * image..][..image];
-            let [left, top, width, height] = [draw.left, draw.top, draw.width, draw.height].map(f64::from);
-            let mut out = vec![0; pixels.len()];
-            let part = Part { left, top, width, height, is_flipped: draw.is_flipped };
-            resample(Picture { width: table.width, height: table.height, rgb }, part, 9, 11, &mut out);
-            assert_eq!(out, pixels);
-            assert_eq!(table.labels[draw.image as usize], batch.labels[*sample as usize]);
+        let options = LoaderOptions { rank: 1, world: 2, ..LoaderOptions::default() };
+        let cursor = PartLoader::start(&set, 3);
+        assert_eq!(cursor, ImageLoader::start(&set, 3));
+        let mut loader = ImageLoader::new(set.clone(), view, 3, cursor.clone(), options).unwrap();
+        let mut parts = PartLoader::new(set.clone(), view, 3, cursor, options).unwrap();
+        for _ in 0..3 {
+            let (given, drawn) = (loader.next_images(30).unwrap(), parts.next_images(30));
+            assert_eq!(
+                (&drawn.labels, &drawn.samples, drawn.epoch),
+                (&given.labels, &given.samples, given.epoch)
+            );
+            assert_eq!(parts.cursor(), loader.cursor());
+            for (pixels, part) in given.pixels.chunks(9 * 11 * 3).zip(drawn.parts.chunks(6)) {
+                let image = table.width * table.height * 3;
+                let rgb = &table.pixels[part[0] as usize * image..][..image];
+                let [left, top, width, height] = [1, 2, 3, 4].map(|i| f64::from(part[i]));
+                let mut out = vec![0; pixels.len()];
+                let part = Part { left, top, width, height, is_flipped: part[5] == 1 };
+                resample(Picture { width: table.width, height: table.height, rgb }, part, 9, 11, &mut out);
+                assert_eq!(out, pixels);
+            }
         }
-        assert_eq!(ByteTable::of(&set, 40 * 16 * 14 * 3 - 1).unwrap(), None);
+        let other = ExampleCursor { sample: 0, data: "other".into() };
+        assert!(PartLoader::new(set, view, 3, other, options).is_err());
     }
 }

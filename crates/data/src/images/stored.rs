@@ -15,6 +15,11 @@ pub(crate) trait Images: Send + Sync {
     fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble>;
 
     fn place(&self, index: u64) -> Place;
+
+    /// Rows and columns of every image, where all lie decoded and are of one size.
+    fn size(&self) -> Option<[usize; 2]> {
+        None
+    }
 }
 
 #[derive(Debug)]

@@ -39,6 +39,10 @@ impl Images for Synthetic {
         Ok(Stored::Pixels(Picture { width: self.width, height: self.height, rgb: buffer }))
     }
 
+    fn size(&self) -> Option<[usize; 2]> {
+        Some([self.height, self.width])
+    }
+
     fn place(&self, index: u64) -> Place {
         Place {
             file: Arc::new(PathBuf::from("the synthetic set")),

@@ -188,6 +188,14 @@ impl Config {
                 );
             }
         }
+        let is_set =
+            |extents: &[usize]| extents.len() == 3 && extents.iter().all(|n| (1..1 << 31).contains(n));
+        if !data.decoded.is_empty() && !is_set(&data.decoded) {
+            refuse!(
+                "`data.decoded` is {:?}, and wants how many images there are, their rows and their columns",
+                data.decoded
+            );
+        }
         within("data.flip", data.flip, 0.0, 1.0)?;
         within("data.centre_crop", data.centre_crop, 0.01, 1.0)
     }

@@ -2,13 +2,14 @@
 
 use flatout_data::{Rows, Segment, Waited};
 use flatout_ir::random::philox;
+use flatout_runtime::Session;
 
 use crate::compile::Compiled;
 use crate::config::{Config, Data, Source, Task};
 use crate::failure::Failure;
 use crate::material::Material;
 use crate::supply::{self, Batch, Part};
-use crate::{UserError, images, refuse};
+use crate::{UserError, image_table, images, refuse};
 
 /// A recipe's data, opened once for several measurements.
 pub struct Text {
@@ -28,7 +29,7 @@ struct Key {
 impl Key {
     fn of(config: &Config) -> Key {
         // What is found out when the data is opened does not make it other data.
-        let data = Data { lengths: vec![], classes: vec![], ..config.data.clone() };
+        let data = Data { lengths: vec![], classes: vec![], decoded: vec![], ..config.data.clone() };
         let model = &config.model;
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);
         let extents = [model.vocab().unwrap_or(0), height, width];
@@ -88,8 +89,17 @@ pub enum Supply {
 const DRAWN_PARTS: usize = 8;
 
 impl Supply {
-    pub fn new(config: &Config, compiled: &Compiled, text: Option<&Text>) -> Result<Supply, Failure> {
-        let training = |material: &Material| supply::Supply::begin(config, compiled, material);
+    /// Images that lie on the device are written to the session.
+    pub fn new(
+        config: &Config,
+        compiled: &Compiled,
+        text: Option<&Text>,
+        session: &mut Session,
+    ) -> Result<Supply, Failure> {
+        let mut training = |material: &Material| {
+            image_table::write(session, material)?;
+            supply::Supply::begin(config, compiled, material)
+        };
         Ok(match text {
             Some(text) if text.key == Key::of(config) => Supply::Training(training(&text.material)?),
             Some(_) => {
