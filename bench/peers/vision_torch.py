@@ -89,7 +89,7 @@ def main():
     make, size, classes = MODELS[a.model]
     model = make().to(a.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=0.05, fused=a.device == "cuda")
-    forward = torch.compile(model, mode="max-autotune-no-cudagraphs") if a.compile else model
+    forward = torch.compile(model) if a.compile else model
     bytes_ = torch.randint(256, (a.rows, 3, size, size), dtype=torch.uint8, device=a.device)
     labels = torch.randint(classes, (a.rows,), device=a.device)
 

@@ -23,10 +23,10 @@ pub fn extents(config: &Config) -> Option<[usize; 3]> {
     if data.task != Task::Images {
         return None;
     }
-    let side = config.model.image_size()?;
+    let [height, width] = config.model.image_sides()?;
     match data.decoded.as_slice() {
         [images, rows, columns] => Some([*images, *rows, *columns]),
-        _ if data.source() == Source::Synthetic => Some([data.synthetic_rows as usize, side, side]),
+        _ if data.source() == Source::Synthetic => Some([data.synthetic_rows as usize, height, width]),
         _ => None,
     }
 }

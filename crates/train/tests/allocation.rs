@@ -60,7 +60,11 @@ fn a_gpu_needs_the_bytes_of_its_plan_and_not_one_less() {
         adds_up(what, &compiled.plans);
         let needed = compiled.plans.arena_bytes as u64 + compiled.target.driver_bytes;
         let of = |memory_bytes: u64| {
-            let config = config.with(&["switches.recompute=none".into()]).expect("a setting");
+            let mut settings = vec!["switches.recompute=none".to_string()];
+            // A table of images is only kept where there is much more memory.
+            let table = compiled.settled.chosen.iter().find(|c| c.switch == "image_table");
+            settings.extend(table.map(|chosen| format!("image_table={}", chosen.value)));
+            let config = config.with(&settings).expect("a setting");
             let target = Target { memory_bytes, ..compiled.target.clone() };
             compile(&config, &target)
         };
