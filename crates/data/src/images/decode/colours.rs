@@ -73,7 +73,7 @@ fn interpolated(plane: &Plane, y: usize, (across, down): (bool, bool), sums: &mu
     let count = plane.width;
     let (near, far) = match down {
         false => (y, y),
-        true if y % 2 == 0 => (y / 2, (y / 2).saturating_sub(1)),
+        true if y.is_multiple_of(2) => (y / 2, (y / 2).saturating_sub(1)),
         true => (y / 2, (y / 2 + 1).min(plane.height - 1)),
     };
     let inner = &mut sums[1..=count];
@@ -160,7 +160,8 @@ mod tests {
                 return [(place, 1.0), (place, 0.0)];
             }
             let near = place / 2;
-            let far = if place % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(there - 1) };
+            let far =
+                if place.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(there - 1) };
             [(near, 0.75), (far, 0.25)]
         };
         let mut sum = 0.0;

@@ -240,7 +240,7 @@ impl Sum<'_> {
             }
             if let Some(above) = &self.above {
                 load(above, other);
-                row.iter_mut().zip(&*other).filter(|(_, x)| !(**x > 0.0)).for_each(|(y, _)| *y = 0.0);
+                row.iter_mut().zip(&*other).for_each(|(y, x)| *y = if *x > 0.0 { *y } else { 0.0 });
             }
             let at = self.out.at(token * self.out.strides[0] + head * self.out.strides[1]);
             // SAFETY: token and head lie in the tensor, a row has no gaps, and only this task writes it.
