@@ -4,19 +4,25 @@
     python bench/vision_gpu.py target/ship/flatout
     python bench/vision_gpu.py target/ship/flatout --cases bdh --rounds 1 --peers compiled
     python bench/vision_gpu.py target/ship/flatout --cases vit-b precision=fp8
+    python bench/vision_gpu.py target/ship/flatout --cases vit-b --shards 16 --peers
 
 One round of a case is a run of flatout, then a run of each peer (bench/peers/vision_torch.py: bf16 autocast, fused AdamW, timm's
 models). Every run is a fresh process. Images are on the device on both sides: flatout draws its synthetic ones once, and cuts
 and flips them there; the peers have random ones and do nothing to them. Both report the median step behind a warm-up and peak memory (flatout: the planned arena and
-the driver's share); the share of flatout's step that waited for data is shown.
+the driver's share); the share of flatout's step that waited for data is shown. With --shards flatout reads so many tar files of
+512 JPEGs of 500 x 375 each, which Pillow writes first, through its loader: all that a run from disk does.
 """
 
 import argparse
+import io
 import json
+import random
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import steady
@@ -29,10 +35,33 @@ IMAGES = 4096
 """So few that they stay on the device, as the peers' do; `image_table=off` loads them."""
 
 
+def write_shard(path):
+    """A WebDataset tar of JPEGs with the entropy of photographs: noise in several sizes, smoothed."""
+    from PIL import Image
+
+    draw = random.Random(path.name)
+    with tarfile.open(path, "w") as tar:
+        for i in range(512):
+            whole = Image.new("RGB", (500, 375))
+            for size in (4, 16, 64):
+                bytes_ = draw.randbytes(size * size * 3)
+                part = Image.frombytes("RGB", (size, size), bytes_).resize(whole.size, Image.BICUBIC)
+                whole = Image.blend(whole, part, 0.5)
+            jpeg = io.BytesIO()
+            whole.save(jpeg, "JPEG", quality=90)
+            for name, data in ((f"{path.stem}-{i:04}.jpg", jpeg.getvalue()), (f"{path.stem}-{i:04}.cls", str(i % 10).encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
 def run_flatout(a, folder, case, rows, round_):
     recipe = CASES[case][0]
-    overrides = ["data.source=synthetic", f"data.synthetic_rows={IMAGES}", f"train.batch={rows}", f"train.micro_batch={rows}",
-                 "eval.rows=0", "checkpoint.best=false", "checkpoint.every=0", "log.every=1"]
+    source = ["data.source=synthetic", f"data.synthetic_rows={IMAGES}"]
+    if a.shards:
+        source = [f"data.path={folder}/shards", "data.held_out=0.01"]
+    overrides = [*source, f"train.batch={rows}", f"train.micro_batch={rows}", "eval.rows=0",
+                 "checkpoint.best=false", "checkpoint.every=0", "log.every=1"]
     # timm's models leave no branch out.
     overrides += ["model.drop_path=0"] * (case != "bdh") + a.override
     run = folder / f"run-{case}-{round_}"
@@ -76,11 +105,16 @@ def main():
     p.add_argument("--rows", type=int, help="images an update, of every case")
     p.add_argument("--steps", type=int, default=40, help="of flatout, behind the warm-up")
     p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--shards", type=int, default=0, help="tar files that flatout reads, instead of a set on the device")
     p.add_argument("--python", default=sys.executable)
     p.add_argument("--json", action="store_true")
     a = p.parse_intermixed_args()
     table = {}
     with tempfile.TemporaryDirectory() as folder:
+        if a.shards:
+            (Path(folder) / "shards").mkdir()
+            with ProcessPoolExecutor() as pool:
+                list(pool.map(write_shard, [Path(folder) / "shards" / f"shard-{i:03}.tar" for i in range(a.shards)]))
         for case in a.cases:
             rows = a.rows or CASES[case][1]
             runs = [lambda i: run_flatout(a, Path(folder), case, rows, i)]

@@ -1,0 +1,148 @@
+//! What crosses memory less often keeps its numbers: scales inside weights, ReLU and dropout inside what writes, slopes beside
+//! their activation, products in the order of axes that is read.
+
+use flatout_ir::ops::epilogue::Epilogue;
+use flatout_ir::ops::gated::Act;
+use flatout_ir::oracle::{self, Values};
+use flatout_ir::passes::differentiate::differentiate;
+use flatout_ir::passes::{folded_scales, fused_products, patterns, regions};
+use flatout_ir::target::paper;
+use flatout_ir::{Builder, DType, Graph, Init, Op, OpKind, Options, Program, Role, Tensor, compile, random};
+
+/// Values of all inputs and parameters, drawn by their number.
+fn values(g: &Graph) -> Values {
+    let draw = |i: usize, n: usize| (0..n).map(|k| random::normal(5, i as u64, k as u64) as f64).collect();
+    let slots = g.slots.iter().enumerate().filter(|(_, slot)| slot.ty.dtype == DType::F32);
+    slots.map(|(i, slot)| (slot.path.clone(), draw(i, slot.ty.elements()))).collect()
+}
+
+/// Whatever gradients of both write is the same, up to the rounding of f32.
+fn gradients_agree(one: &Graph, other: &Graph, values: &Values) {
+    let [a, b] = [one, other].map(|g| oracle::run(&differentiate(g).graph, values).writes);
+    assert!(a.len() == b.len() && a.len() > 2, "{:?}", a.keys());
+    for (path, want) in &a {
+        let off = want.iter().zip(&b[path]).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        assert!(off < 2e-6 * want.iter().fold(1.0, |m: f64, x| m.max(x.abs())), "{path} is off by {off}");
+    }
+}
+
+fn finish(b: &Builder, y: Tensor<'_>) {
+    b.result("loss", y.square().sum(0).sum(1).reshape(&[1]));
+    b.result("weight", b.fill(1.0, DType::F32, &[1]));
+}
+
+/// ((x w^T + bias) scale)^2 of so many rows.
+fn scaled(rows: usize, has_bias: bool) -> Graph {
+    let b = Builder::new();
+    let (x, w) = (b.input("x", DType::F32, &[rows, 6]), b.param("w", &[4, 6], Init::Zeros));
+    let mut y = x.linear(w);
+    if has_bias {
+        y = y + b.param("bias", &[4], Init::Zeros).reshape(&[1, 4]);
+    }
+    finish(&b, y * b.param("scale", &[4], Init::Zeros).reshape(&[1, 4]));
+    b.finish()
+}
+
+#[test]
+fn a_scale_is_part_of_the_weight_before_it() {
+    for has_bias in [false, true] {
+        let g = scaled(9, has_bias);
+        let (folded, count) = folded_scales::folded_scales(&g);
+        assert_eq!(count, 1);
+        let over_rows = |n: &&flatout_ir::Node| n.op.kind() == OpKind::Map && n.outs[0].dims[0] == 9;
+        // The bias's addition and the square.
+        assert_eq!(folded.nodes.iter().filter(over_rows).count(), 1 + has_bias as usize, "{folded}");
+        gradients_agree(&g, &folded, &values(&g));
+    }
+    // A pass over the weight would be the longer one.
+    assert_eq!(folded_scales::folded_scales(&scaled(5, true)).1, 0);
+}
+
+#[test]
+fn relu_is_applied_as_a_product_writes() {
+    let b = Builder::new();
+    let (x, w) = (b.input("x", DType::F32, &[5, 6]), b.param("w", &[4, 6], Init::Zeros));
+    let y = x.linear(w).activate(Act::Relu) * b.param("s", &[4], Init::Zeros).reshape(&[1, 4]);
+    finish(&b, y * b.param("t", &[4], Init::Zeros).reshape(&[1, 4]));
+    let g = b.finish();
+    let (fused, count) = fused_products::forward(&g);
+    let is_relu = |n: &flatout_ir::Node| matches!(n.op, Op::Product { epilogue: Epilogue::Relu, .. });
+    assert!(count == 1 && fused.nodes.iter().any(is_relu), "{fused}");
+    gradients_agree(&g, &fused, &values(&g));
+}
+
+#[test]
+fn what_is_dropped_of_a_gated_activation_is_drawn_by_the_same_key() {
+    let build = |draws_first: bool| {
+        let b = Builder::new();
+        let [gate, up] = ["gate", "up"].map(|name| b.param(name, &[5, 8], Init::Zeros));
+        let rows = |b: &Builder| {
+            let tokens = b.iota(DType::I32, &[5, 2], 0);
+            b.result("rows", tokens);
+            tokens.v
+        };
+        let first = draws_first.then(|| rows(&b));
+        let gated = gate.activate(Act::Relu) * up;
+        let rows = b.tensor(first.unwrap_or_else(|| rows(&b)));
+        let rng = b.input("rng", DType::I32, &[3]);
+        finish(&b, gated.dropout(0.3, rng, rows) * b.param("s", &[8], Init::Zeros).reshape(&[1, 8]));
+        b.finish()
+    };
+    let g = build(true);
+    let (fused, joined) = patterns::patterns(&g, true, true);
+    assert_eq!(joined.gated, 1);
+    let key = |g: &Graph, kind: OpKind| g.nodes.iter().find(|n| n.op.kind() == kind).map(|n| n.key);
+    assert_eq!(key(&fused, OpKind::Dropout), None);
+    assert_eq!(key(&fused, OpKind::Gated), key(&g, OpKind::Dropout));
+    let mut values = values(&g);
+    values.insert("rng".into(), vec![3.0, 4.0, 5.0]);
+    gradients_agree(&g, &fused, &values);
+    // What it draws from is made later: the two stay apart.
+    let (apart, joined) = patterns::patterns(&build(false), true, true);
+    assert!(joined.gated == 1 && key(&apart, OpKind::Dropout).is_some(), "{apart}");
+}
+
+/// gelu(h), so many products, and d gelu'(h).
+fn activated(products_between: usize) -> Graph {
+    let b = Builder::new();
+    let [h, d] = ["h", "d"].map(|name| b.input(name, DType::F32, &[6, 6]));
+    let mut y = h.activate(Act::GeluExact);
+    for _ in 0..products_between {
+        y = y.product(d, false, false);
+    }
+    b.result("y", y);
+    b.result("dh", d * h.map(Act::GeluExact.slope()));
+    b.finish()
+}
+
+#[test]
+fn an_activation_and_its_slope_near_by_run_together() {
+    let (g, gathered) = regions::regions(&activated(1));
+    assert_eq!((gathered.regions, gathered.nodes), (1, 3), "{g}");
+    let (_, gathered) = regions::regions(&activated(9));
+    assert_eq!((gathered.regions, gathered.nodes, gathered.single), (1, 2, 1));
+}
+
+#[test]
+fn groups_that_meet_are_one() {
+    let b = Builder::new();
+    let [x, y, a] = ["x", "y", "a"].map(|name| b.input(name, DType::F32, &[3, 4]));
+    let sum = x + y;
+    b.result("dx", sum * a.map(Act::Relu.slope()));
+    let (_, gathered) = regions::regions(&b.finish());
+    assert_eq!((gathered.regions, gathered.nodes, gathered.single), (1, 3, 0));
+}
+
+#[test]
+fn a_product_is_written_in_the_order_of_axes_that_is_read() {
+    let b = Builder::new();
+    let x = b.input("x", DType::F32, &[2, 5, 3]);
+    let y = x.product(b.input("w", DType::F32, &[2, 3, 4]), false, false);
+    b.result("y", y.transpose(&[1, 0, 2]).reshape(&[5, 8]).exp());
+    let programs = [Program { role: Role::Eval, graph: b.finish() }];
+    let plans = compile(&programs, &paper(), &Options::default()).expect("a plan");
+    let launches = &plans.plans[0].launches;
+    let kinds: Vec<OpKind> = launches.iter().map(|l| l.op.kind()).collect();
+    assert_eq!(kinds, [OpKind::Product, OpKind::Map], "no copy");
+    assert_eq!(launches[0].outs[0].as_ref().expect("read").strides, [4, 8, 1]);
+}
