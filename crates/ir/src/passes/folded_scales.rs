@@ -9,26 +9,27 @@ use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::Epilogue;
 use crate::ops::product;
-use crate::replay::{Replay, users, without_dead};
+use crate::passes::readers::Readers;
+use crate::replay::{Replay, without_dead};
 
 /// Folds scales of columns in a forward graph; returns how many.
 pub fn folded_scales(g: &Graph) -> (Graph, usize) {
-    let find = Finder { g, users: users(g), uses: g.uses() };
-    let scaled: HashMap<NodeId, Scaled> =
-        g.ids().filter_map(|id| find.scaled(id)).map(|scaled| (scaled.product, scaled)).collect();
+    let find = Readers::new(g);
+    let all: HashMap<NodeId, Scaled> =
+        g.ids().filter_map(|id| scaled(&find, id)).map(|scaled| (scaled.product, scaled)).collect();
     let mut replay = Replay::new(g);
     // Slots can be read at any time: the scale, then, where the product stands.
     for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
         replay.copy(id);
     }
     for id in g.ids().filter(|id| !matches!(g.node(*id).op, Op::Read { .. })) {
-        match scaled.get(&id) {
+        match all.get(&id) {
             Some(scaled) => fold(&mut replay, scaled),
             None if replay.has(id.out(0)) => {}
             None => _ = replay.copy(id),
         }
     }
-    (without_dead(&replay.finish()), scaled.len())
+    (without_dead(&replay.finish()), all.len())
 }
 
 /// A product, the bias added to it (where, and the row), and the scale behind that.
@@ -67,57 +68,19 @@ fn fold(replay: &mut Replay<'_>, scaled: &Scaled) {
     replay.set(times.out(0), out);
 }
 
-struct Finder<'a> {
-    g: &'a Graph,
-    users: HashMap<Value, Vec<NodeId>>,
-    uses: Vec<Vec<u32>>,
-}
-
-impl Finder<'_> {
-    /// What `product` is the beginning of. More rows than the weight has: where the pass over the weight is the longer
-    /// one, the scale stays.
-    fn scaled(&self, product: NodeId) -> Option<Scaled> {
-        let node = self.g.node(product);
-        let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };
-        let [rows, columns] = node.outs[0].dims[..] else { return None };
-        if rows < product::inner(ta, self.g.ty(node.ins[0])) {
-            return None;
-        }
-        let mut last = product;
-        let mut bias = None;
-        if let Some((add, row)) =
-            self.only_reader(last, E::Add).and_then(|id| Some((id, self.row(id, last)?)))
-            && self.exists_before(row, product)
-        {
-            (last, bias) = (add, Some((add, row)));
-        }
-        let times = self.only_reader(last, E::Mul)?;
-        let scale = self.row(times, last)?;
-        let is_slot = matches!(self.g.node(scale.node).op, Op::Read { .. });
-        (is_slot && self.g.dims(scale) == [columns]).then_some(Scaled { product, bias, times, scale })
+/// What `product` is the beginning of. More rows than the weight has: where the pass over the weight is the longer
+/// one, the scale stays.
+fn scaled(find: &Readers<'_>, product: NodeId) -> Option<Scaled> {
+    let node = find.g.node(product);
+    let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };
+    let [rows, columns] = node.outs[0].dims[..] else { return None };
+    if rows < product::inner(ta, find.g.ty(node.ins[0])) {
+        return None;
     }
-
-    fn only_reader(&self, id: NodeId, f: E) -> Option<NodeId> {
-        let [reader] = self.users.get(&id.out(0))?[..] else { return None };
-        let fits = self.uses[id.0 as usize][0] == 1 && self.g.node(reader).op == Op::Map { f };
-        fits.then_some(reader)
-    }
-
-    /// The row that a node's other operand repeats.
-    fn row(&self, id: NodeId, than: NodeId) -> Option<Value> {
-        let other = *self.g.node(id).ins.iter().find(|v| v.node != than)?;
-        let Op::Broadcast { .. } = self.g.node(other.node).op else { return None };
-        let row = self.g.node(other.node).ins[0];
-        if self.g.dims(row)[0] != 1 {
-            return None;
-        }
-        match self.g.node(row.node).op {
-            Op::Reshape { .. } => Some(self.g.node(row.node).ins[0]),
-            _ => Some(row),
-        }
-    }
-
-    fn exists_before(&self, v: Value, id: NodeId) -> bool {
-        v.node < id || matches!(self.g.node(v.node).op, Op::Read { .. })
-    }
+    let bias = find.bias(product);
+    let last = bias.map_or(product, |(add, _)| add);
+    let times = find.only(last, E::Mul)?;
+    let scale = find.repeated_row(times, last)?;
+    let is_slot = matches!(find.g.node(scale.node).op, Op::Read { .. });
+    (is_slot && find.g.dims(scale) == [columns]).then_some(Scaled { product, bias, times, scale })
 }

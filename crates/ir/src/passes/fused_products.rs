@@ -7,11 +7,12 @@ use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{Epilogue, with};
-use crate::replay::{Replay, users, without_dead};
+use crate::passes::readers::Readers;
+use crate::replay::{Replay, without_dead};
 
 /// Joins `product + bias`, `gelu(product + bias)` and `relu(product)` of a forward graph; returns how many products took something on.
 pub fn forward(g: &Graph) -> (Graph, usize) {
-    let find = Finder { g, users: users(g), uses: g.uses() };
+    let find = Readers::new(g);
     let mut replay = Replay::new(g);
     // Slots can be read at any time: reading them first lets a product stand where it stood and still have its bias.
     for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
@@ -22,7 +23,7 @@ pub fn forward(g: &Graph) -> (Graph, usize) {
         if replay.has(id.out(0)) {
             continue;
         }
-        if let Some(relu) = find.relu(id) {
+        if let Some(relu) = relu(&find, id) {
             let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
             let op = with(&g.node(id).op, Epilogue::Relu).expect("found as a plain product");
             let product = replay.copy_as(id, op, ins);
@@ -30,7 +31,7 @@ pub fn forward(g: &Graph) -> (Graph, usize) {
             joined += 1;
             continue;
         }
-        let Some(layer) = find.layer(id) else {
+        let Some(layer) = layer(&find, id) else {
             replay.copy(id);
             continue;
         };
@@ -74,56 +75,20 @@ struct Layer {
     gelu: Option<NodeId>,
 }
 
-struct Finder<'a> {
-    g: &'a Graph,
-    users: HashMap<Value, Vec<NodeId>>,
-    uses: Vec<Vec<u32>>,
+fn layer(find: &Readers<'_>, id: NodeId) -> Option<Layer> {
+    let node = find.g.node(id);
+    with(&node.op, Epilogue::Bias).filter(|_| node.outs[0].rank() == 2)?;
+    let bias = find.bias(id);
+    let is_gelu = |n: &&NodeId| matches!(find.g.node(**n).op, Op::Map { f: E::Gelu });
+    let gelu = find.of(bias.map_or(id, |(add, _)| add)).iter().find(is_gelu).copied();
+    (bias.is_some() || gelu.is_some()).then_some(Layer { bias, gelu })
 }
 
-impl Finder<'_> {
-    fn layer(&self, id: NodeId) -> Option<Layer> {
-        let node = self.g.node(id);
-        with(&node.op, Epilogue::Bias).filter(|_| node.outs[0].rank() == 2)?;
-        let bias = self.bias_of(id);
-        let gelu = self.gelu_of(bias.map_or(id, |(add, _)| add));
-        (bias.is_some() || gelu.is_some()).then_some(Layer { bias, gelu })
-    }
-
-    /// The ReLU that is the only reader of a product.
-    fn relu(&self, id: NodeId) -> Option<NodeId> {
-        let node = self.g.node(id);
-        with(&node.op, Epilogue::Relu).filter(|_| node.outs[0].rank() == 2)?;
-        let [reader] = self.users.get(&id.out(0)).filter(|_| self.uses[id.0 as usize][0] == 1)?[..] else {
-            return None;
-        };
-        matches!(self.g.node(reader).op, Op::Map { f: E::Relu }).then_some(reader)
-    }
-
-    /// The addition of a row, repeated, that is the only reader of a product; and that row, which must exist before.
-    fn bias_of(&self, id: NodeId) -> Option<(NodeId, Value)> {
-        if self.uses[id.0 as usize][0] != 1 {
-            return None;
-        }
-        let [add] = self.users.get(&id.out(0))?[..] else { return None };
-        let Op::Map { f: E::Add } = self.g.node(add).op else { return None };
-        let other = *self.g.node(add).ins.iter().find(|v| **v != id.out(0))?;
-        let repeated = self.g.node(other.node);
-        let Op::Broadcast { .. } = repeated.op else { return None };
-        let mut row = repeated.ins[0];
-        if self.g.dims(row)[0] != 1 || self.g.dims(row)[1] != self.g.node(id).outs[0].dims[1] {
-            return None;
-        }
-        if let Op::Reshape { .. } = self.g.node(row.node).op {
-            row = self.g.node(row.node).ins[0];
-        }
-        let exists = row.node < id || matches!(self.g.node(row.node).op, Op::Read { .. });
-        exists.then_some((add, row))
-    }
-
-    fn gelu_of(&self, id: NodeId) -> Option<NodeId> {
-        let is_gelu = |n: &&NodeId| matches!(self.g.node(**n).op, Op::Map { f: E::Gelu });
-        self.users.get(&id.out(0))?.iter().find(is_gelu).copied()
-    }
+/// The ReLU that is the only reader of a product.
+fn relu(find: &Readers<'_>, id: NodeId) -> Option<NodeId> {
+    let node = find.g.node(id);
+    with(&node.op, Epilogue::Relu).filter(|_| node.outs[0].rank() == 2)?;
+    find.only(id, E::Relu)
 }
 
 /// Joins `product * gelu'(h)` in a graph with gradients; returns how many. The sum that is a bias's gradient stays a pass of

@@ -20,6 +20,7 @@ pub mod options;
 pub mod patterns;
 pub mod precision;
 pub mod quantize_sources;
+pub mod readers;
 pub mod recompute;
 pub mod regions;
 pub mod rejoin;

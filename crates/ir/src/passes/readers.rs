@@ -1,0 +1,55 @@
+//! Who reads a node's value, and whether that is all: what passes ask before one operation takes on another.
+
+use std::collections::HashMap;
+
+use crate::graph::{Graph, NodeId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::replay::users;
+
+pub struct Readers<'a> {
+    pub g: &'a Graph,
+    users: HashMap<Value, Vec<NodeId>>,
+    uses: Vec<Vec<u32>>,
+}
+
+impl<'a> Readers<'a> {
+    pub fn new(g: &'a Graph) -> Self {
+        Readers { g, users: users(g), uses: g.uses() }
+    }
+
+    /// The nodes that read a node's first output.
+    pub fn of(&self, id: NodeId) -> &[NodeId] {
+        self.users.get(&id.out(0)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The elementwise function that is the only reader of a node, and reads it once.
+    pub fn only(&self, id: NodeId, f: E) -> Option<NodeId> {
+        let [reader] = self.of(id)[..] else { return None };
+        let fits = self.uses[id.0 as usize][0] == 1 && self.g.node(reader).op == Op::Map { f };
+        fits.then_some(reader)
+    }
+
+    /// The row that a node's other operand, beside `than`, repeats.
+    pub fn repeated_row(&self, id: NodeId, than: NodeId) -> Option<Value> {
+        let other = *self.g.node(id).ins.iter().find(|v| v.node != than)?;
+        let Op::Broadcast { .. } = self.g.node(other.node).op else { return None };
+        let row = self.g.node(other.node).ins[0];
+        if self.g.dims(row)[0] != 1 {
+            return None;
+        }
+        match self.g.node(row.node).op {
+            Op::Reshape { .. } => Some(self.g.node(row.node).ins[0]),
+            _ => Some(row),
+        }
+    }
+
+    /// The row that is added to a product by the only reader of it (where, and what), where the row exists before the product.
+    pub fn bias(&self, product: NodeId) -> Option<(NodeId, Value)> {
+        let add = self.only(product, E::Add)?;
+        let row = self.repeated_row(add, product)?;
+        let columns = self.g.node(product).outs[0].dims[1];
+        let exists = row.node < product || matches!(self.g.node(row.node).op, Op::Read { .. });
+        (exists && self.g.dims(row).iter().product::<usize>() == columns).then_some((add, row))
+    }
+}
