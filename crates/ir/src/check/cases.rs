@@ -407,7 +407,7 @@ fn gated(t: &Trial, act: Act) -> Vec<Tensor<'_>> {
 }
 
 fn gated_dropout(t: &Trial, act: Act) -> Vec<Tensor<'_>> {
-    let [rng, rows] = [t.index(&[3], &[11, -5, 3]), t.index(&[5, 2], &[0, 0, 0, 1, 4, 0, 4, 1, 4, 2])];
+    let [rng, rows] = drawn(t);
     vec![t.b.op(Op::Gated { act, p: 0.4 }, &[t.x(&[5, 7]), t.x(&[5, 7]), rng, rows])]
 }
 
@@ -418,7 +418,13 @@ fn scatter_add<'g>(t: &'g Trial, dims: &[usize], index: &[i32], base: bool) -> V
 }
 
 fn dropout<'g>(t: &'g Trial, x: Tensor<'g>, p: f32) -> Tensor<'g> {
-    x.dropout(p, t.index(&[3], &[11, -5, 3]), t.index(&[5, 2], &[0, 0, 0, 1, 4, 0, 4, 1, 4, 2]))
+    let [rng, rows] = drawn(t);
+    x.dropout(p, rng, rows)
+}
+
+/// What dropout of five tokens draws from.
+fn drawn(t: &Trial) -> [Tensor<'_>; 2] {
+    [t.index(&[3], &[11, -5, 3]), t.index(&[5, 2], &[0, 0, 0, 1, 4, 0, 4, 1, 4, 2])]
 }
 
 /// How the tokens of a case are cut into segments.
