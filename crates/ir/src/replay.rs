@@ -64,6 +64,11 @@ impl<'a> Replay<'a> {
 
 /// The graph without nodes that no write and no result depends on.
 pub fn without_dead(g: &Graph) -> Graph {
+    without_dead_before(g, 0).0
+}
+
+/// The same, and how many of the first `forward` nodes are left.
+pub fn without_dead_before(g: &Graph, forward: usize) -> (Graph, usize) {
     let mut alive = vec![false; g.nodes.len()];
     for v in g.writes.iter().map(|(_, v)| v).chain(g.results.iter().map(|(_, v)| v)) {
         alive[v.node.0 as usize] = true;
@@ -77,7 +82,7 @@ pub fn without_dead(g: &Graph) -> Graph {
     for id in g.ids().filter(|id| alive[id.0 as usize]) {
         replay.copy(id);
     }
-    replay.finish()
+    (replay.finish(), alive[..forward].iter().filter(|is| **is).count())
 }
 
 /// Each value's users: the nodes that take it as an input.

@@ -1,11 +1,14 @@
 //! What crosses memory less often keeps its numbers: scales inside weights, ReLU and dropout inside what writes, slopes beside
 //! their activation, products in the order of axes that is read.
 
+use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::oracle::{self, Values};
-use flatout_ir::passes::differentiate::differentiate;
-use flatout_ir::passes::{folded_scales, fused_products, patterns, regions};
+use flatout_ir::passes::adapters::{self, Adapter};
+use flatout_ir::passes::differentiate::{self, Trained};
+use flatout_ir::passes::options::Update;
+use flatout_ir::passes::{folded_scales, fused_products, held_ratios, merge, patterns, regions};
 use flatout_ir::target::paper;
 use flatout_ir::{Builder, DType, Graph, Init, Op, OpKind, Options, Program, Role, Tensor, compile, random};
 
@@ -18,7 +21,12 @@ fn values(g: &Graph) -> Values {
 
 /// Whatever gradients of both write is the same, up to the rounding of f32.
 fn gradients_agree(one: &Graph, other: &Graph, values: &Values) {
-    let [a, b] = [one, other].map(|g| oracle::run(&differentiate(g).graph, values).writes);
+    let [one, other] = [one, other].map(|g| differentiate::differentiate(g).graph);
+    writes_agree(&one, &other, values);
+}
+
+fn writes_agree(one: &Graph, other: &Graph, values: &Values) {
+    let [a, b] = [one, other].map(|g| oracle::run(g, values).writes);
     assert!(a.len() == b.len() && a.len() > 2, "{:?}", a.keys());
     for (path, want) in &a {
         let off = want.iter().zip(&b[path]).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
@@ -56,6 +64,61 @@ fn a_scale_is_part_of_the_weight_before_it() {
     }
     // A pass over the weight would be the longer one.
     assert_eq!(folded_scales::folded_scales(&scaled(5, true)).1, 0);
+}
+
+/// q, k and v of `rows` inputs, frozen, in one product.
+fn queries_keys_values(rows: usize) -> Graph {
+    let b = Builder::new();
+    let x = b.param("x", &[rows, 6], Init::Zeros);
+    let parts = [("wq", 4), ("wk", 2), ("wv", 2)].map(|(name, out)| {
+        let path = format!("layers.0.attn.{name}");
+        let w = b.param(&path, &[out, 6], Init::Zeros);
+        b.at_path("layers.0.attn", || x.linear(w)).square()
+    });
+    finish(&b, b.concat(&parts, 1));
+    let mut g = b.finish();
+    differentiate::freeze(&mut g, &["wq", "wk", "wv"].map(|w| format!("layers.0.attn.{w}")).into());
+    let (g, merged) = merge::merge(&g, true, true, &Update::default());
+    assert_eq!(merged.qkv + merged.gate_up, 1);
+    g
+}
+
+fn adapted(g: &Graph, scales: [f64; 3], folds: bool) -> Trained {
+    let beside = |(name, scale): (&str, f64)| Adapter {
+        name: "default".into(),
+        weight: format!("layers.0.attn.{name}"),
+        rank: 2,
+        scale,
+        dropout: 0.0,
+        dora: true,
+    };
+    let all: Vec<Adapter> = ["wq", "wk", "wv"].into_iter().zip(scales).map(beside).collect();
+    let update = Update::default();
+    let how = adapters::How { update: &update, role: Role::Grad, folds };
+    differentiate::differentiate(&adapters::adapters(g, &all, how).expect("adapters").0)
+}
+
+#[test]
+fn doras_factors_are_part_of_the_weights() {
+    let (few, many) = (queries_keys_values(5), queries_keys_values(9));
+    for scales in [[2.0; 3], [2.0, 3.0, 2.0]] {
+        let apart = adapted(&many, scales, false);
+        let (folded, ones) = held_ratios::held_ratios(&adapted(&many, scales, true));
+        // z and its gradient.
+        assert_eq!((held_ratios::held_ratios(&apart).1, ones), (0, 2));
+        // Beside the square's gradient, nothing is multiplied over rows any more but what m's gradient sums.
+        let over_rows = |t: &Trained| {
+            let times = |n: &&flatout_ir::Node| n.op == Op::Map { f: E::Mul } && n.outs[0].dims == [9, 8];
+            t.graph.nodes.iter().filter(times).count()
+        };
+        assert_eq!((over_rows(&apart), over_rows(&folded)), (4, 2), "{}", folded.graph);
+        let is_forward = |v: flatout_ir::Value| (v.node.0 as usize) < folded.forward;
+        let loss = folded.graph.writes.last().expect("the weight").1;
+        assert!(!is_forward(loss) && is_forward(folded.graph.node(loss.node).ins[1]));
+        writes_agree(&apart.graph, &folded.graph, &values(&apart.graph));
+    }
+    // A pass over the weights would be the longer one.
+    assert_eq!(held_ratios::held_ratios(&adapted(&few, [2.0; 3], true)).1, 0);
 }
 
 #[test]

@@ -59,6 +59,7 @@ pub const ELEMENTWISE: &[Case] = cases! {
     "gelu" => |t| map(t, E::Gelu);
     "gelu, exact" => |t| map(t, E::GeluExact);
     "finite" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Finite)] };
+    "hold" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Step).map(E::Hold)] };
     "fp8_scale" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Fp8Scale(DType::E4M3)) * x.map(E::Fp8Scale(DType::E5M2))] };
     "cast" => |t| vec![t.x(&[3, 5]).cast(DType::BF16).square().cast(DType::F32)];
     "cast to integers and back" => |t| { let x = t.x(&[3, 5]); vec![x.cast(DType::I32).cast(DType::F32) * x] };

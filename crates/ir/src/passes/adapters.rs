@@ -4,6 +4,10 @@
 //! g * v, where g = m / ||W + s B A|| by rows: m [out] is trained, and the norm is a constant of the backward pass.
 //! It depends on parameters alone, so it is read from a slot that `adapter_norms` fills once an update.
 //!
+//! Where rows are many, g goes into the weights, x (g W)^T + (drop(x) A^T) (s g B)^T: a pass over the weights, not over the
+//! activations. m's gradient is the sum of dz z / m over rows then, which the graph says as a factor m / m whose divisor
+//! is held: a one that has a slope, and that `held_ratios` takes away once its gradient is written.
+//!
 //! The pass follows `merge`. Where one product serves q, k and v, their As lie side by side too and are one product,
 //! and each B adds onto its columns of y: y is read and written once more, whatever the number of adapters. What is
 //! dropped of an input is the same for all that read it, so the numbers do not depend on what was merged.
@@ -117,14 +121,18 @@ pub fn weight_beside(path: &str) -> Option<&str> {
     Some(rest.rsplit_once('.')?.0)
 }
 
-pub fn adapters(
-    g: &Graph,
-    adapters: &[Adapter],
-    update: &Update,
-    role: Role,
-) -> Result<(Graph, Adapted), Refusal> {
+/// How adapters are written.
+#[derive(Clone, Copy)]
+pub struct How<'a> {
+    pub update: &'a Update,
+    pub role: Role,
+    /// Whether DoRA's factors may go into the weights.
+    pub folds: bool,
+}
+
+pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph, Adapted), Refusal> {
     let replay = Replay::new(g);
-    let mut pass = Adapting { replay, update, role, dropped: HashMap::new(), adapted: Adapted::default() };
+    let mut pass = Adapting { replay, how, dropped: HashMap::new(), adapted: Adapted::default() };
     let mut served: Vec<&str> = vec![];
     for (id, node) in g.ids().zip(&g.nodes) {
         let parts = match weight_of(g, node) {
@@ -166,10 +174,22 @@ fn parts<'a>(g: &'a Graph, slot: SlotId, adapters: &'a [Adapter]) -> Vec<Adaptee
     inside.into_iter().map(|(_, s)| of(s)).collect()
 }
 
+/// What DoRA multiplies the columns of a product by.
+#[derive(Clone, Copy)]
+struct Factor {
+    g: Value,
+    /// The magnitudes, where they are one weight.
+    m: Option<Value>,
+}
+
+/// The rows of the weight an adapter is beside.
+fn rows_beside(parts: &[Adaptee<'_>], adapter: &Adapter) -> usize {
+    parts.iter().find(|p| p.weight == adapter.weight).expect("adapters are of parts").rows
+}
+
 struct Adapting<'a> {
     replay: Replay<'a>,
-    update: &'a Update,
-    role: Role,
+    how: How<'a>,
     /// Inputs with a share dropped, by the share's bits.
     dropped: HashMap<(Value, u32), Value>,
     adapted: Adapted,
@@ -179,8 +199,24 @@ impl<'a> Adapting<'a> {
     /// The product `id` and what its weights' adapters make of it.
     fn product(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Result<(), Refusal> {
         let x = self.replay.get(self.replay.old.node(id).ins[0]);
-        let y = self.replay.copy(id).out(0);
-        let lows = self.lows(id, x, parts)?;
+        let factor = self.factor(id, parts);
+        let held = match factor {
+            Some(Factor { g, m: Some(_) }) if self.folds(id) => Some(match self.how.role.is_grad() {
+                true => self.map(E::Hold, g, id),
+                false => g,
+            }),
+            _ => None,
+        };
+        let y = match held {
+            Some(g) => {
+                let node = self.replay.old.node(id).clone();
+                let weight = self.replay.get(node.ins[1]);
+                let weight = self.rows_times(weight, g, id);
+                self.replay.copy_as(id, node.op, vec![x, weight]).out(0)
+            }
+            None => self.replay.copy(id).out(0),
+        };
+        let thins = self.thins(id, x, parts, held)?;
         let (mut sums, mut start) = (vec![], 0);
         for part in parts {
             let mut sum = match parts.len() {
@@ -189,10 +225,8 @@ impl<'a> Adapting<'a> {
             };
             start += part.rows;
             for adapter in &part.adapters {
-                let low = lows.iter().find(|(of, _)| *of == *adapter).expect("every adapter has its input").1;
-                let b = self.read(adapter, adapter.b(), part.rows, id);
-                let thin = self.add(plain(false, true, DType::F32, Compute::Full), vec![low, b], id);
-                sum = self.add(Op::Map { f: E::Add }, vec![sum, thin], id);
+                let (_, thin) = thins.iter().find(|(of, _)| of == adapter).expect("every adapter adds");
+                sum = self.add(Op::Map { f: E::Add }, vec![sum, *thin], id);
             }
             self.adapted.weights += !part.adapters.is_empty() as usize;
             sums.push(sum);
@@ -201,9 +235,16 @@ impl<'a> Adapting<'a> {
             [one] => one,
             _ => self.add(Op::Concat { axis: 1 }, sums, id),
         };
-        if let Some(factor) = self.factor(id, parts) {
+        let columns = match factor {
+            Some(Factor { m: Some(m), .. }) if held.is_some() => self.how.role.is_grad().then(|| {
+                let divisor = self.map(E::Hold, m, id);
+                self.add(Op::Map { f: E::Div }, vec![m, divisor], id)
+            }),
+            other => other.map(|factor| factor.g),
+        };
+        if let Some(columns) = columns {
             let dims = self.replay.new.dims(z).to_vec();
-            let row = self.add(Op::Reshape { dims: vec![1, dims[1]] }, vec![factor], id);
+            let row = self.add(Op::Reshape { dims: vec![1, dims[1]] }, vec![columns], id);
             let repeated = self.add(Op::Broadcast { dims }, vec![row], id);
             z = self.add(Op::Map { f: E::Mul }, vec![z, repeated], id);
         }
@@ -211,26 +252,36 @@ impl<'a> Adapting<'a> {
         Ok(())
     }
 
-    /// s drop(x) A^T of every adapter. Those that see the same and are trained alike are columns of one product.
-    fn lows(
+    /// Whether the product's factors go into its weights: with fewer rows than the weight has columns, that would be the
+    /// longer pass.
+    fn folds(&self, id: NodeId) -> bool {
+        let old = self.replay.old;
+        self.how.folds && old.node(id).outs[0].dims[0] >= old.dims(old.node(id).ins[0])[1]
+    }
+
+    /// A matrix whose rows are multiplied by a vector's elements.
+    fn rows_times(&mut self, matrix: Value, by: Value, id: NodeId) -> Value {
+        let dims = self.replay.new.dims(matrix).to_vec();
+        let column = self.add(Op::Reshape { dims: vec![dims[0], 1] }, vec![by], id);
+        let repeated = self.add(Op::Broadcast { dims }, vec![column], id);
+        self.add(Op::Map { f: E::Mul }, vec![matrix, repeated], id)
+    }
+
+    fn map(&mut self, f: E, of: Value, id: NodeId) -> Value {
+        self.add(Op::Map { f }, vec![of], id)
+    }
+
+    /// s (drop(x) A^T) B^T of every adapter, its rows times `held` where that is given. As of adapters that see the same
+    /// and are trained alike are rows of one weight; so are Bs of weights that are scaled together.
+    fn thins(
         &mut self,
         id: NodeId,
         x: Value,
         parts: &[Adaptee<'a>],
+        held: Option<Value>,
     ) -> Result<Vec<(&'a Adapter, Value)>, Refusal> {
-        let mut groups: Vec<Vec<&'a Adapter>> = vec![];
-        for adapter in parts.iter().flat_map(|p| &p.adapters) {
-            let alike = |other: &&Adapter| {
-                other.dropout == adapter.dropout
-                    && self.update.rule(&other.a(), 2) == self.update.rule(&adapter.a(), 2)
-            };
-            match groups.iter_mut().find(|group| group.first().is_some_and(alike)) {
-                Some(group) => group.push(adapter),
-                None => groups.push(vec![adapter]),
-            }
-        }
-        let mut lows = vec![];
-        for group in groups {
+        let mut thins = vec![];
+        for group in self.groups(parts) {
             let seen = self.dropped(id, x, group[0])?;
             let whole = self.side_by_side(id, &group, "a", |a| a.a());
             let a = self.add(Op::Read { slot: whole }, vec![], id);
@@ -238,29 +289,107 @@ impl<'a> Adapting<'a> {
             self.adapted.products += 1;
             let scale = group[0].scale;
             let is_one_scale = group.iter().all(|a| a.scale == scale);
-            if is_one_scale {
-                u = self.add(Op::Map { f: E::Scale(scale) }, vec![u], id);
+            if is_one_scale && held.is_none() {
+                u = self.map(E::Scale(scale), u, id);
             }
+            let factors = held.map(|g| {
+                let g = self.rows_of(g, &group, parts, id);
+                if is_one_scale { self.map(E::Scale(scale), g, id) } else { g }
+            });
+            let bs = self.bs(id, &group, parts, factors);
             let mut start = 0;
-            for adapter in &group {
+            for (adapter, b) in group.iter().zip(bs) {
                 let mut low = match group.len() {
                     1 => u,
                     _ => self.add(Op::Slice { axis: 1, start, len: adapter.rank }, vec![u], id),
                 };
                 start += adapter.rank;
                 if !is_one_scale {
-                    low = self.add(Op::Map { f: E::Scale(adapter.scale) }, vec![low], id);
+                    low = self.map(E::Scale(adapter.scale), low, id);
                 }
-                lows.push((*adapter, low));
+                let thin = self.add(plain(false, true, DType::F32, Compute::Full), vec![low, b], id);
+                thins.push((*adapter, thin));
             }
         }
-        Ok(lows)
+        Ok(thins)
+    }
+
+    /// Adapters of a product that see the same of its input and whose As are trained alike.
+    fn groups(&self, parts: &[Adaptee<'a>]) -> Vec<Vec<&'a Adapter>> {
+        let mut groups: Vec<Vec<&'a Adapter>> = vec![];
+        for adapter in parts.iter().flat_map(|p| &p.adapters) {
+            let alike = |other: &&Adapter| {
+                other.dropout == adapter.dropout
+                    && self.how.update.rule(&other.a(), 2) == self.how.update.rule(&adapter.a(), 2)
+            };
+            match groups.iter_mut().find(|group| group.first().is_some_and(alike)) {
+                Some(group) => group.push(adapter),
+                None => groups.push(vec![adapter]),
+            }
+        }
+        groups
+    }
+
+    /// B of every adapter of a group, its rows times those of `factors`. Where all are DoRA's of one rank they are rows of
+    /// one weight, and scaled in one pass.
+    fn bs(
+        &mut self,
+        id: NodeId,
+        group: &[&'a Adapter],
+        parts: &[Adaptee<'a>],
+        factors: Option<Value>,
+    ) -> Vec<Value> {
+        let rule = |a: &Adapter| self.how.update.rule(&a.b(), 2);
+        let first = group[0];
+        let is_one = group.iter().all(|a| a.dora && a.rank == first.rank && rule(a) == rule(first));
+        let rows: Vec<usize> = group.iter().map(|a| rows_beside(parts, a)).collect();
+        let whole = is_one.then(|| {
+            let slot = self.side_by_side(id, group, "b", |a| a.b());
+            let b = self.add(Op::Read { slot }, vec![], id);
+            factors.map_or(b, |by| self.rows_times(b, by, id))
+        });
+        let mut start = 0;
+        let mut bs = vec![];
+        for (adapter, len) in group.iter().zip(rows) {
+            bs.push(match (whole, factors) {
+                (Some(b), _) if group.len() == 1 => b,
+                (Some(b), _) => self.add(Op::Slice { axis: 0, start, len }, vec![b], id),
+                (None, None) => self.read(adapter, adapter.b(), len, id),
+                (None, Some(by)) => {
+                    let b = self.read(adapter, adapter.b(), len, id);
+                    let by = self.add(Op::Slice { axis: 0, start, len }, vec![by], id);
+                    self.rows_times(b, by, id)
+                }
+            });
+            start += len;
+        }
+        bs
+    }
+
+    /// The elements of a product's factors that belong to the weights of a group, in its order.
+    fn rows_of(&mut self, factors: Value, group: &[&'a Adapter], parts: &[Adaptee<'a>], id: NodeId) -> Value {
+        let mut starts: Vec<(&str, usize, usize)> = vec![];
+        let mut start = 0;
+        for part in parts {
+            starts.push((part.weight, start, part.rows));
+            start += part.rows;
+        }
+        if group.iter().map(|a| a.weight.as_str()).eq(starts.iter().map(|(weight, ..)| *weight)) {
+            return factors;
+        }
+        let mut cut = vec![];
+        for adapter in group {
+            let (_, start, len) =
+                *starts.iter().find(|(weight, ..)| *weight == adapter.weight).expect("adapters are of parts");
+            cut.push(self.add(Op::Slice { axis: 0, start, len }, vec![factors], id));
+        }
+        if cut.len() == 1 { cut[0] } else { self.add(Op::Concat { axis: 0 }, cut, id) }
     }
 
     /// What A sees of x.
     fn dropped(&mut self, id: NodeId, x: Value, adapter: &Adapter) -> Result<Value, Refusal> {
         let p = adapter.dropout;
-        if p == 0.0 || !self.role.is_grad() {
+        if p == 0.0 || !self.how.role.is_grad() {
             return Ok(x);
         }
         if let Some(dropped) = self.dropped.get(&(x, p.to_bits())) {
@@ -278,7 +407,7 @@ impl<'a> Adapting<'a> {
 
     /// An input that dropout draws by; the model's own where it has it.
     fn input(&mut self, name: &str, dims: &[usize], id: NodeId) -> Result<Value, Refusal> {
-        let path = input_path(self.role, name);
+        let path = input_path(self.how.role, name);
         let ty = TensorType::new(DType::I32, dims);
         let slot = match self.replay.new.find_slot(&path) {
             Some(slot) if self.replay.new.slot(slot).ty == ty => slot,
@@ -297,34 +426,34 @@ impl<'a> Adapting<'a> {
     }
 
     /// g of every row of the product, 1 for weights without DoRA; `None` where there is nothing else.
-    fn factor(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Option<Value> {
+    fn factor(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Option<Factor> {
         let dora: Vec<Option<&'a Adapter>> =
             parts.iter().map(|p| p.adapters.iter().find(|a| a.dora).copied()).collect();
         let all: Vec<&'a Adapter> = dora.iter().flatten().copied().collect();
-        let rule = |a: &Adapter| self.update.rule(&a.magnitude(), 1);
+        let rule = |a: &Adapter| self.how.update.rule(&a.magnitude(), 1);
         if all.len() == parts.len() && all.iter().all(|a| rule(a) == rule(all[0])) {
             return Some(self.factor_of(id, &all));
         }
         let mut factors = vec![];
         for (part, adapter) in parts.iter().zip(&dora) {
             factors.push(match adapter {
-                Some(adapter) => self.factor_of(id, &[*adapter]),
+                Some(adapter) => self.factor_of(id, &[*adapter]).g,
                 None => {
                     let ones = Op::Fill { value: 1.0, dtype: DType::F32, dims: vec![part.rows] };
                     self.add(ones, vec![], id)
                 }
             });
         }
-        (!all.is_empty()).then(|| self.add(Op::Concat { axis: 0 }, factors, id))
+        (!all.is_empty()).then(|| Factor { g: self.add(Op::Concat { axis: 0 }, factors, id), m: None })
     }
 
     /// m over the norm, of weights side by side.
-    fn factor_of(&mut self, id: NodeId, of: &[&'a Adapter]) -> Value {
+    fn factor_of(&mut self, id: NodeId, of: &[&'a Adapter]) -> Factor {
         let m = self.side_by_side(id, of, "magnitude", |a| a.magnitude());
         let m = self.add(Op::Read { slot: m }, vec![], id);
         let inverse = self.side_by_side(id, of, "inverse_norm", |a| a.inverse_norm());
         let inverse = self.add(Op::Read { slot: inverse }, vec![], id);
-        self.add(Op::Map { f: E::Mul }, vec![m, inverse], id)
+        Factor { g: self.add(Op::Map { f: E::Mul }, vec![m, inverse], id), m: Some(m) }
     }
 
     fn read(&mut self, adapter: &Adapter, path: String, rows: usize, id: NodeId) -> Value {

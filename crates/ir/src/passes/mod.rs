@@ -11,6 +11,7 @@ pub mod fp8;
 pub mod fp8_choice;
 pub mod fp8_copies;
 pub mod fused_products;
+pub mod held_ratios;
 pub mod joint_heads;
 pub mod lower;
 pub mod memory;
@@ -156,7 +157,11 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
     // Frozen weights have their low-rank adapters beside them.
     let (g, adapted) = match o.adapters.is_empty() {
         true => (g, Default::default()),
-        false => adapters::adapters(&g, &o.adapters, &o.update, program.role)?,
+        false => {
+            let folds = has_epilogues(o) && runs("folded_scales");
+            let how = adapters::How { update: &o.update, role: program.role, folds };
+            adapters::adapters(&g, &o.adapters, how)?
+        }
     };
     let g = checked("adapters", g);
     reports.say("adapters", adapted.weights, || {
@@ -199,6 +204,14 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
         return Err(Refusal("every parameter is frozen: there is nothing to train".into()));
     }
     checked("differentiate", trained.graph.clone());
+
+    // What multiplies by a one that was there for its slope is gone.
+    let (held, ones) = held_ratios::held_ratios(&trained);
+    trained = held;
+    checked("held_ratios", trained.graph.clone());
+    reports.say("held_ratios", ones, || {
+        format!("{ones} multiplications by m / m are gone, with m's gradient there")
+    });
 
     // Parameters, gradients and moments lie in flat regions; `apply` updates them.
     let (mut apply, launches) = update::update(&mut trained, &o.update, o.fuse_optimizer && runs("update"));

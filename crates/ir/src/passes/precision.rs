@@ -108,11 +108,13 @@ fn stays_wide(g: &Graph) -> HashSet<NodeId> {
         }
         let node = g.node(id);
         match node.op {
-            Op::Map { f: E::Add } | Op::Reshape { .. } | Op::Slice { .. } => {
+            Op::Map { f: E::Add } | Op::Reshape { .. } | Op::Slice { .. } | Op::Concat { .. } => {
                 open.extend(node.ins.iter().map(|v| v.node));
             }
             // The gradient of a weight that a scale went into.
-            Op::Map { f: E::Mul } if is_repeated_vector(g, node.ins[1]) => open.push(node.ins[0].node),
+            Op::Map { f: E::Mul } if matches!(g.node(node.ins[1].node).op, Op::Broadcast { .. }) => {
+                open.push(node.ins[0].node);
+            }
             _ => {}
         }
     }
@@ -144,15 +146,24 @@ fn is_repeated_vector(g: &Graph, v: Value) -> bool {
     }
 }
 
-/// A bf16 tensor times few f32 values that are repeated: a row that was computed, or what was drawn for every image.
+/// A bf16 tensor times few f32 values that are repeated: a row that was computed, what was drawn for every image, or a
+/// factor for every row of a weight.
 fn scales_by_few(g: &Graph, op: &Op, ins: &[Value]) -> bool {
     let is_few = |v: Value| {
         let node = g.node(v.node);
         let repeats = matches!(node.op, Op::Broadcast { .. });
-        let is_row = repeats && g.dims(node.ins[0])[0] == 1 && !is_repeated_vector(g, v);
+        let is_row = |of: &[usize]| of[0] == 1 || (of[1..] == [1] && is_weight(g, ins[0]));
+        let is_row = repeats && is_row(g.dims(node.ins[0])) && !is_repeated_vector(g, v);
         g.ty(v).dtype == DType::F32 && (is_row || (repeats && is_draw(g, node.ins[0])))
     };
     matches!(op, Op::Map { f: E::Mul }) && g.ty(ins[0]).dtype == DType::BF16 && is_few(ins[1])
+}
+
+/// A parameter or its copy.
+fn is_weight(g: &Graph, v: Value) -> bool {
+    let Op::Read { slot } = g.node(v.node).op else { return false };
+    let class = g.slot(slot).class;
+    class.is_parameter() || class == Class::Derived
 }
 
 /// Ones, of which some were dropped and the others stretched.

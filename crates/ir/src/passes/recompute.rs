@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{Graph, Node, NodeId, Value};
+use crate::graph::{Class, Graph, Node, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
@@ -126,11 +126,21 @@ impl Again<'_> {
             Recompute::Cheap => match node.op {
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
-                Op::Map { f } => Act::of(f).is_none(),
+                Op::Map { f } => Act::of(f).is_none() && !self.is_of_frozen(node),
                 _ => true,
             },
             Recompute::Full => layer_of(&node.path).is_none() || self.boundary.contains(&v),
         }
+    }
+
+    /// A weight that nothing trains, scaled or cast: to keep all of them would be to keep the model twice.
+    fn is_of_frozen(&self, node: &Node) -> bool {
+        node.outs[0].rank() >= 2
+            && node.ins.first().is_some_and(|v| match &self.g.node(v.node).op {
+                Op::Read { slot } => self.g.slot(*slot).class == Class::Frozen,
+                Op::Map { .. } => self.is_of_frozen(self.g.node(v.node)),
+                _ => false,
+            })
     }
 }
 

@@ -436,7 +436,7 @@ vectorised! {
             E::GeluExactSlope => each(x, y, math::gelu_exact_slope),
             E::Finite => each(x, y, |x| truth(x.is_finite())),
             E::Fp8Scale(dtype) => each(x, y, |x| fp8::scale(dtype, x)),
-            E::Cast(_) => y.copy_from_slice(x),
+            E::Cast(_) | E::Hold => y.copy_from_slice(x),
             E::Scale(by) => {
                 let by = by as f32;
                 each(x, y, |x| x * by)

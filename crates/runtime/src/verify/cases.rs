@@ -163,6 +163,7 @@ fn maps(table: &mut Table) {
         E::GeluExact,
         E::GeluExactSlope,
         E::Finite,
+        E::Hold,
         E::Fp8Scale(DType::E4M3),
         E::Fp8Scale(DType::E5M2),
         E::Scale(0.3),
