@@ -16,8 +16,8 @@ use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
 use crate::ops::{
-    adamw, adamw8, attention, dropout, elementwise, gated, head_loss, index, linear_attention, movement,
-    norm, product, qk_norm_rope, quantize, reduce, resample, rope, source,
+    adamw, adamw8, attention, dropout, elementwise, gated, head_loss, index, linear_attention, low_rank_norm,
+    movement, norm, product, qk_norm_rope, quantize, reduce, resample, rope, source,
 };
 use crate::types::{DType, Dims, TensorType};
 
@@ -142,6 +142,8 @@ ops! {
     HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute }
     /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
     HeadLossTrain = "head_loss_train" { base: bool, compute: Compute }
+    /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
+    LowRankNorm = "low_rank_norm" { scale: f64 }
     /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0. With `copy` also p
     /// in bf16. `first` is the number of the first element among all that are trained.
     AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
@@ -232,6 +234,7 @@ impl Op {
             Op::HeadLoss { .. } => head_loss::infer(&ins),
             Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
             Op::HeadLossTrain { base, .. } => head_loss::infer_train(*base, &ins),
+            Op::LowRankNorm { .. } => low_rank_norm::infer(&ins),
             Op::AdamW { copy, first, .. } => adamw::infer(*copy, *first, &ins),
             Op::AdamW8 { copy, first, .. } => adamw8::infer(*copy, *first, &ins),
             Op::Region { body } => crate::region::infer(body, &ins),
@@ -276,6 +279,7 @@ impl Op {
             | Op::LinearAttentionGrad { .. }
             | Op::HeadLossGrad { .. }
             | Op::HeadLossTrain { .. }
+            | Op::LowRankNorm { .. }
             | Op::AdamW { .. }
             | Op::AdamW8 { .. }
             | Op::Region { .. } => panic!("{} is not differentiated", self.name()),
@@ -335,6 +339,7 @@ impl Op {
             Op::HeadLoss { compute } => head_loss::expand(b, *compute, ins),
             Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
             Op::HeadLossTrain { base, compute } => head_loss::expand_train(b, *base, *compute, ins),
+            Op::LowRankNorm { scale } => vec![low_rank_norm::expand(*scale, ins)],
             Op::AdamW { .. } => adamw::expand(self, ins),
             Op::AdamW8 { .. } => adamw8::expand(self, ins),
             Op::Region { body } => crate::region::expand(b, body, ins),
@@ -394,6 +399,7 @@ impl Op {
             }
             Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
+            Op::LowRankNorm { .. } => low_rank_norm::flops(&ins),
             Op::AdamW { .. } | Op::AdamW8 { .. } => 12 * ins[0].elements(),
             Op::Region { body } => return body.nodes.iter().map(|n| n.op.flops(n, body)).sum(),
         };

@@ -40,7 +40,11 @@ impl OpKind {
             | OpKind::AttentionGrad
             | OpKind::LinearAttention
             | OpKind::LinearAttentionGrad => Work::Attention,
-            OpKind::RmsNorm | OpKind::RmsNormGrad | OpKind::QkNormRope | OpKind::QkNormRopeGrad => Work::Norm,
+            OpKind::RmsNorm
+            | OpKind::RmsNormGrad
+            | OpKind::QkNormRope
+            | OpKind::QkNormRopeGrad
+            | OpKind::LowRankNorm => Work::Norm,
             OpKind::Rope => Work::Rope,
             OpKind::Gated | OpKind::GatedGrad => Work::Gated,
             OpKind::Quantize => Work::Quantize,

@@ -31,6 +31,7 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::Resample, resample_is_a_weighted_mean),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
+    (OpKind::LowRankNorm, low_rank_norm_is_of_the_sums_rows),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::AdamW8, adamw8_expands_to_its_outputs),
     (OpKind::Region, a_region_is_its_body),
@@ -108,6 +109,18 @@ fn in_bf16(graph: &Graph, from_rank: usize) -> Graph {
         out.push_keyed(node.op.clone(), node.ins.clone(), &node.path, node.key);
     }
     out
+}
+
+fn low_rank_norm_is_of_the_sums_rows() {
+    let (outs, values) = evaluate(|t| {
+        let ins = [t.x(&[3, 5]), t.x(&[2, 5]), t.x(&[3, 2])];
+        vec![t.b.op(Op::LowRankNorm { scale: 0.5 }, &ins)]
+    });
+    let (w, a, b) = (&values["x0"], &values["x1"], &values["x2"]);
+    let element = |i: usize, j: usize| w[5 * i + j] + 0.5 * (b[2 * i] * a[j] + b[2 * i + 1] * a[5 + j]);
+    let norm = |i: usize| (0..5).map(|j| element(i, j).powi(2)).sum::<f64>().sqrt();
+    let wanted: Vec<f64> = (0..3).map(|i| 1.0 / norm(i)).collect();
+    within(1e-12, &outs[0], &wanted).expect("1 over the norms");
 }
 
 fn row_scatter_replaces_rows() {

@@ -14,6 +14,7 @@ pub mod gated;
 pub mod head_loss;
 pub mod index;
 pub mod linear_attention;
+pub mod low_rank_norm;
 pub mod movement;
 pub mod norm;
 pub mod normal;

@@ -12,6 +12,7 @@ pub mod gated;
 pub mod head_loss;
 pub mod index;
 pub mod linear_attention;
+pub mod low_rank_norm;
 pub mod math;
 pub mod norm;
 pub mod normal;
@@ -58,6 +59,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     head_loss::KERNELS,
     index::KERNELS,
     linear_attention::KERNELS,
+    low_rank_norm::KERNELS,
     norm::KERNELS,
     product::KERNELS,
     qk_norm_rope::KERNELS,

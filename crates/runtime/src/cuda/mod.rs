@@ -24,6 +24,7 @@ pub mod index;
 mod landing;
 pub mod library;
 pub mod linear_attention;
+pub mod low_rank_norm;
 pub mod lt;
 pub mod noise;
 pub mod norm;
@@ -83,6 +84,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     head_loss::KERNELS,
     index::KERNELS,
     linear_attention::KERNELS,
+    low_rank_norm::KERNELS,
     norm::KERNELS,
     product::KERNELS,
     qk_norm_rope::KERNELS,

@@ -96,6 +96,7 @@ pub fn all() -> Vec<Case> {
     attention::cases(&mut table);
     linear_attention::linear_attention(&mut table);
     losses(&mut table);
+    norms_of_sums(&mut table);
     updates(&mut table);
     table.0
 }
@@ -537,6 +538,16 @@ fn parts_of_images(table: &mut Table) {
         let numbers = Data::Values((0..21).flat_map(part).collect());
         let ins = vec![bytes(&[images, rows, columns, 3]), tensor(I32, &[21, 6], numbers)];
         table.add_within(Op::Resample { height, width }, ins, 0.0);
+    }
+}
+
+fn norms_of_sums(table: &mut Table) {
+    for dtype in FLOATS {
+        for (rows, columns, rank) in [(1, 1, 1), (9, 131, 3), (24, 514, 16), (61, 1152, 48)] {
+            let w = tensor(dtype, &[rows, columns], Data::Normal(1.0));
+            let low = [x(DType::F32, &[rank, columns]), x(DType::F32, &[rows, rank])];
+            table.add_within(Op::LowRankNorm { scale: 0.7 }, [vec![w], low.to_vec()].concat(), 1e-5);
+        }
     }
 }
 
