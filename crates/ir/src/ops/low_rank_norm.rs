@@ -15,15 +15,17 @@ pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         return Err(format!("the weight is {}, wanted floats", ins[0]));
     }
     let rank = ins[1].dims.first().copied().unwrap_or(0);
-    expect("a", ins[1], DType::F32, &[rank, columns])?;
-    expect("b", ins[2], DType::F32, &[rows, rank])?;
-    Ok(vec![TensorType::new(DType::F32, [rows])])
+    // As wide as the weight, where that is wider than f32.
+    let wide = if ins[0].dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    expect("a", ins[1], wide, &[rank, columns])?;
+    expect("b", ins[2], wide, &[rows, rank])?;
+    Ok(vec![TensorType::new(wide, [rows])])
 }
 
 pub fn expand<'g>(scale: f64, ins: &[Tensor<'g>]) -> Tensor<'g> {
     let (w, a, b) = (ins[0], ins[1], ins[2]);
-    let thin = w.b.op(plain(false, false, DType::F32, Compute::Full), &[b, a]).scale(scale);
-    (w.cast(DType::F32) + thin).square().sum(1).rsqrt().reshape(&[w.dims()[0]])
+    let thin = w.b.op(plain(false, false, a.dtype(), Compute::Full), &[b, a]).scale(scale);
+    (w.cast(a.dtype()) + thin).square().sum(1).rsqrt().reshape(&[w.dims()[0]])
 }
 
 /// Arithmetic: a product of low rank, an addition, a square and its sum.
