@@ -15,9 +15,9 @@ alone makes of an 8B model with LoRA.
 
 One round is a run of flatout in each case, then a run of each peer (bench/peers/gemma_peft.py), which does the cases one after
 another. Every run is a fresh process, weights are random, tokens uniformly so. tokens/s counts real tokens, never padding:
-flatout's over all steps behind a warm-up of four, the peer's over groups of steps. Peak memory is what PyTorch allocated against
-flatout's planned arena and the driver's share. "best" is the fastest peer, whichever it is. --quick: one round, few steps, the
-peer compiled by layers; --small: sizes for a machine without a GPU, which only shows that the script runs.
+flatout's over all steps behind a warm-up of four, the peer's over groups of steps. "peak" is the memory that tensors took, "of
+card" what the process took from the card. "best" is the fastest peer, whichever it is. --quick: one round, few steps, the peer
+compiled by layers; --small: sizes for a machine without a GPU, which only shows that the script runs.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def run_flatout(a, folder, name, overrides, recipe):
     seconds = sum(step["step_ms"] for step in steps) / 1e3
     return dict(peer="flatout", tokens_per_second=(steps[-1]["tokens"] - done["warm"]["tokens"]) / seconds,
                 samples_per_second=(steps[-1]["samples"] - done["warm"]["samples"]) / seconds,
-                step_ms=statistics.median(step["step_ms"] for step in steps), peak_bytes=done["peak_bytes"],
+                step_ms=statistics.median(step["step_ms"] for step in steps), **done["memory"],
                 first_steady_seconds=done["first_steady_seconds"], loss=steps[-1]["loss"],
                 padding=statistics.fmean(step.get("padding", 0.0) for step in steps), layout=done["start"]["data"].get("layout"),
                 switches=done["start"]["switches"])
@@ -105,22 +105,22 @@ def run_peer(a, peer, cases):
 
 def show(table, gpu):
     print(gpu)
-    print(f"{'':28} {'tokens/s':>10} {'pairs/s':>8} {'step ms':>8} {'spread':>7} {'peak GiB':>9} {'first steady s':>14}")
+    print(f"{'':28} {'tokens/s':>10} {'pairs/s':>8} {'step ms':>8} {'spread':>7} {'peak GiB':>9} {'of card':>8} {'first steady s':>14}")
     for case, results in table.items():
         speed, peak = {}, {}
         for peer, some in results.items():
             speeds = [r["tokens_per_second"] for r in some]
-            speed[peer], peak[peer] = statistics.median(speeds), some[0]["peak_bytes"]
+            speed[peer], peak[peer] = statistics.median(speeds), steady.memory(some)
             middle = {key: statistics.median(r[key] for r in some)
                       for key in ("samples_per_second", "step_ms", "first_steady_seconds")}
             print(f"{case + ' ' + peer:28} {speed[peer]:10,.0f} {middle['samples_per_second']:8.1f} {middle['step_ms']:8.1f} "
-                  f"{(max(speeds) - min(speeds)) / speed[peer]:7.1%} {peak[peer] / 2**30:9.1f} "
+                  f"{(max(speeds) - min(speeds)) / speed[peer]:7.1%} {peak[peer][0] / 2**30:9.1f} {peak[peer][1] / 2**30:8.1f} "
                   f"{middle['first_steady_seconds']:14.1f}")
         others = [peer for peer in speed if peer != "flatout"]
         if others:
             best = max(others, key=speed.get)
-            memory = f"{peak['flatout'] / peak[best]:.2f}" if peak[best] else "not measured"
-            print(f"{case} flatout / {best}, the best: speed {speed['flatout'] / speed[best]:.3f}, memory {memory}")
+            ratio = steady.memory_ratio(peak["flatout"], peak[best])
+            print(f"{case} flatout / {best}, the best: speed {speed['flatout'] / speed[best]:.3f}, {ratio}")
 
 
 def main():

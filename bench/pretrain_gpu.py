@@ -9,8 +9,8 @@
 
 One round is a run of flatout in each precision, then a run of each peer (bench/peers/pretrain_torch.py: bf16 autocast, cuDNN
 attention, fused AdamW; `compile` with torch.compile, `-fp8` with products of 8 bits). Every run is a fresh process. Both sides
-train on uniformly random tokens of the whole vocabulary, both report the median step after a warm-up, peak memory
-(flatout: the planned arena and the driver's share) and the seconds from the start of the process to steady steps. MFU
+train on uniformly random tokens of the whole vocabulary, both report the median step after a warm-up, memory
+(what tensors took, and what the process took from the card) and the seconds from the start of the process to steady steps. MFU
 counts six FLOP a weight of the products and a token, and causal attention's, over 989 TFLOP/s (--peak).
 """
 
@@ -51,7 +51,7 @@ def run_flatout(binary, folder, a, rows, precision, name):
     done = steady.run([binary, "train", "pretrain-226m", *overrides, "--run", str(run)], a.steps)
     ms = statistics.median(step["step_ms"] for step in done["steps"])
     return dict(peer=f"flatout {precision}", tokens_per_second=rows * CONTEXT * 1e3 / ms, step_ms=ms,
-                first_steady_seconds=done["first_steady_seconds"], peak_bytes=done["peak_bytes"],
+                first_steady_seconds=done["first_steady_seconds"], **done["memory"],
                 loss=done["steps"][-1]["loss"], switches=done["start"]["switches"])
 
 
@@ -72,20 +72,20 @@ def flops_a_token(a):
 
 def show(a, rows, results, gpu):
     print(f"{a.layers} layers of {a.width}, {rows} x {CONTEXT} tokens; {gpu}")
-    print(f"{'':18} {'tokens/s':>10} {'step ms':>8} {'spread':>7} {'MFU':>6} {'peak GiB':>9} {'first steady s':>14} {'loss':>8}")
+    print(f"{'':18} {'tokens/s':>10} {'step ms':>8} {'spread':>7} {'MFU':>6} {'peak GiB':>9} {'of card':>8} {'first steady s':>14} {'loss':>8}")
     middle, peak = {}, {}
     for peer, some in results.items():
         speeds = [r["tokens_per_second"] for r in some]
-        middle[peer], peak[peer] = statistics.median(speeds), some[0]["peak_bytes"]
+        middle[peer], peak[peer] = statistics.median(speeds), steady.memory(some)
         spread = (max(speeds) - min(speeds)) / middle[peer]
         print(f"{peer:18} {middle[peer]:10,.0f} {statistics.median(r['step_ms'] for r in some):8.1f} {spread:7.1%} "
-              f"{middle[peer] * flops_a_token(a) / a.peak / 1e12:6.1%} {peak[peer] / 2**30:9.1f} "
+              f"{middle[peer] * flops_a_token(a) / a.peak / 1e12:6.1%} {peak[peer][0] / 2**30:9.1f} {peak[peer][1] / 2**30:8.1f} "
               f"{statistics.median(r['first_steady_seconds'] for r in some):14.1f} {some[0]['loss']:8.3f}")
     others = [name for name in middle if not name.startswith("flatout")]
     if others:
         best = max(others, key=middle.get)
         for ours in (name for name in middle if name.startswith("flatout")):
-            print(f"{ours} / {best}: speed {middle[ours] / middle[best]:.3f}, memory {peak[ours] / peak[best]:.2f}")
+            print(f"{ours} / {best}: speed {middle[ours] / middle[best]:.3f}, {steady.memory_ratio(peak[ours], peak[best])}")
 
 
 def main():

@@ -30,7 +30,20 @@ def run(command, steps):
     if len(events) < 4:
         sys.exit(f"flatout made {max(len(events) - 1, 0)} steady steps: {' '.join(command)}")
     return dict(warm=events[0], steps=events[1:], start=start, first_steady_seconds=first,
-                peak_bytes=start["arena_bytes"] + start["driver_bytes"])
+                memory=dict(peak_bytes=start["arena_bytes"], card_bytes=start["arena_bytes"] + start["driver_bytes"]))
+
+
+def memory(results):
+    """What tensors took at their most (flatout: the arena; PyTorch: max_memory_allocated) and what the process took from the card
+    (flatout: the arena and the driver's share; PyTorch: all that is not free at the end), of the first run."""
+    return results[0]["peak_bytes"], results[0]["card_bytes"]
+
+
+def memory_ratio(ours, theirs):
+    """Both numbers, ours over theirs."""
+    if not all(theirs):
+        return "memory not measured"
+    return f"memory {ours[0] / theirs[0]:.2f}, of the card {ours[1] / theirs[1]:.2f}"
 
 
 def gpu():

@@ -8,9 +8,10 @@
 
 One round of a case is a run of flatout, then a run of each peer (bench/peers/vision_torch.py: bf16 autocast, fused AdamW, timm's
 models). Every run is a fresh process. Images are on the device on both sides: flatout draws its synthetic ones once, and cuts
-and flips them there; the peers have random ones and do nothing to them. Both report the median step behind a warm-up and peak memory (flatout: the planned arena and
-the driver's share); the share of flatout's step that waited for data is shown. With --shards flatout reads so many tar files of
-512 JPEGs of 500 x 375 each, which Pillow writes first, through its loader: all that a run from disk does.
+and flips them there; the peers have random ones and do nothing to them. Both report the median step behind a warm-up and memory:
+what tensors took, and what the process took from the card. The share of flatout's step that waited for data is shown. With
+--shards flatout reads so many tar files of 512 JPEGs of 500 x 375 each, which Pillow writes first, through its loader: all that a
+run from disk does.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def run_flatout(a, folder, case, rows, round_):
     times = [step["step_ms"] for step in done["steps"]]
     ms = statistics.median(times)
     waited = sum(step.get("data_wait_ms", 0.0) for step in done["steps"]) / sum(times)
-    return dict(peer="flatout", images_per_second=rows * 1e3 / ms, step_ms=ms, peak_bytes=done["peak_bytes"], waited=waited,
+    return dict(peer="flatout", images_per_second=rows * 1e3 / ms, step_ms=ms, **done["memory"], waited=waited,
                 first_steady_seconds=done["first_steady_seconds"], loss=done["steps"][-1]["loss"],
                 switches=done["start"]["switches"])
 
@@ -82,18 +83,18 @@ def run_peer(a, case, rows, peer):
 
 def show(case, rows, results):
     print(f"{case}, {rows} images an update")
-    print(f"{'':18} {'images/s':>10} {'step ms':>8} {'spread':>7} {'peak GiB':>9} {'first steady s':>14} {'waited':>7}")
+    print(f"{'':18} {'images/s':>10} {'step ms':>8} {'spread':>7} {'peak GiB':>9} {'of card':>8} {'first steady s':>14} {'waited':>7}")
     middle, peak = {}, {}
     for peer, some in results.items():
         speeds = [r["images_per_second"] for r in some]
-        middle[peer], peak[peer] = statistics.median(speeds), some[0]["peak_bytes"]
+        middle[peer], peak[peer] = statistics.median(speeds), steady.memory(some)
         print(f"{peer:18} {middle[peer]:10,.0f} {statistics.median(r['step_ms'] for r in some):8.2f} "
-              f"{(max(speeds) - min(speeds)) / middle[peer]:7.1%} {peak[peer] / 2**30:9.2f} "
+              f"{(max(speeds) - min(speeds)) / middle[peer]:7.1%} {peak[peer][0] / 2**30:9.2f} {peak[peer][1] / 2**30:8.2f} "
               f"{statistics.median(r['first_steady_seconds'] for r in some):14.1f} {some[0].get('waited', 0.0):7.1%}")
     others = [peer for peer in middle if peer != "flatout"]
     if others:
         best = max(others, key=middle.get)
-        print(f"{case} flatout / {best}: speed {middle['flatout'] / middle[best]:.3f}, memory {peak['flatout'] / peak[best]:.2f}")
+        print(f"{case} flatout / {best}: speed {middle['flatout'] / middle[best]:.3f}, {steady.memory_ratio(peak['flatout'], peak[best])}")
 
 
 def main():

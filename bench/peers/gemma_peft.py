@@ -11,7 +11,7 @@ up to --length, in batches grouped by length and padded to their longest, a mult
 is one with rows that are all as long. `--compile layers` compiles the two kinds of layer instead of the whole model, which
 starts in a fraction of the time. Where lengths vary, every shape that is timed has run once before. Prints a JSON line a
 measurement: samples_per_second (over groups of steps, the median, or the mean where lengths vary), tokens_per_second (real ones),
-step_ms, peak_bytes, first_steady_seconds.
+step_ms, peak_bytes, card_bytes, first_steady_seconds.
 """
 
 import argparse
@@ -114,9 +114,11 @@ def measure(a, model, mean, started):
         times.append(1e3 * seconds / a.steps)
     middle = statistics.fmean if varied else statistics.median
     compiled = {"no": "eager", "layers": "compiled layers", "whole": "compiled"}[a.compile]
+    free, total = torch.cuda.mem_get_info() if on_gpu else (0, 0)
     return dict(peer=f"PEFT {compiled}", mean=mean, samples_per_second=middle(speeds),
                 tokens_per_second=middle(tokens_per_second), step_ms=middle(times),
-                peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0, first_steady_seconds=first, loss=float(loss.detach()))
+                peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
+                card_bytes=total - free, first_steady_seconds=first, loss=float(loss.detach()))
 
 
 def main():

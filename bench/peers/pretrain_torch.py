@@ -5,7 +5,7 @@ largest value of each tensor: E4M3 forward, E5M2 for what comes back.
     python bench/peers/pretrain_torch.py --rows 32 --compile
     python bench/peers/pretrain_torch.py --rows 32 --compile --fp8
 
-Prints one JSON line: tokens_per_second (median over groups of steps), step_ms, peak_bytes, first_steady_seconds.
+Prints one JSON line: tokens_per_second (median over groups of steps), step_ms, peak_bytes, card_bytes, first_steady_seconds.
 """
 
 import argparse
@@ -156,9 +156,10 @@ def main():
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) / a.steps)
     seconds = statistics.median(times)
+    free, total = torch.cuda.mem_get_info()
     print(json.dumps(dict(
         peer=("torch-compile" if a.compile else "torch-eager") + ("-fp8" if a.fp8 else ""), tokens_per_second=a.rows * a.context / seconds,
-        step_ms=1e3 * seconds, step_ms_all=[1e3 * t for t in times], peak_bytes=torch.cuda.max_memory_allocated(),
+        step_ms=1e3 * seconds, step_ms_all=[1e3 * t for t in times], peak_bytes=torch.cuda.max_memory_allocated(), card_bytes=total - free,
         first_steady_seconds=first, loss=loss.item(), torch=torch.__version__, cuda=torch.version.cuda,
         cudnn=torch.backends.cudnn.version(), gpu=torch.cuda.get_device_name())), flush=True)
 

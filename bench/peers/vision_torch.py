@@ -8,7 +8,7 @@ fused AdamW, gradients clipped, eager or compiled.
 
 Images are random bytes on the device, normalised there as flatout does; no loading is charged. Vision-BDH is written for speed:
 one product for all heads' latents, cosines and sines from a table, scores by batched products. Prints one JSON line:
-images_per_second (median over groups of steps), step_ms, peak_bytes, first_steady_seconds, loss.
+images_per_second (median over groups of steps), step_ms, peak_bytes, card_bytes, first_steady_seconds, loss.
 """
 
 import argparse
@@ -114,9 +114,12 @@ def main():
         wait()
         times.append((time.perf_counter() - began) / a.steps)
     seconds = statistics.median(times)
-    peak = torch.cuda.max_memory_allocated() if a.device == "cuda" else 0
+    peak, card = 0, 0
+    if a.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        peak, card = torch.cuda.max_memory_allocated(), total - free
     print(json.dumps(dict(peer=f"PyTorch {'compiled' if a.compile else 'eager'}", images_per_second=a.rows / seconds,
-                          step_ms=1e3 * seconds, peak_bytes=peak, first_steady_seconds=first, loss=float(loss.detach()))))
+                          step_ms=1e3 * seconds, peak_bytes=peak, card_bytes=card, first_steady_seconds=first, loss=float(loss.detach()))))
 
 
 if __name__ == "__main__":
