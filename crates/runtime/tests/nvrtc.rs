@@ -70,7 +70,7 @@ fn real() -> Vec<Form> {
             forms.push((layer.grad(true), backward));
         }
     }
-    for (heads, k) in [(12, 64), (16, 64), (16, 128), (4, 256)] {
+    for (heads, k) in [(12, 64), (16, 64), (16, 128), (5, 256)] {
         for (dtype, pairs) in [(bf16, Pairs::Half), (f32s, Pairs::Half), (bf16, Pairs::Interleaved)] {
             let (freq, axis_of_freq, table) = (10_000.0.into(), vec![0; k / 2], true);
             let x = ty(dtype, &[65536, heads, k]);

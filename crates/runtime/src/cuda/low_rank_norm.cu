@@ -28,7 +28,8 @@ low_rank_norm(const T* w, const float* a, const float* b, float* out, int rows, 
 #pragma unroll
             for (int k = 0; k < VEC; k++) x[i][k] = f32(read.x[k]);
         }
-#pragma unroll 4
+// As many loads under way.
+#pragma unroll 16
         for (int r = 0; r < RANK; r++) {
             Pack<float, VEC> low;
             low.load(a + (i64)r * COLUMNS + column);

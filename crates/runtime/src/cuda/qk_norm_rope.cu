@@ -6,8 +6,8 @@
 // x, y, dy, dx [T, HEADS, 2 HALF], heads at any strides inside a fused row; w, dw [2 HALF], or with FIRST two of them: the
 // first for so many heads of a token, the second for the others; positions i32 [axes, T]; table f32 [P, HALF, 2]. Bytes: x in, y out; backward x, dy in, dx out; weight and table come from cache.
 // LANES threads hold a head, VEC pairs each (TURNS times): 4 threads for a head of 64 in bf16, so a sum is two
-// shuffles. They take CHUNK heads of one token, whose loads are all in flight together and which share gains, cosines
-// and sines. Deterministic. dw: a block walks its heads in steps of the grid and leaves one partial row in the
+// shuffles. They take CHUNK heads of one token, whose loads are all in flight together and which share cosines and
+// sines, and gains, but for all heads of a token where two weights part them. Deterministic. dw: a block walks its heads in steps of the grid and leaves one partial row in the
 // workspace; partial rows are added in order by `reduce`. With FIRST the gradient keeps the sums of two weights and leaves 12 to
 // 28 bytes in local memory on sm_80 to sm_90a, with which it was measured, and up to 84 on sm_100 and sm_120.
 
@@ -18,6 +18,8 @@ __device__ __forceinline__ bool inside(int f) { return HALF % (LANES * VEC) == 0
 // Whether a head takes the second weight.
 __device__ __forceinline__ int nth(i64 head) { return FIRST > 0 && (int)(head % HEADS) >= FIRST; }
 static const int WEIGHTS = FIRST > 0 ? 2 : 1;
+// Whether a thread's heads are those of a token, and take both weights.
+static const bool BOTH = FIRST > 0 && CHUNK == HEADS;
 
 // g of VEC pairs.
 __device__ __forceinline__ void gains(const T_W* w, int f, float (&low)[VEC], float (&high)[VEC]) {
@@ -74,10 +76,11 @@ extern "C" __global__ void __launch_bounds__(256)
         if (!inside(f)) continue;
         float c[VEC], s[VEC], low_g[VEC], high_g[VEC];
         turns_of(positions, table, table_rows, token, f, c, s);
-        gains(w + nth(head) * 2 * HALF, f, low_g, high_g);
+        if (!BOTH) gains(w + nth(head) * 2 * HALF, f, low_g, high_g);
 #pragma unroll
         for (int j = 0; j < CHUNK; j++) {
             float a[VEC], b[VEC];
+            if (BOTH && (j == 0 || j == FIRST)) gains(w + (j == FIRST) * 2 * HALF, f, low_g, high_g);
 #pragma unroll
             for (int k = 0; k < VEC; k++) {
                 float low = p[j][i].low(k) * r[j] * low_g[k];

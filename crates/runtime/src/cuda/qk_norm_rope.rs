@@ -8,7 +8,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::ROWS_OF_FLOATS;
 use super::context::{Facts, Kernel};
 use super::norm::{MOST_PARTIAL, sum_partial, weight_code};
-use super::rope::{Rotation, head_function, heads_of};
+use super::rope::{Room, Rotation, head_function, heads_of};
 use super::stage::{self, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
 
 pub const KERNELS: &[Kernel] = &[
@@ -35,9 +35,9 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Registers a thread keeps heads in.
-const FORWARD_WORDS: usize = 32;
-const BACKWARD_WORDS: usize = 16;
+/// The gradient keeps two heads in the place of one and sums beside them.
+const FORWARD: Room = Room { words: 32, words_of_all: 48 };
+const BACKWARD: Room = Room { words: 16, words_of_all: 0 };
 /// Blocks of 256 threads that share a multiprocessor.
 const RESIDENT: usize = 2;
 
@@ -64,7 +64,7 @@ fn forward(launch: &Launch) -> Stages {
     let table = table.then(|| &launch.ins[2 + has_w]);
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table };
     let views: Vec<&View> = [Some(x), Some(y), w].into_iter().flatten().collect();
-    let (draft, cover) = rotation.draft("qk_norm_rope.cu", &views, first, FORWARD_WORDS);
+    let (draft, cover) = rotation.draft("qk_norm_rope.cu", &views, first, FORWARD);
     let source = draft
         .flag("GRAD", false)
         .define("FIRST", first)
@@ -111,7 +111,7 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
     let table = table.then(|| &launch.ins[2 + has_w]);
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table };
     let views: Vec<&View> = [Some(x), Some(dy), dx, w].into_iter().flatten().collect();
-    let (mut draft, cover) = rotation.draft("qk_norm_rope.cu", &views, first, BACKWARD_WORDS);
+    let (mut draft, cover) = rotation.draft("qk_norm_rope.cu", &views, first, BACKWARD);
     draft = draft
         .flag("GRAD", true)
         .define("FIRST", first)

@@ -35,15 +35,23 @@ pub(super) struct Cover {
     pub chunk: usize,
 }
 
+/// Registers in which a thread keeps heads.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    pub words: usize,
+    /// For all heads of a token, where its kernel can take those of two weights together.
+    pub words_of_all: usize,
+}
+
 impl Rotation<'_> {
-    /// Compiles for tensors of heads, and vectors of a head, that are read or written in `views`; a thread keeps at
-    /// most `words` registers of the first of them. Heads from `first` on share nothing with those before.
+    /// Compiles for tensors of heads, and vectors of a head, that are read or written in `views`; a thread keeps heads of
+    /// the first of them. Heads from `first` on share no weight with those before.
     pub(super) fn draft(
         &self,
         name: &'static str,
         views: &[&View],
         first: usize,
-        words: usize,
+        fits_in: Room,
     ) -> (Draft, Cover) {
         let half = self.axis_of_freq.len();
         let heads = views[0].dims[1];
@@ -66,8 +74,10 @@ impl Rotation<'_> {
         let turns = half.div_ceil(vec * lanes);
         let a_head = 2 * vec * turns * views[0].dtype.bytes() / 4;
         let divides = |c: &usize| heads.is_multiple_of(*c) && first.is_multiple_of(*c);
-        let chunk = [4, 3, 2, 1].into_iter().find(|c| divides(c) && c * a_head <= words);
-        let chunk = chunk.unwrap_or(1);
+        let some = [4, 3, 2].into_iter().find(|c| divides(c) && c * a_head <= fits_in.words);
+        // Where weights part them unevenly, all heads of a token: its angles are read once for all.
+        let all = (first > 0 && heads * a_head <= fits_in.words_of_all).then_some(heads);
+        let chunk = some.or(all).unwrap_or(1);
         let mut draft = Draft::new(name)
             .define("HEADS", heads)
             .define("LANES", lanes)
@@ -151,7 +161,7 @@ fn stages(launch: &Launch) -> Stages {
         return Ok(vec![]);
     }
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table: table.then(|| &launch.ins[2]) };
-    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 0, 32);
+    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 0, Room { words: 32, words_of_all: 0 });
     let source = draft
         .dtype("T_X", x.dtype)
         .flag("INVERSE", inverse)
