@@ -121,14 +121,14 @@ __device__ __forceinline__ void put_piece(u32 at, uint4 x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-// What is done to a piece of a result before it leaves: nothing. Another way out reads what it needs (`Held`) for AT_ONCE
-// pieces before it changes the first of them, so that these reads are under way at once.
+// What is done to a piece of a result before it leaves: nothing. Another way out keeps what it needs (`Walk`) from row to row of
+// a column of pieces, STEP rows apart.
 struct AsItIs {
-    static const int AT_ONCE = 4;
-    struct Held {};
-    // Of a row and a column, and how far from the start of the result.
-    __device__ __forceinline__ Held read(int, int, i64) const { return Held(); }
-    __device__ __forceinline__ uint4 change(uint4 x, const Held&) const { return x; }
+    struct Walk {
+        __device__ __forceinline__ uint4 change(uint4 x, int) const { return x; }
+        __device__ __forceinline__ void next() const {}
+    };
+    template <int STEP> __device__ __forceinline__ Walk walk(int, int) const { return Walk(); }
 };
 
 // Writes the panel to rows below `end` and columns below `columns`. The lines are the first to leave L2: inputs that other
@@ -139,21 +139,14 @@ __device__ __forceinline__ void store_panel(u32 panel, bf16* to, i64 token, int 
     const int lane = threadIdx.x % 32, piece = lane % 8;
     const int at = column + 8 * piece;
     __syncwarp();
+    auto walk = way.template walk<4>(first + lane / 8, at);
 #pragma unroll 1
-    for (int i = 0; i < 4; i += Way::AT_ONCE) {
-        typename Way::Held held[Way::AT_ONCE];
-#pragma unroll
-        for (int j = 0; j < Way::AT_ONCE; j++) {
-            const int row = 4 * (i + j) + lane / 8;
-            if (first + row < end && at < columns) held[j] = way.read(first + row, at, (first + row) * token + at);
-        }
-#pragma unroll
-        for (int j = 0; j < Way::AT_ONCE; j++) {
-            const int row = 4 * (i + j) + lane / 8;
-            const uint4 x = take_piece(piece_at(panel, row, piece));
-            if (first + row < end && at < columns)
-                __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + at), way.change(x, held[j]));
-        }
+    for (int i = 0; i < 4; i++) {
+        const int row = 4 * i + lane / 8;
+        const uint4 x = take_piece(piece_at(panel, row, piece));
+        if (first + row < end && at < columns)
+            __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + at), walk.change(x, first + row));
+        walk.next();
     }
     __syncwarp();
 }
@@ -178,21 +171,14 @@ __device__ __forceinline__ void store_halves(u32 rows_out, bf16* to, i64 token, 
     const int lane = threadIdx.x % 32, piece = lane % 4;
     const int at = column + 8 * piece;
     __syncwarp();
+    auto walk = way.template walk<8>(first + lane / 4, at);
 #pragma unroll 1
-    for (int i = 0; i < 4; i += Way::AT_ONCE) {
-        typename Way::Held held[Way::AT_ONCE];
-#pragma unroll
-        for (int j = 0; j < Way::AT_ONCE; j++) {
-            const int row = 8 * (i + j) + lane / 4;
-            if (first + row < end && at < columns) held[j] = way.read(first + row, at, (first + row) * token + at);
-        }
-#pragma unroll
-        for (int j = 0; j < Way::AT_ONCE; j++) {
-            const int row = 8 * (i + j) + lane / 4;
-            const uint4 x = take_piece(rows_out + row * 64 + ((piece ^ (row / 2 & 3)) << 4));
-            if (first + row < end && at < columns)
-                __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + at), way.change(x, held[j]));
-        }
+    for (int i = 0; i < 4; i++) {
+        const int row = 8 * i + lane / 4;
+        const uint4 x = take_piece(rows_out + row * 64 + ((piece ^ (row / 2 & 3)) << 4));
+        if (first + row < end && at < columns)
+            __stcs(reinterpret_cast<uint4*>(to + (first + row) * token + at), walk.change(x, first + row));
+        walk.next();
     }
     __syncwarp();
 }

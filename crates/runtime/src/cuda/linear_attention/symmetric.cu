@@ -17,11 +17,13 @@
 // No spills; 55 KiB of shared memory at 5 strips, 98 at 8.
 //
 // TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane turns the pieces of a panel that it copied itself, in
-// shared memory, beside the products of the panel before, and rounds them to bf16 as a rotation of its own would. A piece of dr
-// is turned back on its way out. Cosines and sines come from the table where it has all positions of a segment, 32 bytes for 16
-// of a, which all heads and segments share in the caches; else they are computed.
+// shared memory, and rounds them to bf16 as a rotation of its own would. A piece of dr is turned back on its way out. A table's
+// cosines and sines are 32 bytes for 16 of a, and reading them where they are used made the gradient wait: 890 us instead of
+// 680. So where positions count up by ones (SUMMED: and there is a table of f32 without an amplitude) a panel has ten rows of
+// the table copied along, and a row's angle is a sum of up to three of these. Other positions are looked up or computed, row by
+// row, by a copy of the code of their own.
 // ONTO: dr is added to a base (1), and set to 0 where a is not above 0 (2); a bit for each element of a is kept from when it is
-// turned to when dr leaves, so that a crosses memory once.
+// turned to when dr leaves, so that a crosses memory once. The base's panel comes with that of r where BASE_ROWS is more than 0.
 //
 // At H 6, HV 1, N 1024, D 192 and 512 segments of 65 rows, without a mask, on an H200:
 //                                   forward           backward
@@ -34,9 +36,17 @@
 // Forward waits for memory (136 us without the first product). Backward is bound by neither alone: 179 us without products,
 // 297 without copies.
 
+// Pieces of a table that are not whole cannot be copied.
+#if SUMMED && TABLE_VEC != 4
+#undef SUMMED
+#define SUMMED 0
+#endif
+
 #define ROWS (16 * STRIPS)
 #define THREADS (32 * STRIPS)
 #define PANEL (ROWS * 128)
+// A place in the ring: a panel, and that of a base.
+#define STAGE (PANEL + BASE_ROWS * 128)
 // Rows of weights [ROWS, ROWS] in bf16, 16 bytes apart more than they are long: eight of them begin in different banks.
 #define PITCH (2 * ROWS + 16)
 // A warp's rows of weights; once it has read them, its results leave through here, which takes 2 KiB.
@@ -47,6 +57,15 @@
 
 extern __shared__ __align__(128) u8 memory[];
 
+// The rows of the table that a panel's angles are sums of: the first four of the segment, those of positions 4 and 8, and of 16,
+// 32 and so on, one a strip behind the first.
+#define ANGLE_ROWS (STRIPS + 5)
+#define ANGLES (ANGLE_ROWS * 256)
+// Where places lie, what is above 0, and angles.
+#define AT_PLACES (STAGES * STAGE + STRIPS * STRIP)
+#define AT_ABOVE (AT_PLACES + ROWS * 4)
+#define AT_ANGLES (AT_ABOVE + (GRAD && ONTO == 2 ? 16 * ROWS : 0))
+
 #if TURNED
 #define TURN_ARGUMENTS , const int *positions, const T_TABLE *table, int table_rows
 #if ONTO
@@ -54,40 +73,52 @@ extern __shared__ __align__(128) u8 memory[];
 #else
 #define BASE_ARGUMENTS
 #endif
-// Pieces of four pairs that a lane turns at once, with 8 registers of cosines and sines each.
-#define TURN_AT_ONCE (GRAD ? 2 : 4)
-
 // The cosines and sines of a segment's rows.
 struct Turns {
     const T_TABLE* table;
-    int first;
-    bool is_listed;
+    int first, last;
+    // Whether the table has all positions, and whether these count up by ones.
+    bool is_listed, is_even;
 
     // Positions by row, in shared memory; rows behind the segment have 0.
     static __device__ __forceinline__ int* places() {
-        return reinterpret_cast<int*>(memory + STAGES * PANEL + STRIPS * STRIP);
+        return reinterpret_cast<int*>(memory + AT_PLACES);
     }
     // Ends with a barrier.
     __device__ __forceinline__ Turns(const int* positions, const T_TABLE* table, int table_rows, const Segment& g) {
-        bool is_mine_listed = true;
+        bool is_mine_listed = true, is_mine_even = SUMMED && table_rows > 16 * (STRIPS - 1);
         if (threadIdx.x < ROWS) {
             const int row = g.q0 + threadIdx.x;
             const int place = row < g.q1 ? positions[position_at(0) + row] : 0;
             places()[threadIdx.x] = place;
             is_mine_listed = row >= g.q1 || (u32)place < (u32)table_rows;
+            is_mine_even = is_mine_even && (row >= g.q1 || place == positions[position_at(0) + g.q0] + (int)threadIdx.x);
+            is_mine_even = is_mine_even && (threadIdx.x > 0 || place + 3 < table_rows);
         }
         this->table = table;
         first = g.q0;
+        last = g.q1 - 1;
         is_listed = __syncthreads_and(is_mine_listed);
+        is_even = __syncthreads_and(is_mine_even) && is_listed;
     }
 
     struct Held {
         float c[4], s[4];
+        // By the sum of two angles.
+        __device__ __forceinline__ void add(const Held& other) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float both = c[k] * other.c[k] - s[k] * other.s[k];
+                s[k] = s[k] * other.c[k] + c[k] * other.s[k];
+                c[k] = both;
+            }
+        }
     };
     // Of columns [column, column + 8) of a row.
-    __device__ __forceinline__ Held read(int row, int column) const {
+    __device__ __forceinline__ Held read(int row, int column) const { return at(places()[row - first], column); }
+    // Of a position.
+    __device__ __forceinline__ Held at(int place, int column) const {
         Held turn;
-        const int place = places()[row - first];
 #if TABLE_VEC == 4
         if (is_listed) {
             Pack<T_TABLE, 8> pairs;
@@ -103,6 +134,67 @@ struct Turns {
 #pragma unroll
         for (int k = 0; k < 4; k++) turn_of(place, column / 2 + k, turn.c[k], turn.s[k]);
         return turn;
+    }
+
+#if SUMMED
+    // A lane's share of the rows of the table that a panel's angles are sums of.
+    __device__ __forceinline__ void fetch(int panel) const {
+        for (int i = threadIdx.x; i < 16 * ANGLE_ROWS; i += THREADS) {
+            const int row = i / 16, f = 32 * panel + i % 16 * 2;
+            const int place = row < 4 ? places()[0] + row : row < 6 ? 4 * (row - 3) : 16 * (row - 5);
+            if (N % 64 == 0 || f < HALF)
+                copy_piece(angles(panel) + 256 * row + 16 * (i % 16), table + table_at(place, f), true);
+        }
+    }
+    static __device__ __forceinline__ u32 angles(int panel) {
+        return shared_address(memory) + AT_ANGLES + panel % (STAGES + 1) * ANGLES;
+    }
+    // Of one of these rows.
+    static __device__ __forceinline__ Held angle(int panel, int row, int column) {
+        const u32 from = angles(panel) + 256 * row + column % 64 * 4;
+        Held turn;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint4 x = take_piece(from + 16 * i);
+            turn.c[2 * i] = __uint_as_float(x.x);
+            turn.s[2 * i] = __uint_as_float(x.y);
+            turn.c[2 * i + 1] = __uint_as_float(x.z);
+            turn.s[2 * i + 1] = __uint_as_float(x.w);
+        }
+        return turn;
+    }
+#endif
+};
+
+// The cosines and sines of a column of pieces, STEP rows apart, 4 or 8, from one of a strip's first 8 rows on. Of sums of angles
+// they are within 1e-6 of the table's.
+template <int STEP, bool IS_EVEN> struct TurnWalk {
+    const Turns& turns;
+    int row, column;
+    Turns::Held turn, by;
+    __device__ __forceinline__ TurnWalk(const Turns& turns, int row, int column)
+        : turns(turns), row(row), column(column) {
+#if SUMMED
+        if (IS_EVEN) {
+            const int at = row - turns.first, panel = column / 64;
+            turn = Turns::angle(panel, at % 4, column);
+            by = Turns::angle(panel, 4, column);
+            if (STEP == 8) {
+                if (at % 16 >= 4) turn.add(by);
+                by = Turns::angle(panel, 5, column);
+            }
+            if (at >= 16) turn.add(Turns::angle(panel, 5 + at / 16, column));
+            return;
+        }
+#endif
+        turn = turns.read(min(row, turns.last), column);
+    }
+    __device__ __forceinline__ void next() {
+        row += STEP;
+        if (IS_EVEN)
+            turn.add(by);
+        else if (row <= turns.last)
+            turn = turns.read(row, column);
     }
 };
 
@@ -122,7 +214,7 @@ __device__ __forceinline__ uint4 turned_piece(uint4 x, const Turns::Held& by) {
 #if ONTO == 2
 // Where a byte says which elements of a piece of a are above 0. A panel's are written while those of the one before are read.
 __device__ __forceinline__ u8& above_at(int row, int column) {
-    u8* bits = memory + STAGES * PANEL + STRIPS * STRIP + ROWS * sizeof(int);
+    u8* bits = memory + AT_ABOVE;
     return bits[(column / 64 % 2 * ROWS + row) * 8 + column / 8 % 8];
 }
 
@@ -138,78 +230,75 @@ __device__ __forceinline__ u32 above(uint4 x) {
 
 // Turns what the lane copied of columns [column, column + 64) into a panel (`load_strip`). The rows are the segment's from
 // its first on; those at `end` and behind are zeros.
+template <bool IS_EVEN>
 __device__ __forceinline__ void turn_strip(u32 panel, int strip, const Turns& turns, int end, int column) {
     const int lane = threadIdx.x % 32, row = turns.first + 16 * strip + lane / 8;
     column += 8 * (lane % 8);
     if (N % 64 != 0 && column >= N) return;
     const u32 at = piece_at(panel, 16 * strip + lane / 8, lane % 8);
+    TurnWalk<4, IS_EVEN> walk(turns, row, column);
 #pragma unroll
-    for (int k = 0; k < 4; k += TURN_AT_ONCE) {
-        Turns::Held by[TURN_AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < TURN_AT_ONCE; i++) by[i] = turns.read(row + 4 * (k + i), column);
-#pragma unroll
-        for (int i = 0; i < TURN_AT_ONCE; i++) {
-            const u32 to = (at ^ ((k + i) % 2 * 64)) + 512 * (k + i);
-            if (row + 4 * (k + i) >= end) continue;
+    for (int k = 0; k < 4; k++) {
+        const u32 to = (at ^ (k % 2 * 64)) + 512 * k;
+        if (row + 4 * k < end) {
             const uint4 x = take_piece(to);
 #if ONTO == 2
-            above_at(row + 4 * (k + i) - turns.first, column) = (u8)above(x);
+            above_at(row + 4 * k - turns.first, column) = (u8)above(x);
 #endif
-            put_piece(to, turned_piece(x, by[i]));
+            put_piece(to, turned_piece(x, walk.turn));
         }
+        walk.next();
     }
 }
 
 // The way of dr: turned back, onto the base. A base may lie where dr does: the thread that writes a piece is the one that
 // read it.
-struct WayOut {
+template <bool IS_EVEN> struct WayOut {
     const Turns& turns;
-#if ONTO
-    // The head's, at the strides of dr.
+    // The base's panel, or the head's rows of it, `token` apart.
+    u32 panel;
     const bf16* base;
-#endif
-    static const int AT_ONCE = 1;
-    struct Held {
-        Turns::Held by;
+    i64 token;
+
+    template <int STEP> struct Walk {
+        const WayOut& way;
+        TurnWalk<STEP, IS_EVEN> walk;
+        __device__ __forceinline__ Walk(const WayOut& way, int row, int column)
+            : way(way), walk(way.turns, row, min(column, N - 8)) {}
+        __device__ __forceinline__ void next() { walk.next(); }
+        __device__ __forceinline__ uint4 change(uint4 x, int row) const {
+            u32 pairs[4] = {x.x, x.y, x.z, x.w};
+            const int at = row - way.turns.first;
 #if ONTO
-        uint4 base;
+#if BASE_ROWS
+            const uint4 held = take_piece(piece_at(way.panel, at, walk.column / 8 % 8));
+#else
+            const uint4 held = __ldcs(reinterpret_cast<const uint4*>(way.base + row * way.token + walk.column));
+#endif
+            const u32 onto[4] = {held.x, held.y, held.z, held.w};
 #endif
 #if ONTO == 2
-        u32 above;
-#endif
-    };
-    __device__ __forceinline__ Held read(int row, int column, i64 at) const {
-        Held held;
-#if ONTO == 2
-        held.above = above_at(row - turns.first, column);
-#endif
-#if ONTO
-        held.base = __ldcs(reinterpret_cast<const uint4*>(base + at));
-#endif
-        held.by = turns.read(row, column);
-        return held;
-    }
-    __device__ __forceinline__ uint4 change(uint4 x, const Held& held) const {
-        u32 pairs[4] = {x.x, x.y, x.z, x.w};
-#if ONTO
-        const u32 onto[4] = {held.base.x, held.base.y, held.base.z, held.base.w};
+            const u32 above = above_at(at, walk.column);
 #endif
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float c = held.by.c[k], s = held.by.s[k], low = low_of(pairs[k]), high = high_of(pairs[k]);
-            float a = low * c + high * s, b = high * c - low * s;
+            for (int k = 0; k < 4; k++) {
+                const float c = walk.turn.c[k], s = walk.turn.s[k], low = low_of(pairs[k]), high = high_of(pairs[k]);
+                float a = low * c + high * s, b = high * c - low * s;
 #if ONTO
-            a += low_of(onto[k]);
-            b += high_of(onto[k]);
+                a += low_of(onto[k]);
+                b += high_of(onto[k]);
 #endif
-            pairs[k] = bf16x2(a, b);
+                pairs[k] = bf16x2(a, b);
 #if ONTO == 2
-            if (!(held.above >> 2 * k & 1)) pairs[k] &= 0xffff0000u;
-            if (!(held.above >> 2 * k & 2)) pairs[k] &= 0xffffu;
+                if (!(above >> 2 * k & 1)) pairs[k] &= 0xffff0000u;
+                if (!(above >> 2 * k & 2)) pairs[k] &= 0xffffu;
 #endif
+            }
+            return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
-        return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    };
+    template <int STEP> __device__ __forceinline__ Walk<STEP> walk(int row, int column) const {
+        return Walk<STEP>(*this, row, column);
     }
 };
 #else
@@ -369,65 +458,102 @@ struct Share {
     }
 };
 
+// A block's way through its panels, which a copy of the code takes for positions that count up and one for others.
+struct Panels {
+    const Segment g;
+    const int strip;
+    int n = 0;
+
+    static __device__ __forceinline__ u32 ring() { return shared_address(memory); }
+    static __device__ __forceinline__ u32 weights() { return ring() + STAGES * STAGE; }
+    static __device__ __forceinline__ u32 place(int n) { return ring() + n % STAGES * STAGE; }
+#if TURNED
+    // Angles of the panels under way, of `before` on: they come a panel earlier than it, because others than those who copied
+    // them read them. Ends with a barrier.
+    template <bool IS_EVEN> __device__ __forceinline__ void begin(const Turns& turns, int before) const {
+#if SUMMED
+        if (IS_EVEN)
+            for (int i = before; i < STAGES; i++)
+                if (i < before + N_PANELS) turns.fetch(i - before);
+#endif
+        copies_end();
+        copies_wait<0>();
+        __syncthreads();
+    }
+    // The next panel, once it has arrived and is turned; the one before it is filled anew. Those `before` are not turned.
+    template <bool IS_EVEN, class Fetch>
+    __device__ __forceinline__ u32 next(const Fetch& fetch, const Turns& turns, int before) {
+        copies_wait<STAGES - 2>();
+        if (before <= n && n < before + N_PANELS)
+            turn_strip<IS_EVEN>(place(n), strip, turns, g.q1, 64 * (n - before));
+        __syncthreads();
+#if SUMMED
+        const int ahead = n + STAGES - before;
+        if (IS_EVEN && ahead >= 0 && ahead < N_PANELS) turns.fetch(ahead);
+#endif
+        fetch(n + STAGES - 1);
+        return place(n++);
+    }
+#endif
+    template <class Fetch> __device__ __forceinline__ u32 next(const Fetch& fetch) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(n + STAGES - 1);
+        return place(n++);
+    }
+};
+
 #if !GRAD
+
+template <class Next>
+__device__ __forceinline__ void forward(const Next& next, Panels& at, bf16* o, i64 o_token, float scale) {
+    float scores[2 * (REACH + 1)][4];
+    clear(scores);
+#pragma unroll 1
+    for (int i = 0; i < N_PANELS; i++) add_scores(scores, next(), at.strip);
+    put_weights(at.weights(), scores, scale, at.strip, false, false);
+    Share share(at.strip);
+#pragma unroll 1
+    for (int i = 0; i < D_PANELS; i++) {
+        const u32 panel = next();
+        if (i == 0) share.take(at.weights());
+        share.store(at.weights() + STRIP * at.strip, panel, o, o_token, at.g.q0, at.g.q1, 64 * i, D, AsItIs());
+    }
+}
 
 // Grid: segments by heads.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const int* len, i64 r_token, i64 r_head,
                   i64 v_token, i64 v_head, i64 o_token, i64 o_head, int tokens, int longest, int heads, int group,
                   float scale TURN_ARGUMENTS) {
-    const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
+    const int head = blockIdx.x % heads;
     const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
     if (g.q0 >= g.q1) return;
-    const u32 ring = shared_address(memory), weights = ring + STAGES * PANEL, rows_out = weights + STRIP * strip;
+    Panels at = {g, (int)threadIdx.x / 32};
     r += head * r_head;
     v += head / group * v_head;
     o += head * o_head;
     const auto fetch = [&](int n) {
-        const u32 panel = ring + n % STAGES * PANEL;
         if (n < N_PANELS)
-            load_panel<ROWS, THREADS, N>(panel, r, r_token, g.q0, g.q1, 64 * n);
+            load_panel<ROWS, THREADS, N>(at.place(n), r, r_token, g.q0, g.q1, 64 * n);
         else if (n < N_PANELS + D_PANELS)
-            load_panel<ROWS, THREADS, D>(panel, v, v_token, g.q0, g.q1, 64 * (n - N_PANELS));
+            load_panel<ROWS, THREADS, D>(at.place(n), v, v_token, g.q0, g.q1, 64 * (n - N_PANELS));
         copies_end();
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(i);
 #if TURNED
     const Turns turns(positions, table, table_rows, g);
-    const auto turn = [&](int n) {
-        copies_wait<STAGES - 2>();
-        if (n < N_PANELS)
-            turn_strip(ring + n % STAGES * PANEL, strip, turns, g.q1, 64 * n);
-    };
-    turn(0);
-#endif
-    int n = 0;
-    // The next panel, once it has arrived and is turned; the one before it is filled anew.
-    const auto next = [&]() {
-#if !TURNED
-        copies_wait<STAGES - 2>();
-#endif
-        __syncthreads();
-        fetch(n + STAGES - 1);
-#if TURNED
-        turn(n + 1);
-#endif
-        return ring + n++ % STAGES * PANEL;
-    };
-
-    float scores[2 * (REACH + 1)][4];
-    clear(scores);
-#pragma unroll 1
-    for (int i = 0; i < N_PANELS; i++) add_scores(scores, next(), strip);
-    put_weights(weights, scores, scale, strip, false, false);
-    Share share(strip);
-#pragma unroll 1
-    for (int i = 0; i < D_PANELS; i++) {
-        const u32 panel = next();
-        if (i == 0) share.take(weights);
-        share.store(rows_out, panel, o, o_token, g.q0, g.q1, 64 * i, D, AsItIs());
+    if (SUMMED && turns.is_even) {
+        at.begin<true>(turns, 0);
+        forward([&]() { return at.next<true>(fetch, turns, 0); }, at, o, o_token, scale);
+    } else {
+        at.begin<false>(turns, 0);
+        forward([&]() { return at.next<false>(fetch, turns, 0); }, at, o, o_token, scale);
     }
+#else
+    forward([&]() { return at.next(fetch); }, at, o, o_token, scale);
+#endif
 }
 
 #else
@@ -466,6 +592,19 @@ __device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], flo
     }
 }
 
+#if BASE_ROWS
+// The rows of a base that go with a panel's, as far as there are any: nothing is written for others.
+__device__ __forceinline__ void load_base(u32 panel, const bf16* base, i64 token, int first, int end, int column) {
+    const int lane = threadIdx.x % 32, strip = threadIdx.x / 32, row = first + 16 * strip + lane / 8;
+    const u32 to = piece_at(panel, 16 * strip + lane / 8, lane % 8);
+    if (N % 64 != 0 && column + 8 * (lane % 8) >= N) return;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (row + 4 * k < end)
+            copy_piece((to ^ (k % 2 * 64)) + 512 * k, base + (row + 4 * k) * token + column + 8 * (lane % 8), true);
+}
+#endif
+
 // Adds the diagonal's two tiles up, each masked.
 __device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], const float (&turned)[2][4]) {
     const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
@@ -478,58 +617,13 @@ __device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], 
         }
 }
 
-// Grid: segments by heads. `kept` [T, H, ROWS] gets the weights, rows keys and columns queries of the segment; null where
-// dv is not asked for. `dr` may be null.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* kept, const int* start, const int* len,
-                   i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head, i64 dr_token,
-                   i64 dr_head, int tokens, int longest, int heads, int group, float scale TURN_ARGUMENTS BASE_ARGUMENTS) {
-    const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
-    const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
-    if (g.q0 >= g.q1) return;
-    const u32 ring = shared_address(memory), weights = ring + STAGES * PANEL, rows_out = weights + STRIP * strip;
-    r += head * r_head;
-    v += head / group * v_head;
-    d_o += head * do_head;
-    // Panels of do and v, 32 columns each; then r.
-    const int slopes = dr ? (D + 31) / 32 : 0;
-    const auto fetch = [&](int n) {
-        const u32 panel = ring + n % STAGES * PANEL;
-        if (n < slopes) {
-            const int lane = threadIdx.x % 32, piece = lane % 8, row = g.q0 + 16 * strip + lane / 8;
-            const int column = 32 * n + 8 * (piece % 4);
-            const bf16* at = piece < 4 ? d_o + row * do_token : v + row * v_token;
-            load_strip(panel, strip, at + column, piece < 4 ? do_token : v_token, g.q1 - row, D % 32 == 0 || column < D);
-        } else if (n < slopes + N_PANELS) {
-            load_panel<ROWS, THREADS, N>(panel, r, r_token, g.q0, g.q1, 64 * (n - slopes));
-        }
-        copies_end();
-    };
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) fetch(i);
-#if TURNED
-    const Turns turns(positions, table, table_rows, g);
-    const auto turn = [&](int n) {
-        copies_wait<STAGES - 2>();
-        if (slopes <= n && n < slopes + N_PANELS)
-            turn_strip(ring + n % STAGES * PANEL, strip, turns, g.q1, 64 * (n - slopes));
-    };
-    turn(0);
-#endif
-    int n = 0;
-    // The next panel, once it has arrived and is turned; the one before it is filled anew.
-    const auto next = [&]() {
-#if !TURNED
-        copies_wait<STAGES - 2>();
-#endif
-        __syncthreads();
-        fetch(n + STAGES - 1);
-#if TURNED
-        turn(n + 1);
-#endif
-        return ring + n++ % STAGES * PANEL;
-    };
-
+// `way` gives what is done to a panel of dr. `slopes` panels come before those of r.
+template <class Next, class Ways>
+__device__ __forceinline__ void backward(const Next& next, const Ways& ways, Panels& at, bf16* dr, i64 dr_token, bf16* kept,
+                                         int slopes, int head, int heads, float scale) {
+    const int strip = at.strip;
+    const u32 weights = at.weights(), rows_out = weights + STRIP * strip;
+    const Segment& g = at.g;
     float sum[2 * (REACH + 1)][4];
     if (dr) {
         float turned[2][4];
@@ -542,20 +636,13 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
     }
     clear(sum);
     Share share(strip);
-#if ONTO
-    const WayOut way = {turns, base + head * dr_head};
-#elif TURNED
-    const WayOut way = {turns};
-#else
-    const AsItIs way = AsItIs();
-#endif
 #pragma unroll 1
     for (int i = 0; i < N_PANELS; i++) {
         const u32 panel = next();
         if (kept) add_scores(sum, panel, strip);
         if (!dr) continue;
         if (i == 0) share.take(weights);
-        share.store(rows_out, panel, dr + head * dr_head, dr_token, g.q0, g.q1, 64 * i, N, way);
+        share.store(rows_out, panel, dr, dr_token, g.q0, g.q1, 64 * i, N, ways(panel));
     }
     if (!kept) return;
     // No warp's results leave through the weights any more.
@@ -565,13 +652,70 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
     // The warp's strip, in pieces of 16 bytes.
     for (int i = threadIdx.x % 32; i < 16 * 2 * STRIPS; i += 32) {
         const int row = 16 * strip + i / (2 * STRIPS), piece = i % (2 * STRIPS);
-        uint4 x;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                     : "r"(weight_at(weights, row, 8 * piece)));
+        const uint4 x = take_piece(weight_at(weights, row, 8 * piece));
         if (g.q0 + row < g.q1)
             *reinterpret_cast<uint4*>(kept + ((i64)(g.q0 + row) * heads + head) * ROWS + 8 * piece) = x;
     }
+}
+
+// Grid: segments by heads. `kept` [T, H, ROWS] gets the weights, rows keys and columns queries of the segment; null where
+// dv is not asked for. `dr` may be null.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* kept, const int* start, const int* len,
+                   i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head, i64 dr_token,
+                   i64 dr_head, int tokens, int longest, int heads, int group, float scale TURN_ARGUMENTS BASE_ARGUMENTS) {
+    const int head = blockIdx.x % heads, strip = threadIdx.x / 32;
+    const Segment g = segment_of(blockIdx.x / heads, start, len, start, len, tokens, tokens, longest, longest);
+    if (g.q0 >= g.q1) return;
+    Panels at = {g, strip};
+    r += head * r_head;
+    v += head / group * v_head;
+    d_o += head * do_head;
+    // Panels of do and v, 32 columns each; then r.
+    const int slopes = dr ? (D + 31) / 32 : 0;
+    if (dr) dr += head * dr_head;
+#if ONTO
+    base += head * dr_head;
+#endif
+    const auto fetch = [&](int n) {
+        const u32 panel = at.place(n);
+        if (n < slopes) {
+            const int lane = threadIdx.x % 32, piece = lane % 8, row = g.q0 + 16 * strip + lane / 8;
+            const int column = 32 * n + 8 * (piece % 4);
+            const bf16* from = piece < 4 ? d_o + row * do_token : v + row * v_token;
+            load_strip(panel, strip, from + column, piece < 4 ? do_token : v_token, g.q1 - row, D % 32 == 0 || column < D);
+        } else if (n < slopes + N_PANELS) {
+            load_panel<ROWS, THREADS, N>(panel, r, r_token, g.q0, g.q1, 64 * (n - slopes));
+#if BASE_ROWS
+            if (dr) load_base(panel + PANEL, base, dr_token, g.q0, g.q1, 64 * (n - slopes));
+#endif
+        }
+        copies_end();
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) fetch(i);
+#if TURNED
+    const Turns turns(positions, table, table_rows, g);
+#if ONTO
+    const bf16* onto = base;
+#else
+    const bf16* onto = nullptr;
+#endif
+    if (SUMMED && turns.is_even) {
+        at.begin<true>(turns, slopes);
+        backward([&]() { return at.next<true>(fetch, turns, slopes); },
+                 [&](u32 panel) { return WayOut<true>{turns, panel + PANEL, onto, dr_token}; }, at, dr, dr_token, kept,
+                 slopes, head, heads, scale);
+    } else {
+        at.begin<false>(turns, slopes);
+        backward([&]() { return at.next<false>(fetch, turns, slopes); },
+                 [&](u32 panel) { return WayOut<false>{turns, panel + PANEL, onto, dr_token}; }, at, dr, dr_token, kept,
+                 slopes, head, heads, scale);
+    }
+#else
+    backward([&]() { return at.next(fetch); }, [&](u32) { return AsItIs(); }, at, dr, dr_token, kept, slopes, head, heads,
+             scale);
+#endif
 }
 
 #define W_PANELS ((ROWS + 63) / 64)
@@ -593,7 +737,7 @@ symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, cons
     const u32 ring = shared_address(memory);
     const int group = heads / v_heads, items = group * (W_PANELS + 1);
     const auto fetch = [&](int n) {
-        const u32 panel = ring + n % STAGES * PANEL;
+        const u32 panel = ring + n % STAGES * STAGE;
         const int head = v_of * group + n / (W_PANELS + 1), item = n % (W_PANELS + 1);
         if (n < items && item < W_PANELS)
             load_panel<ROWS, THREADS, ROWS>(panel, kept + head * ROWS, (i64)heads * ROWS, g.q0, g.q1, 64 * item);
@@ -606,7 +750,7 @@ symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, cons
         copies_wait<STAGES - 2>();
         __syncthreads();
         fetch(n + STAGES - 1);
-        return ring + n++ % STAGES * PANEL;
+        return ring + n++ % STAGES * STAGE;
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(i);

@@ -10,12 +10,25 @@ use crate::cuda::context::{Arg, Facts, Source};
 
 /// Strips of 16 rows a tile may have: what registers and 99 KiB of shared memory hold.
 const MOST_STRIPS: usize = 8;
-/// Panels in the ring.
-const STAGES: usize = 4;
 
-/// Panels in the ring: one less where the bits of a ReLU would not fit beside the largest tile.
+/// Panels in the ring: fewer where more comes with them.
 fn stages(p: &Problem) -> usize {
-    if p.onto == Onto::Relu && strips(p) == MOST_STRIPS { STAGES - 1 } else { STAGES }
+    match (p.attend.turn, base_rows(p)) {
+        (Turn::None, _) => 4,
+        (_, 0) => 3,
+        _ => 2,
+    }
+}
+
+/// Rows of a base that come with a panel. The largest tile has no room for them: there they are read where they are added.
+fn base_rows(p: &Problem) -> usize {
+    let has_room = p.onto != Onto::Nothing && strips(p) < MOST_STRIPS;
+    if has_room { p.q_longest().next_multiple_of(8) } else { 0 }
+}
+
+/// Whether angles may be sums: of a table without an amplitude.
+fn is_summed(p: &Problem) -> bool {
+    matches!(p.attend.turn, Turn::Table(freq) if freq.amplitude() == 1.0)
 }
 
 fn strips(p: &Problem) -> usize {
@@ -52,13 +65,15 @@ fn panel_bytes(strips: usize) -> usize {
     16 * strips * 128
 }
 
-/// A ring of panels, a matrix of weights through whose strips results leave, 2 KiB a strip, the positions of rows, and a bit
-/// for each element of two panels.
+/// A ring of panels, a matrix of weights through whose strips results leave, 2 KiB a strip, the positions of rows, a bit for
+/// each element of two panels, and the angles of a panel more than the ring has.
 fn shared_bytes(p: &Problem) -> usize {
     let strips = strips(p);
     let bits = if p.onto == Onto::Relu { 2 * 16 * 8 } else { 0 };
-    stages(p) * panel_bytes(strips)
+    let angles = if is_summed(p) { (stages(p) + 1) * (strips + 5) * 256 } else { 0 };
+    stages(p) * (panel_bytes(strips) + base_rows(p) * 128)
         + strips * ((16 * (32 * strips + 16)).max(2048) + 16 * size_of::<i32>() + bits)
+        + angles
 }
 
 /// Blocks of a multiprocessor that registers are kept for: as many as do without spilling, and of those at five strips
@@ -86,6 +101,8 @@ fn source(at: &At<'_>, facts: &Facts) -> Source {
         ("N", p.inner),
         ("D", p.width),
         ("TURNED", (p.attend.turn != Turn::None) as usize),
+        ("SUMMED", is_summed(p) as usize),
+        ("BASE_ROWS", base_rows(p)),
     ]));
     let body =
         concat!(include_str!("segment.cuh"), include_str!("fragments.cuh"), include_str!("symmetric.cu"));
@@ -149,7 +166,7 @@ mod tests {
                 mask: LinearMask::Full,
                 q: Segments::Uniform { len: 16 * strips },
                 k: Keys::Queries,
-                turn: Turn::Angles(100.0.into()),
+                turn: Turn::Table(100.0.into()),
             };
             let x = TensorType::new(DType::BF16, [16 * strips, 1, 64]);
             let p = Problem { onto, ..Problem::new((attend, true), &x, &x, &x) };
