@@ -48,7 +48,9 @@ pub(super) fn linear_attention(table: &mut Table) {
         let segments = Segments::Uniform { len };
         symmetric(table, LinearMask::Full, segments, 2 * len, [2, 1], [136, 72], DType::BF16, vec![]);
         symmetric(table, LinearMask::Strict, segments, 2 * len, [2, 1], [64, 64], DType::BF16, vec![]);
-        turned(table, LinearMask::Full, segments, 2 * len, [3, 1], [136, 72], DType::BF16, vec![], Rows::All);
+        for rows in [Rows::All, Rows::Counted] {
+            turned(table, LinearMask::Full, segments, 2 * len, [3, 1], [136, 72], DType::BF16, vec![], rows);
+        }
         turned(
             table,
             LinearMask::Strict,
@@ -64,7 +66,7 @@ pub(super) fn linear_attention(table: &mut Table) {
     let (segments, ragged) =
         (Segments::Uniform { len: 65 }, Segments::Ragged { max_segments: 4, max_len: 30 });
     turned(table, LinearMask::Causal, segments, 130, [2, 1], [200, 64], DType::BF16, vec![], Rows::None);
-    for rows in [Rows::All, Rows::Some, Rows::None] {
+    for rows in [Rows::All, Rows::Some, Rows::Counted, Rows::None] {
         turned(table, LinearMask::Strict, ragged, 42, [4, 1], [72, 16], DType::BF16, bounds(), rows);
     }
 }
@@ -113,6 +115,8 @@ fn symmetric(
 enum Rows {
     All,
     Some,
+    /// All, and they count up from token to token.
+    Counted,
     /// There is no table.
     None,
 }
@@ -132,8 +136,13 @@ fn turned(
     let freq = Frequencies::from(1000.0);
     let turn = if rows == Rows::None { Turn::Angles(freq) } else { Turn::Table(freq) };
     let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries, turn };
-    let positions = tensor(DType::I32, &[1, tokens], Data::Between(0.0, 150.0));
-    let count = if rows == Rows::All { 151 } else { 40 };
+    let counted = (0..tokens).map(|token| (3 + token) as f64).collect();
+    let (places, count) = match rows {
+        Rows::All => (Data::Between(0.0, 150.0), 151),
+        Rows::Counted => (Data::Values(counted), 3 + tokens.max(128)),
+        Rows::Some | Rows::None => (Data::Between(0.0, 150.0), 40),
+    };
+    let positions = tensor(DType::I32, &[1, tokens], places);
     let tensors = vec![x(dtype, &[tokens, h, n]), x(dtype, &[tokens, hv, d])];
     let listed = (rows != Rows::None).then(|| rope_table(count, n / 2, freq));
     let ins = [tensors, bounds, vec![positions], Vec::from_iter(listed)].concat();
