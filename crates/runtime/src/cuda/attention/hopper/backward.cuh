@@ -124,30 +124,32 @@ __device__ __forceinline__ void clear_rows(u8* panels, int panel_bytes, int from
 
 // A product reads its A operand from registers while it is under way. To the compiler they are not alive then and it
 // might give them away: held after the wait, they are.
-__device__ __forceinline__ void hold(u32 (&a)[WALK / 16][4]) {
+template <int Steps> __device__ __forceinline__ void hold(u32 (&a)[Steps][4]) {
 #pragma unroll
-    for (int i = 0; i < WALK / 16; i++) hold(a[i]);
+    for (int i = 0; i < Steps; i++) hold(a[i]);
 }
 
-__device__ __forceinline__ void pack(u32 (&a)[WALK / 16][4], const float (&d)[WALK / 2]) {
+template <int Steps> __device__ __forceinline__ void pack(u32 (&a)[Steps][4], const float (&d)[8 * Steps]) {
 #pragma unroll
-    for (int i = 0; i < WALK / 16; i++) operand(a[i], d, i);
+    for (int i = 0; i < Steps; i++) operand(a[i], d, i);
 }
 
-// d [64, WALK] = the warpgroup's rows of panels times walked rows, along the head.
-__device__ __forceinline__ void product_of_heads(float (&d)[WALK / 2], u64 own, int panel_bytes, u64 walked) {
+// d [64, N] = the warpgroup's rows of panels times N walked rows, along the head.
+template <int Count>
+__device__ __forceinline__ void product_of_heads(float (&d)[Count], u64 own, int panel_bytes, u64 walked) {
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
-        Product<WALK>::of_shared<0, 0>(d, own + (i / 4 * panel_bytes + i % 4 * 32) / 16,
-                                       walked + (i / 4 * PANEL_WALK + i % 4 * 32) / 16, i > 0);
+        Product<2 * Count>::template of_shared<0, 0>(d, own + (i / 4 * panel_bytes + i % 4 * 32) / 16,
+                                                     walked + (i / 4 * PANEL_WALK + i % 4 * 32) / 16, i > 0);
     product_commit();
 }
 
-// sum [64, SIZE] += a [64, WALK] times a walked tile.
-__device__ __forceinline__ void add_product(float (&sum)[SIZE / 2], const u32 (&a)[WALK / 16][4], const u8* walked) {
+// sum [64, SIZE] += a [64, 16 Steps] times as many walked rows.
+template <int Steps>
+__device__ __forceinline__ void add_product(float (&sum)[SIZE / 2], const u32 (&a)[Steps][4], const u8* walked) {
     const u64 b = along_mn(walked, PANEL_WALK);
 #pragma unroll
-    for (int i = 0; i < WALK / 16; i++) Product<SIZE>::of_registers<1>(sum, a[i], b + i * 2048 / 16, 1);
+    for (int i = 0; i < Steps; i++) Product<SIZE>::template of_registers<1>(sum, a[i], b + i * 2048 / 16, 1);
     product_commit();
 }
 

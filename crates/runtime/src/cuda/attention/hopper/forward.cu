@@ -219,22 +219,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// Lane c of a quad gets word c of each lane: a[i] is then lane i's.
-__device__ __forceinline__ void quad_transpose(u32 (&a)[4], int c) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const u32 got = __shfl_xor_sync(ALL_LANES, c & 2 ? a[i] : a[i + 2], 2);
-        a[i] = c & 2 ? got : a[i];
-        a[i + 2] = c & 2 ? a[i + 2] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(ALL_LANES, c & 1 ? a[i] : a[i + 1], 1);
-        a[i] = c & 1 ? got : a[i];
-        a[i + 1] = c & 1 ? a[i + 1] : got;
-    }
-}
-
 // What this thread's two rows, 8 apart, see, and their running softmax: largest score and sum of this thread's columns.
 struct RowPair {
     Seen seen[2];

@@ -154,6 +154,22 @@ template <int Count> __device__ __forceinline__ void operand(u32 (&a)[4], const 
     for (int i = 0; i < 4; i++) a[i] = bf16x2(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
 }
 
+// Lane c of a quad gets word c of each lane: a[i] is then lane i's.
+__device__ __forceinline__ void quad_transpose(u32 (&a)[4], int c) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 got = __shfl_xor_sync(ALL_LANES, c & 2 ? a[i] : a[i + 2], 2);
+        a[i] = c & 2 ? got : a[i];
+        a[i + 2] = c & 2 ? a[i + 2] : got;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 got = __shfl_xor_sync(ALL_LANES, c & 1 ? a[i] : a[i + 1], 1);
+        a[i] = c & 1 ? got : a[i];
+        a[i + 1] = c & 1 ? a[i + 1] : got;
+    }
+}
+
 // d [64, N] = (add ? d : 0) + a [64, 16] b [16, N]. `of_shared` takes a from shared memory, `of_registers` from
 // registers; TA and TB are 1 where the operand lies `along_mn`, 0 where `along_k`.
 template <int N> struct Product;
