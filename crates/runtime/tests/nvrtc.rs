@@ -179,6 +179,17 @@ fn attention(architecture: usize) -> Vec<Form> {
             forms.extend(attend(Mask::Causal, sides, [64, 64 * 4096], [heads, kv_heads, size]));
         }
     }
+    if is_hopper {
+        // Short sequences that a block holds.
+        for len in [145, 197, 256, 257] {
+            let [.., backward] =
+                &attend(Mask::Full, [Segments::Uniform { len }; 2], [256 * len; 2], [12, 12, 64])[..]
+            else {
+                unreachable!("both directions are there");
+            };
+            forms.push(backward.clone());
+        }
+    }
     forms
 }
 

@@ -233,6 +233,7 @@ pub(super) fn problems() -> Vec<Problem> {
     sizes(&mut all);
     groups(&mut all);
     lengths(&mut all);
+    whole(&mut all);
     patterns(&mut all);
     few_queries(&mut all);
     gradients_of_lse(&mut all);
@@ -325,6 +326,18 @@ fn lengths(all: &mut Vec<Problem>) {
         for mask in [Mask::Causal, window(20, 30)] {
             all.push(Problem::new("of two lengths", mask, even(1, lq), Some(even(1, lk))));
         }
+    }
+}
+
+/// Sequences of images: they fit in a block, a key head to every query head; every number of tiles, with and without a few
+/// rows behind the last, and gradients of lse.
+fn whole(all: &mut Vec<Problem>) {
+    for (len, size) in
+        [(130, 64), (150, 64), (190, 56), (197, 64), (256, 64), (257, 64), (257, 16), (257, 40), (264, 64)]
+    {
+        let d_lse = len == 264;
+        let problem = Problem::new("whole", Mask::Full, even(3, len), None);
+        all.push(Problem { heads: 3, kv_heads: 3, size, d_lse, ..problem });
     }
 }
 

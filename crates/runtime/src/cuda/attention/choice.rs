@@ -125,7 +125,7 @@ const FAMILIES: &[Family] = &[
         serves: hopper::backward::serves,
         workspace: hopper::backward::workspace,
         sources: hopper::backward::sources,
-        shared: |p, _, source| hopper::backward::shared_bytes(p, source),
+        shared: hopper::backward::shared_bytes,
         prepare: hopper::backward::prepare,
         is_aligned: true,
         takes: |_, _| true,

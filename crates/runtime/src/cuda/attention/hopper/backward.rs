@@ -2,14 +2,14 @@
 //!
 //! Statistics of rows first; then dk and dv by tiles of keys, and dq by tiles of queries, which is deterministic. Long
 //! sequences of small heads have dq summed by the kernel of the keys instead, 5 products a tile for 7, where equal bits
-//! are not asked for.
+//! are not asked for. Short ones that fit in a block have a kernel of their own: `backward_whole`.
 
 use std::borrow::Cow;
 
 use flatout_ir::Launch;
 use flatout_ir::ops::attention::Mask;
 
-use super::{PANEL, is_hopper, is_written};
+use super::{PANEL, backward_whole, is_hopper, is_written};
 use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::attention::Problem;
 use crate::cuda::attention::call::{self, Call, Rows};
@@ -28,18 +28,6 @@ const LONG: usize = 1024;
 /// Tokens a block of `wgmma_rows` takes.
 const ROW_TOKENS: usize = 256;
 
-/// A source behind what it is written with.
-macro_rules! sourced {
-    ($file:literal) => {
-        concat!(
-            include_str!("../../prelude.cuh"),
-            include_str!("../call.cuh"),
-            include_str!("wgmma.cuh"),
-            include_str!("backward.cuh"),
-            include_str!($file)
-        )
-    };
-}
 /// The form of a kernel that walks tiles; backward.cuh says what each means.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Form {
@@ -153,8 +141,8 @@ impl Form {
             ("FEEDER_REGISTERS", self.registers[1]),
         ];
         let (name, code) = match self.of_keys {
-            true => ("attention/hopper/backward_keys.cu", sourced!("backward_keys.cu")),
-            false => ("attention/hopper/backward_queries.cu", sourced!("backward_queries.cu")),
+            true => ("attention/hopper/backward_keys.cu", backward_source!("backward_keys.cu")),
+            false => ("attention/hopper/backward_queries.cu", backward_source!("backward_queries.cu")),
         };
         let defines = own.map(|(name, value)| (name.into(), value.to_string()));
         Source {
@@ -205,13 +193,16 @@ fn rows_source(p: &Problem, is_fused: bool) -> Source {
     let defines = own.map(|(name, value)| (name.into(), value.to_string()));
     Source {
         name: "attention/hopper/backward_rows.cu",
-        code: Cow::Borrowed(sourced!("backward_rows.cu")),
+        code: Cow::Borrowed(backward_source!("backward_rows.cu")),
         defines: defines.into_iter().chain(call::defines(p)).collect(),
     }
 }
 
 /// Both forms where both may run: which one does depends on the outputs, too.
 pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
+    if backward_whole::takes(p, facts) {
+        return vec![backward_whole::source(p)];
+    }
     let mut sources = tiles::sources(p);
     for is_fused in [false, true] {
         if !is_fused || (gains_from_sums(p) && !facts.deterministic) {
@@ -223,7 +214,10 @@ pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
 }
 
 /// What a block of a source's kernel takes, for the limit of the device.
-pub(in super::super) fn shared_bytes(p: &Problem, of: &Source) -> usize {
+pub(in super::super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
+    if backward_whole::takes(p, facts) && *of == backward_whole::source(p) {
+        return backward_whole::shared_bytes(p);
+    }
     let forms = [Form::keys(p, false), Form::keys(p, true), Form::queries(p)];
     forms.iter().find(|form| form.source(p) == *of).map_or(0, |form| form.shared_bytes(p))
 }
@@ -234,6 +228,9 @@ pub(in super::super) fn prepare(
     at: &Prepare<'_>,
 ) -> Result<Box<dyn Work>, CudaError> {
     let facts = at.facts();
+    if backward_whole::takes(p, facts) {
+        return backward_whole::prepare(p, launch, at);
+    }
     let mut call = Call::of(p, launch, at);
     let has_keys = call.dk.at != 0 || call.dv.at != 0;
     let is_fused = gains_from_sums(p) && !facts.deterministic && has_keys && call.dq.at != 0;

@@ -65,8 +65,9 @@ __device__ __forceinline__ Turn first_turn() { return {(int)blockIdx.x, 0}; }
 
 // The feeders'.
 
+// Where the copy engine finds the tensors.
 struct Maps {
-    TensorMap q, d_o, o, k, v;
+    const TensorMap *q, *d_o, *o, *k, *v;
 };
 
 // A tile of a tensor, in boxes of 16 rows; what lies behind the sequence's end is zero.
@@ -85,16 +86,16 @@ __device__ __forceinline__ void feed(const Call& call, const Maps& maps) {
             u64* full = &bars.k_full[tile];
             barrier_wait(&bars.k_empty[tile], turn.phase ^ 1);
             barrier_expect(full, 2 * tile_bytes(tile));
-            load_tile(memory + AT_K, &maps.k, full, tile, head, segment);
-            load_tile(memory + AT_V, &maps.v, full, tile, head, segment);
+            load_tile(memory + AT_K, maps.k, full, tile, head, segment);
+            load_tile(memory + AT_V, maps.v, full, tile, head, segment);
         };
         const auto queries = [&](int tile) {
             u64* full = &bars.q_full[tile];
             barrier_wait(&bars.q_empty[tile], turn.phase ^ 1);
             barrier_expect(full, 3 * tile_bytes(tile));
-            load_tile(memory + AT_Q, &maps.q, full, tile, head, segment);
-            load_tile(memory + AT_DO, &maps.d_o, full, tile, head, segment);
-            load_tile(memory + AT_O, &maps.o, full, tile, head, segment);
+            load_tile(memory + AT_Q, maps.q, full, tile, head, segment);
+            load_tile(memory + AT_DO, maps.d_o, full, tile, head, segment);
+            load_tile(memory + AT_O, maps.o, full, tile, head, segment);
         };
         for (int j = 0; j < TILES && j < 2; j++) keys(j);
         for (int i = 0; i < TILES; i++) queries(i);
@@ -190,17 +191,18 @@ __device__ __forceinline__ void weigh(float (&s)[Count], int query, float unit, 
     }
 }
 
-// dp becomes ds.
-template <int Count>
-__device__ __forceinline__ void slope(float (&dp)[Count], const float (&p)[Count], int query) {
+// dp becomes ds, with p as the products take it: in f32 it would need registers of its own.
+template <int Steps>
+__device__ __forceinline__ void slope(float (&dp)[8 * Steps], const u32 (&p)[Steps][4], int query) {
     const float* means = rows_of_queries() + SLOT_ROWS + query + 2 * (threadIdx.x % 4);
 #pragma unroll
-    for (int j = 0; j < Count / 4; j++) {
+    for (int j = 0; j < 2 * Steps; j++) {
         const float2 mean = *(const float2*)(means + 8 * j);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            dp[4 * j + 2 * i] = p[4 * j + 2 * i] * (dp[4 * j + 2 * i] + mean.x);
-            dp[4 * j + 2 * i + 1] = p[4 * j + 2 * i + 1] * (dp[4 * j + 2 * i + 1] + mean.y);
+            const u32 pair = p[j / 2][j % 2 * 2 + i];
+            dp[4 * j + 2 * i] = __uint_as_float(pair << 16) * (dp[4 * j + 2 * i] + mean.x);
+            dp[4 * j + 2 * i + 1] = __uint_as_float(pair & 0xffff0000u) * (dp[4 * j + 2 * i + 1] + mean.y);
         }
     }
 }
@@ -232,25 +234,26 @@ __device__ __forceinline__ void meet(Owned& own, int tile, int phase, Ring<2>& r
     Barriers& bars = barriers();
     const u8 *q = memory + AT_Q + tile * 8192, *d_o = memory + AT_DO + tile * 8192;
     // Declared here: what a product overwrites is not alive before it.
-    float s[8 * Steps], dp[8 * Steps];
+    float s[8 * Steps];
     barrier_wait(&bars.q_full[tile], phase);
     product_arrive();
     product_of_heads(s, own.k, 0, along_k(q));
-    product_of_heads(dp, own.v, 0, along_k(d_o));
-    product_wait<2>();
+    product_wait<1>();
     hold(own.dk);
     hold(own.dv);
     settled();
     barrier_wait(&bars.rows_full[tile], phase);
-    product_wait<1>();
+    product_wait<0>();
     hold(s);
     weigh(s, 64 * tile, own.unit, own.keys);
     pack(p, s);
+    float dp[8 * Steps];
     product_arrive();
+    product_of_heads(dp, own.v, 0, along_k(d_o));
     add_product(own.dv, p, d_o);
     product_wait<1>();
     hold(dp);
-    slope(dp, s, 64 * tile);
+    slope(dp, p, 64 * tile);
     pack(ds, dp);
     barrier_wait(&bars.ds_empty[own.part][ring.stage], ring.phase ^ 1);
     keep_slopes(ds, slopes_at(own.part, ring.stage));
@@ -512,7 +515,10 @@ __device__ __forceinline__ void sum_queries(const Call& call) {
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-wgmma_whole(const __grid_constant__ Call call, const __grid_constant__ Maps maps, const float* d_lse, i64 d_lse_row) {
+wgmma_whole(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_map,
+            const __grid_constant__ TensorMap do_map, const __grid_constant__ TensorMap o_map,
+            const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const float* d_lse,
+            i64 d_lse_row) {
     Barriers& bars = barriers();
     if (threadIdx.x == 0) {
         for (int i = 0; i <= TILES; i++) {
@@ -538,7 +544,7 @@ wgmma_whole(const __grid_constant__ Call call, const __grid_constant__ Maps maps
     if (part == 3) {
         registers_down<FEEDER_REGISTERS>();
         const int warp = threadIdx.x / 32 % 4;
-        if (warp == 0 && threadIdx.x % 32 == 0) feed(call, maps);
+        if (warp == 0 && threadIdx.x % 32 == 0) feed(call, {&q_map, &do_map, &o_map, &k_map, &v_map});
         if (warp == 1 || warp == 2) measure(call, threadIdx.x % 128 - 32, d_lse, d_lse_row);
     } else if (part == 2) {
         registers_up<DQ_REGISTERS>();

@@ -1,6 +1,20 @@
 //! Attention with Hopper's own instructions (sm_90a): products of warpgroups, tiles brought by the bulk copy engine.
 
+/// A source of the backward pass behind what it is written with.
+macro_rules! backward_source {
+    ($file:literal) => {
+        concat!(
+            include_str!("../../prelude.cuh"),
+            include_str!("../call.cuh"),
+            include_str!("wgmma.cuh"),
+            include_str!("backward.cuh"),
+            include_str!($file)
+        )
+    };
+}
+
 pub(super) mod backward;
+mod backward_whole;
 pub(super) mod forward;
 
 use flatout_ir::types::DType;
