@@ -40,6 +40,8 @@ pub struct Resources {
     pub spill_bytes: u32,
     /// Static shared memory.
     pub shared_bytes: u32,
+    /// Whether each product of a warpgroup is waited for before the next: the assembler found too few registers for more.
+    pub is_serialized: bool,
 }
 
 impl Nvrtc {
@@ -165,7 +167,10 @@ fn read_resources(log: &str) -> Vec<Resources> {
     for line in log.lines() {
         if let Some(rest) = line.split_once("Compiling entry function '").map(|(_, rest)| rest) {
             let entry = rest.split('\'').next().unwrap_or_default().to_string();
-            found.push(Resources { entry, registers: 0, spill_bytes: 0, shared_bytes: 0 });
+            let is_serialized = log.lines().any(|line| {
+                line.contains("instructions are serialized") && line.contains(&format!("'{entry}'"))
+            });
+            found.push(Resources { entry, registers: 0, spill_bytes: 0, shared_bytes: 0, is_serialized });
         }
         let Some(last) = found.last_mut() else { continue };
         let before = |words: &str| -> Option<u32> {
@@ -196,8 +201,17 @@ mod tests {
                    ptxas info    : Function properties for rms_norm\n    \
                    0 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n\
                    ptxas info    : Used 40 registers, used 1 barriers, 128 bytes smem, 400 bytes cmem[0]\n";
-        let wanted = Resources { entry: "rms_norm".into(), registers: 40, spill_bytes: 8, shared_bytes: 128 };
+        let wanted = Resources {
+            entry: "rms_norm".into(),
+            registers: 40,
+            spill_bytes: 8,
+            shared_bytes: 128,
+            is_serialized: false,
+        };
         assert_eq!(read_resources(log), [wanted]);
+        let said = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due \
+                    to insufficient register resources for the function 'rms_norm'\n";
+        assert!(read_resources(&format!("{said}{log}"))[0].is_serialized);
     }
 
     #[test]

@@ -333,10 +333,10 @@ fn lengths(all: &mut Vec<Problem>) {
 /// rows behind the last, and gradients of lse.
 fn whole(all: &mut Vec<Problem>) {
     for (len, size) in
-        [(130, 64), (150, 64), (190, 56), (197, 64), (256, 64), (257, 64), (257, 16), (257, 40), (264, 64)]
+        [(65, 64), (100, 16), (130, 64), (190, 56), (197, 64), (256, 64), (257, 64), (257, 40), (264, 64)]
     {
         let d_lse = len == 264;
-        let problem = Problem::new("whole", Mask::Full, even(3, len), None);
+        let problem = Problem::new("whole", Mask::Full, even(2, len), None);
         all.push(Problem { heads: 3, kv_heads: 3, size, d_lse, ..problem });
     }
 }

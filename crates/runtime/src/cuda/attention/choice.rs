@@ -173,7 +173,7 @@ pub(super) fn workspace(p: &Problem) -> usize {
 
 /// The families in a fixed order by shape alone: without times the first that serves runs. As timed on an H200, bf16, in
 /// ms (wgmma, mma, cuDNN): forward 32 x 2048 of 12 heads on 4 of 64 causal 0.48, 0.72, 0.53; its backward 1.60, 2.40, 1.70;
-/// backward 256 x 257 of 12 heads of 64 full 0.85, 0.92, 0.96; backward 16 x 2048 of 16 heads on 8 of 128 causal 2.00,
+/// backward 256 x 257 of 12 heads of 64 full 0.46, 0.92, 0.94; backward 16 x 2048 of 16 heads on 8 of 128 causal 2.00,
 /// 3.46, 1.77; backward 64 x 512 of 4 heads on 1 of 256 0.37, 0.76, 0.54; packed 65,536 tokens in 325 segments of 12 heads
 /// on 4 of 64 causal 0.16, 0.24, 0.30 and backward 0.53, 0.68, 1.21.
 fn by_rule(p: &Problem) -> [&'static str; 5] {
