@@ -104,8 +104,8 @@ ops! {
     Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
     /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` takes the mean off first.
     RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
-    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?.
-    RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool }
+    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `sum` also the sum over rows of the first.
+    RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool, sum: bool }
     /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
     Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
     /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half is for so many
@@ -208,7 +208,9 @@ impl Op {
                 product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
             }
             Op::RmsNorm { weight, bias, residual, .. } => norm::infer(*weight, *bias, *residual, &ins),
-            Op::RmsNormGrad { weight, bias, add, .. } => norm::infer_grad(*weight, *bias, *add, &ins),
+            Op::RmsNormGrad { weight, bias, add, sum, .. } => {
+                norm::infer_grad(*weight, *bias, *add, *sum, &ins)
+            }
             Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
             Op::QkNormRope { weight, first, axis_of_freq, table, .. } => {
                 qk_norm_rope::infer(*weight, *first, axis_of_freq, *table, &ins)

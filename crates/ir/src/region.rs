@@ -1,9 +1,11 @@
 //! The body of a `Region`: a graph whose input slots are the region's inputs in order, whose nodes are elementwise,
-//! and whose results are the region's outputs in order.
+//! and whose results are the region's outputs in order. A result may also be the sum over rows of a [rows, columns] value,
+//! rounded as its node rounds it, whether or not the value itself is a result.
 
 use crate::builder::{Builder, Tensor};
-use crate::graph::Graph;
+use crate::graph::{Graph, Value};
 use crate::op::Op;
+use crate::ops::reduce::Fold;
 use crate::types::TensorType;
 
 pub fn infer(body: &Graph, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
@@ -13,10 +15,38 @@ pub fn infer(body: &Graph, ins: &[&TensorType]) -> Result<Vec<TensorType>, Strin
     if let Some((slot, got)) = body.slots.iter().zip(ins).find(|(slot, got)| slot.ty != ***got) {
         return Err(format!("{} is {got}, wanted {}", slot.path, slot.ty));
     }
-    if let Some(node) = body.nodes.iter().find(|n| !matches!(n.op, Op::Read { .. } | Op::Map { .. })) {
-        return Err(format!("{} is not elementwise", node.op.name()));
+    for node in &body.nodes {
+        match node.op {
+            Op::Read { .. } | Op::Map { .. } => {}
+            Op::Reduce { axis: 0, by: Fold::Sum } if is_summed(body.ty(node.ins[0])) => {}
+            _ => return Err(format!("{} is not elementwise", node.op.name())),
+        }
+        if let Some(v) = node.ins.iter().find(|v| matches!(body.node(v.node).op, Op::Reduce { .. })) {
+            return Err(format!("{} reads {v}, a sum: sums are results alone", node.op.name()));
+        }
     }
     Ok(body.results.iter().map(|(_, v)| body.ty(*v).clone()).collect())
+}
+
+/// Whether a region sums values of a type over their rows.
+pub fn is_summed(ty: &TensorType) -> bool {
+    ty.rank() == 2 && ty.dtype.is_float()
+}
+
+/// What a result is the sum of, where it is one.
+pub fn summed(body: &Graph, result: usize) -> Option<Value> {
+    let node = body.node(body.results[result].1.node);
+    matches!(node.op, Op::Reduce { .. }).then(|| node.ins[0])
+}
+
+/// The value a result is, or is the sum of.
+pub fn value(body: &Graph, result: usize) -> Value {
+    summed(body, result).unwrap_or(body.results[result].1)
+}
+
+/// The results that are sums.
+pub fn sums(body: &Graph) -> impl Iterator<Item = usize> {
+    (0..body.results.len()).filter(|result| summed(body, *result).is_some())
 }
 
 /// The body's nodes in the open.

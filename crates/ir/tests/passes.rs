@@ -374,7 +374,7 @@ fn sums_are_done_by_their_last_term() {
          %3 = rms_norm{eps=0.01, center=false, weight=none, bias=false, residual=false} %2 -> f32[4,8]
          %8 = head_loss_train{base=true} %3 %4 %5 %6 %7 -> f32[1] f32[4] f32[4] f32[4,8] f32[5,8]
          %9 = reduce{axis=0, by=sum} %6 -> f32[1]
-         %10 = rms_norm_grad{eps=0.01, center=false, weight=none, bias=false, add=false} %2 %8.3 -> f32[4,8]
+         %10 = rms_norm_grad{eps=0.01, center=false, weight=none, bias=false, add=false, sum=false} %2 %8.3 -> f32[4,8]
          %12 = product{ta=true, tb=false, out=f32, base=true} %10 %1 %11 -> f32[8,6]
          %14 = map{f=add} %13 %8 -> f32[1]
          %16 = map{f=add} %15 %9 -> f32[1]

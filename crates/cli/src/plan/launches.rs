@@ -39,6 +39,7 @@ fn over(launch: &Launch) -> String {
                 .iter()
                 .filter_map(|node| match node.op {
                     Op::Map { f } => Some(f.show()),
+                    Op::Reduce { by, .. } => Some(by.show()),
                     _ => None,
                 })
                 .collect();

@@ -48,7 +48,7 @@ impl NormSpec {
     pub fn of(op: &Op) -> Option<(NormSpec, bool)> {
         match *op {
             Op::RmsNorm { eps, center, weight, bias, residual: add }
-            | Op::RmsNormGrad { eps, center, weight, bias, add } => {
+            | Op::RmsNormGrad { eps, center, weight, bias, add, sum: _ } => {
                 Some((NormSpec { eps, center, weight, bias }, add))
             }
             _ => None,
@@ -62,8 +62,13 @@ impl NormSpec {
 
     pub fn grad(self, add: bool) -> Op {
         let NormSpec { eps, center, weight, bias } = self;
-        Op::RmsNormGrad { eps, center, weight, bias, add }
+        Op::RmsNormGrad { eps, center, weight, bias, add, sum: false }
     }
+}
+
+/// Whether an operation is a norm's gradient that also sums it over rows.
+pub fn sums_rows(op: &Op) -> bool {
+    matches!(op, Op::RmsNormGrad { sum: true, .. })
 }
 
 impl Attr for NormSpec {
@@ -105,6 +110,7 @@ pub fn infer_grad(
     weight: NormWeight,
     bias: bool,
     add: bool,
+    sum: bool,
     ins: &[&TensorType],
 ) -> Result<Vec<TensorType>, String> {
     arity(ins, 2 + add as usize + weight.is_some() as usize)?;
@@ -119,7 +125,8 @@ pub fn infer_grad(
         expect_float("the norm's weight", ins[1], &[h.last()])?;
         outs.push(vector.clone());
     }
-    outs.extend(bias.then_some(vector));
+    outs.extend(bias.then(|| vector.clone()));
+    outs.extend(sum.then_some(vector));
     Ok(outs)
 }
 
@@ -181,12 +188,16 @@ pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tenso
     let dy = ins[1 + spec.weight.is_some() as usize];
     let y = normed(h, spec, w, None);
     let mut grads = gradients(b, &[(y, dy)], &wrt);
+    let (rows, width) = (h.ty().rows(), h.ty().last());
+    let over_rows = |x: Tensor<'g>| x.cast(wide).reshape(&[rows, width]).sum(0).reshape(&[width]);
     if spec.bias {
-        let (rows, width) = (h.ty().rows(), h.ty().last());
-        grads.push(dy.cast(wide).reshape(&[rows, width]).sum(0).reshape(&[width]));
+        grads.push(over_rows(dy));
     }
     if add {
         grads[0] = grads[0] + ins[ins.len() - 1];
+    }
+    if sums_rows(op) {
+        grads.push(over_rows(grads[0]));
     }
     grads
 }

@@ -3,6 +3,7 @@
 pub mod adapter_norms;
 pub mod adapters;
 pub mod average;
+pub mod column_sums;
 pub mod copies;
 pub mod differentiate;
 pub mod epilogues;
@@ -332,7 +333,15 @@ fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
     reports.say("regions", gathered.regions, || {
         format!("{} elementwise operations run in {} regions", gathered.nodes, gathered.regions)
     });
-    checked("regions", g)
+    let g = checked("regions", g);
+    if o.skip_pass == Some("column_sums") {
+        return g;
+    }
+
+    // Sums over rows are taken by what computes the rows.
+    let (g, sums) = column_sums::column_sums(&g);
+    reports.say("column_sums", sums, || format!("{sums} sums over rows are taken by what computes the rows"));
+    checked("column_sums", g)
 }
 
 /// A forward-only program in the run's precision.

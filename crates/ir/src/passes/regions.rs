@@ -177,7 +177,8 @@ fn outside(g: &Graph, ids: &[NodeId]) -> Vec<Value> {
     found
 }
 
-fn body(g: &Graph, ids: &[NodeId], outs: &[Value]) -> (Graph, Vec<Value>) {
+/// Nodes as the body of a region that gives some of their values, and what it reads.
+pub(super) fn body(g: &Graph, ids: &[NodeId], outs: &[Value]) -> (Graph, Vec<Value>) {
     let ins = outside(g, ids);
     let mut body = Graph::default();
     let mut made: HashMap<Value, Value> = HashMap::new();

@@ -3,10 +3,12 @@
 //!
 //! A launch is compiled to a list of steps over registers of `TILE` floats. An input that is f32 without gaps is read
 //! from the arena itself unless an output lies on it; an output that is f32 without gaps is written there by its last
-//! step. Every value is rounded to its node's type, so a region gives the bits of its nodes run one by one.
+//! step. Every value is rounded to its node's type, so a region gives the bits of its nodes run one by one. So do its
+//! sums over rows: a task then takes as many rows as a piece of such a sum has, and pieces are added as `reduce` does.
 
 use flatout_ir::ops::elementwise::Elementwise as E;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::region;
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{Graph, Launch, Op, OpKind, Value, View, fp8};
 
@@ -14,6 +16,7 @@ use crate::launch::body_of;
 
 use super::context::Context;
 use super::math::{self, vectorised};
+use super::reduce::{self, Shared, sum_rows};
 use super::tensor::{Tensor, load, round_bf16, store};
 use super::{EVERY_TYPE, Kernel};
 
@@ -28,9 +31,16 @@ const fn row(name: &'static str, op: OpKind) -> KernelRow {
         ins: Layout::Any,
         outs: Layout::Any,
         in_place: EVERY_PAIR,
-        workspace: no_workspace,
+        workspace,
         deterministic: true,
     }
+}
+
+/// The pieces of every sum over rows, one after another.
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    let Op::Region { body } = &shapes.node.op else { return 0 };
+    let pieces = |o: usize| reduce::pieces_across(body.ty(region::value(body, o)).rows());
+    region::sums(body).map(|o| pieces(o) * shapes.outs[o].elements() * 4).sum()
 }
 
 /// Tiles are read before they are written, so any input may make room for any output.
@@ -75,15 +85,16 @@ struct Step {
 struct Program {
     steps: Vec<Step>,
     registers: usize,
-    /// Values that are stored after the steps: (what, output).
+    /// Values that are stored, or added to a sum, after the steps: (what, output).
     stores: Vec<(From, usize)>,
 }
 
 /// The steps for the outputs that are wanted, `direct[o]` telling which of them a step may write in the arena.
 fn compile(body: &Graph, wanted: &[bool], direct: &[bool]) -> Program {
     let mut last_use = vec![None; body.nodes.len()];
-    for (o, (_, v)) in body.results.iter().enumerate().filter(|(o, _)| wanted[*o]) {
-        last_use[v.node.0 as usize] = Some(body.nodes.len() + o);
+    let made = |o: usize| region::value(body, o).node.0 as usize;
+    for o in (0..body.results.len()).filter(|o| wanted[*o]) {
+        last_use[made(o)] = Some(body.nodes.len() + o);
     }
     for (i, node) in body.nodes.iter().enumerate().rev() {
         if last_use[i].is_some() {
@@ -94,8 +105,7 @@ fn compile(body: &Graph, wanted: &[bool], direct: &[bool]) -> Program {
     }
     // An output is written by its step where nothing else needs the value.
     let output_of = |i: usize| {
-        let mut results =
-            (0..body.results.len()).filter(|&o| wanted[o] && body.results[o].1.node.0 as usize == i);
+        let mut results = (0..body.results.len()).filter(|&o| wanted[o] && made(o) == i);
         let first = results.next()?;
         let is_used = body.nodes.iter().enumerate().any(|(j, n)| last_use[j].is_some() && uses(n, i));
         (results.next().is_none() && !is_used && direct[first]).then_some(first)
@@ -136,8 +146,8 @@ fn compile(body: &Graph, wanted: &[bool], direct: &[bool]) -> Program {
             }
         }
     }
-    for (o, (_, v)) in body.results.iter().enumerate().filter(|(o, _)| wanted[*o]) {
-        if let Some(from) = place[v.node.0 as usize] {
+    for o in (0..body.results.len()).filter(|o| wanted[*o]) {
+        if let Some(from) = place[made(o)] {
             program.stores.push((from, o));
         }
     }
@@ -203,6 +213,15 @@ impl Tiles {
         let (rows_a_tile, tiles_a_row) =
             if width >= TILE { (1, width.div_ceil(TILE)) } else { (TILE / width.max(1), 1) };
         Tiles { axes, width, rows, rows_a_tile, tiles_a_row }
+    }
+
+    /// Tiles of operands with two axes that are never joined, so that a number of tiles in a row is `reduce::GROUP` rows.
+    fn by_rows(views: &[&View]) -> Self {
+        let axis = |a: usize| (views[0].dims[a], views.iter().map(|v| v.strides[a]).collect());
+        let (axes, width) = (vec![axis(0), axis(1)], views[0].dims[1]);
+        let rows_a_tile =
+            (1..=reduce::GROUP).rfind(|n| reduce::GROUP % n == 0 && n * width <= TILE).unwrap_or(1);
+        Tiles { axes, width, rows: views[0].dims[0], rows_a_tile, tiles_a_row: width.div_ceil(TILE) }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -290,33 +309,43 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     if outputs.iter().all(Option::is_none) {
         return Ok(());
     }
-    let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
-    let tiles = Tiles::new(&views);
+    let is_sum = |o: usize| region::summed(&body, o).is_some();
+    let sums: Vec<usize> = (0..launch.outs.len()).filter(|o| is_sum(*o) && outputs[*o].is_some()).collect();
+    let stored: Vec<usize> =
+        (0..launch.outs.len()).filter(|o| !is_sum(*o) && outputs[*o].is_some()).collect();
+    let views: Vec<&View> = launch.ins.iter().chain(stored.iter().flat_map(|o| &launch.outs[*o])).collect();
+    let tiles = if sums.is_empty() { Tiles::new(&views) } else { Tiles::by_rows(&views) };
     // The operand number of each output among `views`.
-    let mut next = ins;
-    let operand_of: Vec<usize> = launch
-        .outs
-        .iter()
-        .map(|o| {
-            next += o.is_some() as usize;
-            next - 1
-        })
-        .collect();
+    let operand = |o: usize| ins + stored.iter().position(|s| *s == o).unwrap_or(0);
+    let operand_of: Vec<usize> = (0..launch.outs.len()).map(operand).collect();
 
     let wanted: Vec<bool> = outputs.iter().map(Option::is_some).collect();
     let in_one_piece = |operand: usize| tiles.rows_a_tile == 1 && tiles.step(operand) == 1;
+    let is_direct = |o: usize| stored.contains(&o) && in_one_piece(operand_of[o]);
     let direct: Vec<bool> = (0..outputs.len())
-        .map(|o| outputs[o].is_some_and(|t| t.dtype == DType::F32) && in_one_piece(operand_of[o]))
+        .map(|o| outputs[o].is_some_and(|t| t.dtype == DType::F32) && is_direct(o))
         .collect();
     let program = compile(&body, &wanted, &direct);
     let is_written: Vec<bool> = (0..ins).map(|i| (0..outputs.len()).any(|o| cx.is_in_place(i, o))).collect();
 
     let bytes_a_tile = views.iter().map(|v| v.dtype.bytes()).sum::<usize>() * TILE;
-    let tiles_a_task = (32 << 10) / bytes_a_tile.max(1) + 1;
+    let tiles_a_task = match sums.is_empty() {
+        true => (32 << 10) / bytes_a_tile.max(1) + 1,
+        false => reduce::GROUP / tiles.rows_a_tile * tiles.tiles_a_row,
+    };
     let count = tiles.count();
+    let (width, pieces) = (tiles.width, count.div_ceil(tiles_a_task.max(1)));
+    // SAFETY: the only call of this launch.
+    let partial = unsafe { cx.workspace() };
+    let all = Shared::new(partial);
+    // Where the pieces of a sum lie, all of them.
+    let place = |sum: usize| sum * pieces * width..(sum + 1) * pieces * width;
     cx.parallel(count.div_ceil(tiles_a_task), bytes_a_tile * tiles_a_task, |task| {
         let mut registers = vec![vec![0.0_f32; TILE]; program.registers];
         let mut loaded = vec![vec![]; ins];
+        let piece = |sum: usize| place(sum).start + task * width..place(sum).start + (task + 1) * width;
+        // SAFETY: the task's pieces are its own, and each slice of them ends before the next begins.
+        (0..sums.len()).for_each(|sum| unsafe { all.slice(piece(sum)).fill(0.0) });
         for t in super::context::chunk(task, tiles_a_task, count) {
             let tile = tiles.tile(t);
             let n = tile.len();
@@ -351,12 +380,21 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 }
                 for (from, o) in &program.stores {
                     let values = argument(*from, &args, &registers, n);
+                    if let Some(sum) = sums.iter().position(|s| s == o) {
+                        let columns = &mut all.slice(piece(sum))[tile.column..tile.column + tile.width];
+                        values.chunks_exact(tile.width).for_each(|row| reduce::add_across(row, columns));
+                        continue;
+                    }
                     let output = outputs[*o].as_ref().expect("stored outputs exist");
                     tiles.store(operand_of[*o], output, &tile, values);
                 }
             }
         }
     });
+    for (i, o) in sums.iter().enumerate().filter(|_| width > 0) {
+        let output = outputs[*o].as_ref().expect("sums that are wanted exist");
+        sum_rows(&partial[place(i)], width, output);
+    }
     Ok(())
 }
 

@@ -2,10 +2,10 @@
 //!
 //! Forward, a row: h = x + residual, c = h or h - mean(h), y = c rstd g(w) + b. Backward: with u = dy g(w),
 //! dc = rstd u - c rstd^3 mean(c u), dx = dc or dc - mean(dc) (+ dh), dw = sum over rows of dy c rstd, db = sum over rows of
-//! dy. Statistics in f32, in sixteen lanes. dw and db are summed over groups of `GROUP` rows in the workspace, then over
+//! dy; where it is asked for, the sum over rows of dx as well. Statistics in f32, in sixteen lanes. These are summed over groups of `GROUP` rows in the workspace, then over
 //! groups in order, so their bits depend on shapes alone.
 
-use flatout_ir::ops::norm::{NormSpec, NormWeight};
+use flatout_ir::ops::norm::{NormSpec, NormWeight, sums_rows};
 use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
 use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, OpKind};
@@ -45,7 +45,7 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Rows whose share of dw and db is summed together.
+/// Rows whose share of dw, db and the sum of dx is summed together.
 const GROUP: usize = 64;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
@@ -189,6 +189,7 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
     let (spec, adds) = NormSpec::of(&launch.op).expect("the row is for rms_norm_grad");
     let has_w = spec.weight.is_some();
     let h = cx.input(0).rows();
+    let h_type = h.tensor.dtype;
     let dy = cx.input(1 + has_w as usize).rows();
     let dh = adds.then(|| cx.input(launch.ins.len() - 1).rows());
     // SAFETY: the weight lies on no output.
@@ -196,11 +197,13 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
     let dx = cx.output(0).map(|dx| dx.rows());
     let dw = has_w.then(|| cx.output(1)).flatten();
     let db = spec.bias.then(|| cx.output(1 + has_w as usize)).flatten();
+    let total = sums_rows(&launch.op).then(|| cx.output(launch.outs.len() - 1)).flatten();
     let groups = h.count.div_ceil(GROUP);
     // SAFETY: the only call of this launch.
     let partial = unsafe { cx.workspace() };
     let all = Shared::new(partial);
-    // The groups' sums of dw, then those of db.
+    // The groups' sums of dw, then those of db and of dx.
+    let total_at = has_w as usize + spec.bias as usize;
     let sums = |at: usize| at * groups * h.width..(at + 1) * groups * h.width;
     cx.parallel(groups, 16 * GROUP.min(h.count) * h.width, |group| {
         let mut buffers: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; h.width]);
@@ -213,8 +216,10 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
                 false => &mut [],
             };
             let (dw, db) = (part(dw.is_some(), 0), part(db.is_some(), has_w as usize));
+            let total = part(total.is_some(), total_at);
             dw.fill(0.0);
             db.fill(0.0);
+            total.fill(0.0);
             for row in chunk(group, GROUP, h.count) {
                 let h = match spec.center {
                     true => {
@@ -233,6 +238,10 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
                 if let Some(dh) = &dh {
                     add(dh.get(row, dh_row), dx_row);
                 }
+                if h_type == DType::BF16 && !total.is_empty() {
+                    round(dx_row);
+                }
+                add(dx_row, total);
                 if let Some(dx) = &dx {
                     dx.store(row, 0, dx_row);
                 }
@@ -244,6 +253,9 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
     }
     if let Some(db) = db {
         sum_rows(&partial[sums(has_w as usize)], h.width, &db);
+    }
+    if let Some(total) = total {
+        sum_rows(&partial[sums(total_at)], h.width, &total);
     }
     Ok(())
 }

@@ -31,7 +31,12 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 /// Elements along a row that one piece covers.
 const RUN: usize = 4096;
 /// Rows across that one piece covers.
-const GROUP: usize = 64;
+pub(super) const GROUP: usize = 64;
+
+/// Pieces that the sum of so many rows is cut into.
+pub(super) fn pieces_across(rows: usize) -> usize {
+    rows.div_ceil(GROUP)
+}
 
 /// One f32 a piece (along) or a column of a piece (across).
 fn workspace(shapes: &Shapes<'_>) -> usize {
@@ -77,6 +82,11 @@ vectorised! {
             Fold::Max => so_far.iter_mut().zip(x).for_each(|(s, x)| *s = if *x > *s { *x } else { *s }),
         }
     }
+}
+
+/// Adds a row to the sums of its columns.
+pub(super) fn add_across(row: &[f32], so_far: &mut [f32]) {
+    piece_across(Fold::Sum, row, so_far);
 }
 
 /// The value of an empty fold.

@@ -3,21 +3,23 @@
 //! A thread takes N neighbouring elements of every tensor, in accesses of 16 bytes where strides and alignment allow; a
 //! tensor that repeats along the last axis is read once, one with gaps element by element. Loads of `UNROLL` vectors are
 //! in flight before anything is computed. Every value is rounded to its node's type and no two nodes' operations are
-//! contracted, so a region gives the bits of its nodes run one by one. Bytes: each tensor once.
+//! contracted, so a region gives the bits of its nodes run one by one. Bytes: each tensor once. Regions that also sum over
+//! rows are walked in another order, by `region_sums`.
 
 use std::fmt::Write;
 
 use flatout_ir::ops::elementwise::{Elementwise as E, GELU_CUBIC, GELU_INNER};
 use flatout_ir::ops::normal;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
-use flatout_ir::{Graph, Launch, Op, OpKind, View, fp8};
+use flatout_ir::{Graph, Launch, Op, OpKind, View, fp8, region};
 
 use crate::launch::body_of;
 
 use super::EVERY_TYPE;
 use super::address::{Walk, index_type, most, widths};
 use super::context::Kernel;
+use super::region_sums;
 use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type};
 
 pub const KERNELS: &[Kernel] = &[kernel("cuda.map", OpKind::Map), kernel("cuda.region", OpKind::Region)];
@@ -31,7 +33,7 @@ const fn kernel(name: &'static str, op: OpKind) -> Kernel {
             ins: Layout::Any,
             outs: Layout::Any,
             in_place: EVERY_PAIR,
-            workspace: no_workspace,
+            workspace: region_sums::workspace,
             deterministic: true,
         },
         sources: |l, _| stage::sources(stages(l)),
@@ -70,36 +72,70 @@ fn access(view: &View, n: usize) -> Access {
     }
 }
 
-/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses.
-fn vector(views: &[&View]) -> usize {
+/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses, within rows of so many where rows
+/// count.
+pub(super) fn vector(views: &[&View], columns: Option<usize>) -> usize {
     let fits = |n: &usize| {
         let fits = |v: &&View| access(v, *n) != Access::Apart || Walk::of(v).last().1 > 1;
-        views.iter().all(fits) && views.iter().any(|v| access(v, *n) == Access::Vector)
+        columns.is_none_or(|columns| columns.is_multiple_of(*n))
+            && views.iter().all(fits)
+            && views.iter().any(|v| access(v, *n) == Access::Vector)
     };
     widths(most(views)).find(fits).unwrap_or(1)
 }
 
+/// The tensors of a launch that a kernel touches: its inputs, the wanted outputs that are stored and those that are sums.
+pub(super) struct Tensors<'a> {
+    ins: &'a [View],
+    stored: Vec<(usize, &'a View)>,
+    pub sums: Vec<(usize, &'a View)>,
+}
+
+impl<'a> Tensors<'a> {
+    pub fn new(launch: &'a Launch, body: &Graph) -> Self {
+        let outs = launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?)));
+        let (sums, stored) = outs.partition(|(o, _)| region::summed(body, *o).is_some());
+        Tensors { ins: &launch.ins, stored, sums }
+    }
+
+    /// Inputs and stored outputs.
+    pub fn views(&self) -> Vec<&'a View> {
+        self.ins.iter().chain(self.stored.iter().map(|(_, view)| *view)).collect()
+    }
+
+    /// The same with the names they have in the source.
+    pub fn named(&self) -> impl Iterator<Item = (String, &'a View)> {
+        let ins = self.ins.iter().enumerate().map(|(i, view)| (format!("x{i}"), view));
+        ins.chain(self.stored.iter().map(|(o, view)| (format!("y{o}"), *view)))
+    }
+
+    /// Vectors of every input that are in flight at once.
+    pub fn unroll(&self) -> usize {
+        match self.ins.len() {
+            1 => 4,
+            2 => 2,
+            _ => 1,
+        }
+    }
+}
+
 fn stages(launch: &Launch) -> Stages {
     let body = body_of(launch);
-    let views: Vec<&View> = launch.ins.iter().chain(launch.outs.iter().flatten()).collect();
+    let tensors = Tensors::new(launch, &body);
+    if !tensors.sums.is_empty() {
+        return region_sums::stages(launch, &body);
+    }
+    let views = tensors.views();
     let count = views.first().map_or(0, |v| v.elements());
-    if count == 0 || launch.outs.iter().all(Option::is_none) {
+    if count == 0 || tensors.stored.is_empty() {
         return Ok(vec![]);
     }
-    let (n, index) = (vector(&views), index_type(count));
-    let unroll = match launch.ins.len() {
-        1 => 4,
-        2 => 2,
-        _ => 1,
-    };
+    let (n, index, unroll) = (vector(&views, None), index_type(count), tensors.unroll());
     let mut draft = Draft::new("elementwise").define("N", n).define("UNROLL", unroll).define("INDEX", index);
-    for (i, view) in launch.ins.iter().enumerate() {
-        draft = draft.text(&Walk::of(view).function(&format!("at_x{i}"), index));
+    for (name, view) in tensors.named() {
+        draft = draft.text(&Walk::of(view).function(&format!("at_{name}"), index));
     }
-    for (o, view) in launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?))) {
-        draft = draft.text(&Walk::of(view).function(&format!("at_y{o}"), index));
-    }
-    let code = format!("{}{}", body_text(&body, launch), kernel_text(launch, n));
+    let code = format!("{}{}", body_text(&body, launch), kernel_text(launch, &tensors, n));
     let mut args: Vec<Value> = views.iter().map(|v| at(v)).collect();
     args.push(stage::count(index, count));
     Ok(vec![Stage {
@@ -117,7 +153,7 @@ fn register(dtype: DType) -> &'static str {
 }
 
 /// `body(x0, .., y0, ..)`: one element. Nodes no wanted output depends on are left to the compiler to drop.
-fn body_text(body: &Graph, launch: &Launch) -> String {
+pub(super) fn body_text(body: &Graph, launch: &Launch) -> String {
     let ins = launch.ins.iter().enumerate().map(|(i, v)| format!("{} x{i}", register(v.dtype)));
     let outs = launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?)));
     let outs = outs.map(|(o, v)| format!("{}& y{o}", register(v.dtype)));
@@ -131,12 +167,14 @@ fn body_text(body: &Graph, launch: &Launch) -> String {
                 let args: Vec<String> = node.ins.iter().map(|v| format!("v{}", v.node.0)).collect();
                 map_text(*f, body.ty(node.ins[0]).dtype, dtype, &args)
             }
-            op => unreachable!("a region holds reads and maps, not {}", op.name()),
+            // Its value is what the kernel adds up.
+            Op::Reduce { .. } => continue,
+            op => unreachable!("a region holds reads, maps and sums, not {}", op.name()),
         };
         _ = writeln!(text, "    {} v{i} = {value};", register(dtype));
     }
-    for (o, (_, v)) in body.results.iter().enumerate().filter(|(o, _)| launch.outs[*o].is_some()) {
-        _ = writeln!(text, "    y{o} = v{};", v.node.0);
+    for o in (0..body.results.len()).filter(|o| launch.outs[*o].is_some()) {
+        _ = writeln!(text, "    y{o} = v{};", region::value(body, o).node.0);
     }
     text + "}\n"
 }
@@ -262,25 +300,33 @@ fn f64_text(f: E, args: &[String]) -> String {
     }
 }
 
-/// The kernel around the body.
-fn kernel_text(launch: &Launch, n: usize) -> String {
-    let outs: Vec<(usize, &View)> =
-        launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?))).collect();
+/// The parameters of a kernel that are tensors.
+pub(super) fn c_parameters(launch: &Launch, tensors: &Tensors<'_>) -> String {
     let ins = launch.ins.iter().enumerate().map(|(i, v)| format!("const {}* x{i}", c_type(v.dtype)));
-    let parameters: Vec<String> = ins
-        .chain(outs.iter().map(|(o, v)| format!("{}* y{o}", c_type(v.dtype))))
-        .chain(["INDEX count".into()])
-        .collect();
-    let mut text = format!(
-        "extern \"C\" __global__ void __launch_bounds__(256) elementwise({}) {{\n    \
-         INDEX first = ((INDEX)blockIdx.x * UNROLL * 256 + threadIdx.x) * N;\n",
-        parameters.join(", ")
-    );
+    let outs = tensors.stored.iter().map(|(o, v)| format!("{}* y{o}", c_type(v.dtype)));
+    ins.chain(outs).collect::<Vec<String>>().join(", ")
+}
+
+/// The kernel around the body.
+fn kernel_text(launch: &Launch, tensors: &Tensors<'_>, n: usize) -> String {
+    let each = "#pragma unroll\n    for (int u = 0; u < UNROLL; u++) {\n        \
+                INDEX e = first + (INDEX)u * 256 * N;\n        if (e >= count) continue;\n";
+    format!(
+        "extern \"C\" __global__ void __launch_bounds__(256) elementwise({}, INDEX count) {{\n    \
+         INDEX first = ((INDEX)blockIdx.x * UNROLL * 256 + threadIdx.x) * N;\n{}{}    }}\n}}\n",
+        c_parameters(launch, tensors),
+        loads(launch, n, each),
+        stores(launch, tensors, n, each),
+    )
+}
+
+/// The vectors of all inputs, loaded: `each` begins a loop over them, with `e` the place of the first element.
+pub(super) fn loads(launch: &Launch, n: usize, each: &str) -> String {
+    let mut text = String::new();
     for (i, view) in launch.ins.iter().enumerate() {
         _ = writeln!(text, "    Pack<{}, N> p{i}[UNROLL];", c_type(view.dtype));
     }
-    text.push_str("#pragma unroll\n    for (int u = 0; u < UNROLL; u++) {\n");
-    text.push_str("        INDEX e = first + (INDEX)u * 256 * N;\n        if (e >= count) continue;\n");
+    text.push_str(each);
     for (i, view) in launch.ins.iter().enumerate() {
         let load = match access(view, n) {
             Access::Vector => format!("p{i}[u].load(x{i} + at_x{i}(e))"),
@@ -289,23 +335,23 @@ fn kernel_text(launch: &Launch, n: usize) -> String {
         };
         _ = writeln!(text, "        {load};");
     }
-    text.push_str("    }\n#pragma unroll\n    for (int u = 0; u < UNROLL; u++) {\n");
-    text.push_str("        INDEX e = first + (INDEX)u * 256 * N;\n        if (e >= count) continue;\n");
-    for (o, view) in &outs {
+    text + "    }\n"
+}
+
+/// The body of every vector, stored and added to the sums `s`; the loop is left open.
+pub(super) fn stores(launch: &Launch, tensors: &Tensors<'_>, n: usize, each: &str) -> String {
+    let mut text = each.to_string();
+    let wanted = || launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?)));
+    for (o, view) in wanted() {
         _ = writeln!(text, "        {} r{o}[N];", register(view.dtype));
     }
     let value = |(i, v): (usize, &View)| {
         if v.dtype == DType::I32 { format!("p{i}[u].x[k]") } else { format!("f32(p{i}[u].x[k])") }
     };
-    let args: Vec<String> = launch
-        .ins
-        .iter()
-        .enumerate()
-        .map(value)
-        .chain(outs.iter().map(|(o, _)| format!("r{o}[k]")))
-        .collect();
+    let ins = launch.ins.iter().enumerate().map(value);
+    let args: Vec<String> = ins.chain(wanted().map(|(o, _)| format!("r{o}[k]"))).collect();
     _ = writeln!(text, "#pragma unroll\n        for (int k = 0; k < N; k++) body({});", args.join(", "));
-    for (o, view) in &outs {
+    for (o, view) in &tensors.stored {
         _ = writeln!(text, "        Pack<{}, N> q{o};\n        put(q{o}, r{o});", c_type(view.dtype));
         let store = match access(view, n) {
             Access::Vector => format!("q{o}.store(y{o} + at_y{o}(e))"),
@@ -313,5 +359,8 @@ fn kernel_text(launch: &Launch, n: usize) -> String {
         };
         _ = writeln!(text, "        {store};");
     }
-    text + "    }\n}\n"
+    for (o, _) in &tensors.sums {
+        _ = writeln!(text, "#pragma unroll\n        for (int k = 0; k < N; k++) s{o}[k] += r{o}[k];");
+    }
+    text
 }

@@ -3,20 +3,21 @@
 //   h = x + residual (rounded to its type), c = h, with CENTER h - mean(h)
 //   r = 1 / sqrt(mean(c^2) + eps), y = c r g(w) + b, g = 1, w or 1 + w
 //   dx = r u - c r^3 mean(c u) (+ dh), u = dy g(w), with CENTER less r mean(u)
-//   dw = sum over rows of dy c r, db = sum over rows of dy
+//   dw = sum over rows of dy c r, db = sum over rows of dy, and the sum over rows of dx as it is stored
 //
 // Shapes: x, residual, y, h, dy, dh, dx [rows, D], elements of a row side by side, rows anywhere (row_* gives where);
-// w, b, dw, db [D]. Bytes: each tensor once; a [65536, 768] bf16 norm with residual moves 403 MB.
-// A row stays in the registers of LANES threads, VECS vectors of VEC elements each: one warp up to about D = 1024, so
-// sums are shuffles, and ROWS such warps a block; wider rows take a block, and one barrier a row, two with CENTER: the
-// variance is taken of what the mean leaves, so that a large mean costs no digits.
+// w, b, dw, db, sum [D]. Bytes: each tensor once; a [65536, 768] bf16 norm with residual moves 403 MB.
+// A row stays in the registers of LANES threads, VECS vectors of VEC elements each: a warp or a part of one up to about
+// D = 1024, so sums are shuffles, and ROWS rows a block; wider rows take a block, and one barrier a row, two with CENTER: the
+// variance is taken of what the mean leaves, so that a large mean costs no digits. With AHEAD a row is loaded before the sums
+// of the one before it are known.
 // With QUANTIZE y (forward) or dx (backward), rounded to its type, is also written in 8 bits, as `quantize` writes it: q as it
 // lies, t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread
 // reads four columns of sixteen rows, turns them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm
 // then moves 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
-// Deterministic. dw, db: a block walks rows blockIdx, + gridDim, ... and leaves one partial row of each in the workspace;
-// partial rows are added in order by `reduce`. Quantised rows that lie so that they are read an element at a time (VEC = 1) leave
-// up to 20 bytes in local memory.
+// Deterministic. Sums over rows: a block walks rows blockIdx, + gridDim, ... and leaves one partial row of each in the
+// workspace; partial rows are added in order by `partial_sums`. Quantised rows that lie so that they are read an element at
+// a time (VEC = 1) leave up to 20 bytes in local memory.
 
 static const int WARPS = LANES / 32;
 static const int THREADS = LANES * ROWS;
@@ -25,26 +26,32 @@ static const int THREADS = LANES * ROWS;
 // barrier a call is enough: a warp that writes a half again has passed the barrier of the other, and so have those that
 // read it.
 __device__ __forceinline__ void row_sums(float& a, float& b, int turn) {
-    a = lanes_sum<32>(a);
-    b = lanes_sum<32>(b);
-    if (WARPS > 1) {
-        __shared__ float parts[2][2][WARPS];
-        int warp = threadIdx.x / 32;
-        if (threadIdx.x % 32 == 0) {
-            parts[turn][0][warp] = a;
-            parts[turn][1][warp] = b;
-        }
-        __syncthreads();
-        a = b = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) {
-            a += parts[turn][0][i];
-            b += parts[turn][1][i];
-        }
+    a = lanes_sum<(LANES < 32 ? LANES : 32)>(a);
+    b = lanes_sum<(LANES < 32 ? LANES : 32)>(b);
+#if LANES > 32
+    __shared__ float parts[2][2][WARPS];
+    int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) {
+        parts[turn][0][warp] = a;
+        parts[turn][1][warp] = b;
     }
+    __syncthreads();
+    a = b = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+        a += parts[turn][0][i];
+        b += parts[turn][1][i];
+    }
+#endif
 }
 
 __device__ __forceinline__ bool inside(int column) { return D % (LANES * VEC) == 0 || column < D; }
+
+// Several rows a warp end together: one that is behind the last row adds up zeros beside the others.
+__device__ __forceinline__ bool is_behind(int row, int rows) {
+    return (LANES < 32 ? row - (int)(threadIdx.x % 32 / LANES) : row) >= rows;
+}
+__device__ __forceinline__ bool is_here(int row, int rows) { return LANES >= 32 || row < rows; }
 
 // g of VEC columns.
 __device__ __forceinline__ void gains(const T_W* w, int column, float (&g)[VEC]) {
@@ -143,13 +150,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
     for (int r = threadIdx.x / LANES; r < TILE; r += ROWS) {
         int row = blockIdx.x * TILE + r;
-        if (row >= rows) break;
+        if (is_behind(row, rows)) break;
+        bool here = is_here(row, rows);
         const T_X* from_x = x + row_x(row);
         Pack<T_X, VEC> p[VECS];
 #pragma unroll
         for (int i = 0; i < VECS; i++) {
             int column = (i * LANES + lane) * VEC;
-            if (inside(column)) p[i].load(from_x + column);
+            if (inside(column) && here) p[i].load(from_x + column);
             else zero(p[i]);
         }
 #if RESIDUAL
@@ -158,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < VECS; i++) {
             int column = (i * LANES + lane) * VEC;
-            if (inside(column)) a[i].load(from_residual + column);
+            if (inside(column) && here) a[i].load(from_residual + column);
             else zero(a[i]);
         }
 #pragma unroll
@@ -195,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < VECS; i++) {
             int column = (i * LANES + lane) * VEC;
-            if (!inside(column)) continue;
+            if (!inside(column) || !here) continue;
 #if HAS_H
             p[i].store(h + row_h(row) + column);
 #endif
@@ -243,6 +251,8 @@ __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to,
     }
 #else
     __shared__ float all[ROWS][VECS * LANES * VEC];
+    // The vector before this one has been read.
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < VECS; i++)
 #pragma unroll
@@ -257,9 +267,39 @@ __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to,
 #endif
 }
 
+// What a row's gradient is made of, as it lies in memory.
+struct Row {
+    Pack<T_X, VEC> p[VECS];
+    Pack<T_DY, VEC> d[VECS];
+#if ADD
+    Pack<T_DH, VEC> a[VECS];
+#endif
+
+    __device__ __forceinline__ void load(const T_X* h, const T_DY* dy, const T_DH* dh, int row, int rows, int lane) {
+        bool here = row < rows;
+#pragma unroll
+        for (int i = 0; i < VECS; i++) {
+            int column = (i * LANES + lane) * VEC;
+            if (inside(column) && here) {
+                p[i].load(h + row_h(row) + column);
+                d[i].load(dy + row_dy(row) + column);
+#if ADD
+                a[i].load(dh + row_dh(row) + column);
+#endif
+            } else {
+                zero(p[i]);
+                zero(d[i]);
+#if ADD
+                zero(a[i]);
+#endif
+            }
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     rms_norm_grad(const T_X* h, const T_W* w, const T_DY* dy, const T_DH* dh, T_X* dx, float* partial,
-                  float* partial_bias, int rows, float eps CODES) {
+                  float* partial_bias, float* partial_dx, int rows, float eps CODES) {
     int lane = threadIdx.x % LANES;
     int turn = 0;
 #if QUANTIZE
@@ -272,46 +312,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (inside(column)) gains(w, column, g[i]);
     }
 #if HAS_DW
-    float sums[VECS][VEC];
-#pragma unroll
-    for (int i = 0; i < VECS; i++)
-#pragma unroll
-        for (int k = 0; k < VEC; k++) sums[i][k] = 0.0f;
+    float sums[VECS][VEC] = {};
 #endif
 #if HAS_DB
-    float terms[VECS][VEC];
-#pragma unroll
-    for (int i = 0; i < VECS; i++)
-#pragma unroll
-        for (int k = 0; k < VEC; k++) terms[i][k] = 0.0f;
+    float terms[VECS][VEC] = {};
+#endif
+#if HAS_SUM
+    float totals[VECS][VEC] = {};
+#endif
+#if AHEAD
+    Row next;
+    next.load(h, dy, dh, blockIdx.x * TILE + threadIdx.x / LANES, rows, lane);
 #endif
     for (int first = blockIdx.x * TILE; first < rows; first += gridDim.x * TILE) {
         for (int r = threadIdx.x / LANES; r < TILE; r += ROWS) {
             int row = first + r;
-            if (row >= rows) break;
-            const T_X* from_h = h + row_h(row);
-            const T_DY* from_dy = dy + row_dy(row);
-            Pack<T_X, VEC> p[VECS];
-            Pack<T_DY, VEC> d[VECS];
-#pragma unroll
-            for (int i = 0; i < VECS; i++) {
-                int column = (i * LANES + lane) * VEC;
-                if (inside(column)) {
-                    p[i].load(from_h + column);
-                    d[i].load(from_dy + column);
-                } else {
-                    zero(p[i]);
-                    zero(d[i]);
-                }
-            }
-#if ADD
-            const T_DH* from_dh = dh + row_dh(row);
-            Pack<T_DH, VEC> a[VECS];
-#pragma unroll
-            for (int i = 0; i < VECS; i++) {
-                int column = (i * LANES + lane) * VEC;
-                if (inside(column)) a[i].load(from_dh + column);
-            }
+            if (is_behind(row, rows)) break;
+            bool here = is_here(row, rows);
+#if AHEAD
+            Row at = next;
+            next.load(h, dy, dh, row + gridDim.x * TILE, rows, lane);
+#else
+            Row at;
+            at.load(h, dy, dh, row, rows, lane);
 #endif
             float mean = 0.0f, shift = 0.0f;
 #if CENTER
@@ -321,8 +344,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 if (!inside(column)) continue;
 #pragma unroll
                 for (int k = 0; k < VEC; k++) {
-                    mean += f32(p[i].x[k]);
-                    shift = fmaf(g[i][k], f32(d[i].x[k]), shift);
+                    mean += f32(at.p[i].x[k]);
+                    shift = fmaf(g[i][k], f32(at.d[i].x[k]), shift);
                 }
             }
             row_sums(mean, shift, turn);
@@ -337,14 +360,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 if (!inside(column)) continue;
 #pragma unroll
                 for (int k = 0; k < VEC; k++) {
-                    float x = f32(p[i].x[k]) - mean;
+                    float x = f32(at.p[i].x[k]) - mean;
                     squares = fmaf(x, x, squares);
-                    slope = fmaf(x * g[i][k], f32(d[i].x[k]), slope);
+                    slope = fmaf(x * g[i][k], f32(at.d[i].x[k]), slope);
                 }
             }
             row_sums(squares, slope, turn);
             turn ^= 1;
-            float rstd = rsqrtf(squares / D + eps);
+            float rstd = here ? rsqrtf(squares / D + eps) : 0.0f;
             float c = slope / D * rstd * rstd * rstd;
 #pragma unroll
             for (int i = 0; i < VECS; i++) {
@@ -352,25 +375,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 if (!inside(column)) continue;
 #if HAS_DW
 #pragma unroll
-                for (int k = 0; k < VEC; k++) sums[i][k] = fmaf(f32(d[i].x[k]) * rstd, f32(p[i].x[k]) - mean, sums[i][k]);
+                for (int k = 0; k < VEC; k++)
+                    sums[i][k] = fmaf(f32(at.d[i].x[k]) * rstd, f32(at.p[i].x[k]) - mean, sums[i][k]);
 #endif
 #if HAS_DB
 #pragma unroll
-                for (int k = 0; k < VEC; k++) terms[i][k] += f32(d[i].x[k]);
+                for (int k = 0; k < VEC; k++) terms[i][k] += f32(at.d[i].x[k]);
 #endif
 #if HAS_DX
                 float value[VEC];
 #pragma unroll
                 for (int k = 0; k < VEC; k++) {
-                    value[k] = fmaf(rstd, f32(d[i].x[k]) * g[i][k] - shift, -(c * (f32(p[i].x[k]) - mean)));
+                    value[k] = fmaf(rstd, f32(at.d[i].x[k]) * g[i][k] - shift, -(c * (f32(at.p[i].x[k]) - mean)));
 #if ADD
-                    value[k] += f32(a[i].x[k]);
+                    value[k] += f32(at.a[i].x[k]);
 #endif
                 }
                 Pack<T_X, VEC> out;
                 put(out, value);
 #if STORES_DX
-                out.store(dx + row_dx(row) + column);
+                if (here) out.store(dx + row_dx(row) + column);
+#endif
+#if HAS_SUM
+#pragma unroll
+                for (int k = 0; k < VEC; k++) totals[i][k] += f32(out.x[k]);
 #endif
 #if QUANTIZE
                 quantized(out, by, r, column, q + row * q_pitch, top);
@@ -390,11 +418,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if HAS_DW
     leave(sums, partial + (i64)blockIdx.x * D, lane);
 #endif
-#if HAS_DW && HAS_DB
-    __syncthreads();
-#endif
 #if HAS_DB
     leave(terms, partial_bias + (i64)blockIdx.x * D, lane);
+#endif
+#if HAS_SUM
+    leave(totals, partial_dx + (i64)blockIdx.x * D, lane);
 #endif
 }
 

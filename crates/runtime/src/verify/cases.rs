@@ -311,6 +311,7 @@ fn regions(table: &mut Table) {
         // s is rounded to bf16, and a whole number next to a rounding boundary may come out one apart.
         region.bound = 1.5e-2;
     }
+    summed_regions(table);
     // Integers alone: the row takes them.
     let mut body = Graph::default();
     let ty = TensorType::new(I32, [33]);
@@ -320,6 +321,37 @@ fn regions(table: &mut Table) {
     let next = body.add(Op::Map { f: E::Offset(1.0) }, vec![read], "");
     body.results.push(("next".into(), next));
     table.add(Op::Region { body: Box::new(body) }, vec![tensor(I32, &[33], Data::Between(-9.0, 9.0))]);
+}
+
+/// p = x y and q = p^2 in bf16 with their sums over rows, and the sum alone of what is read: rows and columns that fill a block's
+/// pieces and lanes and that do not, a column, a row, and rows whose sums cancel.
+fn summed_regions(table: &mut Table) {
+    for (dtype, dims) in FLOATS.into_iter().flat_map(|dtype| {
+        [[7, 37], [300, 40], [130, 1030], [515, 8], [70, 1], [1, 96], [200, 48], [1111, 264]]
+            .map(|d| (dtype, d))
+    }) {
+        let mut body = Graph::default();
+        let ins = [0, 1].map(|i| {
+            let (path, ty) = (format!("in{i}"), TensorType::new(dtype, dims));
+            let slot = body.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
+            body.add(Op::Read { slot }, vec![], "")
+        });
+        let mut add = |op: Op, args: &[flatout_ir::Value]| body.add(op, args.to_vec(), "");
+        let sum = Op::Reduce { axis: 0, by: Fold::Sum };
+        let p = add(Op::Map { f: E::Mul }, &ins);
+        let over_p = add(sum.clone(), &[p]);
+        let square = add(Op::Map { f: E::Square }, &[p]);
+        let q = add(Op::Map { f: E::Cast(DType::BF16) }, &[square]);
+        let over_q = add(sum.clone(), &[q]);
+        let over_x = add(sum, &[ins[0]]);
+        for (name, v) in [("p", p), ("over p", over_p), ("over q", over_q), ("over x", over_x)] {
+            body.results.push((name.into(), v));
+        }
+        let op = Op::Region { body: Box::new(body) };
+        let ins = vec![x(dtype, &dims), tensor(dtype, &dims, Data::Between(0.5, 1.5))];
+        // Values are exact operations rounded once, so that nothing but the order of additions differs.
+        table.add_within(op, ins, 1e-5);
+    }
 }
 
 fn reductions(table: &mut Table) {
@@ -362,12 +394,32 @@ fn norms(table: &mut Table) {
                         Some(x(dtype, &dims)),
                         residual.then(|| x(dtype, &dims)),
                     ];
-                    table.add(spec.grad(residual), ins.into_iter().flatten().collect());
+                    let ins: Vec<Input> = ins.into_iter().flatten().collect();
+                    table.add(spec.grad(residual), ins.clone());
+                    table.add(with_sum(spec.grad(residual)), ins);
                 }
+            }
+            for dims in [[70, 192], [37, 384], [11, 1152], [5, 24]] {
+                let w = || spec.weight.is_some().then(|| x(DType::F32, &dims[1..]));
+                let (rows, bias) = (|| Some(x(dtype, &dims)), spec.bias.then(|| x(DType::F32, &dims[1..])));
+                let ins = [rows(), rows(), w(), bias].into_iter().flatten().collect();
+                table.add(spec.op(true), ins);
+                let ins: Vec<Input> = [rows(), w(), rows(), rows()].into_iter().flatten().collect();
+                table.add(with_sum(spec.grad(true)), ins);
             }
         }
     }
     quantized_norms(table, &specs);
+}
+
+/// The gradient of a norm that is summed over its rows, too.
+fn with_sum(op: Op) -> Op {
+    match op {
+        Op::RmsNormGrad { eps, center, weight, bias, add, sum: _ } => {
+            Op::RmsNormGrad { eps, center, weight, bias, add, sum: true }
+        }
+        op => unreachable!("{} is no norm's gradient", op.name()),
+    }
 }
 
 /// Norms and their gradients that write codes as well: tiles of rows that are full and that are not, rows of several widths,
