@@ -1,14 +1,15 @@
 //! What crosses memory less often keeps its numbers: scales inside weights, ReLU and dropout inside what writes, slopes beside
-//! their activation, products in the order of axes that is read.
+//! their activation, products in the order of axes that is read, sums over rows with the rows.
 
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::adapters::{self, Adapter};
 use flatout_ir::passes::differentiate::{self, Trained};
 use flatout_ir::passes::options::Update;
-use flatout_ir::passes::{folded_scales, fused_products, held_ratios, merge, patterns, regions};
+use flatout_ir::passes::{column_sums, folded_scales, fused_products, held_ratios, merge, patterns, regions};
 use flatout_ir::target::paper;
 use flatout_ir::{Builder, DType, Graph, Init, Op, OpKind, Options, Program, Role, Tensor, compile, random};
 
@@ -184,6 +185,77 @@ fn an_activation_and_its_slope_near_by_run_together() {
     assert_eq!((gathered.regions, gathered.nodes), (1, 3), "{g}");
     let (_, gathered) = regions::regions(&activated(9));
     assert_eq!((gathered.regions, gathered.nodes, gathered.single), (1, 2, 1));
+}
+
+/// d gelu'(h) of so many rows with its sum over them, and the sum of h d alone.
+fn summed(rows: usize) -> Graph {
+    let b = Builder::new();
+    let [h, d] = ["h", "d"].map(|name| b.input(name, DType::F32, &[rows, 6]));
+    let dh = d * h.map(Act::GeluExact.slope());
+    b.result("dh", dh);
+    b.result("bias", dh.sum(0));
+    b.result("scale", (h * d).sum(0));
+    b.finish()
+}
+
+fn results_agree(one: &Graph, other: &Graph) {
+    let values = values(one);
+    assert_eq!(oracle::run(one, &values).results, oracle::run(other, &values).results);
+}
+
+fn kinds(g: &Graph) -> Vec<OpKind> {
+    g.nodes.iter().map(|n| n.op.kind()).filter(|kind| *kind != OpKind::Read).collect()
+}
+
+#[test]
+fn a_region_sums_what_it_computes_over_rows() {
+    let g = summed(300);
+    let (apart, _) = regions::regions(&g);
+    assert_eq!(kinds(&apart), [OpKind::Region, OpKind::Reduce, OpKind::Map, OpKind::Reduce]);
+    let (joined, sums) = column_sums::column_sums(&apart);
+    assert_eq!((sums, kinds(&joined)), (2, vec![OpKind::Region; 2]), "{joined}");
+    let outs = joined.nodes.iter().filter(|n| n.op.kind() == OpKind::Region).map(|n| n.outs.len());
+    assert!(outs.eq([2, 1]), "what is only summed is no output: {joined}");
+    results_agree(&g, &joined);
+    assert_eq!(joined.to_string().parse::<Graph>().expect("its own text"), joined);
+    // A launch of its own is as good for few rows.
+    assert_eq!(column_sums::column_sums(&regions::regions(&summed(255)).0).1, 0);
+}
+
+#[test]
+fn the_gradient_of_a_norm_is_summed_where_it_is_written() {
+    for spec in [
+        NormSpec::rms(1e-5, NormWeight::None),
+        NormSpec { eps: 1e-5, center: true, weight: NormWeight::Plain, bias: true },
+    ] {
+        let b = Builder::new();
+        let [h, dy, dh] = ["h", "dy", "dh"].map(|name| b.input(name, DType::F32, &[300, 6]));
+        let w = spec.weight.is_some().then(|| b.param("w", &[6], Init::Zeros));
+        let ins: Vec<Tensor<'_>> = [Some(h), w, Some(dy), Some(dh)].into_iter().flatten().collect();
+        let outs = b.ops(spec.grad(true), &ins);
+        b.result("bias", outs[0].sum(0));
+        for (i, out) in outs.into_iter().enumerate() {
+            b.result(&format!("out{i}"), out);
+        }
+        let g = b.finish();
+        let (joined, sums) = column_sums::column_sums(&g);
+        assert_eq!((sums, kinds(&joined)), (1, vec![OpKind::RmsNormGrad, OpKind::Reshape]), "{joined}");
+        results_agree(&g, &joined);
+    }
+}
+
+#[test]
+fn plans_hold_no_sum_over_rows_that_rides_along() {
+    let programs = [Program { role: Role::Eval, graph: summed(300) }];
+    let launches = |options: &Options| {
+        let plans = compile(&programs, &paper(), options).expect("a plan");
+        plans.plans[0].launches.iter().map(|l| l.op.kind()).collect::<Vec<OpKind>>()
+    };
+    assert_eq!(launches(&Options::default()), [OpKind::Region; 2]);
+    let apart = launches(&Options { skip_pass: Some("column_sums"), ..Options::default() });
+    assert_eq!(apart.iter().filter(|kind| **kind == OpKind::Reduce).count(), 2);
+    let off = launches(&Options { fuse_elementwise: false, ..Options::default() });
+    assert!(off.contains(&OpKind::Reduce) && !off.contains(&OpKind::Region));
 }
 
 #[test]

@@ -65,6 +65,16 @@ fn every_violation_is_named() {
             let ins = vec![NodeId(2).out(0)];
             g.push(Op::Region { body: Box::new(body) }, ins, "r");
         }),
+        ("%3 region at `r`: map reads %1, a sum: sums are results alone", |g| {
+            let body = "slot $0 a f32[3,5] input zeros\n%0 = read{slot=$0} -> f32[3,5] @ #1\n\
+                        %1 = reduce{axis=0, by=sum} %0 -> f32[1,5] @ #2\n%2 = map{f=exp} %1 -> f32[1,5] @ #3\n\
+                        result y %1\n";
+            let mut body: Graph = body.parse().unwrap();
+            let late = body.nodes.pop().unwrap();
+            g.push(Op::Region { body: Box::new(body) }, vec![NodeId(2).out(0)], "r");
+            let Op::Region { body } = &mut g.nodes[3].op else { panic!("a region was added") };
+            body.nodes.push(late);
+        }),
     ];
     for (wanted, violate) in violations {
         let mut graph = good();

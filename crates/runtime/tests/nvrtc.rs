@@ -82,6 +82,15 @@ fn real() -> Vec<Form> {
             forms.push((layer.grad(true), backward));
         }
     }
+    // Rows of a warp and of a part of one, and those of 1152, which take three; their gradient is summed as well.
+    for (rows, d) in [(65792, 768), (65792, 384), (33280, 192), (16384, 1152)] {
+        let (x, w, eps) = (ty(bf16, &[rows, d]), ty(f32s, &[d]), 1e-5);
+        let layer = NormSpec { center: true, bias: true, ..NormSpec::rms(eps, weight) };
+        forms.push((layer.op(true), vec![x.clone(), x.clone(), w.clone(), w.clone()]));
+        let grad = Op::RmsNormGrad { eps, center: true, weight, bias: true, add: true, sum: true };
+        forms.push((grad, vec![x.clone(), w, x.clone(), x]));
+    }
+    forms.extend([3072, 1152].map(summed_region));
     for (heads, k) in [(12, 64), (16, 64), (16, 128), (5, 256)] {
         for (dtype, pairs) in [(bf16, Pairs::Half), (f32s, Pairs::Half), (bf16, Pairs::Interleaved)] {
             let (freq, axis_of_freq, table) = (10_000.0.into(), vec![0; k / 2], true);
@@ -163,6 +172,23 @@ fn real() -> Vec<Form> {
     forms.push((Op::Reduce { axis: 0, by: Fold::Sum }, vec![rows.clone()]));
     forms.push((Op::Dropout { p: 0.1 }, vec![rows, ty(i32s, &[3]), ty(i32s, &[65536, 2])]));
     forms
+}
+
+/// GELU and its gradient, which is also summed over its rows.
+fn summed_region(columns: usize) -> Form {
+    let ty = TensorType::new(DType::BF16, [65792, columns]);
+    let mut body = Graph::default();
+    let [h, d] = ["in0", "in1"].map(|name| {
+        let (path, ty) = (name.to_string(), ty.clone());
+        let slot = body.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
+        body.add(Op::Read { slot }, vec![], name)
+    });
+    let y = body.add(Op::Map { f: Elementwise::GeluExact }, vec![h], "");
+    let slope = body.add(Op::Map { f: Elementwise::GeluExactSlope }, vec![h], "");
+    let dh = body.add(Op::Map { f: Elementwise::Mul }, vec![d, slope], "");
+    let sum = body.add(Op::Reduce { axis: 0, by: Fold::Sum }, vec![dh], "");
+    body.results = [y, dh, sum].into_iter().enumerate().map(|(i, v)| (format!("out{i}"), v)).collect();
+    (Op::Region { body: Box::new(body) }, vec![ty.clone(), ty])
 }
 
 /// Attention at real sizes: heads of 64, 128 and 256, every mask, equal and packed sequences, few queries over caches, both

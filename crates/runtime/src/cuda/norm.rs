@@ -46,13 +46,14 @@ const BACKWARD_ELEMENTS: usize = 24;
 const BACKWARD_ELEMENTS_LEAST: usize = 16;
 /// Elements a thread keeps at least where a row takes a part of a warp: with fewer, too few bytes are on their way.
 const SHARED_WARP_ELEMENTS: usize = 8;
-/// Threads of a multiprocessor that work on a gradient of so many elements a thread: up to 12 take 96 registers, up to 16
-/// 128 and up to 24 168.
-fn resident_threads(elements: usize) -> usize {
-    match elements {
-        ..=12 => 640,
-        ..=BACKWARD_ELEMENTS_LEAST => 512,
-        _ => 384,
+/// Threads of a multiprocessor that work on a gradient: by the elements of a row each has, of which it keeps so many
+/// registers beside some forty for everything else.
+fn resident_threads(elements: usize, kept: usize) -> usize {
+    match (elements, 40 + kept) {
+        (..=12, ..=96) => 640,
+        (..=BACKWARD_ELEMENTS_LEAST, ..=128) => 512,
+        (_, ..=168) => 384,
+        _ => 256,
     }
 }
 
@@ -120,7 +121,7 @@ impl Cover {
         let in_a_warp = [32, 16, 8, 4].into_iter().filter(|lanes| d / lanes >= SHARED_WARP_ELEMENTS);
         let in_a_block = (2..=32).map(|warps| 32 * warps);
         let (lanes, vec) = in_a_warp.chain(in_a_block).find_map(|lanes| Some((lanes, vec(lanes)?)))?;
-        Some(Cover { vec, vecs: d / lanes / vec, lanes, rows: (128 / lanes).max(1) })
+        Some(Cover { vec, vecs: d / lanes / vec, lanes, rows: if lanes > 32 { 1 } else { 128 / lanes } })
     }
 
     fn elements(&self) -> usize {
@@ -259,13 +260,16 @@ pub(super) fn backward(
         None => Cover::new(&views, BACKWARD_ELEMENTS_LEAST)?,
     };
     let rows = h.elements().checked_div(d).unwrap_or(0);
-    // A third vector of sums leaves room for two blocks of threads with many elements, which load the next row ahead: 105 us
-    // for 65792 rows of 768, where three that read the gains again take 111 and two sums 102.
-    let ahead = total.is_some() && cover.elements() > BACKWARD_ELEMENTS_LEAST;
-    let threads = if ahead { 256 } else { resident_threads(cover.elements()) };
-    let resident = (threads / cover.threads()).max(1);
-    let tile = if codes.is_some() { QUANTIZED_TILE } else { cover.rows };
     let sums = [dw, db, total];
+    let bytes: usize = [Some(h), Some(dy), dh].into_iter().flatten().map(|v| v.dtype.bytes()).sum();
+    let words = bytes.div_ceil(2) + 2 * (has_w as usize + sums.iter().flatten().count());
+    let threads = resident_threads(cover.elements(), cover.elements() * words / 2);
+    // So few threads load the next row ahead: the gradient and three sums of 65792 rows of 768 took 105 us on an H200 and 120
+    // without; more threads that read the gains again 111, and 102 two sums of them.
+    let ahead = threads == 256 && codes.is_none();
+    // Registers are given out to four warps at once.
+    let resident = (threads / cover.threads().next_multiple_of(128)).max(1);
+    let tile = if codes.is_some() { QUANTIZED_TILE } else { cover.rows };
     // Sums make long blocks worth it; without any a block is done with one tile.
     let grid = match codes.is_none() && sums.iter().all(Option::is_none) {
         true => rows.div_ceil(tile),
