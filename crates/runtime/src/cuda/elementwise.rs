@@ -108,15 +108,6 @@ impl<'a> Tensors<'a> {
         let ins = self.ins.iter().enumerate().map(|(i, view)| (format!("x{i}"), view));
         ins.chain(self.stored.iter().map(|(o, view)| (format!("y{o}"), *view)))
     }
-
-    /// Vectors of every input that are in flight at once.
-    pub fn unroll(&self) -> usize {
-        match self.ins.len() {
-            1 => 4,
-            2 => 2,
-            _ => 1,
-        }
-    }
 }
 
 fn stages(launch: &Launch) -> Stages {
@@ -130,7 +121,12 @@ fn stages(launch: &Launch) -> Stages {
     if count == 0 || tensors.stored.is_empty() {
         return Ok(vec![]);
     }
-    let (n, index, unroll) = (vector(&views, None), index_type(count), tensors.unroll());
+    let (n, index) = (vector(&views, None), index_type(count));
+    let unroll = match launch.ins.len() {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    };
     let mut draft = Draft::new("elementwise").define("N", n).define("UNROLL", unroll).define("INDEX", index);
     for (name, view) in tensors.named() {
         draft = draft.text(&Walk::of(view).function(&format!("at_{name}"), index));
