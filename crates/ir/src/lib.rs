@@ -9,6 +9,7 @@ pub mod autodiff;
 pub mod bicubic;
 pub mod block8;
 pub mod builder;
+pub mod bundle;
 pub mod check;
 pub mod cost;
 pub mod expand;

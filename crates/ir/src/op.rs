@@ -152,6 +152,8 @@ ops! {
     AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
     /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
     Region = "region" { body: Box<Graph> }
+    /// Several regions that share no input, each of a shape of its own, in one launch.
+    Bundle = "bundle" { body: Box<Graph> }
 }
 
 impl OpKind {
@@ -240,6 +242,7 @@ impl Op {
             Op::AdamW { copy, first, .. } => adamw::infer(*copy, *first, &ins),
             Op::AdamW8 { copy, first, .. } => adamw8::infer(*copy, *first, &ins),
             Op::Region { body } => crate::region::infer(body, &ins),
+            Op::Bundle { body } => crate::bundle::infer(body, &ins),
         }
     }
 
@@ -284,7 +287,8 @@ impl Op {
             | Op::LowRankNorm { .. }
             | Op::AdamW { .. }
             | Op::AdamW8 { .. }
-            | Op::Region { .. } => panic!("{} is not differentiated", self.name()),
+            | Op::Region { .. }
+            | Op::Bundle { .. } => panic!("{} is not differentiated", self.name()),
         }
     }
 
@@ -344,7 +348,7 @@ impl Op {
             Op::LowRankNorm { scale } => vec![low_rank_norm::expand(*scale, ins)],
             Op::AdamW { .. } => adamw::expand(self, ins),
             Op::AdamW8 { .. } => adamw8::expand(self, ins),
-            Op::Region { body } => crate::region::expand(b, body, ins),
+            Op::Region { body } | Op::Bundle { body } => crate::region::expand(b, body, ins),
         })
     }
 
@@ -403,7 +407,9 @@ impl Op {
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
             Op::LowRankNorm { .. } => low_rank_norm::flops(&ins),
             Op::AdamW { .. } | Op::AdamW8 { .. } => 12 * ins[0].elements(),
-            Op::Region { body } => return body.nodes.iter().map(|n| n.op.flops(n, body)).sum(),
+            Op::Region { body } | Op::Bundle { body } => {
+                return body.nodes.iter().map(|n| n.op.flops(n, body)).sum();
+            }
         };
         elements as u64
     }

@@ -260,7 +260,7 @@ pub fn in_f64(graph: &Graph) -> Graph {
             Op::Fill { dtype, .. } | Op::Iota { dtype, .. } => *dtype = wide(*dtype),
             Op::Product { out, .. } | Op::ScatterAdd { out, .. } => *out = wide(*out),
             Op::Map { f: Elementwise::Cast(dtype) } => *dtype = wide(*dtype),
-            Op::Region { body } => **body = in_f64(body),
+            Op::Region { body } | Op::Bundle { body } => **body = in_f64(body),
             _ => {}
         }
         out.push_keyed(op, node.ins.clone(), &node.path, node.key);

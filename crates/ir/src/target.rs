@@ -1,5 +1,6 @@
 //! What the passes know of a device: plain data, handed in by the runtime.
 
+use crate::bundle;
 use crate::graph::{Graph, Node};
 use crate::op::{Op, OpKind};
 use crate::ops::linear_attention::{LinearAttend, Onto};
@@ -38,9 +39,15 @@ pub struct KernelRow {
 impl KernelRow {
     /// The pairs that hold for an operation: a product's third input makes room only where it is the base, and where the
     /// largest magnitude and what else makes room stand among a quantisation's inputs depends on what is quantised. The base
-    /// of linear attention's gradient stands last.
+    /// of linear attention's gradient stands last. The regions of a bundle run side by side, and what one of them reads makes room
+    /// for what it gives alone.
     pub fn in_place_for(&self, op: &Op) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let own = match op {
+            Op::Bundle { body } if !self.in_place.is_empty() => bundle::pairs(body),
+            _ => vec![],
+        };
         let (none, quantised) = match op {
+            Op::Bundle { .. } => (true, None),
             Op::Product { base, .. } => (!base, None),
             Op::LinearAttentionGrad { onto, .. } => (*onto == Onto::Nothing, None),
             Op::Quantize { current, of, .. } => (*current, Some(*of)),
@@ -49,11 +56,12 @@ impl KernelRow {
         let base = LinearAttend::of(op).map(|(attend, _)| attend.inputs() + 1);
         let pairs: &[(usize, usize)] = if none { &[] } else { self.in_place };
         let is_base = move |pair: &(usize, usize)| base.is_none_or(|base| pair.0 == base);
-        pairs.iter().copied().filter(is_base).filter(move |(input, output)| match (quantised, output) {
+        let holds = move |(input, output): &(usize, usize)| match (quantised, output) {
             (None, _) => true,
             (Some(of), 3) => of.makes_room(*input),
             (Some(of), _) => *input == of.inputs() + 1,
-        })
+        };
+        pairs.iter().copied().filter(is_base).filter(holds).chain(own)
     }
 }
 
@@ -146,7 +154,10 @@ pub fn paper() -> Target {
         name: op.name(),
         op: *op,
         dtypes: &DType::ALL,
-        ins: if matches!(op, OpKind::Reshape | OpKind::Map | OpKind::Region | OpKind::Product) {
+        ins: if matches!(
+            op,
+            OpKind::Reshape | OpKind::Map | OpKind::Region | OpKind::Bundle | OpKind::Product
+        ) {
             Layout::Any
         } else {
             Layout::Rows
@@ -156,6 +167,7 @@ pub fn paper() -> Target {
             OpKind::Map
             | OpKind::RmsNorm
             | OpKind::RmsNormGrad
+            | OpKind::Bundle
             | OpKind::Gated
             | OpKind::Rope
             | OpKind::Dropout => &[(0, 0)],

@@ -23,7 +23,7 @@ pub fn verify(g: &Graph) -> Result<(), String> {
         {
             return Err(format!("{} reads a slot that does not exist", at()));
         }
-        if let Op::Region { body } = &node.op {
+        if let Op::Region { body } | Op::Bundle { body } = &node.op {
             verify(body).map_err(|why| format!("{}: {why}", at()))?;
         }
         let outs = node.op.infer(g, &node.ins).map_err(|why| format!("{}: {why}", at()))?;

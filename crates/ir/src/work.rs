@@ -48,7 +48,7 @@ impl OpKind {
             OpKind::Rope => Work::Rope,
             OpKind::Gated | OpKind::GatedGrad => Work::Gated,
             OpKind::Quantize => Work::Quantize,
-            OpKind::Map | OpKind::Region | OpKind::Dropout => Work::Elementwise,
+            OpKind::Map | OpKind::Region | OpKind::Bundle | OpKind::Dropout => Work::Elementwise,
             OpKind::Reduce => Work::Reduce,
             OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample => Work::Index,
             OpKind::HeadLoss | OpKind::HeadLossGrad | OpKind::HeadLossTrain => Work::Loss,

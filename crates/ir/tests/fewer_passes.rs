@@ -1,6 +1,7 @@
 //! What crosses memory less often keeps its numbers: scales inside weights, ReLU and dropout inside what writes, slopes beside
 //! their activation, products in the order of axes that is read, sums over rows with the rows.
 
+use flatout_ir::graph::{Class, Slot};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
@@ -9,8 +10,11 @@ use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::adapters::{self, Adapter};
 use flatout_ir::passes::differentiate::{self, Trained};
 use flatout_ir::passes::options::Update;
-use flatout_ir::passes::{column_sums, folded_scales, fused_products, held_ratios, merge, patterns, regions};
+use flatout_ir::passes::{
+    bundles, column_sums, folded_scales, fused_products, held_ratios, merge, patterns, regions,
+};
 use flatout_ir::target::paper;
+use flatout_ir::types::TensorType;
 use flatout_ir::{Builder, DType, Graph, Init, Op, OpKind, Options, Program, Role, Tensor, compile, random};
 
 /// Values of all inputs and parameters, drawn by their number.
@@ -256,6 +260,67 @@ fn plans_hold_no_sum_over_rows_that_rides_along() {
     assert_eq!(apart.iter().filter(|kind| **kind == OpKind::Reduce).count(), 2);
     let off = launches(&Options { fuse_elementwise: false, ..Options::default() });
     assert!(off.contains(&OpKind::Reduce) && !off.contains(&OpKind::Region));
+}
+
+/// A graph that adds vectors to slots, one of them by two nodes, a wide tensor, and a vector that something else reads.
+fn ending() -> Graph {
+    let b = Builder::new();
+    let x = b.input("x", DType::F32, &[300, 6]);
+    let slot = |name: &str, dims: &[usize]| {
+        let ty = TensorType::new(DType::F32, dims);
+        let (path, class, init, part) = (name.to_string(), Class::Carry, Init::Zeros, None);
+        b.edit(|g| g.add_slot(Slot { path, ty, class, init, part }))
+    };
+    let sum = x.sum(0).reshape(&[6]);
+    for (name, v) in [("a", sum), ("b", sum.exp() * sum), ("c", x.sum(1).reshape(&[300]))] {
+        let slot = slot(name, &v.dims());
+        let added = b.read(slot) + v;
+        b.edit(|g| g.writes.push((slot, added.v)));
+    }
+    let wide = slot("wide", &[300, 200]);
+    let rows = x.product(b.input("w", DType::F32, &[6, 200]), false, false);
+    let added = b.read(wide) + rows.exp();
+    b.edit(|g| g.writes.push((wide, added.v)));
+    b.result("y", sum.scale(3.0).reshape(&[1, 6]).linear(b.input("v", DType::F32, &[6, 6])));
+    b.finish()
+}
+
+#[test]
+fn axes_of_extent_one_do_not_part_small_neighbours() {
+    let build = |columns: usize| {
+        let b = Builder::new();
+        let [x, y] = ["x", "y"].map(|name| b.input(name, DType::F32, &[1, columns]));
+        let z = b.input("z", DType::F32, &[columns]);
+        b.result("sum", (x * y).exp().reshape(&[columns]) + z);
+        b.result("again", (x + y).reshape(&[columns, 1]).exp() * (x - y).reshape(&[columns, 1]));
+        b.finish()
+    };
+    let g = build(8);
+    let (joined, gathered) = regions::regions(&g);
+    assert_eq!((gathered.regions, gathered.nodes, gathered.single), (2, 7, 0), "{joined}");
+    results_agree(&g, &joined);
+    // Where it is no longer small, a reshape stands where it stood.
+    let (_, apart) = regions::regions(&build(40_000));
+    assert_eq!((apart.regions, apart.nodes), (1, 2));
+}
+
+#[test]
+fn small_ends_of_a_plan_are_one_launch() {
+    let (g, _) = regions::regions(&ending());
+    let (joined, bundled) = bundles::bundles(&g);
+    assert_eq!((bundled.bundles, bundled.nodes), (1, 3), "{joined}");
+    assert_eq!(kinds(&joined).last(), Some(&OpKind::Bundle));
+    let values = values(&g);
+    let [one, other] = [&g, &joined].map(|g| oracle::run(g, &values));
+    assert_eq!((&one.writes, &one.results), (&other.writes, &other.results));
+    assert_eq!(joined.to_string().parse::<Graph>().expect("its own text"), joined);
+    // Every sum lies where it was.
+    let programs = [Program { role: Role::Eval, graph: ending() }];
+    let plans = compile(&programs, &paper(), &Options::default()).expect("a plan");
+    let bundle = plans.plans[0].launches.iter().find(|l| l.op.kind() == OpKind::Bundle).expect("one");
+    for out in bundle.outs.iter().flatten() {
+        assert!(bundle.ins.iter().any(|input| input.offset == out.offset), "{bundle:?}");
+    }
 }
 
 #[test]

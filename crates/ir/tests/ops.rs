@@ -11,7 +11,7 @@ use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
-use flatout_ir::{Builder, Tensor};
+use flatout_ir::{Builder, Tensor, bundle};
 
 #[test]
 fn every_case_passes() {
@@ -35,6 +35,7 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::AdamW8, adamw8_expands_to_its_outputs),
     (OpKind::Region, a_region_is_its_body),
+    (OpKind::Bundle, a_bundle_is_its_regions),
 ];
 
 #[test]
@@ -311,6 +312,38 @@ fn a_region_is_its_body() {
     let (wanted, values) = evaluate(OPEN);
     let got = oracle::run(&in_f64(&closed), &values).results;
     assert_eq!([&got["y0"], &got["y1"]], [&wanted[0], &wanted[1]]);
+}
+
+/// Regions of unequal shapes that are told apart by what connects them.
+fn a_bundle_is_its_regions() {
+    let open = Builder::new();
+    let [x, y] = ["x", "y"].map(|name| open.input(name, DType::F32, &[3, 5]));
+    let (z, u) = (open.input("z", DType::F32, &[7]), open.input("u", DType::F32, &[3, 5]));
+    let (sum, side) = (x + y, z.map(E::Silu));
+    for (name, v) in [("sum", sum), ("side", side), ("x", x * x), ("u", u.map(E::Silu)), ("last", sum * y)] {
+        open.result(name, v);
+    }
+    let body = open.finish();
+    let parts: Vec<_> = bundle::parts(&body).into_iter().map(|part| (part.ins, part.outs)).collect();
+    let wanted = [(vec![0, 1], vec![0, 2, 4]), (vec![2], vec![1]), (vec![3], vec![3])];
+    assert_eq!(parts, wanted);
+    let mut pairs = bundle::pairs(&body);
+    pairs.sort_unstable();
+    assert_eq!(pairs, [(0, 0), (0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 1), (3, 3)]);
+    let b = Builder::from_graph(Graph { slots: body.slots.clone(), ..Graph::default() });
+    let ins: Vec<_> = (0..4).map(|slot| b.read(SlotId(slot))).collect();
+    let outs = b.ops(Op::Bundle { body: Box::new(body.clone()) }, &ins);
+    for ((name, _), y) in body.results.iter().zip(outs) {
+        b.result(name, y);
+    }
+    let closed = b.finish();
+    sound(&closed).unwrap();
+    let values = body.slots.iter().enumerate().map(|(i, slot)| {
+        let count = slot.ty.elements();
+        (slot.path.clone(), (0..count).map(|e| (i as f64 + 1.0) * 0.1 * e as f64 - 0.5).collect())
+    });
+    let values: oracle::Values = values.collect();
+    assert_eq!(oracle::run(&closed, &values).results, oracle::run(&body, &values).results);
 }
 
 /// A table is another way to the same angles: the rule asks for its shape, the expansion does without.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use flatout_ir::graph::{Class, Graph, Init, Node, Slot};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::TensorType;
-use flatout_ir::{Launch, Op, View};
+use flatout_ir::{Launch, Op, View, bundle};
 
 /// Checks that
 /// * every view lies in the arena at a multiple of its type, and has the layout its kernel asks for;
@@ -185,6 +185,19 @@ pub fn describe(launch: &Launch) -> String {
     let ins: Vec<_> = launch.ins.iter().map(show).collect();
     let outs: Vec<_> = launch.outs.iter().map(|v| v.as_ref().map_or("-".into(), show)).collect();
     format!("`{}`: {} ({}) -> ({})", launch.path, launch.op.name(), ins.join(", "), outs.join(", "))
+}
+
+/// The regions of a bundle as launches of their own.
+pub(crate) fn parts_of(launch: &Launch) -> Vec<Launch> {
+    let Op::Bundle { body } = &launch.op else { unreachable!("the row is for bundles") };
+    let of = |part: bundle::Part| Launch {
+        op: Op::Region { body: Box::new(part.body) },
+        ins: part.ins.iter().map(|i| launch.ins[*i].clone()).collect(),
+        outs: part.outs.iter().map(|o| launch.outs[*o].clone()).collect(),
+        workspace: None,
+        ..launch.clone()
+    };
+    bundle::parts(body).into_iter().map(of).collect()
 }
 
 /// The body of an elementwise launch: a region's own, or a map as the region of one node.

@@ -238,7 +238,7 @@ fn fused_elementwise(grad: &Plan) -> &'static str {
     let is_map = |l: &Launch| l.op.kind() == OpKind::Map;
     let apart =
         || follows(grad, |writer, reader| is_map(writer) && is_map(reader) && shape(writer) == shape(reader));
-    if has(grad, OpKind::Region) {
+    if has(grad, OpKind::Region) || has(grad, OpKind::Bundle) {
         "on"
     } else if apart() {
         "off"

@@ -33,7 +33,7 @@ pub fn print(plans: &PlanSet, target: &Target, screen: &Screen) {
 fn over(launch: &Launch) -> String {
     let body = match &launch.op {
         Op::Map { f } => format!("{} ", f.show()),
-        Op::Region { body } => {
+        Op::Region { body } | Op::Bundle { body } => {
             let names: Vec<String> = body
                 .nodes
                 .iter()

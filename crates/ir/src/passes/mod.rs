@@ -3,6 +3,7 @@
 pub mod adapter_norms;
 pub mod adapters;
 pub mod average;
+pub mod bundles;
 pub mod column_sums;
 pub mod copies;
 pub mod differentiate;
@@ -31,6 +32,7 @@ pub mod rotated_scores;
 pub mod score_gradients;
 pub mod slots;
 pub mod tf32;
+pub mod unit_axes;
 pub mod update;
 pub mod views;
 
@@ -334,14 +336,20 @@ fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
         format!("{} elementwise operations run in {} regions", gathered.nodes, gathered.regions)
     });
     let g = checked("regions", g);
-    if o.skip_pass == Some("column_sums") {
-        return g;
-    }
 
     // Sums over rows are taken by what computes the rows.
-    let (g, sums) = column_sums::column_sums(&g);
+    let runs = |pass: &'static str| o.skip_pass != Some(pass);
+    let (g, sums) = if runs("column_sums") { column_sums::column_sums(&g) } else { (g, 0) };
     reports.say("column_sums", sums, || format!("{sums} sums over rows are taken by what computes the rows"));
-    checked("column_sums", g)
+    let g = checked("column_sums", g);
+
+    // Small work that only the end reads is one launch.
+    let (g, ends) = if runs("bundles") { bundles::bundles(&g) } else { (g, Default::default()) };
+    reports.say("bundles", ends.bundles, || {
+        let bundles::Bundled { bundles, nodes } = ends;
+        format!("{nodes} small elementwise launches at the end are {bundles}")
+    });
+    checked("bundles", g)
 }
 
 /// A forward-only program in the run's precision.

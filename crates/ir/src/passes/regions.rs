@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::gated::Act;
+use crate::passes::unit_axes::unit_axes;
 use crate::passes::views;
 use crate::replay::{Replay, users};
 
@@ -27,7 +28,7 @@ pub struct Gathered {
 }
 
 pub fn regions(g: &Graph) -> (Graph, Gathered) {
-    let g = &early(g);
+    let g = &early(&unit_axes(g));
     let groups = groups(g);
     let users = users(g);
     let mut member: HashMap<NodeId, usize> = HashMap::new();

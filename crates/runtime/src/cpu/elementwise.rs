@@ -12,7 +12,7 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{Graph, Launch, Op, OpKind, Value, View, fp8};
 
-use crate::launch::body_of;
+use crate::launch::{body_of, parts_of};
 
 use super::context::Context;
 use super::math::{self, vectorised};
@@ -20,8 +20,11 @@ use super::reduce::{self, Shared, sum_rows};
 use super::tensor::{Tensor, load, round_bf16, store};
 use super::{EVERY_TYPE, Kernel};
 
-pub const KERNELS: &[Kernel] =
-    &[Kernel { row: row("map", OpKind::Map), run }, Kernel { row: row("region", OpKind::Region), run }];
+pub const KERNELS: &[Kernel] = &[
+    Kernel { row: row("map", OpKind::Map), run },
+    Kernel { row: row("region", OpKind::Region), run },
+    Kernel { row: row("bundle", OpKind::Bundle), run: run_bundle },
+];
 
 const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow {
@@ -299,6 +302,11 @@ impl Tiles {
             unsafe { store(dtype, at, self.step(operand), values) }
         }
     }
+}
+
+/// One region after another.
+fn run_bundle(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
+    parts_of(launch).iter().try_for_each(|part| run(part, &cx.part(part)))
 }
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {

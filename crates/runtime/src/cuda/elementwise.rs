@@ -18,7 +18,7 @@ use crate::launch::body_of;
 
 use super::EVERY_TYPE;
 use super::address::{Walk, index_type, most, widths};
-use super::context::Kernel;
+use super::context::{CudaError, Kernel};
 use super::region_sums;
 use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type};
 
@@ -26,18 +26,22 @@ pub const KERNELS: &[Kernel] = &[kernel("cuda.map", OpKind::Map), kernel("cuda.r
 
 const fn kernel(name: &'static str, op: OpKind) -> Kernel {
     Kernel {
-        row: KernelRow {
-            name,
-            op,
-            dtypes: EVERY_TYPE,
-            ins: Layout::Any,
-            outs: Layout::Any,
-            in_place: EVERY_PAIR,
-            workspace: region_sums::workspace,
-            deterministic: true,
-        },
+        row: row(name, op),
         sources: |l, _| stage::sources(stages(l)),
         prepare: |l, p| stage::prepare(stages(l), p),
+    }
+}
+
+pub(super) const fn row(name: &'static str, op: OpKind) -> KernelRow {
+    KernelRow {
+        name,
+        op,
+        dtypes: EVERY_TYPE,
+        ins: Layout::Any,
+        outs: Layout::Any,
+        in_place: EVERY_PAIR,
+        workspace: region_sums::workspace,
+        deterministic: true,
     }
 }
 
@@ -112,35 +116,68 @@ impl<'a> Tensors<'a> {
 
 fn stages(launch: &Launch) -> Stages {
     let body = body_of(launch);
-    let tensors = Tensors::new(launch, &body);
-    if !tensors.sums.is_empty() {
+    if !Tensors::new(launch, &body).sums.is_empty() {
         return region_sums::stages(launch, &body);
     }
-    let views = tensors.views();
-    let count = views.first().map_or(0, |v| v.elements());
-    if count == 0 || tensors.stored.is_empty() {
-        return Ok(vec![]);
+    let Some(pass) = Pass::new(launch, &body)? else { return Ok(vec![]) };
+    let mut draft = Draft::new("elementwise");
+    for (name, value) in &pass.constants {
+        draft = draft.define(name, value);
     }
-    let (n, index) = (vector(&views, None), index_type(count));
-    let unroll = match launch.ins.len() {
-        1 => 4,
-        2 => 2,
-        _ => 1,
-    };
-    let mut draft = Draft::new("elementwise").define("N", n).define("UNROLL", unroll).define("INDEX", index);
-    for (name, view) in tensors.named() {
-        draft = draft.text(&Walk::of(view).function(&format!("at_{name}"), index));
+    let parameters: Vec<String> = pass.tensors.iter().map(|(ty, name)| format!("{ty} {name}")).collect();
+    let names: Vec<&str> = pass.tensors.iter().map(|(_, name)| name.as_str()).collect();
+    let kernel = format!(
+        "extern \"C\" __global__ void __launch_bounds__({THREADS}) elementwise({}, INDEX count) {{\n    \
+         run({}, count, blockIdx.x);\n}}\n",
+        parameters.join(", "),
+        names.join(", ")
+    );
+    let (source, grid) = (draft.source(&format!("{}{kernel}", pass.text)), [pass.blocks, 1]);
+    let args = pass.args.into_iter().chain([pass.count]).collect();
+    Ok(vec![Stage { source, entry: "elementwise", grid, block: THREADS as u32, args }])
+}
+
+pub(super) const THREADS: usize = 256;
+
+/// One pass over the tensors of a region that sums nothing: `run(tensors, count, block)` does a block's part.
+pub(super) struct Pass {
+    /// What the text asks for by name: N, UNROLL and INDEX.
+    pub constants: [(&'static str, String); 3],
+    pub text: String,
+    /// Type and name.
+    pub tensors: Vec<(String, String)>,
+    pub args: Vec<Value>,
+    pub count: Value,
+    pub blocks: u32,
+}
+
+impl Pass {
+    /// `None` where there is nothing to do.
+    pub fn new(launch: &Launch, body: &Graph) -> Result<Option<Pass>, CudaError> {
+        let tensors = Tensors::new(launch, body);
+        let views = tensors.views();
+        let count = views.first().map_or(0, |v| v.elements());
+        if count == 0 || tensors.stored.is_empty() {
+            return Ok(None);
+        }
+        let (n, index) = (vector(&views, None), index_type(count));
+        let unroll = match launch.ins.len() {
+            1 => 4,
+            2 => 2,
+            _ => 1,
+        };
+        let walks = tensors.named().map(|(name, view)| Walk::of(view).function(&format!("at_{name}"), index));
+        let text = walks.chain([body_text(body, launch), run_text(launch, &tensors, n)]).collect();
+        let constants = [("N", n.to_string()), ("UNROLL", unroll.to_string()), ("INDEX", index.to_string())];
+        Ok(Some(Pass {
+            constants,
+            text,
+            tensors: c_tensors(launch, &tensors),
+            args: views.into_iter().map(at).collect(),
+            count: stage::count(index, count),
+            blocks: blocks(count, THREADS * unroll * n)?,
+        }))
     }
-    let code = format!("{}{}", body_text(&body, launch), kernel_text(launch, &tensors, n));
-    let mut args: Vec<Value> = views.iter().map(|v| at(v)).collect();
-    args.push(stage::count(index, count));
-    Ok(vec![Stage {
-        source: draft.source(&code),
-        entry: "elementwise",
-        grid: [blocks(count, 256 * unroll * n)?, 1],
-        block: 256,
-        args,
-    }])
 }
 
 /// The type a value has in registers.
@@ -296,21 +333,23 @@ fn f64_text(f: E, args: &[String]) -> String {
     }
 }
 
-/// The parameters of a kernel that are tensors.
-pub(super) fn c_parameters(launch: &Launch, tensors: &Tensors<'_>) -> String {
-    let ins = launch.ins.iter().enumerate().map(|(i, v)| format!("const {}* x{i}", c_type(v.dtype)));
-    let outs = tensors.stored.iter().map(|(o, v)| format!("{}* y{o}", c_type(v.dtype)));
-    ins.chain(outs).collect::<Vec<String>>().join(", ")
+/// The tensors a kernel takes: type and name.
+pub(super) fn c_tensors(launch: &Launch, tensors: &Tensors<'_>) -> Vec<(String, String)> {
+    let ins =
+        launch.ins.iter().enumerate().map(|(i, v)| (format!("const {}*", c_type(v.dtype)), format!("x{i}")));
+    let outs = tensors.stored.iter().map(|(o, v)| (format!("{}*", c_type(v.dtype)), format!("y{o}")));
+    ins.chain(outs).collect()
 }
 
-/// The kernel around the body.
-fn kernel_text(launch: &Launch, tensors: &Tensors<'_>, n: usize) -> String {
+/// A block's part around the body.
+fn run_text(launch: &Launch, tensors: &Tensors<'_>, n: usize) -> String {
     let each = "#pragma unroll\n    for (int u = 0; u < UNROLL; u++) {\n        \
                 INDEX e = first + (INDEX)u * 256 * N;\n        if (e >= count) continue;\n";
+    let parameters = c_tensors(launch, tensors).into_iter().map(|(ty, name)| format!("{ty} {name}, "));
     format!(
-        "extern \"C\" __global__ void __launch_bounds__(256) elementwise({}, INDEX count) {{\n    \
-         INDEX first = ((INDEX)blockIdx.x * UNROLL * 256 + threadIdx.x) * N;\n{}{}    }}\n}}\n",
-        c_parameters(launch, tensors),
+        "__device__ __forceinline__ void run({}INDEX count, u32 block) {{\n    \
+         INDEX first = ((INDEX)block * UNROLL * 256 + threadIdx.x) * N;\n{}{}    }}\n}}\n",
+        parameters.collect::<String>(),
         loads(launch, n, each),
         stores(launch, tensors, n, each),
     )

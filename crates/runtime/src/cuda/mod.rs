@@ -8,6 +8,7 @@ mod adamw8;
 mod address;
 mod argument;
 pub mod attention;
+pub mod bundle;
 pub mod cache;
 pub mod context;
 pub mod copy;
@@ -79,6 +80,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     adamw::KERNELS,
     adamw8::KERNELS,
     attention::KERNELS,
+    bundle::KERNELS,
     copy::KERNELS,
     dropout::KERNELS,
     elementwise::KERNELS,

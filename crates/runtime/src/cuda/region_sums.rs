@@ -11,11 +11,10 @@ use flatout_ir::target::Shapes;
 use flatout_ir::{Graph, Launch, Op, View, region};
 
 use super::address::{Walk, index_type};
-use super::elementwise::{Tensors, body_text, c_parameters, loads, stores, vector};
+use super::elementwise::{THREADS, Tensors, body_text, c_tensors, loads, stores, vector};
 use super::partial_sums::partial_sums;
 use super::stage::{Draft, Stage, Stages, Value, at, blocks, count32};
 
-const THREADS: usize = 256;
 /// The least rows of a piece, and blocks that fill a device many times over, so that none waits long for the last. GELU and its
 /// slope over [65792, 3072] bf16 took 402 us on an H200 with the sum, where 1024 blocks took 430, the region without it 396,
 /// and the sum in a launch of its own 103 more.
@@ -83,13 +82,14 @@ pub(super) fn stages(launch: &Launch, body: &Graph) -> Stages {
 }
 
 fn kernel_text(launch: &Launch, tensors: &Tensors<'_>, n: usize) -> String {
+    let parameters: String =
+        c_tensors(launch, tensors).into_iter().map(|(ty, name)| format!("{ty} {name}, ")).collect();
     let mut text = format!(
-        "extern \"C\" __global__ void __launch_bounds__({THREADS}) region_sums({}, float* partial, int rows, int length) {{
+        "extern \"C\" __global__ void __launch_bounds__({THREADS}) region_sums({parameters}float* partial, int rows, int length) {{
     int lane = threadIdx.x % LANES, stripe = threadIdx.x / LANES;
     int column = (blockIdx.x * LANES + lane) * N;
     int from = blockIdx.y * length, to = from + length < rows ? from + length : rows;
-",
-        c_parameters(launch, tensors)
+"
     );
     for (o, _) in &tensors.sums {
         _ = writeln!(text, "    float s{o}[N] = {{}};");

@@ -65,7 +65,7 @@ impl Table {
     /// With a bound of its own.
     fn add_within(&mut self, op: Op, ins: Vec<Input>, bound: f64) {
         let attrs: Vec<String> = match op.kind() {
-            OpKind::Region => vec![],
+            OpKind::Region | OpKind::Bundle => vec![],
             _ => op.attrs().into_iter().map(|(name, value)| format!("{name}={value}")).collect(),
         };
         let types: Vec<String> = ins.iter().map(|(ty, _)| ty.to_string()).collect();
@@ -312,6 +312,7 @@ fn regions(table: &mut Table) {
         region.bound = 1.5e-2;
     }
     summed_regions(table);
+    bundles(table);
     // Integers alone: the row takes them.
     let mut body = Graph::default();
     let ty = TensorType::new(I32, [33]);
@@ -351,6 +352,30 @@ fn summed_regions(table: &mut Table) {
         let ins = vec![x(dtype, &dims), tensor(dtype, &dims, Data::Between(0.5, 1.5))];
         // Values are exact operations rounded once, so that nothing but the order of additions differs.
         table.add_within(op, ins, 1e-5);
+    }
+}
+
+/// Regions of several shapes and types in one launch: a sum, one that gives two values of which one is its input, one of equal
+/// type and shape as another, and one that several blocks take.
+fn bundles(table: &mut Table) {
+    for dtype in FLOATS {
+        let (mut body, mut ins) = (Graph::default(), vec![]);
+        let mut read = |body: &mut Graph, dtype: DType, dims: &[usize]| {
+            let (path, ty) = (format!("in{}", ins.len()), TensorType::new(dtype, dims));
+            ins.push(tensor(dtype, dims, Data::Between(-3.0, 3.0)));
+            let slot = body.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
+            body.add(Op::Read { slot }, vec![], "")
+        };
+        let mut outs = vec![];
+        for dims in [&[37][..], &[5, 3], &[37], &[3, 5000]] {
+            let [a, b] = [dtype, DType::F32].map(|dtype| read(&mut body, dtype, dims));
+            let wide = body.add(Op::Map { f: E::Cast(DType::F32) }, vec![a], "");
+            outs.push(body.add(Op::Map { f: E::Add }, vec![wide, b], ""));
+        }
+        let count = read(&mut body, I32, &[7]);
+        outs.extend([count, body.add(Op::Map { f: E::Offset(2.0) }, vec![count], "")]);
+        body.results = outs.into_iter().enumerate().map(|(i, v)| (format!("out{i}"), v)).collect();
+        table.add_within(Op::Bundle { body: Box::new(body) }, ins, 1e-5);
     }
 }
 
