@@ -1,7 +1,7 @@
 //! Every launch of every plan in order: where in the model, which kernel, over what, and the least time it can take.
 
 use flatout_ir::attr::Attr;
-use flatout_ir::{Launch, Op, PlanSet, Target, View, cost};
+use flatout_ir::{Launch, Op, PlanSet, Target, View, bundle, cost};
 
 use crate::screen::Screen;
 
@@ -33,7 +33,11 @@ pub fn print(plans: &PlanSet, target: &Target, screen: &Screen) {
 fn over(launch: &Launch) -> String {
     let body = match &launch.op {
         Op::Map { f } => format!("{} ", f.show()),
-        Op::Region { body } | Op::Bundle { body } => {
+        Op::Bundle { body } => {
+            let (regions, tensors) = (bundle::parts(body).len(), launch.ins.len() + launch.outs.len());
+            return format!("{regions} regions of {tensors} tensors");
+        }
+        Op::Region { body } => {
             let names: Vec<String> = body
                 .nodes
                 .iter()

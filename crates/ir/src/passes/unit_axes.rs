@@ -1,20 +1,23 @@
-//! An axis of extent 1 that comes or goes does not part small elementwise neighbours: what is reshaped by nothing else is
-//! computed in the shape it is read in. Gradients of biases are rows [1, N] on the way to vectors [N].
+//! An axis of extent 1 that comes or goes does not part small elementwise neighbours: the first is computed in the shape the
+//! second reads it in. Gradients of biases are rows [1, N] on the way to vectors [N].
 
 use crate::graph::{Graph, Value};
 use crate::op::Op;
-use crate::replay::{Replay, without_dead};
+use crate::replay::{Replay, users, without_dead};
 
 /// Elements of what is small: larger values stay where they are computed, for the sake of what they are made of.
 const SMALL: usize = 1 << 15;
 
 pub fn unit_axes(g: &Graph) -> Graph {
-    let uses = g.uses();
+    let (uses, users) = (g.uses(), users(g));
+    let is_map = |v: Value| matches!(g.node(v.node).op, Op::Map { .. });
+    // What is read by other movements may have its neighbours in the shape it has.
+    let is_for_maps = |v: Value| users.get(&v).is_some_and(|by| by.iter().all(|id| is_map(id.out(0))));
     let is_read_once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
     let mut replay = Replay::new(g);
     for (id, node) in g.ids().zip(&g.nodes) {
         match &node.op {
-            Op::Reshape { dims } => {
+            Op::Reshape { dims } if is_for_maps(id.out(0)) => {
                 let v = reshaped(&mut replay, &is_read_once, node.ins[0], dims);
                 replay.set(id.out(0), v);
             }

@@ -358,11 +358,14 @@ fn summed_regions(table: &mut Table) {
 /// Regions of several shapes and types in one launch: a sum, one that gives two values of which one is its input, one of equal
 /// type and shape as another, and one that several blocks take.
 fn bundles(table: &mut Table) {
-    for dtype in FLOATS {
+    for dtype in FLOATS.into_iter().chain(FP8).chain([DType::U8]) {
         let (mut body, mut ins) = (Graph::default(), vec![]);
         let mut read = |body: &mut Graph, dtype: DType, dims: &[usize]| {
             let (path, ty) = (format!("in{}", ins.len()), TensorType::new(dtype, dims));
-            ins.push(tensor(dtype, dims, Data::Between(-3.0, 3.0)));
+            ins.push(match dtype {
+                DType::U8 => bytes(dims),
+                _ => tensor(dtype, dims, Data::Between(-3.0, 3.0)),
+            });
             let slot = body.add_slot(Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None });
             body.add(Op::Read { slot }, vec![], "")
         };
