@@ -8,7 +8,7 @@
 #define WARPS 8
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-low_rank_norm(const T* w, const float* a, const float* b, float* out, int rows, float scale) {
+low_rank_norm(const T_W* w, const float* a, const float* b, float* out, int rows, float scale) {
     __shared__ float scaled[RANK > 0 ? RANK : 1][ROWS];
     __shared__ float parts[WARPS][ROWS];
     const int first = blockIdx.x * ROWS;
@@ -22,7 +22,7 @@ low_rank_norm(const T* w, const float* a, const float* b, float* out, int rows, 
         float x[ROWS][VEC];
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            Pack<T, VEC> read;
+            Pack<T_W, VEC> read;
             // A row behind the last is the last.
             read.load(w + (i64)min(first + i, rows - 1) * COLUMNS + column);
 #pragma unroll

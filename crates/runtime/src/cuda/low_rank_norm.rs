@@ -41,7 +41,7 @@ fn stages(launch: &Launch) -> Stages {
         )));
     }
     let source = Draft::new("low_rank_norm.cu")
-        .dtype("T", w.dtype)
+        .dtype("T_W", w.dtype)
         .define("ROWS", ROWS)
         .define("COLUMNS", columns)
         .define("RANK", rank)

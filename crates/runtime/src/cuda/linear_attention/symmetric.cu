@@ -719,6 +719,8 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
 }
 
 #define W_PANELS ((ROWS + 63) / 64)
+// Panels in the ring.
+#define DV_STAGES 4
 // Left alone, the compiler keeps small blocks to so few registers that it spills on sm_120.
 #if STRIPS <= 4
 #define DV_BOUNDS __launch_bounds__(THREADS, 4)
@@ -737,7 +739,7 @@ symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, cons
     const u32 ring = shared_address(memory);
     const int group = heads / v_heads, items = group * (W_PANELS + 1);
     const auto fetch = [&](int n) {
-        const u32 panel = ring + n % STAGES * STAGE;
+        const u32 panel = ring + n % DV_STAGES * PANEL;
         const int head = v_of * group + n / (W_PANELS + 1), item = n % (W_PANELS + 1);
         if (n < items && item < W_PANELS)
             load_panel<ROWS, THREADS, ROWS>(panel, kept + head * ROWS, (i64)heads * ROWS, g.q0, g.q1, 64 * item);
@@ -747,13 +749,13 @@ symmetric_dv(const bf16* d_o, bf16* dv, const bf16* kept, const int* start, cons
     };
     int n = 0;
     const auto next = [&]() {
-        copies_wait<STAGES - 2>();
+        copies_wait<DV_STAGES - 2>();
         __syncthreads();
-        fetch(n + STAGES - 1);
-        return ring + n++ % STAGES * STAGE;
+        fetch(n + DV_STAGES - 1);
+        return ring + n++ % DV_STAGES * PANEL;
     };
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) fetch(i);
+    for (int i = 0; i < DV_STAGES - 1; i++) fetch(i);
     float sum[8][4];
     clear(sum);
 #pragma unroll 1

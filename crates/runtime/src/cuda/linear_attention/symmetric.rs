@@ -11,7 +11,10 @@ use crate::cuda::context::{Arg, Facts, Source};
 /// Strips of 16 rows a tile may have: what registers and 99 KiB of shared memory hold.
 const MOST_STRIPS: usize = 8;
 
-/// Panels in the ring: fewer where more comes with them.
+/// Panels in the ring of the kernel of dv.
+const DV_STAGES: usize = 4;
+
+/// Panels in the ring of the others: fewer where more comes with them.
 fn stages(p: &Problem) -> usize {
     match (p.attend.turn, base_rows(p)) {
         (Turn::None, _) => 4,
@@ -143,7 +146,7 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
     }
     if dv.is_some() {
         let blocks = p.v_heads * p.width.div_ceil(64);
-        let shared = stages(p) * panel_bytes(strips(p));
+        let shared = DV_STAGES * panel_bytes(strips(p));
         steps.push(step("symmetric_dv", blocks, shared, &[d_o, dv], Some(kept), &[count(p.v_heads)]));
     }
     steps
