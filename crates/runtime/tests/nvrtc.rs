@@ -39,10 +39,7 @@ const MAY_SPILL: [(&str, (&str, &str), usize); 4] = [
 ];
 
 /// Sources whose products of warpgroups wait for each other with a definition: their accumulators fill the registers.
-const MAY_WAIT: [(&str, (&str, &str)); 2] = [
-    ("attention/hopper/backward_keys.cu", ("SIZE", "128")),
-    ("attention/hopper/backward_queries.cu", ("SIZE", "256")),
-];
+const MAY_WAIT: [(&str, (&str, &str)); 1] = [("attention/hopper/backward_queries.cu", ("SIZE", "256"))];
 
 /// Whether a source may wait for every product.
 fn may_wait(source: &Source) -> bool {
