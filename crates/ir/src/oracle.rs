@@ -199,7 +199,7 @@ fn dropout(p: f32, key: u64, ins: &[Operand<'_>]) -> Vec<f64> {
     for t in 0..tokens {
         let draw = RowDraw::new(rng, key, ins[2].data[2 * t] as i32, ins[2].data[2 * t + 1] as i32);
         for c in 0..width {
-            let kept = draw.block((c / 4) as u32)[c % 4] >= drop_below(p);
+            let kept = draw.of(c) >= drop_below(p);
             out.push(if kept { ins[0].data[t * width + c] * keep } else { 0.0 });
         }
     }

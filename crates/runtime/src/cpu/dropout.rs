@@ -1,4 +1,4 @@
-//! Dropout by counter: element c of a row draws word c mod 4 of block c / 4, as `random` defines it.
+//! Dropout by counter: element c of a row draws half c mod 8 of block c / 8, as `random` defines it.
 
 use flatout_ir::random::{RowDraw, drop_below};
 use flatout_ir::target::{KernelRow, Layout, no_workspace};
@@ -22,20 +22,23 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     run,
 }];
 
-/// Blocks of four draws made together, so that the rounds run in vector lanes.
+/// Blocks of eight draws made together, so that the rounds run in vector lanes.
 const BLOCKS: usize = 16;
 
 vectorised! {
-    /// Drops elements of a row from column `from` on, a multiple of four.
-    fn drop_some(draw: RowDraw, from: usize, below: u32, keep: f32, x: &mut [f32]) {
-        for (i, x) in x.chunks_mut(4 * BLOCKS).enumerate() {
-            let first = (from / 4 + i * BLOCKS) as u32;
+    /// Drops elements of a token.
+    fn drop_some(draw: RowDraw, below: u16, keep: f32, x: &mut [f32]) {
+        for (i, x) in x.chunks_mut(8 * BLOCKS).enumerate() {
             let mut words = [[0_u32; 4]; BLOCKS];
             for (b, block) in words.iter_mut().enumerate() {
-                *block = draw.block(first.wrapping_add(b as u32));
+                *block = draw.block((i * BLOCKS + b) as u32);
             }
-            for (x, word) in x.iter_mut().zip(words.as_flattened()) {
-                *x = if *word >= below { *x * keep } else { 0.0 };
+            let mut halves = [[0_u16; 2]; 4 * BLOCKS];
+            for (half, word) in halves.iter_mut().zip(words.as_flattened()) {
+                *half = [*word as u16, (*word >> 16) as u16];
+            }
+            for (x, half) in x.iter_mut().zip(halves.as_flattened()) {
+                *x = if *half >= below { *x * keep } else { 0.0 };
             }
         }
     }
@@ -46,7 +49,7 @@ pub(super) struct Draws {
     rng: Vec<i32>,
     samples: Vec<i32>,
     key: u64,
-    below: u32,
+    below: u16,
     keep: f32,
 }
 
@@ -66,7 +69,7 @@ impl Draws {
     pub(super) fn drop_some(&self, t: usize, token: &mut [f32]) {
         let [seed, high, step] = [self.rng[0], self.rng[1], self.rng[2]];
         let draw = RowDraw::new([seed, high, step], self.key, self.samples[2 * t], self.samples[2 * t + 1]);
-        drop_some(draw, 0, self.below, self.keep, token);
+        drop_some(draw, self.below, self.keep, token);
     }
 }
 

@@ -55,7 +55,8 @@ fn stages(launch: &Launch) -> Stages {
 
 /// How it is drawn: the node's key, the bound below which an element is dropped, and what the others are stretched by.
 pub(super) fn drawing(p: f32, key: u64) -> [Value; 4] {
-    let halves = [key as u32, (key >> 32) as u32, drop_below(p)].map(|word| Value::I32(word as i32));
+    let halves =
+        [key as u32, (key >> 32) as u32, u32::from(drop_below(p))].map(|word| Value::I32(word as i32));
     let [low, high, below] = halves;
     [low, high, below, Value::F32((1.0 / (1.0 - p as f64)) as f32)]
 }

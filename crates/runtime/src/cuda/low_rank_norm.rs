@@ -4,6 +4,7 @@ use flatout_ir::target::{KernelRow, Layout, no_workspace};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
+use super::address::widths;
 use super::context::{CudaError, Kernel};
 use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, count32};
 
@@ -23,7 +24,7 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 }];
 
 /// Rows a block takes.
-const ROWS: usize = 8;
+const ROWS: usize = 4;
 /// The largest rank whose Bs of a block fit in shared memory.
 const RANK: usize = 1024;
 
@@ -40,12 +41,13 @@ fn stages(launch: &Launch) -> Stages {
             "an adapter of rank {rank}: norms are written for {RANK} at most"
         )));
     }
+    let vec = widths(4).find(|vec| columns.is_multiple_of(*vec)).unwrap_or(1);
     let source = Draft::new("low_rank_norm.cu")
         .dtype("T_W", w.dtype)
         .define("ROWS", ROWS)
         .define("COLUMNS", columns)
         .define("RANK", rank)
-        .define("VEC", if columns.is_multiple_of(2) { 2 } else { 1 })
+        .define("VEC", vec)
         .source(include_str!("low_rank_norm.cu"));
     Ok(vec![Stage {
         source,

@@ -12,21 +12,22 @@ __device__ __forceinline__ uint4 philox(uint4 c, u32 key0, u32 key1) {
     return c;
 }
 
-// Which of N elements of a token, from element c on, are kept: a bit each. Element c draws word c mod 4 of the counter (c / 4,
-// token, sample, step); drawn below a bound it is dropped. N is at most 32, and c a multiple of it.
+// Which of N elements of a token, from element c on, are kept: a bit each. Element c draws half c mod 8 of the counter (c / 8,
+// token, sample, step), low halves first; drawn below a bound it is dropped. N is at most 32, and c a multiple of it.
 template <int N>
 __device__ __forceinline__ u32 kept(u32 c, u32 token, u32 sample, u32 step, u32 key0, u32 key1, u32 below) {
     u32 bits = 0;
 #pragma unroll
-    for (int k = 0; k < N; k += 4) {
-        uint4 words = philox(make_uint4((c + k) / 4, token, sample, step), key0, key1);
+    for (int k = 0; k < N; k += 8) {
+        uint4 words = philox(make_uint4((c + k) / 8, token, sample, step), key0, key1);
         u32 drawn[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-        for (int i = 0; i < 4 && k + i < N; i++) {
-            // Four or more elements start at the first word of a block; fewer at any.
-            u32 at = (c + i) % 4;
-            u32 word = N >= 4 ? drawn[i] : at == 0 ? drawn[0] : at == 1 ? drawn[1] : at == 2 ? drawn[2] : drawn[3];
-            bits |= (word >= below ? 1u : 0u) << (k + i);
+        for (int i = 0; i < 8 && k + i < N; i++) {
+            // Eight or more elements start at the first half of a block; fewer at any.
+            u32 at = N >= 8 ? i : (c + i) % 8;
+            u32 word = at < 2 ? drawn[0] : at < 4 ? drawn[1] : at < 6 ? drawn[2] : drawn[3];
+            // The half on top: what lies below it does not tell against a bound there.
+            bits |= ((at % 2 ? word : word << 16) >= below << 16 ? 1u : 0u) << (k + i);
         }
     }
     return bits;
