@@ -223,7 +223,7 @@ impl Tiles {
         let axis = |a: usize| (views[0].dims[a], views.iter().map(|v| v.strides[a]).collect());
         let (axes, width) = (vec![axis(0), axis(1)], views[0].dims[1]);
         let rows_a_tile =
-            (1..=reduce::GROUP).rfind(|n| reduce::GROUP % n == 0 && n * width <= TILE).unwrap_or(1);
+            (1..=reduce::GROUP).rfind(|n| reduce::GROUP.is_multiple_of(*n) && n * width <= TILE).unwrap_or(1);
         Tiles { axes, width, rows: views[0].dims[0], rows_a_tile, tiles_a_row: width.div_ceil(TILE) }
     }
 

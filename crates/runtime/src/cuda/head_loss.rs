@@ -37,8 +37,11 @@ pub const KERNELS: &[Kernel] = &[
     kernel("cuda.head_loss_train", OpKind::HeadLossTrain, &[(4, 4)]),
 ];
 
-/// Logits of a chunk at most, about: 8192 rows of a bf16 vocabulary of 32768. dw is read and written once a chunk.
+/// Logits of a chunk at most, about.
 const CHUNK_BYTES: usize = 512 << 20;
+/// Rows of a chunk at most. dw is read and written once a chunk: with twice the rows a step of 65,536 tokens of width 768 into
+/// 32,768 would move 1.6 GB less, 0.4 ms of 245, and take 256 MiB more.
+const MOST_ROWS: usize = 4096;
 /// The least rows of a chunk, for vocabularies without end.
 const LEAST_ROWS: usize = 128;
 const ALIGN: usize = 256;
@@ -58,7 +61,7 @@ struct Sizes {
 impl Sizes {
     fn new(rows: usize, vocabulary: usize, width: usize, dtype: DType) -> Self {
         let pitch = vocabulary.next_multiple_of(128 / dtype.bytes());
-        let most = (CHUNK_BYTES / (pitch * dtype.bytes()).max(1)).max(LEAST_ROWS);
+        let most = (CHUNK_BYTES / (pitch * dtype.bytes()).max(1)).clamp(LEAST_ROWS, MOST_ROWS);
         // Chunks of equal size: a short last one would multiply less efficiently.
         let chunks = rows.div_ceil(most).max(1);
         let chunk = rows.div_ceil(chunks).next_multiple_of(LEAST_ROWS).min(rows);
@@ -271,9 +274,9 @@ mod tests {
     #[test]
     fn chunks_are_equal_and_bounded() {
         let sizes = Sizes::new(65_536, 32_768, 768, DType::BF16);
-        assert_eq!((sizes.rows, sizes.pitch, sizes.logits_bytes), (8192, 32_768, 512 << 20));
+        assert_eq!((sizes.rows, sizes.pitch, sizes.logits_bytes), (4096, 32_768, 256 << 20));
         let sizes = Sizes::new(10_000, 32_768, 768, DType::BF16);
-        assert_eq!(sizes.rows, 5120);
+        assert_eq!(sizes.rows, 3456);
         let sizes = Sizes::new(37, 61, 24, DType::F32);
         assert_eq!((sizes.rows, sizes.pitch), (37, 64));
         let sizes = Sizes::new(65_536, 151_936, 4096, DType::BF16);
