@@ -10,7 +10,6 @@ use super::address::{Walk, row_width};
 use super::context::{CudaError, Facts, Kernel};
 use super::partial_sums::partial_sums;
 use super::quantize::Codes;
-use super::reduce;
 use super::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
 
 pub const KERNELS: &[Kernel] = &[
@@ -329,10 +328,4 @@ pub(super) fn backward(
     let to: Vec<&View> = sums.into_iter().flatten().collect();
     stages.extend(partial_sums(scratch, grid, d, &to)?);
     Ok(stages)
-}
-
-/// Adds `count` partial rows of `width` f32 at the start of the workspace into a vector.
-pub(super) fn sum_partial(launch: &Launch, count: usize, width: usize, to: &View) -> Stages {
-    let offset = launch.workspace.as_ref().map_or(0, |view| view.offset);
-    reduce::sum_rows(&View::dense(offset, &TensorType::new(DType::F32, [count, width])), to)
 }

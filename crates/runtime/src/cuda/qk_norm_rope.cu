@@ -8,7 +8,7 @@
 // LANES threads hold a head, VEC pairs each (TURNS times): 4 threads for a head of 64 in bf16, so a sum is two
 // shuffles. They take CHUNK heads of one token, whose loads are all in flight together and which share cosines and
 // sines, and gains, but for all heads of a token where two weights part them. Deterministic. dw: a block walks its heads in steps of the grid and leaves one partial row in the
-// workspace; partial rows are added in order by `reduce`. With FIRST the gradient keeps the sums of two weights and leaves 12 to
+// workspace; partial rows are added in order by `partial_sums`. With FIRST the gradient keeps the sums of two weights and leaves 12 to
 // 28 bytes in local memory on sm_80 to sm_90a, with which it was measured, and up to 84 on sm_100 and sm_120.
 
 static const int HEADS_A_BLOCK = 256 / LANES * CHUNK;

@@ -7,7 +7,8 @@ use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::ROWS_OF_FLOATS;
 use super::context::{Facts, Kernel};
-use super::norm::{MOST_PARTIAL, sum_partial, weight_code};
+use super::norm::{MOST_PARTIAL, weight_code};
+use super::partial_sums::partial_sums;
 use super::rope::{Room, Rotation, head_function, heads_of};
 use super::stage::{self, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
 
@@ -151,7 +152,8 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
         });
     }
     if let Some(dw) = dw {
-        stages.extend(sum_partial(launch, grid, weights(first) * 2 * axis_of_freq.len(), dw)?);
+        let scratch = launch.workspace.as_ref().map_or(0, |view| view.offset);
+        stages.extend(partial_sums(scratch, grid, weights(first) * 2 * axis_of_freq.len(), &[dw])?);
     }
     Ok(stages)
 }

@@ -1,5 +1,4 @@
-//! Folding one axis, and the sum of partial rows other kernels end with. How it is done is in `reduce.cu`; here is how
-//! an axis is cut into pieces, from shapes alone.
+//! Folding one axis. How it is done is in `reduce.cu`; here is how an axis is cut into pieces, from shapes alone.
 
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
@@ -83,14 +82,6 @@ fn stages(launch: &Launch) -> Stages {
         View::dense(scratch.offset, &TensorType::new(accumulator, [pieces, shape.outer, shape.inner]));
     let by_pieces = if by == Fold::Max { Fold::Max } else { Fold::Sum };
     Ok(vec![fold(x, axis, by, &partial, To::flat(&partial), pieces)?, join(&partial, by_pieces, y)?])
-}
-
-/// Adds rows of f32 into a vector.
-pub(super) fn sum_rows(partial: &View, to: &View) -> Stages {
-    if to.elements() == 0 {
-        return Ok(vec![]);
-    }
-    Ok(vec![join(partial, Fold::Sum, to)?])
 }
 
 /// Folds the first axis of partial folds, which the workspace holds densely.
