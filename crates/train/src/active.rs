@@ -314,8 +314,21 @@ fn recompute(grad: &Plan) -> &'static str {
     let is_quantised =
         |kind: OpKind| has(grad, OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
-    if [OpKind::Product, OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice) {
+    // A product at least twice as wide as what it reads.
+    let is_wide = |l: &Launch| match l.op {
+        Op::Product { ta, .. } => {
+            let [.., rows, columns] = l.ins[0].dims[..] else { return false };
+            let width = l.outs[0].as_ref().and_then(|out| out.dims.last());
+            width.is_some_and(|width| *width >= 2 * if ta { rows } else { columns })
+        }
+        _ => false,
+    };
+    let again = |l: &&Launch| seen[&(l.key, l.op.kind())] > 1;
+    let is_narrow_again = launches(grad, OpKind::Product).filter(again).any(|l| !is_wide(l));
+    if is_narrow_again || [OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice) {
         "full"
+    } else if twice(OpKind::Product) {
+        "wide"
     } else if CHEAP.into_iter().any(twice)
         || launches(grad, OpKind::GatedGrad).any(|l| matches!(l.op, Op::GatedGrad { again: true, .. }))
     {

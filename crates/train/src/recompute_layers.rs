@@ -1,4 +1,4 @@
-//! How many layers `recompute=full` runs again: all, as many as `train.recompute_layers` says, or, where `recompute=auto` has
+//! How many layers `recompute=full` or `wide` runs again: all, as many as `train.recompute_layers` says, or, where `recompute=auto` has
 //! to go that far, the fewest that the memory asks for. The others keep what `cheap` keeps.
 
 use flatout_ir::passes::recompute::layers_of;
@@ -11,14 +11,14 @@ use crate::{UserError, refuse};
 
 pub const KEY: &str = "train.recompute_layers";
 
-/// The number that is given, which only `recompute=full` has a use for.
+/// The number that is given, which only `recompute=full` and `wide` have a use for.
 pub fn given(config: &Config) -> Result<Option<usize>, UserError> {
     let layers = config.train.recompute_layers.given();
     if let Some(layers) = layers
-        && config.switches.recompute != Switch::Full
+        && !matches!(config.switches.recompute, Switch::Full | Switch::Wide)
     {
         refuse!(
-            "`{KEY}={layers}` is for `recompute=full`, and recompute is {}: give recompute=full, or leave it out",
+            "`{KEY}={layers}` is for `recompute=full` and `wide`, and recompute is {}: give one of them, or leave it out",
             config.switches.recompute
         );
     }

@@ -137,6 +137,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         }
         Recompute::Cheap => Again::Cheap,
         Recompute::None => Again::None,
+        Recompute::Wide => Again::Wide,
         Recompute::Full => Again::Full,
     };
     let context = config.model.tokens();

@@ -28,7 +28,7 @@ choice! {
 }
 
 choice! {
-    pub enum Recompute { Auto = "auto", Cheap = "cheap", None = "none", Full = "full" }
+    pub enum Recompute { Auto = "auto", Cheap = "cheap", None = "none", Wide = "wide", Full = "full" }
 }
 
 choice! {

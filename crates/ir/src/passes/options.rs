@@ -40,6 +40,8 @@ named! {
         None = "none",
         /// Normed inputs, activations, rotated queries and keys: no product and no attention runs twice.
         Cheap = "cheap",
+        /// That, and products whose result is at least twice as wide as what they read.
+        Wide = "wide",
         /// Everything inside a layer but its input.
         Full = "full",
     }

@@ -8,20 +8,22 @@ use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;
+use crate::ops::product;
 use crate::ops::reduce::Fold;
 use crate::passes::adapters;
 use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
 
-/// Rewrites the backward pass; returns how many forward nodes run again. Of `Full`, only the first so many layers do where
-/// a number is given, and the others keep what `Cheap` keeps.
+/// Rewrites the backward pass; returns how many forward nodes run again. Of `Full` and `Wide`, only the first so many layers do
+/// where a number is given, and the others keep what `Cheap` keeps.
 pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize>) -> (Graph, usize) {
     let mut replay = Replay::new(g);
     let first = |count: usize| layers_of(&g.nodes[..forward]).into_iter().take(count).collect();
-    let how = How { all: how, whole: layers.map(first) };
+    let how = How { all: how, some: layers.map(first) };
     let rows = row_gradients(g, forward).into_iter();
-    let rows: HashMap<NodeId, RowGradient> =
-        rows.filter(|(id, _)| how.at(&g.node(*id).path) == Recompute::Cheap).collect();
+    let rows: HashMap<NodeId, RowGradient> = rows
+        .filter(|(id, _)| matches!(how.at(&g.node(*id).path), Recompute::Cheap | Recompute::Wide))
+        .collect();
     let is_none = how.all == Recompute::None;
     let mut again = Again { g, forward, how, boundary: boundary(g, forward), made: HashMap::new(), count: 0 };
     let skipped: HashSet<NodeId> = rows.values().map(|row| row.product).collect();
@@ -47,14 +49,16 @@ pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize
 /// What runs again at each place of the model.
 struct How<'a> {
     all: Recompute,
-    /// The layers that `Full` is for, where not for all.
-    whole: Option<HashSet<&'a str>>,
+    /// The layers that `Full` or `Wide` is for, where not for all.
+    some: Option<HashSet<&'a str>>,
 }
 
 impl How<'_> {
     fn at(&self, path: &str) -> Recompute {
-        match (self.all, &self.whole) {
-            (Recompute::Full, Some(whole)) if layer_of(path).is_none_or(|layer| !whole.contains(layer)) => {
+        match (self.all, &self.some) {
+            (Recompute::Full | Recompute::Wide, Some(some))
+                if layer_of(path).is_none_or(|layer| !some.contains(layer)) =>
+            {
                 Recompute::Cheap
             }
             (how, _) => how,
@@ -122,8 +126,13 @@ impl Again<'_> {
         }
         match self.how.at(&node.path) {
             Recompute::None => true,
-            Recompute::Cheap if is_view(&node.op) => self.is_kept(node.ins[0]),
-            Recompute::Cheap => match node.op {
+            Recompute::Cheap | Recompute::Wide if is_view(&node.op) => self.is_kept(node.ins[0]),
+            how @ (Recompute::Cheap | Recompute::Wide) => match node.op {
+                Op::Product { ta, .. } => {
+                    how == Recompute::Cheap
+                        || layer_of(&node.path).is_none()
+                        || node.outs[0].last() < 2 * product::inner(ta, self.g.ty(node.ins[0]))
+                }
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
                 Op::Map { f } => Act::of(f).is_none() && !self.is_of_frozen(node),

@@ -28,7 +28,7 @@ pub struct Largest {
 }
 
 pub(super) fn jobs<'a>(config: &'a Config, compiled: &'a Compiled) -> Vec<Job<'a>> {
-    let settings = [Recompute::None, Recompute::Cheap, Recompute::Full];
+    let settings = [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full];
     let job = |recompute: Recompute| -> Job<'a> {
         let mut config = config.clone();
         config.switches.recompute = recompute;
