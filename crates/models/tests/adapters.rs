@@ -238,13 +238,14 @@ fn cases(dora: bool) -> [Vec<Adapter>; 3] {
     ]
 }
 
-fn choices() -> [Options; 7] {
+fn choices() -> [Options; 8] {
     let base = Options::default;
     [
         base(),
         Options { fuse_qkv: false, fuse_gate_up: false, ..base() },
         Options { fuse_elementwise: false, fuse_norm: false, ..base() },
         Options { recompute: Recompute::None, ..base() },
+        Options { recompute: Recompute::Wide, ..base() },
         Options { recompute: Recompute::Full, ..base() },
         Options { memory_plan: false, fuse_optimizer: false, ..base() },
         Options { flash_attention: false, fuse_loss: false, ..base() },

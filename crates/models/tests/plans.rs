@@ -153,6 +153,7 @@ fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
         Options { fuse_optimizer: false, ..base() },
         Options { flash_attention: false, ..base() },
         Options { recompute: Recompute::None, ..base() },
+        Options { recompute: Recompute::Wide, ..base() },
         Options { recompute: Recompute::Full, ..base() },
         Options { recompute: Recompute::Full, recompute_layers: Some(1), ..base() },
         Options { memory_plan: false, ..base() },
@@ -202,7 +203,7 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
 
 #[test]
 fn bf16_stays_within_its_rounding() {
-    for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
+    for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
         let options = Options { precision: Precision::BF16, recompute, ..Options::default() };
         for config in [small(), gpt2(), gemma()] {
             let form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: false };
@@ -237,7 +238,7 @@ fn even(config: DecoderConfig) -> DecoderConfig {
 fn fp8_stays_within_its_rounding() {
     let form = Form::Loss { rows: ROWS, len: 8, documents: Documents::Joined, dropout: false };
     for scaling in [Scaling::Delayed, Scaling::Current] {
-        for recompute in [Recompute::None, Recompute::Cheap, Recompute::Full] {
+        for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
             for config in [small(), gpt2()].map(even) {
                 let precision = Precision::FP8;
                 let options = Options { precision, fp8_scaling: scaling, recompute, ..Options::default() };
@@ -259,11 +260,15 @@ fn recomputing_more_keeps_less() {
             .transient_bytes
     };
     let transient = |recompute| of_layers(recompute, None);
-    let [none, cheap, full] = [Recompute::None, Recompute::Cheap, Recompute::Full].map(transient);
+    let [none, cheap, wide, full] =
+        [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full].map(transient);
     assert!(cheap * 10 < none * 8, "cheap keeps {cheap} of {none} bytes");
     assert!(full * 10 < none * 5, "full keeps {full} of {none} bytes");
+    assert!(full < wide && wide < cheap, "{full}, {wide}, {cheap}");
     // Layer by layer from the one to the other.
     assert_eq!(of_layers(Recompute::Full, Some(8)), full);
+    let steps: Vec<usize> = (0..8).map(|layers| of_layers(Recompute::Wide, Some(layers))).collect();
+    assert!(steps[0] == cheap && steps.is_sorted_by(|more, less| more > less), "{steps:?}");
     // The last layer's values are read at once: running it again frees nothing.
     let steps: Vec<usize> = (0..8).map(|layers| of_layers(Recompute::Full, Some(layers))).collect();
     assert!(steps[0] == cheap && steps[7] <= full);
