@@ -125,7 +125,7 @@ fn a_plan_tells_layers_work_rows_and_alternatives() {
     assert!((run / (6e-3 * plan["roofline_step_ms"].as_f64().unwrap()) - 1.0).abs() < 1e-9, "six steps");
     let largest = plan["largest_micro_batch"].as_array().expect("a list");
     let names: Vec<_> = largest.iter().map(|row| row["recompute"].as_str().unwrap()).collect();
-    assert_eq!(names, ["none", "cheap", "full"]);
+    assert_eq!(names, ["none", "cheap", "wide", "full"]);
     let instead = plan["instead"].as_array().expect("a list");
     let row = |switch: &str, value: &str| {
         instead.iter().find(|row| row["switch"] == switch && row["value"] == value).expect("a row").clone()

@@ -13,6 +13,7 @@ use flatout_ir::{Class, DType, Op, OpKind, PlanSet, Role, Target, View};
 use flatout_models::images::TABLE;
 use flatout_runtime::Session;
 
+use crate::UserError;
 use crate::arranged::WITHIN_UPDATES;
 use crate::compile::Compiled;
 use crate::config::Config;
@@ -113,6 +114,13 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), Failure> {
                     .contains(&state.as_str())
             }
         };
+        if name == "recompute" && settled == "wide" && ["cheap", "none"].contains(&state.as_str()) {
+            return Err(Failure::User(UserError(
+                "`recompute=wide` has nothing to run again: no product of a layer is twice as wide as what it reads; \
+                 give recompute=cheap, which comes to the same, or recompute=full"
+                    .into(),
+            )));
+        }
         if state != settled && !harmless {
             return Err(Failure::Environment(format!(
                 "`{name}={settled}` was asked for and the compiled plan has it {state}: this is a bug of flatout; \

@@ -17,7 +17,7 @@ use small_run::{STEPS, config, train_in};
 const MODEL: [&str; 3] = ["model.dropout=0.1", "train.micro_batch=4", "optimizer.lr=1e-3"];
 
 /// Every value of a switch that runs here and gives other plans, precision apart.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
     "attention=naive",
     "fuse.qkv=off",
     "fuse.gate_up=off",
@@ -28,6 +28,7 @@ const SETTINGS: [&str; 14] = [
     "optimizer.state=bf16",
     "optimizer.state=int8",
     "recompute=none",
+    "recompute=wide",
     "recompute=full",
     "memory_plan=off",
     "rope_cache=off",
