@@ -14,12 +14,12 @@
 //   gives a panel of dr and adds to the scores; these are kept for dv in scratch, [T, H, ROWS].
 //   dv, a block a value head, segment and panel of columns: the weights and do of each head that shares the values, in
 //   order, so that every sum has one order.
-// No spills; 55 KiB of shared memory at 5 strips, 98 at 8.
+// No spills; 55 KiB of shared memory at 5 strips, 61 with a base, 98 at 8.
 //
 // TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane turns the pieces of a panel that it copied itself, in
 // shared memory, and rounds them to bf16 as a rotation of its own would. A piece of dr is turned back on its way out. A table's
-// cosines and sines are 32 bytes for 16 of a, and reading them where they are used made the gradient wait: 890 us instead of
-// 680. So where positions count up by ones (SUMMED: and there is a table of f32 without an amplitude) a panel has ten rows of
+// cosines and sines are 32 bytes for 16 of a, and reading them where they are used made the gradient wait: 872 us instead of
+// 643. So where positions count up by ones (SUMMED: and there is a table of f32 without an amplitude) a panel has ten rows of
 // the table copied along, and a row's angle is a sum of up to three of these. Other positions are looked up or computed, row by
 // row, by a copy of the code of their own.
 // ONTO: dr is added to a base (1), and set to 0 where a is not above 0 (2); a bit for each element of a is kept from when it is
