@@ -19,6 +19,7 @@ mod inverse;
 mod inverse_avx2;
 mod jpeg;
 mod png;
+mod progressive;
 
 pub(super) use baseline::Plane;
 

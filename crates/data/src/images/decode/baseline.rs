@@ -1,4 +1,4 @@
-//! The JPEG that nearly all photographs are: sequential, one scan, grey or luminance and two colours. Only what a view
+//! The JPEG that nearly all photographs are: one scan, or progressive, grey or luminance and two colours. Only what a view
 //! needs of it is made: blocks outside the part that is seen are read over, rows below it are not read, and each
 //! component is transformed at the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels for every one of the view.
 //!
@@ -12,6 +12,7 @@ use pulp::{Simd, WithSimd};
 use super::colours::colours;
 use super::huffman::{Bits, Broken, Huffman, Scan};
 use super::inverse::{Portable, Transform, reduced, steps};
+use super::progressive::{Blocks, coefficients};
 use crate::images::resample::{Part, byte};
 use crate::images::view::Crop;
 
@@ -62,22 +63,24 @@ impl Drop for Plane {
 pub(super) struct Baseline<'a> {
     width: usize,
     height: usize,
-    components: Vec<Component>,
+    is_progressive: bool,
+    pub components: Vec<Component>,
     /// Of each number, where there is one.
     quantisation: [Option<Box<[u16; 64]>>; 4],
-    means: [Option<Huffman>; 4],
-    others: [Option<Huffman>; 4],
+    pub means: [Option<Huffman>; 4],
+    pub others: [Option<Huffman>; 4],
     /// Groups of blocks between restarts; 0 for none.
-    restart: usize,
-    data: &'a [u8],
+    pub restart: usize,
+    /// The codes of the only scan; of a progressive one everything from the first scan's marker on.
+    pub data: &'a [u8],
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Component {
-    id: u8,
+pub(super) struct Component {
+    pub id: u8,
     /// Blocks of a group across and down.
-    across: usize,
-    down: usize,
+    pub across: usize,
+    pub down: usize,
     quantisation: usize,
     means: usize,
     others: usize,
@@ -86,7 +89,7 @@ struct Component {
 /// Pixels of a reduced scale for every pixel of the view, in each direction: with fewer, edges would be visibly sharper
 /// than those of the whole picture made smaller.
 const SPARE: f64 = 2.0;
-const DAMAGED: Broken = "a table is damaged";
+pub(super) const DAMAGED: Broken = "a table is damaged";
 
 impl<'a> Baseline<'a> {
     /// `None` for a JPEG of another kind. The segments have been walked over before: their lengths fit.
@@ -94,6 +97,7 @@ impl<'a> Baseline<'a> {
         let mut found = Self {
             width: 0,
             height: 0,
+            is_progressive: false,
             components: Vec::new(),
             quantisation: [const { None }; 4],
             means: [const { None }; 4],
@@ -114,17 +118,23 @@ impl<'a> Baseline<'a> {
             at += length;
             match marker {
                 0xdb => found.take_quantisation(body)?,
-                0xc4 => found.take_codes(body)?,
+                0xc4 => table_of_codes(body, &mut found.means, &mut found.others)?,
                 0xdd => found.restart = body.first_chunk().map_or(0, |two| u16::from_be_bytes(*two).into()),
-                0xc0 | 0xc1 => {
+                0xc0..=0xc2 => {
                     let is_read_here = found.take_frame(body)?;
                     if !is_read_here {
                         return Ok(None);
                     }
+                    found.is_progressive = marker == 0xc2;
                 }
-                0xc2 => return Ok(None),
                 // Adobe's note: 1 is luminance and colours; others are left to the other decoder.
                 0xee if body.starts_with(b"Adobe") && body.get(11) != Some(&1) => return Ok(None),
+                0xda if found.is_progressive => {
+                    found.data = &bytes[at - length - 1..];
+                    // Steps that come between scans are left to the other decoder. Codes never hold their marker.
+                    let has_steps_later = memchr::memmem::find(found.data, &[0xff, 0xdb]).is_some();
+                    return Ok((!has_steps_later && !found.components.is_empty()).then_some(found));
+                }
                 0xda => {
                     found.data = &bytes[at..];
                     return Ok(found.take_scan(body)?.then_some(found));
@@ -143,18 +153,6 @@ impl<'a> Baseline<'a> {
                 false => table[at].into(),
             };
             self.quantisation[number] = Some(Box::new(std::array::from_fn(step)));
-            body = after;
-        }
-        Ok(())
-    }
-
-    fn take_codes(&mut self, mut body: &[u8]) -> Result<(), Broken> {
-        while let [kind, rest @ ..] = body {
-            let (counts, rest) = rest.split_first_chunk::<16>().ok_or(DAMAGED)?;
-            let total = counts.iter().map(|count| usize::from(*count)).sum();
-            let (symbols, after) = rest.split_at_checked(total).ok_or(DAMAGED)?;
-            let tables = if kind >> 4 == 0 { &mut self.means } else { &mut self.others };
-            tables[usize::from(kind & 3)] = Some(Huffman::new(counts, symbols)?);
             body = after;
         }
         Ok(())
@@ -212,6 +210,24 @@ impl<'a> Baseline<'a> {
         (self.width, self.height)
     }
 
+    /// Blocks of a group of the finest component, across and down.
+    fn finest(&self) -> (usize, usize) {
+        (self.components[0].across, self.components[0].down)
+    }
+
+    /// Groups of the picture, across and down.
+    pub fn groups(&self) -> (usize, usize) {
+        let finest = self.finest();
+        (self.width.div_ceil(8 * finest.0), self.height.div_ceil(8 * finest.1))
+    }
+
+    /// Blocks of a component that have pixels of the picture, across and down.
+    pub fn blocks(&self, number: usize) -> (usize, usize) {
+        let (component, finest) = (&self.components[number], self.finest());
+        let blocks = |pixels: usize, own: usize, finest: usize| (pixels * own).div_ceil(finest).div_ceil(8);
+        (blocks(self.width, component.across, finest.0), blocks(self.height, component.down, finest.1))
+    }
+
     /// The whole picture, rows of red, green and blue.
     pub fn whole(&self, out: &mut Vec<u8>) -> Result<(), Broken> {
         let (width, height) = (self.width, self.height);
@@ -225,7 +241,7 @@ impl<'a> Baseline<'a> {
 
     /// The planes of what is seen, for a view of `width` x `height`.
     pub fn planes(&self, crop: Crop, width: usize, height: usize) -> Result<Vec<Plane>, Broken> {
-        let scan = Scan::new(self.data);
+        let scan = Scan::new(if self.is_progressive { &[] } else { self.data });
         // With the widest vectors there are: no operation is joined with another, so the bytes do not depend on them.
         #[cfg(target_arch = "x86_64")]
         if let Some(transform) = pulp::x86::V3::try_new() {
@@ -243,14 +259,18 @@ impl<'a> Baseline<'a> {
         view: (usize, usize),
         transform: impl Transform,
     ) -> Result<Vec<Plane>, Broken> {
-        let finest = (self.components[0].across, self.components[0].down);
-        let group = (8 * finest.0, 8 * finest.1);
-        let across = Span::of(crop.left, crop.width, group.0);
-        let down = Span::of(crop.top, crop.height, group.1);
-        let groups = (self.width.div_ceil(group.0), self.height.div_ceil(group.1));
+        let (finest, groups) = (self.finest(), self.groups());
+        let across = Span::of(crop.left, crop.width, 8 * finest.0);
+        let down = Span::of(crop.top, crop.height, 8 * finest.1);
         let mut made = Vec::new();
         for component in &self.components {
             made.push(Made::new(self, component, crop, view, (across, down))?);
+        }
+        if self.is_progressive {
+            for (made, blocks) in made.iter_mut().zip(coefficients(self)?) {
+                made.all(&blocks, (across, down), transform);
+            }
+            return Ok(made.into_iter().map(|made| made.plane).collect());
         }
         let mut bits = scan.bits();
         let mut means = [0i32; 3];
@@ -273,6 +293,23 @@ impl<'a> Baseline<'a> {
         }
         Ok(made.into_iter().map(|made| made.plane).collect())
     }
+}
+
+/// Tables of codes of a segment, into their places.
+pub(super) fn table_of_codes(
+    mut body: &[u8],
+    means: &mut [Option<Huffman>; 4],
+    others: &mut [Option<Huffman>; 4],
+) -> Result<(), Broken> {
+    while let [kind, rest @ ..] = body {
+        let (counts, rest) = rest.split_first_chunk::<16>().ok_or(DAMAGED)?;
+        let total = counts.iter().map(|count| usize::from(*count)).sum();
+        let (symbols, after) = rest.split_at_checked(total).ok_or(DAMAGED)?;
+        let tables = if kind >> 4 == 0 { &mut *means } else { &mut *others };
+        tables[usize::from(kind & 3)] = Some(Huffman::new(counts, symbols)?);
+        body = after;
+    }
+    Ok(())
 }
 
 /// Planes that are to be made.
@@ -316,8 +353,9 @@ impl Span {
 
 /// A component while it is made.
 struct Made<'a> {
-    means: &'a Huffman,
-    others: &'a Huffman,
+    /// Of the only scan; a progressive one's are its scans'.
+    means: Option<&'a Huffman>,
+    others: Option<&'a Huffman>,
     steps: [f32; 64],
     /// Blocks of a group.
     across: usize,
@@ -335,7 +373,7 @@ impl<'a> Made<'a> {
         view: (usize, usize),
         (across, down): (Span, Span),
     ) -> Result<Self, Broken> {
-        let finest = (image.components[0].across, image.components[0].down);
+        let finest = image.finest();
         let share = (component.across as f64 / finest.0 as f64, component.down as f64 / finest.1 as f64);
         let seen = (crop.width as f64 * share.0, crop.height as f64 * share.1);
         let suffices = |size: &usize| {
@@ -352,7 +390,12 @@ impl<'a> Made<'a> {
         let table =
             image.quantisation[component.quantisation].as_ref().ok_or("a table of steps is missing")?;
         let codes = |tables: &'a [Option<Huffman>; 4], number: usize| {
-            tables[number].as_ref().ok_or("a table of codes is missing")
+            let table = tables[number].as_ref();
+            if table.is_none() && !image.is_progressive {
+                Err("a table of codes is missing")
+            } else {
+                Ok(table)
+            }
         };
         Ok(Self {
             means: codes(&image.means, component.means)?,
@@ -387,31 +430,51 @@ impl<'a> Made<'a> {
         at: Option<(usize, usize)>,
         transform: impl Transform,
     ) -> Result<(), Broken> {
+        let (Some(means), Some(others)) = (self.means, self.others) else { return Err(DAMAGED) };
         for y in 0..self.down {
             for x in 0..self.across {
-                *mean = mean.wrapping_add(self.means.difference(bits)?);
+                *mean = mean.wrapping_add(means.difference(bits)?);
                 let mut block = [0i16; 64];
                 let Some((column, row)) = at else {
-                    self.others.coefficients::<false>(bits, &mut block)?;
+                    others.coefficients::<false>(bits, &mut block)?;
                     continue;
                 };
-                let is_flat = !self.others.coefficients::<true>(bits, &mut block)?;
+                let is_flat = !others.coefficients::<true>(bits, &mut block)?;
                 block[0] = *mean as i16;
-                let (left, top) = ((column * self.across + x) * self.size, (row * self.down + y) * self.size);
-                let stride = self.plane.stride;
-                let (plane, steps) = (&mut self.plane.bytes[top * stride + left..], &self.steps);
-                match self.size {
-                    8 if is_flat => {
-                        let grey = byte(f32::from(block[0]) * steps[0] + 128.0);
-                        (0..8).for_each(|row| plane[row * stride..row * stride + 8].fill(grey));
-                    }
-                    8 => transform.full(&block, steps, plane, stride),
-                    4 => reduced::<4>(&block, steps, plane, stride),
-                    2 => reduced::<2>(&block, steps, plane, stride),
-                    _ => reduced::<1>(&block, steps, plane, stride),
-                }
+                self.put(&block, is_flat, (column * self.across + x, row * self.down + y), transform);
             }
         }
         Ok(())
+    }
+
+    /// Every block of the groups that are seen.
+    #[inline(always)]
+    fn all(&mut self, blocks: &Blocks, (across, down): (Span, Span), transform: impl Transform) {
+        let (first, count) = (across.begin * self.across, across.count() * self.across);
+        for row in 0..down.count() * self.down {
+            let line = &blocks.all[(down.begin * self.down + row) * blocks.across + first..][..count];
+            for (column, block) in line.iter().enumerate() {
+                let is_flat = block[1..].iter().all(|coefficient| *coefficient == 0);
+                self.put(block, is_flat, (column, row), transform);
+            }
+        }
+    }
+
+    /// The pixels of the block in a column and a row of those that are seen.
+    #[inline(always)]
+    fn put(&mut self, block: &[i16; 64], is_flat: bool, at: (usize, usize), transform: impl Transform) {
+        let (left, top) = (at.0 * self.size, at.1 * self.size);
+        let stride = self.plane.stride;
+        let (plane, steps) = (&mut self.plane.bytes[top * stride + left..], &self.steps);
+        match self.size {
+            8 if is_flat => {
+                let grey = byte(f32::from(block[0]) * steps[0] + 128.0);
+                (0..8).for_each(|row| plane[row * stride..row * stride + 8].fill(grey));
+            }
+            8 => transform.full(block, steps, plane, stride),
+            4 => reduced::<4>(block, steps, plane, stride),
+            2 => reduced::<2>(block, steps, plane, stride),
+            _ => reduced::<1>(block, steps, plane, stride),
+        }
     }
 }

@@ -32,6 +32,11 @@ const BEHIND: usize = 8;
 impl Scan {
     /// Up to the first marker that is no restart.
     pub fn new(data: &[u8]) -> Self {
+        Self::split(data).0
+    }
+
+    /// The same, and what follows from that marker on.
+    pub fn split(data: &[u8]) -> (Self, &[u8]) {
         let mut scan = Self { bytes: Vec::with_capacity(data.len() + BEHIND), ends: Vec::new() };
         let mut rest = data;
         loop {
@@ -51,7 +56,7 @@ impl Scan {
         }
         scan.ends.push(scan.bytes.len());
         scan.bytes.extend([0; BEHIND]);
-        scan
+        (scan, &rest[memchr::memchr(0xff, rest).unwrap_or(rest.len())..])
     }
 
     /// The bits of the first part.
@@ -109,6 +114,25 @@ impl Bits<'_> {
         let value = (self.buffer >> (64 - bits)) as i32;
         self.drop(bits);
         if value < 1 << (bits - 1) { value - (1 << bits) + 1 } else { value }
+    }
+
+    /// So many bits, 15 at most.
+    #[inline(always)]
+    fn take(&mut self, bits: u32) -> u32 {
+        if bits == 0 {
+            return 0;
+        }
+        if self.count < bits {
+            self.refill();
+        }
+        let taken = (self.buffer >> (64 - bits)) as u32;
+        self.drop(bits);
+        taken
+    }
+
+    #[inline(always)]
+    pub fn bit(&mut self) -> u32 {
+        self.take(1)
     }
 
     /// Whether more was taken than is there.
@@ -266,6 +290,129 @@ impl Huffman {
         }
         *kept = bits;
         if at > 64 { Err("a block has too many coefficients") } else { Ok(at > 1) }
+    }
+}
+
+/// Coefficients of the zigzag that a scan of a progressive JPEG adds to, and the lowest bit it knows of them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Band {
+    pub first: usize,
+    pub last: usize,
+    pub low: u32,
+}
+
+impl Huffman {
+    /// What the next code says: a run of zeros, and the value behind it, 0 for none; then the size it would have had.
+    #[inline(always)]
+    fn run_and_value(&self, bits: &mut Bits<'_>) -> Result<(usize, i32), Broken> {
+        bits.refill();
+        let mut found = self.table[bits.look()];
+        if found.0 == 0 {
+            let (symbol, length) = self.long_symbol((bits.buffer >> 48) as u32)?;
+            found = Found::of(length, symbol);
+        }
+        bits.drop(found.bits());
+        let value = match found.value() {
+            0 => bits.value(found.size()),
+            known => known,
+        };
+        Ok((found.run(), value))
+    }
+
+    /// The first bits of a block's coefficients. `over` counts blocks that have none in this scan.
+    #[inline(always)]
+    pub fn first_of_band(
+        &self,
+        kept: &mut Bits<'_>,
+        band: Band,
+        over: &mut u32,
+        block: &mut [i16; 64],
+    ) -> Result<(), Broken> {
+        if *over > 0 {
+            *over -= 1;
+            return Ok(());
+        }
+        let mut bits = *kept;
+        let mut at = band.first;
+        while at <= band.last {
+            let (run, value) = self.run_and_value(&mut bits)?;
+            if value == 0 {
+                if run < 15 {
+                    *over = (1 << run) - 1 + bits.take(run as u32);
+                    break;
+                }
+                at += 16;
+                continue;
+            }
+            at += run;
+            if at > band.last {
+                return Err("a block has too many coefficients");
+            }
+            put(block, at, value << band.low)?;
+            at += 1;
+        }
+        *kept = bits;
+        Ok(())
+    }
+
+    /// One more bit of a block's coefficients, and those that begin with it.
+    #[inline(always)]
+    pub fn refined_band(
+        &self,
+        kept: &mut Bits<'_>,
+        band: Band,
+        over: &mut u32,
+        block: &mut [i16; 64],
+    ) -> Result<(), Broken> {
+        let mut bits = *kept;
+        let mut at = band.first;
+        // A bit for a coefficient that is there: it grows away from 0.
+        let refine = |bits: &mut Bits<'_>, coefficient: &mut i16| {
+            if bits.bit() == 1 && *coefficient >> band.low & 1 == 0 {
+                *coefficient += coefficient.signum() << band.low;
+            }
+        };
+        if *over == 0 {
+            while at <= band.last {
+                let (mut run, value) = self.run_and_value(&mut bits)?;
+                if value == 0 && run < 15 {
+                    *over = (1 << run) + bits.take(run as u32);
+                    break;
+                }
+                if !(-1..=1).contains(&value) {
+                    return Err("a bit has too many bits");
+                }
+                while at <= band.last {
+                    let coefficient = &mut block[place(at)];
+                    if *coefficient != 0 {
+                        refine(&mut bits, coefficient);
+                    } else if run == 0 {
+                        break;
+                    } else {
+                        run -= 1;
+                    }
+                    at += 1;
+                }
+                if at <= band.last {
+                    block[place(at)] = (value << band.low) as i16;
+                } else if value != 0 {
+                    return Err("a block has too many coefficients");
+                }
+                at += 1;
+            }
+        }
+        if *over > 0 {
+            while at <= band.last {
+                let coefficient = &mut block[place(at)];
+                if *coefficient != 0 {
+                    refine(&mut bits, coefficient);
+                }
+                at += 1;
+            }
+            *over -= 1;
+        }
+        *kept = bits;
+        Ok(())
     }
 }
 
