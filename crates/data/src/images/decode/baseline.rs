@@ -268,23 +268,23 @@ impl<'a> Baseline<'a> {
         }
         if self.is_progressive {
             for (made, blocks) in made.iter_mut().zip(coefficients(self)?) {
-                made.all(&blocks, (across, down), transform);
+                made.read = Some(blocks);
             }
-            return Ok(made.into_iter().map(|made| made.plane).collect());
         }
         let mut bits = scan.bits();
         let mut means = [0i32; 3];
         for row in 0..down.end {
             for column in 0..groups.0 {
                 let number = row * groups.0 + column;
-                if self.restart > 0 && number > 0 && number.is_multiple_of(self.restart) {
+                let restart = if self.is_progressive { 0 } else { self.restart };
+                if restart > 0 && number > 0 && number.is_multiple_of(restart) {
                     bits.restart()?;
                     means = [0; 3];
                 }
                 let is_seen = row >= down.begin && across.contains(column);
                 for (made, mean) in made.iter_mut().zip(&mut means) {
                     let at = is_seen.then(|| (column - across.begin, row - down.begin));
-                    made.group(&mut bits, mean, at, transform)?;
+                    made.group(&mut bits, mean, (column, row), at, transform)?;
                 }
             }
             if bits.is_overdrawn() {
@@ -356,6 +356,8 @@ struct Made<'a> {
     /// Of the only scan; a progressive one's are its scans'.
     means: Option<&'a Huffman>,
     others: Option<&'a Huffman>,
+    /// What these scans have read.
+    read: Option<Blocks>,
     steps: [f32; 64],
     /// Blocks of a group.
     across: usize,
@@ -400,6 +402,7 @@ impl<'a> Made<'a> {
         Ok(Self {
             means: codes(&image.means, component.means)?,
             others: codes(&image.others, component.others)?,
+            read: None,
             steps: steps(table, size),
             across: component.across,
             down: component.down,
@@ -421,43 +424,44 @@ impl<'a> Made<'a> {
         })
     }
 
-    /// The blocks of a group: made at a place among the groups that are seen, or read over.
+    /// The blocks of a group of the picture: made at a place among the groups that are seen, or read over.
     #[inline(always)]
     fn group(
         &mut self,
         bits: &mut Bits<'_>,
         mean: &mut i32,
+        group: (usize, usize),
         at: Option<(usize, usize)>,
         transform: impl Transform,
     ) -> Result<(), Broken> {
-        let (Some(means), Some(others)) = (self.means, self.others) else { return Err(DAMAGED) };
         for y in 0..self.down {
             for x in 0..self.across {
-                *mean = mean.wrapping_add(means.difference(bits)?);
                 let mut block = [0i16; 64];
-                let Some((column, row)) = at else {
-                    others.coefficients::<false>(bits, &mut block)?;
-                    continue;
+                let is_flat = match (&self.read, self.means, self.others) {
+                    (Some(read), ..) => {
+                        let row = (group.1 * self.down + y) * read.across;
+                        block = read.all[row + group.0 * self.across + x];
+                        block[1..].iter().all(|coefficient| *coefficient == 0)
+                    }
+                    (None, Some(means), Some(others)) => {
+                        *mean = mean.wrapping_add(means.difference(bits)?);
+                        if at.is_none() {
+                            others.coefficients::<false>(bits, &mut block)?;
+                            continue;
+                        }
+                        let is_flat = !others.coefficients::<true>(bits, &mut block)?;
+                        block[0] = *mean as i16;
+                        is_flat
+                    }
+                    _ => return Err(DAMAGED),
                 };
-                let is_flat = !others.coefficients::<true>(bits, &mut block)?;
-                block[0] = *mean as i16;
+                let Some((column, row)) = at else { continue };
+                // The only place it is called from: elsewhere the transform would not be part of this code, and its vectors
+                // not registers.
                 self.put(&block, is_flat, (column * self.across + x, row * self.down + y), transform);
             }
         }
         Ok(())
-    }
-
-    /// Every block of the groups that are seen.
-    #[inline(always)]
-    fn all(&mut self, blocks: &Blocks, (across, down): (Span, Span), transform: impl Transform) {
-        let (first, count) = (across.begin * self.across, across.count() * self.across);
-        for row in 0..down.count() * self.down {
-            let line = &blocks.all[(down.begin * self.down + row) * blocks.across + first..][..count];
-            for (column, block) in line.iter().enumerate() {
-                let is_flat = block[1..].iter().all(|coefficient| *coefficient == 0);
-                self.put(block, is_flat, (column, row), transform);
-            }
-        }
     }
 
     /// The pixels of the block in a column and a row of those that are seen.
