@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use flatout_data::Manner;
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::linear_attention::LinearAttend;
-use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::product::{self, Compute};
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::passes::input_path;
 use flatout_ir::plan::{Launch, Plan};
@@ -322,12 +322,11 @@ fn recompute(grad: &Plan) -> &'static str {
     let is_quantised =
         |kind: OpKind| has(grad, OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
-    // A product at least twice as wide as what it reads.
     let is_wide = |l: &Launch| match l.op {
         Op::Product { ta, .. } => {
             let [.., rows, columns] = l.ins[0].dims[..] else { return false };
             let width = l.outs[0].as_ref().and_then(|out| out.dims.last());
-            width.is_some_and(|width| *width >= 2 * if ta { rows } else { columns })
+            width.is_some_and(|width| product::is_wide(*width, if ta { rows } else { columns }))
         }
         _ => false,
     };

@@ -27,6 +27,11 @@ pub fn plain(ta: bool, tb: bool, out: DType, compute: Compute) -> Op {
     Op::Product { ta, tb, out, base: false, compute, epilogue: Epilogue::None }
 }
 
+/// Whether a result is so much wider than what the product reads that `recompute=wide` makes it again.
+pub fn is_wide(columns: usize, inner: usize) -> bool {
+    columns >= 2 * inner
+}
+
 /// The extent summed over.
 pub fn inner(ta: bool, a: &TensorType) -> usize {
     a.dims[a.rank() - if ta { 2 } else { 1 }]

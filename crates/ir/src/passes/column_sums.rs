@@ -7,23 +7,24 @@ use std::collections::HashMap;
 use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::reduce::Fold;
+use crate::passes::readers::Readers;
 use crate::passes::regions;
 use crate::region;
-use crate::replay::{Replay, users};
+use crate::replay::Replay;
 
 /// Fewer rows are a launch's worth of time however they are summed.
 const LEAST_ROWS: usize = 256;
 
 /// Joins sums to what makes their rows; returns how many.
 pub fn column_sums(g: &Graph) -> (Graph, usize) {
-    let find = Find { g, users: users(g), uses: g.uses() };
+    let find = Readers::new(g);
     let (mut replay, mut joined) = (Replay::new(g), 0);
     for (id, node) in g.ids().zip(&g.nodes) {
         // A sum that was taken stands where its rows are made.
         if matches!(node.op, Op::Reduce { .. }) && replay.has(id.out(0)) {
             continue;
         }
-        let sums = find.sums(id);
+        let sums = sums_of(&find, id);
         match &node.op {
             Op::Map { .. } | Op::Region { .. } if !sums.is_empty() => {
                 joined += sums.len();
@@ -45,30 +46,16 @@ pub fn column_sums(g: &Graph) -> (Graph, usize) {
     (replay.finish(), joined)
 }
 
-struct Find<'a> {
-    g: &'a Graph,
-    users: HashMap<Value, Vec<NodeId>>,
-    uses: Vec<Vec<u32>>,
-}
-
-impl Find<'_> {
-    /// The sums over rows of a node's outputs, by output.
-    fn sums(&self, id: NodeId) -> HashMap<usize, NodeId> {
-        let is_sum = |of: &NodeId| matches!(self.g.node(*of).op, Op::Reduce { axis: 0, by: Fold::Sum });
-        let outs = self.g.node(id).outs.iter().enumerate();
-        let outs = outs.filter(|(_, ty)| region::is_summed(ty) && ty.dims[0] >= LEAST_ROWS);
-        outs.filter_map(|(i, _)| Some((i, *self.users.get(&id.out(i as u8))?.iter().find(|u| is_sum(u))?)))
-            .collect()
-    }
-
-    /// Whether a value that is summed has another reader.
-    fn is_read(&self, v: Value) -> bool {
-        self.uses[v.node.0 as usize][v.out as usize] > 1
-    }
+/// The sums over rows of a node's outputs, by output.
+fn sums_of(find: &Readers<'_>, id: NodeId) -> HashMap<usize, NodeId> {
+    let is_sum = |of: &&NodeId| matches!(find.g.node(**of).op, Op::Reduce { axis: 0, by: Fold::Sum });
+    let outs = find.g.node(id).outs.iter().enumerate();
+    let outs = outs.filter(|(_, ty)| region::is_summed(ty) && ty.dims[0] >= LEAST_ROWS);
+    outs.filter_map(|(i, _)| Some((i, *find.of_value(id.out(i as u8)).0.iter().find(is_sum)?))).collect()
 }
 
 /// The node `id` as a region that also gives the sums.
-fn elementwise(replay: &mut Replay<'_>, find: &Find<'_>, id: NodeId, sums: &HashMap<usize, NodeId>) {
+fn elementwise(replay: &mut Replay<'_>, find: &Readers<'_>, id: NodeId, sums: &HashMap<usize, NodeId>) {
     let (g, node) = (find.g, find.g.node(id));
     let (mut body, ins) = match &node.op {
         Op::Region { body } => ((**body).clone(), node.ins.clone()),
@@ -77,7 +64,8 @@ fn elementwise(replay: &mut Replay<'_>, find: &Find<'_>, id: NodeId, sums: &Hash
     let mut outs: Vec<(Value, Value)> = vec![];
     for (i, (_, made)) in std::mem::take(&mut body.results).into_iter().enumerate() {
         let v = id.out(i as u8);
-        if !sums.contains_key(&i) || find.is_read(v) {
+        // Beside its sum, somebody else may read it.
+        if !sums.contains_key(&i) || find.of_value(v).1 > 1 {
             outs.push((v, made));
         }
         if let Some(of) = sums.get(&i) {

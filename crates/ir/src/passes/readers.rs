@@ -23,6 +23,12 @@ impl<'a> Readers<'a> {
         self.users.get(&id.out(0)).map_or(&[], Vec::as_slice)
     }
 
+    /// The nodes that read a value, and how often it is used: by them, by writes and as a result.
+    pub fn of_value(&self, v: Value) -> (&[NodeId], u32) {
+        let readers = self.users.get(&v).map_or(&[][..], Vec::as_slice);
+        (readers, self.uses[v.node.0 as usize][v.out as usize])
+    }
+
     /// The elementwise function that is the only reader of a node, and reads it once.
     pub fn only(&self, id: NodeId, f: E) -> Option<NodeId> {
         let [reader] = self.of(id)[..] else { return None };

@@ -131,7 +131,7 @@ impl Again<'_> {
                 Op::Product { ta, .. } => {
                     how == Recompute::Cheap
                         || layer_of(&node.path).is_none()
-                        || node.outs[0].last() < 2 * product::inner(ta, self.g.ty(node.ins[0]))
+                        || !product::is_wide(node.outs[0].last(), product::inner(ta, self.g.ty(node.ins[0])))
                 }
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,

@@ -76,9 +76,10 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
                 let header = Header::read(image, body)?;
                 let (scan, behind) = Scan::split(rest);
                 rest = behind;
+                let pass = Pass { image, header: &header, scan: &scan, restart, codes: &codes };
                 match header.band.first {
-                    0 => means(image, &header, &scan, restart, &codes, &mut all)?,
-                    _ => others(image, &header, &scan, restart, &codes, &mut all)?,
+                    0 => means(&pass, &mut all)?,
+                    _ => others(&pass, &mut all)?,
                 }
             }
             _ => {}
@@ -106,6 +107,16 @@ impl Codes<'_> {
     }
 }
 
+/// A scan, and what it is read with.
+struct Pass<'a> {
+    image: &'a Baseline<'a>,
+    header: &'a Header,
+    scan: &'a Scan,
+    /// Units between restarts; 0 for none.
+    restart: usize,
+    codes: &'a Codes<'a>,
+}
+
 /// Goes on behind a restart marker where one is due before a unit.
 fn restarts(bits: &mut Bits<'_>, unit: usize, restart: usize) -> Result<bool, Broken> {
     if restart == 0 || unit == 0 || !unit.is_multiple_of(restart) {
@@ -120,14 +131,8 @@ fn end(bits: &Bits<'_>) -> Result<(), Broken> {
 }
 
 /// A scan of means: of one component block by block, of several by groups.
-fn means(
-    image: &Baseline<'_>,
-    header: &Header,
-    scan: &Scan,
-    restart: usize,
-    codes: &Codes<'_>,
-    all: &mut [Blocks],
-) -> Result<(), Broken> {
+fn means(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
+    let Pass { image, header, scan, restart, codes } = *pass;
     let (mut bits, low) = (scan.bits(), header.band.low);
     let is_alone = header.of.len() == 1;
     let (across, down) = if is_alone { image.blocks(header.of[0].0) } else { image.groups() };
@@ -165,14 +170,8 @@ fn means(
 }
 
 /// A scan of other coefficients, which is of one component.
-fn others(
-    image: &Baseline<'_>,
-    header: &Header,
-    scan: &Scan,
-    restart: usize,
-    codes: &Codes<'_>,
-    all: &mut [Blocks],
-) -> Result<(), Broken> {
+fn others(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
+    let Pass { image, header, scan, restart, codes } = *pass;
     let (number, _, table) = header.of[0];
     let (table, mut bits) = (codes.others(table)?, scan.bits());
     let (across, down) = image.blocks(number);
