@@ -3,12 +3,13 @@
     cargo build --profile ship
     python bench/pretrain_gpu.py target/ship/flatout --rows 32 --rounds 2
     python bench/pretrain_gpu.py target/ship/flatout --rows 4 8 --rounds 1 --json
-    python bench/pretrain_gpu.py target/ship/flatout --precision bf16 fp8 --peers compile compile-fp8 eager
+    python bench/pretrain_gpu.py target/ship/flatout --precision bf16 fp8 --peers compile layers-fp8 eager
     python bench/pretrain_gpu.py target/ship/flatout --rows 8 --width 2048 --layers 24 --heads 16 --kv-heads 8 \\
         --head-size 128 --ffn 5504
 
 One round is a run of flatout in each precision, then a run of each peer (bench/peers/pretrain_torch.py: bf16 autocast, cuDNN
-attention, fused AdamW; `compile` with torch.compile, `-fp8` with products of 8 bits). Every run is a fresh process. Both sides
+attention, fused AdamW; `compile` with torch.compile of the whole model, `layers` of a layer for all of them, `-fp8` with products
+of 8 bits). Every run is a fresh process. Both sides
 train on uniformly random tokens of the whole vocabulary, both report the median step after a warm-up, memory
 (what tensors took, and what the process took from the card) and the seconds from the start of the process to steady steps. MFU
 counts six FLOP a weight of the products and a token, and causal attention's, over 989 TFLOP/s (--peak).
@@ -58,7 +59,8 @@ def run_flatout(binary, folder, a, rows, precision, name):
 def run_torch(python, a, rows, peer):
     command = [python, str(PEER), "--rows", str(rows)]
     command += [word for key in SIZES for word in (f"--{key}", str(getattr(a, key)))]
-    command += ["--compile"] * peer.startswith("compile") + ["--fp8"] * peer.endswith("fp8")
+    command += dict(compile=["--compile", "whole"], layers=["--compile", "layers"], eager=[])[peer.split("-")[0]]
+    command += ["--fp8"] * peer.endswith("fp8")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -96,7 +98,7 @@ def main():
     for key, value in SIZES.items():
         p.add_argument(f"--{key.replace('_', '-')}", type=int, default=value)
     p.add_argument("--precision", nargs="+", default=["bf16"], help="flatout's, one run each")
-    p.add_argument("--peers", nargs="*", default=["compile"], choices=["compile", "eager", "compile-fp8", "eager-fp8"])
+    p.add_argument("--peers", nargs="*", default=["compile"], choices=[how + what for how in ("compile", "layers", "eager") for what in ("", "-fp8")])
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--peak", type=float, default=989, help="TFLOP/s that MFU is a share of")
