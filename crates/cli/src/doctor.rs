@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 
 use flatout_train::device::Device;
 use flatout_train::{Failure, compile, kernels, recipes, switches};
 use serde_json::json;
 
 use crate::args::Doctor;
-use crate::screen::{Screen, bytes};
+use crate::screen::{Screen, bytes, count};
 use crate::{calibrate, race};
 
 pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -78,7 +79,24 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
 /// Every kernel on this machine against the oracle, the GPU's too. A kernel that disagrees is a failure.
 fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     let checked = kernels::verify(only);
-    let gpu = kernels::verify_gpu(only).transpose().map_err(Failure::Environment)?;
+    let bar = screen.bar("{msg} {pos} of {len}", 0);
+    let part = Mutex::new("");
+    let gpu = kernels::verify_gpu(only, &|now, done, of| {
+        let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
+        if *part != now {
+            *part = now;
+            screen.note_above(bar.as_ref(), format!("gpu      {now}: {} to do", count(of as u64)));
+        }
+        if let Some(bar) = &bar {
+            bar.set_message(now);
+            bar.set_length(of as u64);
+            bar.set_position(done as u64);
+        }
+    });
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let gpu = gpu.transpose().map_err(Failure::Environment)?;
     let on_gpu = gpu.iter().flat_map(|gpu| gpu.cases.iter().chain(&gpu.real));
     let wrong = checked.iter().chain(on_gpu.clone()).filter(|c| c.error.is_err()).count();
     let too_slow = gpu.iter().flat_map(|gpu| &gpu.speeds).filter(|s| s.is_err()).count();

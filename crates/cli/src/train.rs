@@ -121,7 +121,7 @@ fn run_through(
 
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
-    let Ready { config, compiled, material, run, steps, .. } = ready;
+    let Ready { config, compiled, material, run, steps, laps, .. } = ready;
     screen.note(format!(
         "{}  ->  {}",
         if config.recipe.is_empty() { "recipe" } else { &config.recipe },
@@ -178,6 +178,8 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         "cpu" => format!("device   cpu with {} threads", compiled.target.cores),
         gpu => format!("device   {gpu}"),
     });
+    let laps: Vec<String> = laps.iter().map(|(name, seconds)| format!("{name} {seconds:.1}")).collect();
+    screen.note(format!("start    seconds: {}", laps.join(", ")));
     let chosen: Vec<String> =
         compiled.settled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
     screen.note(format!("auto     {} (why: flatout plan)", chosen.join(" ")));

@@ -35,7 +35,7 @@ fn events_have_the_fields_of_the_contract() {
     let wanted = [
         (
             "start",
-            "recipe backend switches arena_bytes driver_bytes not_deterministic time version device libraries steps micro_batch \
+            "recipe backend switches arena_bytes driver_bytes not_deterministic start_seconds time version device libraries steps micro_batch \
              parameters memory auto predicted_ms data",
         ),
         (

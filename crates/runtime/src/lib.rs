@@ -8,6 +8,7 @@ mod arena;
 pub mod copying;
 pub mod cpu;
 pub mod cuda;
+mod laps;
 pub mod launch;
 pub mod session;
 pub mod timing;
@@ -15,5 +16,6 @@ pub mod verify;
 mod weighted_sum;
 
 pub use copying::{Copied, Copying};
+pub use laps::Laps;
 pub use session::{Posted, RuntimeError, Session};
 pub use timing::LaunchTime;

@@ -7,7 +7,7 @@ pub use flatout_runtime::cuda::context::Facts;
 use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
 pub use flatout_runtime::cuda::gpus;
 use flatout_runtime::cuda::session::Options;
-use flatout_runtime::{Session, cpu, cuda};
+use flatout_runtime::{Laps, Session, cpu, cuda};
 
 use crate::calibrate::kept;
 use crate::compile;
@@ -61,6 +61,15 @@ impl Device {
             Device::Cpu { .. } => None,
             Device::Cuda(device) => Some(device.facts(Options::default())),
         }
+    }
+
+    /// What opening it took, and the clock for what follows.
+    pub fn laps(&self) -> Laps {
+        let mut laps = Laps::begin();
+        if let Device::Cuda(device) = self {
+            laps.take(device.laps());
+        }
+        laps
     }
 
     /// What it is, for people: the GPU with its driver, or the processor and its threads.

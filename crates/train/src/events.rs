@@ -75,6 +75,9 @@ pub struct Start {
     /// What getting a GPU's kernels ready took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,
+    /// Where the time before the first step went, in seconds.
+    #[serde(default)]
+    pub start_seconds: BTreeMap<String, f64>,
     /// Seconds since 1970.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub time: f64,
@@ -461,7 +464,7 @@ mod tests {
         let lines = [
             (
                 Event::Start(start),
-                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"data":{"source":"","vocabulary":0}}"#,
+                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"start_seconds":{},"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"data":{"source":"","vocabulary":0}}"#,
             ),
             (
                 Event::Step(step(1, 0.1)),

@@ -289,8 +289,8 @@ impl Out {
     }
 
     /// Its values as little-endian f32.
-    fn read(&self, weights: &mut Weights, types: &Types) -> Result<Vec<u8>, Failure> {
-        let read = |weights: &mut Weights, part: &Stored| {
+    fn read(&self, weights: &Weights, types: &Types) -> Result<Vec<u8>, Failure> {
+        let read = |weights: &Weights, part: &Stored| {
             let (ty, init) = &types[&part.ours];
             weights.read(&part.ours, ty, init).map(|(wide, _)| wide)
         };
@@ -352,7 +352,7 @@ fn write_weights(
         let head = header(&described, &[("format", "pt")]);
         head.and_then(|head| writer.write_all(&head)).map_err(Failure::io(path.display()))?;
         for out in shard {
-            let wide = out.read(&mut loaded.weights, &types)?;
+            let wide = out.read(&loaded.weights, &types)?;
             let bytes = if dtype == Dtype::F32 { wide } else { narrow(&wide) };
             writer.write_all(&bytes).map_err(Failure::io(path.display()))?;
             weight_map.insert(out.name.clone(), json!(file));

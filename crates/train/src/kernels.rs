@@ -48,8 +48,11 @@ pub struct GpuChecked {
     pub took: Vec<(&'static str, f64)>,
 }
 
+/// How far a check is: a part of it, and how many of its steps are done.
+pub type Progress<'a> = &'a (dyn Fn(&'static str, usize, usize) + Sync);
+
 /// As `verify`, on the first GPU. `None` where there is none; one that cannot be used says why.
-pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
+pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, String>> {
     if let cuda::Gpu::None(_) = cuda::probe().gpu {
         return None;
     }
@@ -70,7 +73,7 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
     let launches: Vec<_> = real.iter().flat_map(|check| check.launches(place)).collect();
     let mut clock = Instant::now();
     let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
-    let _ = verify::compile_ahead(&all, &launches, &device);
+    let _ = verify::compile_ahead(&all, &launches, &device, &|done, of| see("compiling", done, of));
     let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
     let large: Vec<_> = verify::speed::cases().into_iter().filter(is_asked).collect();
     let name = cuda::target(&device, false).name;
@@ -86,8 +89,9 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         done.broke.is_some()
     };
     let is_wrong = |some: &[Checked]| some.iter().any(|c| c.error.is_err());
-    for cases in cases.chunks(PREPARED) {
-        for (case, ready) in cases.iter().zip(prepared(cases, place)) {
+    for (chunk, some) in cases.chunks(PREPARED).enumerate() {
+        for (i, (case, ready)) in some.iter().zip(prepared(some, place)).enumerate() {
+            see("cases", chunk * PREPARED + i, cases.len());
             let some = checked(case, &ready, place);
             let failed = is_wrong(&some);
             done.cases.extend(some);
@@ -97,7 +101,8 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         }
     }
     done.took.push(("cases", lap()));
-    for promise in &promised {
+    for (i, promise) in promised.iter().enumerate() {
+        see("packing", i, promised.len());
         let some = kept(promise, place);
         let failed = is_wrong(&some);
         done.cases.extend(some);
@@ -106,7 +111,8 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         }
     }
     done.took.push(("packing", lap()));
-    for check in &real {
+    for (i, check) in real.iter().enumerate() {
+        see("real sizes", i, real.len());
         let some = check.run(place).into_iter().map(|(kernel, error)| {
             let (name, bound) = (check.name.clone(), check.bound);
             Checked { error, kernel, name, bound }
@@ -119,7 +125,8 @@ pub fn verify_gpu(only: &str) -> Option<Result<GpuChecked, String>> {
         }
     }
     done.took.push(("real sizes", lap()));
-    for case in &large {
+    for (i, case) in large.iter().enumerate() {
+        see("speeds", i, large.len());
         let speed = verify::speed::time(case, &device).map_err(|why| format!("{}: {why}", case.name));
         done.speeds.push(speed);
         if is_over(done.speeds.last().is_some_and(Result::is_err), &case.name, &mut done) {
@@ -179,7 +186,7 @@ pub fn race_attention(only: &str, see: &mut dyn FnMut(&Raced)) -> Result<(String
     let races: Vec<_> = race::races().into_iter().filter(|race| race.name.contains(only)).collect();
     let launches: Vec<_> = races.iter().flat_map(|race| race.launches(&device).unwrap_or_default()).collect();
     // Failures to compile come back with the shape that needs the kernel.
-    let _ = verify::compile_ahead(&[], &launches, &device);
+    let _ = verify::compile_ahead(&[], &launches, &device, &|_, _| ());
     let mut all = vec![];
     for race in races {
         let raced = Raced { laps: race.run(&device), shape: race.shape(), name: race.name };

@@ -39,6 +39,7 @@ pub fn opening(
             products_timed: cuda.tuning().timed,
             products_remembered: cuda.tuning().remembered,
         }),
+        start_seconds: BTreeMap::new(),
         arena_bytes: compiled.plans.arena_bytes as u64,
         driver_bytes: session.driver_bytes(),
         time: now(),

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use flatout_data::{Said, Waited};
 use flatout_ir::{Class, Role};
-use flatout_runtime::{Posted, Session};
+use flatout_runtime::{Laps, Posted, Session};
 
 use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
 use crate::config::Config;
 pub use crate::corpus::{corpus, total_steps};
 use crate::device::Device;
-use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
+use crate::events::{self, DataWait, End, Event, EventLog, Start, Status, Step};
 use crate::failure::Failure;
 use crate::feed::{Draw, feed, feed_examples};
 use crate::goal::Patience;
@@ -58,6 +58,8 @@ pub struct Ready<'a> {
     pub steps: u64,
     /// The last update made already.
     pub done: u64,
+    /// Where time went until now.
+    pub laps: &'a Laps,
 }
 
 /// How a run ended.
@@ -87,20 +89,24 @@ pub fn train(
     stop: &StopFlag,
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
+    let mut laps = device.laps();
     // What cannot run is refused before data is opened.
     let early = compile::compile(config, &device.target(&config.switches))?;
+    laps.lap("plans");
     let mut left_out = Vec::new();
     let material = Material::open(config, Some(run.dir()), &mut |said| match said {
         Said::Note(said) => notice(Notice::Data(said)),
         Said::LeftOut(said) => left_out.push(said),
     })?;
+    laps.lap("data");
     let mut measured = config.clone();
     material.measure(&mut measured);
     let compiled = match measured == *config {
         true => early,
         false => compile::compile(&measured, &device.target(&config.switches))?,
     };
-    train_on(&measured, Opened { material, compiled, left_out }, run, device, stop, notice)
+    laps.lap("plans");
+    train_on(&measured, Opened { material, compiled, left_out, laps }, run, device, stop, notice)
 }
 
 /// What is open before a run's state is.
@@ -109,6 +115,8 @@ pub struct Opened {
     pub compiled: Compiled,
     /// What of the data was left out, in words.
     pub left_out: Vec<String>,
+    /// Where time went until now.
+    pub laps: Laps,
 }
 
 /// As [`train`], on data that is open and plans that were made for it.
@@ -120,7 +128,7 @@ pub fn train_on(
     stop: &StopFlag,
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    let Opened { material, compiled, mut left_out } = opened;
+    let Opened { material, compiled, mut left_out, mut laps } = opened;
     let material = &material;
     let steps = material.total_steps(config)?;
     material.check_classes(config)?;
@@ -144,7 +152,12 @@ pub fn train_on(
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         check_schema(&compiled.plans, &file)?;
     }
+    laps.lap("data");
     let mut session = device.session(compiled.plans.clone(), &compiled.settled)?;
+    match session.as_cuda() {
+        Some(cuda) => laps.take(cuda.laps()),
+        None => laps.lap("session"),
+    }
     image_table::write(&mut session, material)?;
     let mut origin = None;
     let (progress, supply, skips, patience) = match &found.whole {
@@ -158,6 +171,7 @@ pub fn train_on(
             (Progress::default(), supply, Skips::default(), Patience::default())
         }
     };
+    laps.lap("weights");
     left_out.extend(origin.as_ref().and_then(|origin| origin.left_out.clone()));
     if progress.step > steps {
         return Err(Failure::User(UserError(format!(
@@ -184,7 +198,8 @@ pub fn train_on(
     }
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
 
-    let ready = Ready { config, compiled: &compiled, material, run: run.dir(), steps, done: progress.step };
+    let done = progress.step;
+    let ready = Ready { config, compiled: &compiled, material, run: run.dir(), steps, done, laps: &laps };
     let draw = Draw { seed: config.train.seed, step: 0 };
     let evaluation = events::eval_at(&earlier, progress.step);
     let mut trainer = Trainer {
@@ -224,7 +239,7 @@ pub fn train_on(
     }
     stop.begin_steps();
     (trainer.notice)(Notice::Ready(&ready));
-    trainer.start(is_resumed)?;
+    trainer.start(is_resumed, &laps)?;
     for message in left_out {
         trainer.say(Event::Warning { message })?;
     }
@@ -359,9 +374,10 @@ impl Trainer<'_, '_> {
         }
     }
 
-    fn start(&mut self, is_resumed: bool) -> Result<(), Failure> {
+    fn start(&mut self, is_resumed: bool, laps: &Laps) -> Result<(), Failure> {
         let start = opening::opening(self.config, self.compiled, self.material, &self.session, self.steps);
-        self.say(Event::Start(start))?;
+        let start_seconds = laps.iter().map(|(name, seconds)| (name.to_string(), seconds)).collect();
+        self.say(Event::Start(Start { start_seconds, ..start }))?;
         let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
         for message in notes {
             self.say(Event::Warning { message })?;

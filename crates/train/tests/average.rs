@@ -42,7 +42,7 @@ fn decoder(overrides: &[&str]) -> Config {
 /// The tensors of a checkpoint in f32, by name.
 fn state(dir: &Path, step: u64) -> BTreeMap<String, Vec<f32>> {
     let path = dir.join(format!("checkpoints/step-{step}/state.safetensors"));
-    let mut file = TensorFile::open(&path).expect("a checkpoint");
+    let file = TensorFile::open(&path).expect("a checkpoint");
     let names: Vec<(String, usize, usize)> =
         file.entries().iter().map(|(name, e)| (name.clone(), e.bytes(), e.dtype.bytes())).collect();
     let mut tensors = BTreeMap::new();
@@ -175,7 +175,7 @@ fn the_averages_go_out() {
     let state = state(&run, UPDATES);
     let averages: Vec<u32> = state[&average_path("layers.0.ffn.down")].iter().map(|x| x.to_bits()).collect();
     assert_ne!(averages, state["layers.0.ffn.down"].iter().map(|x| x.to_bits()).collect::<Vec<_>>());
-    let mut file = TensorFile::open(&to.join("model.safetensors")).expect("tensors");
+    let file = TensorFile::open(&to.join("model.safetensors")).expect("tensors");
     let name = "model.layers.0.mlp.down_proj.weight";
     let mut bytes = vec![0; file.entries()[name].bytes()];
     file.read_into(name, &mut bytes).expect("a tensor");

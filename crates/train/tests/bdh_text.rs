@@ -74,7 +74,7 @@ fn whole(dir: &Path, tokens: &[u32]) -> Vec<Vec<f32>> {
     let out = dir.with_extension("logits");
     let mut loaded = Loaded::open(dir, &[]).expect("a run");
     logits::write(&mut loaded, &Device::cpu(), &[tokens.to_vec()], &out).expect("logits");
-    let mut file = TensorFile::open(&out).expect("tensors");
+    let file = TensorFile::open(&out).expect("tensors");
     let mut bytes = vec![0; file.entries()["logits"].bytes()];
     file.read_into("logits", &mut bytes).expect("logits");
     let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();

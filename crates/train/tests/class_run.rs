@@ -64,7 +64,7 @@ fn material((train, held_out): &Sides, vocab: usize) -> Material {
 fn opened(material: Material, config: &mut Config) -> Opened {
     material.measure(config);
     let compiled = compile::compile(config, &compile::target()).expect("plans");
-    Opened { material, compiled, left_out: vec![] }
+    Opened { material, compiled, left_out: vec![], laps: Device::cpu().laps() }
 }
 
 /// A small Gemma-3 that sees both ways.

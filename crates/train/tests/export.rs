@@ -31,7 +31,7 @@ fn trained(dir: &Path, overrides: &[&str]) {
 
 /// Every weight of a run, as the bytes of its checkpoint.
 fn weights(file: &Path) -> Vec<(String, Dtype, Vec<u8>)> {
-    let mut file = TensorFile::open(file).expect("tensors");
+    let file = TensorFile::open(file).expect("tensors");
     let entries: Vec<_> = file.entries().iter().map(|(name, e)| (name.clone(), e.dtype, e.bytes())).collect();
     let read = |(name, dtype, bytes): (String, Dtype, usize)| {
         let mut place = vec![0; bytes];

@@ -33,7 +33,7 @@ fn tensor_file() {
     let path = folder.path().join("state.safetensors");
     feed("tensor file", &tensor_files(), Limits::default(), |bytes| {
         fs::write(&path, bytes).unwrap();
-        let Ok(mut file) = TensorFile::open(&path) else { return };
+        let Ok(file) = TensorFile::open(&path) else { return };
         let tensors: Vec<(String, usize)> =
             file.entries().iter().map(|(name, entry)| (name.clone(), entry.bytes())).collect();
         for (name, size) in tensors {

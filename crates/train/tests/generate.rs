@@ -32,8 +32,7 @@ impl Forward {
         let programs = [Program { role: Role::Logits, graph: build(config.model.decoder(), form) }];
         let plans = compile(&programs, &cpu::target(2), &Options::default()).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
-        let mut file =
-            TensorFile::open(&generator.checkpoint.join("state.safetensors")).expect("a checkpoint");
+        let file = TensorFile::open(&generator.checkpoint.join("state.safetensors")).expect("a checkpoint");
         for (path, _) in weight_names(config.model.decoder()) {
             let mut bytes = vec![0; file.entries()[&path].bytes()];
             file.read_into(&path, &mut bytes).expect("a weight");

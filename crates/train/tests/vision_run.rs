@@ -198,10 +198,10 @@ fn a_bdh_learns_a_small_set_by_heart() {
 }
 
 fn tensors(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
-    let mut file = TensorFile::open(path).expect("tensors");
+    let file = TensorFile::open(path).expect("tensors");
     let names: Vec<(String, Vec<usize>, usize)> =
         file.entries().iter().map(|(name, e)| (name.clone(), e.shape.clone(), e.bytes())).collect();
-    let mut read = |name: &str, bytes: usize| {
+    let read = |name: &str, bytes: usize| {
         let mut out = vec![0; bytes];
         file.read_into(name, &mut out).expect("a tensor");
         out

@@ -29,19 +29,22 @@ impl Cache {
         Cache { store: Store::of_this_user("kernels") }
     }
 
-    /// The cubins of distinct sources, in parallel.
+    /// The cubins of distinct sources, in parallel. `see` is called after each.
     pub fn cubins(
         &self,
         sources: &HashSet<Source>,
         arch: &str,
         nvrtc: &Nvrtc,
+        see: &(dyn Fn() + Sync),
     ) -> Result<(Cubins, Compiled), CudaError> {
         let made: Vec<_> = sources
             .par_iter()
             .map(|source| {
                 let compile = || nvrtc.compile(source, arch);
                 let key = key(source, arch, &nvrtc.version.to_string());
-                self.entry(&key, compile).map(|(cubin, how)| (source.clone(), cubin, how))
+                let made = self.entry(&key, compile);
+                see();
+                made.map(|(cubin, how)| (source.clone(), cubin, how))
             })
             .collect::<Result<_, CudaError>>()?;
         let mut report = Compiled::default();

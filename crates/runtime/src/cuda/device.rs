@@ -17,6 +17,7 @@ use super::lt::Lt;
 use super::nvrtc::{self, Nvrtc};
 use super::session::Options;
 use super::{EVERY_TYPE, KERNELS, environment, gpus, nvml};
+use crate::Laps;
 
 /// The oldest driver that runs: CUDA 12.8. Proven is 13.0.
 const OLDEST_DRIVER: u32 = 12080;
@@ -159,6 +160,8 @@ struct Inner {
     free_bytes: u64,
     /// What the context and the handles took.
     context_bytes: u64,
+    /// What opening it took.
+    laps: Laps,
     cudnn: Result<Arc<Cudnn>, CudaError>,
     lt: Arc<Lt>,
     nvrtc: Nvrtc,
@@ -174,6 +177,7 @@ impl Device {
             Gpu::None(why) | Gpu::Unusable(why) => return Err(CudaError::new(why.clone())),
             Gpu::Usable(_) => {}
         }
+        let mut laps = Laps::begin();
         let found = library::libraries();
         let driver = driver()?;
         let identity = identify(driver, index, driver.version()?)?;
@@ -201,18 +205,25 @@ impl Device {
         };
         let rates = rates(driver, device, &identity)?;
         let context_bytes = free_bytes.saturating_sub(free);
+        laps.lap("device");
         Ok(Device(Arc::new(Inner {
             identity,
             facts,
             rates,
             free_bytes,
             context_bytes,
+            laps,
             cudnn,
             lt,
             nvrtc,
             driver,
             context,
         })))
+    }
+
+    /// What opening it took.
+    pub fn laps(&self) -> &Laps {
+        &self.0.laps
     }
 
     pub fn identity(&self) -> &Identity {
@@ -230,9 +241,9 @@ impl Device {
         self.bind().and_then(|()| self.0.driver.synchronize_context()).err()
     }
 
-    /// Compiles sources that are not in the cache yet.
-    pub fn compile_ahead(&self, sources: &HashSet<Source>) -> Result<(), CudaError> {
-        Cache::of_this_user().cubins(sources, &nvrtc::arch(&self.0.facts), &self.0.nvrtc).map(|_| ())
+    /// Compiles sources that are not in the cache yet. `see` is called after each.
+    pub fn compile_ahead(&self, sources: &HashSet<Source>, see: &(dyn Fn() + Sync)) -> Result<(), CudaError> {
+        Cache::of_this_user().cubins(sources, &nvrtc::arch(&self.0.facts), &self.0.nvrtc, see).map(|_| ())
     }
 
     /// Free before this process had a context, by NVML.

@@ -22,7 +22,7 @@ use super::traffic::{Traffic, written};
 use super::tuned::{Tuned, Tuning};
 use crate::cpu::copy;
 use crate::timing::Samples;
-use crate::{Copying, RuntimeError, launch};
+use crate::{Copying, Laps, RuntimeError, launch};
 
 /// How many algorithms of a matrix product are timed to find the fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,8 @@ pub struct Session {
     notes: Vec<String>,
     attention: Vec<Chosen>,
     driver_bytes: u64,
+    /// What getting it ready took.
+    laps: Laps,
     device: Device,
 }
 
@@ -99,6 +101,7 @@ impl Session {
     /// captures the graphs, and leaves the arena zeroed.
     pub fn new(plans: &PlanSet, device: &Device, options: Options) -> Result<Session, RuntimeError> {
         let system = |why: CudaError| RuntimeError::Resources(why.to_string());
+        let mut laps = Laps::begin();
         let facts = device.facts(options);
         let mut kernels = Vec::with_capacity(plans.plans.len());
         for plan in &plans.plans {
@@ -109,6 +112,7 @@ impl Session {
         let driver = device.driver();
         let stream = OwnedStream::new(driver).map_err(system)?;
         let (modules, compiled) = build(plans, &kernels, &facts, device).map_err(system)?;
+        laps.lap("kernels");
         let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
             RuntimeError::Resources(format!(
                 "the GPU has no {} bytes for the arena: {why}",
@@ -145,6 +149,7 @@ impl Session {
                 plan.launches.iter().zip(kernels).map(|(l, k)| (k.prepare)(l, &prepare).map_err(named(l)));
             works.push(resolved.collect::<Result<_, _>>()?);
         }
+        laps.lap("products");
         // Timing candidates may have left anything.
         arena.fill(0, stream.get()).map_err(system)?;
         for (plan, works) in plans.plans.iter().zip(&works) {
@@ -170,6 +175,7 @@ impl Session {
         let (free, _) = driver.memory().map_err(system)?;
         let taken = device.free_bytes().saturating_sub(free);
         let driver_bytes = taken.saturating_sub(arena.bytes() as u64);
+        laps.lap("graphs");
         Ok(Session {
             graphs,
             works,
@@ -183,6 +189,7 @@ impl Session {
             notes,
             attention: chosen.into_inner(),
             driver_bytes,
+            laps,
             device: device.clone(),
         })
     }
@@ -194,6 +201,12 @@ impl Session {
     /// What the process took on the device beside the arena: context, modules, graphs.
     pub fn driver_bytes(&self) -> u64 {
         self.driver_bytes
+    }
+
+    /// What getting it ready took: compiling or loading kernels, choosing the algorithms of products, a first run of every
+    /// plan with its capture.
+    pub fn laps(&self) -> &Laps {
+        &self.laps
     }
 
     /// Whether every plan was captured as a graph, which runs replay.
@@ -247,7 +260,8 @@ impl Session {
     /// A kernel that no launch asked for.
     fn function(&self, source: Source, entry: &str) -> Result<Function, CudaError> {
         let arch = nvrtc::arch(&self.device.facts(self.options));
-        let (cubins, _) = Cache::of_this_user().cubins(&[source].into(), &arch, self.device.nvrtc())?;
+        let (cubins, _) =
+            Cache::of_this_user().cubins(&[source].into(), &arch, self.device.nvrtc(), &|| ())?;
         Arc::new(Module::load(self.device.driver(), &cubins[0].1)?).function(entry)
     }
 
@@ -414,7 +428,8 @@ fn build(
     let mut sources: HashSet<_> =
         launches.zip(kernels.iter().flatten()).flat_map(|(l, k)| (k.sources)(l, facts)).collect();
     sources.extend(facts.autotune.then(noise::source));
-    let (cubins, compiled) = Cache::of_this_user().cubins(&sources, &nvrtc::arch(facts), device.nvrtc())?;
+    let (cubins, compiled) =
+        Cache::of_this_user().cubins(&sources, &nvrtc::arch(facts), device.nvrtc(), &|| ())?;
     let mut modules = Modules::default();
     for (source, cubin) in cubins {
         let module = Module::load(device.driver(), &cubin)

@@ -15,6 +15,7 @@ mod trial;
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
@@ -291,6 +292,7 @@ pub fn compile_ahead(
     cases: &[Case],
     launches: &[Launch],
     device: &cuda::Device,
+    see: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<(), cuda::CudaError> {
     let mut all = HashSet::new();
     for deterministic in [false, true] {
@@ -298,7 +300,8 @@ pub fn compile_ahead(
         all.extend(sources(cases, &facts));
         all.extend(launches.iter().flat_map(|launch| sources_of(launch, &facts)));
     }
-    device.compile_ahead(&all)
+    let made = AtomicUsize::new(0);
+    device.compile_ahead(&all, &|| see(made.fetch_add(1, Ordering::Relaxed) + 1, all.len()))
 }
 
 /// What each kernel of some cases takes on an architecture such as `sm_90a`: source with its defines, architecture,

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use flatout_models::choice;
@@ -196,7 +197,7 @@ impl TensorFile {
     }
 
     /// Reads a tensor's bytes to where they belong, which must be exactly as many.
-    pub fn read_into(&mut self, name: &str, place: &mut [u8]) -> io::Result<()> {
+    pub fn read_into(&self, name: &str, place: &mut [u8]) -> io::Result<()> {
         let absent = || io::Error::new(io::ErrorKind::NotFound, format!("there is no tensor `{name}`"));
         let entry = self.entries.get(name).ok_or_else(absent)?;
         if entry.bytes() != place.len() {
@@ -207,7 +208,7 @@ impl TensorFile {
     }
 
     /// Reads some of a tensor's bytes, from one of them on.
-    pub fn read_part(&mut self, name: &str, from: u64, place: &mut [u8]) -> io::Result<()> {
+    pub fn read_part(&self, name: &str, from: u64, place: &mut [u8]) -> io::Result<()> {
         let entry = self.entries.get(name).filter(|entry| from + place.len() as u64 <= entry.bytes() as u64);
         let entry = entry.ok_or_else(|| {
             io::Error::new(
@@ -215,8 +216,7 @@ impl TensorFile {
                 format!("`{name}` has no such part, or there is no `{name}`"),
             )
         })?;
-        self.file.seek(SeekFrom::Start(self.data + entry.data_offsets[0] + from))?;
-        self.file.read_exact(place)
+        self.file.read_exact_at(place, self.data + entry.data_offsets[0] + from)
     }
 }
 
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn what_is_written_reads_back_here_and_in_the_reference_library() {
         let (_folder, path) = saved(&examples());
-        let mut file = TensorFile::open(&path).unwrap();
+        let file = TensorFile::open(&path).unwrap();
         assert_eq!(file.entries().len(), 4);
         let whole = std::fs::read(&path).unwrap();
         let reference = safetensors::SafeTensors::deserialize(&whole).unwrap();
@@ -273,7 +273,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.safetensors");
         std::fs::write(&path, bytes).unwrap();
-        let mut file = TensorFile::open(&path).unwrap();
+        let file = TensorFile::open(&path).unwrap();
         let mut place = [0; 16];
         file.read_into("w", &mut place).unwrap();
         assert_eq!(place, FOUR);

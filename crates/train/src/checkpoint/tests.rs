@@ -35,7 +35,7 @@ fn save_whole(checkpoints: &Path, step: u64, keep: usize) -> PathBuf {
 /// The step of the newest whole checkpoint, after checking that it holds what that step saved.
 fn latest_step(checkpoints: &Path) -> Option<u64> {
     let Whole { step, path } = latest(checkpoints).unwrap().whole?;
-    let (found, mut tensors) = open(&path).unwrap();
+    let (found, tensors) = open(&path).unwrap();
     assert_eq!(found, state(step));
     let mut bytes = vec![0; 4 * ELEMENTS];
     tensors.read_into("weights", &mut bytes).unwrap();

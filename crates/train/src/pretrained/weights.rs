@@ -1,17 +1,19 @@
-//! Where the values of every parameter lie, and how they get into a session: read by position, widened on the way, one
-//! tensor in memory at a time.
+//! Where the values of every parameter lie, and how they get into a session: read by position, several side by side, and
+//! widened on the way where they are not what the session wants.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use flatout_ir::passes::adapters::SCOPE;
 use flatout_ir::passes::average::averaged_weight;
+use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, TensorType};
 use flatout_models::config::{Head, Model};
 use flatout_models::decoder::SCORE;
 use flatout_models::stored::Stored;
 use flatout_runtime::Session;
+use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::adapters::merge;
@@ -55,8 +57,10 @@ pub struct Weights {
     apart: bool,
 }
 
-/// Bytes read at once.
+/// Bytes read at once, and hashed while they are in the cache.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Of parameters that are read side by side, as f32.
+const PORTION_BYTES: usize = 1 << 30;
 
 impl Weights {
     pub fn of_files(files: Vec<(PathBuf, TensorFile)>) -> Weights {
@@ -179,23 +183,20 @@ impl Weights {
 
     /// A parameter's values as little-endian f32, and the hash of the bytes they were read from; drawn ones have none.
     pub fn read(
-        &mut self,
+        &self,
         name: &str,
         ty: &TensorType,
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
         let (wide, hash) = self.read_one(name, ty, init)?;
-        let beside: Vec<Adapter> = match self.apart {
-            true => vec![],
-            false => self.adapters.iter().filter(|a| a.weight == name).cloned().collect(),
-        };
+        let beside = self.beside(name);
         if beside.is_empty() {
             return Ok((wide, hash));
         }
         let mut weight = f32s(&wide);
         let mut all = Xxh3::new();
         all.update(hash.unwrap_or_default().as_bytes());
-        for adapter in &beside {
+        for adapter in beside {
             let mut read = vec![];
             for slot in adapter.parameters([ty.dims[0], ty.dims[1]]) {
                 let (wide, hash) = self.read_one(&slot.path, &slot.ty, &slot.init)?;
@@ -208,65 +209,101 @@ impl Weights {
         Ok((wide, Some(format!("{:032x}", all.digest128()))))
     }
 
+    /// The adapters that are read as one with a weight.
+    fn beside(&self, name: &str) -> Vec<&Adapter> {
+        if self.apart { vec![] } else { self.adapters.iter().filter(|a| a.weight == name).collect() }
+    }
+
+    /// Where the values that are read of a parameter lie; nowhere where they are drawn.
+    fn found(&self, name: &str) -> Option<&Place> {
+        self.averages.get(name).filter(|_| self.averaged).or(self.places.get(name))
+    }
+
     fn read_one(
-        &mut self,
+        &self,
         name: &str,
         ty: &TensorType,
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
-        let average = self.averages.get(name).filter(|_| self.averaged);
-        let Some(place) = average.or(self.places.get(name)) else {
+        let Some(place) = self.found(name) else {
             let seed = self.seed.expect("a source without a seed has every parameter");
             let values = values(name, ty, init, seed);
             return Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), None));
         };
-        let (path, file) = &mut self.files[place.file];
-        let entry = &file.entries()[&place.name];
-        let (dtype, bytes) = (entry.dtype, entry.bytes());
-        let mut wide = Vec::with_capacity(bytes / dtype.bytes() * 4);
-        let mut hash = Xxh3::new();
-        let mut buffer = vec![0; CHUNK_BYTES.min(bytes)];
-        let mut at = 0;
-        while at < bytes {
-            let count = buffer.len().min(bytes - at);
-            let chunk = &mut buffer[..count];
-            file.read_part(&place.name, at as u64, chunk).map_err(Failure::io(path.display()))?;
-            hash.update(chunk);
-            widen(dtype, chunk, &mut wide);
-            at += count;
-        }
+        let (dtype, bytes, hash) = self.stored(place)?;
+        let mut wide = widened(dtype, bytes);
         if let Some(within) = &place.within {
             wide = within.take(wide.as_chunks::<4>().0).into_flattened();
         }
         assert_eq!(wide.len(), 4 * ty.elements(), "shapes are checked where files are opened");
+        Ok((wide, Some(hash)))
+    }
+
+    /// A parameter's values in the type of its slot. Those that are stored in it, as they stand, are not touched.
+    fn read_for(&self, slot: &PlacedSlot) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let as_stored = self.found(&slot.path).filter(|place| {
+            let (_, file) = self.file(place);
+            let is_alike = slot.ty.dtype == DType::BF16 && file.entries()[&place.name].dtype == Dtype::Bf16;
+            is_alike && place.within.is_none() && self.beside(&slot.path).is_empty()
+        });
+        if let Some(place) = as_stored {
+            let (_, bytes, hash) = self.stored(place)?;
+            return Ok((bytes, Some(hash)));
+        }
+        let (wide, hash) = self.read(&slot.path, &slot.ty, &slot.init)?;
+        Ok((if slot.ty.dtype == DType::BF16 { narrow(&wide) } else { wide }, hash))
+    }
+
+    /// A tensor as it lies in its file, with the hash of its bytes.
+    fn stored(&self, place: &Place) -> Result<(Dtype, Vec<u8>, String), Failure> {
+        let (path, file) = self.file(place);
+        let entry = &file.entries()[&place.name];
+        let mut bytes = vec![0; entry.bytes()];
+        let mut hash = Xxh3::new();
+        for (i, chunk) in bytes.chunks_mut(CHUNK_BYTES).enumerate() {
+            file.read_part(&place.name, (i * CHUNK_BYTES) as u64, chunk)
+                .map_err(Failure::io(path.display()))?;
+            hash.update(chunk);
+        }
         let hash = format!("{:032x}", hash.digest128());
         if place.expect.as_ref().is_some_and(|expected| *expected != hash) {
             refuse_changed(path, &place.name)?;
         }
-        Ok((wide, Some(hash)))
+        Ok((entry.dtype, bytes, hash))
     }
 
     /// Writes the parameters of some classes into a session, adapters where their tensors are there. Gives the hashes of
     /// the tensors read.
     pub fn load(
-        &mut self,
+        &self,
         session: &mut Session,
         wanted: impl Fn(Class) -> bool,
     ) -> Result<BTreeMap<String, String>, Failure> {
+        let mut slots = leaves(session.plans(), |class| class.is_parameter() && wanted(class));
+        slots.retain(|slot| !slot.path.starts_with(SCOPE) || self.places.contains_key(&slot.path));
         let mut hashes = BTreeMap::new();
-        for slot in leaves(session.plans(), |class| class.is_parameter() && wanted(class)) {
-            if slot.path.starts_with(SCOPE) && !self.places.contains_key(&slot.path) {
-                continue;
+        let mut left = slots.as_slice();
+        while !left.is_empty() {
+            let (some, rest) = left.split_at(portion(left));
+            let read = some.par_iter().map(|slot| self.read_for(slot)).collect::<Result<Vec<_>, _>>()?;
+            for (slot, (bytes, hash)) in some.iter().zip(read) {
+                session.write_slot(&slot.path, &bytes)?;
+                hashes.extend(hash.map(|hash| (slot.path.clone(), hash)));
             }
-            let (wide, hash) = self.read(&slot.path, &slot.ty, &slot.init)?;
-            match slot.ty.dtype {
-                DType::BF16 => session.write_slot(&slot.path, &narrow(&wide))?,
-                _ => session.write_slot(&slot.path, &wide)?,
-            }
-            hashes.extend(hash.map(|hash| (slot.path, hash)));
+            left = rest;
         }
         Ok(hashes)
     }
+}
+
+/// How many of these slots are read at once: at least one.
+fn portion(slots: &[PlacedSlot]) -> usize {
+    let mut bytes = 0;
+    let fits = |slot: &&PlacedSlot| {
+        bytes += 4 * slot.ty.elements();
+        bytes <= PORTION_BYTES
+    };
+    slots.iter().take_while(fits).count().max(1)
 }
 
 fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
@@ -276,13 +313,20 @@ fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
     )
 }
 
-/// Appends elements as f32. Types are checked where files are opened.
-fn widen(dtype: Dtype, bytes: &[u8], out: &mut Vec<u8>) {
-    let halves = || bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+/// Elements as f32. Types are checked where files are opened.
+fn widened(dtype: Dtype, bytes: Vec<u8>) -> Vec<u8> {
+    let of_halves = |widen: fn(u16) -> f32| {
+        let mut wide = vec![0; 2 * bytes.len()];
+        let halves = bytes.as_chunks::<2>().0;
+        for (word, half) in wide.as_chunks_mut::<4>().0.iter_mut().zip(halves) {
+            *word = widen(u16::from_le_bytes(*half)).to_le_bytes();
+        }
+        wide
+    };
     match dtype {
-        Dtype::F32 => out.extend_from_slice(bytes),
-        Dtype::Bf16 => out.extend(halves().flat_map(|half| bf16_to_f32(half).to_le_bytes())),
-        Dtype::F16 => out.extend(halves().flat_map(|half| f16_to_f32(half).to_le_bytes())),
+        Dtype::F32 => bytes,
+        Dtype::Bf16 => of_halves(bf16_to_f32),
+        Dtype::F16 => of_halves(f16_to_f32),
         other => unreachable!("{other} was refused when the file was opened"),
     }
 }
@@ -293,8 +337,11 @@ fn f32s(bytes: &[u8]) -> Vec<f32> {
 
 /// Little-endian f32 to bf16, to nearest even.
 pub fn narrow(wide: &[u8]) -> Vec<u8> {
-    let words = wide.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-    words.flat_map(|x| bf16_from_f32(x).to_le_bytes()).collect()
+    let mut halves = vec![0; wide.len() / 2];
+    for (half, word) in halves.as_chunks_mut::<2>().0.iter_mut().zip(wide.as_chunks::<4>().0) {
+        *half = bf16_from_f32(f32::from_le_bytes(*word)).to_le_bytes();
+    }
+    halves
 }
 
 /// IEEE half precision, every value of which is an f32.

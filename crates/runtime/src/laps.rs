@@ -1,0 +1,39 @@
+//! Where time went, piece by piece.
+
+use std::time::Instant;
+
+/// Seconds by name, in the order in which names first came.
+#[derive(Clone, Debug)]
+pub struct Laps {
+    clock: Instant,
+    laps: Vec<(&'static str, f64)>,
+}
+
+impl Laps {
+    pub fn begin() -> Laps {
+        Laps { clock: Instant::now(), laps: vec![] }
+    }
+
+    /// What has passed since the last lap was `name`'s.
+    pub fn lap(&mut self, name: &'static str) {
+        let seconds = std::mem::replace(&mut self.clock, Instant::now()).elapsed().as_secs_f64();
+        self.add(name, seconds);
+    }
+
+    /// What has passed since the last lap is in the laps of somebody else.
+    pub fn take(&mut self, others: &Laps) {
+        others.laps.iter().for_each(|(name, seconds)| self.add(name, *seconds));
+        self.clock = Instant::now();
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        self.laps.iter().copied()
+    }
+
+    fn add(&mut self, name: &'static str, seconds: f64) {
+        match self.laps.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum += seconds,
+            None => self.laps.push((name, seconds)),
+        }
+    }
+}
