@@ -5,19 +5,20 @@ use crate::attr::{Attr, AttrMap, is_unsaid};
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, SlotId, Value};
 use crate::ops::attention::{Mask, Segments};
+use crate::ops::double_norm::DoubleNorm;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::Frequencies;
 use crate::ops::gated::Act;
 use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
-use crate::ops::norm::NormWeight;
+use crate::ops::norm::{NormSpec, NormWeight};
 use crate::ops::product::Compute;
 use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
 use crate::ops::{
-    adamw, adamw8, attention, dropout, elementwise, gated, head_loss, index, linear_attention, low_rank_norm,
-    movement, norm, product, qk_norm_rope, quantize, reduce, resample, rope, source,
+    adamw, adamw8, attention, double_norm, dropout, elementwise, gated, head_loss, index, linear_attention,
+    low_rank_norm, movement, norm, product, qk_norm_rope, quantize, reduce, resample, rope, source,
 };
 use crate::types::{DType, Dims, TensorType};
 
@@ -106,6 +107,10 @@ ops! {
     RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
     /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `sum` also the sum over rows of the first.
     RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool, sum: bool }
+    /// (y, x, w inner, w outer) -> outer norm of h, and h = x + inner norm of y.
+    DoubleNorm = "double_norm" { inner: NormSpec, outer: NormSpec }
+    /// (y, x, or h with `of_sum`, w inner, w outer, d out, dh?) -> dx, dy; no gradients of the weights.
+    DoubleNormGrad = "double_norm_grad" { inner: NormSpec, outer: NormSpec, add: bool, of_sum: bool }
     /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
     Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
     /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half is for so many
@@ -157,6 +162,11 @@ ops! {
 }
 
 impl OpKind {
+    /// Whether passes make it only for a target that has a kernel for it.
+    pub fn is_optional(self) -> bool {
+        matches!(self, OpKind::DoubleNorm | OpKind::DoubleNormGrad)
+    }
+
     /// Whether its kernels decode and encode 8-bit floats by themselves, so that a device without the type runs it.
     pub fn decodes(self) -> bool {
         self == OpKind::AdamW8
@@ -213,6 +223,8 @@ impl Op {
             Op::RmsNormGrad { weight, bias, add, sum, .. } => {
                 norm::infer_grad(*weight, *bias, *add, *sum, &ins)
             }
+            Op::DoubleNorm { .. } => double_norm::infer(&ins),
+            Op::DoubleNormGrad { add, .. } => double_norm::infer_grad(*add, &ins),
             Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
             Op::QkNormRope { weight, first, axis_of_freq, table, .. } => {
                 qk_norm_rope::infer(*weight, *first, axis_of_freq, *table, &ins)
@@ -278,6 +290,8 @@ impl Op {
             Op::Quantize { .. }
             | Op::RowScatter {}
             | Op::RmsNormGrad { .. }
+            | Op::DoubleNorm { .. }
+            | Op::DoubleNormGrad { .. }
             | Op::QkNormRopeGrad { .. }
             | Op::GatedGrad { .. }
             | Op::AttentionGrad { .. }
@@ -322,6 +336,10 @@ impl Op {
             Op::ScatterAdd { base: true, rows, out } => vec![index::without_base(*rows, *out, ins)],
             Op::RmsNorm { .. } => norm::expand(self, ins),
             Op::RmsNormGrad { .. } => norm::expand_grad(b, self, ins),
+            &Op::DoubleNorm { inner, outer } => double_norm::expand(b, DoubleNorm { inner, outer }, ins),
+            &Op::DoubleNormGrad { inner, outer, of_sum, .. } => {
+                double_norm::expand_grad(b, DoubleNorm { inner, outer }, of_sum, ins)
+            }
             Op::Rope { freq, axis_of_freq, pairs, inverse, .. } => {
                 vec![rope::expand(
                     b,
@@ -383,6 +401,8 @@ impl Op {
             Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
             Op::RmsNorm { .. } => 4 * ins[0].elements(),
             Op::RmsNormGrad { .. } => 8 * ins[0].elements(),
+            Op::DoubleNorm { .. } => 8 * ins[0].elements(),
+            Op::DoubleNormGrad { .. } => 16 * ins[0].elements(),
             Op::Rope { .. } => 3 * ins[0].elements(),
             Op::QkNormRope { .. } => 7 * ins[0].elements(),
             Op::QkNormRopeGrad { .. } => 14 * ins[0].elements(),

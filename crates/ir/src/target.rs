@@ -167,6 +167,8 @@ pub fn paper() -> Target {
             OpKind::Map
             | OpKind::RmsNorm
             | OpKind::RmsNormGrad
+            | OpKind::DoubleNorm
+            | OpKind::DoubleNormGrad
             | OpKind::Bundle
             | OpKind::Gated
             | OpKind::Rope

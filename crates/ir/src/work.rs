@@ -42,6 +42,8 @@ impl OpKind {
             | OpKind::LinearAttentionGrad => Work::Attention,
             OpKind::RmsNorm
             | OpKind::RmsNormGrad
+            | OpKind::DoubleNorm
+            | OpKind::DoubleNormGrad
             | OpKind::QkNormRope
             | OpKind::QkNormRopeGrad
             | OpKind::LowRankNorm => Work::Norm,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use flatout_ir::autodiff::gradients;
 use flatout_ir::check::{Build, Case, cases, check, differentiate, draw, evaluate, sound, within};
 use flatout_ir::graph::{Class, Graph, Init, Slot, SlotId};
 use flatout_ir::op::{Op, OpKind};
 use flatout_ir::ops::attention::{self, Attend, Mask, Masking, Segments};
 use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::oracle::{self, in_f64};
@@ -31,6 +33,8 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::Resample, resample_is_a_weighted_mean),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
+    (OpKind::DoubleNorm, double_norms_are_two_around_a_sum),
+    (OpKind::DoubleNormGrad, double_norms_have_the_slopes_of_two),
     (OpKind::LowRankNorm, low_rank_norm_is_of_the_sums_rows),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::AdamW8, adamw8_expands_to_its_outputs),
@@ -122,6 +126,54 @@ fn low_rank_norm_is_of_the_sums_rows() {
     let norm = |i: usize| (0..5).map(|j| element(i, j).powi(2)).sum::<f64>().sqrt();
     let wanted: Vec<f64> = (0..3).map(|i| 1.0 / norm(i)).collect();
     within(1e-12, &outs[0], &wanted).expect("1 over the norms");
+}
+
+const DOUBLE: [NormSpec; 2] = [
+    NormSpec { eps: 1e-3, center: false, weight: NormWeight::OnePlus, bias: false },
+    NormSpec { eps: 1e-2, center: false, weight: NormWeight::OnePlus, bias: false },
+];
+
+fn double_norms_are_two_around_a_sum() {
+    const D: usize = 4;
+    let (outs, values) = evaluate(|t| {
+        let ins = [t.x(&[3, D]), t.x(&[3, D]), t.x(&[D]), t.x(&[D])];
+        let [inner, outer] = DOUBLE;
+        t.b.ops(Op::DoubleNorm { inner, outer }, &ins)
+    });
+    let [y, x, inner, outer] = ["x0", "x1", "x2", "x3"].map(|name| &values[name]);
+    let norm = |row: &[f64], w: &[f64], eps: f32| -> Vec<f64> {
+        let square = row.iter().map(|x| x * x).sum::<f64>() / D as f64 + eps as f64;
+        row.iter().zip(w).map(|(x, w)| x / square.sqrt() * (1.0 + w)).collect()
+    };
+    let rows = |of: &[f64]| of.chunks(D).map(<[f64]>::to_vec).collect::<Vec<_>>();
+    let sums: Vec<Vec<f64>> = rows(y)
+        .iter()
+        .zip(rows(x))
+        .map(|(y, x)| norm(y, inner, DOUBLE[0].eps).iter().zip(x).map(|(n, x)| n + x).collect())
+        .collect();
+    let wanted: Vec<f64> = sums.iter().flat_map(|h| norm(h, outer, DOUBLE[1].eps)).collect();
+    within(1e-12, &outs[0], &wanted).expect("normed twice");
+    within(1e-12, &outs[1], &sums.concat()).expect("the sum between");
+}
+
+/// What flows to x and y through the two norms one after the other, whether the sum is given or made again.
+fn double_norms_have_the_slopes_of_two() {
+    let (outs, _) = evaluate(|t| {
+        let [inner, outer] = DOUBLE;
+        let (y, x, wi, wo) = (t.x(&[3, 4]), t.x(&[3, 4]), t.x(&[4]), t.x(&[4]));
+        let (d, dh) = (t.x(&[3, 4]), t.x(&[3, 4]));
+        let n = t.b.op(inner.op(false), &[y, wi]);
+        let both = t.b.ops(outer.op(true), &[n, x, wo]);
+        let mut wanted = gradients(&t.b, &[(both[0], d), (both[1], dh)], &[x, y]);
+        for (of_sum, given) in [(false, x), (true, both[1])] {
+            let op = Op::DoubleNormGrad { inner, outer, add: true, of_sum };
+            wanted.extend(t.b.ops(op, &[y, given, wi, wo, d, dh]));
+        }
+        wanted
+    });
+    for (i, got) in outs[2..].iter().enumerate() {
+        within(1e-12, got, &outs[i % 2]).expect("the slopes of two norms");
+    }
 }
 
 fn row_scatter_replaces_rows() {

@@ -88,6 +88,14 @@ fn real() -> Vec<Form> {
         let grad = Op::RmsNormGrad { eps, center: true, weight, bias: true, add: true, sum: true };
         forms.push((grad, vec![x.clone(), w, x.clone(), x]));
     }
+    let [inner, outer] = [NormSpec::rms(1e-6, NormWeight::OnePlus); 2];
+    for (rows, d) in [(16384, 1152), (8192, 2560)] {
+        let (x, w) = (ty(bf16, &[rows, d]), ty(f32s, &[d]));
+        let ins = vec![x.clone(), x.clone(), w.clone(), w];
+        forms.push((Op::DoubleNorm { inner, outer }, ins.clone()));
+        let grad = Op::DoubleNormGrad { inner, outer, add: true, of_sum: false };
+        forms.push((grad, [ins, vec![x.clone(), x]].concat()));
+    }
     forms.extend([3072, 1152].map(summed_region));
     for (heads, k) in [(12, 64), (16, 64), (16, 128), (5, 256)] {
         for (dtype, pairs) in [(bf16, Pairs::Half), (f32s, Pairs::Half), (bf16, Pairs::Interleaved)] {

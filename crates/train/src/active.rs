@@ -236,6 +236,7 @@ fn fused_norms(grad: &Plan) -> &'static str {
 fn is_norm(op: &Op) -> Option<bool> {
     match op {
         Op::RmsNorm { residual, .. } | Op::Quantize { of: Source::Norm(_, residual), .. } => Some(*residual),
+        Op::DoubleNorm { .. } => Some(true),
         _ => None,
     }
 }
@@ -316,7 +317,9 @@ fn recompute(grad: &Plan) -> &'static str {
     const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
     let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
     for l in &grad.launches {
-        *seen.entry((l.key, l.op.kind())).or_default() += 1;
+        // The second of two norms runs again alone where the sum before it is kept.
+        let kind = if l.op.kind() == OpKind::DoubleNorm { OpKind::RmsNorm } else { l.op.kind() };
+        *seen.entry((l.key, kind)).or_default() += 1;
     }
     // What layers read in 8 bits is kept in 8 bits, and there is nothing of it to compute again.
     let is_quantised =

@@ -6,6 +6,7 @@
 pub mod adamw;
 pub mod adamw8;
 pub mod attention;
+pub mod double_norm;
 pub mod dropout;
 pub mod elementwise;
 pub mod epilogue;

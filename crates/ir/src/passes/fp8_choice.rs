@@ -45,7 +45,7 @@ pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<C
     let seconds = |taken: &[Unit]| -> Result<f64, Refusal> {
         let names: BTreeSet<String> = taken.iter().flat_map(|unit| unit.names.iter().cloned()).collect();
         let options = Options { fp8_layers: Some(names), ..options.clone() };
-        let grad = joined(&training, &options, &mut Reports { done: vec![], role: Role::Grad });
+        let grad = joined(&training, target, &options, &mut Reports { done: vec![], role: Role::Grad });
         let mut graphs = vec![(Role::Grad, without_dead(&grad?)), (Role::Apply, training.apply.clone())];
         add_copies(&mut graphs, &options);
         let priced = graphs.iter().filter(|(role, _)| *role != Role::Derive);

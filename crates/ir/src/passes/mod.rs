@@ -7,6 +7,7 @@ pub mod bundles;
 pub mod column_sums;
 pub mod copies;
 pub mod differentiate;
+pub mod double_norms;
 pub mod epilogues;
 pub mod folded_scales;
 pub mod fp8;
@@ -59,7 +60,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
     let mut graphs: Vec<(Role, Graph)> = vec![];
     for program in programs {
         reports.role = program.role;
-        graphs.extend(rewrite(program, options, &mut reports)?);
+        graphs.extend(rewrite(program, target, options, &mut reports)?);
     }
     add_copies(&mut graphs, options);
 
@@ -83,12 +84,17 @@ fn add_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
 }
 
 /// All passes over one program's graph.
-fn rewrite(program: &Program, o: &Options, reports: &mut Reports) -> Result<Vec<(Role, Graph)>, Refusal> {
+fn rewrite(
+    program: &Program,
+    target: &Target,
+    o: &Options,
+    reports: &mut Reports,
+) -> Result<Vec<(Role, Graph)>, Refusal> {
     let typed = match typed(program, o, reports)? {
         Typed::Forward(g) => return Ok(vec![(program.role, elementwise(g, o, reports))]),
         Typed::Training(typed) => typed,
     };
-    let g = elementwise(joined(&typed, o, reports)?, o, reports);
+    let g = elementwise(joined(&typed, target, o, reports)?, o, reports);
     if program.role != Role::Grad {
         // The update reads sums and has no extents of a micro-batch: one serves all.
         return Ok(vec![(program.role, g)]);
@@ -254,7 +260,7 @@ fn has_epilogues(o: &Options) -> bool {
 }
 
 /// The passes over a gradient's graph from final types to joined launches.
-fn joined(typed: &Training, o: &Options, reports: &mut Reports) -> Result<Graph, Refusal> {
+fn joined(typed: &Training, target: &Target, o: &Options, reports: &mut Reports) -> Result<Graph, Refusal> {
     let runs = |pass: &'static str| o.skip_pass != Some(pass);
     let (mut g, mut forward) = (typed.grad.clone(), typed.forward);
 
@@ -273,6 +279,17 @@ fn joined(typed: &Training, o: &Options, reports: &mut Reports) -> Result<Graph,
             format!(
                 "{products} of {of} products run in fp8 by {} scales; the head stays in bf16",
                 o.fp8_scaling.name()
+            )
+        });
+    }
+
+    // Norms on both sides of a residual addition are one pass; 8-bit floats are made where a norm of its own is.
+    if o.fuse_norm && o.precision != Precision::FP8 && runs("double_norms") {
+        let (paired, translated, [pairs, slopes]) = double_norms::double_norms(&g, forward, target);
+        (g, forward) = (checked("double_norms", paired), translated);
+        reports.say("double_norms", pairs, || {
+            format!(
+                "{pairs} norms joined the addition and the norm behind them, {slopes} with their gradients"
             )
         });
     }

@@ -25,7 +25,9 @@ pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize
         .filter(|(id, _)| matches!(how.at(&g.node(*id).path), Recompute::Cheap | Recompute::Wide))
         .collect();
     let is_none = how.all == Recompute::None;
-    let mut again = Again { g, forward, how, boundary: boundary(g, forward), made: HashMap::new(), count: 0 };
+    let boundary = boundary(g, forward);
+    let read = g.nodes[forward..].iter().flat_map(|node| node.ins.iter().copied()).collect();
+    let mut again = Again { g, forward, how, boundary, read, made: HashMap::new(), count: 0 };
     let skipped: HashSet<NodeId> = rows.values().map(|row| row.product).collect();
     for id in g.ids().filter(|id| !skipped.contains(id)) {
         if (id.0 as usize) < forward || is_none {
@@ -82,6 +84,8 @@ struct Again<'a> {
     forward: usize,
     how: How<'a>,
     boundary: HashSet<Value>,
+    /// What the backward pass reads of the forward pass, before anything is made again.
+    read: HashSet<Value>,
     made: HashMap<Value, Value>,
     count: usize,
 }
@@ -97,11 +101,17 @@ impl Again<'_> {
         }
         let node = self.g.node(v.node);
         // The normed output of an addition and norm comes from the sum where that is kept.
-        if let Some((spec, true)) = NormSpec::of(&node.op)
-            && matches!(node.op, Op::RmsNorm { .. })
+        let of_sum = match node.op {
+            Op::RmsNorm { residual: true, .. } => {
+                NormSpec::of(&node.op).map(|(spec, _)| (spec, &node.ins[2..]))
+            }
+            Op::DoubleNorm { outer, .. } => Some((outer, &node.ins[3..])),
+            _ => None,
+        };
+        if let Some((spec, vectors)) = of_sum
             && self.is_kept(v.node.out(1))
         {
-            let ins = [v.node.out(1)].iter().chain(&node.ins[2..]).map(|v| replay.get(*v)).collect();
+            let ins = [v.node.out(1)].iter().chain(vectors).map(|v| replay.get(*v)).collect();
             let copy = replay.new.push_keyed(spec.op(false), ins, &node.path, node.key);
             self.made.insert(v, copy.out(0));
             self.count += 1;
@@ -134,6 +144,7 @@ impl Again<'_> {
                         || !product::is_wide(node.outs[0].last(), product::inner(ta, self.g.ty(node.ins[0])))
                 }
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
+                Op::DoubleNorm { .. } => v.out == 1 && self.read.contains(&v),
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
                 Op::Map { f } => Act::of(f).is_none() && !self.is_of_frozen(node),
                 _ => true,
@@ -210,7 +221,9 @@ fn boundary(g: &Graph, forward: usize) -> HashSet<Value> {
         let node = g.node(id);
         let crosses = |v: &&Value| layer[v.node.0 as usize] != layer[id.0 as usize];
         match node.op {
-            Op::RmsNorm { residual: true, .. } if node.ins[..2].iter().any(|v| crosses(&v)) => {
+            Op::RmsNorm { residual: true, .. } | Op::DoubleNorm { .. }
+                if node.ins[..2].iter().any(|v| crosses(&v)) =>
+            {
                 boundary.insert(id.out(1));
             }
             _ => boundary.extend(node.ins.iter().filter(crosses)),

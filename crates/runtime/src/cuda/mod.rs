@@ -13,6 +13,7 @@ pub mod cache;
 pub mod context;
 pub mod copy;
 pub mod device;
+pub mod double_norm;
 pub mod driver;
 pub mod dropout;
 pub mod elementwise;
@@ -82,6 +83,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     attention::KERNELS,
     bundle::KERNELS,
     copy::KERNELS,
+    double_norm::KERNELS,
     dropout::KERNELS,
     elementwise::KERNELS,
     gated::KERNELS,

@@ -40,7 +40,7 @@ pub const KERNELS: &[Kernel] = &[
 pub(super) const MOST_PARTIAL: usize = 1024;
 /// Elements of a row a thread keeps: x forward; h, dy, dh as they are, gains and sums of dw in f32 backward, which more
 /// would spill.
-const FORWARD_ELEMENTS: usize = 32;
+pub(super) const FORWARD_ELEMENTS: usize = 32;
 const BACKWARD_ELEMENTS: usize = 24;
 const BACKWARD_ELEMENTS_LEAST: usize = 16;
 /// Elements a thread keeps at least where a row takes a part of a warp: with fewer, too few bytes are on their way.
@@ -81,16 +81,20 @@ pub(super) fn weight_code(weight: NormWeight) -> u8 {
     }
 }
 
+/// How threads share a row.
+pub(super) const ROWS_SOURCE: &str = include_str!("norm_rows.cuh");
+
 /// How a block covers rows.
-struct Cover {
+pub(super) struct Cover {
     vec: usize,
     vecs: usize,
     lanes: usize,
-    rows: usize,
+    /// Rows at once.
+    pub rows: usize,
 }
 
 impl Cover {
-    fn new(views: &[&View], elements: usize) -> Result<Cover, CudaError> {
+    pub fn new(views: &[&View], elements: usize) -> Result<Cover, CudaError> {
         let d = views[0].dims.last().copied().unwrap_or(1);
         let vec = row_width(views, d);
         let vecs = |lanes: usize| d.div_ceil(lanes * vec);
@@ -108,7 +112,7 @@ impl Cover {
     /// thread; for wider rows the fewest warps. Vectors are 8 bytes or more. On an H200 the gradient of 65792 rows of 384 took
     /// 54 us with 32 lanes of three vectors of 4, and 66 where half of the lanes had a second vector of 8; 199680 rows of
     /// 192, 16 lanes each, 56 us instead of 123.
-    fn even(views: &[&View], elements: usize) -> Option<Cover> {
+    pub fn even(views: &[&View], elements: usize) -> Option<Cover> {
         let d = views[0].dims.last().copied().unwrap_or(1);
         let widest = row_width(views, d);
         let narrowest = views.iter().map(|v| 8 / v.dtype.bytes()).max().unwrap_or(1);
@@ -128,12 +132,12 @@ impl Cover {
         self.vecs * self.vec
     }
 
-    fn threads(&self) -> usize {
+    pub fn threads(&self) -> usize {
         self.lanes * self.rows
     }
 
-    fn draft(&self, d: usize) -> Draft {
-        Draft::new("norm.cu")
+    pub fn draft(&self, name: &'static str, d: usize) -> Draft {
+        Draft::new(name)
             .define("D", d)
             .define("VEC", self.vec)
             .define("VECS", self.vecs)
@@ -183,7 +187,7 @@ pub(super) fn forward(
     let tile = if codes.is_some() { QUANTIZED_TILE } else { cover.rows };
     let rows = x.elements().checked_div(d).unwrap_or(0);
     let mut draft = cover
-        .draft(d)
+        .draft("norm.cu", d)
         .define("TILE", tile)
         .dtype("T_X", x.dtype)
         .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
@@ -202,7 +206,7 @@ pub(super) fn forward(
     if let Some(codes) = &codes {
         draft = codes.draft(draft);
     }
-    let source = draft.source(include_str!("norm.cu"));
+    let source = draft.source(&[ROWS_SOURCE, include_str!("norm.cu")].join("\n"));
     let mut stages: Vec<Stage> = codes.iter().filter_map(|codes| codes.start(&source)).collect();
     if rows > 0 && (has_y || h.is_some()) {
         let mut args = vec![
@@ -276,7 +280,7 @@ pub(super) fn backward(
         false => rows.div_ceil(tile).min(facts.sms.max(1) as usize * resident).min(MOST_PARTIAL),
     };
     let mut draft = cover
-        .draft(d)
+        .draft("norm.cu", d)
         .define("TILE", tile)
         .define("BLOCKS", resident)
         .dtype("T_X", h.dtype)
@@ -306,7 +310,7 @@ pub(super) fn backward(
         Some(_) => Value::At(scratch + sums[..i].iter().flatten().count() * grid * d * 4),
         None => Value::Nothing,
     };
-    let source = draft.source(include_str!("norm.cu"));
+    let source = draft.source(&[ROWS_SOURCE, include_str!("norm.cu")].join("\n"));
     let mut stages: Vec<Stage> = codes.iter().filter_map(|codes| codes.start(&source)).collect();
     if grid > 0 {
         let mut args = vec![

@@ -438,6 +438,25 @@ fn norms(table: &mut Table) {
         }
     }
     quantized_norms(table, &specs);
+    double_norms(table);
+}
+
+/// Norms around an addition, which only a GPU has kernels for, by rows of a warp, of several and with an end of their own.
+fn double_norms(table: &mut Table) {
+    for (dtype, weight) in FLOATS.into_iter().flat_map(|x| [(x, NormWeight::Plain), (x, NormWeight::OnePlus)])
+    {
+        let [inner, outer] = [1e-5, 1e-6].map(|eps| NormSpec::rms(eps, weight));
+        for dims in [[67, 33], [70, 192], [11, 1152], [5, 24], [300, 768]] {
+            let (rows, w) = (|| x(dtype, &dims), || x(DType::F32, &dims[1..]));
+            let ins = vec![rows(), rows(), w(), w()];
+            table.add(Op::DoubleNorm { inner, outer }, ins.clone());
+            for (add, of_sum) in [(false, false), (true, false), (true, true)] {
+                let slopes = vec![rows(); 1 + add as usize];
+                let op = Op::DoubleNormGrad { inner, outer, add, of_sum };
+                table.add(op, [ins.clone(), slopes].concat());
+            }
+        }
+    }
 }
 
 /// The gradient of a norm that is summed over its rows, too.

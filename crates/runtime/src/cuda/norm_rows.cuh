@@ -1,0 +1,51 @@
+// Rows of D in the registers of LANES threads, VECS vectors of VEC elements each, ROWS rows a block: how threads share a row, and
+// the gains of a norm.
+//
+// Defines: D, VEC, VECS, LANES, ROWS; T_W and WEIGHT (0: none, 1: w, 2: 1 + w).
+
+static const int WARPS = LANES / 32;
+static const int THREADS = LANES * ROWS;
+
+// Two sums over the threads of a row. With several warps, `turn` says which half of the buffer to use, so that one
+// barrier a call is enough: a warp that writes a half again has passed the barrier of the other, and so have those that
+// read it.
+__device__ __forceinline__ void row_sums(float& a, float& b, int turn) {
+    a = lanes_sum<(LANES < 32 ? LANES : 32)>(a);
+    b = lanes_sum<(LANES < 32 ? LANES : 32)>(b);
+#if LANES > 32
+    __shared__ float parts[2][2][WARPS];
+    int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) {
+        parts[turn][0][warp] = a;
+        parts[turn][1][warp] = b;
+    }
+    __syncthreads();
+    a = b = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) {
+        a += parts[turn][0][i];
+        b += parts[turn][1][i];
+    }
+#endif
+}
+
+__device__ __forceinline__ bool inside(int column) { return D % (LANES * VEC) == 0 || column < D; }
+
+// Several rows a warp end together: one that is behind the last row adds up zeros beside the others.
+__device__ __forceinline__ bool is_behind(int row, int rows) {
+    return (LANES < 32 ? row - (int)(threadIdx.x % 32 / LANES) : row) >= rows;
+}
+__device__ __forceinline__ bool is_here(int row, int rows) { return LANES >= 32 || row < rows; }
+
+// g of VEC columns.
+__device__ __forceinline__ void gains(const T_W* w, int column, float (&g)[VEC]) {
+#if WEIGHT
+    Pack<T_W, VEC> p;
+    p.load(w + column);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) g[k] = f32(p.x[k]) + (WEIGHT == 2 ? 1.0f : 0.0f);
+#else
+#pragma unroll
+    for (int k = 0; k < VEC; k++) g[k] = 1.0f;
+#endif
+}
