@@ -126,6 +126,24 @@ fn doras_factors_are_part_of_the_weights() {
     assert_eq!(held_ratios::held_ratios(&adapted(&few, [2.0; 3], true)).1, 0);
 }
 
+/// What is joined lies in place although others read it too, but for a small part that is read for longer than the rest.
+#[test]
+fn joined_values_that_others_read_lie_in_place() {
+    let copies = |late: &str| {
+        let b = Builder::new();
+        let h = b.input("x", DType::F32, &[8, 6]).square();
+        let u = h.linear(b.param("a", &[2, 6], Init::Zeros));
+        let y = b.concat(&[h, u], 1).linear(b.param("w", &[4, 8], Init::Zeros));
+        let read = if late == "u" { u } else { h };
+        b.result("y", y.linear(b.param("v", &[read.dims()[1], 4], Init::Zeros)) + read);
+        let program = Program { role: Role::Eval, graph: b.finish() };
+        let plans = compile(&[program], &paper(), &Options::default()).expect("plans");
+        let launches = &plans.plan(Role::Eval).expect("a plan").launches;
+        launches.iter().filter(|l| l.op.kind() == OpKind::Reshape).count()
+    };
+    assert_eq!((copies("h"), copies("u")), (0, 1));
+}
+
 #[test]
 fn relu_is_applied_as_a_product_writes() {
     let b = Builder::new();

@@ -132,7 +132,13 @@ pub struct How<'a> {
 
 pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph, Adapted), Refusal> {
     let replay = Replay::new(g);
-    let mut pass = Adapting { replay, how, dropped: HashMap::new(), adapted: Adapted::default() };
+    let mut pass = Adapting {
+        replay,
+        how,
+        dropped: HashMap::new(),
+        rows_inside: HashMap::new(),
+        adapted: Adapted::default(),
+    };
     let mut served: Vec<&str> = vec![];
     for (id, node) in g.ids().zip(&g.nodes) {
         let parts = match weight_of(g, node) {
@@ -192,6 +198,8 @@ struct Adapting<'a> {
     how: How<'a>,
     /// Inputs with a share dropped, by the share's bits.
     dropped: HashMap<(Value, u32), Value>,
+    /// Which rows are whose, by the numbers of rows.
+    rows_inside: HashMap<Vec<usize>, Vec<Value>>,
     adapted: Adapted,
 }
 
@@ -216,25 +224,21 @@ impl<'a> Adapting<'a> {
             }
             None => self.replay.copy(id).out(0),
         };
-        let thins = self.thins(id, x, parts, held)?;
-        let (mut sums, mut start) = (vec![], 0);
-        for part in parts {
-            let mut sum = match parts.len() {
-                1 => y,
-                _ => self.add(Op::Slice { axis: 1, start, len: part.rows }, vec![y], id),
-            };
-            start += part.rows;
-            for adapter in &part.adapters {
-                let (_, thin) = thins.iter().find(|(of, _)| of == adapter).expect("every adapter adds");
-                sum = self.add(Op::Map { f: E::Add }, vec![sum, *thin], id);
+        let (mut z, mut apart) = (y, vec![]);
+        for group in self.groups(parts) {
+            let u = self.low(id, x, &group)?;
+            if self.is_even(&group, parts) {
+                let c = self.blocks(id, &group, parts, held);
+                let thin = self.times(u, c, id);
+                z = self.add(Op::Map { f: E::Add }, vec![z, thin], id);
+            } else {
+                apart.extend(self.thins(id, u, &group, parts, held));
             }
-            self.adapted.weights += !part.adapters.is_empty() as usize;
-            sums.push(sum);
         }
-        let mut z = match sums[..] {
-            [one] => one,
-            _ => self.add(Op::Concat { axis: 1 }, sums, id),
-        };
+        if !apart.is_empty() {
+            z = self.onto_columns(id, z, parts, &apart);
+        }
+        self.adapted.weights += parts.iter().filter(|p| !p.adapters.is_empty()).count();
         let columns = match factor {
             Some(Factor { m: Some(m), .. }) if held.is_some() => self.how.role.is_grad().then(|| {
                 let divisor = self.map(E::Hold, m, id);
@@ -271,47 +275,146 @@ impl<'a> Adapting<'a> {
         self.add(Op::Map { f }, vec![of], id)
     }
 
-    /// s (drop(x) A^T) B^T of every adapter, its rows times `held` where that is given. As of adapters that see the same
-    /// and are trained alike are rows of one weight; so are Bs of weights that are scaled together.
+    /// drop(x) A^T of a group, whose As are rows of one weight.
+    fn low(&mut self, id: NodeId, x: Value, group: &[&'a Adapter]) -> Result<Value, Refusal> {
+        let seen = self.dropped(id, x, group[0])?;
+        let whole = self.side_by_side(id, group, "a", |a| a.a());
+        let a = self.add(Op::Read { slot: whole }, vec![], id);
+        self.adapted.products += 1;
+        Ok(self.times(seen, a, id))
+    }
+
+    /// Whether a group has one adapter for each weight of the product, all of one rank and scale and with Bs that are trained
+    /// alike.
+    fn is_even(&self, group: &[&'a Adapter], parts: &[Adaptee<'a>]) -> bool {
+        let first = group[0];
+        let rule = |a: &Adapter| self.how.update.rule(&a.b(), 2);
+        let alike = |a: &&Adapter| a.rank == first.rank && a.scale == first.scale && rule(a) == rule(first);
+        group.iter().map(|a| a.weight.as_str()).eq(parts.iter().map(|p| p.weight)) && group.iter().all(alike)
+    }
+
+    /// What u of an even group is multiplied with, [out, sum of ranks]: every B, times s and its rows of `held`, in the columns
+    /// that its A writes of u, and zeros in the others.
+    fn blocks(
+        &mut self,
+        id: NodeId,
+        group: &[&'a Adapter],
+        parts: &[Adaptee<'a>],
+        held: Option<Value>,
+    ) -> Value {
+        let slot = self.side_by_side(id, group, "b", |a| a.b());
+        let b = self.add(Op::Read { slot }, vec![], id);
+        let rows: Vec<usize> = parts.iter().map(|p| p.rows).collect();
+        let scale = group[0].scale;
+        let by = match held {
+            Some(g) => self.map(E::Scale(scale), g, id),
+            None => {
+                let dims = vec![rows.iter().sum()];
+                self.add(Op::Fill { value: scale, dtype: DType::F32, dims }, vec![], id)
+            }
+        };
+        let scaled = self.rows_times(b, by, id);
+        if rows.len() == 1 {
+            return scaled;
+        }
+        let blocks =
+            self.rows_inside(&rows).into_iter().map(|own| self.rows_times(scaled, own, id)).collect();
+        self.add(Op::Concat { axis: 1 }, blocks, id)
+    }
+
+    /// For each of several weights that lie one below the other a vector over all their rows: 1 for its own, else 0. The same
+    /// for all products of such weights.
+    fn rows_inside(&mut self, rows: &[usize]) -> Vec<Value> {
+        if let Some(known) = self.rows_inside.get(rows) {
+            return known.clone();
+        }
+        let path = format!("rows{NODES}");
+        let g = &mut self.replay.new;
+        let map = |f: E, of: Vec<Value>, g: &mut Graph| g.add(Op::Map { f }, of, &path);
+        let dims = vec![rows.iter().sum()];
+        let row = g.add(Op::Iota { dtype: DType::F32, dims, axis: 0 }, vec![], &path);
+        let (mut inside, mut end, mut behind_last) = (vec![], 0, None);
+        for len in &rows[..rows.len() - 1] {
+            end += len;
+            let from_end = map(E::Offset(0.5 - end as f64), vec![row], g);
+            let behind = map(E::Step, vec![from_end], g);
+            inside.push(match behind_last {
+                Some(last) => map(E::Sub, vec![last, behind], g),
+                None => {
+                    let before = map(E::Neg, vec![behind], g);
+                    map(E::Offset(1.0), vec![before], g)
+                }
+            });
+            behind_last = Some(behind);
+        }
+        inside.extend(behind_last);
+        self.rows_inside.insert(rows.to_vec(), inside.clone());
+        inside
+    }
+
+    /// s u B^T of every adapter of a group, its rows times `held` where that is given.
     fn thins(
         &mut self,
         id: NodeId,
-        x: Value,
+        mut u: Value,
+        group: &[&'a Adapter],
         parts: &[Adaptee<'a>],
         held: Option<Value>,
-    ) -> Result<Vec<(&'a Adapter, Value)>, Refusal> {
-        let mut thins = vec![];
-        for group in self.groups(parts) {
-            let seen = self.dropped(id, x, group[0])?;
-            let whole = self.side_by_side(id, &group, "a", |a| a.a());
-            let a = self.add(Op::Read { slot: whole }, vec![], id);
-            let mut u = self.add(plain(false, true, DType::F32, Compute::Full), vec![seen, a], id);
-            self.adapted.products += 1;
-            let scale = group[0].scale;
-            let is_one_scale = group.iter().all(|a| a.scale == scale);
-            if is_one_scale && held.is_none() {
-                u = self.map(E::Scale(scale), u, id);
-            }
-            let factors = held.map(|g| {
-                let g = self.rows_of(g, &group, parts, id);
-                if is_one_scale { self.map(E::Scale(scale), g, id) } else { g }
-            });
-            let bs = self.bs(id, &group, parts, factors);
-            let mut start = 0;
-            for (adapter, b) in group.iter().zip(bs) {
-                let mut low = match group.len() {
-                    1 => u,
-                    _ => self.add(Op::Slice { axis: 1, start, len: adapter.rank }, vec![u], id),
-                };
-                start += adapter.rank;
-                if !is_one_scale {
-                    low = self.map(E::Scale(adapter.scale), low, id);
-                }
-                let thin = self.add(plain(false, true, DType::F32, Compute::Full), vec![low, b], id);
-                thins.push((*adapter, thin));
-            }
+    ) -> Vec<(&'a Adapter, Value)> {
+        let scale = group[0].scale;
+        let is_one_scale = group.iter().all(|a| a.scale == scale);
+        if is_one_scale && held.is_none() {
+            u = self.map(E::Scale(scale), u, id);
         }
-        Ok(thins)
+        let factors = held.map(|g| {
+            let g = self.rows_of(g, group, parts, id);
+            if is_one_scale { self.map(E::Scale(scale), g, id) } else { g }
+        });
+        let bs = self.bs(id, group, parts, factors);
+        let (mut start, mut thins) = (0, vec![]);
+        for (adapter, b) in group.iter().zip(bs) {
+            let mut low = match group.len() {
+                1 => u,
+                _ => self.add(Op::Slice { axis: 1, start, len: adapter.rank }, vec![u], id),
+            };
+            start += adapter.rank;
+            if !is_one_scale {
+                low = self.map(E::Scale(adapter.scale), low, id);
+            }
+            thins.push((*adapter, self.times(low, b, id)));
+        }
+        thins
+    }
+
+    /// y with what each adapter gives added onto the columns of its weight.
+    fn onto_columns(
+        &mut self,
+        id: NodeId,
+        y: Value,
+        parts: &[Adaptee<'a>],
+        thins: &[(&'a Adapter, Value)],
+    ) -> Value {
+        let (mut sums, mut start) = (vec![], 0);
+        for part in parts {
+            let mut sum = match parts.len() {
+                1 => y,
+                _ => self.add(Op::Slice { axis: 1, start, len: part.rows }, vec![y], id),
+            };
+            start += part.rows;
+            for (_, thin) in thins.iter().filter(|(of, _)| of.weight == part.weight) {
+                sum = self.add(Op::Map { f: E::Add }, vec![sum, *thin], id);
+            }
+            sums.push(sum);
+        }
+        match sums[..] {
+            [one] => one,
+            _ => self.add(Op::Concat { axis: 1 }, sums, id),
+        }
+    }
+
+    /// a b^T.
+    fn times(&mut self, a: Value, b: Value, id: NodeId) -> Value {
+        self.add(plain(false, true, DType::F32, Compute::Full), vec![a, b], id)
     }
 
     /// Adapters of a product that see the same of its input and whose As are trained alike.

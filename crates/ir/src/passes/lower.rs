@@ -236,30 +236,71 @@ impl Lowering<'_> {
         v
     }
 
-    /// Values that only a concat reads, behind reshapes, are computed inside its output.
+    /// What a concat reads, behind reshapes, is computed inside its output where whoever else reads it can do so there. The
+    /// output then lives as long as any of its parts: one that is read for longer than those that make up half of it has
+    /// memory of its own and is copied.
     fn find_concat_homes(&mut self) -> Result<(), Refusal> {
-        for id in self.g.ids() {
-            let node = self.g.node(id);
-            let Op::Concat { axis } = node.op else { continue };
-            let whole = View::dense(0, &node.outs[0]);
-            let mut start = 0;
-            for part in &node.ins {
-                let len = self.g.dims(*part)[axis];
-                let mut view = Some(views::slice(&whole, axis, start, len));
-                start += len;
-                let mut v = *part;
-                while let (true, Op::Reshape { .. }) = (self.used_once(v), &self.g.node(v.node).op) {
-                    v = self.g.node(v.node).ins[0];
-                    view = view.and_then(|view| views::reshape(&view, self.g.dims(v)));
-                }
-                let Some(view) = view else { continue };
-                let free = self.is_compute(v.node) && self.used_once(v) && !self.homes.contains_key(&v);
-                if free && fits(self.row(v.node)?.outs, &view) {
-                    self.homes.insert(v, Home::Inside(id, view));
-                }
-            }
+        let users = users(self.g);
+        for id in self.g.ids().filter(|id| matches!(self.g.node(*id).op, Op::Concat { .. })) {
+            let whole = self.g.node(id).outs[0].elements();
+            let parts = self.parts_inside(id, &users)?;
+            let last = |v: Value| self.last.get(&v).copied().unwrap_or(0);
+            let is_half = |v: Value| 2 * self.g.ty(v).elements() >= whole;
+            let halves = parts.iter().filter(|(v, _)| is_half(*v)).map(|(v, _)| last(*v));
+            let until = halves.fold(last(id.out(0)), usize::max);
+            let short: Vec<_> = parts.into_iter().filter(|(v, _)| last(*v) <= until).collect();
+            self.homes.extend(short.into_iter().map(|(v, view)| (v, Home::Inside(id, view))));
         }
         Ok(())
+    }
+
+    /// The values behind a concat's inputs that can be computed inside its output, and where.
+    fn parts_inside(
+        &self,
+        concat: NodeId,
+        users: &HashMap<Value, Vec<NodeId>>,
+    ) -> Result<Vec<(Value, View)>, Refusal> {
+        let node = self.g.node(concat);
+        let Op::Concat { axis } = node.op else { unreachable!("asked for a concat") };
+        let whole = View::dense(0, &node.outs[0]);
+        let (mut start, mut parts) = (0, vec![]);
+        for part in &node.ins {
+            let len = self.g.dims(*part)[axis];
+            let mut view = Some(views::slice(&whole, axis, start, len));
+            start += len;
+            let mut v = *part;
+            while let Op::Reshape { .. } = self.g.node(v.node).op {
+                v = self.g.node(v.node).ins[0];
+                view = view.and_then(|view| views::reshape(&view, self.g.dims(v)));
+            }
+            let Some(view) = view else { continue };
+            let is_free = self.is_compute(v.node) && !self.homes.contains_key(&v);
+            let is_first = parts.iter().all(|(known, _)| *known != v);
+            if is_free && is_first && fits(self.row(v.node)?.outs, &view) && self.reads(v, &view, users)? {
+                parts.push((v, view));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Whether all that reads a value, behind movements too, can read it in this layout.
+    fn reads(&self, v: Value, view: &View, users: &HashMap<Value, Vec<NodeId>>) -> Result<bool, Refusal> {
+        let readers = users.get(&v).map_or(&[][..], Vec::as_slice);
+        if self.used[v.node.0 as usize][v.out as usize] as usize > readers.len() {
+            return Ok(false);
+        }
+        for reader in readers {
+            let op = &self.g.node(*reader).op;
+            let reads = match views::moved(view, op) {
+                Some(moved) => self.reads(reader.out(0), &moved, users)?,
+                None if self.is_compute(*reader) => fits(self.row(*reader)?.ins, view),
+                None => matches!(op, Op::Concat { .. } | Op::Pad { .. }),
+            };
+            if !reads {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Values that are only read with their axes in another order, and then joined into other axes, are written in that
@@ -381,7 +422,7 @@ impl Lowering<'_> {
                     Place { storage: whole.storage, view: views::slice(&whole.view, axis, start, len) };
                 start += len;
                 let from = self.places[part].clone();
-                if from.storage != whole.storage {
+                if (from.storage, from.view.offset) != (inside.storage, inside.view.offset) {
                     self.copy(from, inside, id);
                 }
             }
@@ -483,6 +524,9 @@ impl Lowering<'_> {
                 Some(Home::Inside(concat, view)) => {
                     self.join_in_place(id, concat, &row, &ins);
                     let whole = self.joined(concat);
+                    let last = self.last.get(&v).copied().unwrap_or(0);
+                    let storage = &mut self.out.storages[whole.storage];
+                    storage.last_use = storage.last_use.max(last);
                     Place {
                         storage: whole.storage,
                         view: View { offset: whole.view.offset + view.offset, ..view },

@@ -15,6 +15,7 @@ pub mod fp8_choice;
 pub mod fp8_copies;
 pub mod fused_products;
 pub mod held_ratios;
+pub mod joined_products;
 pub mod joint_heads;
 pub mod lower;
 pub mod memory;
@@ -204,7 +205,7 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
     reports.say("rotated_scores", turned, || format!("{turned} linear attentions turn what they read"));
 
     if !program.role.is_grad() {
-        return Ok(Typed::Forward(inference(&g, o)));
+        return Ok(Typed::Forward(inference(&g, o, reports)));
     }
 
     // Gradients of every trained parameter are summed; nothing else is differentiated.
@@ -252,6 +253,16 @@ fn typed(program: &Program, o: &Options, reports: &mut Reports) -> Result<Typed,
         reports.say("precision", products, || format!("{products} products run in tf32"));
     }
     Ok(Typed::Training(Training { grad: checked("precision", g), forward, apply }))
+}
+
+/// What adapters add to a product is part of it.
+fn joined_products(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
+    if o.adapters.is_empty() || !has_epilogues(o) || o.skip_pass == Some("joined_products") {
+        return g;
+    }
+    let (g, joined) = joined_products::joined_products(&g);
+    reports.say("joined_products", joined, || format!("{joined} products compute what adapters add to them"));
+    checked("joined_products", g)
 }
 
 /// Whether products have epilogues; those of 8-bit floats have none.
@@ -321,6 +332,8 @@ fn joined(typed: &Training, target: &Target, o: &Options, reports: &mut Reports)
     reports
         .say("score_gradients", sums, || format!("{sums} gradients of linear attention are written as sums"));
 
+    let g = joined_products(g, o, reports);
+
     // Sums are done by whoever computes their last term.
     let (g, folded) = epilogues::epilogues(&g);
     let g = checked("epilogues", g);
@@ -370,13 +383,14 @@ fn elementwise(g: Graph, o: &Options, reports: &mut Reports) -> Graph {
 }
 
 /// A forward-only program in the run's precision.
-fn inference(g: &Graph, o: &Options) -> Graph {
+fn inference(g: &Graph, o: &Options, reports: &mut Reports) -> Graph {
     let g = match o.precision {
         Precision::BF16 | Precision::FP8 => precision::precision(g, g.nodes.len()).0,
         Precision::Tf32 => tf32::tf32(g).0,
         Precision::F32 => g.clone(),
     };
-    checked("epilogues", epilogues::epilogues(&checked("precision", g)).0)
+    let g = joined_products(checked("precision", g), o, reports);
+    checked("epilogues", epilogues::epilogues(&g).0)
 }
 
 fn is_switched_off(op: &Op, o: &Options) -> bool {
