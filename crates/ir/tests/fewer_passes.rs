@@ -7,11 +7,11 @@ use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::oracle::{self, Values};
-use flatout_ir::passes::adapters::{self, Adapter};
+use flatout_ir::passes::adapter::Adapter;
 use flatout_ir::passes::differentiate::{self, Trained};
 use flatout_ir::passes::options::Update;
 use flatout_ir::passes::{
-    bundles, column_sums, folded_scales, fused_products, held_ratios, merge, patterns, regions,
+    adapters, bundles, column_sums, folded_scales, fused_products, held_ratios, merge, patterns, regions,
 };
 use flatout_ir::target::paper;
 use flatout_ir::types::TensorType;

@@ -4,7 +4,7 @@
 //! characters within a name and `**` for any number of names. It matches the path and everything below it, so
 //! `layers.0` names a whole block.
 
-use flatout_ir::passes::adapters::SCOPE;
+use flatout_ir::passes::adapter::SCOPE;
 
 use crate::adapters::also_trains;
 use crate::config::{AdapterKind, Config};

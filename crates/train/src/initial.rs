@@ -1,6 +1,6 @@
 //! First values of slots: weights by counter-based random numbers, tables by their formula.
 
-use flatout_ir::passes::adapters;
+use flatout_ir::passes::adapter;
 use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
@@ -18,7 +18,7 @@ pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
 
 /// Writes what adapters begin with beside weights that are there.
 pub fn write_adapters(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
-    write_drawn(session, seed, |path| path.starts_with(adapters::SCOPE))?;
+    write_drawn(session, seed, |path| path.starts_with(adapter::SCOPE))?;
     write_row_norms(session)
 }
 
@@ -37,7 +37,7 @@ fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) 
 fn write_row_norms(session: &mut Session) -> Result<(), RuntimeError> {
     let slots = leaves(session.plans(), |class| class.is_parameter());
     for slot in slots.into_iter().filter(|slot| slot.init == Init::RowNorms) {
-        let weight = adapters::weight_beside(&slot.path).expect("a magnitude belongs to a weight");
+        let weight = adapter::weight_beside(&slot.path).expect("a magnitude belongs to a weight");
         let narrow = session.plans().slot(weight).is_some_and(|w| w.ty.dtype == DType::BF16);
         let bytes = session.read_slot(weight)?;
         let wide: Vec<f32> = match narrow {

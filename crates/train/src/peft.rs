@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use flatout_ir::passes::adapters::{SCOPE, adaptable};
+use flatout_ir::passes::adapter::SCOPE;
+use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::decoder::{Form, build};

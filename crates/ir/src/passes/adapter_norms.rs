@@ -3,7 +3,7 @@
 //!
 //! W is read once for each, and W + s B A is never made.
 
-use super::adapters::Adapter;
+use super::adapter::Adapter;
 use super::fp8_copies::{slot, written};
 use crate::builder::{Builder, Tensor};
 use crate::graph::Graph;

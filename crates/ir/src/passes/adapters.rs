@@ -8,12 +8,15 @@
 //! activations. m's gradient is the sum of dz z / m over rows then, which the graph says as a factor m / m whose divisor
 //! is held: a one that has a slope, and that `held_ratios` takes away once its gradient is written.
 //!
-//! The pass follows `merge`. Where one product serves q, k and v, their As lie side by side too and are one product,
-//! and each B adds onto its columns of y: y is read and written once more, whatever the number of adapters. What is
-//! dropped of an input is the same for all that read it, so the numbers do not depend on what was merged.
+//! The pass follows `merge`. Where one product serves q, k and v, their As lie side by side too and are one product, u =
+//! drop(x) [Aq, Ak, Av]^T, and so are their Bs: y + u C^T, where C [out, 3 R] has each B in the rows of its weight and the
+//! columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters are not alike, or only
+//! some of the weights have one, each B adds onto its columns of y, which is then read and written once more. What is dropped of
+//! an input is the same for all that read it, so the numbers do not depend on what was merged.
 
 use std::collections::HashMap;
 
+use super::adapter::{Adapter, SCOPE};
 use super::input_path;
 use super::options::Update;
 use super::recompute::layer_of;
@@ -25,67 +28,8 @@ use crate::plan::{Refusal, Role};
 use crate::replay::{Replay, without_dead};
 use crate::types::{DType, TensorType};
 
-/// One adapter beside one weight.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Adapter {
-    /// Several adapters of different names beside one weight add up.
-    pub name: String,
-    /// The path of the weight.
-    pub weight: String,
-    pub rank: usize,
-    /// s.
-    pub scale: f64,
-    /// The share of the input that A does not see in training.
-    pub dropout: f32,
-    /// Whether rows have a magnitude of their own (DoRA).
-    pub dora: bool,
-}
-
-/// What the paths of all adapters' tensors begin with.
-pub const SCOPE: &str = "adapter.";
-/// What the paths of all their operations end with.
+/// What the paths of all operations of adapters end with.
 pub const NODES: &str = ".adapter";
-
-impl Adapter {
-    /// A, [rank, in].
-    pub fn a(&self) -> String {
-        self.path("a")
-    }
-    /// B, [out, rank].
-    pub fn b(&self) -> String {
-        self.path("b")
-    }
-    /// m, [out], of DoRA.
-    pub fn magnitude(&self) -> String {
-        self.path("magnitude")
-    }
-    /// 1 / ||W + s B A|| by rows.
-    pub fn inverse_norm(&self) -> String {
-        self.path("inverse_norm")
-    }
-    fn path(&self, what: &str) -> String {
-        format!("{SCOPE}{}.{}.{what}", self.name, self.weight)
-    }
-
-    /// The trained tensors of an adapter of a weight [out, in], with their first values: A as a linear layer of
-    /// PyTorch begins, which is uniform within 1 / sqrt(in), and B zero, so that the model begins as it was.
-    pub fn parameters(&self, [out, inner]: [usize; 2]) -> Vec<Slot> {
-        let slot = |path: String, dims: &[usize], init: Init| Slot {
-            path,
-            ty: TensorType::new(DType::F32, dims),
-            class: Class::Weight,
-            init,
-            part: None,
-        };
-        let bound = 1.0 / (inner as f32).sqrt();
-        let mut all = vec![
-            slot(self.a(), &[self.rank, inner], Init::Uniform { bound }),
-            slot(self.b(), &[out, self.rank], Init::Zeros),
-        ];
-        all.extend(self.dora.then(|| slot(self.magnitude(), &[out], Init::RowNorms)));
-        all
-    }
-}
 
 /// What was adapted: weights, and how many products give the inputs of their Bs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,12 +57,6 @@ fn weight_of(g: &Graph, node: &Node) -> Option<SlotId> {
     let Op::Read { slot } = g.node(node.ins[1].node).op else { return None };
     let is_layers = layer_of(&g.slot(slot).path).is_some();
     (is_layers && g.slot(slot).class.is_parameter() && g.ty(node.ins[0]).rank() == 2).then_some(slot)
-}
-
-/// The weight that a tensor of an adapter belongs to.
-pub fn weight_beside(path: &str) -> Option<&str> {
-    let (_, rest) = path.strip_prefix(SCOPE)?.split_once('.')?;
-    Some(rest.rsplit_once('.')?.0)
 }
 
 /// How adapters are written.

@@ -12,8 +12,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::adapter::Adapter;
 use super::adapter_norms;
-use super::adapters::Adapter;
 use super::precision::copy_path;
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, SlotId, Value};

@@ -1,5 +1,6 @@
 //! From programs to plans: an ordered list of plain functions, each saying what is true after it.
 
+pub mod adapter;
 pub mod adapter_norms;
 pub mod adapters;
 pub mod average;

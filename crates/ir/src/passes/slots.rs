@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::graph::{Class, Graph, Part, Slot};
-use crate::passes::adapters::SCOPE;
+use crate::passes::adapter::SCOPE;
 use crate::passes::precision::copy_path;
 use crate::plan::{Buffer, Category, PlacedSlot, Refusal, View};
 use crate::types::TensorType;

@@ -7,7 +7,7 @@ use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
-use crate::passes::adapters;
+use crate::passes::adapter;
 use crate::passes::average::{self, average_path};
 use crate::passes::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
 use crate::passes::input_path;
@@ -61,7 +61,7 @@ fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region>
     let mut regions: Vec<Region> = vec![];
     for &(weight, grad) in weights {
         let Rule { lr_scale, weight_decay } = rule_of(g, weight, how);
-        let adapts = g.slot(weight).path.starts_with(adapters::SCOPE);
+        let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
         let of = (adapts, weight_decay, lr_scale);
         match regions.iter_mut().find(|r| (r.adapts, r.weight_decay, r.lr_scale) == of) {
             Some(region) => region.members.push((weight, grad)),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::passes::adapters::SCOPE;
+use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::plan::{Buffer, Category, PlacedSlot};
 use flatout_ir::{Class, PlanSet};
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use flatout_ir::passes::adapters::SCOPE;
+use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
