@@ -52,6 +52,8 @@ fn compile_unbounded(config: &Config, target: &Target) -> Option<Compiled> {
 
 #[cfg(test)]
 mod tests {
+    use flatout_ir::{Options, Recompute};
+
     use super::*;
     use crate::device::named;
     use crate::recipes::resolve;
@@ -77,26 +79,37 @@ mod tests {
         assert!(cramped.compiled.micro_batch < 8, "{}", cramped.compiled.micro_batch);
     }
 
-    /// Where rows are given and do not fit, as few layers run again as the memory asks for, and a resumed run knows how many.
+    /// Where rows are given and do not fit, as little runs again as the memory asks for: wide products of as few layers as
+    /// possible, and only then whole layers. A resumed run knows which and how many.
     #[test]
     fn layers_run_again_one_by_one() {
         let rows = ["layers=8", "micro_batch=32", "batch=32"];
-        let layers = |compiled: &Compiled| compiled.settled.options.recompute_layers;
+        let layers = |compiled: &Compiled| {
+            let Options { recompute, recompute_layers, .. } = compiled.settled.options;
+            (recompute, recompute_layers)
+        };
         let roomy = fitted("h200", &rows);
         let arena = |more: &[&str]| fitted("h200", &[&rows, more].concat()).compiled.plans.arena_bytes as u64;
-        assert_eq!(layers(&roomy.compiled), None);
-        let (all, three) =
-            (arena(&["recompute=full"]), arena(&["recompute=full", "train.recompute_layers=3"]));
+        assert_eq!(layers(&roomy.compiled), (Recompute::Cheap, None));
+        let of = |how: &str, count: usize| {
+            arena(&[&format!("recompute={how}"), &format!("train.recompute_layers={count}")])
+        };
+        let (all, three) = (arena(&["recompute=full"]), of("wide", 3));
         assert!(all < three && three < roomy.compiled.plans.arena_bytes as u64);
         let target = roomy.compiled.target.clone();
         let with = |bytes: u64| Target { memory_bytes: bytes + target.driver_bytes, ..target.clone() };
         let given: Vec<String> = rows.iter().map(|s| s.to_string()).collect();
         let mut config = resolve("pretrain-226m", &["h200".into()], &given).unwrap();
         let three_fit = compile(&config, &with(three)).unwrap();
-        assert_eq!(layers(&three_fit), Some(3));
-        assert_eq!(layers(&compile(&config, &with(three - 1)).unwrap()), Some(4));
-        let seven = arena(&["recompute=full", "train.recompute_layers=7"]);
-        assert_eq!(layers(&compile(&config, &with(seven)).unwrap()), Some(7), "all but the last");
+        assert_eq!(layers(&three_fit), (Recompute::Wide, Some(3)));
+        assert_eq!(layers(&compile(&config, &with(three - 1)).unwrap()), (Recompute::Wide, Some(4)));
+        let least = of("wide", 7).min(arena(&["recompute=wide"]));
+        let (how, count) = layers(&compile(&config, &with(least - 1)).unwrap());
+        assert_eq!(how, Recompute::Full, "wide products are not enough");
+        assert!(of("full", count.unwrap()) < least && of("full", count.unwrap() - 1) >= least);
+        let seven = of("full", 7);
+        let all_but_last = (Recompute::Full, Some(7));
+        assert_eq!(layers(&compile(&config, &with(seven)).unwrap()), all_but_last);
         assert!(compile(&config, &with(seven.min(all) - 1)).is_err());
         three_fit.pin(&mut config);
         let again = compile(&config, &with(u64::MAX / 2)).unwrap();

@@ -25,11 +25,32 @@ pub fn given(config: &Config) -> Result<Option<usize>, UserError> {
     Ok(layers)
 }
 
-/// The plans with as few layers run again as fit, where any number does; `settled` says how many that is.
+/// The plans with as little run again as fits, where anything does; `settled` says how much that is. Wide products of layers give
+/// back most of their memory at half the price of whole layers, so these come first.
 pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> Option<PlanSet> {
-    let mut options = Options { recompute: Recompute::Full, ..settled.options.clone() };
-    let mut with = |layers: Option<usize>| {
-        options.recompute_layers = layers;
+    let tried = [(Recompute::Wide, "wide"), (Recompute::Full, "full")];
+    let (how, name, (layers, plans)) = tried.into_iter().find_map(|(how, name)| {
+        Some((
+            how,
+            name,
+            fewest_of(programs, target, &Options { recompute: how, ..settled.options.clone() })?,
+        ))
+    })?;
+    (settled.options.recompute, settled.options.recompute_layers) = (how, layers);
+    let chosen =
+        settled.chosen.iter_mut().find(|c| c.switch == "recompute").expect("auto says what it chose");
+    (chosen.value, chosen.why) = (name.into(), "keeping more does not fit the memory".into());
+    if let Some(count) = layers {
+        let why = "the fewest that fit the memory; the others keep more".into();
+        settled.chosen.push(Chosen { switch: KEY, value: count.to_string(), why });
+    }
+    Some(plans)
+}
+
+/// The fewest layers whose recomputation fits, all of them where that is `None`, and the plans.
+fn fewest_of(programs: &[Program], target: &Target, options: &Options) -> Option<(Option<usize>, PlanSet)> {
+    let with = |layers: Option<usize>| {
+        let options = Options { recompute_layers: layers, ..options.clone() };
         compile(programs, target, &options).ok().map(|plans| (layers, plans))
     };
     // What the last layer makes is read at once: running it again frees nothing.
@@ -42,15 +63,7 @@ pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> O
             None => too_few = middle,
         }
     }
-    (settled.options.recompute, settled.options.recompute_layers) = (Recompute::Full, best.0);
-    let chosen =
-        settled.chosen.iter_mut().find(|c| c.switch == "recompute").expect("auto says what it chose");
-    (chosen.value, chosen.why) = ("full".into(), "keeping more does not fit the memory".into());
-    if let Some(count) = best.0 {
-        let why = "the fewest that fit the memory; the others keep more".into();
-        settled.chosen.push(Chosen { switch: KEY, value: count.to_string(), why });
-    }
-    Some(best.1)
+    Some(best)
 }
 
 /// Writes down how many it was.

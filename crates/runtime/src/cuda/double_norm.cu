@@ -9,6 +9,9 @@
 // A row stays in the registers of its threads: norm_rows.cuh. One barrier for each mean where a row takes several warps.
 // Deterministic.
 
+// Registers for what a row has in them, and enough threads to keep memory busy.
+static const int BLOCKS = THREADS < 640 ? 640 / THREADS : 1;
+
 // What all threads of a row have loaded of it.
 struct Row {
     Pack<T_X, VEC> p[VECS];
@@ -69,7 +72,7 @@ __device__ __forceinline__ void add_normed(Row& x, const Row& y, float rstd, con
 
 #if !GRAD
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     double_norm(const T_X* y, const T_X* x, const T_W* inner, const T_W* outer, T_X* out, T_X* h, int rows,
                 float inner_eps, float outer_eps) {
     int row = blockIdx.x * ROWS + threadIdx.x / LANES;
@@ -131,7 +134,7 @@ __device__ __forceinline__ float slope_of(const Row& x, const Row& d, const T_W*
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     double_norm_grad(const T_X* y, const T_X* x, const T_W* inner, const T_W* outer, const T_X* d_out, const T_X* dh, T_X* dx,
                      T_X* dy, int rows, float inner_eps, float outer_eps) {
     int row = blockIdx.x * ROWS + threadIdx.x / LANES;
