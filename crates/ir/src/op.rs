@@ -16,9 +16,11 @@ use crate::ops::product::Compute;
 use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::ops::rope::{Pairs, RopeSpec};
+use crate::ops::thin_product::Thin;
 use crate::ops::{
     adamw, adamw8, attention, double_norm, dropout, elementwise, gated, head_loss, index, linear_attention,
     low_rank_norm, movement, norm, product, qk_norm_rope, quantize, reduce, resample, rope, source,
+    thin_product,
 };
 use crate::types::{DType, Dims, TensorType};
 
@@ -103,6 +105,8 @@ ops! {
     /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
     /// base, through the epilogue. 8-bit operands come with a scale each, f32 [1], last.
     Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
+    /// (two factors, base?, rng, rows) -> their product with the dropout before or behind it, plus the base.
+    ThinProduct = "thin_product" { form: Thin, p: f32, out: DType, base: bool }
     /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` takes the mean off first.
     RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
     /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `sum` also the sum over rows of the first.
@@ -164,7 +168,7 @@ ops! {
 impl OpKind {
     /// Whether passes make it only for a target that has a kernel for it.
     pub fn is_optional(self) -> bool {
-        matches!(self, OpKind::DoubleNorm | OpKind::DoubleNormGrad)
+        matches!(self, OpKind::ThinProduct | OpKind::DoubleNorm | OpKind::DoubleNormGrad)
     }
 
     /// Whether its kernels decode and encode 8-bit floats by themselves, so that a device without the type runs it.
@@ -219,6 +223,7 @@ impl Op {
             Op::Product { ta, tb, out, base, epilogue, .. } => {
                 product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
             }
+            Op::ThinProduct { form, p, out, base } => thin_product::infer(*form, *p, *out, *base, &ins),
             Op::RmsNorm { weight, bias, residual, .. } => norm::infer(*weight, *bias, *residual, &ins),
             Op::RmsNormGrad { weight, bias, add, sum, .. } => {
                 norm::infer_grad(*weight, *bias, *add, *sum, &ins)
@@ -288,6 +293,7 @@ impl Op {
             }
             Op::HeadLoss { compute } => head_loss::vjp(b, *compute, at),
             Op::Quantize { .. }
+            | Op::ThinProduct { .. }
             | Op::RowScatter {}
             | Op::RmsNormGrad { .. }
             | Op::DoubleNorm { .. }
@@ -334,6 +340,7 @@ impl Op {
                 epilogue::expand([*ta, *tb], *out, *compute, *epilogue, ins)
             }
             Op::ScatterAdd { base: true, rows, out } => vec![index::without_base(*rows, *out, ins)],
+            Op::ThinProduct { .. } => vec![thin_product::expand(b, self, key, ins)],
             Op::RmsNorm { .. } => norm::expand(self, ins),
             Op::RmsNormGrad { .. } => norm::expand_grad(b, self, ins),
             &Op::DoubleNorm { inner, outer } => double_norm::expand(b, DoubleNorm { inner, outer }, ins),
@@ -399,6 +406,7 @@ impl Op {
             Op::Resample { .. } => 8 * moved,
             Op::Reduce { .. } | Op::Quantize { .. } => ins[0].elements(),
             Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
+            Op::ThinProduct { form, .. } => thin_product::flops(*form, &ins, &node.outs[0]),
             Op::RmsNorm { .. } => 4 * ins[0].elements(),
             Op::RmsNormGrad { .. } => 8 * ins[0].elements(),
             Op::DoubleNorm { .. } => 8 * ins[0].elements(),

@@ -258,7 +258,9 @@ pub fn in_f64(graph: &Graph) -> Graph {
         let mut op = node.op.clone();
         match &mut op {
             Op::Fill { dtype, .. } | Op::Iota { dtype, .. } => *dtype = wide(*dtype),
-            Op::Product { out, .. } | Op::ScatterAdd { out, .. } => *out = wide(*out),
+            Op::Product { out, .. } | Op::ThinProduct { out, .. } | Op::ScatterAdd { out, .. } => {
+                *out = wide(*out)
+            }
             Op::Map { f: Elementwise::Cast(dtype) } => *dtype = wide(*dtype),
             Op::Region { body } | Op::Bundle { body } => **body = in_f64(body),
             _ => {}

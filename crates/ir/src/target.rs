@@ -48,7 +48,7 @@ impl KernelRow {
         };
         let (none, quantised) = match op {
             Op::Bundle { .. } => (true, None),
-            Op::Product { base, .. } => (!base, None),
+            Op::Product { base, .. } | Op::ThinProduct { base, .. } => (!base, None),
             Op::LinearAttentionGrad { onto, .. } => (*onto == Onto::Nothing, None),
             Op::Quantize { current, of, .. } => (*current, Some(*of)),
             _ => (false, None),
@@ -175,7 +175,7 @@ pub fn paper() -> Target {
             | OpKind::Dropout => &[(0, 0)],
             OpKind::Region => &[(0, 0), (1, 1)],
             OpKind::GatedGrad => &[(0, 0), (1, 1), (2, 2)],
-            OpKind::Product | OpKind::ScatterAdd => &[(2, 0)],
+            OpKind::Product | OpKind::ThinProduct | OpKind::ScatterAdd => &[(2, 0)],
             OpKind::Quantize => QUANTIZE_IN_PLACE,
             OpKind::LinearAttentionGrad => LINEAR_ATTENTION_GRAD_IN_PLACE,
             OpKind::HeadLossGrad => &[(5, 1)],

@@ -35,7 +35,7 @@ impl OpKind {
     /// The class that reports count an operation in.
     pub fn work(self) -> Work {
         match self {
-            OpKind::Product => Work::Product,
+            OpKind::Product | OpKind::ThinProduct => Work::Product,
             OpKind::Attention
             | OpKind::AttentionGrad
             | OpKind::LinearAttention

@@ -11,6 +11,7 @@ use flatout_ir::ops::elementwise::{Elementwise as E, NAMED};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::quantize::Source;
+use flatout_ir::ops::thin_product::Thin;
 use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Builder, Tensor, bundle};
@@ -36,6 +37,7 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::DoubleNorm, double_norms_are_two_around_a_sum),
     (OpKind::DoubleNormGrad, double_norms_have_the_slopes_of_two),
     (OpKind::LowRankNorm, low_rank_norm_is_of_the_sums_rows),
+    (OpKind::ThinProduct, thin_products_are_of_what_is_kept),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::AdamW8, adamw8_expands_to_its_outputs),
     (OpKind::Region, a_region_is_its_body),
@@ -173,6 +175,50 @@ fn double_norms_have_the_slopes_of_two() {
     });
     for (i, got) in outs[2..].iter().enumerate() {
         within(1e-12, got, &outs[i % 2]).expect("the slopes of two norms");
+    }
+}
+
+/// With a factor of ones a thin product is the sum of what a dropout leaves, and dropping a product of ones shows its mask.
+fn thin_products_are_of_what_is_kept() {
+    const M: usize = 5;
+    const R: usize = 2;
+    const K: usize = 3;
+    let (outs, values) = evaluate(|t| {
+        let p = 0.4;
+        let (x, a, du) = (t.x(&[M, K]), t.x(&[R, K]), t.x(&[M, R]));
+        let (wide, small) = (t.x(&[M, K]), t.x(&[R, K]));
+        let rng = t.index(&[3], &[7, -5, 11]);
+        let rows: Vec<i32> = (0..M as i32).flat_map(|i| [i / 2, i % 2]).collect();
+        let rows = t.index(&[M, 2], &rows);
+        let thin = |form, mut ins: Vec<_>| {
+            let op = Op::ThinProduct { form, p, out: x.dtype(), base: ins.len() == 3 };
+            ins.extend([rng, rows]);
+            t.b.op_keyed(op, &ins, 42)
+        };
+        let ones = x * x.recip();
+        let mask = t.b.op_keyed(Op::Dropout { p }, &[ones, rng, rows], 42);
+        vec![
+            mask,
+            thin(Thin::Down, vec![x, a]),
+            thin(Thin::Up, vec![du, a]),
+            thin(Thin::Up, vec![du, a, wide]),
+            thin(Thin::Weight, vec![du, x]),
+            thin(Thin::Weight, vec![du, x, small]),
+        ]
+    });
+    let [x, a, du, wide, small] = ["x0", "x1", "x2", "x3", "x4"].map(|name| &values[name]);
+    let mask = |i: usize, c: usize| outs[0][i * K + c];
+    assert!(outs[0].contains(&0.0) && outs[0].iter().any(|x| *x > 1.0), "{:?}", outs[0]);
+    let pairs = |rows: usize, columns: usize| (0..rows).flat_map(move |i| (0..columns).map(move |j| (i, j)));
+    let sum = |n: usize, f: &dyn Fn(usize) -> f64| (0..n).map(f).sum::<f64>();
+    let down = pairs(M, R).map(|(i, j)| sum(K, &|c| mask(i, c) * x[i * K + c] * a[j * K + c]));
+    let up = pairs(M, K).map(|(i, c)| mask(i, c) * sum(R, &|j| du[i * R + j] * a[j * K + c]));
+    let weight = pairs(R, K).map(|(j, c)| sum(M, &|i| du[i * R + j] * mask(i, c) * x[i * K + c]));
+    let (up, weight): (Vec<f64>, Vec<f64>) = (up.collect(), weight.collect());
+    let plus = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f64>>();
+    let wanted = [down.collect(), up.clone(), plus(&up, wide), weight.clone(), plus(&weight, small)];
+    for (got, want) in outs[1..].iter().zip(&wanted) {
+        within(1e-12, got, want).expect("sums of what is kept");
     }
 }
 

@@ -6,10 +6,10 @@ use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::differentiate;
 use flatout_ir::passes::{
     epilogues, joint_heads, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin,
-    rope_table, rotated_scores, score_gradients, tf32,
+    rope_table, rotated_scores, score_gradients, tf32, thin_products,
 };
 use flatout_ir::target::paper;
-use flatout_ir::{Graph, Launch, Options, Precision, Program, Recompute, Role, Update, compile};
+use flatout_ir::{Graph, Launch, OpKind, Options, Precision, Program, Recompute, Role, Update, compile};
 
 /// Parses a graph whose nodes may leave out `@path #key`.
 fn graph(text: &str) -> Graph {
@@ -383,6 +383,72 @@ fn sums_are_done_by_their_last_term() {
          write $7 %14
          write $8 %16",
     );
+}
+
+/// An adapter's three products and their dropouts, and what flows to x beside them.
+fn adapted(dtype: &str, rank: usize, width: usize) -> Graph {
+    let text = "slot $0 x X input zeros
+         slot $1 a A weight zeros
+         slot $2 du U input zeros
+         slot $3 dx X input zeros
+         slot $4 da S carry zeros
+         slot $5 rng i32[3] input zeros
+         slot $6 rows i32[6,2] input zeros
+         %0 = read{slot=$0} -> X
+         %1 = read{slot=$1} -> A
+         %2 = read{slot=$5} -> i32[3]
+         %3 = read{slot=$6} -> i32[6,2]
+         %4 = dropout{p=0.1} %0 %2 %3 -> X
+         %5 = product{ta=false, tb=true, out=TYPE, base=false} %4 %1 -> U
+         %6 = read{slot=$2} -> U
+         %7 = dropout{p=0.1} %0 %2 %3 -> X
+         %8 = product{ta=true, tb=false, out=f32, base=false} %6 %7 -> S
+         %9 = read{slot=$4} -> S
+         %10 = map{f=add} %9 %8 -> S
+         %11 = product{ta=false, tb=false, out=TYPE, base=false} %6 %1 -> X
+         %12 = dropout{p=0.1} %11 %2 %3 -> X
+         %13 = read{slot=$3} -> X
+         %14 = map{f=add} %13 %12 -> X
+         write $4 %10
+         result u %5
+         result dx %14";
+    let types = [
+        ("X", format!("{dtype}[6,{width}]")),
+        ("A", format!("{dtype}[{rank},{width}]")),
+        ("U", format!("{dtype}[6,{rank}]")),
+        ("S", format!("f32[{rank},{width}]")),
+    ];
+    let text = text.replace("TYPE", dtype);
+    graph(&types.iter().fold(text, |text, (name, ty)| text.replace(name, ty)))
+}
+
+#[test]
+fn thin_products_drop_what_passes() {
+    let (joined, count) = thin_products::thin_products(&adapted("bf16", 8, 24), &paper());
+    assert_eq!(count, 3);
+    let (g, folded) = epilogues::epilogues(&joined);
+    assert_eq!(folded, 2);
+    same(
+        &nodes(&g),
+        "%4 = thin_product{form=down, p=0.1, out=bf16, base=false} %0 %1 %2 %3 -> bf16[6,8]
+         %7 = thin_product{form=weight, p=0.1, out=f32, base=true} %5 %0 %6 %2 %3 -> f32[8,24]
+         %9 = thin_product{form=up, p=0.1, out=bf16, base=true} %5 %1 %8 %2 %3 -> bf16[6,24]
+         write $4 %7
+         result u %4
+         result dx %9",
+    );
+
+    let joins = |g: &Graph| thin_products::thin_products(g, &paper()).1;
+    for (dtype, rank, width) in [("f32", 8, 24), ("bf16", 12, 24), ("bf16", 72, 96), ("bf16", 8, 20)] {
+        assert_eq!(joins(&adapted(dtype, rank, width)), 0, "{dtype} [{rank}, {width}]");
+    }
+    // A dropout that somebody else reads stays.
+    let text = adapted("bf16", 8, 24).to_string();
+    assert_eq!(joins(&text.replace("result u %5", "result u %4").parse().expect("a graph")), 2);
+    let mut without = paper();
+    without.kernels.retain(|row| row.op != OpKind::ThinProduct);
+    let as_it_was = adapted("bf16", 8, 24);
+    assert_eq!(thin_products::thin_products(&as_it_was, &without), (as_it_was, 0));
 }
 
 #[test]

@@ -12,8 +12,8 @@ use flatout_ir::passes::differentiate::{differentiate, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::target::paper;
 use flatout_ir::{
-    Adapter, Class, Graph, Init, Options, PlanSet, Precision, Program, Recompute, Role, compile, oracle,
-    random,
+    Adapter, Class, Graph, Init, OpKind, Options, PlanSet, Precision, Program, Recompute, Role, compile,
+    oracle, random,
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::{Documents, Form, build};
@@ -351,6 +351,37 @@ fn dropout_draws_the_same_however_products_are_merged() {
     };
     assert!(relative(&gradients(0.5, true), &gradients(0.5, false)) < 1e-5);
     assert!(relative(&gradients(0.5, true), &gradients(0.0, true)) > 1e-2);
+}
+
+/// Dropout inside an adapter's products is the dropout beside them, but for the rounding of what is kept.
+#[test]
+fn thin_products_drop_the_same() {
+    let model = DecoderConfig { width: 16, head_size: Some(8), ..small::decoder() };
+    let g = build(&model, LOSS);
+    let weights = ["layers.0.attn.wq", "layers.0.attn.wo", "layers.1.attn.wq", "layers.1.attn.wo"];
+    let adapters: Vec<Adapter> =
+        weights.iter().map(|weight| Adapter { dropout: 0.5, ..adapter(weight, 8, true) }).collect();
+    let gradients = |skip_pass| {
+        let precision = Precision::BF16;
+        let options = Options {
+            adapters: adapters.clone(),
+            freeze: frozen(&g),
+            precision,
+            skip_pass,
+            ..Options::default()
+        };
+        let mut run = compiled(&g, &options);
+        run.run(Role::Grad);
+        let launches = &run.plans.plan(Role::Grad).expect("a plan").launches;
+        let count = |op: OpKind| launches.iter().filter(|l| l.op.kind() == op).count();
+        let counts = (count(OpKind::Dropout), count(OpKind::ThinProduct));
+        let all = adapters.iter().flat_map(|a| run.get(&gradient_path(&a.a()))).collect::<Vec<_>>();
+        (counts, all)
+    };
+    // Nothing flows to what the first of them reads.
+    let (thin, plain) = (gradients(None), gradients(Some("thin_products")));
+    assert_eq!((thin.0, plain.0), ((0, 11), (11, 0)));
+    assert!(relative(&thin.1, &plain.1) < 1e-2);
 }
 
 /// Nothing below the first adapter is differentiated, no frozen weight has a gradient, and frozen matrices are bf16.

@@ -17,6 +17,7 @@ use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
+use flatout_ir::ops::thin_product::Thin;
 use flatout_ir::target::{KernelRow, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -115,6 +116,18 @@ fn real() -> Vec<Form> {
                     Op::QkNormRopeGrad { eps: 1e-6, weight, first, freq, axis_of_freq: axes, pairs, table };
                 forms.push((grad, [ins, vec![x.clone()]].concat()));
             }
+        }
+    }
+    for (rank, width) in [(48, 1152), (16, 1024)] {
+        let (wide, thin, a) = (ty(bf16, &[16384, width]), ty(bf16, &[16384, rank]), ty(bf16, &[rank, width]));
+        let drawn = [ty(i32s, &[3]), ty(i32s, &[16384, 2])];
+        for (form, out, base, tensors) in [
+            (Thin::Down, bf16, false, vec![wide.clone(), a.clone()]),
+            (Thin::Up, bf16, false, vec![thin.clone(), a.clone()]),
+            (Thin::Up, bf16, true, vec![thin.clone(), a.clone(), wide.clone()]),
+            (Thin::Weight, f32s, true, vec![thin, wide, ty(f32s, &[rank, width])]),
+        ] {
+            forms.push((Op::ThinProduct { form, p: 0.05, out, base }, [tensors, drawn.to_vec()].concat()));
         }
     }
     let gate = ty(bf16, &[65536, 2048]);

@@ -251,7 +251,7 @@ fn fused_elementwise(grad: &Plan) -> &'static str {
         "on"
     } else if apart() {
         "off"
-    } else if grad.launches.iter().any(|l| is_gated(&l.op) || is_layer(l)) {
+    } else if grad.launches.iter().any(|l| is_gated(&l.op) || is_layer(l)) || has(grad, OpKind::ThinProduct) {
         "on"
     } else {
         NOTHING

@@ -26,6 +26,7 @@ pub mod reduce;
 pub mod resample;
 pub mod rope;
 pub mod source;
+pub mod thin_product;
 
 use crate::types::{DType, TensorType};
 

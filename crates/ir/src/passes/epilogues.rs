@@ -4,6 +4,7 @@
 use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
+use crate::ops::thin_product::Thin;
 use crate::replay::Replay;
 
 /// Folds additions into the nodes before them; returns how many.
@@ -63,9 +64,10 @@ fn fold(replay: &mut Replay<'_>, sum: NodeId, of: NodeId) {
     let (term, base) = sides(replay.old, sum, of);
     let node = replay.old.node(of);
     let mut ins: Vec<Value> = node.ins.iter().map(|v| replay.get(*v)).collect();
-    // Only the scales of 8-bit operands stand behind a base.
-    let scales = if matches!(node.op, Op::Product { .. }) { node.ins.len() - 2 } else { 0 };
-    ins.insert(ins.len() - scales, replay.get(base));
+    // Behind a product's base stand the scales of 8-bit operands, or what its dropout is drawn by.
+    let behind =
+        if matches!(node.op, Op::Product { .. } | Op::ThinProduct { .. }) { node.ins.len() - 2 } else { 0 };
+    ins.insert(ins.len() - behind, replay.get(base));
     let new = replay.copy_as(of, with_base(&node.op, term.out).expect("chosen because it can"), ins);
     replay.set(sum.out(0), new.out(term.out));
 }
@@ -76,11 +78,14 @@ fn sides(g: &Graph, sum: NodeId, of: NodeId) -> (Value, Value) {
     if ins[0].node == of { (ins[0], ins[1]) } else { (ins[1], ins[0]) }
 }
 
-/// The operation that adds output `out` to a base given as its last input.
+/// The operation that adds output `out` to a base.
 fn with_base(op: &Op, out: u8) -> Option<Op> {
     match (op, out) {
         (&Op::Product { ta, tb, out, base: false, compute, epilogue }, 0) if epilogue.takes_base() => {
             Some(Op::Product { ta, tb, out, base: true, compute, epilogue })
+        }
+        (&Op::ThinProduct { form, p, out, base: false }, 0) if form != Thin::Down => {
+            Some(Op::ThinProduct { form, p, out, base: true })
         }
         (Op::ScatterAdd { rows, out, base: false }, 0) => {
             Some(Op::ScatterAdd { rows: *rows, out: *out, base: true })

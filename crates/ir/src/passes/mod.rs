@@ -35,6 +35,7 @@ pub mod rotated_scores;
 pub mod score_gradients;
 pub mod slots;
 pub mod tf32;
+pub mod thin_products;
 pub mod unit_axes;
 pub mod update;
 pub mod views;
@@ -334,6 +335,15 @@ fn joined(typed: &Training, target: &Target, o: &Options, reports: &mut Reports)
         .say("score_gradients", sums, || format!("{sums} gradients of linear attention are written as sums"));
 
     let g = joined_products(g, o, reports);
+
+    // Adapters' products drop what they read or write as it passes.
+    let (g, thin) = if o.fuse_elementwise && runs("thin_products") {
+        thin_products::thin_products(&g, target)
+    } else {
+        (g, 0)
+    };
+    let g = checked("thin_products", g);
+    reports.say("thin_products", thin, || format!("{thin} dropouts are part of an adapter's product"));
 
     // Sums are done by whoever computes their last term.
     let (g, folded) = epilogues::epilogues(&g);

@@ -47,6 +47,7 @@ mod stage;
 pub mod staging;
 pub mod store;
 pub mod tensor_map;
+pub mod thin_product;
 mod timing;
 mod traffic;
 pub mod tuned;
@@ -98,6 +99,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     reduce::KERNELS,
     resample::KERNELS,
     rope::KERNELS,
+    thin_product::KERNELS,
 ];
 
 /// The kernel of a name.

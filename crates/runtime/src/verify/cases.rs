@@ -11,6 +11,7 @@ use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize::Source;
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::ops::rope::Pairs;
+use flatout_ir::ops::thin_product::Thin;
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Op, OpKind};
 
@@ -20,7 +21,7 @@ use super::{Case, Data, attention, linear_attention, products};
 pub(super) fn output_type(op: &Op) -> Option<DType> {
     match op {
         Op::Fill { dtype, .. } | Op::Iota { dtype, .. } | Op::Map { f: E::Cast(dtype) } => Some(*dtype),
-        Op::Product { out, .. } | Op::ScatterAdd { out, .. } => Some(*out),
+        Op::Product { out, .. } | Op::ThinProduct { out, .. } | Op::ScatterAdd { out, .. } => Some(*out),
         Op::Quantize { to, .. } => Some(*to),
         _ => None,
     }
@@ -87,6 +88,7 @@ pub fn all() -> Vec<Case> {
     regions(&mut table);
     reductions(&mut table);
     products::products(&mut table);
+    thin_products(&mut table);
     quantized(&mut table);
     norms(&mut table);
     rotations(&mut table);
@@ -231,6 +233,29 @@ fn casts(table: &mut Table) {
         }
         body.results = vec![("out0".into(), v)];
         table.add(Op::Region { body: Box::new(body) }, vec![x(dtype, &[7, 45])]);
+    }
+}
+
+/// Ranks that fill a product of 16 terms and that do not, rows and columns that fill a tile and that do not, shares on both
+/// sides of a half, and what the fast kernels are not written for. The oracle rounds what is kept, which the kernels do not.
+fn thin_products(table: &mut Table) {
+    let (bf16, out) = (DType::BF16, |form| if form == Thin::Weight { DType::F32 } else { DType::BF16 });
+    for (m, rank, width, p) in
+        [(37, 12, 20, 0.25), (333, 24, 200, 0.6), (1100, 48, 136, 0.05), (70, 64, 192, 0.1)]
+    {
+        let (wide, thin, a) = (x(bf16, &[m, width]), x(bf16, &[m, rank]), x(bf16, &[rank, width]));
+        let rng = tensor(I32, &[3], Data::Values(vec![12_345.0, -7.0, 99.0]));
+        let rows = tensor(I32, &[m, 2], Data::Between(0.0, 1000.0));
+        for (form, base, tensors) in [
+            (Thin::Down, false, vec![wide.clone(), a.clone()]),
+            (Thin::Up, false, vec![thin.clone(), a.clone()]),
+            (Thin::Up, true, vec![thin.clone(), a, wide.clone()]),
+            (Thin::Weight, false, vec![thin.clone(), wide.clone()]),
+            (Thin::Weight, true, vec![thin, wide, x(DType::F32, &[rank, width])]),
+        ] {
+            let op = Op::ThinProduct { form, p, out: out(form), base };
+            table.add(op, [tensors, vec![rng.clone(), rows.clone()]].concat());
+        }
     }
 }
 

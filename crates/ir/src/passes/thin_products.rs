@@ -1,0 +1,99 @@
+//! Adapters' products that drop what they read or what they write as it passes. A dropout of its own would be another two
+//! passes over the wide tensor, which take longer than the product.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::graph::{Graph, Node, NodeId, Value};
+use crate::op::{Op, OpKind};
+use crate::ops::epilogue::Epilogue;
+use crate::ops::product::Compute;
+use crate::ops::thin_product::{MOST_RANK, STEP, Thin};
+use crate::passes::readers::Readers;
+use crate::replay::Replay;
+use crate::target::Target;
+use crate::types::DType;
+
+/// Joins dropouts to the thin product behind or before them, where the target has a kernel for it; returns how many.
+pub fn thin_products(g: &Graph, target: &Target) -> (Graph, usize) {
+    if target.kernel(OpKind::ThinProduct, DType::BF16).is_none() {
+        return (g.clone(), 0);
+    }
+    let readers = Readers::new(g);
+    let joins: HashMap<NodeId, Join> =
+        g.ids().filter_map(|id| join(&readers, id)).map(|join| (join.last, join)).collect();
+    let gone: HashSet<NodeId> = joins.values().map(|join| join.first).collect();
+    let mut replay = Replay::new(g);
+    for id in g.ids().filter(|id| !gone.contains(id)) {
+        let Some(join) = joins.get(&id) else {
+            replay.copy(id);
+            continue;
+        };
+        let ins = join.ins.iter().map(|v| replay.get(*v)).collect();
+        let node = replay.new.push_keyed(join.op.clone(), ins, &g.node(id).path, join.key);
+        replay.set(id.out(0), node.out(0));
+    }
+    (replay.finish(), joins.len())
+}
+
+/// A dropout and a product, in either order, as one operation.
+struct Join {
+    first: NodeId,
+    last: NodeId,
+    op: Op,
+    ins: [Value; 4],
+    key: u64,
+}
+
+/// What a dropout is joined to: the product that alone reads it, or the one whose result it alone reads.
+fn join(readers: &Readers<'_>, dropout: NodeId) -> Option<Join> {
+    let g = readers.g;
+    let &Node { op: Op::Dropout { p }, ref ins, key, .. } = g.node(dropout) else { return None };
+    let &[x, rng, rows] = &ins[..] else { unreachable!("what is dropped, and what it is drawn by") };
+    let behind = || {
+        let product = only_reader(readers, dropout.out(0))?;
+        let [left, right] = factors(g.node(product))?;
+        let is_left = left == dropout.out(0);
+        let (form, pair) = if is_left { (Thin::Down, [x, right]) } else { (Thin::Weight, [left, x]) };
+        is_thin(g, form, product, pair).then_some((form, product, [dropout, product], pair))
+    };
+    let before = || {
+        only_reader(readers, x)?;
+        let pair = factors(g.node(x.node))?;
+        is_thin(g, Thin::Up, x.node, pair).then_some((Thin::Up, x.node, [x.node, dropout], pair))
+    };
+    let (form, product, [first, last], [left, right]) = behind().or_else(before)?;
+    let op = Op::ThinProduct { form, p, out: g.node(product).outs[0].dtype, base: false };
+    Some(Join { first, last, op, ins: [left, right, rng, rows], key })
+}
+
+/// The one node that reads a value, once.
+fn only_reader(readers: &Readers<'_>, v: Value) -> Option<NodeId> {
+    match readers.of_value(v) {
+        (&[reader], 1) => Some(reader),
+        _ => None,
+    }
+}
+
+/// The operands of a plain product.
+fn factors(node: &Node) -> Option<[Value; 2]> {
+    match node.op {
+        Op::Product { base: false, compute: Compute::Full, epilogue: Epilogue::None, .. } => {
+            Some([node.ins[0], node.ins[1]])
+        }
+        _ => None,
+    }
+}
+
+/// Whether a product is one of this form, in types and extents that kernels are written for.
+fn is_thin(g: &Graph, form: Thin, product: NodeId, factors: [Value; 2]) -> bool {
+    let node = g.node(product);
+    let Op::Product { ta, tb, out, .. } = node.op else { return false };
+    let types = factors.map(|v| g.ty(v));
+    let wanted = if form == Thin::Weight { DType::F32 } else { DType::BF16 };
+    let is_so = [ta, tb] == form.turned() && out == wanted;
+    if !is_so || types.iter().any(|ty| ty.dtype != DType::BF16 || ty.rank() != 2) {
+        return false;
+    }
+    let [rank, width] = form.extents(types);
+    rank <= MOST_RANK && rank.is_multiple_of(STEP) && width.is_multiple_of(STEP) && width > rank
+}

@@ -1,0 +1,95 @@
+// What an adapter's thin products are written with: pieces of rows on their way through shared memory, fragments of
+// mma.m16n8k16, and dropout of eight neighbours at a time.
+//
+// x, dx and base [M, WIDTH], u and du [M, RANK], a [RANK, WIDTH], each with rows at a stride X_ROW and so on; RANK and WIDTH are
+// multiples of 8, and rows begin at multiples of 16 bytes.
+// The order in which a sum is taken is free, and so is which rows and columns a fragment's places stand for. A lane's share
+// of a fragment is therefore always eight neighbours of a row: a piece of 16 bytes, and one draw of dropout.
+// Lanes are 4 g + t, as mma counts them: a left factor has rows g and g + 8, a right factor column g, both at the sum's places 2 t,
+// 2 t + 1, 2 t + 8 and 2 t + 9, and the result rows g and g + 8 at columns 2 t and 2 t + 1.
+// What is kept is multiplied by `keep` once, where a sum ends.
+
+#define NARROW (RANK / 8)
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// 16 bytes into shared memory beside the computation; zeros where there is nothing.
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+// The same through L1, for what other blocks read as well.
+__device__ __forceinline__ void copy16_near(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy8(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+__device__ __forceinline__ uint4 read16(u32 from) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ int2 read8(u32 from) {
+    int2 x;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Half as many terms.
+__device__ __forceinline__ void mma_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+}
+
+// What is dropped of a row: the bits of `dropout.cu`.
+struct Drawing {
+    u32 key0, key1, step;
+    const int* rows;
+
+    __device__ __forceinline__ Drawing(const int* rng, const int* rows, int key_low, int key_high)
+        : key0((u32)rng[0] ^ (u32)key_low), key1((u32)rng[1] ^ (u32)key_high), step((u32)rng[2]), rows(rows) {}
+
+    // Sample and token of a row.
+    __device__ __forceinline__ int2 row(int i) const {
+        return __ldg(reinterpret_cast<const int2*>(rows + (i64)i * ROWS_ROW));
+    }
+    // What columns 8 eight to 8 eight + 7 of a row draw, 16 bits each.
+    __device__ __forceinline__ uint4 of(u32 eight, int2 row) const {
+        return philox(make_uint4(eight, (u32)row.y, (u32)row.x, step), key0, key1);
+    }
+};
+
+// Two numbers of 16 bits in a word: the sign of either half of the result says whether that half is at least BELOW.
+__device__ __forceinline__ u32 kept_signs(u32 drawn) {
+#if __CUDA_ARCH__ >= 900 && BELOW <= 0x8000
+    u32 least;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(least) : "r"(drawn), "r"(BELOW * 0x10001u));
+    return least + (0x8000u - BELOW) * 0x10001u;
+#elif BELOW <= 0x8000
+    return (drawn & 0x7fff7fffu) + (0x8000u - BELOW) * 0x10001u | drawn;
+#else
+    return (drawn & 0x7fff7fffu) + (0x10000u - BELOW) * 0x10001u & drawn;
+#endif
+}
+// Two elements, each zero where it is dropped: integer units are the busiest here, so no comparison but a mask of signs.
+__device__ __forceinline__ u32 kept_of(u32 pair, u32 drawn) {
+    u32 mask;
+    asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(kept_signs(drawn)));
+    return pair & mask;
+}
+__device__ __forceinline__ uint4 kept_of(uint4 x, uint4 drawn) {
+    return make_uint4(kept_of(x.x, drawn.x), kept_of(x.y, drawn.y), kept_of(x.z, drawn.z), kept_of(x.w, drawn.w));
+}
+
+__device__ __forceinline__ void operator+=(float4& sum, float4 x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; }
