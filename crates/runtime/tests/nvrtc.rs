@@ -237,10 +237,12 @@ fn attention(architecture: usize) -> Vec<Form> {
         }
     }
     if is_hopper {
-        // Short sequences that a block holds.
-        for len in [65, 145, 257] {
+        // Short sequences that a block holds, and long ones.
+        for (len, mask, kv_heads) in
+            [(65, Mask::Full, 12), (145, Mask::Full, 12), (257, Mask::Full, 12), (2048, Mask::Causal, 4)]
+        {
             let [.., backward] =
-                &attend(Mask::Full, [Segments::Uniform { len }; 2], [256 * len; 2], [12, 12, 64])[..]
+                &attend(mask, [Segments::Uniform { len }; 2], [256 * len; 2], [12, kv_heads, 64])[..]
             else {
                 unreachable!("both directions are there");
             };

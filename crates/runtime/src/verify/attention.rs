@@ -234,6 +234,7 @@ pub(super) fn problems() -> Vec<Problem> {
     groups(&mut all);
     lengths(&mut all);
     whole(&mut all);
+    long(&mut all);
     patterns(&mut all);
     few_queries(&mut all);
     gradients_of_lse(&mut all);
@@ -338,6 +339,28 @@ fn whole(all: &mut Vec<Problem>) {
         let d_lse = len == 264;
         let problem = Problem::new("whole", Mask::Full, even(2, len), None);
         all.push(Problem { heads: 3, kv_heads: 3, size, d_lse, ..problem });
+    }
+}
+
+/// Over a thousand keys, from where on dq may be summed in device memory: every mask, equal and ragged, off every edge. Few
+/// queries, for the oracle's sake.
+fn long(all: &mut Vec<Problem>) {
+    let cuts = || ragged(290, &[(200, 77), (0, 0), (3, 131), (140, 9), (281, 1), (290, 0)]);
+    let keys = || ragged(1300, &[(200, 64), (0, 200), (270, 1024), (1295, 3), (0, 0), (1298, 2)]);
+    for (what, mask, q, k, heads, size) in [
+        ("long", Mask::Causal, even(1, 1030), None, [1, 1], 64),
+        ("long keys", Mask::Full, even(1, 130), Some(even(1, 1088)), [2, 2], 24),
+        ("long keys", window(300, 40), even(1, 100), Some(even(1, 1025)), [2, 1], 40),
+        ("long keys", Mask::TwoIntervals, even(1, 130), Some(even(1, 1027)), [1, 1], 64),
+        ("long keys, lse", Mask::Causal, even(2, 70), Some(even(2, 1100)), [3, 1], 64),
+        ("long of two cuts", Mask::Causal, cuts(), Some(keys()), [2, 1], 64),
+        ("long of two cuts", window(90, 3), cuts(), Some(keys()), [1, 1], 16),
+        ("long of two cuts", Mask::TwoIntervals, cuts(), Some(keys()), [1, 1], 56),
+        ("long, ragged queries", Mask::Full, cuts(), Some(even(6, 1024)), [1, 1], 64),
+    ] {
+        let [heads, kv_heads] = heads;
+        let d_lse = what == "long keys, lse";
+        all.push(Problem { heads, kv_heads, size, d_lse, ..Problem::new(what, mask, q, k) });
     }
 }
 

@@ -72,6 +72,42 @@ template <int HEIGHT> __device__ __forceinline__ Task next_task(const Call& call
     }
 }
 
+// The queries [low, high) that see a key, by the masks that are ranges.
+struct Range {
+    int low, high;
+};
+__device__ __forceinline__ Range seen_by(const Call& call, const Segment& g, int key) {
+    Range r = {g.q0, g.q1};
+    if (key >= g.k1) r.high = r.low;
+#if MASK == 1
+    r.low = max(r.low, key - g.k1 + g.q1);
+#elif MASK == 2
+    r.low = max(r.low, key - call.ahead - g.k1 + g.q1);
+    r.high = min(r.high, key + call.back - g.k1 + g.q1 + 1);
+#endif
+    return r;
+}
+
+// Whether keys [from, from + 64) are seen by some query of a walked tile, and whether not by all; `all` is what two
+// intervals say.
+__device__ __forceinline__ bool is_met(const Call& call, const Segment& g, int from, int first) {
+#if MASK == 3
+    return from < g.k1;
+#else
+    return from < g.k1 && seen_by(call, g, from).low < first + WALK &&
+           seen_by(call, g, min(from + 64, g.k1) - 1).high > first;
+#endif
+}
+__device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, int from, int first, bool all) {
+    if (from + 64 > g.k1) return true;
+#if MASK == 3
+    return !all;
+#else
+    // Queries behind the segment's end have p = 0 by their statistics.
+    return seen_by(call, g, from + 63).low > first || seen_by(call, g, from).high < min(first + WALK, g.q1);
+#endif
+}
+
 // A place in a ring of stages.
 template <int COUNT> struct Ring {
     int stage, phase;
@@ -173,4 +209,27 @@ __device__ __forceinline__ void write(const Rows& to, int head, int first, int e
                 *(const uint4*)(panels + j / 8 * panel_bytes + r * 128 + ((j % 8) ^ (r % 8)) * 16);
     }
     __syncwarp();
+}
+
+// The warpgroup's rows of an accumulator [64, SIZE] that lie before `rows`, 16 bytes a thread.
+__device__ __forceinline__ void write_rows(const Rows& to, i64 token, int head, int rows, const float (&sum)[SIZE / 2],
+                                           float factor) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * i;
+        bf16* at = to.at + (token + row) * to.token + head * to.head;
+#pragma unroll
+        for (int n = 0; n < (SIZE + 31) / 32; n++) {
+            u32 words[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int j = 4 * (4 * n + c) + 2 * i;
+                words[c] = j < SIZE / 2 ? bf16x2(sum[j % (SIZE / 2)] * factor, sum[(j + 1) % (SIZE / 2)] * factor) : 0;
+            }
+            quad_transpose(words, lane % 4);
+            const int column = 32 * n + 8 * (lane % 4);
+            if (row < rows && column < SIZE) *(uint4*)(at + column) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
 }

@@ -1,15 +1,15 @@
 //! The backward pass on Hopper: which kernels a problem takes, in which form, and their launch.
 //!
-//! Statistics of rows first; then dk and dv by tiles of keys, and dq by tiles of queries, which is deterministic. Long
-//! sequences of small heads have dq summed by the kernel of the keys instead, 5 products a tile for 7, where equal bits
-//! are not asked for. Short ones that fit in a block have a kernel of their own: `backward_whole`.
+//! Statistics of rows first; then dk and dv by tiles of keys, and dq by tiles of queries, which is deterministic. Where
+//! equal bits are not asked for, two kinds of sequences have kernels that take 5 products a tile for 7: long ones of small
+//! heads `backward_fused`, short ones that fit in a block `backward_whole`.
 
 use std::borrow::Cow;
 
 use flatout_ir::Launch;
 use flatout_ir::ops::attention::Mask;
 
-use super::{PANEL, backward_whole, is_hopper, is_written};
+use super::{PANEL, backward_fused, backward_whole, is_hopper, is_written};
 use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::attention::Problem;
 use crate::cuda::attention::call::{self, Call, Rows};
@@ -19,12 +19,9 @@ use crate::cuda::context::{Arg, CudaError, Facts, Prepare, Source, Work, sequenc
 use crate::cuda::tensor_map::{Swizzle, Tensor};
 
 /// Rows of a warpgroup's tile and of a walked one.
-const ROWS: usize = 64;
+pub(super) const ROWS: usize = 64;
 /// Bytes of a panel of as many rows.
-const PANEL_BYTES: usize = 2 * ROWS * PANEL;
-/// Keys from which on dq is better summed by the kernel of the keys: causal, 12 heads on 4 of 64 at 2048 keys 1.60 ms for
-/// 1.66, and far worse at 200.
-const LONG: usize = 1024;
+pub(super) const PANEL_BYTES: usize = 2 * ROWS * PANEL;
 /// Tokens a block of `wgmma_rows` takes.
 const ROW_TOKENS: usize = 256;
 
@@ -40,13 +37,12 @@ struct Form {
     /// Walked tiles of values; keys and values have rings of their own in the kernel of the queries only.
     v_stages: usize,
     own_stages: usize,
-    is_fused: bool,
     /// Registers of threads that compute and of those that feed.
     registers: [usize; 2],
 }
 
 impl Form {
-    fn keys(p: &Problem, is_fused: bool) -> Form {
+    fn keys(p: &Problem) -> Form {
         let form = Form {
             of_keys: true,
             groups: 2,
@@ -55,13 +51,11 @@ impl Form {
             stages: 4,
             v_stages: 0,
             own_stages: 2,
-            is_fused,
             registers: [232, 40],
         };
         match p.size {
             // Two small blocks a multiprocessor: tiles of 64 keys waste less of short sequences.
-            ..=64 if !is_fused => Form { groups: 1, blocks: 2, stages: 3, registers: [216, 40], ..form },
-            ..=64 => form,
+            ..=64 => Form { groups: 1, blocks: 2, stages: 3, registers: [216, 40], ..form },
             65..=128 => Form { stages: 3, own_stages: 1, ..form },
             _ => Form { stages: 2, own_stages: 1, ..form },
         }
@@ -78,7 +72,6 @@ impl Form {
             stages: 3,
             v_stages: 2,
             own_stages: 2,
-            is_fused: false,
             registers: [224, 56],
         };
         match p.size {
@@ -117,10 +110,9 @@ impl Form {
         }
         let own = self.own_stages * self.height(p.size) / ROWS;
         let is_two_intervals = p.mask == Mask::TwoIntervals;
-        let exchanged = match (self.is_fused, p.size > 128) {
-            (true, _) => 2 * self.groups * PANEL_BYTES,
-            (false, true) => 4 * ROWS * ROWS * if is_two_intervals { 1 } else { 2 },
-            (false, false) => 0,
+        let exchanged = match p.size {
+            ..=128 => 0,
+            _ => 4 * ROWS * ROWS * if is_two_intervals { 1 } else { 2 },
         };
         let seen = if is_two_intervals { 16 * ROWS } else { 0 };
         let walked = self.stages * (2 * panels + rows + seen + 16);
@@ -136,7 +128,6 @@ impl Form {
             ("STAGES", self.stages),
             ("V_STAGES", self.v_stages),
             ("OWN_STAGES", self.own_stages),
-            ("FUSED", self.is_fused as usize),
             ("REGISTERS", self.registers[0]),
             ("FEEDER_REGISTERS", self.registers[1]),
         ];
@@ -153,63 +144,48 @@ impl Form {
     }
 }
 
-/// Whether the shape gains from summing dq in the kernel of the keys. With heads of 128 it loses: 16 heads on 8 over 16
-/// sequences of 2048, causal, took 2.14 ms for the 2.00 of both kernels.
-fn gains_from_sums(p: &Problem) -> bool {
-    p.size <= 64 && p.k_longest() >= LONG
-}
-
 pub(in super::super) fn serves(p: &Problem, facts: &Facts) -> bool {
     p.grad && is_written(p) && is_hopper(facts)
 }
 
 /// Two numbers a row, rows in eights, and the counters of tiles.
-fn statistics_bytes(p: &Problem) -> usize {
+pub(super) fn statistics_bytes(p: &Problem) -> usize {
     (4 * (2 * p.heads * p.tq.next_multiple_of(8) + 2)).next_multiple_of(ALIGN)
 }
 
-fn sums_bytes(p: &Problem) -> usize {
-    (4 * p.tq * p.heads * p.size).next_multiple_of(ALIGN)
+fn heights(p: &Problem) -> Heights {
+    Heights { q: Some(Form::queries(p).height(p.size)), k: Some(Form::keys(p).height(p.size)) }
 }
 
-fn heights(p: &Problem, is_fused: bool) -> Heights {
-    let q = if is_fused { ROWS } else { Form::queries(p).height(p.size) };
-    Heights { q: Some(q), k: Some(Form::keys(p, is_fused).height(p.size)) }
-}
-
+/// Enough for whichever kernels run: which do depends on the outputs, too.
 pub(in super::super) fn workspace(p: &Problem) -> usize {
     if !p.grad || !is_written(p) {
         return 0;
     }
-    let of = |is_fused: bool| {
-        let sums = if is_fused { sums_bytes(p) } else { 0 };
-        statistics_bytes(p) + sums + tiles::workspace(p, heights(p, is_fused))
-    };
-    of(false).max(if gains_from_sums(p) { of(true) } else { 0 })
+    (statistics_bytes(p) + tiles::workspace(p, heights(p))).max(backward_fused::workspace(p))
 }
 
-fn rows_source(p: &Problem, is_fused: bool) -> Source {
-    let own = [("SIZE", p.size), ("FUSED", is_fused as usize), ("GROUPS", 1), ("HEADS", 1)];
+/// Statistics of rows; where dq `is_summed`, as `backward_fused` reads them, with its sums cleared and rounded.
+pub(super) fn rows_source(p: &Problem, is_summed: bool) -> Source {
+    let own = [("SIZE", p.size), ("SUMMED", is_summed as usize), ("GROUPS", 1), ("HEADS", 1)];
     let defines = own.map(|(name, value)| (name.into(), value.to_string()));
     Source {
         name: "attention/hopper/backward_rows.cu",
-        code: Cow::Borrowed(backward_source!("backward_rows.cu")),
+        code: Cow::Borrowed(backward_source!("sums.cuh", "backward_rows.cu")),
         defines: defines.into_iter().chain(call::defines(p)).collect(),
     }
 }
 
-/// Both forms where both may run: which one does depends on the outputs, too.
+/// Both where both may run.
 pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
     if backward_whole::takes(p, facts) {
         return vec![backward_whole::source(p)];
     }
     let mut sources = tiles::sources(p);
-    for is_fused in [false, true] {
-        if !is_fused || (gains_from_sums(p) && !facts.deterministic) {
-            sources.extend([rows_source(p, is_fused), Form::keys(p, is_fused).source(p)]);
-        }
+    if backward_fused::takes(p, facts) {
+        sources.extend(backward_fused::sources(p));
     }
-    sources.push(Form::queries(p).source(p));
+    sources.extend([rows_source(p, false), Form::keys(p).source(p), Form::queries(p).source(p)]);
     sources
 }
 
@@ -218,7 +194,10 @@ pub(in super::super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) ->
     if backward_whole::takes(p, facts) && *of == backward_whole::source(p) {
         return backward_whole::shared_bytes(p);
     }
-    let forms = [Form::keys(p, false), Form::keys(p, true), Form::queries(p)];
+    if backward_fused::takes(p, facts) && *of == backward_fused::source(p) {
+        return backward_fused::shared_bytes(p);
+    }
+    let forms = [Form::keys(p), Form::queries(p)];
     forms.iter().find(|form| form.source(p) == *of).map_or(0, |form| form.shared_bytes(p))
 }
 
@@ -233,35 +212,16 @@ pub(in super::super) fn prepare(
     }
     let mut call = Call::of(p, launch, at);
     let has_keys = call.dk.at != 0 || call.dv.at != 0;
-    let is_fused = gains_from_sums(p) && !facts.deterministic && has_keys && call.dq.at != 0;
+    if backward_fused::takes(p, facts) && has_keys && call.dq.at != 0 {
+        return backward_fused::prepare(p, launch, at);
+    }
     let mut scratch = Scratch::of(launch, at);
     call.delta = scratch.take(statistics_bytes(p))?;
-    if is_fused {
-        call.scratch = scratch.take(sums_bytes(p))?;
-    }
     let mut works: Vec<Box<dyn Work>> = vec![];
-    works.extend(tiles::prepare(p, &mut call, heights(p, is_fused), &mut scratch, at)?);
+    works.extend(tiles::prepare(p, &mut call, heights(p), &mut scratch, at)?);
+    works.push(measure(p, launch, &call, &rows_source(p, false), at)?);
 
-    let rows = rows_source(p, is_fused);
-    let args = [call.block()].into_iter().chain(call::d_lse(p, launch, at)).collect();
-    let grid = [p.tq.div_ceil(ROW_TOKENS) * p.heads, 1, 1];
-    works.push(launch_blocks(at.function(&rows, "wgmma_rows")?, grid, 256, 0, args)?);
-
-    let map = |rows: Rows, tokens: usize, heads: usize| {
-        at.tensor_map(&Tensor {
-            at: rows.at,
-            dims: [p.size, heads, tokens].map(|n| n as u64).to_vec(),
-            steps: vec![rows.head as u64, rows.token as u64],
-            box_dims: vec![PANEL as u32, 1, ROWS as u32],
-            swizzle: Swizzle::Bytes128,
-        })
-    };
-    let maps = [
-        map(call.q, p.tq, p.heads)?,
-        map(call.d_o, p.tq, p.heads)?,
-        map(call.k, p.tk, p.kv_heads)?,
-        map(call.v, p.tk, p.kv_heads)?,
-    ];
+    let maps = walked_maps(p, &call, at)?;
     let mut walk = |form: Form, entry: &str| {
         let (tiles, heads) = match form.of_keys {
             true => (call.k_tile_count, p.kv_heads),
@@ -273,33 +233,58 @@ pub(in super::super) fn prepare(
         }
         let mut args = vec![call.block()];
         args.extend(maps.iter().cloned());
-        args.push(Block::from(Arg::I32(section(p, &form, facts))));
+        args.push(Block::from(Arg::I32(section(p, form.of_keys, form.heads, facts))));
         let grid = [work.min(facts.sms as usize * form.blocks), 1, 1];
         let function = at.function(&form.source(p), entry)?;
         works.push(launch_blocks(function, grid, form.threads(), form.shared_bytes(p) as u32, args)?);
         Ok(())
     };
     if has_keys {
-        walk(Form::keys(p, is_fused), "wgmma_dkv")?;
+        walk(Form::keys(p), "wgmma_dkv")?;
     }
-    if call.dq.at != 0 && !is_fused {
+    if call.dq.at != 0 {
         walk(Form::queries(p), "wgmma_dq")?;
-    }
-    if is_fused {
-        let grid = [call.q_tile_count as usize, p.heads, 1];
-        works.push(launch_blocks(at.function(&rows, "wgmma_round")?, grid, 256, 0, vec![call.block()])?);
     }
     Ok(sequence(works))
 }
 
+/// The launch that measures rows, by a source of `rows_source`.
+pub(super) fn measure(
+    p: &Problem,
+    launch: &Launch,
+    call: &Call,
+    source: &Source,
+    at: &Prepare<'_>,
+) -> Result<Box<dyn Work>, CudaError> {
+    let args = [call.block()].into_iter().chain(call::d_lse(p, launch, at)).collect();
+    let grid = [p.tq.div_ceil(ROW_TOKENS) * p.heads, 1, 1];
+    launch_blocks(at.function(source, "wgmma_rows")?, grid, 256, 0, args)
+}
+
+/// Tensor maps of q, do, k and v, in the kernels' order: boxes of a panel of one head.
+pub(super) fn walked_maps(p: &Problem, call: &Call, at: &Prepare<'_>) -> Result<Vec<Block>, CudaError> {
+    let map = |rows: Rows, tokens: usize, heads: usize| {
+        at.tensor_map(&Tensor {
+            at: rows.at,
+            dims: [p.size, heads, tokens].map(|n| n as u64).to_vec(),
+            steps: vec![rows.head as u64, rows.token as u64],
+            box_dims: vec![PANEL as u32, 1, ROWS as u32],
+            swizzle: Swizzle::Bytes128,
+        })
+    };
+    let of_queries = [call.q, call.d_o].map(|rows| map(rows, p.tq, p.heads));
+    let of_keys = [call.k, call.v].map(|rows| map(rows, p.tk, p.kv_heads));
+    of_queries.into_iter().chain(of_keys).collect()
+}
+
 /// Pairs of a segment and a head, of those tiles are taken of, that work at a time: what they walk over fits in half of
 /// the L2 cache. Ragged segments come as listed.
-fn section(p: &Problem, form: &Form, facts: &Facts) -> i32 {
+pub(super) fn section(p: &Problem, of_keys: bool, heads: usize, facts: &Facts) -> i32 {
     let (group, half) = (p.heads / p.kv_heads, facts.l2_bytes as usize / 2);
     // Two tensors of bf16.
-    let pairs = match form.of_keys {
+    let pairs = match of_keys {
         true => half / (4 * group * p.q_longest() * p.size),
-        false => half / (4 * p.k_longest() * p.size) * group / form.heads,
+        false => half / (4 * p.k_longest() * p.size) * group / heads,
     };
     pairs.clamp(1, i32::MAX as usize / 2) as i32
 }
@@ -335,7 +320,7 @@ mod tests {
         for size in (16..=256).step_by(8) {
             for mask in [Mask::Causal, Mask::TwoIntervals] {
                 let p = problem(size, mask, 2048);
-                for form in [Form::keys(&p, false), Form::keys(&p, gains_from_sums(&p)), Form::queries(&p)] {
+                for form in [Form::keys(&p), Form::queries(&p)] {
                     let bytes = form.shared_bytes(&p);
                     assert!(form.blocks * (bytes + 1024) <= 228 << 10, "{form:?} of {size} takes {bytes}");
                 }
@@ -349,7 +334,7 @@ mod tests {
         for size in [64, 128, 256] {
             for mask in [Mask::Causal, Mask::TwoIntervals] {
                 let p = problem(size, mask, 2048);
-                for form in [Form::keys(&p, false), Form::keys(&p, size <= 128), Form::queries(&p)] {
+                for form in [Form::keys(&p), Form::queries(&p)] {
                     let share = 65536 / (form.threads() as usize * form.blocks) / 8 * 8;
                     let [compute, feed] = form.registers;
                     assert!(form.groups * compute + feed <= share * (form.groups + 1), "{form:?}");
@@ -371,10 +356,10 @@ mod tests {
     #[test]
     fn heads_of_a_group_go_side_by_side_where_they_divide() {
         let p = problem(64, Mask::Full, 100);
-        assert_eq!((Form::queries(&p).heads, heights(&p, false).q), (3, Some(64)));
+        assert_eq!((Form::queries(&p).heads, heights(&p).q), (3, Some(64)));
         let even = Problem { heads: 8, ..p };
-        assert_eq!((Form::queries(&even).heads, heights(&even, false).q), (1, Some(192)));
+        assert_eq!((Form::queries(&even).heads, heights(&even).q), (1, Some(192)));
         let large = Problem { heads: 8, size: 256, ..p };
-        assert_eq!((Form::queries(&large).heads, heights(&large, false).k), (2, Some(64)));
+        assert_eq!((Form::queries(&large).heads, heights(&large).k), (2, Some(64)));
     }
 }

@@ -1,19 +1,17 @@
-// dk and dv of attention on Hopper, and dq's sums with them where FUSED: bf16, head sizes 16 to 256.
+// dk and dv of attention on Hopper: bf16, head sizes 16 to 256.
 //
 //   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta)
-//   dv = p^T do, dk = scale ds^T q; FUSED: dq += ds k in f32, rounded afterwards by `wgmma_round`
+//   dv = p^T do, dk = scale ds^T q
 //
 // A block owns 64 keys of a key head a warpgroup and walks the queries that see them, of all query heads of the group,
 // in tiles of 64: dk and dv are summed in registers in a fixed order. Keys are the rows of the scores, so p^T and ds^T
-// go from accumulator to A operand without leaving registers. 4 products a tile; FUSED, ds goes through shared memory
-// for the fifth, whose sums are added in device memory by whoever comes first: not deterministic. Up to 64 columns
-// the warpgroups take turns with dq, above each takes a panel of columns.
+// go from accumulator to A operand without leaving registers. 4 products a tile.
 // Heads above 128: dk and dv of 64 keys fill the registers of a warpgroup each, so one warpgroup makes p and dv, the
 // other ds and dk, and p goes from one to the other in f32 through shared memory.
 // GROUPS warpgroups compute and one feeds. Registers: no spills. L2 reads 256 SIZE bytes a tile of 64 queries.
 //
 // Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, BLOCKS (blocks a multiprocessor), STAGES (walked tiles held),
-// OWN_STAGES (owned tiles held), FUSED, REGISTERS and FEEDER_REGISTERS (a thread, after they are redistributed).
+// OWN_STAGES (owned tiles held), REGISTERS and FEEDER_REGISTERS (a thread, after they are redistributed).
 
 #define PAIR (SIZE > 128)
 // Whether dp is begun when p is packed, and ds takes p as packed: otherwise accumulators do not fit, and the assembler waits
@@ -25,12 +23,11 @@
 #define PANEL_OWN (OWN * 128)
 #define Q_BYTES (PANELS * PANEL_WALK)
 #define K_BYTES (PANELS * PANEL_OWN)
-#define DS_BYTES (OWN * WALK * 2)
 #define P_BYTES (64 * WALK * 4)
 #define P_STAGES (MASK == 3 ? 1 : 2)
 #define AT_STAGES (OWN_STAGES * 2 * K_BYTES)
-#define AT_DS (AT_STAGES + STAGES * 2 * Q_BYTES)
-#define AT_ROWS (AT_DS + (FUSED ? 2 * DS_BYTES : PAIR ? P_STAGES * P_BYTES : 0))
+#define AT_P (AT_STAGES + STAGES * 2 * Q_BYTES)
+#define AT_ROWS (AT_P + (PAIR ? P_STAGES * P_BYTES : 0))
 #define AT_SEEN (AT_ROWS + STAGES * 2 * WALK * 4)
 #define AT_NOTES (AT_SEEN + (MASK == 3 ? STAGES * WALK * 16 : 0))
 #define AT_TASKS (AT_NOTES + STAGES * 16)
@@ -52,22 +49,6 @@ __device__ __forceinline__ Note& note_at(int stage) { return *(Note*)(memory + A
 __device__ __forceinline__ Task& task_at(int stage) { return *(Task*)(memory + AT_TASKS + stage * 32); }
 __device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES + stage * 2 * Q_BYTES; }
 __device__ __forceinline__ float* rows_at(int stage) { return (float*)(memory + AT_ROWS) + stage * 2 * WALK; }
-
-// The queries [low, high) that see a key, by the masks that are ranges.
-struct Range {
-    int low, high;
-};
-__device__ __forceinline__ Range seen_by(const Call& call, const Segment& g, int key) {
-    Range r = {g.q0, g.q1};
-    if (key >= g.k1) r.high = r.low;
-#if MASK == 1
-    r.low = max(r.low, key - g.k1 + g.q1);
-#elif MASK == 2
-    r.low = max(r.low, key - call.ahead - g.k1 + g.q1);
-    r.high = min(r.high, key + call.back - g.k1 + g.q1 + 1);
-#endif
-    return r;
-}
 
 // One warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
@@ -218,85 +199,6 @@ __device__ __forceinline__ void slope(float (&dp)[WALK / 2], int j, const float4
     dp[4 * j + 3] = p.w * (dp[4 * j + 3] + shift.y);
 }
 
-// Whether keys [from, from + 64) are seen by some query of a walked tile, and whether not by all.
-__device__ __forceinline__ bool is_met(const Call& call, const Segment& g, int from, int first) {
-#if MASK == 3
-    return from < g.k1;
-#else
-    return from < g.k1 && seen_by(call, g, from).low < first + WALK &&
-           seen_by(call, g, min(from + 64, g.k1) - 1).high > first;
-#endif
-}
-__device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, int from, int stage) {
-    if (from + 64 > g.k1) return true;
-#if MASK == 3
-    return !note_at(stage).all;
-#else
-    // Queries behind the segment's end have p = 0 by their statistics.
-    const int first = note_at(stage).first;
-    return seen_by(call, g, from + 63).low > first || seen_by(call, g, from).high < min(first + WALK, g.q1);
-#endif
-}
-
-#if FUSED
-#if SIZE > 64
-#error "dq is summed for heads up to 64"
-#endif
-
-// Keeps ds^T [64, WALK] in a panel of rows of keys.
-__device__ __forceinline__ void keep_slopes(const u32 (&a)[WALK / 16][4], u8* panel) {
-    const int lane = threadIdx.x % 32, r = threadIdx.x / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int i = 0; i < WALK / 16; i++)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         shared_address(panel + r * 128 + ((2 * i + lane / 16) ^ (r % 8)) * 16)),
-                     "r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3])
-                     : "memory");
-}
-
-// d [64, SIZE] = ds k over the block's keys.
-__device__ __forceinline__ void product_of_keys(float (&d)[SIZE / 2], const u8* slopes, const u8* keys) {
-    const u64 a = along_mn(slopes, DS_BYTES), b = along_mn(keys, PANEL_OWN);
-#pragma unroll
-    for (int i = 0; i < OWN / 16; i++)
-        Product<SIZE>::of_shared<1, 1>(d, a + i * 2048 / 16, b + i * 2048 / 16, i > 0);
-    product_commit();
-}
-
-// Adds [64, SIZE] to the sums of dq in accesses of 16 bytes: the two pairs of columns a thread has of 16 lie side by side
-// there.
-__device__ __forceinline__ void add_dq(const Call& call, const float (&d)[SIZE / 2], const Note& note, int end) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const i64 query = note.first + threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * i;
-        if (query >= end) continue;
-        float* to = call.scratch + (query * call.heads + note.head) * SIZE;
-#pragma unroll
-        for (int j = 0; j < SIZE / 16; j++)
-            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + 16 * j + 4 * (lane % 4)),
-                         "f"(d[8 * j + 2 * i]), "f"(d[8 * j + 2 * i + 1]), "f"(d[8 * j + 2 * i + 4]),
-                         "f"(d[8 * j + 2 * i + 5])
-                         : "memory");
-        if (SIZE % 16)
-            asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to + SIZE - 8 + 2 * (lane % 4)),
-                         "f"(d[SIZE / 2 - 4 + 2 * i]), "f"(d[SIZE / 2 - 3 + 2 * i])
-                         : "memory");
-    }
-}
-
-__device__ __forceinline__ void dq_of_tile(const Call& call, const Note& note, int end, const u8* slopes,
-                                           const u8* keys) {
-    float d[SIZE / 2];
-    product_arrive();
-    product_of_keys(d, slopes, keys);
-    product_wait<0>();
-    hold(d);
-    add_dq(call, d, note, end);
-}
-
-#endif
-
 #if !PAIR
 
 // A warpgroup's 64 keys of a tile. The task and the notes stay in shared memory: registers are full.
@@ -321,8 +223,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
         }
         if (first + WALK > task.g.q1) clear_tail(stage, task.g.q1 - first, 2 + part);
         u8* queries = queries_at(stage);
-        const bool met = is_met(call, task.g, from, first);
-        if (met) {
+        if (is_met(call, task.g, from, first)) {
             // Declared here: what a product overwrites is not alive before it.
             float s[WALK / 2], dp[WALK / 2];
             product_arrive();
@@ -336,7 +237,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
             if (before >= 0) release(&bars.empty[before]);
             product_wait<LATE ? 0 : 1>();
             hold(s);
-            weigh(s, call, task, from, stage, is_masked(call, task.g, from, stage));
+            weigh(s, call, task, from, stage, is_masked(call, task.g, from, first, note_at(stage).all));
             pack(p, s);
             product_arrive();
             if (LATE) product_of_heads(dp, v, PANEL_OWN, along_k(queries + Q_BYTES));
@@ -354,10 +255,8 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
                 slope(dp, j, make_float4(low.x, low.y, high.x, high.y), rows_at(stage));
             }
             pack(ds, dp);
-#if !FUSED
             product_arrive();
             add_product(dk, ds, queries);
-#endif
         } else {
             product_wait<0>();
             hold(dk);
@@ -367,26 +266,6 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
             if (before >= 0) release(&bars.empty[before]);
         }
         before = stage;
-#if FUSED
-        // Two buffers: who writes one has passed the barrier of the tile between, and so has whoever read it.
-        u8* slopes = memory + AT_DS + turn % 2 * DS_BYTES;
-        if (!met) {
-#pragma unroll
-            for (int i = 0; i < WALK / 4; i++) ds[i / 4][i % 4] = 0;
-        }
-        keep_slopes(ds, slopes);
-        fence_async();
-        const bool is_mine = turn % GROUPS == part;
-        if (is_mine)
-            named_sync(8 + turn % 2, 128 * GROUPS);
-        else
-            named_arrive(8 + turn % 2, 128 * GROUPS);
-        if (met) {
-            product_arrive();
-            add_product(dk, ds, queries);
-        }
-        if (is_mine) dq_of_tile(call, note_at(stage), task.g.q1, slopes, k_tile);
-#endif
     }
     product_wait<0>();
     hold(dk);
@@ -394,11 +273,8 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
     hold(p);
     hold(ds);
     if (before >= 0) release(&bars.empty[before]);
-    // Nobody reads these keys and values any more: with dq, the other warpgroups did.
-    if (FUSED)
-        named_sync(1, 128 * GROUPS);
-    else
-        named_sync(2 + part, 128);
+    // Nobody reads these keys and values any more.
+    named_sync(2 + part, 128);
     const int from = task.first + 64 * part;
     if (call.dk.at) write(call.dk, task.head, from, task.g.k1, dk, call.scale, own, PANEL_OWN);
     if (call.dv.at) write(call.dv, task.head, from, task.g.k1, dv, 1.0f, own + K_BYTES, PANEL_OWN);
@@ -438,9 +314,9 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
         product_wait<0>();
         hold(x);
         const int p_stage = turn % P_STAGES, p_phase = turn / P_STAGES % 2;
-        float4* p = (float4*)(memory + AT_DS + p_stage * P_BYTES) + threadIdx.x % 128;
+        float4* p = (float4*)(memory + AT_P + p_stage * P_BYTES) + threadIdx.x % 128;
         if (part == 0) {
-            weigh(x, call, task, from, stage, is_masked(call, task.g, from, stage));
+            weigh(x, call, task, from, stage, is_masked(call, task.g, from, first, note_at(stage).all));
             barrier_wait(&bars.p_empty[p_stage], p_phase ^ 1);
 #pragma unroll
             for (int j = 0; j < WALK / 8; j++)

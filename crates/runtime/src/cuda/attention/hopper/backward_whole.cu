@@ -149,29 +149,6 @@ __device__ __forceinline__ void measure(const Call& call, int row, const float* 
 
 // Those of the keys.
 
-// The warpgroup's rows of an accumulator [64, SIZE] that lie before `rows`, 16 bytes a thread.
-__device__ __forceinline__ void write_rows(const Rows& to, i64 token, int head, int rows, const float (&sum)[SIZE / 2],
-                                           float factor) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * i;
-        bf16* at = to.at + (token + row) * to.token + head * to.head;
-#pragma unroll
-        for (int n = 0; n < (SIZE + 31) / 32; n++) {
-            u32 words[4];
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int j = 4 * (4 * n + c) + 2 * i;
-                words[c] = j < SIZE / 2 ? bf16x2(sum[j % (SIZE / 2)] * factor, sum[(j + 1) % (SIZE / 2)] * factor) : 0;
-            }
-            quad_transpose(words, lane % 4);
-            const int column = 32 * n + 8 * (lane % 4);
-            if (row < rows && column < SIZE) *(uint4*)(at + column) = make_uint4(words[0], words[1], words[2], words[3]);
-        }
-    }
-}
-
 // s becomes p, for queries from `query` on.
 template <int Count>
 __device__ __forceinline__ void weigh(float (&s)[Count], int query, float unit, int keys) {
@@ -313,12 +290,6 @@ __device__ __forceinline__ void keys_of_round(const Call& call, const Turn& turn
     const i64 token = turn.token(call) + 64 * tile;
     if (call.dk.at) write_rows(call.dk, token, turn.head(call), own.keys, own.dk, call.scale);
     if (call.dv.at) write_rows(call.dv, token, turn.head(call), own.keys, own.dv, 1.0f);
-}
-
-__device__ __forceinline__ u32 matrix_transpose(u32 x) {
-    u32 y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
 }
 
 // The last keys, up to 8. Their p and ds, with queries as rows, by both warpgroups, every other tile each; then dv^T by the

@@ -2,18 +2,19 @@
 
 /// A source of the backward pass behind what it is written with.
 macro_rules! backward_source {
-    ($file:literal) => {
+    ($($file:literal),+) => {
         concat!(
             include_str!("../../prelude.cuh"),
             include_str!("../call.cuh"),
             include_str!("wgmma.cuh"),
             include_str!("backward.cuh"),
-            include_str!($file)
+            $(include_str!($file)),+
         )
     };
 }
 
 pub(super) mod backward;
+mod backward_fused;
 mod backward_whole;
 pub(super) mod forward;
 

@@ -48,6 +48,15 @@ __device__ __forceinline__ bool barrier_is_past(u64* bar, u32 parity) {
                  : "memory");
     return past;
 }
+// Whether the phase of this parity is complete, without waiting a while for it.
+__device__ __forceinline__ bool barrier_was_past(u64* bar, u32 parity) {
+    u32 past;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
+                 : "=r"(past)
+                 : "r"(shared_address(bar)), "r"(parity)
+                 : "memory");
+    return past;
+}
 // Returns when the phase of this parity is complete.
 __device__ __forceinline__ void barrier_wait(u64* bar, u32 parity) {
 #ifdef SPIN_LIMIT
@@ -152,6 +161,13 @@ template <int Count> __device__ __forceinline__ void hold(u32 (&d)[Count]) {
 template <int Count> __device__ __forceinline__ void operand(u32 (&a)[4], const float (&d)[Count], int k) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = bf16x2(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+}
+
+// An 8 x 8 matrix of bf16, a pair a lane, transposed.
+__device__ __forceinline__ u32 matrix_transpose(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
 // Lane c of a quad gets word c of each lane: a[i] is then lane i's.
