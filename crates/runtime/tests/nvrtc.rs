@@ -418,9 +418,16 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         let exists = |form: &&Form| {
             facts.has_fp8() || form.0.kind().decodes() || !form_types(form).any(|dtype| dtype.is_fp8())
         };
-        for form in forms.iter().chain(&attention(architecture)).filter(exists) {
+        // Every form on Hopper; the other architectures share them out, and each has one of every kernel.
+        let mut here: BTreeSet<&str> = BTreeSet::new();
+        let attention = attention(architecture);
+        for (i, form) in forms.iter().chain(&attention).enumerate().filter(|(_, form)| exists(form)) {
+            let is_taken = name == "sm_90a" || is_attention(&form.0) || (i + architecture).is_multiple_of(2);
             let shifts = if is_attention(&form.0) { &[0] } else { shifts };
             for (kernel, &shift) in kernels_for(form).flat_map(|k| shifts.iter().map(move |s| (k, s))) {
+                if !here.insert(kernel.row.name) && !is_taken {
+                    continue;
+                }
                 let launch = launch(&kernel.row, form, facts.sms as usize, shift);
                 for (source, shared) in sources_with_shared(&launch, &facts) {
                     compiled.insert(kernel.row.name);
