@@ -14,7 +14,7 @@ use flatout_train::resume::requeued;
 use flatout_train::run::{Entered, Run};
 use flatout_train::sampling::Sampling;
 use flatout_train::signal::StopFlag;
-use flatout_train::trainer::{Notice, Outcome, Ready, train as train_run};
+use flatout_train::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
 use flatout_train::words::shape;
 use flatout_train::{Config, Failure, compile, fp8_layers, prediction, pretrained, recipes};
 
@@ -178,8 +178,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         "cpu" => format!("device   cpu with {} threads", compiled.target.cores),
         gpu => format!("device   {gpu}"),
     });
-    let laps: Vec<String> = laps.iter().map(|(name, seconds)| format!("{name} {seconds:.1}")).collect();
-    screen.note(format!("start    seconds: {}", laps.join(", ")));
+    screen.note(format!("start    {}", spent(laps)));
     let chosen: Vec<String> =
         compiled.settled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
     screen.note(format!("auto     {} (why: flatout plan)", chosen.join(" ")));
@@ -190,6 +189,17 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         for report in &compiled.plans.done {
             screen.note(format!("  {:5} {:13} {}", report.role.name(), report.pass, report.did));
         }
+    }
+}
+
+/// The time until now and its larger parts.
+fn spent(laps: &Laps) -> String {
+    let all: f64 = laps.iter().map(|(_, seconds)| seconds).sum();
+    let parts = laps.iter().filter(|(_, seconds)| *seconds >= 0.1);
+    let parts: Vec<String> = parts.map(|(name, seconds)| format!("{name} {seconds:.1}")).collect();
+    match parts[..] {
+        [] => format!("{all:.1} s"),
+        _ => format!("{all:.1} s: {}", parts.join(", ")),
     }
 }
 

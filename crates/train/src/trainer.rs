@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use flatout_data::{Said, Waited};
 use flatout_ir::{Class, Role};
-use flatout_runtime::{Laps, Posted, Session};
+pub use flatout_runtime::Laps;
+use flatout_runtime::{Posted, Session};
 
 use crate::checkpoint::{self, State};
 use crate::compile::{self, Compiled};
