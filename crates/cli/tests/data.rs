@@ -137,6 +137,12 @@ fn a_killed_preparation_goes_on() {
     let names: BTreeSet<_> = broken.keys().chain(whole.keys()).collect();
     let differ: Vec<_> = names.into_iter().filter(|name| broken.get(*name) != whole.get(*name)).collect();
     assert!(differ.is_empty(), "{differ:?}");
+
+    // Killed between the last two things it does.
+    let left = dir.join("whole/unfinished.json");
+    fs::write(&left, "{}").unwrap();
+    assert_eq!(say(dir, &words("whole")).code, Some(0));
+    assert!(!left.exists());
 }
 
 #[test]

@@ -137,6 +137,7 @@ pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Pre
         if job.is_stdin || !job.is_of(&plan) {
             return Err(folder.occupied("shards of other sources, options or another tokeniser"));
         }
+        folder.tidy()?;
         let kept_shards = manifest.shards.len();
         return Ok(Prepared { manifest, kept_shards, done: None, skipped: Skipped::default() });
     }

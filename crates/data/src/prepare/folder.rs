@@ -130,6 +130,14 @@ impl Folder {
         write().map_err(|error| self.failed(&error))
     }
 
+    /// Takes away what says that a folder is unfinished: whoever wrote the manifest may have been killed before it did.
+    pub(super) fn tidy(&self) -> Result<(), DataError> {
+        match std::fs::remove_file(self.path.join(UNFINISHED)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(self.failed(&error)),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn failed(&self, error: &std::io::Error) -> DataError {
         DataError::environment(format!("Writing to {} failed: {error}.", self.path.display()))
     }
