@@ -120,7 +120,7 @@ fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
                 "real": gpu.real.iter().map(row).collect::<Vec<_>>(),
                 "broke": gpu.broke.as_ref().map(|(case, left)| json!({ "case": case, "left_out": left })),
                 "speeds": gpu.speeds.iter().map(speed).collect::<Vec<_>>(),
-                "seconds": gpu.took.iter().copied().collect::<BTreeMap<_, _>>(),
+                "seconds": gpu.took.iter().collect::<BTreeMap<_, _>>(),
             })),
             "failed": wrong + too_slow,
         }));

@@ -1,10 +1,8 @@
 //! The backends' kernels on this machine: what there is to run on, and whether the kernels are right here.
 
-use std::time::Instant;
-
 use flatout_runtime::cuda::{self, nvrtc::Nvrtc};
 use flatout_runtime::verify::{packed, real};
-use flatout_runtime::{cpu, verify};
+use flatout_runtime::{Laps, cpu, verify};
 use rayon::prelude::*;
 
 pub use flatout_runtime::verify::speed::Speed;
@@ -45,7 +43,7 @@ pub struct GpuChecked {
     /// The first is a plain copy.
     pub speeds: Vec<Result<Speed, String>>,
     /// Seconds that each part of the check took, in order.
-    pub took: Vec<(&'static str, f64)>,
+    pub took: Laps,
 }
 
 /// How far a check is: a part of it, and how many of its steps are done.
@@ -71,13 +69,12 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
         .filter(|check| check.name.contains(only))
         .collect();
     let launches: Vec<_> = real.iter().flat_map(|check| check.launches(place)).collect();
-    let mut clock = Instant::now();
-    let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+    let mut took = Laps::begin();
     let _ = verify::compile_ahead(&all, &launches, &device, &|done, of| see("compiling", done, of));
     let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
     let large: Vec<_> = verify::speed::cases().into_iter().filter(is_asked).collect();
     let name = cuda::target(&device, false).name;
-    let took = vec![("compiling", lap())];
+    took.lap("compiling");
     let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![], took };
     let mut left = cases.len() + promised.len() + real.len() + large.len();
     // A failure may be the kernel's alone, or have taken the device with it: then nothing later can be checked.
@@ -100,7 +97,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
             }
         }
     }
-    done.took.push(("cases", lap()));
+    done.took.lap("cases");
     for (i, promise) in promised.iter().enumerate() {
         see("packing", i, promised.len());
         let some = kept(promise, place);
@@ -110,7 +107,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
             return Some(Ok(done));
         }
     }
-    done.took.push(("packing", lap()));
+    done.took.lap("packing");
     for (i, check) in real.iter().enumerate() {
         see("real sizes", i, real.len());
         let some = check.run(place).into_iter().map(|(kernel, error)| {
@@ -124,7 +121,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
             return Some(Ok(done));
         }
     }
-    done.took.push(("real sizes", lap()));
+    done.took.lap("real sizes");
     for (i, case) in large.iter().enumerate() {
         see("speeds", i, large.len());
         let speed = verify::speed::time(case, &device).map_err(|why| format!("{}: {why}", case.name));
@@ -133,7 +130,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
             return Some(Ok(done));
         }
     }
-    done.took.push(("speeds", lap()));
+    done.took.lap("speeds");
     Some(Ok(done))
 }
 

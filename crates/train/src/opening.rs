@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flatout_runtime::{Session, cuda};
+use flatout_runtime::{Laps, Session, cuda};
 
 use crate::compile::Compiled;
 use crate::config::Config;
@@ -16,6 +16,7 @@ pub fn opening(
     material: &Material,
     session: &Session,
     steps: u64,
+    laps: &Laps,
 ) -> Start {
     let described = material.describe();
     let on_gpu = session.as_cuda().is_some();
@@ -39,7 +40,7 @@ pub fn opening(
             products_timed: cuda.tuning().timed,
             products_remembered: cuda.tuning().remembered,
         }),
-        start_seconds: BTreeMap::new(),
+        start_seconds: laps.iter().map(|(name, seconds)| (name.to_string(), seconds)).collect(),
         arena_bytes: compiled.plans.arena_bytes as u64,
         driver_bytes: session.driver_bytes(),
         time: now(),

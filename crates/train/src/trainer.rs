@@ -16,7 +16,7 @@ use crate::compile::{self, Compiled};
 use crate::config::Config;
 pub use crate::corpus::{corpus, total_steps};
 use crate::device::Device;
-use crate::events::{self, DataWait, End, Event, EventLog, Start, Status, Step};
+use crate::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::failure::Failure;
 use crate::feed::{Draw, feed, feed_examples};
 use crate::goal::Patience;
@@ -376,9 +376,8 @@ impl Trainer<'_, '_> {
     }
 
     fn start(&mut self, is_resumed: bool, laps: &Laps) -> Result<(), Failure> {
-        let start = opening::opening(self.config, self.compiled, self.material, &self.session, self.steps);
-        let start_seconds = laps.iter().map(|(name, seconds)| (name.to_string(), seconds)).collect();
-        self.say(Event::Start(Start { start_seconds, ..start }))?;
+        let Trainer { config, compiled, material, ref session, steps, .. } = *self;
+        self.say(Event::Start(opening::opening(config, compiled, material, session, steps, laps)))?;
         let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
         for message in notes {
             self.say(Event::Warning { message })?;

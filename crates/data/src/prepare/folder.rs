@@ -123,11 +123,9 @@ impl Folder {
     }
 
     pub(super) fn finish(self, manifest: &Manifest) -> Result<(), DataError> {
-        let write = || {
-            durable::replace(&self.path.join(manifest::FILE_NAME), manifest.to_json().as_bytes())?;
-            std::fs::remove_file(self.path.join(UNFINISHED))
-        };
-        write().map_err(|error| self.failed(&error))
+        durable::replace(&self.path.join(manifest::FILE_NAME), manifest.to_json().as_bytes())
+            .map_err(|error| self.failed(&error))?;
+        self.tidy()
     }
 
     /// Takes away what says that a folder is unfinished: whoever wrote the manifest may have been killed before it did.

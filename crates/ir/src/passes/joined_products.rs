@@ -9,6 +9,7 @@ use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::Epilogue;
 use crate::passes::adapters;
+use crate::passes::readers::Readers;
 use crate::passes::views::is_movement;
 use crate::replay::{Replay, without_dead};
 
@@ -17,7 +18,7 @@ const ALIGN: usize = 16;
 
 /// Joins the sums that adapters wrote; returns how many.
 pub fn joined_products(g: &Graph) -> (Graph, usize) {
-    let mut find = Finder { g, uses: g.uses(), taken: HashSet::new() };
+    let mut find = Finder { g, readers: Readers::new(g), taken: HashSet::new() };
     let mut replay = Replay::new(g);
     let mut joined = 0;
     for id in g.ids() {
@@ -57,7 +58,7 @@ fn join(replay: &mut Replay<'_>, find: &Finder<'_>, sum: &Sum) {
 
 struct Finder<'a> {
     g: &'a Graph,
-    uses: Vec<Vec<u32>>,
+    readers: Readers<'a>,
     /// What already lies beside something else.
     taken: HashSet<Value>,
 }
@@ -117,6 +118,6 @@ impl Finder<'_> {
 
     /// Whether more than one node reads a value, or a write or a result has it.
     fn is_kept(&self, v: Value) -> bool {
-        self.uses[v.node.0 as usize][v.out as usize] > 1
+        self.readers.of_value(v).1 > 1
     }
 }

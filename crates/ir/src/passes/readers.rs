@@ -29,11 +29,17 @@ impl<'a> Readers<'a> {
         (readers, self.uses[v.node.0 as usize][v.out as usize])
     }
 
+    /// The one node that reads a value, once.
+    pub fn sole(&self, v: Value) -> Option<NodeId> {
+        match self.of_value(v) {
+            (&[reader], 1) => Some(reader),
+            _ => None,
+        }
+    }
+
     /// The elementwise function that is the only reader of a node, and reads it once.
     pub fn only(&self, id: NodeId, f: E) -> Option<NodeId> {
-        let [reader] = self.of(id)[..] else { return None };
-        let fits = self.uses[id.0 as usize][0] == 1 && self.g.node(reader).op == Op::Map { f };
-        fits.then_some(reader)
+        self.sole(id.out(0)).filter(|reader| self.g.node(*reader).op == Op::Map { f })
     }
 
     /// The row that a node's other operand, beside `than`, repeats.

@@ -50,28 +50,20 @@ fn join(readers: &Readers<'_>, dropout: NodeId) -> Option<Join> {
     let &Node { op: Op::Dropout { p }, ref ins, key, .. } = g.node(dropout) else { return None };
     let &[x, rng, rows] = &ins[..] else { unreachable!("what is dropped, and what it is drawn by") };
     let behind = || {
-        let product = only_reader(readers, dropout.out(0))?;
+        let product = readers.sole(dropout.out(0))?;
         let [left, right] = factors(g.node(product))?;
         let is_left = left == dropout.out(0);
         let (form, pair) = if is_left { (Thin::Down, [x, right]) } else { (Thin::Weight, [left, x]) };
         is_thin(g, form, product, pair).then_some((form, product, [dropout, product], pair))
     };
     let before = || {
-        only_reader(readers, x)?;
+        readers.sole(x)?;
         let pair = factors(g.node(x.node))?;
         is_thin(g, Thin::Up, x.node, pair).then_some((Thin::Up, x.node, [x.node, dropout], pair))
     };
     let (form, product, [first, last], [left, right]) = behind().or_else(before)?;
     let op = Op::ThinProduct { form, p, out: g.node(product).outs[0].dtype, base: false };
     Some(Join { first, last, op, ins: [left, right, rng, rows], key })
-}
-
-/// The one node that reads a value, once.
-fn only_reader(readers: &Readers<'_>, v: Value) -> Option<NodeId> {
-    match readers.of_value(v) {
-        (&[reader], 1) => Some(reader),
-        _ => None,
-    }
 }
 
 /// The operands of a plain product.
