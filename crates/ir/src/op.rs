@@ -109,8 +109,9 @@ ops! {
     ThinProduct = "thin_product" { form: Thin, p: f32, out: DType, base: bool }
     /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` takes the mean off first.
     RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
-    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `sum` also the sum over rows of the first.
-    RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool, sum: bool }
+    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `again` also what `rms_norm` gives of h, whose bias comes last; with
+    /// `sum` also the sum over rows of the first.
+    RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool, again: bool, sum: bool }
     /// (y, x, w inner, w outer) -> outer norm of h, and h = x + inner norm of y.
     DoubleNorm = "double_norm" { inner: NormSpec, outer: NormSpec }
     /// (y, x, or h with `of_sum`, w inner, w outer, d out, dh?) -> dx, dy; no gradients of the weights.
@@ -225,9 +226,7 @@ impl Op {
             }
             Op::ThinProduct { form, p, out, base } => thin_product::infer(*form, *p, *out, *base, &ins),
             Op::RmsNorm { weight, bias, residual, .. } => norm::infer(*weight, *bias, *residual, &ins),
-            Op::RmsNormGrad { weight, bias, add, sum, .. } => {
-                norm::infer_grad(*weight, *bias, *add, *sum, &ins)
-            }
+            Op::RmsNormGrad { .. } => norm::infer_grad(self, &ins),
             Op::DoubleNorm { .. } => double_norm::infer(&ins),
             Op::DoubleNormGrad { add, .. } => double_norm::infer_grad(*add, &ins),
             Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),

@@ -166,7 +166,7 @@ slot $3 amax f32[1] carry zeros
 %4 = read{slot=$2} -> f32[1] @p #4
 %5 = read{slot=$3} -> f32[1] @p #5
 %6 = quantize{to=e4m3, current=false} %2 %4 %5 -> e4m3[32,16] e4m3[16,32] f32[1] @q #6
-%7 = rms_norm_grad{eps=0.5, center=false, weight=plain, bias=false, add=true, sum=false} %2.1 %1 %3 %0 -> bf16[32,16] f32[16] @p #7
+%7 = rms_norm_grad{eps=0.5, center=false, weight=plain, bias=false, add=true, again=false, sum=false} %2.1 %1 %3 %0 -> bf16[32,16] f32[16] @p #7
 %8 = map{f=neg} %7 -> bf16[32,16] @p #8
 %9 = quantize{to=e5m2, current=false} %7 %4 %5 -> e5m2[32,16] e5m2[16,32] f32[1] @q #9
 write $3 %6.2

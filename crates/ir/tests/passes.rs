@@ -374,7 +374,7 @@ fn sums_are_done_by_their_last_term() {
          %3 = rms_norm{eps=0.01, center=false, weight=none, bias=false, residual=false} %2 -> f32[4,8]
          %8 = head_loss_train{base=true} %3 %4 %5 %6 %7 -> f32[1] f32[4] f32[4] f32[4,8] f32[5,8]
          %9 = reduce{axis=0, by=sum} %6 -> f32[1]
-         %10 = rms_norm_grad{eps=0.01, center=false, weight=none, bias=false, add=false, sum=false} %2 %8.3 -> f32[4,8]
+         %10 = rms_norm_grad{eps=0.01, center=false, weight=none, bias=false, add=false, again=false, sum=false} %2 %8.3 -> f32[4,8]
          %12 = product{ta=true, tb=false, out=f32, base=true} %10 %1 %11 -> f32[8,6]
          %14 = map{f=add} %13 %8 -> f32[1]
          %16 = map{f=add} %15 %9 -> f32[1]
@@ -494,6 +494,44 @@ fn a_gradient_gives_what_would_run_again_beside_it() {
         "{text}"
     );
     assert!(text.contains("%8 = product{ta=true, tb=false, out=f32, base=false} %7.2 %5"), "{text}");
+}
+
+/// y = norm(x + r) w, and what flows back. The norm runs again for the gradient of w, before that of the norm.
+const NORM_AGAIN: &str = "slot $0 x f32[6,8] input zeros
+     slot $1 r f32[6,8] input zeros
+     slot $2 g f32[8] weight zeros
+     slot $3 b f32[8] weight zeros
+     slot $4 w f32[8,4] weight zeros
+     slot $5 d f32[6,4] input zeros
+     %0 = read{slot=$0} -> f32[6,8]
+     %1 = read{slot=$1} -> f32[6,8]
+     %2 = read{slot=$2} -> f32[8]
+     %3 = read{slot=$3} -> f32[8]
+     %4 = read{slot=$4} -> f32[8,4]
+     %5 = rms_norm{eps=1e-5, center=true, weight=plain, bias=true, residual=true} %0 %1 %2 %3 -> f32[6,8] f32[6,8]
+     %6 = product{ta=false, tb=false, out=f32, base=false} %5 %4 -> f32[6,4]
+     %7 = read{slot=$5} -> f32[6,4]
+     %8 = product{ta=false, tb=true, out=f32, base=false} %7 %4 -> f32[6,8]
+     %9 = rms_norm{eps=1e-5, center=true, weight=plain, bias=true, residual=false} %5.1 %2 %3 -> f32[6,8]
+     %10 = product{ta=true, tb=false, out=f32, base=false} %9 %7 -> f32[8,4]
+     %11 = rms_norm_grad{eps=1e-5, center=true, weight=plain, bias=true, add=false, again=false, sum=false} %5.1 %2 DY -> f32[6,8] f32[8] f32[8]
+     result y %6
+     result dw %10
+     result dx %11
+     result dg %11.1";
+
+#[test]
+fn a_norm_that_runs_again_runs_in_its_gradient() {
+    let g = graph(&NORM_AGAIN.replace("DY", "%8"));
+    let (joined, count) = rejoin::rejoin(&g);
+    assert_eq!(count, 1);
+    let text = nodes(&joined);
+    assert_eq!(text.matches("= rms_norm{").count(), 1, "{text}");
+    assert!(text.contains("again=true, sum=false} %5.1 %2 %8 %3 ->"), "{text}");
+    assert!(text.contains("%10 = product{ta=true, tb=false, out=f32, base=false} %9.3 %7"), "{text}");
+    // What is read of the norm flows into its gradient: it would wait for itself.
+    let waits = NORM_AGAIN.replace("DY", "%9");
+    assert_eq!(rejoin::rejoin(&graph(&waits)).1, 0);
 }
 
 #[test]

@@ -86,8 +86,9 @@ fn real() -> Vec<Form> {
         let (x, w, eps) = (ty(bf16, &[rows, d]), ty(f32s, &[d]), 1e-5);
         let layer = NormSpec { center: true, bias: true, ..NormSpec::rms(eps, weight) };
         forms.push((layer.op(true), vec![x.clone(), x.clone(), w.clone(), w.clone()]));
-        let grad = Op::RmsNormGrad { eps, center: true, weight, bias: true, add: true, sum: true };
-        forms.push((grad, vec![x.clone(), w, x.clone(), x]));
+        let grad =
+            Op::RmsNormGrad { eps, center: true, weight, bias: true, add: true, again: true, sum: true };
+        forms.push((grad, vec![x.clone(), w.clone(), x.clone(), x, w]));
     }
     let [inner, outer] = [NormSpec::rms(1e-6, NormWeight::OnePlus); 2];
     for (rows, d) in [(16384, 1152), (8192, 2560)] {

@@ -340,7 +340,10 @@ fn recompute(grad: &Plan) -> &'static str {
     } else if twice(OpKind::Product) {
         "wide"
     } else if CHEAP.into_iter().any(twice)
-        || launches(grad, OpKind::GatedGrad).any(|l| matches!(l.op, Op::GatedGrad { again: true, .. }))
+        || grad
+            .launches
+            .iter()
+            .any(|l| matches!(l.op, Op::GatedGrad { again: true, .. } | Op::RmsNormGrad { again: true, .. }))
     {
         "cheap"
     } else if CHEAP.into_iter().any(|kind| has(grad, kind) && !is_quantised(kind)) {

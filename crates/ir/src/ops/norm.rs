@@ -48,7 +48,7 @@ impl NormSpec {
     pub fn of(op: &Op) -> Option<(NormSpec, bool)> {
         match *op {
             Op::RmsNorm { eps, center, weight, bias, residual: add }
-            | Op::RmsNormGrad { eps, center, weight, bias, add, sum: _ } => {
+            | Op::RmsNormGrad { eps, center, weight, bias, add, .. } => {
                 Some((NormSpec { eps, center, weight, bias }, add))
             }
             _ => None,
@@ -62,13 +62,19 @@ impl NormSpec {
 
     pub fn grad(self, add: bool) -> Op {
         let NormSpec { eps, center, weight, bias } = self;
-        Op::RmsNormGrad { eps, center, weight, bias, add, sum: false }
+        Op::RmsNormGrad { eps, center, weight, bias, add, again: false, sum: false }
     }
 }
 
 /// Whether an operation is a norm's gradient that also sums it over rows.
 pub fn sums_rows(op: &Op) -> bool {
     matches!(op, Op::RmsNormGrad { sum: true, .. })
+}
+
+/// The place among the outputs of a norm's gradient of the norm itself, where it is asked for.
+pub fn again_at(op: &Op) -> Option<usize> {
+    let Op::RmsNormGrad { weight, bias, again: true, .. } = op else { return None };
+    Some(1 + weight.is_some() as usize + *bias as usize)
 }
 
 impl Attr for NormSpec {
@@ -106,18 +112,18 @@ pub fn infer(
     Ok(vec![x.clone(); 1 + residual as usize])
 }
 
-pub fn infer_grad(
-    weight: NormWeight,
-    bias: bool,
-    add: bool,
-    sum: bool,
-    ins: &[&TensorType],
-) -> Result<Vec<TensorType>, String> {
-    arity(ins, 2 + add as usize + weight.is_some() as usize)?;
+pub fn infer_grad(op: &Op, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    let (NormSpec { weight, bias, .. }, add) = NormSpec::of(op).expect("called for a norm's gradient");
+    let again = again_at(op).is_some();
+    let tensors = 2 + add as usize + weight.is_some() as usize;
+    arity(ins, tensors + (again && bias) as usize)?;
     let h = ins[0];
     expect_axes("h", h)?;
-    for d in &ins[1 + weight.is_some() as usize..] {
+    for d in &ins[1 + weight.is_some() as usize..tensors] {
         expect_float("a gradient", d, &h.dims)?;
+    }
+    if let Some(bias) = ins.get(tensors) {
+        expect_float("the norm's bias", bias, &[h.last()])?;
     }
     let vector = TensorType::new(h.dtype.accumulator(), [h.last()]);
     let mut outs = vec![h.clone()];
@@ -126,7 +132,8 @@ pub fn infer_grad(
         outs.push(vector.clone());
     }
     outs.extend(bias.then(|| vector.clone()));
-    outs.extend(sum.then_some(vector));
+    outs.extend(again.then(|| h.clone()));
+    outs.extend(sums_rows(op).then_some(vector));
     Ok(outs)
 }
 
@@ -178,14 +185,15 @@ fn normed<'g>(h: Tensor<'g>, spec: NormSpec, w: Option<Tensor<'g>>, bias: Option
 
 pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let (spec, add) = NormSpec::of(op).expect("called for a norm's gradient");
-    let mut wrt = distinct(b, &ins[..1 + spec.weight.is_some() as usize]);
+    let dy_at = 1 + spec.weight.is_some() as usize;
+    let mut wrt = distinct(b, &ins[..dy_at]);
     let (h, wide) = (wrt[0], ins[0].dtype().accumulator());
     // The weight's gradient leaves in the accumulator's type, so it is differentiated as that type.
     let w = wrt.get_mut(1).map(|w| {
         *w = w.cast(wide);
         *w
     });
-    let dy = ins[1 + spec.weight.is_some() as usize];
+    let dy = ins[dy_at];
     let y = normed(h, spec, w, None);
     let mut grads = gradients(b, &[(y, dy)], &wrt);
     let (rows, width) = (h.ty().rows(), h.ty().last());
@@ -194,7 +202,11 @@ pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tenso
         grads.push(over_rows(dy));
     }
     if add {
-        grads[0] = grads[0] + ins[ins.len() - 1];
+        grads[0] = grads[0] + ins[dy_at + 1];
+    }
+    if again_at(op).is_some() {
+        let bias = spec.bias.then(|| ins[ins.len() - 1]);
+        grads.push(normed(ins[0], spec, spec.weight.is_some().then(|| ins[1]), bias));
     }
     if sums_rows(op) {
         grads.push(over_rows(grads[0]));

@@ -91,7 +91,7 @@ impl Source {
                 further.remove(0)
             }
             Source::NormGrad(spec, add) => {
-                further = norm::infer_grad(spec.weight, spec.bias, add, false, ins)?;
+                further = norm::infer_grad(&spec.grad(add), ins)?;
                 further[0].clone()
             }
             Source::Gated(_) => gated::infer(0.0, ins)?.remove(0),

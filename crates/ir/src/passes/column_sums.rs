@@ -30,8 +30,10 @@ pub fn column_sums(g: &Graph) -> (Graph, usize) {
                 joined += sums.len();
                 elementwise(&mut replay, &find, id, &sums);
             }
-            &Op::RmsNormGrad { eps, center, weight, bias, add, sum: false } if sums.contains_key(&0) => {
-                let op = Op::RmsNormGrad { eps, center, weight, bias, add, sum: true };
+            &Op::RmsNormGrad { eps, center, weight, bias, add, again, sum: false }
+                if sums.contains_key(&0) =>
+            {
+                let op = Op::RmsNormGrad { eps, center, weight, bias, add, again, sum: true };
                 let ins = node.ins.iter().map(|v| replay.get(*v)).collect();
                 let new = replay.copy_as(id, op, ins);
                 let sum = sums[&0].out(0);

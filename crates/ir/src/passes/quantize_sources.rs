@@ -72,7 +72,7 @@ fn norms(g: &Graph, once: &impl Fn(Value) -> bool) -> HashMap<NodeId, (Source, N
         let Some((spec, adds)) = NormSpec::of(&g.node(x.node).op).filter(|_| x.out == 0) else { continue };
         let of = match g.node(x.node).op {
             Op::RmsNorm { .. } if once(x) => Source::Norm(spec, adds),
-            Op::RmsNormGrad { .. } => Source::NormGrad(spec, adds),
+            Op::RmsNormGrad { again: false, .. } => Source::NormGrad(spec, adds),
             _ => continue,
         };
         if of.takes(g.ty(x).last()) {

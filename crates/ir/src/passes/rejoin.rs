@@ -3,69 +3,110 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{Graph, NodeId, Value};
+use crate::graph::{Graph, Node, NodeId, Value};
 use crate::op::Op;
+use crate::ops::norm::{self, NormSpec};
 use crate::replay::Replay;
 
 /// Rewrites the backward pass; returns how many operations run again inside a gradient.
 pub fn rejoin(g: &Graph) -> (Graph, usize) {
-    let joined = pairs(g);
-    let gone: HashSet<NodeId> = joined.values().copied().collect();
+    let pairs = pairs(g);
+    let gone: HashSet<NodeId> = pairs.values().map(|joint| joint.again).collect();
     let mut replay = Replay::new(g);
     let mut waiting: Vec<NodeId> = vec![];
     for id in g.ids().filter(|id| !gone.contains(id)) {
-        if !g.node(id).ins.iter().all(|v| replay.has(*v)) {
-            waiting.push(id);
-            continue;
+        waiting.push(id);
+        let is_ready = |replay: &Replay<'_>, id: &NodeId| g.node(*id).ins.iter().all(|v| replay.has(*v));
+        while let Some(first) = waiting.iter().position(|id| is_ready(&replay, id)) {
+            copy(&mut replay, waiting.remove(first), &pairs);
         }
-        let Some(again) = joined.get(&id) else {
-            replay.copy(id);
-            continue;
-        };
-        let Op::GatedGrad { act, p, .. } = g.node(id).op else {
-            unreachable!("pairs are of gated's gradient")
-        };
-        let ins = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
-        let grad = replay.copy_as(id, Op::GatedGrad { act, again: true, p }, ins);
-        replay.set(again.out(0), grad.out(2));
-        waiting.retain(|id| {
-            let is_ready = g.node(*id).ins.iter().all(|v| replay.has(*v));
-            if is_ready {
-                replay.copy(*id);
-            }
-            !is_ready
-        });
     }
-    (replay.finish(), joined.len())
+    (replay.finish(), pairs.len())
 }
 
-/// Gradients and the recomputed operation each takes over. A gradient that depends on a recomputed operation would wait
-/// for itself, or for another that waits: it takes none over.
-fn pairs(g: &Graph) -> HashMap<NodeId, NodeId> {
+fn copy(replay: &mut Replay<'_>, id: NodeId, pairs: &HashMap<NodeId, Joint>) {
+    let Some(joint) = pairs.get(&id) else {
+        replay.copy(id);
+        return;
+    };
+    let ins = replay.old.node(id).ins.iter().chain(&joint.further).map(|v| replay.get(*v)).collect();
+    let new = replay.copy_as(id, joint.op.clone(), ins);
+    replay.set(joint.again.out(0), new.out(joint.at));
+}
+
+/// A gradient with what it takes over.
+struct Joint {
+    /// The recomputed operation.
+    again: NodeId,
+    op: Op,
+    /// What it reads beside the gradient's inputs.
+    further: Vec<Value>,
+    /// The output that is its value.
+    at: u8,
+}
+
+/// Gradients and the recomputed operation each takes over.
+fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     let mut known = HashSet::new();
-    let mut recomputed: HashMap<&[Value], (Op, u64, NodeId)> = HashMap::new();
+    let mut recomputed: HashMap<Value, Vec<NodeId>> = HashMap::new();
     for (id, node) in g.ids().zip(&g.nodes) {
-        if let Op::Gated { .. } = node.op
-            && !known.insert(node.key)
-        {
-            recomputed.insert(&node.ins[..2], (node.op.clone(), node.key, id));
-        }
-    }
-    let mut depends: HashSet<NodeId> = recomputed.values().map(|(.., id)| *id).collect();
-    for (id, node) in g.ids().zip(&g.nodes) {
-        if node.ins.iter().any(|v| depends.contains(&v.node)) {
-            depends.insert(id);
+        if matches!(node.op, Op::Gated { .. } | Op::RmsNorm { .. }) && !known.insert(node.key) {
+            recomputed.entry(node.ins[0]).or_default().push(id);
         }
     }
     let mut pairs = HashMap::new();
-    for (id, node) in g.ids().zip(&g.nodes).filter(|(id, _)| !depends.contains(id)) {
-        let Op::GatedGrad { act, again: false, p } = node.op else { continue };
-        // What is dropped is drawn by the key.
-        let same =
-            |(op, key, _): &(Op, u64, NodeId)| *op == Op::Gated { act, p } && (p == 0.0 || *key == node.key);
-        if recomputed.get(&node.ins[..2]).is_some_and(same) {
-            pairs.extend(recomputed.remove(&node.ins[..2]).map(|(.., again)| (id, again)));
+    for (id, node) in g.ids().zip(&g.nodes) {
+        let Some(candidates) = node.ins.first().and_then(|v| recomputed.get_mut(v)) else { continue };
+        let joint = candidates.iter().enumerate().find_map(|(i, again)| Some((i, joint(g, node, *again)?)));
+        // A gradient that depends on what it gives would wait for itself.
+        if let Some((i, joint)) = joint
+            && !depends(g, id, joint.again, &pairs)
+        {
+            candidates.remove(i);
+            pairs.insert(id, joint);
         }
     }
     pairs
+}
+
+/// The gradient `node` with the value of `again`, where it reads the same.
+fn joint(g: &Graph, node: &Node, again: NodeId) -> Option<Joint> {
+    let of = g.node(again);
+    match (&node.op, &of.op) {
+        (&Op::GatedGrad { act, again: false, p }, Op::Gated { .. }) => {
+            let is_same = of.op == Op::Gated { act, p } && of.ins[..2] == node.ins[..2];
+            // What is dropped is drawn by the key.
+            let is_drawn_alike = p == 0.0 || of.key == node.key;
+            let op = Op::GatedGrad { act, again: true, p };
+            (is_same && is_drawn_alike).then_some(Joint { again, op, further: vec![], at: 2 })
+        }
+        (&Op::RmsNormGrad { eps, center, weight, bias, add, again: false, sum }, Op::RmsNorm { .. }) => {
+            let spec = NormSpec { eps, center, weight, bias };
+            let shared = 1 + weight.is_some() as usize;
+            let op = Op::RmsNormGrad { eps, center, weight, bias, add, again: true, sum };
+            let at = norm::again_at(&op)? as u8;
+            let is_same = of.op == spec.op(false) && of.ins[..shared] == node.ins[..shared];
+            is_same.then(|| Joint { again, op, further: of.ins[shared..].to_vec(), at })
+        }
+        _ => None,
+    }
+}
+
+/// Whether `id` reads what `of` gives, or what is made of it, where operations that were taken over are made where their
+/// gradients are.
+fn depends(g: &Graph, id: NodeId, of: NodeId, pairs: &HashMap<NodeId, Joint>) -> bool {
+    let made_at: HashMap<NodeId, NodeId> = pairs.iter().map(|(id, joint)| (joint.again, *id)).collect();
+    let mut seen = vec![false; g.nodes.len()];
+    let mut open = vec![id];
+    while let Some(at) = open.pop() {
+        for v in &g.node(*made_at.get(&at).unwrap_or(&at)).ins {
+            if v.node == of {
+                return true;
+            }
+            if !std::mem::replace(&mut seen[v.node.0 as usize], true) {
+                open.push(v.node);
+            }
+        }
+    }
+    false
 }

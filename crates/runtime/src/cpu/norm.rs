@@ -2,10 +2,10 @@
 //!
 //! Forward, a row: h = x + residual, c = h or h - mean(h), y = c rstd g(w) + b. Backward: with u = dy g(w),
 //! dc = rstd u - c rstd^3 mean(c u), dx = dc or dc - mean(dc) (+ dh), dw = sum over rows of dy c rstd, db = sum over rows of
-//! dy; where it is asked for, the sum over rows of dx as well. Statistics in f32, in sixteen lanes. These are summed over groups of `GROUP` rows in the workspace, then over
-//! groups in order, so their bits depend on shapes alone.
+//! dy; where they are asked for, y again and the sum over rows of dx as well. Statistics in f32, in sixteen lanes. These are
+//! summed over groups of `GROUP` rows in the workspace, then over groups in order, so their bits depend on shapes alone.
 
-use flatout_ir::ops::norm::{NormSpec, NormWeight, sums_rows};
+use flatout_ir::ops::norm::{NormSpec, NormWeight, again_at, sums_rows};
 use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
 use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, OpKind};
@@ -49,7 +49,8 @@ pub const KERNELS: &[Kernel] = &[
 const GROUP: usize = 64;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    partial_bytes(shapes.outs.len() - 1, shapes.ins[0])
+    let sums = shapes.outs.len() - 1 - again_at(&shapes.node.op).iter().count();
+    partial_bytes(sums, shapes.ins[0])
 }
 
 /// Scratch for so many vectors that are summed over the rows of a tensor.
@@ -139,6 +140,14 @@ fn squares_and_slope(h: &[f32], g: &[f32], dy: &[f32]) -> (f32, f32) {
     (math::sum_lanes(squares), math::sum_lanes(slope))
 }
 
+/// y of one row, of which the mean is off where that is asked for.
+fn biased(h: &[f32], g: &[f32], eps: f32, bias: Option<&[f32]>, y: &mut [f32]) {
+    normed(h, g, eps, y);
+    if let Some(bias) = bias {
+        add(bias, y);
+    }
+}
+
 pub(super) fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (spec, adds) = NormSpec::of(&launch.op).expect("the row is for rms_norm");
     let x = cx.input(0).rows();
@@ -172,12 +181,7 @@ pub(super) fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                     if spec.center {
                         center(&mut sum);
                     }
-                    y.put(row, &mut buffer, |y| {
-                        normed(&sum, &g, spec.eps, y);
-                        if let Some(bias) = &bias {
-                            add(bias, y);
-                        }
-                    });
+                    y.put(row, &mut buffer, |y| biased(&sum, &g, spec.eps, bias.as_deref(), y));
                 }
             }
         }
@@ -191,9 +195,14 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
     let h = cx.input(0).rows();
     let h_type = h.tensor.dtype;
     let dy = cx.input(1 + has_w as usize).rows();
-    let dh = adds.then(|| cx.input(launch.ins.len() - 1).rows());
-    // SAFETY: the weight lies on no output.
-    let g = unsafe { gains(spec.weight, has_w.then(|| cx.input(1)), h.width) };
+    let dh = adds.then(|| cx.input(2 + has_w as usize).rows());
+    let y = again_at(&launch.op).and_then(|at| cx.output(at)).map(|y| y.rows());
+    // SAFETY: weight and bias lie on no output.
+    let (g, bias) = unsafe {
+        let bias = (spec.bias && y.is_some())
+            .then(|| gains(NormWeight::Plain, Some(cx.input(launch.ins.len() - 1)), h.width));
+        (gains(spec.weight, has_w.then(|| cx.input(1)), h.width), bias)
+    };
     let dx = cx.output(0).map(|dx| dx.rows());
     let dw = has_w.then(|| cx.output(1)).flatten();
     let db = spec.bias.then(|| cx.output(1 + has_w as usize)).flatten();
@@ -206,8 +215,8 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
     let total_at = has_w as usize + spec.bias as usize;
     let sums = |at: usize| at * groups * h.width..(at + 1) * groups * h.width;
     cx.parallel(groups, 16 * GROUP.min(h.count) * h.width, |group| {
-        let mut buffers: [Vec<f32>; 4] = std::array::from_fn(|_| vec![0.0; h.width]);
-        let [h_row, dy_row, dh_row, dx_row] = &mut buffers;
+        let mut buffers: [Vec<f32>; 5] = std::array::from_fn(|_| vec![0.0; h.width]);
+        let [h_row, dy_row, dh_row, dx_row, y_row] = &mut buffers;
         // SAFETY: a row belongs to one task, and all of it is read before dx, which may lie on it, is written; the
         // group's parts of the workspace are the task's.
         unsafe {
@@ -242,6 +251,9 @@ pub(super) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
                     round(dx_row);
                 }
                 add(dx_row, total);
+                if let Some(y) = &y {
+                    y.put(row, y_row, |y| biased(h, &g, spec.eps, bias.as_deref(), y));
+                }
                 if let Some(dx) = &dx {
                     dx.store(row, 0, dx_row);
                 }

@@ -3,7 +3,7 @@
 //   h = x + residual (rounded to its type), c = h, with CENTER h - mean(h)
 //   r = 1 / sqrt(mean(c^2) + eps), y = c r g(w) + b, g = 1, w or 1 + w
 //   dx = r u - c r^3 mean(c u) (+ dh), u = dy g(w), with CENTER less r mean(u)
-//   dw = sum over rows of dy c r, db = sum over rows of dy, and the sum over rows of dx as it is stored
+//   dw = sum over rows of dy c r, db = sum over rows of dy, and the sum over rows of dx as it is stored; with AGAIN also y
 //
 // Shapes: x, residual, y, h, dy, dh, dx [rows, D], elements of a row side by side, rows anywhere (row_* gives where);
 // w, b, dw, db, sum [D]. Bytes: each tensor once; a [65536, 768] bf16 norm with residual moves 403 MB.
@@ -92,6 +92,23 @@ __device__ __forceinline__ void turned(T_Q* t, i64 t_pitch, int first, int rows)
 #define CODES
 #endif
 
+// y of VEC columns.
+__device__ __forceinline__ Pack<T_X, VEC> normed(const Pack<T_X, VEC>& h, float mean, float rstd, const float (&g)[VEC],
+                                                 const T_B* bias, int column) {
+    float value[VEC];
+#pragma unroll
+    for (int k = 0; k < VEC; k++) value[k] = (f32(h.x[k]) - mean) * rstd * g[k];
+#if BIAS
+    Pack<T_B, VEC> b;
+    b.load(bias + column);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) value[k] += f32(b.x[k]);
+#endif
+    Pack<T_X, VEC> out;
+    put(out, value);
+    return out;
+}
+
 #if !GRAD
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -161,18 +178,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             p[i].store(h + row_h(row) + column);
 #endif
 #if HAS_Y
-            float g[VEC], value[VEC];
+            float g[VEC];
             gains(w, column, g);
-#pragma unroll
-            for (int k = 0; k < VEC; k++) value[k] = (f32(p[i].x[k]) - mean) * rstd * g[k];
-#if BIAS
-            Pack<T_B, VEC> b;
-            b.load(bias + column);
-#pragma unroll
-            for (int k = 0; k < VEC; k++) value[k] += f32(b.x[k]);
-#endif
-            Pack<T_X, VEC> out;
-            put(out, value);
+            Pack<T_X, VEC> out = normed(p[i], mean, rstd, g, bias, column);
 #if QUANTIZE
             quantized(out, by, r, column, q + row * q_pitch, top);
 #else
@@ -251,8 +259,8 @@ struct Row {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    rms_norm_grad(const T_X* h, const T_W* w, const T_DY* dy, const T_DH* dh, T_X* dx, float* partial,
-                  float* partial_bias, float* partial_dx, int rows, float eps CODES) {
+    rms_norm_grad(const T_X* h, const T_W* w, const T_DY* dy, const T_DH* dh, T_X* dx, const T_B* bias, T_X* y,
+                  float* partial, float* partial_bias, float* partial_dx, int rows, float eps CODES) {
     int lane = threadIdx.x % LANES;
     int turn = 0;
 #if QUANTIZE
@@ -326,6 +334,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int i = 0; i < VECS; i++) {
                 int column = (i * LANES + lane) * VEC;
                 if (!inside(column)) continue;
+#if AGAIN
+                if (here) normed(at.p[i], mean, rstd, g[i], bias, column).store(y + row_y(row) + column);
+#endif
 #if HAS_DW
 #pragma unroll
                 for (int k = 0; k < VEC; k++)

@@ -1,6 +1,6 @@
 //! RMS norm and layer norm and their gradients: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
 
-use flatout_ir::ops::norm::{NormSpec, NormWeight};
+use flatout_ir::ops::norm::{NormSpec, NormWeight, again_at};
 use flatout_ir::target::{KernelRow, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
@@ -65,7 +65,8 @@ const QUANTIZED_TILE: usize = 32;
 const QUANTIZED_ROWS: usize = 16;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
-    partial_bytes(shapes.outs.len() - 1, shapes.ins[0])
+    let sums = shapes.outs.len() - 1 - again_at(&shapes.node.op).iter().count();
+    partial_bytes(sums, shapes.ins[0])
 }
 
 /// Scratch for so many vectors that are summed over the rows of a tensor.
@@ -86,6 +87,7 @@ pub(super) const ROWS_SOURCE: &str = include_str!("norm_rows.cuh");
 
 /// How a block covers rows.
 pub(super) struct Cover {
+    /// Elements of a vector, vectors of a thread and threads of a row. Sums over a row have the bits of these three.
     vec: usize,
     vecs: usize,
     lanes: usize,
@@ -128,6 +130,15 @@ impl Cover {
         Some(Cover { vec, vecs: d / lanes / vec, lanes, rows: if lanes > 32 { 1 } else { 128 / lanes } })
     }
 
+    /// That of a norm that is written as it is.
+    fn of_norm(views: &[&View]) -> Result<Cover, CudaError> {
+        Cover::even(views, FORWARD_ELEMENTS).map_or_else(|| Cover::new(views, FORWARD_ELEMENTS), Ok)
+    }
+
+    fn has_bits_of(&self, other: &Cover) -> bool {
+        (self.vec, self.vecs, self.lanes) == (other.vec, other.vecs, other.lanes)
+    }
+
     fn elements(&self) -> usize {
         self.vecs * self.vec
     }
@@ -155,7 +166,23 @@ fn plain(launch: &Launch) -> Stages {
 
 fn plain_grad(launch: &Launch, facts: &Facts) -> Stages {
     let (spec, add) = NormSpec::of(&launch.op).expect("the row is for rms_norm_grad");
-    backward(spec, add, &launch.ins, &launch.outs, launch.workspace.as_ref(), facts, None)
+    let mut outs = launch.outs.clone();
+    let y = again_at(&launch.op).and_then(|at| outs.remove(at));
+    let bias = spec.bias.then(|| &launch.ins[launch.ins.len() - 1]);
+    let beside = y.as_ref().map_or(Beside::Nothing, |y| Beside::Norm { y, bias });
+    backward(spec, add, &launch.ins, &outs, launch.workspace.as_ref(), facts, beside)
+}
+
+/// What the gradient of a norm gives beside it and its sums.
+pub(super) enum Beside<'a> {
+    Nothing,
+    /// Its codes.
+    Codes(Codes<'a>),
+    /// The norm itself, once more.
+    Norm {
+        y: &'a View,
+        bias: Option<&'a View>,
+    },
 }
 
 /// (x, residual?, w?, bias?) to y and h; with codes those of y.
@@ -177,9 +204,9 @@ pub(super) fn forward(
     let d = x.dims[x.dims.len() - 1];
     let q = codes.as_ref().and_then(|codes| codes.q);
     let views: Vec<&View> = [Some(x), other, w, bias, y, h, q].into_iter().flatten().collect();
-    let mut cover = match Cover::even(&views, FORWARD_ELEMENTS).filter(|_| codes.is_none()) {
-        Some(cover) => cover,
-        None => Cover::new(&views, FORWARD_ELEMENTS)?,
+    let mut cover = match codes {
+        None => Cover::of_norm(&views)?,
+        Some(_) => Cover::new(&views, FORWARD_ELEMENTS)?,
     };
     if codes.is_some() && cover.lanes == 32 {
         cover.rows = QUANTIZED_ROWS;
@@ -226,7 +253,8 @@ pub(super) fn forward(
     Ok(stages)
 }
 
-/// (h, w?, dy, dh?) to dx, dw?, d bias? and, where one more is asked for, the sum over rows of dx; with codes also those of dx.
+/// (h, w?, dy, dh?) to dx, dw?, d bias? and, where one more is asked for, the sum over rows of dx. A norm beside it has the bits it
+/// had before: where threads shared its rows otherwise, it is a launch of its own.
 pub(super) fn backward(
     spec: NormSpec,
     add: bool,
@@ -234,23 +262,32 @@ pub(super) fn backward(
     outs: &[Option<View>],
     workspace: Option<&View>,
     facts: &Facts,
-    codes: Option<Codes<'_>>,
+    beside: Beside<'_>,
 ) -> Stages {
+    let (codes, y, bias) = match beside {
+        Beside::Nothing => (None, None, None),
+        Beside::Codes(codes) => (Some(codes), None, None),
+        Beside::Norm { y, bias } => (None, Some(y), bias),
+    };
     let has_w = spec.weight.is_some();
     let h = &ins[0];
     let w = has_w.then(|| &ins[1]);
     let dy = &ins[1 + has_w as usize];
-    let dh = add.then(|| &ins[ins.len() - 1]);
+    let dh = add.then(|| &ins[2 + has_w as usize]);
     let dx = outs[0].as_ref();
     let dw = if has_w { outs[1].as_ref() } else { None };
     let db = if spec.bias { outs[1 + has_w as usize].as_ref() } else { None };
     let total = outs.get(1 + has_w as usize + spec.bias as usize).and_then(Option::as_ref);
     let has_dx = dx.is_some() || codes.as_ref().is_some_and(Codes::is_wanted);
+    let norm_alone = || {
+        let ins: Vec<View> = [Some(h), w, bias].into_iter().flatten().cloned().collect();
+        forward(spec, false, &ins, [y, None], None)
+    };
     if !has_dx && dw.is_none() && db.is_none() && total.is_none() {
-        return Ok(vec![]);
+        return norm_alone();
     }
     let q = codes.as_ref().and_then(|codes| codes.q);
-    let views: Vec<&View> = [Some(h), w, Some(dy), dh, dx, q].into_iter().flatten().collect();
+    let views: Vec<&View> = [Some(h), w, Some(dy), dh, dx, q, y, bias].into_iter().flatten().collect();
     let is_narrow = [Some(h), Some(dy), dh].into_iter().flatten().all(|v| v.dtype == DType::BF16);
     let d = h.dims[h.dims.len() - 1];
     // bf16 takes half the registers, and rows without a ragged end need none for where they end.
@@ -263,6 +300,15 @@ pub(super) fn backward(
         Some(cover) => cover,
         None => Cover::new(&views, BACKWARD_ELEMENTS_LEAST)?,
     };
+    if y.is_some() {
+        let of_norm: Vec<&View> = [Some(h), w, y, bias].into_iter().flatten().collect();
+        // Where elements are read one by one, addresses leave no registers for it.
+        if cover.vec == 1 || !cover.has_bits_of(&Cover::of_norm(&of_norm)?) {
+            let mut stages = norm_alone()?;
+            stages.extend(backward(spec, add, ins, outs, workspace, facts, Beside::Nothing)?);
+            return Ok(stages);
+        }
+    }
     let rows = h.elements().checked_div(d).unwrap_or(0);
     let sums = [dw, db, total];
     let bytes: usize = [Some(h), Some(dy), dh].into_iter().flatten().map(|v| v.dtype.bytes()).sum();
@@ -287,9 +333,12 @@ pub(super) fn backward(
         .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
         .dtype("T_DY", dy.dtype)
         .dtype("T_DH", dh.map_or(h.dtype, |dh| dh.dtype))
+        .dtype("T_B", bias.map_or(DType::F32, |b| b.dtype))
         .define("WEIGHT", weight_code(spec.weight))
         .flag("CENTER", spec.center)
+        .flag("BIAS", bias.is_some())
         .flag("GRAD", true)
+        .flag("AGAIN", y.is_some())
         .flag("ADD", add)
         .flag("HAS_DX", has_dx || total.is_some())
         .flag("STORES_DX", dx.is_some())
@@ -298,7 +347,9 @@ pub(super) fn backward(
         .flag("HAS_DW", dw.is_some())
         .flag("HAS_DB", db.is_some())
         .flag("QUANTIZE", codes.is_some());
-    for (name, view) in [("row_h", Some(h)), ("row_dy", Some(dy)), ("row_dh", dh), ("row_dx", dx)] {
+    for (name, view) in
+        [("row_h", Some(h)), ("row_dy", Some(dy)), ("row_dh", dh), ("row_dx", dx), ("row_y", y)]
+    {
         draft = draft.text(&view.map_or(String::new(), |v| Walk::rows(v).function(name, "u32")));
     }
     if let Some(codes) = &codes {
@@ -319,6 +370,8 @@ pub(super) fn backward(
             at(dy),
             at_or_nothing(dh),
             at_or_nothing(dx),
+            at_or_nothing(bias),
+            at_or_nothing(y),
             partial(0),
             partial(1),
             partial(2),

@@ -128,7 +128,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
                 &launch.outs[3..],
                 launch.workspace.as_ref(),
                 facts,
-                Some(codes),
+                norm::Beside::Codes(codes),
             );
         }
         Of::Given | Of::Gated(_) | Of::GatedGrad(_) => {}

@@ -439,7 +439,7 @@ fn norms(table: &mut Table) {
                 let w = || spec.weight.is_some().then(|| x(DType::F32, &[width]));
                 for residual in [false, true] {
                     let bias = spec.bias.then(|| x(DType::F32, &[width]));
-                    let ins = [Some(x(dtype, &dims)), residual.then(|| x(dtype, &dims)), w(), bias];
+                    let ins = [Some(x(dtype, &dims)), residual.then(|| x(dtype, &dims)), w(), bias.clone()];
                     table.add(spec.op(residual), ins.into_iter().flatten().collect());
                     let ins = [
                         Some(x(dtype, &dims)),
@@ -449,16 +449,20 @@ fn norms(table: &mut Table) {
                     ];
                     let ins: Vec<Input> = ins.into_iter().flatten().collect();
                     table.add(spec.grad(residual), ins.clone());
-                    table.add(with_sum(spec.grad(residual)), ins);
+                    table.add(with_sum(spec.grad(residual)), ins.clone());
+                    let ins = ins.into_iter().chain(bias).collect();
+                    table.add(with_norm(spec.grad(residual)), ins);
                 }
             }
             for dims in [[70, 192], [37, 384], [11, 1152], [5, 24]] {
                 let w = || spec.weight.is_some().then(|| x(DType::F32, &dims[1..]));
                 let (rows, bias) = (|| Some(x(dtype, &dims)), spec.bias.then(|| x(DType::F32, &dims[1..])));
-                let ins = [rows(), rows(), w(), bias].into_iter().flatten().collect();
+                let ins = [rows(), rows(), w(), bias.clone()].into_iter().flatten().collect();
                 table.add(spec.op(true), ins);
                 let ins: Vec<Input> = [rows(), w(), rows(), rows()].into_iter().flatten().collect();
-                table.add(with_sum(spec.grad(true)), ins);
+                table.add(with_sum(spec.grad(true)), ins.clone());
+                let ins = ins.into_iter().chain(bias).collect();
+                table.add(with_norm(with_sum(spec.grad(true))), ins);
             }
         }
     }
@@ -487,8 +491,18 @@ fn double_norms(table: &mut Table) {
 /// The gradient of a norm that is summed over its rows, too.
 fn with_sum(op: Op) -> Op {
     match op {
-        Op::RmsNormGrad { eps, center, weight, bias, add, sum: _ } => {
-            Op::RmsNormGrad { eps, center, weight, bias, add, sum: true }
+        Op::RmsNormGrad { eps, center, weight, bias, add, again, sum: _ } => {
+            Op::RmsNormGrad { eps, center, weight, bias, add, again, sum: true }
+        }
+        op => unreachable!("{} is no norm's gradient", op.name()),
+    }
+}
+
+/// The gradient of a norm that gives the norm again, too.
+fn with_norm(op: Op) -> Op {
+    match op {
+        Op::RmsNormGrad { eps, center, weight, bias, add, again: _, sum } => {
+            Op::RmsNormGrad { eps, center, weight, bias, add, again: true, sum }
         }
         op => unreachable!("{} is no norm's gradient", op.name()),
     }
