@@ -76,7 +76,7 @@ fn forward(launch: &Launch) -> Stages {
         .text(&head_function(y, "head_y"))
         .source(CODE);
     let heads = heads_of(x);
-    count32("heads", heads)?;
+    let count = count32("heads", heads)?;
     Ok(vec![Stage {
         source,
         entry: "qk_norm_rope",
@@ -88,11 +88,15 @@ fn forward(launch: &Launch) -> Stages {
             at(positions),
             at_or_nothing(table),
             at(y),
-            Value::I64(heads as i64),
+            count,
             rotation.table_rows(),
             Value::F32(eps),
         ],
     }])
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 const CODE: &str = concat!(include_str!("rotation.cuh"), include_str!("qk_norm_rope.cu"));
@@ -128,10 +132,14 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
     }
     let heads = heads_of(x);
     let a_block = 256 / cover.lanes * cover.chunk;
-    let grid = heads.div_ceil(a_block).min(facts.sms.max(1) as usize * RESIDENT).min(MOST_PARTIAL);
+    let needed = heads.div_ceil(a_block);
+    let grid = needed.min(facts.sms.max(1) as usize * RESIDENT).min(MOST_PARTIAL);
+    // Blocks that walk do so by whole tokens, so that a thread meets the same heads, of one weight.
+    let tokens = x.dims[1] / gcd(x.dims[1], a_block);
+    let grid = if grid < needed { (grid / tokens).max(1) * tokens } else { grid };
     let mut stages = vec![];
     if grid > 0 {
-        count32("heads", heads)?;
+        let count = count32("heads", heads)?;
         stages.push(Stage {
             source: draft.source(CODE),
             entry: "qk_norm_rope_grad",
@@ -145,7 +153,7 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
                 at(dy),
                 at_or_nothing(dx),
                 at_or_nothing(launch.workspace.as_ref()),
-                Value::I64(heads as i64),
+                count,
                 rotation.table_rows(),
                 Value::F32(eps),
             ],
