@@ -108,6 +108,38 @@ __device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, in
 #endif
 }
 
+// Scores of a warpgroup's 64 keys from `from` on, and of queries from `first` on, become minus infinity where a query does not see
+// the key. With MASK 3 `seen` has what each query sees.
+__device__ __forceinline__ void mask_scores(float (&s)[WALK / 2], const Call& call, const Segment& g, int from, int first,
+                                            const int4* seen) {
+    const int t = threadIdx.x % 4;
+    // The thread's two keys.
+    const int key = from + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+#if MASK != 3
+    const Range ranges[2] = {seen_by(call, g, key), seen_by(call, g, key + 8)};
+#endif
+#pragma unroll
+    for (int j = 0; j < WALK / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+#if MASK == 3
+            const int4 of = seen[8 * j + 2 * t + e];
+#else
+            const int query = first + 8 * j + 2 * t + e;
+#endif
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#if MASK == 3
+                const int at = key + 8 * i;
+                const bool has = (at >= of.x && at < of.y) || (at >= of.z && at < of.w);
+#else
+                const bool has = query >= ranges[i].low && query < ranges[i].high;
+#endif
+                if (!has) s[4 * j + 2 * i + e] = -infinity();
+            }
+        }
+}
+
 // A place in a ring of stages.
 template <int COUNT> struct Ring {
     int stage, phase;
@@ -219,17 +251,6 @@ __device__ __forceinline__ void write_rows(const Rows& to, i64 token, int head, 
     for (int i = 0; i < 2; i++) {
         const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * i;
         bf16* at = to.at + (token + row) * to.token + head * to.head;
-#pragma unroll
-        for (int n = 0; n < (SIZE + 31) / 32; n++) {
-            u32 words[4];
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int j = 4 * (4 * n + c) + 2 * i;
-                words[c] = j < SIZE / 2 ? bf16x2(sum[j % (SIZE / 2)] * factor, sum[(j + 1) % (SIZE / 2)] * factor) : 0;
-            }
-            quad_transpose(words, lane % 4);
-            const int column = 32 * n + 8 * (lane % 4);
-            if (row < rows && column < SIZE) *(uint4*)(at + column) = make_uint4(words[0], words[1], words[2], words[3]);
-        }
+        write_row(at, row < rows, i, sum, factor);
     }
 }

@@ -58,6 +58,7 @@ __device__ __forceinline__ Barriers& barriers() { return *(Barriers*)(memory + A
 __device__ __forceinline__ Note& note_at(int stage) { return *(Note*)(memory + AT_NOTES + stage * 16); }
 __device__ __forceinline__ Task& task_at(int stage) { return *(Task*)(memory + AT_TASKS + stage * 32); }
 __device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES + stage * 2 * Q_BYTES; }
+__device__ __forceinline__ int4* seen_at(int stage) { return (int4*)(memory + AT_SEEN) + stage * WALK; }
 __device__ __forceinline__ u8* slopes_at(int stage, int part) { return memory + AT_DS + (2 * stage + part) * 8192; }
 
 // As `release`, by whichever lane the hardware picks: no register holds the lane, and none is free to.
@@ -142,7 +143,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
                     const Seen s = sees(call, task.g, first + i);
                     some |= max(s.a, task.first) < min(s.b, behind) || max(s.c, task.first) < min(s.d, behind);
                     every &= (s.a <= task.first && s.b >= behind) || (s.c <= task.first && s.d >= behind);
-                    ((int4*)(memory + AT_SEEN))[walk.stage * WALK + i] = make_int4(s.a, s.b, s.c, s.d);
+                    seen_at(walk.stage)[i] = make_int4(s.a, s.b, s.c, s.d);
                 }
                 if (!__any_sync(ALL_LANES, some)) continue;
                 all = __all_sync(ALL_LANES, every);
@@ -247,37 +248,6 @@ struct Walk {
         flags = __shfl_sync(ALL_LANES, note_at(at.stage).flags, 0);
     }
 };
-
-// Scores of keys from `from` on that a query does not see become minus infinity.
-__device__ __forceinline__ void mask_scores(float (&s)[WALK / 2], const Call& call, const Segment& g, int from, int stage) {
-    const int t = threadIdx.x % 4;
-    // The thread's two keys.
-    const int key = from + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-#if MASK != 3
-    const int first = note_at(stage).first;
-    const Range ranges[2] = {seen_by(call, g, key), seen_by(call, g, key + 8)};
-#endif
-#pragma unroll
-    for (int j = 0; j < WALK / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-#if MASK == 3
-            const int4 seen = ((const int4*)(memory + AT_SEEN))[stage * WALK + 8 * j + 2 * t + e];
-#else
-            const int query = first + 8 * j + 2 * t + e;
-#endif
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-#if MASK == 3
-                const int at = key + 8 * i;
-                const bool has = (at >= seen.x && at < seen.y) || (at >= seen.z && at < seen.w);
-#else
-                const bool has = query >= ranges[i].low && query < ranges[i].high;
-#endif
-                if (!has) s[4 * j + 2 * i + e] = -infinity();
-            }
-        }
-}
 
 // One of the thread's statistics of a tile, for two queries of every 8.
 struct Statistic {
@@ -399,7 +369,7 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
         hold(ds);
         hold(s);
         if (before >= 0) let_go(&bars.empty[before]);
-        if (flags & MASKED(part)) mask_scores(s, call, task.g, from, stage);
+        if (flags & MASKED(part)) mask_scores(s, call, task.g, from, note_at(stage).first, seen_at(stage));
         weigh(p, s, lse, unit);
         product_arrive();
         product_of_rows(dp, v, queries + Q_BYTES);

@@ -48,6 +48,7 @@ __device__ __forceinline__ Barriers& barriers() { return *(Barriers*)(memory + A
 __device__ __forceinline__ Note& note_at(int stage) { return *(Note*)(memory + AT_NOTES + stage * 16); }
 __device__ __forceinline__ Task& task_at(int stage) { return *(Task*)(memory + AT_TASKS + stage * 32); }
 __device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES + stage * 2 * Q_BYTES; }
+__device__ __forceinline__ int4* seen_at(int stage) { return (int4*)(memory + AT_SEEN) + stage * WALK; }
 __device__ __forceinline__ float* rows_at(int stage) { return (float*)(memory + AT_ROWS) + stage * 2 * WALK; }
 
 // One warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
@@ -101,7 +102,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
                     const Seen s = sees(call, g, first + i);
                     some |= max(s.a, task.first) < min(s.b, behind) || max(s.c, task.first) < min(s.d, behind);
                     every &= (s.a <= task.first && s.b >= behind) || (s.c <= task.first && s.d >= behind);
-                    ((int4*)(memory + AT_SEEN))[walk.stage * WALK + i] = make_int4(s.a, s.b, s.c, s.d);
+                    seen_at(walk.stage)[i] = make_int4(s.a, s.b, s.c, s.d);
                 }
                 if (!__any_sync(ALL_LANES, some)) continue;
                 all = __all_sync(ALL_LANES, every);
@@ -143,36 +144,8 @@ __device__ __forceinline__ void clear_tail(int stage, int from, int barrier) {
 // s becomes p, for the warpgroup's keys from `from` on.
 __device__ __forceinline__ void weigh(float (&s)[WALK / 2], const Call& call, const Task& task, int from, int stage,
                                       bool masked) {
-    const int t = threadIdx.x % 4;
-    if (masked) {
-        // The thread's two keys.
-        const int key = from + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-#if MASK != 3
-        const int first = note_at(stage).first;
-        const Range ranges[2] = {seen_by(call, task.g, key), seen_by(call, task.g, key + 8)};
-#endif
-#pragma unroll
-        for (int j = 0; j < WALK / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-#if MASK == 3
-                const int4 seen = ((const int4*)(memory + AT_SEEN))[stage * WALK + 8 * j + 2 * t + e];
-#else
-                const int query = first + 8 * j + 2 * t + e;
-#endif
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-#if MASK == 3
-                    const int at = key + 8 * i;
-                    const bool has = (at >= seen.x && at < seen.y) || (at >= seen.z && at < seen.w);
-#else
-                    const bool has = query >= ranges[i].low && query < ranges[i].high;
-#endif
-                    if (!has) s[4 * j + 2 * i + e] = -infinity();
-                }
-            }
-    }
-    const float* rows = rows_at(stage) + 2 * t;
+    if (masked) mask_scores(s, call, task.g, from, note_at(stage).first, seen_at(stage));
+    const float* rows = rows_at(stage) + threadIdx.x % 4 * 2;
     const float unit = call.scale * LOG2E;
 #pragma unroll
     for (int j = 0; j < WALK / 8; j++) {

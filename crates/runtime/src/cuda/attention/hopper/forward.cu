@@ -460,19 +460,7 @@ struct Consumer {
                     is_seeing ? LN2 * (r.top[i] * unit + log2f(whole)) : -infinity();
             if (!call.o.at) continue;
             bf16* to = call.o.at + token * call.o.token + (head + at % PACK) * call.o.head;
-#pragma unroll
-            for (int n = 0; n < (SIZE + 31) / 32; n++) {
-                u32 words[4];
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const int j = 4 * (4 * n + c) + 2 * i;
-                    words[c] = j < SIZE / 2 ? bf16x2(o[j % (SIZE / 2)] * factor, o[(j + 1) % (SIZE / 2)] * factor) : 0;
-                }
-                quad_transpose(words, lane % 4);
-                const int column = 32 * n + 8 * (lane % 4);
-                if (is_there && column < SIZE)
-                    *(uint4*)(to + column) = make_uint4(words[0], words[1], words[2], words[3]);
-            }
+            write_row(to, is_there, i, o, factor);
         }
     }
 

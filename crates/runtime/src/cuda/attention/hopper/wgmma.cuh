@@ -186,6 +186,24 @@ __device__ __forceinline__ void quad_transpose(u32 (&a)[4], int c) {
     }
 }
 
+// The first (i = 0) or second of the thread's rows of an accumulator [64, 2 COUNT], times a factor, 16 bytes a lane.
+template <int COUNT>
+__device__ __forceinline__ void write_row(bf16* to, bool is_there, int i, const float (&sum)[COUNT], float factor) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < (2 * COUNT + 31) / 32; n++) {
+        u32 words[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const int j = 4 * (4 * n + c) + 2 * i;
+            words[c] = j < COUNT ? bf16x2(sum[j % COUNT] * factor, sum[(j + 1) % COUNT] * factor) : 0;
+        }
+        quad_transpose(words, lane % 4);
+        const int column = 32 * n + 8 * (lane % 4);
+        if (is_there && column < 2 * COUNT) *(uint4*)(to + column) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
 // d [64, N] = (add ? d : 0) + a [64, 16] b [16, N]. `of_shared` takes a from shared memory, `of_registers` from
 // registers; TA and TB are 1 where the operand lies `along_mn`, 0 where `along_k`.
 template <int N> struct Product;
