@@ -89,6 +89,13 @@ fn real() -> Vec<Form> {
             Op::RmsNormGrad { eps, center: true, weight, bias: true, add: true, again: true, sum: true };
         forms.push((grad, vec![x.clone(), w.clone(), x.clone(), x, w]));
     }
+    // Norms that their gradient gives once more.
+    for d in [768, 1024, 2048, 4096] {
+        let (x, w, eps) = (ty(bf16, &[16384, d]), ty(f32s, &[d]), 1e-5);
+        let grad =
+            Op::RmsNormGrad { eps, center: false, weight, bias: false, add: true, again: true, sum: false };
+        forms.push((grad, vec![x.clone(), w, x.clone(), x]));
+    }
     let [inner, outer] = [NormSpec::rms(1e-6, NormWeight::OnePlus); 2];
     for (rows, d) in [(16384, 1152), (8192, 2560)] {
         let (x, w) = (ty(bf16, &[rows, d]), ty(f32s, &[d]));

@@ -454,14 +454,15 @@ fn norms(table: &mut Table) {
                     table.add(with_norm(spec.grad(residual)), ins);
                 }
             }
-            for dims in [[70, 192], [37, 384], [11, 1152], [5, 24]] {
+            for dims in [[70, 192], [37, 384], [11, 1152], [5, 24], [9, 1024], [6, 2048]] {
                 let w = || spec.weight.is_some().then(|| x(DType::F32, &dims[1..]));
                 let (rows, bias) = (|| Some(x(dtype, &dims)), spec.bias.then(|| x(DType::F32, &dims[1..])));
                 let ins = [rows(), rows(), w(), bias.clone()].into_iter().flatten().collect();
                 table.add(spec.op(true), ins);
                 let ins: Vec<Input> = [rows(), w(), rows(), rows()].into_iter().flatten().collect();
                 table.add(with_sum(spec.grad(true)), ins.clone());
-                let ins = ins.into_iter().chain(bias).collect();
+                let ins: Vec<Input> = ins.into_iter().chain(bias).collect();
+                table.add(with_norm(spec.grad(true)), ins.clone());
                 table.add(with_norm(with_sum(spec.grad(true))), ins);
             }
         }

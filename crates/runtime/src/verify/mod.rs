@@ -420,6 +420,37 @@ mod tests {
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
     }
 
+    /// How threads of a GPU share the rows of a norm does not depend on which outputs somebody reads: the others would have other
+    /// bits.
+    #[test]
+    fn norms_without_an_output_share_rows_alike() {
+        let facts = Facts::on_paper("sm_90a");
+        let mut compared = 0;
+        for case in cases::all() {
+            let is_norm = matches!(case.op.kind(), OpKind::RmsNorm | OpKind::RmsNormGrad);
+            let kernels = cuda::KERNELS.iter().copied().flatten();
+            for kernel in kernels.filter(|kernel| is_norm && runs(&kernel.row, &case)) {
+                let trial = Trial::unfilled(&case, kernel.row);
+                let shares = |form: Form| -> Vec<Vec<(String, String)>> {
+                    let is_share = |name: &str| ["VEC", "VECS", "LANES"].contains(&name);
+                    let sources = (kernel.sources)(&trial.launch(form, 256, 1).0, &facts).into_iter();
+                    let norms = sources.filter(|source| source.name == "norm.cu");
+                    norms
+                        .map(|s| s.defines.into_iter().filter(|(name, _)| is_share(name)).collect())
+                        .collect()
+                };
+                let whole = shares(Form::Dense { threads: 1 });
+                let without = trial.forms().into_iter().filter(|form| matches!(form, Form::Without { .. }));
+                for (form, share) in without.flat_map(|form| shares(form).into_iter().map(move |s| (form, s)))
+                {
+                    assert!(whole.contains(&share), "{}, {form:?}: {share:?}, not {whole:?}", case.name);
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 1000, "{compared}");
+    }
+
     /// The check itself notices a wrong value: the update with another decay.
     #[test]
     fn a_wrong_kernel_is_noticed() {
