@@ -15,15 +15,7 @@ static const int BLOCKS = THREADS < 640 ? 640 / THREADS : 1;
 // What all threads of a row have loaded of it.
 struct Row {
     Pack<T_X, VEC> p[VECS];
-    __device__ __forceinline__ void load(const T_X* from, bool here) {
-        int lane = threadIdx.x % LANES;
-#pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (inside(column) && here) p[i].load(from + column);
-            else zero(p[i]);
-        }
-    }
+    __device__ __forceinline__ void load(const T_X* from, bool here) { load_row(p, from, here); }
     __device__ __forceinline__ void store(T_X* to, bool here) const {
         int lane = threadIdx.x % LANES;
 #pragma unroll

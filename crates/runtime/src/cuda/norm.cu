@@ -122,23 +122,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         int row = blockIdx.x * TILE + r;
         if (is_behind(row, rows)) break;
         bool here = is_here(row, rows);
-        const T_X* from_x = x + row_x(row);
         Pack<T_X, VEC> p[VECS];
-#pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (inside(column) && here) p[i].load(from_x + column);
-            else zero(p[i]);
-        }
+        load_row(p, x + row_x(row), here);
 #if RESIDUAL
-        const T_X* from_residual = residual + row_residual(row);
         Pack<T_X, VEC> a[VECS];
-#pragma unroll
-        for (int i = 0; i < VECS; i++) {
-            int column = (i * LANES + lane) * VEC;
-            if (inside(column) && here) a[i].load(from_residual + column);
-            else zero(a[i]);
-        }
+        load_row(a, residual + row_residual(row), here);
 #pragma unroll
         for (int i = 0; i < VECS; i++) {
             float sum[VEC];

@@ -37,6 +37,17 @@ __device__ __forceinline__ bool is_behind(int row, int rows) {
 }
 __device__ __forceinline__ bool is_here(int row, int rows) { return LANES >= 32 || row < rows; }
 
+// The thread's vectors of a row; zeros where there is none.
+template <class Element>
+__device__ __forceinline__ void load_row(Pack<Element, VEC> (&p)[VECS], const Element* from, bool here) {
+#pragma unroll
+    for (int i = 0; i < VECS; i++) {
+        int column = (i * LANES + (int)(threadIdx.x % LANES)) * VEC;
+        if (inside(column) && here) p[i].load(from + column);
+        else zero(p[i]);
+    }
+}
+
 // g of VEC columns.
 __device__ __forceinline__ void gains(const T_W* w, int column, float (&g)[VEC]) {
 #if WEIGHT

@@ -449,9 +449,9 @@ fn norms(table: &mut Table) {
                     ];
                     let ins: Vec<Input> = ins.into_iter().flatten().collect();
                     table.add(spec.grad(residual), ins.clone());
-                    table.add(with_sum(spec.grad(residual)), ins.clone());
+                    table.add(giving(spec.grad(residual), false, true), ins.clone());
                     let ins = ins.into_iter().chain(bias).collect();
-                    table.add(with_norm(spec.grad(residual)), ins);
+                    table.add(giving(spec.grad(residual), true, false), ins);
                 }
             }
             for dims in [[70, 192], [37, 384], [11, 1152], [5, 24], [9, 1024], [6, 2048]] {
@@ -460,10 +460,10 @@ fn norms(table: &mut Table) {
                 let ins = [rows(), rows(), w(), bias.clone()].into_iter().flatten().collect();
                 table.add(spec.op(true), ins);
                 let ins: Vec<Input> = [rows(), w(), rows(), rows()].into_iter().flatten().collect();
-                table.add(with_sum(spec.grad(true)), ins.clone());
+                table.add(giving(spec.grad(true), false, true), ins.clone());
                 let ins: Vec<Input> = ins.into_iter().chain(bias).collect();
-                table.add(with_norm(spec.grad(true)), ins.clone());
-                table.add(with_norm(with_sum(spec.grad(true))), ins);
+                table.add(giving(spec.grad(true), true, false), ins.clone());
+                table.add(giving(spec.grad(true), true, true), ins);
             }
         }
     }
@@ -489,24 +489,12 @@ fn double_norms(table: &mut Table) {
     }
 }
 
-/// The gradient of a norm that is summed over its rows, too.
-fn with_sum(op: Op) -> Op {
-    match op {
-        Op::RmsNormGrad { eps, center, weight, bias, add, again, sum: _ } => {
-            Op::RmsNormGrad { eps, center, weight, bias, add, again, sum: true }
-        }
-        op => unreachable!("{} is no norm's gradient", op.name()),
-    }
-}
-
-/// The gradient of a norm that gives the norm again, too.
-fn with_norm(op: Op) -> Op {
-    match op {
-        Op::RmsNormGrad { eps, center, weight, bias, add, again: _, sum } => {
-            Op::RmsNormGrad { eps, center, weight, bias, add, again: true, sum }
-        }
-        op => unreachable!("{} is no norm's gradient", op.name()),
-    }
+/// The gradient of a norm that also gives the norm again, or its own sum over rows.
+fn giving(op: Op, gives_norm: bool, gives_sum: bool) -> Op {
+    let Op::RmsNormGrad { eps, center, weight, bias, add, .. } = op else {
+        unreachable!("{} is no norm's gradient", op.name())
+    };
+    Op::RmsNormGrad { eps, center, weight, bias, add, again: gives_norm, sum: gives_sum }
 }
 
 /// Norms and their gradients that write codes as well: tiles of rows that are full and that are not, rows of several widths,
