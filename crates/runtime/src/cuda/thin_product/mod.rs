@@ -188,7 +188,7 @@ impl Call<'_> {
         let source = self
             .fast("thin_product/weight.cu", cut::WARPS, cut::blocks(self.rank), &strides)
             .define("TOGETHER", cut::TOGETHER)
-            .source(include_str!("weight.cu"));
+            .source(concat!(include_str!("../matrices.cuh"), include_str!("weight.cu")));
         let scratch = Value::At(self.launch.workspace.as_ref().map_or(0, |view| view.offset));
         let mut args = [self.left, self.right, self.rng, self.rows].map(at).to_vec();
         args.extend([scratch, count32("rows", self.m)?, count32("tiles", each)?]);

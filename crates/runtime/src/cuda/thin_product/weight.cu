@@ -21,20 +21,6 @@ union Shared {
     float parts[WARPS][8 * TOGETHER][64 + 4];
 };
 
-// Matrices of 8 by 8, turned over: the right factors of 16 ranks, or of 8.
-__device__ __forceinline__ void ldmatrix_across(u32 (&to)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(from)
-                 : "memory");
-}
-__device__ __forceinline__ void ldmatrix_across_half(u32 (&to)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(to[0]), "=r"(to[1])
-                 : "r"(from)
-                 : "memory");
-}
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 thin_weight(const bf16* du, const bf16* x, const int* rng, const int* rows, float* partial, int m, int tiles, int key_low,
             int key_high) {

@@ -88,6 +88,15 @@ __device__ __forceinline__ Range seen_by(const Call& call, const Segment& g, int
     return r;
 }
 
+// The queries that see one of a tile of keys; with MASK 3 all of the segment's.
+__device__ __forceinline__ Range walked_by(const Call& call, const Segment& g, int from, int height) {
+#if MASK == 3
+    return {g.q0, g.q1};
+#else
+    return {seen_by(call, g, from).low, seen_by(call, g, min(from + height, g.k1) - 1).high};
+#endif
+}
+
 // Whether keys [from, from + 64) are seen by some query of a walked tile, and whether not by all; `all` is what two
 // intervals say.
 __device__ __forceinline__ bool is_met(const Call& call, const Segment& g, int from, int first) {

@@ -121,17 +121,12 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         }
         if (task.first < 0) return;
         const int group = call.heads / call.kv_heads;
-#if MASK == 3
-        const int low = task.g.q0, high = task.g.q1;
-#else
-        const int low = seen_by(call, task.g, task.first).low;
-        const int high = seen_by(call, task.g, min(task.first + OWN, task.g.k1) - 1).high;
-#endif
+        const Range walked = walked_by(call, task.g, task.first, OWN);
 #pragma unroll 1
         for (int head = task.head * group; head < (task.head + 1) * group; head++) {
             // Tiles count from the segment's start.
 #pragma unroll 1
-            for (int first = task.g.q0 + (low - task.g.q0) / WALK * WALK; first < high; first += WALK) {
+            for (int first = task.g.q0 + (walked.low - task.g.q0) / WALK * WALK; first < walked.high; first += WALK) {
                 u64* full = &bars.full[walk.stage];
                 barrier_wait(&bars.empty[walk.stage], walk.phase);
                 bool all = false;
@@ -177,19 +172,6 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
 
 // Operands in registers.
 
-__device__ __forceinline__ void load_matrices(u32 (&a)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ __forceinline__ void load_matrices_turned(u32 (&a)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(at)
-                 : "memory");
-}
-
 // Where in a panel of 64 rows the thread finds its rows of the warpgroup's matrices; the next 16 columns are there by
 // exclusive or with 32.
 __device__ __forceinline__ u32 place_in_panel() {
@@ -203,7 +185,7 @@ __device__ __forceinline__ void load_rows(u32 (&a)[STEPS][4], const u8* panel, i
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        load_matrices(a[i], at ^ (32 * i));
+        ldmatrix(a[i], at ^ (32 * i));
 #pragma unroll
         for (int n = 0; n < 4; n++)
             if (row + n % 2 * 8 >= rows) a[i][n] = 0;
@@ -216,7 +198,7 @@ __device__ __forceinline__ void load_turned(u32 (&a)[KEPT][4], const u8* panel, 
     const u32 at = shared_address(panel) + r * 128 + ((threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) ^ (r % 8)) * 16;
 #pragma unroll
     for (int i = 0; i < KEPT; i++) {
-        load_matrices_turned(a[i], at + i * 2048);
+        ldmatrix_across(a[i], at + i * 2048);
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const int row = 16 * i + n / 2 * 8 + lane % 4 * 2;

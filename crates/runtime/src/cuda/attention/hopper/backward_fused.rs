@@ -70,7 +70,7 @@ pub(super) fn source(p: &Problem) -> Source {
     let defines = own.map(|(name, value)| (name.into(), value.to_string()));
     Source {
         name: "attention/hopper/backward_fused.cu",
-        code: Cow::Borrowed(backward_source!("sums.cuh", "backward_fused.cu")),
+        code: Cow::Borrowed(backward_source!("sums.cuh", "../../matrices.cuh", "backward_fused.cu")),
         defines: defines.into_iter().chain(call::defines(p)).collect(),
     }
 }

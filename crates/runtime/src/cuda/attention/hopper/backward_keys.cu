@@ -82,15 +82,10 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         if (task.first < 0) return;
         const Segment g = task.g;
         const int group = call.heads / call.kv_heads;
-#if MASK == 3
-        const int low = g.q0, high = g.q1;
-#else
-        const int low = seen_by(call, g, task.first).low;
-        const int high = seen_by(call, g, min(task.first + OWN, g.k1) - 1).high;
-#endif
+        const Range walked = walked_by(call, g, task.first, OWN);
         for (int head = task.head * group; head < (task.head + 1) * group; head++) {
             // Tiles count from the segment's start.
-            for (int first = g.q0 + (low - g.q0) / WALK * WALK; first < high; first += WALK) {
+            for (int first = g.q0 + (walked.low - g.q0) / WALK * WALK; first < walked.high; first += WALK) {
                 u64* full = &bars.full[walk.stage];
                 barrier_wait(&bars.empty[walk.stage], walk.phase);
                 int all = 0;
