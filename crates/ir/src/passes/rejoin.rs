@@ -54,15 +54,18 @@ fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
             recomputed.entry(node.ins[0]).or_default().push(id);
         }
     }
+    let Some(&first) = recomputed.values().flatten().min() else { return HashMap::new() };
     let mut pairs = HashMap::new();
+    let mut made = Made { first, at: HashMap::new() };
     for (id, node) in g.ids().zip(&g.nodes) {
         let Some(candidates) = node.ins.first().and_then(|v| recomputed.get_mut(v)) else { continue };
         let joint = candidates.iter().enumerate().find_map(|(i, again)| Some((i, joint(g, node, *again)?)));
         // A gradient that depends on what it gives would wait for itself.
         if let Some((i, joint)) = joint
-            && !depends(g, id, joint.again, &pairs)
+            && !made.depends(g, id, joint.again)
         {
             candidates.remove(i);
+            made.at.insert(joint.again, id);
             pairs.insert(id, joint);
         }
     }
@@ -92,21 +95,29 @@ fn joint(g: &Graph, node: &Node, again: NodeId) -> Option<Joint> {
     }
 }
 
-/// Whether `id` reads what `of` gives, or what is made of it, where operations that were taken over are made where their
-/// gradients are.
-fn depends(g: &Graph, id: NodeId, of: NodeId, pairs: &HashMap<NodeId, Joint>) -> bool {
-    let made_at: HashMap<NodeId, NodeId> = pairs.iter().map(|(id, joint)| (joint.again, *id)).collect();
-    let mut seen = vec![false; g.nodes.len()];
-    let mut open = vec![id];
-    while let Some(at) = open.pop() {
-        for v in &g.node(*made_at.get(&at).unwrap_or(&at)).ins {
-            if v.node == of {
-                return true;
-            }
-            if !std::mem::replace(&mut seen[v.node.0 as usize], true) {
-                open.push(v.node);
+/// Where recomputed operations are made.
+struct Made {
+    /// The first of them: nothing before it depends on any.
+    first: NodeId,
+    /// The gradients that took them over.
+    at: HashMap<NodeId, NodeId>,
+}
+
+impl Made {
+    /// Whether `id` reads what `of` gives, or what is made of it.
+    fn depends(&self, g: &Graph, id: NodeId, of: NodeId) -> bool {
+        let mut seen = vec![false; g.nodes.len()];
+        let mut open = vec![id];
+        while let Some(at) = open.pop() {
+            for v in g.node(*self.at.get(&at).unwrap_or(&at)).ins.iter().filter(|v| v.node >= self.first) {
+                if v.node == of {
+                    return true;
+                }
+                if !std::mem::replace(&mut seen[v.node.0 as usize], true) {
+                    open.push(v.node);
+                }
             }
         }
+        false
     }
-    false
 }
