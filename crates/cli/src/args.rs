@@ -154,6 +154,9 @@ pub struct Plan {
     /// Also list every launch in order: where, which kernel, over what, and its least time.
     #[arg(long)]
     pub launches: bool,
+    /// Also write the compiled plans as text, every slot, buffer and launch with its place: two equal files, equal plans.
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
 }
 
 #[derive(Parser)]

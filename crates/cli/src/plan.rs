@@ -56,6 +56,9 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
         }
     };
     let drawn = args.out.as_ref().map(|folder| draw(&told, folder)).transpose()?;
+    if let Some(path) = &args.text {
+        write(path, &told.compiled.plans.to_string(), "--text")?;
+    }
     if screen.json {
         screen.object(&object::object(&told));
     } else {
@@ -64,7 +67,7 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
             launches::print(&told.compiled.plans, &told.compiled.target, screen);
         }
     }
-    if let Some(path) = drawn {
+    for path in drawn.iter().chain(&args.text) {
         screen.note(format!("written  {}", path.display()));
     }
     Ok(ExitCode::SUCCESS)
@@ -96,10 +99,16 @@ fn draw(told: &Told<'_>, folder: &Path) -> Result<PathBuf, Failure> {
     let title = format!("The arena of {} on {} over a step", config.recipe, compiled.target.name);
     let picture = timeline::picture(&title, &compiled.plans, config.train.batch / compiled.micro_batch);
     let path = folder.join("arena.svg");
-    let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, picture.to_svg()));
-    let refused = |why| UserError(format!("{} cannot be written: {why}; give another --out", path.display()));
-    written.map_err(refused)?;
+    write(&path, &picture.to_svg(), "--out")?;
     Ok(path)
+}
+
+/// Writes a file that an option named, and the folder it lies in.
+fn write(path: &Path, content: &str, option: &str) -> Result<(), UserError> {
+    let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
+    let refused =
+        |why| UserError(format!("{} cannot be written: {why}; give another {option}", path.display()));
+    folder.and_then(|()| fs::write(path, content)).map_err(refused)
 }
 
 fn print(told: &Told<'_>, screen: &Screen) {

@@ -21,6 +21,7 @@ pub mod ops;
 pub mod oracle;
 pub mod passes;
 pub mod plan;
+mod plan_text;
 pub mod random;
 pub mod region;
 pub mod replay;
