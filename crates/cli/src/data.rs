@@ -9,10 +9,13 @@ use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
 use flatout_data::inspect::{Inspection, Lengths, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
 use flatout_data::{LoaderOptions, Said, Source, Spec};
+use flatout_train::Failure;
+use flatout_train::UserError;
 use flatout_train::config::{FileFormat, OnError, Task};
-use flatout_train::corpus::corpus_saying;
-use flatout_train::example_sets::example_sets;
-use flatout_train::{Failure, UserError, compile, recipes};
+use flatout_train::machine;
+use flatout_train::recipes;
+use flatout_train::tasks::corpus::corpus_saying;
+use flatout_train::tasks::example_sets::example_sets;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
 
@@ -66,7 +69,7 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
         },
         read: read_options(&args.reading, args.on_error),
         shard_tokens: args.shard_tokens,
-        workers: args.workers.unwrap_or_else(compile::threads),
+        workers: args.workers.unwrap_or_else(machine::threads),
         restart: args.restart,
     };
     let began = Instant::now();
@@ -200,7 +203,7 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             template: args.template.clone(),
             vocab: if args.tokenizer.is_some() { usize::MAX } else { LOOK_VOCABULARY },
             max_tokens: usize::MAX,
-            workers: compile::threads(),
+            workers: machine::threads(),
             ..ExampleSpec::default()
         };
         examples::show(&open_examples(&spec)?, args.samples, screen);
@@ -275,7 +278,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
     if config.data.task == Task::Images {
-        let sets = flatout_train::images::open(&config, &mut |said| {
+        let sets = flatout_train::tasks::images::open(&config, &mut |said| {
             let (Said::Note(said) | Said::LeftOut(said)) = said;
             screen.note(format!("data     {said}"));
         })?;

@@ -5,7 +5,7 @@ mod classes;
 use std::process::ExitCode;
 
 use flatout_train::Failure;
-use flatout_train::evaluate::{self, Share};
+use flatout_train::infer::evaluate::{self, Share};
 use serde_json::json;
 
 use crate::args::Eval;

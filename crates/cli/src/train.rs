@@ -5,18 +5,26 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flatout_report::report::AtEnd;
+use flatout_report::tensorboard::Board;
+use flatout_report::words::shape;
+use flatout_train::Config;
+use flatout_train::Failure;
 use flatout_train::config::Task;
 use flatout_train::device::Device;
-use flatout_train::events::Status;
-use flatout_train::generate::Generator;
-use flatout_train::material::Material;
-use flatout_train::resume::requeued;
+use flatout_train::infer::generate::Generator;
+use flatout_train::infer::sampling::Sampling;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::resolve::fp8_layers;
+use flatout_train::resolve::prediction;
+use flatout_train::run::events::Status;
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Run};
-use flatout_train::sampling::Sampling;
-use flatout_train::signal::StopFlag;
-use flatout_train::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
-use flatout_train::words::shape;
-use flatout_train::{Config, Failure, compile, fp8_layers, prediction, pretrained, recipes};
+use flatout_train::tasks::material::Material;
+use flatout_train::training::resume::requeued;
+use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
+use flatout_train::weights::pretrained;
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
 use crate::progress::Progress;
@@ -86,25 +94,27 @@ fn run_through(
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
-    let outcome = train_run(config, run, device, stop, &mut |notice| match notice {
-        Notice::Data(said) => screen.note(format!("data     {said}")),
-        Notice::Ready(ready) => {
-            start_block(ready, screen);
-            facts = ready.material.floor();
-            progress = Some(Progress::new(*screen, ready.steps, ready.done));
-        }
-        Notice::Event(event) => match &mut progress {
-            Some(progress) => progress.event(event),
-            None if screen.json => screen.result(event.to_json()),
-            None => {}
-        },
-        Notice::Saving { step, bytes: size, signal } => {
-            if let Some(progress) = &progress {
-                let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
-                progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+    let (mut board, mut report) = (Board::default(), AtEnd::default());
+    let outcome =
+        train_run(config, run, device, stop, &mut [&mut board, &mut report], &mut |notice| match notice {
+            Notice::Data(said) => screen.note(format!("data     {said}")),
+            Notice::Ready(ready) => {
+                start_block(ready, screen);
+                facts = ready.material.floor();
+                progress = Some(Progress::new(*screen, ready.steps, ready.done));
             }
-        }
-    });
+            Notice::Event(event) => match &mut progress {
+                Some(progress) => progress.event(event),
+                None if screen.json => screen.result(event.to_json()),
+                None => {}
+            },
+            Notice::Saving { step, bytes: size, signal } => {
+                if let Some(progress) = &progress {
+                    let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                    progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+                }
+            }
+        });
     if let Some(progress) = &progress {
         progress.finish();
     }

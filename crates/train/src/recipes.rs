@@ -7,9 +7,11 @@ use flatout_models::config::DecoderConfig;
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
+use crate::UserError;
 use crate::config::{Config, Layers, Source, Task, nearest, parse};
-use crate::peft::Peft;
-use crate::{UserError, pretrained, refuse};
+use crate::refuse;
+use crate::weights::peft::Peft;
+use crate::weights::pretrained;
 
 /// A TOML file that is part of the program.
 #[derive(Clone, Copy, Debug)]
@@ -297,7 +299,7 @@ mod tests {
             assert_eq!(config.train.micro_batch(), None, "{name}: by arithmetic");
             assert_eq!(
                 config.switches.backend,
-                crate::switches::Backend::Cuda,
+                crate::config::switches::Backend::Cuda,
                 "{name}: never the CPU in silence"
             );
             let notes = gpu_notes(&["quick-test".into(), name.into()]);

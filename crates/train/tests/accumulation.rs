@@ -13,7 +13,7 @@ use flatout_ir::{Class, DType, Init, Options, Program, Role, compile, oracle, ra
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::{Documents, Form, build, weight_names};
 use flatout_runtime::{Session, cpu};
-use flatout_train::initial;
+use flatout_train::weights::initial;
 
 const ROWS: usize = 8;
 const SPLITS: [usize; 3] = [8, 4, 1];

@@ -7,12 +7,17 @@ use std::path::Path;
 
 use flatout_ir::passes::average::{average_path, averaged_weight};
 use flatout_ir::plan::Category;
-use flatout_train::checkpoint::TensorFile;
+use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::events::Event;
-use flatout_train::export::{Export, Width, export};
-use flatout_train::pretrained::{Loaded, parameters};
-use flatout_train::{Config, compile, evaluate, images, initial, recipes};
+use flatout_train::infer::evaluate;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::run::checkpoint::TensorFile;
+use flatout_train::run::events::Event;
+use flatout_train::tasks::images;
+use flatout_train::weights::export::{Export, Width, export};
+use flatout_train::weights::initial;
+use flatout_train::weights::pretrained::{Loaded, parameters};
 use small_run::{config, train_in};
 
 const UPDATES: u64 = 9;

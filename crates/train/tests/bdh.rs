@@ -16,7 +16,7 @@ use flatout_models::bdh::{Form, build};
 use flatout_models::config::{BdhConfig, Head};
 use flatout_models::images::ImageForm;
 use flatout_runtime::{Session, cpu};
-use flatout_train::initial;
+use flatout_train::weights::initial;
 
 /// Largest relative L2 distance of logits and gradients.
 const BOUND: f64 = 1e-5;

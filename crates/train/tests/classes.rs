@@ -14,7 +14,8 @@ use flatout_models::config::{DecoderConfig, Pooling};
 use flatout_models::decoder::{Form, build};
 use flatout_models::huggingface;
 use flatout_runtime::{Session, cpu};
-use flatout_train::{initial, pretrained};
+use flatout_train::weights::initial;
+use flatout_train::weights::pretrained;
 
 struct Golden {
     model: DecoderConfig,

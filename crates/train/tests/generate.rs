@@ -10,12 +10,13 @@ use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile, random};
 use flatout_models::decoder::{Form, build, weight_names};
 use flatout_runtime::{Session, cpu};
-use flatout_train::checkpoint::TensorFile;
+use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::generate::{Generator, Room};
-use flatout_train::pretrained::Loaded;
-use flatout_train::sampling::Sampling;
-use flatout_train::{Config, initial};
+use flatout_train::infer::generate::{Generator, Room};
+use flatout_train::infer::sampling::Sampling;
+use flatout_train::run::checkpoint::TensorFile;
+use flatout_train::weights::initial;
+use flatout_train::weights::pretrained::Loaded;
 use small_run::{config, train_in};
 
 const CONTEXT: usize = 160;

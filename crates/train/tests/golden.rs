@@ -17,7 +17,7 @@ use flatout_models::decoder::{Documents, Form, build, weight_names};
 use flatout_models::stored::Stored;
 use flatout_models::{gpt2, huggingface};
 use flatout_runtime::{Session, cpu};
-use flatout_train::initial;
+use flatout_train::weights::initial;
 use serde_json::Value;
 
 /// Largest relative L2 distance of any tensor.

@@ -11,17 +11,22 @@ use distance::relative;
 use flatout_data::{Lengths, Reading, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
+use flatout_measure::bench;
 use flatout_models::decoder::weight_names;
 use flatout_runtime::{Session, cpu};
-use flatout_train::compile::{Compiled, compile};
+use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::events::{Event, Start, Step};
+use flatout_train::recipes;
+use flatout_train::resolve::active;
+use flatout_train::resolve::compile::{Compiled, compile};
+use flatout_train::run;
+use flatout_train::run::events::{Event, Start, Step};
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::signal::StopFlag;
-use flatout_train::supply::Batch;
-use flatout_train::trainer::{Notice, train};
-use flatout_train::update::{Draw, accumulate};
-use flatout_train::{Config, active, initial, measure, recipes, run};
+use flatout_train::tasks::supply::Batch;
+use flatout_train::training::trainer::{Notice, train};
+use flatout_train::training::update::{Draw, accumulate};
+use flatout_train::weights::initial;
 
 /// On the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
@@ -165,7 +170,7 @@ struct Trained {
 fn train_in(config: &Config, dir: &Path, resume: Resume) -> Trained {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, resume).expect("a run");
     let (mut start, mut steps, mut evals) = (None, vec![], vec![]);
-    train(config, &run, &Device::cpu(), &StopFlag::never(), &mut |notice| match notice {
+    train(config, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
         Notice::Event(Event::Start(said)) => start = Some(said.clone()),
         Notice::Event(Event::Eval { loss, .. }) => evals.push(*loss),
@@ -270,7 +275,7 @@ fn a_measurement_makes_the_updates_of_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(&["packing=on", "eval.rows=0"]);
     let trained = train_in(&config, &folder.path().join("run"), Resume::Never);
-    let mut bench = measure::open(&config).expect("a bench");
+    let mut bench = bench::open(&config).expect("a bench");
     bench.steps(5).expect("updates");
     let losses: Vec<f32> = trained.steps.iter().map(|step| step.loss).collect();
     assert_eq!(bench.losses(), losses);

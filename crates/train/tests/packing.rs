@@ -17,8 +17,10 @@ use flatout_ir::{OpKind, Options, Program, Role, compile as compile_programs};
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::{Documents, Form, build, weight_names};
 use flatout_runtime::{Session, cpu};
-use flatout_train::corpus::corpus;
-use flatout_train::{compile, initial, recipes};
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::tasks::corpus::corpus;
+use flatout_train::weights::initial;
 
 /// On the L2 distance of the whole gradient, and of every tensor of it.
 const BOUND: f64 = 1e-5;

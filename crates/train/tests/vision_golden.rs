@@ -17,7 +17,7 @@ use flatout_models::images::ImageForm;
 use flatout_models::published;
 use flatout_models::stored::Stored;
 use flatout_runtime::{Session, cpu};
-use flatout_train::initial;
+use flatout_train::weights::initial;
 
 /// Largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
