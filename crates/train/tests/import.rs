@@ -188,10 +188,10 @@ fn steps_as_pytorch_does(name: &str) {
     let supervised: f32 = weights.iter().sum();
     for step in 1..=2 {
         for (input, values) in [("tokens", &ids), ("targets", &labels), ("positions", &positions)] {
-            session.write_i32(&input_path(Role::Grad, input), values).expect("an input");
+            session.write_i32(&input_path(Role::GRAD, input), values).expect("an input");
         }
-        session.write_f32(&input_path(Role::Grad, "weights"), &weights).expect("an input");
-        session.run(Role::Grad).expect("gradients");
+        session.write_f32(&input_path(Role::GRAD, "weights"), &weights).expect("an input");
+        session.run(Role::GRAD).expect("gradients");
         for stored in names.iter().filter(|_| step == 1) {
             // Sums here, means there.
             let sums = session.read_f32(&gradient_path(&stored.ours)).expect("a gradient");

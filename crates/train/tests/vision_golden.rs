@@ -90,7 +90,7 @@ impl Golden {
         let places: Vec<Stored> = published::stored(&self.model, |_| vec![]).expect("names");
         let training = ImageForm { dropout: true, ..ImageForm::plain(IMAGES) };
         let programs = [
-            Program { role: Role::Grad, graph: self.model.of_images(training) },
+            Program { role: Role::GRAD, graph: self.model.of_images(training) },
             Program { role: Role::Eval, graph: self.model.of_images(ImageForm::plain(IMAGES)) },
         ];
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
@@ -102,7 +102,7 @@ impl Golden {
         initial::write_tables(&mut session).expect("tables");
         let labels = self.fixture.i32s("labels");
         let (pixels, weights) = (self.fixture.bytes("pixels"), self.fixture.f32s("label_weights"));
-        for role in [Role::Grad, Role::Eval] {
+        for role in [Role::GRAD, Role::Eval] {
             session.write_u8(&input_path(role, "pixels"), &pixels).expect("pixels");
             session.write_i32(&input_path(role, "labels"), &labels).expect("labels");
             session.write_f32(&input_path(role, "label_weights"), &weights).expect("weights");
@@ -110,7 +110,7 @@ impl Golden {
         session.run(Role::Eval).expect("logits");
         let logits = session.result(Role::Eval, "class_logits").expect("logits");
         let loss = session.result(Role::Eval, "loss").expect("a loss");
-        session.run(Role::Grad).expect("gradients");
+        session.run(Role::GRAD).expect("gradients");
         let sum = session.read_f32(LOSS_SUM).expect("a sum");
         let mut distances = BTreeMap::from([
             ("logits".to_string(), relative(&logits, &self.fixture.f32s("logits"))),

@@ -287,7 +287,7 @@ mod tests {
             launch(Some(view(256, 64)), Some(view(512, 2))),
             launch(None, Some(view(8192, 1))),
         ];
-        let plan = Plan { role: Role::Grad, launches, results: vec![] };
+        let plan = Plan { role: Role::GRAD, launches, results: vec![] };
         assert_eq!(written(&plan), [256..520, 4096..4112, 8192..8196]);
     }
 }

@@ -69,7 +69,7 @@ impl Prepared {
 
 /// The state of every switch, by name.
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
-    let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
+    let grad = plans.plan(Role::GRAD).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
     let table: [(&str, &str); 21] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
@@ -164,7 +164,7 @@ fn fp8_scaling(grad: &Plan) -> &'static str {
 /// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
 /// logits are kept, whatever is asked for.
 fn fused_loss(plans: &PlanSet, grad: &Plan) -> &'static str {
-    let reads = |input: &str| plans.slot(&input_path(Role::Grad, input)).is_some();
+    let reads = |input: &str| plans.slot(&input_path(Role::GRAD, input)).is_some();
     let reads_images = reads("pixels") || reads("parts");
     match has(grad, OpKind::HeadLossTrain) {
         true => "on",
@@ -364,7 +364,7 @@ fn shares_memory(plans: &PlanSet) -> bool {
 /// Whether examples lie one after another: then their places are inputs. A head of classes reads the places of its texts
 /// in rows too, and it is the layout that tells.
 fn packing(plans: &PlanSet, prepared: Prepared) -> &'static str {
-    let has = |input: &str| plans.slot(&input_path(Role::Grad, input)).is_some();
+    let has = |input: &str| plans.slot(&input_path(Role::GRAD, input)).is_some();
     match (prepared.lengths, has("segment_start")) {
         (None, _) => NOTHING_UNEQUAL,
         (Some(manner), _) if has("labels") => {

@@ -163,10 +163,10 @@ pub fn compile_for(
     };
     let arranged = arranged::arranged(config, micro_batch)?;
     let mut programs = match &arranged {
-        None => vec![Program { role: Role::Grad, graph: model_for(config, micro_batch, true) }],
+        None => vec![Program { role: Role::GRAD, graph: model_for(config, micro_batch, true) }],
         Some((arrangement, _)) => {
             let graph = |shape: &Shape| arranged::model_for(config, *shape, true);
-            let programs = arrangement.layout.shapes().iter().zip(Role::GRADS);
+            let programs = arrangement.layout.shapes().iter().zip((0..).map(Role::Grad));
             programs.map(|(shape, role)| Program { role, graph: graph(shape) }).collect()
         }
     };

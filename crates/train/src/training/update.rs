@@ -23,17 +23,17 @@ pub struct Results {
 pub fn accumulate(session: &mut Session, batch: &Batch, draw: Draw) -> Result<(), RuntimeError> {
     let role = match batch {
         Batch::Rows(rows, capacity) => {
-            feed(session, Role::Grad, rows, 0, *capacity, draw)?;
-            Role::Grad
+            feed(session, Role::GRAD, rows, 0, *capacity, draw)?;
+            Role::GRAD
         }
         Batch::Examples(batch) => {
-            let role = Role::GRADS[batch.shape];
+            let role = Role::Grad(batch.shape);
             feed_examples(session, role, batch, draw)?;
             role
         }
         Batch::Images(part) => {
-            feed_images(session, Role::Grad, part, draw)?;
-            Role::Grad
+            feed_images(session, Role::GRAD, part, draw)?;
+            Role::GRAD
         }
     };
     session.run(role)
