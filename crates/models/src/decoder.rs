@@ -9,7 +9,7 @@ use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
 
 use crate::config::{Activation, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs};
-use crate::pooling::pool;
+use crate::layers::pooling::pool;
 
 /// What the model is built to compute, with its static extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,14 +7,7 @@
 pub mod bdh;
 pub mod config;
 pub mod decoder;
-pub mod dinov2;
-pub mod gemma;
-pub mod gpt2;
-pub mod heads;
-pub mod huggingface;
 pub mod images;
-mod pooling;
-pub mod published;
-pub mod stored;
-mod timm;
+pub mod layers;
+pub mod library;
 pub mod vit;

@@ -12,7 +12,7 @@ use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::decoder::{Form, build};
-use flatout_models::huggingface;
+use flatout_models::library::huggingface;
 use flatout_runtime::Session;
 use serde_json::{Map, Value, json};
 

@@ -12,7 +12,7 @@ use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile};
 use flatout_models::config::{DecoderConfig, Pooling};
 use flatout_models::decoder::{Form, build};
-use flatout_models::huggingface;
+use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::{initial, pretrained};
 

@@ -11,7 +11,7 @@ use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, TensorType};
 use flatout_models::config::{Head, Model};
 use flatout_models::decoder::SCORE;
-use flatout_models::stored::Stored;
+use flatout_models::library::stored::Stored;
 use flatout_runtime::Session;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::config::{DecoderConfig, Head, Pooling};
-use crate::huggingface::Fields;
+use crate::library::huggingface::Fields;
 
 const POOLING: &str = "classifier_pooling";
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{
     Activation, Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling,
 };
-use crate::huggingface::{Fields, rope};
+use crate::library::huggingface::{Fields, rope};
 
 /// The library's own defaults: a file leaves out what equals them, and the files of the 4B do.
 const DEFAULTS: Defaults = Defaults {
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::config::{Head, Pooling};
     use crate::decoder::{Form, build, weight_names};
-    use crate::huggingface;
+    use crate::library::huggingface;
 
     /// The published file of the 1B.
     fn one_b() -> Value {

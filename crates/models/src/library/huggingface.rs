@@ -9,8 +9,8 @@ use crate::config::{
     Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs, RopeScaling,
 };
 use crate::decoder::weight_names;
-use crate::stored::Stored;
-use crate::{gemma, gpt2, heads};
+use crate::library::stored::Stored;
+use crate::library::{class_heads, gemma, gpt2};
 
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,7 +111,7 @@ pub fn read(config: &Value) -> Result<Described, String> {
             gemma::read(&f, named(&outer).or(named(&f)).as_deref())?
         }
     };
-    let model = if head == Head::Classes { heads::read(&f, model)? } else { model };
+    let model = if head == Head::Classes { class_heads::read(&f, model)? } else { model };
     model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
     let tokens = |name: &str| match outer.tokens(name)? {
         none if none.is_empty() => f.tokens(name),
@@ -207,7 +207,7 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     };
     fields.extend(more.as_object().cloned().expect("an object was just made"));
     if model.head == Head::Classes {
-        fields.extend(heads::write(model));
+        fields.extend(class_heads::write(model));
     }
     if architecture == Architecture::Llama {
         fields.insert("mlp_bias".into(), json!(model.bias == Bias::All));

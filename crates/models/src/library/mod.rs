@@ -2,12 +2,19 @@
 //!
 //! Pure: values in, values out. Every family has a file of its own; here is which one is asked.
 
+pub mod class_heads;
+mod dinov2;
+pub mod gemma;
+pub mod gpt2;
+pub mod huggingface;
+pub mod stored;
+mod timm;
+
 use serde_json::{Value, json};
 
 use crate::config::{Model, Pooling, VitConfig};
-use crate::huggingface::{self, Fields};
-use crate::stored::Stored;
-use crate::{dinov2, timm};
+use huggingface::Fields;
+use stored::Stored;
 
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,9 +4,9 @@
 use serde_json::{Value, json};
 
 use crate::config::{Pooling, VitConfig};
-use crate::huggingface::Fields;
 use crate::images::CHANNELS;
-use crate::stored::{Stored, Within};
+use crate::library::huggingface::Fields;
+use crate::library::stored::{Stored, Within};
 
 /// Sizes that names have: width, layers, heads.
 const SIZES: [(&str, usize, usize, usize); 4] =

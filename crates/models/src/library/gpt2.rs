@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::config::Activation::{GeluExact, GeluTanh};
 use crate::config::{Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions};
 use crate::decoder::SCORE;
-use crate::stored::{Stored, Within};
+use crate::library::stored::{Stored, Within};
 
 /// Every weight, where the decoder is one that GPT-2's format can hold; otherwise the key that is in the way.
 pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
