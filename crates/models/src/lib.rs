@@ -7,7 +7,10 @@
 pub mod bdh;
 pub mod config;
 pub mod decoder;
+pub mod form;
 pub mod images;
 pub mod layers;
 pub mod library;
+pub mod objectives;
+pub mod registry;
 pub mod vit;

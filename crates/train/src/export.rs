@@ -14,8 +14,8 @@ use flatout_data::examples::template_text;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::choice;
 use flatout_models::config::{DecoderConfig, Model};
+use flatout_models::library::class_heads;
 use flatout_models::library::stored::Stored;
-use flatout_models::library::{self, class_heads};
 use serde_json::{Map, Value, json};
 
 use crate::adapters::also_trains;
@@ -168,7 +168,9 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         (bos, eos) = (source.bos, source.eos);
     }
     let dtype = if dtype == Width::F32 { "float32" } else { "bfloat16" };
-    let mut config = library::write(&model, dtype, &bos, &eos)
+    let mut config = model
+        .published()
+        .and_then(|published| published.write(dtype, &bos, &eos))
         .map_err(|why| UserError(format!("{} cannot be exported: {why}", dir.display())))?;
     let names = &loaded.config.data.classes;
     if model.classes() == Some(names.len()) {
@@ -185,7 +187,10 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         config,
         positions: model.tokens(),
         generation,
-        processor: library::processor(&model, loaded.config.data.centre_crop),
+        processor: model
+            .published()
+            .ok()
+            .and_then(|published| published.processor(loaded.config.data.centre_crop)),
         vocabulary,
         beside: keeps_tokens.then_some(beside),
     })
@@ -313,7 +318,8 @@ type Types = BTreeMap<String, (TensorType, Init)>;
 
 /// The tensors of the export, in the order of the model.
 fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
-    let stored = library::stored(&loaded.config.model, |path| types[path].0.dims.clone());
+    let published = loaded.config.model.published();
+    let stored = published.and_then(|published| published.stored(&|path| types[path].0.dims.clone()));
     let mut outs: Vec<Out> = vec![];
     for part in stored.expect("a model that has a config.json has names") {
         match outs.iter_mut().find(|out| out.name == part.theirs) {

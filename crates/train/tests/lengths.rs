@@ -11,7 +11,7 @@ use distance::relative;
 use flatout_data::{Lengths, Reading, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
-use flatout_models::decoder::weight_names;
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::compile::{Compiled, compile};
 use flatout_train::device::Device;

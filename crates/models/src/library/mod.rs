@@ -1,19 +1,22 @@
 //! Models as other libraries publish them: what a `config.json` says, and where each weight lies among its tensors.
 //!
-//! Pure: values in, values out. Every family has a file of its own; here is which one is asked.
+//! Pure: values in, values out. A family leads to its own formats; here is what they have in common.
 
 pub mod class_heads;
 mod dinov2;
+mod fields;
 pub mod gemma;
 pub mod gpt2;
 pub mod huggingface;
+pub mod llama;
+mod rope;
 pub mod stored;
 mod timm;
+pub mod vision;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::config::{Model, Pooling, VitConfig};
-use huggingface::Fields;
+use crate::config::{Model, ModelKind};
 use stored::Stored;
 
 /// What a `config.json` says.
@@ -27,220 +30,31 @@ pub struct Described {
     pub eos: Vec<u32>,
 }
 
-/// Reads a parsed `config.json`, or says in a sentence which field stands in the way.
+/// A model that another library's files can hold.
+pub trait Published {
+    /// Where every weight lies in the library's checkpoints; `shape` gives the extents of ours.
+    fn stored(&self, shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String>;
+
+    /// Other names that a weight may have in a file: of a base model without its head, or of a part of a larger model.
+    fn other_names(&self, name: &str) -> Vec<String>;
+
+    /// Whether a tensor of a checkpoint follows from the rest, or is of a part that is not used.
+    fn is_redundant(&self, name: &str) -> bool;
+
+    /// The `config.json` of a model whose texts begin and end with these tokens, or the key that keeps it from being one
+    /// of the library's.
+    fn write(&self, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String>;
+
+    /// The `preprocessor_config.json` of a model that reads images, of whose middle a share of both sides is seen.
+    fn processor(&self, _seen: f64) -> Option<Value> {
+        None
+    }
+}
+
+/// Reads a parsed `config.json`, or says in a sentence which field stands in the way. The default kind comes last: it takes
+/// whatever no other knows, and says what it misses.
 pub fn read(config: &Value) -> Result<Described, String> {
-    if let Some(fields) = config.as_object().map(Fields) {
-        let model_type = fields.get("model_type").and_then(Value::as_str);
-        let vit = match model_type {
-            Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => Some(dinov2::read(&fields)?),
-            _ if timm::is_ours(&fields) => Some(timm::read(&fields)?),
-            _ => None,
-        };
-        if let Some(vit) = vit {
-            vit.validate_body().map_err(|sentence| format!("it describes no model: {sentence}"))?;
-            return Ok(Described { model: Model::Vit(vit), bos: vec![], eos: vec![] });
-        }
-    }
-    let huggingface::Described { model, bos, eos } = huggingface::read(config)?;
-    Ok(Described { model: Model::Decoder(model), bos, eos })
-}
-
-const NOT_PUBLISHED: &str = "a BDH has no form that another library reads";
-
-/// Whether a vision transformer is published as DINOv2 is, and not as timm's are.
-fn is_dinov2(vit: &VitConfig) -> bool {
-    vit.pooling == Pooling::ClsMean || vit.registers > 0
-}
-
-/// Where every weight lies in the library's checkpoints; `shape` gives the extents of ours.
-pub fn stored(model: &Model, shape: impl Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
-    match model {
-        Model::Decoder(decoder) => huggingface::stored(decoder, shape),
-        Model::Vit(vit) if is_dinov2(vit) => dinov2::stored(vit),
-        Model::Vit(vit) => timm::stored(vit),
-        Model::Bdh(_) => Err(NOT_PUBLISHED.into()),
-    }
-}
-
-/// Other names that a weight may have in a file: of a base model without its head, or of a part of a larger model.
-pub fn other_names(model: &Model, name: &str) -> Vec<String> {
-    match model {
-        Model::Decoder(_) => huggingface::other_names(name),
-        Model::Vit(_) => dinov2::other_names(name).into_iter().collect(),
-        Model::Bdh(_) => vec![],
-    }
-}
-
-/// Whether a tensor of a checkpoint follows from the rest, or is of a part that is not used.
-pub fn is_redundant(model: &Model, name: &str) -> bool {
-    match model {
-        Model::Decoder(decoder) => huggingface::is_redundant(decoder, name),
-        Model::Vit(_) => dinov2::is_redundant(name),
-        Model::Bdh(_) => false,
-    }
-}
-
-/// The `config.json` of a model whose texts begin and end with these tokens, or the key that keeps it from being one of
-/// the library's.
-pub fn write(model: &Model, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
-    match model {
-        Model::Decoder(decoder) => huggingface::write(decoder, dtype, bos, eos),
-        Model::Vit(vit) if vit.sides()[0] != vit.sides()[1] => {
-            Err("published vision transformers have square images, and `model.image_height` is given".into())
-        }
-        Model::Vit(vit) if is_dinov2(vit) => dinov2::write(vit, dtype),
-        Model::Vit(vit) => timm::write(vit),
-        Model::Bdh(_) => Err(NOT_PUBLISHED.into()),
-    }
-}
-
-/// The `preprocessor_config.json` of a model that reads images, of whose middle a share of both sides is seen.
-pub fn processor(model: &Model, seen: f64) -> Option<Value> {
-    let Model::Vit(vit) = model else { return None };
-    let side = vit.image_size;
-    Some(json!({
-        "image_processor_type": "BitImageProcessor",
-        "do_convert_rgb": true,
-        "do_resize": true,
-        "size": { "shortest_edge": (side as f64 / seen).round() as usize },
-        "resample": 2,
-        "do_center_crop": true,
-        "crop_size": { "height": side, "width": side },
-        "do_rescale": true,
-        "rescale_factor": 1.0 / 255.0,
-        "do_normalize": true,
-        "image_mean": vit.mean,
-        "image_std": vit.std,
-    }))
-}
-
-/// Takes over the means and deviations that a `preprocessor_config.json` says.
-pub fn normalise(model: &mut Model, processor: &Value) -> Result<(), String> {
-    let Model::Vit(vit) = model else { return Ok(()) };
-    for (name, place) in [("image_mean", &mut vit.mean), ("image_std", &mut vit.std)] {
-        let Some(said) = processor.get(name).and_then(Value::as_array) else { continue };
-        let said: Vec<f64> = said.iter().filter_map(Value::as_f64).collect();
-        *place = said.try_into().map_err(|_| format!("its `{name}` wants to be three numbers"))?;
-    }
-    vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read_vit(config: &Value) -> VitConfig {
-        match read(config).expect("a model").model {
-            Model::Vit(vit) => vit,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// The published file of facebook/dinov2-small, shortened to what is read.
-    fn dinov2_small() -> Value {
-        json!({
-            "architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 384, "image_size": 518,
-            "patch_size": 14, "num_attention_heads": 6, "num_hidden_layers": 12, "mlp_ratio": 4,
-            "layerscale_value": 1.0, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "qkv_bias": true,
-            "use_swiglu_ffn": false, "num_channels": 3,
-        })
-    }
-
-    #[test]
-    fn dinov2_reads_and_is_written_back() {
-        let small = read_vit(&dinov2_small());
-        assert_eq!((small.width, small.heads, small.grid, small.classes), (384, 6, Some(37), None));
-        let classes = VitConfig { classes: Some(3), ..small };
-        let written = write(&Model::Vit(classes.clone()), "float32", &[], &[]).unwrap();
-        assert_eq!(written["architectures"][0], "Dinov2ForImageClassification");
-        assert_eq!(read_vit(&written), classes);
-        let registers = VitConfig { registers: 4, ..classes };
-        let written = write(&Model::Vit(registers.clone()), "float32", &[], &[]).unwrap();
-        assert_eq!(read_vit(&written), registers);
-    }
-
-    #[test]
-    fn what_is_taken_off_pixels_is_read_beside_the_model() {
-        let mut model = read(&dinov2_small()).unwrap().model;
-        let Model::Vit(vit) = &model else { panic!("a vision transformer") };
-        let half = VitConfig { mean: [0.5; 3], std: [0.25; 3], image_size: 224, ..vit.clone() };
-        let written = processor(&Model::Vit(half.clone()), 0.875).unwrap();
-        assert_eq!(written["size"]["shortest_edge"], 256);
-        normalise(&mut model, &written).unwrap();
-        assert_eq!(model, Model::Vit(VitConfig { image_size: 518, ..half }));
-        assert!(
-            normalise(&mut model, &json!({ "image_std": [0, 1, 1] })).unwrap_err().contains("`model.std`")
-        );
-        assert!(normalise(&mut model, &json!({ "image_mean": [0] })).unwrap_err().contains("three numbers"));
-    }
-
-    #[test]
-    fn timm_reads_and_is_written_back() {
-        let tiny =
-            read_vit(&json!({ "architecture": "vit_tiny_patch16_224.augreg_in21k", "num_classes": 1000 }));
-        assert_eq!((tiny.width, tiny.heads, tiny.patch, tiny.classes), (192, 3, 16, Some(1000)));
-        assert_eq!((tiny.grid, tiny.layer_scale, tiny.mean), (Some(14), None, [0.5; 3]));
-        let odd = VitConfig { width: 60, ffn: Some(150), grid: Some(9), patch: 7, image_size: 63, ..tiny };
-        assert_eq!(read_vit(&write(&Model::Vit(odd.clone()), "", &[], &[]).unwrap()), odd);
-        let dino = read_vit(&json!({ "architecture": "vit_base_patch14_dinov2", "num_classes": 0 }));
-        assert_eq!((dino.grid, dino.layer_scale, dino.classes), (Some(37), Some(1e-5), None));
-    }
-
-    #[test]
-    fn what_would_change_numbers_is_refused_by_name() {
-        let refused = |config: Value| read(&config).expect_err("a refusal");
-        let changed = |name: &str, value: Value| {
-            let mut config = dinov2_small();
-            config[name] = value;
-            refused(config)
-        };
-        assert!(changed("use_swiglu_ffn", json!(true)).contains("its `use_swiglu_ffn` is true"));
-        assert!(changed("image_size", json!(515)).contains("does not divide its `image_size` 515"));
-        assert!(changed("architectures", json!(["Dinov2Backbone"])).contains("Dinov2Backbone"));
-        assert!(changed("num_attention_heads", json!(7)).contains("`model.heads` = 7"));
-        assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
-        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "global_pool": "avg" });
-        assert!(refused(pooled).contains("`fc_norm`"));
-        let args = json!({ "global_pool": "map", "fc_norm": false });
-        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": args });
-        assert!(refused(pooled).contains("only token and avg"));
-        let vit = read_vit(&dinov2_small());
-        let write = |vit: VitConfig| write(&Model::Vit(vit), "float32", &[], &[]).expect_err("a refusal");
-        assert!(write(VitConfig { layer_scale: None, ..vit.clone() }).contains("`model.layer_scale`"));
-        assert!(write(VitConfig { pooling: Pooling::Mean, registers: 1, ..vit }).contains("`model.pooling`"));
-    }
-
-    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
-    #[test]
-    fn every_weight_has_its_place() {
-        let vit = VitConfig {
-            width: 6,
-            layers: 2,
-            heads: 2,
-            patch: 2,
-            image_size: 4,
-            grid: Some(3),
-            classes: Some(4),
-            layer_scale: Some(0.5),
-            ..VitConfig::default()
-        };
-        let dinov2 = VitConfig { pooling: Pooling::ClsMean, ..vit.clone() };
-        let registers = VitConfig { registers: 2, grid: None, ..dinov2.clone() };
-        for vit in [VitConfig { layer_scale: None, ..vit.clone() }, vit, dinov2, registers] {
-            let model = Model::Vit(vit);
-            let graph = model.least();
-            let table = stored(&model, |_| vec![]).unwrap();
-            let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
-            let parameters: Vec<_> = graph.slots.iter().filter(|s| s.class.is_parameter()).collect();
-            for slot in &parameters {
-                let at =
-                    table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
-                assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
-                let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
-                at.places().for_each(|place| tensor[place] += 1);
-            }
-            assert_eq!(parameters.len(), table.len());
-            assert!(filled.values().flatten().all(|n| *n == 1));
-        }
-    }
+    let kinds = ModelKind::ALL.iter().filter(|kind| **kind != ModelKind::default());
+    let others = kinds.into_iter().find_map(|kind| kind.read(config));
+    others.or_else(|| ModelKind::default().read(config)).expect("the default kind reads everything")
 }

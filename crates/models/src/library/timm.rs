@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 
+use super::fields::Fields;
+use super::stored::{Stored, Within};
 use crate::config::{Pooling, VitConfig};
 use crate::images::CHANNELS;
-use crate::library::huggingface::Fields;
-use crate::library::stored::{Stored, Within};
 
 /// Sizes that names have: width, layers, heads.
 const SIZES: [(&str, usize, usize, usize); 4] =

@@ -8,8 +8,7 @@ use std::fs;
 use std::path::{Component, Path};
 
 use flatout_models::config::Model;
-use flatout_models::library::gemma;
-use flatout_models::library::{self, Described};
+use flatout_models::library::{self, Described, gemma};
 use serde_json::Value;
 
 use super::weights::{Place, Weights, parameters};
@@ -32,7 +31,7 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
     let beside = folder.join(PROCESSOR);
     if described.model.image_size().is_some() && beside.is_file() {
-        library::normalise(&mut described.model, &json(&beside)?).map_err(|why| cannot(&beside, why))?;
+        described.model.normalise(&json(&beside)?).map_err(|why| cannot(&beside, why))?;
     }
     Ok(described)
 }
@@ -92,12 +91,14 @@ pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
     }
     let mut weights = Weights::of_files(opened);
     let shapes = parameters(model);
-    let stored = library::stored(model, |path| shapes[path].0.dims.clone())
-        .map_err(|why| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display())))?;
+    let unusable =
+        |why: String| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display()));
+    let published = model.published().map_err(unusable)?;
+    let stored = published.stored(&|path| shapes[path].0.dims.clone()).map_err(unusable)?;
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
     for stored in stored {
-        let others = library::other_names(model, &stored.theirs);
+        let others = published.other_names(&stored.theirs);
         let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
         let Some((name, number)) = there else {
             missing.push(stored.theirs);
@@ -113,7 +114,7 @@ pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
     if !missing.is_empty() {
         refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
     }
-    unused.retain(|name| !library::is_redundant(model, name));
+    unused.retain(|name| !published.is_redundant(name));
     let all = unused.len();
     unused.retain(|name| !gemma::is_of_images(name));
     weights.of_images = all - unused.len();
