@@ -12,7 +12,7 @@ use distance::relative;
 use flatout_ir::Role;
 use flatout_ir::passes::differentiate::gradient_path;
 use flatout_ir::passes::{input_path, update};
-use flatout_models::huggingface;
+use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::device::Device;
 use flatout_train::infer::generate::Generator;

@@ -2,7 +2,7 @@
 
 use flatout_data::{Rows, max_segments};
 use flatout_ir::{Program, Role};
-use flatout_models::decoder::{Documents, Form};
+use flatout_models::form::{Documents, Form};
 use serde::Serialize;
 
 use crate::Failure;
@@ -82,7 +82,7 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
         true => Documents::Apart { most: at_once * max_segments(len) },
         false => Documents::Joined,
     };
-    let graph = model.of_texts(Form::Loss { rows: at_once, len, documents, dropout: false });
+    let graph = model.build(Form::Loss { rows: at_once, len, documents, dropout: false });
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let (mut loss, mut weight) = (0.0, 0.0);
     for from in (0..rows.count()).step_by(at_once) {

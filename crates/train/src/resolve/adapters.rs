@@ -3,8 +3,6 @@
 
 use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Graph, Slot};
-use flatout_models::config::{Head, Model};
-use flatout_models::decoder::SCORE;
 use rayon::prelude::*;
 
 use crate::UserError;
@@ -71,13 +69,7 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
 /// which nobody else has trained.
 pub fn also_trains(config: &Config, path: &str) -> bool {
     let is_named = config.adapter.also_train.iter().any(|pattern| matches(pattern, path));
-    let head: &[&str] = match &config.model {
-        Model::Decoder(decoder) if decoder.head == Head::Classes => &[SCORE],
-        Model::Decoder(_) => &[],
-        Model::Vit(_) => &["head"],
-        Model::Bdh(_) => &["score"],
-    };
-    is_named || head.iter().any(|head| matches(head, path))
+    is_named || config.model.class_head().is_some_and(|head| matches(head, path))
 }
 
 /// Every tensor of the adapters of a model.

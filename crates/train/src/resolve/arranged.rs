@@ -2,8 +2,7 @@
 
 use flatout_data::{Arrangement, Extents, Layout, Lengths, Manner, Shape, arrange};
 use flatout_ir::Graph;
-use flatout_models::config::Head;
-use flatout_models::decoder::{self, Documents, Form};
+use flatout_models::form::{Documents, Form};
 
 use crate::UserError;
 use crate::config::Config;
@@ -97,13 +96,13 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
 
 /// The forward graph of a shape, with its loss.
 pub(crate) fn model_for(config: &Config, shape: Shape, dropout: bool) -> Graph {
-    if config.model.decoder().head == Head::Classes {
+    if config.model.class_head().is_some() {
         let (tokens, texts) = (shape.tokens(), shape.segments());
         let longest = match shape {
-            Shape::Packed { tokens, .. } => tokens.min(config.model.decoder().context),
+            Shape::Packed { tokens, .. } => tokens.min(config.model.tokens()),
             Shape::Padded { len, .. } => len,
         };
-        return decoder::build(config.model.decoder(), Form::Classes { tokens, texts, longest, dropout });
+        return config.model.build(Form::Classes { tokens, texts, longest, dropout });
     }
     let form = match shape {
         Shape::Packed { tokens, segments } => {
@@ -111,5 +110,5 @@ pub(crate) fn model_for(config: &Config, shape: Shape, dropout: bool) -> Graph {
         }
         Shape::Padded { rows, len } => Form::Loss { rows, len, documents: Documents::Joined, dropout },
     };
-    decoder::build(config.model.decoder(), form)
+    config.model.build(form)
 }

@@ -4,8 +4,7 @@
 use flatout_data::{Shape, max_segments};
 use flatout_ir::cost::forward_flops;
 use flatout_ir::{Class, Graph, PlanSet, Program, Role, Target, compile as compile_programs};
-use flatout_models::config::{Head, Model};
-use flatout_models::decoder::{self, Documents, Form};
+use flatout_models::form::{Documents, Form};
 use flatout_runtime::cpu;
 
 use crate::Failure;
@@ -113,24 +112,20 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
 
 /// The forward graph of so many rows, with its loss.
 pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
-    let decoder = match &config.model {
-        Model::Decoder(decoder) => decoder,
-        Model::Bdh(bdh) if bdh.head == Head::Tokens => {
-            let (len, documents) = (bdh.context, Documents::Joined);
-            return config.model.of_texts(Form::Loss { rows, len, documents, dropout });
-        }
-        Model::Vit(_) | Model::Bdh(_) => return config.model.of_images(images::form(config, rows, dropout)),
-    };
-    let context = decoder.context;
-    if decoder.head == Head::Classes {
+    let model = &config.model;
+    if model.image_sides().is_some() {
+        return model.build(Form::Images(images::form(config, rows, dropout)));
+    }
+    let len = model.tokens();
+    if model.class_head().is_some() {
         // Before lengths are known every text may be as long as the context.
-        return arranged::model_for(config, Shape::Padded { rows, len: context }, dropout);
+        return arranged::model_for(config, Shape::Padded { rows, len }, dropout);
     }
     let documents = match config.data.document_mask {
-        true => Documents::Apart { most: rows * max_segments(context) },
+        true => Documents::Apart { most: rows * max_segments(len) },
         false => Documents::Joined,
     };
-    decoder::build(decoder, Form::Loss { rows, len: context, documents, dropout })
+    model.build(Form::Loss { rows, len, documents, dropout })
 }
 
 /// What the switches come to for so many rows at once, without plans.

@@ -16,7 +16,7 @@ use flatout_ir::ops::resample::PART;
 use flatout_ir::passes::input_path;
 use flatout_ir::random::philox;
 use flatout_ir::{Program, Role};
-use flatout_models::images::ImageForm;
+use flatout_models::form::{Form, ImageForm};
 use flatout_runtime::{RuntimeError, Session};
 
 use crate::Failure;
@@ -280,7 +280,7 @@ pub fn classify(
     let most = if keys.iter().any(|key| key == "eval.rows") { loaded.config.eval.rows } else { usize::MAX };
     let at_once = loaded.config.eval.micro_batch.given().unwrap_or(AT_ONCE);
     let held_out = HeldOutImages::new(&loaded.config, set, most, at_once)?;
-    let graph = loaded.config.model.of_images(ImageForm::plain(at_once));
+    let graph = loaded.config.model.build(Form::Images(ImageForm::plain(at_once)));
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let mut tally = Tally::new(loaded.config.model.classes().unwrap_or(0));
     let (mut loss, mut weight) = (0.0, 0.0);

@@ -2,7 +2,7 @@
 
 use flatout_data::images::{self, AskedImages, ImageSource, ImageSpec};
 use flatout_ir::{Program, Role};
-use flatout_models::images::ImageForm;
+use flatout_models::form::{Form, ImageForm};
 
 use super::{AT_ONCE, Feeding, feed_images, spec, view};
 use crate::Failure;
@@ -39,7 +39,7 @@ pub fn predict(loaded: &mut Loaded, device: &Device, asked: AskedImages) -> Resu
         _ => (0..count).map(|class| class.to_string()).collect(),
     };
     let at_once = loaded.config.eval.micro_batch.given().unwrap_or(AT_ONCE).min(set.count() as usize);
-    let graph = loaded.config.model.of_images(ImageForm::plain(at_once));
+    let graph = loaded.config.model.build(Form::Images(ImageForm::plain(at_once)));
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let (view, feeding) = (view(&loaded.config, false), Feeding::plain(&loaded.config, at_once));
     let mut told =

@@ -1,12 +1,66 @@
-//! GPT-2's checkpoints: names of their own, q, k and v in one tensor, and matrices stored [in, out]. Files without the head
-//! have the names without `transformer.`.
+//! GPT-2 as the `transformers` library describes it: fields and names of its own.
+//!
+//! Its checkpoints have q, k and v in one tensor and matrices stored [in, out]; files without the head have the names
+//! without `transformer.`.
 
 use std::ops::Range;
 
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use super::stored::{Stored, Within};
 use crate::config::Activation::{GeluExact, GeluTanh};
 use crate::config::{Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions};
 use crate::decoder::SCORE;
-use crate::stored::{Stored, Within};
+
+pub(crate) fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
+    let width = f.extent("n_embd")?;
+    let activation = f.get("activation_function").map_or(Ok("gelu_new"), |value| {
+        value.as_str().ok_or_else(|| format!("its `activation_function` is {value}, and wants to be a name"))
+    })?;
+    if f.get("tie_word_embeddings").is_some_and(|tied| *tied != json!(true)) {
+        return Err("its `tie_word_embeddings` is not true, and a GPT-2 is read with a tied head".into());
+    }
+    Ok(DecoderConfig {
+        width,
+        layers: f.extent("n_layer")?,
+        heads: f.extent("n_head")?,
+        ffn: f.extent_or("n_inner", 4 * width)?,
+        vocab: f.extent("vocab_size")?,
+        context: f.extent_or("n_positions", 1024)?,
+        norm: Norm::Layer,
+        norm_bias: true,
+        norm_eps: f.number_or("layer_norm_epsilon", 1e-5)?,
+        bias: Bias::All,
+        activation: match activation {
+            "gelu_new" | "gelu_pytorch_tanh" => GeluTanh,
+            "gelu" => GeluExact,
+            other => {
+                return Err(format!(
+                    "its `activation_function` is {other:?}, and here there is gelu_new and gelu"
+                ));
+            }
+        },
+        positions: Positions::Learned,
+        ..DecoderConfig::default()
+    })
+}
+
+pub(crate) fn write(model: &DecoderConfig) -> Value {
+    json!({
+        "n_embd": model.width,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_inner": model.ffn,
+        "n_positions": model.context,
+        "n_ctx": model.context,
+        "activation_function": if model.activation == GeluTanh { "gelu_new" } else { "gelu" },
+        "layer_norm_epsilon": model.norm_eps,
+        "resid_pdrop": model.dropout,
+        "embd_pdrop": model.dropout,
+        "attn_pdrop": 0.0,
+    })
+}
 
 /// Every weight, where the decoder is one that GPT-2's format can hold; otherwise the key that is in the way.
 pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
@@ -69,7 +123,8 @@ pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::{Form, build};
+    use crate::decoder::build;
+    use crate::form::Form;
 
     fn small() -> DecoderConfig {
         DecoderConfig {

@@ -7,10 +7,10 @@
 
 use serde_json::{Value, json};
 
+use super::fields::Fields;
+use super::stored::{Stored, Within};
 use crate::config::{Pooling, VitConfig};
-use crate::huggingface::Fields;
 use crate::images::CHANNELS;
-use crate::stored::{Stored, Within};
 
 pub const PLAIN: &str = "dinov2";
 pub const WITH_REGISTERS: &str = "dinov2_with_registers";
@@ -126,7 +126,7 @@ pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
     }
     if let Some(classes) = c.classes {
         let names: Vec<String> = (0..classes).map(|class| format!("LABEL_{class}")).collect();
-        fields.extend(crate::heads::label_fields(&names));
+        fields.extend(super::class_heads::label_fields(&names));
     }
     Ok(config)
 }

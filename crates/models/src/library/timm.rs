@@ -3,10 +3,10 @@
 
 use serde_json::{Value, json};
 
+use super::fields::Fields;
+use super::stored::{Stored, Within};
 use crate::config::{Pooling, VitConfig};
-use crate::huggingface::Fields;
 use crate::images::CHANNELS;
-use crate::stored::{Stored, Within};
 
 /// Sizes that names have: width, layers, heads.
 const SIZES: [(&str, usize, usize, usize); 4] =

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::fields::Fields;
 use crate::config::{DecoderConfig, Head, Pooling};
-use crate::huggingface::Fields;
 
 const POOLING: &str = "classifier_pooling";
 

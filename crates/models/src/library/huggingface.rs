@@ -1,16 +1,17 @@
-//! The decoder as the `transformers` library describes it: `config.json` to a config and back.
+//! Decoders as the `transformers` library describes them: which of its architectures a `config.json` or a config is.
 //!
 //! Pure: values in, values out. A field that would change numbers and that the decoder does not have is refused by
 //! name; fields of training (dropout, initialisation) and of the library itself are not the model's and are left alone.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use super::fields::Fields;
+use super::llama::weight_names;
+use super::stored::Stored;
+use super::{Published, class_heads, gemma, gpt2, llama};
 use crate::config::{
-    Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs, RopeScaling,
+    Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs,
 };
-use crate::decoder::weight_names;
-use crate::stored::Stored;
-use crate::{gemma, gpt2, heads};
 
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,8 +103,8 @@ pub fn read(config: &Value) -> Result<Described, String> {
     let (architecture, head) = f.architecture()?;
     f.refuse_unsupported(architecture)?;
     let model = match architecture {
-        Architecture::Gpt2 => f.gpt2()?,
-        Architecture::Llama | Architecture::Qwen3 => f.rotating(architecture)?,
+        Architecture::Gpt2 => gpt2::read(&f)?,
+        Architecture::Llama | Architecture::Qwen3 => llama::read(&f, architecture == Architecture::Qwen3)?,
         Architecture::Gemma3 => {
             let named = |f: &Fields<'_>| {
                 f.get("dtype").or(f.get("torch_dtype")).and_then(Value::as_str).map(str::to_string)
@@ -111,7 +112,7 @@ pub fn read(config: &Value) -> Result<Described, String> {
             gemma::read(&f, named(&outer).or(named(&f)).as_deref())?
         }
     };
-    let model = if head == Head::Classes { heads::read(&f, model)? } else { model };
+    let model = if head == Head::Classes { class_heads::read(&f, model)? } else { model };
     model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
     let tokens = |name: &str| match outer.tokens(name)? {
         none if none.is_empty() => f.tokens(name),
@@ -170,44 +171,13 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     });
     let fields = config.as_object_mut().expect("an object was just made");
     let more = match architecture {
-        Architecture::Gpt2 => json!({
-            "n_embd": model.width,
-            "n_layer": model.layers,
-            "n_head": model.heads,
-            "n_inner": model.ffn,
-            "n_positions": model.context,
-            "n_ctx": model.context,
-            "activation_function": if model.activation == Activation::GeluTanh { "gelu_new" } else { "gelu" },
-            "layer_norm_epsilon": model.norm_eps,
-            "resid_pdrop": model.dropout,
-            "embd_pdrop": model.dropout,
-            "attn_pdrop": 0.0,
-        }),
-        Architecture::Llama | Architecture::Qwen3 => {
-            let (scaling, parameters) = rope(model);
-            json!({
-                "hidden_size": model.width,
-                "num_hidden_layers": model.layers,
-                "num_attention_heads": model.heads,
-                "num_key_value_heads": model.kv_heads(),
-                "head_dim": model.head_size(),
-                "intermediate_size": model.ffn,
-                "max_position_embeddings": model.context,
-                "hidden_act": "silu",
-                "rms_norm_eps": model.norm_eps,
-                "attention_bias": model.bias != Bias::None,
-                "attention_dropout": 0.0,
-                // Versions before 5 read the first two, later ones the third.
-                "rope_theta": model.rope_theta,
-                "rope_scaling": scaling,
-                "rope_parameters": parameters,
-            })
-        }
+        Architecture::Gpt2 => gpt2::write(model),
+        Architecture::Llama | Architecture::Qwen3 => llama::write(model),
         Architecture::Gemma3 => gemma::write(model, dtype)?,
     };
     fields.extend(more.as_object().cloned().expect("an object was just made"));
     if model.head == Head::Classes {
-        fields.extend(heads::write(model));
+        fields.extend(class_heads::write(model));
     }
     if architecture == Architecture::Llama {
         fields.insert("mlp_bias".into(), json!(model.bias == Bias::All));
@@ -215,45 +185,25 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     Ok(config)
 }
 
-/// `rope_scaling` as it was before version 5, and `rope_parameters`, which has the base as well.
-pub(crate) fn rope(model: &DecoderConfig) -> (Value, Value) {
-    let kind = if model.rope_scaling == RopeScaling::None { "default" } else { model.rope_scaling.name() };
-    let mut fields = Map::new();
-    fields.insert("rope_type".into(), json!(kind));
-    let mut add = |name: &str, value: Value| drop(fields.insert(name.into(), value));
-    if model.rope_scaling != RopeScaling::None {
-        add("factor", json!(model.rope_factor));
+impl Published for DecoderConfig {
+    fn stored(&self, shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
+        stored(self, shape)
     }
-    if let Some(original) = model.rope_original_context {
-        add("original_max_position_embeddings", json!(original));
+
+    fn other_names(&self, name: &str) -> Vec<String> {
+        other_names(name)
     }
-    match model.rope_scaling {
-        RopeScaling::None | RopeScaling::Linear => {}
-        RopeScaling::Llama3 => {
-            add("low_freq_factor", json!(model.rope_low_freq_factor));
-            add("high_freq_factor", json!(model.rope_high_freq_factor));
-        }
-        RopeScaling::Yarn => {
-            add("beta_fast", json!(model.rope_beta_fast));
-            add("beta_slow", json!(model.rope_beta_slow));
-            if let Some(factor) = model.rope_attention_factor {
-                add("attention_factor", json!(factor));
-            }
-        }
+
+    fn is_redundant(&self, name: &str) -> bool {
+        is_redundant(self, name)
     }
-    let scaling = if kind == "default" { Value::Null } else { Value::Object(fields.clone()) };
-    fields.insert("rope_theta".into(), json!(model.rope_theta));
-    (scaling, Value::Object(fields))
+
+    fn write(&self, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
+        write(self, dtype, bos, eos)
+    }
 }
 
-/// The fields of the file. One that is null is one that is absent, as the library has it.
-pub(crate) struct Fields<'a>(pub &'a Map<String, Value>);
-
 impl<'a> Fields<'a> {
-    pub fn get(&self, name: &str) -> Option<&'a Value> {
-        self.0.get(name).filter(|value| !value.is_null())
-    }
-
     /// The fields of the text model: all of them, or of a Gemma-3 that sees images as well those of its part.
     fn text_part(&self) -> Result<Fields<'a>, String> {
         if self.get("model_type").is_none_or(|kind| kind != "gemma3") {
@@ -337,178 +287,12 @@ impl<'a> Fields<'a> {
         }
         Ok(())
     }
-
-    /// A Llama or a Qwen3.
-    fn rotating(&self, architecture: Architecture) -> Result<DecoderConfig, String> {
-        let (width, heads) = (self.extent("hidden_size")?, self.extent("num_attention_heads")?);
-        // The library's own defaults, by architecture: a file may leave out what equals them.
-        let (kv_heads, head_size, positions) = match architecture {
-            Architecture::Qwen3 => (32, 128, 32768),
-            _ => (heads, width.checked_div(heads).unwrap_or(0), 2048),
-        };
-        let bias = match (self.flag("attention_bias")?, self.flag("mlp_bias")?) {
-            (false, false) => Bias::None,
-            (true, false) => Bias::Attention,
-            (true, true) if architecture == Architecture::Llama => Bias::All,
-            _ => return Err("its `mlp_bias` is true, and here only with `attention_bias`".into()),
-        };
-        let model = DecoderConfig {
-            width,
-            layers: self.extent("num_hidden_layers")?,
-            heads,
-            kv_heads: Some(self.extent_or("num_key_value_heads", kv_heads)?),
-            head_size: Some(self.extent_or("head_dim", head_size)?),
-            ffn: self.extent("intermediate_size")?,
-            vocab: self.extent("vocab_size")?,
-            context: self.extent_or("max_position_embeddings", positions)?,
-            norm: Norm::Rms,
-            norm_eps: self.number_or("rms_norm_eps", 1e-6)?,
-            bias,
-            activation: Activation::Swiglu,
-            positions: Positions::Rope,
-            rope_pairs: RopePairs::Half,
-            qk_norm: architecture == Architecture::Qwen3,
-            tied: self.flag("tie_word_embeddings")?,
-            ..DecoderConfig::default()
-        };
-        self.rope(model)
-    }
-
-    fn gpt2(&self) -> Result<DecoderConfig, String> {
-        let width = self.extent("n_embd")?;
-        let activation = self.get("activation_function").map_or(Ok("gelu_new"), |value| {
-            value
-                .as_str()
-                .ok_or_else(|| format!("its `activation_function` is {value}, and wants to be a name"))
-        })?;
-        if self.get("tie_word_embeddings").is_some_and(|tied| *tied != json!(true)) {
-            return Err("its `tie_word_embeddings` is not true, and a GPT-2 is read with a tied head".into());
-        }
-        Ok(DecoderConfig {
-            width,
-            layers: self.extent("n_layer")?,
-            heads: self.extent("n_head")?,
-            ffn: self.extent_or("n_inner", 4 * width)?,
-            vocab: self.extent("vocab_size")?,
-            context: self.extent_or("n_positions", 1024)?,
-            norm: Norm::Layer,
-            norm_bias: true,
-            norm_eps: self.number_or("layer_norm_epsilon", 1e-5)?,
-            bias: Bias::All,
-            activation: match activation {
-                "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
-                "gelu" => Activation::GeluExact,
-                other => {
-                    return Err(format!(
-                        "its `activation_function` is {other:?}, and here there is gelu_new and gelu"
-                    ));
-                }
-            },
-            positions: Positions::Learned,
-            ..DecoderConfig::default()
-        })
-    }
-
-    /// The model with its rotations, from either form: `rope_theta` beside `rope_scaling`, or both in
-    /// `rope_parameters`.
-    fn rope(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
-        let (name, fields) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
-            (Some(both), _) => ("rope_parameters", Some(both)),
-            (None, scaling) => ("rope_scaling", scaling),
-        };
-        let rope_theta = self.number_or("rope_theta", 1e4)?;
-        let Some(fields) = fields else { return Ok(DecoderConfig { rope_theta, ..model }) };
-        let Some(fields) = fields.as_object() else {
-            return Err(format!("its `{name}` is {fields}, and wants to be an object"));
-        };
-        let rope = Fields(fields);
-        rope.scaling(DecoderConfig { rope_theta, ..model }).map_err(|why| format!("in its `{name}`: {why}"))
-    }
-
-    /// The model with the rotations that these fields of a `rope_parameters` say.
-    pub fn scaling(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
-        if let Some(share) = self.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
-            return Err(format!("`partial_rotary_factor` is {share}, and here heads rotate whole"));
-        }
-        let kind = self.get("rope_type").or(self.get("type")).and_then(Value::as_str).unwrap_or("default");
-        let rope_scaling = match kind {
-            "default" => RopeScaling::None,
-            other => match other.parse() {
-                Ok(scaling) if scaling != RopeScaling::None => scaling,
-                _ => {
-                    return Err(format!(
-                        "its type is {kind:?}, and here there is default, linear, llama3 and yarn"
-                    ));
-                }
-            },
-        };
-        let stretched = rope_scaling != RopeScaling::None;
-        let from_shorter = matches!(rope_scaling, RopeScaling::Llama3 | RopeScaling::Yarn);
-        let attention = self.get("attention_factor").is_some() && rope_scaling == RopeScaling::Yarn;
-        for name in ["mscale", "mscale_all_dim"] {
-            if let Some(value) = self.get(name).filter(|_| rope_scaling == RopeScaling::Yarn) {
-                return Err(format!("`{name}` is {value}, and here there is only `attention_factor`"));
-            }
-        }
-        if self.get("truncate").is_some_and(|value| *value != json!(true)) {
-            return Err("`truncate` is not true, and here bounds are rounded to whole pairs".into());
-        }
-        Ok(DecoderConfig {
-            rope_theta: self.number_or("rope_theta", model.rope_theta)?,
-            rope_scaling,
-            rope_factor: match self.get("factor") {
-                Some(_) if stretched => Some(self.number_or("factor", 1.0)?),
-                _ if stretched => return Err("it has no `factor`".into()),
-                _ => None,
-            },
-            rope_original_context: match from_shorter {
-                true => Some(self.extent_or("original_max_position_embeddings", model.context)?),
-                false => None,
-            },
-            rope_low_freq_factor: self.number_or("low_freq_factor", model.rope_low_freq_factor)?,
-            rope_high_freq_factor: self.number_or("high_freq_factor", model.rope_high_freq_factor)?,
-            rope_beta_fast: self.number_or("beta_fast", model.rope_beta_fast)?,
-            rope_beta_slow: self.number_or("beta_slow", model.rope_beta_slow)?,
-            rope_attention_factor: attention.then(|| self.number_or("attention_factor", 1.0)).transpose()?,
-            ..model
-        })
-    }
-
-    pub fn extent(&self, name: &str) -> Result<usize, String> {
-        let value = self.get(name).ok_or_else(|| format!("it has no `{name}`"))?;
-        let whole = value.as_u64().filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok());
-        whole.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a whole number of 1 or more"))
-    }
-
-    pub fn extent_or(&self, name: &str, default: usize) -> Result<usize, String> {
-        self.get(name).map_or(Ok(default), |_| self.extent(name))
-    }
-
-    pub fn number_or(&self, name: &str, default: f64) -> Result<f64, String> {
-        let Some(value) = self.get(name) else { return Ok(default) };
-        let number = value.as_f64().filter(|x| x.is_finite());
-        number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
-    }
-
-    pub fn flag(&self, name: &str) -> Result<bool, String> {
-        let Some(value) = self.get(name) else { return Ok(false) };
-        value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and wants to be true or false"))
-    }
-
-    /// One token or a list of them.
-    fn tokens(&self, name: &str) -> Result<Vec<u32>, String> {
-        let Some(value) = self.get(name) else { return Ok(vec![]) };
-        let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
-        let tokens = match value {
-            Value::Array(tokens) => tokens.iter().map(token).collect(),
-            one => token(one).map(|token| vec![token]),
-        };
-        tokens.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a token or a list of them"))
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Map;
+
     use super::*;
 
     fn llama() -> Value {

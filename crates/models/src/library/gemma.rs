@@ -7,10 +7,11 @@
 
 use serde_json::{Map, Value, json};
 
+use super::fields::Fields;
+use super::rope;
 use crate::config::{
     Activation, Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling,
 };
-use crate::huggingface::{Fields, rope};
 
 /// The library's own defaults: a file leaves out what equals them, and the files of the 4B do.
 const DEFAULTS: Defaults = Defaults {
@@ -218,7 +219,7 @@ pub(crate) fn write(c: &DecoderConfig, dtype: &str) -> Result<Value, String> {
             c.embed_scale
         ));
     }
-    let (scaling, global) = rope(c);
+    let (scaling, global) = rope::write(c);
     let local_theta = c.rope_local_theta.unwrap_or(c.rope_theta);
     if c.rope_local_theta.is_none() && c.rope_scaling != RopeScaling::None {
         return Err("local layers are stretched as global ones are, and Gemma-3's are not: give model.rope_local_theta".into());
@@ -260,8 +261,10 @@ pub(crate) fn write(c: &DecoderConfig, dtype: &str) -> Result<Value, String> {
 mod tests {
     use super::*;
     use crate::config::{Head, Pooling};
-    use crate::decoder::{Form, build, weight_names};
-    use crate::huggingface;
+    use crate::decoder::build;
+    use crate::library::huggingface;
+    use crate::library::llama::weight_names;
+    use crate::registry::Family;
 
     /// The published file of the 1B.
     fn one_b() -> Value {
@@ -318,7 +321,7 @@ mod tests {
             vocab: 8,
             ..huggingface::read(&one_b()).unwrap().model
         };
-        let graph = build(&small, Form::least(&small));
+        let graph = build(&small, small.least());
         let mut ours: Vec<_> =
             graph.slots.iter().filter(|s| s.class.is_parameter()).map(|s| s.path.clone()).collect();
         let (mut paths, theirs): (Vec<_>, Vec<_>) = weight_names(&small).into_iter().unzip();
