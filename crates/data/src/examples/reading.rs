@@ -13,9 +13,9 @@ use super::template::{CHATML_TOKENS, ChatTemplate};
 use super::wrong::Wrong;
 use crate::error::DataError;
 use crate::formats::{Field, Fields, OnError, Place, Reason, Record, Records, Skipped};
+use crate::order::split::threshold;
 use crate::random::{fingerprint, key};
-use crate::split::threshold;
-use crate::tokenizer::Vocabulary;
+use crate::text::tokenizer::Vocabulary;
 
 /// Rows that are taken at once: enough for every thread, few enough to hold.
 const BATCH_ROWS: usize = 2048;

@@ -13,12 +13,12 @@ use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
 use super::{Example, ExampleTable};
 use crate::error::DataError;
 use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason};
-use crate::inspect::Lengths;
+use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
-use crate::raw::shown;
-use crate::source::{Said, Source};
-use crate::split::Splitter;
-use crate::tokenizer::Vocabulary;
+use crate::text::inspect::Lengths;
+use crate::text::raw::shown;
+use crate::text::source::{Said, Source};
+use crate::text::tokenizer::Vocabulary;
 
 /// What rows are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -327,7 +327,10 @@ fn template(spec: &ExampleSpec, vocabulary: Option<&Vocabulary>) -> Result<Optio
         Some(vocabulary) => {
             vec![("bos_token", spelled(vocabulary.bos())), ("eos_token", spelled(vocabulary.eos()))]
         }
-        None => vec![("bos_token", crate::grammar::BOS.into()), ("eos_token", crate::grammar::EOS.into())],
+        None => vec![
+            ("bos_token", crate::text::synthetic::grammar::BOS.into()),
+            ("eos_token", crate::text::synthetic::grammar::EOS.into()),
+        ],
     };
     let found = beside::find(spec.template.as_deref(), &folders, &fallback, spec.date)?;
     // A run that goes on has the tokeniser that was trained for it.

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::cifar::{Cifar, Label};
-use super::folder::{ENDINGS, unlabelled};
-use super::found::{Found, Wanted};
-use super::paths::{entries, files, has_ending};
 use super::set::ImageSet;
 use super::sets::{ImageSpec, TABLES};
-use super::table::{Columns, table};
-use super::webdataset::webdataset;
+use super::sources::cifar::{Cifar, Label};
+use super::sources::folder::{ENDINGS, unlabelled};
+use super::sources::found::{Found, Wanted};
+use super::sources::paths::{entries, files, has_ending};
+use super::sources::table::{Columns, table};
+use super::sources::webdataset::webdataset;
 use crate::error::DataError;
 
 /// Images in the order they were found.

@@ -14,9 +14,9 @@ use super::stored::{Stored, Trouble};
 use super::view::View;
 use crate::error::DataError;
 use crate::formats::{OnError, Skipped};
-use crate::inspect::Lengths;
-use crate::order::Permutation;
+use crate::order::permutation::Permutation;
 use crate::random::key;
+use crate::text::inspect::Lengths;
 
 /// Images whose headers are read. More would say the same.
 const LOOKED_AT: u64 = 1000;

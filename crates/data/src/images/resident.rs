@@ -11,10 +11,10 @@ use super::set::ImageSet;
 use super::stored::{Stored, Trouble};
 use super::view::View;
 use crate::error::DataError;
-use crate::loader::LoaderOptions;
-use crate::order::Order;
+use crate::examples::updates::ExampleCursor;
+use crate::order::loader::LoaderOptions;
+use crate::order::permutation::Order;
 use crate::random::key;
-use crate::updates::ExampleCursor;
 
 /// All images of a set, of one size: `count * height * width * 3` bytes, laid out as in a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]

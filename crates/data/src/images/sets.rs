@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::cifar::{Cifar, Label};
 use super::decode::MAX_PIXELS;
-use super::folder::folder;
-use super::found::{self, Found, Wanted};
-use super::paths::{self, has_ending};
 use super::set::ImageSet;
+use super::sources::cifar::{Cifar, Label};
+use super::sources::folder::folder;
+use super::sources::found::{self, Found, Wanted};
+use super::sources::paths::{self, has_ending};
+use super::sources::synthetic::{self, Synthetic};
+use super::sources::table::{Columns, table};
+use super::sources::webdataset::webdataset;
 use super::stored::Images;
-use super::synthetic::{self, Synthetic};
-use super::table::{Columns, table};
-use super::webdataset::webdataset;
 use crate::error::DataError;
 use crate::examples::ClassCount;
 use crate::formats::OnError;
 use crate::random::{fingerprint, key};
-use crate::source::Said;
+use crate::text::source::Said;
 
 /// How images lie.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
