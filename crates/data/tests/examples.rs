@@ -1,13 +1,11 @@
 //! Files to examples: every schema and format, what is wrong with rows, classes, sides, lengths.
 
-mod scratch;
-
 use std::slice::from_ref;
 
+use crate::scratch::Scratch;
 use flatout_data::examples::{ExampleSets, ExampleSpec, Task, TooLong, TrainOn, open, spans};
 use flatout_data::formats::OnError;
 use flatout_data::{Example, Source};
-use scratch::Scratch;
 
 fn chat(paths: &[String]) -> ExampleSpec {
     ExampleSpec { path: paths.to_vec(), held_out: 0.0, vocab: 400, ..ExampleSpec::default() }

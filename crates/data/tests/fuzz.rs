@@ -1,14 +1,13 @@
 //! Every parser of this crate, fed with damaged inputs: no panic, no hang, bounded memory, and more where more can be said.
 
-mod archive;
-mod scratch;
-
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::archive;
+use crate::scratch::Scratch;
 use flatout_data::Vocabulary;
 use flatout_data::examples::{ChatTemplate, Conversation, ExampleSpec, Task, open};
 use flatout_data::formats::{
@@ -17,7 +16,6 @@ use flatout_data::formats::{
 };
 use flatout_data::images::{Augment, ImageSet, ImageSpec, View, inspect, open as open_images, ordered};
 use flatout_fuzz::{Limits, feed};
-use scratch::Scratch;
 
 const MOST_BYTES: usize = 4 << 10;
 

@@ -1,18 +1,15 @@
 //! Images from files to pixels: what every form decodes to, and what becomes of everything that can be wrong with one.
 
-mod archive;
-mod scratch;
-
 use std::path::{Path, PathBuf};
 
-use archive::{archive, extra, header, member, padded, record};
+use crate::archive::{archive, extra, header, member, padded, record};
+use crate::scratch::Scratch;
 use flatout_data::formats::{OnError, Reason};
 use flatout_data::images::{
     Augment, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec, View, inspect, open,
     ordered,
 };
 use flatout_data::{DataError, LoaderOptions, Said};
-use scratch::Scratch;
 
 fn pictures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pictures")

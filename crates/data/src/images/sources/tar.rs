@@ -244,7 +244,7 @@ fn pax(mut body: &[u8]) -> Option<Vec<(String, String)>> {
 
 /// Archives for tests.
 #[cfg(test)]
-#[path = "../../../tests/archive/mod.rs"]
+#[path = "../../../tests/archive.rs"]
 mod written;
 
 #[cfg(test)]

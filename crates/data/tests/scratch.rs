@@ -12,7 +12,6 @@ impl Scratch {
         Self(path)
     }
 
-    #[allow(dead_code, reason = "not every test file names the folder itself")]
     pub fn path(&self) -> &Path {
         &self.0
     }
