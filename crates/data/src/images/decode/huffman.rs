@@ -213,7 +213,7 @@ impl Huffman {
         Err("a code is in no table")
     }
 
-    /// The difference of a block's mean from that of the block before it.
+    /// The difference of a block's DC coefficient from that of the block before it.
     #[inline(always)]
     pub fn difference(&self, bits: &mut Bits<'_>) -> Result<i32, Broken> {
         bits.refill();
@@ -226,7 +226,7 @@ impl Huffman {
             }
             _ => {
                 bits.drop(found.bits());
-                // A mean's symbol is its size alone; a table that says otherwise has a run.
+                // The symbol of a DC difference is its size alone; a table that says otherwise has a run.
                 if found.run() != 0 {
                     return Err("a mean has too many bits");
                 }
