@@ -10,7 +10,7 @@ use crate::random::{Uniform, key};
 
 /// How examples may be laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Manner {
+pub struct LayoutOptions {
     /// One after another, or a row each.
     pub is_packed: bool,
     /// In plans of several extents, or all in one.
@@ -19,9 +19,9 @@ pub struct Manner {
     pub is_sorted: bool,
 }
 
-/// What an update is made of.
+/// The size of an update, and the room there is for it at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extents {
+pub struct BatchLimits {
     /// Examples an update.
     pub batch: usize,
     /// Rows of `context` tokens there may be room for at once.
@@ -33,7 +33,7 @@ pub struct Extents {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrangement {
     pub layout: Layout,
-    pub manner: Manner,
+    pub manner: LayoutOptions,
     /// How often an update runs the plan of each shape, in the mean.
     pub runs: Vec<f64>,
     /// Tokens of examples an update, in the mean.
@@ -44,7 +44,7 @@ pub struct Arrangement {
     pub padding_of_rows: f64,
 }
 
-/// Extents of packed plans are multiples of this: kernels work on tiles of so many tokens.
+/// Token counts of packed plans are multiples of this: kernels work on tiles of this many tokens.
 const TILE: usize = 128;
 /// Lengths of padded rows are multiples of this, as matrix units of 8-bit floats want them.
 const LENGTH_STEP: usize = 16;
@@ -55,9 +55,9 @@ const UPDATES: [usize; 2] = [16, 1024];
 /// One more plan is worth it where it saves this share of what is computed.
 const WORTH: f64 = 0.01;
 
-/// The layout of a manner.
-pub fn arrange(lengths: &Lengths, extents: Extents, manner: Manner) -> Arrangement {
-    let Extents { batch, rows, context } = extents;
+/// Chooses the shapes that leave the least padding for these lengths.
+pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Arrangement {
+    let BatchLimits { batch, rows, context } = limits;
     assert!(lengths.longest() <= context, "examples are no longer than the context");
     let updates = drawn(lengths, batch, manner.is_sorted);
     let most = if manner.has_buckets { MOST_SHAPES } else { 1 };
@@ -202,13 +202,13 @@ fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: u
 mod tests {
     use super::*;
 
-    const PACKED: Manner = Manner { is_packed: true, has_buckets: true, is_sorted: false };
-    const BUCKETED: Manner = Manner { is_packed: false, ..PACKED };
-    const SORTED: Manner = Manner { is_sorted: true, ..BUCKETED };
-    const NAIVE: Manner = Manner { has_buckets: false, ..BUCKETED };
+    const PACKED: LayoutOptions = LayoutOptions { is_packed: true, has_buckets: true, is_sorted: false };
+    const BUCKETED: LayoutOptions = LayoutOptions { is_packed: false, ..PACKED };
+    const SORTED: LayoutOptions = LayoutOptions { is_sorted: true, ..BUCKETED };
+    const NAIVE: LayoutOptions = LayoutOptions { has_buckets: false, ..BUCKETED };
 
-    fn arranged(manner: Manner, rows: usize) -> Arrangement {
-        arrange(&Lengths::drawn(200, 512), Extents { batch: 32, rows, context: 512 }, manner)
+    fn arranged(manner: LayoutOptions, rows: usize) -> Arrangement {
+        arrange(&Lengths::drawn(200, 512), BatchLimits { batch: 32, rows, context: 512 }, manner)
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         assert!(small.runs.iter().sum::<f64>() > 3.0 && small.padding < 0.08, "{small:?}");
         // Sorted by length within the update, eight rows at once waste less than thirty-two.
         assert!(arranged(BUCKETED, 8).padding < arranged(BUCKETED, 32).padding);
-        let one_plan = arranged(Manner { has_buckets: false, ..PACKED }, 4);
+        let one_plan = arranged(LayoutOptions { has_buckets: false, ..PACKED }, 4);
         assert_eq!(one_plan.layout.shapes().len(), 1);
         assert!(one_plan.padding > small.padding);
     }
@@ -265,7 +265,7 @@ mod tests {
     fn equal_lengths_need_one_plan() {
         let lengths = Lengths::given(&[64]).unwrap();
         for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
-            let all = arrange(&lengths, Extents { batch: 8, rows: 4, context: 64 }, manner);
+            let all = arrange(&lengths, BatchLimits { batch: 8, rows: 4, context: 64 }, manner);
             assert_eq!((all.layout.shapes().len(), all.padding), (1, 0.0), "{manner:?}");
             assert_eq!(all.runs, [2.0]);
         }
@@ -274,9 +274,9 @@ mod tests {
     #[test]
     fn one_long_example_fits_whatever_the_rest() {
         let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat()).unwrap();
-        let all = arrange(&lengths, Extents { batch: 2, rows: 1, context: 100 }, PACKED);
+        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, PACKED);
         assert_eq!(all.layout.shapes()[0].tokens(), 128);
-        let all = arrange(&lengths, Extents { batch: 2, rows: 1, context: 100 }, BUCKETED);
+        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, BUCKETED);
         assert_eq!(all.layout.shapes()[0], Shape::Padded { rows: 1, len: 100 });
     }
 }

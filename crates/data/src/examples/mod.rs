@@ -42,7 +42,9 @@ pub(crate) use labelled::{Classes, Collected, label_of};
 pub use look::spans;
 pub use mask::TrainOn;
 pub use question::Questions;
-pub use sets::{ClassCount, ExampleSets, ExampleSpec, SetDescription, Task, TooLong, open, open_saying};
+pub use sets::{
+    ClassCount, ExampleKind, ExampleSets, ExampleSpec, SetDescription, TooLong, open, open_reporting,
+};
 pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text};
 
 /// One of them, as it lies in a table.

@@ -7,7 +7,7 @@ use super::conversation::{Dialogue, Schema};
 use super::encoder::Encoder;
 use super::labelled::{Columns, Labelled};
 use super::mask::{Masked, TrainOn, masked, weights};
-use super::sets::{ExampleSpec, Inputs, Task, TooLong};
+use super::sets::{ExampleKind, ExampleSpec, Inputs, TooLong};
 use super::synthetic;
 use super::template::{CHATML_TOKENS, ChatTemplate};
 use super::wrong::Wrong;
@@ -98,8 +98,8 @@ impl Reading<'_> {
                 end: self.spec.rows,
                 seed: self.spec.seed,
                 make: match self.spec.task {
-                    Task::Chat => synthetic::exercise,
-                    Task::Classes => synthetic::pair,
+                    ExampleKind::Chat => synthetic::exercise,
+                    ExampleKind::Classes => synthetic::pair,
                 },
             }]),
             Inputs::Files(files) => files
@@ -147,8 +147,8 @@ impl Reading<'_> {
     fn form(&self, fields: &Fields) -> Result<Form, Wrong> {
         let spec = self.spec;
         match spec.task {
-            Task::Chat => Schema::of(fields).map(Form::Chat),
-            Task::Classes => {
+            ExampleKind::Chat => Schema::of(fields).map(Form::Chat),
+            ExampleKind::Classes => {
                 let given = [spec.text_a.as_deref(), spec.text_b.as_deref(), spec.label.as_deref()];
                 Columns::of(fields, given, !spec.unlabelled).map(Form::Classes)
             }

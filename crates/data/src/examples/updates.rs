@@ -55,7 +55,7 @@ const WINDOW_UPDATES: usize = 50;
 
 /// How a run reads examples.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Reading {
+pub struct UpdateOptions {
     pub seed: u64,
     /// Examples an update.
     pub batch: usize,
@@ -75,13 +75,13 @@ impl Updates {
     /// A cursor of other examples or another seed is refused, and so is a table without examples.
     pub fn new(
         table: Arc<ExampleTable>,
-        reading: Reading,
+        reading: UpdateOptions,
         cursor: ExampleCursor,
     ) -> Result<Updates, DataError> {
         if table.count() == 0 {
             return Err(DataError::input("There is no example to train on: check data.path."));
         }
-        let Reading { seed, batch, layout, is_sorted, class_weights } = reading;
+        let UpdateOptions { seed, batch, layout, is_sorted, class_weights } = reading;
         if cursor.data != mark(&table, seed) {
             return Err(DataError::input(
                 "The examples are not those this run began with (files, template, tokeniser or seed changed), so it \
@@ -226,8 +226,13 @@ mod tests {
     }
 
     fn updates(layout: &Layout, is_sorted: bool, sample: u64) -> Updates {
-        let reading =
-            Reading { seed: 3, batch: 5, layout: layout.clone(), is_sorted, class_weights: vec![1.0, 2.0] };
+        let reading = UpdateOptions {
+            seed: 3,
+            batch: 5,
+            layout: layout.clone(),
+            is_sorted,
+            class_weights: vec![1.0, 2.0],
+        };
         let start = Updates::start(&table(37), 3);
         Updates::new(table(37), reading, ExampleCursor { sample, ..start }).unwrap()
     }
@@ -318,10 +323,10 @@ mod tests {
     #[test]
     fn other_examples_refuse_the_cursor() {
         let layout = layouts()[0].clone();
-        let reading = Reading { seed: 3, batch: 5, layout, is_sorted: false, class_weights: vec![] };
+        let reading = UpdateOptions { seed: 3, batch: 5, layout, is_sorted: false, class_weights: vec![] };
         let of = |table: Arc<ExampleTable>, seed: u64| {
             let cursor = Updates::start(&table, 3);
-            let reading = Reading { seed, ..reading.clone() };
+            let reading = UpdateOptions { seed, ..reading.clone() };
             (Updates::new(table, reading, cursor).err(), Updates::start(&self::table(36), 3))
         };
         assert!(of(table(37), 3).0.is_none());

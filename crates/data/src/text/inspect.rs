@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::corpus::Spec;
 use super::shards::Shards;
-use super::source::{self, Found, Source};
+use super::source::{self, Found, SourceKind};
 use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use crate::error::DataError;
@@ -26,7 +26,7 @@ pub struct Inspection {
     pub documents: u64,
     /// Known where the source holds tokens.
     pub tokens: Option<u64>,
-    pub lengths: Lengths,
+    pub lengths: LengthSummary,
     pub samples: Vec<Sample>,
     /// Documents that cannot be used, by reason: how many, and where first.
     pub unusable: Vec<(String, u64, String)>,
@@ -34,7 +34,7 @@ pub struct Inspection {
 
 /// How long documents are.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Lengths {
+pub struct LengthSummary {
     /// `bytes` or `tokens`.
     pub unit: &'static str,
     pub least: u64,
@@ -51,7 +51,7 @@ pub struct Bar {
     pub documents: u64,
 }
 
-impl Lengths {
+impl LengthSummary {
     pub(crate) fn of(unit: &'static str, mut lengths: Vec<u64>) -> Self {
         lengths.sort_unstable();
         let (Some(least), Some(most)) = (lengths.first().copied(), lengths.last().copied()) else {
@@ -89,7 +89,8 @@ pub struct Sample {
 pub fn inspect(spec: &Spec, samples: usize) -> Result<Inspection, DataError> {
     let read = ReadOptions { on_error: OnError::Skip, ..spec.read.clone() };
     // Text is read here, so that packed files and standard input need no folder.
-    let is_text = spec.source == Source::Text || (spec.source == Source::Auto && source::is_text(&spec.path));
+    let is_text =
+        spec.source == SourceKind::Text || (spec.source == SourceKind::Auto && source::is_text(&spec.path));
     if is_text {
         return text(spec, &read, samples);
     }
@@ -140,7 +141,7 @@ fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, D
         bytes,
         documents: lengths.len() as u64,
         tokens: None,
-        lengths: Lengths::of("bytes", lengths),
+        lengths: LengthSummary::of("bytes", lengths),
         samples: taken.into_iter().map(sample).collect::<Result<_, _>>()?,
         unusable: skipped
             .reasons()
@@ -174,7 +175,7 @@ fn shards(folders: &[Shards], samples: usize) -> Result<Inspection, DataError> {
         bytes: entries().map(|shard| shard.bytes).sum(),
         documents: lengths.len() as u64,
         tokens: Some(lengths.iter().sum()),
-        lengths: Lengths::of("tokens", lengths),
+        lengths: LengthSummary::of("tokens", lengths),
         samples: shown,
         unusable: skipped.map(|(reason, count)| (reason.clone(), *count, String::new())).collect(),
     })
@@ -209,7 +210,7 @@ fn token_files(spec: &Spec, paths: &[PathBuf], samples: usize) -> Result<Inspect
         documents: count,
         tokens: Some(lengths.iter().sum()),
         samples: spread(&*documents, samples as u64, &vocabulary, place)?,
-        lengths: Lengths::of("tokens", lengths),
+        lengths: LengthSummary::of("tokens", lengths),
         unusable: Vec::new(),
     })
 }

@@ -18,9 +18,9 @@ use crate::order::mixture::Joined;
 use crate::order::split::{Sides, threshold};
 use crate::random::{fingerprint, key};
 
-/// What kind of thing is read.
+/// The kinds of sources text is read from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Source {
+pub enum SourceKind {
     /// By what the path names; the synthetic language where there is none.
     #[default]
     Auto,
@@ -33,9 +33,9 @@ pub enum Source {
     Bin,
 }
 
-/// What is told while a source is opened.
+/// Something a user should hear of while a source is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said {
+pub enum OpenEvent {
     /// How far something is that takes long, or where its result is kept.
     Note(String),
     /// Documents that cannot be used were left out: how many, why, and where first.
@@ -76,7 +76,11 @@ fn is_bin(pattern: impl AsRef<str>) -> bool {
 }
 
 /// Looks at what the patterns name. `say` is told what was left out.
-pub(crate) fn find(patterns: &[String], spec: &Spec, say: &mut dyn FnMut(Said)) -> Result<Found, DataError> {
+pub(crate) fn find(
+    patterns: &[String],
+    spec: &Spec,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Found, DataError> {
     if patterns.is_empty() {
         return Err(DataError::input(
             "data.path is empty: give a file, a folder, a pattern such as data/*.jsonl, or - for standard input.",
@@ -89,25 +93,25 @@ pub(crate) fn find(patterns: &[String], spec: &Spec, say: &mut dyn FnMut(Said)) 
     let folders: Vec<Option<PathBuf>> =
         patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
     let kind = match spec.source {
-        Source::Auto if folders.iter().all(Option::is_some) => Source::Shards,
-        Source::Auto if folders.iter().any(Option::is_some) => {
+        SourceKind::Auto if folders.iter().all(Option::is_some) => SourceKind::Shards,
+        SourceKind::Auto if folders.iter().any(Option::is_some) => {
             return Err(DataError::input(
                 "data.path names token shards together with other files: give them as parts of data.mix.",
             ));
         }
-        Source::Auto if patterns.iter().all(is_bin) => Source::Bin,
-        Source::Auto => Source::Text,
+        SourceKind::Auto if patterns.iter().all(is_bin) => SourceKind::Bin,
+        SourceKind::Auto => SourceKind::Text,
         given => given,
     };
     match kind {
-        Source::Shards => {
+        SourceKind::Shards => {
             let open = |(pattern, folder): (&String, Option<PathBuf>)| {
                 Shards::open(&folder.unwrap_or_else(|| PathBuf::from(pattern)))
             };
             let shards = patterns.iter().zip(folders).map(open).collect::<Result<_, _>>()?;
             Ok(Found::Shards(shards))
         }
-        Source::Bin => {
+        SourceKind::Bin => {
             let inside = |pattern: &String| match Path::new(pattern).is_dir() {
                 true => format!("{pattern}/**/*.bin"),
                 false => pattern.clone(),
@@ -116,7 +120,7 @@ pub(crate) fn find(patterns: &[String], spec: &Spec, say: &mut dyn FnMut(Said)) 
             let inputs = formats::find(&patterns, &spec.read)?;
             Ok(Found::TokenFiles(inputs.into_iter().map(|input| input.path).collect()))
         }
-        Source::Text => {
+        SourceKind::Text => {
             let inputs = formats::find(patterns, &spec.read)?;
             if !inputs.iter().all(is_indexable) {
                 return Ok(Found::Packed { patterns: patterns.to_vec(), inputs });
@@ -124,11 +128,11 @@ pub(crate) fn find(patterns: &[String], spec: &Spec, say: &mut dyn FnMut(Said)) 
             let (held_out, cache) = (spec.held_out, spec.cache.as_deref());
             let raw = Raw::open(&inputs, &spec.read, held_out, cache, spec.in_memory_bytes)?;
             if raw.skipped().total() > 0 {
-                say(Said::LeftOut(format!("{}: {}", raw::shown(&inputs), raw.skipped())));
+                say(OpenEvent::LeftOut(format!("{}: {}", raw::shown(&inputs), raw.skipped())));
             }
             Ok(Found::Raw(Box::new(raw)))
         }
-        Source::Auto | Source::Synthetic => unreachable!("the synthetic language has no path"),
+        SourceKind::Auto | SourceKind::Synthetic => unreachable!("the synthetic language has no path"),
     }
 }
 
@@ -197,7 +201,7 @@ impl Found {
         self,
         spec: &Spec,
         vocabulary: &Vocabulary,
-        say: &mut dyn FnMut(Said),
+        say: &mut dyn FnMut(OpenEvent),
     ) -> Result<Opened, DataError> {
         let mut is_endless_text = false;
         let sides = match self {
@@ -240,7 +244,7 @@ fn spool(
     vocabulary: &Vocabulary,
     patterns: &[String],
     inputs: &[Input],
-    say: &mut dyn FnMut(Said),
+    say: &mut dyn FnMut(OpenEvent),
 ) -> Result<PathBuf, DataError> {
     let from_stdin = patterns.iter().any(|pattern| pattern == STDIN);
     let kept = if from_stdin { None } else { spec.cache.as_deref() };
@@ -269,7 +273,7 @@ fn spool(
     let prepared = prepare(&preparation, &mut |progress| {
         if told.elapsed() >= TOLD_EVERY {
             told = Instant::now();
-            say(Said::Note(format!(
+            say(OpenEvent::Note(format!(
                 "tokenising input {} of {}: {:.1}M tokens, {:.2}M a second",
                 progress.input,
                 progress.inputs,
@@ -280,7 +284,7 @@ fn spool(
     })?;
     if prepared.done.is_some() {
         let bytes: u64 = prepared.manifest.shards.iter().map(|shard| shard.bytes).sum();
-        say(Said::Note(format!(
+        say(OpenEvent::Note(format!(
             "{} cannot be read from the middle: its {} tokens are kept in {} ({:.1} MB)",
             raw::shown(inputs),
             prepared.manifest.totals.tokens,
@@ -288,7 +292,7 @@ fn spool(
             bytes as f64 / 1e6
         )));
         if prepared.skipped.total() > 0 {
-            say(Said::LeftOut(format!("{}: {}", raw::shown(inputs), prepared.skipped)));
+            say(OpenEvent::LeftOut(format!("{}: {}", raw::shown(inputs), prepared.skipped)));
         }
     }
     Ok(out)

@@ -11,7 +11,7 @@ use crate::error::DataError;
 use crate::formats::{OnError, Place, Reason, unreadable};
 use crate::images::flaw::{Flaw, Ledger};
 use crate::random::fingerprint;
-use crate::text::source::Said;
+use crate::text::source::OpenEvent;
 
 /// Endings of images that are read, and of others that are not.
 pub(in crate::images) const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
@@ -26,7 +26,7 @@ const DEEPEST: usize = 32;
 pub(in crate::images) fn folder(
     root: &Path,
     on_error: OnError,
-    say: &mut dyn FnMut(Said),
+    say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Found, DataError> {
     let shown = root.display();
     let folders: Vec<PathBuf> = entries(root)?.into_iter().filter(|path| path.is_dir()).collect();
@@ -67,7 +67,7 @@ pub(in crate::images) fn folder(
         )));
     }
     if !empty.is_empty() {
-        say(Said::Note(format!("folders without images are no classes: {}", empty.join(", "))));
+        say(OpenEvent::Note(format!("folders without images are no classes: {}", empty.join(", "))));
     }
     let holder = Holder::Files(paths);
     let (files, names) = (hashes.len(), vec![]);

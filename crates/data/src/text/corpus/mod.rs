@@ -12,14 +12,14 @@ use crate::order::pack::{Frame, Packing, STREAMS, Stream, StreamPosition};
 use crate::order::permutation::Order;
 use crate::random::key;
 use crate::text::raw::IN_MEMORY_BYTES;
-use crate::text::source::{self, Opened, Said, Source};
+use crate::text::source::{self, OpenEvent, Opened, SourceKind};
 use crate::text::synthetic::{Language, Sampled};
 use crate::text::tokenizer::Vocabulary;
 
 /// What to read and how to cut it.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    pub source: Source,
+    pub source: SourceKind,
     /// Files, folders and globs; `-` is standard input. Not for the synthetic language.
     pub path: Vec<String>,
     /// Several sources instead of one.
@@ -54,7 +54,7 @@ pub struct Spec {
 impl Default for Spec {
     fn default() -> Self {
         Self {
-            source: Source::Auto,
+            source: SourceKind::Auto,
             path: Vec::new(),
             mix: Vec::new(),
             read: ReadOptions::default(),
@@ -114,11 +114,11 @@ pub struct Corpus {
 
 /// Reads and splits; tokenises what cannot wait. Everything that is wrong with the data is found here.
 pub fn open(spec: &Spec) -> Result<Corpus, DataError> {
-    open_saying(spec, &mut |_| {})
+    open_reporting(spec, &mut |_| {})
 }
 
 /// As [`open`], and tells what takes long and what was left out.
-pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(Said)) -> Result<Corpus, DataError> {
+pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Corpus, DataError> {
     if spec.context == 0 {
         return Err(DataError::input("A row of 0 tokens teaches nothing: set model.context to at least 1."));
     }
@@ -129,7 +129,7 @@ pub fn open_saying(spec: &Spec, say: &mut dyn FnMut(Said)) -> Result<Corpus, Dat
         )));
     }
     let has_files = !spec.path.is_empty() || !spec.mix.is_empty();
-    if spec.source == Source::Synthetic || (spec.source == Source::Auto && !has_files) {
+    if spec.source == SourceKind::Synthetic || (spec.source == SourceKind::Auto && !has_files) {
         return synthetic(spec);
     }
     let parts = match (spec.mix.as_slice(), spec.path.as_slice()) {

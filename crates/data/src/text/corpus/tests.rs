@@ -145,10 +145,10 @@ fn what_cannot_work_is_refused_before_anything_is_read() {
     assert!(refused(&Spec { held_out: 1.0, ..synthetic() }).contains("data.held_out=1"));
     assert!(refused(&Spec { held_out: f64::NAN, ..synthetic() }).contains("data.held_out=NaN"));
     assert!(
-        refused(&Spec { source: Source::Synthetic, path: vec!["book.txt".into()], ..synthetic() })
+        refused(&Spec { source: SourceKind::Synthetic, path: vec!["book.txt".into()], ..synthetic() })
             .contains("data.source=text")
     );
-    assert!(refused(&Spec { source: Source::Text, ..synthetic() }).contains("data.path is empty"));
+    assert!(refused(&Spec { source: SourceKind::Text, ..synthetic() }).contains("data.path is empty"));
     assert!(refused(&Spec { vocab: 256, ..text(&scratch) }).contains("need 258"));
 }
 
@@ -330,12 +330,12 @@ fn packed_text_is_tokenised_once() {
     let (_, spec) = &forms[2];
     let said = |spec: &Spec| {
         let mut said = Vec::new();
-        open_saying(spec, &mut |one| said.push(one)).unwrap();
+        open_reporting(spec, &mut |one| said.push(one)).unwrap();
         said
     };
     let first = said(spec);
     assert!(
-        matches!(&first[..], [Said::Note(line)] if line.contains("are kept in") && line.contains("MB)")),
+        matches!(&first[..], [OpenEvent::Note(line)] if line.contains("are kept in") && line.contains("MB)")),
         "{first:?}"
     );
     assert!(said(spec).is_empty(), "the second time it is there");
@@ -436,7 +436,8 @@ fn what_cannot_be_trained_on_is_named() {
     let both = [of("shards").path, vec![path.clone()]].concat();
     assert!(refused(&Spec { path: both, ..of("memory") }).contains("parts of data.mix"));
     assert!(
-        refused(&Spec { source: Source::Shards, ..of("memory") }).contains("manifest.json cannot be read")
+        refused(&Spec { source: SourceKind::Shards, ..of("memory") })
+            .contains("manifest.json cannot be read")
     );
     assert!(refused(&Spec { eos: Some(900), tokenizer: None, ..of("bin") }).contains("data.eos=900"));
     let spec = Spec { path: vec![path], mix: of("mix").mix, ..of("mix") };
@@ -448,9 +449,9 @@ fn what_cannot_be_trained_on_is_named() {
     assert!(refused(&Spec { path: vec![bad.clone()], ..of("memory") }).contains("bad.jsonl, line 1"));
     let read = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
     let mut said = Vec::new();
-    open_saying(&Spec { path: vec![bad], read, ..of("memory") }, &mut |one| said.push(one)).unwrap();
+    open_reporting(&Spec { path: vec![bad], read, ..of("memory") }, &mut |one| said.push(one)).unwrap();
     assert!(
-        matches!(&said[..], [Said::LeftOut(line)] if line.contains("1 left out: 1 field not a string (first:")),
+        matches!(&said[..], [OpenEvent::LeftOut(line)] if line.contains("1 left out: 1 field not a string (first:")),
         "{said:?}"
     );
 }
