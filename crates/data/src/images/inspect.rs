@@ -6,7 +6,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::decode::{self, Kind};
+use super::decode::{self, ImageFormat};
 use super::loader::{Bench, make};
 use super::set::ImageSet;
 use super::sets::{ImageDescription, ImageSets};
@@ -98,8 +98,8 @@ fn header(set: &ImageSet, index: u64, buffer: &mut Vec<u8>) -> Result<(&'static 
         Stored::Encoded(bytes) => {
             let header = decode::header(bytes, set.max_pixels)?;
             let kind = match header.kind {
-                Kind::Jpeg => "JPEG",
-                Kind::Png => "PNG",
+                ImageFormat::Jpeg => "JPEG",
+                ImageFormat::Png => "PNG",
             };
             Ok((kind, header.width, header.height))
         }

@@ -10,7 +10,7 @@ use super::decode::MAX_PIXELS;
 use super::set::ImageSet;
 use super::sources::cifar::{Cifar, Label};
 use super::sources::folder::folder;
-use super::sources::found::{self, Found, Wanted};
+use super::sources::found::{self, FoundImages, Wanted};
 use super::sources::paths::{self, has_ending};
 use super::sources::synthetic::{self, Synthetic};
 use super::sources::table::{Columns, table};
@@ -185,7 +185,7 @@ fn look(
     source: ImageSource,
     spec: &ImageSpec,
     say: &mut dyn FnMut(OpenEvent),
-) -> Result<Found, DataError> {
+) -> Result<FoundImages, DataError> {
     let wanted = Wanted::Label(spec.label.as_deref());
     match source {
         ImageSource::Tar => {

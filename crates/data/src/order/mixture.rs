@@ -17,7 +17,7 @@ const SHUFFLE: u64 = 0x6d69_7874_7572_6573;
 
 /// One source of a mixture: documents `base..base + count` of all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct MixtureSource {
     pub base: u64,
     pub count: u64,
     /// The share of the training tokens, of whatever the shares sum to.
@@ -28,7 +28,7 @@ pub(crate) struct Part {
 
 #[derive(Debug)]
 pub(crate) struct Mixture {
-    pub parts: Vec<Part>,
+    pub parts: Vec<MixtureSource>,
     /// For each slot its source, and how many slots of that source come before it.
     slots: Vec<(u16, u32)>,
     /// Slots of each source.
@@ -37,7 +37,7 @@ pub(crate) struct Mixture {
 
 impl Mixture {
     /// Weights are above 0, there are no more parts than slots, and every part has a document.
-    pub(crate) fn new(parts: Vec<Part>) -> Self {
+    pub(crate) fn new(parts: Vec<MixtureSource>) -> Self {
         let rates: Vec<f64> = parts.iter().map(|part| part.weight / part.mean_tokens).collect();
         let turns = apportion(&rates, SLOTS as u32);
         let mut ordered: Vec<u16> = Vec::with_capacity(SLOTS);
@@ -140,7 +140,7 @@ mod tests {
         let mut base = 0;
         let parts = parts.iter().map(|(count, weight, mean_tokens)| {
             base += count;
-            Part { base: base - count, count: *count, weight: *weight, mean_tokens: *mean_tokens }
+            MixtureSource { base: base - count, count: *count, weight: *weight, mean_tokens: *mean_tokens }
         });
         Mixture::new(parts.collect())
     }

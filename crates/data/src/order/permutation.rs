@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::mixture::{Mixture, Part};
+use super::mixture::{Mixture, MixtureSource};
 use crate::random::{key, mix};
 
 /// Which document stands at each position of the series of all epochs. Each source has epochs of its own, and each of
@@ -43,7 +43,7 @@ impl Order {
             Series::One(count) => permuted(*count, self.seed, position),
             Series::Mixed(mixture) => {
                 let (source, position) = mixture.place(position);
-                let Part { base, count, .. } = mixture.parts[source];
+                let MixtureSource { base, count, .. } = mixture.parts[source];
                 // Sources of equal size would otherwise be read in the same order.
                 base + permuted(count, key(self.seed, source as u64 + 1), position)
             }

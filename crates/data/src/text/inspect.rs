@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::corpus::Spec;
 use super::shards::Shards;
-use super::source::{self, Found, SourceKind};
+use super::source::{self, FoundSource, SourceKind};
 use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use crate::error::DataError;
@@ -95,9 +95,9 @@ pub fn inspect(spec: &Spec, samples: usize) -> Result<Inspection, DataError> {
         return text(spec, &read, samples);
     }
     match source::find(&spec.path, &Spec { read, ..spec.clone() }, &mut |_| {})? {
-        Found::Shards(shards) => self::shards(&shards, samples),
-        Found::TokenFiles(paths) => token_files(spec, &paths, samples),
-        Found::Raw(_) | Found::Packed { .. } => unreachable!("text is looked into by itself"),
+        FoundSource::Shards(shards) => self::shards(&shards, samples),
+        FoundSource::TokenFiles(paths) => token_files(spec, &paths, samples),
+        FoundSource::Raw(_) | FoundSource::Packed { .. } => unreachable!("text is looked into by itself"),
     }
 }
 

@@ -48,7 +48,7 @@ const STDIN: &str = "-";
 const TOLD_EVERY: Duration = Duration::from_secs(5);
 
 /// A source that has been looked at: what is wrong with its files is known, but nothing is tokenised.
-pub(crate) enum Found {
+pub(crate) enum FoundSource {
     Shards(Vec<Shards>),
     TokenFiles(Vec<PathBuf>),
     Raw(Box<Raw>),
@@ -80,7 +80,7 @@ pub(crate) fn find(
     patterns: &[String],
     spec: &Spec,
     say: &mut dyn FnMut(OpenEvent),
-) -> Result<Found, DataError> {
+) -> Result<FoundSource, DataError> {
     if patterns.is_empty() {
         return Err(DataError::input(
             "data.path is empty: give a file, a folder, a pattern such as data/*.jsonl, or - for standard input.",
@@ -88,7 +88,7 @@ pub(crate) fn find(
     }
     let from_stdin = patterns.iter().any(|pattern| pattern == STDIN);
     if from_stdin && let Some(spooled) = spec.spool.as_deref().and_then(folder_of) {
-        return Ok(Found::Shards(vec![Shards::open(&spooled)?]));
+        return Ok(FoundSource::Shards(vec![Shards::open(&spooled)?]));
     }
     let folders: Vec<Option<PathBuf>> =
         patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
@@ -109,7 +109,7 @@ pub(crate) fn find(
                 Shards::open(&folder.unwrap_or_else(|| PathBuf::from(pattern)))
             };
             let shards = patterns.iter().zip(folders).map(open).collect::<Result<_, _>>()?;
-            Ok(Found::Shards(shards))
+            Ok(FoundSource::Shards(shards))
         }
         SourceKind::Bin => {
             let inside = |pattern: &String| match Path::new(pattern).is_dir() {
@@ -118,19 +118,19 @@ pub(crate) fn find(
             };
             let patterns: Vec<String> = patterns.iter().map(inside).collect();
             let inputs = formats::find(&patterns, &spec.read)?;
-            Ok(Found::TokenFiles(inputs.into_iter().map(|input| input.path).collect()))
+            Ok(FoundSource::TokenFiles(inputs.into_iter().map(|input| input.path).collect()))
         }
         SourceKind::Text => {
             let inputs = formats::find(patterns, &spec.read)?;
             if !inputs.iter().all(is_indexable) {
-                return Ok(Found::Packed { patterns: patterns.to_vec(), inputs });
+                return Ok(FoundSource::Packed { patterns: patterns.to_vec(), inputs });
             }
             let (held_out, cache) = (spec.held_out, spec.cache.as_deref());
             let raw = Raw::open(&inputs, &spec.read, held_out, cache, spec.in_memory_bytes)?;
             if raw.skipped().total() > 0 {
                 say(OpenEvent::LeftOut(format!("{}: {}", raw::shown(&inputs), raw.skipped())));
             }
-            Ok(Found::Raw(Box::new(raw)))
+            Ok(FoundSource::Raw(Box::new(raw)))
         }
         SourceKind::Auto | SourceKind::Synthetic => unreachable!("the synthetic language has no path"),
     }
@@ -138,15 +138,17 @@ pub(crate) fn find(
 
 /// The tokeniser of all sources: the one that is given, that of the shards, or one trained on a sample of the text.
 /// Token files alone need none: their tokens are known by their numbers.
-pub(crate) fn vocabulary(spec: &Spec, found: &[Found]) -> Result<Vocabulary, DataError> {
+pub(crate) fn vocabulary(spec: &Spec, found: &[FoundSource]) -> Result<Vocabulary, DataError> {
     let shards = || {
-        found.iter().filter_map(|found| if let Found::Shards(shards) = found { Some(shards) } else { None })
+        found
+            .iter()
+            .filter_map(|found| if let FoundSource::Shards(shards) = found { Some(shards) } else { None })
     };
     let (vocabulary, shown) = match (&spec.tokenizer, shards().flatten().next()) {
         (Some(path), _) => (Vocabulary::load(path)?, path.display().to_string()),
         (None, Some(first)) => (first.vocabulary()?, "that of the other shards".into()),
         (None, None) => {
-            let texts = || found.iter().filter(|found| !matches!(found, Found::TokenFiles(_)));
+            let texts = || found.iter().filter(|found| !matches!(found, FoundSource::TokenFiles(_)));
             if texts().next().is_none() {
                 let last = spec.vocab.saturating_sub(1) as u32;
                 let end = spec.eos.unwrap_or(last);
@@ -158,7 +160,7 @@ pub(crate) fn vocabulary(spec: &Spec, found: &[Found]) -> Result<Vocabulary, Dat
                 }
                 return Ok(Vocabulary::from_numbers(spec.vocab, end));
             }
-            let bytes: u64 = texts().map(Found::bytes).sum::<u64>().max(1);
+            let bytes: u64 = texts().map(FoundSource::bytes).sum::<u64>().max(1);
             let mut sample = Vec::new();
             for found in texts() {
                 let share = sample::SAMPLE_BYTES as f64 * found.bytes() as f64 / bytes as f64;
@@ -172,28 +174,28 @@ pub(crate) fn vocabulary(spec: &Spec, found: &[Found]) -> Result<Vocabulary, Dat
     Ok(vocabulary)
 }
 
-impl Found {
+impl FoundSource {
     fn bytes(&self) -> u64 {
         match self {
-            Found::Raw(raw) => raw.bytes(),
-            Found::Packed { inputs, .. } => inputs.iter().map(|input| input.bytes).sum(),
-            Found::Shards(_) | Found::TokenFiles(_) => 0,
+            FoundSource::Raw(raw) => raw.bytes(),
+            FoundSource::Packed { inputs, .. } => inputs.iter().map(|input| input.bytes).sum(),
+            FoundSource::Shards(_) | FoundSource::TokenFiles(_) => 0,
         }
     }
 
     fn sample(&self, spec: &Spec, budget: u64) -> Result<Vec<String>, DataError> {
         match self {
-            Found::Raw(raw) => raw.sample(budget),
-            Found::Packed { patterns, .. } if patterns.iter().any(|pattern| pattern == STDIN) => {
+            FoundSource::Raw(raw) => raw.sample(budget),
+            FoundSource::Packed { patterns, .. } if patterns.iter().any(|pattern| pattern == STDIN) => {
                 Err(DataError::input(
                     "Standard input can be read only once, so no tokeniser can be trained on it first: give \
                      data.tokenizer, or prepare it with `flatout data prepare -`.",
                 ))
             }
-            Found::Packed { inputs, .. } => {
+            FoundSource::Packed { inputs, .. } => {
                 sample::of_inputs(inputs, &spec.read, threshold(spec.held_out), budget)
             }
-            Found::Shards(_) | Found::TokenFiles(_) => Ok(Vec::new()),
+            FoundSource::Shards(_) | FoundSource::TokenFiles(_) => Ok(Vec::new()),
         }
     }
 
@@ -205,13 +207,13 @@ impl Found {
     ) -> Result<Opened, DataError> {
         let mut is_endless_text = false;
         let sides = match self {
-            Found::Raw(raw) => raw.tokenized(vocabulary, spec.in_memory_bytes)?,
-            Found::Shards(shards) => joined(shards, spec)?,
-            Found::Packed { patterns, inputs } => {
+            FoundSource::Raw(raw) => raw.tokenized(vocabulary, spec.in_memory_bytes)?,
+            FoundSource::Shards(shards) => joined(shards, spec)?,
+            FoundSource::Packed { patterns, inputs } => {
                 let folder = spool(spec, vocabulary, &patterns, &inputs, say)?;
                 joined(vec![Shards::open(&folder)?], spec)?
             }
-            Found::TokenFiles(paths) => {
+            FoundSource::TokenFiles(paths) => {
                 let eos = spec.eos.or_else(|| spec.tokenizer.is_some().then(|| vocabulary.eos()));
                 is_endless_text = eos.is_none();
                 let options =

@@ -13,7 +13,7 @@ use super::colours::colours;
 use super::huffman::{Bits, Broken, Huffman, Scan};
 use super::inverse::{Portable, Transform, reduced, steps};
 use super::progressive::{Blocks, coefficients};
-use crate::images::resample::{Part, byte};
+use crate::images::resample::{Region, byte};
 use crate::images::view::Crop;
 
 /// The pixels of a component that cover what is seen, and where in them that is.
@@ -24,7 +24,7 @@ pub(in crate::images) struct Plane {
     /// Rows are this far apart.
     pub stride: usize,
     pub bytes: Vec<u8>,
-    pub part: Part,
+    pub part: Region,
 }
 
 thread_local! {
@@ -413,7 +413,7 @@ impl<'a> Made<'a> {
                 stride,
                 // Every group that is seen is made, so every byte is written.
                 bytes: spare(stride * rows),
-                part: Part {
+                part: Region {
                     left: crop.left as f64 * scale.0 - first.0 as f64,
                     top: crop.top as f64 * scale.1 - first.1 as f64,
                     width: crop.width as f64 * scale.0,

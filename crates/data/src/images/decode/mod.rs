@@ -48,24 +48,24 @@ const OTHERS: [(&[u8], usize, &str); 9] = [
 /// What a header says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    pub kind: Kind,
+    pub kind: ImageFormat,
     /// Upright.
     pub width: usize,
     pub height: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum ImageFormat {
     Jpeg,
     Png,
 }
 
-fn kind(bytes: &[u8]) -> Result<Kind, Flaw> {
+fn kind(bytes: &[u8]) -> Result<ImageFormat, Flaw> {
     if bytes.starts_with(&[0xff, 0xd8]) {
-        return Ok(Kind::Jpeg);
+        return Ok(ImageFormat::Jpeg);
     }
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
-        return Ok(Kind::Png);
+        return Ok(ImageFormat::Png);
     }
     if bytes.is_empty() {
         return Err(Flaw::new(Reason::BrokenImage, "the image has no bytes"));
@@ -87,8 +87,8 @@ fn kind(bytes: &[u8]) -> Result<Kind, Flaw> {
 pub(super) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
     let kind = kind(bytes)?;
     let read = contained(|| match kind {
-        Kind::Jpeg => jpeg::size(bytes, max_pixels),
-        Kind::Png => png::size(bytes, max_pixels),
+        ImageFormat::Jpeg => jpeg::size(bytes, max_pixels),
+        ImageFormat::Png => png::size(bytes, max_pixels),
     });
     let (width, height) = read.unwrap_or_else(|panic| Err(broken(&panic)))?;
     Ok(Header { kind, width, height })
@@ -99,8 +99,8 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
     let kind = kind(bytes)?;
     // Decoders are fuzzed, and still another program's: a panic in one is a broken image, not the end of a run.
     let decoded = contained(|| match kind {
-        Kind::Jpeg => jpeg::decode(bytes, max_pixels, out),
-        Kind::Png => png::decode(bytes, max_pixels, out),
+        ImageFormat::Jpeg => jpeg::decode(bytes, max_pixels, out),
+        ImageFormat::Png => png::decode(bytes, max_pixels, out),
     });
     decoded.unwrap_or_else(|panic| Err(broken(&panic)))
 }
@@ -119,7 +119,7 @@ pub(super) struct Jpeg<'a> {
 impl<'a> Jpeg<'a> {
     /// `None` for images of other kinds, and for those that are not stored upright.
     pub fn of(bytes: &'a [u8], max_pixels: u64) -> Result<Option<Self>, Flaw> {
-        if kind(bytes)? != Kind::Jpeg {
+        if kind(bytes)? != ImageFormat::Jpeg {
             return Ok(None);
         }
         let Some((width, height)) = jpeg::upright(bytes, max_pixels)? else { return Ok(None) };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::encoded::Holder;
-use super::found::{Found, Labels};
+use super::found::{FoundImages, Labels};
 use super::paths::{entries, files, has_ending};
 use crate::error::DataError;
 use crate::formats::{OnError, Place, Reason, unreadable};
@@ -27,7 +27,7 @@ pub(in crate::images) fn folder(
     root: &Path,
     on_error: OnError,
     say: &mut dyn FnMut(OpenEvent),
-) -> Result<Found, DataError> {
+) -> Result<FoundImages, DataError> {
     let shown = root.display();
     let folders: Vec<PathBuf> = entries(root)?.into_iter().filter(|path| path.is_dir()).collect();
     if folders.is_empty() {
@@ -71,11 +71,11 @@ pub(in crate::images) fn folder(
     }
     let holder = Holder::Files(paths);
     let (files, names) = (hashes.len(), vec![]);
-    Ok(Found { kind: "folder", files, holder, labels, names, hashes, skipped: ledger.skipped })
+    Ok(FoundImages { kind: "folder", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 
 /// Every image of files and at any depth of folders, whatever it is.
-pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Result<Found, DataError> {
+pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Result<FoundImages, DataError> {
     let mut ledger = Ledger::new(on_error);
     let mut paths: Vec<Box<Path>> = Vec::new();
     for word in words {
@@ -96,7 +96,7 @@ pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Resu
         paths.iter().map(|path| fingerprint(path.as_os_str().as_encoded_bytes())).collect();
     let (files, labels, names) = (hashes.len(), Labels::default(), vec![]);
     let holder = Holder::Files(paths);
-    Ok(Found { kind: "files", files, holder, labels, names, hashes, skipped: ledger.skipped })
+    Ok(FoundImages { kind: "files", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 
 fn at(path: &Path) -> Place {

@@ -19,7 +19,7 @@ pub(in crate::images) enum Wanted<'a> {
     Nothing,
 }
 
-pub(in crate::images) struct Found {
+pub(in crate::images) struct FoundImages {
     pub kind: &'static str,
     pub files: usize,
     pub holder: Holder,
@@ -84,11 +84,15 @@ impl Labels {
 }
 
 /// The classes of all that was found: those that are given, or the labels of the training images.
-pub(in crate::images) fn classes(given: &[String], found: &Found, shown: &str) -> Result<Classes, DataError> {
+pub(in crate::images) fn classes(
+    given: &[String],
+    found: &FoundImages,
+    shown: &str,
+) -> Result<Classes, DataError> {
     if given.is_empty() { found.labels.classes(shown) } else { Classes::given(given) }
 }
 
-impl Found {
+impl FoundImages {
     /// Everything that tells these images from others, but for their bytes: names, order, labels.
     pub fn mark(&self) -> u64 {
         let labels = self.labels.names.iter().map(|(name, _)| fingerprint(name.as_bytes()));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::encoded::Holder;
-use super::found::{Found, Labels, Wanted};
+use super::found::{FoundImages, Labels, Wanted};
 use crate::error::DataError;
 use crate::examples::label_of;
 use crate::formats::{self, Field, OnError, ReadOptions, Reason, Records};
@@ -27,7 +27,7 @@ pub(in crate::images) fn table(
     words: &[String],
     columns: &Columns<'_>,
     on_error: OnError,
-) -> Result<Found, DataError> {
+) -> Result<FoundImages, DataError> {
     let options = ReadOptions { on_error, ..ReadOptions::default() };
     let mut ledger = Ledger::new(on_error);
     let (mut paths, mut labels, mut hashes): (Vec<Box<Path>>, _, _) =
@@ -98,5 +98,5 @@ pub(in crate::images) fn table(
     }
     let holder = Holder::Files(paths);
     let (files, names) = (inputs.len(), vec![]);
-    Ok(Found { kind: "table", files, holder, labels, names, hashes, skipped: ledger.skipped })
+    Ok(FoundImages { kind: "table", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use super::archive_index::{ArchiveIndex, Of};
 use super::encoded::{Archive as Opened, Holder, Member};
 use super::folder::{ENDINGS, OTHER_ENDINGS};
-use super::found::{Found, Labels, Wanted};
+use super::found::{FoundImages, Labels, Wanted};
 use super::tar::{Archive, Entry, Next};
 use crate::error::DataError;
 use crate::examples::label_of;
@@ -33,7 +33,7 @@ pub(in crate::images) fn webdataset(
     wanted: Wanted<'_>,
     on_error: OnError,
     cache: Option<&Path>,
-) -> Result<Found, DataError> {
+) -> Result<FoundImages, DataError> {
     if let Some(packed) = paths.iter().find(|path| path.extension().is_some_and(|ending| ending != "tar")) {
         return Err(DataError::input(format!(
             "{} is no .tar file, and samples of one that is packed cannot be reached in any order: unpack it (for \
@@ -67,7 +67,7 @@ pub(in crate::images) fn webdataset(
         )));
     }
     let holder = Holder::Members { archives, members };
-    Ok(Found { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
+    Ok(FoundImages { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
 }
 
 /// What is in an archive: as it was kept, or looked through now and kept. A cache that cannot be written is done without. Names

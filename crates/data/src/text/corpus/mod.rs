@@ -7,7 +7,7 @@ use crate::error::DataError;
 use crate::formats::ReadOptions;
 use crate::order::documents::{Documents, TokenCount};
 use crate::order::loader::{Cursor, Loader, LoaderOptions, Rows};
-use crate::order::mixture::{Joined, Mixture, Part};
+use crate::order::mixture::{Joined, Mixture, MixtureSource};
 use crate::order::pack::{Frame, Packing, STREAMS, Stream, StreamPosition};
 use crate::order::permutation::Order;
 use crate::random::key;
@@ -182,7 +182,7 @@ fn mixture(side: &[Arc<dyn Documents>], parts: &[MixPart], frame: Frame) -> Mixt
         let count = documents.count().expect("files have an end");
         let tokens = documents.tokens().expect("files have an end").tokens;
         base += count;
-        (count > 0).then(|| Part {
+        (count > 0).then(|| MixtureSource {
             base: base - count,
             count,
             weight: part.weight,

@@ -119,7 +119,7 @@ static SPELLED: LazyLock<[char; 256]> = LazyLock::new(|| {
 
 /// What the expression asks of a character.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CharacterClass {
     Letter,
     Number,
     Space,
@@ -148,21 +148,21 @@ static LETTERS: LazyLock<Ranges> = LazyLock::new(|| Ranges::of(r"\p{L}"));
 static NUMBERS: LazyLock<Ranges> = LazyLock::new(|| Ranges::of(r"\p{N}"));
 static SPACES: LazyLock<Ranges> = LazyLock::new(|| Ranges::of(r"\s"));
 
-fn kind(character: char) -> Kind {
+fn kind(character: char) -> CharacterClass {
     match character {
-        'a'..='z' | 'A'..='Z' => Kind::Letter,
-        '0'..='9' => Kind::Number,
-        ' ' | '\t'..='\r' => Kind::Space,
-        '\0'..='\x7f' => Kind::Other,
-        other if LETTERS.have(other) => Kind::Letter,
-        other if NUMBERS.have(other) => Kind::Number,
-        other if SPACES.have(other) => Kind::Space,
-        _ => Kind::Other,
+        'a'..='z' | 'A'..='Z' => CharacterClass::Letter,
+        '0'..='9' => CharacterClass::Number,
+        ' ' | '\t'..='\r' => CharacterClass::Space,
+        '\0'..='\x7f' => CharacterClass::Other,
+        other if LETTERS.have(other) => CharacterClass::Letter,
+        other if NUMBERS.have(other) => CharacterClass::Number,
+        other if SPACES.have(other) => CharacterClass::Space,
+        _ => CharacterClass::Other,
     }
 }
 
 /// Bytes at the beginning of `text` that are all of a kind.
-fn run(text: &str, wanted: Kind) -> usize {
+fn run(text: &str, wanted: CharacterClass) -> usize {
     text.char_indices().find(|(_, character)| kind(*character) != wanted).map_or(text.len(), |(at, _)| at)
 }
 
@@ -180,11 +180,11 @@ fn word_bytes(text: &str) -> usize {
     let space = usize::from(bytes[0] == b' ');
     if let Some(first) = text[space..].chars().next() {
         let kind = kind(first);
-        if kind != Kind::Space {
+        if kind != CharacterClass::Space {
             return space + run(&text[space..], kind);
         }
     }
-    let spaces = run(text, Kind::Space);
+    let spaces = run(text, CharacterClass::Space);
     if spaces == text.len() {
         return spaces;
     }
