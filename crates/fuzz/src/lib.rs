@@ -4,8 +4,8 @@
 //! An input is a function of the seeds and a number, so whatever fails can be made again:
 //!
 //! ```text
-//! FLATOUT_FUZZ_SECONDS=3600 cargo test --release -p flatout-data --test fuzz     an hour a parser instead of two seconds
-//! FLATOUT_FUZZ_CASE=123456 cargo test -p flatout-data --test fuzz jsonl          one input again
+//! FLATOUT_FUZZ_SECONDS=3600 cargo test --release -p flatout-data --test main fuzz::  an hour a parser
+//! FLATOUT_FUZZ_CASE=123456 cargo test -p flatout-data --test main fuzz::jsonl       one input again
 //! ```
 #![forbid(unsafe_code)]
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use distance::relative;
-use flatout_data::{Lengths, Reading, Updates, drawn_examples};
+use flatout_data::{Lengths, UpdateOptions, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
 use flatout_models::library::llama::weight_names;
@@ -78,7 +78,7 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let (seed, vocab) = (config.train.seed, config.model.decoder().vocab);
     let drawn = drawn_examples(&Lengths::drawn(16, config.model.decoder().context), [40, 0], seed, vocab);
     let table = Arc::new(drawn.expect("examples").train);
-    let reading = Reading {
+    let reading = UpdateOptions {
         seed,
         batch: config.train.batch,
         layout: arrangement.layout,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use tokenizers::{PostProcessorWrapper, Tokenizer};
 
 use crate::error::DataError;
-use crate::tokenizer::Vocabulary;
+use crate::text::tokenizer::Vocabulary;
 
 /// A token and the bytes of the text it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::cifar::{Cifar, Label};
-use super::folder::{ENDINGS, unlabelled};
-use super::found::{Found, Wanted};
-use super::paths::{entries, files, has_ending};
 use super::set::ImageSet;
 use super::sets::{ImageSpec, TABLES};
-use super::table::{Columns, table};
-use super::webdataset::webdataset;
+use super::sources::cifar::{Cifar, Label};
+use super::sources::folder::{ENDINGS, unlabelled};
+use super::sources::found::{FoundImages, Wanted};
+use super::sources::paths::{entries, files, has_ending};
+use super::sources::table::{Columns, table};
+use super::sources::webdataset::webdataset;
 use crate::error::DataError;
 
 /// Images in the order they were found.
@@ -39,7 +39,7 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
         let hash = images.hash;
         return Ok(opened(ImageSet::whole(Arc::new(images), hash), vec![], None, spec));
     }
-    let mut found: Found = match (holds(&["tar"])?, !first.is_dir() && holds(&TABLES)?) {
+    let mut found: FoundImages = match (holds(&["tar"])?, !first.is_dir() && holds(&TABLES)?) {
         (true, _) => webdataset(&files(words, &["tar"])?, Wanted::Nothing, spec.on_error, None)?,
         (false, true) => {
             let (image, root) = (spec.image.as_deref(), spec.root.as_deref());

@@ -17,14 +17,14 @@ use super::seen::seen;
 use super::set::ImageSet;
 use super::stored::Trouble;
 use super::view::View;
-use crate::documents::Spent;
 use crate::error::DataError;
+use crate::examples::updates::ExampleCursor;
 use crate::formats::{OnError, Place, Skipped};
-use crate::loader::LoaderOptions;
-use crate::order::Order;
+use crate::order::documents::Spent;
+use crate::order::loader::LoaderOptions;
+use crate::order::permutation::Order;
+use crate::order::stall::Waited;
 use crate::random::key;
-use crate::stall::Waited;
-use crate::updates::ExampleCursor;
 
 /// Images as they are fed.
 #[derive(Debug, Clone, Default, PartialEq)]

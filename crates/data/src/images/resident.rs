@@ -11,10 +11,10 @@ use super::set::ImageSet;
 use super::stored::{Stored, Trouble};
 use super::view::View;
 use crate::error::DataError;
-use crate::loader::LoaderOptions;
-use crate::order::Order;
+use crate::examples::updates::ExampleCursor;
+use crate::order::loader::LoaderOptions;
+use crate::order::permutation::Order;
 use crate::random::key;
-use crate::updates::ExampleCursor;
 
 /// All images of a set, of one size: `count * height * width * 3` bytes, laid out as in a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl PartLoader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::resample::{Part, resample};
+    use crate::images::resample::{Region, resample};
     use crate::images::stored::Picture;
     use crate::images::{Augment, ImageLoader, ImageSpec, open};
 
@@ -143,7 +143,7 @@ mod tests {
                 let rgb = &table.pixels[part[0] as usize * image..][..image];
                 let [left, top, width, height] = [1, 2, 3, 4].map(|i| f64::from(part[i]));
                 let mut out = vec![0; pixels.len()];
-                let part = Part { left, top, width, height, is_flipped: part[5] == 1 };
+                let part = Region { left, top, width, height, is_flipped: part[5] == 1 };
                 resample(Picture { width: table.width, height: table.height, rgb }, part, 9, 11, &mut out);
                 assert_eq!(out, pixels);
             }

@@ -2,7 +2,7 @@
 
 use super::decode::{Jpeg, decode};
 use super::flaw::Flaw;
-use super::resample::{Part, resample, resample_planes};
+use super::resample::{Region, resample, resample_planes};
 use super::stored::{Picture, Stored};
 use super::view::{Crop, View};
 
@@ -32,9 +32,9 @@ pub(super) fn seen(
     Ok(())
 }
 
-fn part(crop: Crop) -> Part {
+fn part(crop: Crop) -> Region {
     let [left, top, width, height] = [crop.left, crop.top, crop.width, crop.height].map(|side| side as f64);
-    Part { left, top, width, height, is_flipped: crop.is_flipped }
+    Region { left, top, width, height, is_flipped: crop.is_flipped }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use flatout_data::Manner;
+use flatout_data::LayoutOptions;
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::linear_attention::LinearAttend;
 use flatout_ir::ops::product::{self, Compute};
@@ -46,7 +46,7 @@ pub struct Prepared {
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
     /// How examples are laid out; none where rows are equally long.
-    pub lengths: Option<Manner>,
+    pub lengths: Option<LayoutOptions>,
     /// Images are known to lie decoded and to be of one size.
     pub decoded: bool,
 }
@@ -383,7 +383,7 @@ fn packing(plans: &PlanSet, prepared: Prepared) -> &'static str {
 fn length_buckets(plans: &PlanSet, prepared: Prepared) -> &'static str {
     match (prepared.lengths, plans.grads().count()) {
         (None, _) => NOTHING_UNEQUAL,
-        (Some(Manner { is_sorted: true, .. }), _) => "on",
+        (Some(LayoutOptions { is_sorted: true, .. }), _) => "on",
         (Some(_), 1) => "off",
         (Some(_), _) => WITHIN_UPDATES,
     }

@@ -1,6 +1,6 @@
 //! How examples of unequal length are laid out: what `packing` and `length_buckets` come to for a config.
 
-use flatout_data::{Arrangement, Extents, Layout, Lengths, Manner, Shape, arrange};
+use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Lengths, Shape, arrange};
 use flatout_ir::Graph;
 use flatout_models::form::{Documents, Form};
 
@@ -43,9 +43,9 @@ pub(crate) fn arranged(
             "`length_buckets=on` has nothing to do with `packing=on`, which leaves no row to fill up: leave one out"
         );
     }
-    let extents = Extents { batch: config.train.batch, rows, context };
+    let extents = BatchLimits { batch: config.train.batch, rows, context };
     let of = |is_packed: bool| {
-        let manner = Manner { is_packed, has_buckets: buckets != Choose::Off, is_sorted };
+        let manner = LayoutOptions { is_packed, has_buckets: buckets != Choose::Off, is_sorted };
         arrange(&lengths, extents, manner)
     };
     let mut chosen = vec![];

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
-use flatout_data::{Corpus, Cursor, Loader, LoaderOptions, MixPart, Said, Source as Kind, Spec, open_saying};
+use flatout_data::{
+    Corpus, Cursor, Loader, LoaderOptions, MixPart, OpenEvent, SourceKind, Spec, open_reporting,
+};
 
 use crate::Failure;
 use crate::UserError;
@@ -20,7 +22,7 @@ pub fn corpus(config: &Config, run: Option<&Path>) -> Result<Corpus, Failure> {
 pub fn corpus_saying(
     config: &Config,
     run: Option<&Path>,
-    say: &mut dyn FnMut(Said),
+    say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Corpus, Failure> {
     if config.data.task != Task::Text {
         return Err(Failure::User(UserError(format!(
@@ -28,7 +30,7 @@ pub fn corpus_saying(
             config.data.task
         ))));
     }
-    Ok(open_saying(&spec(config, run), say)?)
+    Ok(open_reporting(&spec(config, run), say)?)
 }
 
 /// The config's data section as the reader of data takes it.
@@ -45,13 +47,13 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
     };
     let source = match (data.source, data.format) {
         // A format of tokens says what the files are, whatever their names.
-        (Source::Auto, FileFormat::U16 | FileFormat::U32) => Kind::Bin,
-        (Source::Auto, _) if format.is_some() => Kind::Text,
-        (Source::Auto, _) => Kind::Auto,
-        (Source::Synthetic, _) => Kind::Synthetic,
-        (Source::Text, _) => Kind::Text,
-        (Source::Shards, _) => Kind::Shards,
-        (Source::Bin, _) => Kind::Bin,
+        (Source::Auto, FileFormat::U16 | FileFormat::U32) => SourceKind::Bin,
+        (Source::Auto, _) if format.is_some() => SourceKind::Text,
+        (Source::Auto, _) => SourceKind::Auto,
+        (Source::Synthetic, _) => SourceKind::Synthetic,
+        (Source::Text, _) => SourceKind::Text,
+        (Source::Shards, _) => SourceKind::Shards,
+        (Source::Bin, _) => SourceKind::Bin,
     };
     let part = |part: &crate::config::MixPart| MixPart { path: part.path.0.clone(), weight: part.weight };
     Spec {

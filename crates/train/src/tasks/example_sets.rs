@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use flatout_data::Said;
+use flatout_data::OpenEvent;
 use flatout_data::examples::{
-    Date, ExampleSets, ExampleSpec, Task as Kind, TooLong as Long, TrainOn as Learned, open_saying,
+    Date, ExampleKind, ExampleSets, ExampleSpec, TooLong as Long, TrainOn as Learned, open_reporting,
 };
 
 use crate::Failure;
@@ -19,9 +19,9 @@ pub fn example_sets(
     config: &Config,
     run: Option<&Path>,
     fold: Option<(usize, usize)>,
-    say: &mut dyn FnMut(Said),
+    say: &mut dyn FnMut(OpenEvent),
 ) -> Result<ExampleSets, Failure> {
-    Ok(open_saying(&ExampleSpec { fold, ..spec(config, run) }, say)?)
+    Ok(open_reporting(&ExampleSpec { fold, ..spec(config, run) }, say)?)
 }
 
 /// The config's data section as the reader of examples takes it. The task is not `text`.
@@ -35,12 +35,12 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
     let template_folders = run.into_iter().chain(beside).map(|folder| folder.join(BESIDE)).collect();
     ExampleSpec {
         task: match data.task {
-            Task::Classes => Kind::Classes,
-            Task::Chat => Kind::Chat,
+            Task::Classes => ExampleKind::Classes,
+            Task::Chat => ExampleKind::Chat,
             Task::Text | Task::Images => unreachable!("documents are opened as a corpus"),
         },
         source: match data.source() {
-            Source::Synthetic => flatout_data::Source::Synthetic,
+            Source::Synthetic => flatout_data::SourceKind::Synthetic,
             _ => documents.source,
         },
         path: documents.path,

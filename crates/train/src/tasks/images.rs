@@ -11,7 +11,7 @@ use flatout_data::images::{
     self, Augment, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
     PartLoader, View,
 };
-use flatout_data::{ExampleCursor, LoaderOptions, Said};
+use flatout_data::{ExampleCursor, LoaderOptions, OpenEvent};
 use flatout_ir::ops::resample::PART;
 use flatout_ir::passes::input_path;
 use flatout_ir::random::philox;
@@ -60,7 +60,7 @@ fn spec(config: &Config) -> ImageSpec {
     }
 }
 
-pub fn open(config: &Config, say: &mut dyn FnMut(Said)) -> Result<ImageSets, Failure> {
+pub fn open(config: &Config, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, Failure> {
     Ok(images::open(&spec(config), say)?)
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use flatout_data::examples::ExampleSets;
 use flatout_data::images::{ByteTable, ImageSets};
 use flatout_data::{
-    Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, Rows, Said, Shape, Vocabulary,
-    drawn_examples, once,
+    Corpus, Description, ExampleTable, Floor, Layout, Lengths, MicroBatch, OpenEvent, Rows, Shape,
+    Vocabulary, drawn_examples, once,
 };
 
 use crate::Failure;
@@ -39,7 +39,11 @@ const DRAWN: usize = 8192;
 
 impl Material {
     /// Opens what a config names; `say` is told what takes long and what was left out.
-    pub fn open(config: &Config, run: Option<&Path>, say: &mut dyn FnMut(Said)) -> Result<Material, Failure> {
+    pub fn open(
+        config: &Config,
+        run: Option<&Path>,
+        say: &mut dyn FnMut(OpenEvent),
+    ) -> Result<Material, Failure> {
         if config.data.task == Task::Images {
             return Ok(Material::Images(images::open(config, say)?));
         }

@@ -2,7 +2,7 @@
 
 use flatout_data::images::{ImageLoader, PartLoader};
 use flatout_data::{
-    Arrangement, ExampleCursor, ExampleTable, Loader, MicroBatch, Reading, Rows, Updates, Waited,
+    Arrangement, ExampleCursor, ExampleTable, Loader, MicroBatch, Rows, UpdateOptions, Updates, Waited,
 };
 use flatout_models::images::TABLE;
 use serde_json::Value;
@@ -130,7 +130,7 @@ impl Supply {
             }
             (Material::Examples(Examples { train, .. }), Some(Arrangement { layout, manner, .. })) => {
                 let (seed, batch) = (config.train.seed, config.train.batch);
-                let reading = Reading {
+                let reading = UpdateOptions {
                     seed,
                     batch,
                     layout: layout.clone(),

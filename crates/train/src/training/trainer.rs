@@ -6,7 +6,7 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flatout_data::{Said, Waited};
+use flatout_data::{OpenEvent, Waited};
 use flatout_ir::{Class, Role};
 pub use flatout_runtime::Laps;
 use flatout_runtime::{Posted, Session};
@@ -106,8 +106,8 @@ pub fn train(
     laps.lap("plans");
     let mut left_out = Vec::new();
     let material = Material::open(config, Some(run.dir()), &mut |said| match said {
-        Said::Note(said) => notice(Notice::Data(said)),
-        Said::LeftOut(said) => left_out.push(said),
+        OpenEvent::Note(said) => notice(Notice::Data(said)),
+        OpenEvent::LeftOut(said) => left_out.push(said),
     })?;
     laps.lap("data");
     let mut measured = config.clone();
