@@ -144,7 +144,7 @@ fn plans_share_everything_but_their_inputs() {
     let several = compiled(&config(&["packing=on", "micro_batch=12"])).plans;
     let one = compiled(&config(&["packing=on", "length_buckets=off", "micro_batch=12"])).plans;
     let grads: Vec<Role> = several.grads().map(|plan| plan.role).collect();
-    assert!(grads.len() > 1 && grads.iter().copied().eq((0..grads.len()).map(Role::GRAD)), "{grads:?}");
+    assert!(grads.len() > 1 && grads.iter().copied().eq((0..grads.len()).map(Role::Grad)), "{grads:?}");
     assert_eq!(one.grads().count(), 1);
     let persistent = |plans: &PlanSet| -> usize {
         let of = |class| plans.slots.iter().filter(move |s| s.class == class && !s.is_whole);
