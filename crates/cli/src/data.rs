@@ -14,8 +14,8 @@ use flatout_train::UserError;
 use flatout_train::config::{FileFormat, OnError, Task};
 use flatout_train::machine;
 use flatout_train::recipes;
-use flatout_train::tasks::corpus::corpus_saying;
-use flatout_train::tasks::example_sets::example_sets;
+use flatout_train::tasks::examples::example_sets;
+use flatout_train::tasks::text::corpus_saying;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
 
@@ -278,7 +278,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
     if config.data.task == Task::Images {
-        let sets = flatout_train::tasks::images::open(&config, &mut |said| {
+        let sets = flatout_train::tasks::images::sets(&config, &mut |said| {
             let (OpenEvent::Note(said) | OpenEvent::LeftOut(said)) = said;
             screen.note(format!("data     {said}"));
         })?;

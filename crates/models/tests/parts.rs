@@ -40,13 +40,13 @@ fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
 /// Sums of gradients and loss, by the oracle on the plain graph and by a compiled plan, which agree.
 fn gradients(g: &Graph) -> HashMap<String, Vec<f64>> {
     let want = oracle::run(&differentiate(g).graph, &values(g)).writes;
-    let programs = [Program { role: Role::Grad, graph: g.clone() }];
+    let programs = [Program { role: Role::GRAD, graph: g.clone() }];
     let mut run = Interpreter::new(compile(&programs, &paper(), &Options::default()).expect("a plan"));
     for (path, value) in values(g) {
         let class = g.slot(g.find_slot(&path).expect("a slot")).class;
-        run.set(&if class == Class::Input { input_path(Role::Grad, &path) } else { path }, &value);
+        run.set(&if class == Class::Input { input_path(Role::GRAD, &path) } else { path }, &value);
     }
-    run.run(Role::Grad);
+    run.run(Role::GRAD);
     for (path, value) in &want {
         let off = distance(&run.get(path), value);
         assert!(off < 2e-6, "{path} is off by {off:e}");

@@ -23,7 +23,8 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::export::{Export, Width, export};
-use flatout_train::weights::pretrained::{self, Loaded};
+use flatout_train::weights::loaded::Loaded;
+use flatout_train::weights::pretrained;
 use small_run::train_in;
 
 fn fixture(name: &str) -> PathBuf {

@@ -18,7 +18,7 @@ use flatout_train::infer::generate::{Generator, Room};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::initial;
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 use small_run::{config, train_in};
 
 const CONTEXT: usize = 160;

@@ -11,8 +11,8 @@ use distance::relative;
 use flatout_data::{Lengths, UpdateOptions, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
-use flatout_models::library::llama::weight_names;
 use flatout_measure::bench;
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
 use flatout_train::device::Device;
@@ -23,9 +23,10 @@ use flatout_train::run;
 use flatout_train::run::events::{Event, Start, Step};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::tasks::supply::Batch;
+use flatout_train::tasks::batch::{Draw, Inputs};
+use flatout_train::tasks::examples;
 use flatout_train::training::trainer::{Notice, train};
-use flatout_train::training::update::{Draw, accumulate};
+use flatout_train::training::update::accumulate;
 use flatout_train::weights::initial;
 
 /// On the L2 distance of every tensor of the gradient.
@@ -88,11 +89,13 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let start = Updates::start(&table, seed);
     let mut updates = Updates::new(table, reading, start).expect("updates");
     let mut shapes = vec![];
+    let inputs = Inputs::of(session.plans(), Role::GRAD);
     // The second has examples from the end of one epoch and the beginning of the next in turn.
     for step in 0..4 {
         for part in updates.next_update().parts {
             shapes.push(part.shape);
-            accumulate(&mut session, &Batch::Examples(part), Draw { seed, step }).expect("gradients");
+            let batch = examples::batch(Role::Grad(part.shape), part, &inputs);
+            accumulate(&mut session, &batch, Draw { seed, step }).expect("gradients");
         }
     }
     let paths = weight_names(config.model.decoder()).into_iter().map(|(ours, _)| gradient_path(&ours));

@@ -21,7 +21,7 @@ use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
-use flatout_train::tasks::corpus::corpus;
+use flatout_train::tasks::text::corpus;
 use flatout_train::weights::initial;
 
 /// On the L2 distance of the whole gradient, and of every tensor of it.

@@ -6,9 +6,9 @@ mod small_run;
 use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_ir::{Op, Options, PlanSet, Program, Recompute, Role, compile as compile_programs};
+use flatout_measure::bench;
 use flatout_models::decoder::build;
 use flatout_models::form::{Documents, Form};
-use flatout_measure::bench;
 use flatout_runtime::cpu;
 use flatout_train::config::switches::{AttentionKernel, Autotune, Class, Precision, Switch, TABLE};
 use flatout_train::resolve::active;

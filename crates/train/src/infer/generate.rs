@@ -17,7 +17,7 @@ use crate::UserError;
 use crate::device::Device;
 use crate::infer::sampling::{Sampling, draw};
 use crate::refuse;
-use crate::weights::pretrained::Loaded;
+use crate::weights::loaded::Loaded;
 
 /// A model with its cache.
 pub struct Generator {

@@ -14,7 +14,7 @@ use crate::UserError;
 use crate::device::Device;
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, header};
-use crate::weights::pretrained::Loaded;
+use crate::weights::loaded::Loaded;
 
 /// Reads rows of token ids: a JSON list of lists.
 pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {

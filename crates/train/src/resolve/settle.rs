@@ -15,11 +15,11 @@ use crate::config::switches::{
     TABLE, Toggle,
 };
 use crate::refuse;
-use crate::resolve::adapters;
 use crate::resolve::fp8_layers;
 use crate::resolve::groups;
 use crate::resolve::recompute_layers;
 use crate::tasks::image_table;
+use crate::weights::adapters;
 
 /// What `auto` chose for a switch, and why.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]

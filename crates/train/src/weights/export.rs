@@ -20,14 +20,16 @@ use serde_json::{Map, Value, json};
 
 use crate::Failure;
 use crate::UserError;
+use crate::config::pattern::matches;
 use crate::config::{DEFAULT_ADAPTER, Task};
 use crate::refuse;
-use crate::resolve::adapters::also_trains;
-use crate::resolve::groups::matches;
+use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
+use crate::weights::adapters::also_trains;
+use crate::weights::loaded::Loaded;
 use crate::weights::peft::{self, Trained};
 use crate::weights::pretrained::folder::{CONFIG, INDEX, PROCESSOR, SINGLE};
-use crate::weights::pretrained::{BESIDE, Loaded, Weights, folder, narrow, parameters};
+use crate::weights::pretrained::{Weights, folder, narrow, parameters};
 use flatout_data::durable::{self, about};
 
 choice! {

@@ -20,8 +20,8 @@ use crate::Failure;
 use crate::UserError;
 use crate::config::{self, AdapterGroup, AdapterGroups, AdapterKind, Config};
 use crate::refuse;
-use crate::resolve::adapters::also_trains;
 use crate::run::checkpoint::{Dtype, TensorFile, header};
+use crate::weights::adapters::also_trains;
 use crate::weights::pretrained::{Place, Weights, parameters};
 use flatout_data::durable;
 

@@ -18,8 +18,8 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::Failure;
 use crate::UserError;
 use crate::refuse;
-use crate::resolve::adapters::merge;
 use crate::run::checkpoint::{Dtype, TensorFile};
+use crate::weights::adapters::merge;
 use crate::weights::initial::{leaves, values};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.

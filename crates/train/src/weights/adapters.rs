@@ -6,9 +6,9 @@ use flatout_ir::{Adapter, Graph, Slot};
 use rayon::prelude::*;
 
 use crate::UserError;
+use crate::config::pattern::matches;
 use crate::config::{AdapterGroup, AdapterKind, Config, nearest};
 use crate::refuse;
-use crate::resolve::groups::matches;
 use crate::weights::peft;
 
 /// The adapters a config asks for beside the weights of a model, in the order of the model. Of several groups of one
@@ -139,13 +139,12 @@ fn check_pattern(
 mod tests {
     use super::*;
     use crate::recipes::resolve;
-    use crate::resolve::compile::model_for;
 
     fn adapters(overrides: &[&str]) -> Result<Vec<Adapter>, UserError> {
         let overrides: Vec<String> =
             ["model.layers=2", "adapter.kind=lora"].iter().chain(overrides).map(|s| s.to_string()).collect();
         let config = resolve("tiny", &[], &overrides)?;
-        of(&config, &model_for(&config, 1, true))
+        of(&config, &config.model.build(config.model.least()))
     }
 
     #[test]

@@ -3,17 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
-use flatout_ir::{Program, Role, compile};
-use flatout_runtime::Session;
 
-use super::{Pretrained, Source, Weights, open};
-use crate::Failure;
 use crate::UserError;
 use crate::config::{Config, Layers};
-use crate::device::Device;
-use crate::resolve::settle::settle;
 use crate::run;
-use crate::weights::initial;
+use crate::weights::pretrained::{Pretrained, Source, Weights, open};
 
 /// What the commands that use a model take.
 pub struct Loaded {
@@ -89,19 +83,6 @@ impl Loaded {
             place: checkpoint.map_or(description.folder, |whole| whole.path),
             dir,
         })
-    }
-
-    /// Compiles programs in the precision of the config and fills a session with the weights.
-    pub fn session(&mut self, device: &Device, programs: &[Program]) -> Result<Session, Failure> {
-        let target = &device.target(&self.config.switches);
-        let settled = settle(&self.config, target, &programs[0].graph)?;
-        let mut session = device.session(compile(programs, target, &settled.options)?, &settled)?;
-        self.weights.load(&mut session, |_| true)?;
-        initial::write_tables(&mut session)?;
-        if session.plans().plan(Role::Derive).is_some() {
-            session.run(Role::Derive)?;
-        }
-        Ok(session)
     }
 }
 
