@@ -1,4 +1,4 @@
-//! Which extents plans should have, so that lengths as they are leave little padding.
+//! Chooses the shapes of plans so that examples of the given lengths leave little padding.
 //!
 //! Some updates are drawn from the lengths and laid out in one shape as large as allowed; what micro-batches then hold is
 //! known, and at most four extents are taken that leave the least of them empty.
@@ -146,7 +146,7 @@ fn drawn(lengths: &Lengths, batch: usize, is_sorted: bool) -> Vec<Vec<usize>> {
     all.chunks(batch).map(<[usize]>::to_vec).collect()
 }
 
-/// The extents, largest first and at most so many, that leave the least of the wanted ones empty. Fewer where more save
+/// At most `most` extents, largest first, that leave the least of the wanted ones empty. Fewer where more save
 /// next to nothing.
 fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: usize) -> Vec<usize> {
     wanted.sort_unstable();

@@ -1,5 +1,6 @@
-//! Examples out of the synthetic language, of lengths that are drawn: to measure and to try fine-tuning on without a
-//! download.
+//! Examples of the synthetic language with lengths drawn from a distribution.
+//!
+//! They serve to measure fine-tuning, and to try it without a download.
 
 use super::lengths::Lengths;
 use super::{Example, ExampleTable};

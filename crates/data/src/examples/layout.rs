@@ -137,7 +137,7 @@ pub struct MicroBatch {
     pub tokens: Vec<i32>,
     /// The token to predict; -1 where there is none.
     pub targets: Vec<i32>,
-    /// What the prediction counts in the loss.
+    /// The weight of the prediction in the loss.
     pub weights: Vec<f32>,
     /// The position within the example.
     pub positions: Vec<i32>,
@@ -147,7 +147,7 @@ pub struct MicroBatch {
     pub samples: Vec<u64>,
     /// The class of each example; -1 where it has none. As many as there is room for.
     pub labels: Vec<i32>,
-    /// What each class counts in the loss.
+    /// The weight of each class in the loss.
     pub label_weights: Vec<f32>,
 }
 

@@ -1,4 +1,4 @@
-//! What the loss sees of an example, in spans.
+//! Spans of an example: which are trained on and which are only read.
 
 use super::Example;
 use crate::text::inspect::Span;

@@ -1,4 +1,4 @@
-//! Examples: what fine-tuning learns from one by one. An instruction with its answer, or a text or pair with its class.
+//! Examples for fine-tuning: conversations, and texts or pairs with a class, laid out in micro-batches.
 //!
 //! All of a set is in memory, tokenised: lengths are known before anything is laid out, and an epoch is a permutation.
 //!
@@ -51,7 +51,7 @@ pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text}
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Example<'a> {
     pub tokens: &'a [u32],
-    /// What predicting `tokens[i]` from those before it counts in the loss; 0 for what is only read. The first token is
+    /// The weight in the loss of predicting `tokens[i]` from those before it; 0 for what is only read. The first token is
     /// predicted from nothing and counts 0.
     pub weights: &'a [f32],
     /// The class of the whole, where classes are learned.

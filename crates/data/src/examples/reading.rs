@@ -44,7 +44,7 @@ pub(super) struct Draft {
     pub place: Place,
 }
 
-/// What became of a row.
+/// The outcome of reading a row.
 enum Fate {
     Drafts(Vec<Draft>, u64),
     TooLong,
@@ -398,7 +398,7 @@ fn group_hash(fields: &Fields, group: &str) -> Result<u64, Wrong> {
     Ok(key(0x6772_6f75, fingerprint(named.as_bytes())))
 }
 
-/// What folds are told apart by, other than shares: the same rows are not always the first to be held out.
+/// Mixed into the hash for folds, so that the rows that shares hold out first are not always the first fold.
 const FOLD: u64 = 0x666f_6c64;
 
 pub(super) fn is_held_out(spec: &ExampleSpec, hash: u64) -> bool {

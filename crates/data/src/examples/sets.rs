@@ -1,4 +1,4 @@
-//! A specification of examples opened: rows read, written out by their template, tokenised, split.
+//! Opens a specification of examples: rows read, written out by their template, tokenised, split.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::text::raw::shown;
 use crate::text::source::{OpenEvent, SourceKind};
 use crate::text::tokenizer::Vocabulary;
 
-/// What rows are.
+/// The kind of example that rows hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ExampleKind {
     /// Conversations, or prompts with what follows them.
@@ -30,7 +30,7 @@ pub enum ExampleKind {
     Classes,
 }
 
-/// What to do about an example of more tokens than there is room for.
+/// The policy for an example of more tokens than there is room for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TooLong {
     /// Its end is left out; an example that has nothing to learn then is left out whole.
@@ -40,7 +40,7 @@ pub enum TooLong {
     Fail,
 }
 
-/// What to read, and what becomes of it.
+/// A specification of examples: the files to read and how.
 #[derive(Debug, Clone)]
 pub struct ExampleSpec {
     pub task: ExampleKind,
@@ -130,7 +130,7 @@ pub struct ExampleSets {
     pub mark: String,
 }
 
-/// What was read, in numbers.
+/// The numbers of an opened set.
 #[derive(Debug, Clone, Serialize)]
 pub struct SetDescription {
     /// The form of the rows, of every file that has another one than the file before it.
@@ -280,7 +280,7 @@ fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(OpenEvent)) 
     }
 }
 
-/// What rows come from.
+/// The source of rows.
 pub(super) enum Inputs {
     Files(Vec<formats::Input>),
     Made,

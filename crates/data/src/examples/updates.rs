@@ -22,7 +22,7 @@ use crate::random::{fingerprint, key};
 pub struct ExampleCursor {
     /// The place of the next example in the series.
     pub sample: u64,
-    /// What the place refers to: examples and seed. Others have another mark and refuse the cursor.
+    /// The hash of what the position refers to: examples and seed. Others have another mark and refuse the cursor.
     pub data: String,
 }
 
@@ -62,7 +62,7 @@ pub struct UpdateOptions {
     pub layout: Layout,
     /// Whether examples of like length share an update.
     pub is_sorted: bool,
-    /// What each class counts in the loss; 1 where none is given.
+    /// The weight of each class in the loss; 1 where none is given.
     pub class_weights: Vec<f32>,
 }
 
@@ -139,7 +139,7 @@ impl Updates {
     }
 }
 
-/// Every example of a table once, in its order and laid out, so many at most; for evaluation.
+/// Lays out every example of a table once, in its order, up to a limit; for evaluation.
 pub fn once(table: &ExampleTable, most: usize, layout: &Layout, class_weights: &[f32]) -> Vec<MicroBatch> {
     let examples: Vec<usize> = (0..table.count().min(most)).collect();
     let samples: Vec<u64> = examples.iter().map(|index| *index as u64).collect();

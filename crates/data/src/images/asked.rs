@@ -1,4 +1,4 @@
-//! Images that a model is asked about: of every kind of source, and no label is wanted.
+//! Images to classify: of every kind of source, without labels.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct AskedImages {
     pub set: ImageSet,
     /// Where each is: the path of a file, of a member behind its archive's, or a record's number behind its file's.
     pub names: Vec<String>,
-    /// What could not be used, in words, where that is allowed and there is any.
+    /// Images that could not be used, in words, where that is allowed and there are any.
     pub left_out: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! A look into images: how many of which kind, how large, what cannot be used, and how fast one core makes them ready.
+//! Inspects images: formats, sizes, classes, unusable ones, and how fast one core decodes them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

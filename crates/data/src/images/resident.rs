@@ -1,5 +1,6 @@
-//! Small sets as one table of bytes, to stay where they are used, and what every sample sees of it: instead of pixels,
-//! six numbers a sample cross the bus.
+//! A small set as one table of bytes that stays on the device, and the crop of every sample.
+//!
+//! Instead of pixels, six numbers a sample cross the bus.
 
 use std::sync::Arc;
 
@@ -54,8 +55,8 @@ impl ByteTable {
     }
 }
 
-/// What samples see of a table, from a cursor on, without end: the same parts of the same images, in the same order, as a
-/// loader of the same set, view and seed gives, whose cursors it shares.
+/// The crops that samples take of a table, from a cursor on, without end: the same parts of the same images, in the
+/// same order, as a loader of the same set, view and seed gives, whose cursors it shares.
 pub struct PartLoader {
     set: Arc<ImageSet>,
     view: View,

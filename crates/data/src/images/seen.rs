@@ -46,8 +46,8 @@ mod tests {
         std::fs::read(format!("{}/tests/pictures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
     }
 
-    /// What is seen where only that is decoded, against the same part of the whole picture: the largest difference of a
-    /// byte and the mean one.
+    /// A view of which only the needed part is decoded, against the same part of the whole picture: the largest
+    /// difference of a byte and the mean one.
     fn difference(name: &str, view: &View, key: u64) -> (u8, f64) {
         let bytes = picture(name);
         let mut out = [vec![0; view.width * view.height * 3], vec![0; view.width * view.height * 3]];

@@ -1,4 +1,4 @@
-//! A specification of images opened: what lies there found out, classes named, sides drawn.
+//! Opens a specification of images: recognises the source, names the classes, splits training and held-out.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub enum ImageSource {
     Tar,
 }
 
-/// What to read, and what becomes of it.
+/// A specification of images: the files to read and how.
 #[derive(Debug, Clone)]
 pub struct ImageSpec {
     pub source: ImageSource,
@@ -100,7 +100,7 @@ pub struct ImageSets {
     pub description: ImageDescription,
 }
 
-/// What was found, in numbers.
+/// The numbers of an opened set.
 #[derive(Debug, Clone, Serialize)]
 pub struct ImageDescription {
     /// `synthetic`, `CIFAR`, `folder`, `table` or `WebDataset`.
@@ -109,7 +109,7 @@ pub struct ImageDescription {
     pub train: u64,
     pub held_out: u64,
     pub classes: Vec<ClassCount>,
-    /// What cannot be used, by reason: how many, and where first.
+    /// Images that cannot be used, by reason: how many, and where first.
     pub unusable: Vec<(String, u64, String)>,
 }
 
@@ -155,7 +155,7 @@ pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSet
 
 pub(super) const TABLES: [&str; 8] = ["jsonl", "ndjson", "csv", "tsv", "parquet", "pq", "gz", "zst"];
 
-/// What the first word names.
+/// Recognises the kind of source that the first word names.
 fn settled(words: &[String]) -> Result<ImageSource, DataError> {
     let path = Path::new(&words[0]);
     if !path.is_dir() {

@@ -1,4 +1,4 @@
-//! What packing needs to know of a source: numbered documents, as tokens.
+//! The interface of a source of documents: numbered documents, as tokens.
 
 use std::time::Duration;
 

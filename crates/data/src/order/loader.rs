@@ -24,7 +24,8 @@ pub struct Cursor {
     /// The global index of the next row.
     pub row: u64,
     pub streams: [StreamPosition; STREAMS],
-    /// What the positions refer to: data, tokeniser and seed. Other data has another mark and refuses the cursor.
+    /// The hash of what the positions refer to: data, tokeniser and seed. Other data has another mark and refuses the
+    /// cursor.
     pub data: String,
 }
 
@@ -52,7 +53,7 @@ pub struct Rows {
     pub tokens: Vec<i32>,
     /// The token to predict; -1 where there is none.
     pub targets: Vec<i32>,
-    /// What the prediction counts in the loss: 1, or 0 where there is no target.
+    /// The weight of the prediction in the loss: 1, or 0 where there is no target.
     pub weights: Vec<f32>,
     /// The position within the segment.
     pub positions: Vec<i32>,
@@ -95,7 +96,7 @@ pub struct Loader {
     failed: Option<DataError>,
 }
 
-/// What once through the data is measured in.
+/// The unit that one pass through the data is measured in.
 #[derive(Debug, Clone, Copy)]
 enum Epoch {
     /// Frames included.
@@ -111,7 +112,7 @@ struct Packed {
     row: Option<Row>,
     /// Where its stream goes on after it.
     position: StreamPosition,
-    /// What it cost.
+    /// The time it cost.
     spent: Spent,
     packing: Duration,
 }

@@ -8,7 +8,7 @@ use super::documents::{Documents, Spent};
 use super::permutation::Order;
 use crate::error::DataError;
 
-/// Rows come from this many streams in turn, always: so many threads can pack at once, and nothing depends on how
+/// Rows come from this many streams in turn, always: this many threads can pack at once, and nothing depends on how
 /// many do.
 pub const STREAMS: usize = 8;
 
@@ -20,8 +20,8 @@ pub(crate) struct Packing {
     pub frame: Frame,
 }
 
-/// What packing puts around every document. A vocabulary with one token for both ends puts it at the end only. Without
-/// an end, what follows a document is not its continuation, and its last token predicts nothing.
+/// The tokens that packing puts around every document. A vocabulary with one token for both ends puts it at the end
+/// only. Without an end, what follows a document is not its continuation, and its last token predicts nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub bos: Option<u32>,
@@ -86,7 +86,7 @@ pub(crate) struct Stream {
     position: StreamPosition,
     /// The document at `position`, framed; empty until it is needed.
     current: Vec<u32>,
-    /// What making documents has cost since `take_spent`.
+    /// The time documents have cost since `take_spent`.
     spent: Spent,
 }
 
@@ -143,7 +143,7 @@ impl Stream {
         self.current.capacity() * size_of::<u32>()
     }
 
-    /// What documents have cost since this was last asked.
+    /// The time documents have cost since this was last asked.
     pub(crate) fn take_spent(&mut self) -> Spent {
         std::mem::take(&mut self.spent)
     }

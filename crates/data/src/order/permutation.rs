@@ -1,4 +1,4 @@
-//! The order of documents: a permutation an epoch, computed by index, never stored.
+//! The order of documents: one permutation per epoch, computed by index, never stored.
 
 use std::sync::Arc;
 

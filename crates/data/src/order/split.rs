@@ -1,6 +1,7 @@
-//! Which documents are held out: by the hash of their content alone. A document that occurs twice is on the same side
-//! twice, and neither the seed, nor the names of the files, nor the form they are stored in, nor documents added later
-//! move one to the other side.
+//! Splits documents into training and held-out ones by the hash of their content alone.
+//!
+//! A document that occurs twice is on the same side twice, and neither the seed, nor the names of the files, nor the
+//! format they are stored in, nor documents added later move one to the other side.
 
 use std::sync::Arc;
 

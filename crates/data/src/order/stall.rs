@@ -1,5 +1,4 @@
-//! How long a trainer stood still for want of rows and what its loader was doing meanwhile; and how much memory the
-//! loader holds.
+//! The time a trainer waited for its loader, by what the loader did meanwhile, and the memory a loader holds.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +23,7 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// What a wait of `total` was for, when the row that was waited for cost `spent` and `packing`. Whatever exceeds
+    /// Divides a wait of `total` by cause, when the row that was waited for cost `spent` and `packing`. Whatever exceeds
     /// the cost is time in which the thread did not run.
     pub(crate) fn new(total: Duration, spent: Spent, packing: Duration) -> Self {
         let cost = spent.reading + spent.tokenising + spent.decoding + packing;
@@ -38,13 +37,13 @@ impl Waited {
         };
         let (reading, tokenising, decoding) =
             (share(spent.reading), share(spent.tokenising), share(spent.decoding));
-        // What is left, not one more share: rounding must not make the parts differ from the whole.
+        // The remainder, not one more share: rounding must not make the parts differ from the whole.
         let packing = working.saturating_sub(reading + tokenising + decoding);
         let scheduling = total.saturating_sub(reading + tokenising + decoding + packing);
         Self { total, reading, tokenising, decoding, packing, scheduling }
     }
 
-    /// What was waited since it was `before`.
+    /// The time waited since it was `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             total: self.total - before.total,

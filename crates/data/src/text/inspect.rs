@@ -1,4 +1,4 @@
-//! A look into data: how much there is, how long documents are, what they say, and what the loss sees of them.
+//! Inspects data: how much there is, how long documents are, samples of them, and which tokens are trained on.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::order::documents::{Documents, Spent};
 use crate::order::loader::Rows;
 use crate::random::fingerprint;
 
-/// What a source holds.
+/// The contents of a source.
 #[derive(Debug, Clone, Serialize)]
 pub struct Inspection {
     /// `text`, `shards` or `bin`.
@@ -247,7 +247,7 @@ pub struct Span {
     pub text: String,
 }
 
-/// What the loss sees of row `row`: its tokens and the one after it, each trained or only read. The first token of a
+/// Row `row` as the loss sees it: its tokens and the one after it, each trained or only read. The first token of a
 /// row is only read: it was predicted at the end of the row before it in its stream.
 pub fn spans(vocabulary: &Vocabulary, rows: &Rows, row: usize) -> Vec<Span> {
     let of = row * rows.context..(row + 1) * rows.context;

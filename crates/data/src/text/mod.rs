@@ -1,4 +1,4 @@
-//! Text as tokens: where documents come from, the tokenisers, and what a specification opens to.
+//! Text as tokens: sources of documents, tokenisers, token shards, and a corpus behind `open`.
 //!
 //! ```text
 //! synthetic   a language of our own, with a known floor   (grammar: its words and phrases; chain: its entropies)

@@ -1,4 +1,4 @@
-//! What a path names, found and opened: text files, packed text, token shards, or other trainers' token files.
+//! Opens what a path names: text files, packed text, token shards, or other trainers' token files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -240,7 +240,7 @@ fn joined(shards: Vec<Shards>, spec: &Spec) -> Result<Sides, DataError> {
 }
 
 /// Tokenises text that cannot be read from the middle into shards: standard input beside the run, files in the cache.
-/// What is there from an earlier run is used, and what was interrupted is completed.
+/// Shards of an earlier run are used, and an interrupted run is completed.
 fn spool(
     spec: &Spec,
     vocabulary: &Vocabulary,
@@ -268,7 +268,7 @@ fn spool(
         read: spec.read.clone(),
         shard_tokens: SHARD_TOKENS,
         workers: spec.workers,
-        // What standard input gave an earlier attempt cannot be had again, and is of no use without the rest.
+        // The standard input of an earlier attempt cannot be had again, and is of no use without the rest.
         restart: from_stdin,
     };
     let mut told = Instant::now();

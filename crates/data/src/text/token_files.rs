@@ -37,7 +37,7 @@ pub(crate) struct BinOptions {
     pub vocabulary: u64,
 }
 
-/// What a file's first bytes and size say: where tokens begin, how many there are, their width.
+/// The layout by a file's first bytes and size: where tokens begin, how many there are, their width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     start: u64,

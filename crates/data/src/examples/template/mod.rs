@@ -29,7 +29,7 @@ const MOST_OUTPUT_BYTES: usize = 64 << 20;
 const MOST_SOURCE_BYTES: usize = 1 << 20;
 const NAME: &str = "chat";
 
-/// What stands around learned text until it is cut out: characters that no text may have, by Unicode's own rule.
+/// Marks around learned text until they are cut out: characters that no text may have, by Unicode's own rule.
 const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 /// Stands for an answer where the place of answers is looked for.
@@ -69,7 +69,7 @@ pub fn template_text(given: &str) -> Result<String, DataError> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rendered {
     pub text: String,
-    /// What stood inside `{% generation %}`, in bytes of the text.
+    /// The ranges inside `{% generation %}`, in bytes of the text.
     pub generated: Vec<Range<usize>>,
 }
 
@@ -259,7 +259,7 @@ fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
 }
 
-/// What an error says, in a line.
+/// The message of an error, in a line.
 fn said(error: &Error) -> String {
     let detail = error.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
     let line = error.line().map(|line| format!(", line {line} of the template")).unwrap_or_default();

@@ -51,7 +51,7 @@ struct Indexed {
     end: usize,
 }
 
-/// What changes when a file does.
+/// Numbers that change when a file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Version {
     pub bytes: u64,

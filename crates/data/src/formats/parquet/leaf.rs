@@ -13,7 +13,7 @@ pub(super) const FLOAT: i64 = 4;
 pub(super) const DOUBLE: i64 = 5;
 const DELTA_BINARY_PACKED: i64 = 5;
 
-/// What one value is; `None` for text that is not UTF-8.
+/// One value; `None` for text that is not UTF-8.
 type Value = Option<Field>;
 
 /// A column that holds values, read page by page.

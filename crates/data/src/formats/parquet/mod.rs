@@ -1,5 +1,7 @@
-//! Parquet, as far as texts, conversations and labels need it: pages of both forms, packed with snappy, gzip,
-//! zstd or not at all, values plain, by dictionary or as differences.
+//! Parquet, as far as texts, conversations and labels need it.
+//!
+//! Pages of both versions are read, packed with snappy, gzip, zstd or not at all, their values plain, by dictionary or
+//! as differences.
 //!
 //! ```text
 //! thrift    how metadata is written

@@ -315,7 +315,7 @@ pub(super) fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u
         Codec::Zstd => through(Compression::Zstd, packed)?,
         Codec::Snappy if size == 0 && packed.is_empty() => Vec::new(),
         Codec::Snappy => {
-            // What snappy states is checked before it is allocated: three bytes give 64 at the most.
+            // The size that snappy states is checked before it is allocated: three bytes give 64 at the most.
             let stated = snap::raw::decompress_len(&packed).map_err(|_| wrong())?;
             if stated != size || stated / 22 > packed.len() {
                 return Err(wrong());

@@ -20,7 +20,7 @@ const MOST_VALUES: usize = 1 << 20;
 const LIST: (i64, i16) = (3, 3);
 const MAP: (i64, i16) = (1, 2);
 
-/// What is put together from the columns below.
+/// A value that is put together from the columns below.
 enum NodeForm {
     /// The number of the leaf.
     Value(usize),
@@ -30,7 +30,7 @@ enum NodeForm {
     Map(Repeated),
 }
 
-/// What repeats, and the levels of its elements: the repetition they go on with, the definition they are there with.
+/// A repeated value, and the levels of its elements: the repetition they go on with, the definition they are there with.
 struct Repeated {
     element: Box<Node>,
     repeated: u8,
@@ -148,7 +148,7 @@ impl Rows {
     }
 }
 
-/// What a row took so far.
+/// The bytes and values a row took so far.
 #[derive(Default)]
 struct Taken {
     values: usize,

@@ -1,6 +1,8 @@
-//! The JPEG that nearly all photographs are: one scan, or progressive, grey or luminance and two colours. Only what a view
-//! needs of it is made: blocks outside the part that is seen are read over, rows below it are not read, and each
-//! component is transformed at the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels for every one of the view.
+//! A JPEG decoder for baseline and progressive photographs that decodes only what a view needs.
+//!
+//! It reads one scan or progressive ones, grey or luminance and two colours; others go to the library's decoder.
+//! Blocks outside the part that is seen are read over, rows below it are not read, and each component is transformed at
+//! the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels for every one of the view.
 //!
 //! Components stay planes of their own size. They are scaled one by one and become colours at the size of the view, which
 //! is the same as doing so before, but for rounding and for colours out of range in between.
@@ -59,7 +61,7 @@ impl Drop for Plane {
     }
 }
 
-/// What the segments before the scan say, where all of it is of the kind that is read here.
+/// The segments before the scan, of an image that this decoder reads.
 pub(super) struct Baseline<'a> {
     width: usize,
     height: usize,
@@ -356,7 +358,7 @@ struct Made<'a> {
     /// Of the only scan; a progressive one's are its scans'.
     dc_table: Option<&'a Huffman>,
     ac_table: Option<&'a Huffman>,
-    /// What these scans have read.
+    /// The coefficients of these scans.
     read: Option<Blocks>,
     steps: [f32; 64],
     /// Blocks of a group.
@@ -385,7 +387,7 @@ impl<'a> Made<'a> {
         let size = [1, 2, 4].into_iter().find(suffices).unwrap_or(8);
         let scale = (share.0 * size as f64 / 8.0, share.1 * size as f64 / 8.0);
         let first = (across.begin * component.across * size, down.begin * component.down * size);
-        // What lies beyond the image was put there by the encoder, and is nobody's.
+        // The encoder padded blocks beyond the image; those pixels are dropped.
         let end = |pixels: usize, scale: f64| (pixels as f64 * scale).ceil() as usize;
         let stride = across.count() * component.across * size;
         let rows = down.count() * component.down * size;
@@ -456,8 +458,8 @@ impl<'a> Made<'a> {
                     _ => return Err(DAMAGED),
                 };
                 let Some((column, row)) = at else { continue };
-                // The only place it is called from: elsewhere the transform would not be part of this code, and its vectors
-                // not registers.
+                // The only place it is called from: elsewhere the transform would not be part of this code, and its
+                // vectors not registers.
                 self.put(&block, is_flat, (column * self.across + x, row * self.down + y), transform);
             }
         }

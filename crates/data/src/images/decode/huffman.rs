@@ -15,7 +15,7 @@ pub(super) fn place(zigzag: usize) -> usize {
     PLACES[zigzag].into()
 }
 
-/// What makes a scan unreadable, in a few words.
+/// The reason why a scan is unreadable, in a few words.
 pub(super) type Broken = &'static str;
 
 /// Coded data without what was stuffed into them, in the parts that restart markers make of them.
@@ -66,8 +66,8 @@ impl Scan {
     }
 }
 
-/// The bits of coded data, a value that is copied while a block is read so that it stays in registers. Past the end of a part
-/// come those of the next, and then zeros; taking either is noticed.
+/// The bits of coded data, a value that is copied while a block is read so that it stays in registers. Past the end of
+/// a part come those of the next, and then zeros; taking either is noticed.
 #[derive(Clone, Copy)]
 pub(super) struct Bits<'a> {
     bytes: &'a [u8],
@@ -105,7 +105,7 @@ impl Bits<'_> {
         self.count -= bits;
     }
 
-    /// A value of so many bits, as JPEG codes it: the lower half of its numbers are negative.
+    /// A value of `bits` bits, as JPEG codes it: the lower half of its numbers are negative.
     #[inline(always)]
     fn value(&mut self, bits: u32) -> i32 {
         if bits == 0 {
@@ -158,7 +158,7 @@ pub(super) struct Huffman {
     table: Box<[Decoded; 1 << LOOK]>,
     /// Codes of each length end before this, as the highest of 16 bits.
     ends: [u32; 17],
-    /// What to add to a code of each length to have its place in `symbols`.
+    /// The number to add to a code of each length to have its place in `symbols`.
     offsets: [i32; 17],
     symbols: Box<[u8; 256]>,
 }
@@ -302,7 +302,7 @@ pub(super) struct Band {
 }
 
 impl Huffman {
-    /// What the next code says: a run of zeros, and the value behind it, 0 for none; then the size it would have had.
+    /// Reads the next code: a run of zeros, and the value behind it, 0 for none; then the size it would have had.
     #[inline(always)]
     fn run_and_value(&self, bits: &mut Bits<'_>) -> Result<(usize, i32), Broken> {
         bits.refill();
@@ -424,8 +424,8 @@ fn put(block: &mut [i16; 64], at: usize, value: i32) -> Result<(), Broken> {
     Ok(())
 }
 
-/// What the next bits begin with: from the lowest, 8 bits of how many to drop, 4 of the size of the value that follows,
-/// 4 of the run of zeros before it, and 16 of the value itself where it is known; then nothing of it follows.
+/// The code that the next bits begin with: from the lowest, 8 bits of how many to drop, 4 of the size of the value that
+/// follows, 4 of the run of zeros before it, and 16 of the value itself where it is known; then nothing of it follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Decoded(u32);
 

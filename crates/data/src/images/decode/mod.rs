@@ -45,7 +45,7 @@ const OTHERS: [(&[u8], usize, &str); 9] = [
     (b"%PDF", 0, "a PDF document"),
 ];
 
-/// What a header says.
+/// The header of an encoded image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub kind: ImageFormat,

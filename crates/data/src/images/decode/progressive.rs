@@ -1,5 +1,7 @@
-//! The coefficients of a progressive JPEG: scan after scan adds some of them, or a bit to those that are there. They are all
-//! kept, 128 bytes a block, until the last scan is read; what is made of them then is as of any other JPEG.
+//! The coefficients of a progressive JPEG, gathered over its scans.
+//!
+//! Each scan adds some of them, or a bit to those that are there. All are kept, 128 bytes a block, until the last scan is
+//! read; then they are transformed as those of any other JPEG.
 
 use super::baseline::{Baseline, DAMAGED, table_of_codes};
 use super::huffman::{Band, Bits, Broken, Huffman, Scan};

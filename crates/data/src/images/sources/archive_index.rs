@@ -1,9 +1,9 @@
-//! What was found in an archive, kept between runs: looking through the headers of many large archives takes longer than all
-//! else before the first step.
+//! The index of an archive's members and labels, kept between runs.
 //!
-//! A file an archive, named by the hash of its path and of the field that holds labels. It names the archive, its size and
-//! when it was changed, then labels, members and what was left out, under a hash (`sealed`). One that is damaged, of another
-//! archive, or of an earlier state of it, is made again.
+//! Looking through the headers of many large archives takes longer than all else before the first step. An archive has
+//! one file, named by the hash of its path and of the field that holds labels. The file names the archive, its size and
+//! when it was changed, then labels, members and what was left out, under a hash (`sealed`). One that is damaged, of
+//! another archive, or of an earlier state of it, is made again.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -28,7 +28,7 @@ pub(in crate::images) struct ArchiveIndex {
     pub skipped: Skipped,
 }
 
-/// What an index is of: it is good for nothing else.
+/// The archive and label field an index was made for: it is good for nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::images) struct Of {
     /// As it was named, for places that are said; the file holds where that is.
@@ -164,7 +164,7 @@ mod tests {
         made.keep(&cache, &of).unwrap();
         assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Fail, 3), Some(made.clone()));
         assert_eq!(ArchiveIndex::load(&cache, &Of::now(&archive, None).unwrap(), OnError::Fail, 3), None);
-        // What left something out serves only those who may.
+        // An index with skipped samples serves only those who may skip.
         let first = Place { file: Arc::new(archive.clone()), line: None, row: None, offset: 512 };
         made.skipped.note_many(Reason::Damaged, 2, first);
         made.keep(&cache, &of).unwrap();

@@ -1,5 +1,7 @@
-//! The binary form of CIFAR-10 and CIFAR-100: records of one label byte (or two: coarse and fine) and 3072 bytes of a
-//! 32 x 32 image, all red, then all green, then all blue. All of it is read into memory, as pixels.
+//! The binary files of CIFAR-10 and CIFAR-100, read into memory as pixels.
+//!
+//! A record is one label byte (or two: coarse and fine) and 3072 bytes of a 32 x 32 image, all red, then all green, then
+//! all blue.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A folder of images with a folder a class.
+//! A folder of images with one folder per class.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use crate::formats::{Place, Skipped};
 use crate::images::set::ImageSet;
 use crate::random::{fingerprint, key};
 
-/// What is wanted beside the pixels of an image.
+/// The labels that are wanted with images.
 #[derive(Clone, Copy)]
 pub(in crate::images) enum Wanted<'a> {
     /// Its label, in the field of this name where labels are fields.

@@ -40,7 +40,7 @@ pub(in crate::images) fn files(words: &[String], endings: &[&str]) -> Result<Vec
     Ok(found)
 }
 
-/// What lies in a folder, sorted, without hidden names.
+/// The entries of a folder, sorted, without hidden names.
 pub(in crate::images) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
     let listed = listed.map_err(|error| unreadable(folder, &error))?;

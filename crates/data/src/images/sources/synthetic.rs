@@ -53,7 +53,7 @@ impl Images for Synthetic {
     }
 }
 
-/// What is drawn in an image beside its class.
+/// The random parameters of an image beside its class.
 struct Scene {
     /// The middle of the figure, or where a texture begins, in halves of the shorter side.
     x: f64,

@@ -27,7 +27,7 @@ pub(in crate::images) struct Entry {
     pub bytes: u64,
 }
 
-/// What comes next in an archive.
+/// The next thing in an archive.
 pub(in crate::images) enum Next {
     Entry(Entry),
     /// Something that is no member, and where its header is.
@@ -45,7 +45,7 @@ pub(in crate::images) struct Archive {
     ended: bool,
 }
 
-/// What headers before a member say of it.
+/// The values that headers before a member give it.
 #[derive(Default)]
 struct Extra {
     path: Option<String>,
@@ -123,7 +123,7 @@ impl Archive {
                         Some(records) => extra.take(records),
                         None => return lost(self, "a pax header does not read"),
                     },
-                    // What holds for all members (g) names none, and where a link leads (K) is of no interest.
+                    // A header for all members (g) names none, and where a link leads (K) is of no interest.
                     _ => {}
                 }
                 continue;

@@ -1,6 +1,6 @@
-//! Samples of tar archives as WebDataset writes them: members whose names are equal up to the first dot of their last
-//! part are one sample, and stand together.
+//! Samples of tar archives as WebDataset writes them.
 //!
+//! Members whose names are equal up to the first dot of their last part are one sample, and stand together.
 //! A sample has any number of images (`KEY.jpg`, `KEY.000.jpg`, `KEY.left.png`), each of which is seen by itself with the
 //! sample's label: what `KEY.cls` says, or else a field of `KEY.json`, or else `KEY.txt`. Archives are looked through
 //! once, in parallel, by their headers; only labels are read. What was found is kept for the next time (`archive_index`).
@@ -70,7 +70,7 @@ pub(in crate::images) fn webdataset(
     Ok(FoundImages { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
 }
 
-/// What is in an archive: as it was kept, or looked through now and kept. A cache that cannot be written is done without. Names
+/// The index of an archive: as it was kept, or made now and kept. A cache that cannot be written is done without. Names
 /// of members are given where no label is wanted, and nothing is kept of that.
 fn indexed(
     number: u32,
@@ -115,7 +115,7 @@ struct Sample {
     class: Option<Entry>,
     json: Option<Entry>,
     text: Option<Entry>,
-    /// What follows the key, of every member.
+    /// The ending behind the key, of every member.
     endings: HashSet<String>,
     /// It was noted already.
     is_left_out: bool,

@@ -1,4 +1,4 @@
-//! A data specification opened: vocabulary, training rows, held-out rows.
+//! Opens a specification of text: vocabulary, training rows, held-out rows.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::text::source::{self, OpenEvent, Opened, SourceKind};
 use crate::text::synthetic::{Language, Sampled};
 use crate::text::tokenizer::Vocabulary;
 
-/// What to read and how to cut it.
+/// A specification of text: the files to read and how to cut them into rows.
 #[derive(Debug, Clone)]
 pub struct Spec {
     pub source: SourceKind,
@@ -88,7 +88,7 @@ pub struct Floor {
     pub trigram_nats: f64,
 }
 
-/// What was opened, in numbers. Tokens include the frame of each document; `None` is without end.
+/// The numbers of a corpus. Tokens include the frame of each document; `None` is without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
     pub documents: Option<u64>,

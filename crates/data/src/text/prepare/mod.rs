@@ -1,5 +1,6 @@
-//! Text to a folder of token shards: read in order, tokenised by many threads, written in order. The bytes written do
-//! not depend on how many threads there are, nor on how often the work was interrupted.
+//! Text to a folder of token shards: read in order, tokenised by many threads, written in order.
+//!
+//! The bytes written do not depend on how many threads there are, nor on how often the work was interrupted.
 //!
 //! ```text
 //! reader   batches of documents, in the order of the inputs   (one thread)
@@ -38,7 +39,7 @@ const NO_TOKENS: &str = "no tokens";
 /// A shard of 200 MB where tokens have 2 bytes.
 pub const SHARD_TOKENS: u64 = 100_000_000;
 
-/// What to prepare, and where to.
+/// The text to prepare, and the folder to write to.
 #[derive(Debug, Clone)]
 pub struct Preparation {
     /// Files, folders, globs, or `-` alone for standard input.
@@ -87,13 +88,13 @@ impl Progress {
     }
 }
 
-/// What came of it.
+/// The result of a preparation.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     pub manifest: Manifest,
     /// Shards that were whole already.
     pub kept_shards: usize,
-    /// What this process did; `None` where everything was there already.
+    /// The work of this process; `None` where everything was there already.
     pub done: Option<Progress>,
     /// Documents that were left out of what this process read, with the first place of each reason.
     pub skipped: Skipped,
@@ -107,7 +108,7 @@ struct Plan {
     tokenizer: TokenizerEntry,
 }
 
-/// What is whole, and where the rest begins.
+/// The shards that are complete, and where the rest begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Unfinished {
     plan: Plan,
@@ -175,7 +176,7 @@ pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Pre
     Ok(Prepared { manifest, kept_shards, done: Some(done), skipped })
 }
 
-/// What was asked for, looked at: the files are there, and a tokeniser that is given is open.
+/// A preparation whose files are known to be there, and a tokeniser that is given is open.
 struct Job {
     inputs: Vec<Input>,
     read: ReadOptions,

@@ -41,7 +41,7 @@ struct Batch {
     at: Position,
     texts: Vec<String>,
     bytes: usize,
-    /// What was left out of all inputs before this one.
+    /// Documents skipped in all inputs before this one.
     skipped_before: Arc<Counts>,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn tokenize(
 ) -> Result<(Progress, Skipped), DataError> {
     let workers = spec.workers.max(1);
     let inputs = reading.inputs.len();
-    // Only so many answers are awaited at once: that bounds the memory.
+    // The number of answers awaited at once is limited, which bounds the memory.
     let (order, answers) = sync_channel::<Receiver<Answer>>(2 * workers);
     let (give, work) = sync_channel::<(Batch, SyncSender<Answer>)>(workers);
     let work = Mutex::new(work);
@@ -226,7 +226,8 @@ impl<'a> Writer<'a> {
                 see(&self.progress);
             }
         }
-        // Only the manifest has the last shard, which ends where the data does: who goes on before that is written makes it again.
+        // Only the manifest has the last shard, which ends where the data does: who goes on before that is written
+        // makes it again.
         self.close()?;
         self.progress.elapsed = self.began.elapsed();
         see(&self.progress);

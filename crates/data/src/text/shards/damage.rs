@@ -1,5 +1,6 @@
-//! Shards, manifests and token files, fed with damaged inputs: no panic, no hang, bounded memory, and nothing that was
-//! changed passes for what it was.
+//! Tests that feed damaged shards, manifests and token files.
+//!
+//! There must be no panic, no hang, bounded memory, and nothing that was changed may pass for what it was.
 
 use flatout_fuzz::{Limits, feed};
 

@@ -1,5 +1,6 @@
-//! `manifest.json`: what a folder of token shards holds, from what it was made, and the hashes that vouch for it. It is
-//! written last, so a folder that has one is complete.
+//! `manifest.json`: the contents of a folder of token shards, their origin and their hashes.
+//!
+//! It is written last, so a folder that has one is complete.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +21,7 @@ pub struct Manifest {
     format: String,
     version: u32,
     pub tokenizer: TokenizerEntry,
-    /// What decided the documents and their tokens.
+    /// The options that decided the documents and their tokens.
     pub options: Options,
     pub sources: Vec<SourceEntry>,
     pub shards: Vec<ShardEntry>,

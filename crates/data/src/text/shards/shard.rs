@@ -27,7 +27,7 @@ const ENTRY_BYTES: u64 = 24;
 /// The index is read through in pieces of this size, a multiple of an entry's.
 const PIECE_BYTES: usize = 24 * (16 << 10);
 
-/// What a shard's header says.
+/// The header of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub token_bytes: u32,

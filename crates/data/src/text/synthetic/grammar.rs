@@ -163,7 +163,8 @@ impl Grammar {
         self.word("the", noun)
     }
 
-    /// What may follow the `the` of a subject: `(old) captain`, perhaps with something that keeps the verb waiting.
+    /// The words that may follow the `the` of a subject: `(old) captain`, perhaps with something that keeps the verb
+    /// waiting.
     fn subject(&mut self, scene: &Scene, clauses: &ByNumber<Vec<Branch>>) -> State {
         let modified = NUMBERS.map(|number| {
             let verb = self.state(clauses[number].clone());

@@ -117,7 +117,7 @@ static SPELLED: LazyLock<[char; 256]> = LazyLock::new(|| {
     })
 });
 
-/// What the expression asks of a character.
+/// The classes of characters that the expression tells apart.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CharacterClass {
     Letter,
@@ -199,7 +199,7 @@ mod tests {
     use crate::random::mix;
     use crate::text::tokenizer::Vocabulary;
 
-    /// What every alternative of the expression looks at, and characters at the edges of the tables.
+    /// Characters for every alternative of the expression, and characters at the edges of the tables.
     const PIECES: [&str; 40] = [
         " ", "  ", "\n", "\t", "\r\n", "\u{a0}", "\u{3000}", "\u{85}", "\u{200b}", "'", "'s", "'t", "'re",
         "'ve", "'ll", "'d", "'m", "'S", "a", "word", "Zürich", "東京", "ß", "é", "e\u{301}", "7", "2024",

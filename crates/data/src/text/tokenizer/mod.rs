@@ -17,7 +17,7 @@ use crate::error::DataError;
 use crate::random::{fingerprint, key};
 use crate::text::synthetic::grammar::{BOS, EOS};
 
-/// What `tokenizer.json` files call the beginning and the end of a document, in the order they are looked for.
+/// Names of the tokens that begin and end a document in `tokenizer.json` files, in the order they are looked for.
 const FRAMES: [(&str, &str); 6] = [
     (BOS, EOS),
     ("<s>", "</s>"),
