@@ -18,6 +18,7 @@ pub mod graph;
 pub mod interpreter;
 pub mod op;
 pub mod ops;
+pub mod optimizers;
 pub mod oracle;
 pub mod passes;
 pub mod plan;

@@ -1,17 +1,16 @@
-//! The optimiser: lays trained parameters, gradient sums and moments into one flat region a group, and builds
+//! The update: lays trained parameters, gradient sums and the optimiser's state into one flat region a group, and builds
 //! `apply`: norm, finite check, clip, update, clear. A region is updated by one launch.
 
-use crate::block8::BLOCK;
 use crate::builder::Builder;
 use crate::graph::{Class, Graph, Init, Part, Slot, SlotId};
-use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
+use crate::optimizers::{self, Group, Optimizer, Step, align, moment_path, scales_path};
 use crate::passes::adapter;
 use crate::passes::average::{self, average_path};
 use crate::passes::differentiate::{LOSS_SUM, Trained, WEIGHT_SUM, flat, gradient_path};
 use crate::passes::input_path;
-use crate::passes::options::{Moments, Rule, Update};
+use crate::passes::options::{Rule, Update};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
 
@@ -20,19 +19,39 @@ pub const SKIPPED: &str = "optimizer.skipped";
 /// The input that carries the learning rate.
 pub const LR: &str = "lr";
 
-/// Parameters that share their constants, and where they lie.
+/// The parameters of a group, side by side.
 struct Region {
-    /// Whether its parameters are adapters', which are counted apart.
-    adapts: bool,
-    weight_decay: f32,
-    lr_scale: f32,
-    /// (weight, gradient sum) in the order of the region.
-    members: Vec<(SlotId, SlotId)>,
+    group: Group,
+    optimizer: &'static Optimizer,
+    members: Vec<Member>,
+    /// Of all members, with the room up to where the next one may start.
+    elements: usize,
 }
 
-/// Parts start at multiples of this many elements: 64 bytes of f32, or a block of moments, which is one parameter's then.
-fn align(moments: Moments) -> usize {
-    if moments == Moments::Int8 { BLOCK } else { 16 }
+struct Member {
+    weight: SlotId,
+    gradient: SlotId,
+    /// Its first element in the region.
+    start: usize,
+}
+
+/// A range of a region's elements that is updated at once.
+struct Piece<'a> {
+    region: &'a Region,
+    slots: Slots,
+    /// The number of its first element among those of all regions.
+    first: usize,
+}
+
+/// Where a piece lies.
+struct Slots {
+    weight: SlotId,
+    gradient: SlotId,
+    /// In the order of the optimiser's state.
+    values: Vec<SlotId>,
+    /// Of those values that have any.
+    scales: Vec<SlotId>,
+    average: Option<SlotId>,
 }
 
 /// Lays the regions out (slots of `trained` become parts of them) and returns the graph of `apply`.
@@ -40,10 +59,17 @@ pub fn update(trained: &mut Trained, how: &Update, fused: bool) -> (Graph, usize
     let regions = regions(&trained.graph, &trained.weights, how);
     let (mut sums, mut pieces, mut first) = (vec![], vec![], 0);
     for (i, region) in regions.iter().enumerate() {
-        let LaidOut { whole, members } = lay_out(&mut trained.graph, i, region, how, first);
-        sums.push(whole.grad);
-        first += trained.graph.slot(whole.weight).ty.elements();
-        pieces.extend(if fused { vec![whole] } else { members });
+        let (whole, members) = lay_out(&mut trained.graph, i, region, how);
+        sums.push(whole.gradient);
+        match fused {
+            true => pieces.push(Piece { region, slots: whole, first }),
+            false => pieces.extend(region.members.iter().zip(members).map(|(member, slots)| Piece {
+                region,
+                slots,
+                first: first + member.start,
+            })),
+        }
+        first += region.elements;
     }
     let launches = pieces.len();
     for path in [UPDATES, SKIPPED] {
@@ -59,14 +85,18 @@ fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
 
 fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region> {
     let mut regions: Vec<Region> = vec![];
-    for &(weight, grad) in weights {
-        let Rule { lr_scale, weight_decay } = rule_of(g, weight, how);
+    for &(weight, gradient) in weights {
         let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
-        let of = (adapts, weight_decay, lr_scale);
-        match regions.iter_mut().find(|r| (r.adapts, r.weight_decay, r.lr_scale) == of) {
-            Some(region) => region.members.push((weight, grad)),
-            None => regions.push(Region { adapts, weight_decay, lr_scale, members: vec![(weight, grad)] }),
-        }
+        let group = Group { adapts, rule: rule_of(g, weight, how) };
+        let known = regions.iter().position(|region| region.group == group).unwrap_or_else(|| {
+            let optimizer = optimizers::of(how, &group);
+            regions.push(Region { group, optimizer, members: vec![], elements: 0 });
+            regions.len() - 1
+        });
+        let region = &mut regions[known];
+        region.members.push(Member { weight, gradient, start: region.elements });
+        let align = align(&(region.optimizer.state)(how));
+        region.elements += g.slot(weight).ty.elements().next_multiple_of(align);
     }
     regions
 }
@@ -78,108 +108,58 @@ fn rule_of(g: &Graph, weight: SlotId, how: &Update) -> Rule {
     how.rule(&slot.path, slot.ty.rank())
 }
 
-/// What one AdamW works on.
-struct Piece {
-    weight: SlotId,
-    grad: SlotId,
-    m: SlotId,
-    v: SlotId,
-    /// Of both moments, where they are in eight bits.
-    scales: Option<[SlotId; 2]>,
-    average: Option<SlotId>,
-    weight_decay: f32,
-    lr_scale: f32,
-    /// The number of its first element among those of all regions.
-    first: usize,
-}
-
-struct LaidOut {
-    whole: Piece,
-    members: Vec<Piece>,
-}
-
-/// Lays out the region of a number, whose first element has the number `first`.
-fn lay_out(g: &mut Graph, index: usize, region: &Region, how: &Update, first: usize) -> LaidOut {
-    let moments = how.moments;
-    let align = align(moments);
-    let (m_type, v_type) = match moments {
-        Moments::F32 => (DType::F32, DType::F32),
-        Moments::BF16 => (DType::BF16, DType::BF16),
-        Moments::Int8 => (DType::E4M3, DType::E4M4),
+/// Adds the slots of the region of a number, and those of its members in them.
+fn lay_out(g: &mut Graph, index: usize, region: &Region, how: &Update) -> (Slots, Vec<Slots>) {
+    let state = (region.optimizer.state)(how);
+    let scaled = |values: &[SlotId]| -> Vec<(SlotId, usize)> {
+        state.iter().zip(values).filter_map(|(state, value)| Some((*value, state.block?))).collect()
     };
-    let offsets: Vec<usize> = region
-        .members
-        .iter()
-        .scan(0, |end, (weight, _)| {
-            let start = *end;
-            *end += g.slot(*weight).ty.elements().next_multiple_of(align);
-            Some(start)
-        })
-        .collect();
-    let last = region.members.last().expect("a region has members");
-    let total = offsets[offsets.len() - 1] + g.slot(last.0).ty.elements().next_multiple_of(align);
-    let [weights, grads, ms, vs] = [
-        ("weights", DType::F32, Class::Weight),
-        ("grads", DType::F32, Class::Carry),
-        ("first_moments", m_type, Class::Moment),
-        ("second_moments", v_type, Class::Moment),
-    ]
-    .map(|(name, dtype, class)| {
-        g.add_slot(slot(&format!("region.{index}.{name}"), flat(total).with(dtype), class))
-    });
-    let (weight_decay, lr_scale) = (region.weight_decay, region.lr_scale);
-    let averages = how
-        .average
-        .map(|_| g.add_slot(slot(&format!("region.{index}.averages"), flat(total), Class::Average)));
-    let scales = (moments == Moments::Int8).then(|| [ms, vs].map(|of| scales_of(g, of, None)));
+    let mut add = |name: &str, dtype: DType, class: Class| {
+        g.add_slot(slot(&format!("region.{index}.{name}"), flat(region.elements).with(dtype), class))
+    };
+    let weight = add("weights", DType::F32, Class::Weight);
+    let gradient = add("grads", DType::F32, Class::Carry);
+    let values: Vec<SlotId> =
+        state.iter().map(|state| add(state.of_region, state.dtype, Class::Moment)).collect();
+    let average = how.average.map(|_| add("averages", DType::F32, Class::Average));
+    let scales = scaled(&values).into_iter().map(|(of, block)| scales_of(g, of, block, None)).collect();
+    let whole = Slots { weight, gradient, values, scales, average };
     let mut members = vec![];
-    for (&(weight, grad), &offset) in region.members.iter().zip(&offsets) {
-        g.slot_mut(weight).part = Some(Part { of: weights, offset });
-        g.slot_mut(grad).part = Some(Part { of: grads, offset });
-        name_parts(g, weight, grad, gradient_path);
-        let mut moment = |name: &str, of: SlotId| {
-            let source = g.slot(weight).clone();
-            let path = moment_path(name, &source.path);
-            let ty = source.ty.with(g.slot(of).ty.dtype);
-            let whole =
-                g.add_slot(Slot { part: Some(Part { of, offset }), ..slot(&path, ty, Class::Moment) });
-            name_parts(g, weight, whole, |weight| moment_path(name, weight));
-            whole
-        };
-        let (m, v) = (moment("m", ms), moment("v", vs));
-        let scales = scales.map(|[of_ms, of_vs]| {
-            [(m, of_ms), (v, of_vs)]
-                .map(|(moment, of)| scales_of(g, moment, Some(Part { of, offset: offset / BLOCK })))
-        });
-        let average = averages.map(|of| {
-            let Slot { path, ty, .. } = g.slot(weight).clone();
-            let part = Some(Part { of, offset });
-            let whole = g.add_slot(Slot { part, ..slot(&average_path(&path), ty, Class::Average) });
-            name_parts(g, weight, whole, average_path);
-            whole
-        });
-        let first = first + offset;
-        members.push(Piece { weight, grad, m, v, scales, average, weight_decay, lr_scale, first });
+    for &Member { weight, gradient, start } in &region.members {
+        let lies_in = |of: SlotId| Part { of, offset: start };
+        g.slot_mut(weight).part = Some(lies_in(whole.weight));
+        g.slot_mut(gradient).part = Some(lies_in(whole.gradient));
+        name_parts(g, weight, gradient, gradient_path);
+        let of_whole = state.iter().zip(&whole.values);
+        let values: Vec<SlotId> = of_whole
+            .map(|(state, of)| beside(g, weight, lies_in(*of), |weight| moment_path(state.name, weight)))
+            .collect();
+        let blocks = scaled(&values).into_iter().zip(&whole.scales);
+        let scales = blocks
+            .map(|((value, block), of)| {
+                scales_of(g, value, block, Some(Part { of: *of, offset: start / block }))
+            })
+            .collect();
+        let average = whole.average.map(|of| beside(g, weight, lies_in(of), average_path));
+        members.push(Slots { weight, gradient, values, scales, average });
     }
-    let (weight, grad, m, v, average) = (weights, grads, ms, vs, averages);
-    let whole = Piece { weight, grad, m, v, scales, average, weight_decay, lr_scale, first };
-    LaidOut { whole, members }
+    (whole, members)
 }
 
-/// The slot of a parameter's first (`m`) or second (`v`) moment.
-pub fn moment_path(name: &str, weight: &str) -> String {
-    format!("optimizer.{name}.{weight}")
+/// Adds what lies beside a weight in another slot of its region, named by the weight's path.
+fn beside(g: &mut Graph, weight: SlotId, part: Part, path: impl Fn(&str) -> String) -> SlotId {
+    let Slot { class, ref ty, .. } = *g.slot(part.of);
+    let (dtype, source) = (ty.dtype, g.slot(weight).clone());
+    let beside = slot(&path(&source.path), source.ty.with(dtype), class);
+    let beside = g.add_slot(Slot { part: Some(part), ..beside });
+    name_parts(g, weight, beside, path);
+    beside
 }
 
-/// The slot that holds the scales of a slot of moments in eight bits.
-pub fn scales_path(moments: &str) -> String {
-    format!("{moments}.scales")
-}
-
-/// Adds the scales of a slot of moments, one a block.
-fn scales_of(g: &mut Graph, moments: SlotId, part: Option<Part>) -> SlotId {
-    let Slot { path, ty, .. } = g.slot(moments);
-    let (path, blocks) = (scales_path(path), ty.elements().div_ceil(BLOCK));
+/// Adds the scales of a slot of state, one a block.
+fn scales_of(g: &mut Graph, values: SlotId, block: usize, part: Option<Part>) -> SlotId {
+    let Slot { path, ty, .. } = g.slot(values);
+    let (path, blocks) = (scales_path(path), ty.elements().div_ceil(block));
     g.add_slot(Slot { part, ..slot(&path, flat(blocks), Class::Scale) })
 }
 
@@ -198,7 +178,7 @@ fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) 
 
 /// The graph of one update. Its results are what a step reports. The norm is taken over whole regions of gradient
 /// `sums` however the update is cut, so that cutting it changes no bit.
-fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph {
+fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> Graph {
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
     let (updates, skipped) = (find(UPDATES), find(SKIPPED));
@@ -219,23 +199,17 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece], how: &Update) -> Graph
         b.write(updates, count);
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - go));
         let rate = how.average.map(|decay| average::rate(decay, count, go));
-        for p in pieces {
-            let (beta1, beta2, eps) = (how.beta1, how.beta2, how.eps);
-            let Piece { weight_decay, lr_scale, .. } = *p;
-            let (copy, first) = (false, p.first as u64);
-            let op = match p.scales {
-                None => Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first },
-                Some(_) => Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first },
-            };
-            let state: Vec<SlotId> = [p.m, p.v].into_iter().chain(p.scales.into_iter().flatten()).collect();
-            let mut ins = vec![b.read(p.weight), b.read(p.grad)];
-            ins.extend(state.iter().map(|slot| b.read(*slot)));
-            ins.extend([lr, scale, count, go]);
-            let new = b.ops(op, &ins);
-            if let (Some(slot), Some(rate)) = (p.average, rate) {
+        let step = Step { lr, scale, updates: count, go };
+        for Piece { region: Region { group, optimizer, .. }, slots, first } in pieces {
+            let state: Vec<SlotId> = slots.values.iter().chain(&slots.scales).copied().collect();
+            let (weights, gradients) = (b.read(slots.weight), b.read(slots.gradient));
+            let kept = state.iter().map(|slot| b.read(*slot)).collect();
+            let piece = optimizers::Piece { weights, gradients, state: kept, first: *first };
+            let new = (optimizer.update)(how, group, &piece, &step);
+            if let (Some(slot), Some(rate)) = (slots.average, rate) {
                 b.write(slot, average::moved(b.read(slot), new[0], rate));
             }
-            for (slot, value) in [p.weight].into_iter().chain(state).zip(new) {
+            for (slot, value) in [slots.weight].into_iter().chain(state).zip(new) {
                 b.write(slot, value);
             }
         }
