@@ -35,7 +35,7 @@ pub mod work;
 pub use builder::{Builder, Tensor};
 pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
 pub use op::{Op, OpKind};
-pub use passes::adapter::Adapter;
+pub use passes::forward::adapter::Adapter;
 pub use passes::options::{Moments, Options, Precision, Recompute, Rule, Scaling, Update};
 pub use passes::{Program, compile};
 pub use plan::{Launch, Plan, PlanSet, Role, View};

@@ -3,11 +3,21 @@
 use flatout_ir::cost::cost;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, Values};
-use flatout_ir::passes::differentiate::differentiate;
-use flatout_ir::passes::{
-    epilogues, joint_heads, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin,
-    rope_table, rotated_scores, score_gradients, tf32, thin_products,
-};
+use flatout_ir::passes::forward::joint_heads;
+use flatout_ir::passes::forward::merge;
+use flatout_ir::passes::forward::patterns;
+use flatout_ir::passes::forward::rope_table;
+use flatout_ir::passes::forward::rotated_scores;
+use flatout_ir::passes::fuse::epilogues;
+use flatout_ir::passes::fuse::regions;
+use flatout_ir::passes::fuse::thin_products;
+use flatout_ir::passes::gradient::differentiate::differentiate;
+use flatout_ir::passes::gradient::one_pass_loss;
+use flatout_ir::passes::gradient::recompute;
+use flatout_ir::passes::gradient::rejoin;
+use flatout_ir::passes::gradient::score_gradients;
+use flatout_ir::passes::types::precision;
+use flatout_ir::passes::types::tf32;
 use flatout_ir::target::paper;
 use flatout_ir::{Graph, Launch, OpKind, Options, Precision, Program, Recompute, Role, Update, compile};
 
@@ -330,7 +340,7 @@ fn gradients_of_scores_are_written_as_sums() {
 }
 
 /// A head and its loss, differentiated.
-fn trained() -> flatout_ir::passes::differentiate::Trained {
+fn trained() -> flatout_ir::passes::gradient::differentiate::Trained {
     differentiate(&graph(
         "slot $0 layers.0.w f32[8,6] weight normal(0.02)
          slot $1 x f32[4,6] input zeros

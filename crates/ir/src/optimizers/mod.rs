@@ -1,6 +1,6 @@
 //! The optimisers: the state each keeps beside the parameters, and the operations that update a piece of them.
 //!
-//! An optimiser is one file and one row of `ALL`. `passes::update` lays the state out, reads and writes it, and asks the
+//! An optimiser is one file and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it, and asks the
 //! row of a group for everything else. A piece is any range of a region's elements: nothing here knows how many
 //! parameters it covers, or where the rest of the region lies.
 

@@ -1,44 +1,17 @@
 //! From programs to plans: an ordered list of plain functions, each saying what is true after it.
 
-pub mod adapter;
-pub mod adapter_norms;
-pub mod adapters;
-pub mod average;
-pub mod bundles;
-pub mod column_sums;
-pub mod copies;
-pub mod differentiate;
-pub mod double_norms;
-pub mod epilogues;
-pub mod folded_scales;
-pub mod fp8;
-pub mod fp8_choice;
-pub mod fp8_copies;
-pub mod fused_products;
-pub mod held_ratios;
-pub mod joined_products;
-pub mod joint_heads;
-pub mod lower;
-pub mod memory;
-pub mod merge;
-pub mod one_pass_loss;
+pub mod forward;
+pub mod fuse;
+pub mod gradient;
 pub mod options;
-pub mod patterns;
-pub mod precision;
-pub mod quantize_sources;
+pub mod place;
 pub mod readers;
-pub mod recompute;
-pub mod regions;
-pub mod rejoin;
-pub mod rope_table;
-pub mod rotated_scores;
-pub mod score_gradients;
-pub mod slots;
-pub mod tf32;
-pub mod thin_products;
-pub mod unit_axes;
-pub mod update;
-pub mod views;
+pub mod types;
+
+// Other crates ask these for names of slots and of weights.
+pub use forward::{adapter, adapters};
+pub use gradient::{average, differentiate, recompute, update};
+pub use types::{fp8, fp8_choice, fp8_copies};
 
 use crate::expand;
 use crate::graph::{Class, Graph};
@@ -47,7 +20,14 @@ use crate::plan::{Buffer, Category, PassReport, PlanSet, Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
 use crate::verify::verify;
+use forward::{folded_scales, joint_heads, merge, patterns, rope_table, rotated_scores};
+use fuse::{
+    bundles, column_sums, double_norms, epilogues, fused_products, joined_products, regions, thin_products,
+};
+use gradient::{held_ratios, one_pass_loss, rejoin, score_gradients};
 use options::{Options, Precision, Recompute};
+use place::{lower, memory, slots};
+use types::{adapter_norms, copies, precision, quantize_sources, tf32};
 
 /// A graph and its role. Gradients take a forward graph: `Role::GRAD` becomes `grad` and `apply`, and a higher index, the
 /// same model in other extents, becomes another plan that adds to the same sums.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attr::named;
-use crate::passes::adapter::Adapter;
+use crate::passes::forward::adapter::Adapter;
 
 named! {
     pub enum Precision {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, SlotId, Value};
 use crate::op::Op;
-use crate::passes::merge::side_by_side;
+use crate::passes::forward::merge::side_by_side;
 use crate::passes::options::Update;
 use crate::replay::{Replay, without_dead};
 

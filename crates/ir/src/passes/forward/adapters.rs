@@ -16,14 +16,14 @@
 
 use std::collections::HashMap;
 
-use super::adapter::{Adapter, SCOPE};
-use super::input_path;
-use super::options::Update;
-use super::recompute::layer_of;
 use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
+use crate::passes::forward::adapter::{Adapter, SCOPE};
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::input_path;
+use crate::passes::options::Update;
 use crate::plan::{Refusal, Role};
 use crate::replay::{Replay, without_dead};
 use crate::types::{DType, TensorType};

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use super::fp8::{Unit, units};
-use super::options::Options;
-use super::{Program, Reports, Typed, add_copies, joined, typed};
 use crate::cost;
+use crate::passes::options::Options;
+use crate::passes::types::fp8::{Unit, units};
+use crate::passes::{Program, Reports, Typed, add_copies, joined, typed};
 use crate::plan::{Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
