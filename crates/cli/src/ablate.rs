@@ -3,9 +3,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use flatout_train::ablate::variants::{Fate, Wanted};
-use flatout_train::ablate::{Options, Report, Said, page};
-use flatout_train::{Failure, UserError, recipes};
+use flatout_measure::ablate::variants::{Fate, Wanted};
+use flatout_measure::ablate::{Options, Report, Said, page};
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::recipes;
 
 use crate::args::{Ablate, recipe_and_overrides};
 use crate::runs::print_table;
@@ -17,7 +19,7 @@ pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
     let options = options(args)?;
     let bar = screen.bar("{wide_bar} {pos}/{len}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
-    let report = flatout_train::ablate::ablate(&config, &options, &mut |said| match said {
+    let report = flatout_measure::ablate::ablate(&config, &options, &mut |said| match said {
         Said::Ready { variants, budget, kept, visits_before } => {
             let measured = variants.iter().filter(|v| matches!(v.fate, Fate::Measured { .. })).count();
             line(format!(

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use flatout_measure::sweep::By;
+use flatout_report::history::Axis;
 use flatout_train::config::{FileFormat, OnError, Task};
-use flatout_train::export::Width;
-use flatout_train::goal::Metric;
-use flatout_train::history::Axis;
+use flatout_train::metrics::goal::Metric;
 use flatout_train::run::Resume;
-use flatout_train::sweep::By;
+use flatout_train::weights::export::Width;
 
 use crate::time_limit;
 
@@ -154,6 +154,9 @@ pub struct Plan {
     /// Also list every launch in order: where, which kernel, over what, and its least time.
     #[arg(long)]
     pub launches: bool,
+    /// Also write the compiled plans as text, every slot, buffer and launch with its place: two equal files, equal plans.
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
 }
 
 #[derive(Parser)]

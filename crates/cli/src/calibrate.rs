@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use flatout_ir::Work;
 use flatout_ir::timings::Timings;
+use flatout_measure::calibrate::{Said, calibrate as measure};
 use flatout_train::Failure;
-use flatout_train::calibrate::{Said, calibrate as measure, kept};
-use flatout_train::switches::{Backend, Switches};
+use flatout_train::config::switches::{Backend, Switches};
+use flatout_train::device::calibrations;
 use serde_json::json;
 
 use crate::runs::print_table;
@@ -21,7 +22,7 @@ pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
     })?;
     let target = device.target(&Switches::default());
     let errors = errors(&done.timings, &target.rates);
-    let kept = kept::keep(&device, &done.timings);
+    let kept = calibrations::keep(&device, &done.timings);
     if screen.json {
         let point = |p: &flatout_ir::timings::Point| {
             json!({

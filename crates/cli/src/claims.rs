@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
+use flatout_measure::claims::{all, of, page};
 use flatout_train::Failure;
-use flatout_train::claims::{all, of, page};
 use serde_json::json;
 
 use crate::args::Claims;

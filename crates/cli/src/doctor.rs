@@ -4,8 +4,12 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
+use flatout_train::Failure;
+use flatout_train::config::switches;
 use flatout_train::device::Device;
-use flatout_train::{Failure, compile, kernels, recipes, switches};
+use flatout_train::device::kernels;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
 use serde_json::json;
 
 use crate::args::Doctor;

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use flatout_train::export::{Export as Wanted, export as export_run};
-use flatout_train::{Failure, UserError};
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::weights::export::{Export as Wanted, export as export_run};
 use serde_json::json;
 
 use crate::args::Export;

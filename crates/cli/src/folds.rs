@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use flatout_measure::folds;
+use flatout_train::Config;
+use flatout_train::Failure;
 use flatout_train::device::Device;
-use flatout_train::events::Status;
+use flatout_train::run::events::Status;
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Resume, Run};
-use flatout_train::signal::StopFlag;
-use flatout_train::{Config, Failure, folds};
 
 use crate::args::Train;
 use crate::screen::Screen;

@@ -7,10 +7,12 @@ use std::time::Instant;
 
 use flatout_data::Vocabulary;
 use flatout_data::examples::{Date, Questions};
-use flatout_train::generate::{Generator, Room, encode};
-use flatout_train::pretrained::{BESIDE, Loaded};
-use flatout_train::sampling::Sampling;
-use flatout_train::{Failure, UserError};
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::infer::generate::{Generator, Room, encode};
+use flatout_train::infer::sampling::Sampling;
+use flatout_train::run::BESIDE;
+use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
 use crate::args::Generate;

@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use flatout_train::{Failure, logits as computed};
+use flatout_train::Failure;
+use flatout_train::infer::logits as computed;
 use serde_json::json;
 
 use crate::args::Logits;

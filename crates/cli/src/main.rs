@@ -37,7 +37,8 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Args, Command};
-use flatout_train::{Failure, kernels};
+use flatout_train::Failure;
+use flatout_train::device::kernels;
 use screen::Screen;
 
 fn main() -> ExitCode {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use flatout_train::Failure;
 use flatout_train::device::Device;
-use flatout_train::pretrained::Loaded;
-use flatout_train::pretrained::hub::Fetching;
+use flatout_train::weights::loaded::Loaded;
+use flatout_train::weights::pretrained::hub::Fetching;
 
 use crate::screen::{Screen, bytes};
 

@@ -9,12 +9,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flatout_ir::Target;
-use flatout_train::compile::{self, Compiled};
+use flatout_measure::forecast::{Forecast, Layers, Outcome, forecast, timeline};
+use flatout_train::Config;
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::config::switches::Switches;
 use flatout_train::device::{self, Device, Facts, attention_kernels, gpus};
-use flatout_train::fit::{Fit, fit};
-use flatout_train::forecast::{Forecast, Layers, Outcome, forecast, timeline};
-use flatout_train::switches::Switches;
-use flatout_train::{Config, Failure, UserError, active, fp8_layers, prediction, recipes};
+use flatout_train::recipes;
+use flatout_train::resolve::active;
+use flatout_train::resolve::compile::{self, Compiled};
+use flatout_train::resolve::fit::{Fit, fit};
+use flatout_train::resolve::fp8_layers;
+use flatout_train::resolve::prediction;
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
@@ -56,6 +62,9 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
         }
     };
     let drawn = args.out.as_ref().map(|folder| draw(&told, folder)).transpose()?;
+    if let Some(path) = &args.text {
+        write(path, &told.compiled.plans.to_string(), "--text")?;
+    }
     if screen.json {
         screen.object(&object::object(&told));
     } else {
@@ -64,7 +73,7 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
             launches::print(&told.compiled.plans, &told.compiled.target, screen);
         }
     }
-    if let Some(path) = drawn {
+    for path in drawn.iter().chain(&args.text) {
         screen.note(format!("written  {}", path.display()));
     }
     Ok(ExitCode::SUCCESS)
@@ -96,10 +105,16 @@ fn draw(told: &Told<'_>, folder: &Path) -> Result<PathBuf, Failure> {
     let title = format!("The arena of {} on {} over a step", config.recipe, compiled.target.name);
     let picture = timeline::picture(&title, &compiled.plans, config.train.batch / compiled.micro_batch);
     let path = folder.join("arena.svg");
-    let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, picture.to_svg()));
-    let refused = |why| UserError(format!("{} cannot be written: {why}; give another --out", path.display()));
-    written.map_err(refused)?;
+    write(&path, &picture.to_svg(), "--out")?;
     Ok(path)
+}
+
+/// Writes a file that an option named, and the folder it lies in.
+fn write(path: &Path, content: &str, option: &str) -> Result<(), UserError> {
+    let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
+    let refused =
+        |why| UserError(format!("{} cannot be written: {why}; give another {option}", path.display()));
+    folder.and_then(|()| fs::write(path, content)).map_err(refused)
 }
 
 fn print(told: &Told<'_>, screen: &Screen) {

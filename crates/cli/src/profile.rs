@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use flatout_train::profile::{Options, Report, page, trace};
-use flatout_train::{Failure, recipes};
+use flatout_measure::profile::{Options, Report, page, trace};
+use flatout_train::Failure;
+use flatout_train::recipes;
 
 use crate::args::{Profile, recipe_and_overrides};
 use crate::runs::print_table;
@@ -22,7 +23,7 @@ pub fn profile(args: &Profile, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let bar = screen.bar("{wide_bar} round {pos} of {len}", ROUNDS as u64);
     let options = Options { steps: args.steps as usize, rounds: ROUNDS };
-    let report = flatout_train::profile::profile(&config, &options, &mut |round, of| match &bar {
+    let report = flatout_measure::profile::profile(&config, &options, &mut |round, of| match &bar {
         Some(bar) => bar.set_position(round as u64 + 1),
         None if screen.verbose => screen.note(format!("round {} of {of}", round + 1)),
         None => {}

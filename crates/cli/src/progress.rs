@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use console::Term;
-use flatout_train::events::{Event, Step};
+use flatout_train::run::events::{Event, Step};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::screen::Screen;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flatout_train::Failure;
-use flatout_train::kernels::{self, COPY, Lap, PADDED, Raced, Shape};
+use flatout_train::device::kernels::{self, COPY, Lap, PADDED, Raced, Shape};
 use serde_json::{Value, json};
 
 use crate::screen::Screen;

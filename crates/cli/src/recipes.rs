@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use flatout_train::{Failure, config, recipes as embedded};
+use flatout_train::Failure;
+use flatout_train::config;
+use flatout_train::recipes as embedded;
 use serde_json::json;
 
 use crate::args::{Recipes, Show, recipe_and_overrides};

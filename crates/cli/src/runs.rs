@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use console::Term;
-use flatout_train::events::now;
-use flatout_train::history::{Axis, History, Summary, list};
-use flatout_train::plot::{Plot, Series, Style, smoothed};
+use flatout_report::history::{Axis, History, Summary, list};
+use flatout_report::plot::{Plot, Series, Style, smoothed};
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::run::events::now;
 use flatout_train::run::is_run;
-use flatout_train::{Failure, UserError};
 use serde_json::{Value, json};
 
 use crate::args::{Compare, Runs, RunsCommand};

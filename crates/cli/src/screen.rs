@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
-pub use flatout_train::words::{bytes, count, duration, flops, short};
+pub use flatout_report::words::{bytes, count, duration, flops, short};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 

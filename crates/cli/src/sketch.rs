@@ -1,6 +1,6 @@
 //! Curves drawn with characters, for a terminal.
 
-use flatout_train::plot::Scale;
+use flatout_report::plot::Scale;
 
 pub struct Curve {
     pub name: String,

@@ -4,9 +4,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::run::signal::{self, StopFlag};
 use flatout_train::run::{Entered, Run, is_run};
-use flatout_train::signal::{self, StopFlag};
-use flatout_train::{Failure, UserError};
 
 use crate::screen::Screen;
 

@@ -1,6 +1,6 @@
 //! A run at one moment on one line, of whatever width there is.
 
-use flatout_train::events::Step;
+use flatout_train::run::events::Step;
 
 use crate::screen::{bytes, count, duration};
 
@@ -95,7 +95,7 @@ fn bar(share: f64, places: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flatout_train::events::GpuSample;
+    use flatout_train::run::events::GpuSample;
 
     fn step() -> Step {
         let gpu = GpuSample {

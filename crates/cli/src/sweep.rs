@@ -3,14 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use flatout_measure::folds;
+use flatout_measure::sweep::{By, Combination, SUMMARY, Summary, Sweep, Trial};
+use flatout_report::history::State;
+use flatout_train::Config;
+use flatout_train::Failure;
+use flatout_train::UserError;
 use flatout_train::device::Device;
-use flatout_train::events::Status;
-use flatout_train::goal::Metric;
-use flatout_train::history::State;
-use flatout_train::resume::requeued;
+use flatout_train::metrics::goal::Metric;
+use flatout_train::recipes;
+use flatout_train::refuse;
+use flatout_train::resolve::compile;
+use flatout_train::run::events::Status;
 use flatout_train::run::{Resume, Run, is_run, quoted};
-use flatout_train::sweep::{By, Combination, SUMMARY, Summary, Sweep, Trial};
-use flatout_train::{Config, Failure, UserError, compile, folds, pretrained, recipes, refuse};
+use flatout_train::training::resume::requeued;
+use flatout_train::weights::pretrained;
 use serde_json::json;
 
 use crate::args::{self, recipe_and_overrides};

@@ -5,18 +5,25 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flatout_report::report::AtEnd;
+use flatout_report::tensorboard::Board;
+use flatout_report::words::shape;
+use flatout_train::Config;
+use flatout_train::Failure;
 use flatout_train::config::Task;
 use flatout_train::device::Device;
-use flatout_train::events::Status;
-use flatout_train::generate::Generator;
-use flatout_train::material::Material;
-use flatout_train::resume::requeued;
+use flatout_train::infer::generate::Generator;
+use flatout_train::infer::sampling::Sampling;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::resolve::fp8_layers;
+use flatout_train::resolve::prediction;
+use flatout_train::run::events::Status;
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Run};
-use flatout_train::sampling::Sampling;
-use flatout_train::signal::StopFlag;
-use flatout_train::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
-use flatout_train::words::shape;
-use flatout_train::{Config, Failure, compile, fp8_layers, prediction, pretrained, recipes};
+use flatout_train::training::resume::requeued;
+use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
+use flatout_train::weights::pretrained;
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
 use crate::progress::Progress;
@@ -86,25 +93,27 @@ fn run_through(
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
     let mut facts = None;
-    let outcome = train_run(config, run, device, stop, &mut |notice| match notice {
-        Notice::Data(said) => screen.note(format!("data     {said}")),
-        Notice::Ready(ready) => {
-            start_block(ready, screen);
-            facts = ready.material.floor();
-            progress = Some(Progress::new(*screen, ready.steps, ready.done));
-        }
-        Notice::Event(event) => match &mut progress {
-            Some(progress) => progress.event(event),
-            None if screen.json => screen.result(event.to_json()),
-            None => {}
-        },
-        Notice::Saving { step, bytes: size, signal } => {
-            if let Some(progress) = &progress {
-                let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
-                progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+    let (mut board, mut report) = (Board::default(), AtEnd::default());
+    let outcome =
+        train_run(config, run, device, stop, &mut [&mut board, &mut report], &mut |notice| match notice {
+            Notice::Data(said) => screen.note(format!("data     {said}")),
+            Notice::Ready(ready) => {
+                start_block(ready, screen);
+                facts = ready.data.floor();
+                progress = Some(Progress::new(*screen, ready.steps, ready.done));
             }
-        }
-    });
+            Notice::Event(event) => match &mut progress {
+                Some(progress) => progress.event(event),
+                None if screen.json => screen.result(event.to_json()),
+                None => {}
+            },
+            Notice::Saving { step, bytes: size, signal } => {
+                if let Some(progress) = &progress {
+                    let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                    progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+                }
+            }
+        });
     if let Some(progress) = &progress {
         progress.finish();
     }
@@ -121,7 +130,7 @@ fn run_through(
 
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
-    let Ready { config, compiled, material, run, steps, laps, .. } = ready;
+    let Ready { config, compiled, data, run, steps, laps, .. } = ready;
     screen.note(format!(
         "{}  ->  {}",
         if config.recipe.is_empty() { "recipe" } else { &config.recipe },
@@ -136,10 +145,10 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         },
         shape(&config.model)
     ));
-    let described = material.describe();
-    let words = material.vocabulary().map_or(0, |vocabulary| vocabulary.size());
+    let described = data.describe();
+    let words = data.vocabulary().map_or(0, |vocabulary| vocabulary.size());
     let about = if described.is_estimated { "about " } else { "" };
-    screen.note(match (material.floor(), described.tokens) {
+    screen.note(match (data.floor(), described.tokens) {
         (Some(floor), _) => format!(
             "data     a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
             floor.nats, floor.trigram_nats
@@ -151,9 +160,9 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             if config.data.has_examples() { "examples" } else { "documents" },
             count(described.held_out_documents.unwrap_or(0))
         ),
-        (None, None) => match material {
-            Material::Images(sets) => format!("data     {}", sets.description),
-            _ => format!("data     an endless stream; vocabulary {words}"),
+        (None, None) => match data.sentence() {
+            Some(sentence) => format!("data     {sentence}"),
+            None => format!("data     an endless stream; vocabulary {words}"),
         },
     });
     let batch = config.train.batch;

@@ -2,13 +2,16 @@
 
 use std::process::ExitCode;
 
+use flatout_measure::bench::Stage;
+use flatout_measure::tune::space::Phase;
+use flatout_measure::tune::{Fate, Found, Options, Report, Row, Said, Verdict, preset};
+use flatout_report::words::milliseconds;
+use flatout_train::Config;
+use flatout_train::Failure;
+use flatout_train::config;
+use flatout_train::config::switches::Class;
 use flatout_train::device::Device;
-use flatout_train::measure::Stage;
-use flatout_train::switches::Class;
-use flatout_train::tune::space::Phase;
-use flatout_train::tune::{Fate, Found, Options, Report, Row, Said, Verdict, preset};
-use flatout_train::words::milliseconds;
-use flatout_train::{Config, Failure, config, recipes};
+use flatout_train::recipes;
 use serde_json::json;
 
 use crate::ablate::budget;
@@ -37,7 +40,7 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
 
     let bar = screen.bar("{wide_bar} {elapsed}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
-    let report = flatout_train::tune::tune(&config, &options, &stage, &mut |said| match said {
+    let report = flatout_measure::tune::tune(&config, &options, &stage, &mut |said| match said {
         Said::Ready { budget, device } => {
             if let Some(bar) = &bar {
                 bar.set_length(budget.as_secs().max(1));

@@ -7,7 +7,7 @@ mod program;
 
 use std::path::Path;
 
-use flatout_train::events::{self, Event, Start};
+use flatout_train::run::events::{self, Event, Start};
 use program::{flatout, say, small_train};
 
 /// Whether there is a GPU to use; otherwise a line says why not.

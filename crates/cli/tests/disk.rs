@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use flatout_train::events::Event;
+use flatout_train::run::events::Event;
 use program::{Said, say, small_train};
 use scene::{Scene, checkpoints};
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use flatout_train::events::Event;
+use flatout_train::run::events::Event;
 use program::{say, small_train};
 use scene::{Scene, checkpoints, wait_until};
 

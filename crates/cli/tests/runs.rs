@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use flatout_train::events;
+use flatout_train::run::events;
 use program::{SMALL, Said, flatout, say, small_train};
 use serde_json::Value;
 

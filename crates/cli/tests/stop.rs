@@ -8,7 +8,7 @@ use std::fs;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use flatout_train::events::{self, Event, Status};
+use flatout_train::run::events::{self, Event, Status};
 use program::{flatout, say, small_train};
 use scene::{Scene, checkpoints, send, wait_until};
 

@@ -22,6 +22,7 @@ pub mod optimizers;
 pub mod oracle;
 pub mod passes;
 pub mod plan;
+mod plan_text;
 pub mod random;
 pub mod region;
 pub mod replay;

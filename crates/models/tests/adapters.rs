@@ -2,8 +2,6 @@
 //! V = W + s B A and g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV,
 //! dB = s dV A^T and dm = sum(dW V) / ||V||, the norm being a constant.
 
-mod small;
-
 use std::collections::HashMap;
 
 use flatout_ir::cost::cost;
@@ -16,7 +14,10 @@ use flatout_ir::{
     oracle, random,
 };
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::{Documents, Form, build};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+
+use crate::small;
 
 const LOSS: Form = loss(2);
 

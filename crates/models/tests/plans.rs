@@ -1,7 +1,5 @@
 //! Plans of the decoder, run launch by launch with the oracle, against the oracle on the graph no pass has touched.
 
-mod small;
-
 use std::collections::HashMap;
 
 use flatout_ir::interpreter::Interpreter;
@@ -14,7 +12,10 @@ use flatout_ir::{
 use flatout_models::config::{
     Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Pooling, Positions, RopeScaling,
 };
-use flatout_models::decoder::{Documents, Form, build};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+
+use crate::small;
 
 fn small() -> DecoderConfig {
     DecoderConfig { dropout: 0.1, ..small::decoder() }

@@ -7,7 +7,7 @@ use flatout_ir::fp8::{e4m3_to_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
 
-use crate::cuda::noise::Noise;
+use crate::cuda::session::noise::Noise;
 use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
 

@@ -16,7 +16,7 @@ pub enum Failure {
 
 impl Failure {
     /// For `map_err` on input and output: what was attempted, then the system's words.
-    pub(crate) fn io(what: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Failure {
+    pub fn io(what: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Failure {
         move |error| Failure::Environment(format!("{what}: {error}"))
     }
 }

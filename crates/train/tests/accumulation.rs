@@ -12,9 +12,11 @@ use flatout_ir::passes::update::LR;
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, DType, Init, Options, Program, Role, compile, oracle, random};
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::{Documents, Form, build, weight_names};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
-use flatout_train::initial;
+use flatout_train::weights::initial;
 
 const ROWS: usize = 8;
 const SPLITS: [usize; 3] = [8, 4, 1];

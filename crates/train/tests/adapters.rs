@@ -13,12 +13,18 @@ use flatout_ir::passes::differentiate::gradient_path;
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, Role};
 use flatout_runtime::{Session, cpu};
-use flatout_train::checkpoint::TensorFile;
+use flatout_train::Config;
+use flatout_train::UserError;
 use flatout_train::config::AdapterKind;
+use flatout_train::device;
 use flatout_train::device::Device;
-use flatout_train::export::{Export, Width, export};
-use flatout_train::pretrained::{self, Loaded};
-use flatout_train::{Config, UserError, compile, device, logits, recipes};
+use flatout_train::infer::logits;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::run::checkpoint::TensorFile;
+use flatout_train::weights::export::{Export, Width, export};
+use flatout_train::weights::loaded::Loaded;
+use flatout_train::weights::pretrained;
 use small_run::train_in;
 
 fn fixture(name: &str) -> PathBuf {

@@ -5,11 +5,12 @@ mod small_recipe;
 
 use flatout_ir::plan::Buffer;
 use flatout_ir::{PlanSet, Target};
-use flatout_train::compile::{Compiled, compile};
+use flatout_measure::forecast::{layers, timeline};
+use flatout_train::Config;
+use flatout_train::config::switches::TABLE;
 use flatout_train::device::Device;
-use flatout_train::forecast::{layers, timeline};
-use flatout_train::switches::TABLE;
-use flatout_train::{Config, recipes};
+use flatout_train::recipes;
+use flatout_train::resolve::compile::{Compiled, compile};
 use small_recipe::{small, target};
 
 /// Every setting of the matrix that can run: recipe, place, setting, plans.

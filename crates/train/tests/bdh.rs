@@ -12,11 +12,12 @@ use flatout_ir::passes::input_path;
 use flatout_ir::passes::update::LR;
 use flatout_ir::target::paper;
 use flatout_ir::{Class, Graph, Launch, Op, OpKind, Options, Precision, Program, Recompute, Role, compile};
-use flatout_models::bdh::{Form, build};
+use flatout_models::bdh::build;
 use flatout_models::config::{BdhConfig, Head};
-use flatout_models::images::ImageForm;
+use flatout_models::form::{Documents, Form, ImageForm};
+use flatout_models::registry::Family;
 use flatout_runtime::{Session, cpu};
-use flatout_train::initial;
+use flatout_train::weights::initial;
 
 /// Largest relative L2 distance of logits and gradients.
 const BOUND: f64 = 1e-5;
@@ -45,14 +46,14 @@ fn texts() {
 #[test]
 fn the_model_of_cifar_has_its_parameters() {
     let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
-    let graph = build(&c, Form::least(&c));
+    let graph = build(&c, c.least());
     let parameters = |graph: &Graph| -> usize {
         graph.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum()
     };
     assert_eq!((parameters(&graph), c.parameters()), (3_562_954, 3_562_954));
     assert!((c.encoder_bound() - 0.00544).abs() < 5e-6);
     let texts = BdhConfig { head: Head::Tokens, ..BdhConfig::default() };
-    let graph = build(&texts, Form::least(&texts));
+    let graph = build(&texts, texts.least());
     assert_eq!(parameters(&graph) as u64, texts.parameters());
 }
 
@@ -60,7 +61,7 @@ fn the_model_of_cifar_has_its_parameters() {
 #[test]
 fn scores_take_on_what_surrounds_them() {
     let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
-    let graph = build(&c, Form::Classes(ImageForm::plain(2)));
+    let graph = build(&c, Form::Images(ImageForm::plain(2)));
     let launches = |fuse_elementwise: bool| {
         let options = Options {
             precision: Precision::BF16,
@@ -138,11 +139,10 @@ impl Golden {
     fn session(&mut self, options: &Options) -> Session {
         let (rows, len) = (ROWS, self.model.context);
         let programs = match self.of_images() {
-            true => [(Role::GRAD, true), (Role::Eval, false)].map(|(role, dropout)| {
-                (role, Form::Classes(ImageForm { dropout, ..ImageForm::plain(rows) }))
-            }),
+            true => [(Role::GRAD, true), (Role::Eval, false)]
+                .map(|(role, dropout)| (role, Form::Images(ImageForm { dropout, ..ImageForm::plain(rows) }))),
             false => [
-                (Role::GRAD, Form::Loss { rows, len, dropout: true }),
+                (Role::GRAD, Form::Loss { rows, len, documents: Documents::Joined, dropout: true }),
                 (Role::Logits, Form::Logits { rows, len }),
             ],
         };

@@ -6,20 +6,24 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flatout_data::{Example, ExampleTable, Vocabulary};
-use flatout_train::checkpoint;
-use flatout_train::classify::{classify, predict};
+use flatout_report::report::AtEnd;
+use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::events::{Event, Step};
-use flatout_train::export::{Export, Width, export};
-use flatout_train::generate::Generator;
-use flatout_train::goal::Metric;
-use flatout_train::material::{Examples, Material};
+use flatout_train::infer::classify::{classify, predict};
+use flatout_train::infer::generate::Generator;
 use flatout_train::metrics::Metrics;
-use flatout_train::pretrained::Loaded;
+use flatout_train::metrics::goal::Metric;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::run::checkpoint;
+use flatout_train::run::events::{Event, Step};
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::signal::StopFlag;
-use flatout_train::trainer::{Notice, Opened, Outcome, train_on};
-use flatout_train::{Config, compile, recipes};
+use flatout_train::tasks::dataset::Dataset;
+use flatout_train::tasks::examples::Examples;
+use flatout_train::training::trainer::{Notice, Opened, Outcome, train_on};
+use flatout_train::weights::export::{Export, Width, export};
+use flatout_train::weights::loaded::Loaded;
 
 /// Texts of 4 to 23 tokens that have words of their class among words of none: a third of them, but at least one.
 fn texts(count: usize, seed: u64) -> ExampleTable {
@@ -49,22 +53,22 @@ fn texts(count: usize, seed: u64) -> ExampleTable {
 type Sides = (ExampleTable, ExampleTable);
 
 /// Of tokens that are words by their numbers, as many as the model has.
-fn material((train, held_out): &Sides, vocab: usize) -> Material {
+fn material((train, held_out): &Sides, vocab: usize) -> Examples {
     let words = ["<bos>", "<eos>"].map(String::from).into_iter().chain((2..vocab).map(|n| format!("w{n}")));
     let vocabulary = Vocabulary::from_words(&words.collect::<Vec<_>>());
-    Material::Examples(Examples {
+    Examples {
         train: Arc::new(train.clone()),
         held_out: Arc::new(held_out.clone()),
         vocabulary,
         classes: vec![],
-    })
+    }
 }
 
 /// Plans for it, and what a run is opened with.
-fn opened(material: Material, config: &mut Config) -> Opened {
-    material.measure(config);
+fn opened(data: Examples, config: &mut Config) -> Opened {
+    data.measure(config);
     let compiled = compile::compile(config, &compile::target()).expect("plans");
-    Opened { material, compiled, left_out: vec![], laps: Device::cpu().laps() }
+    Opened { data: Box::new(data), compiled, left_out: vec![], laps: Device::cpu().laps() }
 }
 
 /// A small Gemma-3 that sees both ways.
@@ -124,7 +128,8 @@ fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
         _ => {}
     };
     let device = Device::cpu();
-    let outcome = train_on(&config, opened, &run, &device, &StopFlag::never(), notice);
+    let outcome =
+        train_on(&config, opened, &run, &device, &StopFlag::never(), &mut [&mut AtEnd::default()], notice);
     Ran { outcome: outcome.expect("a run to its end"), steps, evals }
 }
 
@@ -337,7 +342,8 @@ fn examples_without_their_class_are_refused() {
         table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label });
         let mut config = config(&[]);
         let opened = opened(material(&(table, texts(20, 2)), config.model.decoder().vocab), &mut config);
-        let failure = train_on(&config, opened, &run, &Device::cpu(), &StopFlag::never(), &mut |_| {});
+        let failure =
+            train_on(&config, opened, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |_| {});
         failure.expect_err("a refusal").to_string()
     };
     assert_eq!(refused(Some(2)), "an example has class 2, counted from 0, and `model.classes` is 2");

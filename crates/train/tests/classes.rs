@@ -11,10 +11,12 @@ use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile};
 use flatout_models::config::{DecoderConfig, Pooling};
-use flatout_models::decoder::{Form, build};
-use flatout_models::huggingface;
+use flatout_models::decoder::build;
+use flatout_models::form::Form;
+use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
-use flatout_train::{initial, pretrained};
+use flatout_train::weights::initial;
+use flatout_train::weights::pretrained;
 
 struct Golden {
     model: DecoderConfig,

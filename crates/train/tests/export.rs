@@ -5,10 +5,11 @@ mod small_run;
 use std::fs;
 use std::path::Path;
 
-use flatout_train::checkpoint::{Dtype, TensorFile};
-use flatout_train::export::{Export, Exported, Width, export};
-use flatout_train::pretrained::Loaded;
-use flatout_train::{Failure, recipes};
+use flatout_train::Failure;
+use flatout_train::recipes;
+use flatout_train::run::checkpoint::{Dtype, TensorFile};
+use flatout_train::weights::export::{Export, Exported, Width, export};
+use flatout_train::weights::loaded::Loaded;
 use serde_json::Value;
 use small_run::{config, train_in};
 

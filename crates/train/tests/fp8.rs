@@ -7,8 +7,12 @@ use flatout_ir::passes::fp8::{APART, TYPES, shared_path};
 use flatout_ir::passes::fp8_copies::HISTORY;
 use flatout_ir::timings::{Point, Size, Timings, Units};
 use flatout_ir::{DType, OpKind, Role, Target, Work};
-use flatout_train::compile::{self, Compiled, compile};
-use flatout_train::{Config, device, fp8_layers, measure, recipes};
+use flatout_measure::bench;
+use flatout_train::Config;
+use flatout_train::device;
+use flatout_train::recipes;
+use flatout_train::resolve::compile::{self, Compiled, compile};
+use flatout_train::resolve::fp8_layers;
 use small_run::{config, train_in};
 
 fn losses(overrides: &[&str]) -> Vec<f32> {
@@ -40,7 +44,7 @@ fn the_curve_is_that_of_bf16() {
 #[test]
 fn magnitudes_are_those_of_the_whole_step() {
     let first = ["train.micro_batch=8", "train.micro_batch=4", "train.micro_batch=2"].map(|split| {
-        let mut bench = measure::open(&config(&["precision=fp8", split])).expect("a bench");
+        let mut bench = bench::open(&config(&["precision=fp8", split])).expect("a bench");
         let updates = bench.losses().len();
         assert!((1..HISTORY).contains(&updates), "opening makes {updates} updates");
         let session = bench.session();

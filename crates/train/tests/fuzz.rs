@@ -1,7 +1,8 @@
 //! What users write, damaged: no panic, no hang, bounded memory, and one sentence that names the origin.
 
 use flatout_fuzz::{Limits, feed};
-use flatout_train::{Config, recipes};
+use flatout_train::Config;
+use flatout_train::recipes;
 
 /// A config that is accepted reads back as the same config.
 #[test]

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use flatout_fuzz::{Limits, feed};
-use flatout_train::checkpoint::{self, TensorFile};
-use flatout_train::events::{self, Event, EventLog};
+use flatout_train::run::checkpoint::{self, TensorFile};
+use flatout_train::run::events::{self, Event, EventLog};
 
 /// In memory where there is a place for that: a disk would take most of the time.
 fn folder() -> tempfile::TempDir {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flatout_fuzz::{Limits, feed};
-use flatout_train::pretrained::folder;
+use flatout_train::weights::pretrained::folder;
 
 const SHARD: &str = "model-00001-of-00009.safetensors";
 

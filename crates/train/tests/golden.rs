@@ -13,11 +13,13 @@ use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
 use flatout_models::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopeScaling};
-use flatout_models::decoder::{Documents, Form, build, weight_names};
-use flatout_models::stored::Stored;
-use flatout_models::{gpt2, huggingface};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+use flatout_models::library::llama::weight_names;
+use flatout_models::library::stored::Stored;
+use flatout_models::library::{gpt2, huggingface};
 use flatout_runtime::{Session, cpu};
-use flatout_train::initial;
+use flatout_train::weights::initial;
 use serde_json::Value;
 
 /// Largest relative L2 distance of any tensor.

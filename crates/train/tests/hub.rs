@@ -5,8 +5,8 @@ mod hub_server;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flatout_train::pretrained::folder;
-use flatout_train::pretrained::hub::{Hub, Name, Snapshot, Want};
+use flatout_train::weights::pretrained::folder;
+use flatout_train::weights::pretrained::hub::{Hub, Name, Snapshot, Want};
 use hub_server::{COMMIT, Content, HubServer};
 
 /// A small model as other tools write it, in one file or in shards.

@@ -12,11 +12,13 @@ use flatout_ir::graph::Class;
 use flatout_ir::passes::input_path;
 use flatout_ir::{DType, Graph, Init, Options, Program, Role, compile};
 use flatout_runtime::{Session, cpu};
+use flatout_train::Config;
 use flatout_train::device::Device;
+use flatout_train::recipes;
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::signal::StopFlag;
-use flatout_train::trainer::train;
-use flatout_train::{Config, images, recipes};
+use flatout_train::tasks::images;
+use flatout_train::training::trainer::train;
 use training::train_in;
 
 /// Records as CIFAR-10 has them, of noise.
@@ -74,7 +76,7 @@ fn a_launch_gives_the_bytes_of_the_loader() {
         &["data.crop_scale=[0.3,0.9]", "model.image_size=48"],
     ] {
         let config = config(&file, words);
-        let set = images::open(&config, &mut |_| {}).unwrap().train;
+        let set = images::sets(&config, &mut |_| {}).unwrap().train;
         let [count, rows, columns] = ByteTable::extents(&set).unwrap();
         let (view, seed, at_once) = (images::view(&config, true), config.train.seed, 3 * count);
         let b = flatout_ir::Builder::new();
@@ -133,7 +135,8 @@ fn a_table_of_encoded_images_is_refused() {
     let (Entered::Fresh(run) | Entered::Existing(run)) =
         Run::enter(&dir.path().join("run"), Resume::Auto).expect("a run");
     let config = config(dir.path(), &words);
-    let failed =
-        train(&config, &run, &Device::cpu(), &StopFlag::never(), &mut |_| {}).unwrap_err().to_string();
+    let failed = train(&config, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |_| {})
+        .unwrap_err()
+        .to_string();
     assert!(failed.contains("`image_table=on` cannot run: the images of"), "{failed}");
 }

@@ -12,13 +12,16 @@ use distance::relative;
 use flatout_ir::Role;
 use flatout_ir::passes::differentiate::gradient_path;
 use flatout_ir::passes::{input_path, update};
-use flatout_models::huggingface;
+use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
-use flatout_train::checkpoint::TensorFile;
 use flatout_train::device::Device;
-use flatout_train::generate::Generator;
-use flatout_train::pretrained::{self, Loaded};
-use flatout_train::{compile, logits, recipes};
+use flatout_train::infer::generate::Generator;
+use flatout_train::infer::logits;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::run::checkpoint::TensorFile;
+use flatout_train::weights::loaded::Loaded;
+use flatout_train::weights::pretrained;
 use small_run::train_in;
 
 fn folder(name: &str) -> PathBuf {
@@ -285,14 +288,14 @@ fn what_is_frozen_is_loaded_again_by_its_hash() {
     let run = scratch.path().join("first");
     first_run(&run);
     let mut loaded = Loaded::open(&run, &[]).expect("a run");
-    let export = flatout_train::export::Export {
+    let export = flatout_train::weights::export::Export {
         to: base.clone(),
-        dtype: flatout_train::export::Width::F32,
+        dtype: flatout_train::weights::export::Width::F32,
         shard_bytes: u64::MAX,
         force: false,
         adapter: false,
     };
-    flatout_train::export::export(&mut loaded, &export).expect("a folder");
+    flatout_train::weights::export::export(&mut loaded, &export).expect("a folder");
 
     let frozen = ["train.freeze=[embed,layers.0]"];
     let config = |steps: &'static str| {

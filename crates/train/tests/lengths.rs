@@ -8,20 +8,26 @@ use std::path::Path;
 use std::sync::Arc;
 
 use distance::relative;
-use flatout_data::{Lengths, Reading, Updates, drawn_examples};
+use flatout_data::{Lengths, UpdateOptions, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
-use flatout_models::decoder::weight_names;
+use flatout_measure::bench;
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
-use flatout_train::compile::{Compiled, compile};
+use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::events::{Event, Start, Step};
+use flatout_train::recipes;
+use flatout_train::resolve::active;
+use flatout_train::resolve::compile::{Compiled, compile};
+use flatout_train::run;
+use flatout_train::run::events::{Event, Start, Step};
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::signal::StopFlag;
-use flatout_train::supply::Batch;
-use flatout_train::trainer::{Notice, train};
-use flatout_train::update::{Draw, accumulate};
-use flatout_train::{Config, active, initial, measure, recipes, run};
+use flatout_train::tasks::batch::{Draw, Inputs};
+use flatout_train::tasks::examples;
+use flatout_train::training::trainer::{Notice, train};
+use flatout_train::training::update::accumulate;
+use flatout_train::weights::initial;
 
 /// On the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
@@ -73,7 +79,7 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let (seed, vocab) = (config.train.seed, config.model.decoder().vocab);
     let drawn = drawn_examples(&Lengths::drawn(16, config.model.decoder().context), [40, 0], seed, vocab);
     let table = Arc::new(drawn.expect("examples").train);
-    let reading = Reading {
+    let reading = UpdateOptions {
         seed,
         batch: config.train.batch,
         layout: arrangement.layout,
@@ -83,11 +89,13 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let start = Updates::start(&table, seed);
     let mut updates = Updates::new(table, reading, start).expect("updates");
     let mut shapes = vec![];
+    let inputs = Inputs::of(session.plans(), Role::GRAD);
     // The second has examples from the end of one epoch and the beginning of the next in turn.
     for step in 0..4 {
         for part in updates.next_update().parts {
             shapes.push(part.shape);
-            accumulate(&mut session, &Batch::Examples(part), Draw { seed, step }).expect("gradients");
+            let batch = examples::batch(Role::Grad(part.shape), part, &inputs);
+            accumulate(&mut session, &batch, Draw { seed, step }).expect("gradients");
         }
     }
     let paths = weight_names(config.model.decoder()).into_iter().map(|(ours, _)| gradient_path(&ours));
@@ -165,7 +173,7 @@ struct Trained {
 fn train_in(config: &Config, dir: &Path, resume: Resume) -> Trained {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, resume).expect("a run");
     let (mut start, mut steps, mut evals) = (None, vec![], vec![]);
-    train(config, &run, &Device::cpu(), &StopFlag::never(), &mut |notice| match notice {
+    train(config, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
         Notice::Event(Event::Start(said)) => start = Some(said.clone()),
         Notice::Event(Event::Eval { loss, .. }) => evals.push(*loss),
@@ -270,7 +278,7 @@ fn a_measurement_makes_the_updates_of_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(&["packing=on", "eval.rows=0"]);
     let trained = train_in(&config, &folder.path().join("run"), Resume::Never);
-    let mut bench = measure::open(&config).expect("a bench");
+    let mut bench = bench::open(&config).expect("a bench");
     bench.steps(5).expect("updates");
     let losses: Vec<f32> = trained.steps.iter().map(|step| step.loss).collect();
     assert_eq!(bench.losses(), losses);

@@ -6,7 +6,9 @@ mod small_run;
 use std::path::Path;
 
 use flatout_ir::plan::Category;
-use flatout_train::{Config, compile, recipes};
+use flatout_train::Config;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
 use small_run::{config, train_in};
 
 const KINDS: [&str; 2] = ["optimizer.state=bf16", "optimizer.state=int8"];

@@ -15,10 +15,14 @@ use flatout_ir::passes::input_path;
 use flatout_ir::passes::update::LR;
 use flatout_ir::{OpKind, Options, Program, Role, compile as compile_programs};
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::{Documents, Form, build, weight_names};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
-use flatout_train::corpus::corpus;
-use flatout_train::{compile, initial, recipes};
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::tasks::text::corpus;
+use flatout_train::weights::initial;
 
 /// On the L2 distance of the whole gradient, and of every tensor of it.
 const BOUND: f64 = 1e-5;

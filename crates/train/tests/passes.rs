@@ -6,10 +6,13 @@ mod small_run;
 use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_ir::{Op, Options, PlanSet, Program, Recompute, Role, compile as compile_programs};
-use flatout_models::decoder::{Documents, Form, build};
+use flatout_measure::bench;
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
 use flatout_runtime::cpu;
-use flatout_train::switches::{AttentionKernel, Autotune, Class, Precision, Switch, TABLE};
-use flatout_train::{active, compile, measure};
+use flatout_train::config::switches::{AttentionKernel, Autotune, Class, Precision, Switch, TABLE};
+use flatout_train::resolve::active;
+use flatout_train::resolve::compile;
 use small_run::{STEPS, config, train_in};
 
 /// The model of the fifty losses: dropout, so that recomputing has something to draw again, and a learning rate at
@@ -89,7 +92,7 @@ fn every_switch_keeps_fifty_losses_as_its_class_says() {
 fn every_switch_keeps_the_losses_of_a_bf16_run() {
     let bench = |setting: Option<&str>| {
         let words: Vec<&str> = MODEL.into_iter().chain(["precision=bf16"]).chain(setting).collect();
-        let mut bench = measure::open(&config(&words)).expect("a bench");
+        let mut bench = bench::open(&config(&words)).expect("a bench");
         bench.steps(19).expect("updates");
         bench.losses().to_vec()
     };

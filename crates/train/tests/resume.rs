@@ -6,8 +6,8 @@ mod small_run;
 use std::fs;
 use std::path::Path;
 
-use flatout_train::events::{Event, Step};
 use flatout_train::run;
+use flatout_train::run::events::{Event, Step};
 use small_run::{STEPS, config, train_in};
 
 const STOP: u64 = 25;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use flatout_train::events::{self, Event, Step};
+use flatout_train::run::events::{self, Event, Step};
 use small_run::{STEPS, config, train_in};
 
 /// An event of TensorBoard's, as far as we write them.

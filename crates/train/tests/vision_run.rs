@@ -7,14 +7,16 @@ use std::fs;
 use std::path::Path;
 
 use flatout_data::images::Augment;
-use flatout_train::checkpoint::TensorFile;
+use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::events::Event;
-use flatout_train::export::{Export, Width, export};
-use flatout_train::images::{classify, view};
+use flatout_train::infer::images::classify;
 use flatout_train::metrics::Metrics;
-use flatout_train::pretrained::Loaded;
-use flatout_train::{Config, recipes};
+use flatout_train::recipes;
+use flatout_train::run::checkpoint::TensorFile;
+use flatout_train::run::events::Event;
+use flatout_train::tasks::images::view;
+use flatout_train::weights::export::{Export, Width, export};
+use flatout_train::weights::loaded::Loaded;
 use training::train_in;
 
 /// The recipe `vision-tiny`, made smaller, with overrides.

@@ -1,8 +1,9 @@
 //! A plan as one JSON object.
 
+use flatout_measure::forecast::{Alternative, Outcome};
 use flatout_train::device::gpus;
-use flatout_train::forecast::{Alternative, Outcome};
-use flatout_train::{active, fp8_layers};
+use flatout_train::resolve::active;
+use flatout_train::resolve::fp8_layers;
 use serde_json::{Value, json};
 
 use super::Told;

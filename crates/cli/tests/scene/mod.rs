@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use flatout_train::events::{self, Event};
+use flatout_train::run::events::{self, Event};
 
 use crate::program::flatout;
 

@@ -5,7 +5,8 @@ use flatout_models::{choice, section};
 use serde::{Deserialize, Serialize};
 
 use super::check::at_least_one;
-use crate::{UserError, refuse};
+use crate::UserError;
+use crate::refuse;
 
 choice! {
     /// What is trained beside a frozen weight.

@@ -1,7 +1,8 @@
 //! What no single key can say: which values go together.
 
 use super::{Config, Group, MixPart, Paths, ScheduleName, Source, Task};
-use crate::{UserError, refuse};
+use crate::UserError;
+use crate::refuse;
 
 /// Row and token indices on the device are 32-bit.
 const MAX_ROWS: usize = 1 << 24;

@@ -3,8 +3,9 @@
 use flatout_models::config::{Attention, Head, Model};
 
 use super::{Config, Task};
-use crate::class_weights::ClassWeights;
-use crate::{UserError, refuse};
+use crate::UserError;
+use crate::config::class_weights::ClassWeights;
+use crate::refuse;
 
 impl Config {
     pub(super) fn validate_classes(&self) -> Result<(), UserError> {
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn class_weights_are_a_word_or_numbers() {
-        use crate::class_weights::ClassWeights;
+        use crate::config::class_weights::ClassWeights;
         let weights = |said: &str| {
             let config =
                 resolve("tiny", &[], &words(&format!("head=classes model.classes=2 class_weights={said}")))

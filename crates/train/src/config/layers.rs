@@ -9,8 +9,9 @@ use toml::{Table, Value};
 use super::schema::{self, Found, Meaning};
 use super::value::{self, Written};
 use super::{Adapter, Config, foreign, nearest, text};
-use crate::switches::{self, Compile};
-use crate::{UserError, refuse};
+use crate::UserError;
+use crate::config::switches::{self, Compile};
+use crate::refuse;
 
 /// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
 const INSTEAD: [(&str, &str); 4] = [
@@ -51,7 +52,7 @@ struct Held {
 }
 
 /// The tables of a TOML file, or a sentence with file and line.
-pub(crate) fn parse(text: &str, origin: &str) -> Result<Table, UserError> {
+pub fn parse(text: &str, origin: &str) -> Result<Table, UserError> {
     toml::from_str(text).map_err(|error| {
         let line =
             error.span().map(|span| format!(" line {}", line_at(text, span.start))).unwrap_or_default();
@@ -419,7 +420,7 @@ pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
     arguments.iter().map(|argument| Ok(parse_override(argument)?.0.path)).collect()
 }
 
-pub(crate) fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
+pub fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
     let Some((name, said)) = argument.split_once('=') else {
         refuse!("`{argument}` is neither a recipe nor key=value");
     };
@@ -522,9 +523,9 @@ mod tests {
     use flatout_models::config::DecoderConfig;
 
     use super::*;
+    use crate::config::switches::{Choose, Precision, Toggle};
     use crate::config::{Count, Source};
     use crate::recipes::resolve;
-    use crate::switches::{Choose, Precision, Toggle};
 
     fn with(overrides: &[&str]) -> Result<Config, UserError> {
         let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();

@@ -4,7 +4,7 @@ use flatout_models::config::key::{Key, Kind, Section};
 use flatout_models::config::{Model, ModelKind};
 
 use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
-use crate::switches::{self, Switches};
+use crate::config::switches::{self, Switches};
 
 /// One key as help shows it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -74,7 +74,7 @@ fn doc(section: &str, key: &Key) -> String {
 
 /// A key with its full path.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub struct Found {
     pub path: String,
     pub key: Key,
 }

@@ -2,7 +2,10 @@
 
 use flatout_ir::Target;
 use flatout_models::config::Model;
-use flatout_train::{Config, compile, device, recipes};
+use flatout_train::Config;
+use flatout_train::device;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
 
 /// A recipe with its own choices and small sizes, that evaluates so many rows.
 pub fn small(recipe: &str, eval_rows: usize) -> Config {

@@ -2,7 +2,8 @@
 
 mod training;
 
-use flatout_train::{Config, recipes};
+use flatout_train::Config;
+use flatout_train::recipes;
 pub use training::train_in;
 
 /// Updates of a run.

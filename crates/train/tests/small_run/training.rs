@@ -2,18 +2,22 @@
 
 use std::path::Path;
 
+use flatout_report::report::AtEnd;
+use flatout_report::tensorboard::Board;
 use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::events::{Event, Step};
+use flatout_train::run::events::{Event, Step};
+use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::signal::StopFlag;
-use flatout_train::trainer::{Notice, train};
+use flatout_train::training::trainer::{Notice, Sink, train};
 
 /// Trains in a directory, from where it stands to the end; gives the step lines of this part.
 pub fn train_in(dir: &Path, config: &Config, mut see: impl FnMut(&Event)) -> Vec<Step> {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let mut steps = vec![];
-    let outcome = train(config, &run, &Device::cpu(), &StopFlag::never(), &mut |notice| {
+    let (mut board, mut report) = (Board::default(), AtEnd::default());
+    let mut sinks: [&mut dyn Sink; 2] = [&mut board, &mut report];
+    let outcome = train(config, &run, &Device::cpu(), &StopFlag::never(), &mut sinks, &mut |notice| {
         if let Notice::Event(event) = notice {
             if let Event::Step(step) = event {
                 steps.push(step.clone());

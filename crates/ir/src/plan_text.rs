@@ -1,0 +1,80 @@
+//! The text form of a set of plans: every slot, buffer, launch and result with its place in the arena.
+//!
+//! ```text
+//! arena 4096 persistent 1024 transient 3072
+//! inputs 896..1024
+//! slot embed.weight f32[8,8] weight normal(0.02) at 0
+//! buffer grad.%3 activations 1024+256 live 1:2..5
+//! plan grad
+//! cpu.product product{ta=false, tb=true} f32[4,8]@1024 f32[8,8]@0 -> f32[4,8]@1280 work 64@2048 @layers.0.wq #1f flops 512
+//! result loss f32[1]@2112
+//! pass merge grad 3 weights are one product ...
+//! ```
+//!
+//! Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
+//! is a row of a target's table, which the text does not carry.
+
+use std::fmt;
+
+use crate::attr::Attr;
+use crate::plan::{Launch, PlanSet, View};
+use crate::types::{TensorType, contiguous_strides};
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", TensorType::new(self.dtype, self.dims.clone()), self.offset)?;
+        if self.strides != contiguous_strides(&self.dims) {
+            write!(f, "/{}", self.strides.show())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let attrs: Vec<String> = self.op.attrs().into_iter().map(|(n, v)| format!("{n}={v}")).collect();
+        write!(f, "{} {}{{{}}}", self.kernel, self.op.name(), attrs.join(", "))?;
+        self.ins.iter().try_for_each(|view| write!(f, " {view}"))?;
+        write!(f, " ->")?;
+        for out in &self.outs {
+            match out {
+                Some(view) => write!(f, " {view}")?,
+                None => write!(f, " _")?,
+            }
+        }
+        if let Some(scratch) = &self.workspace {
+            write!(f, " work {}@{}", scratch.span_bytes(), scratch.offset)?;
+        }
+        write!(f, " @{} #{:x} flops {}", self.path, self.key, self.flops)
+    }
+}
+
+impl fmt::Display for PlanSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PlanSet { arena_bytes, persistent_bytes, transient_bytes, .. } = self;
+        writeln!(f, "arena {arena_bytes} persistent {persistent_bytes} transient {transient_bytes}")?;
+        writeln!(f, "inputs {}..{}", self.inputs.start, self.inputs.end)?;
+        self.landings.iter().try_for_each(|landing| writeln!(f, "landing {landing}"))?;
+        for slot in &self.slots {
+            write!(f, "slot {} {} {} {}", slot.path, slot.ty, slot.class.show(), slot.init.show())?;
+            writeln!(f, " at {}{}", slot.view.offset, if slot.is_whole { " whole" } else { "" })?;
+        }
+        for buffer in &self.buffers {
+            write!(f, "buffer {} {} {}", buffer.name, buffer.category.name(), buffer.offset)?;
+            match &buffer.live {
+                Some((plan, launches)) => {
+                    writeln!(f, "+{} live {plan}:{}..{}", buffer.bytes, launches.start, launches.end)?;
+                }
+                None => writeln!(f, "+{}", buffer.bytes)?,
+            }
+        }
+        for plan in &self.plans {
+            writeln!(f, "plan {}", plan.role.name())?;
+            plan.launches.iter().try_for_each(|launch| writeln!(f, "{launch}"))?;
+            plan.results.iter().try_for_each(|(name, view)| writeln!(f, "result {name} {view}"))?;
+        }
+        self.done.iter().try_for_each(|said| {
+            writeln!(f, "pass {} {} {} {}", said.pass, said.role.name(), said.count, said.did)
+        })
+    }
+}

@@ -1,0 +1,292 @@
+//! What every switch is worth on this machine and model, measured: the base against each switch turned off alone, against
+//! its other values, and up the guides' ladder from plain FP32.
+//!
+//! A visit opens a configuration, makes its first updates and times some more. On the CPU the base is open as well and their
+//! updates alternate: the cores of a virtual machine are another's for tenths of a second. On a GPU, which is quieter and where
+//! the host runs ahead of the updates, the base is visited after each variant instead. Rounds visit every variant once, and
+//! every second round goes backwards, so that a machine that drifts touches base and variants alike. `statistics` says what
+//! is made of the times.
+
+pub mod kept;
+pub mod page;
+pub mod table;
+pub mod variants;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub use crate::statistics::Estimate;
+
+use crate::bench::{Stage, Timed, guarded, visit, visit_beside};
+use flatout_train::Failure;
+use flatout_train::config::Config;
+use flatout_train::device::Device;
+use flatout_train::machine::cache_folder;
+use flatout_train::resolve::prediction::tokens_per_update;
+use kept::{End, Kept};
+use table::{BaseRow, Row, failure, table};
+use variants::{BASE, Base, Fate, Variant, Wanted, variants};
+
+/// Updates after the first that are not timed.
+pub const WARMUP: usize = 2;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Updates that are timed in a visit.
+    pub steps: usize,
+    /// Rounds.
+    pub repeats: usize,
+    /// Time to spend; what is kept goes on with the next call. `None` is what the backend is usually given.
+    pub budget: Option<Duration>,
+    pub wanted: Wanted,
+    /// Forget what an earlier call kept.
+    pub fresh: bool,
+}
+
+impl Options {
+    /// Enough for `tiny` on two cores, or for a model of some hundred million parameters on a GPU.
+    pub fn budget(&self, device: &Device) -> Duration {
+        self.budget.unwrap_or(match device {
+            Device::Cpu { .. } => Duration::from_secs(110),
+            Device::Cuda(_) => Duration::from_secs(600),
+        })
+    }
+}
+
+/// How far it is.
+pub enum Said<'a> {
+    Ready {
+        variants: &'a [Variant],
+        budget: Duration,
+        kept: Option<PathBuf>,
+        visits_before: usize,
+    },
+    /// A visit begins.
+    Visit {
+        name: &'a str,
+        done: usize,
+        of: usize,
+    },
+    /// A variant failed.
+    Failed {
+        name: &'a str,
+        why: &'a str,
+    },
+    /// Results so far are not on disk, and why.
+    NotKept {
+        why: &'a str,
+    },
+}
+
+/// The whole result.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Report {
+    pub recipe: String,
+    pub version: String,
+    pub device: String,
+    pub precision: String,
+    /// What was trained on.
+    pub data: String,
+    pub tokens_per_update: usize,
+    /// Updates timed in a visit, and updates in all, after which the losses are compared.
+    pub steps: usize,
+    pub updates: usize,
+    /// Rounds that were asked for.
+    pub repeats: usize,
+    /// Whether every row has all its rounds; otherwise the same command goes on.
+    pub is_complete: bool,
+    /// Standard deviation of the logarithm of one ratio, by the base against itself.
+    pub noise: f64,
+    pub base: BaseRow,
+    pub rows: Vec<Row>,
+}
+
+pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>)) -> Result<Report, Failure> {
+    let began = Instant::now();
+    let stage = Stage::open(config)?;
+    let base = Base::new(config, &stage)?;
+    let variants = variants(&base, &stage, &options.wanted)?;
+    let device = stage.device().sentence();
+    let version = env!("CARGO_PKG_VERSION").to_string();
+    let identity = format!("{version}\n{device}\n{}\n{}", options.steps, base.config.to_toml());
+    let mut kept = match cache_folder() {
+        Some(folder) => match Kept::open(&folder.join("ablate"), &identity) {
+            Err(Failure::Environment(why)) => Kept::nowhere(Some(why)),
+            opened => opened?,
+        },
+        None => Kept::nowhere(Some("there is no folder for a cache".into())),
+    };
+    if options.fresh {
+        kept.clear()?;
+    }
+    let budget = options.budget(stage.device());
+    let visits_before = kept.visits.len();
+    let place = kept.path().map(PathBuf::from);
+    say(Said::Ready { variants: &variants, budget, kept: place, visits_before });
+    let is_beside = matches!(stage.device(), Device::Cpu { .. });
+    let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget, is_beside };
+    let mut visit = |config: &Config, who: Who| {
+        guarded(|| match who {
+            Who::Variant if is_beside => visit_beside(&stage, &base.config, config, WARMUP, options.steps),
+            _ => visit(&stage, config, WARMUP, options.steps),
+        })
+    };
+    let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
+    let precision = &base.active["precision"];
+    let tokens_per_update = tokens_per_update(config, &stage.compile(config)?);
+    let measured = precision.parse().expect("a precision");
+    let table = table(&variants, &kept, measured, tokens_per_update).expect("the base was visited");
+    if let Some(why) = &kept.trouble {
+        say(Said::NotKept { why });
+    }
+    if is_complete && let Err(why) = kept.finish() {
+        say(Said::NotKept { why: &why.to_string() });
+    }
+    Ok(Report {
+        recipe: config.recipe.clone(),
+        version,
+        device,
+        precision: precision.clone(),
+        data: stage.data().into(),
+        tokens_per_update,
+        steps: options.steps,
+        updates: 1 + WARMUP + options.steps,
+        repeats: options.repeats,
+        is_complete,
+        noise: table.noise,
+        base: table.base,
+        rows: table.rows,
+    })
+}
+
+/// What is visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Base,
+    Variant,
+}
+
+/// Visits a configuration. A variant's visit that has no times of the base in it is one between two visits of the base.
+type Visiting<'a> = dyn FnMut(&Config, Who) -> Result<Timed, Failure> + 'a;
+
+/// What the rounds go through.
+struct Plan<'a> {
+    variants: &'a [Variant],
+    base: &'a Config,
+    repeats: usize,
+    budget: Duration,
+    /// Whether the base is open beside a variant, and needs no visits of its own.
+    is_beside: bool,
+}
+
+/// Visits what is not kept yet, a round after the other. False where the budget ended first.
+fn rounds(
+    plan: &Plan<'_>,
+    kept: &mut Kept,
+    visit: &mut Visiting<'_>,
+    elapsed: &mut dyn FnMut() -> Duration,
+    say: &mut dyn FnMut(Said<'_>),
+) -> Result<bool, Failure> {
+    let work = distinct(plan.variants);
+    let of = plan.repeats * work.len() * if plan.is_beside { 1 } else { 2 } + 1;
+    let longest = Duration::ZERO;
+    let mut round_of = Rounds { plan, kept, visit, elapsed, say, last_failed: None, visited: 0, of, longest };
+    if !round_of.kept.visits.iter().any(|visit| visit.key == BASE) {
+        round_of.base(0)?;
+    }
+    for round in 0..plan.repeats {
+        let is_todo = |key: &str, kept: &Kept| {
+            let is_done = kept.visits.iter().any(|visit| visit.key == key && visit.round == round);
+            !is_done && failure(kept, key).is_none()
+        };
+        let mut todo: Vec<_> = work.iter().filter(|(key, ..)| is_todo(key, round_of.kept)).collect();
+        if !round.is_multiple_of(2) {
+            todo.reverse();
+        }
+        for (key, name, config) in todo {
+            if (round_of.elapsed)() + 2 * round_of.longest > plan.budget {
+                return Ok(false);
+            }
+            if round_of.visited == 0 {
+                round_of.base(round)?;
+            }
+            if !round_of.variant(key, name, config, round) {
+                round_of.base(round)?;
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// What is measured for some row, once, under its key.
+fn distinct(variants: &[Variant]) -> Vec<(&str, &str, &Config)> {
+    let mut work: Vec<(&str, &str, &Config)> = vec![];
+    for variant in variants {
+        if let Fate::Measured { key, config } = &variant.fate
+            && key != BASE
+            && !work.iter().any(|(other, ..)| other == key)
+        {
+            work.push((key, &variant.name, config));
+        }
+    }
+    work
+}
+
+struct Rounds<'a> {
+    plan: &'a Plan<'a>,
+    kept: &'a mut Kept,
+    visit: &'a mut Visiting<'a>,
+    elapsed: &'a mut dyn FnMut() -> Duration,
+    say: &'a mut dyn FnMut(Said<'_>),
+    last_failed: Option<String>,
+    /// Visits of this process, and how many there are to make at most.
+    visited: usize,
+    of: usize,
+    /// The longest of them: what another may take.
+    longest: Duration,
+}
+
+impl Rounds<'_> {
+    fn visited(&mut self, name: &str, config: &Config, who: Who) -> Result<Timed, Failure> {
+        (self.say)(Said::Visit { name, done: self.visited, of: self.of });
+        self.visited += 1;
+        let began = (self.elapsed)();
+        let timed = (self.visit)(config, who);
+        self.longest = self.longest.max((self.elapsed)() - began);
+        timed
+    }
+
+    fn base(&mut self, round: usize) -> Result<(), Failure> {
+        match (self.visited(BASE, self.plan.base, Who::Base), &self.last_failed) {
+            (Ok(timed), _) => {
+                self.kept.push(BASE, round, End::Timed(timed));
+                Ok(())
+            }
+            (Err(why), Some(name)) => Err(Failure::Environment(format!(
+                "the base ran before `{name}` failed and does not any more: {why}; the same command again goes on \
+                 without it"
+            ))),
+            (Err(why), None) => Err(why),
+        }
+    }
+
+    /// Whether the base was measured with it.
+    fn variant(&mut self, key: &str, name: &str, config: &Config, round: usize) -> bool {
+        let visited = self.visited(name, config, Who::Variant);
+        let is_beside = visited.as_ref().is_ok_and(|timed| !timed.around_ms.is_empty());
+        let end = match visited {
+            Ok(timed) => End::Timed(timed),
+            Err(why) => {
+                let why = why.to_string();
+                (self.say)(Said::Failed { name, why: &why });
+                self.last_failed = Some(name.to_string());
+                End::Failed(why)
+            }
+        };
+        self.kept.push(key, round, end);
+        is_beside
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! Results so far, on disk: an ablation that was interrupted, or whose budget ended, goes on where it was.
+//!
+//! A file `ablate/HASH.jsonl` in the cache holds a line for every visit, written when the visit ends. The hash is of
+//! everything that decides a time: the configuration, the machine, this program's version and the number of updates. The
+//! file goes away when the ablation is complete, so that the same command later measures anew.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::bench::Timed;
+use flatout_train::Failure;
+use flatout_train::UserError;
+
+/// One configuration opened, warmed up and timed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Visit {
+    /// What was visited: [`super::variants::BASE`], a control, or the hash of the plans.
+    pub key: String,
+    /// Visits of one process follow one another without a break.
+    pub process: u32,
+    pub round: usize,
+    #[serde(flatten)]
+    pub end: End,
+}
+
+/// What a visit came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    Timed(Timed),
+    Failed(String),
+}
+
+/// The visits of an ablation, on disk where there is a place for them.
+pub struct Kept {
+    pub visits: Vec<Visit>,
+    file: Option<(File, PathBuf)>,
+    /// The number of this process among those that worked on it.
+    pub process: u32,
+    /// Why nothing is kept any more.
+    pub trouble: Option<String>,
+}
+
+impl Kept {
+    /// In memory only, and why where that was not wanted.
+    pub fn nowhere(trouble: Option<String>) -> Kept {
+        Kept { visits: vec![], file: None, process: 0, trouble }
+    }
+
+    /// Opens the results of an ablation that `identity` describes, in a folder. Another process that measures the same
+    /// is an error: the two would also disturb each other's times.
+    pub fn open(folder: &Path, identity: &str) -> Result<Kept, Failure> {
+        let path = folder.join(format!("{:016x}.jsonl", xxh3_64(identity.as_bytes())));
+        let failed = || Failure::io(format!("{}: keeping results", path.display()));
+        fs::create_dir_all(folder).map_err(failed())?;
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).append(true).create(true).open(&path).map_err(failed())?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(UserError(format!(
+                    "another process measures the same ({} is locked): wait for it, or end it",
+                    path.display()
+                ))
+                .into());
+            }
+            Err(TryLockError::Error(error)) => return Err(failed()(error)),
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(failed())?;
+        // A line that was cut off is a visit that was not finished.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        file.set_len(whole as u64).map_err(failed())?;
+        let visits: Vec<Visit> =
+            text[..whole].lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let process = visits.iter().map(|visit| visit.process + 1).max().unwrap_or(0);
+        Ok(Kept { visits, file: Some((file, path)), process, trouble: None })
+    }
+
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_ref().map(|(_, path)| path.as_path())
+    }
+
+    /// Forgets what was measured before.
+    pub fn clear(&mut self) -> Result<(), Failure> {
+        self.visits.clear();
+        self.process = 0;
+        let Some((file, path)) = &mut self.file else { return Ok(()) };
+        let emptied = file.set_len(0).and_then(|()| file.rewind());
+        emptied.map_err(Failure::io(path.display()))
+    }
+
+    /// A disk that does not take a line keeps no more of them: what is measured is still told at the end.
+    pub fn push(&mut self, key: &str, round: usize, end: End) {
+        let visit = Visit { key: key.into(), process: self.process, round, end };
+        if let Some((file, path)) = &mut self.file {
+            let mut line = serde_json::to_string(&visit).expect("a visit has a JSON form");
+            line.push('\n');
+            if let Err(error) = file.write_all(line.as_bytes()) {
+                self.trouble = Some(format!("{}: {error}", path.display()));
+                self.file = None;
+            }
+        }
+        self.visits.push(visit);
+    }
+
+    /// Removes the file: nothing is left to be done.
+    pub fn finish(self) -> Result<(), Failure> {
+        match self.file {
+            Some((_, path)) => fs::remove_file(&path).map_err(Failure::io(path.display())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Visit {
+    pub fn timed(&self) -> Option<&Timed> {
+        match &self.end {
+            End::Timed(timed) => Some(timed),
+            End::Failed(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::bench::Start;
+
+    /// A visit like any other.
+    pub fn timed() -> Timed {
+        Timed {
+            step_ms: vec![30.0; 8],
+            around_ms: vec![],
+            losses: vec![6.5, 6.25],
+            start: Start { compile_seconds: 0.5, ..Start::default() },
+            arena_bytes: 1 << 40,
+            driver_bytes: 0,
+            launches: 7,
+            parameters: 8,
+        }
+    }
+
+    fn failed(key: &str) -> End {
+        End::Failed(format!("{key} fails"))
+    }
+
+    #[test]
+    fn visits_come_back_and_a_cut_line_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let timed = Timed { step_ms: vec![1.25, 0.1 + 0.2], losses: vec![6.5, f32::MIN_POSITIVE], ..timed() };
+        let mut first = Kept::open(folder.path(), "a").unwrap();
+        first.push("base", 0, End::Timed(timed.clone()));
+        first.push("x", 0, failed("x"));
+        first.push("n", 0, End::Timed(Timed { losses: vec![f32::NAN], ..timed.clone() }));
+        assert!(Kept::open(folder.path(), "a").is_err(), "two would disturb each other");
+        let path = first.path().unwrap().to_path_buf();
+        drop(first);
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"key\":\"y\",\"pro").unwrap();
+
+        let mut again = Kept::open(folder.path(), "a").unwrap();
+        assert_eq!((again.visits.len(), again.process), (3, 1));
+        assert_eq!(again.visits[0].timed(), Some(&timed), "to the bit");
+        again.push("z", 1, failed("z"));
+        drop(again);
+        let third = Kept::open(folder.path(), "a").unwrap();
+        assert_eq!((third.visits.len(), third.visits[3].process, third.process), (4, 1, 2));
+        assert!(third.visits[2].timed().unwrap().losses[0].is_nan());
+        assert!(Kept::open(folder.path(), "b").unwrap().visits.is_empty());
+        third.finish().unwrap();
+        assert!(!path.exists());
+    }
+}

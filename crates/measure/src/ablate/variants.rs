@@ -1,0 +1,327 @@
+//! What is measured: the base, every switch off alone, its other values, the ladder, and other models.
+
+use std::collections::BTreeMap;
+use std::hash::Hasher;
+
+use flatout_models::config::{Activation, DecoderConfig, Norm, Positions};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::bench::Stage;
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::config::Config;
+use flatout_train::config::switches::{Class, TABLE};
+use flatout_train::resolve::active;
+use flatout_train::resolve::compile::Compiled;
+
+/// Which part of the table a row belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// The base again, and the base with its times stretched: what the method itself shows.
+    Control,
+    /// A switch turned off alone.
+    Off,
+    /// Another value of a switch.
+    Instead,
+    /// The guides' ladder: everything off, then one more on at each rung.
+    Ladder,
+    /// Another model.
+    Model,
+}
+
+#[derive(Clone, Debug)]
+pub struct Variant {
+    pub group: Group,
+    pub name: String,
+    /// The switch or key that it is about.
+    pub about: &'static str,
+    /// Overrides over the base.
+    pub settings: Vec<String>,
+    /// What the losses keep of the base's; nothing for another model.
+    pub class: Option<Class>,
+    /// Every time is multiplied by this before it is used: 1 but for a control.
+    pub stretch: f64,
+    pub fate: Fate,
+}
+
+/// Whether there is something to measure.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    /// Under a key that variants with the same plans share.
+    Measured { key: String, config: Box<Config> },
+    /// The plans are those of another row, and why.
+    Same(String),
+    /// It cannot run here, and why.
+    Refused(String),
+}
+
+/// The key of the base's own measurements.
+pub const BASE: &str = "base";
+
+/// The base as every variant sees it: what `auto` chose by memory is written down, so that a variant does the same work.
+pub struct Base {
+    pub config: Config,
+    pub compiled: Compiled,
+    pub active: BTreeMap<String, String>,
+    fingerprint: u64,
+}
+
+impl Base {
+    pub fn new(config: &Config, stage: &Stage) -> Result<Base, Failure> {
+        let compiled = stage.compile(config)?;
+        let mut config = config.clone();
+        compiled.pin(&mut config);
+        let prepared = active::Prepared::settled(&compiled.settled);
+        let active = active::active(&compiled.plans, &compiled.target, prepared);
+        Ok(Base { config, active, fingerprint: fingerprint(&compiled), compiled })
+    }
+}
+
+/// What is asked for beside the switches.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Rows of one switch, or key of the model, only.
+    pub only: Option<String>,
+    /// Also other models.
+    pub models: bool,
+    /// Also a control that is 10% slower.
+    pub slowed: bool,
+}
+
+/// Every row there is to measure, or the reason why not, in the table's order.
+pub fn variants(base: &Base, stage: &Stage, wanted: &Wanted) -> Result<Vec<Variant>, Failure> {
+    let mut all = controls(base, wanted.slowed);
+    all.extend(off(base, stage));
+    all.extend(instead(base, stage));
+    all.extend(ladder(base, stage));
+    if wanted.models {
+        let Some(model) = base.config.model.as_decoder() else {
+            let kind = base.config.model.kind();
+            return Err(
+                UserError(format!("--model prices other decoders, and `model.kind` is {kind}")).into()
+            );
+        };
+        if let Some(from) = &model.from {
+            return Err(UserError(format!(
+                "--model prices other models, and model.from={from} has no other shape"
+            ))
+            .into());
+        }
+        all.extend(models(base, model, stage));
+    }
+    if let Some(only) = &wanted.only {
+        if !all.iter().any(|variant| variant.about == only) {
+            let mut names: Vec<&str> = TABLE.iter().filter(|s| s.off.is_some()).map(|s| s.name).collect();
+            names.extend(wanted.models.then_some(MODEL_KEYS).into_iter().flatten());
+            let near = flatout_train::config::nearest(only, names.iter().copied());
+            let hint = near.map_or_else(
+                || format!("there is {}", names.join(", ")),
+                |near| format!("did you mean `{near}`?"),
+            );
+            return Err(UserError(format!("--only: there is no switch `{only}` to turn off; {hint}")).into());
+        }
+        all.retain(|variant| variant.about == only || variant.group == Group::Control);
+    }
+    Ok(all)
+}
+
+fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
+    let control = |name: &str, key: &str, stretch: f64| Variant {
+        group: Group::Control,
+        name: name.into(),
+        about: "control",
+        settings: vec![],
+        class: Some(Class::Bitwise),
+        stretch,
+        fate: Fate::Measured { key: key.into(), config: Box::new(base.config.clone()) },
+    };
+    let mut all = vec![control("the base again", "control", 1.0)];
+    if slowed {
+        all.push(control("the base, its times 10% longer", "slowed", 1.1));
+    }
+    all
+}
+
+fn off(base: &Base, stage: &Stage) -> Vec<Variant> {
+    let row = |switch: &'static flatout_train::config::switches::Switch| {
+        let value = switch.off?;
+        let mut variant = one(base, stage, Group::Off, switch.name, value, Some(switch.class));
+        if base.active.get(switch.name).map(String::as_str) == Some(value) {
+            variant.fate = Fate::Same("off in the base already".into());
+        }
+        Some(variant)
+    };
+    TABLE.iter().filter_map(row).collect()
+}
+
+/// Values that are neither the base's nor off. `auto` is one of the others.
+fn instead(base: &Base, stage: &Stage) -> Vec<Variant> {
+    let mut all = vec![];
+    for switch in TABLE.iter().filter(|switch| switch.off.is_some() && switch.name != "compile") {
+        let taken = base.active.get(switch.name).map(String::as_str);
+        let others = switch.values().iter().filter(|value| **value != "auto" && Some(**value) != taken);
+        for value in others.filter(|value| switch.off != Some(**value)) {
+            all.push(one(base, stage, Group::Instead, switch.name, value, Some(switch.class)));
+        }
+    }
+    all
+}
+
+/// A variant that differs in one key.
+fn one(
+    base: &Base,
+    stage: &Stage,
+    group: Group,
+    key: &'static str,
+    value: &str,
+    class: Option<Class>,
+) -> Variant {
+    let section = if group == Group::Model { "model" } else { "switches" };
+    let settings = vec![format!("{section}.{key}={value}")];
+    let fate = fate(base, stage, &settings);
+    Variant { group, name: format!("{key}={value}"), about: key, settings, class, stretch: 1.0, fate }
+}
+
+fn fate(base: &Base, stage: &Stage, settings: &[String]) -> Fate {
+    let compiled = base.config.with(settings).map_err(Failure::User).and_then(|config| {
+        let compiled = stage.compile(&config)?;
+        Ok((config, compiled))
+    });
+    match compiled {
+        Err(why) => Fate::Refused(why.to_string()),
+        Ok((config, compiled)) => match fingerprint(&compiled) {
+            same if same == base.fingerprint => {
+                Fate::Same("changes nothing here: the plans are the base's".into())
+            }
+            other => Fate::Measured { key: format!("{other:016x}"), config: Box::new(config) },
+        },
+    }
+}
+
+/// Equal where the same launches run in the same memory, prepared the same way.
+pub(crate) fn fingerprint(compiled: &Compiled) -> u64 {
+    let mut hash = Xxh3::new();
+    let plans = &compiled.plans;
+    hash.write(format!("{:?}{:?}{}", plans.plans, plans.slots, plans.arena_bytes).as_bytes());
+    if compiled.target.name != "cpu" {
+        hash.write(format!("{:?}", active::Prepared::settled(&compiled.settled)).as_bytes());
+        hash.write_u8(compiled.settled.deterministic as u8);
+    }
+    hash.finish()
+}
+
+/// A rung and the switches that it turns to what the base has.
+struct Rung {
+    name: &'static str,
+    switches: &'static [&'static str],
+    /// The precision it is about.
+    precision: Option<&'static str>,
+}
+
+const fn rung(name: &'static str, switches: &'static [&'static str]) -> Rung {
+    Rung { name, switches, precision: None }
+}
+
+/// In the order the guides climb. Memory is planned and recomputed as in the base on every rung: without, the lowest
+/// ones would not fit.
+const LADDER: &[Rung] = &[
+    Rung { name: "plain FP32", switches: &[], precision: Some("fp32") },
+    Rung { name: "TF32", switches: &[], precision: Some("tf32") },
+    Rung { name: "BF16", switches: &[], precision: Some("bf16") },
+    rung("flash attention", &["attention"]),
+    rung("fused AdamW", &["fuse.optimizer"]),
+    rung("fused QKV and gate/up", &["fuse.qkv", "fuse.gate_up"]),
+    rung("fused norms", &["fuse.norm"]),
+    rung("cached RoPE", &["rope_cache"]),
+    rung("fused elementwise (compile)", &["fuse.elementwise"]),
+    rung("fused cross entropy", &["fuse.loss"]),
+    rung("CUDA graphs (reduce-overhead)", &["cuda_graphs"]),
+    rung("autotune (max-autotune)", &["autotune"]),
+    Rung { name: "FP8", switches: &[], precision: Some("fp8") },
+];
+
+/// Precisions from the widest to the narrowest.
+const PRECISIONS: [&str; 4] = ["fp32", "tf32", "bf16", "fp8"];
+
+fn ladder(base: &Base, stage: &Stage) -> Vec<Variant> {
+    let rank = |precision: &str| PRECISIONS.iter().position(|p| *p == precision).expect("a precision");
+    let of_base = base.active["precision"].as_str();
+    let mut precision = "fp32";
+    let mut climbed: Vec<&str> = vec![];
+    let mut below: Option<String> = None;
+    let mut all = vec![];
+    for rung in LADDER {
+        climbed.extend(rung.switches);
+        let beyond = rung.precision.filter(|wanted| rank(wanted) > rank(of_base));
+        if beyond.is_none() {
+            precision = rung.precision.unwrap_or(precision);
+        }
+        let mut settings = vec![format!("switches.precision={precision}")];
+        for switch in LADDER.iter().flat_map(|rung| rung.switches) {
+            let row = TABLE.iter().find(|row| row.name == *switch).expect("a switch of the table");
+            let own = base.config.switches.get(switch).expect("a value");
+            let value = if climbed.contains(switch) { own.as_str() } else { row.off.expect("it can be off") };
+            settings.push(format!("switches.{switch}={value}"));
+        }
+        if !climbed.contains(&"attention") {
+            // A kernel by name goes with flash attention only.
+            settings.push("switches.attention_kernel=auto".into());
+        }
+        let fate = match beyond {
+            Some(_) => Fate::Refused(format!("the base computes in {of_base}")),
+            None => match fate(base, stage, &settings) {
+                Fate::Measured { key, .. } if below.as_ref() == Some(&key) => {
+                    Fate::Same("changes nothing here: the plans are those of the rung below".into())
+                }
+                // The last rung is the base, and is measured as the base.
+                Fate::Same(_) if below.as_deref() == Some(BASE) => {
+                    Fate::Same("changes nothing here: the plans are the base's already".into())
+                }
+                Fate::Same(_) => Fate::Measured { key: BASE.into(), config: Box::new(base.config.clone()) },
+                other => other,
+            },
+        };
+        if let Fate::Measured { key, .. } = &fate {
+            below = Some(key.clone());
+        }
+        let class = if precision == of_base { Class::Bounded } else { Class::Statistical };
+        let name = rung.name.to_string();
+        all.push(Variant {
+            group: Group::Ladder,
+            name,
+            about: "ladder",
+            settings,
+            class: Some(class),
+            stretch: 1.0,
+            fate,
+        });
+    }
+    all
+}
+
+const MODEL_KEYS: [&str; 6] = ["norm", "activation", "positions", "qk_norm", "tied", "kv_heads"];
+
+fn models(base: &Base, model: &DecoderConfig, stage: &Stage) -> Vec<Variant> {
+    let mut all = vec![];
+    let mut price = |key, value: String| all.push(one(base, stage, Group::Model, key, &value, None));
+    for norm in Norm::ALL.iter().filter(|norm| **norm != model.norm) {
+        price("norm", norm.to_string());
+    }
+    for activation in Activation::ALL.iter().filter(|activation| **activation != model.activation) {
+        price("activation", activation.to_string());
+    }
+    for positions in Positions::ALL.iter().filter(|positions| **positions != model.positions) {
+        price("positions", positions.to_string());
+    }
+    price("qk_norm", (!model.qk_norm).to_string());
+    price("tied", (!model.tied).to_string());
+    // Every query head its own keys, half as many, a quarter, all the same.
+    let mut ratios = vec![model.heads, model.heads / 2, model.heads / 4, 1];
+    ratios.dedup();
+    ratios.retain(|kv_heads| *kv_heads > 0 && *kv_heads != model.kv_heads());
+    for kv_heads in ratios.into_iter().filter(|kv_heads| model.heads.is_multiple_of(*kv_heads)) {
+        price("kv_heads", kv_heads.to_string());
+    }
+    all
+}

@@ -1,0 +1,272 @@
+//! One configuration, run as the trainer runs it and timed: the same plans, session, rows and updates, and no run
+//! directory. A measurement needs no data: where a recipe names none, rows of tokens drawn at random stand in.
+//!
+//! `ablate`, `tune` and `profile` measure several configurations in turns. What they share, the device and the data, is
+//! a [`Stage`]; a configuration on it is a [`Bench`].
+
+mod rows;
+mod spans;
+mod visit;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use flatout_data::Waited;
+use flatout_ir::Role;
+use flatout_runtime::{Posted, Session};
+
+use flatout_train::Failure;
+use flatout_train::config::Config;
+use flatout_train::device::Device;
+use flatout_train::resolve::active;
+use flatout_train::resolve::compile::{Compiled, compile};
+use flatout_train::resolve::prediction;
+use flatout_train::tasks::batch::{BatchSource, Draw};
+use flatout_train::tasks::image_table;
+use flatout_train::training::schedule::learning_rate;
+use flatout_train::training::update::{accumulate, apply, collect};
+use flatout_train::weights::pretrained;
+use rows::OpenData;
+pub use spans::Span;
+use spans::Spans;
+pub use visit::{Timed, guarded, visit, visit_beside};
+
+/// Opens what a config asks for and makes its first update.
+pub fn open(config: &Config) -> Result<Bench, Failure> {
+    Stage::open(config)?.bench(config)
+}
+
+/// The device and the data that measurements share.
+pub struct Stage {
+    device: Device,
+    data: Option<OpenData>,
+}
+
+impl Stage {
+    /// The device that the config's `backend` asks for, and its data where it has any. What cannot run on the device is
+    /// refused before data is opened, which may take long.
+    pub fn open(config: &Config) -> Result<Stage, Failure> {
+        let device = Device::open(config.switches.backend)?;
+        compile(config, &device.target(&config.switches))?;
+        Ok(Stage { device, data: OpenData::open(config)? })
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Whether rows are loaded, and not drawn at random.
+    pub fn has_data(&self) -> bool {
+        self.data.is_some()
+    }
+
+    /// What rows are made of, for people.
+    pub fn data(&self) -> &'static str {
+        self.data.as_ref().map_or("tokens drawn at random", OpenData::named)
+    }
+
+    /// The plans of a config on this device.
+    pub fn compile(&self, config: &Config) -> Result<Compiled, Failure> {
+        let mut config = config.clone();
+        match &self.data {
+            Some(data) => {
+                data.data().measure(&mut config);
+                image_table::check(&config)?;
+            }
+            // Images that are drawn for a measurement lie in no table.
+            None => image_table::without(&mut config)?,
+        }
+        compile(&config, &self.device.target(&config.switches))
+    }
+
+    /// Compiles a config, opens its session, writes its first weights and makes its first update. It must ask for the
+    /// backend of the stage, or for none.
+    pub fn bench(&self, config: &Config) -> Result<Bench, Failure> {
+        let mut clock = Instant::now();
+        let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
+        let compiled = self.compile(config)?;
+        let compile_seconds = lap();
+        let mut session = self.device.session(compiled.plans.clone(), &compiled.settled)?;
+        let session_seconds = lap();
+        pretrained::begin(config, &mut session)?;
+        let weights_seconds = lap();
+        let horizon = match &self.data {
+            Some(data) => data.data().total_steps(config)?,
+            // Without data epochs have no length; the first updates are the same for any.
+            None => config.train.steps.unwrap_or(u32::MAX.into()),
+        };
+        let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
+        let source = rows::source(config, &compiled, self.data.as_ref(), &mut session)?;
+        let mut bench = Bench {
+            config: config.clone(),
+            start: Start { compile_seconds, session_seconds, weights_seconds, first_update_seconds: 0.0 },
+            compiled,
+            session,
+            source,
+            horizon,
+            asked: 0,
+            losses: vec![],
+            waited: Waited::default(),
+            spans: Spans::default(),
+        };
+        bench.start.first_update_seconds = bench.steps(1)?[0] / 1e3;
+        Ok(bench)
+    }
+}
+
+/// What it took until the first update was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Start {
+    pub compile_seconds: f64,
+    /// The arena, and on a GPU kernels, timed candidates and graphs.
+    pub session_seconds: f64,
+    /// Initial values drawn or read, and written.
+    pub weights_seconds: f64,
+    pub first_update_seconds: f64,
+}
+
+impl Start {
+    pub fn seconds(&self) -> f64 {
+        self.compile_seconds + self.session_seconds + self.weights_seconds + self.first_update_seconds
+    }
+}
+
+/// A configuration that is open and trains from its first update on, at the learning rates and on the rows of a run.
+pub struct Bench {
+    config: Config,
+    start: Start,
+    compiled: Compiled,
+    session: Session,
+    source: Box<dyn BatchSource>,
+    horizon: u64,
+    /// Updates that were asked for; all but the last are reported.
+    asked: u64,
+    losses: Vec<f32>,
+    waited: Waited,
+    spans: Spans,
+}
+
+impl Bench {
+    /// Makes updates and gives the milliseconds of each. As in a run the host enqueues an update while the one before
+    /// is computed; when this returns all are done, so several benches may take turns.
+    pub fn steps(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
+        let mut times = Vec::with_capacity(count);
+        let mut clock = Instant::now();
+        let mut pending: Option<Posted> = None;
+        for _ in 0..count {
+            let posted = self.enqueue()?;
+            let is_ready = posted.is_ready();
+            if let Some(before) = pending.replace(posted) {
+                self.report(before, &mut clock, &mut times)?;
+            }
+            if is_ready && let Some(now) = pending.take() {
+                self.report(now, &mut clock, &mut times)?;
+            }
+        }
+        if let Some(last) = pending {
+            self.report(last, &mut clock, &mut times)?;
+        }
+        Ok(times)
+    }
+
+    /// The micro-batches of an update and the update itself, asked for.
+    fn enqueue(&mut self) -> Result<Posted, Failure> {
+        let draw = Draw { seed: self.config.train.seed, step: self.asked };
+        self.source.begin_update();
+        while let Some(batch) = self.spans.within("rows", || self.source.next_batch())? {
+            self.waited += batch.waited;
+            self.spans.within("grad", || accumulate(&mut self.session, &batch, draw))?;
+        }
+        self.asked += 1;
+        let peak = self.config.optimizer.lr;
+        let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.asked);
+        Ok(self.spans.within("apply", || apply(&mut self.session, lr as f32))?)
+    }
+
+    fn report(&mut self, posted: Posted, clock: &mut Instant, times: &mut Vec<f64>) -> Result<(), Failure> {
+        let results = self.spans.within("results", || collect(&mut self.session, posted))?;
+        self.losses.push(results.loss);
+        times.push(1e3 * clock.elapsed().as_secs_f64());
+        *clock = Instant::now();
+        Ok(())
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
+    /// The session between updates: all that was asked for is done.
+    pub fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    pub fn start(&self) -> Start {
+        self.start
+    }
+
+    /// The loss of every update so far.
+    pub fn losses(&self) -> &[f32] {
+        &self.losses
+    }
+
+    /// How long updates stood still for want of rows.
+    pub fn waited(&self) -> Waited {
+        self.waited
+    }
+
+    /// Makes updates as `steps` does and tells what the host did: `rows` waits for rows, `grad` and `apply` write inputs and
+    /// enqueue a plan (on the CPU they compute it), `results` waits for what an update gave.
+    pub fn spans(&mut self, count: usize) -> Result<Vec<Span>, Failure> {
+        self.spans.begin();
+        let made = self.steps(count);
+        let spans = self.spans.take();
+        made.map(|_| spans)
+    }
+
+    /// The plans an update runs and how often; where lengths vary, a typical one.
+    pub fn runs(&self) -> Vec<(Role, u64)> {
+        prediction::typical_runs(&self.compiled, self.config.train.batch)
+    }
+
+    /// Micro-batches an update.
+    pub fn parts(&self) -> usize {
+        self.runs().iter().filter(|(role, _)| role.is_grad()).map(|(_, runs)| *runs as usize).sum()
+    }
+
+    pub fn tokens_per_update(&self) -> usize {
+        prediction::tokens_per_update(&self.config, &self.compiled)
+    }
+
+    /// Launches an update: `grad` for every micro-batch, then `apply`.
+    pub fn launches(&self) -> usize {
+        let of = |role| self.compiled.plans.plan(role).map_or(0, |plan| plan.launches.len());
+        self.runs().into_iter().map(|(role, runs)| runs as usize * of(role)).sum()
+    }
+
+    pub fn arena_bytes(&self) -> u64 {
+        self.compiled.plans.arena_bytes as u64
+    }
+
+    /// What the driver took beside the arena, measured; 0 on the CPU.
+    pub fn driver_bytes(&self) -> u64 {
+        self.session.driver_bytes()
+    }
+
+    /// The most memory this holds at any time: nothing is allocated after it is open.
+    pub fn peak_bytes(&self) -> u64 {
+        self.arena_bytes() + self.driver_bytes()
+    }
+
+    /// The state of every switch, read from the compiled plans and the session.
+    pub fn active(&self) -> BTreeMap<String, String> {
+        let prepared = active::Prepared::session(&self.session, &self.compiled.settled);
+        active::active(&self.compiled.plans, &self.compiled.target, prepared)
+    }
+}
+
+#[cfg(test)]
+mod tests;

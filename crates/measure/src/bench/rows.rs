@@ -1,0 +1,170 @@
+//! The rows a measurement trains on: those of the recipe's data, made ahead as in a run, or drawn at random.
+
+use flatout_data::{Rows, Segment, Waited};
+use flatout_ir::Role;
+use flatout_ir::random::philox;
+use flatout_runtime::Session;
+
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::config::{Config, Data, Source, Task};
+use flatout_train::refuse;
+use flatout_train::resolve::compile::Compiled;
+use flatout_train::tasks;
+use flatout_train::tasks::batch::{Batch, BatchSource};
+use flatout_train::tasks::dataset::Dataset;
+use flatout_train::tasks::{images, text};
+use serde_json::Value;
+
+/// A recipe's data, opened once for several measurements.
+pub struct OpenData {
+    data: Box<dyn Dataset>,
+    key: Key,
+}
+
+/// What open data depends on.
+#[derive(Clone, PartialEq)]
+struct Key {
+    data: Data,
+    /// Vocabulary and tokens of a row, or pixels of an image.
+    extents: [usize; 3],
+    seed: u64,
+}
+
+impl Key {
+    fn of(config: &Config) -> Key {
+        // What is found out when the data is opened does not make it other data.
+        let data = Data { lengths: vec![], classes: vec![], decoded: vec![], ..config.data.clone() };
+        let model = &config.model;
+        let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);
+        let extents = [model.vocab().unwrap_or(0), height, width];
+        Key { data, extents, seed: config.train.seed }
+    }
+}
+
+impl OpenData {
+    /// `None` where the config names no data.
+    pub fn open(config: &Config) -> Result<Option<OpenData>, Failure> {
+        check_repeatable(config)?;
+        match config.data.source() {
+            Source::Synthetic => {}
+            _ if config.data.has_files() => {}
+            _ => return Ok(None),
+        }
+        Ok(Some(OpenData { data: tasks::open(config, None, &mut |_| {})?, key: Key::of(config) }))
+    }
+
+    pub fn data(&self) -> &dyn Dataset {
+        &*self.data
+    }
+
+    pub fn named(&self) -> &'static str {
+        match self.key.data.source() {
+            Source::Synthetic if self.key.data.task == Task::Images => "synthetic images",
+            Source::Synthetic if self.key.data.has_examples() => "examples of the synthetic language",
+            Source::Synthetic => "the synthetic language",
+            _ => "the recipe's data",
+        }
+    }
+}
+
+/// Every measurement reads the same rows from the beginning, which standard input gives only once.
+fn check_repeatable(config: &Config) -> Result<(), UserError> {
+    let paths = config.data.path.iter().chain(config.data.mix.0.iter().map(|part| &part.path));
+    if paths.flat_map(|paths| &paths.0).any(|path| path == "-") {
+        refuse!(
+            "`data.path` is standard input, which cannot be read once for every measurement: name a file, or leave it out"
+        );
+    }
+    Ok(())
+}
+
+/// Different micro-batches that are drawn: enough that no update trains on the rows of the one before.
+const DRAWN_BATCHES: usize = 8;
+
+/// The batches of a measurement's updates. Where the data keeps something on the device, it is written to the session.
+pub fn source(
+    config: &Config,
+    compiled: &Compiled,
+    data: Option<&OpenData>,
+    session: &mut Session,
+) -> Result<Box<dyn BatchSource>, Failure> {
+    let mut of = |data: &dyn Dataset| {
+        data.prepare(session)?;
+        data.source(config, compiled.feeding(), None)
+    };
+    match data {
+        Some(open) if open.key == Key::of(config) => of(&*open.data),
+        // Rows of another length, seed or vocabulary are other data.
+        Some(_) => of(&*OpenData::open(config)?.expect("a config with data").data),
+        None => Ok(Box::new(Drawn::new(config, compiled))),
+    }
+}
+
+/// Batches drawn at random, used one after another, again and again.
+struct Drawn {
+    batches: Vec<Batch>,
+    next: usize,
+    /// Of an update, and how many of this one are still to come.
+    of_update: usize,
+    left: usize,
+}
+
+impl Drawn {
+    fn new(config: &Config, compiled: &Compiled) -> Drawn {
+        let (micro_batch, inputs) = (compiled.micro_batch, compiled.feeding().inputs());
+        let count = DRAWN_BATCHES.max(2 * config.train.batch / micro_batch);
+        let batch = |number| match config.model.image_size() {
+            None => text::batch(Role::GRAD, &drawn(config, micro_batch, number), 0, micro_batch, &inputs),
+            Some(_) => images::drawn(config, micro_batch, number, inputs.clone()),
+        };
+        let of_update = config.train.batch / micro_batch;
+        Drawn { batches: (0..count).map(batch).collect(), next: 0, of_update, left: 0 }
+    }
+}
+
+impl BatchSource for Drawn {
+    fn begin_update(&mut self) {
+        self.left = self.of_update;
+    }
+
+    fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        self.next += 1;
+        Ok(Some(self.batches[(self.next - 1) % self.batches.len()].clone()))
+    }
+
+    /// Nothing is resumed from a measurement.
+    fn cursor(&self) -> Value {
+        Value::Null
+    }
+
+    fn sample(&self) -> u64 {
+        self.next as u64
+    }
+
+    fn waited(&self) -> Waited {
+        Waited::default()
+    }
+}
+
+/// Rows of tokens that are equally likely, by the seed: each row is one document.
+fn drawn(config: &Config, count: usize, part: usize) -> Rows {
+    let (context, vocab) = (config.model.tokens(), config.model.vocab().unwrap_or(1) as u32);
+    let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];
+    let mut rows = Rows { context, ..Rows::default() };
+    for row in 0..count {
+        let sample = part * count + row;
+        let token = |t: usize| (philox([t as u32, sample as u32, 0, 0], seed)[0] % vocab) as i32;
+        rows.tokens.extend((0..context).map(token));
+        rows.targets.extend((1..=context).map(token));
+        rows.positions.extend(0..context as i32);
+        rows.segments.push(vec![Segment { start: 0, len: context as u32 }]);
+        rows.sample.push(sample as u64);
+    }
+    rows.weights = vec![1.0; count * context];
+    rows
+}

@@ -1,0 +1,184 @@
+//! What this machine's kernels take: small models of common sizes, opened as a run opens them, with every launch of their
+//! updates timed. What comes of it is a table of points, by which later commands expect how long a step takes.
+//!
+//! A model of one layer has every launch a deep one has, with the strides, epilogues and neighbours of a real step, and
+//! the algorithms that a run would choose; layers only repeat them.
+
+use std::time::{Duration, Instant};
+
+use flatout_ir::Role;
+use flatout_ir::timings::{Point, Size, Timings};
+
+use crate::bench::Stage;
+use flatout_train::Failure;
+use flatout_train::config::Config;
+use flatout_train::config::switches::Backend;
+use flatout_train::device::Device;
+use flatout_train::recipes;
+
+/// A model that is timed, as overrides of a recipe whose data need not be there.
+struct Sample {
+    recipe: &'static str,
+    model: &'static str,
+    /// Rows at once.
+    rows: usize,
+    switches: &'static str,
+}
+
+const fn sample(recipe: &'static str, model: &'static str, rows: usize, switches: &'static str) -> Sample {
+    Sample { recipe, model, rows, switches }
+}
+
+const DECODER: &str = "pretrain-226m";
+const GPT2: &str = "gpt2-124m";
+
+const W128: &str = "width=128 heads=4 kv_heads=2 head_size=32 ffn=344 context=128 vocab=512";
+const W256: &str = "width=256 heads=4 kv_heads=2 head_size=64 ffn=688 context=256 vocab=2048";
+const W512: &str = "width=512 heads=8 kv_heads=4 head_size=64 ffn=1376 context=512 vocab=8192";
+const W768: &str = "width=768 heads=12 kv_heads=4 head_size=64 ffn=2048 context=2048 vocab=32768";
+const W768_SHORT: &str = "width=768 heads=12 kv_heads=4 head_size=64 ffn=2048 context=512 vocab=32768";
+const W1024_LONG: &str = "width=1024 heads=16 kv_heads=4 head_size=64 ffn=2816 context=8192 vocab=32768";
+const W2048: &str = "width=2048 heads=16 kv_heads=8 head_size=128 ffn=5632 context=2048 vocab=32768";
+const W4096: &str = "width=4096 heads=32 kv_heads=8 head_size=128 ffn=14336 context=2048 vocab=32768";
+const G256: &str = "width=256 heads=4 ffn=1024 context=256 vocab=2048";
+const G768: &str = "width=768 heads=12 ffn=3072 context=1024 vocab=50304";
+
+/// For a GPU, the most telling first: what there is no time for is left out.
+const GPU: &[Sample] = &[
+    sample(DECODER, W768, 16, ""),
+    sample(DECODER, W768, 64, ""),
+    sample(DECODER, W768, 4, ""),
+    sample(DECODER, W2048, 4, ""),
+    sample(DECODER, W768, 1, ""),
+    sample(DECODER, W128, 8, ""),
+    sample(GPT2, G768, 16, ""),
+    sample(DECODER, W4096, 4, ""),
+    sample(DECODER, W768, 8, "precision=tf32"),
+    sample(DECODER, W768, 16, "precision=fp8 train.fp8_layers=all"),
+    sample(DECODER, W768, 64, "precision=fp8 train.fp8_layers=all"),
+    sample(DECODER, W2048, 4, "precision=fp8 train.fp8_layers=all"),
+    sample(DECODER, W768, 8, "compile=default fuse.norm=off fuse.elementwise=off fuse.loss=off"),
+    sample(DECODER, W768, 4, "precision=fp32"),
+    sample(DECODER, W2048, 16, ""),
+    sample(DECODER, W768_SHORT, 32, ""),
+    sample(DECODER, W1024_LONG, 4, ""),
+    sample(GPT2, G768, 64, ""),
+    sample(DECODER, W512, 16, ""),
+    sample(DECODER, W2048, 4, "precision=tf32"),
+    sample(DECODER, W256, 32, ""),
+];
+
+/// For a CPU, as above.
+const CPU: &[Sample] = &[
+    sample(DECODER, W128, 8, ""),
+    sample(DECODER, W256, 8, ""),
+    sample(DECODER, W128, 1, ""),
+    sample(DECODER, W512, 2, ""),
+    sample(DECODER, W128, 64, ""),
+    sample(DECODER, W128, 8, "precision=bf16"),
+    sample(DECODER, W128, 8, "fuse.norm=off fuse.elementwise=off fuse.loss=off"),
+    sample(GPT2, G256, 4, ""),
+    sample(DECODER, W256, 2, "precision=bf16"),
+    sample(DECODER, W256, 2, "fuse.norm=off fuse.elementwise=off fuse.loss=off"),
+    sample(DECODER, W512, 8, ""),
+    sample(DECODER, W768_SHORT, 2, ""),
+    sample(GPT2, G768, 1, ""),
+];
+
+/// Once this has passed, no other sample is begun. The longest takes a few seconds.
+const GPU_BUDGET: Duration = Duration::from_secs(50);
+const CPU_BUDGET: Duration = Duration::from_secs(20);
+/// Seconds of passes over a sample, and how many passes at least and at most.
+const SAMPLE_SECONDS: f64 = 1.0;
+const PASSES: std::ops::RangeInclusive<usize> = 3..=25;
+
+/// What was done so far.
+pub enum Said<'a> {
+    Sample {
+        name: &'a str,
+        done: usize,
+        of: usize,
+    },
+    /// A sample that cannot run here, and why.
+    LeftOut {
+        name: &'a str,
+        why: String,
+    },
+}
+
+pub struct Calibrated {
+    pub timings: Timings,
+    pub samples: usize,
+    /// Samples there was no time for.
+    pub skipped: usize,
+    pub seconds: f64,
+}
+
+/// Times the kernels of the device that `backend` asks for.
+pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Device, Calibrated), Failure> {
+    let begun = Instant::now();
+    let mut base = recipes::resolve(DECODER, &[], &["eval.rows=0".into()])?;
+    base.switches.backend = backend;
+    let stage = Stage::open(&base)?;
+    let (samples, budget) = match stage.device() {
+        Device::Cpu { .. } => (CPU, CPU_BUDGET),
+        Device::Cuda(_) => (GPU, GPU_BUDGET),
+    };
+    let (mut points, mut done, mut skipped) = (vec![], 0, 0);
+    for (i, sample) in samples.iter().enumerate() {
+        let config = config(sample, backend)?;
+        let name = [sample.model, sample.switches].join(" ");
+        let name = format!("{} rows, {}", sample.rows, name.trim());
+        if begun.elapsed() > budget {
+            skipped += 1;
+            continue;
+        }
+        say(Said::Sample { name: &name, done: i, of: samples.len() });
+        match time(&stage, &config) {
+            Ok(some) => {
+                points.extend(some);
+                done += 1;
+            }
+            Err(why) => say(Said::LeftOut { name: &name, why: why.to_string() }),
+        }
+    }
+    if points.is_empty() {
+        return Err(Failure::Environment("none of the models could be timed; -v says why".into()));
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let calibrated = Calibrated { timings: Timings::new(points), samples: done, skipped, seconds };
+    Ok((stage.device().clone(), calibrated))
+}
+
+fn config(sample: &Sample, backend: Backend) -> Result<Config, Failure> {
+    let Sample { recipe, model, rows, switches } = sample;
+    let fixed = [
+        "layers=1".into(),
+        "eval.rows=0".into(),
+        format!("train.batch={rows}"),
+        format!("train.micro_batch={rows}"),
+        format!("backend={}", backend.name()),
+    ];
+    let words = model.split(' ').chain(switches.split(' ')).filter(|word| !word.is_empty()).map(String::from);
+    Ok(recipes::resolve(recipe, &[], &words.chain(fixed).collect::<Vec<_>>())?)
+}
+
+/// A point a launch of an update.
+fn time(stage: &Stage, config: &Config) -> Result<Vec<Point>, Failure> {
+    let mut bench = stage.bench(config)?;
+    let step_seconds = bench.steps(2)?[1] / 1e3;
+    let passes = (SAMPLE_SECONDS / step_seconds.max(1e-6)) as usize;
+    let roles = [Role::GRAD, Role::Apply];
+    let times = bench.session().time(&roles, passes.clamp(*PASSES.start(), *PASSES.end()))?;
+    let plans = &bench.compiled().plans;
+    let mut points = vec![];
+    for (role, times) in roles.into_iter().zip(times) {
+        let launches = &plans.plan(role).expect("a plan that was timed").launches;
+        points
+            .extend(times.iter().map(|t| Point { size: Size::of(&launches[t.launch]), seconds: t.seconds }));
+    }
+    Ok(points)
+}
+
+#[cfg(test)]
+mod tests;

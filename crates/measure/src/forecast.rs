@@ -1,0 +1,64 @@
+//! What `plan` tells of a run before it starts: memory by layer and over the step, time by kind of work, how many rows at
+//! once fit, and what every switch would cost or save. All of it is arithmetic on compiled plans; nothing runs.
+
+mod alternatives;
+pub mod layers;
+mod rows;
+pub mod timeline;
+
+use flatout_ir::cost::Cost;
+use flatout_ir::{Target, Work};
+use rayon::prelude::*;
+
+use flatout_train::config::Config;
+use flatout_train::config::switches::Switches;
+use flatout_train::resolve::compile::Compiled;
+use flatout_train::resolve::prediction;
+
+pub use alternatives::{Alternative, Outcome};
+pub use layers::Layers;
+pub use rows::Largest;
+pub use timeline::Peak;
+
+pub struct Forecast {
+    pub step: Cost,
+    /// The step's cost by kind of work.
+    pub work: Vec<(Work, Cost)>,
+    pub layers: Vec<Layers>,
+    pub peak: Peak,
+    /// How many rows at once fit, one a setting of `recompute`.
+    pub largest: Vec<Largest>,
+    /// Every switch at every other value.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// For the plans of a config. `target_for` gives the device under other switches.
+pub fn forecast(config: &Config, compiled: &Compiled, target_for: &dyn Fn(&Switches) -> Target) -> Forecast {
+    let batch = config.train.batch;
+    // What `auto` chose by memory is written down, so that alternatives do the same work.
+    let mut pinned = config.clone();
+    compiled.pin(&mut pinned);
+    let mut jobs: Vec<Job<'_>> = rows::jobs(&pinned, compiled);
+    jobs.extend(alternatives::jobs(&pinned, compiled, target_for));
+    let (mut largest, mut alternatives) = (vec![], vec![]);
+    for done in jobs.into_par_iter().with_max_len(1).map(|job| job()).collect::<Vec<Done>>() {
+        match done {
+            Done::Largest(one) => largest.push(one),
+            Done::Alternative(one) => alternatives.extend(one),
+        }
+    }
+    let work = prediction::step_by_work(compiled, batch);
+    let mut step = Cost::default();
+    work.iter().for_each(|(_, cost)| step += *cost);
+    let (layers, peak) = (layers::layers(&compiled.plans), timeline::describe(&compiled.plans));
+    Forecast { step, work, layers, peak, largest, alternatives }
+}
+
+/// A compilation or a few.
+type Job<'a> = Box<dyn FnOnce() -> Done + Send + 'a>;
+
+enum Done {
+    Largest(Largest),
+    /// `None` where the value comes to the plans there are.
+    Alternative(Option<Alternative>),
+}

@@ -1,0 +1,103 @@
+//! What every switch would cost or save: the same rows at once, compiled with it at each of its other values.
+
+use flatout_ir::{PlanSet, Target};
+
+use super::{Done, Job};
+use flatout_train::config::Config;
+use flatout_train::config::switches::{Switch, Switches, TABLE};
+use flatout_train::resolve::active;
+use flatout_train::resolve::compile::{Compiled, compile_for, settle_for};
+use flatout_train::resolve::prediction;
+use flatout_train::resolve::settle::Settled;
+
+/// A switch at another value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    pub switch: &'static str,
+    pub value: &'static str,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Plans {
+        arena_bytes: usize,
+        /// Than the plans there are.
+        more_bytes: i64,
+        /// A step, by the same arithmetic as the run's.
+        predicted_seconds: f64,
+        fits: bool,
+    },
+    /// It cannot run here, and why.
+    Refused(String),
+}
+
+impl Alternative {
+    /// Neither memory nor the plan's time changes: it acts beside the plans or inside kernels, or not at all.
+    pub fn is_same(&self, step_seconds: f64) -> bool {
+        matches!(self.outcome, Outcome::Plans { more_bytes: 0, predicted_seconds, .. }
+            if (predicted_seconds / step_seconds - 1.0).abs() < 1e-9)
+    }
+}
+
+pub(super) fn jobs<'a>(
+    config: &'a Config,
+    compiled: &'a Compiled,
+    target_for: &dyn Fn(&Switches) -> Target,
+) -> Vec<Job<'a>> {
+    let prepared = active::Prepared::settled(&compiled.settled);
+    let now = active::active(&compiled.plans, &compiled.target, prepared);
+    let mut jobs: Vec<Job<'a>> = vec![];
+    // Another backend is another device, and `auto` is one of the other values.
+    for switch in TABLE.iter().filter(|switch| switch.name != "backend") {
+        let is_now = |value: &str| now.get(switch.name).is_some_and(|state| state == value);
+        for value in switch.values().iter().copied().filter(|value| *value != "auto" && !is_now(value)) {
+            let other =
+                config.with(&[format!("switches.{}={value}", switch.name)]).expect("a value of the switch");
+            let target = target_for(&other.switches);
+            jobs.push(Box::new(move || {
+                Done::Alternative(alternative(switch, value, &other, target, compiled))
+            }));
+        }
+    }
+    jobs
+}
+
+fn alternative(
+    switch: &'static Switch,
+    value: &'static str,
+    config: &Config,
+    target: Target,
+    base: &Compiled,
+) -> Option<Alternative> {
+    let there = target.memory_bytes;
+    let endless = Target { memory_bytes: u64::MAX, ..target };
+    let rows = base.micro_batch;
+    let planned = |plans: &PlanSet, settled: &Settled, predicted_seconds: f64| {
+        let state = |plans: &PlanSet, target: &Target, settled: &Settled| {
+            switch.active(plans, target, active::Prepared::settled(settled))
+        };
+        // A value that comes to the state there is, such as fusing what the model has not, is no other.
+        let is_other = state(plans, &endless, settled) != state(&base.plans, &base.target, &base.settled);
+        let arena_bytes = plans.arena_bytes;
+        (switch.name == "compile" || is_other).then_some(Outcome::Plans {
+            arena_bytes,
+            more_bytes: arena_bytes as i64 - base.plans.arena_bytes as i64,
+            predicted_seconds,
+            fits: arena_bytes as u64 + endless.driver_bytes <= there,
+        })
+    };
+    let seconds = |compiled: &Compiled| prediction::step_cost(compiled, config.train.batch).predicted_seconds;
+    let outcome = match settle_for(config, &endless, rows) {
+        // The same plans: it acts beside them or inside kernels.
+        Ok(settled) if settled.options == base.settled.options => {
+            planned(&base.plans, &settled, seconds(base))?
+        }
+        Ok(_) => match compile_for(config, &endless, rows, false) {
+            Ok(other) => planned(&other.plans, &other.settled, seconds(&other))?,
+            Err(refused) => Outcome::Refused(refused.to_string()),
+        },
+        Err(refused) => Outcome::Refused(refused.to_string()),
+    };
+    Some(Alternative { switch: switch.name, value, outcome })
+}

@@ -1,0 +1,144 @@
+//! How many rows at once fit a device: memory grows with rows in a straight line, nearly, so a few compilations find the
+//! largest number to the row. Where the head's logits go from one chunk to two, a few rows more take a little less; a limit
+//! just there may be met on either side.
+
+use flatout_ir::Target;
+
+use super::{Done, Job};
+use flatout_train::config::Config;
+use flatout_train::config::switches::Recompute;
+use flatout_train::resolve::compile::{Compiled, compile_for};
+use flatout_train::resolve::prediction;
+
+/// Beyond this many rows nobody asks.
+const MOST_ROWS: usize = 1 << 16;
+
+/// The largest micro-batch with a setting of `recompute`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Largest {
+    pub recompute: &'static str,
+    /// Any number of rows, whatever the batch; `None` where not even one fits.
+    pub rows: Option<usize>,
+    /// Of the batch's divisors.
+    pub of_batch: Option<usize>,
+    /// What plans of `rows` take.
+    pub arena_bytes: Option<usize>,
+    /// Tokens a second, as predicted for updates of `rows`.
+    pub tokens_per_second: Option<f64>,
+}
+
+pub(super) fn jobs<'a>(config: &'a Config, compiled: &'a Compiled) -> Vec<Job<'a>> {
+    let settings = [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full];
+    let job = |recompute: Recompute| -> Job<'a> {
+        let mut config = config.clone();
+        config.switches.recompute = recompute;
+        Box::new(move || Done::Largest(largest(&config, &compiled.target, compiled.micro_batch)))
+    };
+    settings.into_iter().map(job).collect()
+}
+
+fn largest(config: &Config, target: &Target, near: usize) -> Largest {
+    let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
+    let there = target.memory_bytes.saturating_sub(target.driver_bytes) as usize;
+    let plans = |rows: usize| compile_for(config, &endless, rows, false).ok();
+    // An update of examples never needs room for more than all of them.
+    let most = if config.data.has_examples() { config.train.batch } else { MOST_ROWS };
+    let mut known: Vec<(usize, usize)> = vec![];
+    let mut fitting: Option<(usize, Compiled)> = None;
+    let mut too_many = most + 1;
+    let mut next = near.clamp(1, most);
+    // Each try is on the line through the two nearest to the limit; every third halves the range, because the line creeps
+    // where memory bends.
+    for attempt in 1..64 {
+        let Some(compiled) = plans(next) else { break };
+        let bytes = compiled.plans.arena_bytes;
+        known.push((next, bytes));
+        if bytes <= there {
+            fitting = Some((next, compiled));
+        } else {
+            too_many = next;
+        }
+        let low = fitting.as_ref().map_or(0, |(rows, _)| *rows);
+        if too_many - low == 1 {
+            break;
+        }
+        next = match attempt % 3 {
+            0 if too_many <= most => low + (too_many - low) / 2,
+            _ => guess(&known, there).clamp(low + 1, too_many - 1),
+        };
+    }
+    let batch = config.train.batch;
+    let rows = fitting.as_ref().map(|(rows, _)| *rows);
+    let of_batch = rows.and_then(|rows| (1..=rows.min(batch)).rev().find(|n| batch.is_multiple_of(*n)));
+    Largest {
+        recompute: config.switches.recompute.name(),
+        rows,
+        of_batch,
+        arena_bytes: fitting.as_ref().map(|(_, compiled)| compiled.plans.arena_bytes),
+        tokens_per_second: fitting.as_ref().map(|(rows, compiled)| {
+            let seconds = prediction::step_cost(compiled, *rows).predicted_seconds;
+            match config.data.has_examples() {
+                true => prediction::tokens_per_update(config, compiled) as f64 / seconds,
+                false => (rows * config.model.tokens()) as f64 / seconds,
+            }
+        }),
+    }
+}
+
+/// Where the line through the two points nearest to the limit meets it; twice as many, or half, where there is one.
+fn guess(known: &[(usize, usize)], there: usize) -> usize {
+    let mut near = known.to_vec();
+    near.sort_by_key(|(_, bytes)| bytes.abs_diff(there));
+    match near[..] {
+        [(a, x), (b, y), ..] if a != b && x != y => {
+            let slope = (y as f64 - x as f64) / (b as f64 - a as f64);
+            let rows = a as f64 + (there as f64 - x as f64) / slope;
+            rows.floor().clamp(0.0, MOST_ROWS as f64) as usize
+        }
+        [(rows, bytes), ..] if bytes <= there => 2 * rows,
+        [(rows, _), ..] => rows / 2,
+        [] => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::recipes;
+    use flatout_train::resolve::compile;
+
+    #[test]
+    fn one_row_more_does_not_fit() {
+        let words = ["layers=2", "width=64", "heads=2", "kv_heads=2", "ffn=96", "context=32", "eval.rows=0"];
+        let config = recipes::resolve("tiny", &[], &words.map(String::from)).unwrap();
+        let bytes = |rows: usize, recompute: &str, target: &Target| {
+            let config = config.with(&[format!("recompute={recompute}")]).unwrap();
+            compile_for(&config, target, rows, false).map(|c| c.plans.arena_bytes)
+        };
+        let endless = compile::target();
+        let mut target = endless.clone();
+        target.memory_bytes = bytes(45, "cheap", &endless).unwrap() as u64;
+        let found = |near: usize, recompute: Recompute| {
+            let mut config = config.clone();
+            config.switches.recompute = recompute;
+            largest(&config, &target, near)
+        };
+        for (near, recompute) in
+            [(8, Recompute::None), (1, Recompute::Cheap), (400, Recompute::Cheap), (8, Recompute::Full)]
+        {
+            let largest = found(near, recompute);
+            let rows = largest.rows.unwrap();
+            assert_eq!(bytes(rows, recompute.name(), &target).ok(), largest.arena_bytes);
+            assert!(
+                bytes(rows + 1, recompute.name(), &target).is_err(),
+                "{rows} with {recompute} from {near}"
+            );
+            assert_eq!(largest.of_batch, Some(8), "of 8 rows all fit");
+            assert!(largest.tokens_per_second.unwrap() > 0.0);
+        }
+        assert!(found(8, Recompute::Cheap).rows >= Some(45));
+        assert!(found(8, Recompute::None).rows < found(8, Recompute::Full).rows);
+        target.memory_bytes = 1000;
+        assert_eq!(largest(&config, &target, 8).rows, None);
+    }
+}

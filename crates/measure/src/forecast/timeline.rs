@@ -1,0 +1,176 @@
+//! The arena over a step: how many bytes are alive at every launch, by category, and what is alive at the peak.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use flatout_ir::plan::{Buffer, Category};
+use flatout_ir::{PlanSet, Role};
+
+use flatout_report::plot::{Area, Areas, Mark};
+use flatout_report::words;
+
+/// Where the plan that needs the most needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instant {
+    pub launch: usize,
+    /// Alive there, beside what is persistent.
+    pub transient_bytes: usize,
+}
+
+/// Buffers of one name, alive at the peak.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Alive {
+    /// `layers.0..31.ffn`: paths that differ in one number and hold as many bytes are one row.
+    pub path: String,
+    pub buffers: usize,
+    pub bytes: usize,
+}
+
+/// The peak in words.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Peak {
+    pub role: Cow<'static, str>,
+    /// Counted from 1.
+    pub launch: usize,
+    pub launches: usize,
+    pub kernel: &'static str,
+    pub path: String,
+    pub bytes: usize,
+    /// Transients alive there, largest first.
+    pub alive: Vec<Alive>,
+}
+
+/// The launch of the largest plan at which the most is alive; the first of equals.
+pub fn peak(plans: &PlanSet) -> Instant {
+    let alive = alive_bytes(plans, plans.largest_plan(), |_| true);
+    let most = alive.iter().copied().max().unwrap_or(0);
+    Instant { launch: alive.iter().position(|n| *n == most).unwrap_or(0), transient_bytes: most }
+}
+
+pub fn describe(plans: &PlanSet) -> Peak {
+    let (at, largest) = (peak(plans), plans.largest_plan());
+    let plan = &plans.plans[largest];
+    let is_alive = |b: &&Buffer| b.live.as_ref().is_some_and(|(_, range)| range.contains(&at.launch));
+    // By name without its number and size: the numbers there are.
+    let mut by_name: BTreeMap<(String, usize), Vec<Option<usize>>> = BTreeMap::new();
+    for buffer in plans.transients(largest).filter(is_alive) {
+        let (stem, number) = unnumbered(&buffer.name);
+        by_name.entry((stem, buffer.bytes)).or_default().push(number);
+    }
+    let row = |((stem, bytes), mut numbers): ((String, usize), Vec<Option<usize>>)| {
+        let buffers = numbers.len();
+        numbers.sort_unstable();
+        let numbers = match (numbers[0], numbers[buffers - 1]) {
+            (Some(first), Some(last)) if first < last => format!("{first}..{last}"),
+            (Some(one), _) => one.to_string(),
+            (None, _) => String::new(),
+        };
+        Alive { path: stem.replacen('*', &numbers, 1), buffers, bytes: buffers * bytes }
+    };
+    let mut alive: Vec<Alive> = vec![];
+    for one in by_name.into_iter().map(row) {
+        match alive.iter_mut().find(|known| known.path == one.path) {
+            Some(known) => {
+                (known.buffers, known.bytes) = (known.buffers + one.buffers, known.bytes + one.bytes)
+            }
+            None => alive.push(one),
+        }
+    }
+    alive.sort_by_key(|a| (std::cmp::Reverse(a.bytes), a.path.clone()));
+    let launch = plan.launches.get(at.launch);
+    Peak {
+        role: plan.role.name(),
+        launch: at.launch + 1,
+        launches: plan.launches.len(),
+        kernel: launch.map_or("", |l| l.kernel),
+        path: launch.map_or(String::new(), |l| l.path.clone()),
+        bytes: plans.persistent_bytes + at.transient_bytes,
+        alive,
+    }
+}
+
+/// The first number of a path as a star, and the number.
+fn unnumbered(path: &str) -> (String, Option<usize>) {
+    let mut number = None;
+    let parts = path.split('.').map(|part| match part.parse::<usize>() {
+        Ok(n) if number.is_none() => {
+            number = Some(n);
+            "*"
+        }
+        _ => part,
+    });
+    let parts: Vec<&str> = parts.collect();
+    (parts.join("."), number)
+}
+
+/// Bytes alive at every launch of a plan, of the transients that count.
+fn alive_bytes(plans: &PlanSet, plan: usize, counts: impl Fn(&Buffer) -> bool) -> Vec<usize> {
+    let launches = plans.plans.get(plan).map_or(0, |plan| plan.launches.len());
+    let mut changes = vec![0_i64; launches + 1];
+    for buffer in plans.transients(plan).filter(|b| counts(b)) {
+        let (_, range) = buffer.live.as_ref().expect("a transient");
+        changes[range.start] += buffer.bytes as i64;
+        changes[range.end] -= buffer.bytes as i64;
+    }
+    let running = changes.iter().scan(0, |sum, change| {
+        *sum += change;
+        Some(*sum as usize)
+    });
+    running.take(launches).collect()
+}
+
+/// The picture: launches of a step from left to right, bytes stacked by category, the peak marked.
+pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
+    let is_of_step = |plan: &usize| {
+        let role = plans.plans[*plan].role;
+        role.is_grad() || role == Role::Apply
+    };
+    let step: Vec<usize> = (0..plans.plans.len()).filter(is_of_step).collect();
+    let (unit, scale) = match plans.arena_bytes {
+        n if n >= 1 << 30 => ("GiB", (1u64 << 30) as f64),
+        n if n >= 1 << 20 => ("MiB", (1u64 << 20) as f64),
+        _ => ("KiB", 1024.0),
+    };
+    let area = |category: &Category| {
+        let is_of = |b: &Buffer| b.category == *category;
+        let always: usize =
+            plans.buffers.iter().filter(|b| b.live.is_none() && is_of(b)).map(|b| b.bytes).sum();
+        let alive = step.iter().flat_map(|plan| alive_bytes(plans, *plan, is_of));
+        Area { name: category.name().into(), values: alive.map(|n| (always + n) as f64 / scale).collect() }
+    };
+    let areas = Category::ALL.iter().map(area).filter(|area| area.values.iter().any(|v| *v > 0.0));
+    let (mut parts, mut before, mut mark) = (vec![], 0, None);
+    let peak = describe(plans);
+    for index in step.iter().copied() {
+        let plan = &plans.plans[index];
+        let name = match (plan.role, micro_batches) {
+            (Role::GRAD, 2..) => format!("grad, {micro_batches} times a step"),
+            (role, _) => role.name().into(),
+        };
+        parts.push((before, name));
+        if index == plans.largest_plan() {
+            let (at, value) = (before + peak.launch - 1, peak.bytes as f64 / scale);
+            mark = Some(Mark { at, value, name: format!("peak {}", words::bytes(peak.bytes as u64)) });
+        }
+        before += plan.launches.len();
+    }
+    let Peak { role, launch, launches, kernel, path, alive, .. } = &peak;
+    let mut notes = vec![format!(
+        "Most is alive in launch {launch} of {launches} of {role}: {kernel} of {path}. Beside what is persistent:"
+    )];
+    notes.extend(alive.iter().take(8).map(|a| {
+        let many = if a.buffers > 1 { format!(" in {} buffers", a.buffers) } else { String::new() };
+        format!("{}  {}{many}", words::bytes(a.bytes as u64), a.path)
+    }));
+    let arena = plans.arena_bytes as f64 / scale;
+    Areas {
+        title: title.into(),
+        x: format!("{} launches", words::count(before as u64)),
+        y: unit.into(),
+        areas: areas.collect(),
+        level: Some((arena, format!("arena {}", words::bytes(plans.arena_bytes as u64)))),
+        parts,
+        mark,
+        notes,
+    }
+}

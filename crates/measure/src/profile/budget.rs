@@ -1,0 +1,201 @@
+//! The time of an update by cause, from measurements that each leave one thing out.
+//!
+//! | measured | holds |
+//! |---|---|
+//! | an update as a run makes it | everything |
+//! | the same on the inputs that lie there | no rows, no writing of inputs |
+//! | its plans one after another | also no results that the host reads |
+//! | its launches one by one | also nothing between kernels |
+//!
+//! What one takes more than the next is the time of what the next leaves out; the wait for rows is measured itself. So
+//! the parts add up to the update.
+//!
+//! Machines drift: measurements take turns, and what a round measured counts in proportion to the round's own update.
+//! Each part is made of medians over the rounds. On a machine with other work a part that is next to nothing may come
+//! out below it; `noise_ms` is how far.
+
+use std::time::Instant;
+
+use flatout_ir::Role;
+use flatout_runtime::{LaunchTime, Posted, Session};
+
+use super::launches::Timed;
+use crate::bench::Bench;
+use flatout_train::Failure;
+use flatout_train::training::update::{collect, post};
+
+/// Passes over the launches in a round, beside one that is not timed.
+const PASSES: usize = 2;
+
+/// The time of an update, and its parts.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Budget {
+    pub step_ms: f64,
+    /// All launches, timed one by one.
+    pub kernels_ms: f64,
+    /// Between kernels: launching, and the gaps it leaves.
+    pub launch_ms: f64,
+    /// Results that the host reads before it goes on.
+    pub synchronisation_ms: f64,
+    /// Inputs written and brought to the device.
+    pub copy_ms: f64,
+    /// Standing still for want of rows.
+    pub data_ms: f64,
+    /// Parts below this are not told from nothing; three deviations.
+    pub noise_ms: f64,
+}
+
+impl Budget {
+    /// What the device does not compute in.
+    pub fn idle_ms(&self) -> f64 {
+        self.step_ms - self.kernels_ms
+    }
+
+    /// Parts that are not kernels, by name.
+    pub fn idle(&self) -> [(&'static str, f64); 4] {
+        [
+            ("launch", self.launch_ms),
+            ("synchronisation", self.synchronisation_ms),
+            ("copy", self.copy_ms),
+            ("data", self.data_ms),
+        ]
+    }
+}
+
+/// What a round measured: seconds an update, and the launches.
+pub struct Round {
+    pub step: f64,
+    pub data: f64,
+    pub unfed: f64,
+    pub plans: f64,
+    /// A vector a role.
+    pub launches: Vec<Vec<LaunchTime>>,
+}
+
+/// Measures a round: so many updates of each kind, and the launches one by one.
+pub fn round(bench: &mut Bench, updates: usize) -> Result<Round, Failure> {
+    let before = bench.waited();
+    let step = median(&bench.steps(updates)?) / 1e3;
+    let data = bench.waited().since(before).total.as_secs_f64() / updates as f64;
+    let (runs, session) = (bench.runs(), bench.session());
+    let unfed = median(&unfed(session, &runs, updates)?);
+    let plans = median(&plans(session, &runs, updates)?);
+    let roles: Vec<Role> = runs.iter().map(|(role, _)| *role).collect();
+    Ok(Round { step, data, unfed, plans, launches: session.time(&roles, PASSES)? })
+}
+
+/// The rounds as if their updates had all taken the median's time.
+pub fn steadied(rounds: Vec<Round>) -> Vec<Round> {
+    let step = median(&rounds.iter().map(|round| round.step).collect::<Vec<_>>());
+    let steady = |mut round: Round| {
+        let factor = step / round.step;
+        for time in round.launches.iter_mut().flatten() {
+            time.seconds *= factor;
+            time.least_seconds *= factor;
+        }
+        let [data, unfed, plans] = [round.data, round.unfed, round.plans].map(|time| factor * time);
+        Round { step, data, unfed, plans, ..round }
+    };
+    rounds.into_iter().map(steady).collect()
+}
+
+/// The median time of every launch of every role over rounds that were steadied.
+pub fn launches(rounds: &[Round]) -> Vec<Vec<LaunchTime>> {
+    let of = |role: usize, launch: usize| {
+        let times = || rounds.iter().map(move |round| round.launches[role][launch]);
+        LaunchTime {
+            launch,
+            seconds: median(&times().map(|time| time.seconds).collect::<Vec<_>>()),
+            least_seconds: times().map(|time| time.least_seconds).fold(f64::INFINITY, f64::min),
+        }
+    };
+    let roles = rounds.first().map_or(&[][..], |round| &round.launches).iter().enumerate();
+    roles.map(|(role, times)| (0..times.len()).map(|launch| of(role, launch)).collect()).collect()
+}
+
+/// The parts of an update, of rounds that were steadied and what was made of their launches.
+pub fn budget(rounds: &[Round], timed: &[Timed], runs: &[(Role, u64)]) -> Budget {
+    let ms = |of: &dyn Fn(&Round) -> f64| 1e3 * median(&rounds.iter().map(of).collect::<Vec<_>>());
+    let noise = |of: &dyn Fn(&Round) -> f64| {
+        let middle = ms(of);
+        let off = |round: &Round| (1e3 * of(round) - middle).abs() / 1e3;
+        // Three deviations of a median, from the median of absolute deviations.
+        3.0 * 1.2533 * 1.4826 * ms(&off) / (rounds.len() as f64).sqrt()
+    };
+    let kernels_of = |round: &Round| {
+        let sum = |times: &[LaunchTime]| times.iter().map(|time| time.seconds).sum::<f64>();
+        round.launches.iter().zip(runs).map(|(times, (_, runs))| *runs as f64 * sum(times)).sum()
+    };
+    let [step, data, unfed, plans] = [ms(&|r| r.step), ms(&|r| r.data), ms(&|r| r.unfed), ms(&|r| r.plans)];
+    let kernels = 1e3 * timed.iter().map(Timed::update_seconds).sum::<f64>();
+    Budget {
+        step_ms: step,
+        kernels_ms: kernels,
+        launch_ms: plans - kernels,
+        synchronisation_ms: unfed - plans,
+        copy_ms: step - data - unfed,
+        data_ms: data,
+        noise_ms: noise(&|r| r.unfed).max(noise(&|r| r.plans)).max(noise(&kernels_of)),
+    }
+}
+
+/// Seconds of each of some updates on the inputs that lie there. As in a run an update is asked for before the results of
+/// the last are read.
+fn unfed(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<Vec<f64>, Failure> {
+    let mut times = vec![];
+    let mut clock = Instant::now();
+    let mut read = |session: &mut Session, posted: Posted| -> Result<(), Failure> {
+        collect(session, posted)?;
+        times.push(std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64());
+        Ok(())
+    };
+    let mut pending = None;
+    for _ in 0..updates {
+        run(session, runs)?;
+        let posted = post(session)?;
+        if posted.is_ready() {
+            read(session, posted)?;
+        } else if let Some(before) = pending.replace(posted) {
+            read(session, before)?;
+        }
+    }
+    if let Some(last) = pending {
+        read(session, last)?;
+    }
+    Ok(times)
+}
+
+/// Seconds of each of some updates of which nobody reads anything; on a GPU, which is not waited for between them, the mean.
+fn plans(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<Vec<f64>, Failure> {
+    let begun = Instant::now();
+    let mut times = vec![];
+    for _ in 0..updates {
+        let clock = Instant::now();
+        run(session, runs)?;
+        times.push(clock.elapsed().as_secs_f64());
+    }
+    if session.as_cuda().is_some() {
+        let last = post(session)?;
+        collect(session, last)?;
+        times = vec![begun.elapsed().as_secs_f64() / updates as f64];
+    }
+    Ok(times)
+}
+
+fn run(session: &mut Session, runs: &[(Role, u64)]) -> Result<(), Failure> {
+    for (role, times) in runs {
+        for _ in 0..*times {
+            session.run(*role)?;
+        }
+    }
+    Ok(())
+}
+
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        n => (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0,
+    }
+}

@@ -1,0 +1,113 @@
+//! The result as tables of text.
+
+use super::Report;
+use super::sinks::{millis, percent};
+use super::table::Row;
+use flatout_report::words::count;
+
+/// A table of text: its title, the names of its columns, its rows.
+pub struct Part {
+    pub title: String,
+    pub head: Vec<&'static str>,
+    pub rows: Vec<Vec<String>>,
+    /// Columns from the second to before this one are numbers.
+    pub numbers: usize,
+}
+
+/// What was measured, in a line.
+pub fn headline(report: &Report) -> String {
+    format!(
+        "{} on {}, {}: {} an update of {} tokens, {} tokens/s",
+        report.recipe,
+        report.device,
+        report.precision,
+        millis(report.budget.step_ms),
+        count(report.tokens_per_update as u64),
+        count(report.tokens_per_second as u64)
+    )
+}
+
+/// The tables, each with at most so many rows.
+pub fn parts(report: &Report, most: usize) -> Vec<Part> {
+    vec![
+        budget(report),
+        kernels("by kind of work", &report.work, usize::MAX),
+        kernels("by kernel", &report.kernels, most),
+        kernels("by place in the model, all layers together", &report.places, most),
+    ]
+}
+
+fn budget(report: &Report) -> Part {
+    let budget = &report.budget;
+    let meanings = [
+        ("kernels", budget.kernels_ms, format!("{} launches, each timed alone", count(report.launches))),
+        ("launch", budget.launch_ms, "between kernels: the plans as they run, less their kernels".into()),
+        ("synchronisation", budget.synchronisation_ms, "results that the host reads".into()),
+        ("copy", budget.copy_ms, "inputs written and brought to the device".into()),
+        ("data", budget.data_ms, "waiting for rows".into()),
+    ];
+    let cells = |name: &str, ms: f64, meaning: String| {
+        let noise = if ms.abs() < budget.noise_ms { " (within noise)" } else { "" };
+        vec![name.into(), format!("{ms:.2}"), percent(ms / budget.step_ms), meaning + noise]
+    };
+    let mut rows: Vec<_> = meanings.into_iter().map(|(name, ms, what)| cells(name, ms, what)).collect();
+    rows.push(cells("the update", budget.step_ms, "as a run makes it".into()));
+    Part { title: "where an update goes".into(), head: vec!["", "ms", "share", ""], rows, numbers: 3 }
+}
+
+fn kernels(title: &str, all: &[Row], most: usize) -> Part {
+    let is_predicted = all.iter().any(|row| row.predicted_ms.is_some());
+    let mut head =
+        vec!["", "launches", "ms", "share", "TFLOP/s", "GB/s", "roofline ms", "of roofline", "bound by"];
+    if is_predicted {
+        head.insert(7, "predicted ms");
+    }
+    let cells = |row: &Row| {
+        let mut cells = vec![
+            row.name.clone(),
+            count(row.launches),
+            format!("{:.3}", row.ms),
+            percent(row.share),
+            format!("{:.3}", row.teraflops_per_second),
+            format!("{:.1}", row.gigabytes_per_second),
+            format!("{:.3}", row.roofline_ms),
+            percent(row.of_roofline),
+            row.bound.name().into(),
+        ];
+        if is_predicted {
+            cells.insert(7, row.predicted_ms.map_or("-".into(), |ms| format!("{ms:.3}")));
+        }
+        cells
+    };
+    let rows = all.iter().take(most).map(cells).collect();
+    let left = all.len().saturating_sub(most);
+    let rest: f64 = all.iter().skip(most).map(|row| row.share).sum();
+    let title = match left {
+        0 => title.into(),
+        _ => format!("{title}: the {most} longest; {left} more take {}, --all shows them", percent(rest)),
+    };
+    let numbers = head.len() - 1;
+    Part { title, head, rows, numbers }
+}
+
+/// How it was measured, in a line.
+pub fn how(report: &Report) -> String {
+    let predicted = match report.predicted_ms {
+        Some(ms) => format!("predicted {} for its kernels", millis(ms)),
+        None => "nothing predicted: flatout doctor --calibrate times this device's kernels".into(),
+    };
+    let noise = report.budget.noise_ms / report.budget.step_ms;
+    // A machine of its own stays well below this.
+    let busy = match noise > 0.05 {
+        true => "; other programs share this machine, and every time here holds some of theirs",
+        false => "",
+    };
+    format!(
+        "{} rounds of {} updates on {}, medians; parts below {} are noise{busy}; roofline {} an update, {predicted}",
+        report.rounds,
+        report.steps,
+        report.data,
+        percent(noise),
+        millis(report.roofline_ms)
+    )
+}

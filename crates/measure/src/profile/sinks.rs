@@ -1,0 +1,335 @@
+//! Where the most time is lost, in words, with what would help here.
+//!
+//! What is lost is the time above the roofline: a kernel that runs as fast as the device allows loses nothing, however
+//! long it takes. What passes between kernels is lost altogether, and so is what is computed twice. Help is named only
+//! where this configuration and this device leave it open.
+
+use std::collections::BTreeMap;
+
+use flatout_data::Waited;
+use flatout_ir::Work;
+
+use super::budget::Budget;
+use super::launches::Timed;
+use super::table::{Row, grouped, kernel, row};
+use crate::bench::Stage;
+use flatout_report::words;
+use flatout_train::config::switches::{AttentionKernel, Recompute, Toggle};
+use flatout_train::config::{Config, Count, Source};
+use flatout_train::resolve::compile::Compiled;
+
+/// A place where time is lost.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Sink {
+    pub name: String,
+    pub ms: f64,
+    pub share: f64,
+    /// What would be gained at most.
+    pub lost_ms: f64,
+    pub words: String,
+}
+
+/// What help depends on.
+pub struct Scene<'a> {
+    pub config: &'a Config,
+    pub stage: &'a Stage,
+    pub compiled: &'a Compiled,
+    /// The state of every switch.
+    pub active: &'a BTreeMap<String, String>,
+    pub budget: &'a Budget,
+    pub waited: Waited,
+    /// Launches and micro-batches an update.
+    pub launches: usize,
+    pub parts: usize,
+}
+
+/// Sinks that are told.
+const TOLD: usize = 3;
+/// Launches that are shorter on average do not fill a device.
+const SHORT_MS: f64 = 0.02;
+/// A kernel this close to its roofline has little to give.
+const CLOSE: f64 = 0.75;
+
+/// A kernel that takes so many times what was predicted has something in its way that it had not when it was timed.
+const SLOWER: f64 = 1.5;
+
+/// The largest, by what is lost.
+pub fn sinks(scene: &Scene<'_>, timed: &[Timed]) -> Vec<Sink> {
+    let step_ms = scene.budget.step_ms;
+    let mut all: Vec<Sink> = grouped(timed, step_ms, kernel)
+        .into_iter()
+        .map(|row| {
+            let of = timed.iter().find(|t| kernel(t) == row.name).expect("a row has launches");
+            of_kernel(scene, of.work, &row)
+        })
+        .collect();
+    let told = scene.budget.idle().into_iter().filter(|(_, ms)| *ms > scene.budget.noise_ms);
+    all.extend(told.map(|(name, ms)| of_idle(scene, name, ms)));
+    let again: Vec<&Timed> = timed.iter().filter(|t| t.is_again).collect();
+    if !again.is_empty() {
+        all.push(of_recomputing(scene, &row("recomputation".into(), &again, step_ms)));
+    }
+    all.retain(|sink| sink.lost_ms > 0.0);
+    all.sort_by(|a, b| b.lost_ms.total_cmp(&a.lost_ms));
+    all.truncate(TOLD);
+    all
+}
+
+fn of_kernel(scene: &Scene<'_>, work: Work, row: &Row) -> Sink {
+    let lost_ms = (row.ms - row.roofline_ms).max(0.0);
+    let slower = row.predicted_ms.map(|predicted| row.ms / predicted).filter(|times| *times >= SLOWER);
+    let slower = slower.map_or(String::new(), |times| format!(" and {times:.1} times as long as predicted"));
+    let words = format!(
+        "{} takes {}, {} of the step, at {} of its roofline ({}){slower}: {}",
+        row.name,
+        millis(row.ms),
+        percent(row.share),
+        percent(row.of_roofline),
+        row.bound.name(),
+        help(scene, work, row)
+    );
+    Sink { name: row.name.clone(), ms: row.ms, share: row.share, lost_ms, words }
+}
+
+/// A switch in a state that costs time, what to write instead, the work it costs time in, and what the other does.
+struct Lever {
+    switch: &'static str,
+    state: &'static str,
+    instead: &'static str,
+    works: &'static [Work],
+    does: &'static str,
+}
+
+const LEVERS: &[Lever] = &[
+    Lever {
+        switch: "attention",
+        state: "naive",
+        instead: "attention=flash",
+        works: &[Work::Product, Work::Elementwise, Work::Reduce, Work::Copy],
+        does: "stores no scores",
+    },
+    Lever {
+        switch: "fuse.loss",
+        state: "off",
+        instead: "fuse.loss=on",
+        works: &[Work::Product, Work::Elementwise, Work::Reduce, Work::Index, Work::Copy],
+        does: "keeps the logits out of memory",
+    },
+    Lever {
+        switch: "fuse.norm",
+        state: "off",
+        instead: "fuse.norm=on",
+        works: &[Work::Norm, Work::Rope, Work::Elementwise, Work::Reduce],
+        does: "adds, norms and rotates in one pass over memory",
+    },
+    Lever {
+        switch: "fuse.elementwise",
+        state: "off",
+        instead: "fuse.elementwise=on",
+        works: &[Work::Elementwise],
+        does: "runs chains in one pass over memory",
+    },
+    Lever {
+        switch: "fuse.qkv",
+        state: "off",
+        instead: "fuse.qkv=on",
+        works: &[Work::Product],
+        does: "makes one product of three",
+    },
+    Lever {
+        switch: "fuse.gate_up",
+        state: "off",
+        instead: "fuse.gate_up=on",
+        works: &[Work::Product],
+        does: "makes one product of two",
+    },
+    Lever {
+        switch: "fuse.optimizer",
+        state: "off",
+        instead: "fuse.optimizer=on",
+        works: &[Work::Optimizer, Work::Copy],
+        does: "updates whole regions of parameters in one launch",
+    },
+    Lever {
+        switch: "rope_cache",
+        state: "off",
+        instead: "rope_cache=on",
+        works: &[Work::Rope, Work::Norm],
+        does: "reads angles from a table",
+    },
+    Lever {
+        switch: "autotune",
+        state: "off",
+        instead: "autotune=quick",
+        works: &[Work::Product, Work::Attention],
+        does: "takes the fastest of several kernels",
+    },
+    Lever {
+        switch: "autotune",
+        state: "quick",
+        instead: "autotune=full",
+        works: &[Work::Product],
+        does: "times every algorithm of a product, not eight",
+    },
+];
+
+/// What would make this kernel faster here.
+fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
+    let state = |switch: &str| scene.active.get(switch).map_or("", String::as_str);
+    let rates = &scene.compiled.target.rates;
+    let on_gpu = state("backend") == "cuda";
+    let deterministic = on_gpu && scene.config.switches.deterministic == Toggle::On;
+    let mut ways: Vec<String> = vec![];
+    let is_multiplied = [Work::Product, Work::Attention, Work::Loss].contains(&work);
+    let now = if state("precision") == "tf32" { rates.tf32_flops } else { Some(rates.f32_flops) };
+    if on_gpu && let ("fp32" | "tf32", Some(now)) = (state("precision"), now) {
+        ways.push(match is_multiplied {
+            true => format!("precision=bf16 multiplies up to {:.0} times as fast", rates.bf16_flops / now),
+            false => "precision=bf16 moves half the bytes".into(),
+        });
+    }
+    // Only linear layers are multiplied in 8 bits.
+    if on_gpu && let ("bf16", Work::Product, Some(fp8)) = (state("precision"), work, rates.fp8_flops) {
+        let times = fp8 / rates.bf16_flops;
+        ways.push(format!("precision=fp8 multiplies up to {times:.0} times as fast (statistical)"));
+    }
+    if on_gpu && work == Work::Optimizer && state("optimizer.state") == "fp32" {
+        ways.push("optimizer.state=bf16 moves fewer bytes (statistical)".into());
+    }
+    if deterministic && [Work::Product, Work::Attention, Work::Index].contains(&work) {
+        ways.push("deterministic=off lets the fastest kernels be taken".into());
+    }
+    if work == Work::Attention && scene.config.switches.attention_kernel != AttentionKernel::Auto {
+        ways.push("attention_kernel=auto takes the fastest that was timed".into());
+    }
+    let levers =
+        LEVERS.iter().filter(|lever| state(lever.switch) == lever.state && lever.works.contains(&work));
+    let levers = levers.filter(|lever| !(lever.switch == "autotune" && deterministic));
+    ways.extend(levers.map(|lever| format!("{} {}", lever.instead, lever.does)));
+    let each_ms = row.ms / row.launches.max(1) as f64;
+    if each_ms < SHORT_MS
+        && let Some(rows) = larger(scene)
+    {
+        ways.push(format!(
+            "its launches take {:.0} us each, and train.micro_batch={rows} makes fewer and longer ones",
+            1e3 * each_ms
+        ));
+    }
+    if !ways.is_empty() {
+        return ways.join("; ");
+    }
+    match row.of_roofline >= CLOSE {
+        true => "it is close to what the device can do, and only less work would help".into(),
+        false if each_ms < SHORT_MS => {
+            format!(
+                "its launches take {:.0} us each, too short to fill the device: no switch changes that",
+                1e3 * each_ms
+            )
+        }
+        false => "no switch makes it faster, so the kernel itself is what to improve".into(),
+    }
+}
+
+fn of_idle(scene: &Scene<'_>, name: &str, ms: f64) -> Sink {
+    let on_gpu = scene.active.get("backend").is_some_and(|backend| backend == "cuda");
+    let replays = scene.active.get("cuda_graphs").is_some_and(|state| state == "on");
+    let (share, launches) = (ms / scene.budget.step_ms, scene.launches);
+    let each =
+        format!("{} launches, {:.1} us each", words::count(launches as u64), 1e3 * ms / launches as f64);
+    let fewer = || match larger(scene) {
+        Some(rows) => format!("train.micro_batch={rows} makes fewer of them"),
+        None => "no switch makes fewer of them".into(),
+    };
+    let (what, help) = match name {
+        "launch" if on_gpu && !replays => (
+            format!("the time between kernels ({each})"),
+            "cuda_graphs=on replays them without the host".to_string(),
+        ),
+        "launch" => (format!("the time between kernels ({each})"), fewer()),
+        "synchronisation" => (
+            "reading results".into(),
+            "it comes once an update, so a larger train.batch has it less often".to_string(),
+        ),
+        "copy" => (
+            format!("writing the inputs of {} micro-batches", scene.parts),
+            match larger(scene) {
+                Some(rows) => format!("train.micro_batch={rows} writes them in fewer parts"),
+                None => "no switch changes it".into(),
+            },
+        ),
+        _ => data_help(scene),
+    };
+    let words = format!("{what} takes {}, {} of the step: {help}", millis(ms), percent(share));
+    Sink { name: name.into(), ms, share, lost_ms: ms, words }
+}
+
+/// What waits for rows are for, and what shortens them.
+fn data_help(scene: &Scene<'_>) -> (String, String) {
+    let cause = scene.waited.cause();
+    let workers =
+        scene.config.loader.workers.given().unwrap_or_else(|| (flatout_train::machine::threads() / 2).max(1));
+    let more = format!("loader.workers={} (now {workers})", 2 * workers);
+    let help = match cause {
+        Some("tokenising") if scene.config.data.source() != Source::Synthetic => {
+            format!("flatout data prepare tokenises once and for all; or {more}")
+        }
+        Some("busy cores") => {
+            format!(
+                "its threads did not get to run: fewer other programs, or loader.prefetch={}",
+                2 * scene.config.loader.prefetch
+            )
+        }
+        Some("reading") => format!("{more}, or a faster disk"),
+        _ => more,
+    };
+    (format!("waiting for rows (mostly {})", cause.unwrap_or("nothing")), help)
+}
+
+fn of_recomputing(scene: &Scene<'_>, row: &Row) -> Sink {
+    let less = |recompute: Recompute| {
+        let mut config = scene.config.clone();
+        config.switches.recompute = recompute;
+        config.train.micro_batch = Count::Given(scene.compiled.micro_batch);
+        config.train.accumulate = None;
+        let plans = scene.stage.compile(&config).ok()?.plans;
+        let more = plans.arena_bytes.saturating_sub(scene.compiled.plans.arena_bytes);
+        Some(format!("recompute={} keeps it, in {} more memory", recompute.name(), words::bytes(more as u64)))
+    };
+    let is_full = scene.active.get("recompute").is_some_and(|state| state == "full");
+    let help = less(Recompute::None).or_else(|| less(Recompute::Cheap).filter(|_| is_full));
+    let help = help.unwrap_or_else(|| "keeping it does not fit the memory".into());
+    let words = format!(
+        "computing again what was not kept takes {}, {} of the step: {help}",
+        millis(row.ms),
+        percent(row.share)
+    );
+    Sink { name: row.name.clone(), ms: row.ms, share: row.share, lost_ms: row.ms, words }
+}
+
+/// The next larger micro-batch that divides the batch, where it fits the memory.
+fn larger(scene: &Scene<'_>) -> Option<usize> {
+    let (batch, now) = (scene.config.train.batch, scene.compiled.micro_batch);
+    let rows = (now + 1..=batch).find(|rows| batch.is_multiple_of(*rows))?;
+    let mut config = scene.config.clone();
+    config.train.micro_batch = Count::Given(rows);
+    config.train.accumulate = None;
+    scene.stage.compile(&config).ok().map(|_| rows)
+}
+
+/// A share as people read it.
+pub fn percent(share: f64) -> String {
+    match 100.0 * share {
+        p if p.abs() < 9.95 => format!("{p:.1}%"),
+        p => format!("{p:.0}%"),
+    }
+}
+
+/// Milliseconds, to three places.
+pub fn millis(ms: f64) -> String {
+    match ms.abs() {
+        m if m >= 99.95 => format!("{ms:.0} ms"),
+        m if m >= 9.995 => format!("{ms:.1} ms"),
+        m if m >= 0.9995 => format!("{ms:.2} ms"),
+        _ => format!("{:.0} us", 1e3 * ms),
+    }
+}

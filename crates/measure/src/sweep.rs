@@ -1,0 +1,415 @@
+//! A sweep: one recipe trained several times, each time with other values of a few keys, and what the runs come to.
+//!
+//! A key with several values is an axis: `lr=1e-5,3e-5`, `train.seed=1..3`, and for keys that take lists themselves
+//! `betas=0.9,0.95|0.9,0.999`. A grid has a run for every combination; a random sweep draws them, and there a range may be
+//! of any numbers. A run's folder has the name of its values, so a sweep that is widened keeps what is done.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use flatout_ir::random;
+use flatout_models::choice;
+use flatout_models::config::key::Kind;
+use serde::Serialize;
+
+use flatout_data::durable;
+use flatout_report::history::{History, State};
+use flatout_train::Failure;
+use flatout_train::UserError;
+use flatout_train::config::parse_override;
+use flatout_train::metrics::goal::Metric;
+use flatout_train::refuse;
+
+/// The most runs of one sweep.
+const MOST: usize = 1000;
+
+choice! {
+    /// Which combinations are trained.
+    pub enum By {
+        /// Every one, the last axis first.
+        Grid = "grid",
+        /// As many as asked for, drawn by a seed.
+        Random = "random",
+    }
+}
+
+/// A key with what it may be.
+#[derive(Clone, Debug, PartialEq)]
+struct Axis {
+    /// In full.
+    key: String,
+    values: Values,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Values {
+    /// As they were written.
+    List(Vec<String>),
+    /// Any number between two, ends included.
+    Between { least: f64, most: f64 },
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sweep {
+    axes: Vec<Axis>,
+    /// Overrides of every run.
+    pub shared: Vec<String>,
+}
+
+/// One run of a sweep.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Combination {
+    /// Its folder.
+    pub name: String,
+    /// Keys in full, and values as they are written.
+    pub values: Vec<(String, String)>,
+}
+
+impl Combination {
+    /// As overrides.
+    pub fn words(&self) -> Vec<String> {
+        self.values.iter().map(|(key, value)| format!("{key}={value}")).collect()
+    }
+}
+
+impl Sweep {
+    /// Sorts overrides into those of every run and axes.
+    pub fn parse(overrides: &[String]) -> Result<Sweep, UserError> {
+        let mut sweep = Sweep { axes: vec![], shared: vec![] };
+        for word in overrides {
+            let (found, said) = parse_override(word)?;
+            match several(&found.path, &found.key.kind, said)? {
+                None => sweep.shared.push(word.clone()),
+                Some(_) if sweep.axes.iter().any(|axis| axis.key == found.path) => {
+                    refuse!("`{}` is given several values twice: put them in one list", found.path)
+                }
+                Some(values) => sweep.axes.push(Axis { key: found.path, values }),
+            }
+        }
+        if sweep.axes.is_empty() {
+            refuse!(
+                "no key has several values, so there is nothing to sweep over: give some, as in lr=1e-4,3e-4"
+            );
+        }
+        Ok(sweep)
+    }
+
+    /// The keys that differ.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.axes.iter().map(|axis| axis.key.as_str())
+    }
+
+    /// Every combination, the first axis slowest.
+    pub fn grid(&self) -> Result<Vec<Combination>, UserError> {
+        let mut all: Vec<Vec<String>> = vec![vec![]];
+        for Axis { key, values } in &self.axes {
+            let Values::List(list) = values else {
+                refuse!(
+                    "`{key}` is given a range of numbers, which has no end of values: list some, or give --by random"
+                );
+            };
+            if all.len() * list.len() > MOST {
+                refuse!(
+                    "these are more than {MOST} combinations: give fewer values, or --by random --runs N"
+                );
+            }
+            all = all
+                .iter()
+                .flat_map(|some| list.iter().map(|one| [&some[..], std::slice::from_ref(one)].concat()))
+                .collect();
+        }
+        let mut grid: Vec<Combination> = all.into_iter().map(|values| self.combination(values)).collect();
+        // Long paths may differ only where names leave something out.
+        for at in 1..grid.len() {
+            if grid[..at].iter().any(|before| before.name == grid[at].name) {
+                grid[at].name += &format!("-{}", at + 1);
+            }
+        }
+        Ok(grid)
+    }
+
+    /// So many different combinations, by a seed. More of the same seed begin with the same ones.
+    pub fn drawn(&self, runs: usize, seed: u64) -> Result<Vec<Combination>, UserError> {
+        if !(1..=MOST).contains(&runs) {
+            refuse!("--runs is {runs} and must be from 1 to {MOST}");
+        }
+        let mut drawn: Vec<Combination> = vec![];
+        // So many draws find all of a small set but with a chance below any that matters.
+        for draw in 0..(100 * runs as u64).max(10_000) {
+            if drawn.len() == runs {
+                return Ok(drawn);
+            }
+            let value = |(axis, Axis { values, .. }): (usize, &Axis)| {
+                let [unit, _] = random::unit_pair(seed, axis as u64, draw);
+                match values {
+                    Values::List(list) => list[(unit * list.len() as f64) as usize].clone(),
+                    Values::Between { least, most } => between(*least, *most, unit),
+                }
+            };
+            let combination = self.combination(self.axes.iter().enumerate().map(value).collect());
+            if !drawn.iter().any(|before| before.name == combination.name) {
+                drawn.push(combination);
+            }
+        }
+        match drawn.len() == runs {
+            true => Ok(drawn),
+            false => refuse!(
+                "there are {} combinations and --runs asks for {runs}: give more values, or leave --by random out",
+                drawn.len()
+            ),
+        }
+    }
+
+    fn combination(&self, values: Vec<String>) -> Combination {
+        let short = |key: &str| {
+            let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
+            let is_alone = self.keys().filter(|other| last(other) == last(key)).count() == 1;
+            if is_alone { last(key) } else { key.to_string() }
+        };
+        let part = |(axis, value): (&Axis, &String)| format!("{}={}", short(&axis.key), file_name(value));
+        let name = self.axes.iter().zip(&values).map(part).collect::<Vec<_>>().join("_");
+        Combination { name, values: self.keys().map(String::from).zip(values).collect() }
+    }
+}
+
+/// The values that are written for a key, where they are several.
+fn several(path: &str, kind: &Kind, said: &str) -> Result<Option<Values>, UserError> {
+    let takes_lists = matches!(kind, Kind::List(..) | Kind::Tables(_) | Kind::WordOrNumbers(_));
+    // A text with braces is a template, which has commas of its own.
+    if matches!(kind, Kind::Text) && said.contains('{') {
+        return Ok(None);
+    }
+    let is_whole = matches!(kind, Kind::Whole | Kind::WholeOrAuto);
+    let mut list = vec![];
+    for part in said.split(if takes_lists { '|' } else { ',' }).map(str::trim) {
+        let Some((least, most)) = part.split_once("..").filter(|_| is_whole || matches!(kind, Kind::Number))
+        else {
+            list.push(part.to_string());
+            continue;
+        };
+        let end = |end: &str| match end.parse::<f64>() {
+            Ok(number) if number.is_finite() && (!is_whole || (number >= 0.0 && number.fract() == 0.0)) => {
+                Ok(number)
+            }
+            _ => Err(UserError(format!("`{path}` has the range {part}, and {end} is no number it takes"))),
+        };
+        let (least, most) = (end(least)?, end(most)?);
+        if least >= most {
+            refuse!("`{path}` has the range {part}, which is empty: write the smaller number first");
+        }
+        if is_whole {
+            if most - least >= MOST as f64 {
+                refuse!("`{path}` has the range {part}, which is more than {MOST} values: list some");
+            }
+            list.extend((least as u64..=most as u64).map(|number| number.to_string()));
+        } else if said == part {
+            return Ok(Some(Values::Between { least, most }));
+        } else {
+            refuse!("`{path}` has the range {part} among other values: give one range, or a list");
+        }
+    }
+    if list.len() < 2 {
+        return Ok(None);
+    }
+    if let Some(twice) = list.iter().enumerate().find(|(at, value)| list[..*at].contains(value)) {
+        refuse!("`{path}` has the value {} twice: leave one out", twice.1);
+    }
+    Ok(Some(Values::List(list)))
+}
+
+/// A number between two in three digits: by its logarithm where they are ten times apart or more, else evenly.
+fn between(least: f64, most: f64, unit: f64) -> String {
+    let number = match least > 0.0 && most / least >= 10.0 {
+        true => least * (most / least).powf(unit),
+        false => least + (most - least) * unit,
+    };
+    let rounded = format!("{number:.2e}");
+    let number: f64 = rounded.parse().expect("a number");
+    if number == 0.0 || (1e-3..1e4).contains(&number.abs()) { number.to_string() } else { rounded }
+}
+
+/// A value as a part of a folder's name.
+fn file_name(value: &str) -> String {
+    let kept = |c: char| if c.is_ascii_alphanumeric() || "._+-".contains(c) { c } else { '-' };
+    value.chars().map(kept).take(60).collect()
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Trial {
+    pub name: String,
+    pub values: BTreeMap<String, String>,
+    /// Where it stands; absent where it has not begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    pub step: u64,
+    /// Of the evaluation that was best; without evaluations, the middle of the last hundred losses.
+    pub best: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_step: Option<u64>,
+    /// Of the last evaluation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last: Option<f64>,
+    /// Of the last update.
+    pub loss: Option<f32>,
+    pub seconds: f64,
+    /// Why it failed, where it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// All runs of a sweep, the best first, those that came to nothing last.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    pub recipe: String,
+    /// What runs are compared by.
+    pub goal: Metric,
+    pub by: By,
+    pub runs: Vec<Trial>,
+}
+
+/// Where the summary of a sweep is.
+pub const SUMMARY: &str = "sweep.json";
+
+impl Trial {
+    /// Reads a run's folder.
+    pub fn read(dir: &Path, combination: &Combination, goal: Metric) -> Trial {
+        let folder = dir.join(&combination.name);
+        let history = History::read(&folder).ok();
+        let mut trial = Trial {
+            name: combination.name.clone(),
+            values: combination.values.iter().cloned().collect(),
+            state: None,
+            step: 0,
+            best: None,
+            best_step: None,
+            last: None,
+            loss: None,
+            seconds: 0.0,
+            why: None,
+        };
+        let Some(history) = history else { return trial };
+        let (summary, best) = (history.summary(), history.best(goal));
+        trial.state = Some(history.state);
+        (trial.step, trial.loss, trial.seconds) = (summary.step, summary.loss, summary.seconds);
+        trial.best_step = best.map(|(step, _)| step);
+        trial.last = history.judged(goal).last().map(|(_, value)| *value);
+        let unjudged = || history.recent(|step| step.loss as f64).filter(|_| goal == Metric::Loss);
+        trial.best = best.map(|(_, value)| value).or_else(unjudged);
+        trial
+    }
+}
+
+impl Summary {
+    pub fn new(recipe: &str, goal: Metric, by: By, mut runs: Vec<Trial>) -> Summary {
+        runs.sort_by(|a, b| match (a.best, b.best) {
+            (Some(a), Some(b)) if goal.is_better(a, b) => std::cmp::Ordering::Less,
+            (Some(a), Some(b)) if goal.is_better(b, a) => std::cmp::Ordering::Greater,
+            (a, b) => b.is_some().cmp(&a.is_some()),
+        });
+        Summary { recipe: recipe.into(), goal, by, runs }
+    }
+
+    pub fn write(&self, dir: &Path) -> Result<(), Failure> {
+        let path = dir.join(SUMMARY);
+        let json = serde_json::to_vec_pretty(self).expect("a summary has a JSON form");
+        durable::replace(&path, &json).map_err(Failure::io(path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sweep(words: &[&str]) -> Result<Sweep, UserError> {
+        Sweep::parse(&words.iter().map(|word| word.to_string()).collect::<Vec<_>>())
+    }
+
+    fn refused(words: &[&str]) -> String {
+        let sweep = sweep(words).and_then(|sweep| sweep.grid());
+        sweep.expect_err("refused").0
+    }
+
+    #[test]
+    fn a_grid_is_every_combination_in_the_order_given() {
+        let sweep = sweep(&["lr=1e-5,3e-5", "batch=8", "train.seed=1..3"]).unwrap();
+        assert_eq!(sweep.shared, ["batch=8"]);
+        assert_eq!(sweep.keys().collect::<Vec<_>>(), ["optimizer.lr", "train.seed"]);
+        let grid = sweep.grid().unwrap();
+        let names: Vec<&str> = grid.iter().map(|run| run.name.as_str()).collect();
+        let wanted = ["1e-5", "3e-5"].map(|lr| [1, 2, 3].map(|seed| format!("lr={lr}_seed={seed}"))).concat();
+        assert_eq!(names, wanted);
+        assert_eq!(grid[4].words(), ["optimizer.lr=3e-5", "train.seed=2"]);
+    }
+
+    #[test]
+    fn lists_paths_and_templates_keep_their_commas() {
+        let betas = sweep(&["betas=0.9,0.95|0.9,0.999", "data.path=a.txt,b.txt"]).unwrap();
+        assert_eq!(betas.shared, ["data.path=a.txt,b.txt"]);
+        assert_eq!(betas.grid().unwrap()[1].words(), ["optimizer.betas=0.9,0.999"]);
+        assert_eq!(betas.grid().unwrap()[1].name, "betas=0.9-0.999");
+        let template = sweep(&["data.template={{ a, b }}", "seed=1,2"]).unwrap();
+        assert_eq!(template.shared, ["data.template={{ a, b }}"]);
+        let alike = sweep(&["train.micro_batch=2,4", "eval.micro_batch=2,4"]).unwrap();
+        let paths = sweep(&["data.tokenizer=a/b.json,a-b.json"]).unwrap().grid().unwrap();
+        assert_eq!([&paths[0].name, &paths[1].name], ["tokenizer=a-b.json", "tokenizer=a-b.json-2"]);
+        assert_eq!(alike.grid().unwrap()[0].name, "train.micro_batch=2_eval.micro_batch=2");
+    }
+
+    #[test]
+    fn drawn_runs_lie_within_their_ranges_and_differ() {
+        let sweep = sweep(&["lr=1e-5..1e-2", "clip=0.5..1.5", "layers=2,4"]).unwrap();
+        let drawn = sweep.drawn(200, 1).unwrap();
+        let values = |axis: usize| drawn.iter().map(move |run| run.values[axis].1.parse::<f64>().unwrap());
+        assert!(values(0).all(|lr| (1e-5..=1e-2).contains(&lr)));
+        let below = values(0).filter(|lr| *lr < 3.16e-4).count();
+        assert!((70..130).contains(&below), "{below} of 200 below the middle of the logarithm");
+        let below = values(1).filter(|clip| *clip < 1.0).count();
+        assert!((70..130).contains(&below), "{below} of 200 below the middle");
+        assert_eq!(sweep.drawn(20, 1).unwrap(), drawn[..20], "more begin with the same");
+        assert_ne!(sweep.drawn(20, 2).unwrap(), drawn[..20]);
+    }
+
+    #[test]
+    fn what_cannot_be_swept_is_refused() {
+        assert!(refused(&["lr=1e-3"]).contains("nothing to sweep over"));
+        assert!(refused(&["lr=1e-5..1e-3"]).contains("--by random"));
+        assert!(refused(&["seed=3..1"]).contains("is empty"));
+        assert!(refused(&["seed=1..1e9"]).contains("more than 1000"));
+        assert!(refused(&["seed=1..x"]).contains("x is no number"));
+        assert!(refused(&["lr=1e-3,1e-3"]).contains("twice"));
+        assert!(refused(&["lr=1,2", "optimizer.lr=3,4"]).contains("in one list"));
+        assert!(refused(&["seed=1..100", "batch=1..100"]).contains("more than 1000 combinations"));
+        assert!(refused(&["learning=1,2"]).contains("there is no key"));
+        let few = sweep(&["seed=1,2"]).unwrap().drawn(3, 1).expect_err("refused").0;
+        assert!(few.contains("there are 2 combinations and --runs asks for 3"), "{few}");
+    }
+
+    #[test]
+    fn the_best_comes_first_and_what_failed_last() {
+        let trial = |name: &str, best: Option<f64>| Trial {
+            name: name.into(),
+            values: BTreeMap::new(),
+            state: None,
+            step: 0,
+            best,
+            best_step: None,
+            last: None,
+            loss: None,
+            seconds: 0.0,
+            why: None,
+        };
+        let runs = [("none", None), ("low", Some(1.0)), ("high", Some(2.0))];
+        let order = |goal| {
+            let runs = runs.iter().map(|(name, best)| trial(name, *best)).collect();
+            Summary::new("tiny", goal, By::Grid, runs)
+                .runs
+                .into_iter()
+                .map(|run| run.name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(order(Metric::Loss), ["low", "high", "none"]);
+        assert_eq!(order(Metric::F1), ["high", "low", "none"]);
+    }
+}

@@ -1,0 +1,406 @@
+//! A run read back from its directory: what it was, how far it came and the curves it left, over all the processes that
+//! worked on it. Reading needs no lock, and a run may be read while it is written.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use flatout_models::choice;
+use serde::Serialize;
+
+use flatout_train::UserError;
+use flatout_train::config::Config;
+use flatout_train::metrics::Metrics;
+use flatout_train::metrics::goal::Metric;
+use flatout_train::refuse;
+use flatout_train::run;
+use flatout_train::run::events::{self, End, Event, Start, Status, Step};
+
+choice! {
+    /// Where a run stands.
+    pub enum State {
+        /// Its last step was made.
+        Done = "done",
+        /// It ended before its last step, after saving.
+        Stopped = "stopped",
+        /// It ended with an error.
+        Failed = "failed",
+        /// A process holds it.
+        Running = "running",
+        /// Its process ended without a word.
+        Crashed = "crashed",
+    }
+}
+
+choice! {
+    /// What a curve is drawn over.
+    pub enum Axis {
+        Step = "step",
+        Tokens = "tokens",
+        /// From the start, over all processes, without what lay between them.
+        Time = "time",
+    }
+}
+
+/// A step line that counts, and the time training had taken by then.
+#[derive(Clone, Debug)]
+pub struct Made {
+    pub step: Step,
+    pub seconds: f64,
+}
+
+#[derive(Clone, Debug)]
+pub struct History {
+    pub dir: PathBuf,
+    pub config: Config,
+    pub state: State,
+    /// The first and the newest time it was started.
+    pub first: Option<Start>,
+    pub start: Option<Start>,
+    /// How often it was started.
+    pub starts: usize,
+    pub steps: Vec<Made>,
+    /// Held-out losses by step.
+    pub evals: Vec<(u64, f32)>,
+    /// How well classes were predicted, by step.
+    pub metrics: Vec<(u64, Metrics)>,
+    pub warnings: Vec<String>,
+    /// The step of the newest checkpoint it told of.
+    pub saved: Option<u64>,
+    /// How the newest process ended, where it said so.
+    pub end: Option<End>,
+}
+
+/// A run on one line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    pub name: String,
+    pub path: String,
+    pub recipe: String,
+    pub state: State,
+    pub step: u64,
+    /// Of the whole run, where it is known.
+    pub steps: Option<u64>,
+    pub loss: Option<f32>,
+    pub eval_loss: Option<f32>,
+    pub tokens_per_second: Option<f64>,
+    /// Seconds since 1970 when it began.
+    pub started: Option<f64>,
+    /// What training took so far.
+    pub seconds: f64,
+}
+
+impl History {
+    pub fn read(dir: &Path) -> Result<History, UserError> {
+        let config = run::config(dir)?;
+        // Between its config and its first event a run has no log.
+        let log = dir.join("events.jsonl");
+        let events = match events::read(&log) {
+            Ok(events) => events,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => vec![],
+            Err(error) => refuse!("{} cannot be read: {error}", log.display()),
+        };
+        let mut history = History::of(dir, config, &events);
+        if run::is_running(dir) {
+            history.state = State::Running;
+        }
+        Ok(history)
+    }
+
+    /// From events alone, taking for granted that no process is at work.
+    pub(crate) fn of(dir: &Path, config: Config, events: &[Event]) -> History {
+        let mut history = History {
+            dir: dir.to_path_buf(),
+            config,
+            state: State::Crashed,
+            first: None,
+            start: None,
+            starts: 0,
+            steps: vec![],
+            evals: vec![],
+            metrics: vec![],
+            warnings: vec![],
+            saved: None,
+            end: None,
+        };
+        // The clock of the newest process: seconds taken before it, and when it began.
+        let (mut before, mut began, mut begins) = (0.0, f64::NAN, false);
+        for event in events {
+            match event {
+                Event::Start(start) => {
+                    history.first.get_or_insert_with(|| start.clone());
+                    history.start = Some(start.clone());
+                    history.starts += 1;
+                    history.end = None;
+                    (began, begins) = (start.time, true);
+                }
+                Event::Resume { step } => {
+                    history.keep(*step);
+                    if std::mem::take(&mut begins) {
+                        before = history.steps.last().map_or(0.0, |made| made.seconds);
+                    }
+                }
+                Event::Step(step) => {
+                    if std::mem::take(&mut begins) {
+                        history.keep(0);
+                        before = 0.0;
+                    }
+                    history.keep(step.step.saturating_sub(1));
+                    let elapsed = (step.time - began).max(0.0);
+                    history.steps.push(Made { step: step.clone(), seconds: before + elapsed });
+                }
+                Event::Eval { step, loss, metrics, .. } => {
+                    history.evals.retain(|(at, _)| at < step);
+                    history.evals.push((*step, *loss));
+                    history.metrics.retain(|(at, _)| at < step);
+                    history.metrics.extend(metrics.clone().map(|metrics| (*step, metrics)));
+                }
+                Event::Saved { step, .. } => history.saved = Some(*step),
+                Event::Warning { message } => history.warnings.push(message.clone()),
+                Event::Spike { step, loss, median, .. } => history.warnings.push(format!(
+                    "step {step}: the loss of {loss:.4} stands out; the median before it is {median:.4}"
+                )),
+                Event::End(end) => history.end = Some(end.clone()),
+            }
+        }
+        history.state = match history.end.as_ref().map(|end| end.status) {
+            Some(Status::Done) => State::Done,
+            Some(Status::Stopped) => State::Stopped,
+            Some(Status::Failed) => State::Failed,
+            None => State::Crashed,
+        };
+        history
+    }
+
+    /// Takes back what was made after a step.
+    fn keep(&mut self, step: u64) {
+        while self.steps.last().is_some_and(|made| made.step.step > step) {
+            self.steps.pop();
+        }
+        while self.evals.last().is_some_and(|(at, _)| *at > step) {
+            self.evals.pop();
+        }
+        self.metrics.retain(|(at, _)| *at <= step);
+    }
+
+    /// The folder's own name.
+    pub fn name(&self) -> String {
+        let path = fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
+        path.file_name()
+            .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+    }
+
+    /// Updates of the whole run.
+    pub fn total(&self) -> Option<u64> {
+        self.start.as_ref().map(|start| start.steps).filter(|steps| *steps > 0).or(self.config.train.steps)
+    }
+
+    pub fn last(&self) -> Option<&Made> {
+        self.steps.last()
+    }
+
+    /// The middle value of a number over the newest steps, which neither the first steps nor a save disturb.
+    pub fn recent(&self, of: impl Fn(&Step) -> f64) -> Option<f64> {
+        const RECENT: usize = 100;
+        let newest = self.steps.iter().rev().take(RECENT).map(|made| of(&made.step));
+        let mut values: Vec<f64> = newest.filter(|value| value.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied()
+    }
+
+    /// A number of every evaluation that has it, by step.
+    pub fn judged(&self, metric: Metric) -> Vec<(u64, f64)> {
+        let metrics = |step: u64| self.metrics.iter().find(|(at, _)| *at == step).map(|(_, metrics)| metrics);
+        let judged = |(step, loss): &(u64, f32)| Some((*step, metric.of(*loss, metrics(*step))?));
+        self.evals.iter().filter_map(judged).filter(|(_, value)| !value.is_nan()).collect()
+    }
+
+    /// The evaluation that was best, the first of several.
+    pub fn best(&self, metric: Metric) -> Option<(u64, f64)> {
+        let better =
+            |best: (u64, f64), new: (u64, f64)| if metric.is_better(new.1, best.1) { new } else { best };
+        self.judged(metric).into_iter().reduce(better)
+    }
+
+    pub fn summary(&self) -> Summary {
+        let finite = |loss: f32| Some(loss).filter(|loss| loss.is_finite());
+        Summary {
+            name: self.name(),
+            path: self.dir.display().to_string(),
+            recipe: self.config.recipe.clone(),
+            state: self.state,
+            step: self.last().map_or(0, |made| made.step.step),
+            steps: self.total(),
+            loss: self.last().and_then(|made| finite(made.step.loss)),
+            eval_loss: self.evals.last().and_then(|(_, loss)| finite(*loss)),
+            tokens_per_second: self.recent(|step| step.tokens_per_second),
+            started: self.first.as_ref().map(|start| start.time).filter(|time| time.is_finite()),
+            seconds: self.last().map_or(0.0, |made| made.seconds).max(0.0),
+        }
+    }
+
+    /// A number of every step over an axis.
+    pub fn curve(&self, axis: Axis, of: impl Fn(&Step) -> f64) -> Vec<(f64, f64)> {
+        self.steps.iter().map(|made| (place(made, axis), of(&made.step))).collect()
+    }
+
+    /// Held-out losses over an axis. One whose step was not logged lies at the last that was.
+    pub fn eval_curve(&self, axis: Axis) -> Vec<(f64, f64)> {
+        let at = |step: u64| {
+            let after = self.steps.partition_point(|made| made.step.step <= step);
+            self.steps[..after].last().map(|made| place(made, axis))
+        };
+        let points = self.evals.iter();
+        points
+            .filter_map(|(step, loss)| {
+                Some((if axis == Axis::Step { *step as f64 } else { at(*step)? }, *loss as f64))
+            })
+            .collect()
+    }
+}
+
+fn place(made: &Made, axis: Axis) -> f64 {
+    match axis {
+        Axis::Step => made.step.step as f64,
+        Axis::Tokens => made.step.tokens as f64,
+        Axis::Time => made.seconds,
+    }
+}
+
+/// A run's directory, and what it holds or why it does not read.
+pub type Found = (PathBuf, Result<History, UserError>);
+
+/// The runs in a folder, or the one that the folder is, oldest first. A run that cannot be read is there with the reason.
+pub fn list(dir: &Path) -> Result<Vec<Found>, UserError> {
+    if run::is_run(dir) {
+        return Ok(vec![(dir.to_path_buf(), History::read(dir))]);
+    }
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) => refuse!("{} cannot be read: {error}", dir.display()),
+    };
+    let folders = entries.flatten().map(|entry| entry.path()).filter(|path| run::is_run(path));
+    let mut runs: Vec<_> = folders.map(|path| (path.clone(), History::read(&path))).collect();
+    let begun = |run: &Result<History, UserError>| {
+        run.as_ref().ok().and_then(|h| h.first.as_ref().map(|start| start.time)).unwrap_or(f64::NAN)
+    };
+    runs.sort_by(|(a, x), (b, y)| begun(x).total_cmp(&begun(y)).then_with(|| a.cmp(b)));
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_train::recipes;
+
+    fn start(time: f64) -> Event {
+        Event::Start(Start { time, steps: 6, ..Start::default() })
+    }
+
+    fn step(step: u64, loss: f32, time: f64) -> Event {
+        let line = format!(
+            r#"{{"event":"step","step":{step},"epoch":0,"loss":{loss},"grad_norm":1,"lr":1,"tokens":{},"samples":0,
+                "step_ms":1,"tokens_per_second":{},"samples_per_second":1,"time":{time}}}"#,
+            100 * step,
+            1000 + step
+        );
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn end(status: Status) -> Event {
+        Event::End(End {
+            status,
+            steps: 6,
+            loss: 1.0,
+            loss_floor: None,
+            tokens_per_second: 1.0,
+            skipped: 0,
+            time: 1.0,
+            data_wait: None,
+            early: None,
+        })
+    }
+
+    fn history(events: &[Event]) -> History {
+        History::of(Path::new("runs/tiny-1"), recipes::resolve("tiny", &[], &[]).unwrap(), events)
+    }
+
+    #[test]
+    fn the_time_between_two_processes_does_not_count() {
+        let run = history(&[
+            start(1000.0),
+            step(1, 5.0, 1010.0),
+            Event::Eval { step: 1, loss: 5.5, metrics: None, averaged: false },
+            step(2, 4.0, 1020.0),
+            step(3, 3.0, 1030.0),
+            Event::Eval { step: 3, loss: 3.5, metrics: None, averaged: false },
+            start(5000.0),
+            Event::Resume { step: 2 },
+            step(3, 3.25, 5005.0),
+            step(4, 2.0, 5015.0),
+            Event::Eval { step: 4, loss: 2.5, metrics: None, averaged: false },
+            end(Status::Stopped),
+        ]);
+        assert_eq!(
+            run.curve(Axis::Time, |step| step.loss as f64),
+            [(10.0, 5.0), (20.0, 4.0), (25.0, 3.25), (35.0, 2.0)]
+        );
+        assert_eq!(run.eval_curve(Axis::Tokens), [(100.0, 5.5), (400.0, 2.5)]);
+        assert_eq!((run.state, run.starts), (State::Stopped, 2));
+        let summary = run.summary();
+        assert_eq!(
+            (summary.step, summary.steps, summary.loss, summary.eval_loss),
+            (4, Some(6), Some(2.0), Some(2.5))
+        );
+        assert_eq!((summary.started, summary.seconds), (Some(1000.0), 35.0));
+        assert_eq!(summary.tokens_per_second, Some(1003.0));
+    }
+
+    #[test]
+    fn a_step_back_within_a_process_keeps_its_clock() {
+        let run = history(&[
+            start(0.0),
+            step(1, 5.0, 10.0),
+            step(2, 4.0, 20.0),
+            Event::Resume { step: 1 },
+            step(2, 4.5, 40.0),
+        ]);
+        assert_eq!(run.steps.len(), 2);
+        assert_eq!(run.curve(Axis::Time, |step| step.loss as f64), [(10.0, 5.0), (40.0, 4.5)]);
+    }
+
+    #[test]
+    fn a_run_that_began_again_has_one_beginning() {
+        let run =
+            history(&[start(0.0), step(1, 5.0, 1.0), step(2, 4.0, 2.0), start(10.0), step(1, 5.0, 11.0)]);
+        assert_eq!(run.curve(Axis::Step, |step| step.loss as f64), [(1.0, 5.0)]);
+        assert_eq!(run.state, State::Crashed);
+    }
+
+    #[test]
+    fn states_are_those_of_the_newest_process() {
+        assert_eq!(history(&[]).state, State::Crashed);
+        assert_eq!(history(&[start(0.0), end(Status::Done)]).state, State::Done);
+        assert_eq!(history(&[start(0.0), end(Status::Failed)]).state, State::Failed);
+        assert_eq!(history(&[start(0.0), end(Status::Done), start(1.0)]).state, State::Crashed);
+        assert_eq!(history(&[]).summary().steps, Some(800), "by the config where it never began");
+    }
+
+    #[test]
+    fn a_folder_lists_its_runs_and_a_broken_one_with_the_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = recipes::resolve("tiny", &[], &[]).unwrap();
+        for (name, time) in [("b", 2.0), ("a", 3.0), ("c", 1.0)] {
+            let dir = folder.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("config.toml"), config.to_toml()).unwrap();
+            fs::write(dir.join("events.jsonl"), start(time).to_json() + "\n").unwrap();
+        }
+        fs::create_dir(folder.path().join("notes")).unwrap();
+        fs::write(folder.path().join("b/events.jsonl"), "nonsense\n{}\n").unwrap();
+        let runs = list(folder.path()).unwrap();
+        let named: Vec<_> = runs.iter().map(|(path, run)| (path.file_name().unwrap(), run.is_ok())).collect();
+        assert_eq!(named, [("c".as_ref(), true), ("a".as_ref(), true), ("b".as_ref(), false)]);
+        assert_eq!(list(&folder.path().join("a")).unwrap().len(), 1, "a run is a list of itself");
+        assert!(list(&folder.path().join("none")).unwrap_err().0.contains("cannot be read"));
+    }
+}

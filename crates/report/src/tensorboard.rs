@@ -1,0 +1,223 @@
+//! TensorBoard's event files in a run's root: what the events say, as scalars.
+//!
+//! A process writes one file. Where a run goes on, the new file begins with a restart at the first step to come:
+//! TensorBoard then drops what older files say of that step and later ones, which a killed process may have recorded
+//! before its last checkpoint.
+
+mod record;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use flatout_train::Config;
+use flatout_train::metrics::Metrics;
+use flatout_train::metrics::goal::Metric;
+use flatout_train::run::events::{Event, Step, now};
+use flatout_train::training::trainer::Sink;
+use record::{Record, What};
+
+/// What is in the name of every event file.
+const MARK: &str = "tfevents";
+
+/// TensorBoard's file of this process, as a sink of events.
+#[derive(Default)]
+pub struct Board {
+    /// `None` before the run is opened, and where the file could not be made.
+    file: Option<File>,
+    /// The records that are whole: whatever follows is cut off before the next.
+    whole_bytes: u64,
+    /// Why nothing can be written at the moment, until it is told.
+    trouble: Option<String>,
+    told: bool,
+}
+
+impl Sink for Board {
+    /// Begins this process's file; the config is shown as text.
+    fn open(&mut self, run: &Path, step: u64, config: &Config) {
+        *self = match begin(run, step, &config.to_toml()) {
+            Ok((file, whole_bytes)) => Board { file: Some(file), whole_bytes, ..Board::default() },
+            Err(error) => {
+                let trouble = Some(format!("there is no file for TensorBoard: {error}"));
+                Board { trouble, ..Board::default() }
+            }
+        };
+    }
+
+    /// A record that cannot be written, as on a full disk, is left out, and the next one tries again. Gives a sentence
+    /// once for each time that trouble begins.
+    fn record(&mut self, event: &Event) -> Option<String> {
+        if let (Some(file), Some((step, bytes))) = (&mut self.file, bytes(event)) {
+            match file.write_all(&bytes) {
+                Ok(()) => {
+                    self.whole_bytes += bytes.len() as u64;
+                    self.told = false;
+                }
+                Err(error) => {
+                    // A part of a record would end what readers see of the file.
+                    let _ = file.set_len(self.whole_bytes);
+                    let why = || format!("step {step} is left out of TensorBoard's file: {error}");
+                    self.trouble = (!std::mem::replace(&mut self.told, true)).then(why);
+                }
+            }
+        }
+        self.trouble.take()
+    }
+}
+
+/// A new file with its first records, and their bytes.
+fn begin(run: &Path, step: u64, config: &str) -> io::Result<(File, u64)> {
+    let newest = files(run)?.iter().filter_map(|path| seconds(path)).max();
+    // Readers take files in the order of their names, so a later one has a larger number of seconds whatever the clock
+    // says.
+    let time = (now() as u64).max(newest.map_or(0, |seconds| seconds + 1));
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
+    let path = run.join(format!("events.out.{MARK}.{time:010}.{host}.{}", std::process::id()));
+    let mut file = OpenOptions::new().append(true).create_new(true).open(path)?;
+    let record = |step, what| Record { time: now(), step, what }.to_bytes();
+    let mut bytes = record(0, What::Version);
+    if newest.is_some() {
+        bytes.extend(record(step + 1, What::Restart));
+    }
+    bytes.extend(record(step, What::Text("config", &format!("```toml\n{config}```"))));
+    file.write_all(&bytes)?;
+    Ok((file, bytes.len() as u64))
+}
+
+/// The event files of a run, oldest first.
+fn files(run: &Path) -> io::Result<Vec<PathBuf>> {
+    let paths = fs::read_dir(run)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = paths.collect::<io::Result<Vec<_>>>()?;
+    paths.retain(|path| seconds(path).is_some());
+    paths.sort();
+    Ok(paths)
+}
+
+/// The time in a file's name.
+fn seconds(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?.strip_prefix("events.out.")?.strip_prefix(MARK)?;
+    name.strip_prefix('.')?.split('.').next()?.parse().ok()
+}
+
+/// The record an event makes, and its step.
+fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
+    let values;
+    let (step, what) = match event {
+        Event::Step(step) => {
+            values = step_scalars(step);
+            (step.step, What::Scalars(&values))
+        }
+        Event::Eval { step, loss, metrics, .. } => {
+            values = eval_scalars(*loss, metrics.as_ref());
+            (*step, What::Scalars(&values))
+        }
+        // Also where a process goes back to its own last checkpoint.
+        Event::Resume { step } => (step + 1, What::Restart),
+        _ => return None,
+    };
+    Some((step, Record { time: now(), step, what }.to_bytes()))
+}
+
+/// An evaluation's numbers by tag.
+fn eval_scalars(loss: f32, metrics: Option<&Metrics>) -> Vec<(&'static str, f32)> {
+    let tags = [
+        ("eval/loss", Metric::Loss),
+        ("eval/accuracy", Metric::Accuracy),
+        ("eval/f1", Metric::F1),
+        ("eval/precision", Metric::Precision),
+        ("eval/recall", Metric::Recall),
+        ("eval/macro_f1", Metric::MacroF1),
+    ];
+    let value = |(tag, metric): (&'static str, Metric)| Some((tag, metric.of(loss, metrics)? as f32));
+    tags.into_iter().filter_map(value).collect()
+}
+
+/// A step's numbers by tag. Those that are not known are left out; those that are not finite are points TensorBoard marks.
+fn step_scalars(step: &Step) -> Vec<(&'static str, f32)> {
+    let gpu = step.gpu.clone().unwrap_or_default();
+    let throttled = step.gpu.as_ref().map(|gpu| if gpu.throttled.is_empty() { 0.0 } else { 1.0 });
+    let known = [
+        ("train/loss", Some(step.loss as f64)),
+        ("train/grad_norm", Some(step.grad_norm as f64)),
+        ("train/lr", Some(step.lr as f64)),
+        ("train/epoch", Some(step.epoch)),
+        ("train/tokens", Some(step.tokens as f64)),
+        ("train/skipped", Some(step.skipped as f64)),
+        ("speed/tokens_per_second", Some(step.tokens_per_second)),
+        ("speed/samples_per_second", Some(step.samples_per_second)),
+        ("speed/step_ms", Some(step.step_ms)),
+        ("speed/mfu", step.mfu),
+        ("speed/of_predicted", step.of_predicted),
+        ("speed/data_wait_ms", step.data_wait_ms),
+        ("gpu/utilization", gpu.utilization),
+        ("gpu/memory_bytes", gpu.memory_bytes.map(|bytes| bytes as f64)),
+        ("gpu/power_watts", gpu.power_watts),
+        ("gpu/temperature_celsius", gpu.temperature_celsius.map(f64::from)),
+        ("gpu/clock_mhz", gpu.clock_mhz.map(f64::from)),
+        ("gpu/throttled", throttled),
+    ];
+    known.into_iter().filter_map(|(tag, value)| Some((tag, value? as f32))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(run: &Path) -> Board {
+        let mut board = Board::default();
+        board.open(run, 0, &Config::default());
+        board
+    }
+
+    #[test]
+    fn a_later_file_has_a_later_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let future = folder.path().join("events.out.tfevents.4000000000.elsewhere.7");
+        fs::write(&future, "").unwrap();
+        fs::write(folder.path().join("events.jsonl"), "").unwrap();
+        for _ in 0..3 {
+            opened(folder.path());
+        }
+        let files = files(folder.path()).unwrap();
+        assert_eq!(files[0], future);
+        assert_eq!(
+            files.iter().filter_map(|path| seconds(path)).collect::<Vec<_>>(),
+            [4_000_000_000, 4_000_000_001, 4_000_000_002, 4_000_000_003]
+        );
+    }
+
+    #[test]
+    fn trouble_is_told_once_each_time_it_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let event = Event::Eval { step: 1, loss: 2.0, metrics: None, averaged: false };
+        let mut board = opened(&folder.path().join("none"));
+        assert!(board.record(&event).unwrap().contains("there is no file for TensorBoard"));
+        assert_eq!(board.record(&event), None);
+
+        let mut board = opened(folder.path());
+        let file = board.file.replace(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        assert!(board.record(&event).unwrap().contains("step 1 is left out of TensorBoard's file"));
+        assert_eq!(board.record(&event), None);
+        let full = std::mem::replace(&mut board.file, file);
+        assert_eq!(board.record(&event), None, "there is room again");
+        let [path] = &files(folder.path()).unwrap()[..] else { panic!("one file") };
+        assert_eq!(fs::metadata(path).unwrap().len(), board.whole_bytes);
+        board.file = full;
+        assert!(board.record(&event).is_some(), "and none again");
+    }
+
+    #[test]
+    fn numbers_and_restarts_are_recorded() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut board = opened(folder.path());
+        let mut grows = |event: Event| {
+            let before = board.whole_bytes;
+            assert_eq!(board.record(&event), None);
+            board.whole_bytes > before
+        };
+        assert!(grows(Event::Eval { step: 7, loss: f32::NAN, metrics: None, averaged: false }));
+        assert!(grows(Event::Resume { step: 5 }), "what came after step 5 is void");
+        assert!(!grows(Event::Warning { message: "a word".into() }));
+    }
+}

@@ -1,0 +1,488 @@
+//! The typed tree that a run is made from: one struct a section, resolved once and saved with the run.
+//!
+//! Values reach it through `layers`, which checks every key against `schema` first, so that deserialising cannot
+//! fail on what a user typed.
+
+mod adapter;
+mod check;
+pub mod class_weights;
+mod classes;
+mod foreign;
+mod layers;
+mod nearest;
+pub mod pattern;
+mod schema;
+pub mod switches;
+mod text;
+mod value;
+
+pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADAPTER};
+pub(crate) use layers::Layers;
+pub use layers::{keys_of, parse, parse_override};
+pub use nearest::nearest;
+pub use schema::{SchemaKey, schema};
+
+use flatout_models::config::Model;
+use flatout_models::config::key::{Kind, Section, Setting};
+use flatout_models::{choice, section};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::config::class_weights::ClassWeights;
+use crate::config::switches::Switches;
+use crate::metrics::goal::Metric;
+
+/// Everything that decides a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Name of the recipe that the run began from.
+    #[serde(default)]
+    pub recipe: String,
+    /// One sentence for lists of recipes.
+    #[serde(default)]
+    pub description: String,
+    pub model: Model,
+    pub data: Data,
+    pub train: Train,
+    #[serde(default)]
+    pub adapter: Adapter,
+    pub eval: Eval,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    pub checkpoint: Checkpoint,
+    pub loader: Loader,
+    pub log: Log,
+    pub switches: Switches,
+}
+
+choice! {
+    /// Where training rows come from.
+    pub enum Source {
+        /// `text` where a path is given, otherwise `synthetic`.
+        Auto = "auto",
+        Synthetic = "synthetic",
+        Text = "text",
+        /// Folders that `data prepare` wrote.
+        Shards = "shards",
+        /// Plain token files of other trainers.
+        Bin = "bin",
+    }
+}
+
+choice! {
+    /// How the files of a source are read.
+    pub enum FileFormat {
+        /// By a file's name, then by its content.
+        Auto = "auto",
+        Text = "text",
+        Jsonl = "jsonl",
+        Csv = "csv",
+        Tsv = "tsv",
+        Parquet = "parquet",
+        /// Token files of 2 bytes a token.
+        U16 = "u16",
+        /// Token files of 4 bytes a token.
+        U32 = "u32",
+    }
+}
+
+choice! {
+    /// What to do about a document that cannot be used.
+    pub enum OnError { Fail = "fail", Skip = "skip" }
+}
+
+choice! {
+    /// What files hold, and so how they are read.
+    pub enum Task {
+        /// Documents, trained on from end to end.
+        Text = "text",
+        /// Conversations and instructions, of which the answers are learned.
+        Chat = "chat",
+        /// Texts or pairs of texts with a class.
+        Classes = "classes",
+        /// Images with a class.
+        Images = "images",
+    }
+}
+
+choice! {
+    /// Which turns of a conversation are learned.
+    pub enum TrainOn { Assistant = "assistant", Last = "last", Each = "each", All = "all" }
+}
+
+choice! {
+    /// What to do about an example of too many tokens.
+    pub enum TooLong { Cut = "cut", Skip = "skip", Fail = "fail" }
+}
+
+/// One path or several: written as a text or a list of texts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Paths(pub Vec<String>);
+
+impl Setting for Paths {
+    fn kind() -> Kind {
+        Kind::List(Box::new(Kind::Text), None)
+    }
+}
+
+impl std::fmt::Display for Paths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.join(", "))
+    }
+}
+
+section! {
+    /// A part of a mixture.
+    pub struct MixPart {
+        /// Files, folders or patterns, as for data.path.
+        pub path: Paths,
+        /// Share of the training tokens, of whatever the weights sum to.
+        pub weight: f64 = 1.0,
+    }
+}
+
+/// A mixture is written as a list of tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Mix(pub Vec<MixPart>);
+
+impl Setting for Mix {
+    fn kind() -> Kind {
+        Kind::Tables(MixPart::keys())
+    }
+}
+
+section! {
+    /// What is learned from.
+    pub struct Data {
+        /// Where rows come from; auto is what the path holds, and without one the synthetic grammar.
+        pub source: Source = Source::Auto,
+        /// Files, folders, patterns such as data/*.jsonl.zst, a folder of token shards, or - for standard input.
+        pub path: Option<Paths>,
+        /// Several sources with weights, which are shares of the training tokens, instead of path.
+        pub mix: Mix = Mix::default(),
+        /// The JSON key or the column that holds the text.
+        pub field: String = "text".into(),
+        /// How files are read; auto goes by name and content, u16 and u32 are tokens without a header.
+        pub format: FileFormat = FileFormat::Auto,
+        /// Whether a document that cannot be used ends the run or is skipped and counted.
+        pub on_error: OnError = OnError::Fail,
+        /// Largest record that is taken as a document.
+        pub max_document_bytes: usize = 16 << 20,
+        /// Token that separates documents in token files; the tokeniser's where one is given, otherwise none.
+        pub eos: Option<u64>,
+        /// A tokenizer.json to use; where not given, that of the shards, or one of model.vocab tokens trained on the text.
+        pub tokenizer: Option<String>,
+        /// Share of the documents that is kept for evaluation and never trained on.
+        pub held_out: f64 = 0.05,
+        /// Tokens attend only to tokens of their own document.
+        pub document_mask: bool = false,
+        /// Mean tokens of synthetic examples, each trained on by itself; lengths are lognormal, up to model.context.
+        pub mean_tokens: Option<usize>,
+        /// Tokens of equal shares of the examples, shortest first; measured where not given.
+        pub lengths: Vec<usize> = Vec::new(),
+        /// What the files hold: documents, conversations, texts with a class, or images with one.
+        pub task: Task = Task::Text,
+        /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
+        pub template: Option<String>,
+        /// The day for templates that ask for today's date, as 2025-01-31.
+        pub date: Option<String>,
+        /// Which turns are learned: the assistant's, its last, each in an example of its own, or everything.
+        pub train_on: TrainOn = TrainOn::Assistant,
+        /// The most tokens of an example; model.context where not given.
+        pub max_tokens: Option<usize>,
+        /// Whether an example of more tokens loses its end, is left out, or ends the run.
+        pub too_long: TooLong = TooLong::Cut,
+        /// The classes in their order; where empty, those of the labels, sorted.
+        pub classes: Vec<String> = Vec::new(),
+        /// The column with the text, or the first of a pair; where not given, found by the names columns have.
+        pub text_a: Option<String>,
+        /// The column with the second text of a pair.
+        pub text_b: Option<String>,
+        /// The column with the class, by name or number.
+        pub label: Option<String>,
+        /// A column whose equal values are never both trained on and held out, such as a document's id.
+        pub group: Option<String>,
+        /// Rows of the synthetic sets of conversations, pairs and images.
+        pub synthetic_rows: u64 = 4000,
+        /// Images to evaluate on that lie by themselves, instead of held_out.
+        pub held_out_path: Option<Paths>,
+        /// The column or field of a table that names an image's file; where not given, found by its name.
+        pub image: Option<String>,
+        /// The folder that names of image files begin in; the table's own where not given.
+        pub image_root: Option<String>,
+        /// An image whose header says that it has more pixels is not decoded.
+        pub max_pixels: u64 = flatout_data::images::MAX_PIXELS,
+        /// How many images training has, their rows and columns, where they lie decoded; found where not given.
+        pub decoded: Vec<usize> = Vec::new(),
+        /// Share of an image's area that training sees a part of, from and to.
+        pub crop_scale: [f64; 2] = [0.8, 1.0],
+        /// Ratio of width to height of that part, over that of the model's images, from and to.
+        pub crop_ratio: [f64; 2] = [0.75, 1.3333333333333333],
+        /// Probability that training sees an image mirrored.
+        pub flip: f64 = 0.5,
+        /// Share of both sides of an image, in its middle, that evaluation sees.
+        pub centre_crop: f64 = 1.0,
+    }
+}
+
+impl Data {
+    /// The source with `auto` settled as far as the config decides it; never `Source::Auto`. `text` stands for files
+    /// whose kind is found when they are opened.
+    pub fn source(&self) -> Source {
+        match self.source {
+            Source::Auto if self.has_files() => Source::Text,
+            Source::Auto => Source::Synthetic,
+            given => given,
+        }
+    }
+
+    /// What is read, for people.
+    pub fn named(&self) -> String {
+        let part = |part: &MixPart| format!("{} ({})", part.path, part.weight);
+        match &self.path {
+            Some(path) => path.to_string(),
+            None if !self.mix.0.is_empty() => self.mix.0.iter().map(part).collect::<Vec<_>>().join(" + "),
+            None => self.source().to_string(),
+        }
+    }
+
+    /// Whether examples are learned from one by one, and not rows that text is cut into.
+    pub fn has_examples(&self) -> bool {
+        matches!(self.task, Task::Chat | Task::Classes)
+            || self.mean_tokens.is_some()
+            || !self.lengths.is_empty()
+    }
+
+    pub fn has_files(&self) -> bool {
+        self.path.is_some() || !self.mix.0.is_empty()
+    }
+}
+
+/// A count that flatout chooses unless it is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Count {
+    #[default]
+    Auto,
+    Given(usize),
+}
+
+impl Count {
+    pub fn given(self) -> Option<usize> {
+        match self {
+            Count::Auto => None,
+            Count::Given(n) => Some(n),
+        }
+    }
+}
+
+impl Setting for Count {
+    fn kind() -> Kind {
+        Kind::WholeOrAuto
+    }
+}
+
+impl Serialize for Count {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Count::Auto => serializer.serialize_str("auto"),
+            Count::Given(n) => serializer.serialize_u64(*n as u64),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(usize),
+            Word(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(n) => Ok(Count::Given(n)),
+            Written::Word(word) if word == "auto" => Ok(Count::Auto),
+            Written::Word(word) => {
+                Err(serde::de::Error::custom(format!("`{word}` is neither auto nor a number")))
+            }
+        }
+    }
+}
+
+section! {
+    /// Parameters that are trained otherwise than the rest, by patterns of their paths (see `groups`).
+    pub struct Group {
+        /// Patterns of parameter paths.
+        pub paths: Vec<String>,
+        /// Factor on the learning rate.
+        pub lr_scale: f64 = 1.0,
+        /// Weight decay instead of optimizer.weight_decay, on matrices and vectors alike.
+        pub weight_decay: Option<f64>,
+    }
+}
+
+/// A list of groups is written as a list of tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Groups(pub Vec<Group>);
+
+impl Setting for Groups {
+    fn kind() -> Kind {
+        Kind::Tables(Group::keys())
+    }
+}
+
+section! {
+    /// How much is trained, in what portions.
+    pub struct Train {
+        /// Updates in the run; give this or epochs.
+        pub steps: Option<u64>,
+        /// Passes over the data; give this or steps.
+        pub epochs: Option<u64>,
+        /// Rows an update.
+        pub batch: usize,
+        /// Rows computed at once; the update is the same for every split of the batch.
+        pub micro_batch: Count = Count::Auto,
+        /// Micro-batches an update, which may be given instead of micro_batch.
+        pub accumulate: Option<usize>,
+        /// Seed of initial weights, data order and dropout.
+        pub seed: u64 = 0,
+        /// Patterns of parameter paths that are not trained.
+        pub freeze: Vec<String> = Vec::new(),
+        /// Parameters with a learning rate or weight decay of their own.
+        pub groups: Groups = Groups::default(),
+        /// Layers, from the first, that recompute=full runs again: all (auto), or so many, while the others keep more.
+        pub recompute_layers: Count = Count::Auto,
+        /// Layers whose products run in fp8: those that gain by it here (auto), all, or names such as ffn.down.
+        pub fp8_layers: Vec<String> = crate::resolve::fp8_layers::auto(),
+        /// After max_skipped updates in a row that are not finite: back to the last checkpoint, stop, or leave them out.
+        pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
+        /// Updates in a row that may be left out before on_nonfinite counts.
+        pub max_skipped: u64 = 10,
+        /// What texts of each class count: none (1 each), balanced (every class alike), or a number a class.
+        pub class_weights: ClassWeights = ClassWeights::None,
+        /// Share of an image's target that is spread over all classes.
+        pub label_smoothing: f64 = 0.0,
+        /// Blends images by shares drawn from beta(mixup, mixup); 0 for none.
+        pub mixup: f64 = 0.0,
+        /// Puts a part of another image into images, of an area drawn from beta(cutmix, cutmix); 0 for none.
+        pub cutmix: f64 = 0.0,
+        /// Decay of a running average of the weights, which is what is evaluated and exported, as 0.9999; 0 for none.
+        pub ema: f64 = 0.0,
+        /// Evaluations without a better eval.metric after which the run ends.
+        pub patience: Option<u64>,
+        /// Trains so many runs, each of which holds out another part of the labelled texts.
+        pub folds: Option<usize>,
+        /// Which of the folds this run is, from 1; all of them, one after another, where not given.
+        pub fold: Option<usize>,
+    }
+}
+
+choice! {
+    /// What follows too many updates that are not finite.
+    pub enum OnNonfinite { Rollback = "rollback", Stop = "stop", Skip = "skip" }
+}
+
+impl Train {
+    /// Rows computed at once, where the config decides it.
+    pub fn micro_batch(&self) -> Option<usize> {
+        self.micro_batch.given().or_else(|| self.accumulate.map(|parts| self.batch / parts))
+    }
+}
+
+section! {
+    /// Evaluation on held-out data.
+    pub struct Eval {
+        /// Updates between evaluations; 0 evaluates only at the end.
+        pub every: u64 = 500,
+        /// Passes over the data between evaluations, instead of every.
+        pub every_epochs: Option<f64>,
+        /// What the best checkpoint and train.patience go by: the loss, or a number of classes.
+        pub metric: Metric = Metric::Loss,
+        /// Held-out rows an evaluation reads; 0 turns evaluation off.
+        pub rows: usize = 256,
+        /// Rows computed at once.
+        pub micro_batch: Count = Count::Auto,
+    }
+}
+
+choice! {
+    /// The update rules.
+    pub enum OptimizerName { Adamw = "adamw" }
+}
+
+section! {
+    /// How gradients become updates.
+    pub struct Optimizer {
+        /// The update rule.
+        pub name: OptimizerName = OptimizerName::Adamw,
+        /// Peak learning rate.
+        pub lr: f64,
+        /// Decay of the running means of the gradient and of its square.
+        pub betas: [f64; 2] = [0.9, 0.95],
+        /// Added to the root of the second moment.
+        pub eps: f64 = 1e-8,
+        /// Decoupled weight decay of matrices, embeddings included; vectors have none.
+        pub weight_decay: f64 = 0.1,
+        /// Largest norm of the gradient, beyond which it is scaled down; 0 turns clipping off.
+        pub clip: f64 = 1.0,
+    }
+}
+
+choice! {
+    /// The shapes of a schedule after warm-up.
+    pub enum ScheduleName { Cosine = "cosine", Linear = "linear", Wsd = "wsd", Constant = "constant" }
+}
+
+section! {
+    /// The learning rate over the run.
+    pub struct Schedule {
+        /// The shape after warm-up: down along a cosine or a line, level and then down (wsd), or level.
+        pub name: ScheduleName = ScheduleName::Cosine,
+        /// Updates over which the learning rate rises to its peak.
+        pub warmup_steps: u64 = 0,
+        /// Updates of the rise as a share of the horizon, instead of warmup_steps.
+        pub warmup_share: Option<f64>,
+        /// Learning rate at the end as a share of the peak.
+        pub final_ratio: f64 = 0.1,
+        /// Updates of wsd's descent; a fifth of the horizon where not given.
+        pub decay_steps: Option<u64>,
+        /// Updates the schedule spans; those of the run as it started where not given.
+        pub horizon_steps: Option<u64>,
+    }
+}
+
+section! {
+    /// What is kept of a run on its way.
+    pub struct Checkpoint {
+        /// Updates between checkpoints; 0 saves only at the end and when stopped.
+        pub every: u64 = 500,
+        /// Newest checkpoints that are kept.
+        pub keep: usize = 2,
+        /// Checkpoints of steps divisible by this are kept for ever; 0 for none.
+        pub keep_every: u64 = 0,
+        /// Save whenever eval.metric is the best so far, and keep that checkpoint; best.json names it.
+        pub best: bool = false,
+    }
+}
+
+section! {
+    /// How batches are prepared beside the training.
+    pub struct Loader {
+        /// Threads that read and tokenise; the order of rows is the same for any number.
+        pub workers: Count = Count::Auto,
+        /// Batches prepared ahead.
+        pub prefetch: usize = 4,
+    }
+}
+
+section! {
+    /// What is written down.
+    pub struct Log {
+        /// Updates between step lines.
+        pub every: u64 = 1,
+        /// A loss so many robust deviations above the median of the last 128 is reported as a spike; 0 for none.
+        pub spike: f64 = 6.0,
+    }
+}

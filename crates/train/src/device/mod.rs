@@ -1,0 +1,170 @@
+//! What computes a run: the CPU or a GPU, chosen once from the `backend` switch and what the machine has.
+
+pub mod calibrations;
+pub mod kernels;
+
+use std::collections::BTreeMap;
+
+use flatout_ir::{Op, PlanSet, Target};
+pub use flatout_runtime::cuda::context::Facts;
+use flatout_runtime::cuda::device::{self as gpu, Gpu, probe};
+pub use flatout_runtime::cuda::gpus;
+use flatout_runtime::cuda::session::Options;
+use flatout_runtime::{Laps, Session, cpu, cuda};
+
+use crate::Failure;
+use crate::UserError;
+use crate::config::nearest;
+use crate::config::switches::{AttentionKernel, Autotune, Backend, Switches, Toggle};
+use crate::machine;
+use crate::refuse;
+use crate::resolve::settle::Settled;
+
+/// An open device.
+#[derive(Clone)]
+pub enum Device {
+    Cpu { threads: usize },
+    Cuda(cuda::device::Device),
+}
+
+impl Device {
+    /// What the switch asks for. `auto` takes a GPU where there is one; one that is there and cannot be used is an error
+    /// and not a quiet run on the CPU.
+    pub fn open(backend: Backend) -> Result<Device, Failure> {
+        if backend == Backend::Cpu {
+            return Ok(Device::cpu());
+        }
+        match (&probe().gpu, backend) {
+            (Gpu::Usable(identity), _) => {
+                let opened = gpu::Device::open(identity.index);
+                Ok(Device::Cuda(opened.map_err(|why| Failure::Environment(why.to_string()))?))
+            }
+            (Gpu::Unusable(why), _) => Ok(refused(why)?),
+            (Gpu::None(why), Backend::Cuda) => Ok(absent(why)?),
+            (Gpu::None(_), _) => Ok(Device::cpu()),
+        }
+    }
+
+    pub fn cpu() -> Device {
+        Device::Cpu { threads: machine::threads() }
+    }
+
+    /// The device as the compiler sees it under these switches, with what its kernels were measured to take.
+    pub fn target(&self, switches: &Switches) -> Target {
+        let target = match self {
+            Device::Cpu { threads } => cpu::target(*threads),
+            Device::Cuda(device) => gpu::target(device, switches.deterministic == Toggle::On),
+        };
+        Target { timings: calibrations::recall(self), ..target }
+    }
+
+    /// The device as its kernels see it; nothing to know of the CPU.
+    pub fn facts(&self) -> Option<Facts> {
+        match self {
+            Device::Cpu { .. } => None,
+            Device::Cuda(device) => Some(device.facts(Options::default())),
+        }
+    }
+
+    /// What opening it took, and the clock for what follows.
+    pub fn laps(&self) -> Laps {
+        let mut laps = Laps::begin();
+        if let Device::Cuda(device) = self {
+            laps.take(device.laps());
+        }
+        laps
+    }
+
+    /// What it is, for people: the GPU with its driver, or the processor and its threads.
+    pub fn sentence(&self) -> String {
+        match self {
+            Device::Cpu { threads } => machine::processor(*threads),
+            Device::Cuda(_) => kernels::gpu().sentence,
+        }
+    }
+
+    /// A session for plans that were compiled for this device.
+    pub fn session(&self, plans: PlanSet, settled: &Settled) -> Result<Session, Failure> {
+        Ok(match self {
+            Device::Cpu { threads } => Session::new(plans, *threads)?,
+            Device::Cuda(device) => {
+                let Settled { cuda_graphs, autotune, deterministic, attention_kernel, .. } = *settled;
+                let options = Options {
+                    graphs: cuda_graphs,
+                    deterministic,
+                    autotune: match autotune {
+                        Autotune::Off => cuda::Autotune::Off,
+                        Autotune::Quick => cuda::Autotune::Quick,
+                        Autotune::Full => cuda::Autotune::Full,
+                    },
+                    check_each_launch: false,
+                    attention: match attention_kernel {
+                        AttentionKernel::Auto => cuda::AttentionKernel::Auto,
+                        AttentionKernel::Cudnn => cuda::AttentionKernel::Cudnn,
+                        AttentionKernel::Wgmma => cuda::AttentionKernel::Wgmma,
+                        AttentionKernel::Mma => cuda::AttentionKernel::Mma,
+                        AttentionKernel::Fma => cuda::AttentionKernel::Fma,
+                    },
+                };
+                if let Some(why) = cuda::attention::refusal(&plans, &device.facts(options)) {
+                    return Err(Failure::User(UserError(why)));
+                }
+                Session::cuda(plans, device, options)?
+            }
+        })
+    }
+}
+
+/// A GPU by name, as the compiler sees it, whether or not one is here.
+pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
+    let Some(found) = gpus::find(gpu) else {
+        let names: Vec<&str> = gpus::named().iter().map(|gpu| gpu.name).collect();
+        match nearest(gpu, names.iter().copied()) {
+            Some(near) => refuse!("there is no GPU `{gpu}` in the table; did you mean `{near}`?"),
+            None => refuse!("there is no GPU `{gpu}` in the table; there is {}", names.join(", ")),
+        }
+    };
+    if switches.backend == Backend::Cpu {
+        refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");
+    }
+    let target = gpus::target(found, switches.deterministic == Toggle::On);
+    Ok(Target { timings: calibrations::recall_named(gpu), ..target })
+}
+
+/// The kernels that attention of `grad` may run on on a GPU, by direction: of several `autotune` takes the fastest.
+pub fn attention_kernels(
+    plans: &PlanSet,
+    facts: &Facts,
+    settled: &Settled,
+) -> BTreeMap<&'static str, Vec<&'static str>> {
+    let facts = Facts { deterministic: settled.deterministic, ..facts.clone() };
+    let mut serving: BTreeMap<&'static str, Vec<&'static str>> = BTreeMap::new();
+    for launch in plans.grads().flat_map(|plan| &plan.launches) {
+        let direction = match launch.op {
+            Op::Attention { .. } => "forward",
+            Op::AttentionGrad { .. } => "backward",
+            _ => continue,
+        };
+        let kernels: Vec<_> = cuda::attention::choice::serving(launch, &facts)
+            .into_iter()
+            .map(|kernel| kernel.name())
+            .collect();
+        // What serves all of them.
+        let all = serving.entry(direction).or_insert_with(|| kernels.clone());
+        all.retain(|kernel| kernels.contains(kernel));
+    }
+    serving
+}
+
+/// Whether this machine has an NVIDIA GPU, usable or not.
+pub fn has_gpu() -> bool {
+    !matches!(probe().gpu, Gpu::None(_))
+}
+
+fn refused(why: &str) -> Result<Device, UserError> {
+    refuse!("{why}; or give backend=cpu to train on the CPU")
+}
+
+fn absent(why: &str) -> Result<Device, UserError> {
+    refuse!("`backend=cuda` cannot run: {why}; leave it out to train on the CPU")
+}

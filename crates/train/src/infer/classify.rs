@@ -1,0 +1,152 @@
+//! Classes of texts, by a model that is used and not trained.
+
+use std::sync::Arc;
+
+use flatout_data::examples::ExampleSpec;
+use flatout_data::{ExampleTable, Layout, Shape, once};
+use flatout_ir::{Program, Role};
+use flatout_models::config::{Head, Positions};
+use serde::Serialize;
+
+use crate::Failure;
+use crate::UserError;
+use crate::config::{Paths, Source, Task, keys_of};
+use crate::device::Device;
+use crate::infer::evaluate::Share;
+use crate::metrics::{Confusion, Metrics, likeliest, probabilities};
+use crate::refuse;
+use crate::tasks::capacities::{self, Capacities};
+use crate::tasks::dataset::Dataset;
+use crate::tasks::examples::{self, LaidOut};
+use crate::training::evaluate::evaluate_all;
+use crate::weights::loaded::Loaded;
+
+/// What a model says of a text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    pub class: usize,
+    /// Of every class, in order.
+    pub probabilities: Vec<f64>,
+}
+
+/// How well a model classifies texts whose classes are known.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Classified {
+    /// Mean nats a text.
+    pub loss: f64,
+    pub texts: u64,
+    pub metrics: Metrics,
+}
+
+/// Texts to judge a model on: all of a path given on the command line, otherwise what a run held out.
+pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTable>, Share), Failure> {
+    let keys = keys_of(overrides)?;
+    let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
+    if share == Share::All {
+        loaded.config.data.held_out = 0.0;
+        (loaded.config.train.fold, loaded.config.train.folds) = (None, None);
+    }
+    loaded.config.data.task = Task::Classes;
+    let texts = examples::read(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
+    texts.check_classes(&loaded.config)?;
+    Ok((if share == Share::All { texts.train } else { texts.held_out }, share))
+}
+
+/// What is to be predicted: the rows of a file, with or without labels, where each was found, and the classes' names.
+pub struct Asked {
+    pub texts: ExampleTable,
+    pub places: Vec<String>,
+    pub classes: Vec<String>,
+}
+
+/// Reads a file as the model's own texts were read.
+pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
+    let mut config = loaded.config.clone();
+    config.data.task = Task::Classes;
+    config.data.source = Source::Auto;
+    config.data.path = Some(Paths(vec![file.to_string()]));
+    // Groups keep rows of one document on one side; here is one side only.
+    config.data.group = None;
+    let spec = ExampleSpec {
+        unlabelled: true,
+        held_out: 0.0,
+        fold: None,
+        ..examples::spec(&config, Some(&loaded.dir))
+    };
+    let sets = flatout_data::examples::open(&spec)?;
+    let mut classes = config.data.classes;
+    if classes.is_empty() {
+        classes = (0..config.model.decoder().classes()).map(|class| class.to_string()).collect();
+    }
+    let places = sets.train_places.iter().map(ToString::to_string).collect();
+    Ok(Asked { texts: sets.train, places, classes })
+}
+
+/// Tokens computed at once where texts are short.
+const AT_ONCE: usize = 4096;
+/// Texts computed at once at most.
+const TEXTS_AT_ONCE: usize = 64;
+
+/// Logits of the classes of every text, in order.
+pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Result<Vec<Vec<f32>>, Failure> {
+    let longest = (0..texts.count()).map(|index| texts.len_of(index)).max().unwrap_or(0);
+    check(loaded, longest)?;
+    let mut rows = vec![vec![]; texts.count()];
+    if rows.is_empty() {
+        return Ok(rows);
+    }
+    // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
+    if loaded.config.model.decoder().positions != Positions::Learned {
+        loaded.config.model.decoder_mut().context = longest;
+    }
+    let tokens = AT_ONCE.max(longest).next_multiple_of(128);
+    let shape = Shape::Packed { tokens, segments: TEXTS_AT_ONCE };
+    let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, shape), false);
+    let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
+    let classes = loaded.config.model.decoder().classes();
+    let laid_out = LaidOut(once(texts, usize::MAX, &Layout::new(vec![shape]), &[]));
+    evaluate_all(&mut session, &laid_out, TEXTS_AT_ONCE, &mut |batch, all| {
+        for (sample, logits) in batch.samples.iter().zip(all.chunks_exact(classes)) {
+            rows[*sample as usize] = logits.to_vec();
+        }
+    })?;
+    Ok(rows)
+}
+
+fn check(loaded: &Loaded, longest: usize) -> Result<(), UserError> {
+    let (dir, positions) = (loaded.dir.display(), loaded.positions);
+    if loaded.config.model.decoder().head != Head::Classes {
+        refuse!("{dir} has no head of classes: it predicts text; flatout generate asks it for some");
+    }
+    if longest > positions {
+        refuse!(
+            "a text has {longest} tokens, and the model in {dir} was made for {positions}: lower data.max_tokens"
+        );
+    }
+    Ok(())
+}
+
+/// What the model says of every text, in order.
+pub fn predict(
+    loaded: &mut Loaded,
+    device: &Device,
+    texts: &ExampleTable,
+) -> Result<Vec<Prediction>, Failure> {
+    let said =
+        |logits: &Vec<f32>| Prediction { class: likeliest(logits), probabilities: probabilities(logits) };
+    Ok(logits(loaded, device, texts)?.iter().map(said).collect())
+}
+
+/// How well the model classifies texts that all have a class.
+pub fn classify(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Result<Classified, Failure> {
+    let predictions = predict(loaded, device, texts)?;
+    let mut confusion = Confusion::new(loaded.config.model.decoder().classes());
+    let mut loss = 0.0;
+    for (prediction, text) in predictions.iter().zip(texts.iter()) {
+        let class = text.label.expect("a text that is judged has a class") as usize;
+        confusion.see(class, prediction.class);
+        loss -= prediction.probabilities[class].ln();
+    }
+    let count = predictions.len();
+    Ok(Classified { loss: loss / count.max(1) as f64, texts: count as u64, metrics: confusion.metrics() })
+}

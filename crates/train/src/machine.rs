@@ -1,0 +1,27 @@
+//! This machine without its GPU: threads, the processor's name, the folder for what can be made again.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use flatout_runtime::cpu;
+
+/// Threads the process may use.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// The processor's model where the system tells it, its threads and vector instructions.
+pub fn processor(threads: usize) -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let model = model.map_or("cpu", |(_, name)| name.trim());
+    format!("{model}, {threads} threads, {}", cpu::instructions())
+}
+
+/// Where things are kept that can be made again: `FLATOUT_CACHE`, or `flatout` under XDG_CACHE_HOME or ~/.cache.
+pub fn cache_folder() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    variable("FLATOUT_CACHE")
+        .or_else(|| variable("XDG_CACHE_HOME").map(|folder| folder.join("flatout")))
+        .or_else(|| variable("HOME").map(|folder| folder.join(".cache/flatout")))
+}

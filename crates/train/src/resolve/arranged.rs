@@ -1,0 +1,87 @@
+//! How examples of unequal length are laid out: what `packing` and `length_buckets` come to for a config.
+
+use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arrange};
+
+use crate::UserError;
+use crate::config::Config;
+use crate::config::switches::Choose;
+use crate::refuse;
+use crate::resolve::settle::Chosen;
+use crate::tasks::examples::lengths;
+
+/// What `length_buckets=auto` comes to where plans of several lengths pay.
+pub const WITHIN_UPDATES: &str = "within updates";
+
+/// Packing is worth other attention kernels where it saves this share of what is computed.
+const WORTH_PACKING: f64 = 0.02;
+
+/// The layout for micro-batches of at most `rows` rows, and what `auto` chose.
+pub(crate) fn arranged(
+    config: &Config,
+    rows: usize,
+) -> Result<Option<(Arrangement, Vec<Chosen>)>, UserError> {
+    let Some(lengths) = lengths(config) else { return Ok(None) };
+    let context = config.model.tokens();
+    if lengths.longest() > context {
+        refuse!(
+            "an example has {} tokens and model.context is {context}: raise it, or cut the examples",
+            lengths.longest()
+        );
+    }
+    let (packing, buckets) = (config.switches.packing, config.switches.length_buckets);
+    let is_sorted = buckets == Choose::On;
+    if is_sorted && packing == Choose::On {
+        refuse!(
+            "`length_buckets=on` has nothing to do with `packing=on`, which leaves no row to fill up: leave one out"
+        );
+    }
+    let extents = BatchLimits { batch: config.train.batch, rows, context };
+    let of = |is_packed: bool| {
+        let manner = LayoutOptions { is_packed, has_buckets: buckets != Choose::Off, is_sorted };
+        arrange(&lengths, extents, manner)
+    };
+    let mut chosen = vec![];
+    let mut choose =
+        |switch, value: &str, why: String| chosen.push(Chosen { switch, value: value.into(), why });
+    let arrangement = match packing {
+        Choose::On => of(true),
+        Choose::Off => of(false),
+        Choose::Auto if is_sorted => {
+            choose("packing", "off", "length_buckets=on fills rows of like length".into());
+            of(false)
+        }
+        Choose::Auto => {
+            let (packed, padded) = (of(true), of(false));
+            match packed.computed_tokens() < (1.0 - WORTH_PACKING) * padded.computed_tokens() {
+                true => {
+                    choose("packing", "on", packed.words());
+                    packed
+                }
+                false => {
+                    choose("packing", "off", format!("examples are about equally long: {}", padded.words()));
+                    padded
+                }
+            }
+        }
+    };
+    if buckets == Choose::Auto {
+        match arrangement.layout.shapes().len() {
+            1 => choose("length_buckets", "off", "one plan is enough for these lengths".into()),
+            _ => choose("length_buckets", WITHIN_UPDATES, arrangement.words()),
+        }
+    }
+    Ok(Some((arrangement, chosen)))
+}
+
+/// The layout of held-out examples: the largest plan, or one of `eval.micro_batch` rows.
+pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
+    let (largest, context) = (arrangement.layout.shapes()[0], config.model.tokens());
+    let rows = config.eval.micro_batch.given();
+    Layout::new(vec![match (largest, rows) {
+        (Shape::Packed { segments, .. }, Some(rows)) => {
+            Shape::Packed { tokens: (rows * context).next_multiple_of(128), segments }
+        }
+        (Shape::Padded { .. }, Some(rows)) => Shape::Padded { rows, len: context },
+        (largest, None) => largest,
+    }])
+}

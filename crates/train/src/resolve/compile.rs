@@ -1,0 +1,202 @@
+//! From a config to the plans of a run. Nothing is allocated here and no data is read, so `plan` and `train` agree to
+//! the byte.
+
+use flatout_data::Arrangement;
+use flatout_ir::cost::forward_flops;
+use flatout_ir::{Class, PlanSet, Program, Role, Target, compile as compile_programs};
+use flatout_runtime::cpu;
+
+use crate::Failure;
+use crate::UserError;
+use crate::config::switches::Recompute as RecomputeSwitch;
+use crate::config::{Config, Count};
+use crate::machine;
+use crate::resolve::active;
+use crate::resolve::arranged;
+use crate::resolve::arranged::eval_layout;
+use crate::resolve::fp8_layers;
+use crate::resolve::recompute_layers;
+use crate::resolve::settle::{Settled, settle};
+use crate::tasks::capacities::Capacities;
+use crate::tasks::dataset::Feeding;
+use crate::tasks::{self, image_table};
+use crate::weights::adapters;
+
+/// Plans of a run and the extents they were made for.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    pub plans: PlanSet,
+    pub target: Target,
+    /// Rows a `grad`.
+    pub micro_batch: usize,
+    /// Rows an `eval`; 0 where nothing is evaluated.
+    pub eval_batch: usize,
+    /// What the switches came to.
+    pub settled: Settled,
+    /// Trained and frozen values.
+    pub parameters: u64,
+    /// Forward and backward arithmetic of products, attention and head.
+    pub flops_per_token: u64,
+}
+
+impl Compiled {
+    /// The plans as sources of batches see them.
+    pub fn feeding(&self) -> Feeding<'_> {
+        let (plans, micro_batch) = (&self.plans, self.micro_batch);
+        Feeding { plans, micro_batch, arrangement: self.settled.arrangement.as_ref() }
+    }
+
+    /// Values that are trained.
+    pub fn trained(&self) -> u64 {
+        let trained = self.plans.slots.iter().filter(|s| s.class == Class::Weight && !s.is_whole);
+        trained.map(|s| s.ty.elements() as u64).sum()
+    }
+
+    /// Writes down what `auto` chose by the memory and the timings there were: a resumed run must not choose otherwise,
+    /// because the split of a batch and what is recomputed move the last bits, and what is in 8 bits has a state.
+    pub fn pin(&self, config: &mut Config) {
+        if config.train.micro_batch().is_none() {
+            config.train.micro_batch = Count::Given(self.micro_batch);
+        }
+        if let Some(chosen) = self.settled.chosen.iter().find(|c| c.switch == "recompute") {
+            config.switches.recompute = chosen.value.parse().expect("a value of the switch");
+        }
+        recompute_layers::pin(&self.settled, config);
+        fp8_layers::pin(&self.settled, config);
+    }
+}
+
+/// The CPU with all threads that the process may use, as the compiler sees it.
+pub fn target() -> Target {
+    cpu::target(machine::threads())
+}
+
+/// Tokens a micro-batch holds at most where its size is chosen here. On a CPU larger ones leave the caches; on a GPU
+/// beyond this nothing gets faster.
+const AUTO_TOKENS_CPU: usize = 2048;
+const AUTO_TOKENS_GPU: usize = 65536;
+
+/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`.
+pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
+    let batch = config.train.batch;
+    let tokens = config.model.tokens();
+    if let Some(rows) = config.train.micro_batch() {
+        let compiled = compile_for(config, target, rows, true);
+        return compiled.map_err(|refused| too_large(config, target, rows, refused));
+    }
+    let auto_tokens = if target.name == "cpu" { AUTO_TOKENS_CPU } else { AUTO_TOKENS_GPU };
+    let divisors = (1..=batch).rev().filter(|n| batch.is_multiple_of(*n));
+    let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * tokens <= auto_tokens).collect();
+    let mut refused = None;
+    // Fewer rows at once cost little, running every layer twice a third: the second round is for what fits no other way.
+    for may_recompute_all in [false, true] {
+        for &rows in &wanted {
+            match compile_for(config, target, rows, may_recompute_all) {
+                Ok(compiled) => return Ok(compiled),
+                Err(failure) => refused = Some(failure),
+            }
+        }
+    }
+    Err(too_large(config, target, 1, refused.expect("a batch has the divisor 1")))
+}
+
+/// A refusal for want of memory, with where the bytes would go and the largest micro-batch that fits; any other as it
+/// is.
+fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) -> Failure {
+    let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
+    let Ok(planned) = compile_for(config, &endless, rows, true) else { return refused };
+    let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+    let parts = planned.plans.categories().into_iter().filter(|(_, bytes)| gib(*bytes) >= 0.05);
+    let parts: Vec<String> = parts.map(|(name, bytes)| format!("{name} {:.1}", gib(bytes))).collect();
+    let smaller = (1..rows).rev().filter(|n| config.train.batch.is_multiple_of(*n));
+    let advice = match smaller.into_iter().find(|n| compile_for(config, target, *n, true).is_ok()) {
+        Some(fits) => format!("train.micro_batch={fits} is the largest that fits"),
+        None => "no micro-batch fits: use a smaller model or context, or recompute=full".into(),
+    };
+    Failure::User(UserError(format!("{refused} (GiB: {}); {advice}", parts.join(", "))))
+}
+
+/// Settles the switches for a number of rows at once, without plans.
+pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
+    let (config, of_images) = &image_table::settle(config, target)?;
+    let arranged = arranged::arranged(config, micro_batch)?;
+    let capacities = capacities(config, micro_batch, arranged.as_ref().map(|(arrangement, _)| arrangement));
+    let graph = tasks::graph(config, &capacities[0], true);
+    let mut settled = settle(config, target, &graph)?.with_lengths(arranged);
+    settled.chosen.extend(of_images.clone());
+    Ok(settled)
+}
+
+/// The capacities of the plans of gradients, the largest first.
+fn capacities(config: &Config, micro_batch: usize, arrangement: Option<&Arrangement>) -> Vec<Capacities> {
+    match arrangement {
+        None => vec![Capacities::of_rows(config, micro_batch)],
+        Some(arrangement) => {
+            let shapes = arrangement.layout.shapes().iter();
+            shapes.map(|shape| Capacities::of_shape(config, *shape)).collect()
+        }
+    }
+}
+
+/// Compiles for so many rows at once; `recompute=auto` may come to `full` only where that is allowed.
+pub fn compile_for(
+    config: &Config,
+    target: &Target,
+    micro_batch: usize,
+    may_recompute_all: bool,
+) -> Result<Compiled, Failure> {
+    let asked = config;
+    let (config, of_images) = &image_table::settle(config, target)?;
+    let eval_batch = match config.eval.rows {
+        0 => 0,
+        rows => config.eval.micro_batch.given().unwrap_or(micro_batch).min(rows),
+    };
+    let arranged = arranged::arranged(config, micro_batch)?;
+    let arrangement = arranged.as_ref().map(|(arrangement, _)| arrangement);
+    let capacities = capacities(config, micro_batch, arrangement);
+    let program =
+        |role, capacities, training| Program { role, graph: tasks::graph(config, capacities, training) };
+    let grads = capacities.iter().enumerate();
+    let mut programs: Vec<Program> = grads.map(|(index, c)| program(Role::Grad(index), c, true)).collect();
+    if eval_batch > 0 {
+        let capacities = match arrangement {
+            None => Capacities::of_rows(config, eval_batch),
+            Some(arrangement) => Capacities::of_shape(config, eval_layout(config, arrangement).shapes()[0]),
+        };
+        programs.push(program(Role::Eval, &capacities, false));
+    }
+    let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
+    settled.chosen.extend(of_images.clone());
+    fp8_layers::settle(config, &programs[0], target, &mut settled)?;
+    let mut plans = compile_programs(&programs, target, &settled.options);
+    // `auto` goes further only where memory forces it.
+    let may_go_on = may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto;
+    if plans.is_err()
+        && may_go_on
+        && let Some(smaller) = recompute_layers::fewest(&programs, target, &mut settled)
+    {
+        plans = Ok(smaller);
+    }
+    let forward = &programs[0].graph;
+    let tokens = capacities[0].tokens;
+    let beside = adapters::parameters(forward, &settled.options.adapters);
+    // A frozen weight has no gradient: what is left is forward and the gradient of what it multiplies.
+    let passes = if beside.is_empty() { 3 } else { 2 };
+    let compiled = Compiled {
+        plans: plans?,
+        target: target.clone(),
+        micro_batch,
+        eval_batch,
+        settled,
+        parameters: forward
+            .slots
+            .iter()
+            .filter(|s| s.class.is_parameter())
+            .chain(&beside)
+            .map(|s| s.ty.elements() as u64)
+            .sum(),
+        flops_per_token: passes * forward_flops(forward) / tokens as u64,
+    };
+    active::check(asked, &compiled)?;
+    Ok(compiled)
+}

@@ -1,0 +1,151 @@
+//! Whether a run fits a device, and how many rows at once do.
+
+use flatout_ir::Target;
+
+use crate::Failure;
+use crate::config::{Config, Count};
+use crate::resolve::compile::{Compiled, compile, compile_for};
+
+/// A run's plans for a device, whose memory they may exceed.
+pub struct Fit {
+    /// For the device where they fit; otherwise for one like it with memory without end.
+    pub compiled: Compiled,
+    pub fits: bool,
+    /// The largest micro-batch, among the divisors of the batch, that fits; where any does without it, without
+    /// `recompute=full` as a last resort.
+    pub largest: Option<usize>,
+}
+
+impl Fit {
+    /// What plans and driver take together.
+    pub fn bytes(&self) -> u64 {
+        self.compiled.plans.arena_bytes as u64 + self.compiled.target.driver_bytes
+    }
+}
+
+pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
+    let (compiled, fits) = match compile(config, target) {
+        Ok(compiled) => (compiled, true),
+        Err(refused) => (compile_unbounded(config, target).ok_or(refused)?, false),
+    };
+    let batch = config.train.batch;
+    let (least, most) = if fits { (compiled.micro_batch, batch) } else { (1, compiled.micro_batch) };
+    let divisors = || (least..=most).rev().filter(|rows| batch.is_multiple_of(*rows));
+    let fitting = |may_recompute_all: bool| {
+        divisors().find(|rows| compile_for(config, target, *rows, may_recompute_all).is_ok())
+    };
+    let largest = fitting(false).or_else(|| fitting(true));
+    Ok(Fit { compiled, fits, largest })
+}
+
+/// The plans on a device with memory without end, of a row at a time where the config leaves the number open.
+fn compile_unbounded(config: &Config, target: &Target) -> Option<Compiled> {
+    let mut config = config.clone();
+    if config.train.micro_batch().is_none() {
+        config.train.micro_batch = Count::Given(1);
+    }
+    let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
+    let mut compiled = compile(&config, &endless).ok()?;
+    compiled.target = target.clone();
+    Some(compiled)
+}
+
+#[cfg(test)]
+mod tests {
+    use flatout_ir::{Options, Recompute};
+
+    use super::*;
+    use crate::device::named;
+    use crate::recipes::resolve;
+
+    fn fitted(gpu: &str, overrides: &[&str]) -> Fit {
+        let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+        let config = resolve("pretrain-226m", &[gpu.into()], &overrides).unwrap();
+        fit(&config, &named(gpu, &config.switches).unwrap()).unwrap()
+    }
+
+    /// Small memory takes fewer rows at once before it recomputes whole layers.
+    #[test]
+    fn rows_follow_from_the_memory() {
+        let small = fitted("rtx3090", &["layers=4"]);
+        let large = fitted("h200", &["layers=4"]);
+        assert!(small.fits && large.fits);
+        assert_eq!(large.compiled.micro_batch, 32, "beyond 65,536 tokens nothing gets faster");
+        assert!(small.largest.unwrap() <= large.largest.unwrap());
+        assert!(small.bytes() <= small.compiled.target.memory_bytes);
+        let cramped = fitted("rtx3090", &["context=8192"]);
+        let recompute = cramped.compiled.settled.chosen.iter().find(|c| c.switch == "recompute").unwrap();
+        assert_eq!(recompute.value, "cheap");
+        assert!(cramped.compiled.micro_batch < 8, "{}", cramped.compiled.micro_batch);
+    }
+
+    /// Where rows are given and do not fit, as little runs again as the memory asks for: wide products of as few layers as
+    /// possible, and only then whole layers. A resumed run knows which and how many.
+    #[test]
+    fn layers_run_again_one_by_one() {
+        let rows = ["layers=8", "micro_batch=32", "batch=32"];
+        let layers = |compiled: &Compiled| {
+            let Options { recompute, recompute_layers, .. } = compiled.settled.options;
+            (recompute, recompute_layers)
+        };
+        let roomy = fitted("h200", &rows);
+        let arena = |more: &[&str]| fitted("h200", &[&rows, more].concat()).compiled.plans.arena_bytes as u64;
+        assert_eq!(layers(&roomy.compiled), (Recompute::Cheap, None));
+        let of = |how: &str, count: usize| {
+            arena(&[&format!("recompute={how}"), &format!("train.recompute_layers={count}")])
+        };
+        let (all, three) = (arena(&["recompute=full"]), of("wide", 3));
+        assert!(all < three && three < roomy.compiled.plans.arena_bytes as u64);
+        let target = roomy.compiled.target.clone();
+        let with = |bytes: u64| Target { memory_bytes: bytes + target.driver_bytes, ..target.clone() };
+        let given: Vec<String> = rows.iter().map(|s| s.to_string()).collect();
+        let mut config = resolve("pretrain-226m", &["h200".into()], &given).unwrap();
+        let three_fit = compile(&config, &with(three)).unwrap();
+        assert_eq!(layers(&three_fit), (Recompute::Wide, Some(3)));
+        assert_eq!(layers(&compile(&config, &with(three - 1)).unwrap()), (Recompute::Wide, Some(4)));
+        let least = of("wide", 7).min(arena(&["recompute=wide"]));
+        let (how, count) = layers(&compile(&config, &with(least - 1)).unwrap());
+        assert_eq!(how, Recompute::Full, "wide products are not enough");
+        assert!(of("full", count.unwrap()) < least && of("full", count.unwrap() - 1) >= least);
+        let seven = of("full", 7);
+        let all_but_last = (Recompute::Full, Some(7));
+        assert_eq!(layers(&compile(&config, &with(seven)).unwrap()), all_but_last);
+        assert!(compile(&config, &with(seven.min(all) - 1)).is_err());
+        three_fit.pin(&mut config);
+        let again = compile(&config, &with(u64::MAX / 2)).unwrap();
+        assert_eq!(again.plans.arena_bytes, three_fit.plans.arena_bytes);
+    }
+
+    #[test]
+    fn a_number_of_layers_needs_layers_that_run_again() {
+        let config = resolve("pretrain-226m", &[], &["train.recompute_layers=3".into()]).unwrap();
+        let refused = compile(&config, &named("h200", &config.switches).unwrap()).err().unwrap().to_string();
+        assert!(
+            refused.contains("train.recompute_layers=3") && refused.contains("recompute=full"),
+            "{refused}"
+        );
+    }
+
+    /// Fine-tuning on a card of 24 GB, whole rows at once: driver included.
+    #[test]
+    fn adapters_fit_small_cards() {
+        for (recipe, batch, gigabytes) in [("gemma3-1b-pairs", 8, 12.0), ("gemma3-4b-pairs", 2, 22.0)] {
+            let batch = format!("batch={batch}");
+            let config = resolve(recipe, &["rtx3090".into()], std::slice::from_ref(&batch)).unwrap();
+            let fit = fit(&config, &named("rtx3090", &config.switches).unwrap()).unwrap();
+            assert!(fit.fits && fit.compiled.micro_batch == config.train.batch, "{recipe}");
+            assert!((fit.bytes() as f64) < gigabytes * 1e9, "{recipe} {batch}: {} bytes", fit.bytes());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_planned_and_said() {
+        let given = fitted("rtx3090", &["layers=8", "micro_batch=64", "recompute=none"]);
+        assert!(!given.fits && given.bytes() > given.compiled.target.memory_bytes);
+        let largest = given.largest.unwrap();
+        assert!(largest < 64 && 64_usize.is_multiple_of(largest));
+        let huge = fitted("rtx3090", &["layers=4", "width=16384", "ffn=65536", "heads=128", "kv_heads=128"]);
+        assert!(!huge.fits && huge.largest.is_none());
+        assert_eq!(huge.compiled.micro_batch, 1);
+    }
+}

@@ -1,0 +1,126 @@
+//! Which layers multiply 8-bit floats: those that `train.fp8_layers` names, all, or those that gain by it on the target.
+//! What was chosen is written down with the run, because the state has a history for every tensor in 8 bits.
+
+use std::collections::BTreeSet;
+
+use flatout_ir::passes::fp8::{names, weight_path};
+use flatout_ir::passes::fp8_choice::{Choice, Priced, choose};
+use flatout_ir::{OpKind, PlanSet, Precision, Program, Role, Target};
+
+use crate::Failure;
+use crate::UserError;
+use crate::config::Config;
+use crate::refuse;
+use crate::resolve::settle::{Chosen, Settled};
+
+pub const KEY: &str = "train.fp8_layers";
+const AUTO: &str = "auto";
+const ALL: &str = "all";
+
+/// The key's value where nothing is said.
+pub fn auto() -> Vec<String> {
+    vec![AUTO.into()]
+}
+
+/// The names that are given; `None` for `auto` and `all`.
+pub fn named(config: &Config) -> Result<Option<BTreeSet<String>>, UserError> {
+    let given = &config.train.fp8_layers;
+    match &given[..] {
+        [] => refuse!("`{KEY}` is empty: name layers, or give precision=bf16"),
+        [one] if one == AUTO || one == ALL => Ok(None),
+        _ if given.iter().any(|name| name == AUTO || name == ALL) => {
+            refuse!("`{KEY}` has `{AUTO}` or `{ALL}` among names: give one of them alone, or names")
+        }
+        _ => Ok(Some(given.iter().cloned().collect())),
+    }
+}
+
+/// Decides `auto` for a training program: what gains, or all where nothing does, because fp8 was asked for.
+pub fn settle(
+    config: &Config,
+    program: &Program,
+    target: &Target,
+    settled: &mut Settled,
+) -> Result<(), Failure> {
+    if settled.options.precision != Precision::FP8 || config.train.fp8_layers != auto() {
+        return Ok(());
+    }
+    let has_units = target.rates.fp8_flops.is_some_and(|fp8| fp8 > target.rates.bf16_flops);
+    let (value, why) = if !has_units {
+        (ALL.into(), format!("{} has no units for 8-bit floats: nothing is to be gained", target.name))
+    } else {
+        let choice = choose(program, target, &settled.options)?;
+        let layers = choice.layers();
+        let why = why(&choice, !target.timings.is_empty());
+        if layers.is_empty() || choice.lose.is_empty() {
+            (ALL.into(), why)
+        } else {
+            let value = layers.iter().cloned().collect::<Vec<_>>().join(",");
+            settled.options.fp8_layers = Some(layers);
+            (value, why)
+        }
+    };
+    settled.chosen.push(Chosen { switch: KEY, value, why });
+    Ok(())
+}
+
+/// Writes down what is in 8 bits.
+pub fn pin(settled: &Settled, config: &mut Config) {
+    if settled.options.precision == Precision::FP8 && config.train.fp8_layers == auto() {
+        config.train.fp8_layers = match &settled.options.fp8_layers {
+            Some(layers) => layers.iter().cloned().collect(),
+            None => vec![ALL.into()],
+        };
+    }
+}
+
+fn why(choice: &Choice, was_timed: bool) -> String {
+    let by = if was_timed { "by what was timed here" } else { "by the roofline: nothing was timed here" };
+    let change = |unit: &Priced| format!("{} {:+.3} ms", list(&unit.names), -1e3 * unit.gain_seconds);
+    let all = |units: &[Priced]| units.iter().map(change).collect::<Vec<_>>().join("; ");
+    match (&choice.gain[..], &choice.lose[..]) {
+        ([], []) => "no layer can run in it".into(),
+        ([], lose) => format!("none would gain, so precision=bf16 is faster ({by}: {})", all(lose)),
+        (gain, []) => format!("every layer gains ({by}: {})", all(gain)),
+        (gain, lose) => format!("what gains ({by}: {}) and not what would lose ({})", all(gain), all(lose)),
+    }
+}
+
+/// Names of one scope share it: `attn.wk+wq+wv`.
+fn list(names: &BTreeSet<String>) -> String {
+    let mut out = String::new();
+    let mut before = "";
+    for name in names {
+        let (scope, last) = name.rsplit_once('.').unwrap_or(("", name));
+        match out.is_empty() {
+            true => out.push_str(name),
+            false if scope == before => out.push_str(&format!("+{last}")),
+            false => out.push_str(&format!("+{name}")),
+        }
+        before = scope;
+    }
+    out
+}
+
+/// Which layers the plans have in 8 bits, how many products that is, and what was said of the others; `None` where nothing
+/// is in 8 bits.
+pub fn sentence(plans: &PlanSet, settled: &Settled) -> Option<String> {
+    let grad = plans.plan(Role::GRAD)?;
+    let products = || grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
+    let narrow = products().filter(|l| l.ins[0].dtype.is_fp8()).count();
+    let layers = active(plans);
+    if narrow == 0 {
+        return None;
+    }
+    let layers = layers.into_iter().collect::<Vec<_>>().join(", ");
+    let why = settled.chosen.iter().find(|c| c.switch == KEY);
+    let why = why.map_or(format!("{KEY} names them"), |chosen| chosen.why.clone());
+    Some(format!("fp8 for {narrow} of {} products, {layers}: {why}", products().count()))
+}
+
+/// The layers whose weights have 8-bit copies.
+fn active(plans: &PlanSet) -> BTreeSet<String> {
+    let copies = [weight_path("rows", ""), weight_path("columns", "")];
+    let weight = |path: &str| copies.iter().find_map(|copy| path.strip_prefix(copy.as_str()).map(names));
+    plans.slots.iter().filter_map(|slot| weight(&slot.path)).flatten().collect()
+}

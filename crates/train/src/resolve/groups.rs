@@ -1,0 +1,107 @@
+//! Which parameters are trained, and how: path patterns from the config, applied to a model's parameter paths.
+//!
+//! A path is names between dots, as `layers.3.attn.wq`. A pattern is the same with `*` for any run of
+//! characters within a name and `**` for any number of names. It matches the path and everything below it, so
+//! `layers.0` names a whole block.
+
+use flatout_ir::passes::adapter::SCOPE;
+
+use crate::UserError;
+use crate::config::pattern::matches;
+use crate::config::{AdapterKind, Config};
+use crate::refuse;
+use crate::weights::adapters::also_trains;
+
+/// How one parameter is trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rule {
+    /// Frozen parameters have no gradient and no optimiser state.
+    pub frozen: bool,
+    /// Factor on the learning rate.
+    pub lr_scale: f64,
+    pub weight_decay: f64,
+}
+
+/// The rule for every parameter, given as path and number of axes. Matrices decay and vectors do not, unless a
+/// group says otherwise; of several groups that match, the later one wins. A pattern that matches nothing is an
+/// error, because what it was meant to do would silently not happen. With adapters, these are trained and of the model
+/// what `adapter.also_train` names.
+pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>, UserError> {
+    let frozen = config.train.freeze.iter().map(|pattern| ("train.freeze", pattern));
+    let grouped = config.train.groups.0.iter().flat_map(|group| &group.paths);
+    for pattern in &config.train.freeze {
+        if let Some((adapter, _)) =
+            parameters.iter().find(|(p, _)| p.starts_with(SCOPE) && matches(pattern, p))
+        {
+            refuse!(
+                "`train.freeze` has `{pattern}`, which matches `{adapter}`: an adapter is there to be trained"
+            );
+        }
+    }
+    let kept = config.adapter.also_train.iter().map(|pattern| ("adapter.also_train", pattern));
+    for (key, pattern) in frozen.chain(kept).chain(grouped.map(|pattern| ("train.groups", pattern))) {
+        if !parameters.iter().any(|(path, _)| matches(pattern, path)) {
+            refuse!(
+                "`{key}` has `{pattern}`, which matches no parameter; there is `{}` and so on",
+                parameters.first().map_or("none", |(path, _)| *path)
+            );
+        }
+    }
+    let rules: Vec<Rule> = parameters.iter().map(|(path, axes)| rule(config, path, *axes)).collect();
+    if rules.iter().all(|rule| rule.frozen) {
+        refuse!("`train.freeze` freezes every parameter, which leaves nothing to train");
+    }
+    Ok(rules)
+}
+
+fn rule(config: &Config, path: &str, axes: usize) -> Rule {
+    let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, path));
+    let is_left_out =
+        config.adapter.kind != AdapterKind::None && !path.starts_with(SCOPE) && !also_trains(config, path);
+    let mut rule = Rule {
+        frozen: is_left_out || any(&config.train.freeze),
+        lr_scale: 1.0,
+        weight_decay: if axes >= 2 { config.optimizer.weight_decay } else { 0.0 },
+    };
+    for group in config.train.groups.0.iter().filter(|group| any(&group.paths)) {
+        rule.lr_scale = group.lr_scale;
+        rule.weight_decay = group.weight_decay.unwrap_or(rule.weight_decay);
+    }
+    rule
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::resolve;
+
+    fn config(overrides: &[&str]) -> Config {
+        let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+        resolve("tiny", &[], &overrides).unwrap()
+    }
+
+    const PARAMETERS: &[(&str, usize)] =
+        &[("embed", 2), ("layers.0.norm", 1), ("layers.0.q", 2), ("layers.1.q", 2)];
+
+    #[test]
+    fn matrices_decay_vectors_do_not_and_later_groups_win() {
+        let config = config(&[
+            "weight_decay=0.1",
+            "freeze=layers.1",
+            "groups=[{paths=['layers'],lr_scale=0.5},{paths=['**.q'],lr_scale=0.25,weight_decay=0.0}]",
+        ]);
+        let rules = rules(&config, PARAMETERS).unwrap();
+        assert_eq!(rules[0], Rule { frozen: false, lr_scale: 1.0, weight_decay: 0.1 });
+        assert_eq!(rules[1], Rule { frozen: false, lr_scale: 0.5, weight_decay: 0.0 });
+        assert_eq!(rules[2], Rule { frozen: false, lr_scale: 0.25, weight_decay: 0.0 });
+        assert!(rules[3].frozen);
+    }
+
+    #[test]
+    fn patterns_without_effect_are_refused() {
+        let sentence = |overrides: &[&str]| rules(&config(overrides), PARAMETERS).unwrap_err().0;
+        assert!(sentence(&["freeze=head"]).contains("`train.freeze` has `head`, which matches no parameter"));
+        assert!(sentence(&["groups=[{paths=['vision']}]"]).contains("`train.groups` has `vision`"));
+        assert!(sentence(&["freeze=**"]).contains("nothing to train"));
+    }
+}

@@ -1,0 +1,11 @@
+//! What a config comes to on this machine and this data: switches settled, memory fitted, plans compiled.
+
+pub mod active;
+pub mod arranged;
+pub mod compile;
+pub mod fit;
+pub mod fp8_layers;
+pub mod groups;
+pub mod prediction;
+mod recompute_layers;
+pub mod settle;

@@ -1,0 +1,119 @@
+//! What an update should take, by the compiled plans and the target's rates and timings: what progress is measured against.
+
+use std::collections::BTreeMap;
+
+use flatout_ir::cost::{Cost, by_work, rate};
+use flatout_ir::{OpKind, Role, Work};
+
+use crate::config::Config;
+use crate::resolve::compile::Compiled;
+
+/// What one update of `batch` rows costs: `grad` for every micro-batch, then `apply`.
+pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
+    let mut total = Cost::default();
+    step_by_work(compiled, batch).into_iter().for_each(|(_, cost)| total += cost);
+    total
+}
+
+/// The same by kind of work.
+pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
+    let mut sums: BTreeMap<Work, Cost> = BTreeMap::new();
+    for (role, times) in mean_runs(compiled, batch) {
+        let of_plan = compiled.plans.plan(role).map(|plan| by_work(plan, &compiled.target));
+        for (work, cost) in of_plan.unwrap_or_default() {
+            let cost = if times.fract() == 0.0 { cost.times(times as u64) } else { cost.scaled(times) };
+            *sums.entry(work).or_default() += cost;
+        }
+    }
+    sums.into_iter().collect()
+}
+
+/// How often an update runs each of its plans, in the mean.
+fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
+    let mut runs: Vec<(Role, f64)> = match &compiled.settled.arrangement {
+        None => vec![(Role::GRAD, (batch / compiled.micro_batch) as f64)],
+        Some(arrangement) => (0..).map(Role::Grad).zip(arrangement.runs.iter().copied()).collect(),
+    };
+    runs.push((Role::Apply, 1.0));
+    runs
+}
+
+/// The plans of an update in its order, and how often it runs each. Where lengths vary, of one that is typical: as many
+/// micro-batches as in the mean, shared out by how often each plan runs.
+pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
+    let mean = mean_runs(compiled, batch);
+    let (_, grads) = mean.split_last().expect("an update ends with apply");
+    let parts = (grads.iter().map(|(_, runs)| runs).sum::<f64>().round() as u64).max(1);
+    let mut shared: Vec<(Role, u64)> = grads.iter().map(|(role, runs)| (*role, *runs as u64)).collect();
+    let mut by_rest: Vec<usize> = (0..grads.len()).collect();
+    by_rest.sort_by(|a, b| grads[*b].1.fract().total_cmp(&grads[*a].1.fract()));
+    let left = parts.saturating_sub(shared.iter().map(|(_, runs)| runs).sum());
+    by_rest.iter().cycle().take(left as usize).for_each(|index| shared[*index].1 += 1);
+    shared.retain(|(_, runs)| *runs > 0);
+    shared.push((Role::Apply, 1));
+    shared
+}
+
+/// Tokens an update learns from or reads, padding apart; where lengths vary, in the mean.
+pub fn tokens_per_update(config: &Config, compiled: &Compiled) -> usize {
+    match &compiled.settled.arrangement {
+        None => config.train.batch * config.model.tokens(),
+        Some(arrangement) => arrangement.real_tokens.round() as usize,
+    }
+}
+
+/// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its
+/// rates are constants for predictions.
+pub fn peak_flops(compiled: &Compiled) -> Option<f64> {
+    let (target, grad) = (&compiled.target, compiled.plans.plan(Role::GRAD)?);
+    let products = grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
+    let peak = products.map(|l| rate(l, &target.rates)).max_by(f64::total_cmp)?;
+    (target.name != "cpu").then_some(peak)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes;
+    use crate::resolve::compile;
+
+    #[test]
+    fn a_typical_update_has_as_many_micro_batches_as_the_mean() {
+        let compiled = |more: &[&str]| {
+            let words = ["model.context=64", "data.mean_tokens=16", "train.batch=32", "packing=on"];
+            let words: Vec<String> = words.iter().chain(more).map(|word| word.to_string()).collect();
+            compile::compile(&recipes::resolve("tiny", &[], &words).unwrap(), &compile::target()).unwrap()
+        };
+        let whole = compiled(&["train.micro_batch=32"]);
+        let runs = typical_runs(&whole, 32);
+        assert_eq!((runs.len(), runs[0].1, runs[1]), (2, 1, (Role::Apply, 1)), "{runs:?}");
+        let mean = mean_runs(&whole, 32);
+        let most = mean[..mean.len() - 1].iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        assert_eq!(runs[0].0, most.0, "the plan that runs most often: {mean:?}");
+        let split = compiled(&["train.micro_batch=2"]);
+        let sum = |runs: &[(Role, u64)]| runs.iter().filter(|(role, _)| role.is_grad()).map(|r| r.1).sum();
+        let parts: u64 = sum(&typical_runs(&split, 32));
+        let expected: f64 = mean_runs(&split, 32).iter().map(|(_, runs)| runs).sum::<f64>() - 1.0;
+        assert_eq!(parts, expected.round() as u64);
+        // Padding is computed, and what is computed is predicted.
+        let naive = compiled(&["train.micro_batch=32", "packing=off", "length_buckets=off"]);
+        assert!(step_cost(&naive, 32).flops > 2 * step_cost(&whole, 32).flops);
+    }
+
+    #[test]
+    fn a_step_is_its_micro_batches_and_one_update() {
+        let compiled = |rows: &str| {
+            let words = ["train.batch=8".to_string(), format!("train.micro_batch={rows}")];
+            compile::compile(&recipes::resolve("tiny", &[], &words).unwrap(), &compile::target()).unwrap()
+        };
+        let (whole, split) = (step_cost(&compiled("8"), 8), step_cost(&compiled("2"), 8));
+        assert!(whole.roofline_seconds > 0.0 && whole.roofline_seconds.is_finite());
+        // The same rows in four parts do the same arithmetic and read the weights four times.
+        assert!((whole.flops as f64 / split.flops as f64 - 1.0).abs() < 0.05);
+        assert!(split.bytes > whole.bytes);
+        assert_eq!(peak_flops(&compiled("8")), None, "the CPU promises no peak");
+        let mut gpu = compiled("8");
+        gpu.target.name = "h200".into();
+        assert_eq!(peak_flops(&gpu), Some(gpu.target.rates.f32_flops));
+    }
+}

@@ -1,0 +1,75 @@
+//! How many layers `recompute=full` or `wide` runs again: all, as many as `train.recompute_layers` says, or, where `recompute=auto` has
+//! to go that far, the fewest that the memory asks for. The others keep what `cheap` keeps.
+
+use flatout_ir::passes::recompute::layers_of;
+use flatout_ir::{Options, PlanSet, Program, Recompute, Target, compile};
+
+use crate::UserError;
+use crate::config::switches::Recompute as Switch;
+use crate::config::{Config, Count};
+use crate::refuse;
+use crate::resolve::settle::{Chosen, Settled};
+
+pub const KEY: &str = "train.recompute_layers";
+
+/// The number that is given, which only `recompute=full` and `wide` have a use for.
+pub fn given(config: &Config) -> Result<Option<usize>, UserError> {
+    let layers = config.train.recompute_layers.given();
+    if let Some(layers) = layers
+        && !matches!(config.switches.recompute, Switch::Full | Switch::Wide)
+    {
+        refuse!(
+            "`{KEY}={layers}` is for `recompute=full` and `wide`, and recompute is {}: give one of them, or leave it out",
+            config.switches.recompute
+        );
+    }
+    Ok(layers)
+}
+
+/// The plans with as little run again as fits, where anything does; `settled` says how much that is. Wide products of layers give
+/// back most of their memory at half the price of whole layers, so these come first.
+pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> Option<PlanSet> {
+    let tried = [(Recompute::Wide, "wide"), (Recompute::Full, "full")];
+    let (how, name, (layers, plans)) = tried.into_iter().find_map(|(how, name)| {
+        Some((
+            how,
+            name,
+            fewest_of(programs, target, &Options { recompute: how, ..settled.options.clone() })?,
+        ))
+    })?;
+    (settled.options.recompute, settled.options.recompute_layers) = (how, layers);
+    let chosen =
+        settled.chosen.iter_mut().find(|c| c.switch == "recompute").expect("auto says what it chose");
+    (chosen.value, chosen.why) = (name.into(), "keeping more does not fit the memory".into());
+    if let Some(count) = layers {
+        let why = "the fewest that fit the memory; the others keep more".into();
+        settled.chosen.push(Chosen { switch: KEY, value: count.to_string(), why });
+    }
+    Some(plans)
+}
+
+/// The fewest layers whose recomputation fits, all of them where that is `None`, and the plans.
+fn fewest_of(programs: &[Program], target: &Target, options: &Options) -> Option<(Option<usize>, PlanSet)> {
+    let with = |layers: Option<usize>| {
+        let options = Options { recompute_layers: layers, ..options.clone() };
+        compile(programs, target, &options).ok().map(|plans| (layers, plans))
+    };
+    // What the last layer makes is read at once: running it again frees nothing.
+    let (mut too_few, mut enough) = (0, layers_of(&programs[0].graph.nodes).len().saturating_sub(1));
+    let mut best = with(Some(enough)).filter(|_| enough > 0).or_else(|| with(None))?;
+    while best.0.is_some() && too_few + 1 < enough {
+        let middle = (too_few + enough) / 2;
+        match with(Some(middle)) {
+            Some(fits) => (best, enough) = (fits, middle),
+            None => too_few = middle,
+        }
+    }
+    Some(best)
+}
+
+/// Writes down how many it was.
+pub fn pin(settled: &Settled, config: &mut Config) {
+    if let Some(layers) = settled.options.recompute_layers {
+        config.train.recompute_layers = Count::Given(layers);
+    }
+}

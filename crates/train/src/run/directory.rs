@@ -1,0 +1,334 @@
+//! A run's directory: `config.toml` (resolved), `events.jsonl`, `checkpoints/` and the lock of the process that
+//! writes them.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flatout_models::choice;
+
+use crate::UserError;
+use crate::config::Config;
+use crate::refuse;
+use flatout_data::durable;
+
+const CONFIG: &str = "config.toml";
+const LOCK: &str = "lock";
+/// How long a reader that asks whether a run is running may hold its lock, and how often one is waited for.
+const A_LOOK: Duration = Duration::from_millis(10);
+const LOOKS: u32 = 3;
+
+/// A run that this process writes. The lock is the operating system's: it ends with the process, however that
+/// ends, so a run that was killed is free at once.
+#[derive(Debug)]
+pub struct Run {
+    dir: PathBuf,
+    /// Folders that were made for it, outermost first.
+    made: Vec<PathBuf>,
+    _lock: File,
+}
+
+choice! {
+    /// What to do where the directory holds a run: `--resume`.
+    pub enum Resume {
+        /// Refuse.
+        Never = "never",
+        /// Continue it; begin where there is none.
+        Auto = "auto",
+        /// Continue it; refuse where there is none.
+        Must = "must",
+    }
+}
+
+/// Whether the run begins or goes on.
+#[derive(Debug)]
+pub enum Entered {
+    Fresh(Run),
+    Existing(Run),
+}
+
+impl Run {
+    /// The next free `<recipe>-<n>` under `runs`.
+    pub fn allocate(runs: &Path, recipe: &str) -> Result<Run, UserError> {
+        let mut made = make(runs)?;
+        let numbered = |name: &str| name.strip_prefix(recipe)?.strip_prefix('-')?.parse::<u64>().ok();
+        let entries = fs::read_dir(runs).map_err(cannot("be read", runs))?;
+        let taken =
+            entries.flatten().filter_map(|entry| numbered(&entry.file_name().to_string_lossy())).max();
+        let mut number = taken.map_or(1, |n| n.saturating_add(1));
+        loop {
+            let dir = runs.join(format!("{recipe}-{number}"));
+            match fs::create_dir(&dir) {
+                Ok(()) => {
+                    made.push(dir.clone());
+                    return Ok(Run { _lock: lock(&dir)?, dir, made });
+                }
+                // Another process was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(cannot("be created", &dir)(error)),
+            }
+        }
+    }
+
+    /// The run in a directory the user named, begun or continued as `resume` says.
+    pub fn enter(dir: &Path, resume: Resume) -> Result<Entered, UserError> {
+        let mut made = vec![];
+        if !is_run(dir) {
+            if resume == Resume::Must {
+                refuse!("there is no run in {}: nothing to resume", dir.display());
+            }
+            made = make(dir)?;
+            let mut entries = fs::read_dir(dir).map_err(cannot("be read", dir))?.flatten();
+            let ours = |name: &str| name == LOCK || name.starts_with(CONFIG);
+            if entries.any(|entry| !ours(&entry.file_name().to_string_lossy())) {
+                refuse!("{} is not empty and holds no run: give --run a directory of its own", dir.display());
+            }
+        }
+        let run = Run { _lock: lock(dir)?, dir: dir.to_path_buf(), made };
+        match (is_run(dir), resume) {
+            (false, _) => Ok(Entered::Fresh(run)),
+            (true, Resume::Never) => {
+                refuse!(
+                    "{} holds a run already: continue it with `{}`, or give another --run",
+                    dir.display(),
+                    run.resume_command()
+                )
+            }
+            (true, _) => Ok(Entered::Existing(run)),
+        }
+    }
+
+    /// A run to continue.
+    pub fn reopen(dir: &Path) -> Result<Run, UserError> {
+        match Run::enter(dir, Resume::Must)? {
+            Entered::Existing(run) => Ok(run),
+            Entered::Fresh(_) => refuse!("the run in {} has just been removed", dir.display()),
+        }
+    }
+
+    /// Removes a run that never began, nothing but its lock being in it, and the folders made for it.
+    pub fn discard(&self) {
+        if !is_run(&self.dir) {
+            let _ = fs::remove_file(self.dir.join(LOCK));
+            // One that another process has put something into stays, and so do those around it.
+            self.made.iter().rev().for_each(|folder| drop(fs::remove_dir(folder)));
+        }
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn events_path(&self) -> PathBuf {
+        self.dir.join("events.jsonl")
+    }
+
+    pub fn checkpoints_dir(&self) -> PathBuf {
+        checkpoints_dir(&self.dir)
+    }
+
+    /// Saves the config, whole or not at all. From then on the directory holds a run.
+    pub fn save_config(&self, config: &Config) -> Result<(), UserError> {
+        let path = self.dir.join(CONFIG);
+        durable::replace(&path, config.to_toml().as_bytes()).map_err(cannot("be written", &path))
+    }
+
+    /// What to type to continue this run.
+    pub fn resume_command(&self) -> String {
+        format!("flatout resume {}", quoted(&self.dir))
+    }
+}
+
+/// A path as a shell takes it.
+pub fn quoted(path: &Path) -> String {
+    let path = path.display().to_string();
+    let plain =
+        path.chars().all(|c| c.is_alphanumeric() || "/._-+,:@%".contains(c)) && !path.starts_with('-');
+    if plain { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
+}
+
+/// Whether the directory holds a run, whole or half done.
+pub fn is_run(dir: &Path) -> bool {
+    dir.join(CONFIG).is_file()
+}
+
+/// Whether a process writes the run at this moment. Looking holds the lock for as long as a call takes.
+pub fn is_running(dir: &Path) -> bool {
+    let opened = File::open(dir.join(LOCK));
+    opened.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// The folder of a run with the files that lay beside the weights.
+pub const BESIDE: &str = "source";
+
+/// The tokeniser a run was trained with.
+pub fn tokenizer_path(run: &Path) -> PathBuf {
+    run.join("tokenizer.json")
+}
+
+pub fn checkpoints_dir(dir: &Path) -> PathBuf {
+    dir.join("checkpoints")
+}
+
+/// The resolved config of a run. Reading needs no lock.
+pub fn config(dir: &Path) -> Result<Config, UserError> {
+    if !is_run(dir) {
+        refuse!("there is no run in {}", dir.display());
+    }
+    let path = dir.join(CONFIG);
+    let text = fs::read_to_string(&path).map_err(cannot("be read", &path))?;
+    Config::parse(&text, &path.display().to_string())
+}
+
+/// Makes a folder and those around it; gives the ones that were not there, outermost first.
+fn make(dir: &Path) -> Result<Vec<PathBuf>, UserError> {
+    let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let mut made: Vec<PathBuf> = dir.ancestors().take_while(missing).map(Path::to_path_buf).collect();
+    made.reverse();
+    fs::create_dir_all(dir).map_err(cannot("be created", dir))?;
+    Ok(made)
+}
+
+/// Takes the directory for this process, and writes its number into the lock for others' sentences.
+fn lock(dir: &Path) -> Result<File, UserError> {
+    let path = dir.join(LOCK);
+    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = opened.map_err(cannot("be written", dir))?;
+    let mut taken = file.try_lock();
+    // Whoever lists runs may be looking at this one just now.
+    for _ in 0..LOOKS {
+        if !matches!(taken, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        std::thread::sleep(A_LOOK);
+        taken = file.try_lock();
+    }
+    match taken {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let by = match file.read_to_string(&mut holder) {
+                Ok(_) if !holder.trim().is_empty() => format!(" in process {}", holder.trim()),
+                _ => String::new(),
+            };
+            refuse!(
+                "the run in {} is still running{by}: stop it first, or give another --run",
+                dir.display()
+            );
+        }
+        Err(TryLockError::Error(error)) => return Err(cannot("be locked", &path)(error)),
+    }
+    let number = format!("{}\n", std::process::id());
+    let written =
+        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(number.as_bytes()));
+    written.map_err(cannot("be written", &path))?;
+    Ok(file)
+}
+
+fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> UserError + 'a {
+    move |error| UserError(format!("{} cannot {what}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes;
+
+    fn tiny() -> Config {
+        recipes::resolve("tiny", &[], &[]).unwrap()
+    }
+
+    fn fresh(dir: &Path) -> Run {
+        match Run::enter(dir, Resume::Never).unwrap() {
+            Entered::Fresh(run) => run,
+            Entered::Existing(_) => panic!("{} holds a run", dir.display()),
+        }
+    }
+
+    #[test]
+    fn runs_are_numbered_after_the_highest_there_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let runs = folder.path().join("runs");
+        assert_eq!(Run::allocate(&runs, "tiny").unwrap().dir(), runs.join("tiny-1"));
+        for name in ["tiny-7", "tiny-x", "tiny-large-9", "other-12"] {
+            fs::create_dir(runs.join(name)).unwrap();
+        }
+        assert_eq!(Run::allocate(&runs, "tiny").unwrap().dir(), runs.join("tiny-8"));
+        assert_eq!(Run::allocate(&runs, "tiny-large").unwrap().dir(), runs.join("tiny-large-10"));
+    }
+
+    #[test]
+    fn an_existing_run_is_refused_with_the_command_that_continues_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("my run");
+        let config_of_run = tiny();
+        fresh(&dir).save_config(&config_of_run).unwrap();
+        let sentence = Run::enter(&dir, Resume::Never).unwrap_err().0;
+        assert!(sentence.contains(&format!("`flatout resume '{}'`", dir.display())), "{sentence}");
+        for resume in [Resume::Auto, Resume::Must] {
+            assert!(matches!(Run::enter(&dir, resume), Ok(Entered::Existing(_))));
+        }
+        assert_eq!(Run::reopen(&dir).unwrap().dir(), dir);
+        assert_eq!(config(&dir).unwrap(), config_of_run);
+    }
+
+    #[test]
+    fn a_run_that_never_began_leaves_only_what_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        fresh(&folder.path().join("a/b/c")).discard();
+        Run::allocate(&folder.path().join("runs"), "tiny").unwrap().discard();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        let named = folder.path().join("named");
+        fs::create_dir(&named).unwrap();
+        fresh(&named).discard();
+        assert_eq!(fs::read_dir(&named).unwrap().count(), 0);
+        let [first, second] =
+            ["tiny"; 2].map(|name| Run::allocate(&folder.path().join("runs"), name).unwrap());
+        first.discard();
+        assert!(second.dir().is_dir(), "another's run stays");
+    }
+
+    #[test]
+    fn where_there_is_no_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("none");
+        assert!(Run::reopen(&dir).unwrap_err().0.contains("nothing to resume"));
+        assert!(config(&dir).unwrap_err().0.contains("there is no run in"));
+        assert!(!dir.exists());
+        assert!(matches!(Run::enter(&dir, Resume::Auto), Ok(Entered::Fresh(_))));
+        assert!(matches!(Run::enter(&dir, Resume::Auto), Ok(Entered::Fresh(_))), "begun but for its config");
+        fs::write(folder.path().join("thesis.tex"), "").unwrap();
+        assert!(Run::enter(folder.path(), Resume::Auto).unwrap_err().0.contains("is not empty"));
+        assert!(!folder.path().join(LOCK).exists(), "others' directories stay as they are");
+    }
+
+    #[test]
+    fn one_process_at_a_time_writes_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("run");
+        let held = fresh(&dir);
+        held.save_config(&tiny()).unwrap();
+        let sentence = Run::reopen(&dir).unwrap_err().0;
+        let holder = format!("is still running in process {}", std::process::id());
+        assert!(sentence.contains(&holder), "{sentence}");
+        assert!(is_running(&dir));
+        drop(held);
+        assert!(!is_running(&dir));
+        assert!(!is_running(folder.path()), "there is no run");
+        Run::reopen(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_a_sentence() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        for sentence in [
+            Run::allocate(&file.join("runs"), "tiny").unwrap_err().0,
+            Run::enter(&file.join("run"), Resume::Never).unwrap_err().0,
+        ] {
+            assert!(sentence.contains("cannot be created"), "{sentence}");
+        }
+    }
+}

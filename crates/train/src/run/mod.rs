@@ -1,0 +1,11 @@
+//! Where a run lives: its directory and lock, events, checkpoints, and the signals that stop it.
+
+pub mod checkpoint;
+mod directory;
+pub mod events;
+mod moments;
+pub mod signal;
+pub(crate) mod state;
+pub(crate) mod writer;
+
+pub use directory::*;

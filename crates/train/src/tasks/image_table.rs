@@ -1,0 +1,144 @@
+//! A small set of images on the device: what `image_table` comes to for a config, and how the table gets there.
+
+use flatout_ir::Target;
+use flatout_models::images::CHANNELS;
+
+use crate::UserError;
+use crate::config::switches::Choose;
+use crate::config::{Config, Source, Task};
+use crate::refuse;
+use crate::resolve::settle::Chosen;
+
+/// `auto` keeps a table of at most so many bytes, and of at most this part of the device's memory.
+const AUTO_BYTES: u64 = 1 << 30;
+const AUTO_PART: u64 = 16;
+
+/// How many images training has, their rows and columns, where they lie decoded and are of one size. Of files that is known
+/// once they are opened.
+pub fn extents(config: &Config) -> Option<[usize; 3]> {
+    let data = &config.data;
+    if data.task != Task::Images {
+        return None;
+    }
+    let [height, width] = config.model.image_sides()?;
+    match data.decoded.as_slice() {
+        [images, rows, columns] => Some([*images, *rows, *columns]),
+        _ if data.source() == Source::Synthetic => Some([data.synthetic_rows as usize, height, width]),
+        _ => None,
+    }
+}
+
+/// The table that training reads, where the switch is settled.
+pub fn kept(config: &Config) -> Option<[usize; 3]> {
+    extents(config).filter(|_| config.switches.image_table == Choose::On)
+}
+
+/// The config with the switch settled for a target, and what `auto` chose.
+pub(crate) fn settle(config: &Config, target: &Target) -> Result<(Config, Option<Chosen>), UserError> {
+    let mut settled = config.clone();
+    let mut chosen = None;
+    settled.switches.image_table = match (config.switches.image_table, extents(config)) {
+        (Choose::On, None) if config.data.task != Task::Images => {
+            refuse!("`image_table=on` has nothing to keep: `data.task` is {}", config.data.task)
+        }
+        (asked, None) => asked,
+        (Choose::Auto, Some(extents)) => {
+            let (value, why) = choice(extents, target);
+            chosen = Some(Chosen { switch: "image_table", value: value.to_string(), why });
+            value
+        }
+        (asked, Some(_)) => asked,
+    };
+    Ok((settled, chosen))
+}
+
+fn choice(extents: [usize; 3], target: &Target) -> (Choose, String) {
+    let bytes = extents.iter().product::<usize>() as u64 * CHANNELS as u64;
+    let mib = bytes as f64 / (1u64 << 20) as f64;
+    if target.name == "cpu" {
+        return (
+            Choose::Off,
+            "on the CPU pixels cross no bus, and the loader cuts them beside the step".into(),
+        );
+    }
+    if bytes > AUTO_BYTES || bytes > target.memory_bytes / AUTO_PART {
+        let most = AUTO_BYTES.min(target.memory_bytes / AUTO_PART) >> 20;
+        return (Choose::Off, format!("{mib:.0} MiB of images are more than the {most} MiB it keeps"));
+    }
+    (Choose::On, format!("{mib:.1} MiB of images stay on the device, and six numbers an image cross the bus"))
+}
+
+/// Refuses what was asked for and turns out not to be possible once images are open.
+pub fn check(config: &Config) -> Result<(), UserError> {
+    let is_asked = config.switches.image_table == Choose::On && config.data.task == Task::Images;
+    if is_asked && extents(config).is_none() {
+        refuse!(
+            "`image_table=on` cannot run: the images of {} lie encoded and may be of any size, and only CIFAR's files and \
+             the synthetic set lie decoded; leave it out",
+            config.data.named()
+        );
+    }
+    Ok(())
+}
+
+/// Settles the switch where images are drawn at random instead of loaded, and there is nothing to keep.
+pub fn without(config: &mut Config) -> Result<(), UserError> {
+    if config.switches.image_table == Choose::On {
+        refuse!("`image_table=on` has nothing to keep: no data is named; give data.path, or leave it out");
+    }
+    config.switches.image_table = Choose::Off;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes;
+    use crate::resolve::active;
+    use crate::resolve::compile::compile;
+
+    fn config(words: &[&str]) -> Config {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        recipes::resolve("vision-tiny", &[], &words).expect("a config")
+    }
+
+    fn gpu() -> Target {
+        Target { name: "h200".into(), memory_bytes: 1 << 33, ..flatout_ir::target::paper() }
+    }
+
+    #[test]
+    fn auto_keeps_what_is_small_on_a_gpu_and_says_why() {
+        let chosen = |words: &[&str], target: &Target| {
+            let (settled, chosen) = settle(&config(words), target).unwrap();
+            let chosen = chosen.expect("auto chooses");
+            assert_eq!(settled.switches.image_table.to_string(), chosen.value);
+            (chosen.value, chosen.why)
+        };
+        let (value, why) = chosen(&["data.synthetic_rows=1000"], &gpu());
+        assert!(value == "on" && why.starts_with("2.9 MiB of images stay"), "{why}");
+        let (value, why) = chosen(&["data.synthetic_rows=180000"], &gpu());
+        assert!(value == "off" && why.contains("more than the 512 MiB"), "{why}");
+        assert_eq!(chosen(&[], &crate::resolve::compile::target()).0, "off");
+        // Nothing is known of files that are not open.
+        let files = config(&["data.path=x", "image_table=on"]);
+        assert_eq!(extents(&files), None);
+        assert!(check(&files).unwrap_err().to_string().contains("lie encoded"));
+    }
+
+    #[test]
+    fn a_plan_counts_the_table_and_the_table_is_read_from_the_plan() {
+        let state = |words: &[&str], target: &Target| {
+            let compiled = compile(&config(words), target).unwrap();
+            let active =
+                active::active(&compiled.plans, target, active::Prepared::settled(&compiled.settled));
+            (active["image_table"].clone(), compiled.plans.categories()["inputs"])
+        };
+        let words = ["data.synthetic_rows=1000", "train.micro_batch=16"];
+        let of = |value: &str| state(&[&words[..], &[value]].concat(), &crate::resolve::compile::target());
+        let (on, off) = (of("image_table=on"), of("image_table=off"));
+        assert_eq!((on.0.as_str(), off.0.as_str()), ("on", "off"));
+        let (table, pixels, parts) = (1000 * 32 * 32 * 3, 16 * 32 * 32 * 3, 16 * 6 * 4);
+        assert!(on.1.abs_diff(off.1 + table + parts - pixels) < 256, "{on:?} and {off:?}");
+        assert_eq!(state(&words, &gpu()).0, "on");
+    }
+}

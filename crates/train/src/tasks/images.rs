@@ -1,0 +1,384 @@
+//! Images with a class each: the task `images`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use flatout_data::images::{
+    self, Augment, ByteTable, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
+    PartLoader, View,
+};
+use flatout_data::{Description, ExampleCursor, Layout, LoaderOptions, OpenEvent, Waited};
+use flatout_ir::Role;
+use flatout_ir::ops::resample::PART;
+use flatout_ir::random::philox;
+use flatout_models::form::ImageForm;
+use flatout_models::images::TABLE;
+use flatout_runtime::Session;
+use serde_json::Value;
+
+use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
+use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
+use super::examples::check_names;
+use super::image_table;
+use super::mixing::Mixing;
+use crate::config::{Config, OnError, Source};
+use crate::machine::{self, cache_folder};
+use crate::{Failure, UserError};
+
+/// Opens the data of the task.
+pub fn open(
+    config: &Config,
+    _: Option<&Path>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Box<dyn Dataset>, Failure> {
+    Ok(Box::new(sets(config, say)?))
+}
+
+/// The images of both sides.
+pub fn sets(config: &Config, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, Failure> {
+    Ok(images::open(&spec(config), say)?)
+}
+
+/// The config's data section as the reader of images takes it.
+pub fn spec(config: &Config) -> ImageSpec {
+    let data = &config.data;
+    let [height, width] = config.model.image_sides().expect("validated: a model of images");
+    let paths = |paths: &Option<crate::config::Paths>| paths.iter().flat_map(|p| p.0.clone()).collect();
+    ImageSpec {
+        source: if data.source() == Source::Synthetic { ImageSource::Synthetic } else { ImageSource::Auto },
+        path: paths(&data.path),
+        held_out_path: paths(&data.held_out_path),
+        held_out: data.held_out,
+        classes: data.classes.clone(),
+        label: data.label.clone(),
+        image: data.image.clone(),
+        root: data.image_root.as_ref().map(Into::into),
+        on_error: match data.on_error {
+            OnError::Fail => flatout_data::formats::OnError::Fail,
+            OnError::Skip => flatout_data::formats::OnError::Skip,
+        },
+        max_pixels: data.max_pixels,
+        images: data.synthetic_rows,
+        width,
+        height,
+        seed: config.train.seed,
+        cache: cache_folder(),
+    }
+}
+
+/// The part of an image that training sees, or evaluation.
+pub fn view(config: &Config, training: bool) -> View {
+    let data = &config.data;
+    let [height, width] = config.model.image_sides().expect("validated: a model of images");
+    let pair = |[least, most]: [f64; 2]| (least, most);
+    let augment = match training {
+        true => {
+            // Parts of the view's own ratio are not stretched, whatever it is.
+            let ratio = data.crop_ratio.map(|ratio| ratio * (width as f64 / height as f64));
+            Augment::Train { scale: pair(data.crop_scale), ratio: pair(ratio), flip: data.flip }
+        }
+        false => Augment::Centre { share: data.centre_crop },
+    };
+    View { height, width, augment }
+}
+
+/// The form of the graph that trains, or that is evaluated.
+pub fn form(config: &Config, images: usize, training: bool) -> ImageForm {
+    match training {
+        true => ImageForm {
+            images,
+            dropout: true,
+            smoothing: config.train.label_smoothing,
+            mix: Mixing::of(config).is_some(),
+            table: image_table::kept(config),
+        },
+        false => ImageForm::plain(images),
+    }
+}
+
+/// Training images from a cursor on, made ahead by as many threads as the config says.
+pub fn loader(
+    config: &Config,
+    set: &Arc<ImageSet>,
+    cursor: Option<ExampleCursor>,
+) -> Result<ImageLoader, Failure> {
+    let (seed, view) = (config.train.seed, view(config, true));
+    let threads = config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1));
+    let batch_bytes = config.train.batch * view.height * view.width * CHANNELS;
+    let options =
+        LoaderOptions { threads, queue_bytes: config.loader.prefetch * batch_bytes, ..Default::default() };
+    let cursor = cursor.unwrap_or_else(|| ImageLoader::start(set, seed));
+    Ok(ImageLoader::new(set.clone(), view, seed, cursor, options)?)
+}
+
+/// The same of images that lie on the device.
+pub fn part_loader(
+    config: &Config,
+    set: &Arc<ImageSet>,
+    cursor: Option<ExampleCursor>,
+) -> Result<PartLoader, Failure> {
+    let (seed, view) = (config.train.seed, view(config, true));
+    let cursor = cursor.unwrap_or_else(|| PartLoader::start(set, seed));
+    Ok(PartLoader::new(set.clone(), view, seed, cursor, LoaderOptions::default())?)
+}
+
+impl Dataset for ImageSets {
+    fn describe(&self) -> Description {
+        Description {
+            documents: Some(self.train.count()),
+            tokens: None,
+            held_out_documents: Some(self.held_out.count()),
+            held_out_tokens: None,
+            is_estimated: false,
+        }
+    }
+
+    fn sentence(&self) -> Option<String> {
+        Some(self.description.to_string())
+    }
+
+    fn measure(&self, config: &mut Config) {
+        config.data.classes.clone_from(&self.classes);
+        config.data.decoded = ByteTable::extents(&self.train).map_or(vec![], |extents| extents.to_vec());
+    }
+
+    fn check_classes(&self, config: &Config) -> Result<(), UserError> {
+        config.model.classes().map_or(Ok(()), |classes| check_names(&self.classes, classes))
+    }
+
+    fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
+        Ok(updates(config, epochs, self.train.count()))
+    }
+
+    /// Writes the images to their table, where the plans have one.
+    fn prepare(&self, session: &mut Session) -> Result<(), Failure> {
+        if session.plans().slot(TABLE).is_none() {
+            return Ok(());
+        }
+        let table = ByteTable::of(&self.train)?.expect("plans have a table of images that lie decoded");
+        Ok(session.write_u8(TABLE, &table.pixels)?)
+    }
+
+    fn source(
+        &self,
+        config: &Config,
+        feeding: Feeding<'_>,
+        cursor: Option<Value>,
+    ) -> Result<Box<dyn BatchSource>, Failure> {
+        let cursor = read_cursor(cursor)?;
+        let loader = match feeding.plans.slot(TABLE) {
+            Some(_) => Images::OnDevice(part_loader(config, &self.train, cursor)?),
+            None => Images::Loaded(Box::new(loader(config, &self.train, cursor)?)),
+        };
+        Ok(Box::new(ImageBatches {
+            loader,
+            maker: Maker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
+            batches: config.train.batch / feeding.micro_batch,
+            left: 0,
+        }))
+    }
+
+    fn eval_set(
+        &self,
+        config: &Config,
+        share: Share,
+        most: usize,
+        _: Option<&Layout>,
+    ) -> Result<Box<dyn EvalSet>, Failure> {
+        let set = if share == Share::All { &self.train } else { &self.held_out };
+        if set.count().min(most as u64) == 0 {
+            let sentence = "no image is held out to evaluate on: raise data.held_out or give eval.rows=0";
+            return Err(Failure::User(UserError(sentence.into())));
+        }
+        Ok(Box::new(OrderedImages::new(config, set.clone(), most)))
+    }
+}
+
+/// Training images, decoded ahead of their update, or parts of those that lie on the device.
+enum Images {
+    Loaded(Box<ImageLoader>),
+    OnDevice(PartLoader),
+}
+
+struct ImageBatches {
+    loader: Images,
+    maker: Maker,
+    /// Of an update, and how many of this one are still to come.
+    batches: usize,
+    left: usize,
+}
+
+impl BatchSource for ImageBatches {
+    fn begin_update(&mut self) {
+        self.left = self.batches;
+    }
+
+    fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        let capacity = self.maker.capacity;
+        let images = match &mut self.loader {
+            Images::Loaded(loader) => loader.next_images(capacity)?,
+            Images::OnDevice(loader) => {
+                ImageBatch { waited: Waited::default(), ..loader.next_images(capacity) }
+            }
+        };
+        Ok(Some(self.maker.batch(Role::GRAD, images)))
+    }
+
+    fn cursor(&self) -> Value {
+        let cursor = match &self.loader {
+            Images::Loaded(loader) => serde_json::to_value(loader.cursor()),
+            Images::OnDevice(loader) => serde_json::to_value(loader.cursor()),
+        };
+        cursor.expect("a cursor has a JSON form")
+    }
+
+    fn sample(&self) -> u64 {
+        match &self.loader {
+            Images::Loaded(loader) => loader.cursor().sample,
+            Images::OnDevice(loader) => loader.cursor().sample,
+        }
+    }
+
+    fn waited(&self) -> Waited {
+        match &self.loader {
+            Images::Loaded(loader) => loader.waited(),
+            Images::OnDevice(_) => Waited::default(),
+        }
+    }
+}
+
+/// Makes batches of images for plans of one capacity.
+#[derive(Clone, Debug)]
+struct Maker {
+    /// Images the plan has room for.
+    capacity: usize,
+    /// Tokens of an image.
+    tokens: usize,
+    /// The factor of each class's images in the loss.
+    class_weights: Vec<f32>,
+    mixing: Option<Mixing>,
+    /// Of mixing.
+    seed: u64,
+    inputs: Inputs,
+}
+
+impl Maker {
+    /// For training, on images of which each class has its share.
+    fn training(config: &Config, capacity: usize, set: &ImageSet, inputs: Inputs) -> Result<Maker, Failure> {
+        let classes = config.model.classes().expect("a model of images has classes");
+        let class_weights = config.train.class_weights.of_counts(&set.balance(classes))?;
+        Ok(Maker { mixing: Mixing::of(config), class_weights, ..Maker::plain(config, capacity, inputs) })
+    }
+
+    /// Every image as it is, and each counts 1.
+    fn plain(config: &Config, capacity: usize, inputs: Inputs) -> Maker {
+        let classes = config.model.classes().unwrap_or(0);
+        Maker {
+            capacity,
+            tokens: config.model.tokens(),
+            class_weights: vec![1.0; classes],
+            mixing: None,
+            seed: config.train.seed,
+            inputs,
+        }
+    }
+
+    /// Images that are missing at the end of the batch have weight 0.
+    fn batch(&self, role: Role, images: ImageBatch) -> Batch {
+        let (count, capacity) = (images.count(), self.capacity);
+        let ImageBatch { mut pixels, parts, labels, samples, epoch, waited, left_out, .. } = images;
+        let filled = |values: Vec<i32>, fill: i32, width: usize| {
+            let missing = std::iter::repeat_n(fill, (capacity - count) * width);
+            HostTensor::I32(values.into_iter().chain(missing).collect())
+        };
+        let filled_f32 = |mut values: Vec<f32>, fill: f32| {
+            values.resize(capacity, fill);
+            HostTensor::F32(values)
+        };
+        let weight = |label: &i32| usize::try_from(*label).map_or(0.0, |class| self.class_weights[class]);
+        let weights: Vec<f32> = labels.iter().map(weight).collect();
+        let keys: Vec<i32> = samples.iter().flat_map(|sample| [*sample as i32, 0]).collect();
+        let mixed = self.mixing.as_ref().map(|mixing| mixing.draw(&samples, self.seed)).unwrap_or_default();
+        let tensors = self.inputs.only([
+            ("parts", Box::new(|| filled(parts, -1, PART)) as Box<dyn FnOnce() -> HostTensor>),
+            (
+                "pixels",
+                Box::new(|| {
+                    pixels.resize(capacity * (pixels.len() / count.max(1)), 0);
+                    HostTensor::U8(pixels)
+                }),
+            ),
+            ("labels", Box::new(|| filled(labels, -1, 1))),
+            ("label_weights", Box::new(|| filled_f32(weights, 0.0))),
+            ("rows", Box::new(|| filled(keys, 0, 2))),
+            ("mix_with", Box::new(|| filled(mixed.with, 0, 1))),
+            ("mix_share", Box::new(|| filled_f32(mixed.share, 1.0))),
+            ("mix_box", Box::new(|| filled(mixed.cut, 0, 4))),
+        ]);
+        Batch {
+            role,
+            tensors,
+            samples,
+            unit: "images",
+            real_tokens: count * self.tokens,
+            computed_tokens: capacity * self.tokens,
+            epoch,
+            waited,
+            left_out,
+        }
+    }
+}
+
+/// Noise with a class each, for measurements without data.
+pub fn drawn(config: &Config, count: usize, part: usize, inputs: Inputs) -> Batch {
+    let [height, width] = config.model.image_sides().expect("a model of images");
+    let classes = config.model.classes().unwrap_or(1) as u32;
+    let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];
+    let bytes = count * height * width * CHANNELS;
+    let word = |i: usize| philox([i as u32, part as u32, 1, 0], seed);
+    let pixels = (0..bytes.div_ceil(16)).flat_map(word).flat_map(u32::to_le_bytes).take(bytes).collect();
+    let samples: Vec<u64> = (0..count).map(|image| (part * count + image) as u64).collect();
+    let label = |sample: &u64| (philox([*sample as u32, 0, 2, 0], seed)[0] % classes) as i32;
+    let labels = samples.iter().map(label).collect();
+    let images = ImageBatch { pixels, labels, samples, ..ImageBatch::default() };
+    Maker { mixing: Mixing::of(config), ..Maker::plain(config, count, inputs) }.batch(Role::GRAD, images)
+}
+
+/// Images in their order, seen as evaluation sees them.
+pub struct OrderedImages {
+    set: Arc<ImageSet>,
+    view: View,
+    count: u64,
+    maker: Maker,
+}
+
+impl OrderedImages {
+    /// The first of a set, as many as are asked for and there are.
+    pub fn new(config: &Config, set: Arc<ImageSet>, most: usize) -> OrderedImages {
+        let count = set.count().min(most as u64);
+        let maker = Maker::plain(config, 0, Inputs::default());
+        OrderedImages { set, view: view(config, false), count, maker }
+    }
+}
+
+impl EvalSet for OrderedImages {
+    fn samples(&self) -> usize {
+        self.count as usize
+    }
+
+    fn batches(&self, capacity: usize) -> usize {
+        self.samples().div_ceil(capacity)
+    }
+
+    fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure> {
+        let first = (number * capacity) as u64;
+        let range = first..(first + capacity as u64).min(self.count);
+        let images = images::ordered(&self.set, &self.view, range)?;
+        let maker = Maker { capacity, inputs: inputs.clone(), ..self.maker.clone() };
+        Ok(maker.batch(Role::Eval, images))
+    }
+}

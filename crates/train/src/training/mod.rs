@@ -1,0 +1,11 @@
+//! The loop and what it consists of.
+
+mod diagnosis;
+pub mod evaluate;
+pub mod opening;
+pub mod resume;
+pub mod schedule;
+mod spike;
+pub mod trainer;
+pub mod update;
+mod watch;

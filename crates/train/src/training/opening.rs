@@ -1,0 +1,83 @@
+//! What a run says of itself before its first step: the `start` event, from which lists and reports are made.
+
+use std::collections::BTreeMap;
+
+use flatout_runtime::{Laps, Session, cuda};
+
+use crate::config::Config;
+use crate::device::kernels;
+use crate::machine;
+use crate::resolve::active;
+use crate::resolve::compile::Compiled;
+use crate::resolve::fp8_layers;
+use crate::resolve::prediction;
+use crate::run::events::{DataFacts, Prepared, Start, now};
+use crate::tasks::dataset::Dataset;
+
+pub fn opening(
+    config: &Config,
+    compiled: &Compiled,
+    data: &dyn Dataset,
+    session: &Session,
+    steps: u64,
+    laps: &Laps,
+) -> Start {
+    let described = data.describe();
+    let on_gpu = session.as_cuda().is_some();
+    Start {
+        recipe: config.recipe.clone(),
+        backend: compiled.target.name.clone(),
+        switches: active::active(
+            &compiled.plans,
+            &compiled.target,
+            active::Prepared::session(session, &compiled.settled),
+        ),
+        not_deterministic: active::not_deterministic(&compiled.plans, &compiled.target)
+            .iter()
+            .map(|name| name.to_string())
+            .collect(),
+        attention: session.as_cuda().and_then(|cuda| cuda.attention()),
+        fp8: fp8_layers::sentence(&compiled.plans, &compiled.settled),
+        prepared: session.as_cuda().map(|cuda| Prepared {
+            kernels_compiled: cuda.compiled().compiled,
+            kernels_from_disk: cuda.compiled().from_disk,
+            products_timed: cuda.tuning().timed,
+            products_remembered: cuda.tuning().remembered,
+        }),
+        start_seconds: laps.iter().map(|(name, seconds)| (name.to_string(), seconds)).collect(),
+        arena_bytes: compiled.plans.arena_bytes as u64,
+        driver_bytes: session.driver_bytes(),
+        time: now(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        device: if on_gpu { kernels::gpu().sentence } else { machine::processor(compiled.target.cores) },
+        libraries: if on_gpu { libraries() } else { BTreeMap::new() },
+        steps,
+        micro_batch: compiled.micro_batch as u64,
+        parameters: compiled.parameters,
+        memory: compiled
+            .plans
+            .categories()
+            .into_iter()
+            .map(|(name, n)| (name.to_string(), n as u64))
+            .collect(),
+        auto: compiled.settled.chosen.iter().map(|c| (c.switch.to_string(), c.why.clone())).collect(),
+        predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).predicted_seconds,
+        data: DataFacts {
+            source: config.data.named(),
+            vocabulary: data.vocabulary().map_or(0, |vocabulary| vocabulary.size() as u64),
+            documents: described.documents,
+            held_out_documents: described.held_out_documents,
+            tokens: described.tokens,
+            layout: compiled.settled.arrangement.as_ref().map(|arrangement| arrangement.words()),
+        },
+    }
+}
+
+/// Those that were opened.
+fn libraries() -> BTreeMap<String, String> {
+    let opened = cuda::library::libraries();
+    let version = |kind: cuda::library::Kind| {
+        opened.get(kind).map(|library| (kind.name().to_string(), library.version.to_string()))
+    };
+    cuda::library::Kind::ALL.into_iter().filter_map(version).collect()
+}

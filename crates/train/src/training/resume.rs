@@ -1,0 +1,70 @@
+//! Starting a run again with the command that began it: the one line for batch systems that requeue.
+
+use crate::UserError;
+use crate::config::Config;
+use crate::config::switches::Recompute;
+use crate::refuse;
+use crate::resolve::fp8_layers;
+use crate::weights::pretrained;
+
+/// The config a run goes on with when `asked` is given anew: its own, with what may change taken from `asked`.
+pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
+    let mut config = own.clone();
+    (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
+    (config.train.on_nonfinite, config.train.max_skipped) =
+        (asked.train.on_nonfinite, asked.train.max_skipped);
+    (config.eval, config.checkpoint, config.log) =
+        (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
+    let mut comparable = asked.clone();
+    // What the run's own config has pinned may still be open in the command.
+    comparable.schedule.horizon_steps = config.schedule.horizon_steps;
+    if comparable.train.micro_batch().is_none() {
+        comparable.train.micro_batch = config.train.micro_batch;
+    }
+    if comparable.switches.recompute == Recompute::Auto {
+        comparable.switches.recompute = config.switches.recompute;
+        comparable.train.recompute_layers = config.train.recompute_layers;
+    }
+    if comparable.data.lengths.is_empty() {
+        comparable.data.lengths = config.data.lengths.clone();
+    }
+    if comparable.train.fp8_layers == fp8_layers::auto() {
+        comparable.train.fp8_layers = config.train.fp8_layers.clone();
+    }
+    if let (Some(began), Some(now)) = (own.model.from(), asked.model.from())
+        && pretrained::same(began, now)
+    {
+        *comparable.model.from_mut() = own.model.from().cloned();
+        comparable.data.tokenizer = own.data.tokenizer.clone();
+    }
+    if comparable != config {
+        refuse!(
+            "the run that is there was begun with other settings than these: give the same, or another --run (steps, \
+             eval, checkpoint and log may differ)"
+        );
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::resolve;
+
+    fn tiny(overrides: &[&str]) -> Config {
+        resolve("tiny", &[], &overrides.iter().map(|o| o.to_string()).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn the_same_command_goes_on_and_another_does_not() {
+        let mut own = tiny(&["lr=1e-3"]);
+        own.schedule.horizon_steps = own.train.steps;
+        own.train.micro_batch = crate::config::Count::Given(8);
+        own.switches.recompute = Recompute::Cheap;
+        own.train.fp8_layers = vec!["ffn.down".into()];
+        assert_eq!(requeued(&own, &tiny(&["lr=1e-3"])).unwrap(), own);
+        let longer = requeued(&own, &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();
+        assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), own.train.steps));
+        assert!(requeued(&own, &tiny(&["lr=2e-3"])).unwrap_err().0.contains("other settings"));
+    }
+}

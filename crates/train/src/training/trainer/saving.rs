@@ -1,0 +1,191 @@
+//! Checkpoints of a run: taken between steps, written beside them, and what happens when that fails.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use super::{Notice, Outcome, Progress, Trainer};
+use crate::Failure;
+use crate::metrics::goal::Metric;
+use crate::run::checkpoint::{Best, Retention, State};
+use crate::run::events::{Event, Status};
+use crate::run::state::Snapshot;
+use crate::run::writer::Writer;
+
+/// What a run has saved, and is saving.
+pub(super) struct Saving {
+    pub writer: Writer,
+    /// The newest whole checkpoint.
+    pub newest: Option<(u64, PathBuf)>,
+    /// The whole checkpoint whose evaluation was best, where that is kept.
+    pub best: Option<Best>,
+    /// A checkpoint that is due waits for an update that is not left out.
+    pub is_due: bool,
+    /// Why the newest attempt failed, if it did.
+    pub trouble: Option<String>,
+    /// The longest a save took, its copy and its writing together.
+    pub slowest_seconds: Option<f64>,
+    copy_seconds: f64,
+    /// It was said that a save waited for the one before it.
+    is_slow: bool,
+}
+
+impl Saving {
+    pub fn new(writer: Writer, newest: Option<(u64, PathBuf)>, best: Option<Best>) -> Saving {
+        Saving {
+            writer,
+            newest,
+            best,
+            is_due: false,
+            trouble: None,
+            slowest_seconds: None,
+            copy_seconds: 0.0,
+            is_slow: false,
+        }
+    }
+}
+
+/// The shortest wait for an earlier save that is worth a warning, once a run.
+const LONG_WAIT_SECONDS: f64 = 1.0;
+
+impl Trainer<'_, '_, '_> {
+    /// Saves where the config says so or the evaluation has never been better. A state whose last update was left out
+    /// is not saved on the way: it may be one to go back from.
+    pub(super) fn save_if_due(&mut self) -> Result<(), Failure> {
+        let (step, every) = (self.progress.step, self.config.checkpoint.every);
+        self.saving.is_due |= every > 0 && step.is_multiple_of(every);
+        self.saving.is_due |= self.best_now() != self.saving.best;
+        if !self.saving.is_due {
+            return Ok(());
+        }
+        self.flush()?;
+        if self.skips.in_a_row > 0 {
+            return Ok(());
+        }
+        self.begin_save()
+    }
+
+    /// Saves the state as it is and waits until it is on disk.
+    pub(super) fn save_now(&mut self) -> Result<(), Failure> {
+        self.begin_save()?;
+        self.collect_saved(true)?;
+        let step = self.progress.step;
+        match &self.saving.newest {
+            Some((saved, _)) if *saved == step => Ok(()),
+            newest => {
+                let newest = match newest {
+                    Some((saved, _)) => format!("the newest whole checkpoint is that of step {saved}"),
+                    None => "there is no checkpoint".into(),
+                };
+                let why = self.saving.trouble.clone().unwrap_or_default();
+                Err(Failure::Environment(format!("step {step} could not be saved: {why}; {newest}")))
+            }
+        }
+    }
+
+    /// Copies the state and hands it to the writer, unless it is saved already. Waits for an earlier save first.
+    fn begin_save(&mut self) -> Result<(), Failure> {
+        self.flush()?;
+        self.saving.is_due = false;
+        let began = Instant::now();
+        self.collect_saved(true)?;
+        let (step, waited) = (self.progress.step, began.elapsed().as_secs_f64());
+        if waited > LONG_WAIT_SECONDS && !std::mem::replace(&mut self.saving.is_slow, true) {
+            let message = format!(
+                "step {step} waited {waited:.1} s for the checkpoint before it: the disk is slower than \
+                 checkpoint.every asks for"
+            );
+            self.say(Event::Warning { message })?;
+        }
+        let best = self.best_now();
+        if self.saving.newest.as_ref().is_some_and(|(saved, _)| *saved == step) && best == self.saving.best {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let snapshot = self.snapshot()?;
+        self.saving.copy_seconds = began.elapsed().as_secs_f64();
+        let checkpoint = &self.config.checkpoint;
+        let kept = Retention {
+            keep: checkpoint.keep,
+            keep_every: checkpoint.keep_every,
+            best,
+            prune: self.skips.in_a_row == 0,
+        };
+        self.saving.writer.begin(snapshot, kept);
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+        let Progress { step, tokens, samples } = self.progress;
+        let cursor = self.source.cursor();
+        let counters = [
+            ("tokens", tokens),
+            ("samples", samples),
+            ("skipped", self.skips.total),
+            ("skipped_in_a_row", self.skips.in_a_row),
+        ];
+        let counters = counters.into_iter().chain(self.patience.counters());
+        let counters = counters.map(|(name, count)| (name.to_string(), count)).collect();
+        Snapshot::begin(&mut self.session, State { step, cursor, counters })
+    }
+
+    /// The best checkpoint once the state as it is has been saved.
+    fn best_now(&self) -> Option<Best> {
+        let best = self.saving.best;
+        if !self.config.keeps_best() {
+            return best;
+        }
+        let metric = self.config.eval.metric;
+        let now = self.evaluated.filter(|(step, loss)| *step == self.progress.step && loss.is_finite());
+        let (Some((step, loss)), Some(score)) = (now, self.score) else { return best };
+        match best.and_then(|best| best.value(metric)) {
+            Some(before) if !metric.is_better(score, before) => best,
+            _ => Some(Best { step, loss, score: (metric != Metric::Loss).then_some((metric, score)) }),
+        }
+    }
+
+    /// Takes in how a save ended, if one has, or waits for the one under way. What cannot be written is a warning: the
+    /// run goes on, and the next save tries again.
+    pub(super) fn collect_saved(&mut self, wait: bool) -> Result<(), Failure> {
+        let saving = &mut self.saving;
+        let written = if wait { saving.writer.wait() } else { saving.writer.finished() };
+        let Some(written) = written else { return Ok(()) };
+        let step = written.step;
+        let seconds = saving.copy_seconds + written.seconds;
+        saving.slowest_seconds = Some(saving.slowest_seconds.unwrap_or(0.0).max(seconds));
+        match written.result {
+            Ok(saved) => {
+                let path = saved.path.display().to_string();
+                saving.newest = Some((step, saved.path));
+                saving.best = written.kept.best;
+                saving.trouble = None;
+                self.skips.rollbacks = 0;
+                self.say(Event::Saved { step, path })?;
+                if let Some(error) = saved.untidy {
+                    let message =
+                        format!("step {step} is saved, but older checkpoints are not in order: {error}");
+                    self.say(Event::Warning { message })?;
+                }
+            }
+            Err(error) => {
+                saving.trouble = Some(error.to_string());
+                let message = format!(
+                    "step {step} could not be saved: {error}; the run goes on, and the next save tries again"
+                );
+                self.say(Event::Warning { message })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the run early, with its state saved where there is any beyond its beginning.
+    pub(super) fn stopped(&mut self, reason: &'static str) -> Result<Outcome, Failure> {
+        self.flush()?;
+        if self.progress.step == 0 {
+            return self.end(Status::Stopped);
+        }
+        let bytes = crate::run::state::saved_bytes(self.session.plans());
+        (self.notice)(Notice::Saving { step: self.progress.step, bytes, signal: reason });
+        self.save_now()?;
+        self.end(Status::Stopped)
+    }
+}

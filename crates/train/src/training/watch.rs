@@ -1,0 +1,174 @@
+//! What can be seen of a run beside its numbers: how near it comes to the machine's peak and to what was predicted, and
+//! how the GPU fares.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use flatout_runtime::cuda::nvml::Reading;
+
+use crate::device::Device;
+use crate::resolve::compile::Compiled;
+use crate::resolve::prediction;
+use crate::run::events::GpuSample;
+
+/// Between two samples of the GPU. A sample takes milliseconds in the driver, on a thread of its own.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+
+pub struct Watch {
+    flops_per_token: f64,
+    peak_flops: Option<f64>,
+    predicted_seconds: f64,
+    gpu: Option<Sampler>,
+    /// Why the GPU is not watched.
+    note: Option<String>,
+}
+
+/// One update, as progress shows it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    pub mfu: Option<f64>,
+    pub of_predicted: Option<f64>,
+    pub gpu: Option<GpuSample>,
+}
+
+impl Watch {
+    pub fn new(compiled: &Compiled, batch: usize, device: &Device) -> Watch {
+        let monitor = match device {
+            Device::Cpu { .. } => None,
+            Device::Cuda(device) => Some(
+                device
+                    .monitor()
+                    .map_err(|why| why.to_string())
+                    .and_then(|monitor| Sampler::start(move || monitor.read())),
+            ),
+        };
+        let (gpu, note) = match monitor {
+            None => (None, None),
+            Some(Ok(sampler)) => (Some(sampler), None),
+            Some(Err(why)) => (None, Some(format!("the GPU's use and power are not shown: {why}"))),
+        };
+        Watch {
+            flops_per_token: compiled.flops_per_token as f64,
+            peak_flops: prediction::peak_flops(compiled),
+            predicted_seconds: prediction::step_cost(compiled, batch).predicted_seconds,
+            gpu,
+            note,
+        }
+    }
+
+    pub fn note(&self) -> Option<&String> {
+        self.note.as_ref()
+    }
+
+    /// An update of so many tokens that took so long. Waits for nothing.
+    pub fn see(&self, tokens: usize, seconds: f64) -> Seen {
+        let rate = tokens as f64 * self.flops_per_token / seconds;
+        Seen {
+            mfu: self.peak_flops.map(|peak| rate / peak),
+            of_predicted: (self.predicted_seconds > 0.0).then_some(self.predicted_seconds / seconds),
+            gpu: self.gpu.as_ref().and_then(Sampler::latest),
+        }
+    }
+}
+
+/// A thread that reads the GPU once a second until it is dropped.
+struct Sampler {
+    latest: Arc<Mutex<Option<GpuSample>>>,
+    /// Taken to end the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sampler {
+    fn start(read: impl Fn() -> Reading + Send + 'static) -> Result<Sampler, String> {
+        let latest = Arc::new(Mutex::new(None));
+        let (stop, stopped) = channel();
+        let shared = Arc::clone(&latest);
+        let sample = move || {
+            loop {
+                let seen = sample(read());
+                *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+                match stopped.recv_timeout(SAMPLE_EVERY) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("gpu-watch".into()).spawn(sample);
+        let thread = thread.map_err(|error| error.to_string())?;
+        Ok(Sampler { latest, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// The newest sample, unless it is being replaced at this moment.
+    fn latest(&self) -> Option<GpuSample> {
+        self.latest.try_lock().ok().and_then(|sample| sample.clone())
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn sample(reading: Reading) -> GpuSample {
+    let watts = |milliwatts: u32| milliwatts as f64 / 1e3;
+    GpuSample {
+        utilization: reading.utilization_percent.map(|percent| percent as f64 / 100.0),
+        memory_bytes: reading.memory_bytes,
+        power_watts: reading.power_milliwatts.map(watts),
+        power_limit_watts: reading.power_limit_milliwatts.map(watts),
+        temperature_celsius: reading.temperature_celsius,
+        clock_mhz: reading.clock_mhz,
+        throttled: reading.throttled().into_iter().map(String::from).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes;
+    use crate::resolve::compile;
+
+    #[test]
+    fn a_watch_on_the_cpu_compares_with_the_prediction_alone() {
+        let config = recipes::resolve("tiny", &[], &[]).unwrap();
+        let mut compiled = compile::compile(&config, &compile::target()).unwrap();
+        let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
+        let predicted = prediction::step_cost(&compiled, config.train.batch).predicted_seconds;
+        let seen = watch.see(1024, 2.0 * predicted);
+        assert_eq!(seen, Seen { mfu: None, of_predicted: Some(0.5), gpu: None });
+        assert_eq!(watch.note(), None);
+
+        compiled.target.name = "h200".into();
+        compiled.target.rates.f32_flops = 100.0 * compiled.flops_per_token as f64;
+        let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
+        assert_eq!(watch.see(25, 0.5).mfu, Some(0.5), "50 tokens a second of the 100 it could");
+    }
+
+    #[test]
+    fn samples_come_from_a_thread_that_ends_with_the_watch() {
+        let (asked, answers) = channel();
+        let read = move || {
+            let _ = asked.send(());
+            Reading {
+                utilization_percent: Some(97),
+                power_milliwatts: Some(512_500),
+                reasons: 0x4,
+                ..Reading::default()
+            }
+        };
+        let sampler = Sampler::start(read).unwrap();
+        answers.recv().unwrap();
+        let sample = std::iter::repeat_with(|| sampler.latest()).find_map(|sample| sample).unwrap();
+        assert_eq!((sample.utilization, sample.power_watts), (Some(0.97), Some(512.5)));
+        assert_eq!(sample.throttled, ["power"]);
+        drop(sampler);
+        assert!(answers.recv().is_err(), "the thread has dropped its end");
+    }
+}

@@ -1,0 +1,471 @@
+//! A run in the Hugging Face layout: `config.json`, safetensors in shards with their index, the tokeniser and its
+//! configs, the generation config, and the chat template of a model that came with one. Other tools load the folder as
+//! it is.
+//!
+//! The folder is filled under another name and renamed, so it is there whole or not at all.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use flatout_data::Vocabulary;
+use flatout_data::examples::template_text;
+use flatout_ir::{Adapter, Init, TensorType};
+use flatout_models::choice;
+use flatout_models::config::{DecoderConfig, Model};
+use flatout_models::library::class_heads;
+use flatout_models::library::stored::Stored;
+use serde_json::{Map, Value, json};
+
+use crate::Failure;
+use crate::UserError;
+use crate::config::pattern::matches;
+use crate::config::{DEFAULT_ADAPTER, Task};
+use crate::refuse;
+use crate::run::BESIDE;
+use crate::run::checkpoint::{Dtype, header};
+use crate::weights::adapters::also_trains;
+use crate::weights::loaded::Loaded;
+use crate::weights::peft::{self, Trained};
+use crate::weights::pretrained::folder::{CONFIG, INDEX, PROCESSOR, SINGLE};
+use crate::weights::pretrained::{Weights, folder, narrow, parameters};
+use flatout_data::durable::{self, about};
+
+choice! {
+    /// Types weights are exported in. The run's own are f32.
+    pub enum Width { F32 = "f32", Bf16 = "bf16" }
+}
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub struct Export {
+    pub to: PathBuf,
+    pub dtype: Width,
+    /// Bytes of tensors in a file at most, but for a tensor that is larger by itself.
+    pub shard_bytes: u64,
+    /// Whether a folder that is there is replaced.
+    pub force: bool,
+    /// Adapters alone, in PEFT's layout, and not the model they make.
+    pub adapter: bool,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exported {
+    pub architecture: String,
+    pub files: Vec<String>,
+    pub parameters: u64,
+    pub bytes: u64,
+}
+
+/// Exports a run. Whatever is refused is refused before anything is written.
+pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure> {
+    let written = if wanted.adapter {
+        let adapters = Adapters::of(loaded)?;
+        Target::new(&wanted.to, wanted.force)?.fill(|folder| adapters.write(loaded, wanted.dtype, folder))
+    } else {
+        let described = describe(loaded, wanted.dtype)?;
+        // Every weight as one with its adapters.
+        loaded.weights.keep_apart(false);
+        Target::new(&wanted.to, wanted.force)?.fill(|folder| write(loaded, wanted, &described, folder))
+    };
+    written.map_err(|failure| match failure {
+        Failure::Environment(sentence) => {
+            Failure::Environment(format!("the export to {} failed: {sentence}", wanted.to.display()))
+        }
+        other => other,
+    })
+}
+
+/// The adapters of a run.
+struct Adapters {
+    /// By name, `default` first.
+    named: Vec<(String, Vec<Adapter>)>,
+    /// Parameters of the model that were trained with them.
+    also: Vec<String>,
+}
+
+impl Adapters {
+    fn of(loaded: &Loaded) -> Result<Adapters, UserError> {
+        let all = loaded.weights.adapters();
+        if all.is_empty() {
+            refuse!("{} has no adapters: leave --adapter out to export its model", loaded.dir.display());
+        }
+        peft::exportable(loaded.config.model.decoder())?;
+        let mut named: Vec<(String, Vec<Adapter>)> = vec![];
+        for adapter in all {
+            match named.iter_mut().find(|(name, _)| *name == adapter.name) {
+                Some((_, of_name)) => of_name.push(adapter.clone()),
+                None => named.push((adapter.name.clone(), vec![adapter.clone()])),
+            }
+        }
+        named.sort_by_key(|(name, _)| name != DEFAULT_ADAPTER);
+        let config = &loaded.config;
+        let is_frozen = |path: &str| config.train.freeze.iter().any(|pattern| matches(pattern, path));
+        let paths = parameters(&config.model).into_keys();
+        let also = paths.filter(|path| also_trains(config, path) && !is_frozen(path)).collect();
+        Ok(Adapters { named, also })
+    }
+
+    /// The default adapter lies in the folder itself, others in folders of their names.
+    fn write(&self, loaded: &mut Loaded, dtype: Width, folder: &Path) -> Result<Exported, Failure> {
+        let dtype = if dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let mut made =
+            Exported { architecture: "PEFT adapter".into(), files: vec![], parameters: 0, bytes: 0 };
+        let decoder = loaded.config.model.decoder().clone();
+        let model = DecoderConfig { context: loaded.positions, ..decoder };
+        for (name, adapters) in &self.named {
+            let within = if name == DEFAULT_ADAPTER { String::new() } else { format!("{name}/") };
+            let into = folder.join(&within);
+            fs::create_dir_all(&into).map_err(Failure::io(into.display()))?;
+            let trained = Trained {
+                model: &model,
+                weights: &mut loaded.weights,
+                adapters,
+                also: &self.also,
+                from: loaded.config.model.from().map(String::as_str),
+            };
+            let (parameters, bytes) = peft::write(trained, dtype, &into)?;
+            made.parameters += parameters;
+            made.bytes += bytes;
+            made.files.extend([peft::CONFIG, peft::TENSORS].map(|file| format!("{within}{file}")));
+        }
+        Ok(made)
+    }
+}
+
+/// The configs of the exported model.
+struct Described {
+    config: Value,
+    positions: usize,
+    /// Of a model that writes text.
+    generation: Option<Value>,
+    /// How pixels are made of an image, of a model that reads them.
+    processor: Option<Value>,
+    vocabulary: Option<Vocabulary>,
+    /// The folder with the tokeniser's own files, where the run has kept them.
+    beside: Option<PathBuf>,
+}
+
+fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
+    let dir = &loaded.dir;
+    if !loaded.is_run {
+        refuse!("{} is in the Hugging Face layout already: a run is what can be exported", dir.display());
+    }
+    let mut model = loaded.config.model.clone();
+    if let Model::Decoder(decoder) = &mut model {
+        decoder.context = loaded.positions;
+    }
+    let beside = dir.join(BESIDE);
+    let source = beside.join(CONFIG).is_file().then(|| folder::describe(&beside)).transpose()?;
+    let vocabulary = loaded.vocabulary.take();
+    let own = |token: fn(&Vocabulary) -> u32| vocabulary.iter().map(token).collect::<Vec<u32>>();
+    let (mut bos, mut eos) = (own(Vocabulary::bos), own(Vocabulary::eos));
+    let same_tokens = |vocabulary: &Vocabulary| {
+        Vocabulary::load(&beside.join("tokenizer.json"))
+            .is_ok_and(|kept| kept.gives_the_same_tokens(vocabulary))
+    };
+    let keeps_tokens = source.is_some() && vocabulary.as_ref().is_none_or(same_tokens);
+    if let Some(source) = source.filter(|_| keeps_tokens) {
+        (bos, eos) = (source.bos, source.eos);
+    }
+    let dtype = if dtype == Width::F32 { "float32" } else { "bfloat16" };
+    let mut config = model
+        .published()
+        .and_then(|published| published.write(dtype, &bos, &eos))
+        .map_err(|why| UserError(format!("{} cannot be exported: {why}", dir.display())))?;
+    let names = &loaded.config.data.classes;
+    if model.classes() == Some(names.len()) {
+        config.as_object_mut().expect("a config is an object").extend(class_heads::label_fields(names));
+    }
+    let generation = model.vocab().map(|_| {
+        json!({
+            "_from_model_config": true,
+            "bos_token_id": config["bos_token_id"],
+            "eos_token_id": config["eos_token_id"],
+        })
+    });
+    Ok(Described {
+        config,
+        positions: model.tokens(),
+        generation,
+        processor: model
+            .published()
+            .ok()
+            .and_then(|published| published.processor(loaded.config.data.centre_crop)),
+        vocabulary,
+        beside: keeps_tokens.then_some(beside),
+    })
+}
+
+fn write(
+    loaded: &mut Loaded,
+    wanted: &Export,
+    described: &Described,
+    folder: &Path,
+) -> Result<Exported, Failure> {
+    let (files, parameters, bytes) = write_weights(loaded, wanted, folder)?;
+    let mut exported = Exported {
+        architecture: described.config["architectures"][0].as_str().unwrap_or_default().to_string(),
+        files,
+        parameters,
+        bytes,
+    };
+    let mut put = |name: &str, bytes: &[u8]| -> Result<(), Failure> {
+        let path = folder.join(name);
+        exported.files.push(name.to_string());
+        durable::write(&path, bytes).map_err(Failure::io(path.display()))
+    };
+    let text = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON has a text");
+    put(CONFIG, &text(&described.config))?;
+    let kept = |name: &str| described.beside.as_ref().and_then(|beside| fs::read(beside.join(name)).ok());
+    if let Some(generation) = &described.generation {
+        let kept = kept("generation_config.json");
+        put("generation_config.json", &kept.unwrap_or_else(|| text(generation)))?;
+    }
+    if let Some(processor) = &described.processor {
+        put(PROCESSOR, &text(processor))?;
+    }
+    if let Some(template) = template(loaded, described)? {
+        put("chat_template.jinja", template.as_bytes())?;
+    } else {
+        for name in ["chat_template.jinja", "chat_template.json"] {
+            kept(name).map_or(Ok(()), |bytes| put(name, &bytes))?;
+        }
+    }
+    if let Some(bytes) = kept("tokenizer.json") {
+        put("tokenizer.json", &bytes)?;
+    } else if let Some(vocabulary) = &described.vocabulary {
+        put("tokenizer.json", &text(&framed(vocabulary)))?;
+    }
+    if let Some(vocabulary) = &described.vocabulary {
+        let spelled = |token: u32| vocabulary.token(token).unwrap_or_default();
+        let (bos, eos) = (spelled(vocabulary.bos()), spelled(vocabulary.eos()));
+        let special = json!({ "bos_token": bos, "eos_token": eos });
+        let config = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": bos,
+            "eos_token": eos,
+            "model_max_length": described.positions,
+            "clean_up_tokenization_spaces": false,
+        });
+        put("tokenizer_config.json", &kept("tokenizer_config.json").unwrap_or_else(|| text(&config)))?;
+        put("special_tokens_map.json", &kept("special_tokens_map.json").unwrap_or_else(|| text(&special)))?;
+    }
+    exported.files.sort();
+    Ok(exported)
+}
+
+/// The chat template that a run learned its conversations in, where it is not the one beside the model it began from.
+fn template(loaded: &Loaded, described: &Described) -> Result<Option<String>, Failure> {
+    if !loaded.is_run || loaded.config.data.task != Task::Chat {
+        return Ok(None);
+    }
+    let given = loaded.config.data.template.as_deref();
+    let given = given.or(described.beside.is_none().then_some("chatml"));
+    Ok(given.map(template_text).transpose()?)
+}
+
+/// A `tokenizer.json` that begins a text as documents began in training, where it says nothing of that itself.
+fn framed(vocabulary: &Vocabulary) -> Value {
+    let mut tokenizer: Value =
+        serde_json::from_str(&vocabulary.to_json()).expect("a tokeniser's text is JSON");
+    if tokenizer["post_processor"].is_null() {
+        let (id, bos) = (vocabulary.bos(), vocabulary.token(vocabulary.bos()).unwrap_or_default());
+        let special = json!({ "SpecialToken": { "id": bos, "type_id": 0 } });
+        let sequence = |name: &str, type_id: u32| json!({ "Sequence": { "id": name, "type_id": type_id } });
+        tokenizer["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [special, sequence("A", 0)],
+            "pair": [special, sequence("A", 0), sequence("B", 1)],
+            "special_tokens": { bos.clone(): { "id": bos.clone(), "ids": [id], "tokens": [bos] } },
+        });
+    }
+    tokenizer
+}
+
+/// A tensor of the export, and which of our parameters it is made of.
+struct Out {
+    name: String,
+    dims: Vec<usize>,
+    parts: Vec<Stored>,
+}
+
+impl Out {
+    fn elements(&self) -> u64 {
+        self.dims.iter().product::<usize>() as u64
+    }
+
+    /// Its values as little-endian f32.
+    fn read(&self, weights: &Weights, types: &Types) -> Result<Vec<u8>, Failure> {
+        let read = |weights: &Weights, part: &Stored| {
+            let (ty, init) = &types[&part.ours];
+            weights.read(&part.ours, ty, init).map(|(wide, _)| wide)
+        };
+        if let [one] = self.parts.as_slice()
+            && one.is_whole()
+        {
+            return read(weights, one);
+        }
+        let mut whole = vec![[0; 4]; self.elements() as usize];
+        for part in &self.parts {
+            part.put(read(weights, part)?.as_chunks::<4>().0, &mut whole);
+        }
+        Ok(whole.into_flattened())
+    }
+}
+
+/// Every parameter with its type and first values.
+type Types = BTreeMap<String, (TensorType, Init)>;
+
+/// The tensors of the export, in the order of the model.
+fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
+    let published = loaded.config.model.published();
+    let stored = published.and_then(|published| published.stored(&|path| types[path].0.dims.clone()));
+    let mut outs: Vec<Out> = vec![];
+    for part in stored.expect("a model that has a config.json has names") {
+        match outs.iter_mut().find(|out| out.name == part.theirs) {
+            Some(out) => out.parts.push(part),
+            None => outs.push(Out { name: part.theirs.clone(), dims: part.dims.clone(), parts: vec![part] }),
+        }
+    }
+    outs
+}
+
+/// Writes the shards and their index; gives the files, the parameters and the bytes of all tensors.
+fn write_weights(
+    loaded: &mut Loaded,
+    wanted: &Export,
+    folder: &Path,
+) -> Result<(Vec<String>, u64, u64), Failure> {
+    let dtype = if wanted.dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
+    let types = parameters(&loaded.config.model);
+    let outs = tensors(loaded, &types);
+    let bytes = |out: &Out| out.elements() * dtype.bytes() as u64;
+    let (parameters, total) = (outs.iter().map(Out::elements).sum(), outs.iter().map(bytes).sum());
+    let shards = cut(outs, wanted.shard_bytes, bytes);
+    let count = shards.len();
+    let name = |number: usize| match count {
+        1 => SINGLE.to_string(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+    };
+    let mut files = vec![];
+    let mut weight_map = Map::new();
+    for (number, shard) in shards.iter().enumerate() {
+        let file = name(number);
+        let path = folder.join(&file);
+        let described: Vec<_> =
+            shard.iter().map(|out| (out.name.as_str(), dtype, out.dims.as_slice())).collect();
+        let opened = File::create(&path).map_err(Failure::io(path.display()))?;
+        let mut writer = BufWriter::with_capacity(4 << 20, opened);
+        let head = header(&described, &[("format", "pt")]);
+        head.and_then(|head| writer.write_all(&head)).map_err(Failure::io(path.display()))?;
+        for out in shard {
+            let wide = out.read(&loaded.weights, &types)?;
+            let bytes = if dtype == Dtype::F32 { wide } else { narrow(&wide) };
+            writer.write_all(&bytes).map_err(Failure::io(path.display()))?;
+            weight_map.insert(out.name.clone(), json!(file));
+        }
+        let flushed =
+            writer.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
+        flushed.map_err(Failure::io(path.display()))?;
+        files.push(file);
+    }
+    if count > 1 {
+        let index = json!({ "metadata": { "total_size": total, "total_parameters": parameters }, "weight_map": weight_map });
+        let path = folder.join(INDEX);
+        durable::write(&path, &serde_json::to_vec_pretty(&index).expect("JSON has a text"))
+            .map_err(Failure::io(path.display()))?;
+        files.push(INDEX.to_string());
+    }
+    Ok((files, parameters, total))
+}
+
+/// Cuts a list into runs of at most `most` bytes; what is larger is a run by itself.
+fn cut<T>(all: Vec<T>, most: u64, bytes: impl Fn(&T) -> u64) -> Vec<Vec<T>> {
+    let mut runs: Vec<Vec<T>> = vec![];
+    let mut filled = 0;
+    for one in all {
+        let size = bytes(&one);
+        match runs.last_mut() {
+            Some(run) if filled + size <= most => run.push(one),
+            _ => {
+                runs.push(vec![one]);
+                filled = 0;
+            }
+        }
+        filled += size;
+    }
+    runs
+}
+
+/// The folder that is made.
+struct Target {
+    to: PathBuf,
+    partial: PathBuf,
+    replaced: PathBuf,
+}
+
+impl Target {
+    fn new(to: &Path, force: bool) -> Result<Target, UserError> {
+        let Some(name) = to.file_name().map(|name| name.to_string_lossy().into_owned()) else {
+            refuse!("--to {} names no folder that could be made", to.display());
+        };
+        let is_empty = fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none());
+        if to.exists() && !is_empty && !force {
+            refuse!("{} is there already: give another --to, or --force to replace it", to.display());
+        }
+        if to.exists() && !to.is_dir() {
+            refuse!("{} is a file: give --to a folder", to.display());
+        }
+        let beside = |what: &str| to.with_file_name(format!(".{name}.{}.{what}", std::process::id()));
+        Ok(Target { to: to.to_path_buf(), partial: beside("partial"), replaced: beside("replaced") })
+    }
+
+    /// Fills the folder under another name and puts it in its place; removes it where that fails.
+    fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
+        let made = fs::create_dir_all(&self.partial).map_err(about(&self.partial));
+        let filled =
+            made.map_err(|error| Failure::Environment(error.to_string())).and_then(|()| fill(&self.partial));
+        let placed = filled.and_then(|filled| {
+            self.place().map_err(|error| Failure::Environment(error.to_string()))?;
+            Ok(filled)
+        });
+        if placed.is_err() {
+            let _ = fs::remove_dir_all(&self.partial);
+        }
+        placed
+    }
+
+    fn place(&self) -> io::Result<()> {
+        durable::sync_folder(&self.partial)?;
+        let there = self.to.exists();
+        if there {
+            fs::rename(&self.to, &self.replaced).map_err(about(&self.to))?;
+        }
+        if let Err(error) = fs::rename(&self.partial, &self.to) {
+            if there {
+                let _ = fs::rename(&self.replaced, &self.to);
+            }
+            return Err(about(&self.to)(error));
+        }
+        if there {
+            fs::remove_dir_all(&self.replaced).map_err(about(&self.replaced))?;
+        }
+        durable::sync_parent(&self.to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_hold_what_fits() {
+        let cut = |most: u64| cut(vec![3, 3, 9, 1, 2, 3], most, |size| *size);
+        assert_eq!(cut(6), vec![vec![3, 3], vec![9], vec![1, 2, 3]]);
+        assert_eq!(cut(100), vec![vec![3, 3, 9, 1, 2, 3]]);
+        assert_eq!(cut(1).len(), 6);
+    }
+}

@@ -1,0 +1,195 @@
+//! A folder in the Hugging Face layout: `config.json` beside `model.safetensors`, or beside shards and their index.
+//!
+//! Everything about it is checked before a byte of a weight is read: the description, the index, every header, the
+//! names, types and shapes of all tensors. Pickled weights are never opened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path};
+
+use flatout_models::config::Model;
+use flatout_models::library::{self, Described, gemma};
+use serde_json::Value;
+
+use super::weights::{Place, Weights, parameters};
+use crate::UserError;
+use crate::refuse;
+use crate::run::checkpoint::{Dtype, TensorFile};
+
+pub const CONFIG: &str = "config.json";
+/// How pixels are made of an image.
+pub const PROCESSOR: &str = "preprocessor_config.json";
+pub const SINGLE: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
+
+/// An index names a few thousand tensors; one of more bytes than this is none.
+const MAX_JSON_BYTES: u64 = 64 << 20;
+
+/// What the folder's `config.json` describes.
+pub fn describe(folder: &Path) -> Result<Described, UserError> {
+    let path = folder.join(CONFIG);
+    let cannot = |path: &Path, why| UserError(format!("{} cannot be used: {why}", path.display()));
+    let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
+    let beside = folder.join(PROCESSOR);
+    if described.model.image_size().is_some() && beside.is_file() {
+        described.model.normalise(&json(&beside)?).map_err(|why| cannot(&beside, why))?;
+    }
+    Ok(described)
+}
+
+fn json(path: &Path) -> Result<Value, UserError> {
+    let shown = path.display();
+    let read = fs::metadata(path).and_then(|facts| {
+        if facts.len() > MAX_JSON_BYTES {
+            return Err(std::io::Error::other(format!("it has {} bytes", facts.len())));
+        }
+        fs::read(path)
+    });
+    let bytes = read.map_err(|error| UserError(format!("{shown} cannot be read: {error}")))?;
+    serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))
+}
+
+/// Where a folder's tensors lie, all of them checked against the model.
+pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
+    let (files, claimed) = if folder.join(SINGLE).is_file() {
+        (vec![SINGLE.to_string()], None)
+    } else if folder.join(INDEX).is_file() {
+        let index = folder.join(INDEX);
+        (shards(&index)?, Some(weight_map(&index)?))
+    } else {
+        let entries = fs::read_dir(folder)
+            .map_err(|e| UserError(format!("{} cannot be read: {e}", folder.display())))?;
+        let names: Vec<String> =
+            entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        refuse!(
+            "{} {}",
+            folder.display(),
+            without_weights(&names.iter().map(String::as_str).collect::<Vec<_>>())
+        );
+    };
+    let mut opened = vec![];
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    for (number, name) in files.iter().enumerate() {
+        let path = folder.join(name);
+        let file = TensorFile::open(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                UserError(format!("{} is missing: {INDEX} names it", path.display()))
+            }
+            std::io::ErrorKind::InvalidData => UserError(error.to_string()),
+            _ => UserError(format!("{} cannot be read: {error}", path.display())),
+        })?;
+        for tensor in file.entries().keys() {
+            if let Some(other) = found.insert(tensor.clone(), number) {
+                refuse!("{} has `{tensor}` twice: in {} and in {name}", folder.display(), files[other]);
+            }
+        }
+        opened.push((path, file));
+    }
+    for (tensor, shard) in claimed.iter().flatten() {
+        if found.get(tensor).is_none_or(|number| files[*number] != *shard) {
+            refuse!("{INDEX} in {} says that {shard} has `{tensor}`, and it has not", folder.display());
+        }
+    }
+    let mut weights = Weights::of_files(opened);
+    let shapes = parameters(model);
+    let unusable =
+        |why: String| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display()));
+    let published = model.published().map_err(unusable)?;
+    let stored = published.stored(&|path| shapes[path].0.dims.clone()).map_err(unusable)?;
+    let mut unused: BTreeSet<&String> = found.keys().collect();
+    let mut missing = vec![];
+    for stored in stored {
+        let others = published.other_names(&stored.theirs);
+        let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
+        let Some((name, number)) = there else {
+            missing.push(stored.theirs);
+            continue;
+        };
+        unused.remove(name);
+        let place = Place { file: *number, name: name.clone(), within: None, expect: None };
+        check(&weights, &place, &stored.dims)?;
+        let within = (!stored.is_whole()).then(|| stored.clone());
+        weights.place(stored.ours, Place { within, ..place });
+    }
+    missing.dedup();
+    if !missing.is_empty() {
+        refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
+    }
+    unused.retain(|name| !published.is_redundant(name));
+    let all = unused.len();
+    unused.retain(|name| !gemma::is_of_images(name));
+    weights.of_images = all - unused.len();
+    if !unused.is_empty() {
+        let unused: Vec<String> = unused.into_iter().cloned().collect();
+        refuse!("{} has {}, which the model its {CONFIG} describes has not", folder.display(), some(&unused));
+    }
+    Ok(weights)
+}
+
+fn check(weights: &Weights, place: &Place, shape: &[usize]) -> Result<(), UserError> {
+    let (path, file) = weights.file(place);
+    let (entry, name) = (&file.entries()[&place.name], &place.name);
+    if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+        refuse!("{}: `{name}` holds {}, and F32, F16 and BF16 are read", path.display(), entry.dtype);
+    }
+    if entry.shape != shape {
+        refuse!(
+            "{}: `{name}` has shape {:?}, and {shape:?} is what {CONFIG} describes",
+            path.display(),
+            entry.shape
+        );
+    }
+    Ok(())
+}
+
+/// The names of the shards that an index lists, each once.
+pub fn shards(index: &Path) -> Result<Vec<String>, UserError> {
+    Ok(weight_map(index)?.into_values().collect::<BTreeSet<_>>().into_iter().collect())
+}
+
+/// Which file has which tensor, as an index says it. A file is one beside the index: a name that leads anywhere else
+/// is refused.
+fn weight_map(index: &Path) -> Result<BTreeMap<String, String>, UserError> {
+    let value = json(index)?;
+    let Some(map) = value["weight_map"].as_object().filter(|map| !map.is_empty()) else {
+        refuse!("{} has no `weight_map` of tensors to files", index.display());
+    };
+    let mut files = BTreeMap::new();
+    for (tensor, file) in map {
+        let Some(file) = file.as_str() else {
+            refuse!("{}: the file of `{tensor}` is {file}, and wants to be a name", index.display());
+        };
+        let parts: Vec<Component<'_>> = Path::new(file).components().collect();
+        let beside = matches!(parts.as_slice(), [Component::Normal(name)] if *name == file);
+        if !beside || !file.ends_with(".safetensors") {
+            refuse!(
+                "{} puts `{tensor}` into {file:?}: a shard is a .safetensors file in the same folder",
+                index.display()
+            );
+        }
+        files.insert(tensor.clone(), file.to_string());
+    }
+    Ok(files)
+}
+
+/// What is wrong with a folder of these files that has no weights we read.
+pub fn without_weights(files: &[&str]) -> String {
+    let pickled =
+        |name: &&&str| [".bin", ".pt", ".pth", ".ckpt", ".pkl"].iter().any(|ending| name.ends_with(ending));
+    match files.iter().find(pickled) {
+        Some(name) => format!(
+            "has its weights only as pickles ({name}), which can run any program and are never opened: convert them to \
+             safetensors"
+        ),
+        None => format!("has no weights: there is neither {SINGLE} nor {INDEX}"),
+    }
+}
+
+/// A few names, and how many more there are.
+fn some(names: &[String]) -> String {
+    let shown: Vec<String> = names.iter().take(3).map(|name| format!("`{name}`")).collect();
+    match names.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,390 @@
+//! Files from the hub over HTTP: listed, asked for by commit, resumed where they broke off, checked by their hash.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ring::digest;
+use ureq::http::{HeaderMap, Response};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+use super::{Fetching, Hub, Name, Watch, cannot_write, is_commit, parse_listing};
+use crate::UserError;
+use crate::refuse;
+use flatout_data::durable;
+
+/// How often a transfer that breaks off is taken up again.
+const ATTEMPTS: u32 = 6;
+/// Redirections that are followed.
+const HOPS: usize = 8;
+/// Bytes read at once, and between two reports.
+const CHUNK_BYTES: usize = 1 << 20;
+const REPORT_BYTES: u64 = 64 << 20;
+/// Without a byte for this long a connection counts as broken.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Transfers of one model into its folder of the cache.
+pub struct Transfer<'a> {
+    hub: &'a Hub,
+    name: &'a Name,
+    folder: &'a Path,
+    agent: Agent,
+}
+
+/// What the hub says of a file before sending it.
+struct Head {
+    etag: String,
+    bytes: Option<u64>,
+}
+
+impl<'a> Transfer<'a> {
+    pub fn new(hub: &'a Hub, name: &'a Name, folder: &'a Path) -> Result<Transfer<'a>, UserError> {
+        let tls = TlsConfig::builder().root_certs(root_certificates()?).build();
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_connect(Some(Duration::from_secs(20)))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .user_agent(concat!("flatout/", env!("CARGO_PKG_VERSION")))
+            .tls_config(tls)
+            .build();
+        Ok(Transfer { hub, name, folder, agent: Agent::new_with_config(config) })
+    }
+
+    /// The commit that the revision is now, and its files.
+    pub fn listing(&self) -> Result<(String, Vec<String>), UserError> {
+        let (repo, revision) = (&self.name.repo, self.name.revision().replace('/', "%2F"));
+        let url = format!("{}/api/models/{repo}/revision/{revision}", self.hub.endpoint);
+        let mut response = self.ask("GET", &url, None)?;
+        self.accept(&response, "")?;
+        let text = response.body_mut().read_to_string().unwrap_or_default();
+        match parse_listing(&text) {
+            Some(listing) => Ok(listing),
+            None => refuse!(
+                "{} does not answer as the hub does: HF_ENDPOINT names another place",
+                self.hub.endpoint
+            ),
+        }
+    }
+
+    /// Brings one file of a commit into the cache and links it to `place`.
+    pub fn fetch(&self, commit: &str, file: &str, place: &Path, watch: Watch<'_>) -> Result<(), UserError> {
+        let url = format!("{}/{}/resolve/{commit}/{file}", self.hub.endpoint, self.name.repo);
+        let head = self.head(&url, commit, file)?;
+        let blobs = self.folder.join("blobs");
+        let made = fs::create_dir_all(&blobs)
+            .and_then(|()| fs::create_dir_all(place.parent().expect("in a folder")));
+        made.map_err(|error| cannot_write(&blobs, error))?;
+        let blob = blobs.join(&head.etag);
+        // One process at a time fetches a file; the next finds it there. The lock is where the hub's own tools have it.
+        let _lock = self.lock(&head.etag)?;
+        if !blob.is_file() {
+            self.bring(&url, file, &head, &blob, watch)?;
+        }
+        link(&head.etag, place).map_err(|error| cannot_write(place, error))
+    }
+
+    fn lock(&self, etag: &str) -> Result<File, UserError> {
+        let of_model = self.folder.file_name().expect("a model's folder has a name");
+        let folder = self.hub.cache.join(".locks").join(of_model);
+        let path = folder.join(format!("{etag}.lock"));
+        let opened = fs::create_dir_all(&folder).and_then(|()| File::create(&path));
+        let locked = opened.and_then(|file| file.lock().map(|()| file));
+        locked.map_err(|error| cannot_write(&path, error))
+    }
+
+    fn head(&self, url: &str, commit: &str, file: &str) -> Result<Head, UserError> {
+        // The first answer, before any redirection to a store, has the hub's own fields.
+        let mut url = url.to_string();
+        let mut response = self.send("HEAD", &url, None)?;
+        for _ in 0..HOPS {
+            match location(&url, &response) {
+                // A model that was renamed: the hub sends elsewhere on itself.
+                Some(next) if same_host(&url, &next) && !response.headers().contains_key("x-linked-etag") => {
+                    url = next;
+                    response = self.send("HEAD", &url, None)?;
+                }
+                _ => break,
+            }
+        }
+        let redirected = response.status().is_redirection();
+        if !redirected {
+            self.accept(&response, file)?;
+        }
+        let headers = response.headers();
+        if let Some(other) = text(headers, "x-repo-commit").filter(|sent| is_commit(sent) && *sent != commit)
+        {
+            refuse!(
+                "{} answered with commit {other} when asked for {commit} of {}",
+                self.hub.endpoint,
+                self.name
+            );
+        }
+        let etag = text(headers, "x-linked-etag").or(text(headers, "etag")).unwrap_or_default();
+        let etag = etag.trim_start_matches("W/").trim_matches('"').to_string();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        if etag.is_empty() || !etag.chars().all(is_name) {
+            refuse!("{} gave no usable ETag for {file} of {}", self.hub.endpoint, self.name);
+        }
+        let own_length = (!redirected).then(|| text(headers, "content-length")).flatten();
+        let bytes = text(headers, "x-linked-size").or(own_length).and_then(|n| n.parse().ok());
+        Ok(Head { etag, bytes })
+    }
+
+    /// Downloads to `blob`, taking up what an earlier attempt left.
+    fn bring(
+        &self,
+        url: &str,
+        file: &str,
+        head: &Head,
+        blob: &Path,
+        watch: Watch<'_>,
+    ) -> Result<(), UserError> {
+        let partial = PathBuf::from(format!("{}.incomplete", blob.display()));
+        let mut broke = String::new();
+        for attempt in 0..ATTEMPTS {
+            // At once the first time, then after 1, 2, 4 ... seconds.
+            if attempt > 1 {
+                std::thread::sleep(Duration::from_secs(1 << (attempt - 2)));
+            }
+            match self.receive(url, file, head, &partial, watch)? {
+                Received::Whole => {
+                    if !is_right(&partial, &head.etag).map_err(|error| cannot_write(&partial, error))? {
+                        fs::remove_file(&partial).map_err(|error| cannot_write(&partial, error))?;
+                        broke = "what came is not what the hub says the file is".into();
+                        continue;
+                    }
+                    let moved = fs::rename(&partial, blob);
+                    let moved =
+                        moved.and_then(|()| durable::sync_folder(blob.parent().expect("in a folder")));
+                    return moved.map_err(|error| cannot_write(blob, error));
+                }
+                Received::Broken(why) => broke = why,
+            }
+        }
+        refuse!(
+            "{file} of {} could not be downloaded from {} in {ATTEMPTS} attempts: {broke}; the same command takes it up \
+             where it broke off",
+            self.name,
+            self.hub.endpoint
+        )
+    }
+
+    fn receive(
+        &self,
+        url: &str,
+        file: &str,
+        head: &Head,
+        partial: &Path,
+        watch: Watch<'_>,
+    ) -> Result<Received, UserError> {
+        let cannot = |error: io::Error| cannot_write(partial, error);
+        let mut out = OpenOptions::new().create(true).append(true).open(partial).map_err(cannot)?;
+        let mut done_bytes = out.metadata().map_err(cannot)?.len();
+        if head.bytes.is_some_and(|bytes| done_bytes > bytes) {
+            out.set_len(0).map_err(cannot)?;
+            done_bytes = 0;
+        }
+        watch(&Fetching { file, done_bytes, total_bytes: head.bytes });
+        if head.bytes == Some(done_bytes) {
+            return Ok(Received::Whole);
+        }
+        let response = match self.ask("GET", url, (done_bytes > 0).then_some(done_bytes)) {
+            Ok(response) => response,
+            Err(UserError(sentence)) => return Ok(Received::Broken(sentence)),
+        };
+        match response.status().as_u16() {
+            206 if begins_at(response.headers(), done_bytes) => {}
+            500.. | 416 | 429 | 206 => {
+                out.set_len(0).map_err(cannot)?;
+                return Ok(Received::Broken(format!("the server answered {}", response.status())));
+            }
+            _ => {
+                self.accept(&response, file)?;
+                out.set_len(0).map_err(cannot)?;
+                done_bytes = 0;
+            }
+        }
+        let mut body = response.into_body().into_with_config().limit(u64::MAX).reader();
+        let mut buffer = vec![0; CHUNK_BYTES];
+        let mut reported = done_bytes;
+        let broke = loop {
+            match body.read(&mut buffer) {
+                Ok(0) => break None,
+                Ok(count) => {
+                    out.write_all(&buffer[..count]).map_err(cannot)?;
+                    done_bytes += count as u64;
+                    if done_bytes >= reported + REPORT_BYTES {
+                        reported = done_bytes;
+                        watch(&Fetching { file, done_bytes, total_bytes: head.bytes });
+                    }
+                }
+                Err(error) => break Some(error.to_string()),
+            }
+        };
+        out.sync_all().map_err(cannot)?;
+        if head.bytes.map_or(broke.is_none(), |bytes| done_bytes == bytes) {
+            watch(&Fetching { file, done_bytes, total_bytes: head.bytes });
+            return Ok(Received::Whole);
+        }
+        let why = broke.unwrap_or_else(|| format!("it ended after {done_bytes} bytes"));
+        Ok(Received::Broken(why))
+    }
+
+    /// Asks and follows redirections. What identifies the user goes to the hub alone.
+    fn ask(&self, method: &str, url: &str, from_byte: Option<u64>) -> Result<Response<Body>, UserError> {
+        let mut url = url.to_string();
+        for _ in 0..HOPS {
+            let response = self.send(method, &url, from_byte)?;
+            match location(&url, &response) {
+                Some(next) => url = next,
+                None => return Ok(response),
+            }
+        }
+        refuse!("{} redirects without end", self.hub.endpoint)
+    }
+
+    fn send(&self, method: &str, url: &str, from_byte: Option<u64>) -> Result<Response<Body>, UserError> {
+        let mut request = if method == "HEAD" { self.agent.head(url) } else { self.agent.get(url) };
+        // A length is only the file's where nothing was compressed on the way.
+        request = request.header("accept-encoding", "identity");
+        if let Some(token) = self.hub.token.as_ref().filter(|_| same_host(url, &self.hub.endpoint)) {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        if let Some(from) = from_byte {
+            request = request.header("range", format!("bytes={from}-"));
+        }
+        request.call().map_err(|error| {
+            UserError(format!(
+                "{} cannot be reached for {}: {error}; where there is no network, give a folder or set HF_HUB_OFFLINE=1 \
+                 to use what is in the cache",
+                self.hub.endpoint, self.name
+            ))
+        })
+    }
+
+    /// An answer with the thing asked for, or the sentence for what the hub answered instead.
+    fn accept(&self, response: &Response<Body>, file: &str) -> Result<(), UserError> {
+        let (name, endpoint) = (self.name, &self.hub.endpoint);
+        let code = text(response.headers(), "x-error-code").unwrap_or_default();
+        let status = response.status().as_u16();
+        let why =
+            if self.hub.token.is_some() { "the token sent may not read it" } else { "no token was sent" };
+        match (status, code) {
+            (200..300, _) => Ok(()),
+            (401 | 403, "GatedRepo") | (403, _) => refuse!(
+                "{name} is gated and {why}: accept its terms at {endpoint}/{} and set HF_TOKEN to a token of \
+                 that account",
+                name.repo
+            ),
+            (401, "" | "RepoNotFound") => refuse!(
+                "{name} does not exist on {endpoint}, or it is private and {why}: check the name, or set HF_TOKEN"
+            ),
+            (404, "RevisionNotFound") => {
+                refuse!("{} has no revision `{}` on {endpoint}", name.repo, name.revision())
+            }
+            (404, _) if !file.is_empty() => refuse!("{name} has no {file} on {endpoint}"),
+            (404, _) => refuse!("there is no model {name} on {endpoint}: check the name"),
+            (status, _) => refuse!("{endpoint} answered {status} for {name}: try again later"),
+        }
+    }
+}
+
+/// Who is believed to be the hub: the authorities that are built in, or those of a file the user names, as networks that
+/// open connections on their way need it.
+fn root_certificates() -> Result<RootCerts, UserError> {
+    let named = |name: &&str| std::env::var_os(name).is_some_and(|path| !path.is_empty());
+    let Some(name) = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find(named) else {
+        return Ok(RootCerts::WebPki);
+    };
+    let path = PathBuf::from(std::env::var_os(name).expect("it was just there"));
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) => refuse!("{name} names {}, which cannot be read: {error}", path.display()),
+    };
+    let certificates: Vec<Certificate<'static>> = parse_pem(&text)
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    if certificates.is_empty() {
+        refuse!("{name} names {}, which has no certificates", path.display());
+    }
+    Ok(RootCerts::new_with_certs(&certificates))
+}
+
+enum Received {
+    Whole,
+    Broken(String),
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Whether a partial answer begins where it was asked to: `bytes 5-9/10` at 5.
+fn begins_at(headers: &HeaderMap, first: u64) -> bool {
+    let range = text(headers, "content-range").and_then(|range| range.strip_prefix("bytes "));
+    range.and_then(|range| range.split('-').next()).and_then(|start| start.parse().ok()) == Some(first)
+}
+
+/// Where an answer redirects to.
+fn location(url: &str, response: &Response<Body>) -> Option<String> {
+    if !response.status().is_redirection() {
+        return None;
+    }
+    let next = text(response.headers(), "location")?;
+    if next.contains("://") {
+        return Some(next.to_string());
+    }
+    next.starts_with('/').then(|| format!("{}{next}", host(url)))
+}
+
+/// The part of an address before its path.
+fn host(url: &str) -> &str {
+    let after = url.find("://").map_or(0, |at| at + 3);
+    url[after..].find('/').map_or(url, |slash| &url[..after + slash])
+}
+
+fn same_host(one: &str, other: &str) -> bool {
+    host(one) == host(other)
+}
+
+/// Links a place in a snapshot to a blob, at once.
+fn link(etag: &str, place: &Path) -> io::Result<()> {
+    let partial = place.with_file_name(format!(".{etag}.{}.link", std::process::id()));
+    let _ = fs::remove_file(&partial);
+    std::os::unix::fs::symlink(Path::new("../../blobs").join(etag), &partial)?;
+    fs::rename(&partial, place)
+}
+
+/// Whether a file is what its ETag says: the hub gives a SHA-256 for large files, and git's SHA-1 of a blob for small
+/// ones. Other servers' tags say nothing.
+fn is_right(path: &Path, etag: &str) -> io::Result<bool> {
+    let algorithm = match etag.len() {
+        64 => &digest::SHA256,
+        40 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
+        _ => return Ok(true),
+    };
+    if !etag.chars().all(|c| c.is_ascii_hexdigit()) {
+        return Ok(true);
+    }
+    let mut file = File::open(path)?;
+    let mut context = digest::Context::new(algorithm);
+    if etag.len() == 40 {
+        context.update(format!("blob {}\0", file.metadata()?.len()).as_bytes());
+    }
+    let mut buffer = vec![0; CHUNK_BYTES];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            count => context.update(&buffer[..count]),
+        }
+    }
+    let hex: String = context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(hex.eq_ignore_ascii_case(etag))
+}

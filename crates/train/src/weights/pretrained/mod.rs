@@ -1,0 +1,284 @@
+//! What a model can be loaded from: a folder in the Hugging Face layout, a name on its hub, or a run of ours.
+//!
+//! `model.from` names one, and the commands that use a model take one. Nothing is ever unpickled.
+
+pub mod folder;
+pub mod hub;
+mod origin;
+mod weights;
+
+pub use origin::{Origin, begin, pin, resume};
+pub use weights::{Place, Weights, narrow, parameters};
+
+use std::path::{Path, PathBuf};
+
+use flatout_data::Vocabulary;
+use flatout_models::config::Model;
+
+use self::hub::{Hub, Name, Snapshot, Want, Watch};
+use crate::Config;
+use crate::UserError;
+use crate::refuse;
+use crate::run::checkpoint;
+use crate::run::{self, BESIDE};
+use crate::weights::adapters;
+
+/// Where a model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A run of ours and, where one is given, a step it has a checkpoint of.
+    Run {
+        dir: PathBuf,
+        step: Option<u64>,
+    },
+    /// A folder with a `config.json`.
+    Folder(PathBuf),
+    Hub(Name),
+}
+
+impl Source {
+    /// What `model.from` says: something on this machine, or else a name on the hub.
+    pub fn parse(said: &str) -> Result<Source, UserError> {
+        if let Some(found) = Source::here(Path::new(said))? {
+            return Ok(found);
+        }
+        let first = Path::new(said).components().next();
+        let looks_local =
+            said.starts_with(['.', '/', '~']) || first.is_some_and(|part| Path::new(&part).is_dir());
+        match Name::parse(said).filter(|_| !looks_local) {
+            Some(name) => Ok(Source::Hub(name)),
+            None => refuse!(
+                "`model.from` is {said}, and there is no such folder or run; a name on the hub is ORG/NAME or \
+                 ORG/NAME@revision"
+            ),
+        }
+    }
+
+    /// A run or a folder that is there, for commands that use a model.
+    pub fn local(said: &Path) -> Result<Source, UserError> {
+        match Source::here(said)? {
+            Some(found) => Ok(found),
+            None => refuse!(
+                "there is no run in {0}, and no model in the Hugging Face layout: {0} does not exist",
+                said.display()
+            ),
+        }
+    }
+
+    fn here(said: &Path) -> Result<Option<Source>, UserError> {
+        if run::is_run(said) {
+            return Ok(Some(Source::Run { dir: said.to_path_buf(), step: None }));
+        }
+        if said.join(folder::CONFIG).is_file() {
+            return Ok(Some(Source::Folder(said.to_path_buf())));
+        }
+        if said.is_dir() {
+            refuse!(
+                "there is no run in {} and no model: it has neither config.toml nor {}",
+                said.display(),
+                folder::CONFIG
+            );
+        }
+        let text = said.to_string_lossy();
+        let Some((dir, step)) = text.rsplit_once('@').filter(|(dir, _)| run::is_run(Path::new(dir))) else {
+            return Ok(None);
+        };
+        if step == "best" {
+            let Some(best) = checkpoint::best(&run::checkpoints_dir(Path::new(dir))) else {
+                refuse!("{dir} has no best checkpoint: checkpoint.best=true or train.patience keeps one");
+            };
+            return Ok(Some(Source::Run { dir: dir.into(), step: Some(best.step) }));
+        }
+        match step.parse() {
+            Ok(step) => Ok(Some(Source::Run { dir: dir.into(), step: Some(step) })),
+            Err(_) => refuse!("{text} wants a step or `best` after the @, and `{step}` is neither"),
+        }
+    }
+
+    /// Whether `asked` can mean this source: the same place, and no other step or revision.
+    fn is_meant_by(&self, asked: &Source) -> bool {
+        let same = |one: &Path, other: &Path| match (one.canonicalize(), other.canonicalize()) {
+            (Ok(one), Ok(other)) => one == other,
+            _ => one == other,
+        };
+        match (self, asked) {
+            (Source::Run { dir, step }, Source::Run { dir: other, step: wanted }) => {
+                same(dir, other) && (wanted.is_none() || wanted == step)
+            }
+            (Source::Folder(one), Source::Folder(other)) => same(one, other),
+            (Source::Hub(one), Source::Hub(other)) => {
+                one.repo == other.repo && (other.revision.is_none() || other.revision == one.revision)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether a command that says `asked` means what a run that says `own` began from. Branches move and runs go on, so a
+/// run's own config is pinned to a commit or a step.
+pub fn same(own: &str, asked: &str) -> bool {
+    own == asked
+        || matches!((Source::parse(own), Source::parse(asked)), (Ok(own), Ok(asked)) if own.is_meant_by(&asked))
+}
+
+/// What a source says of its model, weights apart.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// `context` is the most positions the model was made for.
+    pub model: Model,
+    /// Tokens that begin and end a text, where they are named.
+    pub bos: Vec<u32>,
+    pub eos: Vec<u32>,
+    pub tokenizer: Option<PathBuf>,
+    /// What `model.from` must say to mean this from anywhere on this machine; of a run that was opened, its step too.
+    pub pinned: String,
+    /// The folder that files beside the weights are in.
+    pub folder: PathBuf,
+}
+
+/// Reads what describes a model. A name on the hub costs its small files.
+pub fn describe(source: &Source) -> Result<Description, UserError> {
+    match source {
+        Source::Run { dir, step } => {
+            let mut model = run::config(dir)?.model;
+            *model.from_mut() = None;
+            // How far the positions go is the model's own and not said by the rows it was trained on last.
+            let beside = dir.join(BESIDE);
+            if let Model::Decoder(decoder) = &mut model
+                && beside.join(folder::CONFIG).is_file()
+            {
+                decoder.context = decoder.context.max(folder::describe(&beside)?.model.tokens());
+            }
+            let tokenizer = crate::run::tokenizer_path(dir);
+            Ok(Description {
+                model,
+                bos: vec![],
+                eos: vec![],
+                tokenizer: tokenizer.is_file().then_some(tokenizer),
+                pinned: pinned(dir, *step),
+                folder: dir.clone(),
+            })
+        }
+        Source::Folder(folder) => describe_folder(folder, absolute(folder)),
+        Source::Hub(name) => {
+            let Snapshot { folder, commit } =
+                Hub::from_environment()?.snapshot(name, Want::Description, &mut |_| {})?;
+            describe_folder(&folder, format!("{}@{commit}", name.repo))
+        }
+    }
+}
+
+fn describe_folder(folder: &Path, pinned: String) -> Result<Description, UserError> {
+    let described = folder::describe(folder)?;
+    let tokenizer = folder.join("tokenizer.json");
+    Ok(Description {
+        model: described.model,
+        bos: described.bos,
+        eos: described.eos,
+        tokenizer: tokenizer.is_file().then_some(tokenizer),
+        pinned,
+        folder: folder.to_path_buf(),
+    })
+}
+
+fn pinned(run: &Path, step: Option<u64>) -> String {
+    step.map_or(absolute(run), |step| format!("{}@{step}", absolute(run)))
+}
+
+fn absolute(path: &Path) -> String {
+    path.canonicalize().unwrap_or_else(|_| path.to_path_buf()).display().to_string()
+}
+
+/// A model with where all its values lie: every name, type and shape is checked, and no weight is read yet.
+#[derive(Debug)]
+pub struct Pretrained {
+    pub description: Description,
+    pub weights: Weights,
+    /// The checkpoint and its step, of a run.
+    pub checkpoint: Option<checkpoint::Whole>,
+}
+
+/// Opens a source for its weights, downloading what is missing of a name on the hub.
+pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> {
+    if let Source::Hub(name) = source {
+        Hub::from_environment()?.snapshot(name, Want::Everything, watch)?;
+    }
+    let mut description = describe(source)?;
+    match source {
+        Source::Run { dir, step } => {
+            let whole = checkpoint_of(dir, *step)?;
+            description.pinned = pinned(dir, Some(whole.step));
+            let weights = run_weights(dir, &whole, &description.model)?;
+            Ok(Pretrained { description, weights, checkpoint: Some(whole) })
+        }
+        Source::Folder(_) | Source::Hub(_) => {
+            let weights = folder::weights(&description.folder, &description.model)?;
+            Ok(Pretrained { description, weights, checkpoint: None })
+        }
+    }
+}
+
+/// Checks all there is to check of the model a config begins from, before any device work: the hub's files are there,
+/// every tensor is right, and the tokeniser is the model's.
+pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
+    let Some(from) = config.model.from() else { return Ok(()) };
+    let opened = open(&Source::parse(from)?, watch)?;
+    if let Some(path) = opened
+        .description
+        .tokenizer
+        .filter(|path| config.data.tokenizer.as_deref().is_some_and(|given| Path::new(given) == path))
+    {
+        let vocabulary = Vocabulary::load(&path).map_err(|error| UserError(error.sentence))?;
+        crate::weights::loaded::belongs(
+            &vocabulary,
+            &config.model,
+            &opened.description.eos,
+            &opened.description.folder,
+        )?;
+    }
+    Ok(())
+}
+
+/// What `model.from` must say to mean exactly this source: a commit and not a branch, a step and not the newest.
+fn exactly(source: &Source) -> Result<String, UserError> {
+    match source {
+        Source::Run { dir, step } => Ok(pinned(dir, Some(checkpoint_of(dir, *step)?.step))),
+        other => Ok(describe(other)?.pinned),
+    }
+}
+
+/// The checkpoint of a step, or the newest that is whole.
+fn checkpoint_of(dir: &Path, step: Option<u64>) -> Result<checkpoint::Whole, UserError> {
+    let checkpoints = run::checkpoints_dir(dir);
+    if let Some(step) = step {
+        return checkpoint::at(&checkpoints, step);
+    }
+    match checkpoint::latest(&checkpoints)?.whole {
+        Some(whole) => Ok(whole),
+        None => refuse!("the run in {} has no checkpoint yet: let it train until it saves", dir.display()),
+    }
+}
+
+/// A run's weights: those of a checkpoint over those it began with, which only what is frozen still needs.
+fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<Weights, UserError> {
+    let mut wanted = parameters(model);
+    let cannot =
+        |error: std::io::Error| UserError(format!("{} cannot be read: {error}", whole.path.display()));
+    let (_, file) = checkpoint::open(&whole.path).map_err(cannot)?;
+    let all_there = wanted.keys().all(|path| file.entries().contains_key(path));
+    let config = run::config(dir)?;
+    let graph = config.model.build(config.model.least());
+    let adapters = adapters::of(&config, &graph)?;
+    wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
+    let mut weights = match config.model.from() {
+        Some(from) if !all_there => {
+            let mut base = open(&Source::parse(from)?, &mut |_| {})?.weights;
+            base.expect(&Origin::of(dir)?.frozen);
+            base
+        }
+        _ => Weights::drawn(config.train.seed),
+    };
+    weights.lay(&whole.path, file, &wanted)?;
+    weights.adapt(adapters);
+    Ok(weights)
+}

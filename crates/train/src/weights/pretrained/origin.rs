@@ -1,0 +1,128 @@
+//! What a run keeps of the model it began from: where it was, the hashes of what it froze, and the files beside the
+//! weights, so that an export is complete when the source is gone.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use flatout_ir::{Class, Role};
+use flatout_runtime::Session;
+use serde::{Deserialize, Serialize};
+
+use super::hub::SMALL;
+use super::{Source, exactly, open};
+use crate::Failure;
+use crate::UserError;
+use crate::config::Config;
+use crate::refuse;
+use crate::run::BESIDE;
+use crate::weights::initial::{self, leaves};
+use crate::weights::peft::Peft;
+use flatout_data::durable;
+
+/// `origin.json` of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// What `model.from` meant, pinned to a commit or a step.
+    pub from: String,
+    /// Hash of every frozen tensor, by path: no checkpoint has them.
+    pub frozen: BTreeMap<String, String>,
+    /// Where the files beside the weights were.
+    #[serde(skip)]
+    folder: PathBuf,
+    /// What of the source is not the model's and was not read, in words.
+    #[serde(skip)]
+    pub left_out: Option<String>,
+}
+
+const RECORD: &str = "origin.json";
+
+impl Origin {
+    /// What a run kept.
+    pub fn of(run: &Path) -> Result<Origin, UserError> {
+        let path = run.join(RECORD);
+        let read = fs::read(&path).map_err(|error| error.to_string());
+        let read = read.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()));
+        read.map_err(|error| UserError(format!("{} cannot be read: {error}", path.display())))
+    }
+
+    /// Writes it to a run. The record comes last: with it, the files are whole.
+    pub fn keep(&self, run: &Path) -> Result<(), Failure> {
+        let beside = run.join(BESIDE);
+        // A run that began from a run hands on what that one kept.
+        let handed_on = self.folder.join(BESIDE);
+        let folder = if handed_on.is_dir() { &handed_on } else { &self.folder };
+        let keep = || -> std::io::Result<()> {
+            fs::create_dir_all(&beside)?;
+            for file in SMALL.iter().filter(|file| folder.join(file).is_file()) {
+                durable::replace(&beside.join(file), &fs::read(folder.join(file))?)?;
+            }
+            durable::replace(&run.join(RECORD), &serde_json::to_vec_pretty(self)?)
+        };
+        keep().map_err(Failure::io(beside.display()))
+    }
+}
+
+/// Writes into a run's config what exactly `model.from` means: a commit and not a branch, a step and not the newest.
+pub fn pin(config: &mut Config, run: &Path) -> Result<(), UserError> {
+    if let Some(from) = config.model.from_mut() {
+        *from = match Origin::of(run) {
+            Ok(origin) => origin.from,
+            Err(_) => exactly(&Source::parse(from)?)?,
+        };
+    }
+    Ok(())
+}
+
+/// Writes a new run's parameters and tables: those of `model.from`, or drawn by the seed.
+pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, Failure> {
+    let origin = match config.model.from() {
+        None => {
+            initial::write(session, config.train.seed)?;
+            None
+        }
+        Some(from) => {
+            let mut pretrained = open(&Source::parse(from)?, &mut |_| {})?;
+            pretrained.weights.draw_head(&config.model, config.train.seed);
+            let left_out = pretrained.weights.left_out();
+            let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
+            pretrained.weights.load(session, |class| class != Class::Frozen)?;
+            initial::write_adapters(session, config.train.seed)?;
+            initial::write_tables(session)?;
+            let description = pretrained.description;
+            Some(Origin { from: description.pinned, frozen, folder: description.folder, left_out })
+        }
+    };
+    if let Some(from) = &config.adapter.from {
+        Peft::open(Path::new(from), config.model.decoder())?.load(session)?;
+    }
+    initial::write_averages(session)?;
+    if session.plans().plan(Role::Derive).is_some() {
+        session.run(Role::Derive)?;
+    }
+    Ok(origin)
+}
+
+/// Writes what no checkpoint of a run holds: tables, and parameters that nothing trains, which are what they were at
+/// the beginning, to the bit.
+pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), Failure> {
+    let Some(from) = config.model.from() else { return Ok(initial::write(session, config.train.seed)?) };
+    if !leaves(session.plans(), |class| class == Class::Frozen).is_empty() {
+        let mut weights = open(&Source::parse(from)?, &mut |_| {})?.weights;
+        weights.draw_head(&config.model, config.train.seed);
+        let origin = Origin::of(run)?;
+        if origin.from != *from {
+            named_otherwise(run, &origin.from, from)?;
+        }
+        weights.expect(&origin.frozen);
+        weights.load(session, |class| class == Class::Frozen)?;
+    }
+    Ok(initial::write_tables(session)?)
+}
+
+fn named_otherwise(run: &Path, kept: &str, named: &str) -> Result<(), UserError> {
+    refuse!(
+        "{} says that the run began from {kept}, and its config.toml says {named}",
+        run.join(RECORD).display()
+    )
+}

@@ -1,0 +1,378 @@
+//! Where the values of every parameter lie, and how they get into a session: read by position, several side by side, and
+//! widened on the way where they are not what the session wants.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use flatout_ir::passes::adapter::SCOPE;
+use flatout_ir::passes::average::averaged_weight;
+use flatout_ir::plan::PlacedSlot;
+use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
+use flatout_ir::{Adapter, Class, DType, Init, TensorType};
+use flatout_models::config::Model;
+use flatout_models::library::stored::Stored;
+use flatout_runtime::Session;
+use rayon::prelude::*;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::Failure;
+use crate::UserError;
+use crate::refuse;
+use crate::run::checkpoint::{Dtype, TensorFile};
+use crate::weights::adapters::merge;
+use crate::weights::initial::{leaves, values};
+
+/// Every parameter of a model, by path: its type and its first values where nothing else gives them.
+pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
+    let parameters = model.build(model.least()).slots.into_iter().filter(|slot| slot.class.is_parameter());
+    parameters.map(|slot| (slot.path, (slot.ty, slot.init))).collect()
+}
+
+/// One parameter's tensor in one of the files.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub file: usize,
+    pub name: String,
+    /// Where in the tensor its elements are, where it is not the tensor as it stands.
+    pub within: Option<Stored>,
+    /// The hash its bytes must have, where it is known.
+    pub expect: Option<String>,
+}
+
+/// The values of a model's parameters, by path: tensors in files and, for the rest, numbers drawn by a seed.
+#[derive(Debug)]
+pub struct Weights {
+    files: Vec<(PathBuf, TensorFile)>,
+    places: BTreeMap<String, Place>,
+    /// Running averages that a run kept of its parameters, by path.
+    averages: BTreeMap<String, Place>,
+    /// Whether they are what is read.
+    averaged: bool,
+    seed: Option<u64>,
+    /// Tensors of the part that sees images, which is not read.
+    pub of_images: usize,
+    /// Adapters, whose tensors are among the files.
+    adapters: Vec<Adapter>,
+    /// Whether weights are read as they are, without what their adapters make of them.
+    apart: bool,
+}
+
+/// Bytes read at once, and hashed while they are in the cache.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Of parameters that are read side by side, as f32.
+const PORTION_BYTES: usize = 1 << 30;
+
+impl Weights {
+    pub fn of_files(files: Vec<(PathBuf, TensorFile)>) -> Weights {
+        Weights { files, seed: None, ..Weights::drawn(0) }
+    }
+
+    /// Those a run begins with where nothing else is said.
+    pub fn drawn(seed: u64) -> Weights {
+        Weights {
+            files: vec![],
+            places: BTreeMap::new(),
+            averages: BTreeMap::new(),
+            averaged: true,
+            seed: Some(seed),
+            of_images: 0,
+            adapters: vec![],
+            apart: false,
+        }
+    }
+
+    /// A head of classes that the source has not is drawn by a seed.
+    pub fn draw_head(&mut self, model: &Model, seed: u64) {
+        let Some(head) = model.class_head() else { return };
+        if !self.places.contains_key(&format!("{head}.weight")) {
+            self.seed.get_or_insert(seed);
+        }
+    }
+
+    /// What of the files is not the model's and is not read, in words.
+    pub fn left_out(&self) -> Option<String> {
+        let count = self.of_images;
+        (count > 0).then(|| {
+            format!("{count} tensors of the part that sees images are not read: only text is trained")
+        })
+    }
+
+    pub fn place(&mut self, path: String, place: Place) {
+        self.places.insert(path, place);
+    }
+
+    /// Adapters beside the weights, whose tensors were laid.
+    pub fn adapt(&mut self, adapters: Vec<Adapter>) {
+        self.adapters = adapters;
+    }
+
+    pub fn adapters(&self) -> &[Adapter] {
+        &self.adapters
+    }
+
+    /// Whether weights are read apart from their adapters from now on, and not as one with them.
+    pub fn keep_apart(&mut self, apart: bool) {
+        self.apart = apart;
+    }
+
+    /// Whether averages are read where a run kept them, as they are unless this says otherwise, or what it trained.
+    pub fn read_averages(&mut self, averaged: bool) {
+        self.averaged = averaged;
+    }
+
+    /// Whether averages are read and not the parameters they are of.
+    pub fn are_averages(&self) -> bool {
+        self.averaged && !self.averages.is_empty()
+    }
+
+    /// Which weights are read, for people and for scripts.
+    pub fn which(&self) -> &'static str {
+        if self.are_averages() { "average" } else { "trained" }
+    }
+
+    /// Lays a file of ours over what there is: its tensors have our paths.
+    pub fn lay(
+        &mut self,
+        path: &Path,
+        file: TensorFile,
+        wanted: &BTreeMap<String, (TensorType, Init)>,
+    ) -> Result<(), UserError> {
+        let number = self.files.len();
+        // What lies beneath is what this file's run began with.
+        self.places.append(&mut self.averages);
+        for (name, entry) in file.entries() {
+            let average = averaged_weight(name);
+            let ours = average.unwrap_or(name);
+            let Some((ty, _)) = wanted.get(ours) else { continue };
+            if entry.shape != ty.dims || entry.dtype != Dtype::F32 {
+                refuse!(
+                    "{}: `{name}` is {} {:?} and the model's is F32 {:?}",
+                    path.display(),
+                    entry.dtype,
+                    entry.shape,
+                    ty.dims
+                );
+            }
+            let places = if average.is_some() { &mut self.averages } else { &mut self.places };
+            places.insert(
+                ours.to_string(),
+                Place { file: number, name: name.clone(), within: None, expect: None },
+            );
+        }
+        self.files.push((path.to_path_buf(), file));
+        Ok(())
+    }
+
+    pub fn file(&self, place: &Place) -> (&Path, &TensorFile) {
+        let (path, file) = &self.files[place.file];
+        (path, file)
+    }
+
+    /// Asks for these hashes when the tensors are read.
+    pub fn expect(&mut self, hashes: &BTreeMap<String, String>) {
+        for (path, hash) in hashes {
+            if let Some(place) = self.averages.get_mut(path).or(self.places.get_mut(path)) {
+                place.expect = Some(hash.clone());
+            }
+        }
+    }
+
+    /// A parameter's values as little-endian f32, and the hash of the bytes they were read from; drawn ones have none.
+    pub fn read(
+        &self,
+        name: &str,
+        ty: &TensorType,
+        init: &Init,
+    ) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let (wide, hash) = self.read_one(name, ty, init)?;
+        let beside = self.beside(name);
+        if beside.is_empty() {
+            return Ok((wide, hash));
+        }
+        let mut weight = f32s(&wide);
+        let mut all = Xxh3::new();
+        all.update(hash.unwrap_or_default().as_bytes());
+        for adapter in beside {
+            let mut read = vec![];
+            for slot in adapter.parameters([ty.dims[0], ty.dims[1]]) {
+                let (wide, hash) = self.read_one(&slot.path, &slot.ty, &slot.init)?;
+                all.update(hash.unwrap_or_default().as_bytes());
+                read.push(f32s(&wide));
+            }
+            merge(&mut weight, adapter, &read[0], &read[1], read.get(2).map(Vec::as_slice));
+        }
+        let wide = weight.into_iter().flat_map(f32::to_le_bytes).collect();
+        Ok((wide, Some(format!("{:032x}", all.digest128()))))
+    }
+
+    /// The adapters that are read as one with a weight.
+    fn beside(&self, name: &str) -> Vec<&Adapter> {
+        if self.apart { vec![] } else { self.adapters.iter().filter(|a| a.weight == name).collect() }
+    }
+
+    /// Where the values that are read of a parameter lie; nowhere where they are drawn.
+    fn found(&self, name: &str) -> Option<&Place> {
+        self.averages.get(name).filter(|_| self.averaged).or(self.places.get(name))
+    }
+
+    fn read_one(
+        &self,
+        name: &str,
+        ty: &TensorType,
+        init: &Init,
+    ) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let Some(place) = self.found(name) else {
+            let seed = self.seed.expect("a source without a seed has every parameter");
+            let values = values(name, ty, init, seed);
+            return Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), None));
+        };
+        let (dtype, bytes, hash) = self.stored(place)?;
+        let mut wide = widened(dtype, bytes);
+        if let Some(within) = &place.within {
+            wide = within.take(wide.as_chunks::<4>().0).into_flattened();
+        }
+        assert_eq!(wide.len(), 4 * ty.elements(), "shapes are checked where files are opened");
+        Ok((wide, Some(hash)))
+    }
+
+    /// A parameter's values in the type of its slot. Those that are stored in it, as they stand, are not touched.
+    fn read_for(&self, slot: &PlacedSlot) -> Result<(Vec<u8>, Option<String>), Failure> {
+        let as_stored = self.found(&slot.path).filter(|place| {
+            let (_, file) = self.file(place);
+            let is_alike = slot.ty.dtype == DType::BF16 && file.entries()[&place.name].dtype == Dtype::Bf16;
+            is_alike && place.within.is_none() && self.beside(&slot.path).is_empty()
+        });
+        if let Some(place) = as_stored {
+            let (_, bytes, hash) = self.stored(place)?;
+            return Ok((bytes, Some(hash)));
+        }
+        let (wide, hash) = self.read(&slot.path, &slot.ty, &slot.init)?;
+        Ok((if slot.ty.dtype == DType::BF16 { narrow(&wide) } else { wide }, hash))
+    }
+
+    /// A tensor as it lies in its file, with the hash of its bytes.
+    fn stored(&self, place: &Place) -> Result<(Dtype, Vec<u8>, String), Failure> {
+        let (path, file) = self.file(place);
+        let entry = &file.entries()[&place.name];
+        let mut bytes = vec![0; entry.bytes()];
+        let mut hash = Xxh3::new();
+        for (i, chunk) in bytes.chunks_mut(CHUNK_BYTES).enumerate() {
+            file.read_part(&place.name, (i * CHUNK_BYTES) as u64, chunk)
+                .map_err(Failure::io(path.display()))?;
+            hash.update(chunk);
+        }
+        let hash = format!("{:032x}", hash.digest128());
+        if place.expect.as_ref().is_some_and(|expected| *expected != hash) {
+            refuse_changed(path, &place.name)?;
+        }
+        Ok((entry.dtype, bytes, hash))
+    }
+
+    /// Writes the parameters of some classes into a session, adapters where their tensors are there. Gives the hashes of
+    /// the tensors read.
+    pub fn load(
+        &self,
+        session: &mut Session,
+        wanted: impl Fn(Class) -> bool,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        let mut slots = leaves(session.plans(), |class| class.is_parameter() && wanted(class));
+        slots.retain(|slot| !slot.path.starts_with(SCOPE) || self.places.contains_key(&slot.path));
+        let mut hashes = BTreeMap::new();
+        let mut left = slots.as_slice();
+        while !left.is_empty() {
+            let (some, rest) = left.split_at(portion(left));
+            let read = some.par_iter().map(|slot| self.read_for(slot)).collect::<Result<Vec<_>, _>>()?;
+            for (slot, (bytes, hash)) in some.iter().zip(read) {
+                session.write_slot(&slot.path, &bytes)?;
+                hashes.extend(hash.map(|hash| (slot.path.clone(), hash)));
+            }
+            left = rest;
+        }
+        Ok(hashes)
+    }
+}
+
+/// How many of these slots are read at once: at least one.
+fn portion(slots: &[PlacedSlot]) -> usize {
+    let mut bytes = 0;
+    let fits = |slot: &&PlacedSlot| {
+        bytes += 4 * slot.ty.elements();
+        bytes <= PORTION_BYTES
+    };
+    slots.iter().take_while(fits).count().max(1)
+}
+
+fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
+    refuse!(
+        "{}: `{name}` is not what the run began with, and it is frozen, so no checkpoint has it: restore the file",
+        path.display()
+    )
+}
+
+/// Elements as f32. Types are checked where files are opened.
+fn widened(dtype: Dtype, bytes: Vec<u8>) -> Vec<u8> {
+    let of_halves = |widen: fn(u16) -> f32| {
+        let mut wide = vec![0; 2 * bytes.len()];
+        let halves = bytes.as_chunks::<2>().0;
+        for (word, half) in wide.as_chunks_mut::<4>().0.iter_mut().zip(halves) {
+            *word = widen(u16::from_le_bytes(*half)).to_le_bytes();
+        }
+        wide
+    };
+    match dtype {
+        Dtype::F32 => bytes,
+        Dtype::Bf16 => of_halves(bf16_to_f32),
+        Dtype::F16 => of_halves(f16_to_f32),
+        other => unreachable!("{other} was refused when the file was opened"),
+    }
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+/// Little-endian f32 to bf16, to nearest even.
+pub fn narrow(wide: &[u8]) -> Vec<u8> {
+    let mut halves = vec![0; wide.len() / 2];
+    for (half, word) in halves.as_chunks_mut::<2>().0.iter_mut().zip(wide.as_chunks::<4>().0) {
+        *half = bf16_from_f32(f32::from_le_bytes(*word)).to_le_bytes();
+    }
+    halves
+}
+
+/// IEEE half precision, every value of which is an f32.
+fn f16_to_f32(half: u16) -> f32 {
+    let (sign, exponent, fraction) = ((half >> 15) as u32, ((half >> 10) & 31) as u32, (half & 1023) as u32);
+    match exponent {
+        // Subnormal: a multiple of 2^-24, which f32 holds exactly.
+        0 => (1.0 - 2.0 * sign as f32) * fraction as f32 * 2f32.powi(-24),
+        31 => f32::from_bits((sign << 31) | (255 << 23) | (fraction << 13)),
+        _ => f32::from_bits((sign << 31) | ((exponent + 112) << 23) | (fraction << 13)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_precision_widens_exactly() {
+        let cases = [
+            (0x0000, 0.0),
+            (0x8000, -0.0),
+            (0x3c00, 1.0),
+            (0xc000, -2.0),
+            (0x7bff, 65504.0),
+            (0x0001, 5.960_464_5e-8),
+            (0x83ff, -6.097_555e-5),
+            (0x0400, 6.103_515_6e-5),
+            (0x3555, 0.333_251_95),
+            (0x7c00, f32::INFINITY),
+            (0xfc00, f32::NEG_INFINITY),
+        ];
+        for (half, wide) in cases {
+            assert_eq!(f16_to_f32(half).to_bits(), f32::to_bits(wide), "{half:#06x}");
+        }
+        assert!(f16_to_f32(0x7e00).is_nan());
+    }
+}
