@@ -8,9 +8,9 @@ use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::Epilogue;
-use crate::passes::adapters;
+use crate::passes::forward::adapters;
+use crate::passes::place::views::is_movement;
 use crate::passes::readers::Readers;
-use crate::passes::views::is_movement;
 use crate::replay::{Replay, without_dead};
 
 /// Rows of operands begin at multiples of this many bytes, which is what matrix units load at once.

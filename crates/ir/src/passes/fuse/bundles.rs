@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
 use crate::op::Op;
-use crate::passes::{regions, views};
+use crate::passes::fuse::regions;
+use crate::passes::place::views;
 use crate::region;
 use crate::replay::{Replay, users};
 

@@ -4,10 +4,11 @@
 
 use std::collections::BTreeSet;
 
-use super::fp8::{Unit, units};
-use super::options::Options;
-use super::{Program, Reports, Typed, add_copies, joined, typed};
 use crate::cost;
+use crate::passes::options::Options;
+use crate::passes::state::{Reports, State};
+use crate::passes::types::fp8::{Unit, units};
+use crate::passes::{JOINED, Program, TYPED, add_copies, run};
 use crate::plan::{Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
@@ -38,20 +39,23 @@ impl Choice {
 /// Prices the layers of a training program: of all in 8 bits, the one that gains least leaves for as long as that is
 /// nothing. `options` are those of a run in fp8.
 pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<Choice, Refusal> {
-    let mut reports = Reports { done: vec![], role: Role::GRAD };
-    let Typed::Training(training) = typed(program, options, &mut reports)? else {
+    if !program.role.is_grad() {
         return Ok(Choice::default());
-    };
+    }
+    let mut typed = State::new(program.role, program.graph.clone(), Reports::default());
+    run(TYPED, &mut typed, options, target)?;
     let seconds = |taken: &[Unit]| -> Result<f64, Refusal> {
         let names: BTreeSet<String> = taken.iter().flat_map(|unit| unit.names.iter().cloned()).collect();
         let options = Options { fp8_layers: Some(names), ..options.clone() };
-        let grad = joined(&training, target, &options, &mut Reports { done: vec![], role: Role::GRAD });
-        let mut graphs = vec![(Role::GRAD, without_dead(&grad?)), (Role::Apply, training.apply.clone())];
+        let mut joined = typed.clone();
+        run(JOINED, &mut joined, &options, target)?;
+        let mut graphs = vec![(Role::GRAD, without_dead(&joined.graph))];
+        graphs.extend(joined.apply.map(|apply| (Role::Apply, apply)));
         add_copies(&mut graphs, &options);
         let priced = graphs.iter().filter(|(role, _)| *role != Role::Derive);
         Ok(priced.map(|(_, g)| cost::of_graph(g, target).predicted_seconds).sum())
     };
-    let mut taken = units(&training.grad, training.forward);
+    let mut taken = units(&typed.graph, typed.forward());
     let mut choice = Choice::default();
     while !taken.is_empty() {
         let with = seconds(&taken)?;

@@ -10,7 +10,7 @@ use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;
 use crate::ops::product;
 use crate::ops::reduce::Fold;
-use crate::passes::adapters;
+use crate::passes::forward::adapters;
 use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
 
@@ -233,7 +233,7 @@ fn boundary(g: &Graph, forward: usize) -> HashSet<Value> {
 }
 
 /// The path up to its first number: `layers.3.attn.wq` lies in `layers.3`.
-pub(super) fn layer_of(path: &str) -> Option<&str> {
+pub(crate) fn layer_of(path: &str) -> Option<&str> {
     let mut end = 0;
     for piece in path.split('.') {
         end += piece.len();

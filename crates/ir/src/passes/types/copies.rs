@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use crate::graph::{Class, Graph, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
-use crate::passes::precision::copy_path;
+use crate::passes::types::precision::copy_path;
 use crate::plan::Role;
 use crate::types::DType;
 
@@ -64,11 +64,12 @@ fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
 }
 
 /// The bf16 output of the update that gives `value`: written in the same pass, it costs 2 bytes an element where a
-/// cast after it would cost 6.
+/// cast after it would cost 6. An operation without such an output is followed by the cast.
 fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
     let node = &mut apply.nodes[value.node.0 as usize];
     let (Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. }) = &mut node.op else {
-        unreachable!("weights are written by their update")
+        let path = node.path.clone();
+        return apply.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], &path);
     };
     *copy = true;
     let narrow = node.outs[0].with(DType::BF16);
@@ -79,4 +80,26 @@ fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
 fn write_cast(g: &mut Graph, copy: SlotId, value: Value, path: &str) {
     let cast = g.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], path);
     g.writes.push((copy, cast));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builder::Builder;
+    use crate::graph::Init;
+
+    #[test]
+    fn an_update_of_plain_operations_is_followed_by_a_cast() {
+        let b = Builder::new();
+        let weight = b.param("w", &[4], Init::Ones);
+        let slot = b.with_graph(|g| g.find_slot("w")).expect("a weight");
+        b.write(slot, weight.scale(0.5));
+        let mut graphs = vec![(Role::Apply, b.finish())];
+        copies(&mut graphs);
+        let apply = &graphs[0].1;
+        let (copy, value) = apply.writes[1];
+        assert_eq!(apply.slot(copy).path, copy_path("w"));
+        assert_eq!(apply.node(value.node).op, Op::Map { f: E::Cast(DType::BF16) });
+        assert_eq!(apply.node(value.node).ins, [apply.writes[0].1]);
+    }
 }

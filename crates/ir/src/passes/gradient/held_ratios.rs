@@ -4,7 +4,7 @@
 use crate::graph::{Graph, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
-use crate::passes::differentiate::Trained;
+use crate::passes::gradient::differentiate::Trained;
 use crate::replay::{Replay, without_dead_before};
 
 /// Takes the multiplications out; returns how many.

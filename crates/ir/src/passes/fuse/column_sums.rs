@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::reduce::Fold;
+use crate::passes::fuse::regions;
 use crate::passes::readers::Readers;
-use crate::passes::regions;
 use crate::region;
 use crate::replay::Replay;
 

@@ -4,7 +4,7 @@
 use crate::graph::{Graph, NodeId};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
-use crate::passes::differentiate::Trained;
+use crate::passes::gradient::differentiate::Trained;
 use crate::replay::Replay;
 
 /// Joins each loss with its gradient; returns how many of how many.

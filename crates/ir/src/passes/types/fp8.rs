@@ -8,14 +8,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::adapters;
-use super::options::Scaling;
-use super::precision::copy_path;
-use super::recompute::layer_of;
 use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::Source;
+use crate::passes::forward::adapters;
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::options::Scaling;
+use crate::passes::types::precision::copy_path;
 use crate::replay::Replay;
 use crate::types::{DType, TensorType};
 

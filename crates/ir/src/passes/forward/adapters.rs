@@ -14,16 +14,16 @@
 //! some of the weights have one, each B adds onto its columns of y, which is then read and written once more. What is dropped of
 //! an input is the same for all that read it, so the numbers do not depend on what was merged.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use super::adapter::{Adapter, SCOPE};
-use super::input_path;
-use super::options::Update;
-use super::recompute::layer_of;
 use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
+use crate::passes::forward::adapter::{Adapter, SCOPE};
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::input_path;
+use crate::passes::options::Update;
 use crate::plan::{Refusal, Role};
 use crate::replay::{Replay, without_dead};
 use crate::types::{DType, TensorType};
@@ -74,10 +74,11 @@ pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph,
         replay,
         how,
         dropped: HashMap::new(),
+        drawn: HashMap::new(),
         rows_inside: HashMap::new(),
-        adapted: Adapted::default(),
+        products: 0,
     };
-    let mut served: Vec<&str> = vec![];
+    let mut served: BTreeSet<&str> = BTreeSet::new();
     for (id, node) in g.ids().zip(&g.nodes) {
         let parts = match weight_of(g, node) {
             Some(slot) => parts(g, slot, adapters),
@@ -89,10 +90,12 @@ pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph,
             false => _ = pass.replay.copy(id),
         }
     }
-    if let Some(lost) = adapters.iter().find(|a| !served.contains(&a.weight.as_str())) {
+    if let Some(lost) = adapters.iter().find(|a| !served.contains(a.weight.as_str())) {
         return Err(Refusal(format!("{} is no weight of a product: it cannot have an adapter", lost.weight)));
     }
-    Ok((without_dead(&pass.replay.finish()), pass.adapted))
+    // A weight that is applied several times is one weight.
+    let adapted = Adapted { weights: served.len(), products: pass.products };
+    Ok((without_dead(&pass.replay.finish()), adapted))
 }
 
 /// A weight inside the one a product reads, and its adapters.
@@ -136,9 +139,12 @@ struct Adapting<'a> {
     how: How<'a>,
     /// Inputs with a share dropped, by the share's bits.
     dropped: HashMap<(Value, u32), Value>,
+    /// How many inputs of a weight have a share dropped, by the share's bits: one an application.
+    drawn: HashMap<(&'a str, u32), usize>,
     /// Which rows are whose, by the numbers of rows.
     rows_inside: HashMap<Vec<usize>, Vec<Value>>,
-    adapted: Adapted,
+    /// Products that give the inputs of Bs.
+    products: usize,
 }
 
 impl<'a> Adapting<'a> {
@@ -176,7 +182,6 @@ impl<'a> Adapting<'a> {
         if !apart.is_empty() {
             z = self.onto_columns(id, z, parts, &apart);
         }
-        self.adapted.weights += parts.iter().filter(|p| !p.adapters.is_empty()).count();
         let columns = match factor {
             Some(Factor { m: Some(m), .. }) if held.is_some() => self.how.role.is_grad().then(|| {
                 let divisor = self.map(E::Hold, m, id);
@@ -218,7 +223,7 @@ impl<'a> Adapting<'a> {
         let seen = self.dropped(id, x, group[0])?;
         let whole = self.side_by_side(id, group, "a", |a| a.a());
         let a = self.add(Op::Read { slot: whole }, vec![], id);
-        self.adapted.products += 1;
+        self.products += 1;
         Ok(self.times(seen, a, id))
     }
 
@@ -428,7 +433,7 @@ impl<'a> Adapting<'a> {
     }
 
     /// What A sees of x.
-    fn dropped(&mut self, id: NodeId, x: Value, adapter: &Adapter) -> Result<Value, Refusal> {
+    fn dropped(&mut self, id: NodeId, x: Value, adapter: &'a Adapter) -> Result<Value, Refusal> {
         let p = adapter.dropout;
         if p == 0.0 || !self.how.role.is_grad() {
             return Ok(x);
@@ -440,7 +445,12 @@ impl<'a> Adapting<'a> {
         let rng = self.input("rng", &[3], id)?;
         let which = self.input("rows", &[rows, 2], id)?;
         let path = self.path(id);
-        let key = key(&format!("{} {p}", adapter.weight));
+        let drawn = self.drawn.entry((&adapter.weight, p.to_bits())).or_default();
+        *drawn += 1;
+        let key = match *drawn {
+            1 => key(&format!("{} {p}", adapter.weight)),
+            more => key(&format!("{} {p} {more}", adapter.weight)),
+        };
         let node = self.replay.new.push_keyed(Op::Dropout { p }, vec![x, rng, which], &path, key);
         self.dropped.insert((x, p.to_bits()), node.out(0));
         Ok(node.out(0))

@@ -5,13 +5,13 @@
 //! history is state and comes back with a checkpoint. An update that is left out leaves it alone, and a magnitude that
 //! is not finite counts as unknown.
 
-use super::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
+use crate::passes::types::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
 

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use crate::graph::{Class, Graph, Part, Slot};
-use crate::passes::adapter::SCOPE;
-use crate::passes::precision::copy_path;
+use crate::passes::forward::adapter::SCOPE;
+use crate::passes::types::precision::copy_path;
 use crate::plan::{Buffer, Category, PlacedSlot, Refusal, View};
 use crate::types::TensorType;
 

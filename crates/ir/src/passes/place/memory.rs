@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::passes::lower::{Lowered, Place};
+use crate::passes::place::lower::{Lowered, Place};
 use crate::plan::{Buffer, Launch, Plan, Role, View};
 
 /// One plan placed in the transient region, and how many bytes of it it needs.

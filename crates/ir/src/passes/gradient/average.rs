@@ -12,13 +12,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::adapter::Adapter;
-use super::adapter_norms;
-use super::precision::copy_path;
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, SlotId, Value};
 use crate::op::Op;
 use crate::ops::elementwise::Elementwise as E;
+use crate::passes::forward::adapter::Adapter;
+use crate::passes::types::adapter_norms;
+use crate::passes::types::precision::copy_path;
 use crate::plan::Role;
 use crate::replay::Replay;
 use crate::types::DType;

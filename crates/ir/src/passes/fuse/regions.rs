@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
 use crate::op::Op;
 use crate::ops::gated::Act;
-use crate::passes::unit_axes::unit_axes;
-use crate::passes::views;
+use crate::passes::fuse::unit_axes::unit_axes;
+use crate::passes::place::views;
 use crate::replay::{Replay, users};
 
 /// A region reads at most this many tensors: each needs a tile.

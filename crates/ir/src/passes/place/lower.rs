@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use crate::graph::{Graph, NodeId, SlotId, Value};
 use crate::op::{Op, OpKind};
 use crate::ops::product::Compute;
-use crate::passes::slots::Slots;
-use crate::passes::views;
+use crate::passes::place::slots::Slots;
+use crate::passes::place::views;
 use crate::plan::{Category, Launch, Refusal, View};
 use crate::replay::users;
 use crate::target::{KernelRow, Layout, Shapes, Target};
@@ -351,7 +351,7 @@ impl Lowering<'_> {
         let s = self.g.slot(slot);
         let storage = *self.of_slot.entry(slot).or_insert_with(|| {
             let fixed = Some(self.slots.offset(&s.path));
-            let category = crate::passes::slots::category(s.class);
+            let category = crate::passes::place::slots::category(s.class);
             self.out.storages.push(Storage {
                 name: s.path.clone(),
                 category,

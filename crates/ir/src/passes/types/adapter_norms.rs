@@ -3,11 +3,11 @@
 //!
 //! W is read once for each, and W + s B A is never made.
 
-use super::adapter::Adapter;
-use super::fp8_copies::{slot, written};
 use crate::builder::{Builder, Tensor};
 use crate::graph::Graph;
 use crate::op::Op;
+use crate::passes::forward::adapter::Adapter;
+use crate::passes::types::fp8_copies::{slot, written};
 use crate::plan::Role;
 
 /// Adds the writes to `apply` and `derive`.
@@ -42,7 +42,7 @@ fn norm(b: &Builder, model: &Graph, adapter: &Adapter, role: Role) {
 
 /// 1 / ||W + s B A|| for an A and a B in slots of these paths, which an update need not have written. Computed where it
 /// is read.
-pub(super) fn of<'g>(b: &'g Builder, adapter: &Adapter, beside: [String; 2]) -> Tensor<'g> {
+pub(crate) fn of<'g>(b: &'g Builder, adapter: &Adapter, beside: [String; 2]) -> Tensor<'g> {
     let read = |path: &str| b.read(b.with_graph(|g| g.find_slot(path)).expect("the pass made it"));
     inverse(b, read(&adapter.weight), beside.map(|path| read(&path)), adapter.scale)
 }

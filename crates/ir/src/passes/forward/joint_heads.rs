@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, SlotId, Value};
 use crate::op::Op;
-use crate::passes::merge::side_by_side;
+use crate::passes::forward::merge::{reads, side_by_side};
 use crate::passes::options::Update;
 use crate::replay::{Replay, without_dead};
 
@@ -33,6 +33,16 @@ pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
             pairs.insert(b.node, (a, b));
         }
     }
+    // Whatever reads one of two weights, in each application of a block, reads the other beside it.
+    let reads = reads(g);
+    let of_weights = |w: [SlotId; 2]| pairs.values().filter(|(a, b)| [a.weight, b.weight] == w).count() / 2;
+    let is_whole = |a: &Heads, b: &Heads| {
+        let w = [a.weight, b.weight];
+        w.iter().all(|slot| reads[slot] == of_weights(w))
+    };
+    let pairs: HashMap<NodeId, (&Heads, &Heads)> =
+        pairs.iter().filter(|(_, (a, b))| is_whole(a, b)).map(|(id, pair)| (*id, *pair)).collect();
+    let mut wholes: HashMap<SlotId, SlotId> = HashMap::new();
     let mut replay = Replay::new(g);
     let mut joined = 0;
     for id in g.ids() {
@@ -40,7 +50,9 @@ pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
             None => _ = replay.copy(id),
             // The later of the two stands for both: all they read is there.
             Some((a, b)) if id == a.node.max(b.node) => {
-                join(&mut replay, a, b);
+                let weights = [a.weight, b.weight];
+                let whole = *wholes.entry(a.weight).or_insert_with(|| side_by_side(&mut replay, &weights));
+                join(&mut replay, a, b, whole);
                 joined += 1;
             }
             Some(_) => {}
@@ -54,8 +66,7 @@ fn heads(g: &Graph, id: NodeId) -> Option<Heads> {
     let node = g.node(id);
     let Op::QkNormRope { weight, first: 0, .. } = node.op else { return None };
     let Op::Read { slot } = g.node(node.ins[1].node).op else { return None };
-    let reads = g.nodes.iter().filter(|n| n.op == Op::Read { slot }).count();
-    let is_own = weight.is_some() && g.slot(slot).part.is_none() && reads == 1;
+    let is_own = weight.is_some() && g.slot(slot).part.is_none();
     let split = g.node(node.ins[0].node);
     let Op::Reshape { ref dims } = split.op else { return None };
     let columns = g.node(split.ins[0].node);
@@ -73,11 +84,10 @@ fn is_alike(g: &Graph, a: &Heads, b: &Heads, update: &Update) -> bool {
     is_same && w.class == v.class && w.ty == v.ty && update.rule(&w.path, 1) == update.rule(&v.path, 1)
 }
 
-fn join(replay: &mut Replay<'_>, a: &Heads, b: &Heads) {
+fn join(replay: &mut Replay<'_>, a: &Heads, b: &Heads, weight: SlotId) {
     let g = replay.old;
     let node = g.node(a.node);
     let (tokens, heads) = (g.dims(a.whole)[0], a.heads + b.heads);
-    let weight = side_by_side(replay, &[a.weight, b.weight]);
     let w = replay.add(Op::Read { slot: weight }, vec![], a.node);
     let whole = replay.get(a.whole);
     let columns = Op::Slice { axis: 1, start: a.start, len: heads * a.size };
