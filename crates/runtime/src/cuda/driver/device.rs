@@ -15,11 +15,11 @@ use super::{environment, gpus, nvml};
 use crate::Laps;
 use crate::cuda::KERNELS;
 use crate::cuda::context::{CudaError, Facts, Source};
-use crate::cuda::kernels::EVERY_TYPE;
 use crate::cuda::kernels::attention::choice::{self as attention, AttentionKernel};
 use crate::cuda::kernels::attention::cudnn::Cudnn;
 use crate::cuda::kernels::products::lt::Lt;
 use crate::cuda::session::Options;
+use crate::rows::EVERY_TYPE;
 
 /// The oldest driver that runs: CUDA 12.8. Proven is 13.0.
 const OLDEST_DRIVER: u32 = 12080;

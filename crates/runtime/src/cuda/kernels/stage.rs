@@ -12,6 +12,18 @@ pub const PRELUDE: &str = include_str!("prelude.cuh");
 /// Random words by counter, for what draws.
 pub const PHILOX: &str = include_str!("philox.cuh");
 
+/// A kernel whose launches are the stages that a function of the launch and the device's facts returns.
+macro_rules! staged {
+    ($row:expr, $stages:expr) => {
+        $crate::cuda::Kernel {
+            row: $row,
+            sources: |launch, facts| $crate::cuda::kernels::stage::sources($stages(launch, facts)),
+            prepare: |launch, p| $crate::cuda::kernels::stage::prepare($stages(launch, p.facts()), p),
+        }
+    };
+}
+pub(crate) use staged;
+
 pub struct Stage {
     pub source: Source,
     pub entry: &'static str,

@@ -31,9 +31,10 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::Context;
 use crate::cpu::tensor::{self, Tensor};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 use mask::{Cut, LANES, Segment, Visible};
 use tile::{Vector, transpose};
 
@@ -43,27 +44,15 @@ const KEYS: usize = 64;
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: KernelRow {
-            name: "attention",
-            op: OpKind::Attention,
-            dtypes: FLOATS,
-            ins: Layout::Rows,
-            outs: Layout::Rows,
-            in_place: &[],
             workspace: forward::workspace,
-            deterministic: true,
+            ..kernel_row("attention", OpKind::Attention, FLOATS, Layout::Rows)
         },
         run: forward::run,
     },
     Kernel {
         row: KernelRow {
-            name: "attention_grad",
-            op: OpKind::AttentionGrad,
-            dtypes: FLOATS,
-            ins: Layout::Rows,
-            outs: Layout::Rows,
-            in_place: &[],
             workspace: backward::workspace,
-            deterministic: true,
+            ..kernel_row("attention_grad", OpKind::AttentionGrad, FLOATS, Layout::Rows)
         },
         run: backward::run,
     },

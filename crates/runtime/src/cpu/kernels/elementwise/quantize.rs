@@ -9,21 +9,17 @@ use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind, View, fp8};
 
 use super::gated;
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::norms::norm;
 use crate::cpu::tensor::{Rows, Tensor, round_bf16};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        name: "quantize",
-        op: OpKind::Quantize,
-        dtypes: FLOATS,
-        ins: Layout::Any,
-        outs: Layout::Any,
         in_place: QUANTIZE_IN_PLACE,
         workspace,
-        deterministic: true,
+        ..kernel_row("quantize", OpKind::Quantize, FLOATS, Layout::Any)
     },
     run,
 }];

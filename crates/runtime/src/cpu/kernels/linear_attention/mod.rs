@@ -28,25 +28,17 @@ use super::attention::{fill, share, take};
 use super::norms::rope::{Turns, turn};
 use super::products::product::{Matrix, multiply};
 use super::reductions::reduce::Shared;
+use crate::cpu::Kernel;
 use crate::cpu::context::Context;
 use crate::cpu::tensor::{self, Tensor};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
 /// The most rows of a tile.
 const TILE: usize = 96;
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow {
-        name,
-        op,
-        dtypes: FLOATS,
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place,
-        workspace,
-        deterministic: true,
-    };
+    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, run }
 }
 

@@ -2,26 +2,16 @@
 //! sums an image in a fixed order, so the bytes do not depend on how many there are. A part outside its image is an error.
 
 use flatout_ir::ops::resample::{PART, Part, resample};
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
 use crate::cpu::Kernel;
 use crate::cpu::context::Context;
+use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "resample",
-        op: OpKind::Resample,
-        dtypes: &[DType::U8, DType::I32],
-        ins: Layout::Dense,
-        outs: Layout::Dense,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    },
-    run,
-}];
+pub const KERNELS: &[Kernel] =
+    &[Kernel { row: kernel_row("resample", OpKind::Resample, &[DType::U8, DType::I32], Layout::Dense), run }];
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Resample { height, width } = launch.op else { unreachable!("the row is for parts of images") };

@@ -7,40 +7,30 @@ use std::ops::Range;
 
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::{Launch, Op, OpKind};
 
 use super::norm::{gains, normed_row, normed_row_back};
 use super::rope::{Tokens, Turns, turn_heads};
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::reductions::reduce::{Shared, sum_rows};
 use crate::cpu::math::vectorised;
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: KernelRow {
-            name: "qk_norm_rope",
-            op: OpKind::QkNormRope,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0)],
-            workspace: no_workspace,
-            deterministic: true,
+            ..kernel_row("qk_norm_rope", OpKind::QkNormRope, FLOATS, Layout::Any)
         },
         run,
     },
     Kernel {
         row: KernelRow {
-            name: "qk_norm_rope_grad",
-            op: OpKind::QkNormRopeGrad,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0), (3, 0), (4, 0)],
             workspace,
-            deterministic: true,
+            ..kernel_row("qk_norm_rope_grad", OpKind::QkNormRopeGrad, FLOATS, Layout::Any)
         },
         run: run_grad,
     },

@@ -7,25 +7,17 @@ use std::borrow::Cow;
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::vectorised;
 use crate::cpu::tensor::{Rows, Tensor};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "rope",
-        op: OpKind::Rope,
-        dtypes: FLOATS,
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[(0, 0)],
-        workspace: no_workspace,
-        deterministic: true,
-    },
+    row: KernelRow { in_place: &[(0, 0)], ..kernel_row("rope", OpKind::Rope, FLOATS, Layout::Any) },
     run,
 }];
 

@@ -9,22 +9,14 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::{self, vectorised};
 use crate::cpu::tensor::{Rows, Tensor};
-use crate::cpu::{ANY_TYPE, Kernel};
+use crate::rows::{ANY_TYPE, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "reduce",
-        op: OpKind::Reduce,
-        dtypes: ANY_TYPE,
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[],
-        workspace,
-        deterministic: true,
-    },
+    row: KernelRow { workspace, ..kernel_row("reduce", OpKind::Reduce, ANY_TYPE, Layout::Any) },
     run,
 }];
 

@@ -26,18 +26,10 @@ use flatout_ir::{Launch, Op, OpKind};
 pub use choice::refusal;
 
 use crate::cuda::context::{Facts, Kernel, Prepare, Prepared, Source};
+use crate::rows::{FLOATS, kernel_row};
 
 const fn kernel(name: &'static str, op: OpKind, deterministic: bool) -> Kernel {
-    let row = KernelRow {
-        name,
-        op,
-        dtypes: &[DType::F32, DType::BF16],
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place: &[],
-        workspace,
-        deterministic,
-    };
+    let row = KernelRow { workspace, deterministic, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, sources, prepare }
 }
 

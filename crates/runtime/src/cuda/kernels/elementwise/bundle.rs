@@ -12,13 +12,9 @@ use crate::launch::{body_of, parts_of};
 
 use super::{Pass, THREADS, row};
 use crate::cuda::context::{CudaError, Kernel};
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, count32, staged};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: row("cuda.bundle", OpKind::Bundle),
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+pub const KERNELS: &[Kernel] = &[staged!(row("cuda.bundle", OpKind::Bundle), |l, _| stages(l))];
 
 fn stages(launch: &Launch) -> Stages {
     let parts = parts_of(launch);

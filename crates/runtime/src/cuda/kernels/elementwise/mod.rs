@@ -20,32 +20,23 @@ use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Graph, Launch, Op, OpKind, View, fp8, region};
 
-use super::EVERY_TYPE;
 use super::address::{Walk, index_type, most, widths};
-use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type};
+use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type, staged};
 use crate::cuda::context::{CudaError, Kernel};
 use crate::launch::body_of;
+use crate::rows::{EVERY_TYPE, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[kernel("cuda.map", OpKind::Map), kernel("cuda.region", OpKind::Region)];
 
 const fn kernel(name: &'static str, op: OpKind) -> Kernel {
-    Kernel {
-        row: row(name, op),
-        sources: |l, _| stage::sources(stages(l)),
-        prepare: |l, p| stage::prepare(stages(l), p),
-    }
+    staged!(row(name, op), |l, _| stages(l))
 }
 
 pub(super) const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow {
-        name,
-        op,
-        dtypes: EVERY_TYPE,
-        ins: Layout::Any,
-        outs: Layout::Any,
         in_place: EVERY_PAIR,
         workspace: region_sums::workspace,
-        deterministic: true,
+        ..kernel_row(name, op, EVERY_TYPE, Layout::Any)
     }
 }
 

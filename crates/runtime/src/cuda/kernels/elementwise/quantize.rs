@@ -1,27 +1,24 @@
 //! Matrices in 8-bit types, both ways round. How it is done is in `quantize.cu`.
 
 use flatout_ir::ops::quantize::Source as Of;
-use flatout_ir::target::{KernelRow, QUANTIZE_IN_PLACE, Shapes};
+use flatout_ir::target::{KernelRow, Layout, QUANTIZE_IN_PLACE, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::gated;
 use crate::cuda::context::{Facts, Kernel, Source};
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::norms::norm;
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.quantize",
-        op: OpKind::Quantize,
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow {
         in_place: QUANTIZE_IN_PLACE,
         workspace,
-        ..ROWS_OF_FLOATS
+        ..kernel_row("cuda.quantize", OpKind::Quantize, FLOATS, Layout::Rows)
     },
-    sources: |l, f| stage::sources(stages(l, f)),
-    prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
-}];
+    stages
+)];
 
 /// What every kernel that writes codes is written with.
 pub(crate) const CODES: &str = include_str!("codes.cuh");

@@ -12,20 +12,24 @@ use std::borrow::Cow;
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto, Turn};
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Shapes};
+use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
 
-use super::ROWS_OF_FLOATS;
 use super::norms::rope::Rotation;
 use super::stage::PRELUDE;
 use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
+use crate::rows::{FLOATS, kernel_row};
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    Kernel { row: KernelRow { name, op, in_place, workspace, ..ROWS_OF_FLOATS }, sources, prepare }
+    Kernel {
+        row: KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) },
+        sources,
+        prepare,
+    }
 }
 
 pub const KERNELS: &[Kernel] = &[

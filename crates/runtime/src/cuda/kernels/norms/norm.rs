@@ -1,39 +1,33 @@
 //! RMS norm and layer norm and their gradients: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
 
 use flatout_ir::ops::norm::{NormSpec, NormWeight, again_at};
-use flatout_ir::target::{KernelRow, Shapes};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
 
 use crate::cuda::context::{CudaError, Facts, Kernel};
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::address::{Walk, row_width};
 use crate::cuda::kernels::elementwise::quantize::Codes;
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow {
-            name: "cuda.rms_norm",
-            op: OpKind::RmsNorm,
+    staged!(
+        KernelRow {
             in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.rms_norm", OpKind::RmsNorm, FLOATS, Layout::Rows)
         },
-        sources: |l, _| stage::sources(plain(l)),
-        prepare: |l, p| stage::prepare(plain(l), p),
-    },
-    Kernel {
-        row: KernelRow {
-            name: "cuda.rms_norm_grad",
-            op: OpKind::RmsNormGrad,
+        |l, _| plain(l)
+    ),
+    staged!(
+        KernelRow {
             in_place: &[(0, 0), (2, 0), (3, 0)],
             workspace,
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.rms_norm_grad", OpKind::RmsNormGrad, FLOATS, Layout::Rows)
         },
-        sources: |l, f| stage::sources(plain_grad(l, f)),
-        prepare: |l, p| stage::prepare(plain_grad(l, p.facts()), p),
-    },
+        plain_grad
+    ),
 ];
 
 /// Partial rows of dw, of db and of the sum of dx at most: a block each, and no more blocks than this.

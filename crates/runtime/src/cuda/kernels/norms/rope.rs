@@ -4,22 +4,21 @@ use std::fmt::Write;
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::KernelRow;
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::Kernel;
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::address::{Walk, most, widths};
 use crate::cuda::kernels::stage::{
-    self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32,
+    Draft, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32, staged,
 };
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow { name: "cuda.rope", op: OpKind::Rope, in_place: &[(0, 0)], ..ROWS_OF_FLOATS },
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow { in_place: &[(0, 0)], ..kernel_row("cuda.rope", OpKind::Rope, FLOATS, Layout::Rows) },
+    |l, _| stages(l)
+)];
 
 /// How the heads of a [T, H, K] tensor are turned: what rope and the fused norm + rope compile alike.
 pub(crate) struct Rotation<'a> {

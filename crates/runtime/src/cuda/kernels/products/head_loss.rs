@@ -16,18 +16,10 @@ use super::product::library_workspace;
 use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
+use crate::rows::{FLOATS, kernel_row};
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow {
-        name,
-        op,
-        dtypes: &[DType::F32, DType::BF16],
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place,
-        workspace,
-        deterministic: true,
-    };
+    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, sources, prepare }
 }
 

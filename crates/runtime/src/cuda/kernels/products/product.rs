@@ -19,17 +19,19 @@ use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
 use crate::cuda::kernels::stage::c_type;
+use crate::rows::kernel_row;
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        name: "cuda.product",
-        op: OpKind::Product,
-        dtypes: &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2],
-        ins: Layout::Any,
         outs: Layout::Rows,
         in_place: &[(2, 0)],
         workspace,
-        deterministic: true,
+        ..kernel_row(
+            "cuda.product",
+            OpKind::Product,
+            &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2],
+            Layout::Any,
+        )
     },
     sources,
     prepare,

@@ -10,23 +10,18 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use crate::cuda::context::{Facts, Kernel};
 use crate::cuda::kernels::elementwise::dropout::drawing;
 use crate::cuda::kernels::stage::{
-    self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32,
+    Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32, staged,
 };
+use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.thin_product",
-        op: OpKind::ThinProduct,
-        dtypes: &[DType::BF16],
-        ins: Layout::Rows,
-        outs: Layout::Rows,
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow {
         in_place: &[(2, 0)],
         workspace,
-        deterministic: true,
+        ..kernel_row("cuda.thin_product", OpKind::ThinProduct, &[DType::BF16], Layout::Rows)
     },
-    sources: |l, facts| stage::sources(stages(l, facts)),
-    prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
-}];
+    stages
+)];
 
 const THIN: &str = include_str!("thin.cuh");
 
