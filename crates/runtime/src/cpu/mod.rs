@@ -26,7 +26,7 @@ pub struct Kernel {
 
 pub type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 
-/// This machine with so many threads, as the compiler sees it.
+/// This machine with `threads` threads, as the compiler sees it.
 pub fn target(threads: usize) -> Target {
     let cores = threads.max(1);
     Target {

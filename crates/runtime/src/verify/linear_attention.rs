@@ -1,6 +1,8 @@
-//! Cases of linear attention: every mask, keys of their own and queries that are their keys, heads that share keys or
-//! values, equal and ragged segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and
-//! of several; queries that are turned as they are read, by a table, behind it and without one, and their gradient onto a base.
+//! Cases of linear attention: masks, shared heads, segments, sizes and rotations.
+//!
+//! Every mask, keys of their own and queries that are their keys, heads that share keys or values, equal and ragged
+//! segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and of several; queries
+//! that are rotated as they are read, by a table, beyond it and without one, and their gradient onto a base.
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::frequency::Frequencies;

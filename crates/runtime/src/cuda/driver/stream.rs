@@ -120,7 +120,7 @@ impl Event {
         Ok(Event { driver, raw })
     }
 
-    /// What is put on `stream` after this waits, on the device, for what was recorded last; for nothing where nothing
+    /// Makes later work on `stream` wait, on the device, for what was recorded last; for nothing where nothing
     /// was. Recording again later does not move a wait that is enqueued already.
     pub fn hold(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: both are alive; the flags are the header's default.

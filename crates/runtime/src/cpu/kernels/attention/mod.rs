@@ -1,4 +1,6 @@
-//! Attention without materialised scores, forward and backward (`flatout_ir::ops::attention` is the mathematics).
+//! Attention without materialised scores, forward and backward.
+//!
+//! The mathematics is that of `flatout_ir::ops::attention`.
 //!
 //! Work is cut into blocks of `LANES` rows, a row being a (query, head) pair; all rows of a block share one key head,
 //! so grouped heads read their keys once. A block walks over its visible keys in tiles of `KEYS`; the scores of a tile
@@ -71,7 +73,7 @@ fn extents(k: Segments, tokens: usize, kv_heads: usize) -> (usize, usize) {
     }
 }
 
-/// What both directions read of a launch.
+/// The parts of a launch that both directions read.
 struct Problem<'a> {
     scale: f32,
     mask: Mask,

@@ -1,4 +1,6 @@
-//! Dropout by counter: element c of a row draws half c mod 8 of block c / 8, as `random` defines it.
+//! Dropout by counter: the bits drawn are those of `flatout_ir::random`.
+//!
+//! Element c of a row draws half c mod 8 of block c / 8.
 
 use flatout_ir::random::{RowDraw, drop_below};
 use flatout_ir::target::{KernelRow, Layout};
@@ -36,7 +38,7 @@ vectorised! {
     }
 }
 
-/// What a launch draws: its inputs `rng` and `rows`, its key and share.
+/// The random draws of a launch: its inputs `rng` and `rows`, its key and share.
 pub(super) struct Draws {
     rng: Vec<i32>,
     samples: Vec<i32>,

@@ -1,5 +1,6 @@
-//! Gated activations, act(gate) * up, and their gradient: d gate = dy up act'(gate), d up = dy act(gate). One pass;
-//! gate and up are usually the halves of one buffer's rows.
+//! Gated activations, act(gate) * up, and their gradient in one pass.
+//!
+//! d gate = dy up act'(gate), d up = dy act(gate). gate and up are usually the halves of one buffer's rows.
 
 use flatout_ir::ops::gated::Act;
 use flatout_ir::target::{KernelRow, Layout};

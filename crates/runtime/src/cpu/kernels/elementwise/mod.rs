@@ -1,5 +1,6 @@
-//! Elementwise functions and regions of them, tile by tile: a tile's intermediates stay in the first-level cache, so
-//! memory sees the region's inputs and outputs once each.
+//! Elementwise functions and fused regions of them, tile by tile.
+//!
+//! A tile's intermediates stay in the first-level cache, so memory sees the region's inputs and outputs once each.
 //!
 //! A launch is compiled to a list of steps over registers of `TILE` floats. An input that is f32 without gaps is read
 //! from the arena itself unless an output lies on it; an output that is f32 without gaps is written there by its last

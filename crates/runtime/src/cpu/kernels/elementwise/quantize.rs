@@ -1,5 +1,7 @@
-//! Matrices in 8-bit types, both ways round. Tiles of a few rows are read once; their codes are written along and, turned,
-//! down the columns. Exact: the codes are the type's own rounding of x times the scale's reciprocal.
+//! Quantisation to 8-bit types, row-major and transposed in one pass.
+//!
+//! Tiles of a few rows are read once; their codes are written along the rows and, transposed, down the columns. Exact:
+//! the codes are the type's own rounding of x times the scale's reciprocal.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -24,10 +26,10 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     run,
 }];
 
-/// Rows a task covers: columns of the turned output are written so many elements at a time.
+/// Rows a task covers: columns of the transposed output are written this many elements at a time.
 const ROWS_A_TASK: usize = 16;
 
-/// What a norm gives, and what it needs itself.
+/// Workspace for a norm's output and for the norm itself.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let x = shapes.ins[0];
     match shapes.node.op {
@@ -129,7 +131,7 @@ fn turn(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
     }
 }
 
-/// What is quantised, by what it is made of.
+/// The input of the quantisation, by the operation that makes it.
 struct X<'a> {
     of: Source,
     ins: Vec<Rows<'a>>,

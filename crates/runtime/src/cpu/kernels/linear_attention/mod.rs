@@ -1,5 +1,6 @@
-//! Attention without softmax, forward and backward (`flatout_ir::ops::linear_attention` is the mathematics), as the sums
-//! of `weighted_sum`: out_i = sum over j of W_ij x_j.
+//! Attention without softmax, forward and backward, as the sums of `weighted_sum`.
+//!
+//! The mathematics is that of `flatout_ir::ops::linear_attention`: out_i = sum over j of W_ij x_j.
 //!
 //! A task is a tile of rows of one output head. It walks over the tiles it sees: a tile's weights are one product, are
 //! scaled and masked, and a second product adds to the result, which is rounded once. Segments are cut into tiles of
@@ -68,7 +69,7 @@ struct Sum<'a> {
     right: Operand<'a>,
     rows: Operand<'a>,
     out: Operand<'a>,
-    /// What the result is added to.
+    /// The tensor the result is accumulated onto.
     base: Option<Tensor<'a>>,
     /// The tensor whose elements must be above 0 for the result not to be 0.
     above: Option<Tensor<'a>>,

@@ -1,4 +1,6 @@
-//! Both directions against the oracle over masks, segments, shared heads, the symmetric form, sizes and types.
+//! Tests of linear attention, both directions, against the oracle over masks, segments, heads, sizes and types.
+//!
+//! They include the symmetric form, in which queries are their own keys.
 
 use flatout_ir::DType;
 use flatout_ir::ops::attention::Segments;
@@ -6,7 +8,7 @@ use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 
 use crate::cpu::kernels::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
 
-/// (start, length) of segments on an axis of so many tokens; without any, equal lengths.
+/// (start, length) of segments on an axis of a number of tokens; without any, equal lengths.
 #[derive(Clone, Debug)]
 struct Side {
     tokens: usize,

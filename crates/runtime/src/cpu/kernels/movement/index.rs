@@ -1,5 +1,6 @@
-//! Rows by index: gather, the sum of rows by destination, the replacement of rows. A negative index is dropped; one
-//! behind the last row is an error.
+//! Rows by index: gather, scatter-add and row replacement.
+//!
+//! A negative index is dropped; one beyond the last row is an error.
 //!
 //! The sum is deterministic: rows are sorted by destination, keeping their order, and each destination row is summed
 //! by one task in f32 and written once. Bytes: the index, the rows in, each touched row in and out.

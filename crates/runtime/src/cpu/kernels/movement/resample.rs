@@ -1,5 +1,7 @@
-//! Parts of the images of a table at one size, as `flatout_ir::ops::resample` defines them. An image a task; one thread
-//! sums an image in a fixed order, so the bytes do not depend on how many there are. A part outside its image is an error.
+//! Resamples crops of a table's images to one size, as `flatout_ir::ops::resample` defines it.
+//!
+//! A task is one image, summed by one thread in a fixed order, so the bytes do not depend on the number of threads. A
+//! crop outside its image is an error.
 
 use flatout_ir::ops::resample::{PART, Part, resample};
 use flatout_ir::target::Layout;

@@ -1,4 +1,6 @@
-//! 1 / ||w + s b a|| by rows, as `flatout_ir::ops::low_rank_norm` defines it: a row a task, its sum in f32 a row at a time.
+//! The reciprocal row norms 1 / ||w + s b a|| of a weight with its adapter.
+//!
+//! As `flatout_ir::ops::low_rank_norm` defines it; a task is one row, summed in f32.
 
 use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind};

@@ -1,4 +1,4 @@
-//! RMS norm with the residual addition in front, and its gradient, one pass over memory each; of centred rows, layer norm.
+//! RMS norm and layer norm with the residual addition in front, and their gradients, one pass over memory each.
 //!
 //! Forward, a row: h = x + residual, c = h or h - mean(h), y = c rstd g(w) + b. Backward: with u = dy g(w),
 //! dc = rstd u - c rstd^3 mean(c u), dx = dc or dc - mean(dc) (+ dh), dw = sum over rows of dy c rstd, db = sum over rows of
@@ -43,12 +43,12 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     partial_bytes(sums, shapes.ins[0])
 }
 
-/// Scratch for so many vectors that are summed over the rows of a tensor.
+/// Workspace for a number of vectors that are summed over the rows of a tensor.
 pub(crate) fn partial_bytes(sums: usize, x: &TensorType) -> usize {
     sums * x.rows().div_ceil(GROUP) * x.last() * 4
 }
 
-/// What a normed row is multiplied by: w, 1 + w or ones, in f32.
+/// The factors of a normed row: w, 1 + w or ones, in f32.
 ///
 /// # Safety
 /// The tensors' contract.

@@ -1,4 +1,4 @@
-//! The norm of each head of q or k and its rotation, and their gradient, one pass over memory each.
+//! The norm of each head of q or k fused with its rotation, and their gradient, one pass over memory each.
 //!
 //! Backward turns dy back, then is the norm's gradient a head. dw is summed over groups of `GROUP` tokens in the
 //! workspace, then over groups in order.

@@ -1,4 +1,4 @@
-//! Rotary positions: each token's cosines and sines once, then every head's pairs turned by them.
+//! Rotary positions: each token's cosines and sines once, then every head's pairs rotated by them.
 //!
 //! With a table they are looked up; a position outside it, and every one without a table, is computed in f64. Bytes:
 //! x once in, once out.
@@ -21,7 +21,7 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     run,
 }];
 
-/// What turns a token: positions, frequencies and, where there is one, the table.
+/// The rotation of a token: positions, frequencies and, where there is one, the table.
 pub(crate) struct Turns<'a> {
     /// [axes, T], row-major.
     positions: Vec<i32>,

@@ -1,5 +1,7 @@
-//! AdamW in one pass over parameter, gradient and moments: 16 bytes in and 12 out an element, 14 with the bf16 copy; 4
-//! bytes less each way with moments in bf16, which are rounded at random by the bits of `random::rounding`.
+//! AdamW in one pass over parameter, gradient and moments.
+//!
+//! 16 bytes in and 12 out per element, 14 with the bf16 copy; 4 bytes less each way with moments in bf16, which are
+//! rounded stochastically by the bits of `random::rounding`.
 
 use flatout_ir::random::rounding;
 use flatout_ir::target::{KernelRow, Layout};

@@ -1,5 +1,7 @@
-//! AdamW with moments in eight bits, in one pass: a block of 256 is decoded, updated, rounded at random and encoded. 10
-//! bytes in and 6 out an element, 8 with the bf16 copy, and 16 a block for both scales.
+//! AdamW with 8-bit moments, in one pass.
+//!
+//! A block of 256 is decoded, updated, rounded stochastically and encoded. 10 bytes in and 6 out per element, 8 with
+//! the bf16 copy, and 16 per block for both scales.
 
 use flatout_ir::block8::{BLOCK, Code};
 use flatout_ir::target::{KernelRow, Layout};

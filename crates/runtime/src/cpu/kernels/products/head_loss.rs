@@ -1,4 +1,4 @@
-//! The head's product and the cross entropy, a chunk of rows at a time: logits exist for one chunk only, in scratch.
+//! The head's product fused with the cross entropy: logits exist for one chunk of rows only, in the workspace.
 //!
 //! A chunk is multiplied out on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot)
 //! with c the row's weight (or minus d logp, where that is given); two more products give dx and add to dw. Chunks
@@ -38,7 +38,7 @@ const CHUNK_LOGITS: usize = 8 << 20;
 /// Rows of a bf16 head that are widened at once.
 const WIDENED: usize = 1024;
 
-/// What the scratch is cut into, in floats.
+/// The pieces of the workspace, in floats.
 struct Sizes {
     /// Rows of a chunk.
     rows: usize,

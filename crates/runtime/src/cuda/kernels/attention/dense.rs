@@ -102,14 +102,14 @@ impl Extents {
         (4 * self.batch * self.heads * self.tokens * self.size).next_multiple_of(ALIGN)
     }
 
-    /// What cuDNN takes for a backward graph of these extents.
+    /// cuDNN's workspace for a backward graph of these extents.
     fn backward_bytes(&self, deterministic: bool) -> usize {
         let full_heads = if self.heads == self.kv_heads { 0 } else { self.wide_bytes() };
         let scores = 2 * self.batch * self.heads * self.tokens * self.tokens;
         full_heads + SLACK + if deterministic { scores.next_multiple_of(ALIGN) } else { 0 }
     }
 
-    /// So many sequences of so many key heads.
+    /// The part of the problem with `batch` sequences and `kv_heads` key heads.
     fn part(&self, batch: usize, kv_heads: usize) -> Self {
         Extents { batch, kv_heads, heads: self.heads / self.kv_heads * kv_heads, ..*self }
     }
@@ -164,7 +164,7 @@ fn strides(view: &View, tokens: usize) -> Dims {
     [tokens as i64 * token, head, token, 1]
 }
 
-/// What both graphs are built from.
+/// The inputs that both graphs are built from.
 struct Shape {
     e: Extents,
     scale: f32,
@@ -185,7 +185,7 @@ impl Shape {
         [self.e.batch, self.e.heads, self.e.tokens, 1].map(|x| x as i64)
     }
 
-    /// What distinguishes plans, beside strides.
+    /// The properties that distinguish plans, beside strides.
     fn key(&self, form: i64) -> Vec<i64> {
         let mask = match self.mask {
             Mask::Full => [0, 0],

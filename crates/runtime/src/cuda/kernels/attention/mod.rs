@@ -1,4 +1,4 @@
-//! Attention on the GPU: several families of kernels, one of which `choice` takes for each launch.
+//! Attention on the GPU: several families of kernels, of which `choice` takes one per launch.
 //!
 //! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`,
 //! the family `fma`), and few queries over many keys have one of their own (`decode`). Kernels of ours take one struct

@@ -33,7 +33,7 @@ use crate::cuda::context::{Arg, CudaError, Facts, Prepare, Prepared, Source, Wor
 const LEAST_VERSION: u32 = 91800;
 const LEAST_VERSION_OF_256: u32 = 91900;
 const HEAD_SIZES: [usize; 3] = [64, 128, 256];
-/// What cuDNN takes a segment, which it counts as at least 64 of; 448 bytes and 1152 more were seen.
+/// cuDNN's workspace per segment, of which it counts at least 64; 448 bytes and 1152 more were seen.
 const SEGMENT_BYTES: usize = 512;
 const SLACK: usize = 64 << 10;
 /// Tensors with offsets of their own, in either direction.

@@ -1,4 +1,4 @@
-//! Several regions in one launch: a kernel written for all of them, in which every block knows its region by its number.
+//! Several regions in one launch: one generated kernel, in which a block finds its region by its index.
 //!
 //! A region's part is that of `elementwise`, in a namespace of its own; regions of equal types, extents and alignment share one.
 //! Blocks of one region follow one another. Bytes: each tensor once. A region of one block takes less time than a launch,

@@ -1,4 +1,4 @@
-//! Dropout by counter, with the bits of `flatout_ir::random`. How it draws is in `dropout.cu`.
+//! Dropout by counter, with the bits of `flatout_ir::random`; the kernel is `dropout.cu`.
 
 use flatout_ir::random::drop_below;
 use flatout_ir::target::{KernelRow, Layout};

@@ -1,4 +1,4 @@
-//! Gated activations and their gradient. The mathematics is in `gated.cu`.
+//! Gated activations and their gradient; the kernel is `gated.cu`.
 
 use flatout_ir::ops::gated::Act;
 use flatout_ir::target::{KernelRow, Layout};

@@ -1,4 +1,4 @@
-//! Elementwise functions and regions of them: a kernel is written for each body and its strides.
+//! Elementwise functions and fused regions: a kernel is generated for each body and its strides.
 //!
 //! A thread takes N neighbouring elements of every tensor, in accesses of 16 bytes where strides and alignment allow; a
 //! tensor that repeats along the last axis is read once, one with gaps element by element. Loads of `UNROLL` vectors are
@@ -71,7 +71,7 @@ fn access(view: &View, n: usize) -> Access {
     }
 }
 
-/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses, within rows of so many where rows
+/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses, within rows of `columns` where rows
 /// count.
 pub(super) fn vector(views: &[&View], columns: Option<usize>) -> usize {
     let fits = |n: &usize| {
@@ -136,7 +136,7 @@ pub(super) const THREADS: usize = 256;
 
 /// One pass over the tensors of a region that sums nothing: `run(tensors, count, block)` does a block's part.
 pub(super) struct Pass {
-    /// What the text asks for by name: N, UNROLL and INDEX.
+    /// The constants that the text names: N, UNROLL and INDEX.
     pub constants: [(&'static str, String); 3],
     pub text: String,
     /// Type and name.

@@ -1,4 +1,4 @@
-//! Matrices in 8-bit types, both ways round. How it is done is in `quantize.cu`.
+//! Quantisation to 8-bit types, row-major and transposed; the kernel is `quantize.cu`.
 
 use flatout_ir::ops::quantize::Source as Of;
 use flatout_ir::target::{KernelRow, Layout, QUANTIZE_IN_PLACE, Shapes};
@@ -20,10 +20,10 @@ pub const KERNELS: &[Kernel] = &[staged!(
     stages
 )];
 
-/// What every kernel that writes codes is written with.
+/// The code shared by every kernel that writes 8-bit codes.
 pub(crate) const CODES: &str = include_str!("codes.cuh");
 
-/// A tensor's codes, both ways round, and where its scale and its largest magnitude are.
+/// A tensor's codes, row-major and transposed, its scale and its largest magnitude.
 pub(crate) struct Codes<'a> {
     pub to: DType,
     pub q: Option<&'a View>,
@@ -31,7 +31,7 @@ pub(crate) struct Codes<'a> {
     pub scale: &'a View,
     /// Where the largest magnitude is gathered.
     pub amax: Option<&'a View>,
-    /// What it was before.
+    /// Its value before.
     before: &'a View,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Codes<'a> {
             .text(CODES)
     }
 
-    /// What was gathered before, where the largest magnitude does not lie there already.
+    /// Copies the magnitude gathered before to where the largest is gathered, unless it lies there already.
     pub fn start(&self, source: &Source) -> Option<Stage> {
         let to = self.amax.filter(|amax| amax.offset != self.before.offset)?;
         let args = vec![at(self.before), at(to)];

@@ -1,7 +1,9 @@
-//! Linear attention on the GPU. Queries that are their own keys, in segments that fit in one tile, run on a kernel that
-//! makes their symmetric scores once (`symmetric`); other bf16 as weighted sums through tensor cores (`sum`); f32, and bf16
-//! of odd sizes, as the same sums in plain arithmetic (`plain`). All are deterministic, and no scores are stored. Queries that
-//! are turned as they are read go through the first or the last.
+//! Linear attention on the GPU: the choice among its three kernels.
+//!
+//! Queries that are their own keys, in segments that fit in one tile, run on a kernel that computes their symmetric
+//! scores once (`symmetric`); other bf16 as weighted sums through tensor cores (`sum`); f32, and bf16 of odd sizes, as
+//! the same sums in plain arithmetic (`plain`). All are deterministic, and no scores are stored. Queries that are
+//! rotated as they are read go through the first or the last.
 
 mod plain;
 mod sum;
@@ -93,7 +95,7 @@ impl Problem {
         }
     }
 
-    /// What every source of these kernels is compiled with.
+    /// The defines of every source of these kernels.
     fn defines(&self) -> Vec<(String, String)> {
         let mask = match self.attend.mask {
             LinearMask::Full => 0,
@@ -160,18 +162,18 @@ impl At<'_> {
         [of(attend.q, q), of(attend.k_segments(), k)]
     }
 
-    /// What the gradient of queries is added to.
+    /// The tensor the gradient of queries is accumulated onto.
     fn base(&self) -> Option<&View> {
         let p = &self.problem;
         (p.onto != Onto::Nothing).then(|| &self.launch.ins[p.attend.inputs() + 1])
     }
 
-    /// What a sum is added to: queries are input 0, and their gradient output 0.
+    /// Whether a sum is accumulated onto a base: queries are input 0, and their gradient output 0.
     fn onto(&self, sum: &WeightedSum) -> Onto {
         if sum.out == 0 { self.problem.onto } else { Onto::Nothing }
     }
 
-    /// What turns the queries as they are read.
+    /// The rotation of the queries as they are read.
     fn rotation(&self) -> Option<Rotation<'_>> {
         let attend = &self.problem.attend;
         let positions = attend.positions();

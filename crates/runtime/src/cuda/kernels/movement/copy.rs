@@ -1,4 +1,4 @@
-//! Copies between any two strided views, constants and indices. How they move is in `copy.cu`.
+//! Copies between any two strided views, constants and indices; the kernel is `copy.cu`.
 
 use flatout_ir::target::Layout;
 use flatout_ir::types::{DType, bf16_from_f32};

@@ -1,5 +1,4 @@
-//! Rows by index: gather, the deterministic sum of rows by destination, the replacement of rows. How they work is in
-//! `index.cu`.
+//! Rows by index: gather, deterministic scatter-add and row replacement; the kernel is `index.cu`.
 
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
@@ -130,7 +129,7 @@ fn row_scatter(launch: &Launch) -> Stages {
 const TILE: usize = 2048;
 const PIECE: usize = 32;
 
-/// What the sum by destination keeps in the workspace: offsets in bytes.
+/// The workspace of scatter-add: offsets in bytes.
 struct Scratch {
     /// Keys and places, twice: a pass reads one pair and writes the other.
     keys: [usize; 2],

@@ -1,4 +1,6 @@
-//! Parts of the images of a table at one size, with the bytes of `flatout_ir::ops::resample`. How is in `resample.cu`.
+//! Resamples crops of a table's images to one size, with the bytes of `flatout_ir::ops::resample`.
+//!
+//! The kernel is `resample.cu`.
 
 use flatout_ir::target::Layout;
 use flatout_ir::types::DType;

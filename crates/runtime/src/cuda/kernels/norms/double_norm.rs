@@ -1,4 +1,4 @@
-//! Two RMS norms around a residual addition and their gradient. The mathematics and the layout are in `double_norm.cu`.
+//! Two RMS norms around a residual addition and their gradient; the kernel is `double_norm.cu`.
 
 use flatout_ir::ops::norm::NormSpec;
 use flatout_ir::target::{KernelRow, Layout};

@@ -1,4 +1,4 @@
-//! 1 / ||w + s b a|| by rows: what DoRA divides by, once an update. How is in `low_rank_norm.cu`.
+//! The reciprocal row norms 1 / ||w + s b a|| of DoRA, once per update; the kernel is `low_rank_norm.cu`.
 
 use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind};

@@ -1,4 +1,4 @@
-//! RMS norm and layer norm and their gradients: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
+//! RMS norm and layer norm and their gradients: rows in registers, statistics in f32; the kernel is `norm.cu`.
 
 use flatout_ir::ops::norm::{NormSpec, NormWeight, again_at};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
@@ -48,7 +48,7 @@ fn bf16_elements(d: usize, spec: NormSpec, sums_rows: bool) -> usize {
 
 /// Elements a thread keeps at least where a row takes a part of a warp: with fewer, too few bytes are on their way.
 const SHARED_WARP_ELEMENTS: usize = 8;
-/// Threads of a multiprocessor that work on a gradient: by the elements of a row each has, of which it keeps so many
+/// Threads of a multiprocessor that work on a gradient: by the elements of a row each has, of which it keeps `kept`
 /// registers beside some forty for everything else. Three sums of 12 elements are worth a word or two in local memory: 65792
 /// rows of 384 took 53.5 us on an H200 with 640 threads, 57.0 with 512.
 fn resident_threads(elements: usize, kept: usize) -> usize {
@@ -72,7 +72,7 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     partial_bytes(sums, shapes.ins[0])
 }
 
-/// Scratch for so many vectors that are summed over the rows of a tensor.
+/// Workspace for a number of vectors that are summed over the rows of a tensor.
 pub(crate) fn partial_bytes(sums: usize, x: &TensorType) -> usize {
     sums * x.rows().min(MOST_PARTIAL) * x.last() * 4
 }
@@ -181,7 +181,7 @@ fn plain_grad(launch: &Launch, facts: &Facts) -> Stages {
     backward(spec, add, &launch.ins, &outs, launch.workspace.as_ref(), facts, beside)
 }
 
-/// What the gradient of a norm gives beside it and its sums.
+/// The further output of a norm's gradient, beside dx and the sums.
 pub(crate) enum Beside<'a> {
     Nothing,
     /// Its codes.

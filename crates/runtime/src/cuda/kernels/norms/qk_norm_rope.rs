@@ -1,4 +1,4 @@
-//! The norm of each head of q or k and its rotation, and their gradient. The mathematics is in `qk_norm_rope.cu`.
+//! The norm of each head of q or k fused with its rotation, and their gradient; the kernel is `qk_norm_rope.cu`.
 
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::target::{KernelRow, Layout, Shapes};

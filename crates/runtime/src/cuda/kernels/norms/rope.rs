@@ -1,4 +1,6 @@
-//! Rotary positions. The mathematics is in `rope.cu`; what `qk_norm_rope` shares with it, in `rotation.cuh`.
+//! Rotary positions; the kernel is `rope.cu`.
+//!
+//! `rotation.cuh` holds the code that `qk_norm_rope.cu` shares with it.
 
 use std::fmt::Write;
 
@@ -91,7 +93,7 @@ impl Rotation<'_> {
         (draft, Cover { lanes, chunk })
     }
 
-    /// What `rotation.cuh` is compiled with where a thread holds `vec` neighbouring frequencies and reads `pair` elements
+    /// The defines of `rotation.cuh` where a thread holds `vec` neighbouring frequencies and reads `pair` elements
     /// of pairs that lie side by side at once.
     pub(crate) fn defines(&self, vec: usize, pair: usize) -> [(&'static str, String); 9] {
         let half = self.axis_of_freq.len();

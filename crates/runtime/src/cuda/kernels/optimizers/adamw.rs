@@ -1,4 +1,4 @@
-//! AdamW in one pass over parameter, gradient and moments. The mathematics is in `adamw.cu`.
+//! AdamW in one pass over parameter, gradient and moments; the kernel is `adamw.cu`.
 
 use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;

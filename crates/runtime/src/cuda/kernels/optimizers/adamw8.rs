@@ -1,4 +1,6 @@
-//! AdamW with moments in eight bits, in one pass. The code is in `adamw8.cu`, what it means in `flatout_ir::block8`.
+//! AdamW with 8-bit moments, in one pass; the kernel is `adamw8.cu`.
+//!
+//! `flatout_ir::block8` defines the codes.
 
 use flatout_ir::block8::BLOCK;
 use flatout_ir::target::{KernelRow, Layout};

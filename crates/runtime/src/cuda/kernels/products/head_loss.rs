@@ -1,4 +1,4 @@
-//! The head's product and the cross entropy, a chunk of rows at a time: logits exist for one chunk only, in scratch.
+//! The head's product fused with the cross entropy: logits exist for one chunk of rows only, in the workspace.
 //!
 //! A chunk is multiplied out by cuBLASLt in the type of x, one kernel turns its rows into losses and, in place, into
 //! d logits = c (softmax - onehot), with c the row's weight (or minus d logp, where that is given); two more products
@@ -83,7 +83,7 @@ struct Head<'a> {
     target: &'a View,
     /// The weight of a row, or its d logp.
     factor: &'a View,
-    /// What makes a factor the c of d logits.
+    /// The sign by which a factor becomes the c of d logits.
     sign: f32,
     known_lse: Option<&'a View>,
     base: Option<&'a View>,

@@ -1,4 +1,4 @@
-//! Folding one axis. How it is done is in `reduce.cu`; here is how an axis is cut into pieces, from shapes alone.
+//! Reductions along one axis, cut into pieces by shapes alone; the kernel is `reduce.cu`.
 
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
