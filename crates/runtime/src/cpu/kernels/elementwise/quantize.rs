@@ -84,7 +84,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     }
     let x = X { of, ins: (0..of.inputs()).map(|i| cx.input(i).rows()).collect() };
     let (count, width) = (x.ins[0].count, x.width());
-    let (codes, turned, third) = (cx.output(0), cx.output(1), cx.output(2));
+    let (codes, transposed, third) = (cx.output(0), cx.output(1), cx.output(2));
     let (scale, amax) = if current {
         (fp8::scale(to, largest(&x.ins[0], cx)), 0.0)
     } else {
@@ -109,8 +109,8 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 unsafe { codes.rows().store(row, 0, tile) };
             }
         }
-        if let Some(turned) = &turned {
-            turn(&tile, width, rows.start, turned);
+        if let Some(transposed) = &transposed {
+            transpose(&tile, width, rows.start, transposed);
         }
     });
     if let Some(third) = third {
@@ -122,7 +122,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 }
 
 /// Writes a tile of rows along columns, from the element `at` of each on, which belong to one task.
-fn turn(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
+fn transpose(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
     let mut column = vec![0.0; tile.len().checked_div(width).unwrap_or(0)];
     for c in 0..width {
         column.iter_mut().enumerate().for_each(|(r, y)| *y = tile[r * width + c]);

@@ -102,7 +102,7 @@ impl Case {
 
     /// Runs both directions with everything outside the segments NaN and compares with the oracle.
     fn check(&self) {
-        // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it turns it back and after.
+        // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it rotates it back and after.
         let bound = match (self.dtype, self.turn) {
             (DType::F32, _) => 1e-6,
             (_, Turn::None) => 2.5e-3,

@@ -269,7 +269,7 @@ impl Strides {
 fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Result<(), CudaError> {
     let (queries, keys, scores, rows) = (s.queries(), s.keys(), s.scores(), s.rows());
     let [batch, head, ..] = dense(scores);
-    let turned = [batch, head, 1, s.e.tokens as i64];
+    let transposed = [batch, head, 1, s.e.tokens as i64];
     let q = g.real(Q, queries, at.q, Data::Bf16)?;
     let k = g.real(K, swapped(keys), swapped(at.k), Data::Bf16)?;
     let v = g.real(V, swapped(keys), swapped(at.v), Data::Bf16)?;
@@ -306,7 +306,7 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
         g.matmul(left, right, full)?;
         g.reduce(Reduce::Add, full, to)
     };
-    let pt = g.hidden(scores, turned, Data::Bf16)?;
+    let pt = g.hidden(scores, transposed, Data::Bf16)?;
     g.reshape(p, pt)?;
     to_keys(g, pt, d_o, dv)?;
 
@@ -315,7 +315,7 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     let x = g.binary(Pointwise::Sub, dp, sum, Data::Float)?;
     let x = g.binary(Pointwise::Mul, x, p, Data::Float)?;
     let ds = g.binary(Pointwise::Mul, x, scale, Data::Float)?;
-    let dst = g.hidden(scores, turned, Data::Bf16)?;
+    let dst = g.hidden(scores, transposed, Data::Bf16)?;
     g.reshape(ds, dst)?;
     to_keys(g, dst, q, dk)?;
 

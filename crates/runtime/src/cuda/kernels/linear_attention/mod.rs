@@ -186,7 +186,7 @@ impl At<'_> {
         })
     }
 
-    /// A kernel's text behind what it is written with; for turned queries also what turns them, in threads that hold
+    /// A kernel's text after its defines; for rotated queries also the rotation, in threads that hold
     /// `vec` pairs and read `pair` elements of them at once.
     fn code(
         &self,
@@ -201,7 +201,7 @@ impl At<'_> {
             .into()
     }
 
-    /// The last arguments of kernels that turn: positions, table, its rows.
+    /// The last arguments of kernels that rotate: positions, table, its rows.
     fn turn_args(&self) -> Vec<Arg> {
         let Some(rotation) = self.rotation() else { return vec![] };
         let rows = rotation.table.map_or(0, |table| table.dims[0]);

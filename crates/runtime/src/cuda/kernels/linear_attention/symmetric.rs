@@ -47,7 +47,7 @@ fn fits(p: &Problem) -> bool {
 }
 
 pub(super) fn serves(at: &At<'_>) -> bool {
-    // A base is added where a gradient is turned back, and lies as that does.
+    // A base is added where a gradient is rotated back, and lies as that does.
     let lies_alike = |base: &View| at.launch.outs[0].as_ref().is_none_or(|dr| dr.strides == base.strides);
     let has_way = at.base().is_none_or(|base| at.problem.attend.turn != Turn::None && lies_alike(base));
     fits(&at.problem) && has_way && tensors(at).into_iter().chain([at.base()]).flatten().all(in_pieces)

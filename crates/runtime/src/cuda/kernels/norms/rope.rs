@@ -22,7 +22,7 @@ pub const KERNELS: &[Kernel] = &[staged!(
     |l, _| stages(l)
 )];
 
-/// How the heads of a [T, H, K] tensor are turned: what rope and the fused norm + rope compile alike.
+/// The rotation of the heads of a [T, H, K] tensor, which rope and the fused norm + rope compile alike.
 pub(crate) struct Rotation<'a> {
     pub freq: Frequencies,
     pub axis_of_freq: &'a [u8],

@@ -256,9 +256,12 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, _, d] = &self.operands;
         let show = |m: &Matrices| {
-            let turned = if m.is_transposed { " transposed" } else { "" };
+            let transposed = if m.is_transposed { " transposed" } else { "" };
             let (dtype, align) = (m.dtype.name(), m.at);
-            format!("{dtype}[{},{}]{turned}, rows {} apart, aligned to {align}", m.rows, m.columns, m.pitch)
+            format!(
+                "{dtype}[{},{}]{transposed}, rows {} apart, aligned to {align}",
+                m.rows, m.columns, m.pitch
+            )
         };
         let mode = if self.compute == Compute::Tf32 { " in tf32" } else { "" };
         write!(f, "{} products{mode} of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))?;
