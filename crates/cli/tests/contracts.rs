@@ -1,13 +1,12 @@
 //! What other tools rely on: the fields of events and plans, the bytes a plan promises, recipes that round-trip.
 
-mod program;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use program::{SMALL, Said, say, small_train};
 use serde_json::Value;
+
+use crate::program::{self, SMALL, Said, say, small_train};
 
 fn ok(dir: &Path, words: &[&str]) -> Said {
     let said = say(dir, words);

@@ -1,8 +1,6 @@
 //! Every switch turned to every value for every recipe, compiled for the CPU and for a GPU on paper: what is reported is
 //! what the plans hold, and what cannot run is refused with the table's reason. And the documentation is the table.
 
-mod small_recipe;
-
 use std::collections::BTreeMap;
 
 use flatout_ir::{DType, OpKind, PlanSet, Role};
@@ -12,7 +10,8 @@ use flatout_train::config::switches::{Class, Precision, Switch, TABLE};
 use flatout_train::recipes;
 use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{self, Compiled, compile};
-use small_recipe::{small, target};
+
+use crate::small_recipe::{small, target};
 
 /// What a value came to.
 struct Came {
