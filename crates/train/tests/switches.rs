@@ -153,7 +153,7 @@ fn turned_off_is_gone_from_the_launches() {
     assert!(narrow(&compiled("precision=bf16")) > products / 2);
 }
 
-const PAGE: &str = include_str!("../../../docs/switches.md");
+const PAGE: &str = include_str!("../../../docs/reference/switches.md");
 
 /// The cells of a table's rows, by the first cell without its ticks.
 fn documented(heading: &str) -> BTreeMap<String, Vec<String>> {
