@@ -40,7 +40,7 @@ pub fn train(
         }
         screen.note(format!("fold     {number} of {count}"));
         let entered = starting.enter(|| Run::enter(&folder, resume))?;
-        if begin_or_continue(config, entered, device, stop, screen)? == Status::Stopped {
+        if begin_or_continue(config, None, entered, device, stop, screen)? == Status::Stopped {
             return Ok(ExitCode::from(3));
         }
     }

@@ -91,7 +91,7 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
         }
         screen.note(format!("sweep    {number} of {count}: {}", combination.words().join(" ")));
         let entered = starting.enter(|| Run::enter(&folder, Resume::Auto))?;
-        let status = match begin_or_continue(config, entered, &device, &stop, screen) {
+        let status = match begin_or_continue(config, None, entered, &device, &stop, screen) {
             // One that cannot go on, as with a rate that is too high, says nothing of the others.
             Err(Failure::Environment(sentence)) => {
                 screen.note(format!("sweep    {} failed: {sentence}", combination.name));
@@ -169,7 +169,8 @@ fn check_there(
     for (combination, config) in combinations.iter().zip(configs) {
         let folder = dir.join(&combination.name);
         if is_run(&folder) {
-            requeued(&flatout_train::run::config(&folder)?, config).map_err(|e| of(combination, e))?;
+            let (own, resolved) = flatout_train::run::asked_and_resolved(&folder)?;
+            requeued(&own, &resolved, config).map_err(|e| of(combination, e))?;
         }
     }
     Ok(())

@@ -15,12 +15,12 @@ use flatout_train::device::Device;
 use flatout_train::infer::generate::Generator;
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::recipes;
-use flatout_train::resolve::compile;
+use flatout_train::resolve::compile::{self, Compiled};
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
-use flatout_train::run::{Entered, Run};
+use flatout_train::run::{Entered, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
 use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
 use flatout_train::weights::pretrained;
@@ -39,7 +39,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
     // What the machine cannot do is said before a directory is made.
     let device = Device::open(config.switches.backend)?;
-    compile::compile(&config, &device.target(&config.switches))?;
+    let compiled = compile::compile(&config, &device.target(&config.switches))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
         return crate::folds::train(args, &config, &starting, &device, &stop, screen);
@@ -48,22 +48,25 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
         Some(dir) => Run::enter(dir, args.resume),
         None => Run::allocate(Path::new("runs"), &config.recipe).map(Entered::Fresh),
     };
-    begin_or_continue(&config, starting.enter(make)?, &device, &stop, screen).map(exit_code)
+    begin_or_continue(&config, Some(compiled), starting.enter(make)?, &device, &stop, screen).map(exit_code)
 }
 
 /// Trains a run that was entered, new or not; a new one that is refused is gone again.
+/// `compiled` are its plans where they were made already.
 pub fn begin_or_continue(
     config: &Config,
+    compiled: Option<Compiled>,
     (run, is_fresh): (Arc<Run>, bool),
     device: &Device,
     stop: &StopFlag,
     screen: &Screen,
 ) -> Result<Status, Failure> {
     if !is_fresh {
-        let config = requeued(&flatout_train::run::config(run.dir())?, config)?;
-        return run_through(&config, &run, device, stop, screen);
+        let (own, resolved) = asked_and_resolved(run.dir())?;
+        let config = requeued(&own, &resolved, config)?;
+        return run_through(&config, None, &run, device, stop, screen);
     }
-    let result = run_through(config, &run, device, stop, screen);
+    let result = run_through(config, compiled, &run, device, stop, screen);
     if let Err(Failure::User(_)) = &result {
         run.discard();
     }
@@ -73,9 +76,10 @@ pub fn begin_or_continue(
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let (run, _) = starting.enter(|| Run::reopen(&args.run).map(Entered::Existing))?;
-    let config = flatout_train::run::config(run.dir())?.resumed(&args.overrides)?;
+    let (own, _) = asked_and_resolved(run.dir())?;
+    let config = own.resumed(&args.overrides)?;
     let device = Device::open(config.switches.backend)?;
-    run_through(&config, &run, &device, &stop, screen).map(exit_code)
+    run_through(&config, None, &run, &device, &stop, screen).map(exit_code)
 }
 
 fn exit_code(status: Status) -> ExitCode {
@@ -85,6 +89,7 @@ fn exit_code(status: Status) -> ExitCode {
 /// Trains a run to its end or until it is stopped, and says how it went.
 fn run_through(
     config: &Config,
+    compiled: Option<Compiled>,
     run: &Run,
     device: &Device,
     stop: &StopFlag,
@@ -95,22 +100,24 @@ fn run_through(
     let mut facts = None;
     let (mut board, mut report) = (Board::default(), AtEnd::default());
     let outcome =
-        train_run(config, run, device, stop, &mut [&mut board, &mut report], &mut |notice| match notice {
-            Notice::Data(said) => screen.note(format!("data     {said}")),
-            Notice::Ready(ready) => {
-                start_block(ready, screen);
-                facts = ready.data.floor();
-                progress = Some(Progress::new(*screen, ready.steps, ready.done));
-            }
-            Notice::Event(event) => match &mut progress {
-                Some(progress) => progress.event(event),
-                None if screen.json => screen.result(event.to_json()),
-                None => {}
-            },
-            Notice::Saving { step, bytes: size, signal } => {
-                if let Some(progress) = &progress {
-                    let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
-                    progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+        train_run(config, compiled, run, device, stop, &mut [&mut board, &mut report], &mut |notice| {
+            match notice {
+                Notice::Data(said) => screen.note(format!("data     {said}")),
+                Notice::Ready(ready) => {
+                    start_block(ready, screen);
+                    facts = ready.data.floor();
+                    progress = Some(Progress::new(*screen, ready.steps, ready.done));
+                }
+                Notice::Event(event) => match &mut progress {
+                    Some(progress) => progress.event(event),
+                    None if screen.json => screen.result(event.to_json()),
+                    None => {}
+                },
+                Notice::Saving { step, bytes: size, signal } => {
+                    if let Some(progress) = &progress {
+                        let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                        progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
+                    }
                 }
             }
         });

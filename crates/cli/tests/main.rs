@@ -13,6 +13,7 @@ mod examples;
 #[path = "../../train/tests/hub_server/mod.rs"]
 mod hub_server;
 mod images;
+mod kept_runs;
 mod kill;
 mod lengths;
 mod models;

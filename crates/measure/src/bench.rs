@@ -17,6 +17,7 @@ use flatout_runtime::{Posted, Session};
 
 use flatout_train::Failure;
 use flatout_train::config::Config;
+use flatout_train::config::resolved::Resolved;
 use flatout_train::device::Device;
 use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{Compiled, compile};
@@ -70,7 +71,9 @@ impl Stage {
         let mut config = config.clone();
         match &self.data {
             Some(data) => {
-                data.data().measure(&mut config);
+                let mut resolved = Resolved::default();
+                data.data().measure(&config, &mut resolved);
+                config = resolved.over(&config);
                 image_table::check(&config)?;
             }
             // Images that are drawn for a measurement lie in no table.

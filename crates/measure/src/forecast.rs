@@ -36,8 +36,7 @@ pub struct Forecast {
 pub fn forecast(config: &Config, compiled: &Compiled, target_for: &dyn Fn(&Switches) -> Target) -> Forecast {
     let batch = config.train.batch;
     // What `auto` chose by memory is written down, so that alternatives do the same work.
-    let mut pinned = config.clone();
-    compiled.pin(&mut pinned);
+    let pinned = compiled.pinned(config);
     let mut jobs: Vec<Job<'_>> = rows::jobs(&pinned, compiled);
     jobs.extend(alternatives::jobs(&pinned, compiled, target_for));
     let (mut largest, mut alternatives) = (vec![], vec![]);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use flatout_data::{Example, ExampleTable, Vocabulary};
 use flatout_report::report::AtEnd;
 use flatout_train::Config;
+use flatout_train::config::resolved::Resolved;
 use flatout_train::device::Device;
 use flatout_train::infer::classify::{classify, predict};
 use flatout_train::infer::generate::Generator;
@@ -65,10 +66,11 @@ fn material((train, held_out): &Sides, vocab: usize) -> Examples {
 }
 
 /// Plans for it, and what a run is opened with.
-fn opened(data: Examples, config: &mut Config) -> Opened {
-    data.measure(config);
-    let compiled = compile::compile(config, &compile::target()).expect("plans");
-    Opened { data: Box::new(data), compiled, left_out: vec![], laps: Device::cpu().laps() }
+fn opened(data: Examples, config: &Config) -> Opened {
+    let mut resolved = Resolved::default();
+    data.measure(config, &mut resolved);
+    let compiled = compile::compile(&resolved.over(config), &compile::target()).expect("plans");
+    Opened { data: Box::new(data), resolved, compiled, left_out: vec![], laps: Device::cpu().laps() }
 }
 
 /// A small Gemma-3 that sees both ways.
@@ -117,8 +119,8 @@ struct Ran {
 
 fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
-    let mut config = config.clone();
-    let opened = opened(material(sides, config.model.decoder().vocab), &mut config);
+    let config = config.clone();
+    let opened = opened(material(sides, config.model.decoder().vocab), &config);
     let (mut steps, mut evals) = (vec![], vec![]);
     let notice = &mut |notice: Notice<'_>| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
@@ -340,8 +342,8 @@ fn examples_without_their_class_are_refused() {
     let refused = |label: Option<u32>| {
         let mut table = texts(20, 1);
         table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label });
-        let mut config = config(&[]);
-        let opened = opened(material(&(table, texts(20, 2)), config.model.decoder().vocab), &mut config);
+        let config = config(&[]);
+        let opened = opened(material(&(table, texts(20, 2)), config.model.decoder().vocab), &config);
         let failure =
             train_on(&config, opened, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |_| {});
         failure.expect_err("a refusal").to_string()

@@ -154,8 +154,7 @@ fn what_would_lose_stays_in_bf16() {
     );
 
     // What was chosen is written down, and other timings do not change it.
-    let mut pinned = config.clone();
-    by_time.pin(&mut pinned);
+    let pinned = by_time.pinned(&config);
     assert_eq!(pinned.train.fp8_layers, ["attn.wk", "attn.wq", "attn.wv", "ffn.down", "ffn.gate", "ffn.up"]);
     let again = compile(&pinned, &h200(&config)).expect("plans");
     assert_eq!(again.settled.options, by_time.settled.options);
@@ -172,8 +171,7 @@ fn nothing_is_chosen_where_nothing_can_be_gained() {
     let compiled = compile(&config(&["precision=fp8"]), &compile::target()).expect("plans");
     let said = fp8_layers::sentence(&compiled.plans, &compiled.settled).expect("a sentence");
     assert!(said.ends_with("cpu has no units for 8-bit floats: nothing is to be gained"), "{said}");
-    let mut pinned = config(&["precision=fp8"]);
-    compiled.pin(&mut pinned);
+    let pinned = compiled.pinned(&config(&["precision=fp8"]));
     assert_eq!(pinned.train.fp8_layers, ["all"]);
     // On a GPU that has them, small layers whose scales take a pass of their own lose everywhere, and that is said.
     let small = config(&["precision=fp8", "fp8.scaling=current"]);

@@ -133,7 +133,7 @@ fn a_table_of_encoded_images_is_refused() {
     let (Entered::Fresh(run) | Entered::Existing(run)) =
         Run::enter(&dir.path().join("run"), Resume::Auto).expect("a run");
     let config = config(dir.path(), &words);
-    let failed = train(&config, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |_| {})
+    let failed = train(&config, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |_| {})
         .unwrap_err()
         .to_string();
     assert!(failed.contains("`image_table=on` cannot run: the images of"), "{failed}");

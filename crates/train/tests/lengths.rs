@@ -172,7 +172,7 @@ struct Trained {
 fn train_in(config: &Config, dir: &Path, resume: Resume) -> Trained {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, resume).expect("a run");
     let (mut start, mut steps, mut evals) = (None, vec![], vec![]);
-    train(config, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| match notice {
+    train(config, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
         Notice::Event(Event::Start(said)) => start = Some(said.clone()),
         Notice::Event(Event::Eval { loss, .. }) => evals.push(*loss),

@@ -70,8 +70,7 @@ pub struct Base {
 impl Base {
     pub fn new(config: &Config, stage: &Stage) -> Result<Base, Failure> {
         let compiled = stage.compile(config)?;
-        let mut config = config.clone();
-        compiled.pin(&mut config);
+        let config = compiled.pinned(config);
         let prepared = active::Prepared::settled(&compiled.settled);
         let active = active::active(&compiled.plans, &compiled.target, prepared);
         Ok(Base { config, active, fingerprint: fingerprint(&compiled), compiled })

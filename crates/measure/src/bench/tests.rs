@@ -28,7 +28,7 @@ fn trained(config: &Config) -> Vec<f32> {
     let entered = Run::enter(&folder.path().join("run"), Resume::Never).expect("a run");
     let (Entered::Fresh(run) | Entered::Existing(run)) = entered;
     let mut losses = vec![];
-    train(config, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| {
+    train(config, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| {
         if let Notice::Event(Event::Step(step)) = notice {
             losses.push(step.loss);
         }

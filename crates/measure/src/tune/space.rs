@@ -29,8 +29,7 @@ pub struct Setting {
 impl Setting {
     /// What a config comes to: `auto` is what was compiled for it.
     pub fn of(config: &Config, compiled: &Compiled) -> Setting {
-        let mut pinned = config.clone();
-        compiled.pin(&mut pinned);
+        let pinned = compiled.pinned(config);
         let chosen = |switch: &str| compiled.settled.chosen.iter().find(|c| c.switch == switch);
         let precision = match chosen("precision") {
             Some(chosen) => chosen.value.parse().expect("a value of the switch"),

@@ -11,6 +11,7 @@ mod foreign;
 mod layers;
 mod nearest;
 pub mod pattern;
+pub mod resolved;
 mod schema;
 pub mod switches;
 mod text;

@@ -8,8 +8,9 @@ use flatout_runtime::cpu;
 
 use crate::Failure;
 use crate::UserError;
+use crate::config::Config;
+use crate::config::resolved::Resolved;
 use crate::config::switches::Recompute as RecomputeSwitch;
-use crate::config::{Config, Count};
 use crate::machine;
 use crate::resolve::active;
 use crate::resolve::arranged;
@@ -29,6 +30,8 @@ pub struct Compiled {
     pub target: Target,
     /// Rows a `grad`.
     pub micro_batch: usize,
+    /// The capacities of the plans of gradients, the largest first.
+    pub capacities: Vec<Capacities>,
     /// Rows an `eval`; 0 where nothing is evaluated.
     pub eval_batch: usize,
     /// What the switches came to.
@@ -54,15 +57,25 @@ impl Compiled {
 
     /// Writes down what `auto` chose by the memory and the timings there were: a resumed run must not choose otherwise,
     /// because the split of a batch and what is recomputed move the last bits, and what is in 8 bits has a state.
-    pub fn pin(&self, config: &mut Config) {
+    pub fn pin(&self, config: &Config, resolved: &mut Resolved) {
         if config.train.micro_batch().is_none() {
-            config.train.micro_batch = Count::Given(self.micro_batch);
+            resolved.micro_batch = Some(self.micro_batch);
         }
         if let Some(chosen) = self.settled.chosen.iter().find(|c| c.switch == "recompute") {
-            config.switches.recompute = chosen.value.parse().expect("a value of the switch");
+            resolved.recompute = Some(chosen.value.clone());
         }
-        recompute_layers::pin(&self.settled, config);
-        fp8_layers::pin(&self.settled, config);
+        resolved.recompute_layers = self.settled.options.recompute_layers.or(resolved.recompute_layers);
+        fp8_layers::pin(&self.settled, config, resolved);
+        resolved.switches =
+            active::active(&self.plans, &self.target, active::Prepared::settled(&self.settled));
+        resolved.capacities.clone_from(&self.capacities);
+    }
+
+    /// A config with what it came to in these plans, so that another one made from it does the same work.
+    pub fn pinned(&self, config: &Config) -> Config {
+        let mut resolved = Resolved::default();
+        self.pin(config, &mut resolved);
+        resolved.over(config)
     }
 }
 
@@ -186,6 +199,7 @@ pub fn compile_for(
         plans: plans?,
         target: target.clone(),
         micro_batch,
+        capacities,
         eval_batch,
         settled,
         parameters: forward

@@ -99,7 +99,7 @@ mod tests {
         let target = roomy.compiled.target.clone();
         let with = |bytes: u64| Target { memory_bytes: bytes + target.driver_bytes, ..target.clone() };
         let given: Vec<String> = rows.iter().map(|s| s.to_string()).collect();
-        let mut config = resolve("pretrain-226m", &["h200".into()], &given).unwrap();
+        let config = resolve("pretrain-226m", &["h200".into()], &given).unwrap();
         let three_fit = compile(&config, &with(three)).unwrap();
         assert_eq!(layers(&three_fit), (Recompute::Wide, Some(3)));
         assert_eq!(layers(&compile(&config, &with(three - 1)).unwrap()), (Recompute::Wide, Some(4)));
@@ -111,8 +111,7 @@ mod tests {
         let all_but_last = (Recompute::Full, Some(7));
         assert_eq!(layers(&compile(&config, &with(seven)).unwrap()), all_but_last);
         assert!(compile(&config, &with(seven.min(all) - 1)).is_err());
-        three_fit.pin(&mut config);
-        let again = compile(&config, &with(u64::MAX / 2)).unwrap();
+        let again = compile(&three_fit.pinned(&config), &with(u64::MAX / 2)).unwrap();
         assert_eq!(again.plans.arena_bytes, three_fit.plans.arena_bytes);
     }
 

@@ -10,6 +10,7 @@ use flatout_ir::{OpKind, PlanSet, Precision, Program, Role, Target};
 use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
+use crate::config::resolved::Resolved;
 use crate::refuse;
 use crate::resolve::settle::{Chosen, Settled};
 
@@ -65,12 +66,12 @@ pub fn settle(
 }
 
 /// Writes down what is in 8 bits.
-pub fn pin(settled: &Settled, config: &mut Config) {
+pub fn pin(settled: &Settled, config: &Config, resolved: &mut Resolved) {
     if settled.options.precision == Precision::FP8 && config.train.fp8_layers == auto() {
-        config.train.fp8_layers = match &settled.options.fp8_layers {
+        resolved.fp8_layers = Some(match &settled.options.fp8_layers {
             Some(layers) => layers.iter().cloned().collect(),
             None => vec![ALL.into()],
-        };
+        });
     }
 }
 

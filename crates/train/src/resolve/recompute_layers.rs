@@ -5,8 +5,8 @@ use flatout_ir::passes::recompute::layers_of;
 use flatout_ir::{Options, PlanSet, Program, Recompute, Target, compile};
 
 use crate::UserError;
+use crate::config::Config;
 use crate::config::switches::Recompute as Switch;
-use crate::config::{Config, Count};
 use crate::refuse;
 use crate::resolve::settle::{Chosen, Settled};
 
@@ -65,11 +65,4 @@ fn fewest_of(programs: &[Program], target: &Target, options: &Options) -> Option
         }
     }
     Some(best)
-}
-
-/// Writes down how many it was.
-pub fn pin(settled: &Settled, config: &mut Config) {
-    if let Some(layers) = settled.options.recompute_layers {
-        config.train.recompute_layers = Count::Given(layers);
-    }
 }

@@ -10,10 +10,12 @@ use flatout_models::choice;
 
 use crate::UserError;
 use crate::config::Config;
+use crate::config::resolved::Resolved;
 use crate::refuse;
 use flatout_data::durable;
 
 const CONFIG: &str = "config.toml";
+const RESOLVED: &str = "resolved.toml";
 const LOCK: &str = "lock";
 /// How long a reader that asks whether a run is running may hold its lock, and how often one is waited for.
 const A_LOOK: Duration = Duration::from_millis(10);
@@ -128,10 +130,18 @@ impl Run {
         checkpoints_dir(&self.dir)
     }
 
-    /// Saves the config, whole or not at all. From then on the directory holds a run.
-    pub fn save_config(&self, config: &Config) -> Result<(), UserError> {
-        let path = self.dir.join(CONFIG);
-        durable::replace(&path, config.to_toml().as_bytes()).map_err(cannot("be written", &path))
+    /// What its config came to when it began; nothing of a run that is new, or of an earlier version.
+    pub fn resolved(&self) -> Result<Resolved, UserError> {
+        resolved(&self.dir)
+    }
+
+    /// Saves what was asked for and what it came to, each whole or not at all. From then on the directory holds a run.
+    pub fn save_config(&self, asked: &Config, resolved: &Resolved) -> Result<(), UserError> {
+        for (name, text) in [(RESOLVED, resolved.to_toml()), (CONFIG, asked.to_toml())] {
+            let path = self.dir.join(name);
+            durable::replace(&path, text.as_bytes()).map_err(cannot("be written", &path))?;
+        }
+        Ok(())
     }
 
     /// What to type to continue this run.
@@ -171,14 +181,29 @@ pub fn checkpoints_dir(dir: &Path) -> PathBuf {
     dir.join("checkpoints")
 }
 
-/// The resolved config of a run. Reading needs no lock.
-pub fn config(dir: &Path) -> Result<Config, UserError> {
+/// The config of a run as it was asked for, and what it came to. Runs of earlier versions have both in the first.
+pub fn asked_and_resolved(dir: &Path) -> Result<(Config, Resolved), UserError> {
     if !is_run(dir) {
         refuse!("there is no run in {}", dir.display());
     }
     let path = dir.join(CONFIG);
     let text = fs::read_to_string(&path).map_err(cannot("be read", &path))?;
-    Config::parse(&text, &path.display().to_string())
+    Ok((Config::parse(&text, &path.display().to_string())?, resolved(dir)?))
+}
+
+fn resolved(dir: &Path) -> Result<Resolved, UserError> {
+    let path = dir.join(RESOLVED);
+    if !path.is_file() {
+        return Ok(Resolved::default());
+    }
+    let text = fs::read_to_string(&path).map_err(cannot("be read", &path))?;
+    Resolved::parse(&text, &path.display().to_string())
+}
+
+/// The config of a run with everything that was resolved.
+pub fn config(dir: &Path) -> Result<Config, UserError> {
+    let (asked, resolved) = asked_and_resolved(dir)?;
+    Ok(resolved.over(&asked))
 }
 
 /// Makes a folder and those around it; gives the ones that were not there, outermost first.
@@ -263,7 +288,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("my run");
         let config_of_run = tiny();
-        fresh(&dir).save_config(&config_of_run).unwrap();
+        fresh(&dir).save_config(&config_of_run, &Resolved::default()).unwrap();
         let sentence = Run::enter(&dir, Resume::Never).unwrap_err().0;
         assert!(sentence.contains(&format!("`flatout resume '{}'`", dir.display())), "{sentence}");
         for resume in [Resume::Auto, Resume::Must] {
@@ -308,7 +333,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("run");
         let held = fresh(&dir);
-        held.save_config(&tiny()).unwrap();
+        held.save_config(&tiny(), &Resolved::default()).unwrap();
         let sentence = Run::reopen(&dir).unwrap_err().0;
         let holder = format!("is still running in process {}", std::process::id());
         assert!(sentence.contains(&holder), "{sentence}");

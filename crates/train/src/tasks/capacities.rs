@@ -3,23 +3,10 @@
 use flatout_data::{Shape, max_segments};
 use flatout_ir::Graph;
 use flatout_models::form::{Documents, Form};
-use serde::{Deserialize, Serialize};
 
 use super::images;
 use crate::config::Config;
-
-/// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capacities {
-    /// Sequences of equal length; 1 where examples lie one after another.
-    pub rows: usize,
-    pub tokens: usize,
-    /// Documents, examples or texts that are kept apart within the rows.
-    pub segments: usize,
-    /// Tokens of the longest segment.
-    pub longest: usize,
-    pub images: usize,
-}
+pub use crate::config::resolved::Capacities;
 
 impl Capacities {
     /// Of rows of the model's whole context, or of images.

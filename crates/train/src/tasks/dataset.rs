@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::batch::{BatchSource, EvalSet, Inputs};
 use crate::config::Config;
+use crate::config::resolved::Resolved;
 use crate::{Failure, UserError};
 
 /// The plans that batches are made for.
@@ -53,7 +54,7 @@ pub trait Dataset {
     }
 
     /// Writes down what plans depend on and only the data tells, such as lengths and names of classes.
-    fn measure(&self, _config: &mut Config) {}
+    fn measure(&self, _config: &Config, _resolved: &mut Resolved) {}
 
     /// Whether a model of classes finds a class of its own on every sample.
     fn check_classes(&self, config: &Config) -> Result<(), UserError>;

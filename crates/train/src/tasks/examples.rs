@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
 use super::text;
+use crate::config::resolved::Resolved;
 use crate::config::{Config, Source, Task, TooLong, TrainOn};
 use crate::run::{BESIDE, tokenizer_path};
 use crate::{Failure, UserError, refuse};
@@ -168,9 +169,9 @@ impl Dataset for Examples {
         Some(&self.vocabulary)
     }
 
-    fn measure(&self, config: &mut Config) {
-        // The name of each output of the model is found in the run's own config, whatever files come later.
-        config.data.classes.clone_from(&self.classes);
+    fn measure(&self, config: &Config, resolved: &mut Resolved) {
+        // The name of each output of the model is kept with the run, whatever files come later.
+        resolved.classes = Some(self.classes.clone());
         if config.data.mean_tokens.is_some() || !config.data.lengths.is_empty() {
             return;
         }
@@ -180,7 +181,7 @@ impl Dataset for Examples {
         if let (Some(last), Some(longest)) = (shares.last_mut(), longest) {
             *last = longest.max(*last);
         }
-        config.data.lengths = shares;
+        resolved.lengths = Some(shares);
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {

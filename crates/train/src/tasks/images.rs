@@ -21,6 +21,7 @@ use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
 use super::examples::check_names;
 use super::image_table;
 use super::mixing::Mixing;
+use crate::config::resolved::Resolved;
 use crate::config::{Config, OnError, Source};
 use crate::machine::{self, cache_folder};
 use crate::{Failure, UserError};
@@ -137,9 +138,9 @@ impl Dataset for ImageSets {
         Some(self.description.to_string())
     }
 
-    fn measure(&self, config: &mut Config) {
-        config.data.classes.clone_from(&self.classes);
-        config.data.decoded = ByteTable::extents(&self.train).map_or(vec![], |extents| extents.to_vec());
+    fn measure(&self, _: &Config, resolved: &mut Resolved) {
+        resolved.classes = Some(self.classes.clone());
+        resolved.decoded = Some(ByteTable::extents(&self.train).map_or(vec![], |extents| extents.to_vec()));
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {

@@ -2,19 +2,26 @@
 
 use crate::UserError;
 use crate::config::Config;
+use crate::config::resolved::Resolved;
 use crate::config::switches::Recompute;
 use crate::refuse;
 use crate::resolve::fp8_layers;
 use crate::weights::pretrained;
 
-/// The config a run goes on with when `asked` is given anew: its own, with what may change taken from `asked`.
-pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
-    let mut config = own.clone();
-    (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
-    (config.train.on_nonfinite, config.train.max_skipped) =
-        (asked.train.on_nonfinite, asked.train.max_skipped);
-    (config.eval, config.checkpoint, config.log) =
-        (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
+/// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. What the
+/// run has `resolved` may be left open in both.
+pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Config, UserError> {
+    let changed = |config: &Config| {
+        let mut config = config.clone();
+        (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
+        (config.train.on_nonfinite, config.train.max_skipped) =
+            (asked.train.on_nonfinite, asked.train.max_skipped);
+        (config.eval, config.checkpoint, config.log) =
+            (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
+        config
+    };
+    let (goes_on, own) = (changed(own), &resolved.over(own));
+    let config = changed(own);
     let mut comparable = asked.clone();
     // What the run's own config has pinned may still be open in the command.
     comparable.schedule.horizon_steps = config.schedule.horizon_steps;
@@ -43,7 +50,7 @@ pub fn requeued(own: &Config, asked: &Config) -> Result<Config, UserError> {
              eval, checkpoint and log may differ)"
         );
     }
-    Ok(config)
+    Ok(goes_on)
 }
 
 #[cfg(test)]
@@ -62,9 +69,29 @@ mod tests {
         own.train.micro_batch = crate::config::Count::Given(8);
         own.switches.recompute = Recompute::Cheap;
         own.train.fp8_layers = vec!["ffn.down".into()];
-        assert_eq!(requeued(&own, &tiny(&["lr=1e-3"])).unwrap(), own);
-        let longer = requeued(&own, &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();
+        assert_eq!(requeued(&own, &Resolved::default(), &tiny(&["lr=1e-3"])).unwrap(), own);
+        let longer = requeued(&own, &Resolved::default(), &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();
         assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), own.train.steps));
-        assert!(requeued(&own, &tiny(&["lr=2e-3"])).unwrap_err().0.contains("other settings"));
+        assert!(
+            requeued(&own, &Resolved::default(), &tiny(&["lr=2e-3"]))
+                .unwrap_err()
+                .0
+                .contains("other settings")
+        );
+        // The same where what was asked for and what it came to lie apart.
+        let asked = tiny(&["lr=1e-3"]);
+        let resolved = Resolved {
+            horizon_steps: asked.train.steps,
+            micro_batch: Some(8),
+            recompute: Some("cheap".into()),
+            fp8_layers: Some(vec!["ffn.down".into()]),
+            ..Resolved::default()
+        };
+        assert_eq!(resolved.over(&asked), own);
+        assert_eq!(Resolved::parse(&resolved.to_toml(), "resolved.toml").unwrap(), resolved);
+        let longer = requeued(&asked, &resolved, &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();
+        assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), None));
+        assert_eq!(resolved.over(&longer).schedule.horizon_steps, own.train.steps);
+        assert!(requeued(&asked, &resolved, &tiny(&["lr=2e-3"])).is_err());
     }
 }

@@ -28,10 +28,9 @@ pub fn learning_rate(schedule: &Schedule, peak: f64, horizon: u64, step: u64) ->
 
 impl Schedule {
     /// Counts a warm-up that is given as a share of the horizon.
-    pub fn settle_warmup(&mut self, horizon: u64) {
-        if let Some(share) = self.warmup_share.take() {
-            self.warmup_steps = (share * horizon as f64).round() as u64;
-        }
+    /// The updates of a warm-up that was given as a share of the horizon.
+    pub fn resolved_warmup(&self, horizon: u64) -> Option<u64> {
+        self.warmup_share.map(|share| (share * horizon as f64).round() as u64)
     }
 }
 
@@ -63,9 +62,10 @@ mod tests {
     #[test]
     fn a_warm_up_may_be_a_share() {
         let mut schedule = Schedule { warmup_share: Some(0.1), ..schedule(ScheduleName::Linear) };
-        schedule.settle_warmup(110);
-        assert_eq!((schedule.warmup_steps, schedule.warmup_share), (11, None));
+        assert_eq!(schedule.resolved_warmup(110), Some(11));
+        (schedule.warmup_steps, schedule.warmup_share) = (11, None);
         assert_eq!(at(&schedule, 11), 2.0);
+        assert_eq!(schedule.resolved_warmup(110), None);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use flatout_runtime::{Posted, Session};
 use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
+use crate::config::resolved::Resolved;
 use crate::device::Device;
 use crate::metrics::goal::Patience;
 use crate::metrics::{Metrics, Tally};
@@ -89,9 +90,11 @@ pub struct Outcome {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Trains a run from its beginning or its last checkpoint to its end, a signal or a failure.
+/// Trains a run from its beginning or its last checkpoint to its end, a signal or a failure. `early` are plans that were
+/// made of the config already.
 pub fn train(
-    config: &Config,
+    asked: &Config,
+    early: Option<Compiled>,
     run: &Run,
     device: &Device,
     stop: &StopFlag,
@@ -99,8 +102,13 @@ pub fn train(
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
     let mut laps = device.laps();
+    let mut resolved = run.resolved()?;
+    let config = &resolved.over(asked);
     // What cannot run is refused before data is opened.
-    let early = compile::compile(config, &device.target(&config.switches))?;
+    let early = match early {
+        Some(compiled) => compiled,
+        None => compile::compile(config, &device.target(&config.switches))?,
+    };
     laps.lap("plans");
     let mut left_out = Vec::new();
     let data = tasks::open(config, Some(run.dir()), &mut |said| match said {
@@ -108,19 +116,21 @@ pub fn train(
         OpenEvent::LeftOut(said) => left_out.push(said),
     })?;
     laps.lap("data");
-    let mut measured = config.clone();
-    data.measure(&mut measured);
+    data.measure(config, &mut resolved);
+    let measured = resolved.over(asked);
     let compiled = match measured == *config {
         true => early,
         false => compile::compile(&measured, &device.target(&config.switches))?,
     };
     laps.lap("plans");
-    train_on(&measured, Opened { data, compiled, left_out, laps }, run, device, stop, sinks, notice)
+    train_on(asked, Opened { data, resolved, compiled, left_out, laps }, run, device, stop, sinks, notice)
 }
 
 /// What is open before a run's state is.
 pub struct Opened {
     pub data: Box<dyn Dataset>,
+    /// What the config came to so far.
+    pub resolved: Resolved,
     pub compiled: Compiled,
     /// What of the data was left out, in words.
     pub left_out: Vec<String>,
@@ -130,7 +140,7 @@ pub struct Opened {
 
 /// As [`train`], on data that is open and plans that were made for it.
 pub fn train_on(
-    config: &Config,
+    asked: &Config,
     opened: Opened,
     run: &Run,
     device: &Device,
@@ -138,17 +148,24 @@ pub fn train_on(
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    let Opened { data, compiled, mut left_out, mut laps } = opened;
-    let data = &*data;
+    let Opened { data, mut resolved, compiled, mut left_out, mut laps } = opened;
+    let (data, config) = (&*data, &resolved.over(asked));
     let steps = data.total_steps(config)?;
     data.check_classes(config)?;
     image_table::check(config)?;
-    let mut config = config.clone();
-    let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
-    config.schedule.settle_warmup(horizon);
-    compiled.pin(&mut config);
-    pretrained::pin(&mut config, run.dir())?;
-    let config = &config;
+    let horizon = config.schedule.horizon_steps.unwrap_or(steps);
+    resolved.horizon_steps = Some(horizon);
+    resolved.warmup_steps = config.schedule.resolved_warmup(horizon).or(resolved.warmup_steps);
+    if !resolved.capacities.is_empty() && resolved.capacities != compiled.capacities {
+        return Err(Failure::User(UserError(
+            "the plans of this run have other capacities than those it began with (resolved.toml): the version that began \
+             it lays examples out otherwise; go on with that one"
+                .into(),
+        )));
+    }
+    compiled.pin(config, &mut resolved);
+    pretrained::pin(config, &mut resolved, run.dir())?;
+    let config = &resolved.over(asked);
     let held_out = match compiled.eval_batch {
         0 => None,
         _ => {
@@ -190,7 +207,7 @@ pub fn train_on(
         ))));
     }
     // First of all, so that whatever is written after it lies in a run that can be continued.
-    run.save_config(config)?;
+    run.save_config(asked, &resolved)?;
     let (log, earlier) = EventLog::reopen(&run.events_path()).map_err(unreadable_log)?;
     let mut lines = events::steps(&earlier);
     lines.retain(|line| line.step <= progress.step);

@@ -17,7 +17,7 @@ pub fn train_in(dir: &Path, config: &Config, mut see: impl FnMut(&Event)) -> Vec
     let mut steps = vec![];
     let (mut board, mut report) = (Board::default(), AtEnd::default());
     let mut sinks: [&mut dyn Sink; 2] = [&mut board, &mut report];
-    let outcome = train(config, &run, &Device::cpu(), &StopFlag::never(), &mut sinks, &mut |notice| {
+    let outcome = train(config, None, &run, &Device::cpu(), &StopFlag::never(), &mut sinks, &mut |notice| {
         if let Notice::Event(event) = notice {
             if let Event::Step(step) = event {
                 steps.push(step.clone());

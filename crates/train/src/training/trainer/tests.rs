@@ -76,7 +76,7 @@ fn run_in(dir: &Path, overrides: &[&str], mut see: impl FnMut(&Event)) -> Traine
     let config = recipes::resolve("tiny", &[], &all).unwrap();
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).unwrap();
     let mut events = vec![];
-    let outcome = train(&config, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| {
+    let outcome = train(&config, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| {
         if let Notice::Event(event) = notice {
             events.push(event.clone());
             see(event);

@@ -14,6 +14,7 @@ use super::{Source, exactly, open};
 use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
+use crate::config::resolved::Resolved;
 use crate::refuse;
 use crate::run::BESIDE;
 use crate::weights::initial::{self, leaves};
@@ -63,13 +64,13 @@ impl Origin {
     }
 }
 
-/// Writes into a run's config what exactly `model.from` means: a commit and not a branch, a step and not the newest.
-pub fn pin(config: &mut Config, run: &Path) -> Result<(), UserError> {
-    if let Some(from) = config.model.from_mut() {
-        *from = match Origin::of(run) {
+/// Writes down what exactly `model.from` means: a commit and not a branch, a step and not the newest.
+pub fn pin(config: &Config, resolved: &mut Resolved, run: &Path) -> Result<(), UserError> {
+    if let Some(from) = config.model.from() {
+        resolved.from = Some(match Origin::of(run) {
             Ok(origin) => origin.from,
             Err(_) => exactly(&Source::parse(from)?)?,
-        };
+        });
     }
     Ok(())
 }

@@ -1,0 +1,91 @@
+//! What a config came to on one machine and one set of data: all that a resumed run must find as it was.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::switches::Recompute;
+use super::{Config, Count};
+use crate::UserError;
+
+/// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Capacities {
+    /// Sequences of equal length; 1 where examples lie one after another.
+    pub rows: usize,
+    pub tokens: usize,
+    /// Documents, examples or texts that are kept apart within the rows.
+    pub segments: usize,
+    /// Tokens of the longest segment.
+    pub longest: usize,
+    pub images: usize,
+}
+
+/// Values that were found out or chosen, beside the config that asked. What is `None` was given, or is not of this run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Resolved {
+    /// `model.from` exactly: a commit and not a branch, a step and not the newest.
+    pub from: Option<String>,
+    /// Tokens of equal shares of the examples, shortest first.
+    pub lengths: Option<Vec<usize>>,
+    /// The classes by name, in the order of the model's outputs.
+    pub classes: Option<Vec<String>>,
+    /// How many images training has, their rows and columns, where they lie decoded.
+    pub decoded: Option<Vec<usize>>,
+    /// Rows computed at once.
+    pub micro_batch: Option<usize>,
+    /// What `recompute=auto` came to, and of how many layers.
+    pub recompute: Option<String>,
+    pub recompute_layers: Option<usize>,
+    /// The layers that run in fp8.
+    pub fp8_layers: Option<Vec<String>>,
+    /// Updates that the schedule spans, and of its warm-up.
+    pub horizon_steps: Option<u64>,
+    pub warmup_steps: Option<u64>,
+    /// The state of every switch, read from the compiled plans.
+    pub switches: BTreeMap<String, String>,
+    /// The capacities of the plans of gradients, the largest first.
+    pub capacities: Vec<Capacities>,
+}
+
+impl Resolved {
+    /// The config with everything that was resolved in place of what it left open.
+    pub fn over(&self, asked: &Config) -> Config {
+        let mut config = asked.clone();
+        if let Some(from) = &self.from {
+            *config.model.from_mut() = Some(from.clone());
+        }
+        let data = &mut config.data;
+        self.lengths.iter().for_each(|lengths| data.lengths.clone_from(lengths));
+        self.classes.iter().for_each(|classes| data.classes.clone_from(classes));
+        self.decoded.iter().for_each(|decoded| data.decoded.clone_from(decoded));
+        let train = &mut config.train;
+        self.micro_batch.iter().for_each(|rows| train.micro_batch = Count::Given(*rows));
+        self.recompute_layers.iter().for_each(|layers| train.recompute_layers = Count::Given(*layers));
+        self.fp8_layers.iter().for_each(|layers| train.fp8_layers.clone_from(layers));
+        if let Some(recompute) = &self.recompute {
+            config.switches.recompute = recompute.parse().expect("validated: a value of the switch");
+        }
+        let schedule = &mut config.schedule;
+        schedule.horizon_steps = self.horizon_steps.or(schedule.horizon_steps);
+        if let Some(warmup) = self.warmup_steps {
+            (schedule.warmup_steps, schedule.warmup_share) = (warmup, None);
+        }
+        config
+    }
+
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("what was resolved has a TOML form")
+    }
+
+    /// Reads the text that [`Resolved::to_toml`] wrote; `path` is for sentences.
+    pub fn parse(text: &str, path: &str) -> Result<Resolved, UserError> {
+        let unreadable = |why: &dyn std::fmt::Display| UserError(format!("{path} does not read: {why}"));
+        let resolved: Resolved = toml::from_str(text).map_err(|error| unreadable(&error))?;
+        let recompute = resolved.recompute.as_deref().map(str::parse::<Recompute>).transpose();
+        recompute.map_err(|why| unreadable(&why))?;
+        Ok(resolved)
+    }
+}
