@@ -27,7 +27,6 @@ pub fn learning_rate(schedule: &Schedule, peak: f64, horizon: u64, step: u64) ->
 }
 
 impl Schedule {
-    /// Counts a warm-up that is given as a share of the horizon.
     /// The updates of a warm-up that was given as a share of the horizon.
     pub fn resolved_warmup(&self, horizon: u64) -> Option<u64> {
         self.warmup_share.map(|share| (share * horizon as f64).round() as u64)
