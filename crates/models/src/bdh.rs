@@ -3,6 +3,10 @@
 //!
 //! B images, T tokens in all, D width, H heads, N latents of a head, C classes, V vocabulary. Norms have no weights.
 
+mod config;
+
+pub use config::{BdhConfig, BdhInit, BdhResidual};
+
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
@@ -10,7 +14,7 @@ use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
 
-use crate::config::{BdhConfig, BdhResidual, Head};
+use crate::config::Head;
 use crate::form::{Documents, Form, ImageForm};
 use crate::images::{CHANNELS, Inputs};
 use crate::layers::patches::patches;

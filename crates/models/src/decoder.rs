@@ -2,15 +2,21 @@
 //!
 //! T tokens in the batch, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments, C classes.
 
+mod config;
+mod rope;
+mod window;
+
+pub use config::{Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling};
+
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
 use serde_json::Value;
 
-use crate::config::{self, Bias, DecoderConfig, Head, NormWeights, Positions, RopePairs};
+use crate::config::Head;
 use crate::form::{Documents, Form};
 use crate::layers::pooling::pool;
-use crate::layers::{Attention, Draw, FeedForward, Heads, Norm, Rotation, Sight, bounds, weight};
+use crate::layers::{self, Draw, FeedForward, Heads, Rotation, Sight, bounds, weight};
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
 use crate::registry::{Family, Model};
@@ -26,19 +32,19 @@ pub struct Weights {
     /// Learned positions [context, D].
     positions: Option<SlotId>,
     pub blocks: Vec<Block>,
-    norm: Norm,
+    norm: layers::Norm,
     /// [V, D], or [C, D] of a head of classes; a tied head of tokens is the embedding.
     pub head: Option<SlotId>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Block {
-    attn_norm: Norm,
-    attn: Attention,
-    attn_post_norm: Option<Norm>,
-    ffn_norm: Norm,
+    attn_norm: layers::Norm,
+    attn: layers::Attention,
+    attn_post_norm: Option<layers::Norm>,
+    ffn_norm: layers::Norm,
     ffn: FeedForward,
-    ffn_post_norm: Option<Norm>,
+    ffn_post_norm: Option<layers::Norm>,
 }
 
 /// What a pass over tokens needs beside weights and states: where they stand, whom they see, what is dropped.
@@ -57,7 +63,7 @@ pub fn weights(b: &Builder, c: &DecoderConfig) -> Weights {
         embed: table("embed", c.vocab),
         positions: (c.positions == Positions::Learned).then(|| table("positions", c.context)),
         blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c))).collect(),
-        norm: Norm::declare(b, "norm", c.width, norm_spec(c)),
+        norm: layers::Norm::declare(b, "norm", c.width, norm_spec(c)),
         head: match c.head {
             Head::Tokens => (!c.tied).then(|| table("head", c.vocab)),
             Head::Classes => Some(table("score", c.classes())),
@@ -70,7 +76,7 @@ fn normal(c: &DecoderConfig) -> Init {
 }
 
 fn norm_spec(c: &DecoderConfig) -> NormSpec {
-    NormSpec { center: c.norm == config::Norm::Layer, bias: c.norm_bias, ..head_norm_spec(c) }
+    NormSpec { center: c.norm == Norm::Layer, bias: c.norm_bias, ..head_norm_spec(c) }
 }
 
 /// The norm of queries and keys.
@@ -134,11 +140,13 @@ impl Block {
         let [qkv, output, ffn] = biased(c);
         let residual = Init::Normal { std: (c.init_std * c.init_residual) as f32 };
         let init = [normal(c), residual];
-        let norm = |name: &str| Norm::declare(b, name, c.width, norm_spec(c));
+        let norm = |name: &str| layers::Norm::declare(b, name, c.width, norm_spec(c));
         let head_norm = c.qk_norm.then(|| head_norm_spec(c));
         Block {
             attn_norm: norm("attn_norm"),
-            attn: b.scope("attn", || Attention::declare(b, c.width, heads, head_norm, [qkv, output], init)),
+            attn: b.scope("attn", || {
+                layers::Attention::declare(b, c.width, heads, head_norm, [qkv, output], init)
+            }),
             attn_post_norm: c.post_norms.then(|| norm("attn_post_norm")),
             ffn_norm: norm("ffn_norm"),
             ffn: b.scope("ffn", || FeedForward::declare(b, [c.width, c.ffn], c.activation, ffn, init)),
@@ -155,8 +163,8 @@ impl Block {
         x: Tensor<'g>,
         pass: &Pass<'g>,
     ) -> Tensor<'g> {
-        let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
-        let post_norm = |name: &str, after: &Option<Norm>, y: Tensor<'g>| {
+        let norm = |name: &str, norm: &layers::Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
+        let post_norm = |name: &str, after: &Option<layers::Norm>, y: Tensor<'g>| {
             drop(c, pass, after.as_ref().map_or(y, |after| norm(name, after, y)))
         };
         let rotation = rotation(c, layer, pass.positions);

@@ -3,12 +3,16 @@
 //!
 //! B images, G patches of an image, M learned positions a side, N tokens an image, T = B N, D width, H heads, K head size.
 
+mod config;
+
+pub use config::VitConfig;
+
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::{Builder, Class, DType, Graph, Init, SlotId, Tensor};
 use serde_json::Value;
 
-use crate::config::{Activation, Pooling, VitConfig};
+use crate::config::{Activation, Pooling};
 use crate::form::{Form, ImageForm};
 use crate::images::{CHANNELS, Inputs};
 use crate::layers::patches::{patches, project};

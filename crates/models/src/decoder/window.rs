@@ -3,6 +3,7 @@
 use flatout_ir::ops::attention::Mask;
 
 use super::{Attention, DecoderConfig, Positions};
+use crate::config::bounds::MAX_EXTENT;
 
 impl DecoderConfig {
     /// Whether the tokens of a layer, counted from 0, see only a window.
@@ -31,8 +32,8 @@ impl DecoderConfig {
         for (key, value) in
             [("window", self.window), ("global_every", self.global_every), ("score_size", self.score_size)]
         {
-            if value.is_some_and(|value| !(1..=super::MAX_EXTENT).contains(&value)) {
-                return Err(format!("`model.{key}` must be from 1 to {}", super::MAX_EXTENT));
+            if value.is_some_and(|value| !(1..=MAX_EXTENT).contains(&value)) {
+                return Err(format!("`model.{key}` must be from 1 to {}", MAX_EXTENT));
             }
         }
         let of_windows = [

@@ -1,7 +1,7 @@
 //! What a BDH is made of: one layer's weights, applied several times over tokens of an image or of a text.
 
-use super::Head;
-use super::bounds::{self, MAX_EXTENT, MAX_LAYERS};
+use crate::config::Head;
+use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::{choice, section};
 
 choice! {

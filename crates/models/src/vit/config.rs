@@ -1,7 +1,7 @@
 //! What a vision transformer is made of: DINOv2's and timm's ViT as values.
 
-use super::bounds::{self, MAX_EXTENT, MAX_LAYERS};
-use super::{Head, Pooling};
+use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
+use crate::config::{Head, Pooling};
 use crate::images::CHANNELS;
 use crate::section;
 
@@ -143,11 +143,11 @@ impl VitConfig {
 }
 
 /// Pixels a side that products of extents here stay far below 64 bits with.
-pub(super) const MAX_SIDE: usize = 1 << 14;
+const MAX_SIDE: usize = 1 << 14;
 const MAX_REGISTERS: usize = 1 << 10;
 
 /// Whether pixels can be normalised by these.
-pub(super) fn normalisation(mean: &[f64; 3], std: &[f64; 3]) -> Result<(), String> {
+fn normalisation(mean: &[f64; 3], std: &[f64; 3]) -> Result<(), String> {
     if mean.iter().any(|mean| !mean.is_finite()) {
         return Err("`model.mean` must be three numbers".into());
     }

@@ -1,0 +1,370 @@
+//! What a decoder is made of: every dimension and option of the Llama-class decoder as a value, with the sums that follow
+//! from them. Nothing here says how it is computed.
+
+use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
+use crate::config::{Activation, Head, Pooling};
+use crate::{choice, section};
+
+choice! {
+    /// Which products add a learned vector: none, the projections to q, k and v, all of attention's, or every product
+    /// but the head.
+    pub enum Bias { None = "none", Qkv = "qkv", Attention = "attention", All = "all" }
+}
+
+choice! {
+    /// Normalisation over the width.
+    pub enum Norm { Rms = "rms", Layer = "layer" }
+}
+
+choice! {
+    /// How the learned weights of norms enter: as they are, or added to 1.
+    pub enum NormWeights { Plain = "plain", OnePlus = "one_plus" }
+}
+
+choice! {
+    /// Which tokens of its text a token sees: those up to itself, or all.
+    pub enum Attention { Causal = "causal", Bidirectional = "bidirectional" }
+}
+
+choice! {
+    /// How tokens know where they stand.
+    pub enum Positions { Rope = "rope", Learned = "learned", None = "none" }
+}
+
+choice! {
+    /// Which elements of a head rotate together: i with i + half, or 2i with 2i + 1.
+    pub enum RopePairs { Half = "half", Interleaved = "interleaved" }
+}
+
+choice! {
+    /// How rotary frequencies are stretched for a context longer than the model was trained at.
+    pub enum RopeScaling { None = "none", Linear = "linear", Llama3 = "llama3", Yarn = "yarn" }
+}
+
+section! {
+    /// The pre-norm decoder: embedding, blocks of attention and feed-forward, final norm, head.
+    pub struct DecoderConfig {
+        /// Size of the residual stream.
+        pub width: usize,
+        /// Number of blocks.
+        pub layers: usize,
+        /// Query heads.
+        pub heads: usize,
+        /// Key and value heads, shared by groups of query heads; as many as heads where not given.
+        pub kv_heads: Option<usize>,
+        /// Size of a head; width / heads where not given.
+        pub head_size: Option<usize>,
+        /// Inner size of the feed-forward.
+        pub ffn: usize,
+        /// Number of tokens in the vocabulary.
+        pub vocab: usize,
+        /// Tokens in a training row.
+        pub context: usize,
+        /// Normalisation before each half of a block and before the head.
+        pub norm: Norm = Norm::Rms,
+        /// The norms over the width add a learned vector.
+        pub norm_bias: bool = false,
+        /// Added to the variance in every norm.
+        pub norm_eps: f64 = 1e-6,
+        /// How the learned weights of norms enter: as they are, or added to 1.
+        pub norm_weight: NormWeights = NormWeights::Plain,
+        /// Norms of each half block's output as well, before it is added to the residual stream.
+        pub post_norms: bool = false,
+        /// Products that add a learned vector: none, q k v, all of attention's, or all but the head.
+        pub bias: Bias = Bias::None,
+        /// The feed-forward's non-linearity; swiglu and geglu are gated, geglu with the tanh form of GELU.
+        pub activation: Activation = Activation::Swiglu,
+        /// Which tokens of its text a token sees: those up to itself, or all.
+        pub attention: Attention = Attention::Causal,
+        /// Tokens a token of a local layer sees, itself among them, or half of them to either side; all see all if not given.
+        pub window: Option<usize>,
+        /// With a window: layers whose number, from 1, this divides see everything; none does where not given.
+        pub global_every: Option<usize>,
+        /// Scores are divided by the square root of this; the head size where not given.
+        pub score_size: Option<usize>,
+        /// How tokens know where they stand.
+        pub positions: Positions = Positions::Rope,
+        /// Base of the rotary frequencies.
+        pub rope_theta: f64 = 1e4,
+        /// Base of the rotary frequencies in local layers, which are not stretched; as in global ones where not given.
+        pub rope_local_theta: Option<f64>,
+        /// Which elements of a head rotate together.
+        pub rope_pairs: RopePairs = RopePairs::Half,
+        /// How rotary frequencies are stretched for longer contexts.
+        pub rope_scaling: RopeScaling = RopeScaling::None,
+        /// How many times longer the context is; every scaling asks for it.
+        pub rope_factor: Option<f64>,
+        /// The context before the stretch; llama3 and yarn ask for it.
+        pub rope_original_context: Option<usize>,
+        /// llama3: pairs that turn less often than this in the original context are stretched.
+        pub rope_low_freq_factor: f64 = 1.0,
+        /// llama3: pairs that turn more often than this in the original context are kept.
+        pub rope_high_freq_factor: f64 = 4.0,
+        /// yarn: pairs that turn more often than this in the original context are kept.
+        pub rope_beta_fast: f64 = 32.0,
+        /// yarn: pairs that turn less often than this in the original context are stretched.
+        pub rope_beta_slow: f64 = 1.0,
+        /// yarn: factor on cosines and sines; 1 + ln(rope_factor) / 10 where not given.
+        pub rope_attention_factor: Option<f64>,
+        /// RMS norm of every query and key head, with a learned weight, before the rotation.
+        pub qk_norm: bool = false,
+        /// The head shares the embedding's weights.
+        pub tied: bool = true,
+        /// What the last hidden states become: logits of the next token, or of the class of the whole text.
+        pub head: Head = Head::Tokens,
+        /// Number of classes, of a head of classes.
+        pub classes: Option<usize>,
+        /// Head of classes: how the hidden states of a text become one.
+        pub pooling: Pooling = Pooling::Mean,
+        /// Head of classes: probability of dropping an element of the pooled state.
+        pub head_dropout: f64 = 0.0,
+        /// Factor on the embedding's rows as they enter the first block; a tied head has none.
+        pub embed_scale: f64 = 1.0,
+        /// Probability of dropping an element of each half block's output.
+        pub dropout: f64 = 0.0,
+        /// Standard deviation of the initial weights.
+        pub init_std: f64 = 0.02,
+        /// Factor on init_std for the two products of a block that write to the residual stream.
+        pub init_residual: f64 = 1.0,
+        /// Initial weights, and the rest of this section: a Hugging Face folder, ORG/NAME[@revision] or RUN[@step].
+        pub from: Option<String>,
+    }
+}
+
+impl DecoderConfig {
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    pub fn head_size(&self) -> usize {
+        self.head_size.unwrap_or_else(|| self.width / self.heads)
+    }
+
+    /// Of a head of classes.
+    pub fn classes(&self) -> usize {
+        self.classes.unwrap_or(0)
+    }
+
+    /// Number of trained values. A tied head counts once.
+    pub fn parameters(&self) -> u64 {
+        let wide = |n: usize| n as u64;
+        let (width, head_size) = (wide(self.width), wide(self.head_size()));
+        let attention = width * head_size * (2 * wide(self.heads) + 2 * wide(self.kv_heads()));
+        let ups = if self.activation.gated() { 2 } else { 1 };
+        let feed_forward = width * wide(self.ffn) * (ups + 1);
+        let qkv = head_size * (wide(self.heads) + 2 * wide(self.kv_heads()));
+        let biases = match self.bias {
+            Bias::None => 0,
+            Bias::Qkv => qkv,
+            Bias::Attention => qkv + width,
+            Bias::All => qkv + width + ups * wide(self.ffn) + width,
+        };
+        let norm = if self.norm_bias { 2 * width } else { width };
+        let norms = if self.post_norms { 4 * norm } else { 2 * norm };
+        let norms = norms + if self.qk_norm { 2 * head_size } else { 0 };
+        let embedding = wide(self.vocab) * width;
+        let head = match self.head {
+            Head::Tokens if self.tied => 0,
+            Head::Tokens => embedding,
+            Head::Classes => wide(self.classes()) * width,
+        };
+        let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
+        wide(self.layers) * (attention + feed_forward + biases + norms) + norm + embedding + head + positions
+    }
+
+    /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
+    pub fn validate(&self) -> Result<(), String> {
+        bounds::extents(&[
+            ("width", self.width, MAX_EXTENT),
+            ("layers", self.layers, MAX_LAYERS),
+            ("heads", self.heads, MAX_EXTENT),
+            ("kv_heads", self.kv_heads(), MAX_EXTENT),
+            ("head_size", self.head_size.unwrap_or(1), MAX_EXTENT),
+            ("ffn", self.ffn, MAX_EXTENT),
+            ("vocab", self.vocab, MAX_EXTENT),
+            ("context", self.context, MAX_EXTENT),
+        ])?;
+        let Self { width, heads, .. } = *self;
+        if self.head_size.is_none() && !width.is_multiple_of(heads) {
+            return Err(format!(
+                "`model.heads` = {heads} does not divide `model.width` = {width}: change one of them or give \
+                 `model.head_size`"
+            ));
+        }
+        let kv_heads = self.kv_heads();
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(format!(
+                "`model.kv_heads` = {kv_heads} does not divide `model.heads` = {heads}: every key and value head \
+                 serves the same number of query heads"
+            ));
+        }
+        if heads.saturating_mul(self.head_size()) > MAX_EXTENT {
+            let size = self.head_size();
+            return Err(format!(
+                "`model.heads` = {heads} of `model.head_size` = {size} are {} together, and {MAX_EXTENT} is the most",
+                heads.saturating_mul(size)
+            ));
+        }
+        let head_size = self.head_size();
+        if self.positions == Positions::Rope && !head_size.is_multiple_of(2) {
+            return Err(format!(
+                "`model.head_size` is {head_size}, and rotary positions turn pairs, so it must be even"
+            ));
+        }
+        bounds::positive(&[
+            ("norm_eps", self.norm_eps),
+            ("rope_theta", self.rope_theta),
+            ("embed_scale", self.embed_scale),
+            ("init_std", self.init_std),
+            ("init_residual", self.init_residual),
+        ])?;
+        self.validate_rope()?;
+        self.validate_window()?;
+        bounds::head(self.head, self.classes)?;
+        if self.pooling == Pooling::ClsMean {
+            return Err(
+                "`model.pooling` is cls_mean, which only images have: mean, cls, last and max are a text's"
+                    .into(),
+            );
+        }
+        bounds::dropped(&[("dropout", self.dropout), ("head_dropout", self.head_dropout)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::key::{Kind, Section};
+
+    fn pretrain() -> DecoderConfig {
+        DecoderConfig {
+            width: 768,
+            layers: 32,
+            heads: 12,
+            kv_heads: Some(4),
+            head_size: Some(64),
+            ffn: 2048,
+            vocab: 32768,
+            context: 2048,
+            qk_norm: true,
+            ..DecoderConfig::default()
+        }
+    }
+
+    #[test]
+    fn the_226m_decoder_has_its_parameters() {
+        assert_eq!(pretrain().parameters(), 226_546_432);
+        assert_eq!(DecoderConfig { tied: false, ..pretrain() }.parameters(), 226_546_432 + 32768 * 768);
+        let learned = DecoderConfig { positions: Positions::Learned, ..pretrain() };
+        assert_eq!(learned.parameters(), 226_546_432 + 2048 * 768);
+        let ungated = DecoderConfig { activation: Activation::GeluTanh, ..pretrain() };
+        assert_eq!(ungated.parameters(), 226_546_432 - 32 * 768 * 2048);
+    }
+
+    /// GPT-2's own count: 124,439,808.
+    #[test]
+    fn gpt2_has_its_parameters() {
+        let gpt2 = DecoderConfig {
+            width: 768,
+            layers: 12,
+            heads: 12,
+            ffn: 3072,
+            vocab: 50257,
+            context: 1024,
+            norm: Norm::Layer,
+            norm_bias: true,
+            bias: Bias::All,
+            activation: Activation::GeluTanh,
+            positions: Positions::Learned,
+            ..DecoderConfig::default()
+        };
+        assert_eq!(gpt2.validate(), Ok(()));
+        assert_eq!(gpt2.parameters(), 124_439_808);
+        let qkv = DecoderConfig { bias: Bias::Qkv, ..gpt2.clone() };
+        assert_eq!(gpt2.parameters() - qkv.parameters(), 12 * (768 + 3072 + 768));
+        let attention = DecoderConfig { bias: Bias::Attention, ..gpt2 };
+        assert_eq!(attention.parameters() - qkv.parameters(), 12 * 768);
+    }
+
+    /// Gemma-3-1B's own count: 999,885,952; with a head of two classes the embedding serves once all the same.
+    #[test]
+    fn gemma3_1b_has_its_parameters() {
+        let gemma = DecoderConfig {
+            width: 1152,
+            layers: 26,
+            heads: 4,
+            kv_heads: Some(1),
+            head_size: Some(256),
+            ffn: 6912,
+            vocab: 262144,
+            context: 512,
+            norm_weight: NormWeights::OnePlus,
+            post_norms: true,
+            qk_norm: true,
+            activation: Activation::Geglu,
+            window: Some(512),
+            global_every: Some(6),
+            rope_local_theta: Some(1e4),
+            rope_theta: 1e6,
+            ..DecoderConfig::default()
+        };
+        assert_eq!(gemma.validate(), Ok(()));
+        assert_eq!(gemma.parameters(), 999_885_952);
+        let pairs = DecoderConfig { head: Head::Classes, classes: Some(2), ..gemma };
+        assert_eq!(pairs.validate(), Ok(()));
+        assert_eq!(pairs.parameters(), 999_885_952 + 2 * 1152);
+    }
+
+    #[test]
+    fn absent_head_counts_follow_from_the_others() {
+        let config = DecoderConfig { kv_heads: None, head_size: None, ..pretrain() };
+        assert_eq!((config.kv_heads(), config.head_size()), (12, 64));
+        assert_eq!(config.validate(), Ok(()));
+    }
+
+    #[test]
+    fn impossible_models_are_named_in_a_sentence() {
+        let refused = |change: fn(&mut DecoderConfig), words: &str| {
+            let mut config = pretrain();
+            change(&mut config);
+            let sentence = config.validate().expect_err(words);
+            assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
+        };
+        refused(|c| c.kv_heads = Some(5), "`model.kv_heads` = 5 does not divide `model.heads` = 12");
+        refused(|c| (c.head_size, c.heads, c.kv_heads) = (None, 7, None), "give `model.head_size`");
+        refused(|c| c.head_size = Some(63), "must be even");
+        refused(|c| c.width = 0, "`model.width` is 0");
+        refused(|c| c.heads = 0, "`model.heads` is 0");
+        refused(|c| c.head_size = Some(0), "`model.head_size` is 0");
+        refused(|c| c.layers = 1_000_000, "may be 4096 at most");
+        refused(|c| (c.heads, c.head_size) = (1 << 20, Some(1 << 20)), "are 1099511627776 together");
+        refused(|c| c.norm_eps = f64::NAN, "`model.norm_eps` is NaN");
+        refused(|c| c.rope_theta = -1.0, "`model.rope_theta` is -1");
+        refused(|c| c.init_std = 0.0, "`model.init_std` is 0");
+        refused(|c| c.dropout = 1.0, "`model.dropout` is 1");
+        refused(|c| c.dropout = f64::NAN, "`model.dropout` is NaN");
+        refused(|c| c.head_dropout = 1.5, "`model.head_dropout` is 1.5");
+        refused(|c| c.classes = Some(2), "give model.head=classes");
+        refused(|c| c.head = Head::Classes, "`model.classes` is missing");
+        refused(|c| (c.head, c.classes) = (Head::Classes, Some(1)), "must be from 2 to 4096");
+        let odd = DecoderConfig { head_size: Some(63), positions: Positions::None, ..pretrain() };
+        assert_eq!(odd.validate(), Ok(()), "only rotary positions need pairs");
+    }
+
+    #[test]
+    fn the_declaration_gives_keys_and_choices() {
+        let keys = DecoderConfig::keys();
+        let key = |name: &str| keys.iter().find(|key| key.name == name).unwrap().clone();
+        assert!(key("width").required && !key("width").optional);
+        assert!(key("kv_heads").optional && !key("kv_heads").required);
+        assert!(!key("norm").required);
+        assert_eq!(key("norm").kind, Kind::Choice(&["rms", "layer"]));
+        assert_eq!(key("ffn").doc, "Inner size of the feed-forward.");
+        assert_eq!("relu2".parse(), Ok(Activation::Relu2));
+        assert_eq!(Activation::Relu2.to_string(), "relu2");
+        assert_eq!(
+            "tanh".parse::<Activation>(),
+            Err("`tanh` is not one of swiglu, geglu, gelu_tanh, gelu_exact, relu2".into())
+        );
+    }
+}
