@@ -98,7 +98,7 @@ fn norms_that_are_trained_have_gradients_of_their_own() {
 fn a_target_without_the_kernels_keeps_norms_apart() {
     let mut target = paper();
     target.kernels.retain(|row| !row.op.is_optional());
-    let programs = [Program { role: Role::Grad, graph: stream(Class::Frozen) }];
+    let programs = [Program { role: Role::GRAD, graph: stream(Class::Frozen) }];
     let plans = compile(&programs, &target, &Default::default()).expect("a plan");
     assert!(plans.plans.iter().flat_map(|plan| &plan.launches).all(|launch| !launch.op.kind().is_optional()));
 }

@@ -99,7 +99,7 @@ fn adapted(g: &Graph, scales: [f64; 3], folds: bool) -> Trained {
     };
     let all: Vec<Adapter> = ["wq", "wk", "wv"].into_iter().zip(scales).map(beside).collect();
     let update = Update::default();
-    let how = adapters::How { update: &update, role: Role::Grad, folds };
+    let how = adapters::How { update: &update, role: Role::GRAD, folds };
     differentiate::differentiate(&adapters::adapters(g, &all, how).expect("adapters").0)
 }
 

@@ -7,7 +7,7 @@ use flatout_ir::fp8::{e4m3_to_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
 
-use crate::cuda::noise::Noise;
+use crate::cuda::session::noise::Noise;
 use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
 
@@ -428,7 +428,7 @@ mod tests {
                 session.run(Role::Eval).unwrap_err(),
                 "`embedding`: gather (f32[4,2], i32[3]) -> (f32[3,2]): index 4 at place 1 is outside the 4 rows",
             ),
-            (session.run(Role::Grad).unwrap_err(), "there is no plan `grad`"),
+            (session.run(Role::GRAD).unwrap_err(), "there is no plan `grad`"),
             (session.read_slot("tabel").unwrap_err(), "there is no slot `tabel`"),
             (session.write_f32("table", &[1.0]).unwrap_err(), "`table` takes 32 bytes, not 4"),
             (session.write_f32("index", &[1.0; 3]).unwrap_err(), "`index` holds i32, not f32"),

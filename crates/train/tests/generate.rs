@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile, random};
-use flatout_models::decoder::{Form, build, weight_names};
+use flatout_models::decoder::build;
+use flatout_models::form::Form;
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
 use flatout_train::device::Device;
@@ -12,7 +14,7 @@ use flatout_train::infer::generate::{Generator, Room};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::initial;
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 
 use crate::distance::relative;
 use crate::small_run::{config, train_in};

@@ -38,15 +38,15 @@ impl Choice {
 /// Prices the layers of a training program: of all in 8 bits, the one that gains least leaves for as long as that is
 /// nothing. `options` are those of a run in fp8.
 pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<Choice, Refusal> {
-    let mut reports = Reports { done: vec![], role: Role::Grad };
+    let mut reports = Reports { done: vec![], role: Role::GRAD };
     let Typed::Training(training) = typed(program, options, &mut reports)? else {
         return Ok(Choice::default());
     };
     let seconds = |taken: &[Unit]| -> Result<f64, Refusal> {
         let names: BTreeSet<String> = taken.iter().flat_map(|unit| unit.names.iter().cloned()).collect();
         let options = Options { fp8_layers: Some(names), ..options.clone() };
-        let grad = joined(&training, target, &options, &mut Reports { done: vec![], role: Role::Grad });
-        let mut graphs = vec![(Role::Grad, without_dead(&grad?)), (Role::Apply, training.apply.clone())];
+        let grad = joined(&training, target, &options, &mut Reports { done: vec![], role: Role::GRAD });
+        let mut graphs = vec![(Role::GRAD, without_dead(&grad?)), (Role::Apply, training.apply.clone())];
         add_copies(&mut graphs, &options);
         let priced = graphs.iter().filter(|(role, _)| *role != Role::Derive);
         Ok(priced.map(|(_, g)| cost::of_graph(g, target).predicted_seconds).sum())

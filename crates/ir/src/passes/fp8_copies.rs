@@ -20,7 +20,7 @@ pub const HISTORY: usize = 16;
 
 /// Adds the writes to `apply` and `derive`.
 pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>) {
-    let Some(grad) = graphs.iter().find(|(role, _)| *role == Role::Grad).map(|(_, g)| g.clone()) else {
+    let Some(grad) = graphs.iter().find(|(role, _)| *role == Role::GRAD).map(|(_, g)| g.clone()) else {
         return;
     };
     if !graphs.iter().any(|(role, _)| *role == Role::Derive) {

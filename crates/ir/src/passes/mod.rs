@@ -49,8 +49,8 @@ use crate::target::Target;
 use crate::verify::verify;
 use options::{Options, Precision, Recompute};
 
-/// A graph and what it is for. `Grad` takes a forward graph and becomes `grad` and `apply`; `Grad1` and so on take it in
-/// other extents and become another plan each that adds to the same sums.
+/// A graph and its role. Gradients take a forward graph: `Role::GRAD` becomes `grad` and `apply`, and a higher index, the
+/// same model in other extents, becomes another plan that adds to the same sums.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub role: Role,
@@ -59,7 +59,7 @@ pub struct Program {
 
 /// Compiles the programs of a run for a target. Every plan shares the persistent slots; transients overlay.
 pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Result<PlanSet, Refusal> {
-    let mut reports = Reports { done: vec![], role: Role::Grad };
+    let mut reports = Reports { done: vec![], role: Role::GRAD };
     let mut graphs: Vec<(Role, Graph)> = vec![];
     for program in programs {
         reports.role = program.role;
@@ -98,13 +98,13 @@ fn rewrite(
         Typed::Training(typed) => typed,
     };
     let g = elementwise(joined(&typed, target, o, reports)?, o, reports);
-    if program.role != Role::Grad {
+    if program.role != Role::GRAD {
         // The update reads sums and has no extents of a micro-batch: one serves all.
         return Ok(vec![(program.role, g)]);
     }
     reports.role = Role::Apply;
     let apply = elementwise(typed.apply, o, reports);
-    Ok(vec![(Role::Grad, g), (Role::Apply, apply)])
+    Ok(vec![(Role::GRAD, g), (Role::Apply, apply)])
 }
 
 /// A program whose types are final, up to which products multiply 8-bit floats.

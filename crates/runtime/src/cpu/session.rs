@@ -4,7 +4,9 @@ use flatout_ir::{Launch, Plan, PlanSet, View};
 
 use std::time::Instant;
 
-use super::{Run, context::Context, copy};
+use super::Run;
+use super::context::Context;
+use super::kernels::movement::copy;
 use crate::arena::Arena;
 use crate::timing::Samples;
 use crate::{RuntimeError, launch};

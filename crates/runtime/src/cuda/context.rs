@@ -14,12 +14,12 @@ use flatout_ir::target::KernelRow;
 use flatout_ir::{Launch, View};
 
 use super::argument::Block;
-use super::attention::choice::{AttentionKernel, Chosen};
-use super::attention::cudnn::Cudnn;
 use super::driver::{Driver, Modules};
-use super::lt::Lt;
+use super::kernels::attention::choice::{AttentionKernel, Chosen};
+use super::kernels::attention::cudnn::Cudnn;
+use super::kernels::products::lt::Lt;
+use super::session::tuned::Tuned;
 use super::tensor_map;
-use super::tuned::Tuned;
 
 /// What a library or the compiler answered, in one sentence; the session adds the launch's path and shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]

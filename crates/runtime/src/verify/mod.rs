@@ -26,8 +26,8 @@ use flatout_ir::{Launch, Op, OpKind};
 use rayon::prelude::*;
 
 use crate::cpu;
-use crate::cuda::attention::choice;
-use crate::cuda::nvrtc::{Nvrtc, Resources};
+use crate::cuda::driver::nvrtc::{Nvrtc, Resources};
+use crate::cuda::kernels::attention::choice;
 use crate::cuda::{self, AttentionKernel, Facts};
 use trial::{Form, Outputs, Trial};
 

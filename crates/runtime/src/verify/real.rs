@@ -24,7 +24,7 @@ use flatout_ir::{Launch, Op, PlanSet, Role, View};
 
 use super::trial::encode;
 use super::{Place, Way};
-use crate::cuda::noise::Noise;
+use crate::cuda::session::noise::Noise;
 use crate::{RuntimeError, Session, cuda};
 
 const F32: DType = DType::F32;

@@ -17,7 +17,7 @@ use flatout_ir::{Op, OpKind};
 
 use super::trial::{Form, Trial};
 use super::{Case, Data, Place, kernel_of};
-use crate::cuda::noise::Noise;
+use crate::cuda::session::noise::Noise;
 use crate::{Session, cuda};
 
 const BF16: DType = DType::BF16;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use flatout_data::Manner;
+use flatout_data::LayoutOptions;
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::linear_attention::LinearAttend;
 use flatout_ir::ops::product::{self, Compute};
@@ -46,7 +46,7 @@ pub struct Prepared {
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
     /// How examples are laid out; none where rows are equally long.
-    pub lengths: Option<Manner>,
+    pub lengths: Option<LayoutOptions>,
     /// Images are known to lie decoded and to be of one size.
     pub decoded: bool,
 }
@@ -69,7 +69,7 @@ impl Prepared {
 
 /// The state of every switch, by name.
 pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<String, String> {
-    let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
+    let grad = plans.plan(Role::GRAD).expect("a training run has a grad plan");
     let on = |yes: bool| if yes { "on" } else { "off" };
     let table: [(&str, &str); 21] = [
         ("backend", if target.name == "cpu" { "cpu" } else { "cuda" }),
@@ -164,7 +164,7 @@ fn fp8_scaling(grad: &Plan) -> &'static str {
 /// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
 /// logits are kept, whatever is asked for.
 fn fused_loss(plans: &PlanSet, grad: &Plan) -> &'static str {
-    let reads = |input: &str| plans.slot(&input_path(Role::Grad, input)).is_some();
+    let reads = |input: &str| plans.slot(&input_path(Role::GRAD, input)).is_some();
     let reads_images = reads("pixels") || reads("parts");
     match has(grad, OpKind::HeadLossTrain) {
         true => "on",
@@ -364,7 +364,7 @@ fn shares_memory(plans: &PlanSet) -> bool {
 /// Whether examples lie one after another: then their places are inputs. A head of classes reads the places of its texts
 /// in rows too, and it is the layout that tells.
 fn packing(plans: &PlanSet, prepared: Prepared) -> &'static str {
-    let has = |input: &str| plans.slot(&input_path(Role::Grad, input)).is_some();
+    let has = |input: &str| plans.slot(&input_path(Role::GRAD, input)).is_some();
     match (prepared.lengths, has("segment_start")) {
         (None, _) => NOTHING_UNEQUAL,
         (Some(manner), _) if has("labels") => {
@@ -383,7 +383,7 @@ fn packing(plans: &PlanSet, prepared: Prepared) -> &'static str {
 fn length_buckets(plans: &PlanSet, prepared: Prepared) -> &'static str {
     match (prepared.lengths, plans.grads().count()) {
         (None, _) => NOTHING_UNEQUAL,
-        (Some(Manner { is_sorted: true, .. }), _) => "on",
+        (Some(LayoutOptions { is_sorted: true, .. }), _) => "on",
         (Some(_), 1) => "off",
         (Some(_), _) => WITHIN_UPDATES,
     }

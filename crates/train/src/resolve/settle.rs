@@ -7,7 +7,6 @@ use flatout_ir::{
     Adapter, Graph, Moments, Options, Precision as Types, Recompute as Again, Rule, Scaling as Scales,
     Target, Update,
 };
-use flatout_models::config::{Model, Positions};
 
 use crate::UserError;
 use crate::config::Config;
@@ -16,11 +15,11 @@ use crate::config::switches::{
     TABLE, Toggle,
 };
 use crate::refuse;
-use crate::resolve::adapters;
 use crate::resolve::fp8_layers;
 use crate::resolve::groups;
 use crate::resolve::recompute_layers;
 use crate::tasks::image_table;
+use crate::weights::adapters;
 
 /// What `auto` chose for a switch, and why.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -146,11 +145,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
         Recompute::Full => Again::Full,
     };
     let context = config.model.tokens();
-    let rotates = match &config.model {
-        Model::Decoder(decoder) => decoder.positions == Positions::Rope,
-        Model::Vit(_) => false,
-        Model::Bdh(_) => true,
-    };
+    let rotates = config.model.rotates();
     let rope_positions = match switches.rope_cache {
         Choose::Off => None,
         Choose::On if !rotates => {
