@@ -3,8 +3,9 @@
 use flatout_ir::graph::Class;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::oracle::{self, Values};
-use flatout_ir::passes::differentiate::differentiate;
-use flatout_ir::passes::{double_norms::double_norms, recompute};
+use flatout_ir::passes::fuse::double_norms::double_norms;
+use flatout_ir::passes::gradient::differentiate::differentiate;
+use flatout_ir::passes::gradient::recompute;
 use flatout_ir::target::paper;
 use flatout_ir::{Builder, DType, Graph, Init, Op, Program, Recompute, Role, compile, random};
 

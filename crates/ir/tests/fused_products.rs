@@ -6,8 +6,9 @@ use flatout_ir::interpreter::Interpreter;
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::passes::differentiate::{differentiate, gradient_path};
-use flatout_ir::passes::{fused_products, input_path};
+use flatout_ir::passes::fuse::fused_products;
+use flatout_ir::passes::gradient::differentiate::{differentiate, gradient_path};
+use flatout_ir::passes::input_path;
 use flatout_ir::target::paper;
 use flatout_ir::{
     Builder, DType, Graph, Init, Launch, Op, Options, Precision, Program, Recompute, Role, compile, oracle,

@@ -1,4 +1,4 @@
-//! Tensors copied out of a session at one moment, while the session goes on.
+//! Tensors copied out of a session at one moment, while the session goes on running.
 
 use crate::{RuntimeError, cuda};
 

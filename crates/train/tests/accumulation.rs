@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use flatout_ir::optimizers::moment_path;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, differentiate, gradient_path};
-use flatout_ir::passes::update::{LR, moment_path};
+use flatout_ir::passes::update::LR;
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, DType, Init, Options, Program, Role, compile, oracle, random};
 use flatout_models::config::DecoderConfig;

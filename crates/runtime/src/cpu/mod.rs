@@ -12,8 +12,8 @@ pub use kernels::{KERNELS, kernel};
 use flatout_ir::Launch;
 use flatout_ir::target::{KernelRow, Rates, Target};
 use flatout_ir::timings::Timings;
-use flatout_ir::types::DType;
 
+use crate::rows::EVERY_TYPE;
 use context::Context;
 use math::Level;
 
@@ -26,12 +26,7 @@ pub struct Kernel {
 
 pub type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 
-const FLOATS: &[DType] = &[DType::F32, DType::BF16];
-const ANY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::I32];
-/// For what moves or casts elements.
-const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
-
-/// This machine with so many threads, as the compiler sees it.
+/// This machine with `threads` threads, as the compiler sees it.
 pub fn target(threads: usize) -> Target {
     let cores = threads.max(1);
     Target {

@@ -1,4 +1,4 @@
-//! Plans on the CPU: the arena, and the kernel of every launch with the threads it runs on.
+//! Plans on the CPU: the arena, and each launch's kernel with the threads it runs on.
 
 use flatout_ir::{Launch, Plan, PlanSet, View};
 

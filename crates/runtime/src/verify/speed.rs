@@ -1,4 +1,4 @@
-//! How fast each kernel is on a GPU, at the sizes of real models: one large case a kernel, timed as a graph.
+//! Speed of each kernel on a GPU at the sizes of real models: one large case per kernel, timed as a graph.
 
 pub mod attention;
 

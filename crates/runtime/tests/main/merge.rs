@@ -1,5 +1,6 @@
-//! Attention over parts of the keys, merged by lse, against attention over all of them: whole plans on the CPU, in f32
-//! and bf16, values and gradients.
+//! Attention over parts of the keys, merged by lse, equals attention over all of them.
+//!
+//! Whole plans on the CPU, in f32 and bf16, values and gradients.
 
 use flatout_ir::check::differentiate;
 use flatout_ir::ops::attention::{self, Attend, Mask, Masking, Segments};

@@ -1,5 +1,7 @@
-//! What a session promises about order, on the CPU always and on a GPU where there is one: inputs that land while a plan
-//! runs, values that are posted, copies of state that plans go on changing, and launches that are timed one by one.
+//! The order a session keeps, on the CPU always and on a GPU where there is one.
+//!
+//! Inputs land while a plan runs, values are posted, copies are taken of state that plans go on changing, and launches
+//! are timed one by one.
 //!
 //! A machine without a GPU skips the GPU's half, and says so; with FLATOUT_REQUIRE_GPU set, it fails.
 

@@ -1,4 +1,4 @@
-//! The kernels of the CPU backend: one folder a group of operations, and the table of every kernel.
+//! The kernels of the CPU backend: one folder per group of operations, and the table of every kernel.
 
 pub mod attention;
 pub mod elementwise;

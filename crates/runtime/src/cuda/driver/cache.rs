@@ -15,7 +15,7 @@ pub struct Cache {
 /// Sources with what they compiled to.
 pub type Cubins = Vec<(Source, Vec<u8>)>;
 
-/// What compiling a set of sources took.
+/// Counts and time of compiling a set of sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compiled {
     pub from_disk: usize,

@@ -1,4 +1,4 @@
-//! A GPU: whether there is one to use, what it is, and how the compiler sees it.
+//! A GPU: whether one is usable, its properties, and the target it is to the compiler.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -15,11 +15,11 @@ use super::{environment, gpus, nvml};
 use crate::Laps;
 use crate::cuda::KERNELS;
 use crate::cuda::context::{CudaError, Facts, Source};
-use crate::cuda::kernels::EVERY_TYPE;
 use crate::cuda::kernels::attention::choice::{self as attention, AttentionKernel};
 use crate::cuda::kernels::attention::cudnn::Cudnn;
 use crate::cuda::kernels::products::lt::Lt;
 use crate::cuda::session::Options;
+use crate::rows::EVERY_TYPE;
 
 /// The oldest driver that runs: CUDA 12.8. Proven is 13.0.
 const OLDEST_DRIVER: u32 = 12080;
@@ -38,7 +38,7 @@ pub enum Gpu {
     Usable(Identity),
 }
 
-/// What a GPU is, known before a context exists.
+/// A GPU's properties, known before a context exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub index: usize,
@@ -54,7 +54,7 @@ pub struct Identity {
     pub cuda: u32,
 }
 
-/// What looking for a GPU gave.
+/// The result of looking for a GPU.
 pub struct Probe {
     pub gpu: Gpu,
     pub candidates: &'static [Candidate],
@@ -160,9 +160,9 @@ struct Inner {
     rates: Rates,
     /// Free before this process had a context.
     free_bytes: u64,
-    /// What the context and the handles took.
+    /// Device memory that the context and the handles took.
     context_bytes: u64,
-    /// What opening it took.
+    /// The time opening it took.
     laps: Laps,
     cudnn: Result<Arc<Cudnn>, CudaError>,
     lt: Arc<Lt>,
@@ -223,7 +223,7 @@ impl Device {
         })))
     }
 
-    /// What opening it took.
+    /// The time opening it took.
     pub fn laps(&self) -> &Laps {
         &self.0.laps
     }
@@ -253,7 +253,7 @@ impl Device {
         self.0.free_bytes
     }
 
-    /// What times of products hold for: GPU, driver, library.
+    /// The GPU, driver and library that times of products hold for.
     pub(crate) fn tuned_on(&self) -> String {
         let Inner { identity, lt, .. } = &*self.0;
         let driver = library::libraries().get(Kind::Driver).map(|l| l.version.to_string());

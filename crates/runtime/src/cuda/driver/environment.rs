@@ -1,4 +1,4 @@
-//! Environment variables that make NVIDIA's libraries compute something else: cleared before any library opens.
+//! Environment variables that change results of NVIDIA's libraries, cleared before any library opens.
 
 /// Variables of NVIDIA's libraries that only write logs.
 const HARMLESS: [&str; 3] = ["LOG", "_DBG", "DEBUG"];

@@ -1,4 +1,4 @@
-//! GPUs by name: what their data sheets say, so that a plan for one can be made on any machine.
+//! GPUs by name, from their data sheets, so that a plan for one can be made on any machine.
 
 use std::sync::OnceLock;
 
@@ -17,11 +17,11 @@ pub struct Gpu {
     pub arch: &'static str,
     pub memory_bytes: u64,
     pub rates: Rates,
-    /// What was measured on one of them.
+    /// Measurements taken on one of them.
     pub measured: Option<&'static str>,
 }
 
-/// What context, handles and modules take: a ceiling seen on the GPUs that were tried.
+/// Memory of context, handles and modules: a ceiling seen on the GPUs that were tried.
 const DRIVER_BYTES: u64 = 1 << 30;
 /// The version that plans on paper take to be installed.
 const CUDNN: u32 = 91900;

@@ -1,5 +1,6 @@
-//! Finding and opening NVIDIA's libraries: by absolute path, the newest that fits the driver, one of each, once a
-//! process. Every file found is kept with why it was taken or not.
+//! Finds and opens NVIDIA's libraries by absolute path, the newest that fits the driver.
+//!
+//! One of each is opened, once per process. Every file found is kept with the reason why it was taken or not.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_int};
@@ -24,7 +25,7 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Kind; 5] = [Kind::Driver, Kind::Nvml, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn];
 
-    /// What its file's name begins with; versions follow.
+    /// The beginning of its file's name; versions follow.
     fn file(self) -> &'static str {
         match self {
             // Without the `.1` it is the toolkit's stub, which only satisfies linkers.
@@ -131,7 +132,7 @@ pub struct Candidate {
 pub struct Library {
     pub kind: Kind,
     pub path: PathBuf,
-    /// What the library itself says; of the file where it does not say.
+    /// The version the library reports, or its file's where it reports none.
     pub version: Version,
     handle: Handle,
 }
@@ -319,7 +320,7 @@ fn version_by_asking(kind: Kind, path: &Path) -> Option<Version> {
     own_version(kind, &handle, path)
 }
 
-/// What an open library says of itself.
+/// The version an open library reports.
 fn own_version(kind: Kind, handle: &Handle, path: &Path) -> Option<Version> {
     type Count = unsafe extern "C" fn() -> usize;
     type Pair = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
@@ -393,7 +394,7 @@ fn open(kind: Kind, path: &Path, version: Option<Version>) -> Result<Library, Cu
     Ok(Library { kind, path, version, handle })
 }
 
-/// What this process found and opened.
+/// The libraries this process found and opened.
 pub struct Libraries {
     pub candidates: Vec<Candidate>,
     open: Vec<Library>,

@@ -1,21 +1,29 @@
-//! The driver: its entry points, and owners of what it hands out.
+//! The CUDA driver API: entry points of libcuda, and the primary context of a device.
+//!
+//! Owners of the driver's objects (streams, graphs, events, memory, modules) have files of their own, as have NVIDIA's
+//! other libraries, devices and the caches on disk.
 
 pub mod cache;
 pub mod device;
 pub mod environment;
 pub mod gpus;
 pub mod library;
+mod memory;
+mod module;
 pub mod nvml;
 pub mod nvrtc;
 pub mod store;
+mod stream;
 
-use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+pub use memory::{DeviceMemory, PinnedMemory};
+pub use module::{Module, Modules};
+pub use stream::{Event, Graph, OwnedStream};
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
 
 use super::argument::Block;
-use super::context::{CudaError, Function, Source, Stream};
+use super::context::{CudaError, Function, Stream};
 use super::tensor_map;
 use library::Library;
 
@@ -95,13 +103,8 @@ entries! {
         (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
 }
 
-const CU_STREAM_NON_BLOCKING: c_uint = 1;
-const CU_EVENT_DEFAULT: c_uint = 0;
-const CU_EVENT_DISABLE_TIMING: c_uint = 2;
-const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 const CUDA_ERROR_INVALID_VALUE: c_int = 1;
-const CUDA_ERROR_NOT_READY: c_int = 600;
 const CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: c_int = 9;
 const CU_TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
 const CU_TENSOR_MAP_L2_PROMOTION_L2_128B: c_int = 2;
@@ -447,363 +450,3 @@ impl Drop for Context {
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
-
-/// A stream that does not wait for the default stream.
-pub struct OwnedStream {
-    driver: &'static Driver,
-    raw: Handle,
-}
-
-impl OwnedStream {
-    pub fn new(driver: &'static Driver) -> Result<OwnedStream, CudaError> {
-        let mut raw = null_mut();
-        // SAFETY: writes one handle.
-        driver.ok(unsafe { (driver.stream_create)(&mut raw, CU_STREAM_NON_BLOCKING) }, "cuStreamCreate")?;
-        Ok(OwnedStream { driver, raw })
-    }
-
-    pub fn get(&self) -> Stream {
-        Stream(self.raw)
-    }
-
-    pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.driver.synchronize(self.get())
-    }
-
-    /// Records what `enqueue` puts on the stream instead of running it.
-    pub fn capture(&self, enqueue: impl FnOnce(Stream) -> Result<(), CudaError>) -> Result<Graph, CudaError> {
-        let driver = self.driver;
-        let mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive and, being ours alone, not capturing.
-        driver.ok(unsafe { (driver.capture_begin)(self.raw, mode) }, "cuStreamBeginCapture")?;
-        let enqueued = enqueue(self.get());
-        let mut graph = null_mut();
-        // SAFETY: writes one handle; the capture began above and must end even when enqueuing failed.
-        let ended = driver.ok(unsafe { (driver.capture_end)(self.raw, &mut graph) }, "cuStreamEndCapture");
-        let captured = enqueued.and(ended);
-        let mut exec = null_mut();
-        let made = captured.and_then(|()| {
-            // SAFETY: the graph was captured; writes one handle.
-            let status = unsafe { (driver.graph_instantiate)(&mut exec, graph, 0) };
-            driver.ok(status, "cuGraphInstantiateWithFlags")
-        });
-        if !graph.is_null() {
-            // SAFETY: the executable graph keeps nothing of its template.
-            unsafe { (driver.graph_destroy)(graph) };
-        }
-        made?;
-        let graph = Graph { driver, exec };
-        // SAFETY: both are alive. Uploading now keeps the first launch from allocating.
-        driver.ok(unsafe { (driver.graph_upload)(graph.exec, self.raw) }, "cuGraphUpload")?;
-        Ok(graph)
-    }
-}
-
-impl Drop for OwnedStream {
-    fn drop(&mut self) {
-        // SAFETY: created in `new`; work still on it finishes first.
-        unsafe { (self.driver.stream_destroy)(self.raw) };
-    }
-}
-
-/// An instantiated graph.
-pub struct Graph {
-    driver: &'static Driver,
-    exec: Handle,
-}
-
-impl Graph {
-    pub fn launch(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: the graph is alive, and so is what it was captured from: the session owns both.
-        self.driver.ok(unsafe { (self.driver.graph_launch)(self.exec, stream.0) }, "cuGraphLaunch")
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: instantiated in `capture`.
-        unsafe { (self.driver.graph_exec_destroy)(self.exec) };
-    }
-}
-
-/// A point in a stream.
-pub struct Event {
-    driver: &'static Driver,
-    raw: Handle,
-}
-
-// SAFETY: the driver's calls are thread-safe, and an event is a handle any thread may pass to them where its context
-// is current.
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
-
-impl Event {
-    /// An event with a time.
-    pub fn new(driver: &'static Driver) -> Result<Event, CudaError> {
-        Event::with_flags(driver, CU_EVENT_DEFAULT)
-    }
-
-    /// An event that only orders, which costs the streams less.
-    pub fn untimed(driver: &'static Driver) -> Result<Event, CudaError> {
-        Event::with_flags(driver, CU_EVENT_DISABLE_TIMING)
-    }
-
-    fn with_flags(driver: &'static Driver, flags: c_uint) -> Result<Event, CudaError> {
-        let mut raw = null_mut();
-        // SAFETY: writes one handle.
-        driver.ok(unsafe { (driver.event_create)(&mut raw, flags) }, "cuEventCreate")?;
-        Ok(Event { driver, raw })
-    }
-
-    /// What is put on `stream` after this waits, on the device, for what was recorded last; for nothing where nothing
-    /// was. Recording again later does not move a wait that is enqueued already.
-    pub fn hold(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: both are alive; the flags are the header's default.
-        self.driver.ok(unsafe { (self.driver.stream_wait)(stream.0, self.raw, 0) }, "cuStreamWaitEvent")
-    }
-
-    pub fn record(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: both are alive.
-        self.driver.ok(unsafe { (self.driver.event_record)(self.raw, stream.0) }, "cuEventRecord")
-    }
-
-    /// Waits until what was recorded is done; at once where nothing was.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: alive.
-        self.driver.ok(unsafe { (self.driver.event_synchronize)(self.raw) }, "cuEventSynchronize")
-    }
-
-    /// Whether what was recorded is done, without waiting.
-    pub fn is_reached(&self) -> Result<bool, CudaError> {
-        // SAFETY: alive.
-        match unsafe { (self.driver.event_query)(self.raw) } {
-            CUDA_ERROR_NOT_READY => Ok(false),
-            status => self.driver.ok(status, "cuEventQuery").map(|()| true),
-        }
-    }
-
-    /// Waits for `end` and gives the time between.
-    pub fn elapsed_ms(&self, end: &Event) -> Result<f64, CudaError> {
-        end.synchronize()?;
-        let mut ms = 0.0;
-        // SAFETY: writes one float; both events were recorded.
-        let status = unsafe { (self.driver.event_elapsed)(&mut ms, self.raw, end.raw) };
-        self.driver.ok(status, "cuEventElapsedTime")?;
-        Ok(ms as f64)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: created in `new`.
-        unsafe { (self.driver.event_destroy)(self.raw) };
-    }
-}
-
-/// Memory of the device.
-pub struct DeviceMemory {
-    driver: &'static Driver,
-    at: u64,
-    bytes: usize,
-}
-
-impl DeviceMemory {
-    pub fn new(driver: &'static Driver, bytes: usize) -> Result<DeviceMemory, CudaError> {
-        let mut at = 0;
-        let bytes = bytes.max(256);
-        // SAFETY: writes one address.
-        driver.ok(unsafe { (driver.mem_alloc)(&mut at, bytes) }, &format!("cuMemAlloc of {bytes} bytes"))?;
-        Ok(DeviceMemory { driver, at, bytes })
-    }
-
-    pub fn address(&self) -> u64 {
-        self.at
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Sets every byte, in the stream's order.
-    pub fn fill(&self, byte: u8, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: the whole allocation, alive.
-        unsafe { self.driver.memset(self.at, byte, self.bytes, stream) }
-    }
-
-    fn covers(&self, offset: usize, bytes: usize) -> Result<(), CudaError> {
-        match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Ok(()),
-            _ => Err(CudaError::new(format!(
-                "{bytes} bytes at {offset} lie outside an allocation of {}",
-                self.bytes
-            ))),
-        }
-    }
-
-    /// Copies from a place in pinned memory, in the stream's order. The source must not change before.
-    pub fn copy_in(
-        &self,
-        offset: usize,
-        from: &PinnedMemory,
-        at: usize,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), CudaError> {
-        self.covers(offset, bytes)?;
-        from.covers(at, bytes)?;
-        // SAFETY: both ranges were checked; pinned memory stays where it is.
-        let status = unsafe {
-            let source = from.at.cast::<u8>().add(at).cast();
-            (self.driver.copy_in)(self.at + offset as u64, source, bytes, stream.0)
-        };
-        self.driver.ok(status, "cuMemcpyHtoDAsync")
-    }
-
-    /// Copies to a place in pinned memory, in the stream's order.
-    pub fn copy_out(
-        &self,
-        offset: usize,
-        to: &PinnedMemory,
-        at: usize,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), CudaError> {
-        self.covers(offset, bytes)?;
-        to.covers(at, bytes)?;
-        // SAFETY: both ranges were checked; pinned memory stays where it is.
-        let status = unsafe {
-            let place = to.at.cast::<u8>().add(at).cast();
-            (self.driver.copy_out)(place, self.at + offset as u64, bytes, stream.0)
-        };
-        self.driver.ok(status, "cuMemcpyDtoHAsync")
-    }
-
-    /// Copies within the allocation, in the stream's order; the ranges must not overlap.
-    pub fn copy_within(&self, from: usize, to: usize, bytes: usize, stream: Stream) -> Result<(), CudaError> {
-        self.covers(from, bytes)?;
-        self.covers(to, bytes)?;
-        if from < to + bytes && to < from + bytes {
-            return Err(CudaError::new(format!("{bytes} bytes from {from} to {to} overlap")));
-        }
-        // SAFETY: both ranges were checked, and the allocation outlives its streams' work.
-        unsafe { self.driver.copy(self.at + from as u64, self.at + to as u64, bytes, stream) }
-    }
-}
-
-impl Drop for DeviceMemory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`; freeing waits for the device.
-        unsafe { (self.driver.mem_free)(self.at) };
-    }
-}
-
-/// Host memory the device copies from and to without a detour.
-pub struct PinnedMemory {
-    driver: &'static Driver,
-    at: Handle,
-    bytes: usize,
-}
-
-// SAFETY: the memory is the process's own, and nothing about it belongs to a thread.
-unsafe impl Send for PinnedMemory {}
-
-impl PinnedMemory {
-    pub fn new(driver: &'static Driver, bytes: usize) -> Result<PinnedMemory, CudaError> {
-        let mut at = null_mut();
-        let bytes = bytes.max(256);
-        // SAFETY: writes one address.
-        let status = unsafe { (driver.host_alloc)(&mut at, bytes, 0) };
-        driver.ok(status, &format!("cuMemHostAlloc of {bytes} bytes"))?;
-        // SAFETY: the allocation is ours and this large; pinned memory comes with anything in it.
-        unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
-        Ok(PinnedMemory { driver, at, bytes })
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn covers(&self, at: usize, bytes: usize) -> Result<(), CudaError> {
-        match at.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Ok(()),
-            _ => Err(CudaError::new(format!("{bytes} bytes at {at} lie outside {} of staging", self.bytes))),
-        }
-    }
-
-    /// # Safety
-    /// No copy that writes this memory is under way.
-    pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: allocated and zeroed in `new`.
-        unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
-    }
-
-    /// # Safety
-    /// No copy that reads or writes this memory is under way.
-    pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: allocated and zeroed in `new`.
-        unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.bytes) }
-    }
-}
-
-impl Drop for PinnedMemory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`.
-        unsafe { (self.driver.host_free)(self.at) };
-    }
-}
-
-/// A loaded cubin.
-pub struct Module {
-    driver: &'static Driver,
-    raw: Handle,
-}
-
-impl Module {
-    pub fn load(driver: &'static Driver, cubin: &[u8]) -> Result<Module, CudaError> {
-        let mut raw = null_mut();
-        // SAFETY: writes one handle; the cubin is whole, from the compiler or from the cache by its checksum.
-        let status = unsafe { (driver.module_load)(&mut raw, cubin.as_ptr().cast()) };
-        driver.ok(status, "cuModuleLoadData")?;
-        Ok(Module { driver, raw })
-    }
-
-    pub fn function(self: &Arc<Self>, entry: &str) -> Result<Function, CudaError> {
-        let name = CString::new(entry).map_err(|_| CudaError::new("an entry's name holds a zero byte"))?;
-        let mut raw = null_mut();
-        // SAFETY: writes one handle; the module is loaded.
-        let status = unsafe { (self.driver.module_function)(&mut raw, self.raw, name.as_ptr()) };
-        self.driver.ok(status, &format!("cuModuleGetFunction of `{entry}`"))?;
-        Ok(Function { raw, driver: self.driver, _module: Arc::clone(self) })
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        // SAFETY: loaded in `load`; functions keep their module alive.
-        unsafe { (self.driver.module_unload)(self.raw) };
-    }
-}
-
-// SAFETY: a module is a handle the driver takes on any thread where its context is current.
-unsafe impl Send for Module {}
-// SAFETY: as above.
-unsafe impl Sync for Module {}
-
-/// The modules of a session by source.
-#[derive(Default)]
-pub struct Modules(HashMap<Source, Arc<Module>>);
-
-impl Modules {
-    pub fn insert(&mut self, source: Source, module: Module) {
-        self.0.insert(source, Arc::new(module));
-    }
-
-    pub fn function(&self, source: &Source, entry: &str) -> Result<Function, CudaError> {
-        let module = self.0.get(source);
-        let module = module.ok_or_else(|| {
-            CudaError::new(format!("{} with {:?} was not listed as a source", source.name, source.defines))
-        })?;
-        module.function(entry).map_err(|e| CudaError::status(format!("{}: {}", source.name, e.what), e.code))
-    }
-}

@@ -1,5 +1,4 @@
-//! A device seen from outside a context: memory in use before this process is there, and load, power and clocks while it
-//! runs.
+//! NVML readings of a device: memory in use before this process, then load, power and clocks.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -64,7 +63,7 @@ pub struct Monitor {
 // in `drop`.
 unsafe impl Send for Monitor {}
 
-/// What a device said at one moment.
+/// A device's state at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// Of the last sampling period, the share in which a kernel ran.
@@ -83,7 +82,7 @@ const THROTTLES: [(u64, &str); 5] =
     [(0x4, "power"), (0x8, "hardware"), (0x20, "heat"), (0x40, "heat"), (0x80, "power brake")];
 
 impl Reading {
-    /// What holds the clock down, each once.
+    /// The reasons why the clock is held down, each once.
     pub fn throttled(&self) -> Vec<&'static str> {
         let mut names: Vec<&str> =
             THROTTLES.iter().filter(|(bit, _)| self.reasons & bit != 0).map(|(_, name)| *name).collect();

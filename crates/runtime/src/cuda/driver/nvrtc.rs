@@ -1,4 +1,4 @@
-//! The run-time compiler: a source becomes a cubin for one architecture.
+//! NVRTC, the run-time compiler: a source becomes a cubin for one architecture.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -31,7 +31,7 @@ pub struct Nvrtc {
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// What a kernel takes on a multiprocessor.
+/// The resources a kernel takes on a multiprocessor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
     pub entry: String,
@@ -67,7 +67,7 @@ impl Nvrtc {
         self.build(source, arch, &[]).map(|(cubin, _)| cubin)
     }
 
-    /// What each kernel of a source takes; the compiler is asked, so nothing of it comes from the cache.
+    /// The resources of each kernel of a source; the compiler is asked, so nothing comes from the cache.
     pub fn resources(&self, source: &Source, arch: &str) -> Result<Vec<Resources>, CudaError> {
         let (_, log) = self.build(source, arch, &["--ptxas-options=--verbose"])?;
         let found = read_resources(&log);

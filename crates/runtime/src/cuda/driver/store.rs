@@ -1,4 +1,4 @@
-//! Results on disk that only cost time to make again: each whole or not there at all.
+//! A store on disk for results that only cost time to make again; an entry is whole or absent.
 //!
 //! An entry is written to a file of its own and then renamed, so two processes never see half of one. It carries a
 //! checksum; what does not match counts as missing. A disk that is full or read-only only costs time.
@@ -136,7 +136,7 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// What a writer keeps under a name: long enough to be written in several pieces.
+    /// A writer's content for a name: long enough to be written in several pieces.
     fn content(entry: usize) -> Vec<u8> {
         (0..300_000 + entry).map(|i| (i * 31 + entry) as u8).collect()
     }

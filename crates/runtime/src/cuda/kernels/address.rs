@@ -1,5 +1,4 @@
-//! Where element e of a tensor lies: strides become constants of the source, as functions the kernels call, and decide
-//! how many elements a thread may move at once.
+//! Addresses of elements: strides become constants of the source, and decide the width of vector accesses.
 
 use std::fmt::Write;
 
@@ -76,7 +75,7 @@ impl Walk {
     }
 }
 
-/// The index type for so many elements.
+/// The index type for a number of elements.
 pub fn index_type(elements: usize) -> &'static str {
     // Threads behind the last element still compute their place.
     if elements < 1 << 31 { "u32" } else { "u64" }

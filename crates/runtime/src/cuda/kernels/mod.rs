@@ -1,4 +1,4 @@
-//! The kernels of the CUDA backend: one folder a group of operations, and the table of every kernel.
+//! The kernels of the CUDA backend: one folder per group of operations, and the table of every kernel.
 
 mod address;
 pub mod attention;
@@ -11,27 +11,7 @@ pub mod products;
 pub mod reductions;
 mod stage;
 
-use flatout_ir::OpKind;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
-use flatout_ir::types::DType;
-
 use super::context::Kernel;
-
-/// For what moves or casts elements. The 8-bit floats are the target's where the device converts them: sm_89 and later.
-pub(crate) const EVERY_TYPE: &[DType] =
-    &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
-
-/// A row of kernels over rows of floats, to which a file adds its own name, operation and places.
-const ROWS_OF_FLOATS: KernelRow = KernelRow {
-    name: "",
-    op: OpKind::Map,
-    dtypes: &[DType::F32, DType::BF16],
-    ins: Layout::Rows,
-    outs: Layout::Rows,
-    in_place: &[],
-    workspace: no_workspace,
-    deterministic: true,
-};
 
 /// Every kernel of this backend, by file. Of two rows for one operation and type the first is taken.
 pub const KERNELS: &[&[Kernel]] = &[

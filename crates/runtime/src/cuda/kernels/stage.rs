@@ -1,16 +1,30 @@
-//! One launch of one of our own kernels before addresses are known: its source, grid and arguments. Most operations are
-//! a short list of stages; sources and work both follow from it.
+//! A stage: one launch of one of our kernels before addresses are known.
+//!
+//! It has a source, a grid and arguments. Most operations are a short list of stages; sources and work both follow from
+//! it.
 
 use flatout_ir::View;
 use flatout_ir::types::DType;
 
 use crate::cuda::context::{Arg, CudaError, Prepare, Source, Work, launch, sequence};
 
-/// What every source of ours begins with.
+/// The beginning of every source of ours.
 pub const PRELUDE: &str = include_str!("prelude.cuh");
 
-/// Random words by counter, for what draws.
+/// The counter-based generator Philox, for kernels that draw random numbers.
 pub const PHILOX: &str = include_str!("philox.cuh");
+
+/// A kernel whose launches are the stages that a function of the launch and the device's facts returns.
+macro_rules! staged {
+    ($row:expr, $stages:expr) => {
+        $crate::cuda::Kernel {
+            row: $row,
+            sources: |launch, facts| $crate::cuda::kernels::stage::sources($stages(launch, facts)),
+            prepare: |launch, p| $crate::cuda::kernels::stage::prepare($stages(launch, p.facts()), p),
+        }
+    };
+}
+pub(crate) use staged;
 
 pub struct Stage {
     pub source: Source,
@@ -131,7 +145,7 @@ pub fn c_bits(dtype: DType) -> &'static str {
     }
 }
 
-/// Blocks along x for so many items.
+/// Blocks along x for a number of items.
 pub fn blocks(items: usize, items_a_block: usize) -> Result<u32, CudaError> {
     let blocks = items.div_ceil(items_a_block);
     i32::try_from(blocks)

@@ -1,4 +1,6 @@
-//! Where inputs land: areas beside the inputs, taken in turns.
+//! Landing areas: where inputs are written while a plan may still read the previous ones.
+//!
+//! Areas lie beside the inputs and are used in turns.
 //!
 //! The host writes into the area whose turn it is while a plan may still be reading the inputs; what was written is
 //! copied into place before the next plan, on the plans' own stream, and the turn passes on. So addresses stay fixed,
@@ -56,7 +58,7 @@ impl Landing {
         self.fresh.insert(at, start..end);
     }
 
-    /// What is to be copied into place: (from, to) with the bytes.
+    /// The copies into place: (from, to) with the bytes.
     pub fn moves(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let area = self.areas.get(self.turn).copied().unwrap_or(0);
         self.fresh.iter().map(move |range| (area + range.start - self.inputs.start, range.clone()))

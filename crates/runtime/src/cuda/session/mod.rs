@@ -1,4 +1,4 @@
-//! Plans on a GPU: the arena, every launch resolved, and every plan captured as a graph before the first run.
+//! Plans on a GPU: the arena, every launch resolved, every plan captured as a graph before the first run.
 
 mod landing;
 pub mod noise;
@@ -52,7 +52,7 @@ pub struct Options {
     pub autotune: Autotune,
     /// Wait after every launch, so that a failure names the one that failed. Turns graphs off.
     pub check_each_launch: bool,
-    /// What attention must run on.
+    /// The kernel attention must run on.
     pub attention: AttentionKernel,
 }
 
@@ -86,7 +86,7 @@ pub struct Session {
     graphs: Vec<Graph>,
     /// One work a launch, of every plan.
     works: Vec<Vec<Box<dyn Work>>>,
-    /// What each plan writes.
+    /// The ranges each plan writes.
     written: Vec<Vec<Range<usize>>>,
     traffic: RefCell<Traffic>,
     arena: DeviceMemory,
@@ -98,7 +98,7 @@ pub struct Session {
     notes: Vec<String>,
     attention: Vec<Chosen>,
     driver_bytes: u64,
-    /// What getting it ready took.
+    /// The time getting it ready took.
     laps: Laps,
     device: Device,
 }
@@ -206,13 +206,13 @@ impl Session {
         self.arena.bytes()
     }
 
-    /// What the process took on the device beside the arena: context, modules, graphs.
+    /// Device memory of the process beside the arena: context, modules, graphs.
     pub fn driver_bytes(&self) -> u64 {
         self.driver_bytes
     }
 
-    /// What getting it ready took: compiling or loading kernels, choosing the algorithms of products, a first run of every
-    /// plan with its capture.
+    /// The time getting it ready took: compiling or loading kernels, choosing algorithms of products, a first
+    /// run of every plan with its capture.
     pub fn laps(&self) -> &Laps {
         &self.laps
     }
@@ -222,12 +222,12 @@ impl Session {
         !self.graphs.is_empty()
     }
 
-    /// What runs otherwise than it was meant to, and why.
+    /// Launches that run otherwise than intended, and why.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// What attention runs on, in a line; `None` where there is none.
+    /// The kernels attention runs on, in a line; `None` where there is none.
     pub fn attention(&self) -> Option<String> {
         choice::describe(&self.attention)
     }
@@ -408,7 +408,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // What is dropped next belongs to this context and may still be in use. A device that has failed has nothing
+        // The objects dropped next belong to this context and may still be in use. A device that has failed has nothing
         // more to say.
         let _ = self.device.bind();
         let _ = self.stream.synchronize();

@@ -1,4 +1,4 @@
-//! Numbers to time and check kernels on at real sizes: made where they lie, and again, the same, on the host.
+//! Noise to time and check kernels on at real sizes: generated on the device, and again, equal, on the host.
 
 use std::borrow::Cow;
 

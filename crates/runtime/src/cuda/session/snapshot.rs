@@ -1,4 +1,4 @@
-//! Tensors on their way out into pinned memory while the next plan runs.
+//! Snapshots: tensors copied into pinned memory while the next plan runs.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ impl Shelf {
         Arc::new(Shelf { device: device.clone(), free: Mutex::default() })
     }
 
-    /// Memory of at least so many bytes.
+    /// Memory of at least `bytes` bytes.
     pub fn take(&self, bytes: usize) -> Result<PinnedMemory, CudaError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         match free.iter().position(|memory| memory.bytes() >= bytes) {

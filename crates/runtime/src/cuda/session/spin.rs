@@ -1,4 +1,4 @@
-//! A kernel that waits: what is enqueued behind it starts when all of it is there.
+//! A kernel that spins, so that the work enqueued behind it starts without gaps.
 
 use std::borrow::Cow;
 use std::time::Duration;

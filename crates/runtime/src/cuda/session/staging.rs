@@ -1,4 +1,4 @@
-//! Pinned memory between host and device: a ring for what goes in, two halves for what comes out.
+//! Pinned staging buffers: a ring for host-to-device copies, two halves for device-to-host copies.
 
 use std::collections::VecDeque;
 
@@ -50,7 +50,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Room for so many bytes, at most half the ring.
+    /// Room for a number of bytes, at most half the ring.
     fn claim(&mut self, bytes: usize) -> Result<usize, CudaError> {
         let at = place(self.head, bytes, self.memory.bytes());
         // Pieces are given out in order, so all that were given out before one that lies in the way are done too.

@@ -1,4 +1,4 @@
-//! What every launch takes on the device, from events between the launches of an uncaptured pass.
+//! Times of single launches on the device, from events between the launches of an uncaptured pass.
 //!
 //! Two things would spoil such times. A host that enqueues slower than the device computes leaves it idle between
 //! launches, and the idle time would count: so launches go behind a kernel that spins until a handful of them is

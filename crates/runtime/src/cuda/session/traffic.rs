@@ -1,4 +1,4 @@
-//! What goes between host and device while plans run, and what orders it.
+//! Copies between host and device while plans run, and the events that order them.
 //!
 //! Plans run on the compute stream. What the host writes goes in on a second stream and what it reads comes out on a
 //! third, so that copies pass plans by. Events order them, on the device; the host waits only for what it reads, and
@@ -25,7 +25,7 @@ use crate::cuda::context::{CudaError, Stream};
 use crate::cuda::driver::device::Device;
 use crate::cuda::driver::{DeviceMemory, Driver, Event, OwnedStream};
 
-/// The inputs of so many steps fit in the ring: a writer that far ahead waits for the device.
+/// The inputs of this many steps fit in the ring: a writer that far ahead waits for the device.
 const STEPS_AHEAD: usize = 4;
 const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 20..=64 << 20;
 /// Tensors begin at multiples of this in the memory they are copied out to.
@@ -246,7 +246,7 @@ impl Reading {
     }
 }
 
-/// What a plan writes: the ranges of its launches' outputs and scratch, sorted and joined.
+/// The ranges a plan writes: its launches' outputs and scratch, sorted and joined.
 pub fn written(plan: &flatout_ir::Plan) -> Vec<Range<usize>> {
     let views = plan.launches.iter().flat_map(|l| l.outs.iter().flatten().chain(&l.workspace));
     let mut ranges: Vec<Range<usize>> = views

@@ -1,5 +1,6 @@
-//! What was timed, remembered on disk: algorithms of matrix products, and kernels of attention. A second start times
-//! nothing.
+//! Measured times on disk: algorithms of matrix products, and attention kernels.
+//!
+//! A second start times nothing.
 //!
 //! An entry is named by all that a time depends on: the GPU, its driver, the library's version, how many candidates
 //! were asked for, and the problem itself (shapes, types, layouts, alignments, scratch, epilogue; of kernels of ours their
@@ -29,7 +30,7 @@ pub struct KernelTime {
     pub ms: f64,
 }
 
-/// What choosing algorithms took, in distinct products.
+/// Counts and time of choosing algorithms, in distinct products.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
     pub timed: usize,
@@ -93,7 +94,7 @@ impl Tuned {
         self.keep(problem, times.iter().map(|time| format!("{} {}", time.ms, time.name)).collect());
     }
 
-    /// What was kept of a problem, one line a candidate.
+    /// The times kept for a problem, one line per candidate.
     fn lines(&self, problem: &str) -> Option<Vec<String>> {
         let text = String::from_utf8(self.store.get(&self.name(problem))?).ok()?;
         let (whose, lines) = text.split_once('\n')?;

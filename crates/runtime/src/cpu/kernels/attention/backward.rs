@@ -1,4 +1,6 @@
-//! dq, dk and dv from q, k, v, o, lse, do and, where lse is differentiated too, its gradient.
+//! The backward pass of attention: dq, dk and dv, recomputing probabilities from lse.
+//!
+//! Inputs are q, k, v, o, lse, do and, where lse is differentiated too, its gradient.
 //!
 //! With p the probabilities, recomputed from lse, and delta the sums of do * o, less the gradient of lse:
 //! ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do.
@@ -23,11 +25,11 @@ use crate::cpu::tensor::{self, Tensor};
 
 /// Below this many units their parts are tasks: a part costs sums of the unit's size.
 const UNITS: usize = 16;
-/// A part has at least so many blocks, whose work hides the addition of its sums; a unit has at most four parts.
+/// A part has at least this many blocks, whose work hides the addition of its sums; a unit has at most four parts.
 const PART_BLOCKS: usize = 8;
 const MOST_PARTS: usize = 4;
 
-/// The parts of a unit of so many rows.
+/// The parts of a unit of `rows` rows.
 fn parts(rows: usize) -> usize {
     (rows.div_ceil(LANES) / PART_BLOCKS).clamp(1, MOST_PARTS)
 }

@@ -1,4 +1,4 @@
-//! o and lse: one pass over the visible keys with a running maximum and sum a row.
+//! The forward pass of attention: o and lse with an online softmax, one pass over the visible keys.
 
 use flatout_ir::Launch;
 use flatout_ir::target::Shapes;

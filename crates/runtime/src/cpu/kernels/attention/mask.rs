@@ -1,4 +1,4 @@
-//! Who sees whom: the segments a launch names, and the keys each query of a block may see.
+//! Masks and segments of a launch, reduced to the key intervals that each query sees.
 //!
 //! Every mask is reduced to at most two key intervals a query, so the kernels know one case. A tile of keys that all
 //! of a block's queries see whole needs no masking; one that none of them sees is not visited.
@@ -165,7 +165,7 @@ impl Visible {
         visible
     }
 
-    /// What the block sees of the keys `keys`.
+    /// Whether the block sees all, some or none of the keys `keys`.
     pub fn sees(&self, keys: &Range<usize>) -> Sees {
         let (start, end) = (keys.start as i32, keys.end as i32);
         let mut sees_all = true;

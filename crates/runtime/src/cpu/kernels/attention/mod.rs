@@ -1,4 +1,6 @@
-//! Attention without materialised scores, forward and backward (`flatout_ir::ops::attention` is the mathematics).
+//! Attention without materialised scores, forward and backward.
+//!
+//! The mathematics is that of `flatout_ir::ops::attention`.
 //!
 //! Work is cut into blocks of `LANES` rows, a row being a (query, head) pair; all rows of a block share one key head,
 //! so grouped heads read their keys once. A block walks over its visible keys in tiles of `KEYS`; the scores of a tile
@@ -31,9 +33,10 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::Context;
 use crate::cpu::tensor::{self, Tensor};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 use mask::{Cut, LANES, Segment, Visible};
 use tile::{Vector, transpose};
 
@@ -43,27 +46,15 @@ const KEYS: usize = 64;
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: KernelRow {
-            name: "attention",
-            op: OpKind::Attention,
-            dtypes: FLOATS,
-            ins: Layout::Rows,
-            outs: Layout::Rows,
-            in_place: &[],
             workspace: forward::workspace,
-            deterministic: true,
+            ..kernel_row("attention", OpKind::Attention, FLOATS, Layout::Rows)
         },
         run: forward::run,
     },
     Kernel {
         row: KernelRow {
-            name: "attention_grad",
-            op: OpKind::AttentionGrad,
-            dtypes: FLOATS,
-            ins: Layout::Rows,
-            outs: Layout::Rows,
-            in_place: &[],
             workspace: backward::workspace,
-            deterministic: true,
+            ..kernel_row("attention_grad", OpKind::AttentionGrad, FLOATS, Layout::Rows)
         },
         run: backward::run,
     },
@@ -82,7 +73,7 @@ fn extents(k: Segments, tokens: usize, kv_heads: usize) -> (usize, usize) {
     }
 }
 
-/// What both directions read of a launch.
+/// The parts of a launch that both directions read.
 struct Problem<'a> {
     scale: f32,
     mask: Mask,

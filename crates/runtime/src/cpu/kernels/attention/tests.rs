@@ -1,4 +1,4 @@
-//! Both directions against the oracle over masks, segments, grouped heads, sizes and types.
+//! Tests of attention, both directions, against the oracle over masks, segments, heads, sizes and types.
 
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::{DType, Op};
@@ -10,9 +10,9 @@ const CAUSAL: Mask = Mask::Causal;
 /// Where one side's segments lie.
 #[derive(Clone, Debug)]
 enum Side {
-    /// So many segments of one length.
+    /// A number of segments of one length.
     Even(usize, usize),
-    /// (start, length) on an axis of so many tokens.
+    /// (start, length) on an axis of a number of tokens.
     Uneven(usize, Vec<(i32, i32)>),
 }
 

@@ -1,5 +1,6 @@
-//! The arithmetic of one attention tile: a small product whose right side lies in lanes, and the vector operations of
-//! the softmax, each compiled for the widest registers the machine has.
+//! The arithmetic of one attention tile: small products and the vector operations of the softmax.
+//!
+//! The right side of a product lies in lanes; each function is compiled for the widest registers the machine has.
 //!
 //! The product is C[m, n] (+)= A[m, k] B[k, n]. A is read one element at a time and broadcast, so it may lie at any
 //! strides; B and C are read by vectors along n. All five products of the backward pass have this form with operands

@@ -1,5 +1,7 @@
-//! One launch against the oracle, under conditions worse than any plan's: every float tensor has gaps between its rows,
-//! outputs, gaps and scratch start as NaN, and what lies in the gaps must still be there afterwards.
+//! Runs one launch against the oracle under conditions worse than any plan's, for tests.
+//!
+//! Every float tensor has gaps between its rows; outputs, gaps and workspace start as NaN, and the gaps' bytes must
+//! still be there afterwards.
 
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::target::Shapes;
@@ -93,7 +95,7 @@ pub(in crate::cpu) struct Manner<'a> {
     pub in_place: Option<(usize, usize)>,
 }
 
-/// The operation's outputs by its kernel on so many threads.
+/// The operation's outputs by its kernel on a number of threads.
 pub(in crate::cpu) fn launched(
     op: &Op,
     ins: &[Given],

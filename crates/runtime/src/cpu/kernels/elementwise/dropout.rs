@@ -1,24 +1,18 @@
-//! Dropout by counter: element c of a row draws half c mod 8 of block c / 8, as `random` defines it.
+//! Dropout by counter: the bits drawn are those of `flatout_ir::random`.
+//!
+//! Element c of a row draws half c mod 8 of block c / 8.
 
 use flatout_ir::random::{RowDraw, drop_below};
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::vectorised;
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "dropout",
-        op: OpKind::Dropout,
-        dtypes: FLOATS,
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[(0, 0)],
-        workspace: no_workspace,
-        deterministic: true,
-    },
+    row: KernelRow { in_place: &[(0, 0)], ..kernel_row("dropout", OpKind::Dropout, FLOATS, Layout::Any) },
     run,
 }];
 
@@ -44,7 +38,7 @@ vectorised! {
     }
 }
 
-/// What a launch draws: its inputs `rng` and `rows`, its key and share.
+/// The random draws of a launch: its inputs `rng` and `rows`, its key and share.
 pub(super) struct Draws {
     rng: Vec<i32>,
     samples: Vec<i32>,

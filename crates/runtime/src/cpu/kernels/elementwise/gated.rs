@@ -1,41 +1,31 @@
-//! Gated activations, act(gate) * up, and their gradient: d gate = dy up act'(gate), d up = dy act(gate). One pass;
-//! gate and up are usually the halves of one buffer's rows.
+//! Gated activations, act(gate) * up, and their gradient in one pass.
+//!
+//! d gate = dy up act'(gate), d up = dy act(gate). gate and up are usually the halves of one buffer's rows.
 
 use flatout_ir::ops::gated::Act;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::Tiles;
 use super::dropout::Draws;
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::{self, vectorised};
 use crate::cpu::tensor::Rows;
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: KernelRow {
-            name: "gated",
-            op: OpKind::Gated,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0), (1, 0)],
-            workspace: no_workspace,
-            deterministic: true,
+            ..kernel_row("gated", OpKind::Gated, FLOATS, Layout::Any)
         },
         run,
     },
     Kernel {
         row: KernelRow {
-            name: "gated_grad",
-            op: OpKind::GatedGrad,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
-            workspace: no_workspace,
-            deterministic: true,
+            ..kernel_row("gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any)
         },
         run: run_grad,
     },

@@ -1,5 +1,6 @@
-//! Elementwise functions and regions of them, tile by tile: a tile's intermediates stay in the first-level cache, so
-//! memory sees the region's inputs and outputs once each.
+//! Elementwise functions and fused regions of them, tile by tile.
+//!
+//! A tile's intermediates stay in the first-level cache, so memory sees the region's inputs and outputs once each.
 //!
 //! A launch is compiled to a list of steps over registers of `TILE` floats. An input that is f32 without gaps is read
 //! from the arena itself unless an output lies on it; an output that is f32 without gaps is written there by its last
@@ -17,11 +18,12 @@ use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{Graph, Launch, Op, OpKind, Value, View, fp8};
 
 use super::reductions::reduce::{self, Shared, sum_rows};
+use crate::cpu::Kernel;
 use crate::cpu::context::Context;
 use crate::cpu::math::{self, vectorised};
 use crate::cpu::tensor::{Tensor, load, round_bf16, store};
-use crate::cpu::{EVERY_TYPE, Kernel};
 use crate::launch::{body_of, parts_of};
+use crate::rows::{EVERY_TYPE, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
     Kernel { row: row("map", OpKind::Map), run },
@@ -30,16 +32,7 @@ pub const KERNELS: &[Kernel] = &[
 ];
 
 const fn row(name: &'static str, op: OpKind) -> KernelRow {
-    KernelRow {
-        name,
-        op,
-        dtypes: EVERY_TYPE,
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: EVERY_PAIR,
-        workspace,
-        deterministic: true,
-    }
+    KernelRow { in_place: EVERY_PAIR, workspace, ..kernel_row(name, op, EVERY_TYPE, Layout::Any) }
 }
 
 /// The pieces of every sum over rows, one after another.

@@ -1,5 +1,7 @@
-//! Matrices in 8-bit types, both ways round. Tiles of a few rows are read once; their codes are written along and, turned,
-//! down the columns. Exact: the codes are the type's own rounding of x times the scale's reciprocal.
+//! Quantisation to 8-bit types, row-major and transposed in one pass.
+//!
+//! Tiles of a few rows are read once; their codes are written along the rows and, transposed, down the columns. Exact:
+//! the codes are the type's own rounding of x times the scale's reciprocal.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,29 +11,25 @@ use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind, View, fp8};
 
 use super::gated;
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::norms::norm;
 use crate::cpu::tensor::{Rows, Tensor, round_bf16};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        name: "quantize",
-        op: OpKind::Quantize,
-        dtypes: FLOATS,
-        ins: Layout::Any,
-        outs: Layout::Any,
         in_place: QUANTIZE_IN_PLACE,
         workspace,
-        deterministic: true,
+        ..kernel_row("quantize", OpKind::Quantize, FLOATS, Layout::Any)
     },
     run,
 }];
 
-/// Rows a task covers: columns of the turned output are written so many elements at a time.
+/// Rows a task covers: columns of the transposed output are written this many elements at a time.
 const ROWS_A_TASK: usize = 16;
 
-/// What a norm gives, and what it needs itself.
+/// Workspace for a norm's output and for the norm itself.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let x = shapes.ins[0];
     match shapes.node.op {
@@ -86,7 +84,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     }
     let x = X { of, ins: (0..of.inputs()).map(|i| cx.input(i).rows()).collect() };
     let (count, width) = (x.ins[0].count, x.width());
-    let (codes, turned, third) = (cx.output(0), cx.output(1), cx.output(2));
+    let (codes, transposed, third) = (cx.output(0), cx.output(1), cx.output(2));
     let (scale, amax) = if current {
         (fp8::scale(to, largest(&x.ins[0], cx)), 0.0)
     } else {
@@ -111,8 +109,8 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 unsafe { codes.rows().store(row, 0, tile) };
             }
         }
-        if let Some(turned) = &turned {
-            turn(&tile, width, rows.start, turned);
+        if let Some(transposed) = &transposed {
+            transpose(&tile, width, rows.start, transposed);
         }
     });
     if let Some(third) = third {
@@ -124,7 +122,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 }
 
 /// Writes a tile of rows along columns, from the element `at` of each on, which belong to one task.
-fn turn(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
+fn transpose(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
     let mut column = vec![0.0; tile.len().checked_div(width).unwrap_or(0)];
     for c in 0..width {
         column.iter_mut().enumerate().for_each(|(r, y)| *y = tile[r * width + c]);
@@ -133,7 +131,7 @@ fn turn(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
     }
 }
 
-/// What is quantised, by what it is made of.
+/// The input of the quantisation, by the operation that makes it.
 struct X<'a> {
     of: Source,
     ins: Vec<Rows<'a>>,

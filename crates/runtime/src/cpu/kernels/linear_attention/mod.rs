@@ -1,12 +1,13 @@
-//! Attention without softmax, forward and backward (`flatout_ir::ops::linear_attention` is the mathematics), as the sums
-//! of `weighted_sum`: out_i = sum over j of W_ij x_j.
+//! Attention without softmax, forward and backward, as the sums of `weighted_sum`.
+//!
+//! The mathematics is that of `flatout_ir::ops::linear_attention`: out_i = sum over j of W_ij x_j.
 //!
 //! A task is a tile of rows of one output head. It walks over the tiles it sees: a tile's weights are one product, are
 //! scaled and masked, and a second product adds to the result, which is rounded once. Segments are cut into tiles of
 //! equal height, so that a row more than a tile does not cost a tile. bf16 is widened as it is read; all arithmetic is f32.
 //!
-//! Queries that are turned as they are read are turned in the widened copy and rounded to their type, as a rotation of its own
-//! would store them; their gradient is turned back before it is rounded.
+//! Queries that are rotated as they are read are rotated in the widened copy and rounded to their type, as a rotation of its own
+//! would store them; their gradient is rotated back before it is rounded.
 //!
 //! Scratch is a few tiles a core. What a task covers and the order of every sum follow from the shapes and the segments,
 //! so bits do not depend on the number of threads.
@@ -25,28 +26,20 @@ use flatout_ir::{Launch, OpKind};
 
 use super::attention::mask::{Cut, Segment};
 use super::attention::{fill, share, take};
-use super::norms::rope::{Turns, turn};
+use super::norms::rope::{Rotation, rotate};
 use super::products::product::{Matrix, multiply};
 use super::reductions::reduce::Shared;
+use crate::cpu::Kernel;
 use crate::cpu::context::Context;
 use crate::cpu::tensor::{self, Tensor};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
 /// The most rows of a tile.
 const TILE: usize = 96;
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow {
-        name,
-        op,
-        dtypes: FLOATS,
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place,
-        workspace,
-        deterministic: true,
-    };
+    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, run }
 }
 
@@ -76,18 +69,18 @@ struct Sum<'a> {
     right: Operand<'a>,
     rows: Operand<'a>,
     out: Operand<'a>,
-    /// What the result is added to.
+    /// The tensor the result is accumulated onto.
     base: Option<Tensor<'a>>,
     /// The tensor whose elements must be above 0 for the result not to be 0.
     above: Option<Tensor<'a>>,
     heads: usize,
 }
 
-/// A tensor of a sum, and what turns its heads on their way in, or back on their way out.
+/// A tensor of a sum, and the rotation of its heads as they are read, or back as they are written.
 #[derive(Clone, Copy)]
 struct Operand<'a> {
     tensor: Tensor<'a>,
-    turns: Option<&'a Turns<'a>>,
+    rotation: Option<&'a Rotation<'a>>,
 }
 
 impl<'a> std::ops::Deref for Operand<'a> {
@@ -119,13 +112,13 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
 
     let positions = attend.positions();
     // SAFETY: positions and table are inputs that nobody writes during the launch.
-    let turns = attend.turn.freq().map(|freq| unsafe {
+    let rotation = attend.turn.freq().map(|freq| unsafe {
         let table = attend.turn.has_table().then(|| ctx.input(positions + 1));
-        Turns::new(freq, &axes, ctx.input(positions), table)
+        Rotation::new(freq, &axes, ctx.input(positions), table)
     });
     // Queries are input 0, and their gradient output 0.
-    fn operand<'a>(tensor: Tensor<'a>, i: usize, turns: Option<&'a Turns<'a>>) -> Operand<'a> {
-        Operand { tensor, turns: turns.filter(|_| i == 0) }
+    fn operand<'a>(tensor: Tensor<'a>, i: usize, rotation: Option<&'a Rotation<'a>>) -> Operand<'a> {
+        Operand { tensor, rotation: rotation.filter(|_| i == 0) }
     }
 
     // SAFETY: taken once, here.
@@ -137,8 +130,8 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
         let idle = if sum.owner == Owner::Keys { &cut.idle_k } else { &cut.idle_q };
         fill(idle, &out, 0.0);
         let [left, right, rows] =
-            [sum.left, sum.right, sum.rows].map(|i| operand(ctx.input(i), i, turns.as_ref()));
-        let out = operand(out, sum.out, turns.as_ref().filter(|_| is_grad));
+            [sum.left, sum.right, sum.rows].map(|i| operand(ctx.input(i), i, rotation.as_ref()));
+        let out = operand(out, sum.out, rotation.as_ref().filter(|_| is_grad));
         let (scale, mask, owner, heads) = (attend.scale, attend.mask, sum.owner, q.dims[1]);
         let onto = if sum.out == 0 { Onto::of(&launch.op) } else { Onto::Nothing };
         let base = (onto != Onto::Nothing).then(|| ctx.input(attend.inputs() + 1));
@@ -149,11 +142,11 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Turns a token's head, or back where `sign` is -1. `angles` holds the cosines and sines meanwhile.
-fn turn_head(turns: &Turns<'_>, token: usize, sign: f32, angles: &mut [f32], head: &mut [f32]) {
+/// Rotates a token's head, back where `sign` is -1. `angles` holds the cosines and sines meanwhile.
+fn rotate_head(rotation: &Rotation<'_>, token: usize, sign: f32, angles: &mut [f32], head: &mut [f32]) {
     let (cos, sin) = angles[..head.len()].split_at_mut(head.len() / 2);
-    turns.of(token, cos, sin);
-    turn(Pairs::Interleaved, sign, cos, sin, head);
+    rotation.of(token, cos, sin);
+    rotate(Pairs::Interleaved, sign, cos, sin, head);
 }
 
 /// Rows in tiles of equal height.
@@ -225,8 +218,8 @@ impl Sum<'_> {
             }
         }
         for (token, row) in own.clone().zip(result.chunks_exact_mut(width)) {
-            if let Some(turns) = self.out.turns {
-                turn_head(turns, token, -1.0, angles, row);
+            if let Some(rotation) = self.out.rotation {
+                rotate_head(rotation, token, -1.0, angles, row);
             }
             let other = &mut x_copy[..width];
             let load = |x: &Tensor<'_>, to: &mut [f32]| {
@@ -304,7 +297,7 @@ impl Sum<'_> {
         }
     }
 
-    /// Rows of the head that head `h` reads: where they lie if they are f32 and not turned, else made in `copy`.
+    /// Rows of the head that head `h` reads: where they lie if they are f32 and not rotated, else made in `copy`.
     fn matrix(
         &self,
         of: &Operand<'_>,
@@ -315,15 +308,15 @@ impl Sum<'_> {
     ) -> Matrix {
         let head = h * of.dims[1] / self.heads;
         let at = |row: usize| of.at(row * of.strides[0] + head * of.strides[1]);
-        if of.dtype == DType::F32 && of.turns.is_none() {
+        if of.dtype == DType::F32 && of.rotation.is_none() {
             return Matrix { start: at(rows.start).cast(), row: of.strides[0], column: 1 };
         }
         let size = of.dims[2];
         for (row, to) in rows.clone().zip(copy.chunks_exact_mut(size)) {
             // SAFETY: row and head lie in the tensor; a row has no gaps and nobody writes it.
             unsafe { tensor::load(of.dtype, at(row), 1, to) };
-            if let Some(turns) = of.turns {
-                turn_head(turns, row, 1.0, angles, to);
+            if let Some(rotation) = of.rotation {
+                rotate_head(rotation, row, 1.0, angles, to);
                 to.iter_mut()
                     .filter(|_| of.dtype == DType::BF16)
                     .for_each(|x| *x = bf16_to_f32(bf16_from_f32(*x)));

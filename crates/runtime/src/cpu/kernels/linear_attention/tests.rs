@@ -1,4 +1,6 @@
-//! Both directions against the oracle over masks, segments, shared heads, the symmetric form, sizes and types.
+//! Tests of linear attention, both directions, against the oracle over masks, segments, heads, sizes and types.
+//!
+//! They include the symmetric form, in which queries are their own keys.
 
 use flatout_ir::DType;
 use flatout_ir::ops::attention::Segments;
@@ -6,7 +8,7 @@ use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 
 use crate::cpu::kernels::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
 
-/// (start, length) of segments on an axis of so many tokens; without any, equal lengths.
+/// (start, length) of segments on an axis of a number of tokens; without any, equal lengths.
 #[derive(Clone, Debug)]
 struct Side {
     tokens: usize,
@@ -100,7 +102,7 @@ impl Case {
 
     /// Runs both directions with everything outside the segments NaN and compares with the oracle.
     fn check(&self) {
-        // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it turns it back and after.
+        // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it rotates it back and after.
         let bound = match (self.dtype, self.turn) {
             (DType::F32, _) => 1e-6,
             (_, Turn::None) => 2.5e-3,

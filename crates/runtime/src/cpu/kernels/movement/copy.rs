@@ -3,32 +3,20 @@
 //! A copy moves elements in row-major order of both views, whatever their axes: axes are cut until both views have
 //! the same ones, then joined where both step evenly. Bytes: each element once in, once out.
 
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::Layout;
 use flatout_ir::types::{DType, bf16_from_f32, contiguous_strides};
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::tensor::Tensor;
-use crate::cpu::{ANY_TYPE, EVERY_TYPE, Kernel};
+use crate::rows::{ANY_TYPE, EVERY_TYPE, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel { row: row("copy", OpKind::Reshape, EVERY_TYPE), run },
-    Kernel { row: row("fill", OpKind::Fill, ANY_TYPE), run: fill },
-    Kernel { row: row("iota", OpKind::Iota, ANY_TYPE), run: iota },
+    Kernel { row: kernel_row("copy", OpKind::Reshape, EVERY_TYPE, Layout::Any), run },
+    Kernel { row: kernel_row("fill", OpKind::Fill, ANY_TYPE, Layout::Any), run: fill },
+    Kernel { row: kernel_row("iota", OpKind::Iota, ANY_TYPE, Layout::Any), run: iota },
 ];
-
-const fn row(name: &'static str, op: OpKind, dtypes: &'static [DType]) -> KernelRow {
-    KernelRow {
-        name,
-        op,
-        dtypes,
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    }
-}
 
 /// How far each of two views steps along axes they share.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,46 +1,37 @@
-//! Rows by index: gather, the sum of rows by destination, the replacement of rows. A negative index is dropped; one
-//! behind the last row is an error.
+//! Rows by index: gather, scatter-add and row replacement.
+//!
+//! A negative index is dropped; one beyond the last row is an error.
 //!
 //! The sum is deterministic: rows are sorted by destination, keeping their order, and each destination row is summed
 //! by one task in f32 and written once. Bytes: the index, the rows in, each touched row in and out.
 
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, OpKind, View};
 
 use super::copy::row_copies;
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::vectorised;
 use crate::cpu::tensor::Tensor;
-use crate::cpu::{ANY_TYPE, FLOATS, Kernel};
+use crate::rows::{ANY_TYPE, FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel { row: KernelRow { name: "gather", op: OpKind::Gather, in_place: &[], ..ROW }, run: gather },
+    Kernel { row: kernel_row("gather", OpKind::Gather, ANY_TYPE, Layout::Any), run: gather },
     Kernel {
         row: KernelRow {
-            name: "scatter_add",
-            op: OpKind::ScatterAdd,
-            dtypes: FLOATS,
             in_place: &[(2, 0)],
-            ..ROW
+            ..kernel_row("scatter_add", OpKind::ScatterAdd, FLOATS, Layout::Any)
         },
         run: scatter_add,
     },
     Kernel {
-        row: KernelRow { name: "row_scatter", op: OpKind::RowScatter, in_place: &[(0, 0)], ..ROW },
+        row: KernelRow {
+            in_place: &[(0, 0)],
+            ..kernel_row("row_scatter", OpKind::RowScatter, ANY_TYPE, Layout::Any)
+        },
         run: row_scatter,
     },
 ];
-
-const ROW: KernelRow = KernelRow {
-    name: "",
-    op: OpKind::Gather,
-    dtypes: ANY_TYPE,
-    ins: Layout::Any,
-    outs: Layout::Any,
-    in_place: &[],
-    workspace: no_workspace,
-    deterministic: true,
-};
 
 /// The index, every entry below `rows`.
 fn checked(index: &Tensor<'_>, rows: usize) -> Result<Vec<i32>, String> {

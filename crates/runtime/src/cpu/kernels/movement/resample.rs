@@ -1,27 +1,19 @@
-//! Parts of the images of a table at one size, as `flatout_ir::ops::resample` defines them. An image a task; one thread
-//! sums an image in a fixed order, so the bytes do not depend on how many there are. A part outside its image is an error.
+//! Resamples crops of a table's images to one size, as `flatout_ir::ops::resample` defines it.
+//!
+//! A task is one image, summed by one thread in a fixed order, so the bytes do not depend on the number of threads. A
+//! crop outside its image is an error.
 
 use flatout_ir::ops::resample::{PART, Part, resample};
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
 use crate::cpu::Kernel;
 use crate::cpu::context::Context;
+use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "resample",
-        op: OpKind::Resample,
-        dtypes: &[DType::U8, DType::I32],
-        ins: Layout::Dense,
-        outs: Layout::Dense,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    },
-    run,
-}];
+pub const KERNELS: &[Kernel] =
+    &[Kernel { row: kernel_row("resample", OpKind::Resample, &[DType::U8, DType::I32], Layout::Dense), run }];
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Resample { height, width } = launch.op else { unreachable!("the row is for parts of images") };

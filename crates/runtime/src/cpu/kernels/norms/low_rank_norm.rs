@@ -1,25 +1,17 @@
-//! 1 / ||w + s b a|| by rows, as `flatout_ir::ops::low_rank_norm` defines it: a row a task, its sum in f32 a row at a time.
+//! The reciprocal row norms 1 / ||w + s b a|| of a weight with its adapter.
+//!
+//! As `flatout_ir::ops::low_rank_norm` defines it; a task is one row, summed in f32.
 
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::Context;
 use crate::cpu::math::{self, vectorised};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "low_rank_norm",
-        op: OpKind::LowRankNorm,
-        dtypes: FLOATS,
-        ins: Layout::Dense,
-        outs: Layout::Dense,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    },
-    run,
-}];
+pub const KERNELS: &[Kernel] =
+    &[Kernel { row: kernel_row("low_rank_norm", OpKind::LowRankNorm, FLOATS, Layout::Dense), run }];
 
 vectorised! {
     fn add_times(x: &[f32], by: f32, to: &mut [f32]) {

@@ -1,4 +1,4 @@
-//! RMS norm with the residual addition in front, and its gradient, one pass over memory each; of centred rows, layer norm.
+//! RMS norm and layer norm with the residual addition in front, and their gradients, one pass over memory each.
 //!
 //! Forward, a row: h = x + residual, c = h or h - mean(h), y = c rstd g(w) + b. Backward: with u = dy g(w),
 //! dc = rstd u - c rstd^3 mean(c u), dx = dc or dc - mean(dc) (+ dh), dw = sum over rows of dy c rstd, db = sum over rows of
@@ -6,40 +6,30 @@
 //! summed over groups of `GROUP` rows in the workspace, then over groups in order, so their bits depend on shapes alone.
 
 use flatout_ir::ops::norm::{NormSpec, NormWeight, again_at, sums_rows};
-use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::reductions::reduce::{Shared, sum_rows};
 use crate::cpu::math::{self, LANES, vectorised};
 use crate::cpu::tensor::{Tensor, round_bf16};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: KernelRow {
-            name: "rms_norm",
-            op: OpKind::RmsNorm,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            workspace: no_workspace,
-            deterministic: true,
+            ..kernel_row("rms_norm", OpKind::RmsNorm, FLOATS, Layout::Any)
         },
         run,
     },
     Kernel {
         row: KernelRow {
-            name: "rms_norm_grad",
-            op: OpKind::RmsNormGrad,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0), (2, 0), (3, 0)],
             workspace,
-            deterministic: true,
+            ..kernel_row("rms_norm_grad", OpKind::RmsNormGrad, FLOATS, Layout::Any)
         },
         run: run_grad,
     },
@@ -53,12 +43,12 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     partial_bytes(sums, shapes.ins[0])
 }
 
-/// Scratch for so many vectors that are summed over the rows of a tensor.
+/// Workspace for a number of vectors that are summed over the rows of a tensor.
 pub(crate) fn partial_bytes(sums: usize, x: &TensorType) -> usize {
     sums * x.rows().div_ceil(GROUP) * x.last() * 4
 }
 
-/// What a normed row is multiplied by: w, 1 + w or ones, in f32.
+/// The factors of a normed row: w, 1 + w or ones, in f32.
 ///
 /// # Safety
 /// The tensors' contract.

@@ -1,46 +1,36 @@
-//! The norm of each head of q or k and its rotation, and their gradient, one pass over memory each.
+//! The norm of each head of q or k fused with its rotation, and their gradient, one pass over memory each.
 //!
-//! Backward turns dy back, then is the norm's gradient a head. dw is summed over groups of `GROUP` tokens in the
+//! Backward rotates dy back, then takes the norm's gradient of each head. dw is summed over groups of `GROUP` tokens in the
 //! workspace, then over groups in order.
 
 use std::ops::Range;
 
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::{Launch, Op, OpKind};
 
 use super::norm::{gains, normed_row, normed_row_back};
-use super::rope::{Tokens, Turns, turn_heads};
+use super::rope::{Rotation, Tokens, rotate_heads};
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::reductions::reduce::{Shared, sum_rows};
 use crate::cpu::math::vectorised;
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: KernelRow {
-            name: "qk_norm_rope",
-            op: OpKind::QkNormRope,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0)],
-            workspace: no_workspace,
-            deterministic: true,
+            ..kernel_row("qk_norm_rope", OpKind::QkNormRope, FLOATS, Layout::Any)
         },
         run,
     },
     Kernel {
         row: KernelRow {
-            name: "qk_norm_rope_grad",
-            op: OpKind::QkNormRopeGrad,
-            dtypes: FLOATS,
-            ins: Layout::Any,
-            outs: Layout::Any,
             in_place: &[(0, 0), (3, 0), (4, 0)],
             workspace,
-            deterministic: true,
+            ..kernel_row("qk_norm_rope_grad", OpKind::QkNormRopeGrad, FLOATS, Layout::Any)
         },
         run: run_grad,
     },
@@ -65,12 +55,12 @@ vectorised! {
         for (head, (x, y)) in heads.enumerate() {
             normed_row(x, &g[own(head, first, size)], eps, y);
         }
-        turn_heads(pairs, 1.0, cos, sin, y);
+        rotate_heads(pairs, 1.0, cos, sin, y);
     }
 
     fn backward(x: &[f32], g: &[f32], first: usize, eps: f32, pairs: Pairs, cos: &[f32], sin: &[f32],
         dy: &mut [f32], dx: &mut [f32], dw: &mut [f32]) {
-        turn_heads(pairs, -1.0, cos, sin, dy);
+        rotate_heads(pairs, -1.0, cos, sin, dy);
         let size = 2 * cos.len();
         let heads = x.chunks_exact(size).zip(dy.chunks_exact(size)).zip(dx.chunks_exact_mut(size));
         for (head, ((x, dy), dx)) in heads.enumerate() {
@@ -96,9 +86,9 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (x, to) = (Tokens::new(cx.input(0)), Tokens::new(out));
     let (tokens, half) = (out.dims[0], axis_of_freq.len());
     // SAFETY: only x may lie on the output.
-    let (g, turns) = unsafe {
+    let (g, rotation) = unsafe {
         let g = gains(weight, weight.is_some().then(|| cx.input(1)), weights(first) * 2 * half);
-        (g, Turns::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
+        (g, Rotation::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
     };
     cx.parallel(tokens.div_ceil(GROUP), 8 * GROUP * x.width(), |group| {
         let (mut token, mut y) = (vec![0.0; x.width()], vec![0.0; x.width()]);
@@ -106,7 +96,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         for t in chunk(group, GROUP, tokens) {
             // SAFETY: a token belongs to one task and is read before it is written.
             unsafe {
-                turns.of(t, &mut cos, &mut sin);
+                rotation.of(t, &mut cos, &mut sin);
                 x.load(t, &mut token);
                 forward(&token, &g, first, eps, pairs, &cos, &sin, &mut y);
                 to.store(t, &y);
@@ -125,9 +115,9 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (tokens, half) = (launch.ins[0].dims[0], axis_of_freq.len());
     let size = weights(first) * 2 * half;
     // SAFETY: weight, positions and table lie on no output.
-    let (g, turns) = unsafe {
+    let (g, rotation) = unsafe {
         let g = gains(weight, weight.is_some().then(|| cx.input(1)), size);
-        (g, Turns::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
+        (g, Rotation::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
     };
     let (dx, dw) = (cx.output(0).map(Tokens::new), weight.is_some().then(|| cx.output(1)).flatten());
     let groups = tokens.div_ceil(GROUP);
@@ -147,7 +137,7 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
             };
             dw.fill(0.0);
             for t in chunk(group, GROUP, tokens) {
-                turns.of(t, &mut cos, &mut sin);
+                rotation.of(t, &mut cos, &mut sin);
                 x.load(t, x_token);
                 dy.load(t, dy_token);
                 backward(x_token, &g, first, eps, pairs, &cos, &sin, dy_token, dx_token, dw);

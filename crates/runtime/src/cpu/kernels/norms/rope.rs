@@ -1,4 +1,4 @@
-//! Rotary positions: each token's cosines and sines once, then every head's pairs turned by them.
+//! Rotary positions: each token's cosines and sines once, then every head's pairs rotated by them.
 //!
 //! With a table they are looked up; a position outside it, and every one without a table, is computed in f64. Bytes:
 //! x once in, once out.
@@ -7,35 +7,27 @@ use std::borrow::Cow;
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::vectorised;
 use crate::cpu::tensor::{Rows, Tensor};
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "rope",
-        op: OpKind::Rope,
-        dtypes: FLOATS,
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[(0, 0)],
-        workspace: no_workspace,
-        deterministic: true,
-    },
+    row: KernelRow { in_place: &[(0, 0)], ..kernel_row("rope", OpKind::Rope, FLOATS, Layout::Any) },
     run,
 }];
 
-/// What turns a token: positions, frequencies and, where there is one, the table.
-pub(crate) struct Turns<'a> {
+/// The rotation of a token: positions, frequencies and, where there is one, the table.
+pub(crate) struct Rotation<'a> {
     /// [axes, T], row-major.
     positions: Vec<i32>,
     tokens: usize,
     axis_of_freq: &'a [u8],
-    /// Text: one row of the table turns the token.
+    /// Text: one row of the table rotates the token.
     has_one_axis: bool,
     frequencies: Vec<f64>,
     amplitude: f64,
@@ -43,7 +35,7 @@ pub(crate) struct Turns<'a> {
     table: Option<Cow<'a, [f32]>>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> Rotation<'a> {
     /// # Safety
     /// The tensors' contract; positions and table lie on no output.
     pub(crate) unsafe fn new(
@@ -58,7 +50,7 @@ impl<'a> Turns<'a> {
         // SAFETY: the caller's promise.
         let (positions, table) = unsafe { (positions.i32s(), table.map(|table| whole(&table))) };
         let has_one_axis = axis_of_freq.iter().all(|a| *a == 0);
-        Turns { positions, tokens, axis_of_freq, has_one_axis, frequencies, amplitude, table }
+        Rotation { positions, tokens, axis_of_freq, has_one_axis, frequencies, amplitude, table }
     }
 
     /// The cosines and sines of a token.
@@ -106,9 +98,9 @@ unsafe fn whole<'a>(table: &Tensor<'a>) -> Cow<'a, [f32]> {
     }
 }
 
-/// Turns every head of a token; `sign` -1 turns back.
+/// Rotates every head of a token; `sign` -1 rotates back.
 #[inline(always)]
-pub(crate) fn turn_heads(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], token: &mut [f32]) {
+pub(crate) fn rotate_heads(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], token: &mut [f32]) {
     let half = cos.len();
     let sin = &sin[..half];
     for head in token.chunks_exact_mut(2 * half) {
@@ -131,8 +123,8 @@ pub(crate) fn turn_heads(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], toke
 }
 
 vectorised! {
-    pub(crate) fn turn(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], token: &mut [f32]) {
-        turn_heads(pairs, sign, cos, sin, token);
+    pub(crate) fn rotate(pairs: Pairs, sign: f32, cos: &[f32], sin: &[f32], token: &mut [f32]) {
+        rotate_heads(pairs, sign, cos, sin, token);
     }
 }
 
@@ -193,7 +185,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Some(out) = cx.output(0) else { return Ok(()) };
     let (x, to) = (Tokens::new(cx.input(0)), Tokens::new(out));
     // SAFETY: only x may lie on the output.
-    let turns = unsafe { Turns::new(freq, axis_of_freq, cx.input(1), table.then(|| cx.input(2))) };
+    let rotation = unsafe { Rotation::new(freq, axis_of_freq, cx.input(1), table.then(|| cx.input(2))) };
     let (tokens, half) = (out.dims[0], axis_of_freq.len());
     let sign = if inverse { -1.0 } else { 1.0 };
     let per_task = (8192 / x.width().max(1)).max(1);
@@ -202,9 +194,9 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         for t in chunk(task, per_task, tokens) {
             // SAFETY: a token belongs to one task and is read before it is written.
             unsafe {
-                turns.of(t, &mut cos, &mut sin);
+                rotation.of(t, &mut cos, &mut sin);
                 x.load(t, &mut token);
-                turn(pairs, sign, &cos, &sin, &mut token);
+                rotate(pairs, sign, &cos, &sin, &mut token);
                 to.store(t, &token);
             }
         }

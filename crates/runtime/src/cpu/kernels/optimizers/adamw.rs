@@ -1,26 +1,23 @@
-//! AdamW in one pass over parameter, gradient and moments: 16 bytes in and 12 out an element, 14 with the bf16 copy; 4
-//! bytes less each way with moments in bf16, which are rounded at random by the bits of `random::rounding`.
+//! AdamW in one pass over parameter, gradient and moments.
+//!
+//! 16 bytes in and 12 out per element, 14 with the bf16 copy; 4 bytes less each way with moments in bf16, which are
+//! rounded stochastically by the bits of `random::rounding`.
 
 use flatout_ir::random::rounding;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::{DType, bf16_drawn, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::elementwise::Tiles;
 use crate::cpu::math::vectorised;
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        name: "adamw",
-        op: OpKind::AdamW,
-        dtypes: FLOATS,
-        ins: Layout::Any,
-        outs: Layout::Any,
         in_place: &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
-        workspace: no_workspace,
-        deterministic: true,
+        ..kernel_row("adamw", OpKind::AdamW, FLOATS, Layout::Any)
     },
     run,
 }];

@@ -1,8 +1,10 @@
-//! AdamW with moments in eight bits, in one pass: a block of 256 is decoded, updated, rounded at random and encoded. 10
-//! bytes in and 6 out an element, 8 with the bf16 copy, and 16 a block for both scales.
+//! AdamW with 8-bit moments, in one pass.
+//!
+//! A block of 256 is decoded, updated, rounded stochastically and encoded. 10 bytes in and 6 out per element, 8 with
+//! the bf16 copy, and 16 per block for both scales.
 
 use flatout_ir::block8::{BLOCK, Code};
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
@@ -11,17 +13,12 @@ use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::vectorised;
 use crate::cpu::tensor::{Tensor, store};
+use crate::rows::kernel_row;
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        name: "adamw8",
-        op: OpKind::AdamW8,
-        dtypes: &[DType::F32],
-        ins: Layout::Dense,
-        outs: Layout::Dense,
         in_place: &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
-        workspace: no_workspace,
-        deterministic: true,
+        ..kernel_row("adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense)
     },
     run,
 }];

@@ -1,4 +1,4 @@
-//! What a product's result goes through before it is stored: row by row, from f32 where the product was summed.
+//! A product's epilogue, row by row, from f32 where the product was accumulated.
 
 use flatout_ir::ops::epilogue::Epilogue;
 

@@ -1,4 +1,4 @@
-//! The head's product and the cross entropy, a chunk of rows at a time: logits exist for one chunk only, in scratch.
+//! The head's product fused with the cross entropy: logits exist for one chunk of rows only, in the workspace.
 //!
 //! A chunk is multiplied out on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot)
 //! with c the row's weight (or minus d logp, where that is given); two more products give dx and add to dw. Chunks
@@ -15,23 +15,15 @@ use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
 use super::product::{Matrix, multiply};
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::reductions::reduce::Shared;
 use crate::cpu::math::{self, LANES, vectorised};
 use crate::cpu::tensor::Tensor;
-use crate::cpu::{FLOATS, Kernel};
+use crate::rows::{FLOATS, kernel_row};
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow {
-        name,
-        op,
-        dtypes: FLOATS,
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place,
-        workspace,
-        deterministic: true,
-    };
+    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, run }
 }
 
@@ -46,7 +38,7 @@ const CHUNK_LOGITS: usize = 8 << 20;
 /// Rows of a bf16 head that are widened at once.
 const WIDENED: usize = 1024;
 
-/// What the scratch is cut into, in floats.
+/// The pieces of the workspace, in floats.
 struct Sizes {
     /// Rows of a chunk.
     rows: usize,

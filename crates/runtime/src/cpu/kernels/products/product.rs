@@ -15,17 +15,18 @@ use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::kernels::reductions::reduce::Shared;
 use crate::cpu::tensor::{Rows, Tensor};
+use crate::rows::kernel_row;
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        name: "product",
-        op: OpKind::Product,
-        dtypes: &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2],
-        ins: Layout::Any,
-        outs: Layout::Any,
         in_place: &[(2, 0)],
         workspace,
-        deterministic: true,
+        ..kernel_row(
+            "product",
+            OpKind::Product,
+            &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2],
+            Layout::Any,
+        )
     },
     run,
 }];

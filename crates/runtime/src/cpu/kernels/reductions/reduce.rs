@@ -1,4 +1,4 @@
-//! Folding one axis, and the sum of partial sums other kernels end with.
+//! Reductions along one axis, and the sum of other kernels' partial sums.
 //!
 //! Sums run over pieces of fixed size (`RUN` elements along a row, `GROUP` rows across), each in sixteen or more f32
 //! lanes; the pieces are added in f64, in order. So the bits depend on shapes alone, and the error of a sum over n
@@ -9,22 +9,14 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
+use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::{self, vectorised};
 use crate::cpu::tensor::{Rows, Tensor};
-use crate::cpu::{ANY_TYPE, Kernel};
+use crate::rows::{ANY_TYPE, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "reduce",
-        op: OpKind::Reduce,
-        dtypes: ANY_TYPE,
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[],
-        workspace,
-        deterministic: true,
-    },
+    row: KernelRow { workspace, ..kernel_row("reduce", OpKind::Reduce, ANY_TYPE, Layout::Any) },
     run,
 }];
 
@@ -33,7 +25,7 @@ const RUN: usize = 4096;
 /// Rows across that one piece covers.
 pub(crate) const GROUP: usize = 64;
 
-/// Pieces that the sum of so many rows is cut into.
+/// The pieces into which a sum over `rows` rows is cut.
 pub(crate) fn pieces_across(rows: usize) -> usize {
     rows.div_ceil(GROUP)
 }

@@ -1,4 +1,4 @@
-//! A launch as the one argument our attention kernels take: the struct of `call.cuh`, word by word.
+//! The one argument of our attention kernels: the struct of `call.cuh`, word by word.
 
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::{Launch, View};
@@ -155,7 +155,7 @@ pub(super) fn is_ragged(segments: Segments) -> bool {
     matches!(segments, Segments::Ragged { .. })
 }
 
-/// What call.cuh is compiled with.
+/// The defines of call.cuh.
 pub(super) fn defines(p: &Problem) -> Vec<(String, String)> {
     let mask = match p.mask {
         Mask::Full => 0,

@@ -1,4 +1,4 @@
-//! Which kernel runs an attention: the families there are, the rule, and a choice by times.
+//! The choice of an attention kernel: the families, the rule by shapes, and the choice by measured times.
 //!
 //! A family serves a problem or does not, by shapes, types and device; `serves` says no where equal bits are asked for
 //! and it has no form that gives them. Of those that serve, `autotune` takes the fastest on this device and remembers it;
@@ -10,8 +10,8 @@ use flatout_ir::{Launch, Op, PlanSet, View};
 use super::{Problem, decode, dense, flash, hopper, mma, packed, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
-/// What a run may ask attention to run on. Few queries over many keys have a kernel of their own, which counts as part
-/// of each.
+/// The kernels a run may ask attention to run on. Few queries over many keys have a kernel of their own, which
+/// counts as part of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AttentionKernel {
     #[default]
@@ -49,7 +49,7 @@ impl AttentionKernel {
     }
 }
 
-/// What a run may ask for by name and such a device does not have.
+/// The kernels that a run may ask for by name and such a device does not have.
 pub fn missing(facts: &Facts) -> Vec<(&'static str, String)> {
     let all = [AttentionKernel::Cudnn, AttentionKernel::Wgmma, AttentionKernel::Mma, AttentionKernel::Fma];
     all.into_iter().filter_map(|kernel| Some((kernel.name(), kernel.missing(facts)?))).collect()
@@ -249,7 +249,7 @@ pub(super) fn sources(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<Source
     sources
 }
 
-/// What an attention runs on, for the log.
+/// The kernel an attention runs on, for the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chosen {
     pub grad: bool,
@@ -337,7 +337,7 @@ fn why_slow(p: &Problem, facts: &Facts) -> Option<String> {
     dense::unserved(p).or_else(|| facts.cudnn.is_none().then(|| "cuDNN is missing".into()))
 }
 
-/// What all attention of a session runs on, in a line: `wgmma forward (0.52 ms, cudnn 0.54), cudnn backward`.
+/// The kernels of a session's attention in a line: `wgmma forward (0.52 ms, cudnn 0.54), cudnn backward`.
 pub fn describe(chosen: &[Chosen]) -> Option<String> {
     let direction = |grad: bool| {
         let mut kernels: Vec<String> = vec![];
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(names(&launch(DType::BF16, 64, 2048, 0, op), &ampere), ["mma"]);
     }
 
-    /// What equal sequences took before there were other families: pretrain-226m's plan is that large and no larger.
+    /// The workspace of equal sequences with cuDNN alone: pretrain-226m's plan is that large and no larger.
     #[test]
     fn no_family_raises_the_scratch_of_equal_sequences() {
         let p = Problem::of(&launch(DType::BF16, 64, 2048, 0, uniform(2048)));

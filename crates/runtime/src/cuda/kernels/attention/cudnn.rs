@@ -1,4 +1,4 @@
-//! cuDNN's backend: its handle, descriptors, operation graphs over tensors of rank 4, and plans bound to addresses.
+//! cuDNN's backend API: handle, descriptors, operation graphs of rank 4, and plans bound to addresses.
 //!
 //! Constants are those of cudnn_graph.h 9.10 to 9.21 (equal in all of them); proven with 9.14 and 9.19. Descriptors
 //! live as long as the plan made from them.
@@ -177,7 +177,7 @@ impl Entries {
             return Ok(());
         }
         let mut words = [0_u8; 2048];
-        // SAFETY: writes at most so many bytes, ended by zero.
+        // SAFETY: writes at most as many bytes as the buffer has, ended by zero.
         unsafe { (self.last_error)(words.as_mut_ptr().cast(), words.len()) };
         let end = words.iter().position(|b| *b == 0).unwrap_or(words.len());
         let words = String::from_utf8_lossy(&words[..end]).trim().replace('\n', " ");

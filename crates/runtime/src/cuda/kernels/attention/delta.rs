@@ -1,4 +1,4 @@
-//! The rows' sums of do * o, less the gradient of lse, that backward kernels on bf16 take, of every family that walks tiles.
+//! The row sums of do * o, less the gradient of lse, that bf16 backward kernels take.
 
 use std::borrow::Cow;
 

@@ -102,14 +102,14 @@ impl Extents {
         (4 * self.batch * self.heads * self.tokens * self.size).next_multiple_of(ALIGN)
     }
 
-    /// What cuDNN takes for a backward graph of these extents.
+    /// cuDNN's workspace for a backward graph of these extents.
     fn backward_bytes(&self, deterministic: bool) -> usize {
         let full_heads = if self.heads == self.kv_heads { 0 } else { self.wide_bytes() };
         let scores = 2 * self.batch * self.heads * self.tokens * self.tokens;
         full_heads + SLACK + if deterministic { scores.next_multiple_of(ALIGN) } else { 0 }
     }
 
-    /// So many sequences of so many key heads.
+    /// The part of the problem with `batch` sequences and `kv_heads` key heads.
     fn part(&self, batch: usize, kv_heads: usize) -> Self {
         Extents { batch, kv_heads, heads: self.heads / self.kv_heads * kv_heads, ..*self }
     }
@@ -164,7 +164,7 @@ fn strides(view: &View, tokens: usize) -> Dims {
     [tokens as i64 * token, head, token, 1]
 }
 
-/// What both graphs are built from.
+/// The inputs that both graphs are built from.
 struct Shape {
     e: Extents,
     scale: f32,
@@ -185,7 +185,7 @@ impl Shape {
         [self.e.batch, self.e.heads, self.e.tokens, 1].map(|x| x as i64)
     }
 
-    /// What distinguishes plans, beside strides.
+    /// The properties that distinguish plans, beside strides.
     fn key(&self, form: i64) -> Vec<i64> {
         let mask = match self.mask {
             Mask::Full => [0, 0],
@@ -269,7 +269,7 @@ impl Strides {
 fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Result<(), CudaError> {
     let (queries, keys, scores, rows) = (s.queries(), s.keys(), s.scores(), s.rows());
     let [batch, head, ..] = dense(scores);
-    let turned = [batch, head, 1, s.e.tokens as i64];
+    let transposed = [batch, head, 1, s.e.tokens as i64];
     let q = g.real(Q, queries, at.q, Data::Bf16)?;
     let k = g.real(K, swapped(keys), swapped(at.k), Data::Bf16)?;
     let v = g.real(V, swapped(keys), swapped(at.v), Data::Bf16)?;
@@ -306,7 +306,7 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
         g.matmul(left, right, full)?;
         g.reduce(Reduce::Add, full, to)
     };
-    let pt = g.hidden(scores, turned, Data::Bf16)?;
+    let pt = g.hidden(scores, transposed, Data::Bf16)?;
     g.reshape(p, pt)?;
     to_keys(g, pt, d_o, dv)?;
 
@@ -315,7 +315,7 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     let x = g.binary(Pointwise::Sub, dp, sum, Data::Float)?;
     let x = g.binary(Pointwise::Mul, x, p, Data::Float)?;
     let ds = g.binary(Pointwise::Mul, x, scale, Data::Float)?;
-    let dst = g.hidden(scores, turned, Data::Bf16)?;
+    let dst = g.hidden(scores, transposed, Data::Bf16)?;
     g.reshape(ds, dst)?;
     to_keys(g, dst, q, dk)?;
 

@@ -1,5 +1,7 @@
-//! Our own attention kernel, for what cuDNN does not serve: f32, ragged segments, windows that look ahead, two
-//! intervals, odd head sizes, GPUs without cuDNN. Deterministic in both directions.
+//! Our attention kernel without tensor cores, for shapes and types that no other family serves.
+//!
+//! It serves f32, ragged segments, windows that look ahead, two intervals, odd head sizes and GPUs without cuDNN.
+//! Deterministic in both directions.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Attention on the GPU: several families of kernels, one of which `choice` takes for each launch.
+//! Attention on the GPU: several families of kernels, of which `choice` takes one per launch.
 //!
 //! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`,
 //! the family `fma`), and few queries over many keys have one of their own (`decode`). Kernels of ours take one struct
@@ -26,18 +26,10 @@ use flatout_ir::{Launch, Op, OpKind};
 pub use choice::refusal;
 
 use crate::cuda::context::{Facts, Kernel, Prepare, Prepared, Source};
+use crate::rows::{FLOATS, kernel_row};
 
 const fn kernel(name: &'static str, op: OpKind, deterministic: bool) -> Kernel {
-    let row = KernelRow {
-        name,
-        op,
-        dtypes: &[DType::F32, DType::BF16],
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place: &[],
-        workspace,
-        deterministic,
-    };
+    let row = KernelRow { workspace, deterministic, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, sources, prepare }
 }
 

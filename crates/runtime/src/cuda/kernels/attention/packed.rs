@@ -33,7 +33,7 @@ use crate::cuda::context::{Arg, CudaError, Facts, Prepare, Prepared, Source, Wor
 const LEAST_VERSION: u32 = 91800;
 const LEAST_VERSION_OF_256: u32 = 91900;
 const HEAD_SIZES: [usize; 3] = [64, 128, 256];
-/// What cuDNN takes a segment, which it counts as at least 64 of; 448 bytes and 1152 more were seen.
+/// cuDNN's workspace per segment, of which it counts at least 64; 448 bytes and 1152 more were seen.
 const SEGMENT_BYTES: usize = 512;
 const SLACK: usize = 64 << 10;
 /// Tensors with offsets of their own, in either direction.
@@ -271,11 +271,11 @@ impl<'a> Packed<'a> {
         self.g.matmul_within(scores, b, to, [Some(self.q_len), None, Some(self.k_len)])
     }
 
-    /// Turned scores by rows of queries; query heads that share keys add up in full heads first.
-    fn sum_queries(&mut self, turned: T, b: T, to: T, full: Option<T>) -> Result<(), CudaError> {
+    /// Transposed scores times rows of queries; query heads that share keys add up in full heads first.
+    fn sum_queries(&mut self, transposed: T, b: T, to: T, full: Option<T>) -> Result<(), CudaError> {
         let extents = [Some(self.k_len), None, Some(self.q_len)];
-        let Some(full) = full else { return self.g.matmul_within(turned, b, to, extents) };
-        self.g.matmul_within(turned, b, full, extents)?;
+        let Some(full) = full else { return self.g.matmul_within(transposed, b, to, extents) };
+        self.g.matmul_within(transposed, b, full, extents)?;
         self.g.reduce(Reduce::Add, full, to)
     }
 }
@@ -313,7 +313,7 @@ fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> 
 fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) -> Result<(), CudaError> {
     let (queries, keys, scores, rows) = (e.queries(), e.keys(), e.scores(), e.rows());
     let [batch, head, ..] = dense(scores);
-    let turned = [batch, head, 1, e.longest as i64];
+    let transposed = [batch, head, 1, e.longest as i64];
     let group = (e.heads / e.kv_heads) as i64;
     let mut b = Packed::new(g, e)?;
     let [q_at, k_at, v_at, o_at, do_at, dq_at, dk_at, dv_at] = at;
@@ -353,7 +353,7 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let x = b.g.binary(Pointwise::Sub, x, stats, Data::Float)?;
     let x = hide(b.g, mask, x)?;
     let p = b.g.unary(Pointwise::Exp, x)?;
-    let pt = b.g.hidden(scores, turned, Data::Bf16)?;
+    let pt = b.g.hidden(scores, transposed, Data::Bf16)?;
     b.g.reshape(p, pt)?;
     b.sum_queries(pt, d_o, dv, full_v)?;
 
@@ -361,7 +361,7 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let x = b.g.binary(Pointwise::Sub, dp, sum, Data::Float)?;
     let x = b.g.binary(Pointwise::Mul, x, p, Data::Float)?;
     let ds = b.g.binary(Pointwise::Mul, x, scale, Data::Float)?;
-    let dst = b.g.hidden(scores, turned, Data::Bf16)?;
+    let dst = b.g.hidden(scores, transposed, Data::Bf16)?;
     b.g.reshape(ds, dst)?;
     b.sum_queries(dst, q, dk, full_k)?;
 

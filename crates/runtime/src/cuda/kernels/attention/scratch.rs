@@ -1,10 +1,10 @@
-//! Scratch of a launch, handed out from the front.
+//! An allocator of a launch's workspace, from the front.
 
 use flatout_ir::Launch;
 
 use crate::cuda::context::{CudaError, Prepare};
 
-/// What every piece begins at a multiple of.
+/// The alignment of every piece.
 pub(super) const ALIGN: usize = 256;
 
 pub(super) struct Scratch {

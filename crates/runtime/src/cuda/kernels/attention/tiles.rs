@@ -1,5 +1,7 @@
-//! Tiles of ragged segments, listed on the device before the kernels that walk them, and the rows of outputs that lie
-//! in no segment, cleared there. Uniform segments need neither: their tiles are arithmetic, and they cover every row.
+//! The list of tiles of ragged segments, made on the device before the kernels that walk them.
+//!
+//! Rows of outputs that lie in no segment are cleared there. Uniform segments need neither: their tiles are arithmetic,
+//! and they cover every row.
 
 use std::borrow::Cow;
 
@@ -24,7 +26,8 @@ pub(super) struct Heights {
     pub k: Option<usize>,
 }
 
-/// Tiles of so many rows that segments may have: exact where they are uniform, a bound where they are ragged.
+/// The number of tiles of `height` rows that segments may have: exact
+/// where they are uniform, a bound where they are ragged.
 pub(super) fn count(tokens: usize, longest: usize, segments: usize, ragged: bool, height: usize) -> usize {
     if ragged { tokens / height + segments } else { segments * longest.div_ceil(height) }
 }
@@ -112,7 +115,7 @@ mod tests {
     use flatout_ir::ops::attention::Segments;
     use flatout_ir::types::DType;
 
-    /// What `list_tiles` makes of segments, but for the order: (segment, first row).
+    /// The tiles that `list_tiles` lists, but for the order: (segment, first row).
     fn listed(starts: &[i32], lens: &[i32], tokens: i32, longest: i32, height: i32) -> Vec<(usize, i32)> {
         let mut tiles = vec![];
         for (s, (start, len)) in starts.iter().zip(lens).enumerate() {

@@ -1,4 +1,6 @@
-//! Times of the families that can run a problem, on this device and on the session's own arena, remembered on disk.
+//! Measured times of the attention families that can run a problem, remembered on disk.
+//!
+//! They are taken on this device and on the session's own arena.
 
 use flatout_ir::Launch;
 use flatout_ir::types::DType;
@@ -14,10 +16,10 @@ use crate::cuda::session::tuned::KernelTime;
 
 /// Timed runs of a family, after one that is not; the median counts.
 const RUNS: usize = 5;
-/// A family whose first run took so many times the best time is not run again.
+/// A family whose first run took this many times the best time is not run again.
 const HOPELESS: f64 = 4.0;
 
-/// What `times` needs beside the families' own sources.
+/// The sources `times` needs beside the families' own.
 pub(super) fn sources(p: &Problem) -> Vec<Source> {
     tiles::sources(p)
 }

@@ -1,4 +1,4 @@
-//! Several regions in one launch: a kernel written for all of them, in which every block knows its region by its number.
+//! Several regions in one launch: one generated kernel, in which a block finds its region by its index.
 //!
 //! A region's part is that of `elementwise`, in a namespace of its own; regions of equal types, extents and alignment share one.
 //! Blocks of one region follow one another. Bytes: each tensor once. A region of one block takes less time than a launch,
@@ -12,13 +12,9 @@ use crate::launch::{body_of, parts_of};
 
 use super::{Pass, THREADS, row};
 use crate::cuda::context::{CudaError, Kernel};
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, count32, staged};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: row("cuda.bundle", OpKind::Bundle),
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+pub const KERNELS: &[Kernel] = &[staged!(row("cuda.bundle", OpKind::Bundle), |l, _| stages(l))];
 
 fn stages(launch: &Launch) -> Stages {
     let parts = parts_of(launch);

@@ -1,25 +1,22 @@
-//! Dropout by counter, with the bits of `flatout_ir::random`. How it draws is in `dropout.cu`.
+//! Dropout by counter, with the bits of `flatout_ir::random`; the kernel is `dropout.cu`.
 
 use flatout_ir::random::drop_below;
-use flatout_ir::target::KernelRow;
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::Kernel;
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::address::{Walk, index_type, most, widths};
-use crate::cuda::kernels::stage::{self, Draft, PHILOX, Stage, Stages, Value, at, blocks};
+use crate::cuda::kernels::stage::{self, Draft, PHILOX, Stage, Stages, Value, at, blocks, staged};
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.dropout",
-        op: OpKind::Dropout,
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow {
         in_place: &[(0, 0)],
         // The generator and the samples are read by the first axis and one step: rows suffice for all three.
-        ..ROWS_OF_FLOATS
+        ..kernel_row("cuda.dropout", OpKind::Dropout, FLOATS, Layout::Rows)
     },
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+    |l, _| stages(l)
+)];
 
 fn stages(launch: &Launch) -> Stages {
     let Op::Dropout { p } = launch.op else { unreachable!("the row is for dropout") };

@@ -1,43 +1,33 @@
-//! Gated activations and their gradient. The mathematics is in `gated.cu`.
+//! Gated activations and their gradient; the kernel is `gated.cu`.
 
 use flatout_ir::ops::gated::Act;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
-use flatout_ir::types::DType;
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::dropout;
 use crate::cuda::context::Kernel;
 use crate::cuda::kernels::address::{Walk, index_type, most, width, widths};
-use crate::cuda::kernels::stage::{self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks};
+use crate::cuda::kernels::stage::{
+    self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, staged,
+};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow { name: "cuda.gated", op: OpKind::Gated, in_place: &[(0, 0), (1, 0)], ..ROW },
-        sources: |l, _| stage::sources(stages(l)),
-        prepare: |l, p| stage::prepare(stages(l), p),
-    },
-    Kernel {
-        row: KernelRow {
-            name: "cuda.gated_grad",
-            op: OpKind::GatedGrad,
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
-            ..ROW
+    staged!(
+        KernelRow {
+            in_place: &[(0, 0), (1, 0)],
+            ..kernel_row("cuda.gated", OpKind::Gated, FLOATS, Layout::Any)
         },
-        sources: |l, _| stage::sources(stages(l)),
-        prepare: |l, p| stage::prepare(stages(l), p),
-    },
+        |l, _| stages(l)
+    ),
+    staged!(
+        KernelRow {
+            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
+            ..kernel_row("cuda.gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any)
+        },
+        |l, _| stages(l)
+    ),
 ];
-
-const ROW: KernelRow = KernelRow {
-    name: "",
-    op: OpKind::Gated,
-    dtypes: &[DType::F32, DType::BF16],
-    ins: Layout::Any,
-    outs: Layout::Any,
-    in_place: &[],
-    workspace: no_workspace,
-    deterministic: true,
-};
 
 /// The activation by which sources are told apart, and its text.
 pub(super) fn code(act: Act) -> u8 {

@@ -1,4 +1,4 @@
-//! Elementwise functions and regions of them: a kernel is written for each body and its strides.
+//! Elementwise functions and fused regions: a kernel is generated for each body and its strides.
 //!
 //! A thread takes N neighbouring elements of every tensor, in accesses of 16 bytes where strides and alignment allow; a
 //! tensor that repeats along the last axis is read once, one with gaps element by element. Loads of `UNROLL` vectors are
@@ -20,32 +20,23 @@ use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Graph, Launch, Op, OpKind, View, fp8, region};
 
-use super::EVERY_TYPE;
 use super::address::{Walk, index_type, most, widths};
-use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type};
+use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type, staged};
 use crate::cuda::context::{CudaError, Kernel};
 use crate::launch::body_of;
+use crate::rows::{EVERY_TYPE, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[kernel("cuda.map", OpKind::Map), kernel("cuda.region", OpKind::Region)];
 
 const fn kernel(name: &'static str, op: OpKind) -> Kernel {
-    Kernel {
-        row: row(name, op),
-        sources: |l, _| stage::sources(stages(l)),
-        prepare: |l, p| stage::prepare(stages(l), p),
-    }
+    staged!(row(name, op), |l, _| stages(l))
 }
 
 pub(super) const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow {
-        name,
-        op,
-        dtypes: EVERY_TYPE,
-        ins: Layout::Any,
-        outs: Layout::Any,
         in_place: EVERY_PAIR,
         workspace: region_sums::workspace,
-        deterministic: true,
+        ..kernel_row(name, op, EVERY_TYPE, Layout::Any)
     }
 }
 
@@ -80,7 +71,7 @@ fn access(view: &View, n: usize) -> Access {
     }
 }
 
-/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses, within rows of so many where rows
+/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses, within rows of `columns` where rows
 /// count.
 pub(super) fn vector(views: &[&View], columns: Option<usize>) -> usize {
     let fits = |n: &usize| {
@@ -145,7 +136,7 @@ pub(super) const THREADS: usize = 256;
 
 /// One pass over the tensors of a region that sums nothing: `run(tensors, count, block)` does a block's part.
 pub(super) struct Pass {
-    /// What the text asks for by name: N, UNROLL and INDEX.
+    /// The constants that the text names: N, UNROLL and INDEX.
     pub constants: [(&'static str, String); 3],
     pub text: String,
     /// Type and name.

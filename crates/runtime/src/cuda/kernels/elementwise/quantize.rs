@@ -1,32 +1,29 @@
-//! Matrices in 8-bit types, both ways round. How it is done is in `quantize.cu`.
+//! Quantisation to 8-bit types, row-major and transposed; the kernel is `quantize.cu`.
 
 use flatout_ir::ops::quantize::Source as Of;
-use flatout_ir::target::{KernelRow, QUANTIZE_IN_PLACE, Shapes};
+use flatout_ir::target::{KernelRow, Layout, QUANTIZE_IN_PLACE, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::gated;
 use crate::cuda::context::{Facts, Kernel, Source};
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::norms::norm;
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.quantize",
-        op: OpKind::Quantize,
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow {
         in_place: QUANTIZE_IN_PLACE,
         workspace,
-        ..ROWS_OF_FLOATS
+        ..kernel_row("cuda.quantize", OpKind::Quantize, FLOATS, Layout::Rows)
     },
-    sources: |l, f| stage::sources(stages(l, f)),
-    prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
-}];
+    stages
+)];
 
-/// What every kernel that writes codes is written with.
+/// The code shared by every kernel that writes 8-bit codes.
 pub(crate) const CODES: &str = include_str!("codes.cuh");
 
-/// A tensor's codes, both ways round, and where its scale and its largest magnitude are.
+/// A tensor's codes, row-major and transposed, its scale and its largest magnitude.
 pub(crate) struct Codes<'a> {
     pub to: DType,
     pub q: Option<&'a View>,
@@ -34,7 +31,7 @@ pub(crate) struct Codes<'a> {
     pub scale: &'a View,
     /// Where the largest magnitude is gathered.
     pub amax: Option<&'a View>,
-    /// What it was before.
+    /// Its value before.
     before: &'a View,
 }
 
@@ -59,7 +56,7 @@ impl<'a> Codes<'a> {
             .text(CODES)
     }
 
-    /// What was gathered before, where the largest magnitude does not lie there already.
+    /// Copies the magnitude gathered before to where the largest is gathered, unless it lies there already.
     pub fn start(&self, source: &Source) -> Option<Stage> {
         let to = self.amax.filter(|amax| amax.offset != self.before.offset)?;
         let args = vec![at(self.before), at(to)];

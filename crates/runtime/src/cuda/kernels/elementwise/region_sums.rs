@@ -1,4 +1,4 @@
-//! Regions that also sum values over their rows: the kernel of `elementwise`, walked down columns.
+//! Regions that also sum values over their rows: the generated kernel walks down columns.
 //!
 //! A block takes a slab of columns, N of them a thread, over a piece of the rows: LANES threads lie along a row and STRIPES rows
 //! are taken at once, UNROLL times over before anything is computed. A thread keeps the sums of its columns in registers, the
@@ -42,7 +42,7 @@ pub(super) fn workspace(shapes: &Shapes<'_>) -> usize {
         .sum()
 }
 
-/// The threads along a row of so many vectors: none idle where that leaves accesses of 128 bytes and more.
+/// The threads along a row of `vectors` vectors: none idle where that leaves accesses of 128 bytes and more.
 fn lanes(vectors: usize) -> usize {
     let dividing = 1 << vectors.trailing_zeros().min(5);
     if dividing >= 8 { dividing } else { vectors.next_power_of_two().min(32) }

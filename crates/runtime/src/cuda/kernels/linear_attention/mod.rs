@@ -1,7 +1,9 @@
-//! Linear attention on the GPU. Queries that are their own keys, in segments that fit in one tile, run on a kernel that
-//! makes their symmetric scores once (`symmetric`); other bf16 as weighted sums through tensor cores (`sum`); f32, and bf16
-//! of odd sizes, as the same sums in plain arithmetic (`plain`). All are deterministic, and no scores are stored. Queries that
-//! are turned as they are read go through the first or the last.
+//! Linear attention on the GPU: the choice among its three kernels.
+//!
+//! Queries that are their own keys, in segments that fit in one tile, run on a kernel that computes their symmetric
+//! scores once (`symmetric`); other bf16 as weighted sums through tensor cores (`sum`); f32, and bf16 of odd sizes, as
+//! the same sums in plain arithmetic (`plain`). All are deterministic, and no scores are stored. Queries that are
+//! rotated as they are read go through the first or the last.
 
 mod plain;
 mod sum;
@@ -12,20 +14,24 @@ use std::borrow::Cow;
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto, Turn};
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Shapes};
+use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
 
-use super::ROWS_OF_FLOATS;
 use super::norms::rope::Rotation;
 use super::stage::PRELUDE;
 use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
+use crate::rows::{FLOATS, kernel_row};
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    Kernel { row: KernelRow { name, op, in_place, workspace, ..ROWS_OF_FLOATS }, sources, prepare }
+    Kernel {
+        row: KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) },
+        sources,
+        prepare,
+    }
 }
 
 pub const KERNELS: &[Kernel] = &[
@@ -89,7 +95,7 @@ impl Problem {
         }
     }
 
-    /// What every source of these kernels is compiled with.
+    /// The defines of every source of these kernels.
     fn defines(&self) -> Vec<(String, String)> {
         let mask = match self.attend.mask {
             LinearMask::Full => 0,
@@ -156,18 +162,18 @@ impl At<'_> {
         [of(attend.q, q), of(attend.k_segments(), k)]
     }
 
-    /// What the gradient of queries is added to.
+    /// The tensor the gradient of queries is accumulated onto.
     fn base(&self) -> Option<&View> {
         let p = &self.problem;
         (p.onto != Onto::Nothing).then(|| &self.launch.ins[p.attend.inputs() + 1])
     }
 
-    /// What a sum is added to: queries are input 0, and their gradient output 0.
+    /// Whether a sum is accumulated onto a base: queries are input 0, and their gradient output 0.
     fn onto(&self, sum: &WeightedSum) -> Onto {
         if sum.out == 0 { self.problem.onto } else { Onto::Nothing }
     }
 
-    /// What turns the queries as they are read.
+    /// The rotation of the queries as they are read.
     fn rotation(&self) -> Option<Rotation<'_>> {
         let attend = &self.problem.attend;
         let positions = attend.positions();
@@ -180,7 +186,7 @@ impl At<'_> {
         })
     }
 
-    /// A kernel's text behind what it is written with; for turned queries also what turns them, in threads that hold
+    /// A kernel's text after its defines; for rotated queries also the rotation, in threads that hold
     /// `vec` pairs and read `pair` elements of them at once.
     fn code(
         &self,
@@ -195,7 +201,7 @@ impl At<'_> {
             .into()
     }
 
-    /// The last arguments of kernels that turn: positions, table, its rows.
+    /// The last arguments of kernels that rotate: positions, table, its rows.
     fn turn_args(&self) -> Vec<Arg> {
         let Some(rotation) = self.rotation() else { return vec![] };
         let rows = rotation.table.map_or(0, |table| table.dims[0]);

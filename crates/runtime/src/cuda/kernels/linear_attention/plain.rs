@@ -1,4 +1,4 @@
-//! A weighted sum in f32 arithmetic: f32, and bf16 that tensor cores cannot read in pieces. How it works is in `plain.cu`.
+//! A weighted sum in f32 arithmetic, for f32 and for bf16 of odd sizes; the kernel is `plain.cu`.
 
 use flatout_ir::View;
 use flatout_ir::ops::linear_attention::Onto;
@@ -18,7 +18,7 @@ pub(super) fn sides(p: &Problem, owner: Owner) -> (usize, usize) {
     }
 }
 
-/// What both kernels of a sum take: tensors, segments, strides, extents, heads, scale.
+/// The arguments of both kernels of a sum: tensors, segments, strides, extents, heads, scale.
 pub(super) fn args(at: &At<'_>, sum: &WeightedSum, out: &View, tiles: usize) -> Vec<Arg> {
     let p = &at.problem;
     let tensors = [sum.left, sum.right, sum.rows].map(|i| &at.launch.ins[i]);

@@ -1,4 +1,4 @@
-//! A weighted sum in bf16 through tensor cores, over segments of any length. How it works is in `sum.cu`.
+//! A weighted sum in bf16 through tensor cores, over segments of any length; the kernel is `sum.cu`.
 
 use std::borrow::Cow;
 

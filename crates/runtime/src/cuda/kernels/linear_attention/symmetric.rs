@@ -1,5 +1,6 @@
-//! Queries that are their own keys, in segments of one tile, in bf16: scores made once, of which half are multiplied. How
-//! it works is in `symmetric.cu`.
+//! Queries that are their own keys, in segments of one tile, in bf16; the kernel is `symmetric.cu`.
+//!
+//! Scores are computed once, and only half of them are multiplied.
 
 use flatout_ir::View;
 use flatout_ir::ops::linear_attention::{Keys, Onto, Turn};
@@ -38,7 +39,7 @@ fn strips(p: &Problem) -> usize {
     p.q_longest().div_ceil(16).max(1)
 }
 
-/// What shapes alone say.
+/// Whether shapes alone allow it.
 fn fits(p: &Problem) -> bool {
     let is_even = |size: usize| size > 0 && size.is_multiple_of(8);
     let is_short = strips(p) <= MOST_STRIPS && is_even(p.inner) && is_even(p.width);
@@ -46,7 +47,7 @@ fn fits(p: &Problem) -> bool {
 }
 
 pub(super) fn serves(at: &At<'_>) -> bool {
-    // A base is added where a gradient is turned back, and lies as that does.
+    // A base is added where a gradient is rotated back, and lies as that does.
     let lies_alike = |base: &View| at.launch.outs[0].as_ref().is_none_or(|dr| dr.strides == base.strides);
     let has_way = at.base().is_none_or(|base| at.problem.attend.turn != Turn::None && lies_alike(base));
     fits(&at.problem) && has_way && tensors(at).into_iter().chain([at.base()]).flatten().all(in_pieces)

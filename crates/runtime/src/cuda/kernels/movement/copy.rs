@@ -1,44 +1,19 @@
-//! Copies between any two strided views, constants and indices. How they move is in `copy.cu`.
+//! Copies between any two strided views, constants and indices; the kernel is `copy.cu`.
 
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::Layout;
 use flatout_ir::types::{DType, bf16_from_f32};
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::Kernel;
-use crate::cuda::kernels::EVERY_TYPE;
 use crate::cuda::kernels::address::{Walk, index_type, most, width};
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_bits};
+use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_bits, staged};
+use crate::rows::{ANY_TYPE, EVERY_TYPE, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow { dtypes: EVERY_TYPE, ..row("cuda.copy", OpKind::Reshape) },
-        sources: |l, _| stage::sources(stages(l)),
-        prepare: |l, p| stage::prepare(stages(l), p),
-    },
-    Kernel {
-        row: row("cuda.fill", OpKind::Fill),
-        sources: |l, _| stage::sources(fill(l)),
-        prepare: |l, p| stage::prepare(fill(l), p),
-    },
-    Kernel {
-        row: row("cuda.iota", OpKind::Iota),
-        sources: |l, _| stage::sources(iota(l)),
-        prepare: |l, p| stage::prepare(iota(l), p),
-    },
+    staged!(kernel_row("cuda.copy", OpKind::Reshape, EVERY_TYPE, Layout::Any), |l, _| stages(l)),
+    staged!(kernel_row("cuda.fill", OpKind::Fill, ANY_TYPE, Layout::Any), |l, _| fill(l)),
+    staged!(kernel_row("cuda.iota", OpKind::Iota, ANY_TYPE, Layout::Any), |l, _| iota(l)),
 ];
-
-const fn row(name: &'static str, op: OpKind) -> KernelRow {
-    KernelRow {
-        name,
-        op,
-        dtypes: &[DType::F32, DType::BF16, DType::I32],
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    }
-}
 
 fn stages(launch: &Launch) -> Stages {
     match &launch.outs[0] {

@@ -1,7 +1,6 @@
-//! Rows by index: gather, the deterministic sum of rows by destination, the replacement of rows. How they work is in
-//! `index.cu`.
+//! Rows by index: gather, deterministic scatter-add and row replacement; the kernel is `index.cu`.
 
-use flatout_ir::target::{KernelRow, Layout, Shapes, no_workspace};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, OpKind, View};
 
@@ -9,50 +8,29 @@ use super::copy;
 use crate::cuda::context::Kernel;
 use crate::cuda::kernels::address::{Walk, most, widths};
 use crate::cuda::kernels::stage::{
-    self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, c_bits, count32,
+    Draft, Stage, Stages, Value, at, at_or_nothing, blocks, c_bits, count32, staged,
 };
+use crate::rows::{ANY_TYPE, FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow { name: "cuda.gather", op: OpKind::Gather, ..ROW },
-        sources: |l, _| stage::sources(gather(l)),
-        prepare: |l, p| stage::prepare(gather(l), p),
-    },
-    Kernel {
-        row: KernelRow {
-            name: "cuda.scatter_add",
-            op: OpKind::ScatterAdd,
-            dtypes: &[DType::F32, DType::BF16],
+    staged!(kernel_row("cuda.gather", OpKind::Gather, ANY_TYPE, Layout::Rows), |l, _| gather(l)),
+    staged!(
+        KernelRow {
             in_place: &[(2, 0)],
             workspace: |s| Scratch::new(s.ins[0].dims[0], s.ins[0].elements(), s.outs[0].dims[0]).bytes,
-            ..ROW
+            ..kernel_row("cuda.scatter_add", OpKind::ScatterAdd, FLOATS, Layout::Rows)
         },
-        sources: |l, _| stage::sources(scatter_add(l)),
-        prepare: |l, p| stage::prepare(scatter_add(l), p),
-    },
-    Kernel {
-        row: KernelRow {
-            name: "cuda.row_scatter",
-            op: OpKind::RowScatter,
+        |l, _| scatter_add(l)
+    ),
+    staged!(
+        KernelRow {
             in_place: &[(0, 0)],
             workspace: winners,
-            ..ROW
+            ..kernel_row("cuda.row_scatter", OpKind::RowScatter, ANY_TYPE, Layout::Rows)
         },
-        sources: |l, _| stage::sources(row_scatter(l)),
-        prepare: |l, p| stage::prepare(row_scatter(l), p),
-    },
+        |l, _| row_scatter(l)
+    ),
 ];
-
-const ROW: KernelRow = KernelRow {
-    name: "",
-    op: OpKind::Gather,
-    dtypes: &[DType::F32, DType::BF16, DType::I32],
-    ins: Layout::Rows,
-    outs: Layout::Rows,
-    in_place: &[],
-    workspace: no_workspace,
-    deterministic: true,
-};
 
 /// Elements a thread takes of rows whose inner axes the views share.
 fn vector(views: &[&View], width: usize) -> usize {
@@ -151,7 +129,7 @@ fn row_scatter(launch: &Launch) -> Stages {
 const TILE: usize = 2048;
 const PIECE: usize = 32;
 
-/// What the sum by destination keeps in the workspace: offsets in bytes.
+/// The workspace of scatter-add: offsets in bytes.
 struct Scratch {
     /// Keys and places, twice: a pass reads one pair and writes the other.
     keys: [usize; 2],

@@ -1,26 +1,19 @@
-//! Parts of the images of a table at one size, with the bytes of `flatout_ir::ops::resample`. How is in `resample.cu`.
+//! Resamples crops of a table's images to one size, with the bytes of `flatout_ir::ops::resample`.
+//!
+//! The kernel is `resample.cu`.
 
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
 use crate::cuda::context::Kernel;
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, blocks, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, blocks, count32, staged};
+use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.resample",
-        op: OpKind::Resample,
-        dtypes: &[DType::U8, DType::I32],
-        ins: Layout::Dense,
-        outs: Layout::Dense,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    },
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+pub const KERNELS: &[Kernel] = &[staged!(
+    kernel_row("cuda.resample", OpKind::Resample, &[DType::U8, DType::I32], Layout::Dense),
+    |l, _| stages(l)
+)];
 
 fn stages(launch: &Launch) -> Stages {
     let Op::Resample { height, width } = launch.op else { unreachable!("the row is for parts of images") };

@@ -1,36 +1,30 @@
-//! Two RMS norms around a residual addition and their gradient. The mathematics and the layout are in `double_norm.cu`.
+//! Two RMS norms around a residual addition and their gradient; the kernel is `double_norm.cu`.
 
 use flatout_ir::ops::norm::NormSpec;
-use flatout_ir::target::KernelRow;
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::norm::{Cover, FORWARD_ELEMENTS, ROWS_SOURCE, weight_code};
 use crate::cuda::context::Kernel;
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::address::Walk;
-use crate::cuda::kernels::stage::{self, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use crate::cuda::kernels::stage::{Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow {
-            name: "cuda.double_norm",
-            op: OpKind::DoubleNorm,
+    staged!(
+        KernelRow {
             in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.double_norm", OpKind::DoubleNorm, FLOATS, Layout::Rows)
         },
-        sources: |l, _| stage::sources(stages(l)),
-        prepare: |l, p| stage::prepare(stages(l), p),
-    },
-    Kernel {
-        row: KernelRow {
-            name: "cuda.double_norm_grad",
-            op: OpKind::DoubleNormGrad,
+        |l, _| stages(l)
+    ),
+    staged!(
+        KernelRow {
             in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (4, 0), (4, 1), (5, 0), (5, 1)],
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.double_norm_grad", OpKind::DoubleNormGrad, FLOATS, Layout::Rows)
         },
-        sources: |l, _| stage::sources(stages(l)),
-        prepare: |l, p| stage::prepare(stages(l), p),
-    },
+        |l, _| stages(l)
+    ),
 ];
 
 /// Elements of a row a thread keeps of each of the four tensors that the gradient reads.

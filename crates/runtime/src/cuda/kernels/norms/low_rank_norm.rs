@@ -1,27 +1,17 @@
-//! 1 / ||w + s b a|| by rows: what DoRA divides by, once an update. How is in `low_rank_norm.cu`.
+//! The reciprocal row norms 1 / ||w + s b a|| of DoRA, once per update; the kernel is `low_rank_norm.cu`.
 
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
-use flatout_ir::types::DType;
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind};
 
 use crate::cuda::context::{CudaError, Kernel};
 use crate::cuda::kernels::address::widths;
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, blocks, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, blocks, count32, staged};
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.low_rank_norm",
-        op: OpKind::LowRankNorm,
-        dtypes: &[DType::F32, DType::BF16],
-        ins: Layout::Dense,
-        outs: Layout::Dense,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    },
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+pub const KERNELS: &[Kernel] = &[staged!(
+    kernel_row("cuda.low_rank_norm", OpKind::LowRankNorm, FLOATS, Layout::Dense),
+    |l, _| stages(l)
+)];
 
 /// Rows a block takes.
 const ROWS: usize = 4;

@@ -1,39 +1,33 @@
-//! RMS norm and layer norm and their gradients: rows in registers, statistics in f32. The mathematics and the layout are in `norm.cu`.
+//! RMS norm and layer norm and their gradients: rows in registers, statistics in f32; the kernel is `norm.cu`.
 
 use flatout_ir::ops::norm::{NormSpec, NormWeight, again_at};
-use flatout_ir::target::{KernelRow, Shapes};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
 
 use crate::cuda::context::{CudaError, Facts, Kernel};
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::address::{Walk, row_width};
 use crate::cuda::kernels::elementwise::quantize::Codes;
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow {
-            name: "cuda.rms_norm",
-            op: OpKind::RmsNorm,
+    staged!(
+        KernelRow {
             in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.rms_norm", OpKind::RmsNorm, FLOATS, Layout::Rows)
         },
-        sources: |l, _| stage::sources(plain(l)),
-        prepare: |l, p| stage::prepare(plain(l), p),
-    },
-    Kernel {
-        row: KernelRow {
-            name: "cuda.rms_norm_grad",
-            op: OpKind::RmsNormGrad,
+        |l, _| plain(l)
+    ),
+    staged!(
+        KernelRow {
             in_place: &[(0, 0), (2, 0), (3, 0)],
             workspace,
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.rms_norm_grad", OpKind::RmsNormGrad, FLOATS, Layout::Rows)
         },
-        sources: |l, f| stage::sources(plain_grad(l, f)),
-        prepare: |l, p| stage::prepare(plain_grad(l, p.facts()), p),
-    },
+        plain_grad
+    ),
 ];
 
 /// Partial rows of dw, of db and of the sum of dx at most: a block each, and no more blocks than this.
@@ -54,7 +48,7 @@ fn bf16_elements(d: usize, spec: NormSpec, sums_rows: bool) -> usize {
 
 /// Elements a thread keeps at least where a row takes a part of a warp: with fewer, too few bytes are on their way.
 const SHARED_WARP_ELEMENTS: usize = 8;
-/// Threads of a multiprocessor that work on a gradient: by the elements of a row each has, of which it keeps so many
+/// Threads of a multiprocessor that work on a gradient: by the elements of a row each has, of which it keeps `kept`
 /// registers beside some forty for everything else. Three sums of 12 elements are worth a word or two in local memory: 65792
 /// rows of 384 took 53.5 us on an H200 with 640 threads, 57.0 with 512.
 fn resident_threads(elements: usize, kept: usize) -> usize {
@@ -78,7 +72,7 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     partial_bytes(sums, shapes.ins[0])
 }
 
-/// Scratch for so many vectors that are summed over the rows of a tensor.
+/// Workspace for a number of vectors that are summed over the rows of a tensor.
 pub(crate) fn partial_bytes(sums: usize, x: &TensorType) -> usize {
     sums * x.rows().min(MOST_PARTIAL) * x.last() * 4
 }
@@ -187,7 +181,7 @@ fn plain_grad(launch: &Launch, facts: &Facts) -> Stages {
     backward(spec, add, &launch.ins, &outs, launch.workspace.as_ref(), facts, beside)
 }
 
-/// What the gradient of a norm gives beside it and its sums.
+/// The further output of a norm's gradient, beside dx and the sums.
 pub(crate) enum Beside<'a> {
     Nothing,
     /// Its codes.

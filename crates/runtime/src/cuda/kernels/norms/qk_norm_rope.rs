@@ -1,39 +1,33 @@
-//! The norm of each head of q or k and its rotation, and their gradient. The mathematics is in `qk_norm_rope.cu`.
+//! The norm of each head of q or k fused with its rotation, and their gradient; the kernel is `qk_norm_rope.cu`.
 
 use flatout_ir::ops::qk_norm_rope::weights;
-use flatout_ir::target::{KernelRow, Shapes};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::norm::{MOST_PARTIAL, weight_code};
 use super::rope::{Room, Rotation, head_function, heads_of};
 use crate::cuda::context::{Facts, Kernel};
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
-use crate::cuda::kernels::stage::{self, Stage, Stages, Value, at, at_or_nothing, blocks, count32};
+use crate::cuda::kernels::stage::{Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
+use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow {
-            name: "cuda.qk_norm_rope",
-            op: OpKind::QkNormRope,
+    staged!(
+        KernelRow {
             in_place: &[(0, 0)],
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.qk_norm_rope", OpKind::QkNormRope, FLOATS, Layout::Rows)
         },
-        sources: |l, _| stage::sources(forward(l)),
-        prepare: |l, p| stage::prepare(forward(l), p),
-    },
-    Kernel {
-        row: KernelRow {
-            name: "cuda.qk_norm_rope_grad",
-            op: OpKind::QkNormRopeGrad,
+        |l, _| forward(l)
+    ),
+    staged!(
+        KernelRow {
             in_place: &[(0, 0), (3, 0), (4, 0)],
             workspace,
-            ..ROWS_OF_FLOATS
+            ..kernel_row("cuda.qk_norm_rope_grad", OpKind::QkNormRopeGrad, FLOATS, Layout::Rows)
         },
-        sources: |l, f| stage::sources(backward(l, f)),
-        prepare: |l, p| stage::prepare(backward(l, p.facts()), p),
-    },
+        backward
+    ),
 ];
 
 /// The gradient keeps two heads in the place of one and sums beside them.

@@ -1,27 +1,28 @@
-//! Rotary positions. The mathematics is in `rope.cu`; what `qk_norm_rope` shares with it, in `rotation.cuh`.
+//! Rotary positions; the kernel is `rope.cu`.
+//!
+//! `rotation.cuh` holds the code that `qk_norm_rope.cu` shares with it.
 
 use std::fmt::Write;
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::KernelRow;
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::Kernel;
-use crate::cuda::kernels::ROWS_OF_FLOATS;
 use crate::cuda::kernels::address::{Walk, most, widths};
 use crate::cuda::kernels::stage::{
-    self, Draft, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32,
+    Draft, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32, staged,
 };
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow { name: "cuda.rope", op: OpKind::Rope, in_place: &[(0, 0)], ..ROWS_OF_FLOATS },
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow { in_place: &[(0, 0)], ..kernel_row("cuda.rope", OpKind::Rope, FLOATS, Layout::Rows) },
+    |l, _| stages(l)
+)];
 
-/// How the heads of a [T, H, K] tensor are turned: what rope and the fused norm + rope compile alike.
+/// The rotation of the heads of a [T, H, K] tensor, which rope and the fused norm + rope compile alike.
 pub(crate) struct Rotation<'a> {
     pub freq: Frequencies,
     pub axis_of_freq: &'a [u8],
@@ -92,7 +93,7 @@ impl Rotation<'_> {
         (draft, Cover { lanes, chunk })
     }
 
-    /// What `rotation.cuh` is compiled with where a thread holds `vec` neighbouring frequencies and reads `pair` elements
+    /// The defines of `rotation.cuh` where a thread holds `vec` neighbouring frequencies and reads `pair` elements
     /// of pairs that lie side by side at once.
     pub(crate) fn defines(&self, vec: usize, pair: usize) -> [(&'static str, String); 9] {
         let half = self.axis_of_freq.len();

@@ -1,27 +1,23 @@
-//! AdamW in one pass over parameter, gradient and moments. The mathematics is in `adamw.cu`.
+//! AdamW in one pass over parameter, gradient and moments; the kernel is `adamw.cu`.
 
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::{Facts, Kernel};
 use crate::cuda::kernels::address::{Walk, index_type, width};
-use crate::cuda::kernels::stage::{self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks};
+use crate::cuda::kernels::stage::{
+    self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, staged,
+};
+use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.adamw",
-        op: OpKind::AdamW,
-        dtypes: &[DType::F32, DType::BF16],
-        ins: Layout::Any,
-        outs: Layout::Any,
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow {
         in_place: &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
-        workspace: no_workspace,
-        deterministic: true,
+        ..kernel_row("cuda.adamw", OpKind::AdamW, FLOATS, Layout::Any)
     },
-    sources: |l, f| stage::sources(stages(l, f)),
-    prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
-}];
+    stages
+)];
 
 /// Blocks a multiprocessor holds, as the kernel's launch bounds promise.
 const RESIDENT: u32 = 4;

@@ -1,28 +1,26 @@
-//! AdamW with moments in eight bits, in one pass. The code is in `adamw8.cu`, what it means in `flatout_ir::block8`.
+//! AdamW with 8-bit moments, in one pass; the kernel is `adamw8.cu`.
+//!
+//! `flatout_ir::block8` defines the codes.
 
 use flatout_ir::block8::BLOCK;
-use flatout_ir::target::{KernelRow, Layout, no_workspace};
+use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::{Facts, Kernel};
 use crate::cuda::kernels::address::{Walk, index_type};
-use crate::cuda::kernels::stage::{self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks};
+use crate::cuda::kernels::stage::{
+    self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, staged,
+};
+use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.adamw8",
-        op: OpKind::AdamW8,
-        dtypes: &[DType::F32],
-        ins: Layout::Dense,
-        outs: Layout::Dense,
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow {
         in_place: &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
-        workspace: no_workspace,
-        deterministic: true,
+        ..kernel_row("cuda.adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense)
     },
-    sources: |l, f| stage::sources(stages(l, f)),
-    prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
-}];
+    stages
+)];
 
 /// Blocks of threads a multiprocessor holds, as the kernel's launch bounds promise, where all blocks of elements are whole:
 /// 48 registers a thread.

@@ -1,4 +1,4 @@
-//! A product's epilogue: the parts that cuBLASLt takes on, and our kernels for what it does not.
+//! A product's epilogue: fused by cuBLASLt where it can, else by a kernel of ours.
 //!
 //! cuBLASLt wants vectors without gaps in the type of the result, and GELU's other matrix with rows a multiple of eight
 //! elements apart, both at multiples of 16 bytes. Where that does not hold, or it has no algorithm, the plain product is
@@ -17,7 +17,7 @@ use crate::cuda::kernels::stage::{blocks, c_type};
 /// A launch's epilogue and the tensors of it.
 pub(super) struct Parts<'a> {
     pub epilogue: Epilogue,
-    /// What the epilogue reads: the bias, or h.
+    /// The tensor the epilogue reads: the bias, or h.
     reads: Option<&'a View>,
     /// The result behind the epilogue, where it is wanted.
     y: Option<&'a View>,

@@ -1,4 +1,4 @@
-//! The head's product and the cross entropy, a chunk of rows at a time: logits exist for one chunk only, in scratch.
+//! The head's product fused with the cross entropy: logits exist for one chunk of rows only, in the workspace.
 //!
 //! A chunk is multiplied out by cuBLASLt in the type of x, one kernel turns its rows into losses and, in place, into
 //! d logits = c (softmax - onehot), with c the row's weight (or minus d logp, where that is given); two more products
@@ -16,18 +16,10 @@ use super::product::library_workspace;
 use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
+use crate::rows::{FLOATS, kernel_row};
 
 const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow {
-        name,
-        op,
-        dtypes: &[DType::F32, DType::BF16],
-        ins: Layout::Rows,
-        outs: Layout::Rows,
-        in_place,
-        workspace,
-        deterministic: true,
-    };
+    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, sources, prepare }
 }
 
@@ -91,7 +83,7 @@ struct Head<'a> {
     target: &'a View,
     /// The weight of a row, or its d logp.
     factor: &'a View,
-    /// What makes a factor the c of d logits.
+    /// The sign by which a factor becomes the c of d logits.
     sign: f32,
     known_lse: Option<&'a View>,
     base: Option<&'a View>,

@@ -1,4 +1,4 @@
-//! cuBLASLt: its handle, a matrix product with its descriptors, and the choice of an algorithm.
+//! cuBLASLt: its handle, matrix products with their descriptors, and the choice of an algorithm.
 //!
 //! Constants are those of cublasLt.h, cublas_api.h (13.8, equal in 12.8) and library_types.h. cuBLASLt counts columns
 //! first; callers hand over row-major matrices, and the transposed product of the transposed operands is computed.
@@ -185,13 +185,13 @@ impl Matrices {
     }
 }
 
-/// What the library does with a result before it stores it, by addresses at multiples of 16.
+/// The epilogue the library applies before it stores a result, by addresses at multiples of 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fusion {
     epilogue: Epilogue,
     /// The bias it adds; 0 where there is none.
     vector: u64,
-    /// What GELU is applied to, written or read, and its rows' distance; 0 where it is not wanted.
+    /// GELU's input, written or read, and the distance of its rows; 0 where it is not wanted.
     matrix: (u64, usize),
 }
 
@@ -256,9 +256,12 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, _, d] = &self.operands;
         let show = |m: &Matrices| {
-            let turned = if m.is_transposed { " transposed" } else { "" };
+            let transposed = if m.is_transposed { " transposed" } else { "" };
             let (dtype, align) = (m.dtype.name(), m.at);
-            format!("{dtype}[{},{}]{turned}, rows {} apart, aligned to {align}", m.rows, m.columns, m.pitch)
+            format!(
+                "{dtype}[{},{}]{transposed}, rows {} apart, aligned to {align}",
+                m.rows, m.columns, m.pitch
+            )
         };
         let mode = if self.compute == Compute::Tf32 { " in tf32" } else { "" };
         write!(f, "{} products{mode} of ({}) and ({}) to ({})", self.count, show(a), show(b), show(d))?;
@@ -441,7 +444,7 @@ impl Product {
         status == 0 && answer.workspace_bytes <= problem.workspace_bytes
     }
 
-    /// What the library proposes, best first, up to `most`; empty where it has nothing.
+    /// The algorithms the library proposes, best first, up to `most`; empty where it has none.
     fn candidates(&self, problem: &Problem, most: usize) -> Result<Vec<Candidate>, CudaError> {
         let e = &self.lt.entries;
         let mut raw = null_mut();

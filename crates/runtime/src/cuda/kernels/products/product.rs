@@ -19,17 +19,19 @@ use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
 };
 use crate::cuda::kernels::stage::c_type;
+use crate::rows::kernel_row;
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        name: "cuda.product",
-        op: OpKind::Product,
-        dtypes: &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2],
-        ins: Layout::Any,
         outs: Layout::Rows,
         in_place: &[(2, 0)],
         workspace,
-        deterministic: true,
+        ..kernel_row(
+            "cuda.product",
+            OpKind::Product,
+            &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2],
+            Layout::Any,
+        )
     },
     sources,
     prepare,
@@ -38,7 +40,7 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 /// The most scratch any product gets: what NVIDIA recommends for Hopper.
 const MOST_WORKSPACE: usize = 32 << 20;
 
-/// Scratch for cuBLASLt where the result has so many elements. Small products get enough to cut the inner extent into
+/// Workspace for cuBLASLt where the result has `elements` elements. Small products get enough to cut the inner extent into
 /// 32 parts, kept in f32.
 pub(super) fn library_workspace(elements: usize) -> usize {
     (elements * 4 * 32).next_multiple_of(256).clamp(64 << 10, MOST_WORKSPACE)
@@ -272,7 +274,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     Ok(sequence(works))
 }
 
-/// What our kernel does with a plain product. An epilogue is of one matrix, so there is one call.
+/// Our epilogue kernel on a plain product. An epilogue is of one matrix, so there is one call.
 fn finish(
     parts: &Option<Parts<'_>>,
     out: &View,

@@ -1,4 +1,4 @@
-//! The end of sums over rows: partial rows, which kernels leave in scratch, become vectors. How is in `partial_sums.cu`.
+//! Sums of the partial rows that other kernels leave in the workspace; the kernel is `partial_sums.cu`.
 
 use flatout_ir::View;
 

@@ -1,4 +1,4 @@
-//! Folding one axis. How it is done is in `reduce.cu`; here is how an axis is cut into pieces, from shapes alone.
+//! Reductions along one axis, cut into pieces by shapes alone; the kernel is `reduce.cu`.
 
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
@@ -7,22 +7,13 @@ use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::{CudaError, Kernel};
 use crate::cuda::kernels::address::{Walk, row_width};
-use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type, count32};
+use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, blocks, c_type, count32, staged};
+use crate::rows::{ANY_TYPE, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.reduce",
-        op: OpKind::Reduce,
-        dtypes: &[DType::F32, DType::BF16, DType::I32],
-        ins: Layout::Any,
-        outs: Layout::Any,
-        in_place: &[],
-        workspace,
-        deterministic: true,
-    },
-    sources: |l, _| stage::sources(stages(l)),
-    prepare: |l, p| stage::prepare(stages(l), p),
-}];
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow { workspace, ..kernel_row("cuda.reduce", OpKind::Reduce, ANY_TYPE, Layout::Any) },
+    |l, _| stages(l)
+)];
 
 /// Rows shorter than this take a warp each.
 const SHORT: usize = 1024;

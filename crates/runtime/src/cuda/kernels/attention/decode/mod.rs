@@ -1,6 +1,7 @@
-//! Attention of one or few queries a segment over many keys: a decoding step over a cache, a learned query over its
-//! tokens. Memory-bound: keys are split over blocks, and what these give is merged by lse. Deterministic both ways.
-//! `flatout doctor --speed attention` times shapes like these against a copy:
+//! Attention of few queries per segment over many keys, as in decoding over a cache.
+//!
+//! Such calls are bound by memory: keys are split over blocks, and the partial results are merged by lse. Deterministic
+//! both ways. `flatout doctor --speed attention` times shapes like these against a copy:
 //!
 //! | H200, one query a sequence, read and written counted, in graphs; a copy runs at 4.16 TB/s | forward | backward |
 //! |---|---|---|
@@ -32,7 +33,7 @@ const MOST_QUERIES: usize = 8;
 const COLUMNS: usize = 8;
 /// Head sizes at which registers hold two sets of columns.
 const MOST_SIZE_OF_TWO: usize = 128;
-/// What a grid may have beside its first axis.
+/// The limit of a grid along its second and third axis.
 const MOST_IN_GRID: usize = 65535;
 
 /// (query, head) pairs that read a key head.
@@ -55,13 +56,13 @@ fn units(p: &Problem) -> usize {
     p.segments() * p.kv_heads * row_tiles(p)
 }
 
-/// How many keys a split may have. Few enough to spread one sequence over a GPU, so many that partial results are a small
+/// How many keys a split may have. Few enough to spread one sequence over a GPU, enough that partial results are a small
 /// share of what is read. A multiple of what the warps of a block take at once.
 const LEAST_KEYS: usize = 128;
 const STEP_KEYS: usize = 64;
 /// Splits are not made smaller for the sake of more blocks than this.
 const ENOUGH_BLOCKS: usize = 4096;
-/// What a block costs beside its keys, in keys.
+/// The fixed cost of a block, in keys.
 const BLOCK_COST: usize = 64;
 /// Splits of one length whatever the batch and the GPU, so that a sequence has the same bits alone and among others.
 const EQUAL_KEYS: usize = 512;
@@ -126,7 +127,7 @@ pub(super) fn serves(p: &Problem, _: &Facts) -> bool {
 }
 
 pub(super) fn workspace(p: &Problem) -> usize {
-    // What it serves does not depend on the GPU.
+    // The family serves the same problems on every GPU.
     if !serves(p, &Facts::on_paper("sm_80")) {
         return 0;
     }

@@ -1,4 +1,4 @@
-//! The backward pass on Hopper: which kernels a problem takes, in which form, and their launch.
+//! The backward pass on Hopper: the choice of kernels and of their tile shapes, and the launch.
 //!
 //! Statistics of rows first; then dk and dv by tiles of keys, and dq by tiles of queries, which is deterministic. Where
 //! equal bits are not asked for, two kinds of sequences have kernels that take 5 products a tile for 7: long ones of small
@@ -189,7 +189,7 @@ pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
     sources
 }
 
-/// What a block of a source's kernel takes, for the limit of the device.
+/// The dynamic shared memory of a source's kernel, for the limit of the device.
 pub(in super::super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
     if backward_whole::takes(p, facts) && *of == backward_whole::source(p) {
         return backward_whole::shared_bytes(p);
@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    /// What is redistributed is what the block was given: 65,536 registers among its threads, in eights a thread.
+    /// The registers redistributed are those the block was given: 65,536 among its threads, in eights a thread.
     #[test]
     fn registers_add_up_to_the_blocks_share() {
         for size in [64, 128, 256] {

@@ -1,4 +1,6 @@
-//! The backward pass on Hopper of long sequences of small heads: dq, dk and dv from one walk, dq by sums in device memory.
+//! The backward pass on Hopper for long sequences and small heads: dq, dk and dv in one walk.
+//!
+//! dq is accumulated in device memory.
 //!
 //! Statistics of rows and zeros in the sums first, then the walk, then the sums rounded.
 

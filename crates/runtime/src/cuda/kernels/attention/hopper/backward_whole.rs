@@ -1,4 +1,4 @@
-//! The backward pass on Hopper of sequences that fit in a block: dq, dk and dv from one kernel, without scratch.
+//! The backward pass on Hopper for sequences that fit in a block: dq, dk and dv in one kernel, without workspace.
 
 use std::borrow::Cow;
 
@@ -49,7 +49,7 @@ impl Cut {
     }
 }
 
-/// What the kernel is written for.
+/// Whether the kernel is written for the problem.
 fn is_written(p: &Problem) -> bool {
     !p.is_ragged()
         && p.mask == Mask::Full

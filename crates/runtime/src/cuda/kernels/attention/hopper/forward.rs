@@ -1,4 +1,4 @@
-//! The forward pass on Hopper: which form of forward.cu a problem takes, and its launch.
+//! The forward pass on Hopper: the tile shapes of `forward.cu` for a problem, and the launch.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::cuda::kernels::attention::call::{self, Call};
 use crate::cuda::kernels::attention::scratch::{ALIGN, Scratch};
 use crate::cuda::kernels::attention::tiles::{self, Heights};
 
-/// What forward.cu is compiled for; its header says what each means.
+/// The shape forward.cu is compiled for; its header says what each field means.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Form {
     groups: usize,
@@ -46,7 +46,7 @@ impl Form {
         let (is_short, group) = (!equal_bits && meets_few_keys(p), p.heads / p.kv_heads);
         let form = match p.size {
             ..=64 if is_short => match (best_filled(p, &[64, 96]), p.mask) {
-                // What a row sees takes the registers of a fourth block.
+                // The intervals of a row take the registers of a fourth block.
                 (64, Mask::Full | Mask::Causal) => Form::small(64, 4),
                 (walk, _) => Form::small(walk, 3),
             },

@@ -1,4 +1,4 @@
-//! Attention with Hopper's own instructions (sm_90a): products of warpgroups, tiles brought by the bulk copy engine.
+//! Attention with Hopper's own instructions (sm_90a): WGMMA products on tiles loaded by TMA.
 
 /// A source of the backward pass behind what it is written with.
 macro_rules! backward_source {
@@ -29,7 +29,7 @@ use crate::cuda::tensor_map::{Swizzle, Tensor};
 /// Elements of a row that one box of a tensor map brings: 128 bytes, as wide as the swizzle.
 const PANEL: usize = 64;
 
-/// What the kernels are written for, on any GPU.
+/// Whether the kernels are written for the problem, on any GPU.
 fn is_written(p: &Problem) -> bool {
     let has_rows = p.tq > 0 && p.tk > 0 && p.q_longest() > 0 && p.k_longest() > 0;
     p.dtype == DType::BF16

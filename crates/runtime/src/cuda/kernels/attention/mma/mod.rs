@@ -1,5 +1,6 @@
-//! Our attention on mma.sync, for every GPU from sm_80 on: bf16, heads of 16 to 256 in steps of 8, any mask and
-//! segments. Deterministic in both directions.
+//! Our attention on `mma.sync`, for every GPU from sm_80 on, with any mask and segments.
+//!
+//! bf16, head sizes of 16 to 256 in steps of 8. Deterministic in both directions.
 
 use std::borrow::Cow;
 
@@ -33,7 +34,7 @@ impl Part {
     }
 }
 
-/// What GPUs differ in here: the shared memory of a block, which it has to itself or shares with others of a
+/// Properties in which GPUs differ here: the shared memory of a block, which it has to itself or shares with others of a
 /// multiprocessor that has 1 KiB more, and how many registers their assembler makes of the same source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chip {
@@ -173,7 +174,7 @@ fn is_short(p: &Problem) -> bool {
     }
 }
 
-/// What a geometry follows from beside the problem.
+/// The inputs of a geometry beside the problem.
 #[derive(Clone, Copy)]
 struct Given {
     chip: Chip,
@@ -304,7 +305,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
 mod tests {
     use super::*;
 
-    /// What `Told` of dkv.cu takes beside the dynamic memory: lse, delta and intervals of two stages.
+    /// The static shared memory of dkv.cu's `Told`: lse, delta and intervals of two stages.
     fn static_bytes(part: Part, g: &Geometry) -> usize {
         if part == Part::Dkv { 2 * g.walk * (4 + 4 + 16) } else { 0 }
     }
@@ -343,7 +344,7 @@ mod tests {
         });
     }
 
-    /// What the sources take for granted: whole pairs of warps, 16 walked rows, columns in steps of 16 for each of a pair.
+    /// The sources rely on whole pairs of warps, 16 walked rows, and columns in steps of 16 for each of a pair.
     #[test]
     fn geometries_are_what_the_sources_take() {
         each(|part, size, _, g| {

@@ -1,5 +1,6 @@
-//! An adapter's products with dropout inside. How they are computed is in `down.cu`, `up.cu` and `weight.cu`; `any.cu` takes what these
-//! are not written for.
+//! An adapter's products with dropout inside.
+//!
+//! The kernels are `down.cu`, `up.cu` and `weight.cu`; `any.cu` takes the shapes that these are not written for.
 
 use flatout_ir::ops::thin_product::{MOST_RANK, STEP, Thin};
 use flatout_ir::random::drop_below;
@@ -10,23 +11,18 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use crate::cuda::context::{Facts, Kernel};
 use crate::cuda::kernels::elementwise::dropout::drawing;
 use crate::cuda::kernels::stage::{
-    self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32,
+    Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, c_type, count32, staged,
 };
+use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        name: "cuda.thin_product",
-        op: OpKind::ThinProduct,
-        dtypes: &[DType::BF16],
-        ins: Layout::Rows,
-        outs: Layout::Rows,
+pub const KERNELS: &[Kernel] = &[staged!(
+    KernelRow {
         in_place: &[(2, 0)],
         workspace,
-        deterministic: true,
+        ..kernel_row("cuda.thin_product", OpKind::ThinProduct, &[DType::BF16], Layout::Rows)
     },
-    sources: |l, facts| stage::sources(stages(l, facts)),
-    prepare: |l, p| stage::prepare(stages(l, p.facts()), p),
-}];
+    stages
+)];
 
 const THIN: &str = include_str!("thin.cuh");
 
@@ -166,7 +162,7 @@ impl Call<'_> {
     fn up(&self, facts: &Facts) -> Stages {
         let (slabs, tiles) = (self.width.div_ceil(SLAB), self.m.div_ceil(TILE));
         let warps = [6, 4, 5].into_iter().find(|n| slabs.is_multiple_of(*n)).unwrap_or(slabs.min(4));
-        // What a warp keeps of a fills its registers.
+        // The part of `a` that a warp keeps fills its registers.
         let blocks_each = if self.rank <= 32 { 16 / warps } else { 12 / warps };
         let across = slabs.div_ceil(warps);
         // One wave: a block that starts later reads its columns of a again.
