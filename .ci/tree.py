@@ -111,7 +111,7 @@ def tree():
         if not own:
             if any(path.parent == folder.parent and path.suffix == ".py" for path in sources):
                 return
-            endings = sorted({path.suffix.lstrip(".") for path in inside})
+            endings = sorted({path.suffix[1:] for path in inside if path.suffix})
             kind = "fixtures" if "tests" in folder.parts else "files"
             say(depth, f"{folder.name}/", f"{kind}: {', '.join(endings)}")
             return
