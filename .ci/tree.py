@@ -111,7 +111,7 @@ def tree():
         if not own:
             if any(path.parent == folder.parent and path.suffix == ".py" for path in sources):
                 return
-            endings = sorted({path.suffix.lstrip(".") for path in inside})
+            endings = sorted({path.suffix[1:] for path in inside if path.suffix})
             kind = "fixtures" if "tests" in folder.parts else "files"
             say(depth, f"{folder.name}/", f"{kind}: {', '.join(endings)}")
             return
@@ -146,6 +146,32 @@ def tree():
     return lines[:-1], silent
 
 
+def missing():
+    """Files that a page names and that are not there: links, and words in backticks that are paths of sources.
+
+    A path may begin at the root, at crates/, or anywhere below, as the name of a neighbour does. `x.rs` stands for any file.
+    """
+    known = files()
+    folders = {folder for path in known for folder in path.parents}
+    ends = {"/".join(path.parts[at:]) for path in [*known, *folders] for at in range(len(path.parts))}
+    ours = {path.parts[1] for path in known if path.parts[0] == "crates"} | {*TOP, "docs"}
+    wrong = []
+    for page in (path for path in known if path.suffix == ".md"):
+        text = (ROOT / page).read_text()
+        # Blocks of code show commands and what they print.
+        text = re.sub(r"^```.*?^```", lambda block: re.sub(r"[^\n]", "", block.group()), text, flags=re.DOTALL | re.MULTILINE)
+        for number, line in enumerate(text.splitlines(), 1):
+            for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", line):
+                if not link.startswith("http") and not (ROOT / page.parent / link).exists():
+                    wrong.append(f"{page}:{number}: there is no {link}")
+            for word in re.findall(r"`([\w./-]+)`", line):
+                is_file = re.search(r"[^/.]{2,}\.(rs|cu|cuh|py)$", word)
+                is_folder = re.fullmatch(r"(\w+)(/[\w.-]+)*/?", word) and "/" in word and word.split("/")[0] in ours
+                if (is_file or is_folder) and word.rstrip("/") not in ends:
+                    wrong.append(f"{page}:{number}: there is no {word}")
+    return wrong
+
+
 def main():
     lines, silent = tree()
     for path in silent:
@@ -159,7 +185,10 @@ def main():
     if not PAGE.exists() or PAGE.read_text() != page:
         print("docs/tree.md is not the tree: run .ci/tree.py", file=sys.stderr)
         return 1
-    return 0
+    wrong = missing()
+    for line in wrong:
+        print(line, file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
