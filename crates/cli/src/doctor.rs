@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use flatout_train::Failure;
-use flatout_train::config::switches;
 use flatout_train::device::Device;
 use flatout_train::device::kernels;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
+use flatout_train::switches;
 use serde_json::json;
 
 use crate::args::Doctor;

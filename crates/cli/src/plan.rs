@@ -13,14 +13,14 @@ use flatout_measure::forecast::{Forecast, Layers, Outcome, forecast, timeline};
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::config::switches::Switches;
 use flatout_train::device::{self, Device, Facts, attention_kernels, gpus};
 use flatout_train::recipes;
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{self, Compiled};
 use flatout_train::resolve::fit::{Fit, fit};
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
+use flatout_train::switches::Switches;
+use flatout_train::switches::active;
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;

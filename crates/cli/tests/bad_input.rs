@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use flatout_train::config::switches::{Switch, TABLE};
 use flatout_train::device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
+use flatout_train::switches::{Switch, TABLE};
 use program::{flatout, say, small_train};
 
 /// Every file and folder under a directory, with the files' contents.

@@ -12,9 +12,9 @@ use flatout_ir::timings::{Point, Size, Timings};
 use crate::bench::Stage;
 use flatout_train::Failure;
 use flatout_train::config::Config;
-use flatout_train::config::switches::Backend;
 use flatout_train::device::Device;
 use flatout_train::recipes;
+use flatout_train::switches::Backend;
 
 /// A model that is timed, as overrides of a recipe whose data need not be there.
 struct Sample {

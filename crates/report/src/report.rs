@@ -11,9 +11,9 @@ use crate::plot::{Plot, Series, Style, smoothed};
 use crate::words::{bytes, count, duration, shape, short};
 use flatout_data::durable;
 use flatout_train::Config;
-use flatout_train::config::switches::Switches;
 use flatout_train::run::events::{Event, Start, Status, Step};
 use flatout_train::run::quoted;
+use flatout_train::switches::Switches;
 use flatout_train::training::trainer::Sink;
 
 /// Warnings that are printed in full; of more, the number.

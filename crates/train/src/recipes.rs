@@ -299,7 +299,7 @@ mod tests {
             assert_eq!(config.train.micro_batch(), None, "{name}: by arithmetic");
             assert_eq!(
                 config.switches.backend,
-                crate::config::switches::Backend::Cuda,
+                crate::switches::Backend::Cuda,
                 "{name}: never the CPU in silence"
             );
             let notes = gpu_notes(&["quick-test".into(), name.into()]);

@@ -7,10 +7,10 @@ use flatout_ir::plan::Buffer;
 use flatout_ir::{PlanSet, Target};
 use flatout_measure::forecast::{layers, timeline};
 use flatout_train::Config;
-use flatout_train::config::switches::TABLE;
 use flatout_train::device::Device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::{Compiled, compile};
+use flatout_train::switches::TABLE;
 use small_recipe::{small, target};
 
 /// Every setting of the matrix that can run: recipe, place, setting, plans.

@@ -9,9 +9,9 @@ use flatout_ir::{Op, Options, PlanSet, Program, Recompute, Role, compile as comp
 use flatout_measure::bench;
 use flatout_models::decoder::{Documents, Form, build};
 use flatout_runtime::cpu;
-use flatout_train::config::switches::{AttentionKernel, Autotune, Class, Precision, Switch, TABLE};
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile;
+use flatout_train::switches::active;
+use flatout_train::switches::{AttentionKernel, Autotune, Class, Precision, Switch, TABLE};
 use small_run::{STEPS, config, train_in};
 
 /// The model of the fifty losses: dropout, so that recomputing has something to draw again, and a learning rate at

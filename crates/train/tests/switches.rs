@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use flatout_ir::{DType, OpKind, PlanSet, Role};
 use flatout_train::Config;
 use flatout_train::Failure;
-use flatout_train::config::switches::{Class, Precision, Switch, TABLE};
 use flatout_train::recipes;
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{self, Compiled, compile};
+use flatout_train::switches::active;
+use flatout_train::switches::{Class, Precision, Switch, TABLE};
 use small_recipe::{small, target};
 
 /// What a value came to.

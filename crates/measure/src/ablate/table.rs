@@ -6,7 +6,7 @@ use super::kept::{Kept, Visit};
 use super::variants::{BASE, Fate, Group, Variant};
 use crate::bench::Timed;
 use crate::statistics::{Estimate, Noise, beside, estimate, middle, nearest, noise, noise_beside, scatter};
-use flatout_train::config::switches::{Class, Precision};
+use flatout_train::switches::{Class, Precision};
 
 /// The base, measured.
 #[derive(Clone, Debug, serde::Serialize)]

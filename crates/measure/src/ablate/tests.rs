@@ -7,8 +7,8 @@ use crate::ablate::table::{BreakEven, Measured, RowState, Table, Verdict};
 use crate::ablate::variants::Group;
 use crate::bench::{Start, Timed};
 use flatout_ir::random::{normal, philox};
-use flatout_train::config::switches::{Class, Precision, TABLE};
 use flatout_train::recipes::resolve;
+use flatout_train::switches::{Class, Precision, TABLE};
 
 /// A machine: every visit of a variant takes its true time, disturbed.
 struct Machine {

@@ -10,9 +10,9 @@ use crate::bench::Stage;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config::Config;
-use flatout_train::config::switches::{Class, TABLE};
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::switches::active;
+use flatout_train::switches::{Class, TABLE};
 
 /// Which part of the table a row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -144,7 +144,7 @@ fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
 }
 
 fn off(base: &Base, stage: &Stage) -> Vec<Variant> {
-    let row = |switch: &'static flatout_train::config::switches::Switch| {
+    let row = |switch: &'static flatout_train::switches::Switch| {
         let value = switch.off?;
         let mut variant = one(base, stage, Group::Off, switch.name, value, Some(switch.class));
         if base.active.get(switch.name).map(String::as_str) == Some(value) {

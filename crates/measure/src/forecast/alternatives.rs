@@ -4,11 +4,11 @@ use flatout_ir::{PlanSet, Target};
 
 use super::{Done, Job};
 use flatout_train::config::Config;
-use flatout_train::config::switches::{Switch, Switches, TABLE};
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{Compiled, compile_for, settle_for};
 use flatout_train::resolve::prediction;
 use flatout_train::resolve::settle::Settled;
+use flatout_train::switches::active;
+use flatout_train::switches::{Switch, Switches, TABLE};
 
 /// A switch at another value.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,9 +6,9 @@ use flatout_ir::Target;
 
 use super::{Done, Job};
 use flatout_train::config::Config;
-use flatout_train::config::switches::Recompute;
 use flatout_train::resolve::compile::{Compiled, compile_for};
 use flatout_train::resolve::prediction;
+use flatout_train::switches::Recompute;
 
 /// Beyond this many rows nobody asks.
 const MOST_ROWS: usize = 1 << 16;

@@ -14,9 +14,9 @@ use super::launches::Timed;
 use super::table::{Row, grouped, kernel, row};
 use crate::bench::Stage;
 use flatout_report::words;
-use flatout_train::config::switches::{AttentionKernel, Recompute, Toggle};
 use flatout_train::config::{Config, Count, Source};
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::switches::{AttentionKernel, Recompute, Toggle};
 
 /// A place where time is lost.
 #[derive(Clone, Debug, serde::Serialize)]

@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::ablate::variants::fingerprint;
 use flatout_report::words::bytes;
 use flatout_train::Failure;
-use flatout_train::config::switches::{Autotune, Class, Precision, Recompute, TABLE};
 use flatout_train::config::{Config, Count};
 use flatout_train::resolve::compile::{self, Compiled, compile_for};
 use flatout_train::resolve::prediction::step_cost;
+use flatout_train::switches::{Autotune, Class, Precision, Recompute, TABLE};
 
 /// A value for everything that is tuned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]

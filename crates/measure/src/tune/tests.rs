@@ -7,9 +7,9 @@ use super::*;
 use crate::bench::Start;
 use flatout_ir::Target;
 use flatout_ir::random::{normal, philox};
-use flatout_train::config::switches::{Autotune, Precision, Recompute};
 use flatout_train::device::named;
 use flatout_train::recipes::resolve;
+use flatout_train::switches::{Autotune, Precision, Recompute};
 use space::Knob;
 
 const SMALL: [&str; 7] = [

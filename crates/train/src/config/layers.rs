@@ -10,8 +10,8 @@ use super::schema::{self, Found, Meaning};
 use super::value::{self, Written};
 use super::{Adapter, Config, foreign, nearest, text};
 use crate::UserError;
-use crate::config::switches::{self, Compile};
 use crate::refuse;
+use crate::switches::{self, Compile};
 
 /// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
 const INSTEAD: [(&str, &str); 4] = [
@@ -523,9 +523,9 @@ mod tests {
     use flatout_models::config::DecoderConfig;
 
     use super::*;
-    use crate::config::switches::{Choose, Precision, Toggle};
     use crate::config::{Count, Source};
     use crate::recipes::resolve;
+    use crate::switches::{Choose, Precision, Toggle};
 
     fn with(overrides: &[&str]) -> Result<Config, UserError> {
         let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();

@@ -11,7 +11,6 @@ mod foreign;
 mod layers;
 mod nearest;
 mod schema;
-pub mod switches;
 mod text;
 mod value;
 
@@ -27,8 +26,8 @@ use flatout_models::{choice, section};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::class_weights::ClassWeights;
-use crate::config::switches::Switches;
 use crate::metrics::goal::Metric;
+use crate::switches::Switches;
 
 /// Everything that decides a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

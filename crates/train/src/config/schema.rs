@@ -4,7 +4,7 @@ use flatout_models::config::key::{Key, Kind, Section};
 use flatout_models::config::{Model, ModelKind};
 
 use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
-use crate::config::switches::{self, Switches};
+use crate::switches::{self, Switches};
 
 /// One key as help shows it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]

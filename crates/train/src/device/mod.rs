@@ -15,10 +15,10 @@ use flatout_runtime::{Laps, Session, cpu, cuda};
 use crate::Failure;
 use crate::UserError;
 use crate::config::nearest;
-use crate::config::switches::{AttentionKernel, Autotune, Backend, Switches, Toggle};
 use crate::machine;
 use crate::refuse;
 use crate::resolve::settle::Settled;
+use crate::switches::{AttentionKernel, Autotune, Backend, Switches, Toggle};
 
 /// An open device.
 #[derive(Clone)]

@@ -7,9 +7,9 @@ use flatout_models::decoder::{self, Documents, Form};
 
 use crate::UserError;
 use crate::config::Config;
-use crate::config::switches::Choose;
 use crate::refuse;
 use crate::resolve::settle::Chosen;
+use crate::switches::Choose;
 
 /// What `length_buckets=auto` comes to where plans of several lengths pay.
 pub const WITHIN_UPDATES: &str = "within updates";

@@ -10,16 +10,16 @@ use flatout_runtime::cpu;
 
 use crate::Failure;
 use crate::UserError;
-use crate::config::switches::Recompute as RecomputeSwitch;
 use crate::config::{Config, Count};
 use crate::machine;
-use crate::resolve::active;
 use crate::resolve::adapters;
 use crate::resolve::arranged;
 use crate::resolve::arranged::eval_layout;
 use crate::resolve::fp8_layers;
 use crate::resolve::recompute_layers;
 use crate::resolve::settle::{Settled, settle};
+use crate::switches::Recompute as RecomputeSwitch;
+use crate::switches::active;
 use crate::tasks::image_table;
 use crate::tasks::images;
 

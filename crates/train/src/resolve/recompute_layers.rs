@@ -5,10 +5,10 @@ use flatout_ir::passes::recompute::layers_of;
 use flatout_ir::{Options, PlanSet, Program, Recompute, Target, compile};
 
 use crate::UserError;
-use crate::config::switches::Recompute as Switch;
 use crate::config::{Config, Count};
 use crate::refuse;
 use crate::resolve::settle::{Chosen, Settled};
+use crate::switches::Recompute as Switch;
 
 pub const KEY: &str = "train.recompute_layers";
 

@@ -11,15 +11,15 @@ use flatout_models::config::{Model, Positions};
 
 use crate::UserError;
 use crate::config::Config;
-use crate::config::switches::{
-    Attention, AttentionKernel, Autotune, Backend, Choose, OptimizerState, Precision, Recompute, Scaling,
-    TABLE, Toggle,
-};
 use crate::refuse;
 use crate::resolve::adapters;
 use crate::resolve::fp8_layers;
 use crate::resolve::groups;
 use crate::resolve::recompute_layers;
+use crate::switches::{
+    Attention, AttentionKernel, Autotune, Backend, Choose, OptimizerState, Precision, Recompute, Scaling,
+    TABLE, Toggle,
+};
 use crate::tasks::image_table;
 
 /// What `auto` chose for a switch, and why.

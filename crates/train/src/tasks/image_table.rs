@@ -7,10 +7,10 @@ use flatout_runtime::Session;
 
 use crate::Failure;
 use crate::UserError;
-use crate::config::switches::Choose;
 use crate::config::{Config, Source, Task};
 use crate::refuse;
 use crate::resolve::settle::Chosen;
+use crate::switches::Choose;
 use crate::tasks::material::Material;
 
 /// `auto` keeps a table of at most so many bytes, and of at most this part of the device's memory.
@@ -105,8 +105,8 @@ pub fn write(session: &mut Session, material: &Material) -> Result<(), Failure> 
 mod tests {
     use super::*;
     use crate::recipes;
-    use crate::resolve::active;
     use crate::resolve::compile::compile;
+    use crate::switches::active;
 
     fn config(words: &[&str]) -> Config {
         let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();

@@ -2,9 +2,9 @@
 
 use crate::UserError;
 use crate::config::Config;
-use crate::config::switches::Recompute;
 use crate::refuse;
 use crate::resolve::fp8_layers;
+use crate::switches::Recompute;
 use crate::weights::pretrained;
 
 /// The config a run goes on with when `asked` is given anew: its own, with what may change taken from `asked`.

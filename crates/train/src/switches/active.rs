@@ -16,10 +16,10 @@ use flatout_runtime::Session;
 use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
-use crate::config::switches::{AttentionKernel, Autotune};
 use crate::resolve::arranged::WITHIN_UPDATES;
 use crate::resolve::compile::Compiled;
 use crate::resolve::settle::Settled;
+use crate::switches::{AttentionKernel, Autotune};
 
 /// What a fusion reports where the model has nothing for it.
 pub const NOTHING: &str = "nothing to fuse";

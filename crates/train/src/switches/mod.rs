@@ -5,7 +5,9 @@ use flatout_ir::{PlanSet, Target};
 use flatout_models::config::key::{Key, Kind, Section, Setting};
 use flatout_models::{choice, section};
 
-use crate::resolve::active::{self, Prepared};
+use crate::switches::active::Prepared;
+
+pub mod active;
 
 choice! {
     pub enum Backend { Auto = "auto", Cuda = "cuda", Cpu = "cpu" }
