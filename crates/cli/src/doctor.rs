@@ -241,18 +241,18 @@ fn row(switch: &switches::Switch) -> Row {
     let attempt = |value: &&'static str| {
         let config = recipes::resolve("tiny", &[], &[format!("{}={value}", switch.name)]);
         let compiled = config.map_err(Failure::User).and_then(|config| {
-            let device = Device::open(config.switches.backend)?;
+            let device = Device::open(config.switches.compute.backend)?;
             compile::compile(&config, &device.target(&config.switches))
         });
         compiled.err().map(|failure| (*value, failure.to_string()))
     };
     Row {
         name: switch.name,
-        default: switch.default().unwrap_or_default(),
+        default: switch.default().unwrap_or_default().into(),
         values: switch.values().to_vec(),
         class: switch.class,
         guides_word: switch.guides_word,
-        doc: switch.doc(),
+        doc: switch.doc,
         refused: switch.values().iter().filter_map(attempt).collect(),
     }
 }

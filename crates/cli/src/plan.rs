@@ -56,7 +56,7 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
             Told::new(&config, compiled, &target_for, gpus::find(name).map(gpus::facts), Some(on_paper))
         }
         None => {
-            let device = Device::open(config.switches.backend)?;
+            let device = Device::open(config.switches.compute.backend)?;
             let compiled = compile::compile(&config, &device.target(&config.switches))?;
             Told::new(&config, compiled, &|switches| device.target(switches), device.facts(), None)
         }

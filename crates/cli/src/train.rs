@@ -39,7 +39,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     config.validate_for_training()?;
     pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
     // What the machine cannot do is said before a directory is made.
-    let device = Device::open(config.switches.backend)?;
+    let device = Device::open(config.switches.compute.backend)?;
     compile::compile(&config, &device.target(&config.switches))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
@@ -75,7 +75,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let (stop, starting) = start::watch(args.max_time, screen)?;
     let (run, _) = starting.enter(|| Run::reopen(&args.run).map(Entered::Existing))?;
     let config = flatout_train::run::config(run.dir())?.resumed(&args.overrides)?;
-    let device = Device::open(config.switches.backend)?;
+    let device = Device::open(config.switches.compute.backend)?;
     run_through(&config, &run, &device, &stop, screen).map(exit_code)
 }
 

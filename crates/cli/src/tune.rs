@@ -128,8 +128,8 @@ fn print(report: &Report, screen: &Screen) {
     screen.result(format!(
         "default  micro_batch={} recompute={} precision={}, {}",
         own.micro_batch,
-        own.recompute,
-        own.precision,
+        own.recompute.name(),
+        own.precision.name(),
         bytes(found.default.bytes)
     ));
     for phase in Phase::ALL {

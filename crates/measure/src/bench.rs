@@ -46,7 +46,7 @@ impl Stage {
     /// The device that the config's `backend` asks for, and its data where it has any. What cannot run on the device is
     /// refused before data is opened, which may take long.
     pub fn open(config: &Config) -> Result<Stage, Failure> {
-        let device = Device::open(config.switches.backend)?;
+        let device = Device::open(config.switches.compute.backend)?;
         compile(config, &device.target(&config.switches))?;
         Ok(Stage { device, text: Text::open(config)? })
     }

@@ -118,7 +118,7 @@ pub struct Calibrated {
 pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Device, Calibrated), Failure> {
     let begun = Instant::now();
     let mut base = recipes::resolve(DECODER, &[], &["eval.rows=0".into()])?;
-    base.switches.backend = backend;
+    base.switches.compute.backend = backend;
     let stage = Stage::open(&base)?;
     let (samples, budget) = match stage.device() {
         Device::Cpu { .. } => (CPU, CPU_BUDGET),

@@ -298,7 +298,7 @@ mod tests {
             let config = resolve("pretrain-226m", &[name.into()], &[]).unwrap();
             assert_eq!(config.train.micro_batch(), None, "{name}: by arithmetic");
             assert_eq!(
-                config.switches.backend,
+                config.switches.compute.backend,
                 crate::switches::Backend::Cuda,
                 "{name}: never the CPU in silence"
             );

@@ -21,7 +21,7 @@ fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> 
         for place in places {
             // The default once, and every other value.
             let others = TABLE.iter().filter(|switch| switch.name != "backend").flat_map(|switch| {
-                let other = |value: &&&str| Some(value.to_string()) != switch.default();
+                let other = |value: &&&str| Some(**value) != switch.default();
                 switch
                     .values()
                     .iter()

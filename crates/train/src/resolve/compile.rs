@@ -17,9 +17,9 @@ use crate::resolve::arranged;
 use crate::resolve::arranged::eval_layout;
 use crate::resolve::fp8_layers;
 use crate::resolve::recompute_layers;
-use crate::resolve::settle::{Settled, settle};
-use crate::switches::Recompute as RecomputeSwitch;
+use crate::resolve::settle::settle;
 use crate::switches::active;
+use crate::switches::{Auto, Settled};
 use crate::tasks::image_table;
 use crate::tasks::images;
 
@@ -53,9 +53,7 @@ impl Compiled {
         if config.train.micro_batch().is_none() {
             config.train.micro_batch = Count::Given(self.micro_batch);
         }
-        if let Some(chosen) = self.settled.chosen.iter().find(|c| c.switch == "recompute") {
-            config.switches.recompute = chosen.value.parse().expect("a value of the switch");
-        }
+        config.switches.memory.recompute = Auto::Given(self.settled.options.recompute);
         recompute_layers::pin(&self.settled, config);
         fp8_layers::pin(&self.settled, config);
     }
@@ -184,7 +182,7 @@ pub fn compile_for(
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
-    let may_go_on = may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto;
+    let may_go_on = may_recompute_all && config.switches.memory.recompute == Auto::Auto;
     if plans.is_err()
         && may_go_on
         && let Some(smaller) = recompute_layers::fewest(&programs, target, &mut settled)
@@ -212,6 +210,6 @@ pub fn compile_for(
             .sum(),
         flops_per_token: passes * forward_flops(forward) / tokens as u64,
     };
-    active::check(asked, &compiled)?;
+    active::check(&asked.switches, &compiled.plans, target, &compiled.settled)?;
     Ok(compiled)
 }

@@ -9,8 +9,8 @@ use crate::Failure;
 use crate::UserError;
 use crate::config::{Config, Source, Task};
 use crate::refuse;
-use crate::resolve::settle::Chosen;
-use crate::switches::Choose;
+use crate::switches::data::IMAGE_TABLE;
+use crate::switches::{Choose, Chosen};
 use crate::tasks::material::Material;
 
 /// `auto` keeps a table of at most so many bytes, and of at most this part of the device's memory.
@@ -34,21 +34,21 @@ pub fn extents(config: &Config) -> Option<[usize; 3]> {
 
 /// The table that training reads, where the switch is settled.
 pub fn kept(config: &Config) -> Option<[usize; 3]> {
-    extents(config).filter(|_| config.switches.image_table == Choose::On)
+    extents(config).filter(|_| config.switches.data.image_table == Choose::On)
 }
 
 /// The config with the switch settled for a target, and what `auto` chose.
 pub(crate) fn settle(config: &Config, target: &Target) -> Result<(Config, Option<Chosen>), UserError> {
     let mut settled = config.clone();
     let mut chosen = None;
-    settled.switches.image_table = match (config.switches.image_table, extents(config)) {
+    settled.switches.data.image_table = match (config.switches.data.image_table, extents(config)) {
         (Choose::On, None) if config.data.task != Task::Images => {
             refuse!("`image_table=on` has nothing to keep: `data.task` is {}", config.data.task)
         }
         (asked, None) => asked,
         (Choose::Auto, Some(extents)) => {
             let (value, why) = choice(extents, target);
-            chosen = Some(Chosen { switch: "image_table", value: value.to_string(), why });
+            chosen = Some(Chosen { switch: IMAGE_TABLE.name, value: value.to_string(), why });
             value
         }
         (asked, Some(_)) => asked,
@@ -74,7 +74,7 @@ fn choice(extents: [usize; 3], target: &Target) -> (Choose, String) {
 
 /// Refuses what was asked for and turns out not to be possible once images are open.
 pub fn check(config: &Config) -> Result<(), UserError> {
-    let is_asked = config.switches.image_table == Choose::On && config.data.task == Task::Images;
+    let is_asked = config.switches.data.image_table == Choose::On && config.data.task == Task::Images;
     if is_asked && extents(config).is_none() {
         refuse!(
             "`image_table=on` cannot run: the images of {} lie encoded and may be of any size, and only CIFAR's files and \
@@ -87,10 +87,10 @@ pub fn check(config: &Config) -> Result<(), UserError> {
 
 /// Settles the switch where images are drawn at random instead of loaded, and there is nothing to keep.
 pub fn without(config: &mut Config) -> Result<(), UserError> {
-    if config.switches.image_table == Choose::On {
+    if config.switches.data.image_table == Choose::On {
         refuse!("`image_table=on` has nothing to keep: no data is named; give data.path, or leave it out");
     }
-    config.switches.image_table = Choose::Off;
+    config.switches.data.image_table = Choose::Off;
     Ok(())
 }
 
@@ -122,7 +122,7 @@ mod tests {
         let chosen = |words: &[&str], target: &Target| {
             let (settled, chosen) = settle(&config(words), target).unwrap();
             let chosen = chosen.expect("auto chooses");
-            assert_eq!(settled.switches.image_table.to_string(), chosen.value);
+            assert_eq!(settled.switches.data.image_table.to_string(), chosen.value);
             (chosen.value, chosen.why)
         };
         let (value, why) = chosen(&["data.synthetic_rows=1000"], &gpu());
