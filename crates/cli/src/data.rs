@@ -4,18 +4,18 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use flatout_data::examples::{ExampleSpec, Task as Kind, open as open_examples};
+use flatout_data::examples::{ExampleKind, ExampleSpec, open as open_examples};
 use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
-use flatout_data::inspect::{Inspection, Lengths, inspect as look, spans};
+use flatout_data::inspect::{Inspection, LengthSummary, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
-use flatout_data::{LoaderOptions, Said, Source, Spec};
+use flatout_data::{LoaderOptions, OpenEvent, SourceKind, Spec};
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config::{FileFormat, OnError, Task};
 use flatout_train::machine;
 use flatout_train::recipes;
-use flatout_train::tasks::corpus::corpus_saying;
-use flatout_train::tasks::example_sets::example_sets;
+use flatout_train::tasks::examples::example_sets;
+use flatout_train::tasks::text::corpus_saying;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
 
@@ -196,7 +196,7 @@ const LOOK_VOCABULARY: usize = 8192;
 fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     if args.task != Task::Text {
         let spec = ExampleSpec {
-            task: if args.task == Task::Chat { Kind::Chat } else { Kind::Classes },
+            task: if args.task == Task::Chat { ExampleKind::Chat } else { ExampleKind::Classes },
             path: args.words.clone(),
             read: read_options(&args.reading, OnError::Skip),
             tokenizer: args.tokenizer.clone(),
@@ -211,9 +211,9 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let spec = Spec {
         source: match args.reading.format {
-            FileFormat::Auto => Source::Auto,
-            FileFormat::U16 | FileFormat::U32 => Source::Bin,
-            _ => Source::Text,
+            FileFormat::Auto => SourceKind::Auto,
+            FileFormat::U16 | FileFormat::U32 => SourceKind::Bin,
+            _ => SourceKind::Text,
         },
         path: args.words.clone(),
         read: read_options(&args.reading, OnError::Skip),
@@ -248,8 +248,8 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn show_lengths(lengths: &Lengths, screen: &Screen) {
-    let Lengths { unit, least, median, most, mean, histogram } = lengths;
+pub fn show_lengths(lengths: &LengthSummary, screen: &Screen) {
+    let LengthSummary { unit, least, median, most, mean, histogram } = lengths;
     screen.result(format!(
         "lengths in {unit}: least {}, median {}, mean {}, most {}",
         count(*least),
@@ -278,8 +278,8 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
     if config.data.task == Task::Images {
-        let sets = flatout_train::tasks::images::open(&config, &mut |said| {
-            let (Said::Note(said) | Said::LeftOut(said)) = said;
+        let sets = flatout_train::tasks::images::sets(&config, &mut |said| {
+            let (OpenEvent::Note(said) | OpenEvent::LeftOut(said)) = said;
             screen.note(format!("data     {said}"));
         })?;
         images::show(&sets, args.samples, args.time, screen)?;
@@ -287,7 +287,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
     }
     if config.data.task != Task::Text {
         let sets = example_sets(&config, None, None, &mut |said| {
-            if let Said::Note(said) = said {
+            if let OpenEvent::Note(said) = said {
                 screen.note(format!("data     {said}"));
             }
         })?;
@@ -295,7 +295,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
         return Ok(ExitCode::SUCCESS);
     }
     let corpus = corpus_saying(&config, None, &mut |said| {
-        let (Said::Note(said) | Said::LeftOut(said)) = said;
+        let (OpenEvent::Note(said) | OpenEvent::LeftOut(said)) = said;
         screen.note(format!("data     {said}"));
     })?;
     let described = corpus.describe();

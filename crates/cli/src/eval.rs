@@ -22,7 +22,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let (rows, share) = evaluate::rows(&mut loaded, &args.overrides)?;
     let device = model::device(&loaded)?;
-    let found = evaluate::evaluate(&mut loaded, &device, &rows)?;
+    let found = evaluate::evaluate(&mut loaded, &device, &*rows)?;
     if screen.json {
         screen.object(&json!({
             "model": args.model.display().to_string(),
@@ -44,7 +44,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
         found.perplexity,
         count(found.tokens),
         count(found.rows),
-        count(rows.context as u64),
+        count(loaded.config.model.tokens() as u64),
         model::of_averages(&loaded)
     ));
     Ok(ExitCode::SUCCESS)

@@ -11,7 +11,8 @@ use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::infer::generate::{Generator, Room, encode};
 use flatout_train::infer::sampling::Sampling;
-use flatout_train::weights::pretrained::{BESIDE, Loaded};
+use flatout_train::run::BESIDE;
+use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
 use crate::args::Generate;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use flatout_data::Said;
+use flatout_data::OpenEvent;
 use flatout_data::formats::OnError;
 use flatout_data::images::{
     Augment, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
@@ -26,7 +26,7 @@ const BAR: u64 = 40;
 pub fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     let spec = ImageSpec { path: args.words.clone(), on_error: OnError::Skip, ..ImageSpec::default() };
     let sets = open(&spec, &mut |said| {
-        if let Said::Note(said) = said {
+        if let OpenEvent::Note(said) = said {
             screen.note(format!("data     {said}"));
         }
     })?;

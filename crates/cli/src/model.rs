@@ -4,7 +4,7 @@ use std::path::Path;
 
 use flatout_train::Failure;
 use flatout_train::device::Device;
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 use flatout_train::weights::pretrained::hub::Fetching;
 
 use crate::screen::{Screen, bytes};

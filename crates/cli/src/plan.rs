@@ -309,12 +309,8 @@ fn switches(told: &Told<'_>, screen: &Screen) {
     for (name, state) in
         active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled))
     {
-        let why = compiled
-            .settled
-            .chosen
-            .iter()
-            .find(|c| c.switch == name)
-            .map_or(String::new(), |c| format!("  auto: {}", c.why));
+        let chosen = compiled.settled.choice(&name);
+        let why = chosen.map_or(String::new(), |chosen| format!("  auto: {}", chosen.why));
         screen.result(format!("  {name:18} {state}{why}"));
     }
     if let Some(layers) = fp8_layers::sentence(&compiled.plans, &compiled.settled) {

@@ -21,7 +21,6 @@ use flatout_train::resolve::prediction;
 use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Run};
-use flatout_train::tasks::material::Material;
 use flatout_train::training::resume::requeued;
 use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
 use flatout_train::weights::pretrained;
@@ -100,7 +99,7 @@ fn run_through(
             Notice::Data(said) => screen.note(format!("data     {said}")),
             Notice::Ready(ready) => {
                 start_block(ready, screen);
-                facts = ready.material.floor();
+                facts = ready.data.floor();
                 progress = Some(Progress::new(*screen, ready.steps, ready.done));
             }
             Notice::Event(event) => match &mut progress {
@@ -131,7 +130,7 @@ fn run_through(
 
 /// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
-    let Ready { config, compiled, material, run, steps, laps, .. } = ready;
+    let Ready { config, compiled, data, run, steps, laps, .. } = ready;
     screen.note(format!(
         "{}  ->  {}",
         if config.recipe.is_empty() { "recipe" } else { &config.recipe },
@@ -146,10 +145,10 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         },
         shape(&config.model)
     ));
-    let described = material.describe();
-    let words = material.vocabulary().map_or(0, |vocabulary| vocabulary.size());
+    let described = data.describe();
+    let words = data.vocabulary().map_or(0, |vocabulary| vocabulary.size());
     let about = if described.is_estimated { "about " } else { "" };
-    screen.note(match (material.floor(), described.tokens) {
+    screen.note(match (data.floor(), described.tokens) {
         (Some(floor), _) => format!(
             "data     a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
             floor.nats, floor.trigram_nats
@@ -161,9 +160,9 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             if config.data.has_examples() { "examples" } else { "documents" },
             count(described.held_out_documents.unwrap_or(0))
         ),
-        (None, None) => match material {
-            Material::Images(sets) => format!("data     {}", sets.description),
-            _ => format!("data     an endless stream; vocabulary {words}"),
+        (None, None) => match data.sentence() {
+            Some(sentence) => format!("data     {sentence}"),
+            None => format!("data     an endless stream; vocabulary {words}"),
         },
     });
     let batch = config.train.batch;

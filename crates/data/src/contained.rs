@@ -9,8 +9,8 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `work` gives, or what it panicked with. Nothing is printed; panics of other threads are printed as ever. `work`
-/// owns what it touches, so that nothing half changed is left behind.
+/// Returns the result of `work`, or the message it panicked with. Nothing is printed; panics of other threads are
+/// printed as ever. `work` owns what it touches, so that nothing half changed is left behind.
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {

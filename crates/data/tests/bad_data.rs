@@ -1,14 +1,12 @@
 //! Every kind of wrong data there is a name for, a row each: what the error says and where, and what is left when such
 //! documents are skipped.
 
-mod scratch;
-
 use std::io::Read;
 
+use crate::scratch::Scratch;
 use flatout_data::formats::{
     Compression, Format, Index, Input, OnError, ReadOptions, Reader, Reason, find, is_indexable, read,
 };
-use scratch::Scratch;
 
 /// A file with something wrong in it.
 struct Case {

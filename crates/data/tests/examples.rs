@@ -1,20 +1,18 @@
 //! Files to examples: every schema and format, what is wrong with rows, classes, sides, lengths.
 
-mod scratch;
-
 use std::slice::from_ref;
 
-use flatout_data::examples::{ExampleSets, ExampleSpec, Task, TooLong, TrainOn, open, spans};
+use crate::scratch::Scratch;
+use flatout_data::examples::{ExampleKind, ExampleSets, ExampleSpec, TooLong, TrainOn, open, spans};
 use flatout_data::formats::OnError;
-use flatout_data::{Example, Source};
-use scratch::Scratch;
+use flatout_data::{Example, SourceKind};
 
 fn chat(paths: &[String]) -> ExampleSpec {
     ExampleSpec { path: paths.to_vec(), held_out: 0.0, vocab: 400, ..ExampleSpec::default() }
 }
 
 fn classes(paths: &[String]) -> ExampleSpec {
-    ExampleSpec { task: Task::Classes, ..chat(paths) }
+    ExampleSpec { task: ExampleKind::Classes, ..chat(paths) }
 }
 
 fn skipping(mut spec: ExampleSpec) -> ExampleSpec {
@@ -217,8 +215,8 @@ fn bad_classes() -> Vec<Bad> {
 #[test]
 fn every_bad_row_is_named_by_file_and_line_or_skipped_and_counted() {
     let scratch = Scratch::new("examples-bad");
-    let chats = bad_chats().into_iter().map(|bad| (Task::Chat, bad));
-    let all: Vec<_> = chats.chain(bad_classes().into_iter().map(|bad| (Task::Classes, bad))).collect();
+    let chats = bad_chats().into_iter().map(|bad| (ExampleKind::Chat, bad));
+    let all: Vec<_> = chats.chain(bad_classes().into_iter().map(|bad| (ExampleKind::Classes, bad))).collect();
     assert!(all.len() >= 35);
     for (task, (file, bytes, says, counted)) in all {
         let path = scratch.write(file, &bytes);
@@ -281,7 +279,7 @@ fn what_no_row_can_say_is_said_of_the_whole() {
         (ExampleSpec { classes: named(["a", "b"]), ..chat(from_ref(&one)) }, &["data.task=chat has none"]),
         (ExampleSpec { fold: Some((2, 2)), ..classes(from_ref(&one)) }, &["Fold 2 of 2 is none"]),
         (ExampleSpec { max_tokens: 1, ..chat(from_ref(&one)) }, &["nothing to predict"]),
-        (ExampleSpec { source: Source::Synthetic, ..chat(&[one]) }, &["no use for data.path"]),
+        (ExampleSpec { source: SourceKind::Synthetic, ..chat(&[one]) }, &["no use for data.path"]),
     ];
     for (spec, says) in cases {
         let error = open(&spec).expect_err(says[0]).sentence;
@@ -384,7 +382,7 @@ fn rows_of_a_group_are_on_one_side_and_folds_are_a_partition() {
 
 #[test]
 fn any_number_of_workers_gives_the_same_examples() {
-    for task in [Task::Chat, Task::Classes] {
+    for task in [ExampleKind::Chat, ExampleKind::Classes] {
         let spec = |workers| ExampleSpec {
             task,
             rows: 5000,

@@ -1,23 +1,21 @@
 //! Every parser of this crate, fed with damaged inputs: no panic, no hang, bounded memory, and more where more can be said.
 
-mod archive;
-mod scratch;
-
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use crate::archive;
+use crate::scratch::Scratch;
 use flatout_data::Vocabulary;
-use flatout_data::examples::{ChatTemplate, Conversation, ExampleSpec, Task, open};
+use flatout_data::examples::{ChatTemplate, Conversation, ExampleKind, ExampleSpec, open};
 use flatout_data::formats::{
     Compression, Document, Field, Fields, Format, Index, Input, OnError, ReadOptions, Reader, Reason,
     Records, Skipped, find, read,
 };
 use flatout_data::images::{Augment, ImageSet, ImageSpec, View, inspect, open as open_images, ordered};
 use flatout_fuzz::{Limits, feed};
-use scratch::Scratch;
 
 const MOST_BYTES: usize = 4 << 10;
 
@@ -261,7 +259,7 @@ fn examples() {
     feed("examples", &seeds, Limits::default(), |bytes| {
         file.write_all_at(bytes, 0).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
-        for task in [Task::Chat, Task::Classes] {
+        for task in [ExampleKind::Chat, ExampleKind::Classes] {
             if let Ok(sets) = open(&ExampleSpec { task, ..spec.clone() }) {
                 assert!(
                     sets.train.iter().all(|example| example.is_supervised() && example.tokens.len() <= 64)

@@ -1,18 +1,15 @@
 //! Images from files to pixels: what every form decodes to, and what becomes of everything that can be wrong with one.
 
-mod archive;
-mod scratch;
-
 use std::path::{Path, PathBuf};
 
-use archive::{archive, extra, header, member, padded, record};
+use crate::archive::{archive, extra, header, member, padded, record};
+use crate::scratch::Scratch;
 use flatout_data::formats::{OnError, Reason};
 use flatout_data::images::{
     Augment, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec, View, inspect, open,
     ordered,
 };
-use flatout_data::{DataError, LoaderOptions, Said};
-use scratch::Scratch;
+use flatout_data::{DataError, LoaderOptions, OpenEvent};
 
 fn pictures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pictures")
@@ -191,7 +188,7 @@ fn folders_are_classes() {
     let sets = open(&spec(&scratch.at("")), &mut |line| said.push(line)).unwrap();
     assert_eq!(sets.classes, ["ant", "cat", "dog"]);
     assert_eq!((sets.train.balance(3), sets.description.kind), (vec![1, 2, 2], "folder"));
-    assert_eq!(said, [Said::Note("folders without images are no classes: empty".into())]);
+    assert_eq!(said, [OpenEvent::Note("folders without images are no classes: empty".into())]);
     assert_eq!(seen(&sets.train, 45, 30).unwrap().labels, [0, 1, 1, 2, 2]);
     // The order of classes may be given, and must hold all of them.
     let given =
@@ -231,7 +228,7 @@ fn other_kinds_in_a_folder_are_named() {
     assert_eq!(sets.train.count(), 2);
     assert_eq!(sets.description.unusable.iter().map(|(_, count, _)| count).sum::<u64>(), 3);
     assert!(
-        matches!(&said[..], [Said::LeftOut(said)] if said.contains("2 neither JPEG nor PNG")),
+        matches!(&said[..], [OpenEvent::LeftOut(said)] if said.contains("2 neither JPEG nor PNG")),
         "{said:?}"
     );
 }

@@ -1,14 +1,12 @@
 //! Document i is what the reader gives in its place, from memory or from the cache, or an error when files changed.
 
-mod scratch;
-
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
+use crate::scratch::Scratch;
 use flatout_data::formats::{
     Document, Format, Index, Input, OnError, ReadOptions, Reason, find, is_indexable, read,
 };
-use scratch::Scratch;
 
 fn options() -> ReadOptions {
     ReadOptions { on_error: OnError::Skip, text_document_bytes: 100, ..ReadOptions::default() }
@@ -206,7 +204,11 @@ fn standard_input_is_a_source_and_its_content_settles_what_it_is() {
     }
     let run = |bytes: &[u8]| {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "standard_input_is_a_source_and_its_content_settles_what_it_is", "--nocapture"])
+            .args([
+                "--exact",
+                "index::standard_input_is_a_source_and_its_content_settles_what_it_is",
+                "--nocapture",
+            ])
             .env(CHILD, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

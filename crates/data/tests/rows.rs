@@ -1,11 +1,9 @@
 //! Rows of parquet files with lists and structures that pyarrow wrote (`rows/make.py`), against what it wrote.
 
-mod scratch;
-
 use std::path::{Path, PathBuf};
 
+use crate::scratch::Scratch;
 use flatout_data::formats::{Field, OnError, ReadOptions, Record, Records, find};
-use scratch::Scratch;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows")

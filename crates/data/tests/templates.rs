@@ -1,15 +1,13 @@
 //! Chat templates against what transformers renders (`templates/make.py`), and what is learned of a conversation.
 
-mod scratch;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::scratch::Scratch;
 use flatout_data::examples::{
     ChatTemplate, Conversation, Date, ExampleSets, ExampleSpec, TrainOn, open, spans,
 };
 use flatout_data::formats::{Field, Fields};
-use scratch::Scratch;
 use serde::Deserialize;
 
 #[derive(Deserialize)]

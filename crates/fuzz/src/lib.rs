@@ -1,11 +1,11 @@
-//! Damaged inputs for the tests of parsers, and a loop that feeds them for a while. No part of the program: other crates
-//! have it among their dev-dependencies.
+//! Damaged inputs for the tests of parsers, and a loop that feeds them for a while.
 //!
+//! It is no part of the program: other crates have it among their dev-dependencies.
 //! An input is a function of the seeds and a number, so whatever fails can be made again:
 //!
 //! ```text
-//! FLATOUT_FUZZ_SECONDS=3600 cargo test --release -p flatout-data --test fuzz     an hour a parser instead of two seconds
-//! FLATOUT_FUZZ_CASE=123456 cargo test -p flatout-data --test fuzz jsonl          one input again
+//! FLATOUT_FUZZ_SECONDS=3600 cargo test --release -p flatout-data --test main fuzz::  an hour a parser
+//! FLATOUT_FUZZ_CASE=123456 cargo test -p flatout-data --test main fuzz::jsonl       one input again
 //! ```
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ use watch::Watch;
 /// Seconds a parser is fed where nothing else is said.
 const SECONDS: f64 = 2.0;
 
-/// What a parser must keep to.
+/// The limits a parser must keep to.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Time for one input. It is meant to tell a hang from slow work on a busy machine.

@@ -1,4 +1,4 @@
-//! An input and a number to a damaged input.
+//! Damages an input, in a way that a number decides.
 
 /// Sizes and counts at which parsers go wrong.
 const INTEGERS: [u64; 20] = [

@@ -1,4 +1,6 @@
-//! A second thread that ends the test when an input takes too long or too much memory: neither would come back to say so.
+//! A thread that ends the test when an input takes too long or too much memory.
+//!
+//! Neither would come back to say so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -82,7 +84,7 @@ fn end(parser: &str, number: u64, input: &[u8], said: &str) -> ! {
     std::process::exit(101)
 }
 
-/// What the process holds in memory, as Linux counts it.
+/// The resident memory of the process, as Linux counts it.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("fuzzing runs where /proc is");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a process has a resident size");

@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 
 use crate::graph::Graph;
 use crate::op::{Op, OpKind};
-use crate::passes::views::is_movement;
+use crate::passes::place::views::is_movement;
 use crate::plan::{Launch, Plan};
 use crate::target::{Rates, Target};
 use crate::timings::{Size, Units};

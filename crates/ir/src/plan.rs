@@ -1,5 +1,6 @@
 //! What a backend executes: launches over views of one arena, all offsets fixed.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -92,33 +93,74 @@ impl Launch {
     }
 }
 
-named! {
-    /// What a plan is for.
-    pub enum Role {
-        /// Rebuilds derived copies after initialisation and load.
-        Derive = "derive",
-        /// Forward, loss, backward, accumulate; once a micro-batch.
-        Grad = "grad",
-        /// The same for micro-batches of smaller extents, where lengths vary.
-        Grad1 = "grad.1",
-        Grad2 = "grad.2",
-        Grad3 = "grad.3",
-        /// Norm, finite check, clip, update, clear; once a step.
-        Apply = "apply",
-        Eval = "eval",
-        /// Logits of every row.
-        Logits = "logits",
-        Prefill = "prefill",
-        Decode = "decode",
-    }
+/// The purpose of a plan. A role that several plans of a set share carries an index, in which the plans differ by their
+/// extents alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Rebuilds derived copies after initialisation and load.
+    Derive,
+    /// Forward, loss, backward, accumulate; once a micro-batch. Where lengths vary, index 0 has the largest extents.
+    Grad(usize),
+    /// Norm, finite check, clip, update, clear; once a step.
+    Apply,
+    Eval,
+    /// Logits of every row.
+    Logits,
+    Prefill,
+    Decode,
 }
 
 impl Role {
-    /// The plans a micro-batch may run on, of the largest extents first.
-    pub const GRADS: [Role; 4] = [Role::Grad, Role::Grad1, Role::Grad2, Role::Grad3];
+    /// The first plan of gradients; the only one where every micro-batch has the same extents.
+    pub const GRAD: Role = Role::Grad(0);
 
     pub fn is_grad(self) -> bool {
-        Role::GRADS.contains(&self)
+        matches!(self, Role::Grad(_))
+    }
+
+    /// The word in the text form, and the index behind it.
+    fn word(self) -> (&'static str, usize) {
+        match self {
+            Role::Derive => ("derive", 0),
+            Role::Grad(index) => ("grad", index),
+            Role::Apply => ("apply", 0),
+            Role::Eval => ("eval", 0),
+            Role::Logits => ("logits", 0),
+            Role::Prefill => ("prefill", 0),
+            Role::Decode => ("decode", 0),
+        }
+    }
+
+    /// The text form: `grad`, `grad.1`, `apply`. Index 0 is left out.
+    pub fn name(self) -> Cow<'static, str> {
+        match self.word() {
+            (word, 0) => word.into(),
+            (word, index) => format!("{word}.{index}").into(),
+        }
+    }
+
+    /// The role of a name; every role has one name.
+    pub fn parse(name: &str) -> Option<Role> {
+        let (word, index) = match name.split_once('.') {
+            Some((word, index)) => (word, index.parse().ok()?),
+            None => (name, 0),
+        };
+        let all = [
+            Role::Derive,
+            Role::Grad(index),
+            Role::Apply,
+            Role::Eval,
+            Role::Logits,
+            Role::Prefill,
+            Role::Decode,
+        ];
+        all.into_iter().find(|role| role.word() == (word, index) && role.name() == name)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name())
     }
 }
 
@@ -206,7 +248,9 @@ impl PlanSet {
 
     /// The plans of micro-batches, of the largest extents first.
     pub fn grads(&self) -> impl Iterator<Item = &Plan> {
-        Role::GRADS.into_iter().filter_map(|role| self.plan(role))
+        let mut grads: Vec<&Plan> = self.plans.iter().filter(|plan| plan.role.is_grad()).collect();
+        grads.sort_by_key(|plan| plan.role);
+        grads.into_iter()
     }
 
     /// The transient buffers of the plan at an index, which others overlay.
@@ -256,6 +300,18 @@ impl std::error::Error for Refusal {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_role_has_one_name() {
+        let roles = [Role::Derive, Role::GRAD, Role::Grad(1), Role::Grad(17), Role::Apply, Role::Eval];
+        let names = ["derive", "grad", "grad.1", "grad.17", "apply", "eval"];
+        assert_eq!(roles.map(Role::name), names);
+        assert_eq!(names.map(Role::parse), roles.map(Some));
+        for wrong in ["", "grad.", "grad.0", "grad.01", "grad.-1", "grad.1.1", "eval.1", "gradient"] {
+            assert_eq!(Role::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(format!("{:7}|", Role::Grad(1)), "grad.1 |");
+    }
 
     #[test]
     fn what_is_repeated_counts_once() {

@@ -3,8 +3,9 @@
 use flatout_ir::graph::Class;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::oracle::{self, Values};
-use flatout_ir::passes::differentiate::differentiate;
-use flatout_ir::passes::{double_norms::double_norms, recompute};
+use flatout_ir::passes::fuse::double_norms::double_norms;
+use flatout_ir::passes::gradient::differentiate::differentiate;
+use flatout_ir::passes::gradient::recompute;
 use flatout_ir::target::paper;
 use flatout_ir::{Builder, DType, Graph, Init, Op, Program, Recompute, Role, compile, random};
 
@@ -98,7 +99,7 @@ fn norms_that_are_trained_have_gradients_of_their_own() {
 fn a_target_without_the_kernels_keeps_norms_apart() {
     let mut target = paper();
     target.kernels.retain(|row| !row.op.is_optional());
-    let programs = [Program { role: Role::Grad, graph: stream(Class::Frozen) }];
+    let programs = [Program { role: Role::GRAD, graph: stream(Class::Frozen) }];
     let plans = compile(&programs, &target, &Default::default()).expect("a plan");
     assert!(plans.plans.iter().flat_map(|plan| &plan.launches).all(|launch| !launch.op.kind().is_optional()));
 }

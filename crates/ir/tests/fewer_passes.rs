@@ -7,12 +7,18 @@ use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::oracle::{self, Values};
-use flatout_ir::passes::adapter::Adapter;
-use flatout_ir::passes::differentiate::{self, Trained};
+use flatout_ir::passes::forward::adapter::Adapter;
+use flatout_ir::passes::forward::adapters;
+use flatout_ir::passes::forward::folded_scales;
+use flatout_ir::passes::forward::merge;
+use flatout_ir::passes::forward::patterns;
+use flatout_ir::passes::fuse::bundles;
+use flatout_ir::passes::fuse::column_sums;
+use flatout_ir::passes::fuse::fused_products;
+use flatout_ir::passes::fuse::regions;
+use flatout_ir::passes::gradient::differentiate::{self, Trained};
+use flatout_ir::passes::gradient::held_ratios;
 use flatout_ir::passes::options::Update;
-use flatout_ir::passes::{
-    adapters, bundles, column_sums, folded_scales, fused_products, held_ratios, merge, patterns, regions,
-};
 use flatout_ir::target::paper;
 use flatout_ir::types::TensorType;
 use flatout_ir::{Builder, DType, Graph, Init, Op, OpKind, Options, Program, Role, Tensor, compile, random};
@@ -99,7 +105,7 @@ fn adapted(g: &Graph, scales: [f64; 3], folds: bool) -> Trained {
     };
     let all: Vec<Adapter> = ["wq", "wk", "wv"].into_iter().zip(scales).map(beside).collect();
     let update = Update::default();
-    let how = adapters::How { update: &update, role: Role::Grad, folds };
+    let how = adapters::How { update: &update, role: Role::GRAD, folds };
     differentiate::differentiate(&adapters::adapters(g, &all, how).expect("adapters").0)
 }
 

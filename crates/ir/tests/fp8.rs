@@ -1,8 +1,8 @@
 //! The passes of 8-bit products: graph text in, graph text out.
 
-use flatout_ir::passes::epilogues;
-use flatout_ir::passes::fp8::{Narrowed, fp8};
-use flatout_ir::passes::quantize_sources::{self, Joined};
+use flatout_ir::passes::fuse::epilogues;
+use flatout_ir::passes::types::fp8::{Narrowed, fp8};
+use flatout_ir::passes::types::quantize_sources::{self, Joined};
 use flatout_ir::{Graph, Scaling};
 
 /// One layer, y = x w, with both gradients; a product outside every layer, and one of odd extents.

@@ -6,8 +6,9 @@ use flatout_ir::interpreter::Interpreter;
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::passes::differentiate::{differentiate, gradient_path};
-use flatout_ir::passes::{fused_products, input_path};
+use flatout_ir::passes::fuse::fused_products;
+use flatout_ir::passes::gradient::differentiate::{differentiate, gradient_path};
+use flatout_ir::passes::input_path;
 use flatout_ir::target::paper;
 use flatout_ir::{
     Builder, DType, Graph, Init, Launch, Op, Options, Precision, Program, Recompute, Role, compile, oracle,
@@ -63,7 +64,7 @@ fn a_layer_is_one_product_forward() {
 fn plans_take_the_epilogues_on_and_keep_the_gradients() {
     let g = layers();
     let want = oracle::run(&differentiate(&g).graph, &values()).writes;
-    let programs = [Program { role: Role::Grad, graph: g }];
+    let programs = [Program { role: Role::GRAD, graph: g }];
     let base = Options::default;
     let choices = [
         (base(), 2e-6),
@@ -75,19 +76,19 @@ fn plans_take_the_epilogues_on_and_keep_the_gradients() {
     for (options, bound) in choices {
         let mut run = Interpreter::new(compile(&programs, &paper(), &options).expect("a plan"));
         for (path, value) in values() {
-            run.set(&if path == "x" { input_path(Role::Grad, "x") } else { path }, &value);
+            run.set(&if path == "x" { input_path(Role::GRAD, "x") } else { path }, &value);
         }
         if run.plans.plan(Role::Derive).is_some() {
             run.run(Role::Derive);
         }
-        run.run(Role::Grad);
+        run.run(Role::GRAD);
         for (name, _) in WEIGHTS {
             let (got, want) = (run.get(&gradient_path(name)), &want[&gradient_path(name)]);
             let size: f64 = want.iter().map(|x| x * x).sum();
             let off: f64 = got.iter().zip(want).map(|(g, w)| (g - w) * (g - w)).sum();
             assert!((off / size).sqrt() < bound, "{name} is off by {} with {options:?}", (off / size).sqrt());
         }
-        let grad = run.plans.plan(Role::Grad).expect("a plan");
+        let grad = run.plans.plan(Role::GRAD).expect("a plan");
         let mut found = epilogues(grad.launches.iter());
         found.sort();
         use Epilogue as E;

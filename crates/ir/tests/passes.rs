@@ -3,11 +3,21 @@
 use flatout_ir::cost::cost;
 use flatout_ir::ops::product::Compute;
 use flatout_ir::oracle::{self, Values};
-use flatout_ir::passes::differentiate::differentiate;
-use flatout_ir::passes::{
-    epilogues, joint_heads, merge, one_pass_loss, patterns, precision, recompute, regions, rejoin,
-    rope_table, rotated_scores, score_gradients, tf32, thin_products,
-};
+use flatout_ir::passes::forward::joint_heads;
+use flatout_ir::passes::forward::merge;
+use flatout_ir::passes::forward::patterns;
+use flatout_ir::passes::forward::rope_table;
+use flatout_ir::passes::forward::rotated_scores;
+use flatout_ir::passes::fuse::epilogues;
+use flatout_ir::passes::fuse::regions;
+use flatout_ir::passes::fuse::thin_products;
+use flatout_ir::passes::gradient::differentiate::differentiate;
+use flatout_ir::passes::gradient::one_pass_loss;
+use flatout_ir::passes::gradient::recompute;
+use flatout_ir::passes::gradient::rejoin;
+use flatout_ir::passes::gradient::score_gradients;
+use flatout_ir::passes::types::precision;
+use flatout_ir::passes::types::tf32;
 use flatout_ir::target::paper;
 use flatout_ir::{Graph, Launch, OpKind, Options, Precision, Program, Recompute, Role, Update, compile};
 
@@ -87,6 +97,63 @@ fn merge_lays_weights_side_by_side() {
     );
     let (left, count) = merge::merge(&g, false, true, &Update::default());
     assert_eq!((nodes(&left), count), (nodes(&g), merge::Merged::default()));
+}
+
+/// A block of two weights applied to an input and then to what it gave, under a scope each.
+const APPLIED_TWICE: &str = "slot $0 x f32[4,8] input zeros
+    slot $1 block.gate f32[8,8] weight normal(0.02)
+    slot $2 block.up f32[8,8] weight normal(0.02)
+    %0 = read{slot=$0} -> f32[4,8]
+    %1 = read{slot=$1} -> f32[8,8] @first
+    %2 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,8] @first
+    %3 = read{slot=$2} -> f32[8,8] @first
+    %4 = product{ta=false, tb=true, out=f32, base=false} %0 %3 -> f32[4,8] @first
+    %5 = map{f=mul} %2 %4 -> f32[4,8] @first
+    %6 = read{slot=$1} -> f32[8,8] @second
+    %7 = product{ta=false, tb=true, out=f32, base=false} %5 %6 -> f32[4,8] @second
+    %8 = read{slot=$2} -> f32[8,8] @second
+    %9 = product{ta=false, tb=true, out=f32, base=false} %5 %8 -> f32[4,8] @second
+    %10 = map{f=mul} %7 %9 -> f32[4,8] @second
+    result y %10";
+
+#[test]
+fn merge_makes_one_slot_of_weights_that_are_applied_twice() {
+    let (merged, count) = merge::merge(&graph(APPLIED_TWICE), true, true, &Update::default());
+    assert_eq!(count, merge::Merged { qkv: 0, gate_up: 2 });
+    same(
+        &slots(&merged),
+        "slot $0 x f32[4,8] input zeros
+         slot $1 block.gate f32[8,8] weight normal(0.02) part=$3+0
+         slot $2 block.up f32[8,8] weight normal(0.02) part=$3+64
+         slot $3 block.gate+up f32[16,8] weight normal(0.02)",
+    );
+    same(
+        &nodes(&merged),
+        "%2 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,16]
+         %3 = slice{axis=1, start=0, len=8} %2 -> f32[4,8]
+         %4 = slice{axis=1, start=8, len=8} %2 -> f32[4,8]
+         %5 = map{f=mul} %3 %4 -> f32[4,8]
+         %7 = product{ta=false, tb=true, out=f32, base=false} %5 %6 -> f32[4,16]
+         %8 = slice{axis=1, start=0, len=8} %7 -> f32[4,8]
+         %9 = slice{axis=1, start=8, len=8} %7 -> f32[4,8]
+         %10 = map{f=mul} %8 %9 -> f32[4,8]
+         result y %10",
+    );
+}
+
+/// A weight that is also read without the others has nowhere to lie beside them.
+#[test]
+fn merge_leaves_weights_that_are_not_always_read_together() {
+    let one_alone = APPLIED_TWICE
+        .replace("%9 = product{ta=false, tb=true, out=f32, base=false} %5 %8", "%9 = map{f=neg} %5")
+        .replace("%8 = read{slot=$2} -> f32[8,8] @second", "%8 = map{f=neg} %5 -> f32[4,8] @second");
+    let otherwise = APPLIED_TWICE.replace("result y %10", "result y %10\n result w %8");
+    for text in [one_alone, otherwise] {
+        let g = graph(&text);
+        let (left, count) = merge::merge(&g, true, true, &Update::default());
+        assert_eq!(count, merge::Merged::default());
+        assert_eq!(slots(&left), slots(&g));
+    }
 }
 
 const BIASED: &str = "slot $0 x f32[4,8] input zeros
@@ -330,7 +397,7 @@ fn gradients_of_scores_are_written_as_sums() {
 }
 
 /// A head and its loss, differentiated.
-fn trained() -> flatout_ir::passes::differentiate::Trained {
+fn trained() -> flatout_ir::passes::gradient::differentiate::Trained {
     differentiate(&graph(
         "slot $0 layers.0.w f32[8,6] weight normal(0.02)
          slot $1 x f32[4,6] input zeros

@@ -21,12 +21,12 @@ use flatout_train::device::Device;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::resolve::prediction;
 use flatout_train::switches::active;
-use flatout_train::tasks::feed::Draw;
+use flatout_train::tasks::batch::{BatchSource, Draw};
 use flatout_train::tasks::image_table;
 use flatout_train::training::schedule::learning_rate;
 use flatout_train::training::update::{accumulate, apply, collect};
 use flatout_train::weights::pretrained;
-use rows::{Supply, Text};
+use rows::OpenData;
 pub use spans::Span;
 use spans::Spans;
 pub use visit::{Timed, guarded, visit, visit_beside};
@@ -39,7 +39,7 @@ pub fn open(config: &Config) -> Result<Bench, Failure> {
 /// The device and the data that measurements share.
 pub struct Stage {
     device: Device,
-    text: Option<Text>,
+    data: Option<OpenData>,
 }
 
 impl Stage {
@@ -48,7 +48,7 @@ impl Stage {
     pub fn open(config: &Config) -> Result<Stage, Failure> {
         let device = Device::open(config.switches.compute.backend)?;
         compile(config, &device.target(&config.switches))?;
-        Ok(Stage { device, text: Text::open(config)? })
+        Ok(Stage { device, data: OpenData::open(config)? })
     }
 
     pub fn device(&self) -> &Device {
@@ -57,20 +57,20 @@ impl Stage {
 
     /// Whether rows are loaded, and not drawn at random.
     pub fn has_data(&self) -> bool {
-        self.text.is_some()
+        self.data.is_some()
     }
 
     /// What rows are made of, for people.
     pub fn data(&self) -> &'static str {
-        self.text.as_ref().map_or("tokens drawn at random", Text::named)
+        self.data.as_ref().map_or("tokens drawn at random", OpenData::named)
     }
 
     /// The plans of a config on this device.
     pub fn compile(&self, config: &Config) -> Result<Compiled, Failure> {
         let mut config = config.clone();
-        match &self.text {
-            Some(text) => {
-                text.material().measure(&mut config);
+        match &self.data {
+            Some(data) => {
+                data.data().measure(&mut config);
                 image_table::check(&config)?;
             }
             // Images that are drawn for a measurement lie in no table.
@@ -90,19 +90,19 @@ impl Stage {
         let session_seconds = lap();
         pretrained::begin(config, &mut session)?;
         let weights_seconds = lap();
-        let horizon = match &self.text {
-            Some(text) => text.material().total_steps(config)?,
+        let horizon = match &self.data {
+            Some(data) => data.data().total_steps(config)?,
             // Without data epochs have no length; the first updates are the same for any.
             None => config.train.steps.unwrap_or(u32::MAX.into()),
         };
         let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
-        let supply = Supply::new(config, &compiled, self.text.as_ref(), &mut session)?;
+        let source = rows::source(config, &compiled, self.data.as_ref(), &mut session)?;
         let mut bench = Bench {
             config: config.clone(),
             start: Start { compile_seconds, session_seconds, weights_seconds, first_update_seconds: 0.0 },
             compiled,
             session,
-            supply,
+            source,
             horizon,
             asked: 0,
             losses: vec![],
@@ -137,7 +137,7 @@ pub struct Bench {
     start: Start,
     compiled: Compiled,
     session: Session,
-    supply: Supply,
+    source: Box<dyn BatchSource>,
     horizon: u64,
     /// Updates that were asked for; all but the last are reported.
     asked: u64,
@@ -172,10 +172,10 @@ impl Bench {
     /// The micro-batches of an update and the update itself, asked for.
     fn enqueue(&mut self) -> Result<Posted, Failure> {
         let draw = Draw { seed: self.config.train.seed, step: self.asked };
-        for _ in 0..self.supply.begin_update() {
-            let part = self.spans.within("rows", || self.supply.next_part())?;
-            self.waited += part.waited;
-            self.spans.within("grad", || accumulate(&mut self.session, &part.batch, draw))?;
+        self.source.begin_update();
+        while let Some(batch) = self.spans.within("rows", || self.source.next_batch())? {
+            self.waited += batch.waited;
+            self.spans.within("grad", || accumulate(&mut self.session, &batch, draw))?;
         }
         self.asked += 1;
         let peak = self.config.optimizer.lr;

@@ -168,7 +168,7 @@ fn time(stage: &Stage, config: &Config) -> Result<Vec<Point>, Failure> {
     let mut bench = stage.bench(config)?;
     let step_seconds = bench.steps(2)?[1] / 1e3;
     let passes = (SAMPLE_SECONDS / step_seconds.max(1e-6)) as usize;
-    let roles = [Role::Grad, Role::Apply];
+    let roles = [Role::GRAD, Role::Apply];
     let times = bench.session().time(&roles, passes.clamp(*PASSES.start(), *PASSES.end()))?;
     let plans = &bench.compiled().plans;
     let mut points = vec![];

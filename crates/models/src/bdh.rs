@@ -1,233 +1,244 @@
 //! BDH: sparse latents of every token attend to themselves, gate each other and come back to the state; one layer's weights
 //! serve every application. Images come as patches with a token for the whole before them, texts as tokens.
 //!
-//! B images, T tokens in all, D width, H heads, N latents of a head, C classes. Norms have no weights.
+//! B images, T tokens in all, D width, H heads, N latents of a head, C classes, V vocabulary. Norms have no weights.
 
-use flatout_ir::ops::attention::{Masking, Segments};
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
-use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
+use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
 
 use crate::config::{BdhConfig, BdhResidual, Head};
-use crate::images::{CHANNELS, ImageForm, Inputs};
-
-/// What the model is built to compute, with its static extents.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Form {
-    /// Of images.
-    Classes(ImageForm),
-    /// Of texts: results `loss` and `weight` of rows of `len` tokens.
-    Loss { rows: usize, len: usize, dropout: bool },
-    /// Of texts: result `logits` [T, V].
-    Logits { rows: usize, len: usize },
-    /// Of texts: result `logits` [S, V] of the token at `last` of each of S sequences, for up to `tokens` new ones after
-    /// those in a cache of `capacity` a sequence.
-    Cached { sequences: usize, tokens: usize, capacity: usize },
-}
-
-impl Form {
-    /// The smallest form of a model that has all its parameters.
-    pub fn least(c: &BdhConfig) -> Form {
-        match c.head {
-            Head::Classes => Form::Classes(ImageForm::plain(1)),
-            Head::Tokens => Form::Logits { rows: 1, len: 1 },
-        }
-    }
-}
+use crate::form::{Documents, Form, ImageForm};
+use crate::images::{CHANNELS, Inputs};
+use crate::layers::patches::patches;
+use crate::layers::{Draw, Linear, Sight, bounds, row, weight};
+use crate::library::Published;
+use crate::objectives::{image_classes, next_token};
+use crate::registry::Family;
 
 /// Pixels are brought from 0..1 to -1..1.
 const MEAN: [f64; CHANNELS] = [0.5; CHANNELS];
 const STD: [f64; CHANNELS] = [0.5; CHANNELS];
 const INIT: Init = Init::Normal { std: 0.02 };
 
+/// The weights of the one layer, declared once.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// [H * N, D]
+    encoder: SlotId,
+    /// [H, N, D]
+    gate: SlotId,
+    /// [D, H * N]
+    decoder: SlotId,
+}
+
+impl Layer {
+    pub fn declare(b: &Builder, c: &BdhConfig) -> Layer {
+        let (d, h, n) = (c.width, c.heads, c.latent);
+        let encoder = Init::Uniform { bound: c.encoder_bound() as f32 };
+        b.scope("layer", || Layer {
+            encoder: weight(b, "encoder", &[h * n, d], encoder),
+            gate: weight(b, "gate", &[h, n, d], encoder),
+            decoder: weight(b, "decoder", &[d, h * n], Init::Uniform { bound: c.decoder_bound() as f32 }),
+        })
+    }
+}
+
+/// What a pass over tokens needs beside weights and states: where they stand, whom they see, which gated latents are
+/// dropped.
+pub struct Pass<'g> {
+    /// i32 [1, T]
+    pub positions: Tensor<'g>,
+    pub sight: Sight<'g>,
+    pub mask: LinearMask,
+    pub draw: Option<Draw<'g>>,
+}
+
+/// All applications of the layer to states [T, D].
+pub fn apply<'g>(b: &'g Builder, c: &BdhConfig, w: &Layer, x: Tensor<'g>, pass: &Pass<'g>) -> Tensor<'g> {
+    // Read once: every application multiplies the same tensors.
+    let weights = [w.encoder, w.gate, w.decoder].map(|slot| b.read(slot));
+    (0..c.layers)
+        .fold(x, |x, i| b.scope(&format!("applications.{i}"), || application(c, weights, i, x, pass)))
+}
+
+fn application<'g>(
+    c: &BdhConfig,
+    [encoder, gate, decoder]: [Tensor<'g>; 3],
+    i: usize,
+    x: Tensor<'g>,
+    pass: &Pass<'g>,
+) -> Tensor<'g> {
+    let (t, d, h, n) = (x.dims()[0], c.width, c.heads, c.latent);
+    let u = norm(c, x);
+    let a = u.linear(encoder).activate(Act::Relu); // [T, H * N]
+    let rope = RopeSpec::text(n, Frequencies::from(c.rope_theta), Pairs::Interleaved);
+    let r = a.reshape(&[t, h, n]).rope(pass.positions, &rope);
+    let seen = see(pass, i, r, u.reshape(&[t, 1, d])); // [T, H, D]
+    let y = norm(c, seen).transpose(&[1, 0, 2]); // [H, T, D]
+    let gate = y.linear(gate).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
+    let gated = gate.activate(Act::Relu) * a;
+    let gated = pass.draw.map_or(gated, |draw| draw.drop(gated, c.dropout));
+    let residual = match c.residual {
+        BdhResidual::Normed => u,
+        BdhResidual::Plain => x,
+    };
+    norm(c, residual + norm(c, gated.linear(decoder)))
+}
+
+fn norm<'g>(c: &BdhConfig, x: Tensor<'g>) -> Tensor<'g> {
+    let spec = NormSpec { eps: c.norm_eps as f32, center: true, weight: NormWeight::None, bias: false };
+    x.norm(spec, None, None)
+}
+
+/// What latents r [T, H, N] see of states u [T, 1, D] in one application: [T, H, D].
+fn see<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
+    let Sight { q, k, masking, cache } = pass.sight;
+    let attend = |k: Keys| LinearAttend { scale: 1.0, mask: pass.mask, q, k, turn: Turn::None };
+    let Some(cache) = cache else {
+        return r.linear_attention(None, u, &attend(Keys::Queries), &masking);
+    };
+    let [keys, values] =
+        [("k", r), ("v", u)].map(|(name, x)| cache.extend(&format!("{name}.{application}"), x));
+    r.linear_attention(Some(keys), values, &attend(Keys::Given(k)), &masking)
+}
+
 /// The graph in one form. Inputs are those of images, or `tokens`, `positions`, `targets` and `weights` and with dropout also
 /// `rng` and `rows`; of the cached form those that a decoder has there.
 pub fn build(c: &BdhConfig, form: Form) -> Graph {
     let b = Builder::new();
-    match form {
-        Form::Classes(form) => of_images(&b, c, form),
-        Form::Loss { rows, len, .. } | Form::Logits { rows, len } => of_texts(&b, c, form, rows * len),
-        Form::Cached { tokens, .. } => of_texts(&b, c, form, tokens),
+    match (c.head, form) {
+        (Head::Classes, Form::Images(form)) => of_images(&b, c, form),
+        (
+            Head::Tokens,
+            Form::Loss { documents: Documents::Joined, .. } | Form::Logits { .. } | Form::Cached { .. },
+        ) => of_texts(&b, c, form),
+        _ => panic!("{form:?} is no form of a BDH with a head of {}", c.head),
     }
     b.finish()
 }
 
-fn of_images<'g>(b: &'g Builder, c: &BdhConfig, form: ImageForm) {
-    assert_eq!(c.head, Head::Classes, "images have classes");
+fn of_images(b: &Builder, c: &BdhConfig, form: ImageForm) {
     let (n, len, d) = (form.images, c.image_tokens(), c.width);
-    let inputs = Inputs::new(b, c.sides(), form, c.dropout > 0.0);
-    let patches = b.scope("patches", || {
-        let rows = inputs.patches(c.patch, &MEAN, &STD);
-        // As a convolution begins: both uniform within the root of one over what is summed.
-        let inner = rows.dims()[1];
-        let init = Init::Uniform { bound: (1.0 / inner as f64).sqrt() as f32 };
-        rows.linear(b.param("weight", &[d, inner], init)) + b.param("bias", &[d], init).reshape(&[1, d])
-    });
-    let whole = b.param("cls", &[1, 1, d], Init::Zeros).broadcast(&[n, 1, d]);
-    let places = b.scope("positions", || b.param("weight", &[len, d], INIT));
+    let inputs = Inputs::new(b, c.sides(), &form, c.dropout > 0.0);
+    // As a convolution begins: both uniform within the root of one over what is summed.
+    let inner = c.patch * c.patch * CHANNELS;
+    let uniform = Init::Uniform { bound: (1.0 / inner as f64).sqrt() as f32 };
+    let patch = Linear::scoped(b, "patches", [d, inner], uniform, uniform);
+    let cls = weight(b, "cls", &[1, 1, d], Init::Zeros);
+    let learned = b.scope("positions", || weight(b, "weight", &[len, d], INIT));
+    let layer = Layer::declare(b, c);
+    let score = Linear::scoped(b, "score", [c.classes(), d], INIT, Init::Zeros);
+
+    let patches =
+        b.scope("patches", || patch.apply(b, patches(inputs.pixels, inputs.mix, c.patch, &MEAN, &STD)));
+    let whole = b.read(cls).broadcast(&[n, 1, d]);
+    let places = b.read(learned);
     let x = b.concat(&[whole, patches.reshape(&[n, len - 1, d])], 1);
     let x = (x + places.reshape(&[1, len, d])).reshape(&[n * len, d]);
 
     let positions = b.iota(DType::I32, &[n, len], 1).reshape(&[1, n * len]);
     // Before what is dropped, so that dropping can be part of whatever computes that.
-    let draw = if c.dropout > 0.0 { inputs.token_draw(len) } else { None };
-    let drop = |x: Tensor<'g>| match draw {
-        Some((rng, rows)) => x.dropout(c.dropout as f32, rng, rows),
-        None => x,
-    };
-    let sight = Sight::of_rows(len, LinearMask::Full);
-    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, sight };
-    let x = model.apply_all(x);
+    let draw = inputs.draw.map(|draw| draw.of_tokens(len));
+    let pass = Pass { positions, sight: Sight::rows(len), mask: LinearMask::Full, draw };
+    let x = apply(b, c, &layer, x, &pass);
     b.scope("score", || {
         let whole = x.reshape(&[n, len, d]).slice(1, 0, 1).reshape(&[n, d]);
-        let weight = b.param("weight", &[c.classes(), d], INIT);
-        let bias = b.param("bias", &[c.classes()], Init::Zeros).reshape(&[1, c.classes()]);
-        inputs.finish(model.norm(whole).linear(weight) + bias);
+        let weight = b.read(score.weight);
+        let bias = score.bias.map(|bias| row(b.read(bias))).expect("declared with a bias");
+        image_classes::loss(b, norm(c, whole).linear(weight) + bias, inputs.mix, &form);
     });
 }
 
-fn of_texts<'g>(b: &'g Builder, c: &BdhConfig, form: Form, t: usize) {
-    assert_eq!(c.head, Head::Tokens, "texts have tokens");
+fn of_texts(b: &Builder, c: &BdhConfig, form: Form) {
+    let (t, drops) = match form {
+        Form::Loss { rows, len, dropout, .. } => (rows * len, dropout && c.dropout > 0.0),
+        Form::Logits { rows, len } => (rows * len, false),
+        Form::Cached { tokens, .. } => (tokens, false),
+        Form::Classes { .. } | Form::Images(_) => unreachable!("no form of tokens"),
+    };
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
-    let drops = matches!(form, Form::Loss { dropout: true, .. }) && c.dropout > 0.0;
-    let draw = drops.then(|| (i32s("rng", &[3]), i32s("rows", &[t, 2])));
-    let embedding = b.scope("embed", || b.param("weight", &[c.vocab, c.width], INIT));
+    let draw = drops.then(|| Draw { rng: i32s("rng", &[3]), rows: i32s("rows", &[t, 2]) });
+    let table = |scope: &str| b.scope(scope, || weight(b, "weight", &[c.vocab, c.width], INIT));
+    let (embed, layer, head) = (table("embed"), Layer::declare(b, c), table("head"));
+
+    let embedding = b.read(embed);
     let x = b.scope("embed", || embedding.gather(i32s("tokens", &[t])));
     let positions = i32s("positions", &[1, t]);
-    let drop = |x: Tensor<'g>| match draw {
-        Some((rng, rows)) => x.dropout(c.dropout as f32, rng, rows),
-        None => x,
-    };
     let sight = match form {
-        Form::Cached { sequences, tokens, capacity } => Sight::cached(b, sequences, tokens, capacity),
-        Form::Loss { len, .. } | Form::Logits { len, .. } => Sight::of_rows(len, LinearMask::Strict),
-        Form::Classes(_) => unreachable!("a form of images"),
+        Form::Cached { sequences, capacity, .. } => {
+            let segments = ["new", "seen"].map(|name| bounds(b, name, sequences));
+            Sight::cached(segments, i32s("cache_rows", &[t]), capacity)
+        }
+        Form::Loss { len, .. } | Form::Logits { len, .. } => Sight::rows(len),
+        Form::Classes { .. } | Form::Images(_) => unreachable!("no form of tokens"),
     };
-    let model = Bdh { c, layer: Layer::new(b, c), positions, drop: &drop, sight };
-    let x = model.apply_all(x);
-    b.scope("head", || {
-        let head = b.param("weight", &[c.vocab, c.width], INIT);
-        match form {
-            Form::Logits { .. } => return b.result("logits", x.linear(head)),
-            Form::Cached { sequences, .. } => {
-                let last = i32s("last", &[sequences]);
-                return b.result("logits", x.gather(last).linear(head));
-            }
-            _ => {}
-        }
-        let (target, weight) = (i32s("targets", &[t]), b.input("weights", DType::F32, &[t]));
-        let (loss, _) = x.head_loss(head, target, weight);
-        b.result("loss", loss);
-        b.result("weight", weight.sum(0));
-    });
+    let pass = Pass { positions, sight, mask: LinearMask::Strict, draw };
+    let x = apply(b, c, &layer, x, &pass);
+    let head = b.read(head);
+    b.scope("head", || next_token::results(b, form, x, head));
 }
 
-/// The weights of the one layer.
-struct Layer<'g> {
-    /// [H * N, D]
-    encoder: Tensor<'g>,
-    /// [H, N, D]
-    gate: Tensor<'g>,
-    /// [D, H * N]
-    decoder: Tensor<'g>,
-}
-
-impl<'g> Layer<'g> {
-    fn new(b: &'g Builder, c: &BdhConfig) -> Self {
-        let (d, h, n) = (c.width, c.heads, c.latent);
-        let encoder = Init::Uniform { bound: c.encoder_bound() as f32 };
-        b.scope("layer", || Layer {
-            encoder: b.param("encoder", &[h * n, d], encoder),
-            gate: b.param("gate", &[h, n, d], encoder),
-            decoder: b.param("decoder", &[d, h * n], Init::Uniform { bound: c.decoder_bound() as f32 }),
-        })
-    }
-}
-
-/// What tokens see: those of their image or their row, or of their sequence so far.
-struct Sight<'g> {
-    attend: LinearAttend,
-    masking: Masking<'g>,
-    /// Where new tokens go in the caches, and the rows of one.
-    cache: Option<(Tensor<'g>, usize)>,
-}
-
-impl<'g> Sight<'g> {
-    fn of_rows(len: usize, mask: LinearMask) -> Self {
-        let q = Segments::Uniform { len };
-        let attend = LinearAttend { scale: 1.0, mask, q, k: Keys::Queries, turn: Turn::None };
-        Sight { attend, masking: Masking::default(), cache: None }
+impl Family for BdhConfig {
+    fn vocab(&self) -> Option<usize> {
+        (self.head == Head::Tokens).then_some(self.vocab)
     }
 
-    fn cached(b: &'g Builder, sequences: usize, tokens: usize, capacity: usize) -> Self {
-        let bounds = |name: &str| {
-            let of = |what: &str| b.input(&format!("{name}_{what}"), DType::I32, &[sequences]);
-            (of("start"), of("len"))
-        };
-        let segments = |max_len: usize| Segments::Ragged { max_segments: sequences, max_len };
-        let (q, k) = (segments(tokens.min(capacity)), Keys::Given(segments(capacity)));
-        Sight {
-            attend: LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k, turn: Turn::None },
-            masking: Masking { q: Some(bounds("new")), k: Some(bounds("seen")), intervals: None },
-            cache: Some((b.input("cache_rows", DType::I32, &[tokens]), sequences * capacity)),
+    fn image_sides(&self) -> Option<[usize; 2]> {
+        (self.head == Head::Classes).then(|| self.sides())
+    }
+
+    fn from(&self) -> Option<&String> {
+        self.from.as_ref()
+    }
+
+    fn from_mut(&mut self) -> &mut Option<String> {
+        &mut self.from
+    }
+
+    fn classes(&self) -> Option<usize> {
+        self.classes.filter(|_| self.head == Head::Classes)
+    }
+
+    fn class_head(&self) -> Option<&'static str> {
+        (self.head == Head::Classes).then_some("score")
+    }
+
+    fn tokens(&self) -> usize {
+        if self.head == Head::Classes { self.image_tokens() } else { self.context }
+    }
+
+    fn set_context(&mut self, tokens: usize) {
+        self.context = tokens;
+    }
+
+    fn rotates(&self) -> bool {
+        true
+    }
+
+    fn parameters(&self) -> u64 {
+        BdhConfig::parameters(self)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        BdhConfig::validate(self)
+    }
+
+    fn build(&self, form: Form) -> Graph {
+        build(self, form)
+    }
+
+    fn least(&self) -> Form {
+        match self.head {
+            Head::Classes => Form::Images(ImageForm::plain(1)),
+            Head::Tokens => Form::Logits { rows: 1, len: 1 },
         }
     }
 
-    /// What latents r [T, H, N] see of states u [T, 1, D] in one application: [T, H, D].
-    fn see(&self, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
-        let Some((places, rows)) = self.cache else {
-            return r.linear_attention(None, u, &self.attend, &self.masking);
-        };
-        let kept = |name: &str, x: Tensor<'g>| {
-            let dims = [rows, x.dims()[1], x.dims()[2]];
-            let path = format!("cache.{name}.{application}");
-            let slot = x.b.slot(&path, Class::Cache, x.dtype(), &dims, Init::Zeros);
-            let all = x.b.read(slot).row_scatter(x, places);
-            x.b.write(slot, all);
-            all
-        };
-        let (keys, values) = (kept("k", r), kept("v", u));
-        r.linear_attention(Some(keys), values, &self.attend, &self.masking)
-    }
-}
-
-struct Bdh<'a, 'g> {
-    c: &'a BdhConfig,
-    layer: Layer<'g>,
-    positions: Tensor<'g>,
-    /// Drops gated latents where that is asked for.
-    drop: &'a dyn Fn(Tensor<'g>) -> Tensor<'g>,
-    sight: Sight<'g>,
-}
-
-impl<'g> Bdh<'_, 'g> {
-    fn norm(&self, x: Tensor<'g>) -> Tensor<'g> {
-        let spec =
-            NormSpec { eps: self.c.norm_eps as f32, center: true, weight: NormWeight::None, bias: false };
-        x.norm(spec, None, None)
-    }
-
-    fn apply_all(&self, x: Tensor<'g>) -> Tensor<'g> {
-        (0..self.c.layers).fold(x, |x, i| x.b.scope(&format!("applications.{i}"), || self.apply(i, x)))
-    }
-
-    fn apply(&self, i: usize, x: Tensor<'g>) -> Tensor<'g> {
-        let (t, d, h, n) = (x.dims()[0], self.c.width, self.c.heads, self.c.latent);
-        let u = self.norm(x);
-        let a = u.linear(self.layer.encoder).activate(Act::Relu); // [T, H * N]
-        let rope = RopeSpec::text(n, Frequencies::from(self.c.rope_theta), Pairs::Interleaved);
-        let r = a.reshape(&[t, h, n]).rope(self.positions, &rope);
-        let seen = self.sight.see(i, r, u.reshape(&[t, 1, d])); // [T, H, D]
-        let y = self.norm(seen).transpose(&[1, 0, 2]); // [H, T, D]
-        let gate = y.linear(self.layer.gate).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
-        let gated = (self.drop)(gate.activate(Act::Relu) * a);
-        let residual = match self.c.residual {
-            BdhResidual::Normed => u,
-            BdhResidual::Plain => x,
-        };
-        self.norm(residual + self.norm(gated.linear(self.layer.decoder)))
+    fn published(&self) -> Result<&dyn Published, String> {
+        Err("a BDH has no form that another library reads".into())
     }
 }

@@ -4,14 +4,13 @@
 mod bdh;
 mod bounds;
 pub mod key;
-mod model;
 mod rope;
 mod vit;
 mod window;
 
+pub use crate::registry::{Model, ModelKind};
 pub use bdh::{BdhConfig, BdhInit, BdhResidual};
 use bounds::{MAX_EXTENT, MAX_LAYERS};
-pub use model::{Model, ModelKind};
 pub use vit::VitConfig;
 
 use crate::{choice, section};

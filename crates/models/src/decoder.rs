@@ -2,110 +2,182 @@
 //!
 //! T tokens in the batch, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments, C classes.
 
-use flatout_ir::ops::attention::{Attend, Masking, Segments};
-use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
-use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
+use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
+use serde_json::Value;
 
-use crate::config::{Activation, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs};
-use crate::pooling::pool;
-
-/// What the model is built to compute, with its static extents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens.
-    Loss { rows: usize, len: usize, documents: Documents, dropout: bool },
-    /// Result `logits` [T, V] of rows of `len` tokens.
-    Logits { rows: usize, len: usize },
-    /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
-    /// after those in a cache of `capacity` a sequence.
-    Cached { sequences: usize, tokens: usize, capacity: usize },
-    /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
-    /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
-    Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
-}
-
-impl Form {
-    /// The smallest form of a model that has all its parameters.
-    pub fn least(c: &DecoderConfig) -> Form {
-        match c.head {
-            Head::Tokens => Form::Logits { rows: 1, len: 1 },
-            Head::Classes => Form::Classes { tokens: 1, texts: 1, longest: 1, dropout: false },
-        }
-    }
-}
-
-/// Whether tokens see earlier documents of their row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Documents {
-    /// A row is one sequence.
-    Joined,
-    /// At most this many documents in the batch, each a segment of its own.
-    Apart { most: usize },
-}
-
-/// Our path and the Hugging Face name of every weight, Llama, Qwen3 and Gemma-3 alike; GPT-2's are in `gpt2`.
-pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
-    let mut names = vec![("embed.weight".to_string(), "model.embed_tokens.weight".to_string())];
-    if c.positions == Positions::Learned {
-        names.push(("positions.weight".into(), "model.embed_positions.weight".into()));
-    }
-    for i in 0..c.layers {
-        let mut add = |ours: &str, theirs: &str, bias: bool| {
-            let (ours, theirs) = (format!("layers.{i}.{ours}"), format!("model.layers.{i}.{theirs}"));
-            names.push((ours.clone(), format!("{theirs}.weight")));
-            names.extend(bias.then(|| (bias_name(&ours), format!("{theirs}.bias"))));
-        };
-        let [qkv, output, ffn] = biased(c);
-        add("attn_norm", "input_layernorm", c.norm_bias);
-        add("attn.wq", "self_attn.q_proj", qkv);
-        add("attn.wk", "self_attn.k_proj", qkv);
-        add("attn.wv", "self_attn.v_proj", qkv);
-        if c.qk_norm {
-            add("attn.q_norm", "self_attn.q_norm", false);
-            add("attn.k_norm", "self_attn.k_norm", false);
-        }
-        add("attn.wo", "self_attn.o_proj", output);
-        // Their name says where the first of two norms between the halves stands, whether it is the only one or not.
-        let ffn_norm = match c.post_norms {
-            true => {
-                add("attn_post_norm", "post_attention_layernorm", c.norm_bias);
-                "pre_feedforward_layernorm"
-            }
-            false => "post_attention_layernorm",
-        };
-        add("ffn_norm", ffn_norm, c.norm_bias);
-        if c.activation.gated() {
-            add("ffn.gate", "mlp.gate_proj", ffn);
-        }
-        add("ffn.up", "mlp.up_proj", ffn);
-        add("ffn.down", "mlp.down_proj", ffn);
-        if c.post_norms {
-            add("ffn_post_norm", "post_feedforward_layernorm", c.norm_bias);
-        }
-    }
-    names.push(("norm".into(), "model.norm.weight".into()));
-    names.extend(c.norm_bias.then(|| (bias_name("norm"), "model.norm.bias".into())));
-    match c.head {
-        Head::Tokens if c.tied => {}
-        Head::Tokens => names.push(("head.weight".into(), "lm_head.weight".into())),
-        Head::Classes => names.push((SCORE.into(), SCORE.into())),
-    }
-    names
-}
+use crate::config::{self, Bias, DecoderConfig, Head, NormWeights, Positions, RopePairs};
+use crate::form::{Documents, Form};
+use crate::layers::pooling::pool;
+use crate::layers::{Attention, Draw, FeedForward, Heads, Norm, Rotation, Sight, bounds, weight};
+use crate::library::{Described, Published, huggingface};
+use crate::objectives::{next_token, text_classes};
+use crate::registry::{Family, Model};
 
 /// The head of classes, by the library's name and ours.
 pub const SCORE: &str = "score.weight";
 
+/// The parameters, declared once.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    /// [V, D]
+    pub embed: SlotId,
+    /// Learned positions [context, D].
+    positions: Option<SlotId>,
+    pub blocks: Vec<Block>,
+    norm: Norm,
+    /// [V, D], or [C, D] of a head of classes; a tied head of tokens is the embedding.
+    pub head: Option<SlotId>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Block {
+    attn_norm: Norm,
+    attn: Attention,
+    attn_post_norm: Option<Norm>,
+    ffn_norm: Norm,
+    ffn: FeedForward,
+    ffn_post_norm: Option<Norm>,
+}
+
+/// What a pass over tokens needs beside weights and states: where they stand, whom they see, what is dropped.
+pub struct Pass<'g> {
+    /// i32 [1, T]
+    pub positions: Tensor<'g>,
+    pub sight: Sight<'g>,
+    pub draw: Option<Draw<'g>>,
+}
+
+/// Declares every parameter under the current scope.
+pub fn weights(b: &Builder, c: &DecoderConfig) -> Weights {
+    let table =
+        |scope: &str, rows: usize| b.scope(scope, || weight(b, "weight", &[rows, c.width], normal(c)));
+    Weights {
+        embed: table("embed", c.vocab),
+        positions: (c.positions == Positions::Learned).then(|| table("positions", c.context)),
+        blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c))).collect(),
+        norm: Norm::declare(b, "norm", c.width, norm_spec(c)),
+        head: match c.head {
+            Head::Tokens => (!c.tied).then(|| table("head", c.vocab)),
+            Head::Classes => Some(table("score", c.classes())),
+        },
+    }
+}
+
+fn normal(c: &DecoderConfig) -> Init {
+    Init::Normal { std: c.init_std as f32 }
+}
+
+fn norm_spec(c: &DecoderConfig) -> NormSpec {
+    NormSpec { center: c.norm == config::Norm::Layer, bias: c.norm_bias, ..head_norm_spec(c) }
+}
+
+/// The norm of queries and keys.
+fn head_norm_spec(c: &DecoderConfig) -> NormSpec {
+    let weight = match c.norm_weight {
+        NormWeights::Plain => NormWeight::Plain,
+        NormWeights::OnePlus => NormWeight::OnePlus,
+    };
+    NormSpec::rms(c.norm_eps as f32, weight)
+}
+
 /// Which products add a bias: those to q, k and v, attention's output, the feed-forward's.
-fn biased(c: &DecoderConfig) -> [bool; 3] {
+pub(crate) fn biased(c: &DecoderConfig) -> [bool; 3] {
     [c.bias != Bias::None, matches!(c.bias, Bias::Attention | Bias::All), c.bias == Bias::All]
 }
 
-/// The path of what is added after a weight.
-fn bias_name(weight: &str) -> String {
-    format!("{weight}_bias")
+/// States [T, D] of `tokens` i32 [T] as they enter the first block; `table` is the embedding, read.
+pub fn embed<'g>(
+    b: &'g Builder,
+    c: &DecoderConfig,
+    w: &Weights,
+    table: Tensor<'g>,
+    tokens: Tensor<'g>,
+    pass: &Pass<'g>,
+) -> Tensor<'g> {
+    let x = b.scope("embed", || table.gather(tokens));
+    let placed = w.positions.map(|table| {
+        b.scope("positions", || b.read(table).gather(pass.positions.reshape(&[tokens.dims()[0]])))
+    });
+    // After both gathers, so that scale and sum are neighbours.
+    b.scope("embed", || {
+        let x = if c.embed_scale == 1.0 { x } else { x.scale(c.embed_scale) };
+        drop(c, pass, placed.map_or(x, |placed| x + placed))
+    })
+}
+
+/// The blocks and the final norm over states [T, D], wherever those come from.
+pub fn apply<'g>(
+    b: &'g Builder,
+    c: &DecoderConfig,
+    w: &Weights,
+    x: Tensor<'g>,
+    pass: &Pass<'g>,
+) -> Tensor<'g> {
+    let mut x = x;
+    for (i, block) in w.blocks.iter().enumerate() {
+        x = b.scope(&format!("layers.{i}"), || block.apply(b, c, i, x, pass));
+    }
+    b.scope("norm", || w.norm.apply(b, x))
+}
+
+fn drop<'g>(c: &DecoderConfig, pass: &Pass<'g>, x: Tensor<'g>) -> Tensor<'g> {
+    pass.draw.map_or(x, |draw| draw.drop(x, c.dropout))
+}
+
+impl Block {
+    /// Declares a block's parameters under the current scope.
+    pub fn declare(b: &Builder, c: &DecoderConfig) -> Block {
+        let heads =
+            Heads { count: c.heads, kv_count: c.kv_heads(), size: c.head_size(), scale: c.score_scale() };
+        let [qkv, output, ffn] = biased(c);
+        let residual = Init::Normal { std: (c.init_std * c.init_residual) as f32 };
+        let init = [normal(c), residual];
+        let norm = |name: &str| Norm::declare(b, name, c.width, norm_spec(c));
+        let head_norm = c.qk_norm.then(|| head_norm_spec(c));
+        Block {
+            attn_norm: norm("attn_norm"),
+            attn: b.scope("attn", || Attention::declare(b, c.width, heads, head_norm, [qkv, output], init)),
+            attn_post_norm: c.post_norms.then(|| norm("attn_post_norm")),
+            ffn_norm: norm("ffn_norm"),
+            ffn: b.scope("ffn", || FeedForward::declare(b, [c.width, c.ffn], c.activation, ffn, init)),
+            ffn_post_norm: c.post_norms.then(|| norm("ffn_post_norm")),
+        }
+    }
+
+    /// x [T, D] to [T, D] as the layer of this number, which says what its tokens see and how they turn.
+    pub fn apply<'g>(
+        &self,
+        b: &'g Builder,
+        c: &DecoderConfig,
+        layer: usize,
+        x: Tensor<'g>,
+        pass: &Pass<'g>,
+    ) -> Tensor<'g> {
+        let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
+        let post_norm = |name: &str, after: &Option<Norm>, y: Tensor<'g>| {
+            drop(c, pass, after.as_ref().map_or(y, |after| norm(name, after, y)))
+        };
+        let rotation = rotation(c, layer, pass.positions);
+        let normed = norm("attn_norm", &self.attn_norm, x);
+        let y = b.scope("attn", || {
+            self.attn.apply(b, normed, layer, rotation.as_ref(), &pass.sight, c.mask(layer))
+        });
+        let x = x + post_norm("attn_post_norm", &self.attn_post_norm, y);
+        let normed = norm("ffn_norm", &self.ffn_norm, x);
+        let y = b.scope("ffn", || self.ffn.apply(b, normed));
+        x + post_norm("ffn_post_norm", &self.ffn_post_norm, y)
+    }
+}
+
+fn rotation<'g>(c: &DecoderConfig, layer: usize, positions: Tensor<'g>) -> Option<Rotation<'g>> {
+    let pairs = match c.rope_pairs {
+        RopePairs::Half => Pairs::Half,
+        RopePairs::Interleaved => Pairs::Interleaved,
+    };
+    let spec = || RopeSpec::text(c.head_size(), c.frequencies(layer), pairs);
+    (c.positions == Positions::Rope).then(|| Rotation { positions, spec: spec() })
 }
 
 /// The graph of a decoder in one form. Inputs are named `tokens`, `positions` and so on, as each form needs them.
@@ -113,289 +185,166 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
     let of_classes = matches!(form, Form::Classes { .. });
     assert_eq!(of_classes, c.head == Head::Classes, "{form:?} is no form of a head of {}", c.head);
     let b = Builder::new();
-    let m = Decoder { b: &b, c, inputs: Inputs::new(&b, c, form), form };
-    let embedding = b.scope("embed", || b.param("weight", &[c.vocab, c.width], m.normal()));
-    let mut x = m.embed(embedding); // [T, D]
-    for i in 0..c.layers {
-        x = b.scope(&format!("layers.{i}"), || m.block(i, x));
+    let (tokens, pass) = inputs(&b, c, form);
+    let w = weights(&b, c);
+    let table = b.read(w.embed);
+    let x = embed(&b, c, &w, table, tokens, &pass);
+    let x = apply(&b, c, &w, x, &pass);
+    match form {
+        Form::Classes { dropout, .. } => b.scope("score", || classify(&b, c, &w, x, &pass, !dropout)),
+        _ => {
+            let head = w.head.map_or(table, |head| b.read(head));
+            b.scope("head", || next_token::results(&b, form, x, head));
+        }
     }
-    let x = m.norm(x, "norm");
-    if let Form::Classes { dropout, .. } = form {
-        b.scope("score", || m.classify(x, dropout));
-        return b.finish();
-    }
-    let head = if c.tied {
-        embedding
-    } else {
-        b.scope("head", || b.param("weight", &[c.vocab, c.width], m.normal()))
-    };
-    b.scope("head", || m.finish(x, head));
     b.finish()
 }
 
-/// What the host writes before a run.
-struct Inputs<'g> {
-    tokens: Tensor<'g>,
-    positions: Tensor<'g>,
-    /// (rng, rows) of dropout.
-    draw: Option<(Tensor<'g>, Tensor<'g>)>,
-    /// Start and length of the queries' and keys' segments.
-    q: Option<(Tensor<'g>, Tensor<'g>)>,
-    k: Option<(Tensor<'g>, Tensor<'g>)>,
-    /// The cache rows of new tokens.
-    cache_rows: Option<Tensor<'g>>,
-}
-
-impl<'g> Inputs<'g> {
-    fn new(b: &'g Builder, c: &DecoderConfig, form: Form) -> Self {
-        let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
-        let t = match form {
-            Form::Loss { rows, len, .. } | Form::Logits { rows, len } => rows * len,
-            Form::Cached { tokens, .. } | Form::Classes { tokens, .. } => tokens,
-        };
-        let segments =
-            |name: &str, s: usize| (i32s(&format!("{name}_start"), &[s]), i32s(&format!("{name}_len"), &[s]));
-        let draws = match form {
-            Form::Loss { dropout, .. } => dropout && c.dropout > 0.0,
-            Form::Classes { dropout, .. } => dropout && (c.dropout > 0.0 || c.head_dropout > 0.0),
-            Form::Logits { .. } | Form::Cached { .. } => false,
-        };
-        let (q, k) = match form {
-            Form::Loss { documents: Documents::Apart { most }, .. } => {
-                // Dropout draws the same whether or not documents lie apart.
-                let s = b.uncounted(|| segments("segment", most));
-                (Some(s), Some(s))
-            }
-            Form::Classes { texts, .. } => {
-                let s = segments("segment", texts);
-                (Some(s), Some(s))
-            }
-            Form::Cached { sequences, .. } => {
-                (Some(segments("new", sequences)), Some(segments("seen", sequences)))
-            }
-            _ => (None, None),
-        };
-        Inputs {
-            tokens: i32s("tokens", &[t]),
-            positions: i32s("positions", &[1, t]),
-            draw: draws.then(|| (i32s("rng", &[3]), i32s("rows", &[t, 2]))),
-            q,
-            k,
-            cache_rows: matches!(form, Form::Cached { .. }).then(|| i32s("cache_rows", &[t])),
+/// What the host writes before a run, but for targets: tokens i32 [T], and what they are computed by.
+fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pass<'g>) {
+    let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
+    let (t, drops) = match form {
+        Form::Loss { rows, len, dropout, .. } => (rows * len, dropout && c.dropout > 0.0),
+        Form::Logits { rows, len } => (rows * len, false),
+        Form::Cached { tokens, .. } => (tokens, false),
+        Form::Classes { tokens, dropout, .. } => {
+            (tokens, dropout && (c.dropout > 0.0 || c.head_dropout > 0.0))
         }
-    }
+        Form::Images(_) => panic!("a decoder reads no images"),
+    };
+    let segments = match form {
+        // Dropout draws the same whether or not documents lie apart.
+        Form::Loss { documents: Documents::Apart { most }, .. } => {
+            vec![b.uncounted(|| bounds(b, "segment", most))]
+        }
+        Form::Classes { texts, .. } => vec![bounds(b, "segment", texts)],
+        Form::Cached { sequences, .. } => ["new", "seen"].map(|name| bounds(b, name, sequences)).to_vec(),
+        _ => vec![],
+    };
+    let tokens = i32s("tokens", &[t]);
+    let positions = i32s("positions", &[1, t]);
+    let draw = drops.then(|| Draw { rng: i32s("rng", &[3]), rows: i32s("rows", &[t, 2]) });
+    let sight = match (form, &segments[..]) {
+        (Form::Cached { capacity, .. }, &[new, seen]) => {
+            Sight::cached([new, seen], i32s("cache_rows", &[t]), capacity)
+        }
+        (Form::Classes { longest, .. }, &[texts]) => Sight::ragged(texts, longest),
+        (_, &[documents]) => Sight::ragged(documents, c.context),
+        (Form::Loss { len, .. } | Form::Logits { len, .. }, _) => Sight::rows(len),
+        _ => unreachable!("other forms have segments"),
+    };
+    (tokens, Pass { positions, sight, draw })
 }
 
-struct Decoder<'a, 'g> {
+/// Hidden states [T, D] of texts to one state a text, and the loss of their classes.
+fn classify<'g>(
     b: &'g Builder,
-    c: &'a DecoderConfig,
-    inputs: Inputs<'g>,
-    form: Form,
+    c: &DecoderConfig,
+    w: &Weights,
+    x: Tensor<'g>,
+    pass: &Pass<'g>,
+    gives_logits: bool,
+) {
+    let (start, len) = pass.sight.masking.q.expect("texts are segments");
+    let pooled = pool(x, start, len, pass.sight.q, c.pooling); // [S, D]
+    let pooled = pass
+        .draw
+        .map_or(pooled, |draw| Draw { rows: draw.rows.gather(start), ..draw }.drop(pooled, c.head_dropout));
+    let score = b.read(w.head.expect("classes have a head"));
+    text_classes::loss(b, pooled, score, gives_logits);
 }
 
-impl<'g> Decoder<'_, 'g> {
-    fn normal(&self) -> Init {
-        Init::Normal { std: self.c.init_std as f32 }
+impl Family for DecoderConfig {
+    fn vocab(&self) -> Option<usize> {
+        Some(self.vocab)
     }
 
-    fn linear(&self, x: Tensor<'g>, name: &str, out: usize, bias: bool) -> Tensor<'g> {
-        self.product(x, name, out, bias, self.normal())
+    fn image_sides(&self) -> Option<[usize; 2]> {
+        None
     }
 
-    /// A product that writes to the residual stream.
-    fn residual(&self, x: Tensor<'g>, name: &str, bias: bool) -> Tensor<'g> {
-        let std = (self.c.init_std * self.c.init_residual) as f32;
-        self.product(x, name, self.c.width, bias, Init::Normal { std })
+    fn from(&self) -> Option<&String> {
+        self.from.as_ref()
     }
 
-    fn product(&self, x: Tensor<'g>, name: &str, out: usize, bias: bool, init: Init) -> Tensor<'g> {
-        let y = x.linear(self.b.param(name, &[out, x.dims()[1]], init));
-        match bias {
-            true => y + self.b.param(&bias_name(name), &[out], Init::Zeros).reshape(&[1, out]),
-            false => y,
+    fn from_mut(&mut self) -> &mut Option<String> {
+        &mut self.from
+    }
+
+    fn classes(&self) -> Option<usize> {
+        self.classes.filter(|_| self.head == Head::Classes)
+    }
+
+    fn class_head(&self) -> Option<&'static str> {
+        (self.head == Head::Classes).then_some("score")
+    }
+
+    fn tokens(&self) -> usize {
+        self.context
+    }
+
+    fn set_context(&mut self, tokens: usize) {
+        if self.positions != Positions::Learned {
+            self.context = tokens;
         }
     }
 
-    /// A norm's weight, which begins as a factor of 1, and how it enters.
-    fn norm_weight(&self, name: &str, size: usize) -> (Tensor<'g>, NormWeight) {
-        let (init, weight) = match self.c.norm_weight {
-            NormWeights::Plain => (Init::Ones, NormWeight::Plain),
-            NormWeights::OnePlus => (Init::Zeros, NormWeight::OnePlus),
-        };
-        (self.b.param(name, &[size], init), weight)
+    fn rotates(&self) -> bool {
+        self.positions == Positions::Rope
     }
 
-    fn norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
-        let (w, weight) = self.norm_weight(name, self.c.width);
-        let bias = self.c.norm_bias.then(|| self.b.param(&bias_name(name), &[self.c.width], Init::Zeros));
-        let spec = NormSpec {
-            eps: self.c.norm_eps as f32,
-            center: self.c.norm == Norm::Layer,
-            weight,
-            bias: self.c.norm_bias,
-        };
-        self.b.scope(name, || x.norm(spec, Some(w), bias))
+    fn parameters(&self) -> u64 {
+        DecoderConfig::parameters(self)
     }
 
-    fn drop(&self, x: Tensor<'g>) -> Tensor<'g> {
-        match self.inputs.draw {
-            Some((rng, rows)) => x.dropout(self.c.dropout as f32, rng, rows),
-            None => x,
+    fn validate(&self) -> Result<(), String> {
+        DecoderConfig::validate(self)
+    }
+
+    fn build(&self, form: Form) -> Graph {
+        build(self, form)
+    }
+
+    fn least(&self) -> Form {
+        match self.head {
+            Head::Tokens => Form::Logits { rows: 1, len: 1 },
+            Head::Classes => Form::Classes { tokens: 1, texts: 1, longest: 1, dropout: false },
         }
     }
 
-    fn embed(&self, embedding: Tensor<'g>) -> Tensor<'g> {
-        let x = self.b.scope("embed", || embedding.gather(self.inputs.tokens));
-        let placed = (self.c.positions == Positions::Learned).then(|| {
-            self.b.scope("positions", || {
-                let t = self.inputs.tokens.dims()[0];
-                let table = self.b.param("weight", &[self.c.context, self.c.width], self.normal());
-                table.gather(self.inputs.positions.reshape(&[t]))
-            })
-        });
-        // After both gathers, so that scale and sum are neighbours.
-        self.b.scope("embed", || {
-            let x = if self.c.embed_scale == 1.0 { x } else { x.scale(self.c.embed_scale) };
-            self.drop(placed.map_or(x, |placed| x + placed))
-        })
+    fn published(&self) -> Result<&dyn Published, String> {
+        Ok(self)
     }
 
-    fn block(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
-        let normed = self.norm(x, "attn_norm");
-        let y = self.b.scope("attn", || self.attention(layer, normed));
-        let x = x + self.drop(self.post_norm(y, "attn_post_norm"));
-        let normed = self.norm(x, "ffn_norm");
-        let y = self.b.scope("ffn", || self.feed_forward(normed));
-        x + self.drop(self.post_norm(y, "ffn_post_norm"))
+    /// What no other family knows is read as a decoder, which says what it misses.
+    fn read(config: &Value) -> Option<Result<Described, String>> {
+        Some(huggingface::read(config).map(|huggingface::Described { model, bos, eos }| Described {
+            model: Model::Decoder(model),
+            bos,
+            eos,
+        }))
     }
+}
 
-    fn post_norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
-        if self.c.post_norms { self.norm(x, name) } else { x }
-    }
-
-    fn attention(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
-        let (t, h, hk, k) = (x.dims()[0], self.c.heads, self.c.kv_heads(), self.c.head_size());
-        let [qkv, output, _] = biased(self.c);
-        let query = self.linear(x, "wq", h * k, qkv).reshape(&[t, h, k]);
-        let key = self.linear(x, "wk", hk * k, qkv).reshape(&[t, hk, k]);
-        let value = self.linear(x, "wv", hk * k, qkv).reshape(&[t, hk, k]);
-        let (query, key) = (self.place(layer, query, "q_norm"), self.place(layer, key, "k_norm"));
-        let (key, value) = (self.cached(layer, "k", key), self.cached(layer, "v", value));
-        let attend = self.attend(layer);
-        let masking = Masking { q: self.inputs.q, k: self.inputs.k, intervals: None };
-        let out = query.attention(key, value, &attend, &masking);
-        self.residual(out.reshape(&[t, h * k]), "wo", output)
-    }
-
-    /// Norm and rotation of queries or keys [T, H, K].
-    fn place(&self, layer: usize, x: Tensor<'g>, norm: &str) -> Tensor<'g> {
-        let k = self.c.head_size();
-        let x = match self.c.qk_norm {
-            true => {
-                let (w, weight) = self.norm_weight(norm, k);
-                x.rms_norm(self.c.norm_eps as f32, weight, Some(w))
-            }
-            false => x,
-        };
-        let pairs = match self.c.rope_pairs {
-            RopePairs::Half => Pairs::Half,
-            RopePairs::Interleaved => Pairs::Interleaved,
-        };
-        match self.c.positions {
-            Positions::Rope => {
-                x.rope(self.inputs.positions, &RopeSpec::text(k, self.c.frequencies(layer), pairs))
-            }
-            Positions::Learned | Positions::None => x,
+impl Model {
+    pub fn as_decoder(&self) -> Option<&DecoderConfig> {
+        match self {
+            Model::Decoder(decoder) => Some(decoder),
+            _ => None,
         }
     }
 
-    /// All keys or values so far: the new ones after those kept, which stay for the next call.
-    fn cached(&self, layer: usize, name: &str, x: Tensor<'g>) -> Tensor<'g> {
-        let (Some(rows), Form::Cached { sequences, capacity, .. }) = (self.inputs.cache_rows, self.form)
-        else {
-            return x;
-        };
-        let dims = [sequences * capacity, self.c.kv_heads(), self.c.head_size()];
-        let slot = self.b.slot(&format!("cache.{name}.{layer}"), Class::Cache, x.dtype(), &dims, Init::Zeros);
-        let all = self.b.read(slot).row_scatter(x, rows);
-        self.b.write(slot, all);
-        all
+    /// The decoder, where text is read. What is of another kind is refused before anything asks.
+    #[track_caller]
+    pub fn decoder(&self) -> &DecoderConfig {
+        self.as_decoder().expect("only a decoder reads text")
     }
 
-    fn attend(&self, layer: usize) -> Attend {
-        let (q, k) = match self.form {
-            Form::Loss { documents: Documents::Apart { most }, .. } => {
-                let s = Segments::Ragged { max_segments: most, max_len: self.c.context };
-                (s, s)
-            }
-            Form::Loss { len, .. } | Form::Logits { len, .. } => {
-                (Segments::Uniform { len }, Segments::Uniform { len })
-            }
-            Form::Classes { texts, longest, .. } => {
-                let s = Segments::Ragged { max_segments: texts, max_len: longest };
-                (s, s)
-            }
-            Form::Cached { sequences, tokens, capacity } => (
-                Segments::Ragged { max_segments: sequences, max_len: tokens.min(capacity) },
-                Segments::Ragged { max_segments: sequences, max_len: capacity },
-            ),
-        };
-        Attend { scale: self.c.score_scale(), mask: self.c.mask(layer), q, k }
-    }
-
-    fn feed_forward(&self, x: Tensor<'g>) -> Tensor<'g> {
-        let [_, _, bias] = biased(self.c);
-        let up = || self.linear(x, "up", self.c.ffn, bias);
-        let gate = |act: Act| {
-            let gate = self.linear(x, "gate", self.c.ffn, bias);
-            let up = up();
-            gate.activate(act) * up
-        };
-        let inner = match self.c.activation {
-            Activation::Swiglu => gate(Act::Silu),
-            Activation::Geglu => gate(Act::Gelu),
-            Activation::GeluTanh => up().activate(Act::Gelu),
-            Activation::GeluExact => up().activate(Act::GeluExact),
-            Activation::Relu2 => up().activate(Act::Relu).square(),
-        };
-        self.residual(inner, "down", bias)
-    }
-
-    fn finish(&self, x: Tensor<'g>, head: Tensor<'g>) {
-        let t = x.dims()[0];
-        match self.form {
-            Form::Loss { .. } => {
-                let target = self.b.input("targets", DType::I32, &[t]);
-                let weight = self.b.input("weights", DType::F32, &[t]);
-                let (loss, _) = x.head_loss(head, target, weight);
-                self.b.result("loss", loss);
-                self.b.result("weight", weight.sum(0));
-            }
-            Form::Logits { .. } => self.b.result("logits", x.linear(head)),
-            Form::Cached { sequences, .. } => {
-                let last = self.b.input("last", DType::I32, &[sequences]);
-                self.b.result("logits", x.gather(last).linear(head));
-            }
-            Form::Classes { .. } => unreachable!("classes have a head of their own"),
-        }
-    }
-
-    /// Hidden states [T, D] of texts to one state a text, and the loss of their classes.
-    fn classify(&self, x: Tensor<'g>, dropout: bool) {
-        let (start, len) = self.inputs.q.expect("texts are segments");
-        let (s, c) = (start.dims()[0], self.c.classes());
-        let mut pooled = pool(x, start, len, self.attend(0).q, self.c.pooling); // [S, D]
-        if let Some((rng, rows)) = self.inputs.draw {
-            pooled = pooled.dropout(self.c.head_dropout as f32, rng, rows.gather(start));
-        }
-        let score = self.b.param("weight", &[c, self.c.width], self.normal());
-        let label = self.b.input("labels", DType::I32, &[s]);
-        let weight = self.b.input("label_weights", DType::F32, &[s]);
-        let (loss, _) = pooled.head_loss(score, label, weight);
-        self.b.result("loss", loss);
-        self.b.result("weight", weight.sum(0));
-        if !dropout {
-            self.b.result("class_logits", pooled.linear(score));
+    #[track_caller]
+    pub fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        match self {
+            Model::Decoder(decoder) => decoder,
+            _ => panic!("only a decoder reads text"),
         }
     }
 }

@@ -1,162 +1,265 @@
 //! The vision transformer: patches and a class token, pre-norm blocks, final norm, a head of classes. DINOv2 and timm's
 //! ViT are values of its config.
 //!
-//! B images, G patches a side, M learned positions a side, N tokens an image, T = B N, D width, H heads, K head size.
+//! B images, G patches of an image, M learned positions a side, N tokens an image, T = B N, D width, H heads, K head size.
 
-use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
-use flatout_ir::ops::gated::Act;
+use flatout_ir::ops::attention::Mask;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
-use flatout_ir::{Builder, Class, DType, Graph, Init, Tensor};
+use flatout_ir::{Builder, Class, DType, Graph, Init, SlotId, Tensor};
+use serde_json::Value;
 
-use crate::config::{Pooling, VitConfig};
-use crate::images::{CHANNELS, ImageForm, Inputs};
+use crate::config::{Activation, Pooling, VitConfig};
+use crate::form::{Form, ImageForm};
+use crate::images::{CHANNELS, Inputs};
+use crate::layers::patches::{patches, project};
+use crate::layers::{Attention, Draw, FeedForward, Heads, Linear, Norm, Sight, row, weight};
+use crate::library::{Described, Published, vision};
+use crate::objectives::image_classes;
+use crate::registry::{Family, Model};
+
+/// The parameters, declared once.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    patch: Linear,
+    /// [D]
+    cls: SlotId,
+    /// Of the class token and of a grid [1 + M M, D].
+    positions: SlotId,
+    /// The matrix [G, M M] of another grid, where images have one.
+    resampling: Option<SlotId>,
+    registers: Option<SlotId>,
+    pub blocks: Vec<Block>,
+    norm: Norm,
+    pub head: Option<Linear>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Block {
+    attn_norm: Norm,
+    attn: Attention,
+    /// Learned factors on what each half adds.
+    attn_scale: Option<SlotId>,
+    ffn_norm: Norm,
+    ffn: FeedForward,
+    ffn_scale: Option<SlotId>,
+}
+
+/// Declares every parameter under the current scope.
+pub fn weights(b: &Builder, c: &VitConfig) -> Weights {
+    let (d, grid, init) = (c.width, c.grid(), normal(c));
+    let patch = Linear::scoped(b, "patch", [d, c.patch * c.patch * CHANNELS], init, Init::Zeros);
+    let cls = weight(b, "cls", &[d], init);
+    let (positions, resampling) = b.scope("positions", || {
+        let table = weight(b, "weight", &[1 + grid * grid, d], init);
+        let matrix = ([grid, grid] != c.patches()).then(|| {
+            let init = Init::Bicubic { from: [grid, grid], to: c.patches() };
+            let dims = [c.patches().iter().product(), grid * grid];
+            b.slot("resampling", Class::Const, DType::F32, &dims, init)
+        });
+        (table, matrix)
+    });
+    Weights {
+        patch,
+        cls,
+        positions,
+        resampling,
+        registers: (c.registers > 0).then(|| weight(b, "registers", &[c.registers, d], init)),
+        blocks: (0..c.layers).map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, c))).collect(),
+        norm: Norm::declare(b, "norm", d, norm_spec(c)),
+        head: c.classes.map(|classes| Linear::scoped(b, "head", [classes, c.pooled()], init, Init::Zeros)),
+    }
+}
+
+fn normal(c: &VitConfig) -> Init {
+    Init::Normal { std: c.init_std as f32 }
+}
+
+fn norm_spec(c: &VitConfig) -> NormSpec {
+    NormSpec { eps: c.norm_eps as f32, center: true, weight: NormWeight::Plain, bias: true }
+}
+
+/// States [T, D] behind the last block, before the norm, of normalised patches [B G, P P 3]; `draw` has a row an image.
+pub fn apply<'g>(
+    b: &'g Builder,
+    c: &VitConfig,
+    w: &Weights,
+    patches: Tensor<'g>,
+    draw: Option<Draw<'g>>,
+) -> Tensor<'g> {
+    let mut x = embed(b, c, w, patches);
+    for (i, block) in w.blocks.iter().enumerate() {
+        x = b.scope(&format!("layers.{i}"), || block.apply(b, c, i, x, draw));
+    }
+    x
+}
+
+/// Class token, registers and patches of every image, with their positions; registers have none.
+fn embed<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, patches: Tensor<'g>) -> Tensor<'g> {
+    let (d, count) = (c.width, c.patches().iter().product::<usize>());
+    let n = patches.dims()[0] / count;
+    let x = b.scope("patch", || project(b, &w.patch, patches));
+    let cls = b.read(w.cls);
+    let (of_cls, of_patches) = b.scope("positions", || {
+        let (table, learned) = (b.read(w.positions), c.grid() * c.grid());
+        let of_grid = table.slice(0, 1, learned);
+        let matrix = w.resampling.map(|matrix| b.read(matrix));
+        (table.slice(0, 0, 1), matrix.map_or(of_grid, |matrix| matrix.product(of_grid, false, false)))
+    });
+    let first = (row(cls) + of_cls).reshape(&[1, 1, d]).broadcast(&[n, 1, d]);
+    let patches = x.reshape(&[n, count, d]) + of_patches.reshape(&[1, count, d]);
+    let registers = w
+        .registers
+        .map(|registers| b.read(registers).reshape(&[1, c.registers, d]).broadcast(&[n, c.registers, d]));
+    let parts: Vec<Tensor<'g>> = [Some(first), registers, Some(patches)].into_iter().flatten().collect();
+    b.concat(&parts, 1).reshape(&[n * c.tokens(), d])
+}
+
+impl Block {
+    /// Declares a block's parameters under the current scope.
+    pub fn declare(b: &Builder, c: &VitConfig) -> Block {
+        let (d, k, init) = (c.width, c.head_size(), [normal(c); 2]);
+        let heads = Heads { count: c.heads, kv_count: c.heads, size: k, scale: 1.0 / (k as f32).sqrt() };
+        let norm = |name: &str| Norm::declare(b, name, d, norm_spec(c));
+        let scale = |name: &str| {
+            c.layer_scale.map(|value| weight(b, name, &[d], Init::Constant { value: value as f32 }))
+        };
+        Block {
+            attn_norm: norm("attn_norm"),
+            attn: b.scope("attn", || Attention::declare(b, d, heads, None, [true; 2], init)),
+            attn_scale: scale("attn_scale"),
+            ffn_norm: norm("ffn_norm"),
+            ffn: b.scope("ffn", || FeedForward::declare(b, [d, c.ffn()], Activation::GeluExact, true, init)),
+            ffn_scale: scale("ffn_scale"),
+        }
+    }
+
+    /// x [T, D] to [T, D]; the number of the layer says how likely an image skips it.
+    pub fn apply<'g>(
+        &self,
+        b: &'g Builder,
+        c: &VitConfig,
+        layer: usize,
+        x: Tensor<'g>,
+        draw: Option<Draw<'g>>,
+    ) -> Tensor<'g> {
+        let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
+        let share = layer as f64 / (c.layers - 1).max(1) as f64;
+        // What a half adds: scaled by what is learned, and left out for some images.
+        let branch = |y: Tensor<'g>, scale: Option<SlotId>| {
+            let y = scale.map_or(y, |scale| y * row(b.read(scale)));
+            draw.map_or(y, |draw| draw.drop_path(y, share * c.drop_path))
+        };
+        let sight = Sight::rows(c.tokens());
+        let normed = norm("attn_norm", &self.attn_norm, x);
+        let y = b.scope("attn", || self.attn.apply(b, normed, layer, None, &sight, Mask::Full));
+        let x = x + branch(y, self.attn_scale);
+        let normed = norm("ffn_norm", &self.ffn_norm, x);
+        let y = b.scope("ffn", || self.ffn.apply(b, normed));
+        x + branch(y, self.ffn_scale)
+    }
+}
+
+/// What a head reads of every image, [B, D] or [B, 2 D]. The norm is by tokens, so only those that are read are normed.
+pub fn pool<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, x: Tensor<'g>) -> Tensor<'g> {
+    let (tokens, d) = (c.tokens(), c.width);
+    let n = x.dims()[0] / tokens;
+    let norm = |x: Tensor<'g>| b.scope("norm", || w.norm.apply(b, x));
+    let all = |x: Tensor<'g>| x.reshape(&[n, tokens, d]);
+    let cls = |x: Tensor<'g>| all(x).slice(1, 0, 1).reshape(&[n, d]);
+    let first = 1 + c.registers;
+    let mean = |x: Tensor<'g>| all(x).slice(1, first, tokens - first).mean(1).reshape(&[n, d]);
+    match c.pooling {
+        Pooling::Last | Pooling::Max => unreachable!("validated: images have other poolings"),
+        Pooling::Cls => norm(cls(x)),
+        Pooling::Mean => mean(norm(x)),
+        Pooling::ClsMean => {
+            let x = norm(x);
+            b.concat(&[cls(x), mean(x)], 1)
+        }
+    }
+}
 
 /// The graph over a batch of images, of the size that the config says. Without classes there is no head, and the result is
 /// `features`, what a head would read.
-pub fn build(c: &VitConfig, form: ImageForm) -> Graph {
+pub fn build(c: &VitConfig, form: Form) -> Graph {
+    let Form::Images(form) = form else { panic!("{form:?}: a vision transformer reads images") };
     let b = Builder::new();
-    let draws = c.drop_path > 0.0 || c.head_dropout > 0.0;
-    let v = Vit { b: &b, c, images: form.images, inputs: Inputs::new(&b, c.sides(), form, draws) };
-    let mut x = v.embed(); // [T, D]
-    for i in 0..c.layers {
-        x = b.scope(&format!("layers.{i}"), || v.block(i, x));
+    let inputs = Inputs::new(&b, c.sides(), &form, c.drop_path > 0.0 || c.head_dropout > 0.0);
+    let w = weights(&b, c);
+    let patches = b.scope("patch", || patches(inputs.pixels, inputs.mix, c.patch, &c.mean, &c.std));
+    let x = apply(&b, c, &w, patches, inputs.draw);
+    let pooled = pool(&b, c, &w, x);
+    let pooled = inputs.draw.map_or(pooled, |draw| draw.drop(pooled, c.head_dropout));
+    match w.head {
+        Some(head) => b.scope("head", || {
+            image_classes::loss(&b, head.apply(&b, pooled), inputs.mix, &form);
+        }),
+        None => b.result("features", pooled),
     }
-    let pooled = v.inputs.drop(v.pool(x), c.head_dropout); // [B, D] or [B, 2 D]
-    let Some(classes) = c.classes else {
-        b.result("features", pooled);
-        return b.finish();
-    };
-    b.scope("head", || {
-        let weight = b.param("weight", &[classes, c.pooled()], v.normal());
-        let logits = pooled.linear(weight) + b.param("bias", &[classes], Init::Zeros).reshape(&[1, classes]);
-        v.inputs.finish(logits);
-    });
     b.finish()
 }
 
-/// Rows [.., K] with zeros behind them up to a multiple of what matrix units load at once; a patch of 14 pixels has 588
-/// values, and rows that begin anywhere cost its products twenty times as much.
-fn aligned(rows: Tensor<'_>) -> Tensor<'_> {
-    const LOADED: usize = 8;
-    let (count, inner) = (rows.dims()[0], rows.dims()[1]);
-    match inner.next_multiple_of(LOADED) - inner {
-        0 => rows,
-        missing => rows.b.concat(&[rows, rows.b.fill(0.0, rows.dtype(), &[count, missing])], 1),
-    }
-}
-
-struct Vit<'a, 'g> {
-    b: &'g Builder,
-    c: &'a VitConfig,
-    images: usize,
-    inputs: Inputs<'g>,
-}
-
-impl<'g> Vit<'_, 'g> {
-    fn normal(&self) -> Init {
-        Init::Normal { std: self.c.init_std as f32 }
+impl Family for VitConfig {
+    fn vocab(&self) -> Option<usize> {
+        None
     }
 
-    /// A product with its bias: `name` and `name_bias`.
-    fn linear(&self, x: Tensor<'g>, name: &str, out: usize) -> Tensor<'g> {
-        let y = x.linear(self.b.param(name, &[out, x.dims()[1]], self.normal()));
-        y + self.b.param(&format!("{name}_bias"), &[out], Init::Zeros).reshape(&[1, out])
+    fn image_sides(&self) -> Option<[usize; 2]> {
+        Some(self.sides())
     }
 
-    fn norm(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
-        let d = self.c.width;
-        let weight = self.b.param(name, &[d], Init::Ones);
-        let bias = self.b.param(&format!("{name}_bias"), &[d], Init::Zeros);
-        let spec =
-            NormSpec { eps: self.c.norm_eps as f32, center: true, weight: NormWeight::Plain, bias: true };
-        self.b.scope(name, || x.norm(spec, Some(weight), Some(bias)))
+    fn from(&self) -> Option<&String> {
+        self.from.as_ref()
     }
 
-    /// Class token, registers and patches of every image, with their positions; registers have none.
-    fn embed(&self) -> Tensor<'g> {
-        let (b, c, n, d) = (self.b, self.c, self.images, self.c.width);
-        let count = c.patches().iter().product();
-        let x = b.scope("patch", || {
-            let patches = self.inputs.patches(c.patch, &c.mean, &c.std); // [B G, P P 3]
-            let weight = b.param("weight", &[d, c.patch * c.patch * CHANNELS], self.normal());
-            aligned(patches).linear(aligned(weight)) + b.param("bias", &[d], Init::Zeros).reshape(&[1, d])
-        });
-        let cls = b.param("cls", &[d], self.normal());
-        let (of_cls, of_patches) = b.scope("positions", || self.positions());
-        let first = (cls.reshape(&[1, d]) + of_cls).reshape(&[1, 1, d]).broadcast(&[n, 1, d]);
-        let patches = x.reshape(&[n, count, d]) + of_patches.reshape(&[1, count, d]);
-        let registers = (c.registers > 0).then(|| {
-            let registers = b.param("registers", &[c.registers, d], self.normal());
-            registers.reshape(&[1, c.registers, d]).broadcast(&[n, c.registers, d])
-        });
-        let parts: Vec<Tensor<'g>> = [Some(first), registers, Some(patches)].into_iter().flatten().collect();
-        b.concat(&parts, 1).reshape(&[n * c.tokens(), d])
+    fn from_mut(&mut self) -> &mut Option<String> {
+        &mut self.from
     }
 
-    /// Positions of the class token [1, D] and of the patches [G, D], resampled where the table is another grid's.
-    fn positions(&self) -> (Tensor<'g>, Tensor<'g>) {
-        let (b, grid, patches) = (self.b, self.c.grid(), self.c.patches());
-        let table = b.param("weight", &[1 + grid * grid, self.c.width], self.normal());
-        let of_grid = table.slice(0, 1, grid * grid);
-        if [grid, grid] == patches {
-            return (table.slice(0, 0, 1), of_grid);
-        }
-        let init = Init::Bicubic { from: [grid, grid], to: patches };
-        let dims = [patches[0] * patches[1], grid * grid];
-        let matrix = b.read(b.slot("resampling", Class::Const, DType::F32, &dims, init));
-        (table.slice(0, 0, 1), matrix.product(of_grid, false, false))
+    fn classes(&self) -> Option<usize> {
+        self.classes
     }
 
-    fn block(&self, layer: usize, x: Tensor<'g>) -> Tensor<'g> {
-        let normed = self.norm(x, "attn_norm");
-        let y = self.b.scope("attn", || self.attention(normed));
-        let x = x + self.branch(layer, y, "attn_scale");
-        let normed = self.norm(x, "ffn_norm");
-        let y = self.b.scope("ffn", || {
-            let up = self.linear(normed, "up", self.c.ffn()).activate(Act::GeluExact);
-            self.linear(up, "down", self.c.width)
-        });
-        x + self.branch(layer, y, "ffn_scale")
+    fn class_head(&self) -> Option<&'static str> {
+        Some("head")
     }
 
-    /// What a half block adds: scaled by what is learned, and left out for some images.
-    fn branch(&self, layer: usize, y: Tensor<'g>, scale: &str) -> Tensor<'g> {
-        let d = self.c.width;
-        let y = match self.c.layer_scale {
-            Some(value) => {
-                let init = Init::Constant { value: value as f32 };
-                y * self.b.param(scale, &[d], init).reshape(&[1, d])
-            }
-            None => y,
-        };
-        let share = layer as f64 / (self.c.layers - 1).max(1) as f64;
-        self.inputs.drop_path(y, share * self.c.drop_path)
+    fn tokens(&self) -> usize {
+        VitConfig::tokens(self)
     }
 
-    fn attention(&self, x: Tensor<'g>) -> Tensor<'g> {
-        let (t, d, h, k) = (x.dims()[0], self.c.width, self.c.heads, self.c.head_size());
-        let [q, key, value] = ["wq", "wk", "wv"].map(|name| self.linear(x, name, d).reshape(&[t, h, k]));
-        let segments = Segments::Uniform { len: self.c.tokens() };
-        let attend = Attend { scale: 1.0 / (k as f32).sqrt(), mask: Mask::Full, q: segments, k: segments };
-        let out = q.attention(key, value, &attend, &Masking::default());
-        self.linear(out.reshape(&[t, d]), "wo", d)
+    fn set_context(&mut self, _tokens: usize) {}
+
+    fn rotates(&self) -> bool {
+        false
     }
 
-    /// What the head reads of every image. The norm is by tokens, so only those that are read are normed.
-    fn pool(&self, x: Tensor<'g>) -> Tensor<'g> {
-        let (n, tokens, d) = (self.images, self.c.tokens(), self.c.width);
-        let all = |x: Tensor<'g>| x.reshape(&[n, tokens, d]);
-        let cls = |x: Tensor<'g>| all(x).slice(1, 0, 1).reshape(&[n, d]);
-        let first = 1 + self.c.registers;
-        let mean = |x: Tensor<'g>| all(x).slice(1, first, tokens - first).mean(1).reshape(&[n, d]);
-        match self.c.pooling {
-            Pooling::Last | Pooling::Max => unreachable!("validated: images have other poolings"),
-            Pooling::Cls => self.norm(cls(x), "norm"),
-            Pooling::Mean => mean(self.norm(x, "norm")),
-            Pooling::ClsMean => {
-                let x = self.norm(x, "norm");
-                self.b.concat(&[cls(x), mean(x)], 1)
-            }
-        }
+    fn parameters(&self) -> u64 {
+        VitConfig::parameters(self)
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        VitConfig::validate(self)
+    }
+
+    fn build(&self, form: Form) -> Graph {
+        build(self, form)
+    }
+
+    fn least(&self) -> Form {
+        Form::Images(ImageForm::plain(1))
+    }
+
+    fn published(&self) -> Result<&dyn Published, String> {
+        Ok(self)
+    }
+
+    fn normalise(&mut self, processor: &Value) -> Result<(), String> {
+        vision::normalise(self, processor)
+    }
+
+    fn read(config: &Value) -> Option<Result<Described, String>> {
+        let described = |model| Described { model: Model::Vit(model), bos: vec![], eos: vec![] };
+        vision::read(config).map(|read| read.map(described))
     }
 }

@@ -2,8 +2,6 @@
 //! V = W + s B A and g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV,
 //! dB = s dV A^T and dm = sum(dW V) / ||V||, the norm being a constant.
 
-mod small;
-
 use std::collections::HashMap;
 
 use flatout_ir::cost::cost;
@@ -16,7 +14,10 @@ use flatout_ir::{
     oracle, random,
 };
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::{Documents, Form, build};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+
+use crate::small;
 
 const LOSS: Form = loss(2);
 
@@ -153,11 +154,11 @@ fn frozen(g: &Graph) -> std::collections::BTreeSet<String> {
 
 /// Compiled plans with all values, the norms derived.
 fn compiled(g: &Graph, options: &Options) -> Interpreter {
-    let program = Program { role: Role::Grad, graph: g.clone() };
+    let program = Program { role: Role::GRAD, graph: g.clone() };
     let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
     let inputs: Vec<_> = run.plans.slots.iter().filter(|s| s.class == Class::Input).cloned().collect();
     for slot in inputs {
-        let name = slot.path.strip_prefix(&input_path(Role::Grad, ""));
+        let name = slot.path.strip_prefix(&input_path(Role::GRAD, ""));
         if let Some(name) = name {
             run.set(&slot.path, &self::inputs(name, slot.ty.elements()));
         }
@@ -206,7 +207,7 @@ fn compare_in(g: &Graph, adapters: &[Adapter], options: Options, bound: f64) -> 
     let want = oracle::run(&differentiate(g).graph, &plain).writes;
     let options = Options { adapters: adapters.to_vec(), freeze: frozen(g), ..options };
     let mut run = compiled(g, &options);
-    run.run(Role::Grad);
+    run.run(Role::GRAD);
     let loss = relative(&run.get("carry.loss"), &want["carry.loss"]);
     assert!(loss < bound, "the loss is off by {loss:e} with {options:?}");
     for (weight, adapted) in &adapted {
@@ -299,7 +300,7 @@ fn many_rows() -> (Graph, Vec<Adapter>) {
 
 /// How many products compute what adapters add to them.
 fn joined(plans: &PlanSet) -> usize {
-    plans.done.iter().filter(|p| p.pass == "joined_products" && p.role == Role::Grad).map(|p| p.count).sum()
+    plans.done.iter().filter(|p| p.pass == "joined_products" && p.role == Role::GRAD).map(|p| p.count).sum()
 }
 
 #[test]
@@ -345,7 +346,7 @@ fn dropout_draws_the_same_however_products_are_merged() {
             ..Options::default()
         };
         let mut run = compiled(&g, &options);
-        run.run(Role::Grad);
+        run.run(Role::GRAD);
         let all = options.adapters.iter().flat_map(|a| run.get(&gradient_path(&a.a())));
         all.chain(run.get("carry.loss")).collect::<Vec<_>>()
     };
@@ -371,8 +372,8 @@ fn thin_products_drop_the_same() {
             ..Options::default()
         };
         let mut run = compiled(&g, &options);
-        run.run(Role::Grad);
-        let launches = &run.plans.plan(Role::Grad).expect("a plan").launches;
+        run.run(Role::GRAD);
+        let launches = &run.plans.plan(Role::GRAD).expect("a plan").launches;
         let count = |op: OpKind| launches.iter().filter(|l| l.op.kind() == op).count();
         let counts = (count(OpKind::Dropout), count(OpKind::ThinProduct));
         let all = adapters.iter().flat_map(|a| run.get(&gradient_path(&a.a()))).collect::<Vec<_>>();
@@ -399,13 +400,13 @@ fn only_what_leads_to_an_adapter_is_computed() {
         recompute: Recompute::None,
         ..Options::default()
     };
-    let programs = [Role::Grad, Role::Eval].map(|role| Program { role, graph: g.clone() });
+    let programs = [Role::GRAD, Role::Eval].map(|role| Program { role, graph: g.clone() });
     let plans = compile(&programs, &paper(), &options).expect("plans");
     let of_layer = |role: Role| {
         let launches = &plans.plan(role).expect("a plan").launches;
         launches.iter().filter(|l| l.path.starts_with("layers.0")).count()
     };
-    assert_eq!(of_layer(Role::Grad), of_layer(Role::Eval), "the first layer runs forward and no more");
+    assert_eq!(of_layer(Role::GRAD), of_layer(Role::Eval), "the first layer runs forward and no more");
     for slot in &plans.slots {
         assert!(
             !slot.path.starts_with("gradient.layers"),
@@ -466,8 +467,8 @@ fn dora_moves_and_keeps_little_more_than_lora() {
             ..Options::default()
         };
         let plans =
-            compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), &options).expect("plans");
-        let bytes = cost(plans.plan(Role::Grad).expect("a plan"), &paper()).bytes as usize;
+            compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options).expect("plans");
+        let bytes = cost(plans.plan(Role::GRAD).expect("a plan"), &paper()).bytes as usize;
         (bytes, plans.categories()["activations"])
     };
     let ((lora, kept_by_lora), (dora, kept_by_dora)) = (plans(false), plans(true));

@@ -1,7 +1,5 @@
 //! Plans of the decoder, run launch by launch with the oracle, against the oracle on the graph no pass has touched.
 
-mod small;
-
 use std::collections::HashMap;
 
 use flatout_ir::interpreter::Interpreter;
@@ -14,7 +12,10 @@ use flatout_ir::{
 use flatout_models::config::{
     Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Pooling, Positions, RopeScaling,
 };
-use flatout_models::decoder::{Documents, Form, build};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+
+use crate::small;
 
 fn small() -> DecoderConfig {
     DecoderConfig { dropout: 0.1, ..small::decoder() }
@@ -92,11 +93,11 @@ fn expected(g: &Graph) -> HashMap<String, Vec<f64>> {
 
 fn compiled(g: &Graph, options: &Options) -> Interpreter {
     let plans =
-        compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), options).expect("a plan");
+        compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), options).expect("a plan");
     let mut run = Interpreter::new(plans);
     for (path, value) in values(g) {
         let class = g.slot(g.find_slot(&path).expect("a slot")).class;
-        run.set(&if class == Class::Input { input_path(Role::Grad, &path) } else { path }, &value);
+        run.set(&if class == Class::Input { input_path(Role::GRAD, &path) } else { path }, &value);
     }
     fill_tables(&mut run);
     if run.plans.plan(Role::Derive).is_some() {
@@ -126,7 +127,7 @@ fn compare(config: &DecoderConfig, form: Form, options: &Options, bound: f64) {
     let g = build(config, form);
     let want = expected(&g);
     let mut run = compiled(&g, options);
-    run.run(Role::Grad);
+    run.run(Role::GRAD);
     for (path, value) in &want {
         let mut off = relative(&run.get(path), value);
         // A vector added to every key moves a query's scores alike: without rotation its gradient is 0, and what is
@@ -255,7 +256,7 @@ fn recomputing_more_keeps_less() {
         build(&deep, Form::Loss { rows: 4, len: deep.context, documents: Documents::Joined, dropout: false });
     let of_layers = |recompute: Recompute, recompute_layers: Option<usize>| {
         let options = Options { recompute, recompute_layers, ..Options::default() };
-        compile(&[Program { role: Role::Grad, graph: g.clone() }], &paper(), &options)
+        compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options)
             .expect("a plan")
             .transient_bytes
     };
@@ -279,7 +280,7 @@ fn recomputing_more_keeps_less() {
 #[test]
 fn landings_are_planned_memory() {
     let programs = [
-        Program { role: Role::Grad, graph: build(&small(), LOSS) },
+        Program { role: Role::GRAD, graph: build(&small(), LOSS) },
         Program { role: Role::Eval, graph: build(&small(), LOSS) },
     ];
     let plan = |landings: usize| {

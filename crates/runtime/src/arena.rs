@@ -1,4 +1,4 @@
-//! The memory of a run: allocated once, zeroed, aligned for the widest vectors.
+//! The arena of a run on the CPU: allocated once, zeroed, aligned for the widest vectors.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 

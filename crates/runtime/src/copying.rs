@@ -1,13 +1,13 @@
-//! Tensors copied out of a session at one moment, while the session goes on.
+//! Tensors copied out of a session at one moment, while the session goes on running.
 
 use crate::{RuntimeError, cuda};
 
 /// A copy under way, of what the slots held when it was asked for. It owns all it needs: any thread may finish it, after
 /// the session too. Dropping it gives the copy up.
-pub struct Copying(State<cuda::snapshot::Coming>);
+pub struct Copying(State<cuda::session::snapshot::Coming>);
 
 /// A copy that is whole: the slots' elements in row-major order, by the order they were asked in.
-pub struct Copied(State<cuda::snapshot::Come>);
+pub struct Copied(State<cuda::session::snapshot::Come>);
 
 enum State<T> {
     Here(Vec<Vec<u8>>),
@@ -19,7 +19,7 @@ impl Copying {
         Copying(State::Here(tensors))
     }
 
-    pub(crate) fn coming(coming: cuda::snapshot::Coming) -> Copying {
+    pub(crate) fn coming(coming: cuda::session::snapshot::Coming) -> Copying {
         Copying(State::Pinned(coming))
     }
 

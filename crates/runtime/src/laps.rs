@@ -1,4 +1,4 @@
-//! Where time went, piece by piece.
+//! A stopwatch with named laps.
 
 use std::time::Instant;
 
@@ -14,13 +14,13 @@ impl Laps {
         Laps { clock: Instant::now(), laps: vec![] }
     }
 
-    /// What has passed since the last lap was `name`'s.
+    /// Counts the time since the last lap as `name`'s.
     pub fn lap(&mut self, name: &'static str) {
         let seconds = std::mem::replace(&mut self.clock, Instant::now()).elapsed().as_secs_f64();
         self.add(name, seconds);
     }
 
-    /// What has passed since the last lap is in the laps of somebody else.
+    /// Adds the laps of another stopwatch, which cover the time since the last lap.
     pub fn take(&mut self, others: &Laps) {
         others.laps.iter().for_each(|(name, seconds)| self.add(name, *seconds));
         self.clock = Instant::now();

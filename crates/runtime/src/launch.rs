@@ -1,4 +1,4 @@
-//! What a launch must satisfy before it may run: the facts the kernels' unsafe code relies on, checked once.
+//! Checks of a launch before it may run: the facts that the kernels' unsafe code relies on.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! A set of plans over its arena, on whichever backend: write slots, run a plan, read slots and results.
+//! A session: plans over one arena, on either backend. Write slots, run a plan, read slots and results.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use flatout_ir::fp8::{e4m3_to_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
 
-use crate::cuda::noise::Noise;
+use crate::cuda::session::noise::Noise;
 use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
 
-/// What can go wrong on a machine with a plan that compiled.
+/// Errors that a plan that compiled may meet on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeError {
     /// The system does not give the memory or the threads.
@@ -104,12 +104,12 @@ impl Session {
         }
     }
 
-    /// What the driver took beside the arena, measured; 0 on the CPU.
+    /// Memory the driver took beside the arena, measured; 0 on the CPU.
     pub fn driver_bytes(&self) -> u64 {
         self.as_cuda().map_or(0, cuda::session::Session::driver_bytes)
     }
 
-    /// What runs otherwise than it was meant to, and why: a library that refused a shape.
+    /// Launches that run otherwise than intended, and why: a library refused a shape, say.
     pub fn notes(&self) -> &[String] {
         self.as_cuda().map_or(&[], cuda::session::Session::notes)
     }
@@ -138,9 +138,9 @@ impl Session {
         }
     }
 
-    /// What every launch of these plans takes, measured one by one: a vector a role, a time a launch, in the plan's order.
+    /// Times every launch of these plans, one by one: a vector per role, a time per launch, in the plan's order.
     /// A pass runs the plans in the order given, so `[Grad, Apply]` is an update; each launch is timed in `passes` of them
-    /// or a few more. The session is left as after so many runs, and one more before the first: what plans add up or
+    /// or a few more. The session is left as after that number of runs, and one more before the first: what plans add up or
     /// advance has moved on.
     pub fn time(&mut self, roles: &[Role], passes: usize) -> Result<Vec<Vec<LaunchTime>>, RuntimeError> {
         let indices = roles.iter().map(|role| self.index(*role)).collect::<Result<Vec<_>, _>>()?;
@@ -322,7 +322,7 @@ fn bytes_of<T: Word>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// What slots hold in four bytes.
+/// An element of four bytes that slots may hold.
 trait Word {}
 impl Word for f32 {}
 impl Word for i32 {}
@@ -428,7 +428,7 @@ mod tests {
                 session.run(Role::Eval).unwrap_err(),
                 "`embedding`: gather (f32[4,2], i32[3]) -> (f32[3,2]): index 4 at place 1 is outside the 4 rows",
             ),
-            (session.run(Role::Grad).unwrap_err(), "there is no plan `grad`"),
+            (session.run(Role::GRAD).unwrap_err(), "there is no plan `grad`"),
             (session.read_slot("tabel").unwrap_err(), "there is no slot `tabel`"),
             (session.write_f32("table", &[1.0]).unwrap_err(), "`table` takes 32 bytes, not 4"),
             (session.write_f32("index", &[1.0; 3]).unwrap_err(), "`index` holds i32, not f32"),

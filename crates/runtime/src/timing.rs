@@ -1,5 +1,7 @@
-//! What every launch of a plan takes, measured one by one: on the CPU by the clock around each, on a GPU as
-//! `cuda::timing` says. A plan as it is run, replayed as a graph or enqueued at once, is another measurement.
+//! Times of a plan's launches, measured one by one.
+//!
+//! On the CPU by the clock around each, on a GPU as `cuda::session::timing` says. A plan as it is run, replayed as a
+//! graph or enqueued at once, is another measurement.
 
 use flatout_ir::Role;
 
@@ -24,7 +26,7 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// None yet, for plans of so many launches, of which at least `wanted` each are to be taken.
+    /// None yet, for plans of these numbers of launches, of which at least `wanted` each are to be taken.
     pub fn new(launches: impl IntoIterator<Item = usize>, wanted: usize) -> Self {
         let plans = launches.into_iter().map(|count| vec![vec![]; count]).collect();
         Samples { plans, wanted: wanted.max(1) }

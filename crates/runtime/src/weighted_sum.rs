@@ -1,4 +1,4 @@
-//! Linear attention, forward and backward, as sums of one form. Both backends run these.
+//! Linear attention, forward and backward, as weighted sums of one form, for both backends.
 //!
 //! A sum gives out_i = sum over j of W_ij x_j, where W = M(scale a b^T) is the weight between a row i that the result
 //! belongs to and a row j of the other side: o, dq, dk and dv differ only in what stands for a, b and x and in who is
@@ -8,7 +8,7 @@
 
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend};
 
-/// What the rows of a result are to the rows that are summed over.
+/// The side that the rows of a result are on; the sum runs over the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// Queries, that look at keys.

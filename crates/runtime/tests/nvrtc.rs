@@ -1,5 +1,6 @@
-//! Every kernel compiles for every architecture we name, without a GPU, keeps its values in registers, and takes no more
-//! shared memory than a card of it has.
+//! Compiles every kernel for every architecture we name, without a GPU.
+//!
+//! Kernels keep their values in registers and take no more shared memory than a card of the architecture has.
 //!
 //! NVRTC is found as `library` finds it: `VIRTUAL_ENV=... cargo test --test nvrtc` takes the wheel `nvidia-cuda-nvrtc`. A
 //! machine without it skips, and says so; with FLATOUT_REQUIRE_NVRTC set, it fails.
@@ -47,7 +48,7 @@ fn may_wait(source: &Source) -> bool {
     MAY_WAIT.iter().any(|&(name, define)| source.name == name && has(define))
 }
 
-/// What a source may spill.
+/// The bytes a source may spill.
 fn most_spilled(source: &Source) -> usize {
     let has = |(name, value): (&str, &str)| source.defines.iter().any(|(n, v)| n == name && v == value);
     let of = |&(name, define, bytes): &(&str, (&str, &str), usize)| {
@@ -59,7 +60,7 @@ fn most_spilled(source: &Source) -> usize {
 /// An operation on inputs of these types.
 type Form = (Op, Vec<TensorType>);
 
-/// What tells the sources of two forms apart: operation, epilogue, types.
+/// The key that tells the sources of two forms apart: operation, epilogue, types.
 type Kind = (&'static str, Option<Epilogue>, Vec<DType>);
 
 /// The operations of a decoder's step at the sizes it is measured at.

@@ -252,13 +252,13 @@ mod tests {
         assert_eq!(more.train.batch * more.model.decoder().context, 196_608);
         assert_eq!(more.train.batch / more.train.micro_batch().unwrap(), 12);
         let own = resolve("gpt2-124m", &[], &["vocab=50257".into()]).unwrap();
-        assert!(flatout_models::gpt2::stored(own.model.decoder()).is_ok());
+        assert!(flatout_models::library::gpt2::stored(own.model.decoder()).is_ok());
     }
 
     /// The published files of these models describe what the recipes say.
     #[test]
     fn the_pairs_are_gemmas() {
-        use flatout_models::gemma::embed_scale;
+        use flatout_models::library::gemma::embed_scale;
         for (name, width) in [("gemma3-1b-pairs", 1152), ("gemma3-4b-pairs", 2560)] {
             let config = resolve(name, &[], &[]).unwrap();
             assert_eq!(config.validate_for_training(), Ok(()), "{name}");
@@ -267,7 +267,8 @@ mod tests {
                 (width, embed_scale(width, "bfloat16"))
             );
             let written =
-                flatout_models::huggingface::write(config.model.decoder(), "bfloat16", &[2], &[1]).unwrap();
+                flatout_models::library::huggingface::write(config.model.decoder(), "bfloat16", &[2], &[1])
+                    .unwrap();
             assert_eq!(written["architectures"][0], "Gemma3TextForSequenceClassification");
             let quick = resolve(name, &["quick-test".into()], &[]).unwrap();
             assert_eq!(
@@ -285,7 +286,8 @@ mod tests {
             let config = resolve(name, &[], &[]).unwrap();
             assert_eq!((config.validate_for_training(), config.data.task), (Ok(()), Task::Chat), "{name}");
             let written =
-                flatout_models::huggingface::write(config.model.decoder(), "bfloat16", &[2], &[1]).unwrap();
+                flatout_models::library::huggingface::write(config.model.decoder(), "bfloat16", &[2], &[1])
+                    .unwrap();
             assert_eq!(written["architectures"][0], architecture);
             let small = resolve(name, &["small".into(), "quick-test".into()], &[]).unwrap();
             assert!(small.model.parameters() < 1_500_000 && small.train.steps == Some(10), "{name}");

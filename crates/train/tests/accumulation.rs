@@ -6,12 +6,15 @@ mod distance;
 use std::collections::BTreeMap;
 
 use distance::relative;
+use flatout_ir::optimizers::moment_path;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, differentiate, gradient_path};
-use flatout_ir::passes::update::{LR, moment_path};
+use flatout_ir::passes::update::LR;
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, DType, Init, Options, Program, Role, compile, oracle, random};
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::{Documents, Form, build, weight_names};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 
@@ -73,10 +76,10 @@ type Tensors = BTreeMap<String, Vec<f32>>;
 fn step(c: &DecoderConfig, batch: &Batch, rows: usize, documents: Documents) -> (Tensors, Tensors) {
     let graph = build(c, Form::Loss { rows, len: c.context, documents, dropout: true });
     let options = Options { rope_positions: Some(c.context), ..Options::default() };
-    let plans = compile(&[Program { role: Role::Grad, graph }], &cpu::target(2), &options).expect("plans");
+    let plans = compile(&[Program { role: Role::GRAD, graph }], &cpu::target(2), &options).expect("plans");
     let mut session = Session::new(plans, 2).expect("a session");
     initial::write(&mut session, 3).expect("weights");
-    let at = |name: &str| input_path(Role::Grad, name);
+    let at = |name: &str| input_path(Role::GRAD, name);
     let capacity = rows * c.context;
     for from in (0..batch.tokens.len()).step_by(capacity) {
         let part = from..from + capacity;
@@ -95,7 +98,7 @@ fn step(c: &DecoderConfig, batch: &Batch, rows: usize, documents: Documents) -> 
             session.write_i32(&at("rng"), &RNG).expect("a seed");
             session.write_i32(&at("rows"), &draw_keys(c, from / c.context, rows)).expect("keys");
         }
-        session.run(Role::Grad).expect("gradients");
+        session.run(Role::GRAD).expect("gradients");
     }
     let names: Vec<String> = weight_names(c).into_iter().map(|(ours, _)| ours).collect();
     let read = |session: &Session, path: String| {

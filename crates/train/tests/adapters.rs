@@ -23,7 +23,8 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::export::{Export, Width, export};
-use flatout_train::weights::pretrained::{self, Loaded};
+use flatout_train::weights::loaded::Loaded;
+use flatout_train::weights::pretrained;
 use small_run::train_in;
 
 fn fixture(name: &str) -> PathBuf {
@@ -115,10 +116,10 @@ fn steps_as_peft_does(name: &str, more: &[&str]) {
     let supervised: f32 = weights.iter().sum();
     for step in 1..=10 {
         for (input, values) in [("tokens", &ids), ("targets", &labels), ("positions", &positions)] {
-            session.write_i32(&input_path(Role::Grad, input), values).expect("an input");
+            session.write_i32(&input_path(Role::GRAD, input), values).expect("an input");
         }
-        session.write_f32(&input_path(Role::Grad, "weights"), &weights).expect("an input");
-        session.run(Role::Grad).expect("gradients");
+        session.write_f32(&input_path(Role::GRAD, "weights"), &weights).expect("an input");
+        session.run(Role::GRAD).expect("gradients");
         for ours in trained.iter().filter(|_| step == 1) {
             let sums = session.read_f32(&gradient_path(ours)).expect("a gradient");
             let means: Vec<f32> = sums.iter().map(|sum| sum / supervised).collect();
@@ -313,9 +314,9 @@ fn at_the_size_of_gemma(kind: &str) -> (f64, usize, BTreeMap<&'static str, usize
     let config = recipes::resolve("tiny", &[], &words.map(String::from)).expect("a config");
     let target = device::named("h200", &config.switches).expect("a GPU of the table");
     let plans = compile::compile(&config, &target).expect("plans").plans;
-    let costs = [Role::Grad, Role::Apply].map(|role| cost(plans.plan(role).expect("a plan"), &target));
+    let costs = [Role::GRAD, Role::Apply].map(|role| cost(plans.plan(role).expect("a plan"), &target));
     let seconds = costs.iter().map(|cost| cost.roofline_seconds).sum();
-    (seconds, plans.plan(Role::Grad).expect("a plan").launches.len(), plans.categories())
+    (seconds, plans.plan(Role::GRAD).expect("a plan").launches.len(), plans.categories())
 }
 
 #[test]

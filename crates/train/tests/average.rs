@@ -10,14 +10,15 @@ use flatout_ir::plan::Category;
 use flatout_train::Config;
 use flatout_train::device::Device;
 use flatout_train::infer::evaluate;
+use flatout_train::infer::images;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::run::events::Event;
-use flatout_train::tasks::images;
 use flatout_train::weights::export::{Export, Width, export};
 use flatout_train::weights::initial;
-use flatout_train::weights::pretrained::{Loaded, parameters};
+use flatout_train::weights::loaded::Loaded;
+use flatout_train::weights::pretrained::parameters;
 use small_run::{config, train_in};
 
 const UPDATES: u64 = 9;
@@ -138,7 +139,7 @@ fn evaluated(dir: &Path, config: &Config) -> (f64, [f64; 2]) {
             return images::classify(&mut loaded, &Device::cpu(), overrides).expect("classes").0.loss;
         }
         let (rows, _) = evaluate::rows(&mut loaded, overrides).expect("rows");
-        evaluate::evaluate(&mut loaded, &Device::cpu(), &rows).expect("a loss").loss
+        evaluate::evaluate(&mut loaded, &Device::cpu(), &*rows).expect("a loss").loss
     });
     let (last, averaged) = *said.last().expect("an evaluation");
     assert!(averaged);

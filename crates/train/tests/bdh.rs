@@ -12,9 +12,10 @@ use flatout_ir::passes::input_path;
 use flatout_ir::passes::update::LR;
 use flatout_ir::target::paper;
 use flatout_ir::{Class, Graph, Launch, Op, OpKind, Options, Precision, Program, Recompute, Role, compile};
-use flatout_models::bdh::{Form, build};
+use flatout_models::bdh::build;
 use flatout_models::config::{BdhConfig, Head};
-use flatout_models::images::ImageForm;
+use flatout_models::form::{Documents, Form, ImageForm};
+use flatout_models::registry::Family;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 
@@ -45,14 +46,14 @@ fn texts() {
 #[test]
 fn the_model_of_cifar_has_its_parameters() {
     let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
-    let graph = build(&c, Form::least(&c));
+    let graph = build(&c, c.least());
     let parameters = |graph: &Graph| -> usize {
         graph.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.ty.elements()).sum()
     };
     assert_eq!((parameters(&graph), c.parameters()), (3_562_954, 3_562_954));
     assert!((c.encoder_bound() - 0.00544).abs() < 5e-6);
     let texts = BdhConfig { head: Head::Tokens, ..BdhConfig::default() };
-    let graph = build(&texts, Form::least(&texts));
+    let graph = build(&texts, texts.least());
     assert_eq!(parameters(&graph) as u64, texts.parameters());
 }
 
@@ -60,7 +61,7 @@ fn the_model_of_cifar_has_its_parameters() {
 #[test]
 fn scores_take_on_what_surrounds_them() {
     let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
-    let graph = build(&c, Form::Classes(ImageForm::plain(2)));
+    let graph = build(&c, Form::Images(ImageForm::plain(2)));
     let launches = |fuse_elementwise: bool| {
         let options = Options {
             precision: Precision::BF16,
@@ -69,9 +70,9 @@ fn scores_take_on_what_surrounds_them() {
             fuse_elementwise,
             ..Options::default()
         };
-        let programs = [Program { role: Role::Grad, graph: graph.clone() }];
+        let programs = [Program { role: Role::GRAD, graph: graph.clone() }];
         let plans = compile(&programs, &paper(), &options).expect("plans");
-        plans.plan(Role::Grad).expect("a plan").launches.clone()
+        plans.plan(Role::GRAD).expect("a plan").launches.clone()
     };
     let latents = [2 * 65, c.heads * c.latent];
     let over_latents = |l: &&Launch, fs: &[&str]| {
@@ -138,11 +139,10 @@ impl Golden {
     fn session(&mut self, options: &Options) -> Session {
         let (rows, len) = (ROWS, self.model.context);
         let programs = match self.of_images() {
-            true => [(Role::Grad, true), (Role::Eval, false)].map(|(role, dropout)| {
-                (role, Form::Classes(ImageForm { dropout, ..ImageForm::plain(rows) }))
-            }),
+            true => [(Role::GRAD, true), (Role::Eval, false)]
+                .map(|(role, dropout)| (role, Form::Images(ImageForm { dropout, ..ImageForm::plain(rows) }))),
             false => [
-                (Role::Grad, Form::Loss { rows, len, dropout: true }),
+                (Role::GRAD, Form::Loss { rows, len, documents: Documents::Joined, dropout: true }),
                 (Role::Logits, Form::Logits { rows, len }),
             ],
         };
@@ -173,7 +173,7 @@ impl Golden {
         let positions: Vec<i32> = (0..count).map(|i| (i % self.model.context) as i32).collect();
         session.write_i32(&at("tokens"), &tokens[part(tokens.len())]).expect("tokens");
         session.write_i32(&at("positions"), &positions).expect("positions");
-        if role == Role::Grad {
+        if role == Role::GRAD {
             session.write_i32(&at("targets"), &targets[part(targets.len())]).expect("targets");
             session.write_f32(&at("weights"), &vec![1.0; count]).expect("weights");
         }
@@ -204,8 +204,8 @@ impl Golden {
         let (losses, counted) = (self.fixture.f32s("loss"), self.counted());
         assert_eq!(losses.len(), STEPS);
         for (step, &wanted) in losses.iter().enumerate() {
-            self.feed(session, Role::Grad, step % BATCHES);
-            session.run(Role::Grad).expect("gradients");
+            self.feed(session, Role::GRAD, step % BATCHES);
+            session.run(Role::GRAD).expect("gradients");
             let loss = session.read_f32(LOSS_SUM).expect("a sum")[0] as f64 / counted;
             self.assert_close(&format!("the loss of step {step}"), relative(&[loss], &[wanted]), LOSS_BOUND);
             if step == 0 {

@@ -16,7 +16,7 @@ use flatout_train::infer::sampling::Sampling;
 use flatout_train::recipes;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::run::events::Event;
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 use training::train_in;
 
 const CONTEXT: usize = 48;
@@ -66,7 +66,7 @@ fn evaluation_finds_what_the_run_said() {
         let said = trained(&dir, &config(&[precision]));
         let mut loaded = Loaded::open(&dir, &[]).expect("a run");
         let (rows, _) = evaluate::rows(&mut loaded, &[]).expect("rows");
-        let found = evaluate::evaluate(&mut loaded, &Device::cpu(), &rows).expect("a loss");
+        let found = evaluate::evaluate(&mut loaded, &Device::cpu(), &*rows).expect("a loss");
         assert!((found.loss - said).abs() < 1e-5 * said, "{precision}: {} and {said}", found.loss);
         assert_eq!(found.rows, 8);
     }

@@ -19,10 +19,11 @@ use flatout_train::run::checkpoint;
 use flatout_train::run::events::{Event, Step};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::tasks::material::{Examples, Material};
+use flatout_train::tasks::dataset::Dataset;
+use flatout_train::tasks::examples::Examples;
 use flatout_train::training::trainer::{Notice, Opened, Outcome, train_on};
 use flatout_train::weights::export::{Export, Width, export};
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 
 /// Texts of 4 to 23 tokens that have words of their class among words of none: a third of them, but at least one.
 fn texts(count: usize, seed: u64) -> ExampleTable {
@@ -52,22 +53,22 @@ fn texts(count: usize, seed: u64) -> ExampleTable {
 type Sides = (ExampleTable, ExampleTable);
 
 /// Of tokens that are words by their numbers, as many as the model has.
-fn material((train, held_out): &Sides, vocab: usize) -> Material {
+fn material((train, held_out): &Sides, vocab: usize) -> Examples {
     let words = ["<bos>", "<eos>"].map(String::from).into_iter().chain((2..vocab).map(|n| format!("w{n}")));
     let vocabulary = Vocabulary::from_words(&words.collect::<Vec<_>>());
-    Material::Examples(Examples {
+    Examples {
         train: Arc::new(train.clone()),
         held_out: Arc::new(held_out.clone()),
         vocabulary,
         classes: vec![],
-    })
+    }
 }
 
 /// Plans for it, and what a run is opened with.
-fn opened(material: Material, config: &mut Config) -> Opened {
-    material.measure(config);
+fn opened(data: Examples, config: &mut Config) -> Opened {
+    data.measure(config);
     let compiled = compile::compile(config, &compile::target()).expect("plans");
-    Opened { material, compiled, left_out: vec![], laps: Device::cpu().laps() }
+    Opened { data: Box::new(data), compiled, left_out: vec![], laps: Device::cpu().laps() }
 }
 
 /// A small Gemma-3 that sees both ways.

@@ -11,8 +11,9 @@ use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile};
 use flatout_models::config::{DecoderConfig, Pooling};
-use flatout_models::decoder::{Form, build};
-use flatout_models::huggingface;
+use flatout_models::decoder::build;
+use flatout_models::form::Form;
+use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 use flatout_train::weights::pretrained;
@@ -45,7 +46,7 @@ impl Golden {
         let form = Form::Classes { tokens, texts, longest: 24, dropout: false };
         let program = |role: Role| Program { role, graph: build(&model, form) };
         let plans =
-            compile(&[program(Role::Grad), program(Role::Eval)], &cpu::target(2), &Options::default());
+            compile(&[program(Role::GRAD), program(Role::Eval)], &cpu::target(2), &Options::default());
         let mut session = Session::new(plans.expect("plans"), 2).expect("a session");
         for (ours, theirs) in self.weights() {
             session.write_f32(&ours, &self.fixture.f32s(&format!("weight.{theirs}"))).expect("a weight");
@@ -71,7 +72,7 @@ impl Golden {
         inputs.get_mut("labels").unwrap()[..lengths.len()].copy_from_slice(&self.fixture.i32s("labels"));
         let mut weights = self.fixture.f32s("label_weights");
         weights.resize(texts, 0.0);
-        for role in [Role::Grad, Role::Eval] {
+        for role in [Role::GRAD, Role::Eval] {
             for (name, values) in &inputs {
                 session.write_i32(&input_path(role, name), values).expect("an input");
             }
@@ -99,7 +100,7 @@ fn the_weighted_loss_and_every_gradient_are_the_references() {
     let mut golden = Golden::open();
     assert_eq!(golden.model.pooling, Pooling::Mean);
     let mut session = golden.session(Pooling::Mean);
-    session.run(Role::Grad).expect("gradients");
+    session.run(Role::GRAD).expect("gradients");
     let off = relative(&session.read_f32(LOSS_SUM).expect("a sum"), &golden.fixture.f32s("loss_sum"));
     assert!(off < 1e-5, "the loss is off by {off:.1e}");
     let weights = golden.weights();

@@ -9,7 +9,7 @@ use flatout_train::Failure;
 use flatout_train::recipes;
 use flatout_train::run::checkpoint::{Dtype, TensorFile};
 use flatout_train::weights::export::{Export, Exported, Width, export};
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 use serde_json::Value;
 use small_run::{config, train_in};
 

@@ -78,9 +78,9 @@ fn every_product_of_a_layer_is_in_eight_bits() {
         launches.iter().filter(|l| l.op.kind() == kind && is(l.ins[0].dtype)).count()
     };
     let layers = config.model.decoder().layers;
-    assert_eq!(count(Role::Grad, OpKind::Product, DType::is_fp8), 3 * 4 * layers);
-    assert_eq!(count(Role::Grad, OpKind::Product, |dtype| !dtype.is_fp8()), 0);
-    assert_eq!(count(Role::Grad, OpKind::Quantize, |_| true), 2 * 4 * layers);
+    assert_eq!(count(Role::GRAD, OpKind::Product, DType::is_fp8), 3 * 4 * layers);
+    assert_eq!(count(Role::GRAD, OpKind::Product, |dtype| !dtype.is_fp8()), 0);
+    assert_eq!(count(Role::GRAD, OpKind::Quantize, |_| true), 2 * 4 * layers);
     assert_eq!(count(Role::Apply, OpKind::Quantize, |_| true), 4 * layers);
     assert_eq!(count(Role::Derive, OpKind::Quantize, |_| true), 4 * layers);
 }
@@ -143,7 +143,7 @@ fn what_would_lose_stays_in_bf16() {
     assert!(said.starts_with("fp8 for 18 of 24 products, attn.wk, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: what gains (by what was timed here"), "{said}");
     assert!(said.contains("and not what would lose (attn.wo +0."), "{said}");
     let cost = |c: &Compiled| {
-        flatout_ir::cost::cost(c.plans.plan(Role::Grad).expect("grad"), &target).predicted_seconds
+        flatout_ir::cost::cost(c.plans.plan(Role::GRAD).expect("grad"), &target).predicted_seconds
     };
     let all = compile(&pretraining(&["train.fp8_layers=all"]), &target).expect("plans");
     assert!(

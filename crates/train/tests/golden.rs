@@ -13,9 +13,11 @@ use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
 use flatout_models::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopeScaling};
-use flatout_models::decoder::{Documents, Form, build, weight_names};
-use flatout_models::stored::Stored;
-use flatout_models::{gpt2, huggingface};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+use flatout_models::library::llama::weight_names;
+use flatout_models::library::stored::Stored;
+use flatout_models::library::{gpt2, huggingface};
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 use serde_json::Value;
@@ -139,7 +141,7 @@ impl Golden {
 
         session.run(Role::Logits).expect("logits");
         let logits = session.result(Role::Logits, "logits").expect("logits");
-        session.run(Role::Grad).expect("gradients");
+        session.run(Role::GRAD).expect("gradients");
         let mut distances = BTreeMap::from([
             ("logits".to_string(), relative(&logits, &self.fixture.f32s("logits"))),
             (
@@ -167,7 +169,7 @@ impl Golden {
         let context = self.model.context;
         let form = Form::Loss { rows: ROWS, len: context, documents: Documents::Joined, dropout: false };
         let programs = [
-            Program { role: Role::Grad, graph: build(&self.model, form) },
+            Program { role: Role::GRAD, graph: build(&self.model, form) },
             Program { role: Role::Logits, graph: build(&self.model, Form::Logits { rows: ROWS, len: LEN }) },
         ];
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
@@ -186,10 +188,10 @@ impl Golden {
         };
         write(Role::Logits, "tokens", &ids);
         write(Role::Logits, "positions", &positions(LEN));
-        write(Role::Grad, "tokens", &padded(&ids, 0));
-        write(Role::Grad, "positions", &positions(context));
-        write(Role::Grad, "targets", &targets);
-        session.write_f32(&input_path(Role::Grad, "weights"), &weights).expect("an input");
+        write(Role::GRAD, "tokens", &padded(&ids, 0));
+        write(Role::GRAD, "positions", &positions(context));
+        write(Role::GRAD, "targets", &targets);
+        session.write_f32(&input_path(Role::GRAD, "weights"), &weights).expect("an input");
         session
     }
 }

@@ -76,7 +76,7 @@ fn a_launch_gives_the_bytes_of_the_loader() {
         &["data.crop_scale=[0.3,0.9]", "model.image_size=48"],
     ] {
         let config = config(&file, words);
-        let set = images::open(&config, &mut |_| {}).unwrap().train;
+        let set = images::sets(&config, &mut |_| {}).unwrap().train;
         let [count, rows, columns] = ByteTable::extents(&set).unwrap();
         let (view, seed, at_once) = (images::view(&config, true), config.train.seed, 3 * count);
         let b = flatout_ir::Builder::new();

@@ -12,7 +12,7 @@ use distance::relative;
 use flatout_ir::Role;
 use flatout_ir::passes::differentiate::gradient_path;
 use flatout_ir::passes::{input_path, update};
-use flatout_models::huggingface;
+use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::device::Device;
 use flatout_train::infer::generate::Generator;
@@ -20,7 +20,8 @@ use flatout_train::infer::logits;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::run::checkpoint::TensorFile;
-use flatout_train::weights::pretrained::{self, Loaded};
+use flatout_train::weights::loaded::Loaded;
+use flatout_train::weights::pretrained;
 use small_run::train_in;
 
 fn folder(name: &str) -> PathBuf {
@@ -188,10 +189,10 @@ fn steps_as_pytorch_does(name: &str) {
     let supervised: f32 = weights.iter().sum();
     for step in 1..=2 {
         for (input, values) in [("tokens", &ids), ("targets", &labels), ("positions", &positions)] {
-            session.write_i32(&input_path(Role::Grad, input), values).expect("an input");
+            session.write_i32(&input_path(Role::GRAD, input), values).expect("an input");
         }
-        session.write_f32(&input_path(Role::Grad, "weights"), &weights).expect("an input");
-        session.run(Role::Grad).expect("gradients");
+        session.write_f32(&input_path(Role::GRAD, "weights"), &weights).expect("an input");
+        session.run(Role::GRAD).expect("gradients");
         for stored in names.iter().filter(|_| step == 1) {
             // Sums here, means there.
             let sums = session.read_f32(&gradient_path(&stored.ours)).expect("a gradient");

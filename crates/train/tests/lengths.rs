@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use distance::relative;
-use flatout_data::{Lengths, Reading, Updates, drawn_examples};
+use flatout_data::{Lengths, UpdateOptions, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
 use flatout_measure::bench;
-use flatout_models::decoder::weight_names;
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
 use flatout_train::device::Device;
@@ -23,9 +23,10 @@ use flatout_train::run::events::{Event, Start, Step};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
 use flatout_train::switches::active;
-use flatout_train::tasks::supply::Batch;
+use flatout_train::tasks::batch::{Draw, Inputs};
+use flatout_train::tasks::examples;
 use flatout_train::training::trainer::{Notice, train};
-use flatout_train::training::update::{Draw, accumulate};
+use flatout_train::training::update::accumulate;
 use flatout_train::weights::initial;
 
 /// On the L2 distance of every tensor of the gradient.
@@ -78,7 +79,7 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let (seed, vocab) = (config.train.seed, config.model.decoder().vocab);
     let drawn = drawn_examples(&Lengths::drawn(16, config.model.decoder().context), [40, 0], seed, vocab);
     let table = Arc::new(drawn.expect("examples").train);
-    let reading = Reading {
+    let reading = UpdateOptions {
         seed,
         batch: config.train.batch,
         layout: arrangement.layout,
@@ -88,11 +89,13 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let start = Updates::start(&table, seed);
     let mut updates = Updates::new(table, reading, start).expect("updates");
     let mut shapes = vec![];
+    let inputs = Inputs::of(session.plans(), Role::GRAD);
     // The second has examples from the end of one epoch and the beginning of the next in turn.
     for step in 0..4 {
         for part in updates.next_update().parts {
             shapes.push(part.shape);
-            accumulate(&mut session, &Batch::Examples(part), Draw { seed, step }).expect("gradients");
+            let batch = examples::batch(Role::Grad(part.shape), part, &inputs);
+            accumulate(&mut session, &batch, Draw { seed, step }).expect("gradients");
         }
     }
     let paths = weight_names(config.model.decoder()).into_iter().map(|(ours, _)| gradient_path(&ours));
@@ -144,7 +147,7 @@ fn plans_share_everything_but_their_inputs() {
     let several = compiled(&config(&["packing=on", "micro_batch=12"])).plans;
     let one = compiled(&config(&["packing=on", "length_buckets=off", "micro_batch=12"])).plans;
     let grads: Vec<Role> = several.grads().map(|plan| plan.role).collect();
-    assert!(grads.len() > 1 && grads == Role::GRADS[..grads.len()], "{grads:?}");
+    assert!(grads.len() > 1 && grads.iter().copied().eq((0..grads.len()).map(Role::Grad)), "{grads:?}");
     assert_eq!(one.grads().count(), 1);
     let persistent = |plans: &PlanSet| -> usize {
         let of = |class| plans.slots.iter().filter(move |s| s.class == class && !s.is_whole);
@@ -158,7 +161,7 @@ fn plans_share_everything_but_their_inputs() {
     assert_eq!(several.transient_bytes, one.transient_bytes, "the largest decides, the others lie over it");
     assert!(several.plans.iter().filter(|plan| plan.role == Role::Apply).count() == 1);
     let launches = |role| several.plan(role).expect("a plan").launches.len();
-    assert_eq!(launches(Role::Grad), launches(Role::Grad1));
+    assert_eq!(launches(Role::GRAD), launches(Role::Grad(1)));
 }
 
 struct Trained {

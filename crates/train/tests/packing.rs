@@ -15,11 +15,13 @@ use flatout_ir::passes::input_path;
 use flatout_ir::passes::update::LR;
 use flatout_ir::{OpKind, Options, Program, Role, compile as compile_programs};
 use flatout_models::config::DecoderConfig;
-use flatout_models::decoder::{Documents, Form, build, weight_names};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
+use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
-use flatout_train::tasks::corpus::corpus;
+use flatout_train::tasks::text::corpus;
 use flatout_train::weights::initial;
 
 /// On the L2 distance of the whole gradient, and of every tensor of it.
@@ -45,7 +47,7 @@ fn add_sums(session: &Session, model: &DecoderConfig, to: &mut Sums) {
 
 /// Tokens `from..from + len` of the rows as a plan's whole input.
 fn write(session: &mut Session, rows: &Rows, from: usize, len: usize) {
-    let at = |name: &str| input_path(Role::Grad, name);
+    let at = |name: &str| input_path(Role::GRAD, name);
     let part = from..from + len;
     session.write_i32(&at("tokens"), &rows.tokens[part.clone()]).expect("tokens");
     session.write_i32(&at("targets"), &rows.targets[part.clone()]).expect("targets");
@@ -55,7 +57,7 @@ fn write(session: &mut Session, rows: &Rows, from: usize, len: usize) {
 
 /// The plans `train` runs, fed as it feeds them; leaves the gradients of the rows in their sums.
 fn packed(session: &mut Session, rows: &Rows, micro_batch: usize) {
-    let at = |name: &str| input_path(Role::Grad, name);
+    let at = |name: &str| input_path(Role::GRAD, name);
     let capacity = session.plans().slot(&at("segment_start")).expect("documents are masked").ty.elements();
     for first in (0..rows.count()).step_by(micro_batch) {
         write(session, rows, first * rows.context, micro_batch * rows.context);
@@ -68,7 +70,7 @@ fn packed(session: &mut Session, rows: &Rows, micro_batch: usize) {
         }
         session.write_i32(&at("segment_start"), &starts).expect("starts");
         session.write_i32(&at("segment_len"), &lengths).expect("lengths");
-        session.run(Role::Grad).expect("gradients");
+        session.run(Role::GRAD).expect("gradients");
     }
 }
 
@@ -85,7 +87,7 @@ fn one_by_one(model: &DecoderConfig, rows: &Rows, of: &Session) -> Sums {
     for (len, starts) in by_length {
         let model = DecoderConfig { context: len, ..model.clone() };
         let graph = build(&model, Form::Loss { rows: 1, len, documents: Documents::Joined, dropout: true });
-        let program = Program { role: Role::Grad, graph };
+        let program = Program { role: Role::GRAD, graph };
         let plans = compile_programs(&[program], &cpu::target(THREADS), &Options::default()).expect("plans");
         let mut session = Session::new(plans, THREADS).expect("a session");
         initial::write_tables(&mut session).expect("tables");
@@ -94,7 +96,7 @@ fn one_by_one(model: &DecoderConfig, rows: &Rows, of: &Session) -> Sums {
         }
         for start in starts {
             write(&mut session, rows, start, len);
-            session.run(Role::Grad).expect("gradients");
+            session.run(Role::GRAD).expect("gradients");
         }
         add_sums(&session, &model, &mut sums);
     }
@@ -123,7 +125,7 @@ fn tiny_learns_from_packed_documents_what_it_learns_from_each_alone() {
     let mut loader = data.train_loader(&data.start(), LoaderOptions::default()).expect("a loader");
     let compiled = compile::compile(&config, &cpu::target(THREADS)).expect("plans");
     let micro_batch = compiled.micro_batch;
-    let grad = compiled.plans.plans.iter().find(|plan| plan.role == Role::Grad).expect("it trains");
+    let grad = compiled.plans.plans.iter().find(|plan| plan.role == Role::GRAD).expect("it trains");
     assert!(grad.launches.iter().any(|l| l.op.kind() == OpKind::AttentionGrad), "documents are segments");
     let begin = || {
         let mut session = Session::new(compiled.plans.clone(), THREADS).expect("a session");

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_ir::{Op, Options, PlanSet, Precision, Program, Recompute, Role, compile as compile_programs};
 use flatout_measure::bench;
-use flatout_models::decoder::{Documents, Form, build};
+use flatout_models::decoder::build;
+use flatout_models::form::{Documents, Form};
 use flatout_runtime::cpu;
 use flatout_train::resolve::compile;
 use flatout_train::switches::active;
@@ -128,7 +129,7 @@ fn plans(options: &Options) -> PlanSet {
         .decoder()
         .clone();
     let form = Form::Loss { rows: 4, len: model.context, documents: Documents::Joined, dropout: true };
-    let programs = [Program { role: Role::Grad, graph: build(&model, form) }];
+    let programs = [Program { role: Role::GRAD, graph: build(&model, form) }];
     compile_programs(&programs, &cpu::target(2), options).expect("plans")
 }
 
@@ -208,7 +209,7 @@ fn every_model_compiles_to_what_its_switches_ask_for() {
 fn the_insides_of_regions_own_no_memory() {
     let options = Options { recompute: Recompute::None, memory_plan: false, ..Options::default() };
     let (with, without) = (plans(&options), plans(&Options { skip_pass: Some("regions"), ..options }));
-    let grad = with.plan(Role::Grad).expect("a plan");
+    let grad = with.plan(Role::GRAD).expect("a plan");
     let (mut regions, mut inside) = (0, BTreeSet::new());
     for launch in &grad.launches {
         let Op::Region { body } = &launch.op else { continue };
@@ -225,7 +226,7 @@ fn the_insides_of_regions_own_no_memory() {
     let transient = |plans: &PlanSet| plans.transients(plans.largest_plan()).count();
     assert_eq!(transient(&without) - transient(&with), inside.len());
     let writes = |plans: &PlanSet, key: u64| {
-        let launches = &plans.plan(Role::Grad).expect("a plan").launches;
+        let launches = &plans.plan(Role::GRAD).expect("a plan").launches;
         launches.iter().filter(|l| l.key == key && matches!(l.op, Op::Map { .. })).count()
     };
     for key in inside {

@@ -124,7 +124,7 @@ fn turned_off_is_gone_from_the_launches() {
         plans.plan(role).expect("a plan").launches.iter().filter(|l| l.op.kind() == kind).count()
     };
     let base = compiled("backend=cpu");
-    let grad = |plans: &PlanSet, kind| count(plans, Role::Grad, kind);
+    let grad = |plans: &PlanSet, kind| count(plans, Role::GRAD, kind);
     assert_eq!(
         (grad(&base, OpKind::Attention), grad(&compiled("attention=naive"), OpKind::Attention)),
         (2, 0)
@@ -141,13 +141,13 @@ fn turned_off_is_gone_from_the_launches() {
     assert!(grad(&compiled("fuse.gate_up=off"), OpKind::Product) >= products + 2 * 2);
     assert!(grad(&compiled("recompute=full"), OpKind::Product) > products);
     assert_eq!(grad(&compiled("recompute=none"), OpKind::Product), products);
-    let launches = |plans: &PlanSet| plans.plan(Role::Grad).expect("a plan").launches.len();
+    let launches = |plans: &PlanSet| plans.plan(Role::GRAD).expect("a plan").launches.len();
     assert!(launches(&compiled("recompute=none")) < launches(&base));
     let updates = |plans: &PlanSet| count(plans, Role::Apply, OpKind::AdamW);
     assert!(updates(&compiled("fuse.optimizer=off")) > 4 * updates(&base));
     assert!(compiled("memory_plan=off").arena_bytes > base.arena_bytes);
     let narrow = |plans: &PlanSet| {
-        let products = &plans.plan(Role::Grad).expect("a plan").launches;
+        let products = &plans.plan(Role::GRAD).expect("a plan").launches;
         products.iter().filter(|l| l.op.kind() == OpKind::Product && l.ins[0].dtype == DType::BF16).count()
     };
     assert_eq!(narrow(&base), 0);

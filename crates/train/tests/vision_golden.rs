@@ -13,9 +13,9 @@ use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
 use flatout_models::config::Model;
-use flatout_models::images::ImageForm;
-use flatout_models::published;
-use flatout_models::stored::Stored;
+use flatout_models::form::{Form, ImageForm};
+use flatout_models::library;
+use flatout_models::library::stored::Stored;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 
@@ -77,7 +77,7 @@ impl Golden {
     fn open(name: &str) -> Golden {
         let fixture = Fixture::open(name);
         let json = &fixture.json;
-        let mut model = published::read(json).expect("a vision transformer").model;
+        let mut model = library::read(json).expect("a vision transformer").model;
         let Model::Vit(vit) = &mut model else { panic!("{name} reads no images") };
         vit.image_size = json["image_side"].as_u64().expect("the images' side") as usize;
         vit.image_height = json["image_height"].as_u64().map(|height| height as usize);
@@ -87,11 +87,12 @@ impl Golden {
 
     /// How far every tensor of the file is from what a session compiled with these options computes.
     fn distances(&mut self, options: &Options) -> BTreeMap<String, f64> {
-        let places: Vec<Stored> = published::stored(&self.model, |_| vec![]).expect("names");
+        let places: Vec<Stored> =
+            self.model.published().and_then(|published| published.stored(&|_| vec![])).expect("names");
         let training = ImageForm { dropout: true, ..ImageForm::plain(IMAGES) };
         let programs = [
-            Program { role: Role::Grad, graph: self.model.of_images(training) },
-            Program { role: Role::Eval, graph: self.model.of_images(ImageForm::plain(IMAGES)) },
+            Program { role: Role::GRAD, graph: self.model.build(Form::Images(training)) },
+            Program { role: Role::Eval, graph: self.model.build(Form::Images(ImageForm::plain(IMAGES))) },
         ];
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
@@ -102,7 +103,7 @@ impl Golden {
         initial::write_tables(&mut session).expect("tables");
         let labels = self.fixture.i32s("labels");
         let (pixels, weights) = (self.fixture.bytes("pixels"), self.fixture.f32s("label_weights"));
-        for role in [Role::Grad, Role::Eval] {
+        for role in [Role::GRAD, Role::Eval] {
             session.write_u8(&input_path(role, "pixels"), &pixels).expect("pixels");
             session.write_i32(&input_path(role, "labels"), &labels).expect("labels");
             session.write_f32(&input_path(role, "label_weights"), &weights).expect("weights");
@@ -110,7 +111,7 @@ impl Golden {
         session.run(Role::Eval).expect("logits");
         let logits = session.result(Role::Eval, "class_logits").expect("logits");
         let loss = session.result(Role::Eval, "loss").expect("a loss");
-        session.run(Role::Grad).expect("gradients");
+        session.run(Role::GRAD).expect("gradients");
         let sum = session.read_f32(LOSS_SUM).expect("a sum");
         let mut distances = BTreeMap::from([
             ("logits".to_string(), relative(&logits, &self.fixture.f32s("logits"))),

@@ -9,13 +9,14 @@ use std::path::Path;
 use flatout_data::images::Augment;
 use flatout_train::Config;
 use flatout_train::device::Device;
+use flatout_train::infer::images::classify;
 use flatout_train::metrics::Metrics;
 use flatout_train::recipes;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::run::events::Event;
-use flatout_train::tasks::images::{classify, view};
+use flatout_train::tasks::images::view;
 use flatout_train::weights::export::{Export, Width, export};
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 use training::train_in;
 
 /// The recipe `vision-tiny`, made smaller, with overrides.

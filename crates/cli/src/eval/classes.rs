@@ -7,11 +7,10 @@ use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::infer::classify::{Asked, Classified, asked, classify, predict as said_of, texts};
 use flatout_train::infer::evaluate::Share;
+use flatout_train::infer::images::{self, Told};
 use flatout_train::infer::predictions;
 use flatout_train::metrics::Metrics;
-use flatout_train::tasks::images;
-use flatout_train::tasks::images::Told;
-use flatout_train::weights::pretrained::Loaded;
+use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
 use crate::args::Eval;

@@ -14,13 +14,13 @@ pub struct Conversation {
     pub messages: Vec<Fields>,
     /// Descriptions of the tools that may be called.
     pub tools: Option<Field>,
-    /// What else the row hands to the template.
+    /// Other fields that the row hands to the template.
     pub options: Fields,
     /// Of every message: whether it is an answer to be learned.
     pub learned: Vec<bool>,
 }
 
-/// What one row says.
+/// The conversation of one row.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Dialogue {
     Chat(Conversation),

@@ -6,7 +6,7 @@ use std::ops::Range;
 use tokenizers::{PostProcessorWrapper, Tokenizer};
 
 use crate::error::DataError;
-use crate::tokenizer::Vocabulary;
+use crate::text::tokenizer::Vocabulary;
 
 /// A token and the bytes of the text it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub(crate) struct Piece {
     pub is_frame: bool,
 }
 
-/// What is put before and behind one text.
+/// The tokens before and behind one text.
 type Around = [Vec<u32>; 2];
-/// What is put before, between and behind two.
+/// The tokens before, between and behind two.
 type Between = [Vec<u32>; 3];
 
 /// Encodes as a model's own tokeniser does: special tokens that are spelled out are themselves.
@@ -120,7 +120,8 @@ fn longest_first(first: usize, second: usize, room: usize) -> (usize, usize) {
     if is_first_longer { (long, short) } else { (short, long) }
 }
 
-/// What the tokeniser's processing puts around one text, and around and between two: read from what it does to a letter.
+/// The tokens that the tokeniser's processing puts around one text, and around and between two: read from what it does
+/// to a letter.
 fn frames(library: &Tokenizer) -> Result<(Around, Between), DataError> {
     let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
         DataError::input(format!(

@@ -1,8 +1,8 @@
-//! What the loss sees of an example, in spans.
+//! Spans of an example: which are trained on and which are only read.
 
 use super::Example;
-use crate::inspect::Span;
-use crate::tokenizer::Vocabulary;
+use crate::text::inspect::Span;
+use crate::text::tokenizer::Vocabulary;
 
 /// The tokens of an example in runs that are learned or only read, as they are spelled. Special tokens are spelled out.
 pub fn spans(vocabulary: &Vocabulary, example: Example<'_>) -> Vec<Span> {

@@ -1,4 +1,4 @@
-//! What of a conversation is learned: places in its text, and from them the weights of its tokens.
+//! The loss mask of a conversation: which parts of its text are trained on, and the weights of its tokens.
 //!
 //! Where the template says so itself, by generation tags, that is exact. Where it does not, every answer lies between
 //! what is written before it, with the prompt for an answer, and what is written with it. Both must be the beginning of

@@ -8,7 +8,7 @@ use super::sets::CHATML_IDS;
 use super::template::{ChatTemplate, Date, PROBE, Refusal, beside, is_reserved};
 use crate::error::DataError;
 use crate::formats::Fields;
-use crate::tokenizer::Vocabulary;
+use crate::text::tokenizer::Vocabulary;
 
 /// A model's template with its tokeniser.
 pub struct Questions {

@@ -7,15 +7,15 @@ use super::conversation::{Dialogue, Schema};
 use super::encoder::Encoder;
 use super::labelled::{Columns, Labelled};
 use super::mask::{Masked, TrainOn, masked, weights};
-use super::sets::{ExampleSpec, Inputs, Task, TooLong};
+use super::sets::{ExampleKind, ExampleSpec, Inputs, TooLong};
 use super::synthetic;
 use super::template::{CHATML_TOKENS, ChatTemplate};
 use super::wrong::Wrong;
 use crate::error::DataError;
 use crate::formats::{Field, Fields, OnError, Place, Reason, Record, Records, Skipped};
+use crate::order::split::threshold;
 use crate::random::{fingerprint, key};
-use crate::split::threshold;
-use crate::tokenizer::Vocabulary;
+use crate::text::tokenizer::Vocabulary;
 
 /// Rows that are taken at once: enough for every thread, few enough to hold.
 const BATCH_ROWS: usize = 2048;
@@ -24,7 +24,7 @@ const SAMPLE_BYTES: usize = 64 << 20;
 
 /// How the rows of a file are read.
 #[derive(Clone)]
-enum Form {
+enum RowForm {
     Chat(Schema),
     Classes(Columns),
 }
@@ -44,7 +44,7 @@ pub(super) struct Draft {
     pub place: Place,
 }
 
-/// What became of a row.
+/// The outcome of reading a row.
 enum Fate {
     Drafts(Vec<Draft>, u64),
     TooLong,
@@ -58,7 +58,7 @@ pub(super) struct Reading<'s> {
 }
 
 /// Takes a batch of rows of one form, and whether it wants more.
-type SeeBatch<'b> = dyn FnMut(Vec<Record>, &Form, &mut Skipped) -> Result<bool, DataError> + 'b;
+type SeeBatch<'b> = dyn FnMut(Vec<Record>, &RowForm, &mut Skipped) -> Result<bool, DataError> + 'b;
 
 /// Rows of one input in batches.
 enum Stream {
@@ -98,8 +98,8 @@ impl Reading<'_> {
                 end: self.spec.rows,
                 seed: self.spec.seed,
                 make: match self.spec.task {
-                    Task::Chat => synthetic::exercise,
-                    Task::Classes => synthetic::pair,
+                    ExampleKind::Chat => synthetic::exercise,
+                    ExampleKind::Classes => synthetic::pair,
                 },
             }]),
             Inputs::Files(files) => files
@@ -117,7 +117,7 @@ impl Reading<'_> {
         see: &mut SeeBatch<'_>,
     ) -> Result<(), DataError> {
         for mut stream in self.streams(inputs)? {
-            let mut form: Option<Form> = None;
+            let mut form: Option<RowForm> = None;
             loop {
                 let mut batch = stream.batch()?;
                 if batch.is_empty() {
@@ -144,13 +144,13 @@ impl Reading<'_> {
         Ok(())
     }
 
-    fn form(&self, fields: &Fields) -> Result<Form, Wrong> {
+    fn form(&self, fields: &Fields) -> Result<RowForm, Wrong> {
         let spec = self.spec;
         match spec.task {
-            Task::Chat => Schema::of(fields).map(Form::Chat),
-            Task::Classes => {
+            ExampleKind::Chat => Schema::of(fields).map(RowForm::Chat),
+            ExampleKind::Classes => {
                 let given = [spec.text_a.as_deref(), spec.text_b.as_deref(), spec.label.as_deref()];
-                Columns::of(fields, given, !spec.unlabelled).map(Form::Classes)
+                Columns::of(fields, given, !spec.unlabelled).map(RowForm::Classes)
             }
         }
     }
@@ -165,10 +165,10 @@ impl Reading<'_> {
         }
     }
 
-    fn row(&self, form: &Form, fields: &Fields) -> Result<(Row, u64), Wrong> {
+    fn row(&self, form: &RowForm, fields: &Fields) -> Result<(Row, u64), Wrong> {
         let row = match form {
-            Form::Chat(schema) => Row::Chat(schema.read(fields)?),
-            Form::Classes(columns) => Row::Labelled(columns.read(fields)?),
+            RowForm::Chat(schema) => Row::Chat(schema.read(fields)?),
+            RowForm::Classes(columns) => Row::Labelled(columns.read(fields)?),
         };
         let hash = match &self.spec.group {
             Some(group) => group_hash(fields, group)?,
@@ -245,8 +245,8 @@ impl Reading<'_> {
         let mut skipped = Skipped::default();
         self.each_batch(inputs, &mut skipped, &mut |batch, form, skipped| {
             let named = match form {
-                Form::Chat(schema) => schema.to_string(),
-                Form::Classes(columns) => columns.to_string(),
+                RowForm::Chat(schema) => schema.to_string(),
+                RowForm::Classes(columns) => columns.to_string(),
             };
             if taken.schema.last() != Some(&named) {
                 taken.schema.push(named);
@@ -271,7 +271,7 @@ impl Reading<'_> {
         Ok(taken)
     }
 
-    fn fate(&self, form: &Form, record: &Record, encoder: &Encoder) -> Fate {
+    fn fate(&self, form: &RowForm, record: &Record, encoder: &Encoder) -> Fate {
         let drafted = self.row(form, &record.fields).and_then(|(row, hash)| match row {
             Row::Chat(dialogue) => self.chat(&dialogue, hash, record, encoder),
             Row::Labelled(labelled) => self.labelled(labelled, hash, record, encoder),
@@ -398,7 +398,7 @@ fn group_hash(fields: &Fields, group: &str) -> Result<u64, Wrong> {
     Ok(key(0x6772_6f75, fingerprint(named.as_bytes())))
 }
 
-/// What folds are told apart by, other than shares: the same rows are not always the first to be held out.
+/// Mixed into the hash for folds, so that the rows that shares hold out first are not always the first fold.
 const FOLD: u64 = 0x666f_6c64;
 
 pub(super) fn is_held_out(spec: &ExampleSpec, hash: u64) -> bool {

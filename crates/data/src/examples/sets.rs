@@ -1,4 +1,4 @@
-//! A specification of examples opened: rows read, written out by their template, tokenised, split.
+//! Opens a specification of examples: rows read, written out by their template, tokenised, split.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,16 +13,16 @@ use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
 use super::{Example, ExampleTable};
 use crate::error::DataError;
 use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason};
-use crate::inspect::Lengths;
+use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
-use crate::raw::shown;
-use crate::source::{Said, Source};
-use crate::split::Splitter;
-use crate::tokenizer::Vocabulary;
+use crate::text::inspect::LengthSummary;
+use crate::text::raw::shown;
+use crate::text::source::{OpenEvent, SourceKind};
+use crate::text::tokenizer::Vocabulary;
 
-/// What rows are.
+/// The kind of example that rows hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Task {
+pub enum ExampleKind {
     /// Conversations, or prompts with what follows them.
     #[default]
     Chat,
@@ -30,7 +30,7 @@ pub enum Task {
     Classes,
 }
 
-/// What to do about an example of more tokens than there is room for.
+/// The policy for an example of more tokens than there is room for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TooLong {
     /// Its end is left out; an example that has nothing to learn then is left out whole.
@@ -40,12 +40,12 @@ pub enum TooLong {
     Fail,
 }
 
-/// What to read, and what becomes of it.
+/// A specification of examples: the files to read and how.
 #[derive(Debug, Clone)]
 pub struct ExampleSpec {
-    pub task: Task,
-    /// [`Source::Synthetic`], or files.
-    pub source: Source,
+    pub task: ExampleKind,
+    /// [`SourceKind::Synthetic`], or files.
+    pub source: SourceKind,
     /// Files, folders and globs; `-` is standard input.
     pub path: Vec<String>,
     /// How files are read; `field` has no meaning here.
@@ -87,8 +87,8 @@ pub struct ExampleSpec {
 impl Default for ExampleSpec {
     fn default() -> Self {
         Self {
-            task: Task::Chat,
-            source: Source::Auto,
+            task: ExampleKind::Chat,
+            source: SourceKind::Auto,
             path: Vec::new(),
             read: ReadOptions::default(),
             tokenizer: None,
@@ -130,7 +130,7 @@ pub struct ExampleSets {
     pub mark: String,
 }
 
-/// What was read, in numbers.
+/// The numbers of an opened set.
 #[derive(Debug, Clone, Serialize)]
 pub struct SetDescription {
     /// The form of the rows, of every file that has another one than the file before it.
@@ -144,7 +144,7 @@ pub struct SetDescription {
     /// Of both sides.
     pub tokens: u64,
     pub learned_tokens: u64,
-    pub lengths: Lengths,
+    pub lengths: LengthSummary,
     pub classes: Vec<ClassCount>,
     /// Examples that lost their end, and those that were left out for being too long.
     pub cut: u64,
@@ -180,11 +180,11 @@ pub(super) const CHATML_IDS: [(&str, u32); 2] = [(CHATML_TOKENS[0], 2), (CHATML_
 
 /// Reads, tokenises and splits. Everything that is wrong with the rows is found here.
 pub fn open(spec: &ExampleSpec) -> Result<ExampleSets, DataError> {
-    open_saying(spec, &mut |_| {})
+    open_reporting(spec, &mut |_| {})
 }
 
 /// As [`open`], and tells what was left out.
-pub fn open_saying(spec: &ExampleSpec, say: &mut dyn FnMut(Said)) -> Result<ExampleSets, DataError> {
+pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ExampleSets, DataError> {
     check(spec)?;
     let inputs = inputs(spec)?;
     let names = match &inputs {
@@ -196,8 +196,8 @@ pub fn open_saying(spec: &ExampleSpec, say: &mut dyn FnMut(Said)) -> Result<Exam
         pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))?;
     let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
     let template = match spec.task {
-        Task::Chat => template(spec, given.as_ref())?,
-        Task::Classes => None,
+        ExampleKind::Chat => template(spec, given.as_ref())?,
+        ExampleKind::Classes => None,
     };
     let reading = Reading { spec, template: template.as_ref(), pool: &pool };
     let vocabulary = match given {
@@ -206,7 +206,7 @@ pub fn open_saying(spec: &ExampleSpec, say: &mut dyn FnMut(Said)) -> Result<Exam
     };
     vocabulary.fits(spec.vocab)?;
     let encoder = Encoder::new(&vocabulary)?;
-    if spec.task == Task::Classes && encoder.frame_tokens(true) >= spec.max_tokens {
+    if spec.task == ExampleKind::Classes && encoder.frame_tokens(true) >= spec.max_tokens {
         return Err(DataError::input(format!(
             "data.max_tokens={} leaves no room for a text: the tokeniser alone puts {} tokens around a pair.",
             spec.max_tokens,
@@ -248,7 +248,7 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
             "Fold {part} of {parts} is none: folds are 0 to one less than their number."
         )));
     }
-    if spec.task == Task::Chat && !spec.classes.is_empty() {
+    if spec.task == ExampleKind::Chat && !spec.classes.is_empty() {
         return Err(DataError::input(
             "data.classes is given, and data.task=chat has none: give data.task=classes.",
         ));
@@ -256,7 +256,7 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
     Ok(())
 }
 
-fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(Said)) {
+fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(OpenEvent)) {
     let described = &sets.description;
     if !described.unusable.is_empty() {
         let total: u64 = described.unusable.iter().map(|(_, count, _)| count).sum();
@@ -265,10 +265,10 @@ fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(Said)) {
             .iter()
             .map(|(reason, count, first)| format!("{count} {reason} (first: {first})"))
             .collect();
-        say(Said::LeftOut(format!("{total} rows left out: {}", reasons.join(", "))));
+        say(OpenEvent::LeftOut(format!("{total} rows left out: {}", reasons.join(", "))));
     }
     if described.cut + described.too_long > 0 {
-        say(Said::LeftOut(format!(
+        say(OpenEvent::LeftOut(format!(
             "of examples longer than data.max_tokens={}, {} were cut and {} left out",
             spec.max_tokens, described.cut, described.too_long
         )));
@@ -276,11 +276,11 @@ fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(Said)) {
     let unseen: Vec<&str> =
         described.classes.iter().filter(|class| class.train == 0).map(|class| class.name.as_str()).collect();
     if !unseen.is_empty() && !spec.unlabelled {
-        say(Said::Note(format!("no example to train on has the class {}", unseen.join(", "))));
+        say(OpenEvent::Note(format!("no example to train on has the class {}", unseen.join(", "))));
     }
 }
 
-/// What rows come from.
+/// The source of rows.
 pub(super) enum Inputs {
     Files(Vec<formats::Input>),
     Made,
@@ -288,11 +288,11 @@ pub(super) enum Inputs {
 
 fn inputs(spec: &ExampleSpec) -> Result<Inputs, DataError> {
     match (spec.source, spec.path.is_empty()) {
-        (Source::Synthetic, true) | (Source::Auto, true) => Ok(Inputs::Made),
-        (Source::Synthetic, false) => Err(DataError::input(
+        (SourceKind::Synthetic, true) | (SourceKind::Auto, true) => Ok(Inputs::Made),
+        (SourceKind::Synthetic, false) => Err(DataError::input(
             "The synthetic set has no use for data.path: leave it out, or set data.source=text.",
         )),
-        (Source::Shards | Source::Bin, _) => Err(DataError::input(
+        (SourceKind::Shards | SourceKind::Bin, _) => Err(DataError::input(
             "Shards and token files hold text for data.task=text only: give JSONL, CSV or parquet as data.path.",
         )),
         (_, true) => Err(DataError::input(
@@ -327,7 +327,10 @@ fn template(spec: &ExampleSpec, vocabulary: Option<&Vocabulary>) -> Result<Optio
         Some(vocabulary) => {
             vec![("bos_token", spelled(vocabulary.bos())), ("eos_token", spelled(vocabulary.eos()))]
         }
-        None => vec![("bos_token", crate::grammar::BOS.into()), ("eos_token", crate::grammar::EOS.into())],
+        None => vec![
+            ("bos_token", crate::text::synthetic::grammar::BOS.into()),
+            ("eos_token", crate::text::synthetic::grammar::EOS.into()),
+        ],
     };
     let found = beside::find(spec.template.as_deref(), &folders, &fallback, spec.date)?;
     // A run that goes on has the tokeniser that was trained for it.
@@ -343,7 +346,7 @@ fn template(spec: &ExampleSpec, vocabulary: Option<&Vocabulary>) -> Result<Optio
 impl Taken {
     /// The classes, and the number of each example's.
     fn classes(&mut self, spec: &ExampleSpec, names: &str) -> Result<Vec<String>, DataError> {
-        if spec.task == Task::Chat {
+        if spec.task == ExampleKind::Chat {
             return Ok(Vec::new());
         }
         let classes = match spec.classes.is_empty() {
@@ -420,7 +423,7 @@ impl Taken {
         let mut places = [Vec::new(), Vec::new()];
         let mut lengths = Vec::with_capacity(self.drafts.len());
         let mut learned = 0;
-        let mut mark = key(vocabulary.fingerprint(), u64::from(spec.task == Task::Chat));
+        let mut mark = key(vocabulary.fingerprint(), u64::from(spec.task == ExampleKind::Chat));
         for (draft, is_held) in self.drafts.into_iter().zip(held) {
             let bytes = |values: &mut dyn Iterator<Item = u32>| {
                 values.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
@@ -452,7 +455,7 @@ impl Taken {
             held_out: held_out.count() as u64,
             tokens: lengths.iter().sum(),
             learned_tokens: learned,
-            lengths: Lengths::of("tokens", lengths),
+            lengths: LengthSummary::of("tokens", lengths),
             classes: counts,
             cut: self.cut,
             too_long: self.too_long,

@@ -1,5 +1,6 @@
-//! Sets of our own, so that fine-tuning runs without any download: small exercises with exact answers, and pairs of
-//! sentences that are about the same thing or not. They go the way of files: rows with fields.
+//! Generated sets for fine-tuning without a download: exercises with exact answers, and pairs of sentences.
+//!
+//! The sentences of a pair are about the same thing or not. Both sets go the way of files: rows with fields.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is wrong with a row that could be read.
+//! The reason why a row that could be read cannot be used.
 
 use crate::error::DataError;
 use crate::formats::{Place, Reason};

@@ -1,4 +1,4 @@
-//! What the first bytes of a file tell about it.
+//! Recognises what a file holds by its first bytes.
 
 use super::fault::{Fault, Reason, Trouble};
 use super::window::Window;

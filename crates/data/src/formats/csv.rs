@@ -70,24 +70,27 @@ impl Csv {
         }
     }
 
-    /// The names of the columns, from the first record.
+    /// The names of the columns, from the first record. None occurs twice.
     pub fn header(&mut self) -> Result<Option<Vec<String>>, Trouble> {
-        let (names, header) = self.cells().map_err(|trouble| match trouble {
+        let Some((names, header)) = self.names()? else { return Ok(None) };
+        match (1..names.len()).find(|at| names[..*at].contains(&names[*at])) {
+            Some(at) => Err(header.wrong(format!("the header has the column `{}` twice", names[at])).into()),
+            None => Ok(Some(names)),
+        }
+    }
+
+    /// The first record as names.
+    fn names(&mut self) -> Result<Option<(Vec<String>, Record)>, Trouble> {
+        let (cells, header) = self.cells().map_err(|trouble| match trouble {
             Trouble::Wrong(fault) => Trouble::Wrong(fault.rest_lost()),
             failed => failed,
         })?;
         let Some(header) = header else { return Ok(None) };
-        let names: Vec<String> =
-            names.iter().map(|name| String::from_utf8_lossy(name).trim().to_string()).collect();
-        let fault =
-            |said: String| Err(Fault::at_line(Reason::Schema, header.line, header.at, said).rest_lost());
         if let Some(said) = header.wrong_quotes {
-            return Ok(fault(format!("the header cannot be read: {said}"))?);
+            return Err(header.wrong(format!("the header cannot be read: {said}")).into());
         }
-        if let Some(twice) = (1..names.len()).find(|at| names[..*at].contains(&names[*at])) {
-            return Ok(fault(format!("the header has the column `{}` twice", names[twice]))?);
-        }
-        Ok(Some(names))
+        let names = cells.iter().map(|name| String::from_utf8_lossy(name).trim().to_string()).collect();
+        Ok(Some((names, header)))
     }
 
     /// The cells of the next record, as many as the header has, and its line and place.
@@ -132,27 +135,15 @@ impl Csv {
             self.shape = Some(Shape { wanted: number - 1, columns });
             return Ok(self.shape);
         }
-        let mut names = Vec::new();
-        let mut take = |bytes: &[u8], cell: Cell| {
-            names.push(String::from_utf8_lossy(&cell.unquoted(bytes)).into_owned())
-        };
-        let header = self.record(&mut take).map_err(|trouble| match trouble {
-            Trouble::Wrong(fault) => Trouble::Wrong(fault.rest_lost()),
-            failed => failed,
-        })?;
-        let Some(header) = header else { return Ok(None) };
-        let fault =
-            |said: String| Err(Fault::at_line(Reason::Schema, header.line, header.at, said).rest_lost());
-        if let Some(said) = header.wrong_quotes {
-            return Ok(fault(format!("the header cannot be read: {said}"))?);
-        }
-        let mut matching = (0..names.len()).filter(|at| names[*at].trim() == self.field);
+        let Some((names, header)) = self.names()? else { return Ok(None) };
+        let mut matching = (0..names.len()).filter(|at| names[*at] == self.field);
         let Some(wanted) = matching.next() else {
-            let known: Vec<String> = names.iter().take(12).map(|name| format!("`{}`", name.trim())).collect();
-            return Ok(fault(format!("there is no column `{}`, only {}", self.field, known.join(", ")))?);
+            let known: Vec<String> = names.iter().take(12).map(|name| format!("`{name}`")).collect();
+            let said = format!("there is no column `{}`, only {}", self.field, known.join(", "));
+            return Err(header.wrong(said).into());
         };
         if matching.next().is_some() {
-            return Ok(fault(format!("the header has the column `{}` twice", self.field))?);
+            return Err(header.wrong(format!("the header has the column `{}` twice", self.field)).into());
         }
         self.shape = Some(Shape { wanted, columns: names.len() });
         Ok(self.shape)
@@ -254,6 +245,13 @@ struct Record {
     len: usize,
     columns: usize,
     wrong_quotes: Option<&'static str>,
+}
+
+impl Record {
+    /// A header without which no record can be read.
+    fn wrong(&self, said: String) -> Fault {
+        Fault::at_line(Reason::Schema, self.line, self.at, said).rest_lost()
+    }
 }
 
 /// A field of the record being scanned, by its place in the record's bytes, without its quotes.

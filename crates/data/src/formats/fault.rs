@@ -1,4 +1,4 @@
-//! What can be wrong with a document or a file, and the count of what was left out.
+//! The reasons why a document or file cannot be used, and the counts of those that were skipped.
 
 use std::collections::BTreeMap;
 use std::{fmt, io};
@@ -175,7 +175,7 @@ impl From<io::Error> for Trouble {
     }
 }
 
-/// What makes a text unusable, whichever file it came from.
+/// The reason why a text is unusable, whichever file it came from.
 pub(super) fn unusable(text: &str) -> Option<(Reason, &'static str)> {
     if text.trim().is_empty() {
         return Some((Reason::Empty, "the document is empty"));
@@ -184,7 +184,8 @@ pub(super) fn unusable(text: &str) -> Option<(Reason, &'static str)> {
         .then_some((Reason::Nul, "the document contains a NUL character, as binary data does"))
 }
 
-/// What was left out, by reason. It reads "3 left out: 2 broken JSON (first: a.jsonl, line 7), 1 empty (first: ...)".
+/// Counts of what was skipped, by reason. It reads "3 left out: 2 broken JSON (first: a.jsonl, line 7), 1 empty (first:
+/// ...)".
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skipped {
     reasons: BTreeMap<Reason, (u64, Place)>,

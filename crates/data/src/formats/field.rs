@@ -1,4 +1,4 @@
-//! What the fields of a row hold, whichever file the row came from: JSON's values, with objects in their own order.
+//! The values of a row's fields, whichever file it came from: JSON's values, with objects in their own order.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ impl Field {
         }
     }
 
-    /// What it is in a sentence.
+    /// Its kind, as sentences call it.
     pub fn kind(&self) -> &'static str {
         match self {
             Field::Null => "null",

@@ -257,7 +257,7 @@ fn search(folder: &Path, files: &mut Vec<(PathBuf, Format)>) -> Result<(), DataE
     Ok(())
 }
 
-/// What a name says: `a.jsonl.gz` is JSONL, packed with gzip.
+/// The format by a file's name: `a.jsonl.gz` is JSONL, packed with gzip.
 fn by_name(path: &Path) -> (Option<Format>, Compression) {
     let ending = |path: &Path| path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
     let mut inner = path.to_path_buf();

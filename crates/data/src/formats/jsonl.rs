@@ -106,7 +106,7 @@ impl Jsonl {
     }
 }
 
-/// What one line gave, and where it is.
+/// The outcome of one line, and where it is.
 pub(super) struct Line<T> {
     pub found: T,
     pub line: u64,
@@ -224,7 +224,7 @@ impl Visitor<'_> for KeyIs<'_> {
     }
 }
 
-/// What a field holds.
+/// The value of a field.
 enum Value {
     Text(String),
     Null,

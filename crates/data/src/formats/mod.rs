@@ -75,7 +75,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// What to do about a document that cannot be used.
+/// The policy for a document that cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnError {
     /// It is an error, with its place.

@@ -92,7 +92,7 @@ impl Reader {
         }
     }
 
-    /// What was left out so far.
+    /// Documents skipped so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }

@@ -1,5 +1,6 @@
-//! Rows of one input in order, with all their fields: the lines of JSONL, the records of CSV, the rows of parquet. What
-//! is wrong is an error with its place, or skipped and counted.
+//! Rows of one input in order, with all their fields: lines of JSONL, records of CSV, rows of parquet.
+//!
+//! A row that cannot be read is an error with its place, or skipped and counted.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -79,7 +80,7 @@ impl Records {
         })
     }
 
-    /// What was left out so far.
+    /// Rows skipped so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }

@@ -16,7 +16,7 @@ pub(super) struct Window {
     /// Of the first byte in view, in the stream.
     offset: u64,
     ended: bool,
-    /// What is wrong with the stream behind the bytes in view.
+    /// The damage of the stream behind the bytes in view.
     damage: Option<String>,
 }
 

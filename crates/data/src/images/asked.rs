@@ -1,16 +1,16 @@
-//! Images that a model is asked about: of every kind of source, and no label is wanted.
+//! Images to classify: of every kind of source, without labels.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use super::cifar::{Cifar, Label};
-use super::folder::{ENDINGS, unlabelled};
-use super::found::{Found, Wanted};
-use super::paths::{entries, files, has_ending};
 use super::set::ImageSet;
 use super::sets::{ImageSpec, TABLES};
-use super::table::{Columns, table};
-use super::webdataset::webdataset;
+use super::sources::cifar::{Cifar, Label};
+use super::sources::folder::{ENDINGS, unlabelled};
+use super::sources::found::{FoundImages, Wanted};
+use super::sources::paths::{entries, files, has_ending};
+use super::sources::table::{Columns, table};
+use super::sources::webdataset::webdataset;
 use crate::error::DataError;
 
 /// Images in the order they were found.
@@ -19,7 +19,7 @@ pub struct AskedImages {
     pub set: ImageSet,
     /// Where each is: the path of a file, of a member behind its archive's, or a record's number behind its file's.
     pub names: Vec<String>,
-    /// What could not be used, in words, where that is allowed and there is any.
+    /// Images that could not be used, in words, where that is allowed and there are any.
     pub left_out: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
         let hash = images.hash;
         return Ok(opened(ImageSet::whole(Arc::new(images), hash), vec![], None, spec));
     }
-    let mut found: Found = match (holds(&["tar"])?, !first.is_dir() && holds(&TABLES)?) {
+    let mut found: FoundImages = match (holds(&["tar"])?, !first.is_dir() && holds(&TABLES)?) {
         (true, _) => webdataset(&files(words, &["tar"])?, Wanted::Nothing, spec.on_error, None)?,
         (false, true) => {
             let (image, root) = (spec.image.as_deref(), spec.root.as_deref());

@@ -1,4 +1,4 @@
-//! What is wrong with an image, a sample or an archive, and what becomes of it.
+//! Flaws of an image, a sample or an archive: fatal, or skipped and counted.
 
 use crate::error::DataError;
 use crate::formats::{OnError, Place, Reason, Skipped};
@@ -24,7 +24,7 @@ impl Flaw {
     }
 }
 
-/// What was left out while a source was looked through, as far as that is allowed.
+/// The record of what was skipped while a source was looked through, where skipping is allowed.
 pub(super) struct Ledger {
     on_error: OnError,
     pub skipped: Skipped,

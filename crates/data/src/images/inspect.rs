@@ -1,4 +1,4 @@
-//! A look into images: how many of which kind, how large, what cannot be used, and how fast one core makes them ready.
+//! Inspects images: formats, sizes, classes, unusable ones, and how fast one core decodes them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::decode::{self, Kind};
+use super::decode::{self, ImageFormat};
 use super::loader::{Bench, make};
 use super::set::ImageSet;
 use super::sets::{ImageDescription, ImageSets};
@@ -14,9 +14,9 @@ use super::stored::{Stored, Trouble};
 use super::view::View;
 use crate::error::DataError;
 use crate::formats::{OnError, Skipped};
-use crate::inspect::Lengths;
-use crate::order::Permutation;
+use crate::order::permutation::Permutation;
 use crate::random::key;
+use crate::text::inspect::LengthSummary;
 
 /// Images whose headers are read. More would say the same.
 const LOOKED_AT: u64 = 1000;
@@ -28,8 +28,8 @@ pub struct ImageInspection {
     pub looked_at: u64,
     /// `JPEG`, `PNG` or `pixels`, and how many of those that were looked at.
     pub kinds: Vec<(&'static str, u64)>,
-    pub widths: Lengths,
-    pub heights: Lengths,
+    pub widths: LengthSummary,
+    pub heights: LengthSummary,
     pub samples: Vec<ImageSample>,
     /// Of those that were looked at, what cannot be used by its header alone: why, how many, and where first.
     pub unusable: Vec<(String, u64, String)>,
@@ -76,7 +76,7 @@ pub fn inspect(sets: &ImageSets, samples: usize) -> Result<ImageInspection, Data
     let mut kinds: BTreeMap<&'static str, u64> = BTreeMap::new();
     good.iter().for_each(|sample| *kinds.entry(sample.kind).or_default() += 1);
     let of = |side: fn(&ImageSample) -> usize| {
-        Lengths::of("pixels", good.iter().map(|one| side(one) as u64).collect())
+        LengthSummary::of("pixels", good.iter().map(|one| side(one) as u64).collect())
     };
     Ok(ImageInspection {
         sets: sets.description.clone(),
@@ -98,8 +98,8 @@ fn header(set: &ImageSet, index: u64, buffer: &mut Vec<u8>) -> Result<(&'static 
         Stored::Encoded(bytes) => {
             let header = decode::header(bytes, set.max_pixels)?;
             let kind = match header.kind {
-                Kind::Jpeg => "JPEG",
-                Kind::Png => "PNG",
+                ImageFormat::Jpeg => "JPEG",
+                ImageFormat::Png => "PNG",
             };
             Ok((kind, header.width, header.height))
         }

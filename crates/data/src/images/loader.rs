@@ -17,14 +17,14 @@ use super::seen::seen;
 use super::set::ImageSet;
 use super::stored::Trouble;
 use super::view::View;
-use crate::documents::Spent;
 use crate::error::DataError;
+use crate::examples::updates::ExampleCursor;
 use crate::formats::{OnError, Place, Skipped};
-use crate::loader::LoaderOptions;
-use crate::order::Order;
+use crate::order::documents::Spent;
+use crate::order::loader::LoaderOptions;
+use crate::order::permutation::Order;
+use crate::order::stall::Waited;
 use crate::random::key;
-use crate::stall::Waited;
-use crate::updates::ExampleCursor;
 
 /// Images as they are fed.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -158,7 +158,7 @@ impl ImageLoader {
         self.waited
     }
 
-    /// What was left out so far because it could not be decoded.
+    /// Images skipped so far because they could not be decoded.
     pub fn left_out(&self) -> &Skipped {
         &self.left_out
     }
@@ -225,7 +225,7 @@ pub(super) fn accepted(set: &ImageSet, seed: u64, cursor: &ExampleCursor) -> Res
     Ok(())
 }
 
-/// What a cursor knows its data by.
+/// The hash by which a cursor knows its data.
 pub(super) fn mark_of(set: &ImageSet, seed: u64) -> String {
     format!("{:016x}", key(key(set.mark, seed), set.count()))
 }
@@ -259,14 +259,14 @@ impl Made {
     }
 }
 
-/// What a thread works in: bytes of a file, and pixels decoded from them.
+/// The buffers of a thread: bytes of a file, and pixels decoded from them.
 #[derive(Default)]
 pub(super) struct Bench {
     bytes: Vec<u8>,
     pixels: Vec<u8>,
 }
 
-/// What an image that was left out looks like.
+/// The pixels of an image that was left out.
 const GREY: u8 = 128;
 
 /// Image `index` of the set as a view sees it; `key` decides what is left to chance.

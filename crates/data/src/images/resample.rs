@@ -14,7 +14,7 @@ use super::stored::Picture;
 
 /// A part of a picture. Sides are not whole where the picture was decoded smaller than it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Part {
+pub(super) struct Region {
     pub left: f64,
     pub top: f64,
     pub width: f64,
@@ -87,7 +87,7 @@ struct Grid<'a> {
 /// A part of a grid at another size, row by row from the top: `put` takes the row's number and its values.
 fn scaled<const C: usize>(
     grid: Grid<'_>,
-    part: Part,
+    part: Region,
     (width, height): (usize, usize),
     mut put: impl FnMut(usize, &[f32]),
 ) {
@@ -162,7 +162,7 @@ pub(super) fn byte(value: f32) -> u8 {
 }
 
 /// Fills `out`, of `height` rows of `width` pixels, with a part of a picture.
-pub(super) fn resample(picture: Picture<'_>, part: Part, width: usize, height: usize, out: &mut [u8]) {
+pub(super) fn resample(picture: Picture<'_>, part: Region, width: usize, height: usize, out: &mut [u8]) {
     assert_eq!(out.len(), width * height * CHANNELS, "the view's bytes");
     let Picture { width: there, height: rows, rgb } = picture;
     let grid = Grid { bytes: rgb, width: there, height: rows, stride: there * CHANNELS };
@@ -214,7 +214,7 @@ mod tests {
     use crate::random::{key, mix};
 
     /// The definition, pixel by pixel in f64.
-    fn defined(picture: Picture<'_>, part: Part, width: usize, height: usize) -> Vec<f64> {
+    fn defined(picture: Picture<'_>, part: Region, width: usize, height: usize) -> Vec<f64> {
         let weights = |place: usize, count: usize, start: f64, extent: f64, there: usize| {
             let (step, centre) =
                 (extent / count as f64, start + (place as f64 + 0.5) * extent / count as f64);
@@ -254,7 +254,7 @@ mod tests {
         let (width, height) = (37, 29);
         let bytes = noise(width, height);
         let picture = Picture { width, height, rgb: &bytes };
-        let part = |left, top, width, height, is_flipped| Part { left, top, width, height, is_flipped };
+        let part = |left, top, width, height, is_flipped| Region { left, top, width, height, is_flipped };
         for (part, w, h) in [
             (part(0.0, 0.0, 37.0, 29.0, false), 37, 29),
             (part(3.0, 2.0, 30.0, 20.0, true), 8, 9),
@@ -276,11 +276,11 @@ mod tests {
     fn a_part_at_its_own_size_is_itself() {
         let bytes = noise(9, 7);
         let picture = Picture { width: 9, height: 7, rgb: &bytes };
-        let whole = Part { left: 0.0, top: 0.0, width: 9.0, height: 7.0, is_flipped: false };
+        let whole = Region { left: 0.0, top: 0.0, width: 9.0, height: 7.0, is_flipped: false };
         let mut out = vec![0; bytes.len()];
         resample(picture, whole, 9, 7, &mut out);
         assert_eq!(out, bytes);
-        resample(picture, Part { is_flipped: true, ..whole }, 9, 7, &mut out);
+        resample(picture, Region { is_flipped: true, ..whole }, 9, 7, &mut out);
         let mirrored: Vec<u8> = bytes
             .chunks(9 * CHANNELS)
             .flat_map(|row| row.chunks(CHANNELS).rev().flatten().copied().collect::<Vec<_>>())
@@ -293,7 +293,7 @@ mod tests {
         for colour in [0, 1, 127, 254, 255] {
             let bytes = vec![colour; 50 * 40 * CHANNELS];
             let picture = Picture { width: 50, height: 40, rgb: &bytes };
-            let part = Part { left: 1.5, top: 3.25, width: 47.0, height: 31.5, is_flipped: false };
+            let part = Region { left: 1.5, top: 3.25, width: 47.0, height: 31.5, is_flipped: false };
             let mut out = vec![9; 13 * 70 * CHANNELS];
             resample(picture, part, 13, 70, &mut out);
             assert!(out.iter().all(|byte| *byte == colour));

@@ -1,5 +1,6 @@
-//! Small sets as one table of bytes, to stay where they are used, and what every sample sees of it: instead of pixels,
-//! six numbers a sample cross the bus.
+//! A small set as one table of bytes that stays on the device, and the crop of every sample.
+//!
+//! Instead of pixels, six numbers a sample cross the bus.
 
 use std::sync::Arc;
 
@@ -11,10 +12,10 @@ use super::set::ImageSet;
 use super::stored::{Stored, Trouble};
 use super::view::View;
 use crate::error::DataError;
-use crate::loader::LoaderOptions;
-use crate::order::Order;
+use crate::examples::updates::ExampleCursor;
+use crate::order::loader::LoaderOptions;
+use crate::order::permutation::Order;
 use crate::random::key;
-use crate::updates::ExampleCursor;
 
 /// All images of a set, of one size: `count * height * width * 3` bytes, laid out as in a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +55,8 @@ impl ByteTable {
     }
 }
 
-/// What samples see of a table, from a cursor on, without end: the same parts of the same images, in the same order, as a
-/// loader of the same set, view and seed gives, whose cursors it shares.
+/// The crops that samples take of a table, from a cursor on, without end: the same parts of the same images, in the
+/// same order, as a loader of the same set, view and seed gives, whose cursors it shares.
 pub struct PartLoader {
     set: Arc<ImageSet>,
     view: View,
@@ -113,7 +114,7 @@ impl PartLoader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::resample::{Part, resample};
+    use crate::images::resample::{Region, resample};
     use crate::images::stored::Picture;
     use crate::images::{Augment, ImageLoader, ImageSpec, open};
 
@@ -143,7 +144,7 @@ mod tests {
                 let rgb = &table.pixels[part[0] as usize * image..][..image];
                 let [left, top, width, height] = [1, 2, 3, 4].map(|i| f64::from(part[i]));
                 let mut out = vec![0; pixels.len()];
-                let part = Part { left, top, width, height, is_flipped: part[5] == 1 };
+                let part = Region { left, top, width, height, is_flipped: part[5] == 1 };
                 resample(Picture { width: table.width, height: table.height, rgb }, part, 9, 11, &mut out);
                 assert_eq!(out, pixels);
             }

@@ -2,7 +2,7 @@
 
 use super::decode::{Jpeg, decode};
 use super::flaw::Flaw;
-use super::resample::{Part, resample, resample_planes};
+use super::resample::{Region, resample, resample_planes};
 use super::stored::{Picture, Stored};
 use super::view::{Crop, View};
 
@@ -32,9 +32,9 @@ pub(super) fn seen(
     Ok(())
 }
 
-fn part(crop: Crop) -> Part {
+fn part(crop: Crop) -> Region {
     let [left, top, width, height] = [crop.left, crop.top, crop.width, crop.height].map(|side| side as f64);
-    Part { left, top, width, height, is_flipped: crop.is_flipped }
+    Region { left, top, width, height, is_flipped: crop.is_flipped }
 }
 
 #[cfg(test)]
@@ -46,8 +46,8 @@ mod tests {
         std::fs::read(format!("{}/tests/pictures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
     }
 
-    /// What is seen where only that is decoded, against the same part of the whole picture: the largest difference of a
-    /// byte and the mean one.
+    /// A view of which only the needed part is decoded, against the same part of the whole picture: the largest
+    /// difference of a byte and the mean one.
     fn difference(name: &str, view: &View, key: u64) -> (u8, f64) {
         let bytes = picture(name);
         let mut out = [vec![0; view.width * view.height * 3], vec![0; view.width * view.height * 3]];

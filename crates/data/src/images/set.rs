@@ -15,7 +15,7 @@ pub struct ImageSet {
     pub(super) selection: Option<Arc<Vec<u64>>>,
     /// Another one where images, classes or sides are other ones.
     pub(super) mark: u64,
-    /// What to do about an image that cannot be decoded.
+    /// The policy for images that cannot be decoded.
     pub(super) on_error: OnError,
     /// Larger ones are not decoded.
     pub(super) max_pixels: u64,

@@ -1,4 +1,4 @@
-//! A specification of images opened: what lies there found out, classes named, sides drawn.
+//! Opens a specification of images: recognises the source, names the classes, splits training and held-out.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::cifar::{Cifar, Label};
 use super::decode::MAX_PIXELS;
-use super::folder::folder;
-use super::found::{self, Found, Wanted};
-use super::paths::{self, has_ending};
 use super::set::ImageSet;
+use super::sources::cifar::{Cifar, Label};
+use super::sources::folder::folder;
+use super::sources::found::{self, FoundImages, Wanted};
+use super::sources::paths::{self, has_ending};
+use super::sources::synthetic::{self, Synthetic};
+use super::sources::table::{Columns, table};
+use super::sources::webdataset::webdataset;
 use super::stored::Images;
-use super::synthetic::{self, Synthetic};
-use super::table::{Columns, table};
-use super::webdataset::webdataset;
 use crate::error::DataError;
 use crate::examples::ClassCount;
 use crate::formats::OnError;
 use crate::random::{fingerprint, key};
-use crate::source::Said;
+use crate::text::source::OpenEvent;
 
 /// How images lie.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum ImageSource {
     Tar,
 }
 
-/// What to read, and what becomes of it.
+/// A specification of images: the files to read and how.
 #[derive(Debug, Clone)]
 pub struct ImageSpec {
     pub source: ImageSource,
@@ -100,7 +100,7 @@ pub struct ImageSets {
     pub description: ImageDescription,
 }
 
-/// What was found, in numbers.
+/// The numbers of an opened set.
 #[derive(Debug, Clone, Serialize)]
 pub struct ImageDescription {
     /// `synthetic`, `CIFAR`, `folder`, `table` or `WebDataset`.
@@ -109,7 +109,7 @@ pub struct ImageDescription {
     pub train: u64,
     pub held_out: u64,
     pub classes: Vec<ClassCount>,
-    /// What cannot be used, by reason: how many, and where first.
+    /// Images that cannot be used, by reason: how many, and where first.
     pub unusable: Vec<(String, u64, String)>,
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for ImageDescription {
 
 /// Opens images, and tells what was left out. Everything that can be found wrong without decoding every image is found
 /// here.
-pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataError> {
+pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, DataError> {
     if !(0.0..1.0).contains(&spec.held_out) {
         return Err(DataError::input(format!(
             "data.held_out={} is not a share: give 0 or more, below 1.",
@@ -155,7 +155,7 @@ pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, Da
 
 pub(super) const TABLES: [&str; 8] = ["jsonl", "ndjson", "csv", "tsv", "parquet", "pq", "gz", "zst"];
 
-/// What the first word names.
+/// Recognises the kind of source that the first word names.
 fn settled(words: &[String]) -> Result<ImageSource, DataError> {
     let path = Path::new(&words[0]);
     if !path.is_dir() {
@@ -184,8 +184,8 @@ fn look(
     words: &[String],
     source: ImageSource,
     spec: &ImageSpec,
-    say: &mut dyn FnMut(Said),
-) -> Result<Found, DataError> {
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<FoundImages, DataError> {
     let wanted = Wanted::Label(spec.label.as_deref());
     match source {
         ImageSource::Tar => {
@@ -206,7 +206,11 @@ fn look(
     }
 }
 
-fn encoded(spec: &ImageSpec, source: ImageSource, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataError> {
+fn encoded(
+    spec: &ImageSpec,
+    source: ImageSource,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<ImageSets, DataError> {
     let shown = spec.path.join(", ");
     let found = look(&spec.path, source, spec, say)?;
     let classes = found::classes(&spec.classes, &found, &shown)?;
@@ -221,7 +225,7 @@ fn encoded(spec: &ImageSpec, source: ImageSource, say: &mut dyn FnMut(Said)) -> 
     };
     let mut sets = sets(kind, files, train, held_out, classes.names);
     if skipped.total() > 0 {
-        say(Said::LeftOut(skipped.to_string()));
+        say(OpenEvent::LeftOut(skipped.to_string()));
     }
     sets.description.unusable = skipped
         .reasons()
@@ -251,7 +255,7 @@ fn synthetic(spec: &ImageSpec) -> Result<ImageSets, DataError> {
     Ok(sets("synthetic", 0, side(spec.images, 0), side(held_out, 1), classes))
 }
 
-fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataError> {
+fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, DataError> {
     let label = match spec.label.as_deref() {
         None | Some("fine") => Label::Fine,
         Some("coarse") => Label::Coarse,
@@ -270,7 +274,7 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(Said)) -> Result<ImageSets, DataE
     paths = kept;
     let left: Vec<PathBuf> = left;
     if let (Some(test), true) = (left.first(), spec.held_out_path.is_empty()) {
-        say(Said::Note(format!(
+        say(OpenEvent::Note(format!(
             "{} is left alone; data.held_out_path={} evaluates on it",
             test.display(),
             test.display()
@@ -440,7 +444,7 @@ mod tests {
         let opened =
             open(&ImageSpec { held_out: 0.2, ..spec(&folder) }, &mut |line| said.push(line)).unwrap();
         assert_eq!((opened.train.count(), opened.held_out.count(), opened.description.files), (4, 1, 2));
-        assert!(matches!(&said[..], [Said::Note(note)] if note.contains("test_batch.bin")), "{said:?}");
+        assert!(matches!(&said[..], [OpenEvent::Note(note)] if note.contains("test_batch.bin")), "{said:?}");
         let apart = ImageSpec { held_out_path: vec![test.to_str().unwrap().into()], ..spec(&folder) };
         let apart = open(&apart, &mut |_| panic!("nothing to say")).unwrap();
         assert_eq!((apart.train.count(), apart.held_out.count()), (5, 4));

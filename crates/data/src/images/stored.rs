@@ -1,4 +1,4 @@
-//! What the loader needs to know of a source of images.
+//! The interface of a source of images: numbered images, as pixels or encoded bytes, with classes.
 
 use super::flaw::Flaw;
 use crate::error::DataError;

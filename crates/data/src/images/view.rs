@@ -36,7 +36,7 @@ pub(crate) struct Crop {
 const TRIES: usize = 10;
 
 impl View {
-    /// What is seen of an image of this size by the sample that `key` belongs to.
+    /// The crop that the sample of `key` takes of an image of this size.
     pub(crate) fn crop(&self, width: usize, height: usize, key: u64) -> Crop {
         match self.augment {
             Augment::Centre { share } => self.centre(width, height, share),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attr::named;
-use crate::passes::adapter::Adapter;
+use crate::passes::forward::adapter::Adapter;
 
 named! {
     pub enum Precision {
@@ -133,6 +133,13 @@ pub struct Options {
     pub update: Update,
     /// Leaves one pass out by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
+}
+
+impl Options {
+    /// Whether no test leaves a pass out.
+    pub fn runs(&self, pass: &str) -> bool {
+        self.skip_pass != Some(pass)
+    }
 }
 
 impl Default for Options {

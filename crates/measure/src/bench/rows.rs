@@ -1,6 +1,7 @@
 //! The rows a measurement trains on: those of the recipe's data, made ahead as in a run, or drawn at random.
 
 use flatout_data::{Rows, Segment, Waited};
+use flatout_ir::Role;
 use flatout_ir::random::philox;
 use flatout_runtime::Session;
 
@@ -9,18 +10,19 @@ use flatout_train::UserError;
 use flatout_train::config::{Config, Data, Source, Task};
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
-use flatout_train::tasks::image_table;
-use flatout_train::tasks::images;
-use flatout_train::tasks::material::Material;
-use flatout_train::tasks::supply::{self, Batch, Part};
+use flatout_train::tasks;
+use flatout_train::tasks::batch::{Batch, BatchSource};
+use flatout_train::tasks::dataset::Dataset;
+use flatout_train::tasks::{images, text};
+use serde_json::Value;
 
 /// A recipe's data, opened once for several measurements.
-pub struct Text {
-    material: Material,
+pub struct OpenData {
+    data: Box<dyn Dataset>,
     key: Key,
 }
 
-/// What an opened corpus depends on.
+/// What open data depends on.
 #[derive(Clone, PartialEq)]
 struct Key {
     data: Data,
@@ -40,20 +42,20 @@ impl Key {
     }
 }
 
-impl Text {
+impl OpenData {
     /// `None` where the config names no data.
-    pub fn open(config: &Config) -> Result<Option<Text>, Failure> {
+    pub fn open(config: &Config) -> Result<Option<OpenData>, Failure> {
         check_repeatable(config)?;
         match config.data.source() {
             Source::Synthetic => {}
             _ if config.data.has_files() => {}
             _ => return Ok(None),
         }
-        Ok(Some(Text { material: Material::open(config, None, &mut |_| {})?, key: Key::of(config) }))
+        Ok(Some(OpenData { data: tasks::open(config, None, &mut |_| {})?, key: Key::of(config) }))
     }
 
-    pub fn material(&self) -> &Material {
-        &self.material
+    pub fn data(&self) -> &dyn Dataset {
+        &*self.data
     }
 
     pub fn named(&self) -> &'static str {
@@ -77,69 +79,75 @@ fn check_repeatable(config: &Config) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Where the next updates come from.
-pub enum Supply {
-    Training(supply::Supply),
-    /// Micro-batches that are used one after another, again and again, so many an update.
-    Drawn {
-        parts: Vec<Batch>,
-        next: usize,
-        of_update: usize,
-    },
+/// Different micro-batches that are drawn: enough that no update trains on the rows of the one before.
+const DRAWN_BATCHES: usize = 8;
+
+/// The batches of a measurement's updates. Where the data keeps something on the device, it is written to the session.
+pub fn source(
+    config: &Config,
+    compiled: &Compiled,
+    data: Option<&OpenData>,
+    session: &mut Session,
+) -> Result<Box<dyn BatchSource>, Failure> {
+    let mut of = |data: &dyn Dataset| {
+        data.prepare(session)?;
+        data.source(config, compiled.feeding(), None)
+    };
+    match data {
+        Some(open) if open.key == Key::of(config) => of(&*open.data),
+        // Rows of another length, seed or vocabulary are other data.
+        Some(_) => of(&*OpenData::open(config)?.expect("a config with data").data),
+        None => Ok(Box::new(Drawn::new(config, compiled))),
+    }
 }
 
-/// Different micro-batches that are drawn: enough that no update trains on the rows of the one before.
-const DRAWN_PARTS: usize = 8;
+/// Batches drawn at random, used one after another, again and again.
+struct Drawn {
+    batches: Vec<Batch>,
+    next: usize,
+    /// Of an update, and how many of this one are still to come.
+    of_update: usize,
+    left: usize,
+}
 
-impl Supply {
-    /// Images that lie on the device are written to the session.
-    pub fn new(
-        config: &Config,
-        compiled: &Compiled,
-        text: Option<&Text>,
-        session: &mut Session,
-    ) -> Result<Supply, Failure> {
-        let mut training = |material: &Material| {
-            image_table::write(session, material)?;
-            supply::Supply::begin(config, compiled, material)
+impl Drawn {
+    fn new(config: &Config, compiled: &Compiled) -> Drawn {
+        let (micro_batch, inputs) = (compiled.micro_batch, compiled.feeding().inputs());
+        let count = DRAWN_BATCHES.max(2 * config.train.batch / micro_batch);
+        let batch = |number| match config.model.image_size() {
+            None => text::batch(Role::GRAD, &drawn(config, micro_batch, number), 0, micro_batch, &inputs),
+            Some(_) => images::drawn(config, micro_batch, number, inputs.clone()),
         };
-        Ok(match text {
-            Some(text) if text.key == Key::of(config) => Supply::Training(training(&text.material)?),
-            Some(_) => {
-                // Rows of another length, seed or vocabulary are other data.
-                let own = Text::open(config)?.expect("a config with data");
-                Supply::Training(training(&own.material)?)
-            }
-            None => {
-                let micro_batch = compiled.micro_batch;
-                let count = DRAWN_PARTS.max(2 * config.train.batch / micro_batch);
-                let part = |part| match config.model.image_size() {
-                    None => Batch::Rows(drawn(config, micro_batch, part), micro_batch),
-                    Some(_) => Batch::Images(images::drawn(config, micro_batch, part)),
-                };
-                let parts = (0..count).map(part).collect();
-                Supply::Drawn { parts, next: 0, of_update: config.train.batch / micro_batch }
-            }
-        })
+        let of_update = config.train.batch / micro_batch;
+        Drawn { batches: (0..count).map(batch).collect(), next: 0, of_update, left: 0 }
+    }
+}
+
+impl BatchSource for Drawn {
+    fn begin_update(&mut self) {
+        self.left = self.of_update;
     }
 
-    /// Begins the next update and tells how many micro-batches it has.
-    pub fn begin_update(&mut self) -> usize {
-        match self {
-            Supply::Training(supply) => supply.begin_update(),
-            Supply::Drawn { of_update, .. } => *of_update,
+    fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
+        if self.left == 0 {
+            return Ok(None);
         }
+        self.left -= 1;
+        self.next += 1;
+        Ok(Some(self.batches[(self.next - 1) % self.batches.len()].clone()))
     }
 
-    pub fn next_part(&mut self) -> Result<Part, Failure> {
-        match self {
-            Supply::Training(supply) => supply.next_part(),
-            Supply::Drawn { parts, next, .. } => {
-                let batch = parts[*next % parts.len()].clone();
-                *next += 1;
-                Ok(Part { batch, epoch: 0.0, waited: Waited::default() })
-            }
-        }
+    /// Nothing is resumed from a measurement.
+    fn cursor(&self) -> Value {
+        Value::Null
+    }
+
+    fn sample(&self) -> u64 {
+        self.next as u64
+    }
+
+    fn waited(&self) -> Waited {
+        Waited::default()
     }
 }
 

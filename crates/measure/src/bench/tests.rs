@@ -62,7 +62,7 @@ fn what_is_told_is_what_was_compiled() {
     assert_eq!(bench.peak_bytes(), bench.arena_bytes(), "the CPU has no driver");
     assert_eq!(bench.active()["fuse.qkv"], "off");
     let of = |role| compiled.plans.plan(role).expect("a plan").launches.len();
-    assert_eq!(bench.launches(), 2 * of(Role::Grad) + of(Role::Apply));
+    assert_eq!(bench.launches(), 2 * of(Role::GRAD) + of(Role::Apply));
     assert_eq!(bench.tokens_per_update(), 8 * 32);
 }
 

@@ -37,7 +37,7 @@ fn real_seconds(compiled: &Compiled, parts: usize) -> f64 {
         let launches = &compiled.plans.plan(role).expect("a plan").launches;
         launches.iter().map(|l| truth(l, &compiled.target)).sum::<f64>()
     };
-    parts as f64 * of(Role::Grad) + of(Role::Apply)
+    parts as f64 * of(Role::GRAD) + of(Role::Apply)
 }
 
 /// The samples span what recipes launch: a step of sizes that were never timed is known from them, and nothing in it is
@@ -103,7 +103,7 @@ fn a_step_is_expected_from_another() {
         let words: Vec<String> = words.split(' ').chain(fixed.split(' ')).map(String::from).collect();
         let config = recipes::resolve(DECODER, &[], &words).expect("a config");
         let mut bench = stage.bench(&config).expect("a bench");
-        let roles = [Role::Grad, Role::Apply];
+        let roles = [Role::GRAD, Role::Apply];
         let times = bench.session().time(&roles, 12).expect("times");
         let compiled = bench.compiled().clone();
         let mut points = vec![];

@@ -1,5 +1,6 @@
 //! The arena over a step: how many bytes are alive at every launch, by category, and what is alive at the peak.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use flatout_ir::plan::{Buffer, Category};
@@ -28,7 +29,7 @@ pub struct Alive {
 /// The peak in words.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Peak {
-    pub role: &'static str,
+    pub role: Cow<'static, str>,
     /// Counted from 1.
     pub launch: usize,
     pub launches: usize,
@@ -143,7 +144,7 @@ pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
     for index in step.iter().copied() {
         let plan = &plans.plans[index];
         let name = match (plan.role, micro_batches) {
-            (Role::Grad, 2..) => format!("grad, {micro_batches} times a step"),
+            (Role::GRAD, 2..) => format!("grad, {micro_batches} times a step"),
             (role, _) => role.name().into(),
         };
         parts.push((before, name));

@@ -1,5 +1,6 @@
 //! The launches of an update, each with its time and what the plan says of it.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use flatout_ir::cost::{of_launch, rate};
@@ -12,7 +13,7 @@ use flatout_train::resolve::compile::Compiled;
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Timed {
     /// `grad`, one of its smaller ones or `apply`, and the place in it.
-    pub plan: &'static str,
+    pub plan: Cow<'static, str>,
     pub launch: usize,
     /// How often an update runs it.
     pub times: u64,

@@ -127,7 +127,7 @@ fn a_machine_that_drifts_changes_no_share() {
     let compiled =
         flatout_train::resolve::compile::compile(&config(&[]), &flatout_train::resolve::compile::target())
             .expect("plans");
-    let runs = [(Role::Grad, 2), (Role::Apply, 1)];
+    let runs = [(Role::GRAD, 2), (Role::Apply, 1)];
     let timed = joined(&compiled, &times, &runs);
     let budget = budget::budget(&rounds, &timed, &runs);
     let parts = [budget.step_ms, budget.kernels_ms, budget.launch_ms, budget.synchronisation_ms];
@@ -170,11 +170,11 @@ impl Played {
     fn timed(&self, slow: Option<Work>) -> Vec<Timed> {
         let parts = self.config.train.batch / self.compiled.micro_batch;
         let mut times: Vec<Vec<LaunchTime>> = vec![];
-        for role in [Role::Grad, Role::Apply] {
+        for role in [Role::GRAD, Role::Apply] {
             let launches = &self.compiled.plans.plan(role).expect("a plan").launches;
             times.push((0..launches.len()).map(|i| time(i, 0.0)).collect());
         }
-        let mut timed = joined(&self.compiled, &times, &[(Role::Grad, parts as u64), (Role::Apply, 1)]);
+        let mut timed = joined(&self.compiled, &times, &[(Role::GRAD, parts as u64), (Role::Apply, 1)]);
         for t in &mut timed {
             t.seconds = t.roofline_seconds() * if Some(t.work) == slow { self.slow } else { 1.0 };
             t.is_again &= slow.is_none();

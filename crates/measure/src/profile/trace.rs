@@ -40,7 +40,7 @@ pub fn trace(report: &Report) -> Value {
                 at += launch.seconds;
             }
             let args = json!({ "micro_batch": part });
-            events.push(slice(DEVICE, PLANS, plan[0].plan, "plan", begin, at - begin, args));
+            events.push(slice(DEVICE, PLANS, &plan[0].plan, "plan", begin, at - begin, args));
         }
     }
     json!({ "displayTimeUnit": "ms", "otherData": { "recipe": report.recipe }, "traceEvents": events })

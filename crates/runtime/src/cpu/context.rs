@@ -1,4 +1,4 @@
-//! What a kernel gets beside its launch: its tensors in the arena, scratch, and the threads.
+//! The context a CPU kernel runs in: its tensors in the arena, its workspace, and the threads.
 
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, View};

@@ -1,5 +1,4 @@
-//! Branch-free f32 functions that the compiler vectorises, and the macro that compiles a loop for the vector units
-//! the machine has.
+//! Branch-free f32 functions that the compiler vectorises, and the macro that picks the vector unit.
 //!
 //! Nothing here depends on vector width: a sum is kept in sixteen lanes whatever the registers hold, so the same CPU
 //! gives the same bits for every thread count. `f32::mul_add` is one instruction in the two vector versions; the
@@ -19,7 +18,7 @@ pub enum Level {
     Avx512 = 3,
 }
 
-/// What this machine has, detected once.
+/// The vector extensions of this machine, detected once.
 #[inline]
 pub fn level() -> Level {
     static FOUND: AtomicU8 = AtomicU8::new(0);

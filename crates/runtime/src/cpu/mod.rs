@@ -1,35 +1,19 @@
-//! The CPU backend: one file a kernel family, and the table of what they run.
+//! The CPU backend: sessions, threads, vector mathematics and the kernels.
 
-pub mod adamw;
-pub mod adamw8;
-pub mod attention;
 pub mod context;
-pub mod copy;
-pub mod dropout;
-pub mod elementwise;
-mod epilogue;
-pub mod gated;
-pub mod head_loss;
-pub mod index;
-pub mod linear_attention;
-pub mod low_rank_norm;
+pub mod kernels;
 pub mod math;
-pub mod norm;
 pub mod normal;
-pub mod product;
-pub mod qk_norm_rope;
-pub mod quantize;
-pub mod reduce;
-pub mod resample;
-pub mod rope;
 pub mod session;
 pub mod tensor;
+
+pub use kernels::{KERNELS, kernel};
 
 use flatout_ir::Launch;
 use flatout_ir::target::{KernelRow, Rates, Target};
 use flatout_ir::timings::Timings;
-use flatout_ir::types::DType;
 
+use crate::rows::EVERY_TYPE;
 use context::Context;
 use math::Level;
 
@@ -42,39 +26,7 @@ pub struct Kernel {
 
 pub type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 
-const FLOATS: &[DType] = &[DType::F32, DType::BF16];
-const ANY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::I32];
-/// For what moves or casts elements.
-const EVERY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
-
-/// Every kernel of this backend, by file.
-pub const KERNELS: &[&[Kernel]] = &[
-    adamw::KERNELS,
-    adamw8::KERNELS,
-    attention::KERNELS,
-    copy::KERNELS,
-    dropout::KERNELS,
-    elementwise::KERNELS,
-    gated::KERNELS,
-    head_loss::KERNELS,
-    index::KERNELS,
-    linear_attention::KERNELS,
-    low_rank_norm::KERNELS,
-    norm::KERNELS,
-    product::KERNELS,
-    qk_norm_rope::KERNELS,
-    quantize::KERNELS,
-    reduce::KERNELS,
-    resample::KERNELS,
-    rope::KERNELS,
-];
-
-/// The kernel of a name.
-pub fn kernel(name: &str) -> Option<&'static Kernel> {
-    KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
-}
-
-/// This machine with so many threads, as the compiler sees it.
+/// This machine with `threads` threads, as the compiler sees it.
 pub fn target(threads: usize) -> Target {
     let cores = threads.max(1);
     Target {

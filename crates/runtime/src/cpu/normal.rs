@@ -1,6 +1,8 @@
-//! Normal numbers by counter, many at once: those of `flatout_ir::random::normal_pair`, to the bit in all 6.4 million that
-//! were compared, at 6.5 ns a number with AVX-512 where that takes 40 (one busy core of a Zen 4 server). A model of
-//! 8 billion frozen weights is drawn in seconds by it.
+//! Normal numbers by counter, many at once, for initial weights.
+//!
+//! They are those of `flatout_ir::random::normal_pair`, to the bit in all 6.4 million that were compared, at 6.5 ns a
+//! number with AVX-512 where that takes 40 (one busy core of a Zen 4 server). 8 billion frozen weights are drawn in
+//! seconds.
 //!
 //! Logarithm, sine and cosine are their series, to the last digits of f64, so that what is rounded to f32 is the same.
 

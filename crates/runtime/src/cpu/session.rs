@@ -1,10 +1,12 @@
-//! Plans on the CPU: the arena, and the kernel of every launch with the threads it runs on.
+//! Plans on the CPU: the arena, and each launch's kernel with the threads it runs on.
 
 use flatout_ir::{Launch, Plan, PlanSet, View};
 
 use std::time::Instant;
 
-use super::{Run, context::Context, copy};
+use super::Run;
+use super::context::Context;
+use super::kernels::movement::copy;
 use crate::arena::Arena;
 use crate::timing::Samples;
 use crate::{RuntimeError, launch};

@@ -1,4 +1,4 @@
-//! Strided tensors over the arena: what a kernel reads and writes.
+//! Strided tensors over the arena, as kernels read and write them.
 //!
 //! A `Tensor` is a pointer with dimensions; `Rows` is the same with every axis but the last folded. Access is
 //! `unsafe` because it goes around borrows: an output may lie exactly on an input (see `KernelRow::in_place`), and
@@ -213,7 +213,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Lets `write` fill a row: the arena's own memory where it is f32 without gaps, else `buffer`, stored after.
-    /// What `write` finds in the slice is not the row's value.
+    /// The slice that `write` gets does not hold the row's value.
     ///
     /// # Safety
     /// The module's contract; no slice of memory the row lies on is alive.

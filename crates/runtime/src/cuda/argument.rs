@@ -2,7 +2,7 @@
 
 use super::context::{Arg, CudaError, Function, Stream, Work};
 
-/// What a struct with the strictest alignment begins at a multiple of: a tensor map's.
+/// The strictest alignment of an argument: a tensor map's.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Line([u64; 8]);

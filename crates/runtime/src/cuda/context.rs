@@ -1,5 +1,4 @@
-//! What the kernels of this backend are written against: a kernel's row, sources and `prepare`; what `prepare` may
-//! use; and the work it gives back.
+//! The interface of CUDA kernels: row, sources and `prepare`, and the work that `prepare` returns.
 //!
 //! Nothing here comes from a bindings crate: handles are opaque pointers, statuses plain integers, constants carry the
 //! names of NVIDIA's headers. Libraries stay open as long as the process, so entry points are `'static`.
@@ -14,14 +13,14 @@ use flatout_ir::target::KernelRow;
 use flatout_ir::{Launch, View};
 
 use super::argument::Block;
-use super::attention::choice::{AttentionKernel, Chosen};
-use super::attention::cudnn::Cudnn;
 use super::driver::{Driver, Modules};
-use super::lt::Lt;
+use super::kernels::attention::choice::{AttentionKernel, Chosen};
+use super::kernels::attention::cudnn::Cudnn;
+use super::kernels::products::lt::Lt;
+use super::session::tuned::Tuned;
 use super::tensor_map;
-use super::tuned::Tuned;
 
-/// What a library or the compiler answered, in one sentence; the session adds the launch's path and shapes.
+/// An error of a library or the compiler, in one sentence; the session adds the launch's path and shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaError {
     pub what: String,
@@ -66,7 +65,7 @@ pub struct Kernel {
 /// The work of a launch, or why there is none.
 pub type Prepared = Result<Box<dyn Work>, CudaError>;
 
-/// What kernels may know of the device and the run.
+/// The properties of the device and the run that kernels may depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Compute capability: 9 and 0 for Hopper.
@@ -82,7 +81,7 @@ pub struct Facts {
     pub deterministic: bool,
     /// Candidates are timed in `prepare`; otherwise the library's first choice is taken.
     pub autotune: bool,
-    /// What attention must run on.
+    /// The kernel attention must run on.
     pub attention: AttentionKernel,
 }
 
@@ -134,7 +133,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// What `prepare` may use. Addresses are final: the arena is allocated, so they may be baked into arguments.
+/// The means of `prepare`. Addresses are final: the arena is allocated, so they may be baked into arguments.
 pub struct Prepare<'a> {
     pub(super) arena: u64,
     pub(super) facts: &'a Facts,
@@ -240,7 +239,7 @@ impl Function {
         self.raw
     }
 
-    /// How many blocks of so many threads and so much dynamic shared memory fit on one multiprocessor.
+    /// The number of blocks, of given threads and dynamic shared memory, that fit on one multiprocessor.
     pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32, CudaError> {
         self.driver.blocks_per_sm(self, block, shared)
     }

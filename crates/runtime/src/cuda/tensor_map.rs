@@ -1,5 +1,6 @@
-//! Tensor maps: how the bulk-copy unit of sm_90 and later finds boxes of a tensor in memory and lays them out in shared
-//! memory, zeros where a box reaches beyond the tensor.
+//! TMA tensor maps: how sm_90 and later load boxes of a tensor into shared memory, swizzled.
+//!
+//! Elements of a box beyond the tensor are zeros.
 
 use super::argument::Block;
 use super::context::CudaError;
@@ -50,7 +51,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// What the driver refuses without a word: found here, with one.
+    /// Finds, and names, the faults for which the driver gives no reason.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         let rank = self.dims.len();
         let wrong = if !(3..=5).contains(&rank) {

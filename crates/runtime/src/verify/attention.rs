@@ -1,5 +1,6 @@
-//! Attention's cases: masks, heads and their sizes, lengths off every tile's edge, and segments in every pattern, both
-//! directions. Everything outside the segments is NaN.
+//! Cases of attention: masks, heads, sizes, lengths off every tile's edge and segments in every pattern.
+//!
+//! Both directions; everything outside the segments is NaN.
 
 use std::ops::Range;
 
@@ -25,9 +26,9 @@ const BF16_FEW_KEYS_BOUND: f64 = 2.5e-2;
 /// One side's segments.
 #[derive(Clone, Debug)]
 pub(super) enum Side {
-    /// So many of one length.
+    /// A number of segments of one length.
     Even { count: usize, len: usize },
-    /// (start, length) of each, on an axis of so many tokens; none is longer than `longest`.
+    /// (start, length) of each, on an axis of `tokens` tokens; none is longer than `longest`.
     Ragged { tokens: usize, longest: usize, bounds: Vec<(i32, i32)> },
 }
 
@@ -219,7 +220,7 @@ fn full() -> Side {
     ragged(162, &[(0, 65), (65, 33), (98, 64)])
 }
 
-/// The first key of caches of so many tokens each, filled to these lengths.
+/// The first key of caches of `capacity` tokens each, filled to these lengths.
 fn caches(capacity: usize, lengths: &[i32]) -> Side {
     let bounds: Vec<(i32, i32)> =
         lengths.iter().enumerate().map(|(s, len)| ((s * capacity) as i32, *len)).collect();
@@ -517,7 +518,7 @@ mod tests {
         }
     }
 
-    /// What lies outside the segments is NaN for the kernels, and every cut has something there.
+    /// Elements outside the segments are NaN for the kernels, and every cut has some.
     #[test]
     fn outside_is_poisoned() {
         let case = Problem::new("with gaps", Mask::Causal, gaps(), None).case(true);

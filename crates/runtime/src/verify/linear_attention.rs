@@ -1,6 +1,8 @@
-//! Cases of linear attention: every mask, keys of their own and queries that are their keys, heads that share keys or
-//! values, equal and ragged segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and
-//! of several; queries that are turned as they are read, by a table, behind it and without one, and their gradient onto a base.
+//! Cases of linear attention: masks, shared heads, segments, sizes and rotations.
+//!
+//! Every mask, keys of their own and queries that are their keys, heads that share keys or values, equal and ragged
+//! segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and of several; queries
+//! that are rotated as they are read, by a table, beyond it and without one, and their gradient onto a base.
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::frequency::Frequencies;
@@ -30,8 +32,8 @@ pub(super) fn linear_attention(table: &mut Table) {
         given(table, mask, q, k, [140, 300], [2, 1, 2], [72, 40], dtype, vec![]);
         symmetric(table, LinearMask::Strict, k, 300, [2, 1], [72, 40], dtype, vec![]);
         symmetric(table, LinearMask::Full, k, 300, [2, 2], [40, 264], dtype, vec![]);
-        turned(table, LinearMask::Strict, k, 300, [2, 1], [72, 40], dtype, vec![], Rows::Some);
-        turned(
+        rotated(table, LinearMask::Strict, k, 300, [2, 1], [72, 40], dtype, vec![], Rows::Some);
+        rotated(
             table,
             LinearMask::Full,
             Segments::Uniform { len: 21 },
@@ -49,9 +51,9 @@ pub(super) fn linear_attention(table: &mut Table) {
         symmetric(table, LinearMask::Full, segments, 2 * len, [2, 1], [136, 72], DType::BF16, vec![]);
         symmetric(table, LinearMask::Strict, segments, 2 * len, [2, 1], [64, 64], DType::BF16, vec![]);
         for rows in [Rows::All, Rows::Counted] {
-            turned(table, LinearMask::Full, segments, 2 * len, [3, 1], [136, 72], DType::BF16, vec![], rows);
+            rotated(table, LinearMask::Full, segments, 2 * len, [3, 1], [136, 72], DType::BF16, vec![], rows);
         }
-        turned(
+        rotated(
             table,
             LinearMask::Strict,
             segments,
@@ -65,9 +67,9 @@ pub(super) fn linear_attention(table: &mut Table) {
     }
     let (segments, ragged) =
         (Segments::Uniform { len: 65 }, Segments::Ragged { max_segments: 4, max_len: 30 });
-    turned(table, LinearMask::Causal, segments, 130, [2, 1], [200, 64], DType::BF16, vec![], Rows::None);
+    rotated(table, LinearMask::Causal, segments, 130, [2, 1], [200, 64], DType::BF16, vec![], Rows::None);
     for rows in [Rows::All, Rows::Some, Rows::Counted, Rows::None] {
-        turned(table, LinearMask::Strict, ragged, 42, [4, 1], [72, 16], DType::BF16, bounds(), rows);
+        rotated(table, LinearMask::Strict, ragged, 42, [4, 1], [72, 16], DType::BF16, bounds(), rows);
     }
 }
 
@@ -122,7 +124,7 @@ enum Rows {
 }
 
 #[allow(clippy::too_many_arguments, reason = "a row of the table")]
-fn turned(
+fn rotated(
     table: &mut Table,
     mask: LinearMask,
     q: Segments,

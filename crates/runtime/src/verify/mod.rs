@@ -26,12 +26,12 @@ use flatout_ir::{Launch, Op, OpKind};
 use rayon::prelude::*;
 
 use crate::cpu;
-use crate::cuda::attention::choice;
-use crate::cuda::nvrtc::{Nvrtc, Resources};
+use crate::cuda::driver::nvrtc::{Nvrtc, Resources};
+use crate::cuda::kernels::attention::choice;
 use crate::cuda::{self, AttentionKernel, Facts};
 use trial::{Form, Outputs, Trial};
 
-/// What an input holds.
+/// The contents of an input.
 #[derive(Clone, Debug)]
 pub enum Data {
     /// Normal numbers of this deviation.
@@ -271,7 +271,7 @@ pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
     found
 }
 
-/// What every kernel that serves a launch compiles.
+/// The sources of every kernel that serves a launch.
 pub fn sources_of(launch: &Launch, facts: &Facts) -> Vec<cuda::Source> {
     sources_with_shared(launch, facts).into_iter().map(|(source, _)| source).collect()
 }
@@ -308,7 +308,7 @@ pub fn compile_ahead(
     device.compile_ahead(&all, &|| see(made.fetch_add(1, Ordering::Relaxed) + 1, all.len()))
 }
 
-/// What each kernel of some cases takes on an architecture such as `sm_90a`: source with its defines, architecture,
+/// The resources of each kernel of some cases on an architecture such as `sm_90a`: source with its defines, architecture,
 /// and the compiler's answer. Needs no GPU.
 pub fn assemble(
     cases: &[Case],
@@ -338,7 +338,7 @@ fn runs(row: &KernelRow, case: &Case) -> bool {
     row.op == case.op.kind() && row.dtypes.contains(&dtype_of(case))
 }
 
-/// What rows are listed by.
+/// The key that rows are listed by.
 fn dtype_of(case: &Case) -> DType {
     let types = types_of(case);
     types.iter().find(|d| d.is_float()).or(types.first()).copied().unwrap_or(DType::F32)
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn every_kernel_agrees_with_the_oracle_in_every_form() {
         let cases = cases::all();
-        // Attention's are so many that they have tests of their own.
+        // Attention has too many cases for one test and has its own.
         let failed: Vec<String> = cases
             .iter()
             .filter(|case| !case.is_attention() && is_for(case, Place::Cpu))

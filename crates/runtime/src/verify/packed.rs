@@ -1,5 +1,7 @@
-//! What packing promises beside right values: a packed call gives the bits of a call a segment, and one captured graph
-//! serves any segments that the host writes.
+//! Checks of packing: the bits of separate calls, and one captured graph for any segments.
+//!
+//! A packed call gives the bits of one call per segment, and one captured graph serves any segments that the host
+//! writes.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Cases of the matrix product: types, modes, layouts, at sizes the matrix units like and at odd ones.
+//! Cases of the matrix product: types, modes and layouts, at sizes the matrix units like and at odd ones.
 
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::product::{Compute, plain};
@@ -8,11 +8,11 @@ use flatout_ir::{Op, OpKind};
 use super::Data;
 use super::cases::{FLOATS, Input, Table, tensor, x};
 
-/// What a mode allows beside the types, on the relative L2 error. In TF32 an operand is off by at most 2^-10 of itself
+/// The relative L2 error a mode allows beside the types. In TF32 an operand is off by at most 2^-10 of itself
 /// however the device cuts it to 10 bits (the oracle rounds, some devices drop the rest), so a term is off by 2^-9; the
 /// loss puts two such products one after the other.
 ///
-/// Matrix units add up 8-bit terms with fewer bits than f32 has, and move the sum to f32 every so many of them.
+/// Matrix units add up 8-bit terms with fewer bits than f32 has, and move the sum to f32 every few of them.
 pub(super) fn mode_bound(op: &Op, ins: &[Input]) -> Option<f64> {
     match (op.compute()?, op.kind()) {
         (_, OpKind::Product) if ins[0].0.dtype.is_fp8() => Some(2e-3),

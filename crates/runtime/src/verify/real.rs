@@ -1,5 +1,6 @@
-//! Kernels at the sizes of a real model, on samples of what they give: tiles, rows and heads of the output against the
-//! oracle on just the inputs that these depend on.
+//! Kernels at the sizes of a real model, checked on samples of their outputs.
+//!
+//! Tiles, rows and heads of the output are compared with the oracle on just the inputs that these depend on.
 //!
 //! Small cases cannot show an index that overflows, a grid that is too short or a sum that loses its last block. Where an
 //! output depends on all rows (a weight's gradient), the incoming gradient is zero but in a few rows spread over the
@@ -24,7 +25,7 @@ use flatout_ir::{Launch, Op, PlanSet, Role, View};
 
 use super::trial::encode;
 use super::{Place, Way};
-use crate::cuda::noise::Noise;
+use crate::cuda::session::noise::Noise;
 use crate::{RuntimeError, Session, cuda};
 
 const F32: DType = DType::F32;
@@ -32,7 +33,7 @@ const BF16: DType = DType::BF16;
 
 /// On the relative L2 error of a sample: operations that round to bf16 inside, as in the small cases.
 const BF16_BOUND: f64 = 1.5e-2;
-/// What rounds once, at the end, to bf16, whose last bit is 2^-8.
+/// The bound of an output rounded once, at the end, to bf16, whose last bit is 2^-8.
 const BF16_ONCE_BOUND: f64 = 4e-3;
 /// A product of bf16 summed in f32: matrix units drop low bits of long sums.
 const LONG_SUM_BOUND: f64 = 2e-3;
@@ -83,19 +84,19 @@ impl Sizes {
 type Samples = dyn Fn(Bench<'_>) -> Result<f64, String>;
 type Laying = dyn Fn(Bench<'_>) -> Result<Vec<Launch>, String>;
 
-/// What is checked, with its bound; it runs where it is told and gives the worst error of its samples.
+/// A check with its bound; it runs where it is told and gives the worst error of its samples.
 pub struct Check {
     pub name: String,
     pub bound: f64,
     op: Op,
     dtype: DType,
-    /// What it launches, where several kernels may serve that.
+    /// Lays out the check's launches, where several kernels may serve them.
     lay: Option<Box<Laying>>,
     run: Box<Samples>,
 }
 
 impl Check {
-    /// What it launches, where several kernels may serve that, for compiling ahead.
+    /// The launches of the check, where several kernels may serve them, for compiling ahead.
     pub fn launches(&self, place: Place<'_>) -> Vec<Launch> {
         let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default())));
         laid.and_then(Result::ok).unwrap_or_default()
@@ -119,7 +120,7 @@ impl Check {
     }
 }
 
-/// What a tensor holds before the operation runs.
+/// The contents of a tensor before the operation runs.
 #[derive(Clone)]
 pub(super) enum Fill {
     Noise(Noise),
@@ -274,7 +275,7 @@ fn narrow(view: &View, axis: usize, range: Range<usize>) -> View {
     part
 }
 
-/// What ran, to be sampled.
+/// A finished run, to be sampled.
 struct Ran {
     session: Session,
 }

@@ -1,4 +1,4 @@
-//! How fast each kernel is on a GPU, at the sizes of real models: one large case a kernel, timed as a graph.
+//! Speed of each kernel on a GPU at the sizes of real models: one large case per kernel, timed as a graph.
 
 pub mod attention;
 
@@ -17,7 +17,7 @@ use flatout_ir::{Op, OpKind};
 
 use super::trial::{Form, Trial};
 use super::{Case, Data, Place, kernel_of};
-use crate::cuda::noise::Noise;
+use crate::cuda::session::noise::Noise;
 use crate::{Session, cuda};
 
 const BF16: DType = DType::BF16;

@@ -1,4 +1,4 @@
-//! One case run once, in a poisoned arena of its own.
+//! Runs one case once, in a poisoned arena of its own.
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ pub(super) struct Opened {
 
 /// Bytes nobody may read or write: NaN in the float types, -1 in i32.
 const POISON: u8 = 0xFF;
-/// What random numbers are drawn by.
+/// The seed of random numbers.
 const KEY: u64 = 0x1234_5678_9abc_def0;
 
 impl<'a> Trial<'a> {
@@ -80,7 +80,7 @@ impl<'a> Trial<'a> {
         }
         for (input, rows) in &case.idle {
             let width = case.ins[*input].0.elements() / case.ins[*input].0.dims[0].max(1);
-            // What the oracle computes is filled below.
+            // Outputs of the oracle are filled below.
             if !values[*input].is_empty() {
                 values[*input][rows.start * width..rows.end * width].fill(0.0);
             }
@@ -115,7 +115,7 @@ impl<'a> Trial<'a> {
         &self.values[i]
     }
 
-    /// What the kernel finds in an input: NaN in idle rows, which the oracle takes for zeros.
+    /// An input as the kernel finds it: NaN in idle rows, which the oracle takes for zeros.
     fn given(&self, i: usize) -> Vec<f64> {
         let ty = &self.case.ins[i].0;
         let width = ty.elements() / ty.dims.first().copied().unwrap_or(1).max(1);

@@ -10,6 +10,7 @@ mod classes;
 mod foreign;
 mod layers;
 mod nearest;
+pub mod pattern;
 mod schema;
 mod text;
 mod value;

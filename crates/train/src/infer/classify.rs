@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flatout_data::examples::ExampleSpec;
-use flatout_data::{ExampleTable, Layout, MicroBatch, Shape, once};
+use flatout_data::{ExampleTable, Layout, Shape, once};
 use flatout_ir::{Program, Role};
 use flatout_models::config::{Head, Positions};
 use serde::Serialize;
@@ -15,11 +15,11 @@ use crate::device::Device;
 use crate::infer::evaluate::Share;
 use crate::metrics::{Confusion, Metrics, likeliest, probabilities};
 use crate::refuse;
-use crate::resolve::arranged;
-use crate::tasks::example_sets;
-use crate::tasks::feed::{Draw, feed_examples};
-use crate::tasks::material::{Examples, Material};
-use crate::weights::pretrained::Loaded;
+use crate::tasks::capacities::{self, Capacities};
+use crate::tasks::dataset::Dataset;
+use crate::tasks::examples::{self, LaidOut};
+use crate::training::evaluate::evaluate_all;
+use crate::weights::loaded::Loaded;
 
 /// What a model says of a text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,12 +47,9 @@ pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTa
         (loaded.config.train.fold, loaded.config.train.folds) = (None, None);
     }
     loaded.config.data.task = Task::Classes;
-    let material = Material::open(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
-    material.check_classes(&loaded.config)?;
-    let Material::Examples(Examples { train, held_out, .. }) = material else {
-        unreachable!("labelled texts are examples")
-    };
-    Ok((if share == Share::All { train } else { held_out }, share))
+    let texts = examples::read(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
+    texts.check_classes(&loaded.config)?;
+    Ok((if share == Share::All { texts.train } else { texts.held_out }, share))
 }
 
 /// What is to be predicted: the rows of a file, with or without labels, where each was found, and the classes' names.
@@ -74,7 +71,7 @@ pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
         unlabelled: true,
         held_out: 0.0,
         fold: None,
-        ..example_sets::spec(&config, Some(&loaded.dir))
+        ..examples::spec(&config, Some(&loaded.dir))
     };
     let sets = flatout_data::examples::open(&spec)?;
     let mut classes = config.data.classes;
@@ -104,18 +101,15 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
     }
     let tokens = AT_ONCE.max(longest).next_multiple_of(128);
     let shape = Shape::Packed { tokens, segments: TEXTS_AT_ONCE };
-    let graph = arranged::model_for(&loaded.config, shape, false);
+    let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, shape), false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let classes = loaded.config.model.decoder().classes();
-    for part in once(texts, usize::MAX, &Layout::new(vec![shape]), &[]) {
-        feed_examples(&mut session, Role::Eval, &part, Draw { seed: 0, step: 0 })?;
-        session.run(Role::Eval)?;
-        let all = session.result(Role::Eval, "class_logits")?;
-        let MicroBatch { samples, .. } = part;
-        for (sample, logits) in samples.iter().zip(all.chunks_exact(classes)) {
+    let laid_out = LaidOut(once(texts, usize::MAX, &Layout::new(vec![shape]), &[]));
+    evaluate_all(&mut session, &laid_out, TEXTS_AT_ONCE, &mut |batch, all| {
+        for (sample, logits) in batch.samples.iter().zip(all.chunks_exact(classes)) {
             rows[*sample as usize] = logits.to_vec();
         }
-    }
+    })?;
     Ok(rows)
 }
 

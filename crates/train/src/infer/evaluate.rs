@@ -1,18 +1,17 @@
 //! How well a model predicts some text: the mean loss a token, and perplexity.
 
-use flatout_data::{Rows, max_segments};
 use flatout_ir::{Program, Role};
-use flatout_models::decoder::{Documents, Form};
 use serde::Serialize;
 
-use crate::Failure;
-use crate::UserError;
 use crate::config::Source;
 use crate::device::Device;
-use crate::refuse;
-use crate::tasks::feed::{Draw, feed};
-use crate::tasks::material::{Material, as_rows};
-use crate::weights::pretrained::Loaded;
+use crate::tasks;
+use crate::tasks::batch::EvalSet;
+use crate::tasks::capacities::{self, Capacities};
+pub use crate::tasks::dataset::Share;
+use crate::training::evaluate::evaluate_all;
+use crate::weights::loaded::Loaded;
+use crate::{Failure, UserError, refuse};
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -26,17 +25,9 @@ pub struct Evaluation {
     pub rows: u64,
 }
 
-/// What is evaluated on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
-    /// The documents that were kept from training, as evaluation in training reads them.
-    HeldOut,
-    /// Every document of a path that was given.
-    All,
-}
-
-/// Rows for `eval`: all documents of a path given on the command line, otherwise the held-out share of a run's own data.
-pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Rows, Share), Failure> {
+/// The rows to evaluate on: all documents of a path given on the command line, otherwise the held-out share of a run's own
+/// data.
+pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Box<dyn EvalSet>, Share), Failure> {
     let given = |key: &str| {
         overrides.iter().any(|word| word.split('=').next().is_some_and(|name| name.trim() == key))
     };
@@ -48,22 +39,14 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Rows, Share), 
     if share == Share::All {
         loaded.config.data.held_out = 0.0;
     }
-    let material = Material::open(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
-    let limit = match loaded.config.eval.rows {
+    let data = tasks::open(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
+    let most = match loaded.config.eval.rows {
         rows if given("eval.rows") || given("rows") => rows,
         rows if share == Share::HeldOut && rows > 0 => rows,
         _ if synthetic => 256,
         _ => usize::MAX,
     };
-    let context = loaded.config.model.tokens();
-    let rows = match (&material, share) {
-        (Material::Text(corpus), Share::HeldOut) => corpus.held_out_rows(limit)?,
-        (Material::Text(corpus), Share::All) => corpus.rows_once(limit)?,
-        (Material::Examples(examples), Share::HeldOut) => as_rows(&examples.held_out, limit, context),
-        (Material::Examples(examples), Share::All) => as_rows(&examples.train, limit, context),
-        (Material::Images(_), _) => unreachable!("images have classes, which are judged apart"),
-    };
-    Ok((rows, share))
+    Ok((data.eval_set(&loaded.config, share, most, None)?, share))
 }
 
 fn needs_path(loaded: &Loaded) -> Result<(), UserError> {
@@ -74,23 +57,14 @@ fn needs_path(loaded: &Loaded) -> Result<(), UserError> {
 const AUTO_TOKENS: usize = 4096;
 
 /// The mean loss over rows of tokens.
-pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Evaluation, Failure> {
-    let (model, len) = (&loaded.config.model, loaded.config.model.tokens());
-    let at_once = loaded.config.eval.micro_batch.given().unwrap_or((AUTO_TOKENS / len).max(1));
-    let at_once = at_once.min(rows.count()).max(1);
-    let documents = match loaded.config.data.document_mask {
-        true => Documents::Apart { most: at_once * max_segments(len) },
-        false => Documents::Joined,
-    };
-    let graph = model.of_texts(Form::Loss { rows: at_once, len, documents, dropout: false });
+pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &dyn EvalSet) -> Result<Evaluation, Failure> {
+    let config = &loaded.config;
+    let count = rows.samples();
+    let at_once = config.eval.micro_batch.given().unwrap_or((AUTO_TOKENS / config.model.tokens()).max(1));
+    let at_once = at_once.min(count).max(1);
+    let graph = capacities::texts(config, &Capacities::of_rows(config, at_once), false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
-    let (mut loss, mut weight) = (0.0, 0.0);
-    for from in (0..rows.count()).step_by(at_once) {
-        feed(&mut session, Role::Eval, rows, from, at_once, Draw { seed: 0, step: 0 })?;
-        session.run(Role::Eval)?;
-        loss += session.result(Role::Eval, "loss")?[0] as f64;
-        weight += session.result(Role::Eval, "weight")?[0] as f64;
-    }
-    let loss = loss / weight;
-    Ok(Evaluation { loss, perplexity: loss.exp(), tokens: weight as u64, rows: rows.count() as u64 })
+    let sums = evaluate_all(&mut session, rows, at_once, &mut |_, _| {})?;
+    let loss = sums.mean();
+    Ok(Evaluation { loss, perplexity: loss.exp(), tokens: sums.weight as u64, rows: count as u64 })
 }

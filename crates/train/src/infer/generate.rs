@@ -9,7 +9,7 @@ use flatout_data::Vocabulary;
 use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
 use flatout_models::config::Attention;
-use flatout_models::decoder::Form;
+use flatout_models::form::Form;
 use flatout_runtime::Session;
 
 use crate::Failure;
@@ -17,7 +17,7 @@ use crate::UserError;
 use crate::device::Device;
 use crate::infer::sampling::{Sampling, draw};
 use crate::refuse;
-use crate::weights::pretrained::Loaded;
+use crate::weights::loaded::Loaded;
 
 /// A model with its cache.
 pub struct Generator {
@@ -67,7 +67,7 @@ impl Generator {
         loaded.config.model.set_context(capacity);
         let program = |role: Role, tokens: usize| {
             let form = Form::Cached { sequences, tokens, capacity };
-            Program { role, graph: loaded.config.model.of_texts(form) }
+            Program { role, graph: loaded.config.model.build(form) }
         };
         let programs = [program(Role::Prefill, chunk), program(Role::Decode, sequences)];
         let session = loaded.session(device, &programs)?;

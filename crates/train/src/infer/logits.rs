@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
 use flatout_models::config::Attention;
-use flatout_models::decoder::Form;
+use flatout_models::form::Form;
 
 use crate::Failure;
 use crate::UserError;
 use crate::device::Device;
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, header};
-use crate::weights::pretrained::Loaded;
+use crate::weights::loaded::Loaded;
 
 /// Reads rows of token ids: a JSON list of lists.
 pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
@@ -69,7 +69,7 @@ pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path
     let at_once = (AT_ONCE / longest).clamp(1, rows.len());
     loaded.config.model.set_context(longest);
     let vocab = loaded.config.model.vocab().expect("checked above");
-    let graph = loaded.config.model.of_texts(Form::Logits { rows: at_once, len: longest });
+    let graph = loaded.config.model.build(Form::Logits { rows: at_once, len: longest });
     let mut session = loaded.session(device, &[Program { role: Role::Logits, graph }])?;
     let positions: Vec<i32> = (0..at_once).flat_map(|_| 0..longest as i32).collect();
     session.write_i32(&input_path(Role::Logits, "positions"), &positions)?;

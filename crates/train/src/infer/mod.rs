@@ -3,6 +3,8 @@
 pub mod classify;
 pub mod evaluate;
 pub mod generate;
+pub mod images;
 pub mod logits;
 pub mod predictions;
 pub mod sampling;
+mod session;

@@ -1,25 +1,16 @@
 //! How examples of unequal length are laid out: what `packing` and `length_buckets` come to for a config.
 
-use flatout_data::{Arrangement, Extents, Layout, Lengths, Manner, Shape, arrange};
-use flatout_ir::Graph;
-use flatout_models::config::Head;
-use flatout_models::decoder::{self, Documents, Form};
+use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arrange};
 
 use crate::UserError;
 use crate::config::Config;
 use crate::refuse;
 use crate::switches::data::{LENGTH_BUCKETS, PACKING, WITHIN_UPDATES};
 use crate::switches::{Choose, Chosen};
+use crate::tasks::examples::lengths;
 
 /// Packing is worth other attention kernels where it saves this share of what is computed.
 const WORTH_PACKING: f64 = 0.02;
-
-/// How long the config's examples are; `None` where it learns from rows of text, which are equally long.
-pub fn lengths(config: &Config) -> Option<Lengths> {
-    let data = &config.data;
-    Lengths::given(&data.lengths)
-        .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))
-}
 
 /// The layout for micro-batches of at most `rows` rows, and what `auto` chose.
 pub(crate) fn arranged(
@@ -41,9 +32,9 @@ pub(crate) fn arranged(
             "`length_buckets=on` has nothing to do with `packing=on`, which leaves no row to fill up: leave one out"
         );
     }
-    let extents = Extents { batch: config.train.batch, rows, context };
+    let extents = BatchLimits { batch: config.train.batch, rows, context };
     let of = |is_packed: bool| {
-        let manner = Manner { is_packed, has_buckets: buckets != Choose::Off, is_sorted };
+        let manner = LayoutOptions { is_packed, has_buckets: buckets != Choose::Off, is_sorted };
         arrange(&lengths, extents, manner)
     };
     let mut chosen = vec![];
@@ -94,23 +85,4 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
         (Shape::Padded { .. }, Some(rows)) => Shape::Padded { rows, len: context },
         (largest, None) => largest,
     }])
-}
-
-/// The forward graph of a shape, with its loss.
-pub(crate) fn model_for(config: &Config, shape: Shape, dropout: bool) -> Graph {
-    if config.model.decoder().head == Head::Classes {
-        let (tokens, texts) = (shape.tokens(), shape.segments());
-        let longest = match shape {
-            Shape::Packed { tokens, .. } => tokens.min(config.model.decoder().context),
-            Shape::Padded { len, .. } => len,
-        };
-        return decoder::build(config.model.decoder(), Form::Classes { tokens, texts, longest, dropout });
-    }
-    let form = match shape {
-        Shape::Packed { tokens, segments } => {
-            Form::Loss { rows: 1, len: tokens, documents: Documents::Apart { most: segments }, dropout }
-        }
-        Shape::Padded { rows, len } => Form::Loss { rows, len, documents: Documents::Joined, dropout },
-    };
-    decoder::build(config.model.decoder(), form)
 }

@@ -1,18 +1,15 @@
 //! From a config to the plans of a run. Nothing is allocated here and no data is read, so `plan` and `train` agree to
 //! the byte.
 
-use flatout_data::{Shape, max_segments};
+use flatout_data::Arrangement;
 use flatout_ir::cost::forward_flops;
-use flatout_ir::{Class, Graph, PlanSet, Program, Role, Target, compile as compile_programs};
-use flatout_models::config::{Head, Model};
-use flatout_models::decoder::{self, Documents, Form};
+use flatout_ir::{Class, PlanSet, Program, Role, Target, compile as compile_programs};
 use flatout_runtime::cpu;
 
 use crate::Failure;
 use crate::UserError;
 use crate::config::{Config, Count};
 use crate::machine;
-use crate::resolve::adapters;
 use crate::resolve::arranged;
 use crate::resolve::arranged::eval_layout;
 use crate::resolve::fp8_layers;
@@ -20,8 +17,10 @@ use crate::resolve::recompute_layers;
 use crate::resolve::settle::settle;
 use crate::switches::active;
 use crate::switches::{Auto, Settled};
-use crate::tasks::image_table;
-use crate::tasks::images;
+use crate::tasks::capacities::Capacities;
+use crate::tasks::dataset::Feeding;
+use crate::tasks::{self, image_table};
+use crate::weights::adapters;
 
 /// Plans of a run and the extents they were made for.
 #[derive(Clone, Debug)]
@@ -41,6 +40,12 @@ pub struct Compiled {
 }
 
 impl Compiled {
+    /// The plans as sources of batches see them.
+    pub fn feeding(&self) -> Feeding<'_> {
+        let (plans, micro_batch) = (&self.plans, self.micro_batch);
+        Feeding { plans, micro_batch, arrangement: self.settled.arrangement.as_ref() }
+    }
+
     /// Values that are trained.
     pub fn trained(&self) -> u64 {
         let trained = self.plans.slots.iter().filter(|s| s.class == Class::Weight && !s.is_whole);
@@ -109,41 +114,26 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
     Failure::User(UserError(format!("{refused} (GiB: {}); {advice}", parts.join(", "))))
 }
 
-/// The forward graph of so many rows, with its loss.
-pub(crate) fn model_for(config: &Config, rows: usize, dropout: bool) -> Graph {
-    let decoder = match &config.model {
-        Model::Decoder(decoder) => decoder,
-        Model::Bdh(bdh) if bdh.head == Head::Tokens => {
-            let (len, documents) = (bdh.context, Documents::Joined);
-            return config.model.of_texts(Form::Loss { rows, len, documents, dropout });
-        }
-        Model::Vit(_) | Model::Bdh(_) => return config.model.of_images(images::form(config, rows, dropout)),
-    };
-    let context = decoder.context;
-    if decoder.head == Head::Classes {
-        // Before lengths are known every text may be as long as the context.
-        return arranged::model_for(config, Shape::Padded { rows, len: context }, dropout);
-    }
-    let documents = match config.data.document_mask {
-        true => Documents::Apart { most: rows * max_segments(context) },
-        false => Documents::Joined,
-    };
-    decoder::build(decoder, Form::Loss { rows, len: context, documents, dropout })
-}
-
-/// What the switches come to for so many rows at once, without plans.
+/// Settles the switches for a number of rows at once, without plans.
 pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
     let (config, of_images) = &image_table::settle(config, target)?;
-    let (arranged, graph) = match arranged::arranged(config, micro_batch)? {
-        None => (None, model_for(config, micro_batch, true)),
-        Some(arranged) => {
-            let graph = arranged::model_for(config, arranged.0.layout.shapes()[0], true);
-            (Some(arranged), graph)
-        }
-    };
+    let arranged = arranged::arranged(config, micro_batch)?;
+    let capacities = capacities(config, micro_batch, arranged.as_ref().map(|(arrangement, _)| arrangement));
+    let graph = tasks::graph(config, &capacities[0], true);
     let mut settled = settle(config, target, &graph)?.with_lengths(arranged);
     settled.chosen.extend(of_images.clone());
     Ok(settled)
+}
+
+/// The capacities of the plans of gradients, the largest first.
+fn capacities(config: &Config, micro_batch: usize, arrangement: Option<&Arrangement>) -> Vec<Capacities> {
+    match arrangement {
+        None => vec![Capacities::of_rows(config, micro_batch)],
+        Some(arrangement) => {
+            let shapes = arrangement.layout.shapes().iter();
+            shapes.map(|shape| Capacities::of_shape(config, *shape)).collect()
+        }
+    }
 }
 
 /// Compiles for so many rows at once; `recompute=auto` may come to `full` only where that is allowed.
@@ -160,22 +150,18 @@ pub fn compile_for(
         rows => config.eval.micro_batch.given().unwrap_or(micro_batch).min(rows),
     };
     let arranged = arranged::arranged(config, micro_batch)?;
-    let mut programs = match &arranged {
-        None => vec![Program { role: Role::Grad, graph: model_for(config, micro_batch, true) }],
-        Some((arrangement, _)) => {
-            let graph = |shape: &Shape| arranged::model_for(config, *shape, true);
-            let programs = arrangement.layout.shapes().iter().zip(Role::GRADS);
-            programs.map(|(shape, role)| Program { role, graph: graph(shape) }).collect()
-        }
-    };
+    let arrangement = arranged.as_ref().map(|(arrangement, _)| arrangement);
+    let capacities = capacities(config, micro_batch, arrangement);
+    let program =
+        |role, capacities, training| Program { role, graph: tasks::graph(config, capacities, training) };
+    let grads = capacities.iter().enumerate();
+    let mut programs: Vec<Program> = grads.map(|(index, c)| program(Role::Grad(index), c, true)).collect();
     if eval_batch > 0 {
-        let graph = match &arranged {
-            None => model_for(config, eval_batch, false),
-            Some((arrangement, _)) => {
-                arranged::model_for(config, eval_layout(config, arrangement).shapes()[0], false)
-            }
+        let capacities = match arrangement {
+            None => Capacities::of_rows(config, eval_batch),
+            Some(arrangement) => Capacities::of_shape(config, eval_layout(config, arrangement).shapes()[0]),
         };
-        programs.push(Program { role: Role::Eval, graph });
+        programs.push(program(Role::Eval, &capacities, false));
     }
     let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
     settled.chosen.extend(of_images.clone());
@@ -190,8 +176,7 @@ pub fn compile_for(
         plans = Ok(smaller);
     }
     let forward = &programs[0].graph;
-    let tokens = settled.arrangement.as_ref().map(|a| a.layout.shapes()[0].tokens());
-    let tokens = tokens.unwrap_or(micro_batch * config.model.tokens());
+    let tokens = capacities[0].tokens;
     let beside = adapters::parameters(forward, &settled.options.adapters);
     // A frozen weight has no gradient: what is left is forward and the gradient of what it multiplies.
     let passes = if beside.is_empty() { 3 } else { 2 };

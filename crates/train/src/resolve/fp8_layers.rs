@@ -105,7 +105,7 @@ fn list(names: &BTreeSet<String>) -> String {
 /// Which layers the plans have in 8 bits, how many products that is, and what was said of the others; `None` where nothing
 /// is in 8 bits.
 pub fn sentence(plans: &PlanSet, settled: &Settled) -> Option<String> {
-    let grad = plans.plan(Role::Grad)?;
+    let grad = plans.plan(Role::GRAD)?;
     let products = || grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
     let narrow = products().filter(|l| l.ins[0].dtype.is_fp8()).count();
     let layers = active(plans);

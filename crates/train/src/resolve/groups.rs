@@ -7,9 +7,10 @@
 use flatout_ir::passes::adapter::SCOPE;
 
 use crate::UserError;
+use crate::config::pattern::matches;
 use crate::config::{AdapterKind, Config};
 use crate::refuse;
-use crate::resolve::adapters::also_trains;
+use crate::weights::adapters::also_trains;
 
 /// How one parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,54 +70,10 @@ fn rule(config: &Config, path: &str, axes: usize) -> Rule {
     rule
 }
 
-/// Whether the pattern names the path or something above it.
-pub fn matches(pattern: &str, path: &str) -> bool {
-    let pattern: Vec<&str> = pattern.split('.').collect();
-    let path: Vec<&str> = path.split('.').collect();
-    names_match(&pattern, &path)
-}
-
-fn names_match(pattern: &[&str], path: &[&str]) -> bool {
-    match (pattern, path) {
-        ([], _) => true,
-        (["**", rest @ ..], _) => (0..=path.len()).any(|skipped| names_match(rest, &path[skipped..])),
-        ([first, rest @ ..], [name, below @ ..]) => name_matches(first, name) && names_match(rest, below),
-        (_, []) => false,
-    }
-}
-
-fn name_matches(pattern: &str, name: &str) -> bool {
-    let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
-    let Some(rest) = name.strip_prefix(before) else { return false };
-    rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| name_matches(after, &rest[at..]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::recipes::resolve;
-
-    #[test]
-    fn patterns_match_names_scopes_and_wildcards() {
-        let path = "layers.3.attn.q_norm";
-        for pattern in [
-            "layers",
-            "layers.3",
-            "layers.*.attn",
-            "**.q_norm",
-            "**.*_norm",
-            path,
-            "*",
-            "**",
-            "layers.**.q*m",
-        ] {
-            assert!(matches(pattern, path), "{pattern}");
-        }
-        for pattern in ["layer", "layers.30", "layers.3.attn.q", "attn", "**.q", "layers.*.q_norm", ""] {
-            assert!(!matches(pattern, path), "{pattern}");
-        }
-        assert!(matches("é*", "éa"));
-    }
 
     fn config(overrides: &[&str]) -> Config {
         let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();

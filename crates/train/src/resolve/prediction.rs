@@ -31,8 +31,8 @@ pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
 /// How often an update runs each of its plans, in the mean.
 fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
     let mut runs: Vec<(Role, f64)> = match &compiled.settled.arrangement {
-        None => vec![(Role::Grad, (batch / compiled.micro_batch) as f64)],
-        Some(arrangement) => Role::GRADS.into_iter().zip(arrangement.runs.iter().copied()).collect(),
+        None => vec![(Role::GRAD, (batch / compiled.micro_batch) as f64)],
+        Some(arrangement) => (0..).map(Role::Grad).zip(arrangement.runs.iter().copied()).collect(),
     };
     runs.push((Role::Apply, 1.0));
     runs
@@ -65,7 +65,7 @@ pub fn tokens_per_update(config: &Config, compiled: &Compiled) -> usize {
 /// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its
 /// rates are constants for predictions.
 pub fn peak_flops(compiled: &Compiled) -> Option<f64> {
-    let (target, grad) = (&compiled.target, compiled.plans.plan(Role::Grad)?);
+    let (target, grad) = (&compiled.target, compiled.plans.plan(Role::GRAD)?);
     let products = grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
     let peak = products.map(|l| rate(l, &target.rates)).max_by(f64::total_cmp)?;
     (target.name != "cpu").then_some(peak)

@@ -6,12 +6,12 @@ use flatout_ir::{Adapter, Graph, Moments, Rule, Target, Update};
 
 use crate::UserError;
 use crate::config::Config;
-use crate::resolve::adapters;
 use crate::resolve::fp8_layers;
 use crate::resolve::groups;
 use crate::resolve::recompute_layers;
 use crate::switches::{self, Settled};
 use crate::tasks::image_table;
+use crate::weights::adapters;
 
 /// Settles what needs neither data nor plans.
 pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled, UserError> {

@@ -159,6 +159,9 @@ pub fn is_running(dir: &Path) -> bool {
     opened.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
+/// The folder of a run with the files that lay beside the weights.
+pub const BESIDE: &str = "source";
+
 /// The tokeniser a run was trained with.
 pub fn tokenizer_path(run: &Path) -> PathBuf {
     run.join("tokenizer.json")

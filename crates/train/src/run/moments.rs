@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use flatout_ir::block8::{BLOCK, Code};
-use flatout_ir::passes::update::scales_path;
+use flatout_ir::optimizers::scales_path;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{DType, PlanSet};
 use flatout_runtime::Session;

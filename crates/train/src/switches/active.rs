@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use flatout_data::Manner;
+use flatout_data::LayoutOptions;
 use flatout_ir::{Launch, OpKind, Plan, PlanSet, Role, Target};
 use flatout_runtime::Session;
 
@@ -19,7 +19,7 @@ pub struct Prepared {
     /// The only kernel attention may run on.
     pub attention_kernel: AttentionKernel,
     /// How examples are laid out; none where rows are equally long.
-    pub lengths: Option<Manner>,
+    pub lengths: Option<LayoutOptions>,
     /// Images are known to lie decoded and to be of one size.
     pub decoded: bool,
 }
@@ -50,7 +50,7 @@ pub struct Reading<'a> {
 
 impl<'a> Reading<'a> {
     pub fn new(plans: &'a PlanSet, target: &'a Target, prepared: Prepared) -> Reading<'a> {
-        let grad = plans.plan(Role::Grad).expect("a training run has a grad plan");
+        let grad = plans.plan(Role::GRAD).expect("a training run has a grad plan");
         Reading { plans, grad, target, prepared }
     }
 

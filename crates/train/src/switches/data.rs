@@ -1,6 +1,6 @@
 //! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `image_table`.
 
-use flatout_data::Manner;
+use flatout_data::LayoutOptions;
 use flatout_ir::Role;
 use flatout_ir::passes::input_path;
 use flatout_models::images::TABLE;
@@ -43,10 +43,10 @@ pub const PACKING: Switch = Switch {
 /// Whether examples lie one after another: then their places are inputs. A head of classes reads the places of its texts
 /// in rows too, and it is the layout that tells.
 fn packing(reading: &Reading<'_>) -> &'static str {
-    let has = |input: &str| reading.plans.slot(&input_path(Role::Grad, input)).is_some();
+    let has = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
     match reading.prepared.lengths {
         None => NOTHING_UNEQUAL,
-        Some(manner) if has("labels") => on(manner.is_packed),
+        Some(layout) if has("labels") => on(layout.is_packed),
         Some(_) => on(has("segment_start")),
     }
 }
@@ -71,7 +71,7 @@ pub const LENGTH_BUCKETS: Switch = Switch {
 fn length_buckets(reading: &Reading<'_>) -> &'static str {
     match (reading.prepared.lengths, reading.plans.grads().count()) {
         (None, _) => NOTHING_UNEQUAL,
-        (Some(Manner { is_sorted: true, .. }), _) => "on",
+        (Some(LayoutOptions { is_sorted: true, .. }), _) => "on",
         (Some(_), 1) => "off",
         (Some(_), _) => WITHIN_UPDATES,
     }

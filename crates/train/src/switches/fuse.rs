@@ -215,7 +215,7 @@ pub const LOSS: Switch = Switch {
 /// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
 /// logits are kept, whatever is asked for.
 fn fused_loss(reading: &Reading<'_>) -> &'static str {
-    let reads = |input: &str| reading.plans.slot(&input_path(Role::Grad, input)).is_some();
+    let reads = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
     let reads_images = reads("pixels") || reads("parts");
     match reading.has(OpKind::HeadLossTrain) {
         true => "on",

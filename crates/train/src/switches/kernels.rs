@@ -2,7 +2,6 @@
 
 use flatout_ir::Op;
 use flatout_ir::ops::linear_attention::LinearAttend;
-use flatout_models::config::{Model, Positions};
 
 use super::active::{Reading, not_deterministic, on};
 use super::value::{Autotune, Choose, Toggle, field};
@@ -47,11 +46,7 @@ pub const ROPE_CACHE: Switch = Switch {
 
 fn rope_positions(s: &mut Settling<'_>) -> Result<(), UserError> {
     let context = s.model.tokens();
-    let rotates = match s.model {
-        Model::Decoder(decoder) => decoder.positions == Positions::Rope,
-        Model::Vit(_) => false,
-        Model::Bdh(_) => true,
-    };
+    let rotates = s.model.rotates();
     s.settled.options.rope_positions = match s.asked.kernels.rope_cache {
         Choose::Off => None,
         Choose::On if !rotates => {

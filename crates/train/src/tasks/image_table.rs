@@ -1,17 +1,13 @@
 //! A small set of images on the device: what `image_table` comes to for a config, and how the table gets there.
 
-use flatout_data::images::ByteTable;
 use flatout_ir::Target;
-use flatout_models::images::{CHANNELS, TABLE};
-use flatout_runtime::Session;
+use flatout_models::images::CHANNELS;
 
-use crate::Failure;
 use crate::UserError;
 use crate::config::{Config, Source, Task};
 use crate::refuse;
 use crate::switches::data::IMAGE_TABLE;
 use crate::switches::{Choose, Chosen};
-use crate::tasks::material::Material;
 
 /// `auto` keeps a table of at most so many bytes, and of at most this part of the device's memory.
 const AUTO_BYTES: u64 = 1 << 30;
@@ -92,13 +88,6 @@ pub fn without(config: &mut Config) -> Result<(), UserError> {
     }
     config.switches.data.image_table = Choose::Off;
     Ok(())
-}
-
-/// Writes the images to their place, where the plans have one.
-pub fn write(session: &mut Session, material: &Material) -> Result<(), Failure> {
-    let (Some(_), Material::Images(sets)) = (session.plans().slot(TABLE), material) else { return Ok(()) };
-    let table = ByteTable::of(&sets.train)?.expect("plans have a table of what lies decoded");
-    Ok(session.write_u8(TABLE, &table.pixels)?)
 }
 
 #[cfg(test)]

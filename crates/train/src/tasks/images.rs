@@ -1,40 +1,46 @@
-//! Images from the config to a plan: sets that are opened, the view training and evaluation have of them, micro-batches
-//! and how they are written into a plan's inputs.
+//! Images with a class each: the task `images`.
 
-mod asked;
-
-pub use asked::{Told, asked, predict};
-
+use std::path::Path;
 use std::sync::Arc;
 
 use flatout_data::images::{
-    self, Augment, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
+    self, Augment, ByteTable, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
     PartLoader, View,
 };
-use flatout_data::{ExampleCursor, LoaderOptions, Said};
+use flatout_data::{Description, ExampleCursor, Layout, LoaderOptions, OpenEvent, Waited};
+use flatout_ir::Role;
 use flatout_ir::ops::resample::PART;
-use flatout_ir::passes::input_path;
 use flatout_ir::random::philox;
-use flatout_ir::{Program, Role};
-use flatout_models::images::ImageForm;
-use flatout_runtime::{RuntimeError, Session};
+use flatout_models::form::ImageForm;
+use flatout_models::images::TABLE;
+use flatout_runtime::Session;
+use serde_json::Value;
 
-use crate::Failure;
-use crate::UserError;
-use crate::config::{Config, OnError, Source, keys_of};
-use crate::device::Device;
-use crate::infer::classify::Classified;
-use crate::infer::evaluate::Share;
+use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
+use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
+use super::examples::check_names;
+use super::image_table;
+use super::mixing::Mixing;
+use crate::config::{Config, OnError, Source};
 use crate::machine::{self, cache_folder};
-use crate::metrics::Tally;
-use crate::refuse;
-use crate::tasks::feed::Draw;
-use crate::tasks::image_table;
-use crate::tasks::mixing::{Mixed, Mixing};
-use crate::weights::pretrained::Loaded;
+use crate::{Failure, UserError};
 
-/// What the config says of images.
-fn spec(config: &Config) -> ImageSpec {
+/// Opens the data of the task.
+pub fn open(
+    config: &Config,
+    _: Option<&Path>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Box<dyn Dataset>, Failure> {
+    Ok(Box::new(sets(config, say)?))
+}
+
+/// The images of both sides.
+pub fn sets(config: &Config, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, Failure> {
+    Ok(images::open(&spec(config), say)?)
+}
+
+/// The config's data section as the reader of images takes it.
+pub fn spec(config: &Config) -> ImageSpec {
     let data = &config.data;
     let [height, width] = config.model.image_sides().expect("validated: a model of images");
     let paths = |paths: &Option<crate::config::Paths>| paths.iter().flat_map(|p| p.0.clone()).collect();
@@ -60,11 +66,7 @@ fn spec(config: &Config) -> ImageSpec {
     }
 }
 
-pub fn open(config: &Config, say: &mut dyn FnMut(Said)) -> Result<ImageSets, Failure> {
-    Ok(images::open(&spec(config), say)?)
-}
-
-/// What training sees of an image, or evaluation.
+/// The part of an image that training sees, or evaluation.
 pub fn view(config: &Config, training: bool) -> View {
     let data = &config.data;
     let [height, width] = config.model.image_sides().expect("validated: a model of images");
@@ -120,99 +122,219 @@ pub fn part_loader(
     Ok(PartLoader::new(set.clone(), view, seed, cursor, LoaderOptions::default())?)
 }
 
-/// How batches of images become micro-batches of a plan.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Feeding {
-    /// Images the plan has room for.
-    pub capacity: usize,
-    /// Tokens of an image.
-    pub tokens: usize,
-    /// What an image of each class counts.
-    pub class_weights: Vec<f32>,
-    pub mixing: Option<Mixing>,
+impl Dataset for ImageSets {
+    fn describe(&self) -> Description {
+        Description {
+            documents: Some(self.train.count()),
+            tokens: None,
+            held_out_documents: Some(self.held_out.count()),
+            held_out_tokens: None,
+            is_estimated: false,
+        }
+    }
+
+    fn sentence(&self) -> Option<String> {
+        Some(self.description.to_string())
+    }
+
+    fn measure(&self, config: &mut Config) {
+        config.data.classes.clone_from(&self.classes);
+        config.data.decoded = ByteTable::extents(&self.train).map_or(vec![], |extents| extents.to_vec());
+    }
+
+    fn check_classes(&self, config: &Config) -> Result<(), UserError> {
+        config.model.classes().map_or(Ok(()), |classes| check_names(&self.classes, classes))
+    }
+
+    fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
+        Ok(updates(config, epochs, self.train.count()))
+    }
+
+    /// Writes the images to their table, where the plans have one.
+    fn prepare(&self, session: &mut Session) -> Result<(), Failure> {
+        if session.plans().slot(TABLE).is_none() {
+            return Ok(());
+        }
+        let table = ByteTable::of(&self.train)?.expect("plans have a table of images that lie decoded");
+        Ok(session.write_u8(TABLE, &table.pixels)?)
+    }
+
+    fn source(
+        &self,
+        config: &Config,
+        feeding: Feeding<'_>,
+        cursor: Option<Value>,
+    ) -> Result<Box<dyn BatchSource>, Failure> {
+        let cursor = read_cursor(cursor)?;
+        let loader = match feeding.plans.slot(TABLE) {
+            Some(_) => Images::OnDevice(part_loader(config, &self.train, cursor)?),
+            None => Images::Loaded(Box::new(loader(config, &self.train, cursor)?)),
+        };
+        Ok(Box::new(ImageBatches {
+            loader,
+            maker: Maker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
+            batches: config.train.batch / feeding.micro_batch,
+            left: 0,
+        }))
+    }
+
+    fn eval_set(
+        &self,
+        config: &Config,
+        share: Share,
+        most: usize,
+        _: Option<&Layout>,
+    ) -> Result<Box<dyn EvalSet>, Failure> {
+        let set = if share == Share::All { &self.train } else { &self.held_out };
+        if set.count().min(most as u64) == 0 {
+            let sentence = "no image is held out to evaluate on: raise data.held_out or give eval.rows=0";
+            return Err(Failure::User(UserError(sentence.into())));
+        }
+        Ok(Box::new(OrderedImages::new(config, set.clone(), most)))
+    }
 }
 
-impl Feeding {
-    /// For training, on images of which each class has so many.
-    pub fn training(config: &Config, capacity: usize, set: &ImageSet) -> Result<Feeding, Failure> {
-        let classes = config.model.classes().expect("a model of images has classes");
-        let class_weights = config.train.class_weights.of_counts(&set.balance(classes))?;
-        Ok(Feeding { mixing: Mixing::of(config), class_weights, ..Feeding::plain(config, capacity) })
+/// Training images, decoded ahead of their update, or parts of those that lie on the device.
+enum Images {
+    Loaded(Box<ImageLoader>),
+    OnDevice(PartLoader),
+}
+
+struct ImageBatches {
+    loader: Images,
+    maker: Maker,
+    /// Of an update, and how many of this one are still to come.
+    batches: usize,
+    left: usize,
+}
+
+impl BatchSource for ImageBatches {
+    fn begin_update(&mut self) {
+        self.left = self.batches;
     }
 
-    /// Every image as it is, and each counts 1.
-    pub fn plain(config: &Config, capacity: usize) -> Feeding {
-        let classes = config.model.classes().unwrap_or(0);
-        Feeding { capacity, tokens: config.model.tokens(), class_weights: vec![1.0; classes], mixing: None }
+    fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        let capacity = self.maker.capacity;
+        let images = match &mut self.loader {
+            Images::Loaded(loader) => loader.next_images(capacity)?,
+            Images::OnDevice(loader) => {
+                ImageBatch { waited: Waited::default(), ..loader.next_images(capacity) }
+            }
+        };
+        Ok(Some(self.maker.batch(Role::GRAD, images)))
     }
 
-    pub fn part(&self, batch: ImageBatch, seed: u64) -> ImagePart {
-        let weight = |label: &i32| usize::try_from(*label).map_or(0.0, |class| self.class_weights[class]);
-        ImagePart {
-            capacity: self.capacity,
-            tokens: self.tokens,
-            label_weights: batch.labels.iter().map(weight).collect(),
-            mixed: self.mixing.as_ref().map(|mixing| mixing.draw(&batch.samples, seed)),
-            batch,
+    fn cursor(&self) -> Value {
+        let cursor = match &self.loader {
+            Images::Loaded(loader) => serde_json::to_value(loader.cursor()),
+            Images::OnDevice(loader) => serde_json::to_value(loader.cursor()),
+        };
+        cursor.expect("a cursor has a JSON form")
+    }
+
+    fn sample(&self) -> u64 {
+        match &self.loader {
+            Images::Loaded(loader) => loader.cursor().sample,
+            Images::OnDevice(loader) => loader.cursor().sample,
+        }
+    }
+
+    fn waited(&self) -> Waited {
+        match &self.loader {
+            Images::Loaded(loader) => loader.waited(),
+            Images::OnDevice(_) => Waited::default(),
         }
     }
 }
 
-/// A micro-batch as it is fed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ImagePart {
-    pub batch: ImageBatch,
-    pub capacity: usize,
-    pub tokens: usize,
-    pub label_weights: Vec<f32>,
-    pub mixed: Option<Mixed>,
+/// Makes batches of images for plans of one capacity.
+#[derive(Clone, Debug)]
+struct Maker {
+    /// Images the plan has room for.
+    capacity: usize,
+    /// Tokens of an image.
+    tokens: usize,
+    /// The factor of each class's images in the loss.
+    class_weights: Vec<f32>,
+    mixing: Option<Mixing>,
+    /// Of mixing.
+    seed: u64,
+    inputs: Inputs,
 }
 
-/// Writes a micro-batch into the inputs that the plan has. Images that are missing at its end have weight 0.
-pub fn feed_images(
-    session: &mut Session,
-    role: Role,
-    part: &ImagePart,
-    draw: Draw,
-) -> Result<(), RuntimeError> {
-    let (batch, capacity) = (&part.batch, part.capacity);
-    let path = |name: &str| input_path(role, name);
-    let missing = capacity - batch.count();
-    let filled = |values: &[i32], fill: i32, width: usize| -> Vec<i32> {
-        values.iter().copied().chain(std::iter::repeat_n(fill, missing * width)).collect()
-    };
-    if session.plans().slot(&path("parts")).is_some() {
-        session.write_i32(&path("parts"), &filled(&batch.parts, -1, PART))?;
-    } else if missing == 0 {
-        session.write_u8(&path("pixels"), &batch.pixels)?;
-    } else {
-        let of_one = batch.pixels.len() / batch.count().max(1);
-        let mut pixels = batch.pixels.clone();
-        pixels.resize(capacity * of_one, 0);
-        session.write_u8(&path("pixels"), &pixels)?;
+impl Maker {
+    /// For training, on images of which each class has its share.
+    fn training(config: &Config, capacity: usize, set: &ImageSet, inputs: Inputs) -> Result<Maker, Failure> {
+        let classes = config.model.classes().expect("a model of images has classes");
+        let class_weights = config.train.class_weights.of_counts(&set.balance(classes))?;
+        Ok(Maker { mixing: Mixing::of(config), class_weights, ..Maker::plain(config, capacity, inputs) })
     }
-    session.write_i32(&path("labels"), &filled(&batch.labels, -1, 1))?;
-    let mut weights = part.label_weights.clone();
-    weights.resize(capacity, 0.0);
-    session.write_f32(&path("label_weights"), &weights)?;
-    if session.plans().slot(&path("rng")).is_some() {
-        let rng = [draw.seed as i32, (draw.seed >> 32) as i32, draw.step as i32];
-        session.write_i32(&path("rng"), &rng)?;
-        let rows: Vec<i32> = batch.samples.iter().flat_map(|sample| [*sample as i32, 0]).collect();
-        session.write_i32(&path("rows"), &filled(&rows, 0, 2))?;
+
+    /// Every image as it is, and each counts 1.
+    fn plain(config: &Config, capacity: usize, inputs: Inputs) -> Maker {
+        let classes = config.model.classes().unwrap_or(0);
+        Maker {
+            capacity,
+            tokens: config.model.tokens(),
+            class_weights: vec![1.0; classes],
+            mixing: None,
+            seed: config.train.seed,
+            inputs,
+        }
     }
-    if let Some(mixed) = &part.mixed {
-        session.write_i32(&path("mix_with"), &filled(&mixed.with, 0, 1))?;
-        let mut share = mixed.share.clone();
-        share.resize(capacity, 1.0);
-        session.write_f32(&path("mix_share"), &share)?;
-        session.write_i32(&path("mix_box"), &filled(&mixed.cut, 0, 4))?;
+
+    /// Images that are missing at the end of the batch have weight 0.
+    fn batch(&self, role: Role, images: ImageBatch) -> Batch {
+        let (count, capacity) = (images.count(), self.capacity);
+        let ImageBatch { mut pixels, parts, labels, samples, epoch, waited, left_out, .. } = images;
+        let filled = |values: Vec<i32>, fill: i32, width: usize| {
+            let missing = std::iter::repeat_n(fill, (capacity - count) * width);
+            HostTensor::I32(values.into_iter().chain(missing).collect())
+        };
+        let filled_f32 = |mut values: Vec<f32>, fill: f32| {
+            values.resize(capacity, fill);
+            HostTensor::F32(values)
+        };
+        let weight = |label: &i32| usize::try_from(*label).map_or(0.0, |class| self.class_weights[class]);
+        let weights: Vec<f32> = labels.iter().map(weight).collect();
+        let keys: Vec<i32> = samples.iter().flat_map(|sample| [*sample as i32, 0]).collect();
+        let mixed = self.mixing.as_ref().map(|mixing| mixing.draw(&samples, self.seed)).unwrap_or_default();
+        let tensors = self.inputs.only([
+            ("parts", Box::new(|| filled(parts, -1, PART)) as Box<dyn FnOnce() -> HostTensor>),
+            (
+                "pixels",
+                Box::new(|| {
+                    pixels.resize(capacity * (pixels.len() / count.max(1)), 0);
+                    HostTensor::U8(pixels)
+                }),
+            ),
+            ("labels", Box::new(|| filled(labels, -1, 1))),
+            ("label_weights", Box::new(|| filled_f32(weights, 0.0))),
+            ("rows", Box::new(|| filled(keys, 0, 2))),
+            ("mix_with", Box::new(|| filled(mixed.with, 0, 1))),
+            ("mix_share", Box::new(|| filled_f32(mixed.share, 1.0))),
+            ("mix_box", Box::new(|| filled(mixed.cut, 0, 4))),
+        ]);
+        Batch {
+            role,
+            tensors,
+            samples,
+            unit: "images",
+            real_tokens: count * self.tokens,
+            computed_tokens: capacity * self.tokens,
+            epoch,
+            waited,
+            left_out,
+        }
     }
-    Ok(())
 }
 
 /// Noise with a class each, for measurements without data.
-pub fn drawn(config: &Config, count: usize, part: usize) -> ImagePart {
+pub fn drawn(config: &Config, count: usize, part: usize, inputs: Inputs) -> Batch {
     let [height, width] = config.model.image_sides().expect("a model of images");
     let classes = config.model.classes().unwrap_or(1) as u32;
     let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];
@@ -222,76 +344,41 @@ pub fn drawn(config: &Config, count: usize, part: usize) -> ImagePart {
     let samples: Vec<u64> = (0..count).map(|image| (part * count + image) as u64).collect();
     let label = |sample: &u64| (philox([*sample as u32, 0, 2, 0], seed)[0] % classes) as i32;
     let labels = samples.iter().map(label).collect();
-    let batch = ImageBatch { pixels, labels, samples, ..ImageBatch::default() };
-    Feeding { mixing: Mixing::of(config), ..Feeding::plain(config, count) }.part(batch, config.train.seed)
+    let images = ImageBatch { pixels, labels, samples, ..ImageBatch::default() };
+    Maker { mixing: Mixing::of(config), ..Maker::plain(config, count, inputs) }.batch(Role::GRAD, images)
 }
 
-/// Held-out images in their order, a part at a time.
-pub struct HeldOutImages {
+/// Images in their order, seen as evaluation sees them.
+pub struct OrderedImages {
     set: Arc<ImageSet>,
     view: View,
-    feeding: Feeding,
     count: u64,
+    maker: Maker,
 }
 
-impl HeldOutImages {
-    /// As many as are asked for and there are.
-    pub fn new(
-        config: &Config,
-        set: &Arc<ImageSet>,
-        most: usize,
-        capacity: usize,
-    ) -> Result<HeldOutImages, UserError> {
+impl OrderedImages {
+    /// The first of a set, as many as are asked for and there are.
+    pub fn new(config: &Config, set: Arc<ImageSet>, most: usize) -> OrderedImages {
         let count = set.count().min(most as u64);
-        if count == 0 {
-            refuse!("no image is held out to evaluate on: raise data.held_out or give eval.rows=0");
-        }
-        let feeding = Feeding::plain(config, capacity);
-        Ok(HeldOutImages { set: set.clone(), view: view(config, false), feeding, count })
-    }
-
-    pub fn parts(&self) -> usize {
-        self.count.div_ceil(self.feeding.capacity as u64) as usize
-    }
-
-    pub fn part(&self, number: usize) -> Result<ImagePart, Failure> {
-        let first = (number * self.feeding.capacity) as u64;
-        let range = first..(first + self.feeding.capacity as u64).min(self.count);
-        Ok(self.feeding.part(images::ordered(&self.set, &self.view, range)?, 0))
+        let maker = Maker::plain(config, 0, Inputs::default());
+        OrderedImages { set, view: view(config, false), count, maker }
     }
 }
 
-/// Images computed at once where eval.micro_batch does not say.
-const AT_ONCE: usize = 64;
+impl EvalSet for OrderedImages {
+    fn samples(&self) -> usize {
+        self.count as usize
+    }
 
-/// How well a model classifies images: all of a path given on the command line, otherwise what a run held out.
-pub fn classify(
-    loaded: &mut Loaded,
-    device: &Device,
-    overrides: &[String],
-) -> Result<(Classified, Share), Failure> {
-    let keys = keys_of(overrides)?;
-    let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
-    if share == Share::All {
-        loaded.config.data.held_out = 0.0;
+    fn batches(&self, capacity: usize) -> usize {
+        self.samples().div_ceil(capacity)
     }
-    let sets = open(&loaded.config, &mut |_| {})?;
-    let set = if share == Share::All { &sets.train } else { &sets.held_out };
-    let most = if keys.iter().any(|key| key == "eval.rows") { loaded.config.eval.rows } else { usize::MAX };
-    let at_once = loaded.config.eval.micro_batch.given().unwrap_or(AT_ONCE);
-    let held_out = HeldOutImages::new(&loaded.config, set, most, at_once)?;
-    let graph = loaded.config.model.of_images(ImageForm::plain(at_once));
-    let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
-    let mut tally = Tally::new(loaded.config.model.classes().unwrap_or(0));
-    let (mut loss, mut weight) = (0.0, 0.0);
-    for number in 0..held_out.parts() {
-        let part = held_out.part(number)?;
-        feed_images(&mut session, Role::Eval, &part, Draw { seed: 0, step: 0 })?;
-        session.run(Role::Eval)?;
-        loss += session.result(Role::Eval, "loss")?[0] as f64;
-        weight += session.result(Role::Eval, "weight")?[0] as f64;
-        tally.see_all(&session.result(Role::Eval, "class_logits")?, &part.batch.labels);
+
+    fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure> {
+        let first = (number * capacity) as u64;
+        let range = first..(first + capacity as u64).min(self.count);
+        let images = images::ordered(&self.set, &self.view, range)?;
+        let maker = Maker { capacity, inputs: inputs.clone(), ..self.maker.clone() };
+        Ok(maker.batch(Role::Eval, images))
     }
-    let found = Classified { loss: loss / weight, texts: held_out.count, metrics: tally.metrics() };
-    Ok((found, share))
 }

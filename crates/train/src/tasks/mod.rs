@@ -1,10 +1,61 @@
-//! What is learned: the data of each task, and how it reaches a plan.
+//! What is learned: a row for each task, with the data it opens and the graphs it trains.
+//!
+//! The loop, evaluation and measurement know batches of named tensors and no kinds of data: a task is its file and its row.
 
-pub mod corpus;
-pub mod example_sets;
-pub mod feed;
+pub mod batch;
+pub mod capacities;
+pub mod dataset;
+pub mod examples;
 pub mod image_table;
 pub mod images;
-pub mod material;
 mod mixing;
-pub mod supply;
+pub mod text;
+
+use std::path::Path;
+
+use flatout_data::OpenEvent;
+use flatout_ir::Graph;
+
+use crate::Failure;
+use crate::config::{Config, Task};
+use capacities::Capacities;
+use dataset::Dataset;
+
+/// Opens the data of a config; the listener is told of what takes long and what was left out.
+type Open = fn(&Config, Option<&Path>, &mut dyn FnMut(OpenEvent)) -> Result<Box<dyn Dataset>, Failure>;
+
+/// A task.
+pub struct TaskRow {
+    /// The value of `data.task`.
+    pub task: Task,
+    pub open: Open,
+    /// The forward graph with its loss at some capacities; the flag says whether it is trained or evaluated.
+    pub graph: fn(&Config, &Capacities, bool) -> Graph,
+}
+
+/// One row a task.
+pub static TABLE: &[TaskRow] = &[
+    TaskRow { task: Task::Text, open: text::open, graph: capacities::texts },
+    TaskRow { task: Task::Chat, open: examples::open, graph: capacities::texts },
+    TaskRow { task: Task::Classes, open: examples::open, graph: capacities::texts },
+    TaskRow { task: Task::Images, open: images::open, graph: capacities::of_images },
+];
+
+/// The row of the config's task.
+pub fn of(config: &Config) -> &'static TaskRow {
+    TABLE.iter().find(|row| row.task == config.data.task).expect("every task has a row")
+}
+
+/// Opens the data that a config names.
+pub fn open(
+    config: &Config,
+    run: Option<&Path>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Box<dyn Dataset>, Failure> {
+    (of(config).open)(config, run, say)
+}
+
+/// The forward graph of a config at some capacities, with its loss.
+pub fn graph(config: &Config, capacities: &Capacities, training: bool) -> Graph {
+    (of(config).graph)(config, capacities, training)
+}

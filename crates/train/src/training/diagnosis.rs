@@ -10,8 +10,7 @@ use flatout_ir::Class;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_runtime::{RuntimeError, Session};
 
-use crate::tasks::feed::Draw;
-use crate::tasks::supply::Batch;
+use crate::tasks::batch::{Batch, Draw};
 use crate::training::update::accumulate;
 use crate::weights::initial::leaves;
 
@@ -47,12 +46,8 @@ fn blame(
             }
         }
         let loss = if is_finite(session, LOSS_SUM)? { "finite" } else { "not finite" };
-        let what = match batch {
-            Batch::Rows(..) => "rows",
-            Batch::Examples(_) => "examples",
-            Batch::Images(_) => "images",
-        };
-        let samples = match (batch.samples().iter().min(), batch.samples().iter().max()) {
+        let what = batch.unit;
+        let samples = match (batch.samples.iter().min(), batch.samples.iter().max()) {
             (Some(first), Some(last)) => format!("{what} {first} to {last}"),
             _ => format!("no {what}"),
         };
@@ -88,9 +83,11 @@ mod tests {
     use super::*;
     use crate::recipes;
     use crate::resolve::compile;
-    use crate::training::trainer;
+    use crate::tasks::batch::HostTensor;
+    use crate::tasks::text;
     use crate::weights::initial;
     use flatout_data::LoaderOptions;
+    use flatout_ir::Role;
 
     /// Whatever it finds, the next step finds what it would have found without it.
     #[test]
@@ -100,11 +97,13 @@ mod tests {
         let words: Vec<String> = small.iter().chain(&more).map(|word| word.to_string()).collect();
         let config = recipes::resolve("tiny", &[], &words).unwrap();
         let compiled = compile::compile(&config, &compile::target()).unwrap();
+        let inputs = compiled.feeding().inputs();
         let mut session = Session::new(compiled.plans, 1).unwrap();
         initial::write(&mut session, 1).unwrap();
-        let corpus = trainer::corpus(&config, None).unwrap();
+        let corpus = text::corpus(&config, None).unwrap();
         let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default()).unwrap();
-        let mut parts = [(); 2].map(|()| Batch::Rows(loader.next_rows(2).unwrap(), 2));
+        let mut parts =
+            [(); 2].map(|()| text::batch(Role::GRAD, &loader.next_rows(2).unwrap(), 0, 2, &inputs));
         let draw = Draw { seed: 0, step: 0 };
         let kept = |session: &Session| -> Vec<Vec<u8>> {
             let slots = leaves(session.plans(), |class| class.is_saved() || class == Class::Carry);
@@ -114,8 +113,10 @@ mod tests {
         let well = diagnose(&mut session, &parts, draw).unwrap();
         assert_eq!(well, "each of its micro-batches is finite with the weights there are now");
         assert!(kept(&session) == before);
-        let Batch::Rows(rows, _) = &mut parts[1] else { unreachable!("rows of text") };
-        rows.weights[5] = f32::NAN;
+        let HostTensor::F32(weights) = parts[1].tensor_mut("weights") else {
+            unreachable!("weights are f32")
+        };
+        weights[5] = f32::NAN;
         let ill = diagnose(&mut session, &parts, draw).unwrap();
         assert!(
             ill.starts_with("in rows 2 to 3 the loss is not finite, and the gradient of `norm`"),

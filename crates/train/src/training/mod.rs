@@ -1,6 +1,7 @@
 //! The loop and what it consists of.
 
 mod diagnosis;
+pub mod evaluate;
 pub mod opening;
 pub mod resume;
 pub mod schedule;

@@ -12,17 +12,17 @@ use crate::resolve::fp8_layers;
 use crate::resolve::prediction;
 use crate::run::events::{DataFacts, Prepared, Start, now};
 use crate::switches::active;
-use crate::tasks::material::Material;
+use crate::tasks::dataset::Dataset;
 
 pub fn opening(
     config: &Config,
     compiled: &Compiled,
-    material: &Material,
+    data: &dyn Dataset,
     session: &Session,
     steps: u64,
     laps: &Laps,
 ) -> Start {
-    let described = material.describe();
+    let described = data.describe();
     let on_gpu = session.as_cuda().is_some();
     Start {
         recipe: config.recipe.clone(),
@@ -64,7 +64,7 @@ pub fn opening(
         predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).predicted_seconds,
         data: DataFacts {
             source: config.data.named(),
-            vocabulary: material.vocabulary().map_or(0, |vocabulary| vocabulary.size() as u64),
+            vocabulary: data.vocabulary().map_or(0, |vocabulary| vocabulary.size() as u64),
             documents: described.documents,
             held_out_documents: described.held_out_documents,
             tokens: described.tokens,

@@ -6,8 +6,8 @@ mod saving;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use flatout_data::{Said, Waited};
-use flatout_ir::{Class, Role};
+use flatout_data::{OpenEvent, Waited};
+use flatout_ir::Class;
 pub use flatout_runtime::Laps;
 use flatout_runtime::{Posted, Session};
 
@@ -26,12 +26,10 @@ use crate::run::state::{check_schema, load, saved_bytes};
 use crate::run::writer::Writer;
 use crate::run::{Run, tokenizer_path};
 use crate::switches::active;
-pub use crate::tasks::corpus::{corpus, total_steps};
-use crate::tasks::feed::{Draw, feed, feed_examples};
-use crate::tasks::image_table;
-use crate::tasks::images::feed_images;
-use crate::tasks::material::{HeldOut, Material};
-use crate::tasks::supply::{Batch, Supply};
+use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
+use crate::tasks::dataset::{Dataset, Share};
+use crate::tasks::{self, image_table};
+use crate::training::evaluate::{count as count_classes, evaluate};
 use crate::training::opening;
 use crate::training::schedule::learning_rate;
 use crate::training::spike::{Spike, Spikes};
@@ -57,7 +55,7 @@ pub enum Notice<'a> {
 pub struct Ready<'a> {
     pub config: &'a Config,
     pub compiled: &'a Compiled,
-    pub material: &'a Material,
+    pub data: &'a dyn Dataset,
     pub run: &'a Path,
     /// Updates of the whole run.
     pub steps: u64,
@@ -105,24 +103,24 @@ pub fn train(
     let early = compile::compile(config, &device.target(&config.switches))?;
     laps.lap("plans");
     let mut left_out = Vec::new();
-    let material = Material::open(config, Some(run.dir()), &mut |said| match said {
-        Said::Note(said) => notice(Notice::Data(said)),
-        Said::LeftOut(said) => left_out.push(said),
+    let data = tasks::open(config, Some(run.dir()), &mut |said| match said {
+        OpenEvent::Note(said) => notice(Notice::Data(said)),
+        OpenEvent::LeftOut(said) => left_out.push(said),
     })?;
     laps.lap("data");
     let mut measured = config.clone();
-    material.measure(&mut measured);
+    data.measure(&mut measured);
     let compiled = match measured == *config {
         true => early,
         false => compile::compile(&measured, &device.target(&config.switches))?,
     };
     laps.lap("plans");
-    train_on(&measured, Opened { material, compiled, left_out, laps }, run, device, stop, sinks, notice)
+    train_on(&measured, Opened { data, compiled, left_out, laps }, run, device, stop, sinks, notice)
 }
 
 /// What is open before a run's state is.
 pub struct Opened {
-    pub material: Material,
+    pub data: Box<dyn Dataset>,
     pub compiled: Compiled,
     /// What of the data was left out, in words.
     pub left_out: Vec<String>,
@@ -140,10 +138,10 @@ pub fn train_on(
     sinks: &mut [&mut dyn Sink],
     notice: &mut dyn FnMut(Notice<'_>),
 ) -> Result<Outcome, Failure> {
-    let Opened { material, compiled, mut left_out, mut laps } = opened;
-    let material = &material;
-    let steps = material.total_steps(config)?;
-    material.check_classes(config)?;
+    let Opened { data, compiled, mut left_out, mut laps } = opened;
+    let data = &*data;
+    let steps = data.total_steps(config)?;
+    data.check_classes(config)?;
     image_table::check(config)?;
     let mut config = config.clone();
     let horizon = *config.schedule.horizon_steps.get_or_insert(steps);
@@ -153,9 +151,9 @@ pub fn train_on(
     let config = &config;
     let held_out = match compiled.eval_batch {
         0 => None,
-        batch => {
+        _ => {
             let layout = compiled.settled.arrangement.as_ref().map(|a| arranged::eval_layout(config, a));
-            Some(HeldOut::new(material, config, batch, layout.as_ref())?)
+            Some(data.eval_set(config, Share::HeldOut, config.eval.rows, layout.as_ref())?)
         }
     };
     let found = checkpoint::latest(&run.checkpoints_dir())?;
@@ -170,17 +168,17 @@ pub fn train_on(
         Some(cuda) => laps.take(cuda.laps()),
         None => laps.lap("session"),
     }
-    image_table::write(&mut session, material)?;
+    data.prepare(&mut session)?;
     let mut origin = None;
-    let (progress, supply, skips, patience) = match &found.whole {
+    let (progress, source, skips, patience) = match &found.whole {
         Some(whole) => {
             let (progress, cursor, skips, patience) = resume(config, &mut session, run.dir(), &whole.path)?;
-            (progress, Supply::resume(config, &compiled, material, cursor)?, skips, patience)
+            (progress, data.source(config, compiled.feeding(), Some(cursor))?, skips, patience)
         }
         None => {
             origin = pretrained::begin(config, &mut session)?;
-            let supply = Supply::begin(config, &compiled, material)?;
-            (Progress::default(), supply, Skips::default(), Patience::default())
+            let source = data.source(config, compiled.feeding(), None)?;
+            (Progress::default(), source, Skips::default(), Patience::default())
         }
     };
     laps.lap("weights");
@@ -205,7 +203,7 @@ pub fn train_on(
     let newest = found.whole.map(|whole| (whole.step, whole.path));
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
-    if let Some(vocabulary) = material.vocabulary() {
+    if let Some(vocabulary) = data.vocabulary() {
         vocabulary.save(&tokenizer_path(run.dir()))?;
     }
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
@@ -214,16 +212,16 @@ pub fn train_on(
         sink.open(run.dir(), progress.step, config);
     }
     let done = progress.step;
-    let ready = Ready { config, compiled: &compiled, material, run: run.dir(), steps, done, laps: &laps };
+    let ready = Ready { config, compiled: &compiled, data, run: run.dir(), steps, done, laps: &laps };
     let draw = Draw { seed: config.train.seed, step: 0 };
     let evaluation = events::eval_at(&earlier, progress.step);
     let mut trainer = Trainer {
         config,
         run,
         compiled: &compiled,
-        material,
+        data,
         session,
-        supply,
+        source,
         held_out,
         log,
         sinks,
@@ -329,17 +327,17 @@ struct Pending {
     real_tokens: usize,
     padding: Option<f64>,
     /// The step's micro-batches, until it is known to be finite.
-    parts: Vec<Batch>,
+    batches: Vec<Batch>,
 }
 
 struct Trainer<'a, 'n, 's> {
     config: &'a Config,
     run: &'a Run,
     compiled: &'a Compiled,
-    material: &'a Material,
+    data: &'a dyn Dataset,
     session: Session,
-    supply: Supply,
-    held_out: Option<HeldOut>,
+    source: Box<dyn BatchSource>,
+    held_out: Option<Box<dyn EvalSet>>,
     log: EventLog,
     sinks: &'n mut [&'s mut dyn Sink],
     watch: Watch,
@@ -391,8 +389,8 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn start(&mut self, is_resumed: bool, laps: &Laps) -> Result<(), Failure> {
-        let Trainer { config, compiled, material, ref session, steps, .. } = *self;
-        self.say(Event::Start(opening::opening(config, compiled, material, session, steps, laps)))?;
+        let Trainer { config, compiled, data, ref session, steps, .. } = *self;
+        self.say(Event::Start(opening::opening(config, compiled, data, session, steps, laps)))?;
         let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
         for message in notes {
             self.say(Event::Warning { message })?;
@@ -453,9 +451,14 @@ impl Trainer<'_, '_, '_> {
 
     /// Why to stop, if there is a reason: a signal, or so little time left that it is what a step and a save may take.
     fn stop_asked(&self) -> Option<&'static str> {
+        self.stop.asked(self.time_to_stop())
+    }
+
+    /// The time that a step and a save may take.
+    fn time_to_stop(&self) -> Duration {
         let guessed = GUESSED_SECONDS + saved_bytes(self.session.plans()) as f64 / GUESSED_BYTES_PER_SECOND;
         let save = self.saving.slowest_seconds.unwrap_or(guessed);
-        self.stop.asked(STOP_MARGIN + 2 * self.slowest_step + Duration::from_secs_f64(2.0 * save))
+        STOP_MARGIN + 2 * self.slowest_step + Duration::from_secs_f64(2.0 * save)
     }
 
     /// One update. On a GPU it is only enqueued: what it gave is reported while the next one runs.
@@ -466,18 +469,17 @@ impl Trainer<'_, '_, '_> {
         self.draw.step = self.progress.step;
         let (mut epoch, mut waited) = (0.0, Waited::default());
         let (mut real_tokens, mut computed_tokens) = (0, 0);
-        let count = self.supply.begin_update();
-        let mut parts = Vec::with_capacity(count);
-        for _ in 0..count {
-            let part = self.supply.next_part()?;
+        self.source.begin_update();
+        let mut batches = vec![];
+        while let Some(batch) = self.source.next_batch()? {
             #[cfg(test)]
-            let part = tests::disturbed(part);
-            epoch = part.epoch;
-            waited += part.waited;
-            real_tokens += part.batch.real_tokens();
-            computed_tokens += part.batch.computed_tokens();
-            accumulate(&mut self.session, &part.batch, self.draw)?;
-            parts.push(part.batch);
+            let batch = tests::disturbed(batch);
+            epoch = batch.epoch;
+            waited += batch.waited;
+            real_tokens += batch.real_tokens;
+            computed_tokens += batch.computed_tokens;
+            accumulate(&mut self.session, &batch, self.draw)?;
+            batches.push(batch);
         }
         let has_lengths = self.compiled.settled.arrangement.is_some();
         let padding = has_lengths.then(|| 1.0 - real_tokens as f64 / computed_tokens as f64);
@@ -487,7 +489,8 @@ impl Trainer<'_, '_, '_> {
         let peak = self.config.optimizer.lr;
         let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.progress.step) as f32;
         let posted = apply(&mut self.session, lr)?;
-        let now = Pending { progress: self.progress, epoch, waited, lr, posted, real_tokens, padding, parts };
+        let now =
+            Pending { progress: self.progress, epoch, waited, lr, posted, real_tokens, padding, batches };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -503,7 +506,7 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress, epoch, waited, lr, posted, real_tokens, padding, parts } = update;
+        let Pending { progress, epoch, waited, lr, posted, real_tokens, padding, batches } = update;
         let Progress { step, tokens, samples } = progress;
         let Results { loss, grad_norm, is_applied } = collect(&mut self.session, posted)?;
         let seconds = self.clock.elapsed().as_secs_f64();
@@ -512,7 +515,7 @@ impl Trainer<'_, '_, '_> {
         self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
         if !is_applied {
-            self.left_out(step, &parts)?;
+            self.left_out(step, &batches)?;
         } else {
             self.skips.in_a_row = 0;
         }
@@ -563,36 +566,22 @@ impl Trainer<'_, '_, '_> {
         if self.evaluated.is_some_and(|(step, _)| step == self.progress.step) {
             return Ok(None);
         }
-        let (mut loss, mut weight) = (0.0, 0.0);
         let classes = self.config.model.classes();
         let mut tally = Tally::new(classes.unwrap_or(0));
-        for part in 0..held_out.parts() {
-            if let Some(reason) = self.stop_asked() {
-                return Ok(Some(reason));
-            }
-            let labels = match held_out {
-                HeldOut::Rows(rows, batch) => {
-                    feed(&mut self.session, Role::Eval, rows, part * batch, *batch, self.draw)?;
-                    vec![]
-                }
-                HeldOut::Examples(parts) => {
-                    feed_examples(&mut self.session, Role::Eval, &parts[part], self.draw)?;
-                    parts[part].labels.clone()
-                }
-                HeldOut::Images(images) => {
-                    let part = images.part(part)?;
-                    feed_images(&mut self.session, Role::Eval, &part, self.draw)?;
-                    part.batch.labels
-                }
-            };
-            self.session.run(Role::Eval)?;
-            loss += self.session.result(Role::Eval, "loss")?[0] as f64;
-            weight += self.session.result(Role::Eval, "weight")?[0] as f64;
-            if classes.is_some() {
-                tally.see_all(&self.session.result(Role::Eval, "class_logits")?, &labels);
-            }
-        }
-        let loss = (loss / weight) as f32;
+        let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
+        let (stop, within) = (self.stop, self.time_to_stop());
+        let sums = evaluate(
+            &mut self.session,
+            set,
+            capacity,
+            draw,
+            &mut || stop.asked(within),
+            &mut |batch, logits| count_classes(&mut tally, &batch, logits),
+        )?;
+        let loss = match sums {
+            Ok(sums) => sums.mean() as f32,
+            Err(reason) => return Ok(Some(reason)),
+        };
         self.evaluated = Some((self.progress.step, loss));
         let (metric, metrics) = (self.config.eval.metric, classes.map(|_| tally.metrics()));
         self.score = metric.of(loss, metrics.as_ref());
@@ -620,11 +609,11 @@ impl Trainer<'_, '_, '_> {
             status,
             steps: self.progress.step,
             loss,
-            loss_floor: self.material.floor().map(|floor| floor.nats),
+            loss_floor: self.data.floor().map(|floor| floor.nats),
             tokens_per_second: self.progress.tokens.saturating_sub(self.began_tokens) as f64 / seconds,
             skipped: self.skips.total,
             time: events::now(),
-            data_wait: Some(DataWait::new(self.supply.waited(), seconds)),
+            data_wait: Some(DataWait::new(self.source.waited(), seconds)),
             early: early.clone(),
         };
         self.say(Event::End(end))?;

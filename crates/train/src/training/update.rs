@@ -5,10 +5,7 @@ use flatout_ir::Role;
 use flatout_ir::passes::{input_path, update};
 use flatout_runtime::{Posted, RuntimeError, Session};
 
-pub use crate::tasks::feed::Draw;
-use crate::tasks::feed::{feed, feed_examples};
-use crate::tasks::images::feed_images;
-use crate::tasks::supply::Batch;
+use crate::tasks::batch::{self, Batch, Draw};
 
 /// What an update gives.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,22 +18,8 @@ pub struct Results {
 
 /// Adds the gradients of a micro-batch. On a GPU the work is only enqueued.
 pub fn accumulate(session: &mut Session, batch: &Batch, draw: Draw) -> Result<(), RuntimeError> {
-    let role = match batch {
-        Batch::Rows(rows, capacity) => {
-            feed(session, Role::Grad, rows, 0, *capacity, draw)?;
-            Role::Grad
-        }
-        Batch::Examples(batch) => {
-            let role = Role::GRADS[batch.shape];
-            feed_examples(session, role, batch, draw)?;
-            role
-        }
-        Batch::Images(part) => {
-            feed_images(session, Role::Grad, part, draw)?;
-            Role::Grad
-        }
-    };
-    session.run(role)
+    batch::write(session, batch, draw)?;
+    session.run(batch.role)
 }
 
 /// Makes the update of what was accumulated, and asks for its results without waiting for them.

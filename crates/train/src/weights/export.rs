@@ -12,21 +12,24 @@ use std::path::{Path, PathBuf};
 use flatout_data::Vocabulary;
 use flatout_data::examples::template_text;
 use flatout_ir::{Adapter, Init, TensorType};
+use flatout_models::choice;
 use flatout_models::config::{DecoderConfig, Model};
-use flatout_models::stored::Stored;
-use flatout_models::{choice, heads, published};
+use flatout_models::library::class_heads;
+use flatout_models::library::stored::Stored;
 use serde_json::{Map, Value, json};
 
 use crate::Failure;
 use crate::UserError;
+use crate::config::pattern::matches;
 use crate::config::{DEFAULT_ADAPTER, Task};
 use crate::refuse;
-use crate::resolve::adapters::also_trains;
-use crate::resolve::groups::matches;
+use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
+use crate::weights::adapters::also_trains;
+use crate::weights::loaded::Loaded;
 use crate::weights::peft::{self, Trained};
 use crate::weights::pretrained::folder::{CONFIG, INDEX, PROCESSOR, SINGLE};
-use crate::weights::pretrained::{BESIDE, Loaded, Weights, folder, narrow, parameters};
+use crate::weights::pretrained::{Weights, folder, narrow, parameters};
 use flatout_data::durable::{self, about};
 
 choice! {
@@ -168,11 +171,13 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         (bos, eos) = (source.bos, source.eos);
     }
     let dtype = if dtype == Width::F32 { "float32" } else { "bfloat16" };
-    let mut config = published::write(&model, dtype, &bos, &eos)
+    let mut config = model
+        .published()
+        .and_then(|published| published.write(dtype, &bos, &eos))
         .map_err(|why| UserError(format!("{} cannot be exported: {why}", dir.display())))?;
     let names = &loaded.config.data.classes;
     if model.classes() == Some(names.len()) {
-        config.as_object_mut().expect("a config is an object").extend(heads::label_fields(names));
+        config.as_object_mut().expect("a config is an object").extend(class_heads::label_fields(names));
     }
     let generation = model.vocab().map(|_| {
         json!({
@@ -185,7 +190,10 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         config,
         positions: model.tokens(),
         generation,
-        processor: published::processor(&model, loaded.config.data.centre_crop),
+        processor: model
+            .published()
+            .ok()
+            .and_then(|published| published.processor(loaded.config.data.centre_crop)),
         vocabulary,
         beside: keeps_tokens.then_some(beside),
     })
@@ -313,7 +321,8 @@ type Types = BTreeMap<String, (TensorType, Init)>;
 
 /// The tensors of the export, in the order of the model.
 fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
-    let stored = published::stored(&loaded.config.model, |path| types[path].0.dims.clone());
+    let published = loaded.config.model.published();
+    let stored = published.and_then(|published| published.stored(&|path| types[path].0.dims.clone()));
     let mut outs: Vec<Out> = vec![];
     for part in stored.expect("a model that has a config.json has names") {
         match outs.iter_mut().find(|out| out.name == part.theirs) {

@@ -1,6 +1,8 @@
 //! Weights in and out: initial values, checkpoints of other libraries, adapters, exports.
 
+pub mod adapters;
 pub mod export;
 pub mod initial;
+pub mod loaded;
 pub mod peft;
 pub mod pretrained;

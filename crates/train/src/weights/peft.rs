@@ -11,8 +11,8 @@ use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::passes::adapters::adaptable;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
-use flatout_models::decoder::{Form, build};
-use flatout_models::huggingface;
+use flatout_models::library::huggingface;
+use flatout_models::registry::Family;
 use flatout_runtime::Session;
 use serde_json::{Map, Value, json};
 
@@ -20,8 +20,8 @@ use crate::Failure;
 use crate::UserError;
 use crate::config::{self, AdapterGroup, AdapterGroups, AdapterKind, Config};
 use crate::refuse;
-use crate::resolve::adapters::also_trains;
 use crate::run::checkpoint::{Dtype, TensorFile, header};
+use crate::weights::adapters::also_trains;
 use crate::weights::pretrained::{Place, Weights, parameters};
 use flatout_data::durable;
 
@@ -36,7 +36,7 @@ const MAGNITUDE: &str = "lora_magnitude_vector";
 /// The library's module of every weight that can have an adapter, in the order of the model.
 pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, String> {
     let shapes = parameters(&model.clone().into());
-    let graph = build(model, Form::least(model));
+    let graph = model.build(model.least());
     let weights: BTreeSet<&str> = adaptable(&graph).into_iter().map(|(path, _)| path).collect();
     let mut modules = vec![];
     for stored in huggingface::stored(model, |path| shapes[path].0.dims.clone())? {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// What `{{ value }}` prints.
+/// The text that `{{ value }}` prints.
 pub(super) fn text(value: &Value) -> String {
     match value.kind() {
         ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => repr(value),

@@ -53,7 +53,7 @@ pub(super) struct Element {
 }
 
 impl Element {
-    /// What it is in a message.
+    /// Its kind, as messages call it.
     fn described(&self) -> String {
         match self.kind.and_then(|kind| TYPES.get(usize::try_from(kind).ok()?)) {
             Some(kind) => kind.to_string(),

@@ -1,7 +1,7 @@
 //! The values of one column of a parquet file in order, each with the levels that say where it belongs.
 
 use super::footer::{BYTE_ARRAY, Chunk, Codec};
-use super::page::{self, Header, Kind, Page, damaged, unsupported_encoding};
+use super::page::{self, Header, Page, PageKind, damaged, unsupported_encoding};
 use super::{Column, delta, levels};
 use crate::formats::fault::{Fault, Reason, Trouble};
 use crate::formats::field::Field;
@@ -13,7 +13,7 @@ pub(super) const FLOAT: i64 = 4;
 pub(super) const DOUBLE: i64 = 5;
 const DELTA_BINARY_PACKED: i64 = 5;
 
-/// What one value is; `None` for text that is not UTF-8.
+/// One value; `None` for text that is not UTF-8.
 type Value = Option<Field>;
 
 /// A column that holds values, read page by page.
@@ -98,15 +98,17 @@ impl Leaf {
             let (header, body) = self.column.header(chunk, self.at)?;
             let is_first = self.at == chunk.start;
             self.at = body + header.packed_bytes as u64;
-            if header.kind == Kind::Index {
+            if header.kind == PageKind::Index {
                 continue;
             }
             let packed = self.column.read(body, header.packed_bytes)?;
             match header.kind {
-                Kind::Dictionary if !is_first => {
+                PageKind::Dictionary if !is_first => {
                     return Err(damaged("a dictionary does not come first in its row group").into());
                 }
-                Kind::Dictionary => self.dictionary = Some(self.dictionary(&header, packed, chunk.codec)?),
+                PageKind::Dictionary => {
+                    self.dictionary = Some(self.dictionary(&header, packed, chunk.codec)?)
+                }
                 _ => {
                     self.page = self.entries(&header, packed, chunk)?;
                     self.next = 0;
@@ -129,7 +131,7 @@ impl Leaf {
         page::check(header, &packed)?;
         let too_long = || damaged("a page's levels are longer than the page");
         let (repeated, defined, bytes, at) = match header.kind {
-            Kind::DataV2 => {
+            PageKind::DataV2 => {
                 let before = header.level_bytes + header.repetition_bytes;
                 if before > packed.len() || before > header.bytes {
                     return Err(too_long());

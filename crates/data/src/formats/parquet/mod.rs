@@ -1,5 +1,7 @@
-//! Parquet, as far as texts, conversations and labels need it: pages of both forms, packed with snappy, gzip,
-//! zstd or not at all, values plain, by dictionary or as differences.
+//! Parquet, as far as texts, conversations and labels need it.
+//!
+//! Pages of both versions are read, packed with snappy, gzip, zstd or not at all, their values plain, by dictionary or
+//! as differences.
 //!
 //! ```text
 //! thrift    how metadata is written
@@ -27,7 +29,7 @@ use super::ReadOptions;
 use super::fault::{Fault, Reason, Trouble};
 use super::reader::Piece;
 use footer::Chunk;
-use page::{Header, Kind};
+use page::{Header, PageKind};
 
 pub(super) use page::Page;
 pub(super) use rows::Rows;
@@ -150,17 +152,17 @@ impl Parquet {
             self.page_at = self.at;
             self.at = body + header.packed_bytes as u64;
             match header.kind {
-                Kind::Index => continue,
+                PageKind::Index => continue,
                 // A page found by its place takes the dictionary from there, so it may be nowhere else.
-                Kind::Dictionary if self.page_at != chunk.start => {
+                PageKind::Dictionary if self.page_at != chunk.start => {
                     let said = "a dictionary does not come first in its row group";
                     return Err(Fault::file(Reason::Damaged, said).into());
                 }
-                Kind::Dictionary => {
+                PageKind::Dictionary => {
                     let packed = column.read(body, header.packed_bytes)?;
                     self.dictionary = Some(page::dictionary(&header, packed, chunk.codec)?);
                 }
-                Kind::Data | Kind::DataV2 => {
+                PageKind::Data | PageKind::DataV2 => {
                     let packed = column.read(body, header.packed_bytes)?;
                     let dictionary = self.dictionary.as_ref();
                     self.page = page::data(&header, packed, chunk.codec, chunk.optional, dictionary)?;
@@ -222,7 +224,7 @@ impl Column {
             false => None,
             true => {
                 let (header, body) = self.header(chunk, chunk.start)?;
-                (header.kind == Kind::Dictionary)
+                (header.kind == PageKind::Dictionary)
                     .then(|| {
                         let packed = self.read(body, header.packed_bytes)?;
                         page::dictionary(&header, packed, chunk.codec).map_err(Trouble::from)

@@ -17,7 +17,7 @@ const MOST_ROWS: usize = 1 << 22;
 
 #[derive(Debug, Default)]
 pub(super) struct Header {
-    pub kind: Kind,
+    pub kind: PageKind,
     pub packed_bytes: usize,
     pub bytes: usize,
     crc: Option<u32>,
@@ -31,7 +31,7 @@ pub(super) struct Header {
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PageKind {
     #[default]
     Data,
     DataV2,
@@ -114,10 +114,10 @@ pub(super) fn header(bytes: &[u8]) -> Result<Option<(Header, usize)>, Fault> {
         Err(Bad::Wrong(said)) => return Err(damaged(format!("a page's header is damaged ({said})"))),
     }
     header.kind = match kind {
-        0 => Kind::Data,
-        1 => Kind::Index,
-        2 => Kind::Dictionary,
-        3 => Kind::DataV2,
+        0 => PageKind::Data,
+        1 => PageKind::Index,
+        2 => PageKind::Dictionary,
+        3 => PageKind::DataV2,
         _ => return Err(damaged("a page has a kind that does not exist")),
     };
     let size = |stated: i64, most: usize| usize::try_from(stated).ok().filter(|stated| *stated <= most);
@@ -166,7 +166,7 @@ pub(super) fn data(
 ) -> Result<Page, Fault> {
     check(header, &packed)?;
     let (bytes, levels, values_at) = match header.kind {
-        Kind::DataV2 => {
+        PageKind::DataV2 => {
             let before = header.level_bytes + header.repetition_bytes;
             if before > packed.len() || before > header.bytes {
                 return Err(damaged("a page's levels are longer than the page"));
@@ -315,7 +315,7 @@ pub(super) fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u
         Codec::Zstd => through(Compression::Zstd, packed)?,
         Codec::Snappy if size == 0 && packed.is_empty() => Vec::new(),
         Codec::Snappy => {
-            // What snappy states is checked before it is allocated: three bytes give 64 at the most.
+            // The size that snappy states is checked before it is allocated: three bytes give 64 at the most.
             let stated = snap::raw::decompress_len(&packed).map_err(|_| wrong())?;
             if stated != size || stated / 22 > packed.len() {
                 return Err(wrong());

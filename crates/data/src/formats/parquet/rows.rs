@@ -20,8 +20,8 @@ const MOST_VALUES: usize = 1 << 20;
 const LIST: (i64, i16) = (3, 3);
 const MAP: (i64, i16) = (1, 2);
 
-/// What is put together from the columns below.
-enum Form {
+/// A value that is put together from the columns below.
+enum NodeForm {
     /// The number of the leaf.
     Value(usize),
     Structure(Vec<(String, Node)>),
@@ -30,7 +30,7 @@ enum Form {
     Map(Repeated),
 }
 
-/// What repeats, and the levels of its elements: the repetition they go on with, the definition they are there with.
+/// A repeated value, and the levels of its elements: the repetition they go on with, the definition they are there with.
 struct Repeated {
     element: Box<Node>,
     repeated: u8,
@@ -38,7 +38,7 @@ struct Repeated {
 }
 
 struct Node {
-    form: Form,
+    form: NodeForm,
     /// Where it may be absent, the definition it has where it is there.
     optional: Option<u8>,
     /// The first leaf below it and the one behind the last.
@@ -132,7 +132,7 @@ impl Rows {
             }
             at = footer::subtree_end(&schema, at).ok_or_else(ends)?;
         }
-        for Found { path, kind, repeated, defined } in builder.found {
+        for LeafColumn { path, kind, repeated, defined } in builder.found {
             let chunks = footer::column_chunks(&groups, &path, kind, defined > 0, data_end)?;
             let column = Column { file: file.file.clone(), chunks };
             self.leaves.push(Leaf::new(column, kind, repeated, defined));
@@ -148,7 +148,7 @@ impl Rows {
     }
 }
 
-/// What a row took so far.
+/// The bytes and values a row took so far.
 #[derive(Default)]
 struct Taken {
     values: usize,
@@ -163,8 +163,8 @@ impl Node {
             return self.absent(leaves, Field::Null);
         }
         match &self.form {
-            Form::Value(leaf) => Ok(self.value(leaves[*leaf].take()?, taken)),
-            Form::Structure(fields) => {
+            NodeForm::Value(leaf) => Ok(self.value(leaves[*leaf].take()?, taken)),
+            NodeForm::Structure(fields) => {
                 let mut read = Fields::default();
                 for (name, node) in fields {
                     // Files of one schema write what an object has not as null.
@@ -175,8 +175,8 @@ impl Node {
                 }
                 Ok(Field::Object(read))
             }
-            Form::List(list) => Ok(Field::List(self.elements(list, leaves, taken)?)),
-            Form::Map(entries) => {
+            NodeForm::List(list) => Ok(Field::List(self.elements(list, leaves, taken)?)),
+            NodeForm::Map(entries) => {
                 let mut fields = Fields::default();
                 for entry in self.elements(entries, leaves, taken)? {
                     let Field::Object(Fields(pair)) = entry else { continue };
@@ -238,7 +238,7 @@ impl Node {
     }
 }
 
-struct Found {
+struct LeafColumn {
     path: Vec<String>,
     kind: i64,
     repeated: u8,
@@ -247,7 +247,7 @@ struct Found {
 
 struct Builder<'s> {
     schema: &'s [Element],
-    found: Vec<Found>,
+    found: Vec<LeafColumn>,
 }
 
 impl Builder<'_> {
@@ -277,10 +277,19 @@ impl Builder<'_> {
             return Ok(Some(Node { form, optional, leaves }));
         }
         let element = Box::new(Node { form, optional: None, leaves });
-        Ok(Some(Node { form: Form::List(Repeated { element, repeated, defined }), optional: None, leaves }))
+        Ok(Some(Node {
+            form: NodeForm::List(Repeated { element, repeated, defined }),
+            optional: None,
+            leaves,
+        }))
     }
 
-    fn form(&mut self, at: usize, path: &mut Vec<String>, levels: (u8, u8)) -> Result<Option<Form>, Fault> {
+    fn form(
+        &mut self,
+        at: usize,
+        path: &mut Vec<String>,
+        levels: (u8, u8),
+    ) -> Result<Option<NodeForm>, Fault> {
         let element = &self.schema[at];
         if let Some(kind) = element.kind {
             let is_read = match kind {
@@ -288,8 +297,13 @@ impl Builder<'_> {
                 kind => [BOOLEAN, INT32, INT64, FLOAT, DOUBLE].contains(&kind),
             };
             return Ok(is_read.then(|| {
-                self.found.push(Found { path: path.clone(), kind, repeated: levels.0, defined: levels.1 });
-                Form::Value(self.found.len() - 1)
+                self.found.push(LeafColumn {
+                    path: path.clone(),
+                    kind,
+                    repeated: levels.0,
+                    defined: levels.1,
+                });
+                NodeForm::Value(self.found.len() - 1)
             }));
         }
         let ends = || Fault::file(Reason::Damaged, "the schema of the parquet file ends too early");
@@ -306,24 +320,24 @@ impl Builder<'_> {
             return Ok(None);
         }
         let is = |(old, new)| element.converted == Some(old) || element.logical == Some(new);
-        let is_only_list = matches!(fields.as_slice(), [(_, Node { form: Form::List(_), .. })]);
+        let is_only_list = matches!(fields.as_slice(), [(_, Node { form: NodeForm::List(_), .. })]);
         if is_only_list && (is(LIST) || is(MAP)) {
             // The group around the repeated one is a name for the list itself.
             let (_, list) = fields.remove(0);
-            let Form::List(list) = list.form else { unreachable!("it is a list") };
+            let NodeForm::List(list) = list.form else { unreachable!("it is a list") };
             return Ok(Some(match is(MAP) {
-                true => Form::Map(list),
-                false => Form::List(Repeated { element: Box::new(unwrapped(*list.element)), ..list }),
+                true => NodeForm::Map(list),
+                false => NodeForm::List(Repeated { element: Box::new(unwrapped(*list.element)), ..list }),
             }));
         }
-        Ok(Some(Form::Structure(fields)))
+        Ok(Some(NodeForm::Structure(fields)))
     }
 }
 
 /// A list's repeated group is a frame around its element where it holds nothing else.
 fn unwrapped(mut entry: Node) -> Node {
     match &mut entry.form {
-        Form::Structure(fields) if fields.len() == 1 && fields[0].0 != "array" => fields.remove(0).1,
+        NodeForm::Structure(fields) if fields.len() == 1 && fields[0].0 != "array" => fields.remove(0).1,
         _ => entry,
     }
 }

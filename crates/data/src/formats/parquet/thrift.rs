@@ -6,7 +6,7 @@ pub(super) struct Thrift<'b> {
     at: usize,
 }
 
-/// What went wrong: the bytes ended, or say something impossible.
+/// The reason of a failure: the bytes ended, or say something impossible.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Bad {
     Ended,

@@ -1,6 +1,8 @@
-//! The JPEG that nearly all photographs are: one scan, or progressive, grey or luminance and two colours. Only what a view
-//! needs of it is made: blocks outside the part that is seen are read over, rows below it are not read, and each
-//! component is transformed at the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels for every one of the view.
+//! A JPEG decoder for baseline and progressive photographs that decodes only what a view needs.
+//!
+//! It reads one scan or progressive ones, grey or luminance and two colours; others go to the library's decoder.
+//! Blocks outside the part that is seen are read over, rows below it are not read, and each component is transformed at
+//! the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels for every one of the view.
 //!
 //! Components stay planes of their own size. They are scaled one by one and become colours at the size of the view, which
 //! is the same as doing so before, but for rounding and for colours out of range in between.
@@ -13,7 +15,7 @@ use super::colours::colours;
 use super::huffman::{Bits, Broken, Huffman, Scan};
 use super::inverse::{Portable, Transform, reduced, steps};
 use super::progressive::{Blocks, coefficients};
-use crate::images::resample::{Part, byte};
+use crate::images::resample::{Region, byte};
 use crate::images::view::Crop;
 
 /// The pixels of a component that cover what is seen, and where in them that is.
@@ -24,7 +26,7 @@ pub(in crate::images) struct Plane {
     /// Rows are this far apart.
     pub stride: usize,
     pub bytes: Vec<u8>,
-    pub part: Part,
+    pub part: Region,
 }
 
 thread_local! {
@@ -59,7 +61,7 @@ impl Drop for Plane {
     }
 }
 
-/// What the segments before the scan say, where all of it is of the kind that is read here.
+/// The segments before the scan, of an image that this decoder reads.
 pub(super) struct Baseline<'a> {
     width: usize,
     height: usize,
@@ -67,8 +69,8 @@ pub(super) struct Baseline<'a> {
     pub components: Vec<Component>,
     /// Of each number, where there is one.
     quantisation: [Option<Box<[u16; 64]>>; 4],
-    pub means: [Option<Huffman>; 4],
-    pub others: [Option<Huffman>; 4],
+    pub dc_tables: [Option<Huffman>; 4],
+    pub ac_tables: [Option<Huffman>; 4],
     /// Groups of blocks between restarts; 0 for none.
     pub restart: usize,
     /// The codes of the only scan; of a progressive one everything from the first scan's marker on.
@@ -82,8 +84,8 @@ pub(super) struct Component {
     pub across: usize,
     pub down: usize,
     quantisation: usize,
-    means: usize,
-    others: usize,
+    dc_table: usize,
+    ac_table: usize,
 }
 
 /// Pixels of a reduced scale for every pixel of the view, in each direction: with fewer, edges would be visibly sharper
@@ -100,8 +102,8 @@ impl<'a> Baseline<'a> {
             is_progressive: false,
             components: Vec::new(),
             quantisation: [const { None }; 4],
-            means: [const { None }; 4],
-            others: [const { None }; 4],
+            dc_tables: [const { None }; 4],
+            ac_tables: [const { None }; 4],
             restart: 0,
             data: &[],
         };
@@ -118,7 +120,7 @@ impl<'a> Baseline<'a> {
             at += length;
             match marker {
                 0xdb => found.take_quantisation(body)?,
-                0xc4 => table_of_codes(body, &mut found.means, &mut found.others)?,
+                0xc4 => table_of_codes(body, &mut found.dc_tables, &mut found.ac_tables)?,
                 0xdd => found.restart = body.first_chunk().map_or(0, |two| u16::from_be_bytes(*two).into()),
                 0xc0..=0xc2 => {
                     let is_read_here = found.take_frame(body)?;
@@ -168,8 +170,8 @@ impl<'a> Baseline<'a> {
             across: (three[1] >> 4).into(),
             down: (three[1] & 15).into(),
             quantisation: (three[2] & 3).into(),
-            means: 0,
-            others: 0,
+            dc_table: 0,
+            ac_table: 0,
         };
         self.components = rest.chunks_exact(3).map(of).collect();
         if self.components.len() != usize::from(*count) {
@@ -201,7 +203,7 @@ impl<'a> Baseline<'a> {
             if component.id != two[0] {
                 return Ok(false);
             }
-            (component.means, component.others) = ((two[1] >> 4 & 3).into(), (two[1] & 3).into());
+            (component.dc_table, component.ac_table) = ((two[1] >> 4 & 3).into(), (two[1] & 3).into());
         }
         Ok(true)
     }
@@ -272,19 +274,19 @@ impl<'a> Baseline<'a> {
             }
         }
         let mut bits = scan.bits();
-        let mut means = [0i32; 3];
+        let mut predictions = [0i32; 3];
         for row in 0..down.end {
             for column in 0..groups.0 {
                 let number = row * groups.0 + column;
                 let restart = if self.is_progressive { 0 } else { self.restart };
                 if restart > 0 && number > 0 && number.is_multiple_of(restart) {
                     bits.restart()?;
-                    means = [0; 3];
+                    predictions = [0; 3];
                 }
                 let is_seen = row >= down.begin && across.contains(column);
-                for (made, mean) in made.iter_mut().zip(&mut means) {
+                for (made, prediction) in made.iter_mut().zip(&mut predictions) {
                     let at = is_seen.then(|| (column - across.begin, row - down.begin));
-                    made.group(&mut bits, mean, (column, row), at, transform)?;
+                    made.group(&mut bits, prediction, (column, row), at, transform)?;
                 }
             }
             if bits.is_overdrawn() {
@@ -298,14 +300,14 @@ impl<'a> Baseline<'a> {
 /// Tables of codes of a segment, into their places.
 pub(super) fn table_of_codes(
     mut body: &[u8],
-    means: &mut [Option<Huffman>; 4],
-    others: &mut [Option<Huffman>; 4],
+    dc_tables: &mut [Option<Huffman>; 4],
+    ac_tables: &mut [Option<Huffman>; 4],
 ) -> Result<(), Broken> {
     while let [kind, rest @ ..] = body {
         let (counts, rest) = rest.split_first_chunk::<16>().ok_or(DAMAGED)?;
         let total = counts.iter().map(|count| usize::from(*count)).sum();
         let (symbols, after) = rest.split_at_checked(total).ok_or(DAMAGED)?;
-        let tables = if kind >> 4 == 0 { &mut *means } else { &mut *others };
+        let tables = if kind >> 4 == 0 { &mut *dc_tables } else { &mut *ac_tables };
         tables[usize::from(kind & 3)] = Some(Huffman::new(counts, symbols)?);
         body = after;
     }
@@ -354,9 +356,9 @@ impl Span {
 /// A component while it is made.
 struct Made<'a> {
     /// Of the only scan; a progressive one's are its scans'.
-    means: Option<&'a Huffman>,
-    others: Option<&'a Huffman>,
-    /// What these scans have read.
+    dc_table: Option<&'a Huffman>,
+    ac_table: Option<&'a Huffman>,
+    /// The coefficients of these scans.
     read: Option<Blocks>,
     steps: [f32; 64],
     /// Blocks of a group.
@@ -385,7 +387,7 @@ impl<'a> Made<'a> {
         let size = [1, 2, 4].into_iter().find(suffices).unwrap_or(8);
         let scale = (share.0 * size as f64 / 8.0, share.1 * size as f64 / 8.0);
         let first = (across.begin * component.across * size, down.begin * component.down * size);
-        // What lies beyond the image was put there by the encoder, and is nobody's.
+        // The encoder padded blocks beyond the image; those pixels are dropped.
         let end = |pixels: usize, scale: f64| (pixels as f64 * scale).ceil() as usize;
         let stride = across.count() * component.across * size;
         let rows = down.count() * component.down * size;
@@ -400,8 +402,8 @@ impl<'a> Made<'a> {
             }
         };
         Ok(Self {
-            means: codes(&image.means, component.means)?,
-            others: codes(&image.others, component.others)?,
+            dc_table: codes(&image.dc_tables, component.dc_table)?,
+            ac_table: codes(&image.ac_tables, component.ac_table)?,
             read: None,
             steps: steps(table, size),
             across: component.across,
@@ -413,7 +415,7 @@ impl<'a> Made<'a> {
                 stride,
                 // Every group that is seen is made, so every byte is written.
                 bytes: spare(stride * rows),
-                part: Part {
+                part: Region {
                     left: crop.left as f64 * scale.0 - first.0 as f64,
                     top: crop.top as f64 * scale.1 - first.1 as f64,
                     width: crop.width as f64 * scale.0,
@@ -429,7 +431,7 @@ impl<'a> Made<'a> {
     fn group(
         &mut self,
         bits: &mut Bits<'_>,
-        mean: &mut i32,
+        prediction: &mut i32,
         group: (usize, usize),
         at: Option<(usize, usize)>,
         transform: impl Transform,
@@ -437,27 +439,27 @@ impl<'a> Made<'a> {
         for y in 0..self.down {
             for x in 0..self.across {
                 let mut block = [0i16; 64];
-                let is_flat = match (&self.read, self.means, self.others) {
+                let is_flat = match (&self.read, self.dc_table, self.ac_table) {
                     (Some(read), ..) => {
                         let row = (group.1 * self.down + y) * read.across;
                         block = read.all[row + group.0 * self.across + x];
                         block[1..].iter().all(|coefficient| *coefficient == 0)
                     }
-                    (None, Some(means), Some(others)) => {
-                        *mean = mean.wrapping_add(means.difference(bits)?);
+                    (None, Some(dc_table), Some(ac_table)) => {
+                        *prediction = prediction.wrapping_add(dc_table.difference(bits)?);
                         if at.is_none() {
-                            others.coefficients::<false>(bits, &mut block)?;
+                            ac_table.coefficients::<false>(bits, &mut block)?;
                             continue;
                         }
-                        let is_flat = !others.coefficients::<true>(bits, &mut block)?;
-                        block[0] = *mean as i16;
+                        let is_flat = !ac_table.coefficients::<true>(bits, &mut block)?;
+                        block[0] = *prediction as i16;
                         is_flat
                     }
                     _ => return Err(DAMAGED),
                 };
                 let Some((column, row)) = at else { continue };
-                // The only place it is called from: elsewhere the transform would not be part of this code, and its vectors
-                // not registers.
+                // The only place it is called from: elsewhere the transform would not be part of this code, and its
+                // vectors not registers.
                 self.put(&block, is_flat, (column * self.across + x, row * self.down + y), transform);
             }
         }

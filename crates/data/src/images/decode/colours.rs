@@ -141,7 +141,7 @@ fn of_run(light: &[u8; RUN], blue: &[u8; RUN], red: &[u8; RUN]) -> [u8; RUN * CH
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::resample::Part;
+    use crate::images::resample::Region;
     use crate::random::Uniform;
 
     fn plane(width: usize, height: usize, uniform: &mut Uniform) -> Plane {
@@ -149,7 +149,7 @@ mod tests {
         let (stride, rows) = (width + 5, height + 3);
         let bytes = (0..stride * rows).map(|_| (uniform.draw() * 256.0) as u8).collect();
         let part =
-            Part { left: 0.0, top: 0.0, width: width as f64, height: height as f64, is_flipped: false };
+            Region { left: 0.0, top: 0.0, width: width as f64, height: height as f64, is_flipped: false };
         Plane { width, height, stride, bytes, part }
     }
 

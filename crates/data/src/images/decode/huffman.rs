@@ -15,7 +15,7 @@ pub(super) fn place(zigzag: usize) -> usize {
     PLACES[zigzag].into()
 }
 
-/// What makes a scan unreadable, in a few words.
+/// The reason why a scan is unreadable, in a few words.
 pub(super) type Broken = &'static str;
 
 /// Coded data without what was stuffed into them, in the parts that restart markers make of them.
@@ -66,8 +66,8 @@ impl Scan {
     }
 }
 
-/// The bits of coded data, a value that is copied while a block is read so that it stays in registers. Past the end of a part
-/// come those of the next, and then zeros; taking either is noticed.
+/// The bits of coded data, a value that is copied while a block is read so that it stays in registers. Past the end of
+/// a part come those of the next, and then zeros; taking either is noticed.
 #[derive(Clone, Copy)]
 pub(super) struct Bits<'a> {
     bytes: &'a [u8],
@@ -105,7 +105,7 @@ impl Bits<'_> {
         self.count -= bits;
     }
 
-    /// A value of so many bits, as JPEG codes it: the lower half of its numbers are negative.
+    /// A value of `bits` bits, as JPEG codes it: the lower half of its numbers are negative.
     #[inline(always)]
     fn value(&mut self, bits: u32) -> i32 {
         if bits == 0 {
@@ -155,10 +155,10 @@ impl Bits<'_> {
 /// A table of codes.
 pub(super) struct Huffman {
     /// For the next bits: what they begin with.
-    table: Box<[Found; 1 << LOOK]>,
+    table: Box<[Decoded; 1 << LOOK]>,
     /// Codes of each length end before this, as the highest of 16 bits.
     ends: [u32; 17],
-    /// What to add to a code of each length to have its place in `symbols`.
+    /// The number to add to a code of each length to have its place in `symbols`.
     offsets: [i32; 17],
     symbols: Box<[u8; 256]>,
 }
@@ -167,7 +167,7 @@ impl Huffman {
     /// Out of how many codes there are of each length, from 1 on, and their symbols in order.
     pub fn new(counts: &[u8; 16], given: &[u8]) -> Result<Self, Broken> {
         let mut table = Self {
-            table: Box::new([Found::NOTHING; 1 << LOOK]),
+            table: Box::new([Decoded::NOTHING; 1 << LOOK]),
             ends: [0; 17],
             offsets: [0; 17],
             symbols: Box::new([0; 256]),
@@ -188,7 +188,7 @@ impl Huffman {
                 if length <= LOOK {
                     let first = (code << (LOOK - length)) as usize;
                     for bits in first..first + (1 << (LOOK - length)) {
-                        table.table[bits] = Found::new(bits as u32, length, *symbol);
+                        table.table[bits] = Decoded::new(bits as u32, length, *symbol);
                     }
                 }
                 code += 1;
@@ -213,7 +213,7 @@ impl Huffman {
         Err("a code is in no table")
     }
 
-    /// The difference of a block's mean from that of the block before it.
+    /// The difference of a block's DC coefficient from that of the block before it.
     #[inline(always)]
     pub fn difference(&self, bits: &mut Bits<'_>) -> Result<i32, Broken> {
         bits.refill();
@@ -226,7 +226,7 @@ impl Huffman {
             }
             _ => {
                 bits.drop(found.bits());
-                // A mean's symbol is its size alone; a table that says otherwise has a run.
+                // The symbol of a DC difference is its size alone; a table that says otherwise has a run.
                 if found.run() != 0 {
                     return Err("a mean has too many bits");
                 }
@@ -266,7 +266,7 @@ impl Huffman {
             }
             if found.0 == 0 {
                 let (symbol, length) = self.long_symbol((bits.buffer >> 48) as u32)?;
-                found = Found::of(length, symbol);
+                found = Decoded::of(length, symbol);
             }
             at += found.run();
             let mut value = found.value();
@@ -302,14 +302,14 @@ pub(super) struct Band {
 }
 
 impl Huffman {
-    /// What the next code says: a run of zeros, and the value behind it, 0 for none; then the size it would have had.
+    /// Reads the next code: a run of zeros, and the value behind it, 0 for none; then the size it would have had.
     #[inline(always)]
     fn run_and_value(&self, bits: &mut Bits<'_>) -> Result<(usize, i32), Broken> {
         bits.refill();
         let mut found = self.table[bits.look()];
         if found.0 == 0 {
             let (symbol, length) = self.long_symbol((bits.buffer >> 48) as u32)?;
-            found = Found::of(length, symbol);
+            found = Decoded::of(length, symbol);
         }
         bits.drop(found.bits());
         let value = match found.value() {
@@ -424,14 +424,14 @@ fn put(block: &mut [i16; 64], at: usize, value: i32) -> Result<(), Broken> {
     Ok(())
 }
 
-/// What the next bits begin with: from the lowest, 8 bits of how many to drop, 4 of the size of the value that follows,
-/// 4 of the run of zeros before it, and 16 of the value itself where it is known; then nothing of it follows.
+/// The code that the next bits begin with: from the lowest, 8 bits of how many to drop, 4 of the size of the value that
+/// follows, 4 of the run of zeros before it, and 16 of the value itself where it is known; then nothing of it follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Found(u32);
+struct Decoded(u32);
 
-impl Found {
+impl Decoded {
     /// A code that is longer than what is looked up, or none.
-    const NOTHING: Found = Found(0);
+    const NOTHING: Decoded = Decoded(0);
 
     fn of(length: u32, symbol: u8) -> Self {
         Self(length | u32::from(symbol & 15) << 8 | u32::from(symbol >> 4) << 12)

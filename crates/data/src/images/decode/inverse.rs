@@ -62,7 +62,7 @@ pub(super) fn steps(table: &[u16; 64], size: usize) -> [f32; 64] {
     steps
 }
 
-/// 1 for the mean, and sqrt(2) cos(k pi / 16) for the others.
+/// 1 for the DC coefficient, and sqrt(2) cos(k pi / 16) for the AC ones.
 fn scale(frequency: usize) -> f64 {
     if frequency == 0 { 1.0 } else { 2f64.sqrt() * (frequency as f64 * PI / 16.0).cos() }
 }
@@ -135,7 +135,7 @@ pub(super) fn reduced<const SIZE: usize>(
 struct Basis<const SIZE: usize>;
 
 impl<const SIZE: usize> Basis<SIZE> {
-    /// Of place x and frequency u: sqrt(2 / SIZE) cos((2 x + 1) u pi / (2 SIZE)), and sqrt(1 / SIZE) for the mean.
+    /// Of place x and frequency u: sqrt(2 / SIZE) cos((2 x + 1) u pi / (2 SIZE)), and sqrt(1 / SIZE) for DC.
     const NUMBERS: [[f32; SIZE]; SIZE] = {
         let mut numbers = [[0.0; SIZE]; SIZE];
         let mut at = 0;

@@ -1,5 +1,7 @@
-//! The full inverse cosine transform by instructions of AVX2: the operations of [`super::inverse`], in the same order and each
-//! rounded by itself, so the same bytes, eight numbers in a register.
+//! The full inverse cosine transform by instructions of AVX2.
+//!
+//! The operations are those of [`super::inverse`], in the same order and each rounded by itself, so the bytes are the
+//! same; a register holds eight numbers.
 
 use std::ops::{Add, Mul, Sub};
 

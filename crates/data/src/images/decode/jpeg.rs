@@ -11,7 +11,7 @@ use super::{broken, check_size};
 use crate::formats::Reason;
 use crate::images::flaw::Flaw;
 
-/// What the segments before the first scan say.
+/// The segments before the first scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Segments {
     width: usize,

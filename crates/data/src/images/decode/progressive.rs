@@ -1,5 +1,7 @@
-//! The coefficients of a progressive JPEG: scan after scan adds some of them, or a bit to those that are there. They are all
-//! kept, 128 bytes a block, until the last scan is read; what is made of them then is as of any other JPEG.
+//! The coefficients of a progressive JPEG, gathered over its scans.
+//!
+//! Each scan adds some of them, or a bit to those that are there. All are kept, 128 bytes a block, until the last scan is
+//! read; then they are transformed as those of any other JPEG.
 
 use super::baseline::{Baseline, DAMAGED, table_of_codes};
 use super::huffman::{Band, Bits, Broken, Huffman, Scan};
@@ -15,7 +17,7 @@ const MOST_SCANS: usize = 256;
 
 /// A scan's header.
 struct Header {
-    /// Of the components in it, by number: their tables of means and of others.
+    /// Of the components in it, by number: their DC and their AC tables.
     of: Vec<(usize, usize, usize)>,
     band: Band,
     is_first: bool,
@@ -32,10 +34,9 @@ impl Header {
             of.push((number.ok_or(DAMAGED)?, (two[1] >> 4 & 3).into(), (two[1] & 3).into()));
         }
         let band = Band { first: first.into(), last: last.into(), low: u32::from(bits & 15) };
-        let is_of_means =
-            band.first == 0 && band.last == 0 && (1..=image.components.len()).contains(&of.len());
-        let is_of_others = band.first > 0 && band.first <= band.last && band.last < 64 && of.len() == 1;
-        if !(is_of_means || is_of_others) || band.low > 13 {
+        let is_dc = band.first == 0 && band.last == 0 && (1..=image.components.len()).contains(&of.len());
+        let is_ac = band.first > 0 && band.first <= band.last && band.last < 64 && of.len() == 1;
+        if !(is_dc || is_ac) || band.low > 13 {
             return Err(DAMAGED);
         }
         Ok(Self { of, band, is_first: bits >> 4 == 0 })
@@ -50,7 +51,7 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
         all: vec![[0; 64]; groups.0 * across * groups.1 * down],
     };
     let mut all: Vec<Blocks> = image.components.iter().map(|of| blocks(of.across, of.down)).collect();
-    let mut codes = Codes { image, means: [const { None }; 4], others: [const { None }; 4] };
+    let mut codes = Codes { image, dc_tables: [const { None }; 4], ac_tables: [const { None }; 4] };
     let (mut restart, mut scans) = (image.restart, 0);
     let mut rest = image.data;
     // A marker follows, behind any number of bytes 0xff.
@@ -66,7 +67,7 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
         let body = rest.get(2..length).ok_or(DAMAGED)?;
         rest = &rest[length..];
         match marker {
-            0xc4 => table_of_codes(body, &mut codes.means, &mut codes.others)?,
+            0xc4 => table_of_codes(body, &mut codes.dc_tables, &mut codes.ac_tables)?,
             0xdd => restart = body.first_chunk().map_or(0, |two| u16::from_be_bytes(*two).into()),
             0xda => {
                 scans += 1;
@@ -78,8 +79,8 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
                 rest = behind;
                 let pass = Pass { image, header: &header, scan: &scan, restart, codes: &codes };
                 match header.band.first {
-                    0 => means(&pass, &mut all)?,
-                    _ => others(&pass, &mut all)?,
+                    0 => dc_scan(&pass, &mut all)?,
+                    _ => ac_scan(&pass, &mut all)?,
                 }
             }
             _ => {}
@@ -91,18 +92,21 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
 /// Tables of codes: those before the first scan, and those between scans instead of them.
 struct Codes<'a> {
     image: &'a Baseline<'a>,
-    means: [Option<Huffman>; 4],
-    others: [Option<Huffman>; 4],
+    dc_tables: [Option<Huffman>; 4],
+    ac_tables: [Option<Huffman>; 4],
 }
 
 impl Codes<'_> {
-    fn means(&self, number: usize) -> Result<&Huffman, Broken> {
-        self.means[number].as_ref().or(self.image.means[number].as_ref()).ok_or("a table of codes is missing")
-    }
-    fn others(&self, number: usize) -> Result<&Huffman, Broken> {
-        self.others[number]
+    fn dc_table(&self, number: usize) -> Result<&Huffman, Broken> {
+        self.dc_tables[number]
             .as_ref()
-            .or(self.image.others[number].as_ref())
+            .or(self.image.dc_tables[number].as_ref())
+            .ok_or("a table of codes is missing")
+    }
+    fn ac_table(&self, number: usize) -> Result<&Huffman, Broken> {
+        self.ac_tables[number]
+            .as_ref()
+            .or(self.image.ac_tables[number].as_ref())
             .ok_or("a table of codes is missing")
     }
 }
@@ -130,15 +134,15 @@ fn end(bits: &Bits<'_>) -> Result<(), Broken> {
     if bits.is_overdrawn() { Err("it ends in the middle") } else { Ok(()) }
 }
 
-/// A scan of means: of one component block by block, of several by groups.
-fn means(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
+/// A scan of DC coefficients: of one component block by block, of several by groups.
+fn dc_scan(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
     let Pass { image, header, scan, restart, codes } = *pass;
     let (mut bits, low) = (scan.bits(), header.band.low);
     let is_alone = header.of.len() == 1;
     let (across, down) = if is_alone { image.blocks(header.of[0].0) } else { image.groups() };
     let mut tables = Vec::new();
     for (_, table, _) in header.of.iter().filter(|_| header.is_first) {
-        tables.push(codes.means(*table)?);
+        tables.push(codes.dc_table(*table)?);
     }
     let mut last = [0i32; 4];
     for unit in 0..across * down {
@@ -169,11 +173,11 @@ fn means(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
     end(&bits)
 }
 
-/// A scan of other coefficients, which is of one component.
-fn others(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
+/// A scan of AC coefficients, which is of one component.
+fn ac_scan(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
     let Pass { image, header, scan, restart, codes } = *pass;
     let (number, _, table) = header.of[0];
-    let (table, mut bits) = (codes.others(table)?, scan.bits());
+    let (table, mut bits) = (codes.ac_table(table)?, scan.bits());
     let (across, down) = image.blocks(number);
     let blocks = &mut all[number];
     // Blocks that have nothing more in this scan.

@@ -1,5 +1,4 @@
-//! Attention at real sizes, on sampled queries of sampled segments: what they give, and what comes back to the keys they
-//! see.
+//! Attention at real sizes, checked on sampled queries of sampled segments, forward and backward.
 //!
 //! A query depends on the keys of its own segment alone, so the oracle takes a few queries and these keys. On the way back
 //! the incoming gradient is zero but in the sampled queries, one sample a segment.
@@ -98,7 +97,7 @@ pub(in crate::verify) fn equal(
     }
 }
 
-/// So many segments of 1 to `longest` tokens, one after another; some tokens behind them stay outside.
+/// A number of segments of 1 to `longest` tokens, one after another; some tokens behind them stay outside.
 #[allow(clippy::too_many_arguments, reason = "a table of problems with these columns")]
 pub(in crate::verify) fn packed(
     what: &str,
@@ -134,7 +133,7 @@ pub(in crate::verify) fn packed(
     }
 }
 
-/// So many lengths from 1 to `longest`, always the same, that together fit in the tokens; their mean is 0.39 of the
+/// A number of lengths from 1 to `longest`, always the same, that together fit in the tokens; their mean is 0.39 of the
 /// longest, 200 of 512.
 fn lengths(tokens: usize, count: usize, longest: usize) -> Vec<usize> {
     let mut left = tokens;

@@ -1,5 +1,6 @@
-//! Every attention kernel that serves a shape, timed against the others and against cuDNN: one call of a model's layer, in
-//! turns, on noise.
+//! Every attention kernel that serves a shape, timed against the others and against cuDNN.
+//!
+//! One call of a model's layer, in turns, on noise.
 //!
 //! Rates count the pairs that the mask leaves in the segments there are, so a kernel gains nothing by work that nobody
 //! asked for. Where one set of tensors would stay in the cache they lie several times in memory, and calls go round them.
@@ -44,11 +45,11 @@ pub struct Shape {
     pub size: usize,
     /// Queries and keys of each sequence, those behind each other on one axis.
     pub lengths: Vec<(usize, usize)>,
-    /// What sequences are padded to by who cannot pack them.
+    /// The length sequences are padded to by implementations that cannot pack them.
     pub padded_to: Option<usize>,
 }
 
-/// What a kernel took for one call.
+/// The time of a kernel for one call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lap {
     pub kernel: String,
@@ -137,7 +138,8 @@ fn bytes(problem: &Problem, grad: bool) -> u64 {
     2 * problem.size as u64 * (q_tensors * of_q + k_tensors * of_k) + 4 * of_q
 }
 
-/// What lse is about for rows of noise: the logarithm of how many keys a query sees, and half the scores' variance.
+/// The approximate lse of rows of noise: the logarithm of the number of keys a query sees,
+/// plus half the scores' variance.
 fn statistics(problem: &Problem) -> Vec<f64> {
     const HALF_VARIANCE: f64 = 0.076;
     let mut lse = vec![0.0; problem.tokens * problem.heads];

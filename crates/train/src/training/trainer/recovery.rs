@@ -8,8 +8,7 @@ use crate::config::OnNonfinite;
 use crate::run::checkpoint;
 use crate::run::events::Event;
 use crate::run::state::load;
-use crate::tasks::feed::Draw;
-use crate::tasks::supply::Batch;
+use crate::tasks::batch::{Batch, Draw};
 use crate::training::diagnosis::diagnose;
 
 /// Updates that were left out.
@@ -89,7 +88,7 @@ impl Trainer<'_, '_, '_> {
         load(&mut self.session, &mut file, Class::is_saved)?;
         let folder = self.run.checkpoints_dir();
         checkpoint::forget_after(&folder, whole.step).map_err(Failure::io("removing newer checkpoints"))?;
-        let row = self.supply.sample();
+        let row = self.source.sample();
         let message = format!("{what}: going back to step {} and on with row {row}", whole.step);
         self.say(Event::Warning { message })?;
         self.say(Event::Resume { step: whole.step })?;

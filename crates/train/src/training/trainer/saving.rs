@@ -116,7 +116,7 @@ impl Trainer<'_, '_, '_> {
 
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
         let Progress { step, tokens, samples } = self.progress;
-        let cursor = self.supply.cursor();
+        let cursor = self.source.cursor();
         let counters = [
             ("tokens", tokens),
             ("samples", samples),

@@ -5,25 +5,21 @@ use std::cell::RefCell;
 use std::fs;
 use std::ops::Range;
 
-use flatout_data::Rows;
-
 use super::*;
 use crate::recipes;
 use crate::run::{Entered, Resume, Run};
-use crate::tasks::supply::Part;
+use crate::tasks::batch::HostTensor;
 
-type Disturb = Box<dyn Fn(&mut Rows)>;
+type Disturb = Box<dyn Fn(&mut Batch)>;
 
 thread_local! {
     static DISTURB: RefCell<Option<Disturb>> = const { RefCell::new(None) };
 }
 
 /// Called by the loop on every micro-batch.
-pub(super) fn disturbed(mut part: Part) -> Part {
-    if let Batch::Rows(rows, _) = &mut part.batch {
-        DISTURB.with_borrow(|disturb| disturb.iter().for_each(|disturb| disturb(rows)));
-    }
-    part
+pub(super) fn disturbed(mut batch: Batch) -> Batch {
+    DISTURB.with_borrow(|disturb| disturb.iter().for_each(|disturb| disturb(&mut batch)));
+    batch
 }
 
 const STEPS: u64 = 24;
@@ -32,11 +28,12 @@ const BATCH: u64 = 4;
 /// The rows of steps `steps`, counted from 1 as long as no rows were left behind, get an infinite weight.
 fn poison(steps: Range<u64>) {
     let samples = (steps.start - 1) * BATCH..steps.end.saturating_sub(1).saturating_mul(BATCH);
-    let disturb = move |rows: &mut Rows| {
-        let context = rows.context;
-        for (row, _) in rows.sample.iter().enumerate().filter(|(_, sample)| samples.contains(sample)) {
-            rows.weights[row * context + 3] = f32::INFINITY;
-        }
+    let disturb = move |batch: &mut Batch| {
+        let context = batch.real_tokens / batch.samples.len();
+        let rows: Vec<usize> =
+            (0..batch.samples.len()).filter(|row| samples.contains(&batch.samples[*row])).collect();
+        let HostTensor::F32(weights) = batch.tensor_mut("weights") else { unreachable!("weights are f32") };
+        rows.iter().for_each(|row| weights[row * context + 3] = f32::INFINITY);
     };
     DISTURB.set(Some(Box::new(disturb)));
 }
@@ -44,9 +41,12 @@ fn poison(steps: Range<u64>) {
 /// The rows of steps `steps` all want a word that is in no text.
 fn mislead(steps: Range<u64>) {
     let samples = (steps.start - 1) * BATCH..(steps.end - 1) * BATCH;
-    let disturb = move |rows: &mut Rows| {
-        if samples.contains(&rows.sample[0]) {
-            rows.targets.iter_mut().filter(|target| **target >= 0).for_each(|target| *target = 500);
+    let disturb = move |batch: &mut Batch| {
+        if samples.contains(&batch.samples[0]) {
+            let HostTensor::I32(targets) = batch.tensor_mut("targets") else {
+                unreachable!("targets are i32")
+            };
+            targets.iter_mut().filter(|target| **target >= 0).for_each(|target| *target = 500);
         }
     };
     DISTURB.set(Some(Box::new(disturb)));

@@ -8,8 +8,7 @@ use std::fs;
 use std::path::{Component, Path};
 
 use flatout_models::config::Model;
-use flatout_models::gemma;
-use flatout_models::published::{self, Described};
+use flatout_models::library::{self, Described, gemma};
 use serde_json::Value;
 
 use super::weights::{Place, Weights, parameters};
@@ -30,10 +29,10 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
     let cannot = |path: &Path, why| UserError(format!("{} cannot be used: {why}", path.display()));
-    let mut described = published::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
+    let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
     let beside = folder.join(PROCESSOR);
     if described.model.image_size().is_some() && beside.is_file() {
-        published::normalise(&mut described.model, &json(&beside)?).map_err(|why| cannot(&beside, why))?;
+        described.model.normalise(&json(&beside)?).map_err(|why| cannot(&beside, why))?;
     }
     Ok(described)
 }
@@ -93,12 +92,14 @@ pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
     }
     let mut weights = Weights::of_files(opened);
     let shapes = parameters(model);
-    let stored = published::stored(model, |path| shapes[path].0.dims.clone())
-        .map_err(|why| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display())))?;
+    let unusable =
+        |why: String| UserError(format!("{} cannot be used: {why}", folder.join(CONFIG).display()));
+    let published = model.published().map_err(unusable)?;
+    let stored = published.stored(&|path| shapes[path].0.dims.clone()).map_err(unusable)?;
     let mut unused: BTreeSet<&String> = found.keys().collect();
     let mut missing = vec![];
     for stored in stored {
-        let others = published::other_names(model, &stored.theirs);
+        let others = published.other_names(&stored.theirs);
         let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
         let Some((name, number)) = there else {
             missing.push(stored.theirs);
@@ -114,7 +115,7 @@ pub fn weights(folder: &Path, model: &Model) -> Result<Weights, UserError> {
     if !missing.is_empty() {
         refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
     }
-    unused.retain(|name| !published::is_redundant(model, name));
+    unused.retain(|name| !published.is_redundant(name));
     let all = unused.len();
     unused.retain(|name| !gemma::is_of_images(name));
     weights.of_images = all - unused.len();

@@ -4,12 +4,10 @@
 
 pub mod folder;
 pub mod hub;
-mod loaded;
 mod origin;
 mod weights;
 
-pub use loaded::Loaded;
-pub use origin::{BESIDE, Origin, begin, pin, resume};
+pub use origin::{Origin, begin, pin, resume};
 pub use weights::{Place, Weights, narrow, parameters};
 
 use std::path::{Path, PathBuf};
@@ -21,10 +19,9 @@ use self::hub::{Hub, Name, Snapshot, Want, Watch};
 use crate::Config;
 use crate::UserError;
 use crate::refuse;
-use crate::resolve::adapters;
-use crate::resolve::compile::model_for;
-use crate::run;
 use crate::run::checkpoint;
+use crate::run::{self, BESIDE};
+use crate::weights::adapters;
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,7 +229,12 @@ pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
         .filter(|path| config.data.tokenizer.as_deref().is_some_and(|given| Path::new(given) == path))
     {
         let vocabulary = Vocabulary::load(&path).map_err(|error| UserError(error.sentence))?;
-        loaded::belongs(&vocabulary, &config.model, &opened.description.eos, &opened.description.folder)?;
+        crate::weights::loaded::belongs(
+            &vocabulary,
+            &config.model,
+            &opened.description.eos,
+            &opened.description.folder,
+        )?;
     }
     Ok(())
 }
@@ -265,7 +267,7 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
     let (_, file) = checkpoint::open(&whole.path).map_err(cannot)?;
     let all_there = wanted.keys().all(|path| file.entries().contains_key(path));
     let config = run::config(dir)?;
-    let graph = model_for(&config, 1, false);
+    let graph = config.model.build(config.model.least());
     let adapters = adapters::of(&config, &graph)?;
     wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
     let mut weights = match config.model.from() {

@@ -15,6 +15,7 @@ use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
 use crate::refuse;
+use crate::run::BESIDE;
 use crate::weights::initial::{self, leaves};
 use crate::weights::peft::Peft;
 use flatout_data::durable;
@@ -35,8 +36,6 @@ pub struct Origin {
 }
 
 const RECORD: &str = "origin.json";
-/// The folder of a run with the files that lay beside the weights.
-pub const BESIDE: &str = "source";
 
 impl Origin {
     /// What a run kept.

@@ -9,9 +9,8 @@ use flatout_ir::passes::average::averaged_weight;
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, TensorType};
-use flatout_models::config::{Head, Model};
-use flatout_models::decoder::SCORE;
-use flatout_models::stored::Stored;
+use flatout_models::config::Model;
+use flatout_models::library::stored::Stored;
 use flatout_runtime::Session;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
@@ -19,13 +18,13 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::Failure;
 use crate::UserError;
 use crate::refuse;
-use crate::resolve::adapters::merge;
 use crate::run::checkpoint::{Dtype, TensorFile};
+use crate::weights::adapters::merge;
 use crate::weights::initial::{leaves, values};
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
 pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
-    let parameters = model.least().slots.into_iter().filter(|slot| slot.class.is_parameter());
+    let parameters = model.build(model.least()).slots.into_iter().filter(|slot| slot.class.is_parameter());
     parameters.map(|slot| (slot.path, (slot.ty, slot.init))).collect()
 }
 
@@ -84,12 +83,8 @@ impl Weights {
 
     /// A head of classes that the source has not is drawn by a seed.
     pub fn draw_head(&mut self, model: &Model, seed: u64) {
-        let head = match model {
-            Model::Decoder(decoder) if decoder.head == Head::Classes => SCORE,
-            Model::Decoder(_) | Model::Bdh(_) => return,
-            Model::Vit(_) => "head.weight",
-        };
-        if !self.places.contains_key(head) {
+        let Some(head) = model.class_head() else { return };
+        if !self.places.contains_key(&format!("{head}.weight")) {
             self.seed.get_or_insert(seed);
         }
     }

@@ -1,0 +1,282 @@
+//! Chooses the shapes of plans so that examples of the given lengths leave little padding.
+//!
+//! Some updates are drawn from the lengths and laid out in one shape as large as allowed; what micro-batches then hold is
+//! known, and at most four extents are taken that leave the least of them empty.
+
+use super::layout::{Layout, MOST_SHAPES, Shape};
+use super::lengths::Lengths;
+use super::updates::sorted_windows;
+use crate::random::{Uniform, key};
+
+/// How examples may be laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayoutOptions {
+    /// One after another, or a row each.
+    pub is_packed: bool,
+    /// In plans of several extents, or all in one.
+    pub has_buckets: bool,
+    /// Examples of like length share an update. That changes what an update is.
+    pub is_sorted: bool,
+}
+
+/// The size of an update, and the room there is for it at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Examples an update.
+    pub batch: usize,
+    /// Rows of `context` tokens there may be room for at once.
+    pub rows: usize,
+    pub context: usize,
+}
+
+/// A layout and what it comes to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Arrangement {
+    pub layout: Layout,
+    pub manner: LayoutOptions,
+    /// How often an update runs the plan of each shape, in the mean.
+    pub runs: Vec<f64>,
+    /// Tokens of examples an update, in the mean.
+    pub real_tokens: f64,
+    /// The share of computed tokens that is no example's.
+    pub padding: f64,
+    /// That share where every example is a row of `context` tokens.
+    pub padding_of_rows: f64,
+}
+
+/// Token counts of packed plans are multiples of this: kernels work on tiles of this many tokens.
+const TILE: usize = 128;
+/// Lengths of padded rows are multiples of this, as matrix units of 8-bit floats want them.
+const LENGTH_STEP: usize = 16;
+/// Examples that are drawn to see how updates come out.
+const DRAWN: usize = 1 << 16;
+/// Updates that are drawn, at least and at most.
+const UPDATES: [usize; 2] = [16, 1024];
+/// One more plan is worth it where it saves this share of what is computed.
+const WORTH: f64 = 0.01;
+
+/// Chooses the shapes that leave the least padding for these lengths.
+pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Arrangement {
+    let BatchLimits { batch, rows, context } = limits;
+    assert!(lengths.longest() <= context, "examples are no longer than the context");
+    let updates = drawn(lengths, batch, manner.is_sorted);
+    let most = if manner.has_buckets { MOST_SHAPES } else { 1 };
+    let shape = |extent: usize| match manner.is_packed {
+        true => Shape::Packed { tokens: extent, segments: batch },
+        false => Shape::Padded { rows, len: extent },
+    };
+    let (largest, step) = match manner.is_packed {
+        true => ((rows * context).next_multiple_of(TILE), TILE),
+        false => (context, LENGTH_STEP),
+    };
+    // Padded in one length: the naive form, whose rows are as long as the context.
+    let is_naive = !manner.is_packed && !manner.has_buckets;
+    let mut wanted: Vec<usize> = vec![];
+    let whole = Layout::new(match manner.has_buckets && !manner.is_packed && context > 1 {
+        // Several lengths sort the rows of an update; the second length is there for that alone.
+        true => vec![shape(context), shape(context - 1)],
+        false => vec![shape(largest)],
+    });
+    for lengths in &updates {
+        for place in whole.places(lengths) {
+            let of_members = place.members.iter().map(|index| lengths[*index]);
+            wanted.push(if manner.is_packed { of_members.sum() } else { of_members.max().unwrap_or(1) });
+        }
+    }
+    let longest = lengths.longest();
+    wanted.push(if is_naive { context } else { longest });
+    let rounded = |extent: usize| extent.next_multiple_of(step).min(largest);
+    let layout = Layout::new(extents_for(wanted, rounded, most).into_iter().map(shape).collect());
+
+    let mut runs = vec![0.0; layout.shapes().len()];
+    let mut real = 0;
+    for lengths in &updates {
+        layout.places(lengths).iter().for_each(|place| runs[place.shape] += 1.0 / updates.len() as f64);
+        real += lengths.iter().sum::<usize>();
+    }
+    let real_tokens = real as f64 / updates.len() as f64;
+    let computed: f64 = runs.iter().zip(layout.shapes()).map(|(runs, s)| runs * s.tokens() as f64).sum();
+    Arrangement {
+        layout,
+        manner,
+        runs,
+        real_tokens,
+        padding: 1.0 - real_tokens / computed,
+        padding_of_rows: 1.0 - real_tokens / (batch * context) as f64,
+    }
+}
+
+impl Arrangement {
+    /// Tokens an update computes, padding included, in the mean.
+    pub fn computed_tokens(&self) -> f64 {
+        self.real_tokens / (1.0 - self.padding)
+    }
+
+    /// The layout in words: `3 plans of 8192, 6144, 4096 tokens, 4% padding instead of 61%`.
+    pub fn words(&self) -> String {
+        let shapes = self.layout.shapes();
+        let plans = if shapes.len() == 1 { "1 plan".into() } else { format!("{} plans", shapes.len()) };
+        let extent = |shape: &Shape| match shape {
+            Shape::Packed { tokens, .. } => tokens.to_string(),
+            Shape::Padded { len, .. } => len.to_string(),
+        };
+        let extents: Vec<String> = shapes.iter().map(extent).collect();
+        let unit = match shapes[0] {
+            Shape::Packed { .. } => "tokens".to_string(),
+            Shape::Padded { rows, .. } => format!("tokens a row and {rows} rows"),
+        };
+        let percent = |share: f64| format!("{:.0}%", 100.0 * share);
+        let padding = match (percent(self.padding), percent(self.padding_of_rows)) {
+            (own, naive) if own == naive => format!("{own} padding"),
+            (own, naive) => format!("{own} padding instead of {naive}"),
+        };
+        format!("{plans} of {} {unit}, {padding}", extents.join(", "))
+    }
+}
+
+/// The lengths of some updates, in the order of a run.
+fn drawn(lengths: &Lengths, batch: usize, is_sorted: bool) -> Vec<Vec<usize>> {
+    let count = (DRAWN / batch).clamp(UPDATES[0], UPDATES[1]);
+    let mut uniform = Uniform::new(key(batch as u64, 0x6c65));
+    let mut all: Vec<usize> = (0..count * batch).map(|_| lengths.draw(&mut uniform)).collect();
+    if is_sorted {
+        let order = sorted_windows(&all, batch, 0);
+        all = order.into_iter().map(|index| all[index]).collect();
+    }
+    all.chunks(batch).map(<[usize]>::to_vec).collect()
+}
+
+/// At most `most` extents, largest first, that leave the least of the wanted ones empty. Fewer where more save
+/// next to nothing.
+fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: usize) -> Vec<usize> {
+    wanted.sort_unstable();
+    let mut known: Vec<(usize, f64, f64)> = vec![];
+    for extent in wanted {
+        let room = rounded(extent);
+        match known.last_mut().filter(|(last, ..)| *last == room) {
+            Some((_, count, sum)) => (*count, *sum) = (*count + 1.0, *sum + extent as f64),
+            None => known.push((room, 1.0, extent as f64)),
+        }
+    }
+    let n = known.len();
+    let total: f64 = known.iter().map(|(.., sum)| sum).sum();
+    // computed[k][j]: the least that is computed where the k + 1 largest extents end with the one at j.
+    let cost = |from: usize, to: usize| -> f64 {
+        known[from..=to].iter().map(|(_, count, _)| count * known[to].0 as f64).sum()
+    };
+    let mut computed = vec![(0..n).map(|j| cost(0, j)).collect::<Vec<f64>>()];
+    let mut from = vec![vec![0; n]];
+    for k in 1..most.min(n) {
+        let before = &computed[k - 1];
+        let best = |j: usize| {
+            let (mut least, mut at, mut count) = (before[j], 0, 0.0);
+            for i in (1..=j).rev() {
+                count += known[i].1;
+                let now = before[i - 1] + count * known[j].0 as f64;
+                if now < least {
+                    (least, at) = (now, i);
+                }
+            }
+            (least, at)
+        };
+        let (row, starts) = (0..n).map(best).unzip();
+        computed.push(row);
+        from.push(starts);
+    }
+    let least = computed[computed.len() - 1][n - 1];
+    let enough = computed.iter().position(|row| row[n - 1] - least <= WORTH * total);
+    let mut k = enough.expect("the last is as good as itself");
+    let (mut extents, mut j) = (vec![], n - 1);
+    loop {
+        extents.push(known[j].0);
+        // An extent that starts at 0 holds all that is left; `from` is 0 too where one more saves nothing.
+        let start = from[k][j];
+        if start == 0 {
+            return extents;
+        }
+        (j, k) = (start - 1, k - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKED: LayoutOptions = LayoutOptions { is_packed: true, has_buckets: true, is_sorted: false };
+    const BUCKETED: LayoutOptions = LayoutOptions { is_packed: false, ..PACKED };
+    const SORTED: LayoutOptions = LayoutOptions { is_sorted: true, ..BUCKETED };
+    const NAIVE: LayoutOptions = LayoutOptions { has_buckets: false, ..BUCKETED };
+
+    fn arranged(manner: LayoutOptions, rows: usize) -> Arrangement {
+        arrange(&Lengths::drawn(200, 512), BatchLimits { batch: 32, rows, context: 512 }, manner)
+    }
+
+    #[test]
+    fn the_extents_are_those_that_leave_the_least_empty() {
+        let same = |extent| extent;
+        assert_eq!(extents_for(vec![5, 5, 5], same, 4), [5]);
+        assert_eq!(extents_for(vec![1, 2, 9, 10], same, 2), [10, 2]);
+        assert_eq!(extents_for(vec![1, 50, 100], same, 3), [100, 50, 1]);
+        assert_eq!(extents_for(vec![1, 50, 100], same, 1), [100]);
+        assert_eq!(extents_for(vec![100, 100, 100, 99], same, 4), [100], "one more saves too little");
+        // Against every choice of two there is.
+        let wanted: Vec<usize> = (0..60).map(|i| 3 + (i * i * 7) % 101).collect();
+        let most = *wanted.iter().max().unwrap();
+        let computed = |extents: &[usize]| -> usize {
+            wanted.iter().map(|w| extents.iter().filter(|e| *e >= w).min().unwrap()).sum()
+        };
+        let best = (1..most).map(|small| computed(&[most, small])).min().unwrap();
+        assert_eq!(computed(&extents_for(wanted.clone(), same, 2)), best);
+    }
+
+    #[test]
+    fn every_manner_says_what_it_leaves_empty() {
+        let [packed, bucketed, sorted, naive] =
+            [PACKED, BUCKETED, SORTED, NAIVE].map(|manner| arranged(manner, 32));
+        assert!((0.55..0.65).contains(&naive.padding), "{}", naive.padding);
+        assert_eq!(naive.layout.shapes(), [Shape::Padded { rows: 32, len: 512 }]);
+        assert_eq!(naive.words(), "1 plan of 512 tokens a row and 32 rows, 61% padding");
+        assert!(packed.padding < 0.06, "{}", packed.words());
+        assert!(packed.padding < sorted.padding && sorted.padding < bucketed.padding);
+        assert!(bucketed.padding < naive.padding, "{} {}", bucketed.words(), naive.words());
+        for all in [&packed, &bucketed, &sorted, &naive] {
+            assert!(all.layout.shapes().len() <= MOST_SHAPES);
+            assert!((all.real_tokens / (32.0 * 200.0) - 1.0).abs() < 0.02, "{}", all.real_tokens);
+            assert!((all.runs.iter().sum::<f64>() - 1.0).abs() < 1e-9, "one micro-batch holds an update");
+            assert!((all.padding_of_rows - naive.padding).abs() < 0.02, "{all:?}");
+        }
+        assert!(packed.layout.shapes().iter().all(|shape| shape.tokens().is_multiple_of(128)));
+        assert!(packed.words().contains("% padding instead of 6"), "{}", packed.words());
+    }
+
+    #[test]
+    fn less_room_makes_more_micro_batches() {
+        let small = arranged(PACKED, 4);
+        assert_eq!(small.layout.shapes()[0].tokens(), 2048);
+        assert!(small.runs.iter().sum::<f64>() > 3.0 && small.padding < 0.08, "{small:?}");
+        // Sorted by length within the update, eight rows at once waste less than thirty-two.
+        assert!(arranged(BUCKETED, 8).padding < arranged(BUCKETED, 32).padding);
+        let one_plan = arranged(LayoutOptions { has_buckets: false, ..PACKED }, 4);
+        assert_eq!(one_plan.layout.shapes().len(), 1);
+        assert!(one_plan.padding > small.padding);
+    }
+
+    #[test]
+    fn equal_lengths_need_one_plan() {
+        let lengths = Lengths::given(&[64]).unwrap();
+        for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
+            let all = arrange(&lengths, BatchLimits { batch: 8, rows: 4, context: 64 }, manner);
+            assert_eq!((all.layout.shapes().len(), all.padding), (1, 0.0), "{manner:?}");
+            assert_eq!(all.runs, [2.0]);
+        }
+    }
+
+    #[test]
+    fn one_long_example_fits_whatever_the_rest() {
+        let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat()).unwrap();
+        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, PACKED);
+        assert_eq!(all.layout.shapes()[0].tokens(), 128);
+        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, BUCKETED);
+        assert_eq!(all.layout.shapes()[0], Shape::Padded { rows: 1, len: 100 });
+    }
+}

@@ -1,0 +1,132 @@
+//! How long examples are, in as few numbers as a plan of memory and time needs.
+
+use super::ExampleTable;
+use crate::random::Uniform;
+
+/// The lengths of equal shares of the examples in tokens, shortest first; the last is the longest there is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lengths(Vec<usize>);
+
+/// Shares that are told apart: enough that the sum over an update is off by less than a percent.
+const SHARES: usize = 64;
+
+/// How widely lengths spread where they are drawn: deviation of their logarithm, as instructions and reviews have it.
+const SPREAD: f64 = 0.6;
+
+impl Lengths {
+    /// Of given shares; `None` where there is none, or an empty example.
+    pub fn given(shares: &[usize]) -> Option<Lengths> {
+        let mut shares = shares.to_vec();
+        shares.sort_unstable();
+        shares.first().is_some_and(|shortest| *shortest > 0).then_some(Lengths(shares))
+    }
+
+    /// Measured; `None` for a table without examples.
+    pub fn of(table: &ExampleTable) -> Option<Lengths> {
+        let mut all: Vec<usize> = (0..table.count()).map(|index| table.len_of(index)).collect();
+        all.sort_unstable();
+        let last = all.len().checked_sub(1)?;
+        if all.len() <= SHARES {
+            return Some(Lengths(all));
+        }
+        let middle = |share: usize| all[(2 * share + 1) * all.len() / (2 * SHARES)];
+        let mut shares: Vec<usize> = (0..SHARES).map(middle).collect();
+        shares[SHARES - 1] = all[last];
+        Some(Lengths(shares))
+    }
+
+    /// Lognormal with this mean, cut off at `longest`, which a few examples reach.
+    pub fn drawn(mean: usize, longest: usize) -> Lengths {
+        let (mean, longest) = (mean.max(1) as f64, longest.max(1));
+        let shares = |median: f64| -> Vec<usize> {
+            let share = |i: usize| {
+                let deviations = normal_quantile((i as f64 + 0.5) / SHARES as f64);
+                ((median * (SPREAD * deviations).exp()).round() as usize).clamp(1, longest)
+            };
+            let mut shares: Vec<usize> = (0..SHARES).map(share).collect();
+            shares[SHARES - 1] = longest;
+            shares
+        };
+        // The mean grows with the median, which may lie above the longest: half the interval until it is found.
+        let (mut below, mut above) = (1.0, 20.0 * longest as f64);
+        for _ in 0..50 {
+            let middle = (below + above) / 2.0;
+            let got = shares(middle).iter().sum::<usize>() as f64 / SHARES as f64;
+            if got < mean { below = middle } else { above = middle }
+        }
+        Lengths(shares((below + above) / 2.0))
+    }
+
+    pub fn shares(&self) -> &[usize] {
+        &self.0
+    }
+
+    pub fn longest(&self) -> usize {
+        self.0[self.0.len() - 1]
+    }
+
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<usize>() as f64 / self.0.len() as f64
+    }
+
+    /// One of them, every share as likely.
+    pub(crate) fn draw(&self, uniform: &mut Uniform) -> usize {
+        self.0[(uniform.draw() * self.0.len() as f64) as usize]
+    }
+}
+
+/// How many deviations above the mean a normal variable stays below with this probability, to three digits: the formula
+/// 26.2.23 of Abramowitz and Stegun.
+fn normal_quantile(p: f64) -> f64 {
+    let t = (-2.0 * p.min(1.0 - p).ln()).sqrt();
+    let above = 2.515517 + t * (0.802853 + t * 0.010328);
+    let below = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
+    let quantile = t - above / below;
+    if p < 0.5 { -quantile } else { quantile }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples::Example;
+
+    fn table(lengths: impl IntoIterator<Item = usize>) -> ExampleTable {
+        let mut table = ExampleTable::default();
+        for len in lengths {
+            table.push(Example { tokens: &vec![3; len], weights: &vec![1.0; len], label: None });
+        }
+        table
+    }
+
+    #[test]
+    fn few_examples_are_told_one_by_one_and_many_by_shares() {
+        assert_eq!(Lengths::of(&ExampleTable::default()), None);
+        assert_eq!(Lengths::of(&table([5, 2, 9])).unwrap().shares(), [2, 5, 9]);
+        let many = Lengths::of(&table((1..=1000).rev())).unwrap();
+        assert_eq!((many.shares().len(), many.longest(), many.shares()[0]), (64, 1000, 8));
+        assert!((many.mean() - 500.5).abs() < 1.0, "{}", many.mean());
+        assert_eq!(Lengths::given(&[]), None);
+        assert_eq!(Lengths::given(&[4, 0]), None);
+    }
+
+    #[test]
+    fn drawn_lengths_have_their_mean_and_reach_the_longest() {
+        for (mean, longest) in [(200, 512), (20, 4096), (500, 512), (1, 1)] {
+            let drawn = Lengths::drawn(mean, longest);
+            assert_eq!(drawn.longest(), longest);
+            // The last share is the longest, whatever the mean: that much it may be off.
+            let off = (drawn.mean() - mean as f64).abs();
+            assert!(off < 1.0 + longest as f64 / 64.0, "{mean} {longest}: {}", drawn.mean());
+        }
+        let shares = Lengths::drawn(200, 512);
+        assert!(shares.shares().is_sorted() && (195.0..205.0).contains(&shares.mean()), "{}", shares.mean());
+        assert!(shares.shares()[0] < 60 && shares.shares()[32] < 200, "{:?}", shares.shares());
+    }
+
+    #[test]
+    fn quantiles_of_the_normal_distribution() {
+        for (p, want) in [(0.5, 0.0), (0.841345, 1.0), (0.975, 1.959964), (0.001350, -3.0)] {
+            assert!((normal_quantile(p) - want).abs() < 1e-3, "{p}: {}", normal_quantile(p));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Examples for fine-tuning: conversations, and texts or pairs with a class, laid out in micro-batches.
+//!
+//! All of a set is in memory, tokenised: lengths are known before anything is laid out, and an epoch is a permutation.
+//!
+//! ```text
+//! formats::Records   rows with their fields   (synthetic: rows of our own)
+//!    -> conversation   instructions in the forms they are published in      labelled   texts and pairs with a class
+//!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
+//!    -> mask           what of the text is learned
+//!    -> encoder        text to tokens with their places; pairs in a tokeniser's frame
+//! reading    all of it for every row, in parallel
+//! sets       all of it behind `open`, split, with what was left out and why
+//! look       what the loss sees of an example
+//! question   a question to a model, written by the same template
+//! drawn      examples of the synthetic language, of drawn lengths
+//!    -> lengths      how long examples are
+//!    -> arrangement  which extents leave little padding
+//!    -> layout       examples in micro-batches of these extents
+//!    -> updates      examples in their order, an update at a time, and the cursor
+//! ```
+
+pub(crate) mod arrangement;
+mod conversation;
+pub(crate) mod drawn;
+mod encoder;
+mod labelled;
+pub(crate) mod layout;
+pub(crate) mod lengths;
+mod look;
+mod mask;
+mod question;
+mod reading;
+mod sets;
+mod synthetic;
+mod template;
+pub(crate) mod updates;
+mod wrong;
+
+pub use conversation::{Conversation, Schema};
+pub use labelled::Columns;
+pub(crate) use labelled::{Classes, Collected, label_of};
+pub use look::spans;
+pub use mask::TrainOn;
+pub use question::Questions;
+pub use sets::{
+    ClassCount, ExampleKind, ExampleSets, ExampleSpec, SetDescription, TooLong, open, open_reporting,
+};
+pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text};
+
+/// One of them, as it lies in a table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Example<'a> {
+    pub tokens: &'a [u32],
+    /// The weight in the loss of predicting `tokens[i]` from those before it; 0 for what is only read. The first token is
+    /// predicted from nothing and counts 0.
+    pub weights: &'a [f32],
+    /// The class of the whole, where classes are learned.
+    pub label: Option<u32>,
+}
+
+impl Example<'_> {
+    /// Whether there is anything to learn from it.
+    pub fn is_supervised(&self) -> bool {
+        self.label.is_some() || self.weights.iter().any(|weight| *weight != 0.0)
+    }
+}
+
+/// Numbered examples.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ExampleTable {
+    tokens: Vec<u32>,
+    weights: Vec<f32>,
+    labels: Vec<Option<u32>>,
+    /// Where each ends in `tokens`.
+    ends: Vec<usize>,
+}
+
+impl ExampleTable {
+    /// Appends one. The lengths of tokens and weights are equal, and not 0.
+    pub fn push(&mut self, example: Example<'_>) {
+        assert_eq!(example.tokens.len(), example.weights.len(), "a weight a token");
+        assert!(!example.tokens.is_empty(), "an example has tokens");
+        self.tokens.extend(example.tokens);
+        self.weights.extend(example.weights);
+        self.labels.push(example.label);
+        self.ends.push(self.tokens.len());
+    }
+
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Tokens of example `index`.
+    pub fn len_of(&self, index: usize) -> usize {
+        self.ends[index] - self.start(index)
+    }
+
+    pub fn get(&self, index: usize) -> Example<'_> {
+        let range = self.start(index)..self.ends[index];
+        Example {
+            tokens: &self.tokens[range.clone()],
+            weights: &self.weights[range],
+            label: self.labels[index],
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Example<'_>> {
+        (0..self.count()).map(|index| self.get(index))
+    }
+
+    fn start(&self, index: usize) -> usize {
+        if index == 0 { 0 } else { self.ends[index - 1] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn examples_come_back_as_they_were_given() {
+        let mut table = ExampleTable::default();
+        let answer = Example { tokens: &[1, 2, 3], weights: &[0.0, 0.0, 1.0], label: None };
+        let class = Example { tokens: &[4], weights: &[0.0], label: Some(1) };
+        let nothing = Example { tokens: &[5, 6], weights: &[0.0, 0.0], label: None };
+        for example in [answer, class, nothing] {
+            table.push(example);
+        }
+        assert_eq!(table.iter().collect::<Vec<_>>(), [answer, class, nothing]);
+        assert_eq!((0..3).map(|i| table.len_of(i)).collect::<Vec<_>>(), [3, 1, 2]);
+        assert_eq!(table.iter().map(|e| e.is_supervised()).collect::<Vec<_>>(), [true, true, false]);
+    }
+}

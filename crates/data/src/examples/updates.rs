@@ -1,0 +1,347 @@
+//! Examples in the order of training, an update at a time.
+//!
+//! The series of all epochs is a permutation of the examples an epoch, and the examples at `u * batch` and the `batch - 1`
+//! after it are update `u`. So an update is known by its number alone: nothing depends on how it is laid out, and the
+//! cursor is a count.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::ExampleTable;
+use super::layout::{Layout, MicroBatch};
+use crate::error::DataError;
+use crate::order::documents::Spent;
+use crate::order::permutation::{Order, Permutation};
+use crate::order::stall::Waited;
+use crate::random::{fingerprint, key};
+
+/// Where training goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExampleCursor {
+    /// The place of the next example in the series.
+    pub sample: u64,
+    /// The hash of what the position refers to: examples and seed. Others have another mark and refuse the cursor.
+    pub data: String,
+}
+
+/// The examples of an update, laid out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExampleUpdate {
+    pub parts: Vec<MicroBatch>,
+    /// How many times the examples have been read, after these.
+    pub epoch: f64,
+    pub waited: Waited,
+}
+
+/// Updates from a cursor on, without end.
+pub struct Updates {
+    table: Arc<ExampleTable>,
+    order: Order,
+    seed: u64,
+    batch: usize,
+    layout: Layout,
+    class_weights: Vec<f32>,
+    cursor: ExampleCursor,
+    /// The window whose examples are sorted by length, where they are, and which it is.
+    window: Option<(u64, Vec<u64>)>,
+    is_sorted: bool,
+    waited: Waited,
+}
+
+/// Updates among which examples of like length find each other. More sort better and shuffle less.
+const WINDOW_UPDATES: usize = 50;
+
+/// How a run reads examples.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UpdateOptions {
+    pub seed: u64,
+    /// Examples an update.
+    pub batch: usize,
+    pub layout: Layout,
+    /// Whether examples of like length share an update.
+    pub is_sorted: bool,
+    /// The weight of each class in the loss; 1 where none is given.
+    pub class_weights: Vec<f32>,
+}
+
+impl Updates {
+    /// The cursor of a run that begins.
+    pub fn start(table: &ExampleTable, seed: u64) -> ExampleCursor {
+        ExampleCursor { sample: 0, data: mark(table, seed) }
+    }
+
+    /// A cursor of other examples or another seed is refused, and so is a table without examples.
+    pub fn new(
+        table: Arc<ExampleTable>,
+        reading: UpdateOptions,
+        cursor: ExampleCursor,
+    ) -> Result<Updates, DataError> {
+        if table.count() == 0 {
+            return Err(DataError::input("There is no example to train on: check data.path."));
+        }
+        let UpdateOptions { seed, batch, layout, is_sorted, class_weights } = reading;
+        if cursor.data != mark(&table, seed) {
+            return Err(DataError::input(
+                "The examples are not those this run began with (files, template, tokeniser or seed changed), so it \
+                 cannot go on exactly: restore the data, or begin a new run.",
+            ));
+        }
+        let order = Order::new(Some(table.count() as u64), seed);
+        let (window, waited) = (None, Waited::default());
+        Ok(Updates { table, order, seed, batch, layout, class_weights, cursor, window, is_sorted, waited })
+    }
+
+    /// The next update.
+    pub fn next_update(&mut self) -> ExampleUpdate {
+        let since = Instant::now();
+        let first = self.cursor.sample;
+        let samples: Vec<u64> = (first..first + self.batch as u64).collect();
+        let examples: Vec<usize> = samples.iter().map(|sample| self.example(*sample) as usize).collect();
+        let parts = laid_out(&self.table, &examples, &samples, &self.layout, &self.class_weights);
+        self.cursor.sample += self.batch as u64;
+        // Tokens lie in memory, and laying them out is all there is to wait for.
+        let spent = since.elapsed();
+        let waited = Waited::new(spent, Spent::default(), spent);
+        self.waited += waited;
+        ExampleUpdate { parts, epoch: self.cursor.sample as f64 / self.table.count() as f64, waited }
+    }
+
+    /// The example at a place of the series.
+    fn example(&mut self, sample: u64) -> u64 {
+        if !self.is_sorted {
+            return self.order.document(sample);
+        }
+        // Within an epoch, so that no example meets itself.
+        let updates = (self.table.count() / self.batch).clamp(1, WINDOW_UPDATES);
+        let size = (updates * self.batch) as u64;
+        let (number, at) = (sample / size, sample % size);
+        if self.window.as_ref().is_none_or(|(of, _)| *of != number) {
+            let window: Vec<u64> =
+                (number * size..(number + 1) * size).map(|s| self.order.document(s)).collect();
+            let lengths: Vec<usize> =
+                window.iter().map(|example| self.table.len_of(*example as usize)).collect();
+            let sorted = sorted_window(&lengths, self.batch, key(self.seed, number));
+            self.window = Some((number, sorted.into_iter().map(|index| window[index]).collect()));
+        }
+        self.window.as_ref().expect("made above").1[at as usize]
+    }
+
+    /// Where the update after the last one given begins.
+    pub fn cursor(&self) -> &ExampleCursor {
+        &self.cursor
+    }
+
+    /// How long `next_update` has taken so far.
+    pub fn waited(&self) -> Waited {
+        self.waited
+    }
+}
+
+/// Lays out every example of a table once, in its order, up to a limit; for evaluation.
+pub fn once(table: &ExampleTable, most: usize, layout: &Layout, class_weights: &[f32]) -> Vec<MicroBatch> {
+    let examples: Vec<usize> = (0..table.count().min(most)).collect();
+    let samples: Vec<u64> = examples.iter().map(|index| *index as u64).collect();
+    laid_out(table, &examples, &samples, layout, class_weights)
+}
+
+fn laid_out(
+    table: &ExampleTable,
+    examples: &[usize],
+    samples: &[u64],
+    layout: &Layout,
+    class_weights: &[f32],
+) -> Vec<MicroBatch> {
+    let lengths: Vec<usize> = examples.iter().map(|example| table.len_of(*example)).collect();
+    let places = layout.places(&lengths);
+    let fill = |place: crate::examples::layout::Place| {
+        let extents = layout.shapes()[place.shape];
+        let mut batch = MicroBatch::empty(place.shape, extents);
+        for member in place.members {
+            batch.push(extents, table.get(examples[member]), samples[member], class_weights);
+        }
+        batch
+    };
+    places.into_iter().map(fill).collect()
+}
+
+/// An order of examples by their lengths in which each `batch` are alike, one window after another.
+pub(crate) fn sorted_windows(lengths: &[usize], batch: usize, seed: u64) -> Vec<usize> {
+    let windows = lengths.chunks(WINDOW_UPDATES * batch).enumerate();
+    let of_window = |(number, window): (usize, &[usize])| {
+        let base = number * WINDOW_UPDATES * batch;
+        sorted_window(window, batch, key(seed, number as u64)).into_iter().map(move |i| base + i)
+    };
+    windows.flat_map(of_window).collect()
+}
+
+/// Sorted by length and cut into batches, which are shuffled: so neither do lengths grow over the window.
+fn sorted_window(lengths: &[usize], batch: usize, key: u64) -> Vec<usize> {
+    let mut sorted: Vec<usize> = (0..lengths.len()).collect();
+    sorted.sort_by_key(|index| lengths[*index]);
+    let batches: Vec<&[usize]> = sorted.chunks(batch).collect();
+    let shuffled = Permutation::new(batches.len() as u64, key);
+    (0..batches.len()).flat_map(|i| batches[shuffled.at(i as u64) as usize].to_vec()).collect()
+}
+
+/// Changes with every token, weight, label and with the seed.
+fn mark(table: &ExampleTable, seed: u64) -> String {
+    let of_example = |hash: u64, example: crate::examples::Example<'_>| {
+        let words = example.tokens.iter().copied().chain(example.weights.iter().map(|w| w.to_bits()));
+        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        key(key(hash, fingerprint(&bytes)), example.label.map_or(u64::MAX, u64::from))
+    };
+    format!("{:016x}", table.iter().fold(key(seed, table.count() as u64), of_example))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examples::Example;
+    use crate::examples::layout::Shape;
+
+    /// Example `i` has 1 to 13 tokens, all of them `i`.
+    fn table(count: u32) -> Arc<ExampleTable> {
+        let mut table = ExampleTable::default();
+        for index in 0..count {
+            let len = 1 + (index as usize * 5) % 13;
+            table.push(Example {
+                tokens: &vec![index; len],
+                weights: &vec![1.0; len],
+                label: Some(index % 2),
+            });
+        }
+        Arc::new(table)
+    }
+
+    fn layouts() -> [Layout; 3] {
+        let packed = |tokens| Shape::Packed { tokens, segments: 8 };
+        let padded = |len| Shape::Padded { rows: 2, len };
+        [
+            Layout::new(vec![packed(24), packed(16)]),
+            Layout::new(vec![padded(13), padded(8), padded(4)]),
+            Layout::new(vec![padded(16)]),
+        ]
+    }
+
+    fn updates(layout: &Layout, is_sorted: bool, sample: u64) -> Updates {
+        let reading = UpdateOptions {
+            seed: 3,
+            batch: 5,
+            layout: layout.clone(),
+            is_sorted,
+            class_weights: vec![1.0, 2.0],
+        };
+        let start = Updates::start(&table(37), 3);
+        Updates::new(table(37), reading, ExampleCursor { sample, ..start }).unwrap()
+    }
+
+    fn next(updates: &mut Updates) -> ExampleUpdate {
+        ExampleUpdate { waited: Waited::default(), ..updates.next_update() }
+    }
+
+    /// (sample, tokens, targets, label, its weight) of every example, by sample.
+    type Read = Vec<(u64, Vec<i32>, Vec<i32>, i32, f32)>;
+
+    fn read(update: &ExampleUpdate) -> Read {
+        let mut all: Read = vec![];
+        for part in &update.parts {
+            for (i, (segment, sample)) in part.segments.iter().zip(&part.samples).enumerate() {
+                let range = segment.start as usize..(segment.start + segment.len) as usize;
+                let (tokens, targets) = (part.tokens[range.clone()].to_vec(), part.targets[range].to_vec());
+                all.push((*sample, tokens, targets, part.labels[i], part.label_weights[i]));
+            }
+        }
+        all.sort_by_key(|one| one.0);
+        all
+    }
+
+    #[test]
+    fn an_update_has_the_same_examples_in_every_layout() {
+        for is_sorted in [false, true] {
+            let mut all = layouts().map(|layout| updates(&layout, is_sorted, 0));
+            for update in 0..20 {
+                let [a, b, c] = all.each_mut().map(|updates| read(&next(updates)));
+                assert_eq!(a, b);
+                assert_eq!(a, c);
+                assert!(a.iter().map(|one| one.0).eq(5 * update..5 * update + 5));
+                assert!(a.iter().all(|one| one.4 == 1.0 + one.3 as f32));
+            }
+        }
+    }
+
+    #[test]
+    fn every_epoch_has_every_example_once() {
+        for is_sorted in [false, true] {
+            let mut updates = updates(&layouts()[0], is_sorted, 0);
+            let mut seen: Vec<i32> = vec![];
+            // Windows of 35 examples end with an epoch of 37 after 35 epochs.
+            for _ in 0..if is_sorted { 7 * 37 } else { 37 } {
+                seen.extend(read(&next(&mut updates)).iter().map(|one| one.1[0]));
+            }
+            if is_sorted {
+                (0..37).for_each(|example| assert_eq!(seen.iter().filter(|s| **s == example).count(), 35));
+                continue;
+            }
+            assert_eq!(next(&mut updates).epoch, 5.0 * 38.0 / 37.0);
+            for epoch in seen.chunks(37) {
+                let mut epoch = epoch.to_vec();
+                epoch.sort_unstable();
+                assert!(epoch.into_iter().eq(0..37));
+            }
+        }
+    }
+
+    #[test]
+    fn every_cursor_leads_to_the_same_updates_again() {
+        for (layout, is_sorted) in
+            layouts().into_iter().flat_map(|layout| [(layout.clone(), false), (layout, true)])
+        {
+            let mut whole = updates(&layout, is_sorted, 0);
+            for _ in 0..20 {
+                let mut again = updates(&layout, is_sorted, whole.cursor().sample);
+                assert_eq!(next(&mut again), next(&mut whole));
+                assert_eq!(again.cursor(), whole.cursor());
+            }
+        }
+    }
+
+    #[test]
+    fn sorting_brings_like_lengths_together() {
+        let spread = |is_sorted: bool| -> usize {
+            let mut updates = updates(&layouts()[0], is_sorted, 0);
+            let range = |update: ExampleUpdate| {
+                let lengths: Vec<usize> = read(&update).iter().map(|one| one.1.len()).collect();
+                lengths.iter().max().unwrap() - lengths.iter().min().unwrap()
+            };
+            (0..20).map(|_| range(next(&mut updates))).sum()
+        };
+        assert!(3 * spread(true) < spread(false), "{} {}", spread(true), spread(false));
+    }
+
+    #[test]
+    fn other_examples_refuse_the_cursor() {
+        let layout = layouts()[0].clone();
+        let reading = UpdateOptions { seed: 3, batch: 5, layout, is_sorted: false, class_weights: vec![] };
+        let of = |table: Arc<ExampleTable>, seed: u64| {
+            let cursor = Updates::start(&table, 3);
+            let reading = UpdateOptions { seed, ..reading.clone() };
+            (Updates::new(table, reading, cursor).err(), Updates::start(&self::table(36), 3))
+        };
+        assert!(of(table(37), 3).0.is_none());
+        assert!(of(table(37), 4).0.unwrap().to_string().starts_with("The examples are not those"));
+        let (_, other) = of(table(37), 3);
+        assert!(Updates::new(table(37), reading.clone(), other).is_err());
+        assert!(Updates::new(Arc::default(), reading, Updates::start(&table(37), 3)).is_err());
+    }
+
+    #[test]
+    fn an_evaluation_reads_every_example_once_in_order() {
+        for layout in layouts() {
+            let parts = once(&table(37), 30, &layout, &[]);
+            let update = ExampleUpdate { parts, epoch: 0.0, waited: Waited::default() };
+            assert!(read(&update).iter().map(|one| one.1[0]).eq(0..30));
+        }
+    }
+}

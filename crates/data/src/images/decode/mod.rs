@@ -1,0 +1,150 @@
+//! Encoded images to pixels.
+//!
+//! JPEG: baseline and progressive, grey, YCbCr, RGB, and CMYK and YCCK as Adobe writes them (inverted). PNG: every colour
+//! type and depth; of 16 bits the upper 8 are taken, what is transparent is laid over white, and of an animation the
+//! still image is taken that viewers without animation show. Both are turned upright by their EXIF orientation. Colour
+//! profiles are not applied.
+//!
+//! Of the usual kind of JPEG only what is seen is decoded, at a reduced scale where that is enough ([`Jpeg`]); all other
+//! images are decoded whole, JPEG of other kinds by `zune-jpeg`, PNG by `png`.
+//!
+//! Nothing is allocated for an image before its header has been compared with the limit.
+
+mod baseline;
+mod colours;
+mod exif;
+mod huffman;
+mod inverse;
+#[cfg(target_arch = "x86_64")]
+mod inverse_avx2;
+mod jpeg;
+mod png;
+mod progressive;
+
+pub(super) use baseline::Plane;
+
+use super::flaw::Flaw;
+use super::view::Crop;
+use crate::contained::contained;
+use crate::formats::Reason;
+
+/// Pixels that an image may have where nothing else is said: 8192 x 8192. One that is decoded takes 3 bytes a pixel, and
+/// up to 9 more while it is decoded.
+pub const MAX_PIXELS: u64 = 1 << 26;
+
+/// Kinds of images that are known by their first bytes and not read, for the sentence about them.
+const OTHERS: [(&[u8], usize, &str); 9] = [
+    (b"GIF8", 0, "a GIF image"),
+    (b"WEBP", 8, "a WebP image"),
+    (b"BM", 0, "a BMP image"),
+    (b"II*\0", 0, "a TIFF image"),
+    (b"MM\0*", 0, "a TIFF image"),
+    (b"ftyp", 4, "an AVIF, HEIC or MP4 file"),
+    (b"\0\0\0\x0cJXL ", 0, "a JPEG XL image"),
+    (b"\0\0\0\x0cjP  ", 0, "a JPEG 2000 image"),
+    (b"%PDF", 0, "a PDF document"),
+];
+
+/// The header of an encoded image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub kind: ImageFormat,
+    /// Upright.
+    pub width: usize,
+    pub height: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ImageFormat {
+    Jpeg,
+    Png,
+}
+
+fn kind(bytes: &[u8]) -> Result<ImageFormat, Flaw> {
+    if bytes.starts_with(&[0xff, 0xd8]) {
+        return Ok(ImageFormat::Jpeg);
+    }
+    if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
+        return Ok(ImageFormat::Png);
+    }
+    if bytes.is_empty() {
+        return Err(Flaw::new(Reason::BrokenImage, "the image has no bytes"));
+    }
+    let other =
+        OTHERS.iter().find(|(mark, at, _)| bytes.get(*at..).is_some_and(|rest| rest.starts_with(mark)));
+    Err(match other {
+        Some((_, _, name)) => {
+            Flaw::new(Reason::NotAnImage, format!("it is {name}, and only JPEG and PNG are read"))
+        }
+        None if bytes.iter().take(4096).all(|byte| *byte == 0) => {
+            Flaw::new(Reason::BrokenImage, "the image is nothing but zeros")
+        }
+        None => Flaw::new(Reason::NotAnImage, "its bytes are of no known kind of image"),
+    })
+}
+
+/// Reads the header alone.
+pub(super) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
+    let kind = kind(bytes)?;
+    let read = contained(|| match kind {
+        ImageFormat::Jpeg => jpeg::size(bytes, max_pixels),
+        ImageFormat::Png => png::size(bytes, max_pixels),
+    });
+    let (width, height) = read.unwrap_or_else(|panic| Err(broken(&panic)))?;
+    Ok(Header { kind, width, height })
+}
+
+/// Decodes into `out`: rows from the top, red, green and blue of a pixel together. Gives width and height.
+pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {
+    let kind = kind(bytes)?;
+    // Decoders are fuzzed, and still another program's: a panic in one is a broken image, not the end of a run.
+    let decoded = contained(|| match kind {
+        ImageFormat::Jpeg => jpeg::decode(bytes, max_pixels, out),
+        ImageFormat::Png => png::decode(bytes, max_pixels, out),
+    });
+    decoded.unwrap_or_else(|panic| Err(broken(&panic)))
+}
+
+fn broken(why: &dyn std::fmt::Display) -> Flaw {
+    Flaw::new(Reason::BrokenImage, format!("the image is damaged ({why})"))
+}
+
+/// A JPEG of which only what is seen needs to be decoded.
+pub(super) struct Jpeg<'a> {
+    pub width: usize,
+    pub height: usize,
+    image: baseline::Baseline<'a>,
+}
+
+impl<'a> Jpeg<'a> {
+    /// `None` for images of other kinds, and for those that are not stored upright.
+    pub fn of(bytes: &'a [u8], max_pixels: u64) -> Result<Option<Self>, Flaw> {
+        if kind(bytes)? != ImageFormat::Jpeg {
+            return Ok(None);
+        }
+        let Some((width, height)) = jpeg::upright(bytes, max_pixels)? else { return Ok(None) };
+        let image = baseline::Baseline::read(bytes).map_err(|why| broken(&why))?;
+        Ok(image.map(|image| Self { width, height, image }))
+    }
+
+    /// The planes that a view of `width` x `height` needs of a part.
+    pub fn planes(&self, crop: Crop, width: usize, height: usize) -> Result<Vec<Plane>, Flaw> {
+        self.image.planes(crop, width, height).map_err(|why| broken(&why))
+    }
+}
+
+/// Refuses sizes that are not to be allocated.
+fn check_size(width: usize, height: usize, max_pixels: u64) -> Result<(), Flaw> {
+    if width == 0 || height == 0 {
+        return Err(Flaw::new(Reason::BrokenImage, format!("the image has {width} x {height} pixels")));
+    }
+    if width as u128 * height as u128 > u128::from(max_pixels) {
+        return Err(Flaw::new(
+            Reason::TooManyPixels,
+            format!(
+                "the image says it has {width} x {height} pixels, more than data.max_pixels={max_pixels}"
+            ),
+        ));
+    }
+    Ok(())
+}

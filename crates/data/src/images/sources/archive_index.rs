@@ -1,0 +1,204 @@
+//! The index of an archive's members and labels, kept between runs.
+//!
+//! Looking through the headers of many large archives takes longer than all else before the first step. An archive has
+//! one file, named by the hash of its path and of the field that holds labels. The file names the archive, its size and
+//! when it was changed, then labels, members and what was left out, under a hash (`sealed`). One that is damaged, of
+//! another archive, or of an earlier state of it, is made again.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::encoded::Member;
+use super::found::Labels;
+use crate::formats::{OnError, Place, Reason, Skipped, Version};
+use crate::random::{fingerprint, key};
+use crate::sealed::{self, Lines, Sealed, escaped, escaped_path, path, unescaped};
+
+const FORM: &str = "flatout archive 1";
+
+/// The images of an archive, and what was left out of it.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(in crate::images) struct ArchiveIndex {
+    pub members: Vec<Member>,
+    pub labels: Labels,
+    /// Of the name of each image's sample.
+    pub hashes: Vec<u64>,
+    pub skipped: Skipped,
+}
+
+/// The archive and label field an index was made for: it is good for nothing else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::images) struct Of {
+    /// As it was named, for places that are said; the file holds where that is.
+    named: Arc<PathBuf>,
+    archive: PathBuf,
+    version: Version,
+    label: Option<String>,
+}
+
+impl Of {
+    /// An archive as it is now, its labels read from a field of JSON where one is named.
+    pub fn now(archive: &Path, label: Option<&str>) -> io::Result<Self> {
+        let version = Version::of(&fs::metadata(archive)?);
+        let (named, archive) = (Arc::new(archive.to_path_buf()), std::path::absolute(archive)?);
+        Ok(Self { named, archive, version, label: label.map(String::from) })
+    }
+
+    /// Where its index is kept.
+    pub fn kept_at(&self, cache: &Path) -> PathBuf {
+        let path = fingerprint(self.archive.as_os_str().as_encoded_bytes());
+        let label = self.label.as_deref().map_or(0, |label| key(1, fingerprint(label.as_bytes())));
+        cache.join("archives").join(format!("{:016x}", key(path, label)))
+    }
+}
+
+impl ArchiveIndex {
+    /// The index that is kept of an archive, as number `number` of a set. Where something was left out of it and that is
+    /// not allowed, there is none: who looks again finds what is wrong.
+    pub fn load(cache: &Path, of: &Of, on_error: OnError, number: u32) -> Option<Self> {
+        let file = File::open(of.kept_at(cache)).ok()?;
+        let index = Self::from_text(file, of, number)?;
+        (on_error == OnError::Skip || index.skipped.total() == 0).then_some(index)
+    }
+
+    /// Keeps it, unless the archive has changed since it was looked through.
+    pub fn keep(&self, cache: &Path, of: &Of) -> io::Result<()> {
+        if Of::now(&of.named, of.label.as_deref())? != *of {
+            return Ok(());
+        }
+        sealed::keep(&of.kept_at(cache), |out| self.to_text(out, of))
+    }
+
+    fn to_text(&self, out: impl Write, of: &Of) -> io::Result<()> {
+        let mut out = Sealed::new(out);
+        let Version { bytes, modified } = of.version;
+        let label = of.label.as_deref().map_or("-".into(), |label| format!("={}", escaped(label)));
+        out.line(FORM)?;
+        out.line(&format!("of {bytes} {modified} {label} {}", escaped_path(&of.archive)))?;
+        for (reason, count, first) in self.skipped.reasons() {
+            out.line(&format!("skipped {} {count} {}", reason as usize, first.offset))?;
+        }
+        for (label, place) in self.labels.names() {
+            out.line(&format!("label {} ={}", place.offset, escaped(label)))?;
+        }
+        let members = self.members.iter().zip(self.labels.numbers()).zip(&self.hashes);
+        for ((Member { offset, bytes, .. }, label), hash) in members {
+            out.line(&format!("member {offset} {bytes} {label} {hash:x}"))?;
+        }
+        out.end()
+    }
+
+    /// Reads the text form; `None` where it is damaged, or of anything else.
+    fn from_text(text: impl Read, of: &Of, number: u32) -> Option<Self> {
+        let mut lines = Lines::new(text);
+        let mut index = Self::default();
+        let (mut names, mut is_of): (Vec<(String, Place)>, bool) = (Vec::new(), false);
+        let place = |offset: u64| Place { file: of.named.clone(), line: None, row: None, offset };
+        if lines.next()? != FORM {
+            return None;
+        }
+        loop {
+            let hash = lines.hash();
+            let (kind, rest) = lines.next()?.split_once(' ')?;
+            let mut words = rest.split(' ');
+            let mut number_of = |radix| u64::from_str_radix(words.next()?, radix).ok();
+            match kind {
+                "of" => {
+                    let version = Version { bytes: number_of(10)?, modified: number_of(10)? };
+                    let label = match words.next()?.strip_prefix('=') {
+                        None => None,
+                        Some(label) => Some(String::from_utf8(unescaped(label)?).ok()?),
+                    };
+                    let found = Of { named: of.named.clone(), archive: path(words.next()?)?, version, label };
+                    is_of = found == *of;
+                }
+                "skipped" => {
+                    let reason = Reason::numbered(number_of(10)? as usize)?;
+                    index.skipped.note_many(reason, number_of(10)?, place(number_of(10)?));
+                }
+                "label" => {
+                    let offset = number_of(10)?;
+                    let label = words.next()?.strip_prefix('=')?;
+                    names.push((String::from_utf8(unescaped(label)?).ok()?, place(offset)));
+                }
+                "member" => {
+                    let (offset, bytes, label) = (number_of(10)?, number_of(10)?, number_of(10)?);
+                    index.hashes.push(number_of(16)?);
+                    let (label, place) = names.get(usize::try_from(label).ok()?)?;
+                    offset.checked_add(bytes).filter(|end| *end <= of.version.bytes)?;
+                    index.labels.push(label, || place.clone());
+                    index.members.push(Member { archive: number, offset, bytes });
+                }
+                "end" => return (is_of && rest == format!("{hash:x}")).then_some(index),
+                _ => return None,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn index(of: &Of) -> ArchiveIndex {
+        let mut index = ArchiveIndex::default();
+        let place = |offset| Place { file: of.named.clone(), line: None, row: None, offset };
+        for (at, label) in ["a cat", "dog\n", "a cat", "="].iter().enumerate() {
+            let offset = 512 * at as u64;
+            index.labels.push(label, || place(offset));
+            index.members.push(Member { archive: 3, offset, bytes: 100 + at as u64 });
+            index.hashes.push(u64::MAX - at as u64);
+        }
+        index
+    }
+
+    #[test]
+    fn an_index_comes_back_for_the_same_archive_and_no_other() {
+        let scratch = Scratch::new("archive-index");
+        let (cache, archive) = (scratch.path().join("cache"), scratch.write("a.tar", &[0; 4096]));
+        let of = Of::now(&archive, Some("class")).unwrap();
+        let mut made = index(&of);
+        made.keep(&cache, &of).unwrap();
+        assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Fail, 3), Some(made.clone()));
+        assert_eq!(ArchiveIndex::load(&cache, &Of::now(&archive, None).unwrap(), OnError::Fail, 3), None);
+        // An index with skipped samples serves only those who may skip.
+        let first = Place { file: Arc::new(archive.clone()), line: None, row: None, offset: 512 };
+        made.skipped.note_many(Reason::Damaged, 2, first);
+        made.keep(&cache, &of).unwrap();
+        assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Fail, 3), None);
+        assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Skip, 3), Some(made.clone()));
+        // Another size is another archive, and an archive that changes while it is looked through is not kept.
+        scratch.write("a.tar", &[0; 4608]);
+        let later = Of::now(&archive, Some("class")).unwrap();
+        assert_eq!(ArchiveIndex::load(&cache, &later, OnError::Skip, 3), None);
+        fs::remove_file(of.kept_at(&cache)).unwrap();
+        made.keep(&cache, &of).unwrap();
+        assert!(!of.kept_at(&cache).exists());
+    }
+
+    #[test]
+    fn a_damaged_index_is_none() {
+        let scratch = Scratch::new("archive-index-damaged");
+        let archive = scratch.write("a.tar", &[0; 4096]);
+        let of = Of::now(&archive, None).unwrap();
+        let mut text = Vec::new();
+        index(&of).to_text(&mut text, &of).unwrap();
+        let read = |text: &[u8]| ArchiveIndex::from_text(text, &of, 3);
+        assert!(read(&text).is_some());
+        for at in 0..text.len() {
+            assert!(read(&text[..at]).is_none(), "cut at {at}");
+            let mut damaged = text.clone();
+            damaged[at] ^= 1;
+            assert!(read(&damaged).is_none(), "damaged at {at}");
+        }
+        // A member behind the archive's end under a right hash.
+        let mut outside = index(&of);
+        outside.members[0].bytes = 5000;
+        let mut text = Vec::new();
+        outside.to_text(&mut text, &of).unwrap();
+        assert!(read(&text).is_none());
+    }
+}

@@ -1,0 +1,141 @@
+//! Images that lie encoded, each in a file of its own or all in archives, with their classes.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use crate::error::DataError;
+use crate::formats::{Place, Reason, unreadable};
+use crate::images::flaw::Flaw;
+use crate::images::stored::{Images, Stored, Trouble};
+
+/// Where encoded images lie.
+pub(in crate::images) enum Holder {
+    Files(Vec<Box<Path>>),
+    Members { archives: Vec<Archive>, members: Vec<Member> },
+}
+
+/// An archive that members are read from.
+pub(in crate::images) struct Archive {
+    pub path: Arc<PathBuf>,
+    /// Stays open once it was read from, where it may: opening it for every image costs more than reading one.
+    open: Option<OnceLock<File>>,
+}
+
+/// Archives that stay open. Processes may often hold no more than 1024 files.
+const MOST_OPEN: usize = 256;
+
+impl Archive {
+    /// The archive of this number among those of a set.
+    pub fn new(path: Arc<PathBuf>, number: usize) -> Self {
+        Self { path, open: (number < MOST_OPEN).then(OnceLock::new) }
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        match &self.open {
+            None => File::open(self.path.as_path())?.read_exact_at(buffer, offset),
+            Some(open) => {
+                if let Some(file) = open.get() {
+                    return file.read_exact_at(buffer, offset);
+                }
+                let file = File::open(self.path.as_path())?;
+                open.get_or_init(|| file).read_exact_at(buffer, offset)
+            }
+        }
+    }
+}
+
+/// The bytes of an image in an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::images) struct Member {
+    pub archive: u32,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+pub(in crate::images) struct Encoded {
+    pub holder: Holder,
+    /// A class an image.
+    pub classes: Vec<u32>,
+    /// The most bytes that are read of one.
+    pub max_bytes: u64,
+}
+
+impl Encoded {
+    fn read(&self, index: u64, buffer: &mut Vec<u8>) -> Result<io::Result<()>, Flaw> {
+        let too_many = |bytes: u64| {
+            Flaw::new(
+                Reason::TooManyPixels,
+                format!("the image has {bytes} bytes, more than one of data.max_pixels can have"),
+            )
+        };
+        match &self.holder {
+            Holder::Files(paths) => {
+                let read = File::open(&paths[index as usize]).and_then(|file| {
+                    let bytes = file.metadata()?.len();
+                    buffer.clear();
+                    if bytes <= self.max_bytes {
+                        buffer.reserve_exact(bytes as usize);
+                        file.take(self.max_bytes).read_to_end(buffer)?;
+                    }
+                    Ok(bytes)
+                });
+                match read {
+                    Ok(bytes) if bytes > self.max_bytes => Err(too_many(bytes)),
+                    other => Ok(other.map(|_| ())),
+                }
+            }
+            Holder::Members { archives, members } => {
+                let member = members[index as usize];
+                if member.bytes > self.max_bytes {
+                    return Err(too_many(member.bytes));
+                }
+                buffer.clear();
+                buffer.resize(member.bytes as usize, 0);
+                Ok(archives[member.archive as usize].read(buffer, member.offset))
+            }
+        }
+    }
+}
+
+impl Images for Encoded {
+    fn count(&self) -> u64 {
+        self.classes.len() as u64
+    }
+
+    fn class(&self, index: u64) -> Option<u32> {
+        Some(self.classes[index as usize])
+    }
+
+    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
+        let place = || self.place(index);
+        match self.read(index, buffer)? {
+            Ok(()) => Ok(Stored::Encoded(buffer)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(Trouble::Failed(DataError::input(format!(
+                    "{} is shorter than it was when it was opened: it must not change while it is read.",
+                    place().file.display()
+                ))))
+            }
+            Err(error) => Err(Trouble::Failed(unreadable(&place().file, &error))),
+        }
+    }
+
+    fn place(&self, index: u64) -> Place {
+        match &self.holder {
+            Holder::Files(paths) => Place {
+                file: Arc::new(paths[index as usize].to_path_buf()),
+                line: None,
+                row: None,
+                offset: 0,
+            },
+            Holder::Members { archives, members } => {
+                let member = members[index as usize];
+                let file = archives[member.archive as usize].path.clone();
+                Place { file, line: None, row: None, offset: member.offset }
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Encoded images as a source found them: where they lie, and their labels as they are written.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::encoded::{Encoded, Holder};
+use crate::error::DataError;
+use crate::examples::{Classes, Collected};
+use crate::formats::{Place, Skipped};
+use crate::images::set::ImageSet;
+use crate::random::{fingerprint, key};
+
+/// The labels that are wanted with images.
+#[derive(Clone, Copy)]
+pub(in crate::images) enum Wanted<'a> {
+    /// Its label, in the field of this name where labels are fields.
+    Label(Option<&'a str>),
+    /// Nothing: what it is is what is asked.
+    Nothing,
+}
+
+pub(in crate::images) struct FoundImages {
+    pub kind: &'static str,
+    pub files: usize,
+    pub holder: Holder,
+    pub labels: Labels,
+    /// Of images in archives whose label is not wanted, the name of each.
+    pub names: Vec<String>,
+    /// Of the name of each image's sample: images of one sample are on one side.
+    pub hashes: Vec<u64>,
+    pub skipped: Skipped,
+}
+
+/// A label an image. Each different one is kept once.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(in crate::images) struct Labels {
+    names: Vec<(String, Place)>,
+    numbers: HashMap<String, u32>,
+    of: Vec<u32>,
+}
+
+impl Labels {
+    pub fn push(&mut self, label: &str, place: impl FnOnce() -> Place) {
+        let number = match self.numbers.get(label) {
+            Some(number) => *number,
+            None => {
+                let number = self.names.len() as u32;
+                self.numbers.insert(label.into(), number);
+                self.names.push((label.into(), place()));
+                number
+            }
+        };
+        self.of.push(number);
+    }
+
+    /// Each different one, in the order of their numbers, and where it was first.
+    pub fn names(&self) -> &[(String, Place)] {
+        &self.names
+    }
+
+    /// The number of each image's label.
+    pub fn numbers(&self) -> &[u32] {
+        &self.of
+    }
+
+    /// Adds those of a later part.
+    pub fn extend(&mut self, later: Labels) {
+        for number in later.of {
+            let (name, place) = &later.names[number as usize];
+            self.push(name, || place.clone());
+        }
+    }
+
+    /// The classes where none are given: all labels, numbers by size, names by their letters.
+    fn classes(&self, shown: &str) -> Result<Classes, DataError> {
+        let mut collected = Collected::default();
+        for (name, place) in &self.names {
+            // Images of a class that occurs once are taken as they are.
+            collected.see(name, place);
+            collected.see(name, place);
+        }
+        collected.classes(shown)
+    }
+}
+
+/// The classes of all that was found: those that are given, or the labels of the training images.
+pub(in crate::images) fn classes(
+    given: &[String],
+    found: &FoundImages,
+    shown: &str,
+) -> Result<Classes, DataError> {
+    if given.is_empty() { found.labels.classes(shown) } else { Classes::given(given) }
+}
+
+impl FoundImages {
+    /// Everything that tells these images from others, but for their bytes: names, order, labels.
+    pub fn mark(&self) -> u64 {
+        let labels = self.labels.names.iter().map(|(name, _)| fingerprint(name.as_bytes()));
+        let labels = labels.chain(self.labels.of.iter().map(|number| u64::from(*number)));
+        let sizes = match &self.holder {
+            Holder::Files(_) => 0,
+            Holder::Members { members, .. } => members.iter().fold(0, |mark, member| key(mark, member.bytes)),
+        };
+        labels.chain(self.hashes.iter().copied()).fold(sizes, key)
+    }
+
+    /// All of it as a set. A label that is no class is an error: what was trained could not be evaluated.
+    pub fn set(self, classes: &Classes, max_pixels: u64) -> Result<ImageSet, DataError> {
+        let numbers = self.labels.names.iter().map(|(name, place)| {
+            classes.number(name).map_err(|wrong| DataError::input(format!("{place}: {}.", wrong.said)))
+        });
+        let numbers: Vec<u32> = numbers.collect::<Result<_, _>>()?;
+        let of = self.labels.of.iter().map(|label| numbers[*label as usize]).collect();
+        Ok(self.of_classes(of, max_pixels))
+    }
+
+    /// All of it as a set of images that nobody knows the class of. Each has the first: one that has none is one that
+    /// could not be decoded.
+    pub fn unlabelled(self, max_pixels: u64) -> ImageSet {
+        let of = vec![0; self.hashes.len()];
+        self.of_classes(of, max_pixels)
+    }
+
+    fn of_classes(self, of: Vec<u32>, max_pixels: u64) -> ImageSet {
+        let mark = self.mark();
+        // Sixteen bits of four channels each are the most that an image needs, and a little for what lies beside.
+        let max_bytes = max_pixels.saturating_mul(8).saturating_add(16 << 20);
+        let images = Arc::new(Encoded { holder: self.holder, classes: of, max_bytes });
+        ImageSet::whole(images, mark)
+    }
+}

@@ -1,0 +1,12 @@
+//! Where images come from: folders, tables, archives, CIFAR's records, or a generator.
+
+pub(super) mod archive_index;
+pub(super) mod cifar;
+pub(super) mod encoded;
+pub(super) mod folder;
+pub(super) mod found;
+pub(super) mod paths;
+pub(super) mod synthetic;
+pub(super) mod table;
+pub(super) mod tar;
+pub(super) mod webdataset;

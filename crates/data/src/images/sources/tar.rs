@@ -1,0 +1,345 @@
+//! The members of a tar archive, by their headers: where each lies, and what is wrong with it.
+//!
+//! ustar with its prefix, GNU's long names and numbers in base 256, and pax headers (`path` and `size`) are read. Only
+//! plain files are members; links, devices and sparse files are flaws. Nothing is unpacked, so no name of an archive
+//! reaches the file system, and still one that leads out of it is a flaw: what wrote it is not to be trusted.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::formats::{Place, Reason};
+use crate::images::flaw::Flaw;
+
+const BLOCK: u64 = 512;
+/// The most bytes of a header that gives a long name or pax records.
+const MOST_EXTRA: u64 = 1 << 20;
+
+/// A plain file in an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::images) struct Entry {
+    /// Without `./` at the beginning.
+    pub name: String,
+    /// Of its first byte.
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+/// The next thing in an archive.
+pub(in crate::images) enum Next {
+    Entry(Entry),
+    /// Something that is no member, and where its header is.
+    Flaw(Flaw, u64),
+    /// Nothing after it can be read.
+    Lost(Flaw, u64),
+    End,
+}
+
+pub(in crate::images) struct Archive {
+    pub path: Arc<PathBuf>,
+    file: File,
+    length: u64,
+    at: u64,
+    ended: bool,
+}
+
+/// The values that headers before a member give it.
+#[derive(Default)]
+struct Extra {
+    path: Option<String>,
+    size: Option<u64>,
+    is_sparse: bool,
+}
+
+impl Archive {
+    pub fn open(path: Arc<PathBuf>) -> io::Result<Self> {
+        let file = File::open(path.as_path())?;
+        let length = file.metadata()?.len();
+        Ok(Self { path, file, length, at: 0, ended: false })
+    }
+
+    pub fn place(&self, offset: u64) -> Place {
+        Place { file: self.path.clone(), line: None, row: None, offset }
+    }
+
+    /// The bytes of an entry, which are at most `most`.
+    pub fn read(&self, entry: &Entry, most: u64) -> io::Result<Option<Vec<u8>>> {
+        if entry.bytes > most {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; entry.bytes as usize];
+        self.file.read_exact_at(&mut bytes, entry.offset)?;
+        Ok(Some(bytes))
+    }
+
+    pub fn next(&mut self) -> io::Result<Next> {
+        if self.ended {
+            return Ok(Next::End);
+        }
+        let mut extra = Extra::default();
+        loop {
+            let at = self.at;
+            let lost = |archive: &mut Self, said: &str| {
+                archive.ended = true;
+                Ok(Next::Lost(Flaw::new(Reason::Damaged, said), at))
+            };
+            if at + BLOCK > self.length {
+                return lost(self, "the archive is cut short: it has no end");
+            }
+            let mut header = [0; BLOCK as usize];
+            self.file.read_exact_at(&mut header, at)?;
+            if header.iter().all(|byte| *byte == 0) {
+                self.ended = true;
+                return Ok(Next::End);
+            }
+            if !is_summed(&header) {
+                return lost(self, "there is no header where one must be, or it is damaged");
+            }
+            let Some(mut bytes) = number(&header[124..136]) else {
+                return lost(self, "a header has no size");
+            };
+            let kind = header[156];
+            let is_extra = matches!(kind, b'x' | b'g' | b'L' | b'K');
+            if let Some(size) = extra.size.filter(|_| !is_extra) {
+                bytes = size;
+            }
+            let offset = at + BLOCK;
+            let end = bytes.checked_next_multiple_of(BLOCK).and_then(|padded| offset.checked_add(padded));
+            let Some(end) = end.filter(|_| bytes <= self.length - offset) else {
+                return lost(self, "the archive is cut short: its last member is longer than what is there");
+            };
+            self.at = end;
+            if is_extra {
+                if bytes > MOST_EXTRA {
+                    return lost(self, "a header of names is longer than any name");
+                }
+                let mut body = vec![0; bytes as usize];
+                self.file.read_exact_at(&mut body, offset)?;
+                match kind {
+                    b'L' => extra.path = Some(text(&body)),
+                    b'x' => match pax(&body) {
+                        Some(records) => extra.take(records),
+                        None => return lost(self, "a pax header does not read"),
+                    },
+                    // A header for all members (g) names none, and where a link leads (K) is of no interest.
+                    _ => {}
+                }
+                continue;
+            }
+            let name = extra.path.take().unwrap_or_else(|| name(&header));
+            return Ok(match (kind, extra.is_sparse) {
+                (b'5', _) => {
+                    extra = Extra::default();
+                    continue;
+                }
+                (b'S', _) | (_, true) => Next::Flaw(
+                    Flaw::new(Reason::MemberKind, format!("the member {name} is a sparse file")),
+                    at,
+                ),
+                (b'0' | 0 | b'7', false) => match inside(&name) {
+                    // Old archives write folders as files with a slash at the end.
+                    Some(_) if name.ends_with('/') => {
+                        extra = Extra::default();
+                        continue;
+                    }
+                    Some(name) => Next::Entry(Entry { name: name.into(), offset, bytes }),
+                    None => Next::Flaw(
+                        Flaw::new(Reason::MemberPath, format!("the member {name} leads out of the archive")),
+                        at,
+                    ),
+                },
+                (b'1' | b'2', _) => {
+                    Next::Flaw(Flaw::new(Reason::MemberKind, format!("the member {name} is a link")), at)
+                }
+                (b'3' | b'4' | b'6', _) => Next::Flaw(
+                    Flaw::new(Reason::MemberKind, format!("the member {name} is a device or a pipe")),
+                    at,
+                ),
+                _ => Next::Flaw(
+                    Flaw::new(Reason::MemberKind, format!("the member {name} is of an unknown kind")),
+                    at,
+                ),
+            });
+        }
+    }
+}
+
+impl Extra {
+    fn take(&mut self, records: Vec<(String, String)>) {
+        for (key, value) in records {
+            match key.as_str() {
+                "path" => self.path = Some(value),
+                "size" => self.size = value.parse().ok(),
+                _ if key.starts_with("GNU.sparse.") => self.is_sparse = true,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A name without `./` before it, where every part of it leads inward.
+fn inside(name: &str) -> Option<&str> {
+    let name = name.trim_start_matches("./");
+    let leads_out = name.is_empty() || name.starts_with('/') || name.split('/').any(|part| part == "..");
+    (!leads_out && !name.contains('\0')).then_some(name)
+}
+
+/// The sum of a header's bytes, those of the sum itself taken as blanks. Old programs summed signed bytes.
+fn is_summed(header: &[u8]) -> bool {
+    let Some(stated) = number(&header[148..156]) else { return false };
+    let byte = |at: usize, byte: u8| if (148..156).contains(&at) { b' ' } else { byte };
+    let bytes = || header.iter().enumerate().map(|(at, value)| byte(at, *value));
+    let unsigned: u64 = bytes().map(u64::from).sum();
+    let signed: i64 = bytes().map(|byte| i64::from(byte as i8)).sum();
+    stated == unsigned || i64::try_from(stated) == Ok(signed)
+}
+
+/// An octal number with blanks or zeros around it, or one in base 256.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let (first, rest) = field.split_first()?;
+        let mut value = u64::from(first & 0x7f);
+        for byte in rest {
+            value = value.checked_mul(256)?.checked_add(u64::from(*byte))?;
+        }
+        return Some(value);
+    }
+    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    let digits = field[..end].trim_ascii();
+    if digits.is_empty() || !digits.iter().all(|digit| (b'0'..=b'7').contains(digit)) {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, digit| value.checked_mul(8)?.checked_add(u64::from(digit - b'0')))
+}
+
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+fn name(header: &[u8]) -> String {
+    let name = text(&header[..100]);
+    // GNU's own form has other fields where ustar has the prefix.
+    let is_ustar = &header[257..263] == b"ustar\0";
+    let prefix = if is_ustar { text(&header[345..500]) } else { String::new() };
+    if prefix.is_empty() { name } else { format!("{prefix}/{name}") }
+}
+
+/// Records of `length key=value\n`, where the length is of the whole record.
+fn pax(mut body: &[u8]) -> Option<Vec<(String, String)>> {
+    let mut records = Vec::new();
+    while body.first().is_some_and(|byte| *byte != 0) {
+        let blank = body.iter().take(20).position(|byte| *byte == b' ')?;
+        let length: usize = std::str::from_utf8(&body[..blank]).ok()?.parse().ok()?;
+        let record = body.get(blank + 1..length)?.strip_suffix(b"\n")?;
+        let equals = record.iter().position(|byte| *byte == b'=')?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        records.push((text(&record[..equals]), text(&record[equals + 1..])));
+        body = &body[length..];
+    }
+    Some(records)
+}
+
+/// Archives for tests.
+#[cfg(test)]
+#[path = "../../../tests/archive.rs"]
+mod written;
+
+#[cfg(test)]
+mod tests {
+    use super::written::{archive, extra, header, member, padded, record, summed};
+    use super::*;
+    use crate::scratch::Scratch;
+
+    /// Names with their contents, and flaws in a few words.
+    fn listed(name: &str, bytes: &[u8]) -> Vec<String> {
+        let scratch = Scratch::new(name);
+        let path = Arc::new(scratch.write("a.tar", bytes));
+        let mut archive = Archive::open(path).unwrap();
+        let mut found = Vec::new();
+        loop {
+            match archive.next().unwrap() {
+                Next::End => return found,
+                Next::Entry(entry) => {
+                    let bytes = archive.read(&entry, 100).unwrap().unwrap();
+                    found.push(format!("{}={}", entry.name, String::from_utf8(bytes).unwrap()));
+                }
+                Next::Flaw(flaw, at) => found.push(format!("{at} {}", flaw.reason)),
+                Next::Lost(flaw, at) => found.push(format!("lost {at} {}", flaw.reason)),
+            }
+        }
+    }
+
+    #[test]
+    fn members_have_names_of_every_form() {
+        let long = "d/".repeat(80) + "file.jpg";
+        let mut prefixed = header("name.jpg", 1, b'0');
+        prefixed[345..350].copy_from_slice(b"a/b/c");
+        let mut wide = header("wide.jpg", 0, b'0');
+        wide[124..136].copy_from_slice(&[0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]);
+        let bytes = archive(&[
+            member("./plain.jpg", b"one"),
+            header("folder/", 0, b'5'),
+            [summed(prefixed), padded(b"2")].concat(),
+            [extra(b'L', format!("{long}\0").as_bytes()), member("short", b"three")].concat(),
+            [
+                extra(b'x', &[record("mtime", "1.5"), record("path", "päx.png")].concat()),
+                member("short", b"4"),
+            ]
+            .concat(),
+            [extra(b'x', &record("size", "2")), header("sized.jpg", 0, b'0'), padded(b"55")].concat(),
+            extra(b'g', &record("comment", "all")),
+            [summed(wide), padded(b"666")].concat(),
+            header("empty.txt", 0, 0),
+        ]);
+        let long = format!("{long}=three");
+        let all = [
+            "plain.jpg=one",
+            "a/b/c/name.jpg=2",
+            &long,
+            "päx.png=4",
+            "sized.jpg=55",
+            "wide.jpg=666",
+            "empty.txt=",
+        ];
+        assert_eq!(listed("tar-names", &bytes), all);
+    }
+
+    #[test]
+    fn what_is_no_plain_file_inside_is_a_flaw() {
+        let bytes = archive(&[
+            member("/etc/passwd", b"x"),
+            member("a/../../b.jpg", b"x"),
+            header("link.jpg", 0, b'2'),
+            header("hard.jpg", 0, b'1'),
+            header("dev", 0, b'3'),
+            [header("sparse.jpg", 3, b'S'), padded(b"abc")].concat(),
+            [extra(b'x', &record("GNU.sparse.major", "1")), member("s.jpg", b"x")].concat(),
+            header("odd", 0, b'Z'),
+            member("good..jpg", b"x"),
+        ]);
+        let found = listed("tar-flaws", &bytes);
+        let count = |words: &str| found.iter().filter(|line| line.ends_with(words)).count();
+        assert_eq!(count("path that leads out of the archive"), 2, "{found:?}");
+        assert_eq!(count("link, device or sparse file"), 6, "{found:?}");
+        assert_eq!(found.last().unwrap(), "good..jpg=x");
+        assert!(found[1].starts_with("1024 "));
+    }
+
+    #[test]
+    fn what_is_cut_or_damaged_is_lost_from_there_on() {
+        let whole = archive(&[member("a.jpg", b"one"), member("b.jpg", &[b'x'; 90])]);
+        assert_eq!(listed("tar-whole", &whole).len(), 2);
+        for end in (0..whole.len() - 1024).step_by(7) {
+            let found = listed("tar-cut", &whole[..end]);
+            assert!(found.last().is_some_and(|line| line.starts_with("lost ")), "{end}: {found:?}");
+        }
+        let mut damaged = whole.clone();
+        damaged[1024 + 5] ^= 1;
+        assert_eq!(listed("tar-damaged", &damaged), ["a.jpg=one", "lost 1024 damaged file"]);
+        let huge = archive(&[extra(b'L', &vec![b'a'; 2 << 20])]);
+        assert_eq!(listed("tar-huge", &huge), ["lost 0 damaged file"]);
+    }
+}

@@ -1,0 +1,296 @@
+//! Samples of tar archives as WebDataset writes them.
+//!
+//! Members whose names are equal up to the first dot of their last part are one sample, and stand together.
+//! A sample has any number of images (`KEY.jpg`, `KEY.000.jpg`, `KEY.left.png`), each of which is seen by itself with the
+//! sample's label: what `KEY.cls` says, or else a field of `KEY.json`, or else `KEY.txt`. Archives are looked through
+//! once, in parallel, by their headers; only labels are read. What was found is kept for the next time (`archive_index`).
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::archive_index::{ArchiveIndex, Of};
+use super::encoded::{Archive as Opened, Holder, Member};
+use super::folder::{ENDINGS, OTHER_ENDINGS};
+use super::found::{FoundImages, Labels, Wanted};
+use super::tar::{Archive, Entry, Next};
+use crate::error::DataError;
+use crate::examples::label_of;
+use crate::formats::{Fields, OnError, Reason, Skipped, unreadable};
+use crate::images::flaw::{Flaw, Ledger};
+use crate::random::{fingerprint, key};
+
+/// The most bytes of a member that holds a label.
+const MOST_LABEL: u64 = 1 << 20;
+/// Fields of JSON that hold labels where none is named.
+const LABELS: [&str; 5] = ["label", "labels", "class", "cls", "target"];
+
+/// The images of archives.
+pub(in crate::images) fn webdataset(
+    paths: &[PathBuf],
+    wanted: Wanted<'_>,
+    on_error: OnError,
+    cache: Option<&Path>,
+) -> Result<FoundImages, DataError> {
+    if let Some(packed) = paths.iter().find(|path| path.extension().is_some_and(|ending| ending != "tar")) {
+        return Err(DataError::input(format!(
+            "{} is no .tar file, and samples of one that is packed cannot be reached in any order: unpack it (for \
+             example with gunzip), or leave it out of data.path.",
+            packed.display()
+        )));
+    }
+    let looked = paths
+        .par_iter()
+        .enumerate()
+        .map(|(number, path)| indexed(number as u32, path, wanted, on_error, cache));
+    let shards: Vec<(ArchiveIndex, Vec<String>)> = looked.collect::<Result<_, _>>()?;
+    let opened = |(number, path): (usize, &PathBuf)| Opened::new(Arc::new(path.clone()), number);
+    let archives = paths.iter().enumerate().map(opened).collect();
+    let (mut members, mut labels, mut hashes) = (Vec::new(), Labels::default(), Vec::new());
+    let mut names = Vec::new();
+    let mut skipped = Skipped::default();
+    for (shard, of_members) in shards {
+        members.extend(shard.members);
+        labels.extend(shard.labels);
+        names.extend(of_members);
+        hashes.extend(shard.hashes);
+        skipped.merge(&shard.skipped);
+    }
+    if members.is_empty() {
+        let left_out = if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() };
+        let what = if matches!(wanted, Wanted::Nothing) { "image" } else { "image with a label" };
+        return Err(DataError::input(format!(
+            "There is no {what} in {}{left_out}: check data.path.",
+            paths[0].display()
+        )));
+    }
+    let holder = Holder::Members { archives, members };
+    Ok(FoundImages { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
+}
+
+/// The index of an archive: as it was kept, or made now and kept. A cache that cannot be written is done without. Names
+/// of members are given where no label is wanted, and nothing is kept of that.
+fn indexed(
+    number: u32,
+    path: &Path,
+    wanted: Wanted<'_>,
+    on_error: OnError,
+    cache: Option<&Path>,
+) -> Result<(ArchiveIndex, Vec<String>), DataError> {
+    let of = match (cache, wanted) {
+        (Some(cache), Wanted::Label(label)) => Of::now(path, label).ok().map(|of| (cache, of)),
+        _ => None,
+    };
+    if let Some(kept) = of.as_ref().and_then(|(cache, of)| ArchiveIndex::load(cache, of, on_error, number)) {
+        return Ok((kept, Vec::new()));
+    }
+    let Shard { members, labels, names, hashes, ledger, .. } = Shard::look(number, path, wanted, on_error)?;
+    let index = ArchiveIndex { members, labels, hashes, skipped: ledger.skipped };
+    if let Some((cache, of)) = &of {
+        let _ = index.keep(cache, of);
+    }
+    Ok((index, names))
+}
+
+/// An archive that was looked through.
+struct Shard {
+    path: Arc<PathBuf>,
+    number: u32,
+    /// Of the file's name: samples of the same key in several archives are several samples.
+    name: u64,
+    members: Vec<Member>,
+    labels: Labels,
+    names: Vec<String>,
+    hashes: Vec<u64>,
+    ledger: Ledger,
+}
+
+/// Members of the sample that is being read.
+struct Sample {
+    key: String,
+    first: u64,
+    images: Vec<Entry>,
+    class: Option<Entry>,
+    json: Option<Entry>,
+    text: Option<Entry>,
+    /// The ending behind the key, of every member.
+    endings: HashSet<String>,
+    /// It was noted already.
+    is_left_out: bool,
+}
+
+impl Shard {
+    fn look(number: u32, path: &Path, wanted: Wanted<'_>, on_error: OnError) -> Result<Self, DataError> {
+        let failed = |error: std::io::Error| unreadable(path, &error);
+        let path_name = path.file_name().map(|name| fingerprint(name.as_encoded_bytes())).unwrap_or(0);
+        let shared = Arc::new(path.to_path_buf());
+        let mut shard = Self {
+            path: shared.clone(),
+            number,
+            name: path_name,
+            members: Vec::new(),
+            labels: Labels::default(),
+            names: Vec::new(),
+            hashes: Vec::new(),
+            ledger: Ledger::new(on_error),
+        };
+        let mut archive = Archive::open(shared).map_err(failed)?;
+        let mut keys: HashSet<u64> = HashSet::new();
+        let mut sample: Option<Sample> = None;
+        loop {
+            let entry = match archive.next().map_err(failed)? {
+                Next::Entry(entry) => entry,
+                Next::End => break,
+                Next::Flaw(flaw, at) => {
+                    shard.ledger.note(&flaw, archive.place(at))?;
+                    continue;
+                }
+                Next::Lost(flaw, at) => {
+                    shard.ledger.note(&flaw, archive.place(at))?;
+                    break;
+                }
+            };
+            let Some((key, ending)) = split(&entry.name) else { continue };
+            if sample.as_ref().is_none_or(|sample| sample.key != key) {
+                if let Some(done) = sample.take() {
+                    shard.finish(done, &archive, wanted)?;
+                }
+                if !keys.insert(fingerprint(key.as_bytes())) {
+                    let said =
+                        format!("the sample {key} was there before, and its members must stand together");
+                    shard.ledger.note(&Flaw::new(Reason::KeyTwice, said), archive.place(entry.offset))?;
+                    sample = Some(Sample { is_left_out: true, ..Sample::new(key, entry.offset) });
+                    continue;
+                }
+                sample = Some(Sample::new(key, entry.offset));
+            }
+            let sample = sample.as_mut().expect("set above");
+            if sample.is_left_out {
+                continue;
+            }
+            if let Some(flaw) = sample.take(&ending, entry.clone()) {
+                shard.ledger.note(&flaw, archive.place(entry.offset))?;
+            }
+        }
+        if let Some(done) = sample {
+            shard.finish(done, &archive, wanted)?;
+        }
+        Ok(shard)
+    }
+
+    /// Takes the images of a sample that has all it needs.
+    fn finish(&mut self, sample: Sample, archive: &Archive, wanted: Wanted<'_>) -> Result<(), DataError> {
+        if sample.is_left_out {
+            return Ok(());
+        }
+        let place = archive.place(sample.first);
+        let label = match wanted {
+            Wanted::Nothing => None,
+            Wanted::Label(field) => {
+                match sample.label(archive, field).map_err(|error| unreadable(&self.path, &error))? {
+                    Ok(label) => Some(label),
+                    Err(flaw) => return self.ledger.note(&flaw, place),
+                }
+            }
+        };
+        if sample.images.is_empty() {
+            let said = format!("the sample {} has no image", sample.key);
+            return self.ledger.note(&Flaw::new(Reason::NoImage, said), place);
+        }
+        let hash = key(self.name, fingerprint(sample.key.as_bytes()));
+        for Entry { name, offset, bytes, .. } in sample.images {
+            match &label {
+                Some(label) => self.labels.push(label, || place.clone()),
+                None => self.names.push(format!("{}/{name}", self.path.display())),
+            }
+            self.hashes.push(hash);
+            self.members.push(Member { archive: self.number, offset, bytes });
+        }
+        Ok(())
+    }
+}
+
+/// The key of a member's sample and what follows it, in small letters; `None` for names without a dot and hidden ones.
+fn split(name: &str) -> Option<(String, String)> {
+    let last = name.rfind('/').map_or(0, |at| at + 1);
+    let dot = last + name[last..].find('.')?;
+    (dot > last).then(|| (name[..dot].to_string(), name[dot + 1..].to_ascii_lowercase()))
+}
+
+impl Sample {
+    fn new(key: String, first: u64) -> Self {
+        let (images, endings) = (Vec::new(), HashSet::new());
+        Self { key, first, images, class: None, json: None, text: None, endings, is_left_out: false }
+    }
+
+    fn take(&mut self, ending: &str, entry: Entry) -> Option<Flaw> {
+        if !self.endings.insert(ending.into()) {
+            let said = format!("the member {} is there twice", entry.name);
+            return Some(Flaw::new(Reason::KeyTwice, said));
+        }
+        let last = ending.rsplit('.').next().unwrap_or(ending);
+        match ending {
+            "cls" => self.class = Some(entry),
+            "json" => self.json = Some(entry),
+            "txt" => self.text = Some(entry),
+            _ if ENDINGS.contains(&last) => self.images.push(entry),
+            _ if OTHER_ENDINGS.contains(&last) => {
+                let said = format!("the member {} is of another kind than JPEG and PNG", entry.name);
+                return Some(Flaw::new(Reason::NotAnImage, said));
+            }
+            // Members of other kinds are for other programs.
+            _ => {}
+        }
+        None
+    }
+
+    /// The label, as it is written.
+    fn label(&self, archive: &Archive, field: Option<&str>) -> std::io::Result<Result<String, Flaw>> {
+        let key = &self.key;
+        let wrong = |reason, said: String| Ok(Err(Flaw::new(reason, said)));
+        // A field that was named is in the JSON, whatever else there is.
+        let plain = self.class.as_ref().or(if self.json.is_none() { self.text.as_ref() } else { None });
+        let source = match (field, plain, &self.json) {
+            (None, Some(plain), _) => plain,
+            (_, _, Some(json)) => json,
+            (Some(_), _, None) => {
+                return wrong(Reason::NoLabel, format!("the sample {key} has no {key}.json"));
+            }
+            (None, None, None) => {
+                return wrong(
+                    Reason::NoLabel,
+                    format!("the sample {key} has neither a .cls nor a .json member"),
+                );
+            }
+        };
+        let Some(bytes) = archive.read(source, MOST_LABEL)? else {
+            return wrong(Reason::Label, format!("the member {} is too long for a label", source.name));
+        };
+        if Some(source) != self.json.as_ref() {
+            return match std::str::from_utf8(&bytes).map(str::trim) {
+                Ok(label) if !label.is_empty() => Ok(Ok(label.into())),
+                _ => wrong(Reason::Label, format!("the member {} holds no label", source.name)),
+            };
+        }
+        let fields: Fields = match serde_json::from_slice(&bytes) {
+            Ok(fields) => fields,
+            Err(error) => {
+                return wrong(
+                    Reason::BrokenJson,
+                    format!("the member {} is no JSON object ({error})", source.name),
+                );
+            }
+        };
+        let Some(name) = field.or_else(|| LABELS.into_iter().find(|name| fields.has(name))) else {
+            let said = format!(
+                "no field of the member {} is known to hold a label, of {}",
+                source.name,
+                fields.names()
+            );
+            return wrong(Reason::Label, format!("{said}, and data.label can name one"));
+        };
+        Ok(label_of(&fields, name).map_err(|wrong| Flaw::new(wrong.reason, wrong.said)))
+    }
+}

@@ -1,0 +1,108 @@
+//! The interface of a source of documents: numbered documents, as tokens.
+
+use std::time::Duration;
+
+use crate::error::DataError;
+
+/// Numbered documents: a source, or one side (training or held-out) of it.
+pub(crate) trait Documents: Send + Sync {
+    /// How many there are; `None` for a source without end, whose documents are all alike and need no shuffling.
+    fn count(&self) -> Option<u64>;
+
+    /// Tokens of all documents together, without their frames; `None` for a source without end.
+    fn tokens(&self) -> Option<TokenCount>;
+
+    /// Appends the tokens of document `index`: no `<bos>`, no `<eos>`, always the same ones. None at all is allowed.
+    /// Room is reserved exactly, with one token to spare: the buffer of a long document must not be twice its size.
+    fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError>;
+}
+
+/// How many tokens there are: counted, or estimated from a sample where counting would mean tokenising everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenCount {
+    pub tokens: u64,
+    pub is_exact: bool,
+}
+
+impl TokenCount {
+    pub(crate) fn exact(tokens: u64) -> Self {
+        Self { tokens, is_exact: true }
+    }
+}
+
+impl std::ops::Add for TokenCount {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { tokens: self.tokens + other.tokens, is_exact: self.is_exact && other.is_exact }
+    }
+}
+
+/// Time that went into documents or images.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub reading: Duration,
+    pub tokenising: Duration,
+    pub decoding: Duration,
+}
+
+/// The tokens of one document, at most: what a stream holds of one is bounded by it. Longer texts are cut into several
+/// documents.
+pub(crate) const MAX_DOCUMENT_TOKENS: usize = 1 << 20;
+
+/// Tokenised documents in memory, two bytes a token where the vocabulary allows it.
+pub(crate) struct TokenTable {
+    tokens: Tokens,
+    /// Where each document ends in `tokens`.
+    ends: Vec<usize>,
+}
+
+enum Tokens {
+    Narrow(Vec<u16>),
+    Wide(Vec<u32>),
+}
+
+impl TokenTable {
+    /// Takes documents in order. All tokens are below `vocabulary`.
+    pub(crate) fn new(documents: &[&[u32]], vocabulary: usize) -> Self {
+        let mut end = 0;
+        let ends = documents.iter().map(|document| {
+            end += document.len();
+            end
+        });
+        let ends = ends.collect();
+        let all = documents.iter().flat_map(|document| document.iter().copied());
+        let tokens = if vocabulary <= 1 << 16 {
+            let mut narrow = Vec::with_capacity(end);
+            narrow.extend(all.map(|token| token as u16));
+            Tokens::Narrow(narrow)
+        } else {
+            let mut wide = Vec::with_capacity(end);
+            wide.extend(all);
+            Tokens::Wide(wide)
+        };
+        Self { tokens, ends }
+    }
+}
+
+impl Documents for TokenTable {
+    fn count(&self) -> Option<u64> {
+        Some(self.ends.len() as u64)
+    }
+
+    fn tokens(&self) -> Option<TokenCount> {
+        Some(TokenCount::exact(self.ends.last().copied().unwrap_or(0) as u64))
+    }
+
+    fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
+        let index = index as usize;
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        out.reserve_exact(self.ends[index] - start + 1);
+        match &self.tokens {
+            Tokens::Narrow(tokens) => {
+                out.extend(tokens[start..self.ends[index]].iter().map(|token| u32::from(*token)))
+            }
+            Tokens::Wide(tokens) => out.extend(&tokens[start..self.ends[index]]),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,544 @@
+//! Training rows in their global order, packed ahead of time by threads.
+//!
+//! Global row `i` is the next row of stream `i % STREAMS` and goes to rank `i % world`. Thread `t` of `n` owns the
+//! streams `s` with `s % n == t` and packs their rows in global order into its own bounded queue, so the reader knows
+//! which queue holds the next row, and neither order nor contents depend on how many threads there are. Every rank
+//! walks all streams, which keeps the cursor the same on all of them, and copies its own rows only.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::documents::{Documents, Spent, TokenCount};
+use super::pack::{Packing, Row, STREAMS, Segment, Stream, StreamPosition};
+use super::permutation::Order;
+use super::stall::{Gauge, Waited};
+use crate::error::DataError;
+
+/// Where training goes on: all that has to be saved. Restoring reads one document a stream again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// The global index of the next row.
+    pub row: u64,
+    pub streams: [StreamPosition; STREAMS],
+    /// The hash of what the positions refer to: data, tokeniser and seed. Other data has another mark and refuses the
+    /// cursor.
+    pub data: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoaderOptions {
+    pub rank: u64,
+    pub world: u64,
+    /// Packing threads; from 1 to [`STREAMS`] are of use.
+    pub threads: usize,
+    /// Bytes of packed rows that may wait, all queues together. Each queue holds one row at least. Beside them are a
+    /// row in the hands of each thread and of the reader and a document in each stream, and nothing else.
+    pub queue_bytes: usize,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        Self { rank: 0, world: 1, threads: 2, queue_bytes: 16 << 20 }
+    }
+}
+
+/// Rows of `context` tokens each, one after another in every vector. Token `t` of row `r` is at `r * context + t`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Rows {
+    pub context: usize,
+    pub tokens: Vec<i32>,
+    /// The token to predict; -1 where there is none.
+    pub targets: Vec<i32>,
+    /// The weight of the prediction in the loss: 1, or 0 where there is no target.
+    pub weights: Vec<f32>,
+    /// The position within the segment.
+    pub positions: Vec<i32>,
+    /// Segments of row `r`, in order, covering the row: one, or with the document mask one a document.
+    pub segments: Vec<Vec<Segment>>,
+    /// The global index of each row.
+    pub sample: Vec<u64>,
+    /// How many times the training text has been read, after these rows; 0 for a source without end.
+    pub epoch: f64,
+    /// How long the caller stood still for want of packed rows, and why.
+    pub waited: Waited,
+}
+
+impl Rows {
+    pub fn count(&self) -> usize {
+        self.sample.len()
+    }
+
+    pub(crate) fn push(&mut self, sample: u64, row: Row) {
+        self.context = row.tokens.len();
+        self.weights.extend(row.targets.iter().map(|target| if *target < 0 { 0.0 } else { 1.0 }));
+        self.tokens.extend(row.tokens);
+        self.targets.extend(row.targets);
+        self.positions.extend(row.positions);
+        self.segments.push(row.segments);
+        self.sample.push(sample);
+    }
+}
+
+pub struct Loader {
+    cursor: Cursor,
+    options: LoaderOptions,
+    context: usize,
+    epoch: Epoch,
+    gauge: Arc<Gauge>,
+    waited: Waited,
+    /// One a thread. Dropped first, which ends the threads.
+    queues: Vec<Receiver<Result<Packed, DataError>>>,
+    threads: Vec<JoinHandle<()>>,
+    failed: Option<DataError>,
+}
+
+/// The unit that one pass through the data is measured in.
+#[derive(Debug, Clone, Copy)]
+enum Epoch {
+    /// Frames included.
+    Tokens(u64),
+    /// Where tokens are not counted beforehand.
+    Documents(u64),
+    Endless,
+}
+
+/// A row made by a thread.
+struct Packed {
+    /// `None` where it is another rank's.
+    row: Option<Row>,
+    /// Where its stream goes on after it.
+    position: StreamPosition,
+    /// The time it cost.
+    spent: Spent,
+    packing: Duration,
+}
+
+impl Loader {
+    pub(crate) fn new(
+        documents: Arc<dyn Documents>,
+        order: Order,
+        packing: Packing,
+        cursor: Cursor,
+        options: LoaderOptions,
+    ) -> Result<Self, DataError> {
+        assert!(options.rank < options.world, "rank {} of {}", options.rank, options.world);
+        let epoch = match (documents.tokens(), documents.count()) {
+            (Some(TokenCount { tokens, is_exact: true }), Some(count)) if !order.is_mixed() => {
+                Epoch::Tokens(tokens + packing.frame.tokens() * count)
+            }
+            (_, Some(count)) => Epoch::Documents(count),
+            (_, None) => Epoch::Endless,
+        };
+        let gauge = Arc::new(Gauge::default());
+        let thread_count = options.threads.clamp(1, STREAMS);
+        let queue_rows = (options.queue_bytes / thread_count / Row::bytes(packing.context)).max(1);
+        let mut queues = Vec::new();
+        let mut threads = Vec::new();
+        for thread in 0..thread_count {
+            let streams = (0..STREAMS).map(|lane| {
+                let owned = lane % thread_count == thread;
+                let stream = || {
+                    Stream::training(documents.clone(), order.clone(), packing, lane, cursor.streams[lane])
+                };
+                owned.then(stream)
+            });
+            let streams: Vec<Option<Stream>> = streams.collect();
+            let (sender, queue) = sync_channel(queue_rows);
+            let first_row = cursor.row;
+            let name = format!("loader-{thread}");
+            let gauge = gauge.clone();
+            let work = move || pack(streams, first_row, options, &sender, &gauge);
+            threads.push(std::thread::Builder::new().name(name).spawn(work).map_err(|error| {
+                DataError::environment(format!("A loader thread cannot be started: {error}."))
+            })?);
+            queues.push(queue);
+        }
+        let (context, waited, failed) = (packing.context, Waited::default(), None);
+        Ok(Self { cursor, options, context, epoch, gauge, waited, queues, threads, failed })
+    }
+
+    /// The next `count` rows of this rank, out of the next `count * world` rows of all ranks. An error is final: the
+    /// cursor stays before the rows that were asked for, and every later call gives the same error.
+    pub fn next_rows(&mut self, count: usize) -> Result<Rows, DataError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let mut rows = Rows { context: self.context, ..Rows::default() };
+        let mut cursor = self.cursor.clone();
+        for _ in 0..count as u64 * self.options.world {
+            let lane = (cursor.row % STREAMS as u64) as usize;
+            match self.receive(lane, &mut rows.waited) {
+                Ok(Packed { row, position, .. }) => {
+                    row.into_iter().for_each(|row| rows.push(cursor.row, row));
+                    cursor.streams[lane] = position;
+                    cursor.row += 1;
+                }
+                Err(error) => {
+                    self.failed = Some(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+        self.cursor = cursor;
+        self.waited += rows.waited;
+        rows.epoch = match self.epoch {
+            Epoch::Tokens(tokens) => self.cursor.row as f64 * self.context as f64 / tokens as f64,
+            Epoch::Documents(count) => {
+                let begun: u64 = self.cursor.streams.iter().map(|stream| stream.document).sum();
+                begun as f64 / count as f64
+            }
+            Epoch::Endless => 0.0,
+        };
+        Ok(rows)
+    }
+
+    /// Where the row after the last one given begins. The same on every rank that has taken as many rows.
+    pub fn cursor(&self) -> &Cursor {
+        &self.cursor
+    }
+
+    /// How long `next_rows` has waited so far, and for what.
+    pub fn waited(&self) -> Waited {
+        self.waited
+    }
+
+    /// The most bytes that rows and documents have taken so far.
+    pub fn peak_bytes(&self) -> usize {
+        self.gauge.peak()
+    }
+
+    fn receive(&self, lane: usize, waited: &mut Waited) -> Result<Packed, DataError> {
+        let thread = lane % self.queues.len();
+        let packed = match self.queues[thread].try_recv() {
+            Ok(packed) => packed?,
+            Err(_) => {
+                let since = Instant::now();
+                let packed = self.queues[thread].recv();
+                let packed = packed.expect("a loader thread packs until its reader is gone")?;
+                *waited += Waited::new(since.elapsed(), packed.spent, packed.packing);
+                packed
+            }
+        };
+        if packed.row.is_some() {
+            self.gauge.remove(Row::bytes(self.context));
+        }
+        Ok(packed)
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.queues.clear();
+        for thread in self.threads.drain(..) {
+            // A panic in a thread has been printed where it happened and reached the reader as a closed queue.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Packs the rows of the given streams in global order until the reader is gone or a document cannot be read.
+fn pack(
+    mut streams: Vec<Option<Stream>>,
+    first_row: u64,
+    options: LoaderOptions,
+    queue: &SyncSender<Result<Packed, DataError>>,
+    gauge: &Gauge,
+) {
+    for row in first_row.. {
+        let lane = (row % STREAMS as u64) as usize;
+        let Some(stream) = &mut streams[lane] else { continue };
+        let (since, held) = (Instant::now(), stream.held_bytes());
+        let packed = stream.row().map(|packed| {
+            let packed = packed.expect("a training stream never ends");
+            let row = (row % options.world == options.rank).then_some(packed);
+            row.iter().for_each(|row| gauge.add(Row::bytes(row.tokens.len())));
+            let spent = stream.take_spent();
+            let packing = since.elapsed().saturating_sub(spent.reading + spent.tokenising);
+            Packed { row, position: stream.position(), spent, packing }
+        });
+        match stream.held_bytes() {
+            now if now > held => gauge.add(now - held),
+            now => gauge.remove(held - now),
+        }
+        let failed = packed.is_err();
+        if queue.send(packed).is_err() || failed {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::order::documents::TokenTable;
+    use crate::order::pack::Frame;
+
+    const CONTEXT: usize = 16;
+
+    /// `count` documents of odd lengths; every token of document `d` is `d + 2`.
+    fn documents(count: u32) -> Arc<dyn Documents> {
+        let documents: Vec<Vec<u32>> =
+            (0..count).map(|index| vec![index + 2; 1 + (index as usize * 7) % 40]).collect();
+        let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
+        Arc::new(TokenTable::new(&documents, count as usize + 2))
+    }
+
+    fn start() -> Cursor {
+        Cursor { row: 0, streams: [StreamPosition { document: 0, offset: 0 }; STREAMS], data: String::new() }
+    }
+
+    fn loader_of(
+        documents: Arc<dyn Documents>,
+        cursor: Cursor,
+        options: LoaderOptions,
+        document_mask: bool,
+    ) -> Loader {
+        let order = Order::new(documents.count(), 9);
+        let packing = Packing { context: CONTEXT, document_mask, frame: Frame::of(0, 1) };
+        Loader::new(documents, order, packing, cursor, options).unwrap()
+    }
+
+    fn loader(count: u32, cursor: Cursor, options: LoaderOptions) -> Loader {
+        loader_of(documents(count), cursor, options, false)
+    }
+
+    fn next(loader: &mut Loader, count: usize) -> Rows {
+        Rows { waited: Waited::default(), ..loader.next_rows(count).unwrap() }
+    }
+
+    #[test]
+    fn one_two_and_seven_threads_give_the_same_rows() {
+        for mask in [false, true] {
+            let all = [1, 2, 7].map(|threads| {
+                // The queues hold one row, so that threads wait for the reader and the reader for threads.
+                let options = LoaderOptions { threads, queue_bytes: 1, ..LoaderOptions::default() };
+                let mut loader = loader_of(documents(37), start(), options, mask);
+                let rows = (0..40).map(|_| next(&mut loader, 5)).collect::<Vec<_>>();
+                (rows, loader.cursor().clone())
+            });
+            assert_eq!(all[0], all[1]);
+            assert_eq!(all[0], all[2]);
+        }
+    }
+
+    #[test]
+    fn every_cursor_leads_to_the_same_rows_again() {
+        // 37 documents have about 810 tokens: 400 rows are more than seven epochs.
+        let mut unbroken = loader(37, start(), LoaderOptions::default());
+        let mut cursors = vec![unbroken.cursor().clone()];
+        let mut rows = Vec::new();
+        for _ in 0..400 {
+            rows.push(next(&mut unbroken, 1));
+            cursors.push(unbroken.cursor().clone());
+        }
+        assert!(rows[399].epoch > 7.0);
+        for at in (0..390).step_by(3) {
+            let saved = serde_json::to_string(&cursors[at]).unwrap();
+            let mut resumed = loader(
+                37,
+                serde_json::from_str(&saved).unwrap(),
+                LoaderOptions { threads: 1, ..LoaderOptions::default() },
+            );
+            for row in &rows[at..at + 9] {
+                assert_eq!(next(&mut resumed, 1), *row);
+            }
+            assert_eq!(*resumed.cursor(), cursors[at + 9]);
+        }
+    }
+
+    #[test]
+    fn an_epoch_reads_every_document_once() {
+        for count in [3u32, 8, 37] {
+            let table = documents(count);
+            let epoch_tokens = table.tokens().unwrap().tokens + 2 * u64::from(count);
+            // Long enough that every stream is well into the fourth epoch.
+            let rows_wanted = epoch_tokens as usize * 6 / CONTEXT + 64;
+            let mut loader = loader(count, start(), LoaderOptions::default());
+            let rows = next(&mut loader, rows_wanted);
+            // Each stream, put together again and taken apart into documents.
+            let mut streams: Vec<Vec<i32>> = vec![Vec::new(); STREAMS];
+            for (tokens, row) in rows.tokens.chunks(CONTEXT).zip(&rows.sample) {
+                streams[*row as usize % STREAMS].extend(tokens);
+            }
+            let mut seen: HashMap<(u64, i32), u32> = HashMap::new();
+            for (lane, tokens) in streams.iter().enumerate() {
+                let documents =
+                    tokens.split_inclusive(|token| *token == 1).filter(|tokens| tokens.ends_with(&[1]));
+                for (place, document) in documents.enumerate() {
+                    let index = document[1] - 2;
+                    assert_eq!(document.len(), 3 + (index as usize * 7) % 40, "a document is whole");
+                    let epoch = (place * STREAMS + lane) as u64 / u64::from(count);
+                    *seen.entry((epoch, index)).or_default() += 1;
+                }
+            }
+            for epoch in 0..3 {
+                for index in 0..count as i32 {
+                    assert_eq!(
+                        seen.get(&(epoch, index)),
+                        Some(&1),
+                        "document {index} in epoch {epoch} of {count}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_share_the_rows_and_the_cursor() {
+        let whole = next(&mut loader(37, start(), LoaderOptions::default()), 60);
+        for world in [2, 3, 4] {
+            let mut tokens = vec![Vec::new(); 60];
+            let mut cursors = Vec::new();
+            for rank in 0..world {
+                let options = LoaderOptions { rank, world, ..LoaderOptions::default() };
+                let mut loader = loader(37, start(), options);
+                for _ in 0..3 {
+                    let rows = next(&mut loader, 20 / world as usize);
+                    for (row, sample) in rows.tokens.chunks(CONTEXT).zip(&rows.sample) {
+                        assert_eq!(sample % world, rank);
+                        assert!(tokens[*sample as usize].is_empty(), "row {sample} was given twice");
+                        tokens[*sample as usize] = row.to_vec();
+                    }
+                }
+                cursors.push(loader.cursor().clone());
+            }
+            let given = cursors[0].row as usize;
+            assert_eq!(given as u64, 3 * (20 / world) * world);
+            assert!(cursors.iter().all(|cursor| *cursor == cursors[0]));
+            assert_eq!(tokens[..given].concat(), whole.tokens[..given * CONTEXT]);
+        }
+    }
+
+    /// Documents that count how often they are read.
+    struct Counted {
+        length: usize,
+        read: std::sync::atomic::AtomicU64,
+    }
+
+    impl Documents for Counted {
+        fn count(&self) -> Option<u64> {
+            Some(5000)
+        }
+        fn tokens(&self) -> Option<TokenCount> {
+            Some(TokenCount { tokens: 5000 * self.length as u64, is_exact: false })
+        }
+        fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
+            self.read.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            out.reserve_exact(self.length + 1);
+            out.extend(std::iter::repeat_n(index as u32 % 99 + 2, self.length));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn memory_stays_under_its_bound_whatever_the_documents() {
+        for length in [3, 40, 3000, 100_000] {
+            let documents = Arc::new(Counted { length, read: Default::default() });
+            let options = LoaderOptions { threads: 3, queue_bytes: 16 << 10, ..LoaderOptions::default() };
+            let mut loader = loader_of(documents, start(), options, false);
+            let row_bytes = Row::bytes(CONTEXT);
+            let longest = 4 * (length + 2).max(8);
+            let bound = options.queue_bytes + 4 * row_bytes + STREAMS * longest;
+            let mut given = 0;
+            while given < 100 * bound.min(1 << 20) {
+                // Threads run ahead as far as they can.
+                given += 50 * row_bytes;
+                loader.next_rows(50).unwrap();
+            }
+            let peak = loader.peak_bytes();
+            assert!(peak <= bound, "{peak} bytes are more than {bound} with documents of {length} tokens");
+            assert!(peak > bound / 4, "{peak} of {bound} bytes: the bound says nothing");
+        }
+    }
+
+    #[test]
+    fn going_on_in_the_middle_reads_one_document_a_stream() {
+        let counted = |length| Arc::new(Counted { length, read: Default::default() });
+        let read = |documents: &Arc<Counted>| documents.read.load(std::sync::atomic::Ordering::Relaxed);
+        let (first, again) = (counted(100), counted(100));
+        let options = LoaderOptions { threads: 1, queue_bytes: 1, ..LoaderOptions::default() };
+        let mut loader = loader_of(first.clone(), start(), options, false);
+        loader.next_rows(3000).unwrap();
+        let cursor = loader.cursor().clone();
+        drop(loader);
+        assert!(read(&first) > 400);
+        let mut resumed = loader_of(again.clone(), cursor, options, false);
+        // As many rows as there are streams: each needs the document it stands in, and perhaps the one after.
+        resumed.next_rows(STREAMS).unwrap();
+        drop(resumed);
+        let read = read(&again);
+        assert!((1..=2 * STREAMS as u64 + 2).contains(&read), "{read} documents were read");
+    }
+
+    #[test]
+    fn waits_are_explained() {
+        struct Slow;
+        impl Documents for Slow {
+            fn count(&self) -> Option<u64> {
+                None
+            }
+            fn tokens(&self) -> Option<TokenCount> {
+                None
+            }
+            fn append(&self, _: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
+                // The clock is not asked: what is said to have taken long did.
+                spent.tokenising += Duration::from_secs(3600);
+                out.extend([2; CONTEXT]);
+                Ok(())
+            }
+        }
+        let options = LoaderOptions { threads: 1, queue_bytes: 1, ..LoaderOptions::default() };
+        let mut loader = loader_of(Arc::new(Slow), start(), options, false);
+        for _ in 0..2000 {
+            loader.next_rows(1).unwrap();
+        }
+        let waited = loader.waited();
+        assert_eq!(
+            waited.total,
+            waited.reading + waited.tokenising + waited.decoding + waited.packing + waited.scheduling
+        );
+        assert!(waited.total.is_zero() || waited.cause() == Some("tokenising"), "{waited:?}");
+    }
+
+    #[test]
+    fn dropping_a_loader_ends_its_threads() {
+        let table = documents(5);
+        let options = LoaderOptions { threads: 8, ..LoaderOptions::default() };
+        let loader = loader_of(table.clone(), start(), options, false);
+        assert!(Arc::strong_count(&table) > 1);
+        drop(loader);
+        assert_eq!(Arc::strong_count(&table), 1, "a thread still holds the documents");
+    }
+
+    #[test]
+    fn a_document_that_cannot_be_read_is_an_error_at_its_row() {
+        struct Broken;
+        impl Documents for Broken {
+            fn count(&self) -> Option<u64> {
+                None
+            }
+            fn tokens(&self) -> Option<TokenCount> {
+                None
+            }
+            fn append(&self, index: u64, out: &mut Vec<u32>, _: &mut Spent) -> Result<(), DataError> {
+                if index == 19 {
+                    return Err(DataError::input("Document 19 is broken."));
+                }
+                out.extend([2; CONTEXT - 2]);
+                Ok(())
+            }
+        }
+        let mut loader = loader_of(Arc::new(Broken), start(), LoaderOptions::default(), false);
+        // A document is a row here, and row 11 needs the first token of document 19 for its last target.
+        assert_eq!(loader.next_rows(11).unwrap().count(), 11);
+        assert_eq!(loader.next_rows(1), Err(DataError::input("Document 19 is broken.")));
+        assert_eq!(loader.cursor().row, 11);
+        assert_eq!(loader.next_rows(1), Err(DataError::input("Document 19 is broken.")));
+    }
+}

@@ -1,0 +1,320 @@
+//! Documents to rows: streams of `<bos> document <eos>`, one after another, cut every `context` tokens.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::documents::{Documents, Spent};
+use super::permutation::Order;
+use crate::error::DataError;
+
+/// Rows come from this many streams in turn, always: this many threads can pack at once, and nothing depends on how
+/// many do.
+pub const STREAMS: usize = 8;
+
+/// The shape of a row, and what the documents in it may see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Packing {
+    pub context: usize,
+    pub document_mask: bool,
+    pub frame: Frame,
+}
+
+/// The tokens that packing puts around every document. A vocabulary with one token for both ends puts it at the end
+/// only. Without an end, what follows a document is not its continuation, and its last token predicts nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+}
+
+impl Frame {
+    pub(crate) fn of(bos: u32, eos: u32) -> Self {
+        Self { bos: (bos != eos).then_some(bos), eos: Some(eos) }
+    }
+
+    pub(crate) fn tokens(self) -> u64 {
+        u64::from(self.bos.is_some()) + u64::from(self.eos.is_some())
+    }
+}
+
+/// Tokens `start..start + len` of a row that may see each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    pub start: u32,
+    pub len: u32,
+}
+
+/// More segments than this never stand in a row: the shortest document has two tokens with its frame, and one more may
+/// be cut off at either end.
+pub const fn max_segments(context: usize) -> usize {
+    context / 2 + 2
+}
+
+/// One row of exactly `context` tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Row {
+    pub tokens: Vec<i32>,
+    pub targets: Vec<i32>,
+    pub positions: Vec<i32>,
+    pub segments: Vec<Segment>,
+}
+
+impl Row {
+    pub(crate) fn bytes(context: usize) -> usize {
+        3 * context * size_of::<i32>() + size_of::<Self>()
+    }
+}
+
+/// Where a stream goes on: at token `offset` of the document at its place `document`. The stream's first document
+/// is at place 0; the frame's tokens count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamPosition {
+    pub document: u64,
+    pub offset: u64,
+}
+
+/// Every `lanes`-th position of an order, beginning with `lane`, as one endless series of tokens.
+pub(crate) struct Stream {
+    documents: Arc<dyn Documents>,
+    order: Order,
+    packing: Packing,
+    lane: u64,
+    lanes: u64,
+    /// The place after the last document; `None` for a stream that never ends.
+    end: Option<u64>,
+    position: StreamPosition,
+    /// The document at `position`, framed; empty until it is needed.
+    current: Vec<u32>,
+    /// The time documents have cost since `take_spent`.
+    spent: Spent,
+}
+
+/// A buffer that held a larger document than this is given back after it: one long document must not be paid for in
+/// every stream until the end.
+const KEPT_TOKENS: usize = 64 << 10;
+
+impl Stream {
+    /// Stream `lane` of the training rows, going on at `position`.
+    pub(crate) fn training(
+        documents: Arc<dyn Documents>,
+        order: Order,
+        packing: Packing,
+        lane: usize,
+        position: StreamPosition,
+    ) -> Self {
+        let (lane, lanes) = (lane as u64, STREAMS as u64);
+        Self {
+            documents,
+            order,
+            packing,
+            lane,
+            lanes,
+            end: None,
+            position,
+            current: Vec::new(),
+            spent: Spent::default(),
+        }
+    }
+
+    /// All documents once, in one stream.
+    pub(crate) fn once(documents: Arc<dyn Documents>, order: Order, packing: Packing) -> Self {
+        let end = documents.count();
+        let position = StreamPosition { document: 0, offset: 0 };
+        Self {
+            documents,
+            order,
+            packing,
+            lane: 0,
+            lanes: 1,
+            end,
+            position,
+            current: Vec::new(),
+            spent: Spent::default(),
+        }
+    }
+
+    pub(crate) fn position(&self) -> StreamPosition {
+        self.position
+    }
+
+    /// Bytes of the document in hand.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.current.capacity() * size_of::<u32>()
+    }
+
+    /// The time documents have cost since this was last asked.
+    pub(crate) fn take_spent(&mut self) -> Spent {
+        std::mem::take(&mut self.spent)
+    }
+
+    /// The next row, or `None` where nothing is left to predict. The target of a token is the token that follows it in
+    /// the stream, the last one's included, so that every token of the stream but the first is predicted once. With
+    /// the document mask, positions begin again with each segment, and an `<eos>` predicts nothing: what follows it is
+    /// another document. A row that the end of the documents leaves short is filled with `<eos>` that predict nothing.
+    pub(crate) fn row(&mut self) -> Result<Option<Row>, DataError> {
+        let Packing { context, document_mask, frame } = self.packing;
+        let mut tokens: Vec<i32> = Vec::with_capacity(context);
+        let mut documents: Vec<Segment> = Vec::new();
+        let mut last_of_document: Vec<usize> = Vec::new();
+        while tokens.len() < context && self.load()? {
+            let offset = self.position.offset as usize;
+            let len = (context - tokens.len()).min(self.current.len() - offset);
+            documents.push(Segment { start: tokens.len() as u32, len: len as u32 });
+            tokens.extend(self.current[offset..offset + len].iter().map(|token| *token as i32));
+            self.position.offset += len as u64;
+            if offset + len == self.current.len() {
+                last_of_document.push(tokens.len() - 1);
+            }
+        }
+        let mut targets: Vec<i32> = tokens.iter().skip(1).copied().collect();
+        if tokens.len() == context && self.load()? {
+            targets.push(self.current[self.position.offset as usize] as i32);
+        }
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        targets.resize(context, -1);
+        if tokens.len() < context {
+            documents.push(Segment { start: tokens.len() as u32, len: (context - tokens.len()) as u32 });
+            tokens.resize(context, frame.eos.unwrap_or(0) as i32);
+        }
+        let segments =
+            if document_mask { documents } else { vec![Segment { start: 0, len: context as u32 }] };
+        if document_mask || frame.eos.is_none() {
+            last_of_document.into_iter().for_each(|last| targets[last] = -1);
+        }
+        let positions = segments.iter().flat_map(|segment| 0..segment.len as i32).collect();
+        Ok(Some(Row { tokens, targets, positions, segments }))
+    }
+
+    /// Makes `position` name a token of `current`; false after the last document. Documents without tokens are passed
+    /// over.
+    fn load(&mut self) -> Result<bool, DataError> {
+        let mut empty = 0;
+        loop {
+            if !self.current.is_empty() {
+                if self.position.offset < self.current.len() as u64 {
+                    return Ok(true);
+                }
+                self.advance();
+            }
+            if self.end == Some(self.position.document) {
+                return Ok(false);
+            }
+            let Frame { bos, eos } = self.packing.frame;
+            let document = self.order.document(self.position.document * self.lanes + self.lane);
+            self.current.extend(bos);
+            let before = self.current.len();
+            self.documents.append(document, &mut self.current, &mut self.spent)?;
+            if self.current.len() > before {
+                // Growing by one would otherwise double the buffer of a long document.
+                self.current.reserve_exact(1);
+                self.current.extend(eos);
+                continue;
+            }
+            empty += 1;
+            if self.documents.count().is_some_and(|count| empty > count) {
+                return Err(DataError::input(
+                    "No document gives any token: check the tokeniser, or the field that is read.",
+                ));
+            }
+            self.advance();
+        }
+    }
+
+    fn advance(&mut self) {
+        self.position = StreamPosition { document: self.position.document + 1, offset: 0 };
+        self.current.clear();
+        self.current.shrink_to(KEPT_TOKENS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::documents::TokenTable;
+
+    const BOS: u32 = 0;
+    const EOS: u32 = 1;
+
+    fn packing(context: usize, document_mask: bool) -> Packing {
+        Packing { context, document_mask, frame: Frame::of(BOS, EOS) }
+    }
+
+    fn table(documents: &[&[u32]]) -> Arc<dyn Documents> {
+        Arc::new(TokenTable::new(documents, 100))
+    }
+
+    fn rows(mut stream: Stream) -> Vec<Row> {
+        std::iter::from_fn(|| stream.row().unwrap()).collect()
+    }
+
+    fn once(documents: &[&[u32]], packing: Packing) -> Vec<Row> {
+        let mut rows = rows(Stream::once(table(documents), Order::new(None, 0), packing));
+        rows.iter_mut().for_each(|row| row.segments.shrink_to_fit());
+        rows
+    }
+
+    #[test]
+    fn rows_follow_each_other_without_a_gap() {
+        let rows = once(&[&[10, 11], &[12, 13, 14]], packing(3, false));
+        let tokens: Vec<&[i32]> = rows.iter().map(|row| row.tokens.as_slice()).collect();
+        let targets: Vec<&[i32]> = rows.iter().map(|row| row.targets.as_slice()).collect();
+        assert_eq!(tokens, [[0, 10, 11], [1, 0, 12], [13, 14, 1]]);
+        assert_eq!(targets, [[10, 11, 1], [0, 12, 13], [14, 1, -1]]);
+        assert!(rows.iter().all(|row| row.positions == [0, 1, 2]));
+        assert!(rows.iter().all(|row| row.segments == [Segment { start: 0, len: 3 }]));
+    }
+
+    #[test]
+    fn the_document_mask_begins_anew_with_each_document() {
+        let rows = once(&[&[10, 11], &[12, 13, 14]], packing(6, true));
+        assert_eq!(rows[0].tokens, [0, 10, 11, 1, 0, 12]);
+        assert_eq!(rows[0].targets, [10, 11, 1, -1, 12, 13]);
+        assert_eq!(rows[0].positions, [0, 1, 2, 3, 0, 1]);
+        assert_eq!(rows[0].segments, [Segment { start: 0, len: 4 }, Segment { start: 4, len: 2 }]);
+        // The rest of the second document is a segment of its own, and so is the padding.
+        assert_eq!(rows[1].tokens, [13, 14, 1, 1, 1, 1]);
+        assert_eq!(rows[1].targets, [14, 1, -1, -1, -1, -1]);
+        assert_eq!(rows[1].positions, [0, 1, 2, 0, 1, 2]);
+        assert_eq!(rows[1].segments, [Segment { start: 0, len: 3 }, Segment { start: 3, len: 3 }]);
+    }
+
+    #[test]
+    fn a_last_row_without_anything_to_predict_is_dropped() {
+        // Seven tokens: two rows of three, then an <eos> whose prediction the row before it has made.
+        assert_eq!(once(&[&[10, 11, 12, 13, 14]], packing(3, false)).len(), 2);
+        assert_eq!(once(&[&[10, 11, 12, 13, 14]], packing(100, false)).len(), 1);
+    }
+
+    #[test]
+    fn no_row_has_more_segments_than_promised() {
+        let shortest: Vec<&[u32]> = vec![&[10]; 200];
+        for context in 1..40 {
+            let most =
+                once(&shortest, packing(context, true)).iter().map(|row| row.segments.len()).max().unwrap();
+            assert!(most <= max_segments(context), "{most} segments in {context} tokens");
+        }
+    }
+
+    #[test]
+    fn a_stream_goes_on_from_any_position() {
+        let documents: Vec<Vec<u32>> =
+            (0..13).map(|index| vec![10 + index; 1 + index as usize % 5]).collect();
+        let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
+        let order = Order::new(Some(13), 3);
+        let begin = StreamPosition { document: 0, offset: 0 };
+        for mask in [false, true] {
+            let make =
+                |position| Stream::training(table(&documents), order.clone(), packing(4, mask), 5, position);
+            let mut stream = make(begin);
+            for _ in 0..60 {
+                let mut resumed = make(stream.position());
+                let expected = stream.row().unwrap();
+                assert_eq!(resumed.row().unwrap(), expected);
+                assert_eq!(resumed.position(), stream.position());
+            }
+        }
+    }
+}

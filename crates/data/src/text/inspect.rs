@@ -1,0 +1,270 @@
+//! Inspects data: how much there is, how long documents are, samples of them, and which tokens are trained on.
+
+use std::path::PathBuf;
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::corpus::Spec;
+use super::shards::Shards;
+use super::source::{self, FoundSource, SourceKind};
+use super::token_files::{BinOptions, TokenFiles};
+use super::tokenizer::Vocabulary;
+use crate::error::DataError;
+use crate::formats::{self, OnError, ReadOptions, Skipped};
+use crate::order::documents::{Documents, Spent};
+use crate::order::loader::Rows;
+use crate::random::fingerprint;
+
+/// The contents of a source.
+#[derive(Debug, Clone, Serialize)]
+pub struct Inspection {
+    /// `text`, `shards` or `bin`.
+    pub kind: &'static str,
+    pub files: usize,
+    pub bytes: u64,
+    pub documents: u64,
+    /// Known where the source holds tokens.
+    pub tokens: Option<u64>,
+    pub lengths: LengthSummary,
+    pub samples: Vec<Sample>,
+    /// Documents that cannot be used, by reason: how many, and where first.
+    pub unusable: Vec<(String, u64, String)>,
+}
+
+/// How long documents are.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct LengthSummary {
+    /// `bytes` or `tokens`.
+    pub unit: &'static str,
+    pub least: u64,
+    pub median: u64,
+    pub most: u64,
+    pub mean: f64,
+    /// Documents of `from` to `2 * from - 1`, for every power of two between the least and the most.
+    pub histogram: Vec<Bar>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Bar {
+    pub from: u64,
+    pub documents: u64,
+}
+
+impl LengthSummary {
+    pub(crate) fn of(unit: &'static str, mut lengths: Vec<u64>) -> Self {
+        lengths.sort_unstable();
+        let (Some(least), Some(most)) = (lengths.first().copied(), lengths.last().copied()) else {
+            return Self { unit, ..Self::default() };
+        };
+        let power = |length: u64| length.max(1).ilog2();
+        let bar = |exponent| {
+            let from = 1u64 << exponent;
+            let begin = lengths.partition_point(|length| power(*length) < exponent);
+            let end = lengths.partition_point(|length| power(*length) <= exponent);
+            Bar { from, documents: (end - begin) as u64 }
+        };
+        Self {
+            unit,
+            least,
+            median: lengths[lengths.len() / 2],
+            most,
+            mean: lengths.iter().sum::<u64>() as f64 / lengths.len() as f64,
+            histogram: (power(least)..=power(most)).map(bar).collect(),
+        }
+    }
+}
+
+/// One document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Sample {
+    pub place: String,
+    pub text: String,
+    /// Where the source holds tokens, or a tokeniser was given.
+    pub tokens: Option<u64>,
+}
+
+/// Looks into files. Bad documents are counted, not refused. `samples` documents are taken out, the same every time.
+/// Of the specification, what is about files is used.
+pub fn inspect(spec: &Spec, samples: usize) -> Result<Inspection, DataError> {
+    let read = ReadOptions { on_error: OnError::Skip, ..spec.read.clone() };
+    // Text is read here, so that packed files and standard input need no folder.
+    let is_text =
+        spec.source == SourceKind::Text || (spec.source == SourceKind::Auto && source::is_text(&spec.path));
+    if is_text {
+        return text(spec, &read, samples);
+    }
+    match source::find(&spec.path, &Spec { read, ..spec.clone() }, &mut |_| {})? {
+        FoundSource::Shards(shards) => self::shards(&shards, samples),
+        FoundSource::TokenFiles(paths) => token_files(spec, &paths, samples),
+        FoundSource::Raw(_) | FoundSource::Packed { .. } => unreachable!("text is looked into by itself"),
+    }
+}
+
+fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, DataError> {
+    let inputs = formats::find(&spec.path, read)?;
+    let vocabulary = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
+    let bytes = inputs.iter().map(|input| input.bytes).sum();
+    let read = ReadOptions { text_document_bytes: formats::document_bytes(bytes), ..read.clone() };
+    let scanned = inputs.par_iter().map(|input| {
+        let mut reader = formats::read(input, &read)?;
+        let (mut lengths, mut taken) = (Vec::new(), Vec::new());
+        for document in &mut reader {
+            let document = document?;
+            lengths.push(document.text.len() as u64);
+            taken.push((fingerprint(document.text.as_bytes()), document));
+            if taken.len() > 2 * samples + 64 {
+                keep_least(&mut taken, samples);
+            }
+        }
+        keep_least(&mut taken, samples);
+        Ok((lengths, taken, reader.skipped().clone()))
+    });
+    let scanned: Vec<_> = scanned.collect::<Result<_, DataError>>()?;
+    let (mut lengths, mut taken, mut skipped) = (Vec::new(), Vec::new(), Skipped::default());
+    for (more_lengths, more_taken, more_skipped) in scanned {
+        lengths.extend(more_lengths);
+        taken.extend(more_taken);
+        skipped.merge(&more_skipped);
+    }
+    // Those with the least hashes: a random choice that is the same every time.
+    keep_least(&mut taken, samples);
+    let sample = |(_, document): (u64, formats::Document)| -> Result<Sample, DataError> {
+        let tokens =
+            vocabulary.as_ref().map(|vocabulary| vocabulary.encode_document(&document.text)).transpose()?;
+        let tokens = tokens.map(|tokens| tokens.len() as u64);
+        Ok(Sample { place: document.place.to_string(), text: document.text, tokens })
+    };
+    Ok(Inspection {
+        kind: "text",
+        files: inputs.len(),
+        bytes,
+        documents: lengths.len() as u64,
+        tokens: None,
+        lengths: LengthSummary::of("bytes", lengths),
+        samples: taken.into_iter().map(sample).collect::<Result<_, _>>()?,
+        unusable: skipped
+            .reasons()
+            .map(|(reason, count, place)| (reason.words().to_string(), count, place.to_string()))
+            .collect(),
+    })
+}
+
+fn keep_least(taken: &mut Vec<(u64, formats::Document)>, count: usize) {
+    taken.sort_by_key(|(hash, _)| *hash);
+    taken.truncate(count);
+}
+
+fn shards(folders: &[Shards], samples: usize) -> Result<Inspection, DataError> {
+    let (mut lengths, mut shown) = (Vec::new(), Vec::new());
+    let all: u64 = folders.iter().map(|shards| shards.manifest.totals.documents).sum::<u64>().max(1);
+    for shards in folders {
+        shards.verify()?;
+        lengths.extend(shards.lengths()?);
+        let vocabulary = shards.vocabulary()?;
+        let share = samples as u64 * shards.manifest.totals.documents / all;
+        let place = |document| format!("{}, document {document}", shards.folder().display());
+        shown.extend(spread(shards, share.max(1), &vocabulary, place)?);
+    }
+    shown.truncate(samples);
+    let entries = || folders.iter().flat_map(|shards| &shards.manifest.shards);
+    let skipped = folders.iter().flat_map(|shards| &shards.manifest.totals.skipped);
+    Ok(Inspection {
+        kind: "shards",
+        files: entries().count(),
+        bytes: entries().map(|shard| shard.bytes).sum(),
+        documents: lengths.len() as u64,
+        tokens: Some(lengths.iter().sum()),
+        lengths: LengthSummary::of("tokens", lengths),
+        samples: shown,
+        unusable: skipped.map(|(reason, count)| (reason.clone(), *count, String::new())).collect(),
+    })
+}
+
+fn token_files(spec: &Spec, paths: &[PathBuf], samples: usize) -> Result<Inspection, DataError> {
+    let vocabulary = match &spec.tokenizer {
+        Some(path) => Some(Vocabulary::load(path)?),
+        None => None,
+    };
+    let eos = spec.eos.or(vocabulary.as_ref().map(Vocabulary::eos));
+    let size = vocabulary.as_ref().map_or(1 << 32, |vocabulary| vocabulary.size() as u64);
+    let options = BinOptions { token_bytes: spec.token_bytes, eos, vocabulary: size };
+    let documents = TokenFiles::open(paths, options, 0.0)?.train;
+    let count = documents.count().unwrap_or(0);
+    let mut lengths = Vec::new();
+    let mut tokens = Vec::new();
+    let mut most = 0;
+    for document in 0..count {
+        tokens.clear();
+        documents.append(document, &mut tokens, &mut Spent::default())?;
+        lengths.push(tokens.len() as u64);
+        most = most.max(tokens.iter().copied().max().unwrap_or(0));
+    }
+    let vocabulary =
+        vocabulary.unwrap_or_else(|| Vocabulary::from_numbers(most as usize + 2, eos.unwrap_or(most + 1)));
+    let place = |document| format!("document {document}");
+    Ok(Inspection {
+        kind: "bin",
+        files: paths.len(),
+        bytes: paths.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum(),
+        documents: count,
+        tokens: Some(lengths.iter().sum()),
+        samples: spread(&*documents, samples as u64, &vocabulary, place)?,
+        lengths: LengthSummary::of("tokens", lengths),
+        unusable: Vec::new(),
+    })
+}
+
+/// Documents at equal distances, as text.
+fn spread(
+    documents: &dyn Documents,
+    samples: u64,
+    vocabulary: &Vocabulary,
+    place: impl Fn(u64) -> String,
+) -> Result<Vec<Sample>, DataError> {
+    let count = documents.count().unwrap_or(0);
+    let samples = samples.min(count);
+    let sample = |nth: u64| {
+        let document = nth * count / samples;
+        let mut tokens = Vec::new();
+        documents.append(document, &mut tokens, &mut Spent::default())?;
+        Ok(Sample {
+            place: place(document),
+            text: vocabulary.decode(&tokens),
+            tokens: Some(tokens.len() as u64),
+        })
+    };
+    (0..samples).map(sample).collect()
+}
+
+/// Tokens of a row in a line: either all of them count in the loss, or none does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Span {
+    /// Whether these tokens are predicted, with a weight above 0.
+    pub is_trained: bool,
+    pub tokens: usize,
+    /// With the ends of documents spelled out.
+    pub text: String,
+}
+
+/// Row `row` as the loss sees it: its tokens and the one after it, each trained or only read. The first token of a
+/// row is only read: it was predicted at the end of the row before it in its stream.
+pub fn spans(vocabulary: &Vocabulary, rows: &Rows, row: usize) -> Vec<Span> {
+    let of = row * rows.context..(row + 1) * rows.context;
+    let (tokens, targets, weights) = (&rows.tokens[of.clone()], &rows.targets[of.clone()], &rows.weights[of]);
+    let last = targets.last().copied().filter(|target| *target >= 0);
+    let trained = std::iter::once(false).chain(weights.iter().map(|weight| *weight > 0.0));
+    let mut spans: Vec<(bool, Vec<u32>)> = Vec::new();
+    for (token, is_trained) in tokens.iter().copied().chain(last).zip(trained) {
+        match spans.last_mut() {
+            Some((same, tokens)) if *same == is_trained => tokens.push(token as u32),
+            _ => spans.push((is_trained, vec![token as u32])),
+        }
+    }
+    let span = |(is_trained, tokens): (bool, Vec<u32>)| Span {
+        is_trained,
+        tokens: tokens.len(),
+        text: vocabulary.spell(&tokens),
+    };
+    spans.into_iter().map(span).collect()
+}

@@ -1,0 +1,142 @@
+//! The folder that shards are written to: what is whole in it, what is not yet, and who may write.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use super::{TOKENIZER, Unfinished};
+use crate::durable;
+use crate::error::DataError;
+use crate::text::shards::manifest::{self, Manifest, hexadecimal};
+use crate::text::shards::shard::Shard;
+use crate::text::tokenizer::Vocabulary;
+
+const UNFINISHED: &str = "unfinished.json";
+const LOCK: &str = "lock";
+
+/// The folder that is written, held by this process alone.
+pub(super) struct Folder {
+    pub path: PathBuf,
+    /// Held while this process writes.
+    _lock: File,
+    /// Whether the folder was not there before.
+    made: bool,
+}
+
+impl Drop for Folder {
+    /// Leaves nothing behind where nothing was written.
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path.join(LOCK));
+        if self.made {
+            let _ = std::fs::remove_dir(&self.path);
+        }
+    }
+}
+
+impl Folder {
+    pub(super) fn enter(path: &Path, restart: bool) -> Result<Self, DataError> {
+        let shown = path.display();
+        let failed = |error: std::io::Error| {
+            DataError::input(format!("The folder {shown} cannot be written to: {error}; give another --out."))
+        };
+        let known = |name: &str| {
+            [manifest::FILE_NAME, UNFINISHED, LOCK, TOKENIZER].contains(&name)
+                || [".tokens", ".partial"].iter().any(|ending| name.ends_with(ending))
+        };
+        if path.exists() {
+            for entry in std::fs::read_dir(path).map_err(failed)? {
+                let name = entry.map_err(failed)?.file_name();
+                if !name.to_str().is_some_and(known) {
+                    return Err(DataError::input(format!(
+                        "The folder {shown} holds other things than token shards (such as {}): give an empty one.",
+                        name.to_string_lossy()
+                    )));
+                }
+            }
+        }
+        let made = !path.exists();
+        std::fs::create_dir_all(path).map_err(failed)?;
+        let lock = File::create(path.join(LOCK)).map_err(failed)?;
+        if lock.try_lock().is_err() {
+            return Err(DataError::input(format!(
+                "Another process is preparing {shown}: wait for it, or give another --out."
+            )));
+        }
+        if restart {
+            for entry in std::fs::read_dir(path).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                if entry.file_name() != LOCK {
+                    std::fs::remove_file(entry.path()).map_err(failed)?;
+                }
+            }
+        }
+        Ok(Self { path: path.into(), _lock: lock, made })
+    }
+
+    pub(super) fn occupied(&self, what: &str) -> DataError {
+        DataError::input(format!(
+            "The folder {} holds {what}: give another --out, or --restart to write it anew.",
+            self.path.display()
+        ))
+    }
+
+    pub(super) fn complete(&self) -> Result<Option<Manifest>, DataError> {
+        let there = self.path.join(manifest::FILE_NAME).is_file();
+        there.then(|| Manifest::read(&self.path)).transpose()
+    }
+
+    pub(super) fn unfinished(&self) -> Result<Option<Unfinished>, DataError> {
+        let path = self.path.join(UNFINISHED);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.failed(&error)),
+        };
+        serde_json::from_slice(&text).map(Some).map_err(|error| {
+            DataError::input(format!(
+                "{} does not read ({error}): give another --out, or --restart to write it anew.",
+                path.display()
+            ))
+        })
+    }
+
+    /// Whether the shards that are said to be whole are there.
+    pub(super) fn check(&self, state: &Unfinished) -> Result<(), DataError> {
+        for entry in &state.shards {
+            let shard = Shard::open(&self.path.join(&entry.file), false)?;
+            if hexadecimal(shard.header().index_hash) != entry.hash {
+                return Err(self.occupied("a shard that is not the one it was"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the tokeniser, and waits until it is on disk.
+    pub(super) fn keep(&self, vocabulary: &Vocabulary) -> Result<(), DataError> {
+        let path = self.path.join(TOKENIZER);
+        vocabulary.save(&path)?;
+        File::open(&path).and_then(|file| file.sync_all()).map_err(|error| self.failed(&error))
+    }
+
+    pub(super) fn save(&self, state: &Unfinished) -> Result<(), DataError> {
+        let text = serde_json::to_string_pretty(state).expect("a state has a JSON form");
+        durable::replace(&self.path.join(UNFINISHED), text.as_bytes()).map_err(|error| self.failed(&error))
+    }
+
+    pub(super) fn finish(self, manifest: &Manifest) -> Result<(), DataError> {
+        durable::replace(&self.path.join(manifest::FILE_NAME), manifest.to_json().as_bytes())
+            .map_err(|error| self.failed(&error))?;
+        self.tidy()
+    }
+
+    /// Takes away what says that a folder is unfinished: whoever wrote the manifest may have been killed before it did.
+    pub(super) fn tidy(&self) -> Result<(), DataError> {
+        match std::fs::remove_file(self.path.join(UNFINISHED)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(self.failed(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn failed(&self, error: &std::io::Error) -> DataError {
+        DataError::environment(format!("Writing to {} failed: {error}.", self.path.display()))
+    }
+}

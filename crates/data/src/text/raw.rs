@@ -1,0 +1,159 @@
+//! Text files that can be read from the middle: documents are found once, then read and tokenised when they are needed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use super::tokenizer::Vocabulary;
+use super::tokenizer::sample;
+use crate::error::DataError;
+use crate::formats::{self, Index, Input, ReadOptions, Skipped};
+use crate::order::documents::{Documents, Spent, TokenCount, TokenTable};
+use crate::order::split::{Selection, Side, Sides, Split, Splitter};
+use crate::random::{fingerprint, key};
+
+/// Sources of at most this many bytes are tokenised at the start, which takes a few seconds, and kept in memory: their
+/// tokens are counted exactly, and no epoch pays for them again.
+pub(crate) const IN_MEMORY_BYTES: u64 = 16 << 20;
+/// Documents whose tokens are counted to estimate those of all.
+const ESTIMATED_BY: u64 = 256;
+
+/// Text files, indexed and split, but not tokenised.
+pub(crate) struct Raw {
+    index: Index,
+    split: Split,
+    bytes: u64,
+}
+
+impl Raw {
+    /// Finds the documents; all that is wrong with any of them is found here. `cache` is where indices of sources that
+    /// are not read into memory are kept.
+    pub(crate) fn open(
+        inputs: &[Input],
+        options: &ReadOptions,
+        held_out: f64,
+        cache: Option<&Path>,
+        in_memory_bytes: u64,
+    ) -> Result<Self, DataError> {
+        let bytes: u64 = inputs.iter().map(|input| input.bytes).sum();
+        let options = ReadOptions { text_document_bytes: formats::document_bytes(bytes), ..options.clone() };
+        let index = match cache {
+            Some(cache) if bytes > in_memory_bytes => {
+                Index::cached(&cache.join("indices").join(cache_name(inputs, &options)), inputs, &options)?
+            }
+            _ => Index::build(inputs, &options)?,
+        };
+        let mut splitter = Splitter::new(held_out);
+        (0..index.count()).for_each(|document| splitter.push(Some(index.hash(document))));
+        let split = splitter.finish(&shown(inputs))?;
+        Ok(Self { index, split, bytes })
+    }
+
+    pub(crate) fn skipped(&self) -> &Skipped {
+        self.index.skipped()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Text to train a tokeniser on: at most `budget` bytes of the training side.
+    pub(crate) fn sample(&self, budget: u64) -> Result<Vec<String>, DataError> {
+        let share = self.split.train.count() as f64 / self.index.count() as f64;
+        let bytes = (self.bytes as f64 * share) as u64;
+        sample::of_index(&self.index, &self.split.train, bytes, budget)
+    }
+
+    /// Both sides, tokenised or ready to be.
+    pub(crate) fn tokenized(self, vocabulary: &Vocabulary, in_memory_bytes: u64) -> Result<Sides, DataError> {
+        let Self { index, split, bytes } = self;
+        if bytes <= in_memory_bytes {
+            let side = |selection: &Selection| -> Result<Arc<dyn Documents>, DataError> {
+                let documents: Vec<Vec<u32>> = (0..selection.count())
+                    .into_par_iter()
+                    .map(|place| vocabulary.encode_document(&index.read(selection.at(place))?.text))
+                    .collect::<Result<_, DataError>>()?;
+                let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();
+                Ok(Arc::new(TokenTable::new(&documents, vocabulary.size())))
+            };
+            let (train, held_out) = (side(&split.train)?, side(&split.held_out)?);
+            return Ok(Sides { train, held_out, content: split.content });
+        }
+        let documents = Arc::new(OnDemand { index, vocabulary: vocabulary.clone() });
+        let side = |selection: Selection| -> Result<Arc<dyn Documents>, DataError> {
+            let tokens = documents.estimate(&selection)?;
+            Ok(Arc::new(Side { documents: documents.clone(), selection, tokens }))
+        };
+        Ok(Sides { train: side(split.train)?, held_out: side(split.held_out)?, content: split.content })
+    }
+}
+
+/// Documents that are read and tokenised each time they are asked for.
+struct OnDemand {
+    index: Index,
+    vocabulary: Vocabulary,
+}
+
+impl OnDemand {
+    fn estimate(&self, side: &Selection) -> Result<TokenCount, DataError> {
+        let count = side.count();
+        let taken = count.min(ESTIMATED_BY);
+        let tokens = (0..taken).into_par_iter().map(|nth| {
+            let place = (u128::from(nth) * u128::from(count) / u128::from(taken)) as u64;
+            let text = self.index.read(side.at(place))?.text;
+            Ok(self.vocabulary.encode_document(&text)?.len() as u64)
+        });
+        let tokens: Vec<u64> = tokens.collect::<Result<_, DataError>>()?;
+        let sum: u64 = tokens.iter().sum();
+        match taken == count {
+            true => Ok(TokenCount::exact(sum)),
+            false => {
+                let tokens = (u128::from(sum) * u128::from(count) / u128::from(taken)) as u64;
+                Ok(TokenCount { tokens, is_exact: false })
+            }
+        }
+    }
+}
+
+impl Documents for OnDemand {
+    fn count(&self) -> Option<u64> {
+        Some(self.index.count())
+    }
+
+    fn tokens(&self) -> Option<TokenCount> {
+        None
+    }
+
+    fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
+        let since = Instant::now();
+        let document = self.index.read(index);
+        let read = Instant::now();
+        spent.reading += read - since;
+        let document = document?;
+        let tokens = self.vocabulary.encode_document(&document.text);
+        spent.tokenising += read.elapsed();
+        let tokens = tokens
+            .map_err(|error| DataError { sentence: format!("{}: {error}", document.place), ..error })?;
+        out.reserve_exact(tokens.len() + 1);
+        out.extend(tokens);
+        Ok(())
+    }
+}
+
+/// The name an index is kept under: that of the files and what decides their documents. What the files were is in the
+/// index itself.
+fn cache_name(inputs: &[Input], options: &ReadOptions) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    let hash = inputs
+        .iter()
+        .fold(0, |hash, input| key(hash, fingerprint(here.join(&input.path).as_os_str().as_encoded_bytes())));
+    format!("{:016x}", key(hash, fingerprint(format!("{options:?}").as_bytes())))
+}
+
+pub(crate) fn shown(inputs: &[Input]) -> String {
+    let names: Vec<String> = inputs.iter().take(3).map(|input| input.path.display().to_string()).collect();
+    let more = if inputs.len() > 3 { format!(" and {} more", inputs.len() - 3) } else { String::new() };
+    names.join(", ") + &more
+}

@@ -1,0 +1,313 @@
+//! Opens what a path names: text files, packed text, token shards, or other trainers' token files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::corpus::Spec;
+use super::prepare::{Preparation, SHARD_TOKENS, Tokenizer, prepare};
+use super::raw::{self, Raw};
+use super::shards::{Shards, folder_of};
+use super::token_files::{BinOptions, TokenFiles};
+use super::tokenizer::Vocabulary;
+use super::tokenizer::sample;
+use crate::error::DataError;
+use crate::formats::{self, Input, is_indexable};
+use crate::order::documents::Documents;
+use crate::order::mixture::Joined;
+use crate::order::split::{Sides, threshold};
+use crate::random::{fingerprint, key};
+
+/// The kinds of sources text is read from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SourceKind {
+    /// By what the path names; the synthetic language where there is none.
+    #[default]
+    Auto,
+    Synthetic,
+    /// Text in files of any of the formats.
+    Text,
+    /// Folders that `data prepare` wrote.
+    Shards,
+    /// Plain token files.
+    Bin,
+}
+
+/// Something a user should hear of while a source is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenEvent {
+    /// How far something is that takes long, or where its result is kept.
+    Note(String),
+    /// Documents that cannot be used were left out: how many, why, and where first.
+    LeftOut(String),
+}
+
+/// The path that stands for standard input.
+const STDIN: &str = "-";
+/// Progress of a long opening is told this often.
+const TOLD_EVERY: Duration = Duration::from_secs(5);
+
+/// A source that has been looked at: what is wrong with its files is known, but nothing is tokenised.
+pub(crate) enum FoundSource {
+    Shards(Vec<Shards>),
+    TokenFiles(Vec<PathBuf>),
+    Raw(Box<Raw>),
+    /// Text that cannot be read from the middle: it is tokenised once into shards.
+    Packed {
+        patterns: Vec<String>,
+        inputs: Vec<Input>,
+    },
+}
+
+/// A source that can be trained on.
+pub(crate) struct Opened {
+    pub sides: Sides,
+    /// Whether documents have no ends: what follows one is not told apart from it.
+    pub is_endless_text: bool,
+}
+
+/// Whether `auto` takes these for text.
+pub(crate) fn is_text(patterns: &[String]) -> bool {
+    !patterns.iter().any(|pattern| folder_of(Path::new(pattern)).is_some()) && !patterns.iter().all(is_bin)
+}
+
+fn is_bin(pattern: impl AsRef<str>) -> bool {
+    pattern.as_ref().ends_with(".bin")
+}
+
+/// Looks at what the patterns name. `say` is told what was left out.
+pub(crate) fn find(
+    patterns: &[String],
+    spec: &Spec,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<FoundSource, DataError> {
+    if patterns.is_empty() {
+        return Err(DataError::input(
+            "data.path is empty: give a file, a folder, a pattern such as data/*.jsonl, or - for standard input.",
+        ));
+    }
+    let from_stdin = patterns.iter().any(|pattern| pattern == STDIN);
+    if from_stdin && let Some(spooled) = spec.spool.as_deref().and_then(folder_of) {
+        return Ok(FoundSource::Shards(vec![Shards::open(&spooled)?]));
+    }
+    let folders: Vec<Option<PathBuf>> =
+        patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
+    let kind = match spec.source {
+        SourceKind::Auto if folders.iter().all(Option::is_some) => SourceKind::Shards,
+        SourceKind::Auto if folders.iter().any(Option::is_some) => {
+            return Err(DataError::input(
+                "data.path names token shards together with other files: give them as parts of data.mix.",
+            ));
+        }
+        SourceKind::Auto if patterns.iter().all(is_bin) => SourceKind::Bin,
+        SourceKind::Auto => SourceKind::Text,
+        given => given,
+    };
+    match kind {
+        SourceKind::Shards => {
+            let open = |(pattern, folder): (&String, Option<PathBuf>)| {
+                Shards::open(&folder.unwrap_or_else(|| PathBuf::from(pattern)))
+            };
+            let shards = patterns.iter().zip(folders).map(open).collect::<Result<_, _>>()?;
+            Ok(FoundSource::Shards(shards))
+        }
+        SourceKind::Bin => {
+            let inside = |pattern: &String| match Path::new(pattern).is_dir() {
+                true => format!("{pattern}/**/*.bin"),
+                false => pattern.clone(),
+            };
+            let patterns: Vec<String> = patterns.iter().map(inside).collect();
+            let inputs = formats::find(&patterns, &spec.read)?;
+            Ok(FoundSource::TokenFiles(inputs.into_iter().map(|input| input.path).collect()))
+        }
+        SourceKind::Text => {
+            let inputs = formats::find(patterns, &spec.read)?;
+            if !inputs.iter().all(is_indexable) {
+                return Ok(FoundSource::Packed { patterns: patterns.to_vec(), inputs });
+            }
+            let (held_out, cache) = (spec.held_out, spec.cache.as_deref());
+            let raw = Raw::open(&inputs, &spec.read, held_out, cache, spec.in_memory_bytes)?;
+            if raw.skipped().total() > 0 {
+                say(OpenEvent::LeftOut(format!("{}: {}", raw::shown(&inputs), raw.skipped())));
+            }
+            Ok(FoundSource::Raw(Box::new(raw)))
+        }
+        SourceKind::Auto | SourceKind::Synthetic => unreachable!("the synthetic language has no path"),
+    }
+}
+
+/// The tokeniser of all sources: the one that is given, that of the shards, or one trained on a sample of the text.
+/// Token files alone need none: their tokens are known by their numbers.
+pub(crate) fn vocabulary(spec: &Spec, found: &[FoundSource]) -> Result<Vocabulary, DataError> {
+    let shards = || {
+        found
+            .iter()
+            .filter_map(|found| if let FoundSource::Shards(shards) = found { Some(shards) } else { None })
+    };
+    let (vocabulary, shown) = match (&spec.tokenizer, shards().flatten().next()) {
+        (Some(path), _) => (Vocabulary::load(path)?, path.display().to_string()),
+        (None, Some(first)) => (first.vocabulary()?, "that of the other shards".into()),
+        (None, None) => {
+            let texts = || found.iter().filter(|found| !matches!(found, FoundSource::TokenFiles(_)));
+            if texts().next().is_none() {
+                let last = spec.vocab.saturating_sub(1) as u32;
+                let end = spec.eos.unwrap_or(last);
+                if end > last {
+                    return Err(DataError::input(format!(
+                        "data.eos={end} is no token of a vocabulary of {}: raise model.vocab.",
+                        spec.vocab
+                    )));
+                }
+                return Ok(Vocabulary::from_numbers(spec.vocab, end));
+            }
+            let bytes: u64 = texts().map(FoundSource::bytes).sum::<u64>().max(1);
+            let mut sample = Vec::new();
+            for found in texts() {
+                let share = sample::SAMPLE_BYTES as f64 * found.bytes() as f64 / bytes as f64;
+                sample.extend(found.sample(spec, share as u64)?);
+            }
+            (Vocabulary::train(sample.iter().map(String::as_str), spec.vocab)?, String::new())
+        }
+    };
+    shards().flatten().try_for_each(|shards| shards.made_with(&vocabulary, &shown))?;
+    vocabulary.fits(spec.vocab)?;
+    Ok(vocabulary)
+}
+
+impl FoundSource {
+    fn bytes(&self) -> u64 {
+        match self {
+            FoundSource::Raw(raw) => raw.bytes(),
+            FoundSource::Packed { inputs, .. } => inputs.iter().map(|input| input.bytes).sum(),
+            FoundSource::Shards(_) | FoundSource::TokenFiles(_) => 0,
+        }
+    }
+
+    fn sample(&self, spec: &Spec, budget: u64) -> Result<Vec<String>, DataError> {
+        match self {
+            FoundSource::Raw(raw) => raw.sample(budget),
+            FoundSource::Packed { patterns, .. } if patterns.iter().any(|pattern| pattern == STDIN) => {
+                Err(DataError::input(
+                    "Standard input can be read only once, so no tokeniser can be trained on it first: give \
+                     data.tokenizer, or prepare it with `flatout data prepare -`.",
+                ))
+            }
+            FoundSource::Packed { inputs, .. } => {
+                sample::of_inputs(inputs, &spec.read, threshold(spec.held_out), budget)
+            }
+            FoundSource::Shards(_) | FoundSource::TokenFiles(_) => Ok(Vec::new()),
+        }
+    }
+
+    pub(crate) fn open(
+        self,
+        spec: &Spec,
+        vocabulary: &Vocabulary,
+        say: &mut dyn FnMut(OpenEvent),
+    ) -> Result<Opened, DataError> {
+        let mut is_endless_text = false;
+        let sides = match self {
+            FoundSource::Raw(raw) => raw.tokenized(vocabulary, spec.in_memory_bytes)?,
+            FoundSource::Shards(shards) => joined(shards, spec)?,
+            FoundSource::Packed { patterns, inputs } => {
+                let folder = spool(spec, vocabulary, &patterns, &inputs, say)?;
+                joined(vec![Shards::open(&folder)?], spec)?
+            }
+            FoundSource::TokenFiles(paths) => {
+                let eos = spec.eos.or_else(|| spec.tokenizer.is_some().then(|| vocabulary.eos()));
+                is_endless_text = eos.is_none();
+                let options =
+                    BinOptions { token_bytes: spec.token_bytes, eos, vocabulary: vocabulary.size() as u64 };
+                TokenFiles::open(&paths, options, spec.held_out)?
+            }
+        };
+        Ok(Opened { sides, is_endless_text })
+    }
+}
+
+/// Several folders of shards one after another.
+fn joined(shards: Vec<Shards>, spec: &Spec) -> Result<Sides, DataError> {
+    let sides =
+        shards.into_iter().map(|shards| shards.split(spec.held_out)).collect::<Result<Vec<_>, _>>()?;
+    let join = |of: fn(&Sides) -> &Arc<dyn Documents>| -> Arc<dyn Documents> {
+        Arc::new(Joined::new(sides.iter().map(|sides| of(sides).clone()).collect()))
+    };
+    Ok(Sides {
+        train: join(|sides| &sides.train),
+        held_out: join(|sides| &sides.held_out),
+        content: sides.iter().fold(0, |content, sides| key(content, sides.content)),
+    })
+}
+
+/// Tokenises text that cannot be read from the middle into shards: standard input beside the run, files in the cache.
+/// Shards of an earlier run are used, and an interrupted run is completed.
+fn spool(
+    spec: &Spec,
+    vocabulary: &Vocabulary,
+    patterns: &[String],
+    inputs: &[Input],
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<PathBuf, DataError> {
+    let from_stdin = patterns.iter().any(|pattern| pattern == STDIN);
+    let kept = if from_stdin { None } else { spec.cache.as_deref() };
+    let out = match (kept, &spec.spool) {
+        (Some(cache), _) => cache.join("corpora").join(spool_name(spec, vocabulary, inputs)),
+        (None, Some(spool)) => spool.clone(),
+        (None, None) => {
+            return Err(DataError::input(format!(
+                "{} cannot be read from the middle, and there is no folder to keep its tokens in: prepare it with \
+                 `flatout data prepare`.",
+                raw::shown(inputs)
+            )));
+        }
+    };
+    let preparation = Preparation {
+        sources: patterns.to_vec(),
+        out: out.clone(),
+        tokenizer: Tokenizer::Open(Box::new(vocabulary.clone())),
+        read: spec.read.clone(),
+        shard_tokens: SHARD_TOKENS,
+        workers: spec.workers,
+        // The standard input of an earlier attempt cannot be had again, and is of no use without the rest.
+        restart: from_stdin,
+    };
+    let mut told = Instant::now();
+    let prepared = prepare(&preparation, &mut |progress| {
+        if told.elapsed() >= TOLD_EVERY {
+            told = Instant::now();
+            say(OpenEvent::Note(format!(
+                "tokenising input {} of {}: {:.1}M tokens, {:.2}M a second",
+                progress.input,
+                progress.inputs,
+                progress.tokens as f64 / 1e6,
+                progress.tokens_per_second() / 1e6
+            )));
+        }
+    })?;
+    if prepared.done.is_some() {
+        let bytes: u64 = prepared.manifest.shards.iter().map(|shard| shard.bytes).sum();
+        say(OpenEvent::Note(format!(
+            "{} cannot be read from the middle: its {} tokens are kept in {} ({:.1} MB)",
+            raw::shown(inputs),
+            prepared.manifest.totals.tokens,
+            out.display(),
+            bytes as f64 / 1e6
+        )));
+        if prepared.skipped.total() > 0 {
+            say(OpenEvent::LeftOut(format!("{}: {}", raw::shown(inputs), prepared.skipped)));
+        }
+    }
+    Ok(out)
+}
+
+/// Another name for other files, other versions of them, other options or another tokeniser.
+fn spool_name(spec: &Spec, vocabulary: &Vocabulary, inputs: &[Input]) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    let mut hash = key(vocabulary.fingerprint(), fingerprint(format!("{:?}", spec.read).as_bytes()));
+    for input in inputs {
+        let modified = std::fs::metadata(&input.path).and_then(|metadata| metadata.modified());
+        let version = format!("{} {} {modified:?}", here.join(&input.path).display(), input.bytes);
+        hash = key(hash, fingerprint(version.as_bytes()));
+    }
+    format!("{hash:016x}")
+}

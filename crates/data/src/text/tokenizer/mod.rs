@@ -1,0 +1,421 @@
+//! Text to tokens and back: a trained byte-level BPE, a list of words, or any `tokenizer.json`.
+
+mod byte_level;
+pub(crate) mod sample;
+
+use std::path::Path;
+
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::wordlevel::WordLevel;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
+use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenizer};
+
+use self::byte_level::ByteLevelEncoder;
+use crate::contained::contained;
+use crate::error::DataError;
+use crate::random::{fingerprint, key};
+use crate::text::synthetic::grammar::{BOS, EOS};
+
+/// Names of the tokens that begin and end a document in `tokenizer.json` files, in the order they are looked for.
+const FRAMES: [(&str, &str); 6] = [
+    (BOS, EOS),
+    ("<s>", "</s>"),
+    ("<|begin_of_text|>", "<|end_of_text|>"),
+    ("<|startoftext|>", "<|endoftext|>"),
+    ("[CLS]", "[SEP]"),
+    ("<|endoftext|>", "<|endoftext|>"),
+];
+
+/// The smallest byte-level vocabulary: every byte, and the two ends of a document.
+pub const MIN_TRAINED_VOCAB: usize = 256 + 2;
+
+/// Texts longer than this are encoded in pieces.
+const PIECE_BYTES: usize = 1 << 20;
+
+#[derive(Debug, Clone)]
+pub struct Vocabulary {
+    tokenizer: Tokenizer,
+    /// Where the tokeniser is of the kind that has one.
+    fast: Option<ByteLevelEncoder>,
+    size: usize,
+    bos: u32,
+    eos: u32,
+}
+
+impl Vocabulary {
+    /// Trains a byte-level BPE of `vocab` tokens, `<bos>` = 0 and `<eos>` = 1 among them. Any UTF-8 text can be
+    /// encoded and comes back the same. A text with too few different pairs gives fewer tokens than asked for:
+    /// [`Vocabulary::size`] tells. The same texts give the same tokens, whatever the number of threads.
+    pub fn train<'t>(texts: impl Iterator<Item = &'t str> + Send, vocab: usize) -> Result<Self, DataError> {
+        Self::train_with(texts, vocab, &[])
+    }
+
+    /// As [`Vocabulary::train`], with `more` special tokens behind `<eos>`.
+    pub(crate) fn train_with<'t>(
+        texts: impl Iterator<Item = &'t str> + Send,
+        vocab: usize,
+        more: &[&str],
+    ) -> Result<Self, DataError> {
+        if vocab < MIN_TRAINED_VOCAB + more.len() {
+            return Err(DataError::input(format!(
+                "A tokeniser of {vocab} tokens cannot be trained: the 256 bytes, {BOS} and {EOS} need \
+                 {}; set model.vocab to at least that.",
+                MIN_TRAINED_VOCAB + more.len()
+            )));
+        }
+        let named = [BOS, EOS].into_iter().chain(more.iter().copied());
+        let specials: Vec<AddedToken> = named.map(|token| AddedToken::from(token, true)).collect();
+        let mut trainer = BpeTrainer::builder()
+            .vocab_size(vocab)
+            .min_frequency(2)
+            .show_progress(false)
+            .special_tokens(specials.clone())
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut trained = tokenizers::TokenizerBuilder::<
+            BPE,
+            tokenizers::NormalizerWrapper,
+            ByteLevel,
+            ByteLevel,
+            ByteLevel,
+        >::new()
+        .with_model(BPE::default())
+        .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
+        .with_decoder(Some(ByteLevel::default()))
+        .build()
+        .expect("model, pre-tokeniser and decoder are given");
+        trained.train(&mut trainer, texts).map_err(|error| {
+            DataError::environment(format!("The tokeniser could not be trained: {error}."))
+        })?;
+        let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(trained.get_model().clone()));
+        tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        tokenizer.with_decoder(Some(ByteLevel::default()));
+        tokenizer.add_special_tokens(specials).expect("they are in the vocabulary");
+        Ok(Self::framed(tokenizer).expect("the trainer was given both special tokens"))
+    }
+
+    /// A list of words, each one token, separated by white space. `<bos>` and `<eos>` are among them.
+    pub fn from_words(words: &[String]) -> Self {
+        let numbered = words.iter().enumerate().map(|(number, word)| (word.clone(), number as u32)).collect();
+        let model = WordLevel::builder().vocab(numbered).build().expect("a list of words needs no file");
+        let mut tokenizer = Tokenizer::new(model);
+        tokenizer.with_pre_tokenizer(Some(WhitespaceSplit));
+        Self::framed(tokenizer).expect("the list has both special tokens")
+    }
+
+    /// Tokens that are known by their numbers only: each is spelled as its number, but for `end`.
+    pub(crate) fn from_numbers(size: usize, end: u32) -> Self {
+        let words: Vec<String> = (0..size as u32)
+            .map(|token| if token == end { "<|endoftext|>".into() } else { token.to_string() })
+            .collect();
+        Self::from_words(&words)
+    }
+
+    /// Reads a `tokenizer.json`, of ours or of any model.
+    pub fn load(path: &Path) -> Result<Self, DataError> {
+        let shown = path.display();
+        let bytes = std::fs::read(path)
+            .map_err(|error| DataError::input(format!("The tokeniser {shown} cannot be read: {error}.")))?;
+        let unusable =
+            |said: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {said}."));
+        // The library panics on some files: on JSON that breaks off, on ids at the end of their range.
+        let framed = contained(|| Tokenizer::from_bytes(bytes).map(Self::framed));
+        let framed = framed.map_err(unusable)?.map_err(|error| unusable(error.to_string()))?;
+        framed.ok_or_else(|| {
+            let known: Vec<String> = FRAMES.iter().map(|(bos, eos)| format!("{bos} {eos}")).collect();
+            DataError::input(format!(
+                "The tokeniser {shown} has no tokens for the beginning and the end of a document; it needs one of \
+                 these pairs: {}.",
+                known.join(", ")
+            ))
+        })
+    }
+
+    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back.
+    pub fn save(&self, path: &Path) -> Result<(), DataError> {
+        let failed = |error: &dyn std::fmt::Display| {
+            DataError::environment(format!("The tokeniser cannot be written to {}: {error}.", path.display()))
+        };
+        std::fs::write(path, self.to_json()).map_err(|error| failed(&error))
+    }
+
+    /// The text of a `tokenizer.json`.
+    pub fn to_json(&self) -> String {
+        self.tokenizer.to_string(true).expect("a tokeniser that was built or read can be written")
+    }
+
+    /// Whether every text has the same tokens in both; what is put around a text apart.
+    pub fn gives_the_same_tokens(&self, other: &Vocabulary) -> bool {
+        let bare = |vocabulary: &Vocabulary| {
+            let mut tokenizer = vocabulary.tokenizer.clone();
+            tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+            tokenizer.to_string(false).expect("a tokeniser that was built or read can be written")
+        };
+        bare(self) == bare(other)
+    }
+
+    /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        if let ModelWrapper::WordLevel(words) = self.tokenizer.get_model() {
+            let unknown = |word: &&str| {
+                words.token_to_id(word).is_none() && words.token_to_id(&words.unk_token).is_none()
+            };
+            if let Some(word) = text.split_whitespace().find(unknown) {
+                let word = word.escape_debug();
+                return Err(DataError::input(format!(
+                    "The word \"{word}\" is not one of the {} known words.",
+                    self.size
+                )));
+            }
+        }
+        let tokens = match &self.fast {
+            Some(fast) => fast.encode(text),
+            None => {
+                let encoding = self.tokenizer.encode_fast(text, false);
+                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|error| error.to_string())
+            }
+        };
+        tokens.map_err(|error| DataError::input(format!("The text cannot be encoded: {error}.")))
+    }
+
+    /// Tokens of a text of any length, as of [`Vocabulary::encode`]. A very long one is encoded in pieces, because
+    /// encoding needs a hundred times the memory of its text; a word at a seam may be cut differently for it.
+    pub(crate) fn encode_document(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        if text.len() <= PIECE_BYTES {
+            return self.encode(text);
+        }
+        let mut tokens = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let seam = seam(rest);
+            let (head, tail) = rest.split_at(seam);
+            tokens.extend(self.encode(head)?);
+            rest = tail;
+        }
+        Ok(tokens)
+    }
+
+    /// Tokens of prompts as the tokeniser's own model takes them: special tokens that are spelled out are themselves, and
+    /// what the file's own processing puts around a text is there. One that would be empty is `<bos>`.
+    pub fn encode_prompts(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
+        let mut tokenizer = self.tokenizer.clone();
+        tokenizer.set_encode_special_tokens(false);
+        let encode = |text: &String| {
+            let encoding = tokenizer.encode_fast(text.as_str(), true);
+            let encoding = encoding
+                .map_err(|error| DataError::input(format!("The prompt cannot be encoded: {error}.")))?;
+            let tokens = encoding.get_ids().to_vec();
+            Ok(if tokens.is_empty() { vec![self.bos] } else { tokens })
+        };
+        texts.iter().map(encode).collect()
+    }
+
+    /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let tokens: Vec<u32> =
+            tokens.iter().copied().filter(|token| *token != self.bos && *token != self.eos).collect();
+        self.tokenizer.decode(&tokens, true).expect("the decoders in use cannot fail")
+    }
+
+    /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
+    pub fn spell(&self, tokens: &[u32]) -> String {
+        let is_end = |token: &u32| *token == self.bos || *token == self.eos;
+        let runs = tokens.chunk_by(|a, b| !is_end(a) && !is_end(b));
+        let spelled = runs.map(|run| match run {
+            [token] if is_end(token) => self.token(*token).unwrap_or_default(),
+            text => self.decode(text),
+        });
+        spelled.collect()
+    }
+
+    /// As [`Vocabulary::decode`], with every special token spelled out.
+    pub fn spell_out(&self, tokens: &[u32]) -> String {
+        self.tokenizer.decode(tokens, false).expect("the decoders in use cannot fail")
+    }
+
+    /// How one token is spelled in the vocabulary.
+    pub fn token(&self, token: u32) -> Option<String> {
+        self.tokenizer.id_to_token(token)
+    }
+
+    /// One more than the largest token: a model's vocabulary must not be smaller.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    pub fn bos(&self) -> u32 {
+        self.bos
+    }
+
+    pub fn eos(&self) -> u32 {
+        self.eos
+    }
+
+    /// An error where a model of `model_vocab` tokens has no row for some token of this vocabulary.
+    pub fn fits(&self, model_vocab: usize) -> Result<(), DataError> {
+        if self.size <= model_vocab {
+            return Ok(());
+        }
+        Err(DataError::input(format!(
+            "The tokeniser has {} tokens but the model only {model_vocab}: set model.vocab={} or larger, or use a \
+             smaller tokeniser.",
+            self.size, self.size
+        )))
+    }
+
+    /// Equal for vocabularies that give the same tokens.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let text =
+            self.tokenizer.to_string(false).expect("a tokeniser that was built or read can be written");
+        key(fingerprint(text.as_bytes()), self.size as u64)
+    }
+
+    fn framed(mut tokenizer: Tokenizer) -> Option<Self> {
+        let (bos, eos) = FRAMES
+            .iter()
+            .find_map(|(bos, eos)| Some((tokenizer.token_to_id(bos)?, tokenizer.token_to_id(eos)?)))?;
+        let specials = [bos, eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
+        tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true))).ok()?;
+        // Padding and truncation belong to whoever saved the file; documents here are whole.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).ok()?;
+        tokenizer.set_encode_special_tokens(true);
+        let largest = tokenizer.get_vocab(true).into_values().max()?;
+        let fast = ByteLevelEncoder::of(&tokenizer);
+        Some(Self { tokenizer, fast, size: largest as usize + 1, bos, eos })
+    }
+
+    /// The tokeniser itself.
+    pub(crate) fn library(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+}
+
+/// Where the first piece of a text ends: before the last white space of it, as byte-level tokenisers keep a space with
+/// the word that follows.
+fn seam(text: &str) -> usize {
+    if text.len() <= PIECE_BYTES {
+        return text.len();
+    }
+    let most = (0..=PIECE_BYTES).rev().find(|at| text.is_char_boundary(*at)).expect("0 is a boundary");
+    let late = |at: &usize| *at >= most / 2;
+    let head = &text[..most];
+    head.rfind('\n').filter(late).or_else(|| head.rfind(' ').filter(late)).unwrap_or(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    const TEXTS: [&str; 3] = [
+        "The quick brown fox jumps over the lazy dog.\nThe dog sleeps on, and on, and on.\n",
+        "A fox is quick; a dog is lazy; the quick fox and the lazy dog are friends.\n",
+        "Gräßliche Füße, naïve café, 東京の犬, 🦊🐶.\n",
+    ];
+    const ODD: [&str; 6] = [
+        "",
+        " leading and  double  spaces \t\r\n\n",
+        "never seen: Żółć ☃ \u{0} \u{1F9EA}",
+        "<bos> in text <eos>",
+        "\u{feff}mark",
+        "e\u{301}",
+    ];
+
+    fn trained(vocab: usize) -> Vocabulary {
+        Vocabulary::train(TEXTS.into_iter(), vocab).unwrap()
+    }
+
+    #[test]
+    fn training_gives_exactly_the_size_asked_for_where_the_text_allows_it() {
+        for vocab in [258, 259, 280] {
+            let vocabulary = trained(vocab);
+            assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (vocab, 0, 1));
+        }
+        let most = trained(5000).size();
+        assert!((281..400).contains(&most), "{most} tokens from three sentences");
+    }
+
+    #[test]
+    fn training_twice_gives_the_same_tokeniser() {
+        // Every hash map in the trainer has its own random key, so an order that leaks shows within one process.
+        let first = trained(5000).tokenizer.to_string(false).unwrap();
+        for _ in 0..10 {
+            assert_eq!(trained(5000).tokenizer.to_string(false).unwrap(), first);
+        }
+    }
+
+    #[test]
+    fn any_text_comes_back_after_training_saving_and_loading() {
+        let scratch = Scratch::new("tokenizer");
+        let path = scratch.path().join("tokenizer.json");
+        let vocabulary = trained(280);
+        vocabulary.save(&path).unwrap();
+        let loaded = Vocabulary::load(&path).unwrap();
+        assert_eq!((loaded.size(), loaded.bos(), loaded.eos()), (280, 0, 1));
+        assert_eq!(loaded.fingerprint(), vocabulary.fingerprint());
+        for text in TEXTS.into_iter().chain(ODD) {
+            let tokens = vocabulary.encode(text).unwrap();
+            assert!(!tokens.contains(&0) && !tokens.contains(&1), "{text:?} was read as a special token");
+            assert_eq!(vocabulary.decode(&tokens), text);
+            assert_eq!(loaded.encode(text).unwrap(), tokens);
+            assert_eq!(loaded.decode(&tokens), text);
+        }
+    }
+
+    #[test]
+    fn texts_of_any_length_come_back() {
+        let vocabulary = trained(280);
+        let solid = "x".repeat(PIECE_BYTES + 10);
+        for text in
+            [&"a line of text\n".repeat(200_000), &"word ".repeat(300_000), &solid, &"ß".repeat(PIECE_BYTES)]
+        {
+            let tokens = vocabulary.encode_document(text).unwrap();
+            assert_eq!(vocabulary.decode(&tokens), *text);
+        }
+        let lines = "a line of text\n".repeat(200_000);
+        assert_eq!(vocabulary.encode_document(&lines).unwrap(), vocabulary.encode(&lines).unwrap());
+    }
+
+    #[test]
+    fn numbers_are_a_vocabulary() {
+        let vocabulary = Vocabulary::from_numbers(50, 7);
+        assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (50, 7, 7));
+        assert_eq!(vocabulary.decode(&[7, 1, 49, 7]), "1 49");
+    }
+
+    #[test]
+    fn a_list_of_words_is_a_tokeniser_too() {
+        let scratch = Scratch::new("words");
+        let path = scratch.path().join("tokenizer.json");
+        let words = ["<bos>", "<eos>", "the", "captain", "."].map(String::from);
+        Vocabulary::from_words(&words).save(&path).unwrap();
+        let vocabulary = Vocabulary::load(&path).unwrap();
+        assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (5, 0, 1));
+        assert_eq!(vocabulary.encode("the captain\n.").unwrap(), [2, 3, 4]);
+        assert_eq!(vocabulary.decode(&[0, 2, 3, 4, 1]), "the captain .");
+        assert_eq!(vocabulary.token(3).as_deref(), Some("captain"));
+        let error = vocabulary.encode("the admiral .").unwrap_err();
+        assert_eq!(error, DataError::input("The word \"admiral\" is not one of the 5 known words."));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said() {
+        let scratch = Scratch::new("bad-tokenizer");
+        let missing = Vocabulary::load(&scratch.path().join("none.json")).err().unwrap();
+        assert!(missing.is_input() && missing.sentence.contains("none.json cannot be read"), "{missing}");
+        let broken = Vocabulary::load(&scratch.write("broken.json", b"{}")).err().unwrap();
+        assert!(broken.sentence.contains("broken.json is not a usable tokenizer.json"), "{broken}");
+        let small = Vocabulary::train(TEXTS.into_iter(), 257).err().unwrap();
+        assert!(small.sentence.contains("need 258"), "{small}");
+        let vocabulary = trained(280);
+        assert!(vocabulary.fits(280).is_ok());
+        assert!(vocabulary.fits(279).unwrap_err().sentence.contains("280 tokens but the model only 279"));
+        let model = WordLevel::builder().vocab([("x".to_string(), 0)].into_iter().collect()).build().unwrap();
+        let frameless = scratch.path().join("frameless.json");
+        Tokenizer::new(model).save(&frameless, false).unwrap();
+        let frameless = Vocabulary::load(&frameless).err().unwrap();
+        assert!(frameless.sentence.contains("no tokens for the beginning"), "{frameless}");
+    }
+}

@@ -1,0 +1,12 @@
+//! All integration tests of this crate, in one program: they link once.
+
+mod archive;
+mod bad_data;
+mod examples;
+mod fuzz;
+mod images;
+mod index;
+mod parquet;
+mod rows;
+mod scratch;
+mod templates;

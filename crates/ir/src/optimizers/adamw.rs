@@ -1,0 +1,29 @@
+//! AdamW: two moments a parameter, in f32 or bf16.
+
+use super::{Optimizer, State};
+use crate::op::Op;
+use crate::passes::options::Moments;
+use crate::types::DType;
+
+pub(super) const ROW: Optimizer = Optimizer {
+    serves: |how, _| matches!(how.moments, Moments::F32 | Moments::BF16),
+    state: |how| {
+        let dtype = if how.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
+        vec![
+            State { name: "m", of_region: "first_moments", dtype, block: None },
+            State { name: "v", of_region: "second_moments", dtype, block: None },
+        ]
+    },
+    update: |how, group, piece, step| {
+        let op = Op::AdamW {
+            beta1: how.beta1,
+            beta2: how.beta2,
+            eps: how.eps,
+            weight_decay: group.rule.weight_decay,
+            lr_scale: group.rule.lr_scale,
+            copy: false,
+            first: piece.first as u64,
+        };
+        piece.push(op, step)
+    },
+};

@@ -1,0 +1,95 @@
+//! The optimisers: the state each keeps beside the parameters, and the operations that update a piece of them.
+//!
+//! An optimiser is one file and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it, and asks the
+//! row of a group for everything else. A piece is any range of a region's elements: nothing here knows how many
+//! parameters it covers, or where the rest of the region lies.
+
+mod adamw;
+mod adamw8;
+
+use crate::builder::Tensor;
+use crate::op::Op;
+use crate::passes::options::{Rule, Update};
+use crate::types::DType;
+
+/// A row of the table of optimisers.
+pub struct Optimizer {
+    /// Whether the options ask for it in a group.
+    serves: fn(&Update, &Group) -> bool,
+    /// The state it keeps, in the order in which a piece carries it.
+    pub state: fn(&Update) -> Vec<State>,
+    /// Pushes the operations of one update. Gives the new parameters, then the new state in the order of `Piece::state`.
+    pub update: for<'g> fn(&Update, &Group, &Piece<'g>, &Step<'g>) -> Vec<Tensor<'g>>,
+}
+
+const ALL: [Optimizer; 2] = [adamw::ROW, adamw8::ROW];
+
+/// The optimiser of a group.
+pub fn of(how: &Update, group: &Group) -> &'static Optimizer {
+    ALL.iter().find(|row| (row.serves)(how, group)).expect("every choice of moments has an optimiser")
+}
+
+/// The constants that parameters share. Those that share all of them lie in one region.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    /// Whether they belong to adapters, which are counted apart.
+    pub adapts: bool,
+    pub rule: Rule,
+}
+
+/// A number for every parameter, kept from one update to the next.
+pub struct State {
+    /// The slot of one parameter's is `moment_path(name, parameter)`; checkpoints know it by that.
+    pub name: &'static str,
+    /// The slot of a region's is `region.INDEX.` and this.
+    pub of_region: &'static str,
+    pub dtype: DType,
+    /// Neighbours that share a scale, which lies in the slot `scales_path`; `None` where the numbers stand for themselves.
+    pub block: Option<usize>,
+}
+
+/// The values of a piece of a region before an update.
+pub struct Piece<'g> {
+    pub weights: Tensor<'g>,
+    pub gradients: Tensor<'g>,
+    /// Every `State`, then the scales of those that have any.
+    pub state: Vec<Tensor<'g>>,
+    /// The number of the first element among those of all regions: random rounding draws by it.
+    pub first: usize,
+}
+
+/// The numbers of an update that all pieces share, each of [1].
+pub struct Step<'g> {
+    pub lr: Tensor<'g>,
+    /// Gradient sums times this are what the optimiser sees: the mean, clipped.
+    pub scale: Tensor<'g>,
+    /// Updates that were applied, this one included.
+    pub updates: Tensor<'g>,
+    /// 0 where the update is left out.
+    pub go: Tensor<'g>,
+}
+
+/// Parts of a region start at multiples of this many elements: 64 bytes of f32, or a block, which is one parameter's then.
+pub fn align(state: &[State]) -> usize {
+    state.iter().filter_map(|state| state.block).max().unwrap_or(16)
+}
+
+/// The slot of a parameter's state: `m` and `v` are the first and the second moment.
+pub fn moment_path(name: &str, weight: &str) -> String {
+    format!("optimizer.{name}.{weight}")
+}
+
+/// The slot that holds the scales of a slot of moments in eight bits.
+pub fn scales_path(moments: &str) -> String {
+    format!("{moments}.scales")
+}
+
+impl<'g> Piece<'g> {
+    /// Pushes an operation that takes weights, gradients, the state and the numbers of the step.
+    fn push(&self, op: Op, step: &Step<'g>) -> Vec<Tensor<'g>> {
+        let mut ins = vec![self.weights, self.gradients];
+        ins.extend(&self.state);
+        ins.extend([step.lr, step.scale, step.updates, step.go]);
+        self.weights.b.ops(op, &ins)
+    }
+}

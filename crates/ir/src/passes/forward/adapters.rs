@@ -1,0 +1,597 @@
+//! Low-rank adapters (LoRA, DoRA) beside frozen weights, as a rewrite of the model's products.
+//!
+//! y = x W^T becomes v = y + s (drop(x) A^T) B^T with A [R, in], B [out, R] and s = alpha / R. With DoRA it is
+//! g * v, where g = m / ||W + s B A|| by rows: m [out] is trained, and the norm is a constant of the backward pass.
+//! It depends on parameters alone, so it is read from a slot that `adapter_norms` fills once an update.
+//!
+//! Where rows are many, g goes into the weights, x (g W)^T + (drop(x) A^T) (s g B)^T: a pass over the weights, not over the
+//! activations. m's gradient is the sum of dz z / m over rows then, which the graph says as a factor m / m whose divisor
+//! is held: a one that has a slope, and that `held_ratios` takes away once its gradient is written.
+//!
+//! The pass follows `merge`. Where one product serves q, k and v, their As lie side by side too and are one product, u =
+//! drop(x) [Aq, Ak, Av]^T, and so are their Bs: y + u C^T, where C [out, 3 R] has each B in the rows of its weight and the
+//! columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters are not alike, or only
+//! some of the weights have one, each B adds onto its columns of y, which is then read and written once more. What is dropped of
+//! an input is the same for all that read it, so the numbers do not depend on what was merged.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::ops::product::{Compute, plain};
+use crate::passes::forward::adapter::{Adapter, SCOPE};
+use crate::passes::gradient::recompute::layer_of;
+use crate::passes::input_path;
+use crate::passes::options::Update;
+use crate::plan::{Refusal, Role};
+use crate::replay::{Replay, without_dead};
+use crate::types::{DType, TensorType};
+
+/// What the paths of all operations of adapters end with.
+pub const NODES: &str = ".adapter";
+
+/// What was adapted: weights, and how many products give the inputs of their Bs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Adapted {
+    pub weights: usize,
+    pub products: usize,
+}
+
+/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied with.
+pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
+    let mut found: Vec<(&str, [usize; 2])> = vec![];
+    for node in &g.nodes {
+        let Some(slot) = weight_of(g, node) else { continue };
+        let Slot { path, ty, .. } = g.slot(slot);
+        if !found.iter().any(|(known, _)| known == path) {
+            found.push((path, [ty.dims[0], ty.dims[1]]));
+        }
+    }
+    found
+}
+
+/// The weight of a layer that a product multiplies rows with.
+fn weight_of(g: &Graph, node: &Node) -> Option<SlotId> {
+    let Op::Product { ta: false, tb: true, base: false, .. } = node.op else { return None };
+    let Op::Read { slot } = g.node(node.ins[1].node).op else { return None };
+    let is_layers = layer_of(&g.slot(slot).path).is_some();
+    (is_layers && g.slot(slot).class.is_parameter() && g.ty(node.ins[0]).rank() == 2).then_some(slot)
+}
+
+/// How adapters are written.
+#[derive(Clone, Copy)]
+pub struct How<'a> {
+    pub update: &'a Update,
+    pub role: Role,
+    /// Whether DoRA's factors may go into the weights.
+    pub folds: bool,
+}
+
+pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph, Adapted), Refusal> {
+    let replay = Replay::new(g);
+    let mut pass = Adapting {
+        replay,
+        how,
+        dropped: HashMap::new(),
+        drawn: HashMap::new(),
+        rows_inside: HashMap::new(),
+        products: 0,
+    };
+    let mut served: BTreeSet<&str> = BTreeSet::new();
+    for (id, node) in g.ids().zip(&g.nodes) {
+        let parts = match weight_of(g, node) {
+            Some(slot) => parts(g, slot, adapters),
+            None => vec![],
+        };
+        served.extend(parts.iter().filter(|p| !p.adapters.is_empty()).map(|p| p.weight));
+        match parts.iter().any(|p| !p.adapters.is_empty()) {
+            true => pass.product(id, &parts)?,
+            false => _ = pass.replay.copy(id),
+        }
+    }
+    if let Some(lost) = adapters.iter().find(|a| !served.contains(a.weight.as_str())) {
+        return Err(Refusal(format!("{} is no weight of a product: it cannot have an adapter", lost.weight)));
+    }
+    // A weight that is applied several times is one weight.
+    let adapted = Adapted { weights: served.len(), products: pass.products };
+    Ok((without_dead(&pass.replay.finish()), adapted))
+}
+
+/// A weight inside the one a product reads, and its adapters.
+struct Adaptee<'a> {
+    weight: &'a str,
+    rows: usize,
+    adapters: Vec<&'a Adapter>,
+}
+
+/// The weights a slot was merged from, in order; itself where it was not.
+fn parts<'a>(g: &'a Graph, slot: SlotId, adapters: &'a [Adapter]) -> Vec<Adaptee<'a>> {
+    let mut inside: Vec<(usize, &Slot)> =
+        g.slots.iter().filter_map(|s| Some((s.part.filter(|p| p.of == slot)?.offset, s))).collect();
+    inside.sort_by_key(|(offset, _)| *offset);
+    if inside.is_empty() {
+        inside.push((0, g.slot(slot)));
+    }
+    let of = |s: &'a Slot| Adaptee {
+        weight: &s.path,
+        rows: s.ty.dims[0],
+        adapters: adapters.iter().filter(|a| a.weight == s.path).collect(),
+    };
+    inside.into_iter().map(|(_, s)| of(s)).collect()
+}
+
+/// What DoRA multiplies the columns of a product by.
+#[derive(Clone, Copy)]
+struct Factor {
+    g: Value,
+    /// The magnitudes, where they are one weight.
+    m: Option<Value>,
+}
+
+/// The rows of the weight an adapter is beside.
+fn rows_beside(parts: &[Adaptee<'_>], adapter: &Adapter) -> usize {
+    parts.iter().find(|p| p.weight == adapter.weight).expect("adapters are of parts").rows
+}
+
+struct Adapting<'a> {
+    replay: Replay<'a>,
+    how: How<'a>,
+    /// Inputs with a share dropped, by the share's bits.
+    dropped: HashMap<(Value, u32), Value>,
+    /// How many inputs of a weight have a share dropped, by the share's bits: one an application.
+    drawn: HashMap<(&'a str, u32), usize>,
+    /// Which rows are whose, by the numbers of rows.
+    rows_inside: HashMap<Vec<usize>, Vec<Value>>,
+    /// Products that give the inputs of Bs.
+    products: usize,
+}
+
+impl<'a> Adapting<'a> {
+    /// The product `id` and what its weights' adapters make of it.
+    fn product(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Result<(), Refusal> {
+        let x = self.replay.get(self.replay.old.node(id).ins[0]);
+        let factor = self.factor(id, parts);
+        let held = match factor {
+            Some(Factor { g, m: Some(_) }) if self.folds(id) => Some(match self.how.role.is_grad() {
+                true => self.map(E::Hold, g, id),
+                false => g,
+            }),
+            _ => None,
+        };
+        let y = match held {
+            Some(g) => {
+                let node = self.replay.old.node(id).clone();
+                let weight = self.replay.get(node.ins[1]);
+                let weight = self.rows_times(weight, g, id);
+                self.replay.copy_as(id, node.op, vec![x, weight]).out(0)
+            }
+            None => self.replay.copy(id).out(0),
+        };
+        let (mut z, mut apart) = (y, vec![]);
+        for group in self.groups(parts) {
+            let u = self.low(id, x, &group)?;
+            if self.is_even(&group, parts) {
+                let c = self.blocks(id, &group, parts, held);
+                let thin = self.times(u, c, id);
+                z = self.add(Op::Map { f: E::Add }, vec![z, thin], id);
+            } else {
+                apart.extend(self.thins(id, u, &group, parts, held));
+            }
+        }
+        if !apart.is_empty() {
+            z = self.onto_columns(id, z, parts, &apart);
+        }
+        let columns = match factor {
+            Some(Factor { m: Some(m), .. }) if held.is_some() => self.how.role.is_grad().then(|| {
+                let divisor = self.map(E::Hold, m, id);
+                self.add(Op::Map { f: E::Div }, vec![m, divisor], id)
+            }),
+            other => other.map(|factor| factor.g),
+        };
+        if let Some(columns) = columns {
+            let dims = self.replay.new.dims(z).to_vec();
+            let row = self.add(Op::Reshape { dims: vec![1, dims[1]] }, vec![columns], id);
+            let repeated = self.add(Op::Broadcast { dims }, vec![row], id);
+            z = self.add(Op::Map { f: E::Mul }, vec![z, repeated], id);
+        }
+        self.replay.set(id.out(0), z);
+        Ok(())
+    }
+
+    /// Whether the product's factors go into its weights: with fewer rows than the weight has columns, that would be the
+    /// longer pass.
+    fn folds(&self, id: NodeId) -> bool {
+        let old = self.replay.old;
+        self.how.folds && old.node(id).outs[0].dims[0] >= old.dims(old.node(id).ins[0])[1]
+    }
+
+    /// A matrix whose rows are multiplied by a vector's elements.
+    fn rows_times(&mut self, matrix: Value, by: Value, id: NodeId) -> Value {
+        let dims = self.replay.new.dims(matrix).to_vec();
+        let column = self.add(Op::Reshape { dims: vec![dims[0], 1] }, vec![by], id);
+        let repeated = self.add(Op::Broadcast { dims }, vec![column], id);
+        self.add(Op::Map { f: E::Mul }, vec![matrix, repeated], id)
+    }
+
+    fn map(&mut self, f: E, of: Value, id: NodeId) -> Value {
+        self.add(Op::Map { f }, vec![of], id)
+    }
+
+    /// drop(x) A^T of a group, whose As are rows of one weight.
+    fn low(&mut self, id: NodeId, x: Value, group: &[&'a Adapter]) -> Result<Value, Refusal> {
+        let seen = self.dropped(id, x, group[0])?;
+        let whole = self.side_by_side(id, group, "a", |a| a.a());
+        let a = self.add(Op::Read { slot: whole }, vec![], id);
+        self.products += 1;
+        Ok(self.times(seen, a, id))
+    }
+
+    /// Whether a group has one adapter for each weight of the product, all of one rank and scale and with Bs that are trained
+    /// alike.
+    fn is_even(&self, group: &[&'a Adapter], parts: &[Adaptee<'a>]) -> bool {
+        let first = group[0];
+        let rule = |a: &Adapter| self.how.update.rule(&a.b(), 2);
+        let alike = |a: &&Adapter| a.rank == first.rank && a.scale == first.scale && rule(a) == rule(first);
+        group.iter().map(|a| a.weight.as_str()).eq(parts.iter().map(|p| p.weight)) && group.iter().all(alike)
+    }
+
+    /// What u of an even group is multiplied with, [out, sum of ranks]: every B, times s and its rows of `held`, in the columns
+    /// that its A writes of u, and zeros in the others.
+    fn blocks(
+        &mut self,
+        id: NodeId,
+        group: &[&'a Adapter],
+        parts: &[Adaptee<'a>],
+        held: Option<Value>,
+    ) -> Value {
+        let slot = self.side_by_side(id, group, "b", |a| a.b());
+        let b = self.add(Op::Read { slot }, vec![], id);
+        let rows: Vec<usize> = parts.iter().map(|p| p.rows).collect();
+        let scale = group[0].scale;
+        let by = match held {
+            Some(g) => self.map(E::Scale(scale), g, id),
+            None => {
+                let dims = vec![rows.iter().sum()];
+                self.add(Op::Fill { value: scale, dtype: DType::F32, dims }, vec![], id)
+            }
+        };
+        let scaled = self.rows_times(b, by, id);
+        if rows.len() == 1 {
+            return scaled;
+        }
+        let blocks =
+            self.rows_inside(&rows).into_iter().map(|own| self.rows_times(scaled, own, id)).collect();
+        self.add(Op::Concat { axis: 1 }, blocks, id)
+    }
+
+    /// For each of several weights that lie one below the other a vector over all their rows: 1 for its own, else 0. The same
+    /// for all products of such weights.
+    fn rows_inside(&mut self, rows: &[usize]) -> Vec<Value> {
+        if let Some(known) = self.rows_inside.get(rows) {
+            return known.clone();
+        }
+        let path = format!("rows{NODES}");
+        let g = &mut self.replay.new;
+        let map = |f: E, of: Vec<Value>, g: &mut Graph| g.add(Op::Map { f }, of, &path);
+        let dims = vec![rows.iter().sum()];
+        let row = g.add(Op::Iota { dtype: DType::F32, dims, axis: 0 }, vec![], &path);
+        let (mut inside, mut end, mut behind_last) = (vec![], 0, None);
+        for len in &rows[..rows.len() - 1] {
+            end += len;
+            let from_end = map(E::Offset(0.5 - end as f64), vec![row], g);
+            let behind = map(E::Step, vec![from_end], g);
+            inside.push(match behind_last {
+                Some(last) => map(E::Sub, vec![last, behind], g),
+                None => {
+                    let before = map(E::Neg, vec![behind], g);
+                    map(E::Offset(1.0), vec![before], g)
+                }
+            });
+            behind_last = Some(behind);
+        }
+        inside.extend(behind_last);
+        self.rows_inside.insert(rows.to_vec(), inside.clone());
+        inside
+    }
+
+    /// s u B^T of every adapter of a group, its rows times `held` where that is given.
+    fn thins(
+        &mut self,
+        id: NodeId,
+        mut u: Value,
+        group: &[&'a Adapter],
+        parts: &[Adaptee<'a>],
+        held: Option<Value>,
+    ) -> Vec<(&'a Adapter, Value)> {
+        let scale = group[0].scale;
+        let is_one_scale = group.iter().all(|a| a.scale == scale);
+        if is_one_scale && held.is_none() {
+            u = self.map(E::Scale(scale), u, id);
+        }
+        let factors = held.map(|g| {
+            let g = self.rows_of(g, group, parts, id);
+            if is_one_scale { self.map(E::Scale(scale), g, id) } else { g }
+        });
+        let bs = self.bs(id, group, parts, factors);
+        let (mut start, mut thins) = (0, vec![]);
+        for (adapter, b) in group.iter().zip(bs) {
+            let mut low = match group.len() {
+                1 => u,
+                _ => self.add(Op::Slice { axis: 1, start, len: adapter.rank }, vec![u], id),
+            };
+            start += adapter.rank;
+            if !is_one_scale {
+                low = self.map(E::Scale(adapter.scale), low, id);
+            }
+            thins.push((*adapter, self.times(low, b, id)));
+        }
+        thins
+    }
+
+    /// y with what each adapter gives added onto the columns of its weight.
+    fn onto_columns(
+        &mut self,
+        id: NodeId,
+        y: Value,
+        parts: &[Adaptee<'a>],
+        thins: &[(&'a Adapter, Value)],
+    ) -> Value {
+        let (mut sums, mut start) = (vec![], 0);
+        for part in parts {
+            let mut sum = match parts.len() {
+                1 => y,
+                _ => self.add(Op::Slice { axis: 1, start, len: part.rows }, vec![y], id),
+            };
+            start += part.rows;
+            for (_, thin) in thins.iter().filter(|(of, _)| of.weight == part.weight) {
+                sum = self.add(Op::Map { f: E::Add }, vec![sum, *thin], id);
+            }
+            sums.push(sum);
+        }
+        match sums[..] {
+            [one] => one,
+            _ => self.add(Op::Concat { axis: 1 }, sums, id),
+        }
+    }
+
+    /// a b^T.
+    fn times(&mut self, a: Value, b: Value, id: NodeId) -> Value {
+        self.add(plain(false, true, DType::F32, Compute::Full), vec![a, b], id)
+    }
+
+    /// Adapters of a product that see the same of its input and whose As are trained alike.
+    fn groups(&self, parts: &[Adaptee<'a>]) -> Vec<Vec<&'a Adapter>> {
+        let mut groups: Vec<Vec<&'a Adapter>> = vec![];
+        for adapter in parts.iter().flat_map(|p| &p.adapters) {
+            let alike = |other: &&Adapter| {
+                other.dropout == adapter.dropout
+                    && self.how.update.rule(&other.a(), 2) == self.how.update.rule(&adapter.a(), 2)
+            };
+            match groups.iter_mut().find(|group| group.first().is_some_and(alike)) {
+                Some(group) => group.push(adapter),
+                None => groups.push(vec![adapter]),
+            }
+        }
+        groups
+    }
+
+    /// B of every adapter of a group, its rows times those of `factors`. Where all are DoRA's of one rank they are rows of
+    /// one weight, and scaled in one pass.
+    fn bs(
+        &mut self,
+        id: NodeId,
+        group: &[&'a Adapter],
+        parts: &[Adaptee<'a>],
+        factors: Option<Value>,
+    ) -> Vec<Value> {
+        let rule = |a: &Adapter| self.how.update.rule(&a.b(), 2);
+        let first = group[0];
+        let is_one = group.iter().all(|a| a.dora && a.rank == first.rank && rule(a) == rule(first));
+        let rows: Vec<usize> = group.iter().map(|a| rows_beside(parts, a)).collect();
+        let whole = is_one.then(|| {
+            let slot = self.side_by_side(id, group, "b", |a| a.b());
+            let b = self.add(Op::Read { slot }, vec![], id);
+            factors.map_or(b, |by| self.rows_times(b, by, id))
+        });
+        let mut start = 0;
+        let mut bs = vec![];
+        for (adapter, len) in group.iter().zip(rows) {
+            bs.push(match (whole, factors) {
+                (Some(b), _) if group.len() == 1 => b,
+                (Some(b), _) => self.add(Op::Slice { axis: 0, start, len }, vec![b], id),
+                (None, None) => self.read(adapter, adapter.b(), len, id),
+                (None, Some(by)) => {
+                    let b = self.read(adapter, adapter.b(), len, id);
+                    let by = self.add(Op::Slice { axis: 0, start, len }, vec![by], id);
+                    self.rows_times(b, by, id)
+                }
+            });
+            start += len;
+        }
+        bs
+    }
+
+    /// The elements of a product's factors that belong to the weights of a group, in its order.
+    fn rows_of(&mut self, factors: Value, group: &[&'a Adapter], parts: &[Adaptee<'a>], id: NodeId) -> Value {
+        let mut starts: Vec<(&str, usize, usize)> = vec![];
+        let mut start = 0;
+        for part in parts {
+            starts.push((part.weight, start, part.rows));
+            start += part.rows;
+        }
+        if group.iter().map(|a| a.weight.as_str()).eq(starts.iter().map(|(weight, ..)| *weight)) {
+            return factors;
+        }
+        let mut cut = vec![];
+        for adapter in group {
+            let (_, start, len) =
+                *starts.iter().find(|(weight, ..)| *weight == adapter.weight).expect("adapters are of parts");
+            cut.push(self.add(Op::Slice { axis: 0, start, len }, vec![factors], id));
+        }
+        if cut.len() == 1 { cut[0] } else { self.add(Op::Concat { axis: 0 }, cut, id) }
+    }
+
+    /// What A sees of x.
+    fn dropped(&mut self, id: NodeId, x: Value, adapter: &'a Adapter) -> Result<Value, Refusal> {
+        let p = adapter.dropout;
+        if p == 0.0 || !self.how.role.is_grad() {
+            return Ok(x);
+        }
+        if let Some(dropped) = self.dropped.get(&(x, p.to_bits())) {
+            return Ok(*dropped);
+        }
+        let rows = self.replay.new.dims(x)[0];
+        let rng = self.input("rng", &[3], id)?;
+        let which = self.input("rows", &[rows, 2], id)?;
+        let path = self.path(id);
+        let drawn = self.drawn.entry((&adapter.weight, p.to_bits())).or_default();
+        *drawn += 1;
+        let key = match *drawn {
+            1 => key(&format!("{} {p}", adapter.weight)),
+            more => key(&format!("{} {p} {more}", adapter.weight)),
+        };
+        let node = self.replay.new.push_keyed(Op::Dropout { p }, vec![x, rng, which], &path, key);
+        self.dropped.insert((x, p.to_bits()), node.out(0));
+        Ok(node.out(0))
+    }
+
+    /// An input that dropout draws by; the model's own where it has it.
+    fn input(&mut self, name: &str, dims: &[usize], id: NodeId) -> Result<Value, Refusal> {
+        let path = input_path(self.how.role, name);
+        let ty = TensorType::new(DType::I32, dims);
+        let slot = match self.replay.new.find_slot(&path) {
+            Some(slot) if self.replay.new.slot(slot).ty == ty => slot,
+            Some(slot) => {
+                let (at, has) = (&self.replay.old.node(id).path, &self.replay.new.slot(slot).ty);
+                return Err(Refusal(format!(
+                    "{at}: dropout of an adapter wants {path} {ty}, and it is {has}"
+                )));
+            }
+            None => {
+                let slot = Slot { path, ty, class: Class::Input, init: Init::Zeros, part: None };
+                self.replay.new.add_slot(slot)
+            }
+        };
+        Ok(self.add(Op::Read { slot }, vec![], id))
+    }
+
+    /// g of every row of the product, 1 for weights without DoRA; `None` where there is nothing else.
+    fn factor(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Option<Factor> {
+        let dora: Vec<Option<&'a Adapter>> =
+            parts.iter().map(|p| p.adapters.iter().find(|a| a.dora).copied()).collect();
+        let all: Vec<&'a Adapter> = dora.iter().flatten().copied().collect();
+        let rule = |a: &Adapter| self.how.update.rule(&a.magnitude(), 1);
+        if all.len() == parts.len() && all.iter().all(|a| rule(a) == rule(all[0])) {
+            return Some(self.factor_of(id, &all));
+        }
+        let mut factors = vec![];
+        for (part, adapter) in parts.iter().zip(&dora) {
+            factors.push(match adapter {
+                Some(adapter) => self.factor_of(id, &[*adapter]).g,
+                None => {
+                    let ones = Op::Fill { value: 1.0, dtype: DType::F32, dims: vec![part.rows] };
+                    self.add(ones, vec![], id)
+                }
+            });
+        }
+        (!all.is_empty()).then(|| Factor { g: self.add(Op::Concat { axis: 0 }, factors, id), m: None })
+    }
+
+    /// m over the norm, of weights side by side.
+    fn factor_of(&mut self, id: NodeId, of: &[&'a Adapter]) -> Factor {
+        let m = self.side_by_side(id, of, "magnitude", |a| a.magnitude());
+        let m = self.add(Op::Read { slot: m }, vec![], id);
+        let inverse = self.side_by_side(id, of, "inverse_norm", |a| a.inverse_norm());
+        let inverse = self.add(Op::Read { slot: inverse }, vec![], id);
+        Factor { g: self.add(Op::Map { f: E::Mul }, vec![m, inverse], id), m: Some(m) }
+    }
+
+    fn read(&mut self, adapter: &Adapter, path: String, rows: usize, id: NodeId) -> Value {
+        let inner = self.inner(id);
+        let slot = self.slot(adapter, &path, [rows, inner]);
+        self.add(Op::Read { slot }, vec![], id)
+    }
+
+    /// The extent of the product's input.
+    fn inner(&self, id: NodeId) -> usize {
+        let old = self.replay.old;
+        old.dims(old.node(id).ins[0])[1]
+    }
+
+    /// The slot of a tensor of adapters' weights, one after the other along the first axis.
+    fn side_by_side(
+        &mut self,
+        id: NodeId,
+        of: &[&'a Adapter],
+        what: &str,
+        path: impl Fn(&Adapter) -> String,
+    ) -> SlotId {
+        let inner = self.inner(id);
+        let rows = |g: &Graph, a: &Adapter| {
+            g.slots.iter().find(|s| s.path == a.weight).expect("adapters are of weights").ty.dims[0]
+        };
+        let slots: Vec<SlotId> =
+            of.iter().map(|a| self.slot(a, &path(a), [rows(self.replay.old, a), inner])).collect();
+        let [first, _, ..] = slots[..] else { return slots[0] };
+        if let Some(part) = self.replay.new.slot(first).part {
+            return part.of;
+        }
+        let scope = of[0].weight.rfind('.').map_or("", |dot| &of[0].weight[..=dot]);
+        let named = |a: &&Adapter| {
+            let weight = a.weight.strip_prefix(scope).unwrap_or(&a.weight);
+            if a.name == of[0].name { weight.to_string() } else { format!("{weight}@{}", a.name) }
+        };
+        let names: Vec<String> = of.iter().map(named).collect();
+        let shape = self.replay.new.slot(first).clone();
+        let mut dims = shape.ty.dims.clone();
+        dims[0] = slots.iter().map(|s| self.replay.new.slot(*s).ty.dims[0]).sum();
+        let whole = self.replay.new.add_slot(Slot {
+            path: format!("{SCOPE}{}.{scope}{}.{what}", of[0].name, names.join("+")),
+            ty: TensorType::new(shape.ty.dtype, dims),
+            ..shape
+        });
+        let mut offset = 0;
+        for slot in slots {
+            let part = self.replay.new.slot_mut(slot);
+            part.part = Some(Part { of: whole, offset });
+            offset += part.ty.elements();
+        }
+        whole
+    }
+
+    /// The slot at a path of an adapter of a weight [out, in], made at its first use.
+    fn slot(&mut self, adapter: &Adapter, path: &str, dims: [usize; 2]) -> SlotId {
+        if let Some(slot) = self.replay.new.find_slot(path) {
+            return slot;
+        }
+        let norm = Slot {
+            path: adapter.inverse_norm(),
+            ty: TensorType::new(DType::F32, [dims[0]]),
+            class: Class::Derived,
+            init: Init::Ones,
+            part: None,
+        };
+        let all = adapter.parameters(dims).into_iter().chain([norm]);
+        let slot = all.into_iter().find(|s| s.path == path).expect("a tensor of the adapter");
+        self.replay.new.add_slot(slot)
+    }
+
+    fn add(&mut self, op: Op, ins: Vec<Value>, at: NodeId) -> Value {
+        let path = self.path(at);
+        self.replay.new.add(op, ins, &path)
+    }
+
+    /// Where adapters of a product are reported, and their gradients with them.
+    fn path(&self, at: NodeId) -> String {
+        format!("{}{NODES}", self.replay.old.node(at).path)
+    }
+}
+
+/// What a dropout of adapters draws by: a function of a path, so that it is the same however products were merged. Far
+/// above the keys that are counted.
+fn key(of: &str) -> u64 {
+    let hash =
+        of.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+    hash & ((1 << 48) - 1) | 1 << 48
+}

@@ -1,0 +1,132 @@
+//! The running average of what is trained: `apply` moves it towards the weights after every update, and evaluation reads
+//! it in their place.
+//!
+//! a' = a + r (p' - a) with r = max(1 - decay, 9 / (10 + n)) after n applied updates, which is the usual warm-up: the decay
+//! is min(decay, (1 + n) / (10 + n)), so that an average forgets first values as fast as it has seen later ones. An update that
+//! is left out moves nothing. Averages are f32 and begin as the weights; an update costs 12 bytes of traffic more a
+//! parameter.
+//!
+//! The pass comes last. Its readers cast averages to bf16 beside their use, because a copy would be kept and written by every
+//! update for the sake of the few that are evaluated; and row norms of DoRA are computed from averages for the same
+//! reason.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::builder::{Builder, Tensor};
+use crate::graph::{Class, Graph, SlotId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::passes::forward::adapter::Adapter;
+use crate::passes::types::adapter_norms;
+use crate::passes::types::precision::copy_path;
+use crate::plan::Role;
+use crate::replay::Replay;
+use crate::types::DType;
+
+/// What the paths of averages begin with.
+const SCOPE: &str = "average.";
+
+/// The slot of a parameter's average.
+pub fn average_path(weight: &str) -> String {
+    format!("{SCOPE}{weight}")
+}
+
+/// The parameter whose average a slot holds.
+pub fn averaged_weight(path: &str) -> Option<&str> {
+    path.strip_prefix(SCOPE)
+}
+
+/// r: the share of the way that averages go, by how many updates were applied and whether this one was.
+pub(super) fn rate<'g>(decay: f64, updates: Tensor<'g>, go: Tensor<'g>) -> Tensor<'g> {
+    let least = updates.b.fill(1.0 - decay, DType::F32, &[1]);
+    go * updates.offset(10.0).recip().scale(9.0).zip(E::Max, least)
+}
+
+/// a'.
+pub(super) fn moved<'g>(average: Tensor<'g>, weight: Tensor<'g>, rate: Tensor<'g>) -> Tensor<'g> {
+    let dims = average.dims();
+    average + (weight - average) * rate.reshape(&vec![1; dims.len()]).broadcast(&dims)
+}
+
+/// Lets evaluation read averages, where `apply` makes any. Gives how many parameters it reads so.
+pub fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter]) -> usize {
+    let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply) else { return 0 };
+    let averages: Vec<&str> = apply.slots.iter().filter_map(|s| averaged_weight(&s.path)).collect();
+    if averages.is_empty() {
+        return 0;
+    }
+    let has_average = |path: &str| averages.contains(&path);
+    let Some((at, (_, eval))) = graphs.iter().enumerate().find(|(_, (role, _))| *role == Role::Eval) else {
+        return 0;
+    };
+    let (bound, count) = bound(eval, has_average, adapters);
+    graphs[at].1 = bound;
+    count
+}
+
+fn bound(g: &Graph, has_average: impl Fn(&str) -> bool, adapters: &[Adapter]) -> (Graph, usize) {
+    let mut slots = g.slots.clone();
+    let mut sources: HashMap<String, SlotId> = HashMap::new();
+    for (id, slot) in g.slot_ids().zip(&mut slots) {
+        if slot.class == Class::Weight && has_average(&slot.path) {
+            sources.insert(copy_path(&slot.path), id);
+            (slot.path, slot.class) = (average_path(&slot.path), Class::Average);
+        }
+    }
+    let b = Builder::from_graph(Graph { slots, next_key: g.next_key, ..Graph::default() });
+    let beside = |path: String| if has_average(&path) { average_path(&path) } else { path };
+    let norms = norms(&b, g, adapters, beside);
+    let mut replay = Replay::new(g);
+    replay.new = b.finish();
+    // Copies that are read, which are cast where they are first used and not where they are named.
+    let mut narrow: HashMap<Value, SlotId> = HashMap::new();
+    for id in g.ids() {
+        let node = g.node(id);
+        if let Op::Read { slot } = node.op {
+            if let Some(source) = sources.get(&g.slot(slot).path) {
+                narrow.insert(id.out(0), *source);
+                continue;
+            }
+            if let Some(norm) = norms.get(&slot) {
+                replay.set(id.out(0), *norm);
+                continue;
+            }
+        }
+        for v in &node.ins {
+            if let Some(source) = narrow.remove(v) {
+                let wide = replay.add(Op::Read { slot: source }, vec![], v.node);
+                let cast = replay.add(Op::Map { f: E::Cast(g.ty(*v).dtype) }, vec![wide], v.node);
+                replay.set(*v, cast);
+            }
+        }
+        replay.copy(id);
+    }
+    (replay.finish(), sources.len())
+}
+
+/// 1 / ||W + s B A|| for every slot of `g` that holds any, from the tensors that `beside` names for those of adapters.
+fn norms(
+    b: &Builder,
+    g: &Graph,
+    adapters: &[Adapter],
+    beside: impl Fn(String) -> String,
+) -> HashMap<SlotId, Value> {
+    let mut norms: HashMap<SlotId, Value> = HashMap::new();
+    for adapter in adapters.iter().filter(|adapter| adapter.dora) {
+        let Some(slot) = g.find_slot(&adapter.inverse_norm()) else { continue };
+        let norm = b.at_path(&adapter.weight, || {
+            adapter_norms::of(b, adapter, [adapter.a(), adapter.b()].map(&beside))
+        });
+        norms.insert(slot, norm.v);
+    }
+    // Weights that share a product have theirs side by side.
+    let parts = norms.keys().filter_map(|slot| Some((g.slot(*slot).part?, *slot)));
+    let mut wholes: BTreeMap<SlotId, Vec<(usize, SlotId)>> = BTreeMap::new();
+    parts.for_each(|(part, slot)| wholes.entry(part.of).or_default().push((part.offset, slot)));
+    for (whole, mut parts) in wholes {
+        parts.sort();
+        let parts: Vec<Tensor<'_>> = parts.iter().map(|(_, slot)| b.tensor(norms[slot])).collect();
+        norms.insert(whole, b.at_path(&g.slot(whole).path, || b.concat(&parts, 0)).v);
+    }
+    norms
+}

@@ -1,0 +1,631 @@
+//! From a graph to launches over storages: which kernel runs each node, which values are views of others, which are
+//! written in place, and which land directly in a slot or inside the tensor that joins them.
+
+use std::collections::HashMap;
+
+use crate::graph::{Graph, NodeId, SlotId, Value};
+use crate::op::{Op, OpKind};
+use crate::ops::product::Compute;
+use crate::passes::place::slots::Slots;
+use crate::passes::place::views;
+use crate::plan::{Category, Launch, Refusal, View};
+use crate::replay::users;
+use crate::target::{KernelRow, Layout, Shapes, Target};
+use crate::types::{DType, TensorType, contiguous_strides};
+use crate::verify::extent;
+
+/// A range of memory that values lie in. Transient ones get their offset from `memory`.
+pub struct Storage {
+    pub name: String,
+    pub category: Category,
+    pub bytes: usize,
+    /// The arena offset of a slot.
+    pub fixed: Option<usize>,
+    /// The last node that may read it.
+    last_use: usize,
+}
+
+/// A tensor in a storage; `view.offset` counts from the storage's start.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub storage: usize,
+    pub view: View,
+}
+
+/// A launch whose views are not yet in the arena.
+pub struct Draft {
+    pub launch: Launch,
+    pub ins: Vec<Place>,
+    pub outs: Vec<Option<Place>>,
+    pub workspace: Option<Place>,
+}
+
+pub struct Lowered {
+    pub storages: Vec<Storage>,
+    pub drafts: Vec<Draft>,
+    pub results: Vec<(String, Place)>,
+    /// Values that share memory with an input of their node.
+    pub in_place: usize,
+    /// Movements that had to be copies.
+    pub copies: usize,
+}
+
+/// Where a value must lie because of what reads it.
+#[derive(Clone)]
+enum Home {
+    Slot(SlotId),
+    /// Inside the output of a concat, at this view of it.
+    Inside(NodeId, View),
+    /// In memory of its own, in another order of axes: the one it is read in.
+    Turned(View),
+}
+
+const FOREVER: usize = usize::MAX;
+
+pub fn lower(g: &Graph, slots: &Slots, target: &Target, reuse: bool) -> Result<Lowered, Refusal> {
+    let mut l = Lowering {
+        g,
+        slots,
+        target,
+        reuse,
+        last: last_uses(g),
+        used: g.uses(),
+        homes: HashMap::new(),
+        places: HashMap::new(),
+        of_slot: HashMap::new(),
+        constants: HashMap::new(),
+        joined: HashMap::new(),
+        out: Lowered { storages: vec![], drafts: vec![], results: vec![], in_place: 0, copies: 0 },
+    };
+    l.find_slot_homes()?;
+    l.find_concat_homes()?;
+    l.find_turned_homes()?;
+    for id in g.ids() {
+        l.node(id)?;
+    }
+    for (slot, v) in &g.writes {
+        if !matches!(l.homes.get(v), Some(Home::Slot(home)) if home == slot) {
+            let to = l.slot_place(*slot);
+            let from = l.places[v].clone();
+            l.copy(from, to, v.node);
+        }
+    }
+    for (name, v) in &g.results {
+        let place = l.places[v].clone();
+        l.out.storages[place.storage].last_use = FOREVER;
+        l.out.results.push((name.clone(), place));
+    }
+    Ok(l.out)
+}
+
+/// The last node that reads each value, through views too.
+fn last_uses(g: &Graph) -> HashMap<Value, usize> {
+    let mut last: HashMap<Value, usize> = HashMap::new();
+    for v in g.results.iter().map(|(_, v)| v).chain(g.writes.iter().map(|(_, v)| v)) {
+        last.insert(*v, FOREVER);
+    }
+    for id in g.ids().rev() {
+        let node = g.node(id);
+        let mut at = id.0 as usize;
+        if views::is_movement(&node.op) {
+            at = at.max(last.get(&id.out(0)).copied().unwrap_or(0));
+        }
+        for v in &node.ins {
+            let known = last.entry(*v).or_insert(at);
+            *known = (*known).max(at);
+        }
+    }
+    last
+}
+
+struct Lowering<'a> {
+    g: &'a Graph,
+    slots: &'a Slots,
+    target: &'a Target,
+    reuse: bool,
+    last: HashMap<Value, usize>,
+    used: Vec<Vec<u32>>,
+    homes: HashMap<Value, Home>,
+    places: HashMap<Value, Place>,
+    of_slot: HashMap<SlotId, usize>,
+    /// One-element storages of constants, by bits and type.
+    constants: HashMap<(u64, DType), usize>,
+    /// The storage of a concat whose parts already lie inside.
+    joined: HashMap<NodeId, Place>,
+    out: Lowered,
+}
+
+impl Lowering<'_> {
+    fn row(&self, id: NodeId) -> Result<KernelRow, Refusal> {
+        let node = self.g.node(id);
+        let ins = node.ins.iter().map(|v| self.g.ty(*v));
+        let float = ins.chain(&node.outs).find(|t| t.dtype.is_float()).map_or(DType::I32, |t| t.dtype);
+        let narrow = node.ins.iter().map(|v| self.g.ty(*v)).chain(&node.outs).find(|t| t.dtype.is_fp8());
+        let has = |t: &&TensorType| node.op.kind().decodes() || self.target.dtypes.contains(&t.dtype);
+        if let Some(ty) = narrow.filter(|t| !has(t)) {
+            return Err(Refusal(format!("{}: {} does not compute in {ty}", node.path, self.target.name)));
+        }
+        if node.op.compute() == Some(Compute::Tf32) && self.target.rates.tf32_flops.is_none() {
+            return Err(Refusal(format!("{}: {} does not multiply in tf32", node.path, self.target.name)));
+        }
+        self.row_for(node.op.kind(), float, &node.path)
+    }
+
+    fn row_for(&self, kind: OpKind, dtype: DType, path: &str) -> Result<KernelRow, Refusal> {
+        self.target.kernel(kind, dtype).copied().ok_or_else(|| {
+            Refusal(format!(
+                "{path}: {} has no kernel for {} in {}",
+                self.target.name,
+                kind.name(),
+                dtype.name()
+            ))
+        })
+    }
+
+    fn is_compute(&self, id: NodeId) -> bool {
+        let op = &self.g.node(id).op;
+        !matches!(op, Op::Read { .. } | Op::Fill { .. }) && !views::is_movement(op)
+    }
+
+    fn used_once(&self, v: Value) -> bool {
+        self.used[v.node.0 as usize][v.out as usize] == 1
+    }
+
+    /// Written values that may be computed right in their slot, and the chain of sums that leads to them.
+    fn find_slot_homes(&mut self) -> Result<(), Refusal> {
+        for (slot, v) in &self.g.writes {
+            if self.homes.contains_key(v) || !self.is_compute(v.node) {
+                continue;
+            }
+            let mut chain = vec![*v];
+            let from_slot = loop {
+                let at = chain[chain.len() - 1];
+                let node = self.g.node(at.node);
+                let row = self.row(at.node)?;
+                let bases = || {
+                    let pairs = row.in_place_for(&node.op).filter(|(_, out)| *out == at.out as usize);
+                    pairs.filter_map(|(i, _)| Some((i, *node.ins.get(i)?)))
+                };
+                let is_slot = |(_, base): &(usize, Value)| matches!(self.g.node(base.node).op, Op::Read { slot: s } if s == *slot);
+                if let Some((i, _)) = bases().find(is_slot) {
+                    break Some(i);
+                }
+                let Some((_, base)) = bases().next() else { break None };
+                let goes_on =
+                    self.is_compute(base.node) && self.used_once(base) && self.g.ty(base) == self.g.ty(at);
+                if !goes_on {
+                    break None;
+                }
+                chain.push(base);
+            };
+            // Going back only helps to reach the slot itself; otherwise the last node alone may write there.
+            if from_slot.is_none() {
+                chain.truncate(1);
+            }
+            if self.may_overwrite(*slot, chain[chain.len() - 1].node, from_slot) {
+                chain.into_iter().for_each(|v| _ = self.homes.insert(v, Home::Slot(*slot)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing reads the slot's old value after `writer`, nor in it except through `in_place`.
+    fn may_overwrite(&self, slot: SlotId, writer: NodeId, in_place: Option<usize>) -> bool {
+        let (root, range) = extent(self.g, slot);
+        self.g.ids().all(|id| {
+            let Op::Read { slot: other } = self.g.node(id).op else { return true };
+            let (other_root, other_range) = extent(self.g, other);
+            if other_root != root || other_range.end <= range.start || range.end <= other_range.start {
+                return true;
+            }
+            let last = self.last.get(&id.out(0)).copied().unwrap_or(0);
+            let reads = &self.g.node(writer).ins;
+            let here = |(i, v): (usize, &Value)| {
+                let source = self.source(*v);
+                source != id.out(0) || (in_place == Some(i) && *v == id.out(0) && other == slot)
+            };
+            last < writer.0 as usize || (last == writer.0 as usize && reads.iter().enumerate().all(here))
+        })
+    }
+
+    /// The value a chain of movements starts from.
+    fn source(&self, mut v: Value) -> Value {
+        while views::is_movement(&self.g.node(v.node).op) && self.g.node(v.node).ins.len() == 1 {
+            v = self.g.node(v.node).ins[0];
+        }
+        v
+    }
+
+    /// What a concat reads, behind reshapes, is computed inside its output where whoever else reads it can do so there. The
+    /// output then lives as long as any of its parts: one that is read for longer than those that make up half of it has
+    /// memory of its own and is copied.
+    fn find_concat_homes(&mut self) -> Result<(), Refusal> {
+        let users = users(self.g);
+        for id in self.g.ids().filter(|id| matches!(self.g.node(*id).op, Op::Concat { .. })) {
+            let whole = self.g.node(id).outs[0].elements();
+            let parts = self.parts_inside(id, &users)?;
+            let last = |v: Value| self.last.get(&v).copied().unwrap_or(0);
+            let is_half = |v: Value| 2 * self.g.ty(v).elements() >= whole;
+            let halves = parts.iter().filter(|(v, _)| is_half(*v)).map(|(v, _)| last(*v));
+            let until = halves.fold(last(id.out(0)), usize::max);
+            let short: Vec<_> = parts.into_iter().filter(|(v, _)| last(*v) <= until).collect();
+            self.homes.extend(short.into_iter().map(|(v, view)| (v, Home::Inside(id, view))));
+        }
+        Ok(())
+    }
+
+    /// The values behind a concat's inputs that can be computed inside its output, and where.
+    fn parts_inside(
+        &self,
+        concat: NodeId,
+        users: &HashMap<Value, Vec<NodeId>>,
+    ) -> Result<Vec<(Value, View)>, Refusal> {
+        let node = self.g.node(concat);
+        let Op::Concat { axis } = node.op else { unreachable!("asked for a concat") };
+        let whole = View::dense(0, &node.outs[0]);
+        let (mut start, mut parts) = (0, vec![]);
+        for part in &node.ins {
+            let len = self.g.dims(*part)[axis];
+            let mut view = Some(views::slice(&whole, axis, start, len));
+            start += len;
+            let mut v = *part;
+            while let Op::Reshape { .. } = self.g.node(v.node).op {
+                v = self.g.node(v.node).ins[0];
+                view = view.and_then(|view| views::reshape(&view, self.g.dims(v)));
+            }
+            let Some(view) = view else { continue };
+            let is_free = self.is_compute(v.node) && !self.homes.contains_key(&v);
+            let is_first = parts.iter().all(|(known, _)| *known != v);
+            if is_free && is_first && fits(self.row(v.node)?.outs, &view) && self.reads(v, &view, users)? {
+                parts.push((v, view));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Whether all that reads a value, behind movements too, can read it in this layout.
+    fn reads(&self, v: Value, view: &View, users: &HashMap<Value, Vec<NodeId>>) -> Result<bool, Refusal> {
+        let readers = users.get(&v).map_or(&[][..], Vec::as_slice);
+        if self.used[v.node.0 as usize][v.out as usize] as usize > readers.len() {
+            return Ok(false);
+        }
+        for reader in readers {
+            let op = &self.g.node(*reader).op;
+            let reads = match views::moved(view, op) {
+                Some(moved) => self.reads(reader.out(0), &moved, users)?,
+                None if self.is_compute(*reader) => fits(self.row(*reader)?.ins, view),
+                None => matches!(op, Op::Concat { .. } | Op::Pad { .. }),
+            };
+            if !reads {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Values that are only read with their axes in another order, and then joined into other axes, are written in that
+    /// order: joining would be a copy otherwise.
+    fn find_turned_homes(&mut self) -> Result<(), Refusal> {
+        let g = self.g;
+        let users = users(g);
+        let reads = |v: Value| users.get(&v).map_or(&[][..], Vec::as_slice);
+        for id in g.ids() {
+            if !self.is_compute(id) {
+                continue;
+            }
+            for (out, ty) in g.node(id).outs.iter().enumerate() {
+                let v = id.out(out as u8);
+                let ends = self.used[id.0 as usize][out] as usize > reads(v).len();
+                let Some(Op::Transpose { perm }) = reads(v).first().map(|id| &g.node(*id).op) else {
+                    continue;
+                };
+                let is_read_so = |id: &NodeId| g.node(*id).op == Op::Transpose { perm: perm.clone() };
+                if ends || self.homes.contains_key(&v) || !reads(v).iter().all(is_read_so) {
+                    continue;
+                }
+                let dims: Vec<usize> = perm.iter().map(|&p| ty.dims[p]).collect();
+                let mut view = View::dense(0, ty);
+                for (&p, stride) in perm.iter().zip(contiguous_strides(&dims)) {
+                    view.strides[p] = stride;
+                }
+                let as_it_is = views::moved(&View::dense(0, ty), &Op::Transpose { perm: perm.clone() });
+                let would_copy = |id: &NodeId| match (&g.node(*id).op, &as_it_is) {
+                    (Op::Reshape { dims }, Some(view)) => views::reshape(view, dims).is_none(),
+                    _ => false,
+                };
+                let mut readers = reads(v).iter().flat_map(|id| reads(id.out(0)));
+                if readers.any(would_copy) && fits(self.row(id)?.outs, &view) {
+                    self.homes.insert(v, Home::Turned(view));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn storage(&mut self, name: &str, category: Category, bytes: usize, last_use: usize) -> usize {
+        self.out.storages.push(Storage { name: name.into(), category, bytes, fixed: None, last_use });
+        self.out.storages.len() - 1
+    }
+
+    fn slot_place(&mut self, slot: SlotId) -> Place {
+        let s = self.g.slot(slot);
+        let storage = *self.of_slot.entry(slot).or_insert_with(|| {
+            let fixed = Some(self.slots.offset(&s.path));
+            let category = crate::passes::place::slots::category(s.class);
+            self.out.storages.push(Storage {
+                name: s.path.clone(),
+                category,
+                bytes: s.ty.bytes(),
+                fixed,
+                last_use: FOREVER,
+            });
+            self.out.storages.len() - 1
+        });
+        Place { storage, view: View::dense(0, &s.ty) }
+    }
+
+    /// A new storage for a value.
+    fn fresh(&mut self, v: Value, ty: &TensorType) -> Place {
+        let path = self.g.node(v.node).path.clone();
+        let last = self.last.get(&v).copied().unwrap_or(0);
+        Place {
+            storage: self.storage(&path, Category::Activations, ty.bytes(), last),
+            view: View::dense(0, ty),
+        }
+    }
+
+    fn node(&mut self, id: NodeId) -> Result<(), Refusal> {
+        let node = self.g.node(id);
+        match &node.op {
+            Op::Read { slot } => {
+                let place = self.slot_place(*slot);
+                self.places.insert(id.out(0), place);
+                Ok(())
+            }
+            Op::Fill { value, dtype, dims } => {
+                let storage = self.constant(*value, *dtype, id)?;
+                let view =
+                    View { offset: 0, dtype: *dtype, dims: dims.clone(), strides: vec![0; dims.len()] };
+                self.places.insert(id.out(0), Place { storage, view });
+                Ok(())
+            }
+            op if views::is_movement(op) => self.movement(id),
+            _ => self.compute(id),
+        }
+    }
+
+    fn constant(&mut self, value: f64, dtype: DType, id: NodeId) -> Result<usize, Refusal> {
+        if let Some(storage) = self.constants.get(&(value.to_bits(), dtype)) {
+            return Ok(*storage);
+        }
+        let storage =
+            self.storage(&format!("constant {value}"), Category::Activations, dtype.bytes(), FOREVER);
+        self.constants.insert((value.to_bits(), dtype), storage);
+        let ty = TensorType::new(dtype, [1]);
+        let row = self.row_for(OpKind::Fill, dtype, &self.g.node(id).path)?;
+        let to = Place { storage, view: View::dense(0, &ty) };
+        let op = Op::Fill { value, dtype, dims: vec![1] };
+        self.push(row.name, op, id, vec![], vec![Some(to)], None, 0);
+        Ok(storage)
+    }
+
+    fn movement(&mut self, id: NodeId) -> Result<(), Refusal> {
+        let node = self.g.node(id);
+        let out = id.out(0);
+        let ty = &node.outs[0];
+        if let Op::Concat { axis } = node.op {
+            let whole = self.joined(id);
+            let mut start = 0;
+            for part in &node.ins {
+                let len = self.g.dims(*part)[axis];
+                let inside =
+                    Place { storage: whole.storage, view: views::slice(&whole.view, axis, start, len) };
+                start += len;
+                let from = self.places[part].clone();
+                if (from.storage, from.view.offset) != (inside.storage, inside.view.offset) {
+                    self.copy(from, inside, id);
+                }
+            }
+            self.places.insert(out, whole);
+            return Ok(());
+        }
+        let from = self.places[&node.ins[0]].clone();
+        if let Op::Pad { axis, before, .. } = node.op {
+            let to = self.fresh(out, ty);
+            let zero = self.constant(0.0, ty.dtype, id)?;
+            let zeros = View { strides: vec![0; ty.rank()], ..to.view.clone() };
+            self.copy(Place { storage: zero, view: zeros }, to.clone(), id);
+            let inside = views::slice(&to.view, axis, before, from.view.dims[axis]);
+            self.copy(from, Place { storage: to.storage, view: inside }, id);
+            self.places.insert(out, to);
+            return Ok(());
+        }
+        if let Some(view) = views::moved(&from.view, &node.op) {
+            let last = self.last.get(&out).copied().unwrap_or(0);
+            let storage = &mut self.out.storages[from.storage];
+            storage.last_use = storage.last_use.max(last);
+            self.places.insert(out, Place { storage: from.storage, view });
+            return Ok(());
+        }
+        let to = self.fresh(out, ty);
+        self.copy(from, to.clone(), id);
+        self.places.insert(out, to);
+        Ok(())
+    }
+
+    /// The storage of a concat's output, made when the first part needs it.
+    fn joined(&mut self, concat: NodeId) -> Place {
+        if let Some(place) = self.joined.get(&concat) {
+            return place.clone();
+        }
+        let ty = self.g.node(concat).outs[0].clone();
+        let place = self.fresh(concat.out(0), &ty);
+        self.joined.insert(concat, place.clone());
+        place
+    }
+
+    /// Lets a concat's output take over what the node that makes all its parts reads: the gradients of a merged product's
+    /// slices lie where the slices did. Each part must lie exactly over an input its kernel may overwrite.
+    fn join_in_place(&mut self, id: NodeId, concat: NodeId, row: &KernelRow, ins: &[Place]) {
+        if !self.reuse || self.joined.contains_key(&concat) {
+            return;
+        }
+        let pairs: Vec<(usize, usize)> = row.in_place_for(&self.g.node(id).op).collect();
+        let whole = &self.g.node(concat).outs[0];
+        let (mut over, mut storage) = (vec![], None);
+        let homes = self.homes.iter().filter_map(|(v, home)| match home {
+            Home::Inside(c, view) if *c == concat => Some((v, view)),
+            _ => None,
+        });
+        for (v, view) in homes {
+            let under = |(i, _): &&(usize, usize)| ins.get(*i).is_some_and(|place| place.view == *view);
+            let is_own = v.node == id;
+            let Some((i, _)) = pairs.iter().filter(|(_, o)| is_own && *o == v.out as usize).find(under)
+            else {
+                return;
+            };
+            over.push(*i);
+            if *storage.get_or_insert(ins[*i].storage) != ins[*i].storage {
+                return;
+            }
+        }
+        let Some(at) = storage.filter(|_| over.len() == self.g.node(concat).ins.len()) else { return };
+        let others = ins.iter().enumerate().filter(|(i, _)| !over.contains(i));
+        let taken = &self.out.storages[at];
+        let is_last = taken.fixed.is_none() && taken.last_use <= id.0 as usize;
+        if is_last && taken.bytes == whole.bytes() && others.into_iter().all(|(_, place)| place.storage != at)
+        {
+            let place = Place { storage: at, view: View::dense(0, whole) };
+            let last = self.last.get(&concat.out(0)).copied().unwrap_or(0);
+            self.out.storages[at].last_use = self.out.storages[at].last_use.max(last);
+            self.out.in_place += over.len();
+            self.joined.insert(concat, place);
+        }
+    }
+
+    fn compute(&mut self, id: NodeId) -> Result<(), Refusal> {
+        let node = self.g.node(id);
+        let row = self.row(id)?;
+        let mut ins = vec![];
+        for v in &node.ins {
+            let place = self.places[v].clone();
+            ins.push(if fits(row.ins, &place.view) { place } else { self.dense_copy(place, id) });
+        }
+        let mut outs = vec![];
+        let mut taken: Vec<usize> = vec![];
+        for (out, ty) in node.outs.iter().enumerate() {
+            let v = id.out(out as u8);
+            if self.used[id.0 as usize][out] == 0 {
+                outs.push(None);
+                continue;
+            }
+            let place = match self.homes.get(&v).cloned() {
+                Some(Home::Slot(slot)) => self.slot_place(slot),
+                Some(Home::Inside(concat, view)) => {
+                    self.join_in_place(id, concat, &row, &ins);
+                    let whole = self.joined(concat);
+                    let last = self.last.get(&v).copied().unwrap_or(0);
+                    let storage = &mut self.out.storages[whole.storage];
+                    storage.last_use = storage.last_use.max(last);
+                    Place {
+                        storage: whole.storage,
+                        view: View { offset: whole.view.offset + view.offset, ..view },
+                    }
+                }
+                Some(Home::Turned(view)) => Place { view, ..self.fresh(v, ty) },
+                None => match self.in_place(id, &row, out, ty, &ins, &taken) {
+                    Some(place) => {
+                        taken.push(place.storage);
+                        self.out.in_place += 1;
+                        let last = self.last.get(&v).copied().unwrap_or(0);
+                        let storage = &mut self.out.storages[place.storage];
+                        storage.last_use = storage.last_use.max(last);
+                        place
+                    }
+                    None => self.fresh(v, ty),
+                },
+            };
+            self.places.insert(v, place.clone());
+            outs.push(Some(place));
+        }
+        let bytes = (row.workspace)(&Shapes::of(self.g, node, self.target.cores));
+        let workspace = (bytes > 0).then(|| {
+            let storage =
+                self.storage(&format!("{} scratch", node.path), Category::Workspace, bytes, id.0 as usize);
+            Place { storage, view: View::dense(0, &TensorType::new(DType::F32, [bytes.div_ceil(4)])) }
+        });
+        if let Some(place) = &workspace {
+            self.out.storages[place.storage].bytes = bytes.next_multiple_of(4);
+        }
+        let flops = node.op.flops(node, self.g);
+        self.push(row.name, node.op.clone(), id, ins, outs, workspace, flops);
+        Ok(())
+    }
+
+    /// An input whose memory the output may take over: nobody reads it afterwards.
+    fn in_place(
+        &self,
+        id: NodeId,
+        row: &KernelRow,
+        out: usize,
+        ty: &TensorType,
+        ins: &[Place],
+        taken: &[usize],
+    ) -> Option<Place> {
+        if !self.reuse {
+            return None;
+        }
+        row.in_place_for(&self.g.node(id).op).filter(|(_, o)| *o == out).find_map(|(i, _)| {
+            let place = ins.get(i)?;
+            let storage = &self.out.storages[place.storage];
+            let is_last = storage.fixed.is_none() && storage.last_use <= id.0 as usize;
+            let is_whole =
+                place.view.is_dense() && storage.bytes == ty.bytes() && place.view.dtype == ty.dtype;
+            let is_only = ins.iter().enumerate().all(|(j, other)| j == i || other.storage != place.storage);
+            let is_free = is_last && is_whole && is_only && !taken.contains(&place.storage);
+            is_free.then(|| Place { storage: place.storage, view: View::dense(0, ty) })
+        })
+    }
+
+    fn dense_copy(&mut self, from: Place, id: NodeId) -> Place {
+        let ty = TensorType::new(from.view.dtype, from.view.dims.clone());
+        let path = self.g.node(id).path.clone();
+        let storage = self.storage(&path, Category::Activations, ty.bytes(), id.0 as usize);
+        let to = Place { storage, view: View::dense(0, &ty) };
+        self.copy(from, to.clone(), id);
+        to
+    }
+
+    fn copy(&mut self, from: Place, to: Place, id: NodeId) {
+        let row =
+            self.row_for(OpKind::Reshape, to.view.dtype, "copy").expect("every target copies its types");
+        let op = Op::Reshape { dims: to.view.dims.clone() };
+        self.out.copies += 1;
+        self.push(row.name, op, id, vec![from], vec![Some(to)], None, 0);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the fields of a launch")]
+    fn push(
+        &mut self,
+        kernel: &'static str,
+        op: Op,
+        id: NodeId,
+        ins: Vec<Place>,
+        outs: Vec<Option<Place>>,
+        workspace: Option<Place>,
+        flops: u64,
+    ) {
+        let node = self.g.node(id);
+        let (path, key) = (node.path.clone(), node.key);
+        let launch = Launch { kernel, op, ins: vec![], outs: vec![], workspace: None, path, key, flops };
+        self.out.drafts.push(Draft { launch, ins, outs, workspace });
+    }
+}
+
+fn fits(layout: Layout, view: &View) -> bool {
+    match layout {
+        Layout::Dense => view.is_dense(),
+        Layout::Rows => view.has_dense_rows(),
+        Layout::Any => true,
+    }
+}

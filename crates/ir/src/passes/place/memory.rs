@@ -1,0 +1,85 @@
+//! Lifetimes to offsets. Storages that live at the same time do not overlap; largest first, each at the lowest offset
+//! that is free for its whole life.
+
+use std::ops::Range;
+
+use crate::passes::place::lower::{Lowered, Place};
+use crate::plan::{Buffer, Launch, Plan, Role, View};
+
+/// One plan placed in the transient region, and how many bytes of it it needs.
+pub struct Placed {
+    pub plan: Plan,
+    pub bytes: usize,
+    pub buffers: Vec<Buffer>,
+}
+
+/// Gives every transient storage an offset from `base` and turns drafts into launches.
+pub fn place(lowered: Lowered, role: Role, base: usize, align: usize, reuse: bool) -> Placed {
+    let Lowered { storages, drafts, results, .. } = lowered;
+    let mut life: Vec<Option<Range<usize>>> = vec![None; storages.len()];
+    for (at, draft) in drafts.iter().enumerate() {
+        let places = draft.ins.iter().chain(draft.outs.iter().flatten()).chain(&draft.workspace);
+        for place in places {
+            let life = life[place.storage].get_or_insert(at..at + 1);
+            life.end = at + 1;
+        }
+    }
+    for (_, place) in &results {
+        if let Some(life) = &mut life[place.storage] {
+            life.end = drafts.len();
+        }
+    }
+
+    let mut order: Vec<usize> =
+        (0..storages.len()).filter(|i| storages[*i].fixed.is_none() && life[*i].is_some()).collect();
+    order.sort_by_key(|i| (std::cmp::Reverse(storages[*i].bytes), *i));
+    let mut offsets: Vec<usize> = storages.iter().map(|s| s.fixed.unwrap_or(0)).collect();
+    let (mut bytes, mut buffers, mut settled) = (0, vec![], Vec::<Settled>::new());
+    for i in order {
+        let size = storages[i].bytes.next_multiple_of(align);
+        let live = life[i].clone().expect("filtered");
+        let start = if reuse { lowest(&settled, &live, size) } else { bytes };
+        offsets[i] = base + start;
+        bytes = bytes.max(start + size);
+        let at = settled.partition_point(|s| s.start < start);
+        settled.insert(at, Settled { start, end: start + size, live: live.clone() });
+        buffers.push(Buffer {
+            name: storages[i].name.clone(),
+            category: storages[i].category,
+            offset: base + start,
+            bytes: size,
+            live: Some((0, live)),
+        });
+    }
+
+    let view = |p: Place| View { offset: offsets[p.storage] + p.view.offset, ..p.view };
+    let launches = drafts
+        .into_iter()
+        .map(|d| Launch {
+            ins: d.ins.into_iter().map(view).collect(),
+            outs: d.outs.into_iter().map(|o| o.map(view)).collect(),
+            workspace: d.workspace.map(view),
+            ..d.launch
+        })
+        .collect();
+    let results = results.into_iter().map(|(name, p)| (name, view(p))).collect();
+    Placed { plan: Plan { role, launches, results }, bytes, buffers }
+}
+
+struct Settled {
+    start: usize,
+    end: usize,
+    live: Range<usize>,
+}
+
+/// The lowest offset with `size` free bytes among storages, sorted by start, that live at the same time.
+fn lowest(settled: &[Settled], live: &Range<usize>, size: usize) -> usize {
+    let mut start = 0;
+    for s in settled.iter().filter(|s| s.live.start < live.end && live.start < s.live.end) {
+        if s.start >= start + size {
+            break;
+        }
+        start = start.max(s.end);
+    }
+    start
+}

@@ -1,0 +1,151 @@
+//! The persistent part of the arena: one table of slots for all plans, found by path, at the same offset in each.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use crate::graph::{Class, Graph, Part, Slot};
+use crate::passes::forward::adapter::SCOPE;
+use crate::passes::types::precision::copy_path;
+use crate::plan::{Buffer, Category, PlacedSlot, Refusal, View};
+use crate::types::TensorType;
+
+/// All slots of a set of graphs, parts by path.
+pub struct Slots {
+    order: Vec<String>,
+    by_path: HashMap<String, Entry>,
+}
+
+struct Entry {
+    slot: Slot,
+    part: Option<(String, usize)>,
+    offset: usize,
+}
+
+pub fn category(class: Class) -> Category {
+    match class {
+        Class::Weight | Class::Derived => Category::Parameters,
+        Class::Moment | Class::Scale => Category::Optimizer,
+        Class::Average => Category::Average,
+        Class::Frozen => Category::Frozen,
+        Class::Carry => Category::Gradients,
+        Class::Cache => Category::Activations,
+        Class::Const | Class::Input => Category::Inputs,
+    }
+}
+
+impl Slots {
+    /// Joins the graphs' slots by path and lays them out, most lasting first, inputs last.
+    pub fn place(graphs: &[&Graph], align: usize) -> Result<(Slots, usize, Vec<Buffer>), Refusal> {
+        let mut slots = Slots { order: vec![], by_path: HashMap::new() };
+        for g in graphs {
+            g.slots.iter().try_for_each(|slot| slots.join(g, slot))?;
+        }
+        let adapters = slots.adapters();
+        let category = |path: &str, class: Class| match adapters.contains(path) {
+            true => Category::Adapters,
+            false => category(class),
+        };
+        let mut roots: Vec<String> =
+            slots.order.iter().filter(|p| slots.by_path[*p].part.is_none()).cloned().collect();
+        // Inputs last, in one range.
+        let is_input = |class: Class| class == Class::Input;
+        roots.sort_by_key(|p| {
+            let class = slots.by_path[p].slot.class;
+            (category(p, class), is_input(class))
+        });
+        let (mut end, mut buffers) = (0, vec![]);
+        for path in roots {
+            let entry = slots.by_path.get_mut(&path).expect("listed");
+            let bytes = entry.slot.ty.bytes();
+            entry.offset = end;
+            let category = category(&path, entry.slot.class);
+            buffers.push(Buffer {
+                name: path,
+                category,
+                offset: end,
+                bytes: bytes.next_multiple_of(align),
+                live: None,
+            });
+            end += bytes.next_multiple_of(align);
+        }
+        for path in &slots.order {
+            let offset = slots.resolve(path);
+            slots.by_path.get_mut(path).expect("listed").offset = offset;
+        }
+        Ok((slots, end, buffers))
+    }
+
+    fn join(&mut self, g: &Graph, slot: &Slot) -> Result<(), Refusal> {
+        let part = slot.part.map(|Part { of, offset }| (g.slot(of).path.clone(), offset));
+        match self.by_path.get_mut(&slot.path) {
+            Some(known) if known.slot.ty != slot.ty => {
+                let (a, b) = (&known.slot.ty, &slot.ty);
+                Err(Refusal(format!("{} is {a} in one program and {b} in another", slot.path)))
+            }
+            Some(known) => {
+                known.part = known.part.take().or(part);
+                Ok(())
+            }
+            None => {
+                self.order.push(slot.path.clone());
+                self.by_path.insert(slot.path.clone(), Entry { slot: slot.clone(), part, offset: 0 });
+                Ok(())
+            }
+        }
+    }
+
+    /// The slots that hold adapters' parameters, their copies and norms, and nothing else.
+    fn adapters(&self) -> HashSet<String> {
+        let is_adapters = |path: &str, entry: &Entry| {
+            let path = path.strip_prefix(&copy_path("")).unwrap_or(path);
+            path.starts_with(SCOPE) && matches!(entry.slot.class, Class::Weight | Class::Derived)
+        };
+        let found = self.by_path.iter().filter(|(path, entry)| is_adapters(path, entry));
+        let roots: HashSet<&str> = found.map(|(path, _)| self.root(path)).collect();
+        // A region of vectors has a copy although nobody reads parts of it.
+        roots.into_iter().flat_map(|root| [root.to_string(), copy_path(root)]).collect()
+    }
+
+    /// The slot that this one lies in, in the end.
+    fn root<'a>(&'a self, path: &'a str) -> &'a str {
+        match &self.by_path[path].part {
+            Some((of, _)) => self.root(of),
+            None => path,
+        }
+    }
+
+    /// The range that holds every input; empty, at `end`, where there is none.
+    pub fn inputs(&self, end: usize) -> Range<usize> {
+        let roots = self.by_path.values().filter(|e| e.part.is_none() && e.slot.class == Class::Input);
+        roots.map(|e| e.offset).min().unwrap_or(end)..end
+    }
+
+    fn resolve(&self, path: &str) -> usize {
+        let entry = &self.by_path[path];
+        match &entry.part {
+            Some((of, offset)) => self.resolve(of) + offset * entry.slot.ty.dtype.bytes(),
+            None => entry.offset,
+        }
+    }
+
+    pub fn offset(&self, path: &str) -> usize {
+        self.by_path[path].offset
+    }
+
+    pub fn placed(&self) -> Vec<PlacedSlot> {
+        let wholes: HashSet<&str> =
+            self.by_path.values().filter_map(|e| e.part.as_ref().map(|(of, _)| of.as_str())).collect();
+        let place = |path: &String| {
+            let Entry { slot, offset, .. } = &self.by_path[path];
+            PlacedSlot {
+                path: path.clone(),
+                ty: slot.ty.clone(),
+                class: slot.class,
+                init: slot.init,
+                is_whole: wholes.contains(path.as_str()),
+                view: View::dense(*offset, &TensorType::clone(&slot.ty)),
+            }
+        };
+        self.order.iter().map(place).collect()
+    }
+}

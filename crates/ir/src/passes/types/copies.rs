@@ -1,0 +1,105 @@
+//! Who writes the bf16 copies of weights: `apply` after every update, and a `derive` plan that rebuilds all of them
+//! bit for bit after initialisation and load.
+
+use std::collections::HashSet;
+
+use crate::graph::{Class, Graph, Slot, SlotId, Value};
+use crate::op::Op;
+use crate::ops::elementwise::Elementwise as E;
+use crate::passes::types::precision::copy_path;
+use crate::plan::Role;
+use crate::types::DType;
+
+/// Adds the writes to `apply`, and the program `derive` where there is anything to derive.
+pub fn copies(graphs: &mut Vec<(Role, Graph)>) {
+    let derive = derive(graphs);
+    if let Some((_, apply)) = graphs.iter_mut().find(|(role, _)| *role == Role::Apply) {
+        let updated: Vec<_> =
+            apply.writes.iter().filter(|(s, _)| apply.slot(*s).class == Class::Weight).copied().collect();
+        for (weight, value) in updated {
+            let copy = copy_of(apply, weight);
+            let narrow = update_with_copy(apply, value);
+            apply.writes.push((copy, narrow));
+        }
+    }
+    if !derive.writes.is_empty() {
+        graphs.push((Role::Derive, derive));
+    }
+}
+
+/// One cast for every copy that is not part of another in any of the graphs.
+fn derive(graphs: &[(Role, Graph)]) -> Graph {
+    let is_copy = |s: &&Slot| s.class == Class::Derived && s.path.starts_with(&copy_path(""));
+    let derived = || graphs.iter().flat_map(|(_, g)| &g.slots).filter(is_copy);
+    let parts: HashSet<&str> = derived().filter(|s| s.part.is_some()).map(|s| s.path.as_str()).collect();
+    let mut derive = Graph::default();
+    for copy in derived().filter(|s| !parts.contains(s.path.as_str())) {
+        if derive.find_slot(&copy.path).is_some() {
+            continue;
+        }
+        let source = graphs.iter().find_map(|(_, g)| {
+            g.slots.iter().find(|s| copy_path(&s.path) == copy.path).map(|s| Slot { part: None, ..s.clone() })
+        });
+        let source = source.expect("a copy is named after its source");
+        let (path, weight) = (source.path.clone(), derive.add_slot(source));
+        let copy = derive.add_slot(copy.clone());
+        let read = derive.add(Op::Read { slot: weight }, vec![], &path);
+        write_cast(&mut derive, copy, read, &path);
+    }
+    derive
+}
+
+fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
+    let source = g.slot(weight).clone();
+    let path = copy_path(&source.path);
+    g.find_slot(&path).unwrap_or_else(|| {
+        g.add_slot(Slot {
+            path,
+            ty: source.ty.with(DType::BF16),
+            class: Class::Derived,
+            part: None,
+            ..source
+        })
+    })
+}
+
+/// The bf16 output of the update that gives `value`: written in the same pass, it costs 2 bytes an element where a
+/// cast after it would cost 6. An operation without such an output is followed by the cast.
+fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
+    let node = &mut apply.nodes[value.node.0 as usize];
+    let (Op::AdamW { copy, .. } | Op::AdamW8 { copy, .. }) = &mut node.op else {
+        let path = node.path.clone();
+        return apply.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], &path);
+    };
+    *copy = true;
+    let narrow = node.outs[0].with(DType::BF16);
+    node.outs.push(narrow);
+    Value { node: value.node, out: (node.outs.len() - 1) as u8 }
+}
+
+fn write_cast(g: &mut Graph, copy: SlotId, value: Value, path: &str) {
+    let cast = g.add(Op::Map { f: E::Cast(DType::BF16) }, vec![value], path);
+    g.writes.push((copy, cast));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builder::Builder;
+    use crate::graph::Init;
+
+    #[test]
+    fn an_update_of_plain_operations_is_followed_by_a_cast() {
+        let b = Builder::new();
+        let weight = b.param("w", &[4], Init::Ones);
+        let slot = b.with_graph(|g| g.find_slot("w")).expect("a weight");
+        b.write(slot, weight.scale(0.5));
+        let mut graphs = vec![(Role::Apply, b.finish())];
+        copies(&mut graphs);
+        let apply = &graphs[0].1;
+        let (copy, value) = apply.writes[1];
+        assert_eq!(apply.slot(copy).path, copy_path("w"));
+        assert_eq!(apply.node(value.node).op, Op::Map { f: E::Cast(DType::BF16) });
+        assert_eq!(apply.node(value.node).ins, [apply.writes[0].1]);
+    }
+}

@@ -1,0 +1,82 @@
+//! Which layers gain by 8-bit products on a target. Quantising costs passes over memory, which a small product does not
+//! earn back; what it costs depends on what makes the tensor and who else reads it. So whole graphs are priced, with and
+//! without a unit of layers in 8 bits, by what was timed on the target and by its roofline where nothing was.
+
+use std::collections::BTreeSet;
+
+use crate::cost;
+use crate::passes::options::Options;
+use crate::passes::state::{Reports, State};
+use crate::passes::types::fp8::{Unit, units};
+use crate::passes::{JOINED, Program, TYPED, add_copies, run};
+use crate::plan::{Refusal, Role};
+use crate::replay::without_dead;
+use crate::target::Target;
+
+/// A unit and what 8 bits are worth to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Priced {
+    pub names: BTreeSet<String>,
+    pub products: usize,
+    /// Seconds of a micro-batch with its update that 8 bits save; below 0 where they cost more.
+    pub gain_seconds: f64,
+}
+
+/// What is worth 8 bits and what is not, each sorted by names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    pub gain: Vec<Priced>,
+    pub lose: Vec<Priced>,
+}
+
+impl Choice {
+    /// The names of the layers that gain, as `Options::fp8_layers` takes them.
+    pub fn layers(&self) -> BTreeSet<String> {
+        self.gain.iter().flat_map(|unit| unit.names.iter().cloned()).collect()
+    }
+}
+
+/// Prices the layers of a training program: of all in 8 bits, the one that gains least leaves for as long as that is
+/// nothing. `options` are those of a run in fp8.
+pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<Choice, Refusal> {
+    if !program.role.is_grad() {
+        return Ok(Choice::default());
+    }
+    let mut typed = State::new(program.role, program.graph.clone(), Reports::default());
+    run(TYPED, &mut typed, options, target)?;
+    let seconds = |taken: &[Unit]| -> Result<f64, Refusal> {
+        let names: BTreeSet<String> = taken.iter().flat_map(|unit| unit.names.iter().cloned()).collect();
+        let options = Options { fp8_layers: Some(names), ..options.clone() };
+        let mut joined = typed.clone();
+        run(JOINED, &mut joined, &options, target)?;
+        let mut graphs = vec![(Role::GRAD, without_dead(&joined.graph))];
+        graphs.extend(joined.apply.map(|apply| (Role::Apply, apply)));
+        add_copies(&mut graphs, &options);
+        let priced = graphs.iter().filter(|(role, _)| *role != Role::Derive);
+        Ok(priced.map(|(_, g)| cost::of_graph(g, target).predicted_seconds).sum())
+    };
+    let mut taken = units(&typed.graph, typed.forward());
+    let mut choice = Choice::default();
+    while !taken.is_empty() {
+        let with = seconds(&taken)?;
+        let mut gains = vec![];
+        for i in 0..taken.len() {
+            let mut rest = taken.clone();
+            rest.remove(i);
+            gains.push(seconds(&rest)? - with);
+        }
+        let priced = |unit: &Unit, gain_seconds: f64| Priced {
+            names: unit.names.clone(),
+            products: unit.products.len(),
+            gain_seconds,
+        };
+        let least = (0..gains.len()).min_by(|a, b| gains[*a].total_cmp(&gains[*b])).expect("a unit is left");
+        if gains[least] > 0.0 {
+            choice.gain = taken.iter().zip(gains).map(|(unit, gain)| priced(unit, gain)).collect();
+            break;
+        }
+        choice.lose.push(priced(&taken.remove(least), gains[least]));
+    }
+    choice.lose.sort_by(|a, b| a.names.cmp(&b.names));
+    Ok(choice)
+}

@@ -1,0 +1,14 @@
+//! The tests of this crate in one binary: linking one for every file took longer than running them.
+
+mod applied_twice;
+mod autodiff;
+mod double_norms;
+mod fewer_passes;
+mod formulas;
+mod fp8;
+mod fused_products;
+mod ops;
+mod passes;
+mod shapes;
+mod text;
+mod verify;

@@ -1,0 +1,51 @@
+//! The forms a model's graph is built in: the results it computes, with its static extents.
+
+/// T tokens of the batch, V vocabulary, S sequences or texts, C classes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens.
+    Loss { rows: usize, len: usize, documents: Documents, dropout: bool },
+    /// Result `logits` [T, V] of rows of `len` tokens.
+    Logits { rows: usize, len: usize },
+    /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
+    /// after those in a cache of `capacity` a sequence.
+    Cached { sequences: usize, tokens: usize, capacity: usize },
+    /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
+    /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
+    Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
+    /// Of images.
+    Images(ImageForm),
+}
+
+/// Whether tokens see earlier documents of their row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Documents {
+    /// A row is one sequence.
+    Joined,
+    /// At most this many documents in the batch, each a segment of its own.
+    Apart { most: usize },
+}
+
+/// A batch of images. Results are `loss`, the weighted sum over images, `weight`, the sum of their weights,
+/// and, where nothing is drawn, `class_logits` [B, C].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ImageForm {
+    /// Images of the batch, B.
+    pub images: usize,
+    /// What is dropped at random is dropped.
+    pub dropout: bool,
+    /// The share of a target that is spread over all classes.
+    pub smoothing: f64,
+    /// Images are mixed with others of the batch: inputs `mix_with`, `mix_share` and `mix_box` say with which and how.
+    pub mix: bool,
+    /// Pixels are parts of images that lie on the device, so many of so many rows and columns: the input `parts` says
+    /// which.
+    pub table: Option<[usize; 3]>,
+}
+
+impl ImageForm {
+    /// Images as they are, for evaluation.
+    pub fn plain(images: usize) -> ImageForm {
+        ImageForm { images, dropout: false, smoothing: 0.0, mix: false, table: None }
+    }
+}

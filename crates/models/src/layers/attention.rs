@@ -1,0 +1,154 @@
+//! The attention half of a block: projections to heads, norms and rotation of queries and keys, attention, output.
+
+use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
+use flatout_ir::ops::norm::NormSpec;
+use flatout_ir::ops::rope::RopeSpec;
+use flatout_ir::{Builder, DType, Init, Tensor};
+
+use super::{Cache, Linear, Norm};
+
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Of queries.
+    pub count: usize,
+    /// Of keys and values.
+    pub kv_count: usize,
+    pub size: usize,
+    /// The factor on scores.
+    pub scale: f32,
+}
+
+/// Which tokens see which: how the token axis is cut into sequences, and the keys and values of earlier runs.
+#[derive(Clone, Copy)]
+pub struct Sight<'g> {
+    pub q: Segments,
+    pub k: Segments,
+    pub masking: Masking<'g>,
+    pub cache: Option<Cache<'g>>,
+}
+
+impl<'g> Sight<'g> {
+    /// Sequences of equal length.
+    pub fn rows(len: usize) -> Sight<'g> {
+        let segments = Segments::Uniform { len };
+        Sight { q: segments, k: segments, masking: Masking::default(), cache: None }
+    }
+
+    /// Sequences at (start, len) i32 [S] of at most `longest` tokens each.
+    pub fn ragged(bounds: (Tensor<'g>, Tensor<'g>), longest: usize) -> Sight<'g> {
+        let segments = Segments::Ragged { max_segments: bounds.0.dims()[0], max_len: longest };
+        let masking = Masking { q: Some(bounds), k: Some(bounds), intervals: None };
+        Sight { q: segments, k: segments, masking, cache: None }
+    }
+
+    /// New tokens of sequences at `new`, after those of a cache of `capacity` tokens a sequence, whose bounds are `seen`.
+    pub fn cached(
+        [new, seen]: [(Tensor<'g>, Tensor<'g>); 2],
+        places: Tensor<'g>,
+        capacity: usize,
+    ) -> Sight<'g> {
+        let (sequences, tokens) = (new.0.dims()[0], places.dims()[0]);
+        let of = |max_len: usize| Segments::Ragged { max_segments: sequences, max_len };
+        Sight {
+            q: of(tokens.min(capacity)),
+            k: of(capacity),
+            masking: Masking { q: Some(new), k: Some(seen), intervals: None },
+            cache: Some(Cache { places, rows: sequences * capacity }),
+        }
+    }
+}
+
+/// Inputs `name_start` and `name_len` i32 [S]: where each of S sequences begins, and its tokens.
+pub fn bounds<'g>(b: &'g Builder, name: &str, sequences: usize) -> (Tensor<'g>, Tensor<'g>) {
+    let of = |what: &str| b.input(&format!("{name}_{what}"), DType::I32, &[sequences]);
+    (of("start"), of("len"))
+}
+
+/// Where tokens stand, i32 [axes, T], and how that turns queries and keys.
+pub struct Rotation<'g> {
+    pub positions: Tensor<'g>,
+    pub spec: RopeSpec,
+}
+
+#[derive(Clone, Debug)]
+pub struct Attention {
+    heads: Heads,
+    wq: Linear,
+    wk: Linear,
+    wv: Linear,
+    /// Of every query and key head.
+    norms: Option<[Norm; 2]>,
+    wo: Linear,
+}
+
+impl Attention {
+    /// Declares `wq`, `wk`, `wv`, `q_norm`, `k_norm` and `wo`. Biases and first values are those of the projections to heads
+    /// and of the output, which writes to the residual stream.
+    pub fn declare(
+        b: &Builder,
+        width: usize,
+        heads: Heads,
+        norm: Option<NormSpec>,
+        biases: [bool; 2],
+        [inward, outward]: [Init; 2],
+    ) -> Attention {
+        let into =
+            |name: &str, count: usize| Linear::named(b, name, [count * heads.size, width], inward, biases[0]);
+        Attention {
+            heads,
+            wq: into("wq", heads.count),
+            wk: into("wk", heads.kv_count),
+            wv: into("wv", heads.kv_count),
+            norms: norm.map(|spec| ["q_norm", "k_norm"].map(|name| Norm::declare(b, name, heads.size, spec))),
+            wo: Linear::named(b, "wo", [width, heads.count * heads.size], outward, biases[1]),
+        }
+    }
+
+    /// Queries [T, H, K], keys and values [T, HK, K] of x [T, D], as they leave their products.
+    pub fn project<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> [Tensor<'g>; 3] {
+        let (t, Heads { count, kv_count, size, .. }) = (x.dims()[0], self.heads);
+        [(&self.wq, count), (&self.wk, kv_count), (&self.wv, kv_count)]
+            .map(|(product, heads)| product.apply(b, x).reshape(&[t, heads, size]))
+    }
+
+    /// Queries and keys normed and turned.
+    pub fn place<'g>(
+        &self,
+        b: &'g Builder,
+        [q, k]: [Tensor<'g>; 2],
+        rotation: Option<&Rotation<'g>>,
+    ) -> [Tensor<'g>; 2] {
+        let place = |x: Tensor<'g>, norm: Option<&Norm>| {
+            let x = norm.map_or(x, |norm| norm.apply(b, x));
+            rotation.map_or(x, |rotation| x.rope(rotation.positions, &rotation.spec))
+        };
+        let norms = self.norms.as_ref();
+        [place(q, norms.map(|n| &n[0])), place(k, norms.map(|n| &n[1]))]
+    }
+
+    /// What heads gather, [T, H, K], to the residual stream [T, D].
+    pub fn output<'g>(&self, b: &'g Builder, gathered: Tensor<'g>) -> Tensor<'g> {
+        let t = gathered.dims()[0];
+        self.wo.apply(b, gathered.reshape(&[t, self.heads.count * self.heads.size]))
+    }
+
+    /// x [T, D] to [T, D]. `layer` numbers the caches.
+    pub fn apply<'g>(
+        &self,
+        b: &'g Builder,
+        x: Tensor<'g>,
+        layer: usize,
+        rotation: Option<&Rotation<'g>>,
+        sight: &Sight<'g>,
+        mask: Mask,
+    ) -> Tensor<'g> {
+        let [q, k, v] = self.project(b, x);
+        let [q, k] = self.place(b, [q, k], rotation);
+        let [k, v] = match sight.cache {
+            Some(cache) => [("k", k), ("v", v)].map(|(name, x)| cache.extend(&format!("{name}.{layer}"), x)),
+            None => [k, v],
+        };
+        let attend = Attend { scale: self.heads.scale, mask, q: sight.q, k: sight.k };
+        self.output(b, q.attention(k, v, &attend, &sight.masking))
+    }
+}

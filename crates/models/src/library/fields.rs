@@ -1,0 +1,44 @@
+//! The fields of a `config.json`, each read with a sentence that names it where it is not what it should be.
+
+use serde_json::{Map, Value};
+
+/// One that is null is one that is absent, as the library has it.
+pub(crate) struct Fields<'a>(pub &'a Map<String, Value>);
+
+impl<'a> Fields<'a> {
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    pub fn extent(&self, name: &str) -> Result<usize, String> {
+        let value = self.get(name).ok_or_else(|| format!("it has no `{name}`"))?;
+        let whole = value.as_u64().filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok());
+        whole.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a whole number of 1 or more"))
+    }
+
+    pub fn extent_or(&self, name: &str, default: usize) -> Result<usize, String> {
+        self.get(name).map_or(Ok(default), |_| self.extent(name))
+    }
+
+    pub fn number_or(&self, name: &str, default: f64) -> Result<f64, String> {
+        let Some(value) = self.get(name) else { return Ok(default) };
+        let number = value.as_f64().filter(|x| x.is_finite());
+        number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
+    }
+
+    pub fn flag(&self, name: &str) -> Result<bool, String> {
+        let Some(value) = self.get(name) else { return Ok(false) };
+        value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and wants to be true or false"))
+    }
+
+    /// One token or a list of them.
+    pub fn tokens(&self, name: &str) -> Result<Vec<u32>, String> {
+        let Some(value) = self.get(name) else { return Ok(vec![]) };
+        let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        let tokens = match value {
+            Value::Array(tokens) => tokens.iter().map(token).collect(),
+            one => token(one).map(|token| vec![token]),
+        };
+        tokens.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a token or a list of them"))
+    }
+}

@@ -1,0 +1,187 @@
+//! GPT-2 as the `transformers` library describes it: fields and names of its own.
+//!
+//! Its checkpoints have q, k and v in one tensor and matrices stored [in, out]; files without the head have the names
+//! without `transformer.`.
+
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use super::stored::{Stored, Within};
+use crate::config::Activation::{GeluExact, GeluTanh};
+use crate::config::{Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions};
+use crate::decoder::SCORE;
+
+pub(crate) fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
+    let width = f.extent("n_embd")?;
+    let activation = f.get("activation_function").map_or(Ok("gelu_new"), |value| {
+        value.as_str().ok_or_else(|| format!("its `activation_function` is {value}, and wants to be a name"))
+    })?;
+    if f.get("tie_word_embeddings").is_some_and(|tied| *tied != json!(true)) {
+        return Err("its `tie_word_embeddings` is not true, and a GPT-2 is read with a tied head".into());
+    }
+    Ok(DecoderConfig {
+        width,
+        layers: f.extent("n_layer")?,
+        heads: f.extent("n_head")?,
+        ffn: f.extent_or("n_inner", 4 * width)?,
+        vocab: f.extent("vocab_size")?,
+        context: f.extent_or("n_positions", 1024)?,
+        norm: Norm::Layer,
+        norm_bias: true,
+        norm_eps: f.number_or("layer_norm_epsilon", 1e-5)?,
+        bias: Bias::All,
+        activation: match activation {
+            "gelu_new" | "gelu_pytorch_tanh" => GeluTanh,
+            "gelu" => GeluExact,
+            other => {
+                return Err(format!(
+                    "its `activation_function` is {other:?}, and here there is gelu_new and gelu"
+                ));
+            }
+        },
+        positions: Positions::Learned,
+        ..DecoderConfig::default()
+    })
+}
+
+pub(crate) fn write(model: &DecoderConfig) -> Value {
+    json!({
+        "n_embd": model.width,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_inner": model.ffn,
+        "n_positions": model.context,
+        "n_ctx": model.context,
+        "activation_function": if model.activation == GeluTanh { "gelu_new" } else { "gelu" },
+        "layer_norm_epsilon": model.norm_eps,
+        "resid_pdrop": model.dropout,
+        "embd_pdrop": model.dropout,
+        "attn_pdrop": 0.0,
+    })
+}
+
+/// Every weight, where the decoder is one that GPT-2's format can hold; otherwise the key that is in the way.
+pub fn stored(c: &DecoderConfig) -> Result<Vec<Stored>, String> {
+    let asked = [
+        ("norm", c.norm == Norm::Layer, "layer"),
+        ("norm_bias", c.norm_bias, "true"),
+        ("bias", c.bias == Bias::All, "all"),
+        ("activation", matches!(c.activation, GeluTanh | GeluExact), "gelu_tanh or gelu_exact"),
+        ("positions", c.positions == Positions::Learned, "learned"),
+        ("kv_heads", c.kv_heads() == c.heads, "that of heads"),
+        ("head_size", c.head_size() * c.heads == c.width, "width / heads"),
+        ("qk_norm", !c.qk_norm, "false"),
+        ("tied", c.tied, "true"),
+        ("embed_scale", c.embed_scale == 1.0, "1"),
+        ("norm_weight", c.norm_weight == NormWeights::Plain, "plain"),
+        ("post_norms", !c.post_norms, "false"),
+        ("attention", c.attention == Attention::Causal, "causal"),
+        ("window", c.window.is_none(), "none"),
+        ("score_size", c.score_size.is_none(), "that of heads"),
+    ];
+    if let Some((key, _, wanted)) = asked.into_iter().find(|(_, fits, _)| !fits) {
+        return Err(format!("GPT-2 has another `model.{key}`: {wanted}"));
+    }
+    let d = c.width;
+    let mut all = vec![];
+    let mut add =
+        |ours: String, theirs: String, dims: Vec<usize>, transposed: bool, columns: Range<usize>| {
+            let within = Within::Columns { transposed, columns };
+            all.push(Stored { ours, theirs: format!("transformer.{theirs}"), dims, within });
+        };
+    add("embed.weight".into(), "wte.weight".into(), vec![c.vocab, d], false, 0..d);
+    add("positions.weight".into(), "wpe.weight".into(), vec![c.context, d], false, 0..d);
+    for i in 0..c.layers {
+        for (ours, theirs) in [("attn_norm", "ln_1"), ("ffn_norm", "ln_2")] {
+            add(format!("layers.{i}.{ours}"), format!("h.{i}.{theirs}.weight"), vec![d], false, 0..d);
+            add(format!("layers.{i}.{ours}_bias"), format!("h.{i}.{theirs}.bias"), vec![d], false, 0..d);
+        }
+        let products = [
+            ("attn.wq", "attn.c_attn", d, 3 * d, 0..d),
+            ("attn.wk", "attn.c_attn", d, 3 * d, d..2 * d),
+            ("attn.wv", "attn.c_attn", d, 3 * d, 2 * d..3 * d),
+            ("attn.wo", "attn.c_proj", d, d, 0..d),
+            ("ffn.up", "mlp.c_fc", d, c.ffn, 0..c.ffn),
+            ("ffn.down", "mlp.c_proj", c.ffn, d, 0..d),
+        ];
+        for (ours, theirs, into, out, columns) in products {
+            let (ours, theirs) = (format!("layers.{i}.{ours}"), format!("h.{i}.{theirs}"));
+            add(ours.clone(), format!("{theirs}.weight"), vec![into, out], true, columns.clone());
+            add(format!("{ours}_bias"), format!("{theirs}.bias"), vec![out], false, columns);
+        }
+    }
+    add("norm".into(), "ln_f.weight".into(), vec![d], false, 0..d);
+    add("norm_bias".into(), "ln_f.bias".into(), vec![d], false, 0..d);
+    if c.head == Head::Classes {
+        all.push(Stored::whole(SCORE, SCORE, vec![c.classes(), d]));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::build;
+    use crate::form::Form;
+
+    fn small() -> DecoderConfig {
+        DecoderConfig {
+            width: 6,
+            layers: 2,
+            heads: 2,
+            ffn: 10,
+            vocab: 7,
+            context: 5,
+            norm: Norm::Layer,
+            norm_bias: true,
+            bias: Bias::All,
+            activation: GeluTanh,
+            positions: Positions::Learned,
+            ..DecoderConfig::default()
+        }
+    }
+
+    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    #[test]
+    fn every_weight_has_its_place() {
+        let graph = build(&small(), Form::Logits { rows: 1, len: 3 });
+        let parameters = graph.slots.iter().filter(|s| s.class.is_parameter());
+        let table = stored(&small()).unwrap();
+        let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
+        let mut paths = vec![];
+        for slot in parameters {
+            let at = table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
+            let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
+            assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
+            at.places().for_each(|place| tensor[place] += 1);
+            paths.push(&slot.path);
+        }
+        assert_eq!(paths.len(), table.len());
+        assert!(filled.values().flatten().all(|n| *n == 1));
+        assert_eq!(filled.len(), 2 + 2 * 12 + 2);
+    }
+
+    #[test]
+    fn what_is_taken_can_be_put_back() {
+        let table = stored(&small()).unwrap();
+        let key = table.iter().find(|s| s.ours == "layers.1.attn.wk").unwrap();
+        // [in 6, out 18]: element (in, out) is 100 in + out; ours is [out, in] of the middle six columns.
+        let theirs: Vec<usize> = (0..6).flat_map(|into| (0..18).map(move |out| 100 * into + out)).collect();
+        let ours = key.take(&theirs);
+        assert_eq!(ours[..7], [6, 106, 206, 306, 406, 506, 7]);
+        let mut back = vec![usize::MAX; theirs.len()];
+        key.put(&ours, &mut back);
+        assert_eq!(back[6..12], theirs[6..12]);
+        assert_eq!(back[5], usize::MAX);
+    }
+
+    #[test]
+    fn another_decoder_is_refused_by_its_key() {
+        let refused = stored(&DecoderConfig { bias: Bias::Qkv, ..small() });
+        assert_eq!(refused, Err("GPT-2 has another `model.bias`: all".into()));
+        let refused = stored(&DecoderConfig { kv_heads: Some(1), ..small() });
+        assert_eq!(refused, Err("GPT-2 has another `model.kv_heads`: that of heads".into()));
+    }
+}

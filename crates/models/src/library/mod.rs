@@ -1,0 +1,60 @@
+//! Models as other libraries publish them: what a `config.json` says, and where each weight lies among its tensors.
+//!
+//! Pure: values in, values out. A family leads to its own formats; here is what they have in common.
+
+pub mod class_heads;
+mod dinov2;
+mod fields;
+pub mod gemma;
+pub mod gpt2;
+pub mod huggingface;
+pub mod llama;
+mod rope;
+pub mod stored;
+mod timm;
+pub mod vision;
+
+use serde_json::Value;
+
+use crate::config::{Model, ModelKind};
+use stored::Stored;
+
+/// What a `config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Described {
+    /// The model, made for as many positions as the file says. One that reads images has no classes where the file is of
+    /// a model without a head.
+    pub model: Model,
+    /// Tokens a text may begin and end with, as far as the file names them.
+    pub bos: Vec<u32>,
+    pub eos: Vec<u32>,
+}
+
+/// A model that another library's files can hold.
+pub trait Published {
+    /// Where every weight lies in the library's checkpoints; `shape` gives the extents of ours.
+    fn stored(&self, shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String>;
+
+    /// Other names that a weight may have in a file: of a base model without its head, or of a part of a larger model.
+    fn other_names(&self, name: &str) -> Vec<String>;
+
+    /// Whether a tensor of a checkpoint follows from the rest, or is of a part that is not used.
+    fn is_redundant(&self, name: &str) -> bool;
+
+    /// The `config.json` of a model whose texts begin and end with these tokens, or the key that keeps it from being one
+    /// of the library's.
+    fn write(&self, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String>;
+
+    /// The `preprocessor_config.json` of a model that reads images, of whose middle a share of both sides is seen.
+    fn processor(&self, _seen: f64) -> Option<Value> {
+        None
+    }
+}
+
+/// Reads a parsed `config.json`, or says in a sentence which field stands in the way. The default kind comes last: it takes
+/// whatever no other knows, and says what it misses.
+pub fn read(config: &Value) -> Result<Described, String> {
+    let kinds = ModelKind::ALL.iter().filter(|kind| **kind != ModelKind::default());
+    let others = kinds.into_iter().find_map(|kind| kind.read(config));
+    others.or_else(|| ModelKind::default().read(config)).expect("the default kind reads everything")
+}

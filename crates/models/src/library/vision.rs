@@ -1,0 +1,198 @@
+//! Vision transformers as other libraries publish them: DINOv2 of `transformers`, or timm's.
+
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use super::stored::Stored;
+use super::{Published, dinov2, timm};
+use crate::config::{Pooling, VitConfig};
+
+/// Reads a parsed `config.json` that describes either.
+pub(crate) fn read(config: &Value) -> Option<Result<VitConfig, String>> {
+    let fields = Fields(config.as_object()?);
+    let read = match fields.get("model_type").and_then(Value::as_str) {
+        Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => dinov2::read(&fields),
+        _ if timm::is_ours(&fields) => timm::read(&fields),
+        _ => return None,
+    };
+    Some(read.and_then(|vit| {
+        vit.validate_body().map_err(|sentence| format!("it describes no model: {sentence}"))?;
+        Ok(vit)
+    }))
+}
+
+/// Takes over the means and deviations that a `preprocessor_config.json` says.
+pub(crate) fn normalise(vit: &mut VitConfig, processor: &Value) -> Result<(), String> {
+    for (name, place) in [("image_mean", &mut vit.mean), ("image_std", &mut vit.std)] {
+        let Some(said) = processor.get(name).and_then(Value::as_array) else { continue };
+        let said: Vec<f64> = said.iter().filter_map(Value::as_f64).collect();
+        *place = said.try_into().map_err(|_| format!("its `{name}` wants to be three numbers"))?;
+    }
+    vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
+}
+
+/// Whether a vision transformer is published as DINOv2 is, and not as timm's are.
+fn is_dinov2(vit: &VitConfig) -> bool {
+    vit.pooling == Pooling::ClsMean || vit.registers > 0
+}
+
+impl Published for VitConfig {
+    fn stored(&self, _shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
+        if is_dinov2(self) { dinov2::stored(self) } else { timm::stored(self) }
+    }
+
+    fn other_names(&self, name: &str) -> Vec<String> {
+        dinov2::other_names(name).into_iter().collect()
+    }
+
+    fn is_redundant(&self, name: &str) -> bool {
+        dinov2::is_redundant(name)
+    }
+
+    fn write(&self, dtype: &str, _bos: &[u32], _eos: &[u32]) -> Result<Value, String> {
+        if self.sides()[0] != self.sides()[1] {
+            return Err(
+                "published vision transformers have square images, and `model.image_height` is given".into(),
+            );
+        }
+        if is_dinov2(self) { dinov2::write(self, dtype) } else { timm::write(self) }
+    }
+
+    fn processor(&self, seen: f64) -> Option<Value> {
+        let side = self.image_size;
+        Some(json!({
+            "image_processor_type": "BitImageProcessor",
+            "do_convert_rgb": true,
+            "do_resize": true,
+            "size": { "shortest_edge": (side as f64 / seen).round() as usize },
+            "resample": 2,
+            "do_center_crop": true,
+            "crop_size": { "height": side, "width": side },
+            "do_rescale": true,
+            "rescale_factor": 1.0 / 255.0,
+            "do_normalize": true,
+            "image_mean": self.mean,
+            "image_std": self.std,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::library::read;
+    use crate::registry::Model;
+
+    fn read_vit(config: &Value) -> VitConfig {
+        match read(config).expect("a model").model {
+            Model::Vit(vit) => vit,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The published file of facebook/dinov2-small, shortened to what is read.
+    fn dinov2_small() -> Value {
+        json!({
+            "architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 384, "image_size": 518,
+            "patch_size": 14, "num_attention_heads": 6, "num_hidden_layers": 12, "mlp_ratio": 4,
+            "layerscale_value": 1.0, "layer_norm_eps": 1e-6, "hidden_act": "gelu", "qkv_bias": true,
+            "use_swiglu_ffn": false, "num_channels": 3,
+        })
+    }
+
+    #[test]
+    fn dinov2_reads_and_is_written_back() {
+        let small = read_vit(&dinov2_small());
+        assert_eq!((small.width, small.heads, small.grid, small.classes), (384, 6, Some(37), None));
+        let classes = VitConfig { classes: Some(3), ..small };
+        let written = classes.write("float32", &[], &[]).unwrap();
+        assert_eq!(written["architectures"][0], "Dinov2ForImageClassification");
+        assert_eq!(read_vit(&written), classes);
+        let registers = VitConfig { registers: 4, ..classes };
+        let written = registers.write("float32", &[], &[]).unwrap();
+        assert_eq!(read_vit(&written), registers);
+    }
+
+    #[test]
+    fn what_is_taken_off_pixels_is_read_beside_the_model() {
+        let mut model = read(&dinov2_small()).unwrap().model;
+        let Model::Vit(vit) = &model else { panic!("a vision transformer") };
+        let half = VitConfig { mean: [0.5; 3], std: [0.25; 3], image_size: 224, ..vit.clone() };
+        let written = half.processor(0.875).unwrap();
+        assert_eq!(written["size"]["shortest_edge"], 256);
+        model.normalise(&written).unwrap();
+        assert_eq!(model, Model::Vit(VitConfig { image_size: 518, ..half }));
+        assert!(model.normalise(&json!({ "image_std": [0, 1, 1] })).unwrap_err().contains("`model.std`"));
+        assert!(model.normalise(&json!({ "image_mean": [0] })).unwrap_err().contains("three numbers"));
+    }
+
+    #[test]
+    fn timm_reads_and_is_written_back() {
+        let tiny =
+            read_vit(&json!({ "architecture": "vit_tiny_patch16_224.augreg_in21k", "num_classes": 1000 }));
+        assert_eq!((tiny.width, tiny.heads, tiny.patch, tiny.classes), (192, 3, 16, Some(1000)));
+        assert_eq!((tiny.grid, tiny.layer_scale, tiny.mean), (Some(14), None, [0.5; 3]));
+        let odd = VitConfig { width: 60, ffn: Some(150), grid: Some(9), patch: 7, image_size: 63, ..tiny };
+        assert_eq!(read_vit(&odd.write("", &[], &[]).unwrap()), odd);
+        let dino = read_vit(&json!({ "architecture": "vit_base_patch14_dinov2", "num_classes": 0 }));
+        assert_eq!((dino.grid, dino.layer_scale, dino.classes), (Some(37), Some(1e-5), None));
+    }
+
+    #[test]
+    fn what_would_change_numbers_is_refused_by_name() {
+        let refused = |config: Value| read(&config).expect_err("a refusal");
+        let changed = |name: &str, value: Value| {
+            let mut config = dinov2_small();
+            config[name] = value;
+            refused(config)
+        };
+        assert!(changed("use_swiglu_ffn", json!(true)).contains("its `use_swiglu_ffn` is true"));
+        assert!(changed("image_size", json!(515)).contains("does not divide its `image_size` 515"));
+        assert!(changed("architectures", json!(["Dinov2Backbone"])).contains("Dinov2Backbone"));
+        assert!(changed("num_attention_heads", json!(7)).contains("`model.heads` = 7"));
+        assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
+        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "global_pool": "avg" });
+        assert!(refused(pooled).contains("`fc_norm`"));
+        let args = json!({ "global_pool": "map", "fc_norm": false });
+        let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": args });
+        assert!(refused(pooled).contains("only token and avg"));
+        let vit = read_vit(&dinov2_small());
+        let write = |vit: VitConfig| vit.write("float32", &[], &[]).expect_err("a refusal");
+        assert!(write(VitConfig { layer_scale: None, ..vit.clone() }).contains("`model.layer_scale`"));
+        assert!(write(VitConfig { pooling: Pooling::Mean, registers: 1, ..vit }).contains("`model.pooling`"));
+    }
+
+    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    #[test]
+    fn every_weight_has_its_place() {
+        let vit = VitConfig {
+            width: 6,
+            layers: 2,
+            heads: 2,
+            patch: 2,
+            image_size: 4,
+            grid: Some(3),
+            classes: Some(4),
+            layer_scale: Some(0.5),
+            ..VitConfig::default()
+        };
+        let dinov2 = VitConfig { pooling: Pooling::ClsMean, ..vit.clone() };
+        let registers = VitConfig { registers: 2, grid: None, ..dinov2.clone() };
+        for vit in [VitConfig { layer_scale: None, ..vit.clone() }, vit, dinov2, registers] {
+            let model = Model::Vit(vit);
+            let graph = model.build(model.least());
+            let table = model.published().unwrap().stored(&|_| vec![]).unwrap();
+            let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
+            let parameters: Vec<_> = graph.slots.iter().filter(|s| s.class.is_parameter()).collect();
+            for slot in &parameters {
+                let at =
+                    table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
+                assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
+                let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
+                at.places().for_each(|place| tensor[place] += 1);
+            }
+            assert_eq!(parameters.len(), table.len());
+            assert!(filled.values().flatten().all(|n| *n == 1));
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Objectives: states or logits in, the results `loss`, `weight` and named others out. They know no model.
+
+pub mod image_classes;
+pub mod next_token;
+pub mod text_classes;

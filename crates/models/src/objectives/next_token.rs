@@ -1,0 +1,31 @@
+//! The next token: cross-entropy under a head of the vocabulary, or its logits.
+//!
+//! T tokens, D width, V vocabulary, S sequences.
+
+use flatout_ir::{Builder, DType, Tensor};
+
+use crate::form::Form;
+
+/// The results of a form over tokens, of states x [T, D] and a head [V, D].
+///
+/// `loss` and `weight` are weighted sums over tokens, whose inputs are `targets` and `weights`; `logits` are those of every
+/// token or, of a cached form, of the token of each sequence that the input `last` names.
+#[track_caller]
+pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) {
+    match form {
+        Form::Loss { .. } => {
+            let t = x.dims()[0];
+            let target = b.input("targets", DType::I32, &[t]);
+            let weight = b.input("weights", DType::F32, &[t]);
+            let (loss, _) = x.head_loss(head, target, weight);
+            b.result("loss", loss);
+            b.result("weight", weight.sum(0));
+        }
+        Form::Logits { .. } => b.result("logits", x.linear(head)),
+        Form::Cached { sequences, .. } => {
+            let last = b.input("last", DType::I32, &[sequences]);
+            b.result("logits", x.gather(last).linear(head));
+        }
+        Form::Classes { .. } | Form::Images(_) => panic!("{form:?} predicts no tokens"),
+    }
+}

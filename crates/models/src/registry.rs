@@ -1,0 +1,218 @@
+//! The table of models: one row a family, which its own file implements.
+
+use std::ops::{Deref, DerefMut};
+
+use flatout_ir::Graph;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::choice;
+use crate::config::key::{Key, Section, Setting};
+use crate::config::{BdhConfig, DecoderConfig, VitConfig};
+use crate::form::Form;
+use crate::library::{Described, Published};
+
+/// What everybody asks of a model, whatever its family.
+pub trait Family {
+    /// Tokens of its vocabulary, where it reads text.
+    fn vocab(&self) -> Option<usize>;
+
+    /// Pixels of the images it reads: rows and columns.
+    fn image_sides(&self) -> Option<[usize; 2]>;
+
+    /// Whether it reads images, and how many pixels they are wide.
+    fn image_size(&self) -> Option<usize> {
+        self.image_sides().map(|[_, width]| width)
+    }
+
+    /// Initial weights come from there.
+    fn from(&self) -> Option<&String>;
+
+    #[allow(clippy::wrong_self_convention, reason = "the key is named `from`")]
+    fn from_mut(&mut self) -> &mut Option<String>;
+
+    /// How many classes it tells apart, where it does.
+    fn classes(&self) -> Option<usize>;
+
+    /// The scope of the head of classes, where it has one.
+    fn class_head(&self) -> Option<&'static str>;
+
+    /// Tokens of a row of text or of an image.
+    fn tokens(&self) -> usize;
+
+    /// Makes room for so many tokens a row, where positions are no weights of the model.
+    fn set_context(&mut self, tokens: usize);
+
+    /// Whether positions rotate something.
+    fn rotates(&self) -> bool;
+
+    /// Number of trained values.
+    fn parameters(&self) -> u64;
+
+    /// Whether such a model exists; otherwise one sentence that names the key.
+    fn validate(&self) -> Result<(), String>;
+
+    /// The graph in a form that the model has.
+    fn build(&self, form: Form) -> Graph;
+
+    /// The form of the smallest graph that has all parameters.
+    fn least(&self) -> Form;
+
+    /// The model as another library's files have it, or a sentence that says that none has.
+    fn published(&self) -> Result<&dyn Published, String>;
+
+    /// Takes over the means and deviations that a `preprocessor_config.json` says.
+    fn normalise(&mut self, _processor: &Value) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Reads a parsed `config.json`, where it describes a model of this family.
+    fn read(_config: &Value) -> Option<Result<Described, String>>
+    where
+        Self: Sized,
+    {
+        None
+    }
+}
+
+/// Makes the kinds and the models of the table, written with their kind as `kind` beside their keys.
+macro_rules! models {
+    ($($name:ident($config:ident) = $text:literal),* $(,)?) => {
+        choice! {
+            /// The model families.
+            pub enum ModelKind { $($name = $text),* }
+        }
+
+        /// One of the families with its dimensions and options.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "kind")]
+        pub enum Model {
+            $(#[serde(rename = $text)] $name($config),)*
+        }
+
+        impl ModelKind {
+            /// The keys of this kind, without `kind` itself.
+            pub fn keys(self) -> Vec<Key> {
+                match self {
+                    $(ModelKind::$name => $config::keys(),)*
+                }
+            }
+
+            /// A model of this kind by its defaults.
+            pub fn model(self) -> Model {
+                match self {
+                    $(ModelKind::$name => Model::$name($config::default()),)*
+                }
+            }
+
+            /// Reads a parsed `config.json` of another library, where it describes a model of this kind.
+            pub fn read(self, config: &Value) -> Option<Result<Described, String>> {
+                match self {
+                    $(ModelKind::$name => <$config as Family>::read(config),)*
+                }
+            }
+        }
+
+        impl Model {
+            pub fn kind(&self) -> ModelKind {
+                match self {
+                    $(Model::$name(_) => ModelKind::$name,)*
+                }
+            }
+        }
+
+        /// A model answers whatever its family does.
+        impl Deref for Model {
+            type Target = dyn Family;
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(Model::$name(config) => config,)*
+                }
+            }
+        }
+
+        impl DerefMut for Model {
+            fn deref_mut(&mut self) -> &mut Self::Target {
+                match self {
+                    $(Model::$name(config) => config,)*
+                }
+            }
+        }
+
+        $(impl From<$config> for Model {
+            fn from(config: $config) -> Self {
+                Model::$name(config)
+            }
+        })*
+    };
+}
+models! {
+    Decoder(DecoderConfig) = "decoder",
+    Vit(VitConfig) = "vit",
+    Bdh(BdhConfig) = "bdh",
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        ModelKind::default().model()
+    }
+}
+
+impl ModelKind {
+    /// The kinds that have a key of this name.
+    pub fn with(key: &str) -> Vec<ModelKind> {
+        ModelKind::ALL.iter().copied().filter(|kind| kind.keys().iter().any(|k| k.name == key)).collect()
+    }
+}
+
+impl Model {
+    /// The keys of all kinds, each once.
+    pub fn keys() -> Vec<Key> {
+        let mut keys = vec![Key {
+            name: "kind",
+            kind: ModelKind::kind(),
+            required: false,
+            optional: false,
+            doc: "The model family.",
+        }];
+        for key in ModelKind::ALL.iter().flat_map(|kind| kind.keys()) {
+            if !keys.iter().any(|known| known.name == key.name) {
+                keys.push(key);
+            }
+        }
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_written_with_its_kind_and_reads_back() {
+        let vit = Model::Vit(VitConfig { width: 12, layers: 2, heads: 3, ..VitConfig::default() });
+        for model in [Model::default(), vit, ModelKind::Bdh.model()] {
+            let text = serde_json::to_string(&model).unwrap();
+            assert!(text.starts_with(&format!("{{\"kind\":\"{}\"", model.kind())), "{text}");
+            assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), model);
+        }
+        let of_another = r#"{"kind": "vit", "vocab": 3}"#;
+        assert!(serde_json::from_str::<Model>(of_another).is_err(), "a key of another kind");
+    }
+
+    #[test]
+    fn keys_are_listed_once_and_agree_on_what_they_accept() {
+        let keys = Model::keys();
+        for key in &keys[1..] {
+            let kinds = ModelKind::with(key.name);
+            assert!(!kinds.is_empty());
+            for kind in kinds {
+                let own = kind.keys().into_iter().find(|own| own.name == key.name).unwrap();
+                assert_eq!(own.kind, key.kind, "{} of {kind}", key.name);
+            }
+            assert_eq!(keys.iter().filter(|other| other.name == key.name).count(), 1);
+        }
+        assert_eq!(ModelKind::with("vocab"), [ModelKind::Decoder, ModelKind::Bdh]);
+        assert_eq!(ModelKind::with("width"), ModelKind::ALL);
+    }
+}

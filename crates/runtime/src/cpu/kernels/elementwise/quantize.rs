@@ -1,0 +1,205 @@
+//! Quantisation to 8-bit types, row-major and transposed in one pass.
+//!
+//! Tiles of a few rows are read once; their codes are written along the rows and, transposed, down the columns. Exact:
+//! the codes are the type's own rounding of x times the scale's reciprocal.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use flatout_ir::ops::quantize::Source;
+use flatout_ir::target::{KernelRow, Layout, QUANTIZE_IN_PLACE, Shapes};
+use flatout_ir::types::{DType, TensorType, bf16_to_f32};
+use flatout_ir::{Launch, Op, OpKind, View, fp8};
+
+use super::gated;
+use crate::cpu::Kernel;
+use crate::cpu::context::{Context, chunk};
+use crate::cpu::kernels::norms::norm;
+use crate::cpu::tensor::{Rows, Tensor, round_bf16};
+use crate::rows::{FLOATS, kernel_row};
+
+pub const KERNELS: &[Kernel] = &[Kernel {
+    row: KernelRow {
+        in_place: QUANTIZE_IN_PLACE,
+        workspace,
+        ..kernel_row("quantize", OpKind::Quantize, FLOATS, Layout::Any)
+    },
+    run,
+}];
+
+/// Rows a task covers: columns of the transposed output are written this many elements at a time.
+const ROWS_A_TASK: usize = 16;
+
+/// Workspace for a norm's output and for the norm itself.
+fn workspace(shapes: &Shapes<'_>) -> usize {
+    let x = shapes.ins[0];
+    match shapes.node.op {
+        Op::Quantize { of: Source::Norm(..), .. } => x_bytes(x.elements(), x.dtype),
+        Op::Quantize { of: Source::NormGrad(..), .. } => {
+            x_bytes(x.elements(), x.dtype) + norm::partial_bytes(shapes.outs.len() - 4, x)
+        }
+        _ => 0,
+    }
+}
+
+/// Bytes of what is quantised, up to where the next scratch begins.
+fn x_bytes(elements: usize, dtype: DType) -> usize {
+    (elements * dtype.bytes()).next_multiple_of(64)
+}
+
+type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
+
+/// The norm's own kernel writes x to where it is wanted or to scratch, and it is quantised from there.
+fn run_norm(launch: &Launch, cx: &Context<'_>, of: Source) -> Result<(), String> {
+    let (op, kernel): (Op, Run) = match of {
+        Source::Norm(spec, residual) => (spec.op(residual), norm::run),
+        Source::NormGrad(spec, add) => (spec.grad(add), norm::run_grad),
+        _ => unreachable!("called for norms"),
+    };
+    let scratch = launch.workspace.as_ref().expect("a norm is quantised through scratch");
+    let (codes, mut further) = launch.outs.split_at(3);
+    let (dims, dtype) = (launch.ins[0].dims.clone(), launch.ins[0].dtype);
+    let mut x = View::dense(scratch.offset, &TensorType::new(dtype, dims));
+    let begins = scratch.offset + x_bytes(x.elements(), dtype);
+    let rest = (scratch.offset + scratch.elements() * scratch.dtype.bytes() - begins) / 4;
+    if let (Source::NormGrad(..), Some((dx, sums))) = (of, further.split_first()) {
+        further = sums;
+        x = dx.clone().unwrap_or(x);
+    }
+    let (made_of, scaling) = launch.ins.split_at(of.inputs());
+    let outs = [Some(x.clone())].into_iter().chain(further.iter().cloned()).collect();
+    let workspace = Some(View::dense(begins, &TensorType::new(DType::F32, [rest])));
+    let inner = Launch { op, ins: made_of.to_vec(), outs, workspace, ..launch.clone() };
+    kernel(&inner, &cx.part(&inner))?;
+    let Op::Quantize { to, current, .. } = launch.op else { unreachable!("the row is for quantize") };
+    let op = Op::Quantize { to, current, of: Source::Given };
+    let ins = [x].into_iter().chain(scaling.iter().cloned()).collect();
+    let given = Launch { op, ins, outs: codes.to_vec(), workspace: None, ..launch.clone() };
+    run(&given, &cx.part(&given))
+}
+
+fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
+    let Op::Quantize { to, current, of } = launch.op else { unreachable!("the row is for quantize") };
+    if matches!(of, Source::Norm(..) | Source::NormGrad(..)) {
+        return run_norm(launch, cx, of);
+    }
+    let x = X { of, ins: (0..of.inputs()).map(|i| cx.input(i).rows()).collect() };
+    let (count, width) = (x.ins[0].count, x.width());
+    let (codes, transposed, third) = (cx.output(0), cx.output(1), cx.output(2));
+    let (scale, amax) = if current {
+        (fp8::scale(to, largest(&x.ins[0], cx)), 0.0)
+    } else {
+        // SAFETY: one element each; the second is read before it is written.
+        unsafe { (cx.input(of.inputs()).scalar(), cx.input(of.inputs() + 1).scalar()) }
+    };
+    let by = 1.0 / scale;
+    let top = Top::new(amax);
+    let bytes = ROWS_A_TASK * width * (x.ins[0].tensor.dtype.bytes() + 2);
+    cx.parallel(count.div_ceil(ROWS_A_TASK), bytes, |task| {
+        let rows = chunk(task, ROWS_A_TASK, count);
+        let mut tile = vec![0.0; rows.len() * width];
+        let mut spare = vec![0.0; width];
+        for (row, tile) in rows.clone().zip(tile.chunks_mut(width.max(1))) {
+            x.load(row, tile, &mut spare);
+            if !current {
+                top.raise(magnitude(tile));
+            }
+            tile.iter_mut().for_each(|x| *x *= by);
+            if let Some(codes) = &codes {
+                // SAFETY: a row belongs to one task.
+                unsafe { codes.rows().store(row, 0, tile) };
+            }
+        }
+        if let Some(transposed) = &transposed {
+            transpose(&tile, width, rows.start, transposed);
+        }
+    });
+    if let Some(third) = third {
+        let value = if current { scale } else { top.get() };
+        // SAFETY: one element, written after the input it may lie on was read.
+        unsafe { third.rows().store(0, 0, &[value]) };
+    }
+    Ok(())
+}
+
+/// Writes a tile of rows along columns, from the element `at` of each on, which belong to one task.
+fn transpose(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
+    let mut column = vec![0.0; tile.len().checked_div(width).unwrap_or(0)];
+    for c in 0..width {
+        column.iter_mut().enumerate().for_each(|(r, y)| *y = tile[r * width + c]);
+        // SAFETY: these elements of the column belong to one task.
+        unsafe { to.rows().store(c, at, &column) };
+    }
+}
+
+/// The input of the quantisation, by the operation that makes it.
+struct X<'a> {
+    of: Source,
+    ins: Vec<Rows<'a>>,
+}
+
+impl X<'_> {
+    fn width(&self) -> usize {
+        if matches!(self.of, Source::GatedGrad(_)) { 2 * self.ins[0].width } else { self.ins[0].width }
+    }
+
+    /// A row of x, rounded to x's own type.
+    fn load(&self, row: usize, to: &mut [f32], spare: &mut [f32]) {
+        let n = self.ins[0].width;
+        // SAFETY: inputs are only read, and no output lies on them.
+        unsafe {
+            match self.of {
+                Source::Given => return self.ins[0].load(row, 0, to),
+                Source::Gated(act) => {
+                    self.ins[0].load(row, 0, to);
+                    self.ins[1].load(row, 0, spare);
+                    gated::forward(act, to, spare);
+                }
+                Source::GatedGrad(act) => {
+                    let (gate, up) = to.split_at_mut(n);
+                    self.ins[0].load(row, 0, gate);
+                    self.ins[1].load(row, 0, up);
+                    self.ins[2].load(row, 0, &mut spare[..n]);
+                    gated::backward(act, gate, up, &spare[..n]);
+                }
+                Source::Norm(..) | Source::NormGrad(..) => unreachable!("a norm is made before"),
+            }
+        }
+        if self.ins[0].tensor.dtype == DType::BF16 {
+            to.iter_mut().for_each(|x| *x = bf16_to_f32(round_bf16(*x)));
+        }
+    }
+}
+
+/// The largest magnitude of a slice; a NaN counts for nothing.
+fn magnitude(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |top: f32, x| top.max(x.abs()))
+}
+
+fn largest(x: &Rows<'_>, cx: &Context<'_>) -> f32 {
+    let top = Top::new(0.0);
+    cx.parallel(x.count.div_ceil(ROWS_A_TASK), ROWS_A_TASK * x.width * x.tensor.dtype.bytes(), |task| {
+        let mut buffer = vec![0.0; x.width];
+        for row in chunk(task, ROWS_A_TASK, x.count) {
+            // SAFETY: the input is only read.
+            top.raise(magnitude(unsafe { x.get(row, &mut buffer) }));
+        }
+    });
+    top.get()
+}
+
+/// A maximum that tasks raise. Magnitudes are not negative, so their bits are in the order of their values.
+struct Top(AtomicU32);
+
+impl Top {
+    fn new(x: f32) -> Top {
+        Top(AtomicU32::new(x.to_bits()))
+    }
+
+    fn raise(&self, x: f32) {
+        self.0.fetch_max(x.to_bits(), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> f32 {
+        f32::from_bits(self.0.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,4 @@
+//! Optimizer updates on the CPU.
+
+pub mod adamw;
+pub mod adamw8;

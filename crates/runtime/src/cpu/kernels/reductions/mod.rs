@@ -1,0 +1,3 @@
+//! Reductions along one axis on the CPU.
+
+pub mod reduce;

@@ -1,0 +1,138 @@
+//! Compiled kernels on disk, by a hash of source, defines, options, architecture and compiler.
+
+use std::collections::HashSet;
+
+use rayon::prelude::*;
+
+use super::nvrtc::{Nvrtc, OPTIONS};
+use super::store::{self, Store};
+use crate::cuda::context::{CudaError, Source};
+
+pub struct Cache {
+    store: Store,
+}
+
+/// Sources with what they compiled to.
+pub type Cubins = Vec<(Source, Vec<u8>)>;
+
+/// Counts and time of compiling a set of sources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compiled {
+    pub from_disk: usize,
+    pub compiled: usize,
+    /// Why entries could not be kept, once.
+    pub note: Option<String>,
+}
+
+impl Cache {
+    pub fn of_this_user() -> Cache {
+        Cache { store: Store::of_this_user("kernels") }
+    }
+
+    /// The cubins of distinct sources, in parallel. `see` is called after each.
+    pub fn cubins(
+        &self,
+        sources: &HashSet<Source>,
+        arch: &str,
+        nvrtc: &Nvrtc,
+        see: &(dyn Fn() + Sync),
+    ) -> Result<(Cubins, Compiled), CudaError> {
+        let made: Vec<_> = sources
+            .par_iter()
+            .map(|source| {
+                let compile = || nvrtc.compile(source, arch);
+                let key = key(source, arch, &nvrtc.version.to_string());
+                let made = self.entry(&key, compile);
+                see();
+                made.map(|(cubin, how)| (source.clone(), cubin, how))
+            })
+            .collect::<Result<_, CudaError>>()?;
+        let mut report = Compiled::default();
+        let mut cubins = Vec::with_capacity(made.len());
+        for (source, cubin, how) in made {
+            match how {
+                How::FromDisk => report.from_disk += 1,
+                How::Compiled(note) => {
+                    report.compiled += 1;
+                    report.note = report.note.or(note);
+                }
+            }
+            cubins.push((source, cubin));
+        }
+        Ok((cubins, report))
+    }
+
+    fn entry(
+        &self,
+        key: &str,
+        compile: impl FnOnce() -> Result<Vec<u8>, CudaError>,
+    ) -> Result<(Vec<u8>, How), CudaError> {
+        let name = format!("{key}.cubin");
+        if let Some(cubin) = self.store.get(&name) {
+            return Ok((cubin, How::FromDisk));
+        }
+        let cubin = compile()?;
+        let note = self.store.put(&name, &cubin).err();
+        Ok((cubin, How::Compiled(note)))
+    }
+}
+
+enum How {
+    FromDisk,
+    Compiled(Option<String>),
+}
+
+fn key(source: &Source, arch: &str, compiler: &str) -> String {
+    let defines = source.defines.iter().flat_map(|(name, value)| [name.as_str(), value]);
+    let texts = [compiler, arch].into_iter().chain(OPTIONS.iter().copied());
+    store::name(texts.chain([source.name, &source.code]).chain(defines))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_compiled_once_and_again_after_damage() {
+        let folder = std::env::temp_dir().join(format!("flatout-kernels-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let cache = Cache { store: Store::at(folder.clone()) };
+        let is_from_disk = |compiles: &[u8]| {
+            let (cubin, how) = cache.entry("k", || Ok(compiles.to_vec())).unwrap();
+            assert_eq!(cubin, b"cubin");
+            matches!(how, How::FromDisk)
+        };
+        assert!(!is_from_disk(b"cubin"));
+        assert!(is_from_disk(b"never"));
+        std::fs::write(folder.join("k.cubin"), "damaged").unwrap();
+        assert!(!is_from_disk(b"cubin"));
+        assert!(is_from_disk(b"never"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::write(&folder, "in the way").unwrap();
+        let How::Compiled(Some(note)) = cache.entry("k", || Ok(b"cubin".to_vec())).unwrap().1 else {
+            panic!("the folder is a file")
+        };
+        assert!(note.starts_with("nothing is kept in"), "{note}");
+        std::fs::remove_file(folder).unwrap();
+    }
+
+    #[test]
+    fn everything_that_changes_a_cubin_changes_its_name() {
+        let source = |code: &'static str, defines: &[(&str, &str)]| Source {
+            name: "x.cu",
+            code: code.into(),
+            defines: defines.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect(),
+        };
+        let keys = [
+            key(&source("a", &[]), "sm_80", "13.0.0"),
+            key(&source("b", &[]), "sm_80", "13.0.0"),
+            key(&source("a", &[]), "sm_90a", "13.0.0"),
+            key(&source("a", &[]), "sm_80", "13.1.0"),
+            key(&source("a", &[("T", "float")]), "sm_80", "13.0.0"),
+            key(&source("a", &[("T", "bf16")]), "sm_80", "13.0.0"),
+            key(&source("a", &[("Tf", "loat")]), "sm_80", "13.0.0"),
+        ];
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+        assert_eq!(keys[0], key(&source("a", &[]), "sm_80", "13.0.0"));
+    }
+}

@@ -1,0 +1,387 @@
+//! A GPU: whether one is usable, its properties, and the target it is to the compiler.
+
+use std::collections::HashSet;
+use std::ffi::c_int;
+use std::sync::{Arc, OnceLock};
+
+use flatout_ir::target::{KernelRow, Rates, Target};
+use flatout_ir::timings::Timings;
+
+use super::cache::Cache;
+use super::library::{self, Candidate, Kind, Libraries};
+use super::nvrtc::{self, Nvrtc};
+use super::{Attribute, Context, Driver};
+use super::{environment, gpus, nvml};
+use crate::Laps;
+use crate::cuda::KERNELS;
+use crate::cuda::context::{CudaError, Facts, Source};
+use crate::cuda::kernels::attention::choice::{self as attention, AttentionKernel};
+use crate::cuda::kernels::attention::cudnn::Cudnn;
+use crate::cuda::kernels::products::lt::Lt;
+use crate::cuda::session::Options;
+use crate::rows::EVERY_TYPE;
+
+/// The oldest driver that runs: CUDA 12.8. Proven is 13.0.
+const OLDEST_DRIVER: u32 = 12080;
+/// The driver's share beside the context: modules, graphs and cuDNN's kernels. A ceiling for plans; the session measures.
+const MODULE_BYTES: u64 = 512 << 20;
+/// One area of inputs is on its way while the other is copied into place.
+const LANDINGS: usize = 2;
+
+/// Whether a GPU can be used, and the sentence that says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gpu {
+    /// There is none.
+    None(String),
+    /// There is one, and what to do about it.
+    Unusable(String),
+    Usable(Identity),
+}
+
+/// A GPU's properties, known before a context exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub index: usize,
+    /// As the driver says it: `NVIDIA H200`.
+    pub model: String,
+    pub major: u32,
+    pub minor: u32,
+    pub sms: u32,
+    pub memory_bytes: u64,
+    /// The driver's own version where its file tells it.
+    pub driver: Option<String>,
+    /// The CUDA version the driver supports: 13000.
+    pub cuda: u32,
+}
+
+/// The result of looking for a GPU.
+pub struct Probe {
+    pub gpu: Gpu,
+    pub candidates: &'static [Candidate],
+    /// Libraries of which no candidate was opened.
+    pub missing: Vec<Kind>,
+    /// The major of the CUDA version the driver supports.
+    pub cuda_major: Option<u32>,
+    /// Environment variables that would change numbers and were cleared first.
+    pub cleared: Vec<String>,
+}
+
+/// Looks for the first GPU: clears the environment, opens the libraries, creates no context. The answer of the first
+/// call stays. Called before threads start, it can clear what it must; later, variables that change numbers make the GPU
+/// unusable.
+pub fn probe() -> &'static Probe {
+    static ANSWER: OnceLock<Probe> = OnceLock::new();
+    ANSWER.get_or_init(|| {
+        let cleared = environment::clear().unwrap_or_default();
+        let found = library::libraries();
+        let missing = Kind::ALL.into_iter().filter(|kind| found.get(*kind).is_none()).collect();
+        let cuda_major = found.cuda_major;
+        Probe { gpu: look(found), candidates: &found.candidates, missing, cuda_major, cleared }
+    })
+}
+
+fn look(found: &'static Libraries) -> Gpu {
+    let Some(file) = found.get(Kind::Driver) else {
+        return Gpu::None("there is no NVIDIA driver".into());
+    };
+    let driver = match driver() {
+        Ok(driver) => driver,
+        Err(why) => return Gpu::Unusable(format!("the NVIDIA driver cannot be used: {why}")),
+    };
+    let cuda = driver.version().unwrap_or(0);
+    if cuda < OLDEST_DRIVER {
+        return Gpu::Unusable(format!(
+            "the NVIDIA driver supports CUDA {}.{}, and 12.8 is the least: {}",
+            cuda / 1000,
+            cuda % 1000 / 10,
+            Kind::Driver.install(None)
+        ));
+    }
+    // CUDA_ERROR_NO_DEVICE, as with CUDA_VISIBLE_DEVICES set to nothing.
+    match driver.init() {
+        Err(why) if why.code == 100 => return Gpu::None("the NVIDIA driver finds no GPU".into()),
+        Err(why) => return Gpu::Unusable(format!("the NVIDIA driver does not start: {why}")),
+        Ok(()) => {}
+    }
+    match driver.devices() {
+        Ok(0) => return Gpu::None("the NVIDIA driver finds no GPU".into()),
+        Err(why) => return Gpu::Unusable(format!("the NVIDIA driver lists no GPUs: {why}")),
+        Ok(_) => {}
+    }
+    let identity = match identify(driver, 0, cuda) {
+        Ok(identity) => Identity { driver: Some(file.version.to_string()), ..identity },
+        Err(why) => return Gpu::Unusable(format!("the GPU does not answer: {why}")),
+    };
+    if identity.major < 8 {
+        return Gpu::Unusable(format!(
+            "the {} has compute capability {}.{}, and 8.0 (Ampere) is the least",
+            identity.model, identity.major, identity.minor
+        ));
+    }
+    if let Some(why) = [Kind::Nvrtc, Kind::CublasLt].iter().find_map(|k| found.require(*k).err()) {
+        return Gpu::Unusable(format!("the {} cannot be used: {why}", identity.model));
+    }
+    let set = environment::present();
+    if !set.is_empty() {
+        let names = set.join(", ");
+        return Gpu::Unusable(format!("{names} changes what NVIDIA's libraries compute: unset it"));
+    }
+    Gpu::Usable(identity)
+}
+
+/// The driver's entry points, resolved once.
+fn driver() -> Result<&'static Driver, CudaError> {
+    static OPENED: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
+    let open = || Driver::open(library::libraries().require(Kind::Driver)?);
+    OPENED.get_or_init(open).as_ref().map_err(Clone::clone)
+}
+
+fn identify(driver: &Driver, index: usize, cuda: u32) -> Result<Identity, CudaError> {
+    let device = driver.device(index)?;
+    Ok(Identity {
+        index,
+        model: driver.device_name(device)?,
+        major: driver.attribute(device, Attribute::Major)?,
+        minor: driver.attribute(device, Attribute::Minor)?,
+        sms: driver.attribute(device, Attribute::Multiprocessors)?,
+        memory_bytes: driver.total_memory(device)?,
+        driver: None,
+        cuda,
+    })
+}
+
+/// An open GPU: its primary context and the libraries' handles on it. Clones share them.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    identity: Identity,
+    facts: Facts,
+    rates: Rates,
+    /// Free before this process had a context.
+    free_bytes: u64,
+    /// Device memory that the context and the handles took.
+    context_bytes: u64,
+    /// The time opening it took.
+    laps: Laps,
+    cudnn: Result<Arc<Cudnn>, CudaError>,
+    lt: Arc<Lt>,
+    nvrtc: Nvrtc,
+    driver: &'static Driver,
+    /// Last, so that it is released last.
+    context: Context,
+}
+
+impl Device {
+    /// Opens the GPU of an ordinal and makes its context current on this thread.
+    pub fn open(index: usize) -> Result<Device, CudaError> {
+        match &probe().gpu {
+            Gpu::None(why) | Gpu::Unusable(why) => return Err(CudaError::new(why.clone())),
+            Gpu::Usable(_) => {}
+        }
+        let mut laps = Laps::begin();
+        let found = library::libraries();
+        let driver = driver()?;
+        let identity = identify(driver, index, driver.version()?)?;
+        let device = driver.device(index)?;
+        let before = found
+            .get(Kind::Nvml)
+            .and_then(|nvml| nvml::free_bytes(nvml, &driver.pci_address(device).ok()?).ok());
+        let context = Context::retain(driver, device)?;
+        let lt = Arc::new(Lt::open(found.require(Kind::CublasLt)?)?);
+        let cudnn = found.require(Kind::Cudnn).and_then(|l| Cudnn::open(l).map(Arc::new));
+        let nvrtc = Nvrtc::open(found.require(Kind::Nvrtc)?)?;
+        let (free, total) = driver.memory()?;
+        // Without NVML, everything in use counts as ours.
+        let free_bytes = before.unwrap_or(total).min(total);
+        let facts = Facts {
+            major: identity.major,
+            minor: identity.minor,
+            sms: identity.sms,
+            shared_bytes: driver.attribute(device, Attribute::SharedBytesPerBlockOptin)?,
+            l2_bytes: driver.attribute(device, Attribute::L2Bytes)?,
+            cudnn: cudnn.is_ok().then(|| found.get(Kind::Cudnn).map(|l| packed(l.version.0))).flatten(),
+            deterministic: false,
+            autotune: false,
+            attention: AttentionKernel::Auto,
+        };
+        let rates = rates(driver, device, &identity)?;
+        let context_bytes = free_bytes.saturating_sub(free);
+        laps.lap("device");
+        Ok(Device(Arc::new(Inner {
+            identity,
+            facts,
+            rates,
+            free_bytes,
+            context_bytes,
+            laps,
+            cudnn,
+            lt,
+            nvrtc,
+            driver,
+            context,
+        })))
+    }
+
+    /// The time opening it took.
+    pub fn laps(&self) -> &Laps {
+        &self.0.laps
+    }
+
+    pub fn identity(&self) -> &Identity {
+        &self.0.identity
+    }
+
+    pub fn facts(&self, options: Options) -> Facts {
+        let autotune = options.candidates() > 1;
+        let Options { deterministic, attention, .. } = options;
+        Facts { deterministic, autotune, attention, ..self.0.facts.clone() }
+    }
+
+    /// Why the device answers no more, if so: a kernel that touched what it may not makes every later call fail.
+    pub fn broken(&self) -> Option<CudaError> {
+        self.bind().and_then(|()| self.0.driver.synchronize_context()).err()
+    }
+
+    /// Compiles sources that are not in the cache yet. `see` is called after each.
+    pub fn compile_ahead(&self, sources: &HashSet<Source>, see: &(dyn Fn() + Sync)) -> Result<(), CudaError> {
+        Cache::of_this_user().cubins(sources, &nvrtc::arch(&self.0.facts), &self.0.nvrtc, see).map(|_| ())
+    }
+
+    /// Free before this process had a context, by NVML.
+    pub fn free_bytes(&self) -> u64 {
+        self.0.free_bytes
+    }
+
+    /// The GPU, driver and library that times of products hold for.
+    pub(crate) fn tuned_on(&self) -> String {
+        let Inner { identity, lt, .. } = &*self.0;
+        let driver = library::libraries().get(Kind::Driver).map(|l| l.version.to_string());
+        let (driver, cuda) = (driver.unwrap_or_default(), identity.cuda);
+        let Identity { model, major, minor, sms, .. } = identity;
+        format!("{model} {major}.{minor} of {sms}, driver {driver} for {cuda}, cuBLASLt {}", lt.version())
+    }
+
+    /// Load, power and clocks of this GPU, to be read while it works.
+    pub fn monitor(&self) -> Result<nvml::Monitor, CudaError> {
+        let address = self.0.driver.pci_address(self.0.driver.device(self.0.identity.index)?)?;
+        nvml::Monitor::open(library::libraries().require(Kind::Nvml)?, &address)
+    }
+
+    pub(crate) fn lt(&self) -> &Arc<Lt> {
+        &self.0.lt
+    }
+
+    pub(crate) fn cudnn(&self) -> Result<&Arc<Cudnn>, &CudaError> {
+        self.0.cudnn.as_ref()
+    }
+
+    pub(crate) fn nvrtc(&self) -> &Nvrtc {
+        &self.0.nvrtc
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.0.driver
+    }
+
+    /// Makes the device current on the calling thread.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        self.0.context.bind()
+    }
+}
+
+/// A device as the compiler sees it. With `deterministic` every kernel is: rows say what holds without.
+pub fn target(device: &Device, deterministic: bool) -> Target {
+    let Inner { identity, rates, free_bytes, context_bytes, .. } = &*device.0;
+    let name = short_name(&identity.model, identity.memory_bytes);
+    let target = described(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic);
+    Target { missing: attention::missing(&device.0.facts), ..target }
+}
+
+/// A GPU as the compiler sees it, there or on paper.
+pub(crate) fn described(
+    name: String,
+    memory_bytes: u64,
+    driver_bytes: u64,
+    rates: Rates,
+    deterministic: bool,
+) -> Target {
+    let kernels = KERNELS.iter().copied().flatten();
+    let kernels = kernels.map(|k| KernelRow { deterministic: deterministic || k.row.deterministic, ..k.row });
+    Target {
+        name,
+        dtypes: EVERY_TYPE.iter().copied().filter(|d| !d.is_fp8() || rates.fp8_flops.is_some()).collect(),
+        align: 256,
+        memory_bytes,
+        driver_bytes,
+        cores: 1,
+        landings: LANDINGS,
+        rates,
+        timings: Timings::default(),
+        kernels: kernels.collect(),
+        missing: vec![],
+    }
+}
+
+/// As `cudnnGetVersion` counts: 91900.
+fn packed([major, minor, patch]: [u32; 3]) -> u32 {
+    major * 10000 + minor * 100 + patch
+}
+
+/// `NVIDIA GeForce RTX 4090` is `rtx4090`, `NVIDIA A100-SXM4-80GB` is `a100-80`, `NVIDIA H100 80GB HBM3` is `h100`.
+pub fn short_name(model: &str, memory_bytes: u64) -> String {
+    let words: Vec<String> =
+        model.split([' ', '-']).map(str::to_lowercase).filter(|w| w != "nvidia" && w != "geforce").collect();
+    match &words[..] {
+        [rtx, number, ..] if rtx == "rtx" => format!("rtx{number}"),
+        [a100, ..] if a100 == "a100" => format!("a100-{}", if memory_bytes > 50 << 30 { 80 } else { 40 }),
+        [name, ..] => name.clone(),
+        [] => "gpu".into(),
+    }
+}
+
+/// From the data sheet, or from clocks: 128 fused multiply-adds a multiprocessor and cycle in f32, and in bf16 what the
+/// generation's tensor cores do; TF32 is half of that and FP8 twice that, where it is.
+fn rates(driver: &Driver, device: c_int, identity: &Identity) -> Result<Rates, CudaError> {
+    let name = short_name(&identity.model, identity.memory_bytes);
+    if let Some(gpu) = gpus::find(&name) {
+        return Ok(gpu.rates);
+    }
+    let hz = |attribute| driver.attribute(device, attribute).map(|khz| khz as f64 * 1e3);
+    let cycles = identity.sms as f64 * hz(Attribute::ClockRateKhz)?;
+    let bf16_a_cycle = match (identity.major, identity.minor) {
+        (8, 0) => 2048.0,
+        (9, _) => 4096.0,
+        (10 | 11, _) => 8192.0,
+        _ => 512.0,
+    };
+    let bus_bytes = driver.attribute(device, Attribute::MemoryBusBits)? as f64 / 8.0;
+    Ok(Rates {
+        f32_flops: cycles * 256.0,
+        tf32_flops: Some(cycles * bf16_a_cycle / 2.0),
+        bf16_flops: cycles * bf16_a_cycle,
+        fp8_flops: ((identity.major, identity.minor) >= (8, 9)).then_some(cycles * bf16_a_cycle * 2.0),
+        memory_bytes: 2.0 * hz(Attribute::MemoryClockRateKhz)? * bus_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_have_short_names_with_rates() {
+        for (model, gib, name) in [
+            ("NVIDIA H200", 140, "h200"),
+            ("NVIDIA H100 80GB HBM3", 80, "h100"),
+            ("NVIDIA A100-SXM4-80GB", 80, "a100-80"),
+            ("NVIDIA A100-PCIE-40GB", 40, "a100-40"),
+            ("NVIDIA GeForce RTX 3090", 24, "rtx3090"),
+            ("NVIDIA L40S", 45, "l40s"),
+        ] {
+            assert_eq!(short_name(model, gib << 30), name);
+            assert!(gpus::find(name).is_some(), "{name}");
+        }
+        assert_eq!(short_name("NVIDIA Something 7", 1 << 30), "something");
+    }
+}

@@ -1,0 +1,130 @@
+//! GPUs by name, from their data sheets, so that a plan for one can be made on any machine.
+
+use std::sync::OnceLock;
+
+use flatout_ir::target::{Rates, Target};
+
+use super::device::described;
+use crate::cuda::context::Facts;
+use crate::cuda::kernels::attention::choice as attention;
+
+/// A GPU on paper.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpu {
+    /// As `device::target` names one that is there: `a100-80`.
+    pub name: &'static str,
+    /// `sm_90`.
+    pub arch: &'static str,
+    pub memory_bytes: u64,
+    pub rates: Rates,
+    /// Measurements taken on one of them.
+    pub measured: Option<&'static str>,
+}
+
+/// Memory of context, handles and modules: a ceiling seen on the GPUs that were tried.
+const DRIVER_BYTES: u64 = 1 << 30;
+/// The version that plans on paper take to be installed.
+const CUDNN: u32 = 91900;
+
+/// Every GPU there is a line for.
+pub fn named() -> &'static [Gpu] {
+    static ALL: OnceLock<Vec<Gpu>> = OnceLock::new();
+    ALL.get_or_init(|| read(include_str!("gpus.txt")).expect("the table is well formed"))
+}
+
+pub fn find(name: &str) -> Option<&'static Gpu> {
+    named().iter().find(|gpu| gpu.name == name)
+}
+
+/// The GPU as the compiler sees it: all of its memory is free. What its libraries choose is not known, so scratch is
+/// counted at its ceiling, as everywhere.
+pub fn target(gpu: &Gpu, deterministic: bool) -> Target {
+    let target = described(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic);
+    Target { missing: attention::missing(&facts(gpu)), ..target }
+}
+
+/// The GPU as kernels see it, with a cuDNN that has all they use.
+pub fn facts(gpu: &Gpu) -> Facts {
+    Facts { cudnn: Some(CUDNN), ..Facts::on_paper(gpu.arch) }
+}
+
+/// The table's text. Lines that begin with `#` are left out.
+fn read(text: &'static str) -> Result<Vec<Gpu>, String> {
+    let lines =
+        text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    lines.map(|(i, line)| read_line(line).map_err(|why| format!("line {}: {why}", i + 1))).collect()
+}
+
+fn read_line(line: &'static str) -> Result<Gpu, String> {
+    let mut rest = line.trim();
+    let mut word = || {
+        let (word, after) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        rest = after.trim_start();
+        word
+    };
+    let (name, arch) = (word(), word());
+    if !arch.starts_with("sm_") {
+        return Err(format!("`{arch}` is no arch"));
+    }
+    let mut cells = [None; 6];
+    for (cell, of) in cells.iter_mut().zip(["memory", "f32", "tf32", "bf16", "fp8", "bandwidth"]) {
+        *cell = match word() {
+            "-" if ["tf32", "fp8"].contains(&of) => None,
+            said => Some(said.parse::<f64>().map_err(|_| format!("`{said}` is no {of}"))?),
+        };
+    }
+    let [memory, f32_rate, tf32, bf16, fp8, bandwidth] = cells;
+    let given = |cell: Option<f64>| cell.expect("only modes may be missing");
+    let tera = |rate: f64| rate * 1e12;
+    Ok(Gpu {
+        name,
+        arch,
+        memory_bytes: (given(memory) * (1u64 << 30) as f64) as u64,
+        rates: Rates {
+            f32_flops: tera(given(f32_rate)),
+            tf32_flops: tf32.map(tera),
+            bf16_flops: tera(given(bf16)),
+            fp8_flops: fp8.map(tera),
+            memory_bytes: tera(given(bandwidth)),
+        },
+        measured: Some(rest).filter(|said| !said.is_empty()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_gpus() {
+        let gpu = find("rtx3090").unwrap();
+        assert_eq!((gpu.rates.bf16_flops, gpu.rates.memory_bytes), (71e12, 0.936e12));
+        assert_eq!((gpu.rates.tf32_flops, gpu.rates.fp8_flops), (Some(35.6e12), None));
+        assert_eq!((gpu.memory_bytes >> 30, gpu.measured), (23, None));
+        assert!(find("h200").unwrap().measured.unwrap().contains("35.3 GiB"));
+        let mut names: Vec<_> = named().iter().map(|gpu| gpu.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), named().len());
+        assert_eq!(find("gtx1080"), None);
+    }
+
+    #[test]
+    fn what_is_no_gpu_is_named_with_its_line() {
+        assert_eq!(read("# x\n\na sm_80 1 2 - many - 3").unwrap_err(), "line 3: `many` is no bf16");
+        assert_eq!(read("a sm_80 1 - 2 3 4 5").unwrap_err(), "line 1: `-` is no f32");
+        assert_eq!(read("a sm_80 1 2 3").unwrap_err(), "line 1: `` is no bf16");
+        assert_eq!(read("a 1 2 3 4 5 6").unwrap_err(), "line 1: `1` is no arch");
+    }
+
+    #[test]
+    fn a_gpu_on_paper_is_a_target() {
+        let target = target(find("rtx3090").unwrap(), false);
+        assert_eq!(target.name, "rtx3090");
+        assert!(target.kernels.iter().any(|row| !row.deterministic));
+        assert!(super::target(find("h200").unwrap(), true).kernels.iter().all(|row| row.deterministic));
+        let missing: Vec<&str> = target.missing.iter().map(|(name, _)| *name).collect();
+        assert_eq!(missing, ["wgmma"], "what is Hopper's alone");
+        assert!(super::target(find("h200").unwrap(), false).missing.is_empty());
+    }
+}

@@ -1,0 +1,547 @@
+//! Finds and opens NVIDIA's libraries by absolute path, the newest that fits the driver.
+//!
+//! One of each is opened, once per process. Every file found is kept with the reason why it was taken or not.
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, c_int};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
+
+use crate::cuda::context::CudaError;
+
+/// The libraries this backend uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    Driver,
+    Nvml,
+    Nvrtc,
+    CublasLt,
+    Cudnn,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 5] = [Kind::Driver, Kind::Nvml, Kind::Nvrtc, Kind::CublasLt, Kind::Cudnn];
+
+    /// The beginning of its file's name; versions follow.
+    fn file(self) -> &'static str {
+        match self {
+            // Without the `.1` it is the toolkit's stub, which only satisfies linkers.
+            Kind::Driver => "libcuda.so.1",
+            Kind::Nvml => "libnvidia-ml.so.1",
+            Kind::Nvrtc => "libnvrtc.so",
+            Kind::CublasLt => "libcublasLt.so",
+            Kind::Cudnn => "libcudnn.so",
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Driver => "driver",
+            Kind::Nvml => "NVML",
+            Kind::Nvrtc => "NVRTC",
+            Kind::CublasLt => "cuBLASLt",
+            Kind::Cudnn => "cuDNN",
+        }
+    }
+
+    /// The line that installs what fits a driver for this major of CUDA; the newest where there is none.
+    pub fn install(self, cuda_major: Option<u32>) -> &'static str {
+        match (self, cuda_major) {
+            (Kind::Driver | Kind::Nvml, _) => "install NVIDIA's driver, 570 or newer",
+            (Kind::Nvrtc, Some(12)) => "pip install nvidia-cuda-nvrtc-cu12",
+            (Kind::CublasLt, Some(12)) => "pip install nvidia-cublas-cu12",
+            (Kind::Cudnn, Some(12)) => "pip install nvidia-cudnn-cu12",
+            (Kind::Nvrtc, _) => "pip install \"nvidia-cuda-nvrtc>=13,<14\"",
+            (Kind::CublasLt, _) => "pip install \"nvidia-cublas>=13,<14\"",
+            (Kind::Cudnn, _) => "pip install nvidia-cudnn-cu13",
+        }
+    }
+
+    /// Folders of wheels are named by the package without its CUDA version: `nvidia_cublas-13.1.0.3.dist-info`.
+    fn wheel(self) -> Option<&'static str> {
+        match self {
+            Kind::Driver | Kind::Nvml => None,
+            Kind::Nvrtc => Some("nvidia_cuda_nvrtc"),
+            Kind::CublasLt => Some("nvidia_cublas"),
+            Kind::Cudnn => Some("nvidia_cudnn"),
+        }
+    }
+}
+
+/// Major, minor, patch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub [u32; 3]);
+
+impl Version {
+    pub fn major(self) -> u32 {
+        self.0[0]
+    }
+
+    /// 91900 is 9.19.0.
+    fn packed(number: usize) -> Version {
+        let n = number as u32;
+        Version([n / 10000, n / 100 % 100, n % 100])
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [major, minor, patch] = self.0;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+/// Where a file was found, in the order that decides between equal versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    Named,
+    Beside,
+    VirtualEnv,
+    Conda,
+    CudaHome,
+    System,
+}
+
+impl Origin {
+    pub fn words(self) -> &'static str {
+        match self {
+            Origin::Named => "FLATOUT_CUDA_PATH",
+            Origin::Beside => "wheels beside the binary",
+            Origin::VirtualEnv => "VIRTUAL_ENV",
+            Origin::Conda => "CONDA_PREFIX",
+            Origin::CudaHome => "CUDA_HOME",
+            Origin::System => "the system",
+        }
+    }
+}
+
+/// A file that could have been opened, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub library: Kind,
+    pub path: PathBuf,
+    pub origin: Origin,
+    pub version: Option<Version>,
+    pub verdict: String,
+}
+
+/// An open library. It is never closed.
+pub struct Library {
+    pub kind: Kind,
+    pub path: PathBuf,
+    /// The version the library reports, or its file's where it reports none.
+    pub version: Version,
+    handle: Handle,
+}
+
+impl Library {
+    /// An entry point.
+    ///
+    /// # Safety
+    /// `T` is a function pointer with the signature of this symbol.
+    pub unsafe fn symbol<T: Copy>(&'static self, name: &str) -> Result<T, CudaError> {
+        // SAFETY: the caller's promise; the library is never closed.
+        unsafe { resolve(&self.handle, &self.path, name) }
+    }
+}
+
+/// # Safety
+/// As `Library::symbol`, and the library outlives what is returned.
+unsafe fn resolve<T: Copy>(handle: &Handle, path: &Path, name: &str) -> Result<T, CudaError> {
+    let text = CString::new(name).map_err(|_| CudaError::new("a symbol's name holds a zero byte"))?;
+    // SAFETY: the caller's promise.
+    let found = unsafe { handle.get::<T>(text.as_bytes_with_nul()) };
+    found.map(|s| *s).map_err(|_| CudaError::new(format!("{} has no `{name}`", path.display())))
+}
+
+/// Folders to look in, with how deep, in order. Taken from the environment once.
+#[derive(Clone, Debug, Default)]
+pub struct Places(pub Vec<(Origin, PathBuf, usize)>);
+
+impl Places {
+    pub fn of_this_process() -> Places {
+        let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let mut places = vec![];
+        if let Some(path) = variable("FLATOUT_CUDA_PATH") {
+            places.push((Origin::Named, path, 4));
+        }
+        let binary = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
+        // bin/flatout and lib/python3.x/site-packages, as wheels install them; or a folder next to the binary.
+        if let Some(folder) = binary.as_deref().and_then(Path::parent) {
+            places.extend(wheels(folder.parent().unwrap_or(folder)).map(|p| (Origin::Beside, p, 2)));
+            places.push((Origin::Beside, folder.join("nvidia"), 2));
+        }
+        if let Some(root) = variable("VIRTUAL_ENV") {
+            places.extend(wheels(&root).map(|p| (Origin::VirtualEnv, p, 2)));
+        }
+        if let Some(root) = variable("CONDA_PREFIX") {
+            places.extend(wheels(&root).map(|p| (Origin::Conda, p, 2)));
+            places.push((Origin::Conda, root.join("lib"), 0));
+        }
+        for root in ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable) {
+            places.push((Origin::CudaHome, root.join("lib64"), 0));
+            places.push((Origin::CudaHome, root.join("lib"), 0));
+        }
+        places.extend(system().into_iter().map(|p| (Origin::System, p, 0)));
+        Places(places)
+    }
+}
+
+/// `site-packages/nvidia` under a Python prefix.
+fn wheels(root: &Path) -> impl Iterator<Item = PathBuf> {
+    let lib = root.join("lib");
+    names(&lib)
+        .into_iter()
+        .filter(|name| name.starts_with("python"))
+        .map(move |name| lib.join(name).join("site-packages/nvidia"))
+}
+
+/// The folders the dynamic linker knows, and where toolkits and containers put theirs.
+fn system() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = vec![];
+    if let Some(paths) = std::env::var_os("LD_LIBRARY_PATH") {
+        folders.extend(std::env::split_paths(&paths).filter(|p| p.is_absolute()));
+    }
+    let toolkits = names(Path::new("/usr/local")).into_iter().filter(|n| n.starts_with("cuda"));
+    folders.extend(toolkits.map(|name| Path::new("/usr/local").join(name).join("lib64")));
+    let conf = Path::new("/etc/ld.so.conf.d");
+    for name in names(conf).into_iter().filter(|n| n.ends_with(".conf")) {
+        let text = std::fs::read_to_string(conf.join(name)).unwrap_or_default();
+        folders.extend(text.lines().map(str::trim).filter(|l| l.starts_with('/')).map(PathBuf::from));
+    }
+    let usual = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/nvidia/lib64",
+        "/usr/lib/wsl/lib",
+        "/run/opengl-driver/lib",
+    ];
+    folders.extend(usual.map(PathBuf::from));
+    folders
+}
+
+/// The entries of a folder, sorted; nothing where it cannot be read.
+fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };
+    let mut names: Vec<String> =
+        entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned())).collect();
+    names.sort();
+    names
+}
+
+/// Every candidate of a library, best first. Where several must be compared and a file does not tell its version, it is
+/// opened to ask. Verdicts are still empty.
+pub fn find(kind: Kind, places: &Places) -> Vec<Candidate> {
+    let mut seen = BTreeSet::new();
+    let mut found = vec![];
+    for (origin, root, depth) in &places.0 {
+        for path in files(kind, root, *depth) {
+            let whole = path.canonicalize().unwrap_or_else(|_| path.clone());
+            if seen.insert(whole.clone()) {
+                let version = version_of_file(kind, &whole);
+                found.push(Candidate {
+                    library: kind,
+                    path,
+                    origin: *origin,
+                    version,
+                    verdict: String::new(),
+                });
+            }
+        }
+    }
+    if found.len() > 1 {
+        for candidate in found.iter_mut().filter(|c| c.version.is_none()) {
+            candidate.version = version_by_asking(kind, &candidate.path);
+        }
+    }
+    // A stable sort: equal versions stay in the order of the places.
+    found.sort_by_key(|c| (c.origin != Origin::Named, std::cmp::Reverse(c.version)));
+    found
+}
+
+/// Files of a library under a folder; or the path itself where it is one.
+fn files(kind: Kind, root: &Path, depth: usize) -> Vec<PathBuf> {
+    if root.is_file() {
+        let name = root.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        return if is_file_of(kind, &name) { vec![root.into()] } else { vec![] };
+    }
+    let mut found = vec![];
+    for name in names(root) {
+        let path = root.join(&name);
+        if is_file_of(kind, &name) {
+            found.push(path);
+        } else if depth > 0 && !name.starts_with('.') && name != "stubs" && path.is_dir() {
+            found.extend(files(kind, &path, depth - 1));
+        }
+    }
+    found
+}
+
+/// `libnvrtc.so.13` but not `libnvrtc.alt.so.13`, `libnvrtc.so.13.debug` or `libcudnn_ops.so.9`.
+fn is_file_of(kind: Kind, name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(kind.file()) else { return false };
+    rest.is_empty() || rest.starts_with('.') && rest[1..].bytes().all(|b| b.is_ascii_digit() || b == b'.')
+}
+
+/// From the file's name where it says more than the major, or from the wheel that installed it.
+fn version_of_file(kind: Kind, path: &Path) -> Option<Version> {
+    let name = path.file_name()?.to_string_lossy().into_owned();
+    // The driver's own name carries its version in place of the `.1`: libcuda.so.580.82.07.
+    let digits = name.split_once(".so.").map_or("", |(_, digits)| digits);
+    if digits.contains('.') {
+        return parse(digits);
+    }
+    let package = kind.wheel()?;
+    let packages = path.ancestors().find(|p| p.ends_with("nvidia"))?.parent()?;
+    names(packages).iter().find_map(|name| {
+        let (wheel, version) = name.strip_suffix(".dist-info")?.split_once('-')?;
+        let suffix = wheel.strip_prefix(package)?;
+        (suffix.is_empty() || suffix.starts_with("_cu")).then(|| parse(version)).flatten()
+    })
+}
+
+fn parse(digits: &str) -> Option<Version> {
+    let mut numbers = [0; 3];
+    for (to, text) in numbers.iter_mut().zip(digits.split('.')) {
+        *to = text.parse().ok()?;
+    }
+    Some(Version(numbers))
+}
+
+/// Opens a candidate for itself alone, asks, closes it.
+fn version_by_asking(kind: Kind, path: &Path) -> Option<Version> {
+    // SAFETY: NVIDIA's libraries may be loaded and unloaded; nothing of it is kept.
+    let handle = unsafe { Handle::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.ok()?;
+    own_version(kind, &handle, path)
+}
+
+/// The version an open library reports.
+fn own_version(kind: Kind, handle: &Handle, path: &Path) -> Option<Version> {
+    type Count = unsafe extern "C" fn() -> usize;
+    type Pair = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    match kind {
+        Kind::Driver | Kind::Nvml => None,
+        Kind::Nvrtc => {
+            let (mut major, mut minor) = (0, 0);
+            // SAFETY: nvrtcVersion writes two integers; the handle is open.
+            let status =
+                unsafe { resolve::<Pair>(handle, path, "nvrtcVersion").ok()?(&mut major, &mut minor) };
+            (status == 0).then_some(Version([major as u32, minor as u32, 0]))
+        }
+        // SAFETY: both take nothing and return size_t; the handle is open.
+        Kind::CublasLt => {
+            Some(Version::packed(unsafe { resolve::<Count>(handle, path, "cublasLtGetVersion").ok()?() }))
+        }
+        // SAFETY: as above.
+        Kind::Cudnn => {
+            Some(Version::packed(unsafe { resolve::<Count>(handle, path, "cudnnGetVersion").ok()?() }))
+        }
+    }
+}
+
+/// Takes the first candidate that fits and opens, and writes every verdict. `cuda_major` is what the driver supports.
+fn choose(candidates: &mut [Candidate], cuda_major: Option<u32>) -> Option<Library> {
+    let mut chosen: Option<Library> = None;
+    for candidate in candidates {
+        let kind = candidate.library;
+        let is_toolkit = matches!(kind, Kind::Nvrtc | Kind::CublasLt);
+        candidate.verdict = match (&chosen, candidate.version, cuda_major) {
+            (Some(winner), ..) => {
+                let why = match candidate.version {
+                    Some(version) if version < winner.version => format!("{} is newer", winner.version),
+                    Some(version) if version == winner.version => "the same version, found later".into(),
+                    _ => "another comes first".into(),
+                };
+                format!("not used: {why}")
+            }
+            (None, Some(version), Some(most)) if is_toolkit && version.major() > most => {
+                format!("not used: the driver supports CUDA {most}, this needs {}", version.major())
+            }
+            _ => match open(kind, &candidate.path, candidate.version) {
+                Ok(library) => {
+                    candidate.version = Some(library.version);
+                    chosen = Some(library);
+                    format!("used: the first choice, from {}", candidate.origin.words())
+                }
+                Err(why) => format!("not used: {why}"),
+            },
+        };
+    }
+    chosen
+}
+
+fn open(kind: Kind, path: &Path, version: Option<Version>) -> Result<Library, CudaError> {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    if kind == Kind::Nvrtc {
+        // NVRTC asks the linker for its builtins by name: opened first, the ones beside it are found.
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        for name in names(folder).iter().filter(|n| n.starts_with("libnvrtc-builtins.so.")) {
+            // SAFETY: a library of data and pure functions.
+            if let Ok(builtins) = unsafe { Handle::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) } {
+                std::mem::forget(builtins);
+            }
+        }
+    }
+    // SAFETY: loading NVIDIA's libraries runs their initialisers, which are made for this.
+    let handle = unsafe { Handle::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
+    let handle = handle.map_err(|why| CudaError::new(format!("it does not open: {why}")))?;
+    let version = own_version(kind, &handle, &path).or(version).unwrap_or_default();
+    Ok(Library { kind, path, version, handle })
+}
+
+/// The libraries this process found and opened.
+pub struct Libraries {
+    pub candidates: Vec<Candidate>,
+    open: Vec<Library>,
+    /// The major of the CUDA version the driver supports.
+    pub cuda_major: Option<u32>,
+}
+
+impl Libraries {
+    pub fn get(&'static self, kind: Kind) -> Option<&'static Library> {
+        self.open.iter().find(|l| l.kind == kind)
+    }
+
+    /// The library, or how to install it.
+    pub fn require(&'static self, kind: Kind) -> Result<&'static Library, CudaError> {
+        self.get(kind).ok_or_else(|| {
+            let found = self.candidates.iter().find(|c| c.library == kind);
+            let tried = found.map_or_else(String::new, |c| format!(" ({}: {})", c.path.display(), c.verdict));
+            CudaError::new(format!(
+                "{} was not found{tried}: {}, or set FLATOUT_CUDA_PATH to the folder that has it",
+                kind.name(),
+                kind.install(self.cuda_major)
+            ))
+        })
+    }
+}
+
+/// Opens the libraries on the first call; the same ones ever after.
+pub fn libraries() -> &'static Libraries {
+    static OPENED: OnceLock<Libraries> = OnceLock::new();
+    OPENED.get_or_init(|| {
+        let places = Places::of_this_process();
+        let mut all = Libraries { candidates: vec![], open: vec![], cuda_major: None };
+        for kind in Kind::ALL {
+            let mut candidates = find(kind, &places);
+            if kind != Kind::Driver && all.open.is_empty() {
+                let unopened = "not opened: there is no NVIDIA driver";
+                candidates.iter_mut().for_each(|c| c.verdict = unopened.into());
+                all.candidates.extend(candidates);
+                continue;
+            }
+            let library = choose(&mut candidates, all.cuda_major);
+            if let Some(driver) = library.as_ref().filter(|l| l.kind == Kind::Driver) {
+                all.cuda_major = driver_version(driver).map(|version| version / 1000);
+            }
+            all.candidates.extend(candidates);
+            all.open.extend(library);
+        }
+        all
+    })
+}
+
+/// The CUDA version of a driver that is not kept anywhere yet: 13000 for 13.0.
+fn driver_version(library: &Library) -> Option<u32> {
+    type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let mut version = 0;
+    // SAFETY: cuDriverGetVersion writes one integer, before cuInit too; the handle is open.
+    let status =
+        unsafe { resolve::<Ask>(&library.handle, &library.path, "cuDriverGetVersion").ok()?(&mut version) };
+    (status == 0).then_some(version.max(0) as u32)
+}
+
+/// Opens NVRTC alone, for compiling without a GPU.
+pub fn nvrtc_alone() -> Result<&'static Library, CudaError> {
+    static OPENED: OnceLock<Option<Library>> = OnceLock::new();
+    let opened = OPENED.get_or_init(|| {
+        let mut candidates = find(Kind::Nvrtc, &Places::of_this_process());
+        choose(&mut candidates, None)
+    });
+    let missing = || CudaError::new(format!("NVRTC was not found: {}", Kind::Nvrtc.install(None)));
+    opened.as_ref().ok_or_else(missing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree of empty files under a folder of its own.
+    fn tree(name: &str, files: &[&str]) -> PathBuf {
+        let root = std::env::temp_dir().join(format!("flatout-library-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        for file in files {
+            let path = root.join(file);
+            std::fs::create_dir_all(path.parent().expect("a file has a folder")).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn the_newest_comes_first_and_a_named_path_before_all() {
+        let root = tree(
+            "order",
+            &[
+                "system/libcudnn.so.9.14.0",
+                "system/libcudnn_ops.so.9.14.0",
+                "venv/nvidia/cudnn/lib/libcudnn.so.9",
+                "venv/nvidia_cudnn_cu13-9.19.0.56.dist-info/RECORD",
+                "named/deep/er/libcudnn.so.9.1.0",
+            ],
+        );
+        let mut places = Places(vec![
+            (Origin::VirtualEnv, root.join("venv/nvidia"), 2),
+            (Origin::System, root.join("system"), 0),
+        ]);
+        let order = |places: &Places| -> Vec<String> {
+            let found = find(Kind::Cudnn, places);
+            found.iter().map(|c| format!("{:?} {}", c.origin, c.version.unwrap())).collect()
+        };
+        assert_eq!(order(&places), ["VirtualEnv 9.19.0", "System 9.14.0"]);
+        places.0.insert(0, (Origin::Named, root.join("named"), 4));
+        assert_eq!(order(&places), ["Named 9.1.0", "VirtualEnv 9.19.0", "System 9.14.0"]);
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_does_not_open_says_why_and_the_next_is_tried() {
+        let root = tree("broken", &["libnvrtc.so.13.0.1", "libnvrtc.so.12.9.1", "libnvrtc.so.99.0.0"]);
+        let mut candidates = find(Kind::Nvrtc, &Places(vec![(Origin::System, root.clone(), 0)]));
+        assert!(choose(&mut candidates, Some(13)).is_none());
+        let verdicts: Vec<&str> = candidates.iter().map(|c| c.verdict.as_str()).collect();
+        assert_eq!(verdicts[0], "not used: the driver supports CUDA 13, this needs 99");
+        assert!(verdicts[1].starts_with("not used: it does not open"), "{verdicts:?}");
+        assert!(verdicts[2].starts_with("not used: it does not open"), "{verdicts:?}");
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_line_that_installs_fits_the_driver() {
+        assert_eq!(Kind::CublasLt.install(Some(12)), "pip install nvidia-cublas-cu12");
+        assert_eq!(Kind::CublasLt.install(Some(13)), "pip install \"nvidia-cublas>=13,<14\"");
+        assert_eq!(Kind::Nvrtc.install(Some(12)), "pip install nvidia-cuda-nvrtc-cu12");
+        assert_eq!(Kind::Cudnn.install(None), "pip install nvidia-cudnn-cu13");
+        assert_eq!(Kind::Driver.install(Some(12)), Kind::Nvml.install(None));
+    }
+
+    #[test]
+    fn only_the_library_itself_is_a_candidate() {
+        for (name, is) in [
+            ("libnvrtc.so.13", true),
+            ("libnvrtc.so", true),
+            ("libnvrtc.alt.so.13", false),
+            ("libnvrtc-builtins.so.13.0", false),
+            ("libnvrtc.so.13.old", false),
+        ] {
+            assert_eq!(is_file_of(Kind::Nvrtc, name), is, "{name}");
+        }
+        assert!(!is_file_of(Kind::Driver, "libcuda.so"), "the toolkit's stub");
+        assert!(is_file_of(Kind::Driver, "libcuda.so.1"));
+    }
+}

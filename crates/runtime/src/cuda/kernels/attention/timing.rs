@@ -1,0 +1,115 @@
+//! Measured times of the attention families that can run a problem, remembered on disk.
+//!
+//! They are taken on this device and on the session's own arena.
+
+use flatout_ir::Launch;
+use flatout_ir::types::DType;
+
+use super::call::Call;
+use super::choice::{Family, is_unsupported};
+use super::{Problem, tiles};
+use crate::cuda::context::{CudaError, Prepare, Source, Work};
+use crate::cuda::driver::Event;
+use crate::cuda::driver::store;
+use crate::cuda::session::noise::{self, Noise};
+use crate::cuda::session::tuned::KernelTime;
+
+/// Timed runs of a family, after one that is not; the median counts.
+const RUNS: usize = 5;
+/// A family whose first run took this many times the best time is not run again.
+const HOPELESS: f64 = 4.0;
+
+/// The sources `times` needs beside the families' own.
+pub(super) fn sources(p: &Problem) -> Vec<Source> {
+    tiles::sources(p)
+}
+
+/// Times of all candidates that run, fastest first: remembered, or taken now on noise and equal segments. Writes the
+/// launch's inputs and outputs.
+pub(super) fn times(
+    p: &Problem,
+    launch: &Launch,
+    candidates: &[&'static Family],
+    at: &Prepare<'_>,
+) -> Result<Vec<KernelTime>, CudaError> {
+    let name = problem_name(p, launch, candidates, at);
+    if let Some(known) = at.tuned().recall_kernels(&name) {
+        return Ok(known);
+    }
+    fill(p, launch, at)?;
+    let mut times: Vec<KernelTime> = vec![];
+    for family in candidates {
+        let work = match (family.prepare)(p, launch, at) {
+            // Passed over here, and by the choice with a note.
+            Err(error) if is_unsupported(&error) => continue,
+            prepared => prepared?,
+        };
+        let best = times.iter().map(|t| t.ms).fold(f64::INFINITY, f64::min);
+        let ms = median_ms(&*work, best, at)?;
+        times.push(KernelTime { name: family.name.into(), ms });
+    }
+    // A stable sort: of equal times the rule's order decides.
+    times.sort_by(|a, b| a.ms.total_cmp(&b.ms));
+    at.tuned().remember_kernels(&name, &times);
+    Ok(times)
+}
+
+/// All that the times depend on beside GPU and driver: the problem, where its tensors lie, cuDNN and our sources.
+fn problem_name(p: &Problem, launch: &Launch, candidates: &[&Family], at: &Prepare<'_>) -> String {
+    let facts = at.facts();
+    let sources: Vec<Source> = candidates.iter().flat_map(|family| (family.sources)(p, facts)).collect();
+    let texts = sources.iter().flat_map(|source| {
+        let defines = source.defines.iter().flat_map(|(name, value)| [name.as_str(), value]);
+        [source.name, &source.code].into_iter().chain(defines)
+    });
+    let names: Vec<&str> = candidates.iter().map(|family| family.name).collect();
+    let views = launch.ins.iter().chain(launch.outs.iter().flatten());
+    let strides: Vec<_> = views.map(|view| &view.strides).collect();
+    let cudnn = facts.cudnn.unwrap_or(0);
+    format!("{p:?} with strides {strides:?} on {names:?}, cuDNN {cudnn}, kernels {}", store::name(texts))
+}
+
+/// Noise in the tensors, and segments and intervals that make sense: the arena holds neither yet.
+fn fill(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<(), CudaError> {
+    let function = at.function(&noise::source(), "noise")?;
+    let floats = launch.ins.iter().filter(|view| view.dtype != DType::I32);
+    for (seed, view) in floats.enumerate() {
+        // Whole words from the first that begins in the view; other tensors between its rows get noise too.
+        let from = at.address(view).next_multiple_of(4);
+        let end = at.address(view) + view.span_bytes() as u64;
+        let words = end.saturating_sub(from) as usize / 4;
+        // SAFETY: the view lies in the arena, by the launch's check, and the arena outlives the stream's work.
+        unsafe { noise::fill(&function, from, words, 1 + seed as u32, Noise::WIDE, at.stream()) }?;
+    }
+    if !tiles::sources(p).is_empty() {
+        tiles::even_segments(p, &Call::of(p, launch, at), at)?.enqueue(at.stream())?;
+    }
+    Ok(())
+}
+
+fn median_ms(work: &dyn Work, best: f64, at: &Prepare<'_>) -> Result<f64, CudaError> {
+    let stream = at.stream();
+    let mark = || Event::new(at.driver());
+    let (begin, end) = (mark()?, mark()?);
+    work.enqueue(stream)?;
+    begin.record(stream)?;
+    work.enqueue(stream)?;
+    end.record(stream)?;
+    let first = begin.elapsed_ms(&end)?;
+    if first > HOPELESS * best {
+        return Ok(first);
+    }
+    let marks: Vec<Event> = (0..=RUNS).map(|_| mark()).collect::<Result<_, CudaError>>()?;
+    for (i, mark) in marks.iter().enumerate() {
+        mark.record(stream)?;
+        if i < RUNS {
+            work.enqueue(stream)?;
+        }
+    }
+    let mut times = vec![];
+    for pair in marks.windows(2) {
+        times.push(pair[0].elapsed_ms(&pair[1])?);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[RUNS / 2])
+}

@@ -1,0 +1,4 @@
+//! Optimizer updates on the GPU.
+
+pub mod adamw;
+pub mod adamw8;

@@ -1,0 +1,478 @@
+//! Plans on a GPU: the arena, every launch resolved, every plan captured as a graph before the first run.
+
+mod landing;
+pub mod noise;
+pub mod snapshot;
+pub mod spin;
+pub mod staging;
+mod timing;
+mod traffic;
+pub mod tuned;
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use flatout_ir::types::contiguous_strides;
+use flatout_ir::{Launch, Plan, PlanSet, View};
+
+use super::context::{CudaError, Facts, Function, Kernel, Prepare, Source, Work};
+use super::driver::cache::{Cache, Compiled};
+use super::driver::device::Device;
+use super::driver::nvrtc;
+use super::driver::store::Store;
+use super::driver::{DeviceMemory, Graph, Module, Modules, OwnedStream};
+use super::kernels::attention::choice::{self, AttentionKernel, Chosen};
+use crate::cpu::kernels::movement::copy;
+use crate::timing::Samples;
+use crate::{Copying, Laps, RuntimeError, launch};
+use noise::Noise;
+use timing::Timer;
+use traffic::{Traffic, written};
+use tuned::{Tuned, Tuning};
+
+/// How many algorithms of a matrix product are timed to find the fastest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Autotune {
+    Quick,
+    /// The library's first choice is taken.
+    Off,
+    Full,
+}
+
+impl Autotune {
+    pub const ALL: &[Autotune] = &[Autotune::Quick, Autotune::Off, Autotune::Full];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Autotune::Quick => "quick",
+            Autotune::Off => "off",
+            Autotune::Full => "full",
+        }
+    }
+}
+
+/// How a session runs its plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Replay each plan as one CUDA graph instead of launching its kernels one by one.
+    pub graphs: bool,
+    /// Equal inputs give equal bits: algorithms are chosen by shape alone.
+    pub deterministic: bool,
+    /// Whether the candidates of matrix products are timed. Not where `deterministic` is asked for.
+    pub autotune: Autotune,
+    /// Wait after every launch, so that a failure names the one that failed. Turns graphs off.
+    pub check_each_launch: bool,
+    /// The kernel attention must run on.
+    pub attention: AttentionKernel,
+}
+
+impl Options {
+    /// Candidates of a product to choose from; with 1 nothing is timed. Times of eight find most of what there is to
+    /// find; the library proposes up to a few dozen.
+    pub(super) fn candidates(&self) -> usize {
+        match self.autotune {
+            _ if self.deterministic => 1,
+            Autotune::Off => 1,
+            Autotune::Quick => 8,
+            Autotune::Full => 64,
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            graphs: true,
+            deterministic: false,
+            autotune: Autotune::Off,
+            check_each_launch: false,
+            attention: AttentionKernel::Auto,
+        }
+    }
+}
+
+/// Fields are dropped in order: what uses something comes before it, the device last.
+pub struct Session {
+    graphs: Vec<Graph>,
+    /// One work a launch, of every plan.
+    works: Vec<Vec<Box<dyn Work>>>,
+    /// The ranges each plan writes.
+    written: Vec<Vec<Range<usize>>>,
+    traffic: RefCell<Traffic>,
+    arena: DeviceMemory,
+    /// Where plans run.
+    stream: OwnedStream,
+    options: Options,
+    compiled: Compiled,
+    tuning: Tuning,
+    notes: Vec<String>,
+    attention: Vec<Chosen>,
+    driver_bytes: u64,
+    /// The time getting it ready took.
+    laps: Laps,
+    device: Device,
+}
+
+impl Session {
+    /// Checks every launch, allocates the arena, compiles and resolves every kernel, runs every plan once on an empty
+    /// arena (libraries load their kernels on the first call, and a launch that cannot run is found here, by name),
+    /// captures the graphs, and leaves the arena zeroed.
+    pub fn new(plans: &PlanSet, device: &Device, options: Options) -> Result<Session, RuntimeError> {
+        let system = |why: CudaError| RuntimeError::Resources(why.to_string());
+        let mut laps = Laps::begin();
+        let facts = device.facts(options);
+        let mut kernels = Vec::with_capacity(plans.plans.len());
+        for plan in &plans.plans {
+            let admitted = plan.launches.iter().map(|l| admit(l, plans.arena_bytes));
+            kernels.push(admitted.collect::<Result<Vec<_>, _>>()?);
+        }
+        device.bind().map_err(system)?;
+        let driver = device.driver();
+        let stream = OwnedStream::new(driver).map_err(system)?;
+        let (modules, compiled) = build(plans, &kernels, &facts, device).map_err(system)?;
+        laps.lap("kernels");
+        let arena = DeviceMemory::new(driver, plans.arena_bytes).map_err(|why| {
+            RuntimeError::Resources(format!(
+                "the GPU has no {} bytes for the arena: {why}",
+                plans.arena_bytes
+            ))
+        })?;
+        arena.fill(0, stream.get()).map_err(system)?;
+        let tuned = Tuned::new(Store::of_this_user("products"), device.tuned_on(), options.candidates());
+        if tuned.candidates() > 1 {
+            // Zeros would cost the matrix units less power than real numbers, and other algorithms would win.
+            let function = modules.function(&noise::source(), "noise").map_err(system)?;
+            let words = arena.bytes() / size_of::<u32>();
+            // SAFETY: the whole arena, which outlives its stream's work.
+            unsafe { noise::fill(&function, arena.address(), words, 1, Noise::WIDE, stream.get()) }
+                .map_err(system)?;
+        }
+
+        let (notes, chosen) = (RefCell::new(vec![]), RefCell::new(vec![]));
+        let prepare = Prepare {
+            arena: arena.address(),
+            facts: &facts,
+            modules: &modules,
+            driver,
+            lt: device.lt(),
+            cudnn: device.cudnn(),
+            tuned: &tuned,
+            stream: stream.get(),
+            notes: &notes,
+            chosen: &chosen,
+        };
+        let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
+        for (plan, kernels) in plans.plans.iter().zip(&kernels) {
+            let resolved =
+                plan.launches.iter().zip(kernels).map(|(l, k)| (k.prepare)(l, &prepare).map_err(named(l)));
+            works.push(resolved.collect::<Result<_, _>>()?);
+        }
+        laps.lap("products");
+        // Timing candidates may have left anything.
+        arena.fill(0, stream.get()).map_err(system)?;
+        for (plan, works) in plans.plans.iter().zip(&works) {
+            one_by_one(plan, works, &stream)?;
+        }
+        let mut graphs = vec![];
+        if options.graphs && !options.check_each_launch {
+            for (plan, works) in plans.plans.iter().zip(&works) {
+                let graph = stream.capture(|stream| works.iter().try_for_each(|work| work.enqueue(stream)));
+                let role = plan.role.name();
+                graphs.push(graph.map_err(|why| {
+                    RuntimeError::Resources(format!("the plan `{role}` cannot be captured as a graph: {why}"))
+                })?);
+            }
+        }
+        arena.fill(0, stream.get()).map_err(system)?;
+        let traffic = Traffic::new(plans, device).map_err(system)?;
+        stream.synchronize().map_err(system)?;
+        // A folder that cannot be written costs time at every start: that is said once.
+        let mut notes = notes.into_inner();
+        let tuning = tuned.tuning();
+        notes.extend(compiled.note.clone().or(tuning.note.clone()));
+        let (free, _) = driver.memory().map_err(system)?;
+        let taken = device.free_bytes().saturating_sub(free);
+        let driver_bytes = taken.saturating_sub(arena.bytes() as u64);
+        laps.lap("graphs");
+        Ok(Session {
+            graphs,
+            works,
+            written: plans.plans.iter().map(written).collect(),
+            traffic: RefCell::new(traffic),
+            arena,
+            stream,
+            options,
+            compiled,
+            tuning,
+            notes,
+            attention: chosen.into_inner(),
+            driver_bytes,
+            laps,
+            device: device.clone(),
+        })
+    }
+
+    pub fn arena_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// Device memory of the process beside the arena: context, modules, graphs.
+    pub fn driver_bytes(&self) -> u64 {
+        self.driver_bytes
+    }
+
+    /// The time getting it ready took: compiling or loading kernels, choosing algorithms of products, a first
+    /// run of every plan with its capture.
+    pub fn laps(&self) -> &Laps {
+        &self.laps
+    }
+
+    /// Whether every plan was captured as a graph, which runs replay.
+    pub fn replays_graphs(&self) -> bool {
+        !self.graphs.is_empty()
+    }
+
+    /// Launches that run otherwise than intended, and why.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The kernels attention runs on, in a line; `None` where there is none.
+    pub fn attention(&self) -> Option<String> {
+        choice::describe(&self.attention)
+    }
+
+    /// Where the kernels came from.
+    pub fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
+    /// Where the algorithms of products came from.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Whether algorithms of products are chosen by their times.
+    pub fn is_tuned(&self) -> bool {
+        self.options.candidates() > 1
+    }
+
+    /// Fills a dense tensor of floats with noise.
+    pub fn fill_noise(&mut self, view: &View, seed: u32, noise: Noise) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let (stream, bytes) = (self.stream.get(), view.span_bytes());
+        let is_words = view.is_dense() && bytes.is_multiple_of(4) && view.offset.is_multiple_of(4);
+        if !is_words || view.offset + bytes > self.arena.bytes() {
+            return Err(RuntimeError::Unsound(format!("{view:?} is no run of whole words in the arena")));
+        }
+        let function = self.function(noise::source(), "noise").map_err(late)?;
+        let range = view.offset..view.offset + bytes;
+        self.traffic.get_mut().before(&self.arena, &[range], stream).map_err(late)?;
+        let at = self.arena.address() + view.offset as u64;
+        // SAFETY: the range was checked to lie in the arena, which outlives its stream's work.
+        unsafe { noise::fill(&function, at, bytes / 4, seed, noise, stream) }.map_err(late)?;
+        // The kernel's module is unloaded on the way out.
+        self.stream.synchronize().map_err(late)
+    }
+
+    /// A kernel that no launch asked for.
+    fn function(&self, source: Source, entry: &str) -> Result<Function, CudaError> {
+        let arch = nvrtc::arch(&self.device.facts(self.options));
+        let (cubins, _) =
+            Cache::of_this_user().cubins(&[source].into(), &arch, self.device.nvrtc(), &|| ())?;
+        Arc::new(Module::load(self.device.driver(), &cubins[0].1)?).function(entry)
+    }
+
+    /// Times every launch of these plans, in passes over all of them.
+    pub(crate) fn time(&mut self, plans: &[(usize, &Plan)], passes: usize) -> Result<Samples, RuntimeError> {
+        self.bind()?;
+        let (stream, function) = (self.stream.get(), self.function(spin::source(), "spin").map_err(late)?);
+        let mut timer = Timer::new(self.device.driver(), function, stream).map_err(late)?;
+        let launches = || plans.iter().map(|(_, plan)| plan.launches.len());
+        let mut samples = Samples::new(launches(), passes);
+        // How often each runs between its events: once, until its first time says.
+        let mut repeats: Vec<Vec<Option<usize>>> = launches().map(|count| vec![None; count]).collect();
+        // A late host costs a pass; one that is late this often has other work.
+        for _ in 0..4 * passes.max(1) + 4 {
+            for (which, (index, plan)) in plans.iter().enumerate() {
+                self.traffic.get_mut().before(&self.arena, &self.written[*index], stream).map_err(late)?;
+                let times: Vec<usize> = repeats[which].iter().map(|known| known.unwrap_or(1)).collect();
+                for range in timing::handfuls(&times) {
+                    let works = self.works[*index][range.clone()].iter().map(|work| &**work);
+                    let works: Vec<_> = works.zip(times[range.clone()].iter().copied()).collect();
+                    let failed = |(i, why)| named(&plan.launches[range.start + i])(why);
+                    let seconds = timer.seconds(&works).map_err(failed)?;
+                    for (i, seconds) in range.zip(seconds.into_iter().flatten()) {
+                        let is_repeatable = || launch::is_repeatable(&plan.launches[i]);
+                        match repeats[which][i] {
+                            Some(_) => samples.add(which, i, seconds),
+                            None => repeats[which][i] = Some(timing::repeats(seconds, is_repeatable())),
+                        }
+                    }
+                }
+            }
+            if samples.are_enough() {
+                break;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Enqueues the plan at `index` of the set given to `new`, and returns.
+    pub fn run(&mut self, index: usize, plan: &Plan) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let stream = self.stream.get();
+        self.traffic.get_mut().before(&self.arena, &self.written[index], stream).map_err(late)?;
+        if self.options.check_each_launch {
+            return one_by_one(plan, &self.works[index], &self.stream);
+        }
+        match self.graphs.get(index) {
+            Some(graph) => graph.launch(stream).map_err(|why| {
+                RuntimeError::Launch(format!("the plan `{}` does not start: {why}", plan.role.name()))
+            }),
+            None => {
+                let mut works = plan.launches.iter().zip(&self.works[index]);
+                works.try_for_each(|(launch, work)| work.enqueue(stream).map_err(named(launch)))
+            }
+        }
+    }
+
+    /// Milliseconds a run of a plan takes, over `calls` runs.
+    pub fn time_ms(&self, index: usize, calls: usize) -> Result<f64, RuntimeError> {
+        self.bind()?;
+        let stream = self.stream.get();
+        let mut traffic = self.traffic.borrow_mut();
+        traffic.before(&self.arena, &self.written[index], stream).map_err(late)?;
+        let run = || match self.graphs.get(index) {
+            Some(graph) => graph.launch(stream),
+            None => self.works[index].iter().try_for_each(|work| work.enqueue(stream)),
+        };
+        self.device.driver().time_ms(stream, calls, run).map_err(late)
+    }
+
+    pub fn write(&mut self, view: &View, bytes: &[u8]) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let stream = self.stream.get();
+        if view.is_dense() {
+            return self.traffic.get_mut().write(&self.arena, view.offset, bytes, stream).map_err(late);
+        }
+        // Elements with others between them: the whole span comes out, is changed and goes back.
+        let mut span = self.span(view)?;
+        copy::scatter(&View { offset: 0, ..view.clone() }, &mut span, bytes);
+        self.traffic.get_mut().write(&self.arena, view.offset, &span, stream).map_err(late)
+    }
+
+    pub fn read(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
+        self.bind()?;
+        let span = self.span(view)?;
+        if view.strides == contiguous_strides(&view.dims) {
+            return Ok(span);
+        }
+        Ok(copy::gather(&View { offset: 0, ..view.clone() }, &span))
+    }
+
+    /// Enqueues copies of single values; returns where `collect` finds them.
+    pub fn post(&mut self, views: &[&View]) -> Result<usize, RuntimeError> {
+        self.bind()?;
+        let offsets: Vec<usize> = views.iter().map(|view| view.offset).collect();
+        self.traffic.get_mut().post(&self.arena, &offsets, self.stream.get()).map_err(late)
+    }
+
+    /// Values that were posted, once they are there.
+    pub fn collect(&mut self, place: usize, count: usize) -> Result<Vec<f32>, RuntimeError> {
+        self.bind()?;
+        self.traffic.get_mut().collect(place, count).map_err(late)
+    }
+
+    /// Sends tensors on their way out, as they are after all that was enqueued. Plans that write none of them pass the
+    /// copy by; one that does waits for it, on the device.
+    pub fn begin_copy(&mut self, views: &[View]) -> Result<Copying, RuntimeError> {
+        self.bind()?;
+        if views.iter().all(View::is_dense) {
+            let ranges = views.iter().map(|view| view.offset..view.offset + view.span_bytes()).collect();
+            let begun = self.traffic.get_mut().begin_copy(&self.arena, ranges, self.stream.get());
+            if let Some(coming) = begun.map_err(late)? {
+                return Ok(Copying::coming(coming));
+            }
+        }
+        Ok(Copying::here(views.iter().map(|view| self.read(view)).collect::<Result<_, _>>()?))
+    }
+
+    pub fn fill(&mut self, byte: u8) -> Result<(), RuntimeError> {
+        self.bind()?;
+        let (stream, whole) = (self.stream.get(), 0..self.arena.bytes());
+        self.traffic.get_mut().before(&self.arena, &[whole], stream).map_err(late)?;
+        self.arena.fill(byte, stream).map_err(late)
+    }
+
+    /// The bytes from a view's first to its last element, after all that was enqueued.
+    fn span(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
+        let mut traffic = self.traffic.borrow_mut();
+        traffic.read(&self.arena, view.offset, view.span_bytes(), self.stream.get()).map_err(late)
+    }
+
+    fn bind(&self) -> Result<(), RuntimeError> {
+        self.device.bind().map_err(late)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The objects dropped next belong to this context and may still be in use. A device that has failed has nothing
+        // more to say.
+        let _ = self.device.bind();
+        let _ = self.stream.synchronize();
+        let _ = self.traffic.get_mut().synchronize();
+    }
+}
+
+/// The kernel of a launch that may run.
+fn admit(launch: &Launch, arena_bytes: usize) -> Result<&'static Kernel, RuntimeError> {
+    let refuse = |why: String| RuntimeError::Unsound(format!("{}: {why}", launch::describe(launch)));
+    let kernel = super::kernel(launch.kernel)
+        .ok_or_else(|| refuse(format!("CUDA has no kernel `{}`", launch.kernel)))?;
+    launch::check(launch, &kernel.row, arena_bytes, 1).map_err(refuse)?;
+    Ok(kernel)
+}
+
+/// Compiles every source of every launch, or takes it from the cache, and loads it.
+fn build(
+    plans: &PlanSet,
+    kernels: &[Vec<&'static Kernel>],
+    facts: &Facts,
+    device: &Device,
+) -> Result<(Modules, Compiled), CudaError> {
+    let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
+    let mut sources: HashSet<_> =
+        launches.zip(kernels.iter().flatten()).flat_map(|(l, k)| (k.sources)(l, facts)).collect();
+    sources.extend(facts.autotune.then(noise::source));
+    let (cubins, compiled) =
+        Cache::of_this_user().cubins(&sources, &nvrtc::arch(facts), device.nvrtc(), &|| ())?;
+    let mut modules = Modules::default();
+    for (source, cubin) in cubins {
+        let module = Module::load(device.driver(), &cubin)
+            .map_err(|why| CudaError::status(format!("{}: {}", source.name, why.what), why.code))?;
+        modules.insert(source, module);
+    }
+    Ok((modules, compiled))
+}
+
+/// Runs the launches of a plan, waiting after each: a failure is that launch's.
+fn one_by_one(plan: &Plan, works: &[Box<dyn Work>], stream: &OwnedStream) -> Result<(), RuntimeError> {
+    for (launch, work) in plan.launches.iter().zip(works) {
+        work.enqueue(stream.get()).and_then(|()| stream.synchronize()).map_err(named(launch))?;
+    }
+    Ok(())
+}
+
+/// A failure of a launch, by path, operation and types.
+fn named(launch: &Launch) -> impl FnOnce(CudaError) -> RuntimeError {
+    move |why| RuntimeError::Launch(format!("{}: {}: {why}", launch::describe(launch), launch.kernel))
+}
+
+/// A failure told after the call that caused it.
+pub(crate) fn late(why: CudaError) -> RuntimeError {
+    RuntimeError::Launch(format!("the GPU failed at this or an earlier launch: {why}"))
+}

@@ -1,0 +1,113 @@
+//! Snapshots: tensors copied into pinned memory while the next plan runs.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::cuda::context::CudaError;
+use crate::cuda::driver::device::Device;
+use crate::cuda::driver::{Event, PinnedMemory};
+
+/// Pinned memory that earlier copies took and gave back. Taking the memory of a large model from the system costs as
+/// much time as several copies of it.
+pub struct Shelf {
+    device: Device,
+    free: Mutex<Vec<PinnedMemory>>,
+}
+
+impl Shelf {
+    pub fn new(device: &Device) -> Arc<Shelf> {
+        Arc::new(Shelf { device: device.clone(), free: Mutex::default() })
+    }
+
+    /// Memory of at least `bytes` bytes.
+    pub fn take(&self, bytes: usize) -> Result<PinnedMemory, CudaError> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        match free.iter().position(|memory| memory.bytes() >= bytes) {
+            Some(i) => Ok(free.swap_remove(i)),
+            None => PinnedMemory::new(self.device.driver(), bytes),
+        }
+    }
+
+    fn give_back(&self, memory: PinnedMemory) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+    }
+}
+
+impl Drop for Shelf {
+    fn drop(&mut self) {
+        // Whoever drops the last copy may be on a thread where no context is current; freeing needs one.
+        let _ = self.device.bind();
+        self.free.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// A copy under way. It may be finished on another thread than the session's.
+pub struct Coming {
+    memory: Option<PinnedMemory>,
+    parts: Vec<Range<usize>>,
+    done: Arc<Event>,
+    shelf: Arc<Shelf>,
+}
+
+impl Coming {
+    /// `done` is recorded behind the copies of `parts` into `memory`, which came from `shelf`.
+    pub(super) fn new(
+        memory: PinnedMemory,
+        parts: Vec<Range<usize>>,
+        done: Arc<Event>,
+        shelf: Arc<Shelf>,
+    ) -> Coming {
+        Coming { memory: Some(memory), parts, done, shelf }
+    }
+
+    /// Waits until every byte is here.
+    pub fn finish(mut self) -> Result<Come, CudaError> {
+        self.shelf.device.bind()?;
+        self.done.synchronize()?;
+        let memory = self.memory.take();
+        Ok(Come { memory, parts: std::mem::take(&mut self.parts), shelf: Arc::clone(&self.shelf) })
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            // The device may still write there. One that has failed writes no more, so its status changes nothing.
+            let _ = self.shelf.device.bind();
+            let _ = self.done.synchronize();
+            self.shelf.give_back(memory);
+        }
+    }
+}
+
+/// A copy that is whole, in memory that goes back on the shelf.
+pub struct Come {
+    /// `None` only while it is dropped.
+    memory: Option<PinnedMemory>,
+    parts: Vec<Range<usize>>,
+    shelf: Arc<Shelf>,
+}
+
+impl Come {
+    pub fn count(&self) -> usize {
+        self.parts.len()
+    }
+
+    pub fn tensor(&self, i: usize) -> &[u8] {
+        let memory = self.memory.as_ref().expect("given back only when dropped");
+        // SAFETY: `Coming::finish` waited for the copies into this memory, and nothing else is copied there before it
+        // is back on the shelf.
+        unsafe { &memory.as_slice()[self.parts[i].clone()] }
+    }
+}
+
+impl Drop for Come {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.shelf.give_back(memory);
+        }
+    }
+}
+
+// SAFETY: `tensor` only reads memory that nobody writes while this is borrowed.
+unsafe impl Sync for Come {}

@@ -1,0 +1,132 @@
+//! Times of single launches on the device, from events between the launches of an uncaptured pass.
+//!
+//! Two things would spoil such times. A host that enqueues slower than the device computes leaves it idle between
+//! launches, and the idle time would count: so launches go behind a kernel that spins until a handful of them is
+//! enqueued, and where the spin was over before the last of them, that handful's times are not taken and the next spin is
+//! longer. And an event costs the stream a microsecond or two, which is most of a short launch: so what passes between
+//! two events with nothing between them is taken off, and a launch that is short runs several times between its events.
+//! Only one whose outputs lie on none of its inputs does: run twice it leaves what it leaves when run once, so after a
+//! pass the arena holds what a run leaves there.
+
+use std::time::Duration;
+
+use super::spin::spin;
+use crate::cuda::context::{CudaError, Function, Stream, Work};
+use crate::cuda::driver::{Driver, Event};
+
+/// A launch that takes less runs several times between two events.
+const SHORT_SECONDS: f64 = 20e-6;
+const REPEATS: usize = 10;
+/// Launches enqueued behind one spin. The driver keeps about a thousand kernels and events waiting before it blocks the
+/// host, and a launch may be several kernels.
+pub const BEHIND_SPIN: usize = 128;
+/// Enqueuing takes a few microseconds a launch.
+const FIRST_SPIN: Duration = Duration::from_millis(1);
+const LONGEST_SPIN: Duration = Duration::from_millis(128);
+/// Pairs of events with nothing between that are timed.
+const EMPTY_PAIRS: usize = 32;
+
+/// How often a launch runs between its events, by what it took when it ran once.
+pub fn repeats(seconds: f64, is_repeatable: bool) -> usize {
+    if is_repeatable && seconds < SHORT_SECONDS { REPEATS } else { 1 }
+}
+
+/// Where launches are timed.
+pub struct Timer {
+    function: Function,
+    stream: Stream,
+    /// One more than the launches behind a spin.
+    marks: Vec<Event>,
+    spin: Duration,
+    /// Between two events with nothing between.
+    empty_seconds: f64,
+}
+
+impl Timer {
+    /// `function` is the entry of `spin.cu`.
+    pub fn new(driver: &'static Driver, function: Function, stream: Stream) -> Result<Timer, CudaError> {
+        let marks = (0..=BEHIND_SPIN).map(|_| Event::new(driver)).collect::<Result<_, _>>()?;
+        let mut timer = Timer { function, stream, marks, spin: FIRST_SPIN, empty_seconds: 0.0 };
+        let nothing: Vec<(&dyn Work, usize)> = vec![(&Nothing, 1); EMPTY_PAIRS];
+        let mut pairs = vec![];
+        // The first spin loads the kernel.
+        for _ in 0..3 {
+            pairs = timer.seconds(&nothing).map_err(|(_, why)| why)?.unwrap_or(pairs);
+        }
+        pairs.sort_by(f64::total_cmp);
+        timer.empty_seconds = pairs.get(EMPTY_PAIRS / 2).copied().unwrap_or(0.0);
+        Ok(timer)
+    }
+
+    /// Runs works, each as often as it says, and waits: the seconds of one run of each, or `None` where the host was late
+    /// and they would not be true. A failure comes with the place of the work it was met at.
+    pub fn seconds(&mut self, works: &[(&dyn Work, usize)]) -> Result<Option<Vec<f64>>, (usize, CudaError)> {
+        assert!(works.len() < self.marks.len(), "more launches than events");
+        let (stream, marks) = (self.stream, &self.marks);
+        let first = |why| (0, why);
+        spin(&self.function, self.spin, stream).map_err(first)?;
+        marks[0].record(stream).map_err(first)?;
+        for (i, (work, repeats)) in works.iter().enumerate() {
+            (0..*repeats)
+                .try_for_each(|_| work.enqueue(stream))
+                .and_then(|()| marks[i + 1].record(stream))
+                .map_err(|why| (i, why))?;
+        }
+        let is_late = marks[0].is_reached().map_err(first)?;
+        let mut seconds = Vec::with_capacity(works.len());
+        for (i, (_, repeats)) in works.iter().enumerate() {
+            let between = marks[i].elapsed_ms(&marks[i + 1]).map_err(|why| (i, why))? / 1e3;
+            seconds.push((between - self.empty_seconds).max(0.0) / *repeats as f64);
+        }
+        if is_late {
+            self.spin = (2 * self.spin).min(LONGEST_SPIN);
+            return Ok(None);
+        }
+        Ok(Some(seconds))
+    }
+}
+
+struct Nothing;
+
+impl Work for Nothing {
+    fn enqueue(&self, _: Stream) -> Result<(), CudaError> {
+        Ok(())
+    }
+}
+
+/// Cuts launches that run so often each into handfuls that go behind one spin.
+pub fn handfuls(repeats: &[usize]) -> Vec<std::ops::Range<usize>> {
+    let (mut ranges, mut begin, mut count) = (vec![], 0, 0);
+    for (i, repeats) in repeats.iter().enumerate() {
+        if count + repeats > BEHIND_SPIN && i > begin {
+            ranges.push(begin..i);
+            (begin, count) = (i, 0);
+        }
+        count += repeats;
+    }
+    if begin < repeats.len() {
+        ranges.push(begin..repeats.len());
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handfuls_hold_every_launch_once_and_few_enough() {
+        assert!(handfuls(&[]).is_empty());
+        let plain = vec![1; 300];
+        assert_eq!(handfuls(&plain), [0..128, 128..256, 256..300]);
+        let mixed: Vec<usize> = (0..500).map(|i| if i % 3 == 0 { REPEATS } else { 1 }).collect();
+        let cut = handfuls(&mixed);
+        assert_eq!(cut.iter().cloned().flatten().collect::<Vec<_>>(), (0..500).collect::<Vec<_>>());
+        assert!(cut.iter().all(|range| mixed[range.clone()].iter().sum::<usize>() <= BEHIND_SPIN));
+    }
+
+    #[test]
+    fn only_short_launches_that_may_run_again_do() {
+        assert_eq!([repeats(5e-6, true), repeats(5e-6, false), repeats(5e-5, true)], [REPEATS, 1, 1]);
+    }
+}

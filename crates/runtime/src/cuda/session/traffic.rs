@@ -1,0 +1,293 @@
+//! Copies between host and device while plans run, and the events that order them.
+//!
+//! Plans run on the compute stream. What the host writes goes in on a second stream and what it reads comes out on a
+//! third, so that copies pass plans by. Events order them, on the device; the host waits only for what it reads, and
+//! for room in the ring.
+//!
+//! * An input is written into its landing area once that area's earlier content is in place. Before the next plan the
+//!   compute stream waits for what has arrived and copies it into place.
+//! * Anything else is written in place: behind all that was enqueued, before all that is enqueued later.
+//! * A read starts behind all that was enqueued. A plan that writes what is still being read waits for the read; any
+//!   other plan passes it by.
+//!
+//! Nothing here is enqueued while a plan is captured: graphs hold a plan's own launches and stay valid.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use flatout_ir::PlanSet;
+use flatout_ir::graph::Class;
+
+use super::landing::Landing;
+use super::snapshot::{Coming, Shelf};
+use super::staging::{Mailbox, Outlet, Ring};
+use crate::cuda::context::{CudaError, Stream};
+use crate::cuda::driver::device::Device;
+use crate::cuda::driver::{DeviceMemory, Driver, Event, OwnedStream};
+
+/// The inputs of this many steps fit in the ring: a writer that far ahead waits for the device.
+const STEPS_AHEAD: usize = 4;
+const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 20..=64 << 20;
+/// Tensors begin at multiples of this in the memory they are copied out to.
+const ALIGN: usize = 256;
+
+/// Fields are dropped in order: what a stream uses before the stream.
+pub struct Traffic {
+    ring: Ring,
+    outlet: Outlet,
+    mailbox: Mailbox,
+    landing: Landing,
+    /// An event for each landing area, recorded when its content is in place.
+    landed: Vec<Event>,
+    readings: Vec<Reading>,
+    /// Events of readings that are over.
+    spare: Vec<Arc<Event>>,
+    /// The last point of the compute stream that another stream waited for.
+    computed: Event,
+    /// The last point of the copy-in stream that the compute stream waited for.
+    arrived: Event,
+    copy_in: OwnedStream,
+    copy_out: OwnedStream,
+    shelf: Arc<Shelf>,
+    driver: &'static Driver,
+}
+
+/// Ranges of the arena that are being copied out.
+struct Reading {
+    ranges: Vec<Range<usize>>,
+    done: Arc<Event>,
+}
+
+impl Traffic {
+    pub fn new(plans: &PlanSet, device: &Device) -> Result<Traffic, CudaError> {
+        let driver = device.driver();
+        let inputs = plans.slots.iter().filter(|slot| slot.class == Class::Input);
+        let input_bytes: usize = inputs.map(|slot| slot.view.span_bytes().next_multiple_of(ALIGN)).sum();
+        let ring_bytes = (STEPS_AHEAD * input_bytes).clamp(*RING_BYTES.start(), *RING_BYTES.end());
+        let landed = plans.landings.iter().map(|_| Event::untimed(driver)).collect::<Result<_, _>>()?;
+        Ok(Traffic {
+            ring: Ring::new(driver, ring_bytes)?,
+            outlet: Outlet::new(driver, plans.arena_bytes)?,
+            mailbox: Mailbox::new(driver)?,
+            landing: Landing::new(plans.inputs.clone(), plans.landings.clone()),
+            landed,
+            readings: vec![],
+            spare: vec![],
+            computed: Event::untimed(driver)?,
+            arrived: Event::untimed(driver)?,
+            copy_in: OwnedStream::new(driver)?,
+            copy_out: OwnedStream::new(driver)?,
+            shelf: Shelf::new(device),
+            driver,
+        })
+    }
+
+    /// Sets bytes of the arena, as what is enqueued later sees it.
+    pub fn write(
+        &mut self,
+        arena: &DeviceMemory,
+        offset: usize,
+        bytes: &[u8],
+        compute: Stream,
+    ) -> Result<(), CudaError> {
+        let range = offset..offset + bytes.len();
+        let copy_in = self.copy_in.get();
+        if let Some(at) = self.landing.place(&range) {
+            if self.landing.is_empty() {
+                self.landed[self.landing.turn()].hold(copy_in)?;
+            }
+            self.ring.write(arena, at, bytes, copy_in)?;
+            self.landing.add(&range);
+            return Ok(());
+        }
+        self.computed.record(compute)?;
+        self.computed.hold(copy_in)?;
+        for reading in self.readings.iter().filter(|r| r.meets(std::slice::from_ref(&range))) {
+            reading.done.hold(copy_in)?;
+        }
+        self.ring.write(arena, offset, bytes, copy_in)?;
+        self.arrived.record(copy_in)?;
+        self.arrived.hold(compute)
+    }
+
+    /// Makes the compute stream ready for a plan that writes these ranges.
+    pub fn before(
+        &mut self,
+        arena: &DeviceMemory,
+        written: &[Range<usize>],
+        compute: Stream,
+    ) -> Result<(), CudaError> {
+        self.land(arena, compute)?;
+        self.wait_for_readings(written, compute)
+    }
+
+    /// Copies inputs that have arrived into place.
+    pub fn land(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<(), CudaError> {
+        if self.landing.is_empty() {
+            return Ok(());
+        }
+        self.arrived.record(self.copy_in.get())?;
+        self.arrived.hold(compute)?;
+        let moves: Vec<(usize, Range<usize>)> = self.landing.moves().collect();
+        for (from, to) in &moves {
+            self.wait_for_readings(std::slice::from_ref(to), compute)?;
+            arena.copy_within(*from, to.start, to.len(), compute)?;
+        }
+        self.landed[self.landing.turn()].record(compute)?;
+        self.landing.pass();
+        Ok(())
+    }
+
+    fn wait_for_readings(&mut self, written: &[Range<usize>], compute: Stream) -> Result<(), CudaError> {
+        let (over, still): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.readings).into_iter().partition(|reading| reading.meets(written));
+        self.readings = still;
+        for reading in over {
+            reading.done.hold(compute)?;
+            // Whoever still waits for the copy itself keeps its event.
+            if Arc::strong_count(&reading.done) == 1 {
+                self.spare.push(reading.done);
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the arena after all that was enqueued. Waits for them.
+    pub fn read(
+        &mut self,
+        arena: &DeviceMemory,
+        offset: usize,
+        bytes: usize,
+        compute: Stream,
+    ) -> Result<Vec<u8>, CudaError> {
+        let copy_out = self.behind_compute(arena, compute)?;
+        self.outlet.read(arena, offset, bytes, copy_out)
+    }
+
+    /// Sends single values on their way; returns where `collect` finds them.
+    pub fn post(
+        &mut self,
+        arena: &DeviceMemory,
+        offsets: &[usize],
+        compute: Stream,
+    ) -> Result<usize, CudaError> {
+        let copy_out = self.behind_compute(arena, compute)?;
+        let place = self.mailbox.post(arena, offsets, copy_out)?;
+        self.reading(offsets.iter().map(|at| *at..at + size_of::<f32>()).collect())?;
+        Ok(place)
+    }
+
+    /// Values that were posted, once they are there.
+    pub fn collect(&self, place: usize, count: usize) -> Result<Vec<f32>, CudaError> {
+        self.mailbox.collect(place, count)
+    }
+
+    /// Sends ranges of the arena, as they are after all that was enqueued, on their way to pinned memory. `None` where
+    /// the system does not give that much of it.
+    pub fn begin_copy(
+        &mut self,
+        arena: &DeviceMemory,
+        ranges: Vec<Range<usize>>,
+        compute: Stream,
+    ) -> Result<Option<Coming>, CudaError> {
+        let mut end = 0;
+        let mut parts = Vec::with_capacity(ranges.len());
+        for range in &ranges {
+            parts.push(end..end + range.len());
+            end = (end + range.len()).next_multiple_of(ALIGN);
+        }
+        let Ok(memory) = self.shelf.take(end) else { return Ok(None) };
+        let copy_out = self.behind_compute(arena, compute)?;
+        let mut pairs = ranges.iter().zip(&parts).filter(|(range, _)| !range.is_empty());
+        let sent = pairs
+            .try_for_each(|(range, part)| {
+                arena.copy_out(range.start, &memory, part.start, range.len(), copy_out)
+            })
+            .and_then(|()| self.reading(ranges));
+        match sent {
+            Ok(done) => Ok(Some(Coming::new(memory, parts, done, Arc::clone(&self.shelf)))),
+            Err(why) => {
+                // The memory is freed on the way out, and copies into it may be under way.
+                let _ = self.copy_out.synchronize();
+                Err(why)
+            }
+        }
+    }
+
+    /// Waits for every copy under way.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.copy_in.synchronize()?;
+        self.copy_out.synchronize()
+    }
+
+    /// The copy-out stream, from here on behind all that was enqueued.
+    fn behind_compute(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<Stream, CudaError> {
+        self.land(arena, compute)?;
+        self.computed.record(compute)?;
+        self.computed.hold(self.copy_out.get())?;
+        Ok(self.copy_out.get())
+    }
+
+    /// Notes that what was just enqueued on the copy-out stream reads these ranges.
+    fn reading(&mut self, ranges: Vec<Range<usize>>) -> Result<Arc<Event>, CudaError> {
+        let done = match self.spare.pop() {
+            Some(event) => event,
+            None => Arc::new(Event::untimed(self.driver)?),
+        };
+        done.record(self.copy_out.get())?;
+        self.readings.push(Reading { ranges, done: Arc::clone(&done) });
+        Ok(done)
+    }
+}
+
+impl Reading {
+    fn meets(&self, written: &[Range<usize>]) -> bool {
+        self.ranges.iter().any(|r| written.iter().any(|w| r.start < w.end && w.start < r.end))
+    }
+}
+
+/// The ranges a plan writes: its launches' outputs and scratch, sorted and joined.
+pub fn written(plan: &flatout_ir::Plan) -> Vec<Range<usize>> {
+    let views = plan.launches.iter().flat_map(|l| l.outs.iter().flatten().chain(&l.workspace));
+    let mut ranges: Vec<Range<usize>> = views
+        .filter(|view| view.elements() > 0)
+        .map(|view| view.offset..view.offset + view.span_bytes())
+        .collect();
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<usize>> = vec![];
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flatout_ir::{DType, Launch, Op, Plan, Role, TensorType, View};
+
+    #[test]
+    fn a_plan_writes_its_outputs_and_scratch() {
+        let view = |offset: usize, n: usize| View::dense(offset, &TensorType::new(DType::F32, [n]));
+        let launch = |out: Option<View>, workspace: Option<View>| Launch {
+            kernel: "cuda.copy",
+            op: Op::Reshape { dims: vec![] },
+            ins: vec![view(0, 1024)],
+            outs: vec![out],
+            workspace,
+            path: String::new(),
+            key: 0,
+            flops: 0,
+        };
+        let launches = vec![
+            launch(Some(view(4096, 4)), None),
+            launch(Some(view(256, 64)), Some(view(512, 2))),
+            launch(None, Some(view(8192, 1))),
+        ];
+        let plan = Plan { role: Role::GRAD, launches, results: vec![] };
+        assert_eq!(written(&plan), [256..520, 4096..4112, 8192..8196]);
+    }
+}

@@ -1,0 +1,4 @@
+//! The runtime's integration tests in one binary: sessions on the CPU, and on a GPU where there is one.
+
+mod merge;
+mod order;

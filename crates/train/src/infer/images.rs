@@ -1,0 +1,92 @@
+//! Classes of images, by a model that is used and not trained.
+
+use flatout_data::images::{self, AskedImages, ImageSource, ImageSpec};
+use flatout_ir::{Program, Role};
+
+use crate::Failure;
+use crate::config::keys_of;
+use crate::device::Device;
+use crate::infer::classify::{Classified, Prediction};
+use crate::metrics::{Tally, likeliest, probabilities};
+use crate::tasks;
+use crate::tasks::capacities::{self, Capacities};
+use crate::tasks::dataset::Share;
+use crate::tasks::images::{OrderedImages, spec};
+use crate::training::evaluate::{count, evaluate_all};
+use crate::weights::loaded::Loaded;
+
+/// Images computed at once where eval.micro_batch does not say.
+const AT_ONCE: usize = 64;
+
+/// How well a model classifies images: all of a path given on the command line, otherwise what a run held out.
+pub fn classify(
+    loaded: &mut Loaded,
+    device: &Device,
+    overrides: &[String],
+) -> Result<(Classified, Share), Failure> {
+    let keys = keys_of(overrides)?;
+    let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
+    if share == Share::All {
+        loaded.config.data.held_out = 0.0;
+    }
+    let data = tasks::open(&loaded.config, None, &mut |_| {})?;
+    let most = if keys.iter().any(|key| key == "eval.rows") { loaded.config.eval.rows } else { usize::MAX };
+    let set = data.eval_set(&loaded.config, share, most, None)?;
+    let at_once = loaded.config.eval.micro_batch.given().unwrap_or(AT_ONCE);
+    let capacities = Capacities::of_rows(&loaded.config, at_once);
+    let graph = capacities::of_images(&loaded.config, &capacities, false);
+    let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
+    let mut tally = Tally::new(loaded.config.model.classes().unwrap_or(0));
+    let sums =
+        evaluate_all(&mut session, &*set, at_once, &mut |batch, logits| count(&mut tally, &batch, logits))?;
+    let found = Classified { loss: sums.mean(), texts: set.samples() as u64, metrics: tally.metrics() };
+    Ok((found, share))
+}
+
+/// What was said, and of which images.
+pub struct Told {
+    pub predictions: Vec<Prediction>,
+    /// Where each image is.
+    pub places: Vec<String>,
+    pub classes: Vec<String>,
+    /// What could not be used, a line each, where data.on_error=skip allows it.
+    pub left_out: Vec<String>,
+}
+
+/// Opens what a path holds: images, a folder of them, a table that names them, archives. Labels are not needed.
+pub fn asked(loaded: &Loaded, path: &str) -> Result<AskedImages, Failure> {
+    let own = spec(&loaded.config);
+    // A root is of the table that the run read.
+    let root = None;
+    Ok(images::asked(&ImageSpec { source: ImageSource::Auto, path: vec![path.into()], root, ..own })?)
+}
+
+/// Asks the model about every image, seen as evaluation sees it.
+pub fn predict(loaded: &mut Loaded, device: &Device, asked: AskedImages) -> Result<Told, Failure> {
+    let AskedImages { set, names, left_out } = asked;
+    let count = loaded.config.model.classes().expect("a model of images has classes");
+    let classes = match &loaded.config.data.classes {
+        given if given.len() == count => given.clone(),
+        _ => (0..count).map(|class| class.to_string()).collect(),
+    };
+    let at_once = loaded.config.eval.micro_batch.given().unwrap_or(AT_ONCE).min(set.count() as usize);
+    let capacities = Capacities::of_rows(&loaded.config, at_once);
+    let graph = capacities::of_images(&loaded.config, &capacities, false);
+    let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
+    let mut told =
+        Told { predictions: vec![], places: vec![], classes, left_out: left_out.into_iter().collect() };
+    let ordered = OrderedImages::new(&loaded.config, set.into(), usize::MAX);
+    evaluate_all(&mut session, &ordered, at_once, &mut |batch, all| {
+        let samples = batch.samples.iter().zip(batch.i32s("labels"));
+        for ((sample, label), logits) in samples.zip(all.chunks_exact(count)) {
+            // One that could not be decoded has no label.
+            if *label >= 0 {
+                let (class, probabilities) = (likeliest(logits), probabilities(logits));
+                told.predictions.push(Prediction { class, probabilities });
+                told.places.push(names[*sample as usize].clone());
+            }
+        }
+        told.left_out.extend(batch.left_out);
+    })?;
+    Ok(told)
+}

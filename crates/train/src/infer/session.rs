@@ -1,0 +1,25 @@
+//! A session that runs a loaded model's programs.
+
+use flatout_ir::{Program, Role, compile};
+use flatout_runtime::Session;
+
+use crate::Failure;
+use crate::device::Device;
+use crate::resolve::settle::settle;
+use crate::weights::initial;
+use crate::weights::loaded::Loaded;
+
+impl Loaded {
+    /// Compiles programs in the precision of the config and fills a session with the weights.
+    pub fn session(&mut self, device: &Device, programs: &[Program]) -> Result<Session, Failure> {
+        let target = &device.target(&self.config.switches);
+        let settled = settle(&self.config, target, &programs[0].graph)?;
+        let mut session = device.session(compile(programs, target, &settled.options)?, &settled)?;
+        self.weights.load(&mut session, |_| true)?;
+        initial::write_tables(&mut session)?;
+        if session.plans().plan(Role::Derive).is_some() {
+            session.run(Role::Derive)?;
+        }
+        Ok(session)
+    }
+}

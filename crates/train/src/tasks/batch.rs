@@ -1,0 +1,137 @@
+//! A micro-batch as named host tensors, where batches come from, and how one is written into the inputs of a plan.
+
+use std::collections::BTreeSet;
+
+use flatout_data::Waited;
+use flatout_ir::passes::input_path;
+use flatout_ir::{Class, PlanSet, Role};
+use flatout_runtime::{RuntimeError, Session};
+use serde_json::Value;
+
+use crate::Failure;
+
+/// Values of one input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostTensor {
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+    U8(Vec<u8>),
+}
+
+/// What a plan is fed once. The loop, evaluation and measurement see nothing else of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// The plan it is for.
+    pub role: Role,
+    /// The plan's inputs by name, apart from `rng`, which the update knows.
+    pub tensors: Vec<(&'static str, HostTensor)>,
+    /// The global index of each sample, by which dropout draws.
+    pub samples: Vec<u64>,
+    /// The plural of a sample, for sentences: rows, examples, images.
+    pub unit: &'static str,
+    /// Tokens that are learned from or read, padding apart.
+    pub real_tokens: usize,
+    /// Tokens that are computed.
+    pub computed_tokens: usize,
+    /// How many times the data has been read, after this batch.
+    pub epoch: f64,
+    /// How long the batch was waited for.
+    pub waited: Waited,
+    /// Samples that could not be used, in words; they keep their place without a label.
+    pub left_out: Vec<String>,
+}
+
+impl Batch {
+    /// The values of an input by name.
+    #[cfg(test)]
+    pub fn tensor_mut(&mut self, name: &str) -> &mut HostTensor {
+        let found = self.tensors.iter_mut().find(|(own, _)| *own == name);
+        &mut found.expect("an input of the plan").1
+    }
+
+    /// An integer input by name; empty where the plan has none of that name.
+    pub fn i32s(&self, name: &str) -> &[i32] {
+        match self.tensors.iter().find(|(own, _)| *own == name) {
+            Some((_, HostTensor::I32(values))) => values,
+            _ => &[],
+        }
+    }
+}
+
+/// The seed and the step that dropout draws by, beside the samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Draw {
+    pub seed: u64,
+    pub step: u64,
+}
+
+/// Writes a batch into the inputs of its plan.
+pub fn write(session: &mut Session, batch: &Batch, draw: Draw) -> Result<(), RuntimeError> {
+    for (name, values) in &batch.tensors {
+        let path = input_path(batch.role, name);
+        match values {
+            HostTensor::I32(values) => session.write_i32(&path, values)?,
+            HostTensor::F32(values) => session.write_f32(&path, values)?,
+            HostTensor::U8(values) => session.write_u8(&path, values)?,
+        }
+    }
+    let rng = input_path(batch.role, "rng");
+    if session.plans().slot(&rng).is_some() {
+        session.write_i32(&rng, &[draw.seed as i32, (draw.seed >> 32) as i32, draw.step as i32])?;
+    }
+    Ok(())
+}
+
+/// The inputs that the plans of one kind have by name. A task makes no tensor that no plan reads.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs(BTreeSet<String>);
+
+impl Inputs {
+    pub fn of(plans: &PlanSet, role: Role) -> Inputs {
+        let prefix = input_path(role, "");
+        let inputs = plans.slots.iter().filter(|slot| slot.class == Class::Input);
+        Inputs(inputs.filter_map(|slot| slot.path.strip_prefix(&prefix)).map(String::from).collect())
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains(name)
+    }
+
+    /// The tensors among these that the plans have; each is made only then.
+    pub fn only<'a>(
+        &self,
+        tensors: impl IntoIterator<Item = (&'static str, Box<dyn FnOnce() -> HostTensor + 'a>)>,
+    ) -> Vec<(&'static str, HostTensor)> {
+        let wanted = tensors.into_iter().filter(|(name, _)| self.has(name));
+        wanted.map(|(name, make)| (name, make())).collect()
+    }
+}
+
+/// Where the batches of a run's updates come from. Batches are made while the device works: an update is begun, then its
+/// batches are taken one by one.
+pub trait BatchSource {
+    /// Begins the next update.
+    fn begin_update(&mut self);
+
+    /// The next batch of the update, or `None` behind its last.
+    fn next_batch(&mut self) -> Result<Option<Batch>, Failure>;
+
+    /// Where the update after the last whole one begins, as a checkpoint keeps it.
+    fn cursor(&self) -> Value;
+
+    /// The index of the next sample in the series of all.
+    fn sample(&self) -> u64;
+
+    /// How long updates have waited for their data so far.
+    fn waited(&self) -> Waited;
+}
+
+/// Samples that are read once and in order: what is evaluated, or asked about.
+pub trait EvalSet {
+    fn samples(&self) -> usize;
+
+    /// Batches for a plan with room for `capacity` samples.
+    fn batches(&self, capacity: usize) -> usize;
+
+    fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure>;
+}

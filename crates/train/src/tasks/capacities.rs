@@ -1,0 +1,70 @@
+//! Static capacities of a plan, and the forward graph that a model has at them.
+
+use flatout_data::{Shape, max_segments};
+use flatout_ir::Graph;
+use flatout_models::form::{Documents, Form};
+use serde::{Deserialize, Serialize};
+
+use super::images;
+use crate::config::Config;
+
+/// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capacities {
+    /// Sequences of equal length; 1 where examples lie one after another.
+    pub rows: usize,
+    pub tokens: usize,
+    /// Documents, examples or texts that are kept apart within the rows.
+    pub segments: usize,
+    /// Tokens of the longest segment.
+    pub longest: usize,
+    pub images: usize,
+}
+
+impl Capacities {
+    /// Of rows of the model's whole context, or of images.
+    pub fn of_rows(config: &Config, rows: usize) -> Capacities {
+        let (model, len) = (&config.model, config.model.tokens());
+        if model.image_sides().is_some() {
+            return Capacities { tokens: rows * len, images: rows, ..Capacities::default() };
+        }
+        if model.class_head().is_some() {
+            // Before lengths are known every text may be as long as the context.
+            return Capacities::of_shape(config, Shape::Padded { rows, len });
+        }
+        let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
+        Capacities { rows, tokens: rows * len, segments, longest: len, images: 0 }
+    }
+
+    /// Of examples that are laid out in a shape.
+    pub fn of_shape(config: &Config, shape: Shape) -> Capacities {
+        let (rows, longest) = match shape {
+            Shape::Packed { tokens, .. } => (1, tokens.min(config.model.tokens())),
+            Shape::Padded { rows, len } => (rows, len),
+        };
+        let has_segments = config.model.class_head().is_some() || matches!(shape, Shape::Packed { .. });
+        let segments = if has_segments { shape.segments() } else { 0 };
+        Capacities { rows, tokens: shape.tokens(), segments, longest, images: 0 }
+    }
+}
+
+/// The forward graph over texts, with the loss of the next token or of classes.
+pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
+    let Capacities { rows, tokens, segments, longest, .. } = *capacities;
+    let form = match config.model.class_head() {
+        Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
+        None => {
+            let documents = match segments {
+                0 => Documents::Joined,
+                most => Documents::Apart { most },
+            };
+            Form::Loss { rows, len: tokens / rows, documents, dropout: training }
+        }
+    };
+    config.model.build(form)
+}
+
+/// The forward graph over images, with the loss of classes.
+pub fn of_images(config: &Config, capacities: &Capacities, training: bool) -> Graph {
+    config.model.build(Form::Images(images::form(config, capacities.images, training)))
+}

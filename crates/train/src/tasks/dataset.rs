@@ -1,0 +1,104 @@
+//! An open set of data of any task, and what plans must know to be fed from it.
+
+use flatout_data::{Arrangement, Description, Floor, Layout, Vocabulary};
+use flatout_ir::{PlanSet, Role};
+use flatout_runtime::Session;
+use serde_json::Value;
+
+use super::batch::{BatchSource, EvalSet, Inputs};
+use crate::config::Config;
+use crate::{Failure, UserError};
+
+/// The plans that batches are made for.
+#[derive(Clone, Copy)]
+pub struct Feeding<'a> {
+    pub plans: &'a PlanSet,
+    /// Samples of a batch; where lengths vary, the arrangement tells.
+    pub micro_batch: usize,
+    pub arrangement: Option<&'a Arrangement>,
+}
+
+impl Feeding<'_> {
+    pub fn inputs(&self) -> Inputs {
+        Inputs::of(self.plans, Role::GRAD)
+    }
+}
+
+/// Which samples are evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Those that were kept from training, as evaluation in training reads them.
+    HeldOut,
+    /// Every sample of a path that was given.
+    All,
+}
+
+/// Data that a task has opened.
+pub trait Dataset {
+    fn describe(&self) -> Description;
+
+    /// A sentence about the data for people, where counts do not say it.
+    fn sentence(&self) -> Option<String> {
+        None
+    }
+
+    /// What text was tokenised by.
+    fn vocabulary(&self) -> Option<&Vocabulary> {
+        None
+    }
+
+    /// The loss that no model gets below, where it is known.
+    fn floor(&self) -> Option<Floor> {
+        None
+    }
+
+    /// Writes down what plans depend on and only the data tells, such as lengths and names of classes.
+    fn measure(&self, _config: &mut Config) {}
+
+    /// Whether a model of classes finds a class of its own on every sample.
+    fn check_classes(&self, config: &Config) -> Result<(), UserError>;
+
+    /// The updates of a run over `train.epochs`.
+    fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure>;
+
+    /// Writes what the plans keep of the data on the device, before the first update.
+    fn prepare(&self, _session: &mut Session) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// The batches of updates, from the beginning or from a cursor that an earlier source of the same data gave.
+    fn source(
+        &self,
+        config: &Config,
+        feeding: Feeding<'_>,
+        cursor: Option<Value>,
+    ) -> Result<Box<dyn BatchSource>, Failure>;
+
+    /// At most so many samples to evaluate on, laid out for the plan `eval`; without a layout in rows of the context.
+    fn eval_set(
+        &self,
+        config: &Config,
+        share: Share,
+        most: usize,
+        layout: Option<&Layout>,
+    ) -> Result<Box<dyn EvalSet>, Failure>;
+
+    /// The updates of a whole run.
+    fn total_steps(&self, config: &Config) -> Result<u64, Failure> {
+        match config.train.steps {
+            Some(steps) => Ok(steps),
+            None => self.steps_of_epochs(config, config.train.epochs.expect("validated: steps or epochs")),
+        }
+    }
+}
+
+/// The updates of so many epochs over so many samples.
+pub fn updates(config: &Config, epochs: u64, samples: u64) -> u64 {
+    (epochs * samples).div_ceil(config.train.batch as u64).max(1)
+}
+
+/// A cursor as a source kept it.
+pub fn read_cursor<T: serde::de::DeserializeOwned>(cursor: Option<Value>) -> Result<Option<T>, Failure> {
+    let unreadable = |error| Failure::Environment(format!("the data's cursor does not read: {error}"));
+    cursor.map(serde_json::from_value).transpose().map_err(unreadable)
+}

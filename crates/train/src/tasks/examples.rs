@@ -1,0 +1,389 @@
+//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat` and `classes`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use flatout_data::examples::{
+    Date, ExampleKind, ExampleSets, ExampleSpec, TooLong as Long, TrainOn as Learned, open_reporting,
+};
+use flatout_data::{
+    Description, ExampleCursor, ExampleTable, Layout, Lengths, MicroBatch, OpenEvent, Rows, Segment, Shape,
+    UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
+};
+use flatout_ir::Role;
+use serde_json::Value;
+
+use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
+use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
+use super::text;
+use crate::config::{Config, Source, Task, TooLong, TrainOn};
+use crate::run::{BESIDE, tokenizer_path};
+use crate::{Failure, UserError, refuse};
+
+/// Examples of both sides, and the tokeniser they went through.
+pub struct Examples {
+    pub train: Arc<ExampleTable>,
+    pub held_out: Arc<ExampleTable>,
+    pub vocabulary: Vocabulary,
+    /// Their classes by name, in order, where they have classes that are named.
+    pub classes: Vec<String>,
+}
+
+/// Synthetic examples that are drawn: enough that few meet twice in a measurement.
+const DRAWN: usize = 8192;
+
+/// Opens the data of the tasks `chat` and `classes`.
+pub fn open(
+    config: &Config,
+    run: Option<&Path>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Box<dyn Dataset>, Failure> {
+    Ok(Box::new(read(config, run, say)?))
+}
+
+/// The examples of a config, read, tokenised and split.
+pub fn read(
+    config: &Config,
+    run: Option<&Path>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Examples, Failure> {
+    let ExampleSets { train, held_out, vocabulary, classes, .. } =
+        example_sets(config, run, config.held_out_fold(), say)?;
+    Ok(Examples { train: Arc::new(train), held_out: Arc::new(held_out), vocabulary, classes })
+}
+
+/// Examples of the synthetic language whose lengths are drawn from these.
+pub fn drawn(config: &Config, lengths: &Lengths) -> Result<Examples, Failure> {
+    let counts = [DRAWN, config.eval.rows];
+    let drawn = drawn_examples(lengths, counts, config.train.seed, config.model.vocab().unwrap_or(0))?;
+    let (train, held_out) = (Arc::new(drawn.train), Arc::new(drawn.held_out));
+    Ok(Examples { train, held_out, vocabulary: drawn.vocabulary, classes: vec![] })
+}
+
+/// The lengths of the config's examples; `None` where it learns from rows of text, which are equally long.
+pub fn lengths(config: &Config) -> Option<Lengths> {
+    let data = &config.data;
+    Lengths::given(&data.lengths)
+        .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))
+}
+
+/// Opens the examples a config names. A run's own tokeniser, where there is one, is used again. `fold` holds out a part of
+/// several instead of a share. `say` is told what was left out.
+pub fn example_sets(
+    config: &Config,
+    run: Option<&Path>,
+    fold: Option<(usize, usize)>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<ExampleSets, Failure> {
+    Ok(open_reporting(&ExampleSpec { fold, ..spec(config, run) }, say)?)
+}
+
+/// The config's data section as the reader of examples takes it. The task is not `text`.
+pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
+    let data = &config.data;
+    let documents = text::spec(config, run);
+    let kept = run.map(tokenizer_path).filter(|path| path.is_file());
+    let tokenizer = kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from));
+    // What lay beside a model's weights is kept in a folder of the run that began from it.
+    let beside = tokenizer.as_deref().and_then(Path::parent);
+    let template_folders = run.into_iter().chain(beside).map(|folder| folder.join(BESIDE)).collect();
+    ExampleSpec {
+        task: match data.task {
+            Task::Classes => ExampleKind::Classes,
+            Task::Chat => ExampleKind::Chat,
+            Task::Text | Task::Images => unreachable!("documents are opened as a corpus"),
+        },
+        source: match data.source() {
+            Source::Synthetic => flatout_data::SourceKind::Synthetic,
+            _ => documents.source,
+        },
+        path: documents.path,
+        read: documents.read,
+        tokenizer,
+        vocab: config.model.decoder().vocab,
+        template: data.template.clone(),
+        template_folders,
+        date: data.date.as_deref().and_then(Date::parse),
+        train_on: match data.train_on {
+            TrainOn::Assistant => Learned::Assistant,
+            TrainOn::Last => Learned::Last,
+            TrainOn::Each => Learned::Each,
+            TrainOn::All => Learned::All,
+        },
+        max_tokens: data.max_tokens.unwrap_or(config.model.decoder().context),
+        too_long: match data.too_long {
+            TooLong::Cut => Long::Cut,
+            TooLong::Skip => Long::Skip,
+            TooLong::Fail => Long::Fail,
+        },
+        classes: data.classes.clone(),
+        text_a: data.text_a.clone(),
+        text_b: data.text_b.clone(),
+        label: data.label.clone(),
+        unlabelled: false,
+        group: data.group.clone(),
+        held_out: data.held_out,
+        fold: None,
+        rows: data.synthetic_rows,
+        seed: config.train.seed,
+        workers: documents.workers,
+    }
+}
+
+/// The factor of each class's examples in the loss; nothing where no classes are learned.
+fn class_weights(config: &Config, examples: &ExampleTable) -> Result<Vec<f32>, Failure> {
+    match config.model.classes() {
+        None => Ok(vec![]),
+        Some(classes) => Ok(config.train.class_weights.of(examples, classes)?),
+    }
+}
+
+/// Refuses names of classes that are not as many as the model has.
+pub fn check_names(names: &[String], classes: usize) -> Result<(), UserError> {
+    if !names.is_empty() && names.len() != classes {
+        let more = if names.len() > 5 { ", ..." } else { "" };
+        let some = names[..names.len().min(5)].join(", ") + more;
+        let count = names.len();
+        refuse!(
+            "the labels are of {count} classes ({some}) and `model.classes` is {classes}: give model.classes={count}"
+        );
+    }
+    Ok(())
+}
+
+impl Dataset for Examples {
+    fn describe(&self) -> Description {
+        let tokens =
+            |table: &ExampleTable| (0..table.count()).map(|index| table.len_of(index) as u64).sum::<u64>();
+        Description {
+            documents: Some(self.train.count() as u64),
+            tokens: Some(tokens(&self.train)),
+            held_out_documents: Some(self.held_out.count() as u64),
+            held_out_tokens: Some(tokens(&self.held_out)),
+            is_estimated: false,
+        }
+    }
+
+    fn vocabulary(&self) -> Option<&Vocabulary> {
+        Some(&self.vocabulary)
+    }
+
+    fn measure(&self, config: &mut Config) {
+        // The name of each output of the model is found in the run's own config, whatever files come later.
+        config.data.classes.clone_from(&self.classes);
+        if config.data.mean_tokens.is_some() || !config.data.lengths.is_empty() {
+            return;
+        }
+        let mut shares = Lengths::of(&self.train).map_or(vec![], |lengths| lengths.shares().to_vec());
+        // The examples of an evaluation must fit too.
+        let longest = (0..self.held_out.count()).map(|index| self.held_out.len_of(index)).max();
+        if let (Some(last), Some(longest)) = (shares.last_mut(), longest) {
+            *last = longest.max(*last);
+        }
+        config.data.lengths = shares;
+    }
+
+    fn check_classes(&self, config: &Config) -> Result<(), UserError> {
+        let Some(classes) = config.model.classes() else { return Ok(()) };
+        check_names(&self.classes, classes)?;
+        for example in [&self.train, &self.held_out].into_iter().flat_map(|table| table.iter()) {
+            match example.label {
+                Some(label) if (label as usize) < classes => {}
+                Some(label) => {
+                    refuse!("an example has class {label}, counted from 0, and `model.classes` is {classes}")
+                }
+                None => refuse!("`model.head` is classes and an example has none"),
+            }
+        }
+        Ok(())
+    }
+
+    fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
+        Ok(updates(config, epochs, self.train.count() as u64))
+    }
+
+    fn source(
+        &self,
+        config: &Config,
+        feeding: Feeding<'_>,
+        cursor: Option<Value>,
+    ) -> Result<Box<dyn BatchSource>, Failure> {
+        let arrangement = feeding.arrangement.expect("plans for examples are arranged");
+        let seed = config.train.seed;
+        let options = UpdateOptions {
+            seed,
+            batch: config.train.batch,
+            layout: arrangement.layout.clone(),
+            is_sorted: arrangement.manner.is_sorted,
+            class_weights: class_weights(config, &self.train)?,
+        };
+        let cursor: Option<ExampleCursor> = read_cursor(cursor)?;
+        let cursor = cursor.unwrap_or_else(|| Updates::start(&self.train, seed));
+        let updates = Updates::new(self.train.clone(), options, cursor)?;
+        let inputs = feeding.inputs();
+        Ok(Box::new(ExampleSource {
+            updates,
+            next: vec![].into_iter(),
+            epoch: 0.0,
+            waited: Waited::default(),
+            inputs,
+        }))
+    }
+
+    fn eval_set(
+        &self,
+        config: &Config,
+        share: Share,
+        most: usize,
+        layout: Option<&Layout>,
+    ) -> Result<Box<dyn EvalSet>, Failure> {
+        let table = if share == Share::All { &self.train } else { &self.held_out };
+        match layout {
+            Some(_) if table.count() == 0 => Err(Failure::User(UserError(
+                "no example is held out to evaluate on: raise data.held_out or give eval.rows=0".into(),
+            ))),
+            Some(layout) => Ok(Box::new(LaidOut(once(table, most, layout, &[])))),
+            None => Ok(Box::new(as_rows(table, most, config.model.tokens()))),
+        }
+    }
+}
+
+/// Updates of examples, laid out by a thread ahead.
+struct ExampleSource {
+    updates: Updates,
+    next: std::vec::IntoIter<MicroBatch>,
+    epoch: f64,
+    waited: Waited,
+    inputs: Inputs,
+}
+
+impl BatchSource for ExampleSource {
+    fn begin_update(&mut self) {
+        let update = self.updates.next_update();
+        (self.next, self.epoch, self.waited) = (update.parts.into_iter(), update.epoch, update.waited);
+    }
+
+    fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
+        let Some(laid_out) = self.next.next() else { return Ok(None) };
+        let role = Role::Grad(laid_out.shape);
+        // The whole update was waited for at once.
+        let waited = std::mem::take(&mut self.waited);
+        Ok(Some(Batch { epoch: self.epoch, waited, ..batch(role, laid_out, &self.inputs) }))
+    }
+
+    fn cursor(&self) -> Value {
+        serde_json::to_value(self.updates.cursor()).expect("a cursor has a JSON form")
+    }
+
+    fn sample(&self) -> u64 {
+        self.updates.cursor().sample
+    }
+
+    fn waited(&self) -> Waited {
+        self.updates.waited()
+    }
+}
+
+/// Examples laid out for one plan, in order.
+pub struct LaidOut(pub Vec<MicroBatch>);
+
+impl EvalSet for LaidOut {
+    fn samples(&self) -> usize {
+        self.0.iter().map(|batch| batch.samples.len()).sum()
+    }
+
+    fn batches(&self, _: usize) -> usize {
+        self.0.len()
+    }
+
+    fn batch(&self, number: usize, _: usize, inputs: &Inputs) -> Result<Batch, Failure> {
+        Ok(batch(Role::Eval, self.0[number].clone(), inputs))
+    }
+}
+
+/// Examples that were laid out for the plan of a role.
+pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
+    let (real_tokens, computed_tokens) = (laid_out.real_tokens(), laid_out.tokens.len());
+    let keys = if inputs.has("rows") { laid_out.draw_keys() } else { vec![] };
+    let MicroBatch { tokens, targets, weights, positions, segments, samples, labels, label_weights, .. } =
+        laid_out;
+    let room = labels.len();
+    let segments = |of: fn(&Segment) -> u32| {
+        let all = segments.iter().map(|s| of(s) as i32).chain(std::iter::repeat(0));
+        HostTensor::I32(all.take(room).collect())
+    };
+    let tensors = inputs.only([
+        ("tokens", Box::new(|| HostTensor::I32(tokens)) as Box<dyn FnOnce() -> HostTensor>),
+        ("positions", Box::new(|| HostTensor::I32(positions))),
+        ("targets", Box::new(|| HostTensor::I32(targets))),
+        ("labels", Box::new(|| HostTensor::I32(labels))),
+        ("segment_start", Box::new(|| segments(|s| s.start))),
+        ("segment_len", Box::new(|| segments(|s| s.len))),
+        ("rows", Box::new(|| HostTensor::I32(keys))),
+        ("weights", Box::new(|| HostTensor::F32(weights))),
+        ("label_weights", Box::new(|| HostTensor::F32(label_weights))),
+    ]);
+    Batch {
+        role,
+        tensors,
+        samples,
+        unit: "examples",
+        real_tokens,
+        computed_tokens,
+        epoch: 0.0,
+        waited: Waited::default(),
+        left_out: vec![],
+    }
+}
+
+/// Examples as rows of `context` tokens each, filled up behind them: for commands that take rows.
+pub fn as_rows(table: &ExampleTable, most: usize, context: usize) -> Rows {
+    let layout = Layout::new(vec![Shape::Padded { rows: 1, len: context }]);
+    let mut rows = Rows { context, ..Rows::default() };
+    for row in once(table, most, &layout, &[]) {
+        let MicroBatch { tokens, targets, weights, positions, mut segments, samples, .. } = row;
+        rows.tokens.extend(tokens);
+        rows.targets.extend(targets);
+        rows.weights.extend(weights);
+        rows.positions.extend(positions);
+        let len = segments[0].len;
+        let rest = Segment { start: len, len: context as u32 - len };
+        segments.extend((rest.len > 0).then_some(rest));
+        rows.segments.push(segments);
+        rows.sample.extend(samples);
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::resolve;
+
+    fn opened(overrides: &str) -> ExampleSets {
+        let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
+        let config = resolve("tiny", &[], &overrides).unwrap();
+        example_sets(&config, None, None, &mut |_| {}).unwrap()
+    }
+
+    #[test]
+    fn a_config_without_files_gives_the_synthetic_sets() {
+        let chat = opened("data.task=chat model.vocab=400 data.synthetic_rows=200 data.max_tokens=60");
+        assert_eq!(chat.description.rows, 200);
+        assert!(chat.train.iter().all(|example| example.tokens.len() <= 60 && example.is_supervised()));
+        let pairs = opened(
+            "data.task=classes model.head=classes model.classes=2 model.vocab=300 data.synthetic_rows=200 data.held_out=0.2",
+        );
+        assert_eq!(pairs.classes, ["different", "same"]);
+        assert!(pairs.held_out.count() > 10);
+    }
+
+    #[test]
+    fn a_corpus_is_not_made_of_examples() {
+        let config = resolve("tiny", &[], &["data.task=chat".into()]).unwrap();
+        let Err(Failure::User(error)) = text::corpus(&config, None) else {
+            panic!("a corpus of conversations")
+        };
+        assert!(error.0.contains("`data.task` is chat"), "{}", error.0);
+    }
+}

@@ -1,0 +1,273 @@
+//! Documents, trained on from end to end as rows of one length: the task `text`.
+
+use std::path::{Path, PathBuf};
+
+use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
+use flatout_data::{
+    Corpus, Cursor, Description, Floor, Layout, Loader, LoaderOptions, MixPart, OpenEvent, Rows, Segment,
+    SourceKind, Spec, Vocabulary, Waited, open_reporting,
+};
+use flatout_ir::Role;
+use serde_json::Value;
+
+use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
+use super::dataset::{Dataset, Feeding, Share, read_cursor};
+use super::examples;
+use crate::config::{Config, FileFormat, OnError, Source, Task};
+use crate::machine::{self, cache_folder};
+use crate::run::tokenizer_path;
+use crate::{Failure, UserError, refuse};
+
+/// Opens the data of the task. Where lengths are given, examples of the synthetic language stand for documents.
+pub fn open(
+    config: &Config,
+    run: Option<&Path>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Box<dyn Dataset>, Failure> {
+    Ok(match examples::lengths(config) {
+        None => Box::new(corpus_saying(config, run, say)?),
+        Some(lengths) => Box::new(examples::drawn(config, &lengths)?),
+    })
+}
+
+/// Opens the documents a config names. A run's own tokeniser, where there is one, is used again.
+pub fn corpus(config: &Config, run: Option<&Path>) -> Result<Corpus, Failure> {
+    corpus_saying(config, run, &mut |_| {})
+}
+
+/// As [`corpus`]; `say` is told what takes long and what was left out.
+pub fn corpus_saying(
+    config: &Config,
+    run: Option<&Path>,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Corpus, Failure> {
+    if config.data.task != Task::Text {
+        return Err(Failure::User(UserError(format!(
+            "`data.task` is {}, and what is asked for reads documents only: give data.task=text",
+            config.data.task
+        ))));
+    }
+    Ok(open_reporting(&spec(config, run), say)?)
+}
+
+/// The config's data section as the reader of data takes it.
+pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
+    let data = &config.data;
+    let kept = run.map(tokenizer_path).filter(|path| path.is_file() && data.source() != Source::Synthetic);
+    let format = match data.format {
+        FileFormat::Auto | FileFormat::U16 | FileFormat::U32 => None,
+        FileFormat::Text => Some(Format::Text),
+        FileFormat::Jsonl => Some(Format::Jsonl),
+        FileFormat::Csv => Some(Format::Csv),
+        FileFormat::Tsv => Some(Format::Tsv),
+        FileFormat::Parquet => Some(Format::Parquet),
+    };
+    let source = match (data.source, data.format) {
+        // A format of tokens says what the files are, whatever their names.
+        (Source::Auto, FileFormat::U16 | FileFormat::U32) => SourceKind::Bin,
+        (Source::Auto, _) if format.is_some() => SourceKind::Text,
+        (Source::Auto, _) => SourceKind::Auto,
+        (Source::Synthetic, _) => SourceKind::Synthetic,
+        (Source::Text, _) => SourceKind::Text,
+        (Source::Shards, _) => SourceKind::Shards,
+        (Source::Bin, _) => SourceKind::Bin,
+    };
+    let part = |part: &crate::config::MixPart| MixPart { path: part.path.0.clone(), weight: part.weight };
+    Spec {
+        source,
+        path: data.path.clone().unwrap_or_default().0,
+        mix: data.mix.0.iter().map(part).collect(),
+        read: ReadOptions {
+            format,
+            field: data.field.clone(),
+            on_error: if data.on_error == OnError::Skip { Policy::Skip } else { Policy::Fail },
+            max_document_bytes: data.max_document_bytes,
+            ..ReadOptions::default()
+        },
+        token_bytes: if data.format == FileFormat::U32 { 4 } else { 2 },
+        eos: data.eos.map(|eos| eos as u32),
+        tokenizer: kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from)),
+        vocab: config.model.vocab().unwrap_or(0),
+        context: config.model.tokens(),
+        seed: config.train.seed,
+        held_out: data.held_out,
+        document_mask: data.document_mask,
+        cache: cache_folder(),
+        spool: run.map(|run| run.join("data")),
+        workers: machine::threads(),
+        ..Spec::default()
+    }
+}
+
+/// Training rows from a cursor on, made ahead by as many threads as the config says.
+pub fn train_loader(config: &Config, corpus: &Corpus, cursor: &Cursor) -> Result<Loader, Failure> {
+    let threads = config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1));
+    let batch_bytes = 4 * 3 * config.train.batch * config.model.tokens();
+    let queue_bytes = config.loader.prefetch * batch_bytes;
+    Ok(corpus.train_loader(cursor, LoaderOptions { threads, queue_bytes, ..LoaderOptions::default() })?)
+}
+
+impl Dataset for Corpus {
+    fn describe(&self) -> Description {
+        self.describe()
+    }
+
+    fn vocabulary(&self) -> Option<&Vocabulary> {
+        Some(self.vocabulary())
+    }
+
+    fn floor(&self) -> Option<Floor> {
+        self.floor()
+    }
+
+    fn check_classes(&self, config: &Config) -> Result<(), UserError> {
+        if config.model.classes().is_some() {
+            refuse!("`model.head` is classes and the data is text without classes: give data.task=classes");
+        }
+        Ok(())
+    }
+
+    /// Where the tokens of an epoch are estimated, so is the number of updates: it is fixed when the run begins, and the
+    /// epochs that the run reports are counted in documents.
+    fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
+        let Some(tokens) = self.describe().tokens else {
+            return Err(Failure::User(UserError(
+                "`train.epochs` cannot be counted: the synthetic language has no end; give train.steps instead"
+                    .into(),
+            )));
+        };
+        let rows = tokens as f64 * epochs as f64 / config.model.tokens() as f64;
+        Ok(((rows / config.train.batch as f64).round() as u64).max(1))
+    }
+
+    fn source(
+        &self,
+        config: &Config,
+        feeding: Feeding<'_>,
+        cursor: Option<Value>,
+    ) -> Result<Box<dyn BatchSource>, Failure> {
+        let cursor = read_cursor(cursor)?.unwrap_or_else(|| self.start());
+        let micro_batch = feeding.micro_batch;
+        Ok(Box::new(RowSource {
+            loader: train_loader(config, self, &cursor)?,
+            micro_batch,
+            batches: config.train.batch / micro_batch,
+            left: 0,
+            inputs: feeding.inputs(),
+        }))
+    }
+
+    fn eval_set(
+        &self,
+        _: &Config,
+        share: Share,
+        most: usize,
+        _: Option<&Layout>,
+    ) -> Result<Box<dyn EvalSet>, Failure> {
+        Ok(Box::new(match share {
+            Share::HeldOut => self.held_out_rows(most)?,
+            Share::All => self.rows_once(most)?,
+        }))
+    }
+}
+
+/// Rows made ahead by a loader.
+struct RowSource {
+    loader: Loader,
+    micro_batch: usize,
+    /// Of an update, and how many of this one are still to come.
+    batches: usize,
+    left: usize,
+    inputs: Inputs,
+}
+
+impl BatchSource for RowSource {
+    fn begin_update(&mut self) {
+        self.left = self.batches;
+    }
+
+    fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        let rows = self.loader.next_rows(self.micro_batch)?;
+        Ok(Some(batch(Role::GRAD, &rows, 0, self.micro_batch, &self.inputs)))
+    }
+
+    fn cursor(&self) -> Value {
+        serde_json::to_value(self.loader.cursor()).expect("a cursor has a JSON form")
+    }
+
+    fn sample(&self) -> u64 {
+        self.loader.cursor().row
+    }
+
+    fn waited(&self) -> Waited {
+        self.loader.waited()
+    }
+}
+
+impl EvalSet for Rows {
+    fn samples(&self) -> usize {
+        self.count()
+    }
+
+    fn batches(&self, capacity: usize) -> usize {
+        self.count().div_ceil(capacity)
+    }
+
+    fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure> {
+        Ok(batch(Role::Eval, self, number * capacity, capacity, inputs))
+    }
+}
+
+/// Rows `from..` for a plan of `capacity` rows. Those that are missing at the end get weight 0.
+pub fn batch(role: Role, rows: &Rows, from: usize, capacity: usize, inputs: &Inputs) -> Batch {
+    let context = rows.context;
+    let count = capacity.min(rows.count() - from);
+    let tokens = from * context..(from + count) * context;
+    let padded = |values: &[i32], fill: i32| {
+        let mut values = values[tokens.clone()].to_vec();
+        values.resize(capacity * context, fill);
+        HostTensor::I32(values)
+    };
+    let weights = || {
+        let mut weights = rows.weights[tokens.clone()].to_vec();
+        weights.resize(capacity * context, 0.0);
+        HostTensor::F32(weights)
+    };
+    // Room for as many segments as documents may begin in a row; those that are missing have length 0.
+    let segments = |of: fn(usize, &Segment) -> usize| {
+        let all = rows.segments[from..from + count].iter().enumerate();
+        let all = all.flat_map(|(row, segments)| segments.iter().map(move |s| of(row * context, s) as i32));
+        let room = capacity * flatout_data::max_segments(context);
+        HostTensor::I32(all.chain(std::iter::repeat(0)).take(room).collect())
+    };
+    let samples = rows.sample[from..from + count].to_vec();
+    let keys = || {
+        let samples = samples.iter().copied().chain(std::iter::repeat(0)).take(capacity);
+        let keys = samples.flat_map(|s| (0..context as i32).flat_map(move |t| [s as i32, t]));
+        HostTensor::I32(keys.collect())
+    };
+    let tensors = inputs.only([
+        ("tokens", Box::new(|| padded(&rows.tokens, 0)) as Box<dyn FnOnce() -> HostTensor>),
+        ("targets", Box::new(|| padded(&rows.targets, -1))),
+        ("positions", Box::new(|| padded(&rows.positions, 0))),
+        ("weights", Box::new(weights)),
+        ("segment_start", Box::new(|| segments(|row, s| row + s.start as usize))),
+        ("segment_len", Box::new(|| segments(|_, s| s.len as usize))),
+        ("rows", Box::new(keys)),
+    ]);
+    Batch {
+        role,
+        tensors,
+        unit: "rows",
+        real_tokens: count * context,
+        computed_tokens: capacity * context,
+        epoch: rows.epoch,
+        waited: rows.waited,
+        left_out: vec![],
+        samples,
+    }
+}

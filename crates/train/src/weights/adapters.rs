@@ -1,0 +1,198 @@
+//! Which weights of a model get which adapters: the patterns of section `adapter`, applied to its linear weights; and a
+//! weight made one with its adapters.
+
+use flatout_ir::passes::adapters::adaptable;
+use flatout_ir::{Adapter, Graph, Slot};
+use rayon::prelude::*;
+
+use crate::UserError;
+use crate::config::pattern::matches;
+use crate::config::{AdapterGroup, AdapterKind, Config, nearest};
+use crate::refuse;
+use crate::weights::peft;
+
+/// The adapters a config asks for beside the weights of a model, in the order of the model. Of several groups of one
+/// name that match a weight the later one wins; groups of different names each add theirs.
+pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
+    let asked = &config.adapter;
+    if asked.kind == AdapterKind::None {
+        return Ok(vec![]);
+    }
+    let weights = adaptable(model);
+    let groups = asked.all();
+    for pattern in groups.iter().flat_map(|group| &group.paths) {
+        check_pattern(pattern, config, model, &weights)?;
+    }
+    let mut names: Vec<&str> = vec![];
+    for group in &groups {
+        if !names.contains(&group.name.as_str()) {
+            names.push(&group.name);
+        }
+    }
+    let mut adapters: Vec<Adapter> = vec![];
+    for (weight, _) in weights {
+        let is_meant = |group: &&AdapterGroup| group.paths.iter().any(|pattern| matches(pattern, weight));
+        let first = adapters.len();
+        for name in &names {
+            let Some(group) = groups.iter().rfind(|g| g.name == *name && is_meant(g)) else { continue };
+            let rank = group.rank.unwrap_or(asked.rank);
+            adapters.push(Adapter {
+                name: name.to_string(),
+                weight: weight.to_string(),
+                rank,
+                scale: group.alpha.or(asked.alpha).unwrap_or(2.0 * rank as f64) / rank as f64,
+                dropout: group.dropout.unwrap_or(asked.dropout) as f32,
+                dora: asked.kind == AdapterKind::Dora,
+            });
+        }
+        if let [one, other, ..] = &adapters[first..]
+            && one.dora
+        {
+            refuse!(
+                "`adapter.groups` gives {weight} the adapters {} and {}: with adapter.kind=dora a weight has one",
+                one.name,
+                other.name
+            );
+        }
+        if adapters.len() > first
+            && let Some(pattern) = asked.also_train.iter().find(|pattern| matches(pattern, weight))
+        {
+            refuse!(
+                "`adapter.also_train` has `{pattern}`, which matches {weight}: it has an adapter, and is frozen beside it"
+            );
+        }
+    }
+    Ok(adapters)
+}
+
+/// Whether a parameter of the model is trained beside its adapters: what `adapter.also_train` names, and a head of classes,
+/// which nobody else has trained.
+pub fn also_trains(config: &Config, path: &str) -> bool {
+    let is_named = config.adapter.also_train.iter().any(|pattern| matches(pattern, path));
+    is_named || config.model.class_head().is_some_and(|head| matches(head, path))
+}
+
+/// Every tensor of the adapters of a model.
+pub fn parameters(model: &Graph, adapters: &[Adapter]) -> Vec<Slot> {
+    let weights = adaptable(model);
+    let of = |adapter: &Adapter| {
+        let weight = weights.iter().find(|(path, _)| *path == adapter.weight);
+        adapter.parameters(weight.expect("adapters are of the model's weights").1)
+    };
+    adapters.iter().flat_map(of).collect()
+}
+
+/// Makes a weight what its adapter makes of it: (m / ||W + s B A|| by rows) (W + s B A), without m as it stands.
+pub fn merge(weight: &mut [f32], adapter: &Adapter, a: &[f32], b: &[f32], magnitude: Option<&[f32]>) {
+    let (rank, inner) = (adapter.rank, a.len() / adapter.rank);
+    weight.par_chunks_mut(inner).enumerate().for_each(|(row, weight)| {
+        let mut sum: Vec<f64> = weight.iter().map(|w| *w as f64).collect();
+        for (b, a) in b[row * rank..(row + 1) * rank].iter().zip(a.chunks(inner)) {
+            let factor = adapter.scale * *b as f64;
+            sum.iter_mut().zip(a).for_each(|(sum, a)| *sum += factor * *a as f64);
+        }
+        let norm = || sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let length = magnitude.map_or(1.0, |m| m[row] as f64 / norm());
+        weight.iter_mut().zip(&sum).for_each(|(w, x)| *w = (length * x) as f32);
+    });
+}
+
+/// A pattern that matches no weight is an error, because what it was meant to do would silently not happen.
+fn check_pattern(
+    pattern: &str,
+    config: &Config,
+    model: &Graph,
+    weights: &[(&str, [usize; 2])],
+) -> Result<(), UserError> {
+    if weights.iter().any(|(path, _)| matches(pattern, path)) {
+        return Ok(());
+    }
+    let mut others = model.slots.iter().filter(|s| s.class.is_parameter());
+    if let Some(other) = others.find(|s| matches(pattern, &s.path)) {
+        refuse!(
+            "`adapter.paths` has `{pattern}`, which matches `{}`: only linear weights of layers have adapters; train it with \
+             adapter.also_train",
+            other.path
+        );
+    }
+    let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
+    let decoder = config.model.as_decoder();
+    let theirs = decoder.and_then(|decoder| peft::modules(decoder).ok()).unwrap_or_default();
+    if let Some((ours, _)) = theirs.iter().find(|(_, module)| name(module) == name(pattern)) {
+        refuse!("`adapter.paths` has `{pattern}`, which matches no weight; here that is `**.{}`", name(ours));
+    }
+    let names: Vec<&str> = weights.iter().map(|(path, _)| *path).collect();
+    match (nearest(pattern, names.iter().copied()), names.first()) {
+        (Some(near), _) => {
+            refuse!("`adapter.paths` has `{pattern}`, which matches no weight; did you mean `{near}`?")
+        }
+        (None, Some(first)) => {
+            refuse!("`adapter.paths` has `{pattern}`, which matches no weight; there is `{first}` and so on")
+        }
+        (None, None) => {
+            refuse!("`adapter.paths` has `{pattern}`, and the model has no linear weight in a layer")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::resolve;
+
+    fn adapters(overrides: &[&str]) -> Result<Vec<Adapter>, UserError> {
+        let overrides: Vec<String> =
+            ["model.layers=2", "adapter.kind=lora"].iter().chain(overrides).map(|s| s.to_string()).collect();
+        let config = resolve("tiny", &[], &overrides)?;
+        of(&config, &config.model.build(config.model.least()))
+    }
+
+    #[test]
+    fn patterns_ranks_and_names_decide() {
+        let all = adapters(&[]).unwrap();
+        assert_eq!(all.len(), 14, "seven linear weights a layer");
+        assert!(all.iter().all(|a| a.rank == 16 && a.scale == 2.0 && a.name == "default" && !a.dora));
+        let some = adapters(&[
+            "adapter.paths=['**.wq','**.wv']",
+            "adapter.rank=4",
+            "adapter.alpha=8",
+            "adapter.groups=[{paths=['layers.1.attn.wv'],rank=2},{name='style',paths=['**.wq'],rank=8,dropout=0.5}]",
+        ])
+        .unwrap();
+        let shown: Vec<String> = some
+            .iter()
+            .map(|a| format!("{} {} {} {} {}", a.weight, a.name, a.rank, a.scale, a.dropout))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "layers.0.attn.wq default 4 2 0",
+                "layers.0.attn.wq style 8 1 0.5",
+                "layers.0.attn.wv default 4 2 0",
+                "layers.1.attn.wq default 4 2 0",
+                "layers.1.attn.wq style 8 1 0.5",
+                "layers.1.attn.wv default 2 4 0",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_adapted_is_refused() {
+        let sentence = |overrides: &[&str]| adapters(overrides).unwrap_err().0;
+        let typo = sentence(&["adapter.paths=layers.0.attn.qw"]);
+        assert!(
+            typo.contains("`layers.0.attn.qw`, which matches no weight; did you mean `layers.0.attn.wq`?"),
+            "{typo}"
+        );
+        let habit = sentence(&["adapter.paths=q_proj"]);
+        assert!(habit.contains("`q_proj`, which matches no weight; here that is `**.wq`"), "{habit}");
+        let nothing = sentence(&["adapter.paths=vision"]);
+        assert!(nothing.contains("there is `layers.0.attn.wq` and so on"), "{nothing}");
+        let embed = sentence(&["adapter.paths=embed"]);
+        assert!(embed.contains("matches `embed.weight`: only linear weights of layers"), "{embed}");
+        let trained = sentence(&["adapter.also_train=layers.0"]);
+        assert!(trained.contains("it has an adapter, and is frozen beside it"), "{trained}");
+        let two = sentence(&["adapter.kind=dora", "adapter.groups=[{name='b',paths=['**.wq']}]"]);
+        assert!(two.contains("with adapter.kind=dora a weight has one"), "{two}");
+    }
+}

@@ -1,0 +1,114 @@
+//! A model that is used and not trained: a run or a folder with its config, weights and vocabulary.
+
+use std::path::{Path, PathBuf};
+
+use flatout_data::Vocabulary;
+
+use crate::UserError;
+use crate::config::{Config, Layers};
+use crate::run;
+use crate::weights::pretrained::{Pretrained, Source, Weights, open};
+
+/// What the commands that use a model take.
+pub struct Loaded {
+    /// A run's own config, or one made for a folder, with overrides.
+    pub config: Config,
+    /// The most positions the model was made for.
+    pub positions: usize,
+    pub weights: Weights,
+    pub vocabulary: Option<Vocabulary>,
+    /// Tokens after which nothing follows.
+    pub stops: Vec<u32>,
+    /// Whether documents began with a token of their own in training, as they do in runs of ours.
+    pub is_run: bool,
+    /// The checkpoint or the folder that the weights are from.
+    pub place: PathBuf,
+    /// Updates made, of a run.
+    pub step: Option<u64>,
+    /// The run or the folder.
+    pub dir: PathBuf,
+}
+
+/// What stands in for the training keys of a folder, which has none.
+const NO_TRAINING: &str = "[train]\nsteps = 1\nbatch = 1\n[optimizer]\nlr = 1.0\n";
+
+impl Loaded {
+    /// Opens a run or a folder. Overrides may set what does not change the model: data, eval, loader and switches; and
+    /// `train.ema=0` reads what a run trained instead of its average.
+    pub fn open(said: &Path, overrides: &[String]) -> Result<Loaded, UserError> {
+        let source = Source::local(said)?;
+        let Pretrained { description, mut weights, checkpoint } = open(&source, &mut |_| {})?;
+        // What is used is what was trained: a sum of bf16 weights and adapters would lose digits of them.
+        weights.keep_apart(true);
+        let mut layers = Layers::default();
+        let (dir, is_run) = match &source {
+            Source::Run { dir, .. } => {
+                layers.file(&run::config(dir)?.to_toml(), "config.toml")?;
+                (dir.clone(), true)
+            }
+            _ => {
+                layers.file(NO_TRAINING, "")?;
+                layers.model(&description.model, said.to_string_lossy().as_ref())?;
+                (description.folder.clone(), false)
+            }
+        };
+        layers.overrides_of(
+            overrides,
+            &["data.", "eval.", "loader.", "switches.", "train.ema"],
+            "when a model is used",
+        )?;
+        let config = layers.finish()?;
+        if config.train.ema > 0.0 && !weights.are_averages() {
+            crate::refuse!("{} kept no average of its weights: leave train.ema out", said.display());
+        }
+        weights.read_averages(config.train.ema > 0.0);
+        let positions = description.model.tokens();
+        let vocabulary = match &description.tokenizer {
+            Some(path) => Some(Vocabulary::load(path).map_err(|error| UserError(error.sentence))?),
+            None => None,
+        };
+        if let Some(vocabulary) = &vocabulary {
+            belongs(vocabulary, &description.model, &description.eos, &dir)?;
+        }
+        let mut stops = description.eos;
+        stops.extend(vocabulary.as_ref().map(Vocabulary::eos));
+        Ok(Loaded {
+            config,
+            positions,
+            weights,
+            vocabulary,
+            stops,
+            is_run,
+            step: checkpoint.as_ref().map(|whole| whole.step),
+            place: checkpoint.map_or(description.folder, |whole| whole.path),
+            dir,
+        })
+    }
+}
+
+/// Whether a vocabulary can be the model's: no token without a row in the embedding, and the end of a text among them.
+pub fn belongs(
+    vocabulary: &Vocabulary,
+    model: &flatout_models::config::Model,
+    eos: &[u32],
+    folder: &Path,
+) -> Result<(), UserError> {
+    let size = vocabulary.size();
+    let Some(vocab) = model.vocab() else {
+        crate::refuse!("{} has a tokenizer.json, and its model reads no text", folder.display());
+    };
+    if size > vocab {
+        crate::refuse!(
+            "the tokenizer.json in {} has {size} tokens and the model {vocab}: it belongs to another model",
+            folder.display()
+        );
+    }
+    if let Some(token) = eos.iter().find(|token| **token as usize >= size) {
+        crate::refuse!(
+            "the model in {} ends texts with token {token}, and its tokenizer.json has only {size}: it belongs to another \
+             model",
+            folder.display()
+        );
+    }
+    Ok(())
+}
