@@ -1,12 +1,11 @@
 //! `ablate` as users run it: one object with rows, a page, and a call that goes on where another stopped.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use program::{SMALL, flatout};
 use serde_json::Value;
+
+use crate::program::{SMALL, flatout};
 
 /// `ablate` of a small decoder on the CPU, with a cache of its own.
 fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {

@@ -1,7 +1,5 @@
 //! Bad input is one sentence on standard error and exit code 2, before any work: nothing is written.
 
-mod program;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -10,7 +8,8 @@ use flatout_train::device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::switches::{Switch, TABLE};
-use program::{flatout, say, small_train};
+
+use crate::program::{flatout, say, small_train};
 
 /// Every file and folder under a directory, with the files' contents.
 fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {

@@ -1,12 +1,11 @@
 //! Classes of texts through the program: a labelled file is learned, judged, asked about, and divided into folds.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use program::{Said, say};
 use serde_json::Value;
+
+use crate::program::{Said, say};
 
 /// Weather or food, by a word of theirs; every document has two rows.
 fn write_texts(path: &Path, rows: usize, labelled: bool) {

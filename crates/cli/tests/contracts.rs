@@ -1,13 +1,12 @@
 //! What other tools rely on: the fields of events and plans, the bytes a plan promises, recipes that round-trip.
 
-mod program;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use program::{SMALL, Said, say, small_train};
 use serde_json::Value;
+
+use crate::program::{self, SMALL, Said, say, small_train};
 
 fn ok(dir: &Path, words: &[&str]) -> Said {
     let said = say(dir, words);
@@ -279,7 +278,7 @@ fn every_command_has_help() {
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "none of them writes anything");
 }
 
-/// `docs/coming-from.md` names keys of ours in the second column of its tables.
+/// `docs/guides/coming-from.md` names keys of ours in the second column of its tables.
 #[test]
 fn the_page_for_newcomers_names_only_keys_that_exist() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -287,7 +286,7 @@ fn the_page_for_newcomers_names_only_keys_that_exist() {
         serde_json::from_str(&ok(folder.path(), &["schema", "--json"]).out).expect("an object");
     let keys: BTreeSet<&str> =
         schema.as_array().expect("a list").iter().map(|key| key["path"].as_str().expect("a path")).collect();
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/coming-from.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/coming-from.md");
     let page = fs::read_to_string(page).expect("the page");
     let mut seen = 0;
     for line in page.lines().filter(|line| line.starts_with("| ")) {

@@ -1,13 +1,12 @@
 //! Checkpoints of others that are broken, lie or belong to another model: named in one sentence with exit code 2, before
 //! any device work, and nothing is written.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use program::{say, small_train};
 use serde_json::{Value, json};
+
+use crate::program::{say, small_train};
 
 /// The files of a whole model, as other tools write it.
 fn copy_model(name: &str, to: &Path) {

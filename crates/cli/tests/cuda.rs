@@ -3,12 +3,11 @@
 //! A machine without a GPU skips, and says so; with FLATOUT_REQUIRE_GPU set, it fails. `bench/gpu_proof.py` shows more, at
 //! real sizes.
 
-mod program;
-
 use std::path::Path;
 
 use flatout_train::run::events::{self, Event, Start};
-use program::{flatout, say, small_train};
+
+use crate::program::{flatout, say, small_train};
 
 /// Whether there is a GPU to use; otherwise a line says why not.
 fn has_gpu(dir: &Path) -> bool {

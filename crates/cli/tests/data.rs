@@ -1,7 +1,5 @@
 //! `data prepare` and `data inspect`, and training on every kind of source: with the real program.
 
-mod program;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
@@ -9,8 +7,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use program::{Said, flatout, say, small_train};
 use serde_json::Value;
+
+use crate::program::{Said, flatout, say, small_train};
 
 /// Documents as JSONL: sentences of different lengths.
 fn jsonl(count: usize) -> String {

@@ -4,16 +4,14 @@
 //! A full disk is a small one of its own (a tmpfs in a user namespace). Where the system does not allow that, the test says
 //! so; the limit on the size of files meets the same code everywhere.
 
-mod program;
-mod scene;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use flatout_train::run::events::Event;
-use program::{Said, say, small_train};
-use scene::{Scene, checkpoints};
+
+use crate::program::{Said, say, small_train};
+use crate::scene::{self, Scene, checkpoints};
 
 /// Runs a shell script in a folder; `$FLATOUT` is the program. With `disk`, that folder is a disk of so many KiB which
 /// only the script sees.

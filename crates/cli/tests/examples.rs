@@ -1,12 +1,11 @@
 //! `data inspect` of conversations and labelled texts: with the real program.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use program::{Said, flatout, say};
 use serde_json::Value;
+
+use crate::program::{Said, flatout, say};
 
 /// Looks at what a small model of two classes learns from.
 const CLASSES: [&str; 7] = [

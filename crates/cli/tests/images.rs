@@ -1,12 +1,11 @@
 //! `data inspect` of images: with the real program.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use program::say;
 use serde_json::Value;
+
+use crate::program::say;
 
 fn pictures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures")

@@ -1,9 +1,6 @@
 //! Stop anywhere, resume exactly: the program killed at a hundred moments, many of them inside a save, ends with the
 //! losses and the weights of a run nobody disturbed.
 
-mod program;
-mod scene;
-
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -11,8 +8,9 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use flatout_train::run::events::Event;
-use program::{say, small_train};
-use scene::{Scene, checkpoints, wait_until};
+
+use crate::program::{say, small_train};
+use crate::scene::{Scene, checkpoints, wait_until};
 
 const KILLS: u64 = 100;
 const INSIDE_A_SAVE: u64 = 30;

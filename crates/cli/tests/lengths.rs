@@ -1,12 +1,11 @@
 //! Examples of unequal length through the commands: what is planned, trained, reported, evaluated and measured.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use program::{SMALL, Said, say, small_train};
 use serde_json::Value;
+
+use crate::program::{SMALL, Said, say, small_train};
 
 /// Lengths of a mean of 40, up to 128.
 const EXAMPLES: [&str; 4] = ["model.context=128", "data.mean_tokens=40", "train.batch=16", "eval.rows=24"];

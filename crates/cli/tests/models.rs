@@ -1,16 +1,13 @@
 //! Using a model: `eval`, `generate`, `logits` and `export` on runs and folders, and a model by its name on the hub, all
 //! through the real program.
 
-#[path = "../../train/tests/hub_server/mod.rs"]
-mod hub_server;
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use hub_server::{COMMIT, Content, HubServer};
-use program::{Said, flatout, say, small_train};
 use serde_json::Value;
+
+use crate::hub_server::{COMMIT, Content, HubServer};
+use crate::program::{Said, flatout, say, small_train};
 
 fn json(said: &Said) -> Value {
     assert_eq!(said.code, Some(0), "{said:?}");

@@ -1,9 +1,8 @@
 //! `profile` as users run it: tables, one object, a trace, and nothing written where the trace cannot be.
 
-mod program;
-
-use program::{SMALL, say};
 use serde_json::Value;
+
+use crate::program::{SMALL, say};
 
 fn words<'a>(more: &[&'a str]) -> Vec<&'a str> {
     ["profile", "tiny", "backend=cpu", "--steps", "1"].iter().chain(&SMALL).chain(more).copied().collect()

@@ -1,15 +1,14 @@
 //! `runs` over real runs: where each stands, and several side by side.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use flatout_train::run::events;
-use program::{SMALL, Said, flatout, say, small_train};
 use serde_json::Value;
+
+use crate::program::{SMALL, Said, flatout, say, small_train};
 
 fn ok(dir: &Path, words: &[&str]) -> Said {
     let said = say(dir, words);

@@ -1,16 +1,14 @@
 //! A run that is asked to stop, by a signal or `--max-time`, saves at the next boundary, leaves with code 3, and goes on
 //! exactly: in a step, in an evaluation, in a save, before the first step.
 
-mod program;
-mod scene;
-
 use std::fs;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use flatout_train::run::events::{self, Event, Status};
-use program::{flatout, say, small_train};
-use scene::{Scene, checkpoints, send, wait_until};
+
+use crate::program::{flatout, say, small_train};
+use crate::scene::{Scene, checkpoints, send, wait_until};
 
 /// A model of which a save takes a visible share of the time: 5 MB of state, saved after every step.
 fn words<'a>(run: &'a str, steps: &'a str) -> Vec<&'a str> {

@@ -1,14 +1,12 @@
 //! `sweep`: several runs of a recipe, through the program.
 
-mod program;
-mod scene;
-
 use std::fs;
 use std::path::Path;
 
-use program::{SMALL, Said, say};
-use scene::{Scene, send, wait_until};
 use serde_json::Value;
+
+use crate::program::{SMALL, Said, say};
+use crate::scene::{Scene, send, wait_until};
 
 fn words<'a>(words: &[&'a str]) -> Vec<&'a str> {
     ["sweep", "tiny"]

@@ -1,12 +1,11 @@
 //! `tune` as users run it: one object, a preset that `train` takes, and a line that names it later.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 
-use program::{SMALL, Said, flatout};
 use serde_json::Value;
+
+use crate::program::{SMALL, Said, flatout};
 
 /// A command with a small decoder on the CPU and a cache of its own.
 fn said(dir: &Path, command: &str, words: &[&str]) -> Said {

@@ -1,11 +1,8 @@
 //! The same update for any split of a step into micro-batches, and for documents packed into rows or in rows of their
 //! own: gradients are sums over the step's tokens, divided once by the sum of their weights.
 
-mod distance;
-
 use std::collections::BTreeMap;
 
-use distance::relative;
 use flatout_ir::optimizers::moment_path;
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, differentiate, gradient_path};
 use flatout_ir::passes::update::LR;
@@ -17,6 +14,8 @@ use flatout_models::form::{Documents, Form};
 use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
+
+use crate::distance::relative;
 
 const ROWS: usize = 8;
 const SPLITS: [usize; 3] = [8, 4, 1];

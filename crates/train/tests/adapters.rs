@@ -1,13 +1,9 @@
 //! Adapters through the whole of a run: PEFT's ten steps, what a checkpoint holds, and adapters that leave and come back.
 //! `peft/make_peft.py` made the fixtures.
 
-mod distance;
-mod small_run;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use distance::relative;
 use flatout_ir::cost::cost;
 use flatout_ir::passes::differentiate::gradient_path;
 use flatout_ir::passes::{input_path, update};
@@ -25,7 +21,9 @@ use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::export::{Export, Width, export};
 use flatout_train::weights::loaded::Loaded;
 use flatout_train::weights::pretrained;
-use small_run::train_in;
+
+use crate::distance::relative;
+use crate::small_run::{self, train_in};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft").join(name)

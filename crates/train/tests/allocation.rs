@@ -1,8 +1,6 @@
 //! The plan is the allocation, to the byte: every recipe with every value of every switch, on the CPU with a session that
 //! is really opened, on GPUs by name by the arithmetic of their plans.
 
-mod small_recipe;
-
 use flatout_ir::plan::Buffer;
 use flatout_ir::{PlanSet, Target};
 use flatout_measure::forecast::{layers, timeline};
@@ -11,7 +9,8 @@ use flatout_train::device::Device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::switches::TABLE;
-use small_recipe::{small, target};
+
+use crate::small_recipe::{small, target};
 
 /// Every setting of the matrix that can run: recipe, place, setting, plans.
 fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> usize {

@@ -1,7 +1,5 @@
 //! The running average of the weights: what it is, that evaluation and every command read it, and what it costs.
 
-mod small_run;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -19,7 +17,8 @@ use flatout_train::weights::export::{Export, Width, export};
 use flatout_train::weights::initial;
 use flatout_train::weights::loaded::Loaded;
 use flatout_train::weights::pretrained::parameters;
-use small_run::{config, train_in};
+
+use crate::small_run::{config, train_in};
 
 const UPDATES: u64 = 9;
 /// Reached after five updates: the warm-up and what follows it are both seen.

@@ -1,11 +1,6 @@
 //! BDH against the model written from its equations in PyTorch: logits, every gradient and a hundred steps of AdamW from the
 //! same weights, in f32 on the CPU. `make_bdh.py` beside the fixtures made them, in f64.
 
-mod distance;
-mod fixture;
-
-use distance::relative;
-use fixture::Fixture;
 use flatout_ir::ops::linear_attention::Onto;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
@@ -18,6 +13,9 @@ use flatout_models::form::{Documents, Form, ImageForm};
 use flatout_models::registry::Family;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
+
+use crate::distance::relative;
+use crate::fixture::Fixture;
 
 /// Largest relative L2 distance of logits and gradients.
 const BOUND: f64 = 1e-5;

@@ -1,12 +1,7 @@
 //! BDH that reads text, through the commands a decoder has: evaluation, logits, and text over a cache.
 
-mod distance;
-#[path = "small_run/training.rs"]
-mod training;
-
 use std::path::Path;
 
-use distance::relative;
 use flatout_train::Config;
 use flatout_train::device::Device;
 use flatout_train::infer::evaluate;
@@ -17,7 +12,9 @@ use flatout_train::recipes;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::run::events::Event;
 use flatout_train::weights::loaded::Loaded;
-use training::train_in;
+
+use crate::distance::relative;
+use crate::small_run::train_in;
 
 const CONTEXT: usize = 48;
 

@@ -1,12 +1,7 @@
 //! A head of classes: Hugging Face's logits, loss and gradients.
 
-mod distance;
-mod fixture;
-
 use std::collections::BTreeMap;
 
-use distance::relative;
-use fixture::Fixture;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile};
@@ -17,6 +12,9 @@ use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 use flatout_train::weights::pretrained;
+
+use crate::distance::relative;
+use crate::fixture::Fixture;
 
 struct Golden {
     model: DecoderConfig,

@@ -1,7 +1,5 @@
 //! A run in the Hugging Face layout: what is written reads back to the bit, with the fields and files other tools read.
 
-mod small_run;
-
 use std::fs;
 use std::path::Path;
 
@@ -11,7 +9,8 @@ use flatout_train::run::checkpoint::{Dtype, TensorFile};
 use flatout_train::weights::export::{Export, Exported, Width, export};
 use flatout_train::weights::loaded::Loaded;
 use serde_json::Value;
-use small_run::{config, train_in};
+
+use crate::small_run::{config, train_in};
 
 fn exported(run: &Path, to: &Path, change: impl Fn(&mut Export)) -> Result<Exported, Failure> {
     let mut wanted = Export {

@@ -1,8 +1,6 @@
 //! Training in 8-bit floats on the CPU, which computes them exactly: the curve of bf16, scales that follow the tensors,
 //! and what a machine or a model without them is told.
 
-mod small_run;
-
 use flatout_ir::passes::fp8::{APART, TYPES, shared_path};
 use flatout_ir::passes::fp8_copies::HISTORY;
 use flatout_ir::timings::{Point, Size, Timings, Units};
@@ -13,7 +11,8 @@ use flatout_train::device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::{self, Compiled, compile};
 use flatout_train::resolve::fp8_layers;
-use small_run::{config, train_in};
+
+use crate::small_run::{config, train_in};
 
 fn losses(overrides: &[&str]) -> Vec<f32> {
     let folder = tempfile::tempdir().expect("a folder");

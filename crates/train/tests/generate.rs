@@ -1,11 +1,7 @@
 //! Prefill and decode over a cache give the logits of the full forward pass.
 
-mod distance;
-mod small_run;
-
 use std::collections::BTreeSet;
 
-use distance::relative;
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Role, compile, random};
 use flatout_models::decoder::build;
@@ -19,7 +15,9 @@ use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::initial;
 use flatout_train::weights::loaded::Loaded;
-use small_run::{config, train_in};
+
+use crate::distance::relative;
+use crate::small_run::{config, train_in};
 
 const CONTEXT: usize = 160;
 

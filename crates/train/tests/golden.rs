@@ -1,14 +1,8 @@
 //! The decoder against Hugging Face's models: logits, loss and every gradient of tiny random checkpoints, in f32 on
 //! the CPU. `make_golden.py` beside the fixtures made them, in f64.
 
-mod distance;
-mod fixture;
-mod unfused;
-
 use std::collections::BTreeMap;
 
-use distance::relative;
-use fixture::Fixture;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
@@ -21,6 +15,10 @@ use flatout_models::library::{gpt2, huggingface};
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
 use serde_json::Value;
+
+use crate::distance::relative;
+use crate::fixture::Fixture;
+use crate::unfused;
 
 /// Largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;

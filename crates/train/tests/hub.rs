@@ -1,13 +1,12 @@
 //! Models by name: downloaded from a server that speaks the hub's protocol, into the cache its tools share.
 
-mod hub_server;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use flatout_train::weights::pretrained::folder;
 use flatout_train::weights::pretrained::hub::{Hub, Name, Snapshot, Want};
-use hub_server::{COMMIT, Content, HubServer};
+
+use crate::hub_server::{COMMIT, Content, HubServer};
 
 /// A small model as other tools write it, in one file or in shards.
 fn files(name: &str) -> Content {

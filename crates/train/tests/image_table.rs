@@ -1,8 +1,5 @@
 //! A set of images on the device: what training sees of it is what a loader gives, to the bit.
 
-#[path = "small_run/training.rs"]
-mod training;
-
 use std::fs;
 use std::path::Path;
 
@@ -19,7 +16,8 @@ use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
 use flatout_train::tasks::images;
 use flatout_train::training::trainer::train;
-use training::train_in;
+
+use crate::small_run::train_in;
 
 /// Records as CIFAR-10 has them, of noise.
 fn cifar(path: &Path, images: usize) {

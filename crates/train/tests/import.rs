@@ -1,14 +1,10 @@
 //! Checkpoints as other tools write them: the reference library's logits, its AdamW steps, and runs that begin from them.
 //! `make_checkpoints.py` beside the fixtures made them.
 
-mod distance;
-mod small_run;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use distance::relative;
 use flatout_ir::Role;
 use flatout_ir::passes::differentiate::gradient_path;
 use flatout_ir::passes::{input_path, update};
@@ -22,7 +18,9 @@ use flatout_train::resolve::compile;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::loaded::Loaded;
 use flatout_train::weights::pretrained;
-use small_run::train_in;
+
+use crate::distance::relative;
+use crate::small_run::{self, train_in};
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints").join(name)

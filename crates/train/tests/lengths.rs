@@ -1,13 +1,10 @@
 //! Examples of unequal length, packed, in buckets and padded: one update is the same update in every layout, a run goes on
 //! exactly, and what is said of it is what was computed.
 
-mod distance;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use distance::relative;
 use flatout_data::{Lengths, UpdateOptions, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
@@ -28,6 +25,8 @@ use flatout_train::tasks::examples;
 use flatout_train::training::trainer::{Notice, train};
 use flatout_train::training::update::accumulate;
 use flatout_train::weights::initial;
+
+use crate::distance::relative;
 
 /// On the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;

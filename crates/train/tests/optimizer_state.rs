@@ -1,15 +1,14 @@
 //! Moments in fewer bytes: the losses of f32 moments within half a percent, the bytes that are saved, and everything that
 //! is bitwise with f32 moments bitwise with these.
 
-mod small_run;
-
 use std::path::Path;
 
 use flatout_ir::plan::Category;
 use flatout_train::Config;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
-use small_run::{config, train_in};
+
+use crate::small_run::{config, train_in};
 
 const KINDS: [&str; 2] = ["optimizer.state=bf16", "optimizer.state=int8"];
 

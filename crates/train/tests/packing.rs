@@ -4,11 +4,8 @@
 //! One by one means that: a plan whose sequence is exactly the document, without padding, a neighbour or a mask, run
 //! once a document. The gradients of its runs are added up here.
 
-mod distance;
-
 use std::collections::BTreeMap;
 
-use distance::relative;
 use flatout_data::{LoaderOptions, Rows, Segment};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::passes::input_path;
@@ -23,6 +20,8 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::tasks::text::corpus;
 use flatout_train::weights::initial;
+
+use crate::distance::relative;
 
 /// On the L2 distance of the whole gradient, and of every tensor of it.
 const BOUND: f64 = 1e-5;

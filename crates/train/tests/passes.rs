@@ -1,8 +1,6 @@
 //! What switches and passes do to numbers, memory and reports: fifty losses with every value of every switch, a pass
 //! left out that the report of what is active must notice, and regions whose insides own no memory.
 
-mod small_run;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use flatout_ir::{Op, Options, PlanSet, Precision, Program, Recompute, Role, compile as compile_programs};
@@ -13,7 +11,8 @@ use flatout_runtime::cpu;
 use flatout_train::resolve::compile;
 use flatout_train::switches::active;
 use flatout_train::switches::{AttentionKernel, Autotune, Class, Switch, TABLE};
-use small_run::{STEPS, config, train_in};
+
+use crate::small_run::{STEPS, config, train_in};
 
 /// The model of the fifty losses: dropout, so that recomputing has something to draw again, and a learning rate at
 /// which roundings stay roundings.

@@ -1,14 +1,13 @@
 //! A run that stops at step 25 of 50 and goes on ends as the unbroken run does, to the bit; and nothing depends on the
 //! number of loader threads.
 
-mod small_run;
-
 use std::fs;
 use std::path::Path;
 
 use flatout_train::run;
 use flatout_train::run::events::{Event, Step};
-use small_run::{STEPS, config, train_in};
+
+use crate::small_run::{STEPS, config, train_in};
 
 const STOP: u64 = 25;
 

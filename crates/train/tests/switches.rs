@@ -1,8 +1,6 @@
 //! Every switch turned to every value for every recipe, compiled for the CPU and for a GPU on paper: what is reported is
 //! what the plans hold, and what cannot run is refused with the table's reason. And the documentation is the table.
 
-mod small_recipe;
-
 use std::collections::BTreeMap;
 
 use flatout_ir::{DType, OpKind, PlanSet, Precision, Role};
@@ -12,7 +10,8 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile::{self, Compiled, compile};
 use flatout_train::switches::active;
 use flatout_train::switches::{Class, Switch, TABLE};
-use small_recipe::{small, target};
+
+use crate::small_recipe::{small, target};
 
 /// What a value came to.
 struct Came {
@@ -154,7 +153,7 @@ fn turned_off_is_gone_from_the_launches() {
     assert!(narrow(&compiled("precision=bf16")) > products / 2);
 }
 
-const PAGE: &str = include_str!("../../../docs/switches.md");
+const PAGE: &str = include_str!("../../../docs/reference/switches.md");
 
 /// The cells of a table's rows, by the first cell without its ticks.
 fn documented(heading: &str) -> BTreeMap<String, Vec<String>> {

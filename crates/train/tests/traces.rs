@@ -1,14 +1,13 @@
 //! What a run leaves for people and other tools to look at: TensorBoard's files, decoded here by a reader of our own, and
 //! the report with its plots.
 
-mod small_run;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use flatout_train::run::events::{self, Event, Step};
-use small_run::{STEPS, config, train_in};
+
+use crate::small_run::{STEPS, config, train_in};
 
 /// An event of TensorBoard's, as far as we write them.
 #[derive(Debug, Default, PartialEq)]

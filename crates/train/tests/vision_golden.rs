@@ -1,14 +1,8 @@
 //! The vision transformer against `transformers`' DINOv2 and timm's ViT: logits, loss and every gradient of tiny
 //! random checkpoints, in f32 on the CPU. `make_vision.py` beside the fixtures made them, in f64.
 
-mod distance;
-mod fixture;
-mod unfused;
-
 use std::collections::BTreeMap;
 
-use distance::relative;
-use fixture::Fixture;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
@@ -18,6 +12,10 @@ use flatout_models::library;
 use flatout_models::library::stored::Stored;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
+
+use crate::distance::relative;
+use crate::fixture::Fixture;
+use crate::unfused;
 
 /// Largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;

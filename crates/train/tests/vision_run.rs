@@ -1,8 +1,5 @@
 //! Runs that learn images: what they reach, how they go on, and how models go out and come back.
 
-#[path = "small_run/training.rs"]
-mod training;
-
 use std::fs;
 use std::path::Path;
 
@@ -17,7 +14,8 @@ use flatout_train::run::events::Event;
 use flatout_train::tasks::images::view;
 use flatout_train::weights::export::{Export, Width, export};
 use flatout_train::weights::loaded::Loaded;
-use training::train_in;
+
+use crate::small_run::train_in;
 
 /// The recipe `vision-tiny`, made smaller, with overrides.
 fn config(overrides: &[&str]) -> Config {

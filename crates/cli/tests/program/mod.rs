@@ -1,8 +1,5 @@
 //! The program, run as users run it: in a directory, with words, giving a code and two streams.
 
-// Every test crate uses a part of this.
-#![allow(dead_code)]
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 

@@ -1,8 +1,5 @@
 //! Runs of the program in a folder of their own, watched from outside through their logs and checkpoints.
 
-// Every test crate uses a part of this.
-#![allow(dead_code)]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -41,8 +41,8 @@ pub fn page(claims: &Claims, guide: Option<&str>) -> String {
 const OPENING: &str = "# What optimisation guides claim, and what became of it
 
 Five training scripts came with a guide each: a list of optimisations and what they are said to gain. Every claim has a row
-here, in the guide's order, and one of five verdicts. `flatout claims > docs/claims.md` writes this page from
-`crates/train/src/claims/claims.toml`, and a test compares the two. After a claim stands how the guide
+here, in the guide's order, and one of five verdicts. `flatout claims > docs/results/claims.md` writes this page from
+`crates/measure/src/claims/claims.toml`, and a test compares the two. After a claim stands how the guide
 comes by it (measured, expected, recommended ...) and the hardware it names. Our figures are from the machines named with them
 below, and figures of different machines are no comparison.
 ";

@@ -102,7 +102,7 @@ fn an_unknown_guide_is_named() {
     );
 }
 
-/// `flatout claims > docs/claims.md` after a change of the data.
+/// `flatout claims > docs/results/claims.md` after a change of the data.
 #[test]
 fn the_page_is_up_to_date_and_whole() {
     let page = page::page(all(), None);
@@ -113,7 +113,10 @@ fn the_page_is_up_to_date_and_whole() {
         let rows = page.lines().filter(|line| line.starts_with(&row) && line.contains(&verdict));
         assert!(rows.count() > 0, "{}, {} is not on the page", claim.system, claim.topic);
     }
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/claims.md");
-    let written = std::fs::read_to_string(path).expect("docs/claims.md");
-    assert!(written == page, "docs/claims.md is not the page of the data: flatout claims > docs/claims.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/results/claims.md");
+    let written = std::fs::read_to_string(path).expect("docs/results/claims.md");
+    assert!(
+        written == page,
+        "docs/results/claims.md is not the page of the data: flatout claims > docs/results/claims.md"
+    );
 }

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Writes docs/tree.md: every source file of the project with the first sentence of its own documentation.
+
+    .ci/tree.py             writes the page
+    .ci/tree.py --check     fails where the page is not what this would write, and where a page names a file that is not there
+
+A Rust file is described by its `//!`, a CUDA file by the comment it begins with, a Python file by its docstring, a script by
+the comment behind `#!`. Files that differ only in their ending share a line, and a folder has the line of its `mod.rs`,
+`lib.rs` or `main.rs`. A folder without source files has one line. Left out are data beside source files, folders of data beside
+the script that made them, unit tests in files of their own (`tests.rs` under `src`), and docs/, which has an index of its own.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/tree.md"
+COMMENT = {".rs": "//!", ".cu": "//", ".cuh": "//", "": "#"}
+SOURCES = {".rs", ".cu", ".cuh", ".py"}
+SPEAKS_FOR_ITS_FOLDER = ("mod.rs", "lib.rs", "main.rs")
+TOP = ("crates", "bench", "recipes", ".ci")
+# The description of a file begins in this column, or behind a longer name.
+COLUMN = 38
+
+HEAD = """\
+# The tree
+
+Each file with the first sentence of its own documentation. `.ci/tree.py` writes this page and CI compares the two.
+[ARCHITECTURE.md](../ARCHITECTURE.md) says how the parts work together.
+
+```
+"""
+
+
+def files():
+    """Paths that are tracked, or would be."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return sorted({PurePosixPath(name) for name in names if (ROOT / name).is_file()})
+
+
+def is_listed(path):
+    return path.parts[0] in TOP and not (path.name == "tests.rs" and "src" in path.parts)
+
+
+def is_source(path):
+    return path.suffix in SOURCES or path.parts[0] == ".ci"
+
+
+def documentation(path):
+    """The lines of the comment or docstring a file begins with."""
+    lines = (ROOT / path).read_text().splitlines()
+    if lines and lines[0].startswith("#!") and not lines[0].startswith("#!["):
+        lines = lines[1:]
+    if path.suffix == ".py":
+        if not lines or not lines[0].startswith('"""'):
+            return []
+        text = "\n".join(lines)[3:]
+        return text.split('"""')[0].split("\n")
+    mark = COMMENT[path.suffix]
+    found = []
+    for line in lines:
+        if not line.startswith(mark):
+            break
+        found.append(line[len(mark) :].strip())
+    return found
+
+
+def description(path):
+    """The first sentence, of which only a beginning that stands alone is taken where it goes on in the next line."""
+    found = documentation(path)
+    if not found or not found[0].strip():
+        return None
+    first = found[0].strip()
+    if end := re.search(r"[.?](?=\s|$)", first):
+        return first[: end.end()].rstrip(".")
+    rest = found[1].strip() if len(found) > 1 else ""
+    if not rest:
+        return first.rstrip(":")
+    for marks in (":;", ","):
+        cuts = [at for at in (first.find(f"{mark} ") for mark in marks) if at > 0]
+        if cuts:
+            return first[: min(cuts)] if marks == ":;" else first[: first.rfind(", ")]
+    sentence = " ".join(line.strip() for line in found)
+    return re.split(r"[.:;](?=\s|$)", sentence)[0]
+
+
+def tree():
+    """The lines of the tree, and the files that say nothing about themselves."""
+    paths = [path for path in files() if is_listed(path)]
+    sources = {path for path in paths if is_source(path)}
+    silent = []
+    lines = []
+
+    def say(depth, name, text):
+        begin = "  " * depth + name
+        lines.append(f"{begin:<{COLUMN - 2}}  {text}".rstrip())
+
+    def told(path):
+        text = description(path)
+        if text is None:
+            silent.append(path)
+        return text or ""
+
+    def walk(folder, depth):
+        inside = [path for path in paths if folder in path.parents]
+        here = [path for path in inside if path.parent == folder]
+        own = [path for path in inside if path in sources]
+        if not own:
+            if any(path.parent == folder.parent and path.suffix == ".py" for path in sources):
+                return
+            endings = sorted({path.suffix.lstrip(".") for path in inside})
+            kind = "fixtures" if "tests" in folder.parts else "files"
+            say(depth, f"{folder.name}/", f"{kind}: {', '.join(endings)}")
+            return
+        # A crate speaks through its library or its program, any other folder through its `mod.rs`.
+        candidates = [folder / name for name in SPEAKS_FOR_ITS_FOLDER]
+        candidates += [folder / "src" / name for name in SPEAKS_FOR_ITS_FOLDER if (folder / "Cargo.toml") in here]
+        speakers = [path for path in candidates if path in sources]
+        is_crates_src = folder.name == "src" and depth == 1
+        say(depth, f"{folder if depth == 0 else folder.name}/", told(speakers[0]) if speakers and not is_crates_src else "")
+        rows = {}
+        for path in here:
+            if path in sources and path not in speakers:
+                rows.setdefault(path.stem, []).append(path)
+        folders = sorted({path.relative_to(folder).parts[0] for path in inside if path.parent != folder})
+        for name in sorted(set(rows) | set(folders)):
+            if name in rows:
+                group = sorted(rows[name], key=lambda path: (".rs", ".cu", ".cuh", ".py", "").index(path.suffix))
+                others = [path.suffix for path in group[1:]]
+                others += sorted(path.suffix for path in here if path.stem == name and path not in sources and path.suffix)
+                say(depth + 1, ", ".join([group[0].name, *others]), told(group[0]))
+            if name in folders:
+                walk(folder / name, depth + 1)
+
+    for top in TOP:
+        if top == "crates":
+            for crate in sorted({path.parts[1] for path in paths if path.parts[0] == "crates"}):
+                walk(PurePosixPath("crates", crate), 0)
+                lines.append("")
+        else:
+            walk(PurePosixPath(top), 0)
+            lines.append("")
+    return lines[:-1], silent
+
+
+def main():
+    lines, silent = tree()
+    for path in silent:
+        print(f"{path} does not begin with a line that says what is in it", file=sys.stderr)
+    if silent:
+        return 1
+    page = HEAD + "\n".join(lines) + "\n```\n"
+    if sys.argv[1:] != ["--check"]:
+        PAGE.write_text(page)
+        return 0
+    if not PAGE.exists() or PAGE.read_text() != page:
+        print("docs/tree.md is not the tree: run .ci/tree.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+//! The integration tests of the program in one binary, because linking one for each file would take most of the time of
+//! a test run. Each runs the program in processes of its own.
+
+mod ablate;
+mod bad_input;
+mod classes;
+mod contracts;
+mod corrupt_checkpoints;
+mod cuda;
+mod data;
+mod disk;
+mod examples;
+#[path = "../../train/tests/hub_server/mod.rs"]
+mod hub_server;
+mod images;
+mod kill;
+mod lengths;
+mod models;
+mod profile;
+mod program;
+mod runs;
+mod scene;
+mod stop;
+mod sweep;
+mod tune;
