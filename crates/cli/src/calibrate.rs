@@ -6,8 +6,8 @@ use flatout_ir::Work;
 use flatout_ir::timings::Timings;
 use flatout_measure::calibrate::{Said, calibrate as measure};
 use flatout_train::Failure;
-use flatout_train::config::switches::{Backend, Switches};
 use flatout_train::device::calibrations;
+use flatout_train::switches::{Backend, Switches};
 use serde_json::json;
 
 use crate::runs::print_table;

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use flatout_train::Failure;
-use flatout_train::config::switches;
 use flatout_train::device::Device;
 use flatout_train::device::kernels;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
+use flatout_train::switches;
 use serde_json::json;
 
 use crate::args::Doctor;
@@ -241,18 +241,18 @@ fn row(switch: &switches::Switch) -> Row {
     let attempt = |value: &&'static str| {
         let config = recipes::resolve("tiny", &[], &[format!("{}={value}", switch.name)]);
         let compiled = config.map_err(Failure::User).and_then(|config| {
-            let device = Device::open(config.switches.backend)?;
+            let device = Device::open(config.switches.compute.backend)?;
             compile::compile(&config, &device.target(&config.switches))
         });
         compiled.err().map(|failure| (*value, failure.to_string()))
     };
     Row {
         name: switch.name,
-        default: switch.default().unwrap_or_default(),
+        default: switch.default().unwrap_or_default().into(),
         values: switch.values().to_vec(),
         class: switch.class,
         guides_word: switch.guides_word,
-        doc: switch.doc(),
+        doc: switch.doc,
         refused: switch.values().iter().filter_map(attempt).collect(),
     }
 }

@@ -21,7 +21,7 @@ pub fn of_averages(loaded: &Loaded) -> &'static str {
 
 /// The device that the model's switches ask for, opened after the model.
 pub fn device(loaded: &Loaded) -> Result<Device, Failure> {
-    Device::open(loaded.config.switches.backend)
+    Device::open(loaded.config.switches.compute.backend)
 }
 
 /// A line when a file begins and when it is whole, and now and then on the way.

@@ -13,14 +13,14 @@ use flatout_measure::forecast::{Forecast, Layers, Outcome, forecast, timeline};
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::config::switches::Switches;
 use flatout_train::device::{self, Device, Facts, attention_kernels, gpus};
 use flatout_train::recipes;
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{self, Compiled};
 use flatout_train::resolve::fit::{Fit, fit};
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
+use flatout_train::switches::Switches;
+use flatout_train::switches::active;
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
@@ -56,7 +56,7 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
             Told::new(&config, compiled, &target_for, gpus::find(name).map(gpus::facts), Some(on_paper))
         }
         None => {
-            let device = Device::open(config.switches.backend)?;
+            let device = Device::open(config.switches.compute.backend)?;
             let compiled = compile::compile(&config, &device.target(&config.switches))?;
             Told::new(&config, compiled, &|switches| device.target(switches), device.facts(), None)
         }
@@ -309,12 +309,8 @@ fn switches(told: &Told<'_>, screen: &Screen) {
     for (name, state) in
         active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled))
     {
-        let why = compiled
-            .settled
-            .chosen
-            .iter()
-            .find(|c| c.switch == name)
-            .map_or(String::new(), |c| format!("  auto: {}", c.why));
+        let chosen = compiled.settled.choice(&name);
+        let why = chosen.map_or(String::new(), |chosen| format!("  auto: {}", chosen.why));
         screen.result(format!("  {name:18} {state}{why}"));
     }
     if let Some(layers) = fp8_layers::sentence(&compiled.plans, &compiled.settled) {

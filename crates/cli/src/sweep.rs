@@ -16,6 +16,7 @@ use flatout_train::refuse;
 use flatout_train::resolve::compile;
 use flatout_train::run::events::Status;
 use flatout_train::run::{Resume, Run, is_run, quoted};
+use flatout_train::switches::compute::BACKEND;
 use flatout_train::training::resume::requeued;
 use flatout_train::weights::pretrained;
 use serde_json::json;
@@ -47,7 +48,7 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
         configs.push(config(args, recipe, &sweep, combination).map_err(|e| of(combination, e))?);
     }
     let goal = same("eval.metric", &configs, |config| config.eval.metric)?;
-    let backend = same("switches.backend", &configs, |config| config.switches.backend)?;
+    let backend = same(&BACKEND.path(), &configs, |config| config.switches.compute.backend)?;
     if let Some(dir) = &args.run {
         check_there(dir, args.resume, &combinations, &configs)?;
     }

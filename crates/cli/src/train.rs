@@ -38,7 +38,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     config.validate_for_training()?;
     pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
     // What the machine cannot do is said before a directory is made.
-    let device = Device::open(config.switches.backend)?;
+    let device = Device::open(config.switches.compute.backend)?;
     let compiled = compile::compile(&config, &device.target(&config.switches))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
@@ -78,7 +78,7 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     let (run, _) = starting.enter(|| Run::reopen(&args.run).map(Entered::Existing))?;
     let (own, _) = asked_and_resolved(run.dir())?;
     let config = own.resumed(&args.overrides)?;
-    let device = Device::open(config.switches.backend)?;
+    let device = Device::open(config.switches.compute.backend)?;
     run_through(&config, None, &run, &device, &stop, screen).map(exit_code)
 }
 

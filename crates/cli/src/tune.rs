@@ -9,9 +9,9 @@ use flatout_report::words::milliseconds;
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::config;
-use flatout_train::config::switches::Class;
 use flatout_train::device::Device;
 use flatout_train::recipes;
+use flatout_train::switches::Class;
 use serde_json::json;
 
 use crate::ablate::budget;
@@ -128,8 +128,8 @@ fn print(report: &Report, screen: &Screen) {
     screen.result(format!(
         "default  micro_batch={} recompute={} precision={}, {}",
         own.micro_batch,
-        own.recompute,
-        own.precision,
+        own.recompute.name(),
+        own.precision.name(),
         bytes(found.default.bytes)
     ));
     for phase in Phase::ALL {

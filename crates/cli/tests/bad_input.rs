@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use flatout_train::config::switches::{Switch, TABLE};
 use flatout_train::device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
+use flatout_train::switches::{Switch, TABLE};
 
 use crate::program::{flatout, say, small_train};
 

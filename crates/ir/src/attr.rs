@@ -62,7 +62,7 @@ macro_rules! named {
 
         impl $ty {
             pub const ALL: &[$ty] = &[$($ty::$variant),*];
-            pub fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self { $($ty::$variant => $name),* }
             }
         }

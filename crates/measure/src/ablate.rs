@@ -132,10 +132,9 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
         })
     };
     let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
-    let precision = &base.active["precision"];
+    let precision = base.compiled.settled.options.precision;
     let tokens_per_update = tokens_per_update(config, &stage.compile(config)?);
-    let measured = precision.parse().expect("a precision");
-    let table = table(&variants, &kept, measured, tokens_per_update).expect("the base was visited");
+    let table = table(&variants, &kept, precision, tokens_per_update).expect("the base was visited");
     if let Some(why) = &kept.trouble {
         say(Said::NotKept { why });
     }
@@ -146,7 +145,7 @@ pub fn ablate(config: &Config, options: &Options, say: &mut dyn FnMut(Said<'_>))
         recipe: config.recipe.clone(),
         version,
         device,
-        precision: precision.clone(),
+        precision: precision.name().into(),
         data: stage.data().into(),
         tokens_per_update,
         steps: options.steps,

@@ -19,9 +19,9 @@ use flatout_train::Failure;
 use flatout_train::config::Config;
 use flatout_train::config::resolved::Resolved;
 use flatout_train::device::Device;
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::resolve::prediction;
+use flatout_train::switches::active;
 use flatout_train::tasks::batch::{BatchSource, Draw};
 use flatout_train::tasks::image_table;
 use flatout_train::training::schedule::learning_rate;
@@ -47,7 +47,7 @@ impl Stage {
     /// The device that the config's `backend` asks for, and its data where it has any. What cannot run on the device is
     /// refused before data is opened, which may take long.
     pub fn open(config: &Config) -> Result<Stage, Failure> {
-        let device = Device::open(config.switches.backend)?;
+        let device = Device::open(config.switches.compute.backend)?;
         compile(config, &device.target(&config.switches))?;
         Ok(Stage { device, data: OpenData::open(config)? })
     }

@@ -12,9 +12,9 @@ use flatout_ir::timings::{Point, Size, Timings};
 use crate::bench::Stage;
 use flatout_train::Failure;
 use flatout_train::config::Config;
-use flatout_train::config::switches::Backend;
 use flatout_train::device::Device;
 use flatout_train::recipes;
+use flatout_train::switches::Backend;
 
 /// A model that is timed, as overrides of a recipe whose data need not be there.
 struct Sample {
@@ -118,7 +118,7 @@ pub struct Calibrated {
 pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Device, Calibrated), Failure> {
     let begun = Instant::now();
     let mut base = recipes::resolve(DECODER, &[], &["eval.rows=0".into()])?;
-    base.switches.backend = backend;
+    base.switches.compute.backend = backend;
     let stage = Stage::open(&base)?;
     let (samples, budget) = match stage.device() {
         Device::Cpu { .. } => (CPU, CPU_BUDGET),

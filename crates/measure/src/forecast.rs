@@ -11,9 +11,9 @@ use flatout_ir::{Target, Work};
 use rayon::prelude::*;
 
 use flatout_train::config::Config;
-use flatout_train::config::switches::Switches;
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::resolve::prediction;
+use flatout_train::switches::Switches;
 
 pub use alternatives::{Alternative, Outcome};
 pub use layers::Layers;

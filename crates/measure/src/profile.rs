@@ -108,7 +108,7 @@ pub fn profile(
             Device::Cpu { .. } => machine::processor(machine::threads()),
             Device::Cuda(_) => kernels::gpu().sentence,
         },
-        precision: active["precision"].clone(),
+        precision: compiled.settled.options.precision.name().into(),
         data: stage.data().into(),
         tokens_per_update: bench.tokens_per_update(),
         tokens_per_second: bench.tokens_per_update() as f64 / step_seconds,

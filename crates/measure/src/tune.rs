@@ -17,9 +17,9 @@ use crate::statistics::Estimate;
 use contest::{Clock, Outcome, Rules, contest};
 use flatout_train::Failure;
 use flatout_train::config::Config;
-use flatout_train::config::switches::Class;
 use flatout_train::device::Device;
 use flatout_train::resolve::prediction;
+use flatout_train::switches::Class;
 use space::{Candidate, Held, Phase, Reason, Rejected, Setting, Space};
 
 #[derive(Clone, Debug)]

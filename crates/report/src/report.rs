@@ -11,9 +11,9 @@ use crate::plot::{Plot, Series, Style, smoothed};
 use crate::words::{bytes, count, duration, shape, short};
 use flatout_data::durable;
 use flatout_train::Config;
-use flatout_train::config::switches::Switches;
 use flatout_train::run::events::{Event, Start, Status, Step};
 use flatout_train::run::quoted;
+use flatout_train::switches::{Switches, TABLE};
 use flatout_train::training::trainer::Sink;
 
 /// Warnings that are printed in full; of more, the number.
@@ -313,10 +313,12 @@ fn switches(history: &History, start: &Start) -> String {
     // What `auto` chose by the memory there was is fixed from then on: the reason is that of the first start.
     let chosen = |name: &str| start.auto.get(name).or_else(|| history.first.as_ref()?.auto.get(name));
     for (name, state) in &start.switches {
+        let row = TABLE.iter().find(|row| row.name == name);
+        let is = |switches: &Switches| row.and_then(|row| row.value(switches)) == Some(state);
         let why = match chosen(name) {
             Some(why) => format!("auto: {}", cell(why)),
-            None if defaults.get(name).as_ref() == Some(state) => "the default".into(),
-            None if set.get(name).as_ref() == Some(state) => "asked for".into(),
+            None if is(&defaults) => "the default".into(),
+            None if is(set) => "asked for".into(),
             None => "what was compiled is".into(),
         };
         let _ = writeln!(out, "| `{name}` | {state} | {why} |");

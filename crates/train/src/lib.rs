@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod recipes;
 pub mod resolve;
 pub mod run;
+pub mod switches;
 pub mod tasks;
 pub mod training;
 mod user_error;

@@ -300,8 +300,8 @@ mod tests {
             let config = resolve("pretrain-226m", &[name.into()], &[]).unwrap();
             assert_eq!(config.train.micro_batch(), None, "{name}: by arithmetic");
             assert_eq!(
-                config.switches.backend,
-                crate::config::switches::Backend::Cuda,
+                config.switches.compute.backend,
+                crate::switches::Backend::Cuda,
                 "{name}: never the CPU in silence"
             );
             let notes = gpu_notes(&["quick-test".into(), name.into()]);

@@ -5,10 +5,10 @@ use flatout_ir::plan::Buffer;
 use flatout_ir::{PlanSet, Target};
 use flatout_measure::forecast::{layers, timeline};
 use flatout_train::Config;
-use flatout_train::config::switches::TABLE;
 use flatout_train::device::Device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::{Compiled, compile};
+use flatout_train::switches::TABLE;
 
 use crate::small_recipe::{small, target};
 
@@ -20,7 +20,7 @@ fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> 
         for place in places {
             // The default once, and every other value.
             let others = TABLE.iter().filter(|switch| switch.name != "backend").flat_map(|switch| {
-                let other = |value: &&&str| Some(value.to_string()) != switch.default();
+                let other = |value: &&&str| Some(**value) != switch.default();
                 switch
                     .values()
                     .iter()

@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::{Op, Options, PlanSet, Program, Recompute, Role, compile as compile_programs};
+use flatout_ir::{Op, Options, PlanSet, Precision, Program, Recompute, Role, compile as compile_programs};
 use flatout_measure::bench;
 use flatout_models::decoder::build;
 use flatout_models::form::{Documents, Form};
 use flatout_runtime::cpu;
-use flatout_train::config::switches::{AttentionKernel, Autotune, Class, Precision, Switch, TABLE};
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile;
+use flatout_train::switches::active;
+use flatout_train::switches::{AttentionKernel, Autotune, Class, Switch, TABLE};
 
 use crate::small_run::{STEPS, config, train_in};
 
@@ -77,7 +77,7 @@ fn every_switch_keeps_fifty_losses_as_its_class_says() {
             println!("{setting}: {class:?}, worst of {STEPS} losses off by {off:.1e}");
             match class {
                 Class::Bitwise => assert!(same_bits(&base, &other), "{setting} is off by {off:.1e}"),
-                _ => assert!((off as f64) < class.bound(Precision::Fp32), "{setting} is off by {off:.1e}"),
+                _ => assert!((off as f64) < class.bound(Precision::F32), "{setting} is off by {off:.1e}"),
             }
             compared.insert(format!("{name}={value}"));
         }
@@ -104,7 +104,7 @@ fn every_switch_keeps_the_losses_of_a_bf16_run() {
         println!("{setting}: {class:?}, off by {off:.1e}");
         match class {
             Class::Bitwise => assert!(same_bits(&base, &other), "{setting} is off by {off:.1e}"),
-            _ => assert!((off as f64) < class.bound(Precision::Bf16), "{setting} is off by {off:.1e}"),
+            _ => assert!((off as f64) < class.bound(Precision::BF16), "{setting} is off by {off:.1e}"),
         }
     }
 }

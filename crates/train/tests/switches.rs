@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use flatout_ir::{DType, OpKind, PlanSet, Role};
+use flatout_ir::{DType, OpKind, PlanSet, Precision, Role};
 use flatout_train::Config;
 use flatout_train::Failure;
-use flatout_train::config::switches::{Class, Precision, Switch, TABLE};
 use flatout_train::recipes;
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{self, Compiled, compile};
+use flatout_train::switches::active;
+use flatout_train::switches::{Class, Switch, TABLE};
 
 use crate::small_recipe::{small, target};
 
@@ -20,7 +20,7 @@ struct Came {
 }
 
 impl Came {
-    fn reported(&self, switch: &Switch) -> Option<String> {
+    fn reported(&self, switch: &Switch) -> Option<&'static str> {
         let compiled = self.compiled.as_ref().ok()?;
         let prepared = active::Prepared::settled(&compiled.settled);
         switch.active(&compiled.plans, &compiled.target, prepared)
@@ -172,7 +172,7 @@ fn the_page_is_the_table() {
     for switch in TABLE {
         let cells = &rows[switch.name];
         let told = [
-            switch.default().unwrap_or_default(),
+            switch.default().unwrap_or_default().into(),
             switch.values().join(", "),
             switch.off.unwrap_or_default().into(),
             format!("{:?}", switch.class).to_lowercase(),
@@ -193,8 +193,8 @@ fn the_page_is_the_table() {
             0.0 => "equal bits".to_string(),
             bound => format!("{bound:e}"),
         };
-        let told = [Precision::Fp32, Precision::Bf16].map(bound);
+        let told = [Precision::F32, Precision::BF16].map(bound);
         assert_eq!(rows[&format!("{class:?}").to_lowercase()][2..], told);
-        assert_eq!(class.bound(Precision::Tf32), class.bound(Precision::Bf16));
+        assert_eq!(class.bound(Precision::Tf32), class.bound(Precision::BF16));
     }
 }

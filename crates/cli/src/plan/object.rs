@@ -2,8 +2,8 @@
 
 use flatout_measure::forecast::{Alternative, Outcome};
 use flatout_train::device::gpus;
-use flatout_train::resolve::active;
 use flatout_train::resolve::fp8_layers;
+use flatout_train::switches::active;
 use serde_json::{Value, json};
 
 use super::Told;

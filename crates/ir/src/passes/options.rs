@@ -37,10 +37,10 @@ impl Precision {
 named! {
     /// What the backward pass computes again instead of keeping.
     pub enum Recompute {
-        None = "none",
         /// Normed inputs, activations, rotated queries and keys: no product and no attention runs twice.
         Cheap = "cheap",
-        /// That, and products whose result is at least twice as wide as what they read.
+        None = "none",
+        /// What `Cheap` does, and products whose result is at least twice as wide as what they read.
         Wide = "wide",
         /// Everything inside a layer but its input.
         Full = "full",

@@ -10,7 +10,7 @@ use crate::statistics::rounds_to_tell;
 use flatout_report::plot::{Bar, Bars};
 use flatout_report::words::{bytes, count, duration, milliseconds as ms, short};
 use flatout_train::Failure;
-use flatout_train::config::switches::Class;
+use flatout_train::switches::Class;
 
 /// A table of text.
 pub struct Part {

@@ -6,7 +6,8 @@ use super::kept::{Kept, Visit};
 use super::variants::{BASE, Fate, Group, Variant};
 use crate::bench::Timed;
 use crate::statistics::{Estimate, Noise, beside, estimate, middle, nearest, noise, noise_beside, scatter};
-use flatout_train::config::switches::{Class, Precision};
+use flatout_ir::Precision;
+use flatout_train::switches::Class;
 
 /// The base, measured.
 #[derive(Clone, Debug, serde::Serialize)]

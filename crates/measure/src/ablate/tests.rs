@@ -6,9 +6,10 @@ use crate::ablate::kept::tests::timed;
 use crate::ablate::table::{BreakEven, Measured, RowState, Table, Verdict};
 use crate::ablate::variants::Group;
 use crate::bench::{Start, Timed};
+use flatout_ir::Precision;
 use flatout_ir::random::{normal, philox};
-use flatout_train::config::switches::{Class, Precision, TABLE};
 use flatout_train::recipes::resolve;
+use flatout_train::switches::{Class, TABLE};
 
 /// A machine: every visit of a variant takes its true time, disturbed.
 struct Machine {
@@ -76,7 +77,7 @@ fn measured(seed: u64, ratios: &[f64], repeats: usize) -> Table {
     };
     let complete = rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {});
     assert_eq!(complete, Ok(true));
-    table(&variants, &kept, Precision::Fp32, 1024).expect("a table")
+    table(&variants, &kept, Precision::F32, 1024).expect("a table")
 }
 
 fn row(table: &Table, i: usize) -> &Measured {
@@ -151,7 +152,7 @@ fn beside_each_other_a_tenth_is_found_on_cores_that_are_shared() {
             Plan { variants: &variants, base: &base, repeats: 4, budget: Duration::MAX, is_beside: false };
         let mut kept = Kept::nowhere(None);
         rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
-        let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+        let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
         found += (row(&table, 1).verdict == Verdict::Faster) as usize;
         found += (row(&table, 3).verdict == Verdict::Slower) as usize;
         wrong += [0, 2, 4].iter().filter(|i| row(&table, **i).verdict != Verdict::WithinNoise).count();
@@ -208,7 +209,7 @@ fn rungs_are_compared_with_the_one_below() {
         |config: &Config, _: Who| Ok(machine.visit(BASE_MS * [1.0, 3.0, 1.5][config.train.seed as usize]));
     let plan = Plan { variants: &variants, base: &base, repeats: 5, budget: Duration::MAX, is_beside: false };
     rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
-    let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+    let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
     let climbs: Vec<_> = (0..3).map(|i| row(&table, i).climb.expect("a rung")).collect();
     assert_eq!((climbs[0].over_below.ratio, climbs[0].over_first.ratio), (1.0, 1.0));
     for (estimate, truth) in
@@ -236,7 +237,7 @@ fn a_slower_start_is_repaid_by_faster_updates() {
         Ok(timed)
     };
     rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
-    let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+    let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
     let (slow, quick) = (row(&table, 0), row(&table, 1));
     assert_eq!(slow.break_even, BreakEven::After(334), "a second at 3 ms an update");
     assert_eq!(quick.break_even, BreakEven::Never, "it starts faster and is faster");
@@ -266,7 +267,7 @@ fn losses_are_held_against_the_class() {
         let plan =
             Plan { variants: &variants, base: &base, repeats: 1, budget: Duration::MAX, is_beside: false };
         rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
-        let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+        let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
         let kept: Vec<bool> = (0..variants.len()).map(|i| row(&table, i).numbers.unwrap().is_kept).collect();
         (table.base.is_repeatable, kept)
     };
@@ -300,7 +301,7 @@ fn what_fails_is_a_row_and_the_rest_is_measured() {
         [0, 1, 0, 2, 0, 3, 0, 3, 0, 1, 0, 1, 0, 3, 0],
         "once, and every second round backwards"
     );
-    let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+    let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
     let states: Vec<RowState> = table.rows.iter().map(|row| row.state).collect();
     assert_eq!(states, [RowState::Measured, RowState::Failed, RowState::Measured]);
     assert!(table.rows[1].why.as_ref().unwrap().contains("an invariant of ours"));
@@ -355,7 +356,7 @@ fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
             kept.finish().expect("removed");
             break;
         }
-        let table = table(&variants, &kept, Precision::Fp32, 1024).expect("a table");
+        let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
         assert!(
             table.rows.iter().any(|row| row.measured.as_ref().is_none_or(|m| m.base_is_faster_by.rounds < 2))
         );

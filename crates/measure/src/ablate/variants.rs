@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 
+use flatout_ir::Precision;
 use flatout_models::config::{Activation, DecoderConfig, Norm, Positions};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -10,9 +11,9 @@ use crate::bench::Stage;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config::Config;
-use flatout_train::config::switches::{Class, TABLE};
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::switches::active;
+use flatout_train::switches::{AttentionKernel, Class, Switch, TABLE, attention, compute, fuse, kernels};
 
 /// Which part of the table a row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -143,7 +144,7 @@ fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
 }
 
 fn off(base: &Base, stage: &Stage) -> Vec<Variant> {
-    let row = |switch: &'static flatout_train::config::switches::Switch| {
+    let row = |switch: &'static Switch| {
         let value = switch.off?;
         let mut variant = one(base, stage, Group::Off, switch.name, value, Some(switch.class));
         if base.active.get(switch.name).map(String::as_str) == Some(value) {
@@ -157,7 +158,7 @@ fn off(base: &Base, stage: &Stage) -> Vec<Variant> {
 /// Values that are neither the base's nor off. `auto` is one of the others.
 fn instead(base: &Base, stage: &Stage) -> Vec<Variant> {
     let mut all = vec![];
-    for switch in TABLE.iter().filter(|switch| switch.off.is_some() && switch.name != "compile") {
+    for switch in TABLE.iter().filter(|switch| switch.off.is_some() && switch.field.is_some()) {
         let taken = base.active.get(switch.name).map(String::as_str);
         let others = switch.values().iter().filter(|value| **value != "auto" && Some(**value) != taken);
         for value in others.filter(|value| switch.off != Some(**value)) {
@@ -213,62 +214,57 @@ pub(crate) fn fingerprint(compiled: &Compiled) -> u64 {
 /// A rung and the switches that it turns to what the base has.
 struct Rung {
     name: &'static str,
-    switches: &'static [&'static str],
+    switches: &'static [Switch],
     /// The precision it is about.
-    precision: Option<&'static str>,
+    precision: Option<Precision>,
 }
 
-const fn rung(name: &'static str, switches: &'static [&'static str]) -> Rung {
+const fn rung(name: &'static str, switches: &'static [Switch]) -> Rung {
     Rung { name, switches, precision: None }
 }
 
 /// In the order the guides climb. Memory is planned and recomputed as in the base on every rung: without, the lowest
 /// ones would not fit.
 const LADDER: &[Rung] = &[
-    Rung { name: "plain FP32", switches: &[], precision: Some("fp32") },
-    Rung { name: "TF32", switches: &[], precision: Some("tf32") },
-    Rung { name: "BF16", switches: &[], precision: Some("bf16") },
-    rung("flash attention", &["attention"]),
-    rung("fused AdamW", &["fuse.optimizer"]),
-    rung("fused QKV and gate/up", &["fuse.qkv", "fuse.gate_up"]),
-    rung("fused norms", &["fuse.norm"]),
-    rung("cached RoPE", &["rope_cache"]),
-    rung("fused elementwise (compile)", &["fuse.elementwise"]),
-    rung("fused cross entropy", &["fuse.loss"]),
-    rung("CUDA graphs (reduce-overhead)", &["cuda_graphs"]),
-    rung("autotune (max-autotune)", &["autotune"]),
-    Rung { name: "FP8", switches: &[], precision: Some("fp8") },
+    Rung { name: "plain FP32", switches: &[], precision: Some(Precision::F32) },
+    Rung { name: "TF32", switches: &[], precision: Some(Precision::Tf32) },
+    Rung { name: "BF16", switches: &[], precision: Some(Precision::BF16) },
+    rung("flash attention", &[attention::ATTENTION]),
+    rung("fused AdamW", &[fuse::OPTIMIZER]),
+    rung("fused QKV and gate/up", &[fuse::QKV, fuse::GATE_UP]),
+    rung("fused norms", &[fuse::NORM]),
+    rung("cached RoPE", &[kernels::ROPE_CACHE]),
+    rung("fused elementwise (compile)", &[fuse::ELEMENTWISE]),
+    rung("fused cross entropy", &[fuse::LOSS]),
+    rung("CUDA graphs (reduce-overhead)", &[kernels::CUDA_GRAPHS]),
+    rung("autotune (max-autotune)", &[kernels::AUTOTUNE]),
+    Rung { name: "FP8", switches: &[], precision: Some(Precision::FP8) },
 ];
 
-/// Precisions from the widest to the narrowest.
-const PRECISIONS: [&str; 4] = ["fp32", "tf32", "bf16", "fp8"];
-
 fn ladder(base: &Base, stage: &Stage) -> Vec<Variant> {
-    let rank = |precision: &str| PRECISIONS.iter().position(|p| *p == precision).expect("a precision");
-    let of_base = base.active["precision"].as_str();
-    let mut precision = "fp32";
-    let mut climbed: Vec<&str> = vec![];
+    let of_base = base.compiled.settled.options.precision;
+    let mut precision = Precision::F32;
     let mut below: Option<String> = None;
     let mut all = vec![];
-    for rung in LADDER {
-        climbed.extend(rung.switches);
-        let beyond = rung.precision.filter(|wanted| rank(wanted) > rank(of_base));
+    for (height, rung) in LADDER.iter().enumerate() {
+        let beyond = rung.precision.filter(|wanted| *wanted > of_base);
         if beyond.is_none() {
             precision = rung.precision.unwrap_or(precision);
         }
-        let mut settings = vec![format!("switches.precision={precision}")];
+        let mut settings = vec![format!("{}={}", compute::PRECISION.path(), precision.name())];
+        let above = || LADDER[height + 1..].iter().flat_map(|rung| rung.switches);
+        let is_above = |switch: &Switch| above().any(|other| other.name == switch.name);
         for switch in LADDER.iter().flat_map(|rung| rung.switches) {
-            let row = TABLE.iter().find(|row| row.name == *switch).expect("a switch of the table");
-            let own = base.config.switches.get(switch).expect("a value");
-            let value = if climbed.contains(switch) { own.as_str() } else { row.off.expect("it can be off") };
-            settings.push(format!("switches.{switch}={value}"));
+            let own = switch.value(&base.config.switches);
+            let value = if is_above(switch) { switch.off } else { own };
+            settings.push(format!("{}={}", switch.path(), value.expect("a switch that can be off")));
         }
-        if !climbed.contains(&"attention") {
+        if is_above(&attention::ATTENTION) {
             // A kernel by name goes with flash attention only.
-            settings.push("switches.attention_kernel=auto".into());
+            settings.push(format!("{}={}", attention::KERNEL.path(), AttentionKernel::Auto.name()));
         }
         let fate = match beyond {
-            Some(_) => Fate::Refused(format!("the base computes in {of_base}")),
+            Some(_) => Fate::Refused(format!("the base computes in {}", of_base.name())),
             None => match fate(base, stage, &settings) {
                 Fate::Measured { key, .. } if below.as_ref() == Some(&key) => {
                     Fate::Same("changes nothing here: the plans are those of the rung below".into())

@@ -4,11 +4,10 @@ use flatout_ir::{PlanSet, Target};
 
 use super::{Done, Job};
 use flatout_train::config::Config;
-use flatout_train::config::switches::{Switch, Switches, TABLE};
-use flatout_train::resolve::active;
 use flatout_train::resolve::compile::{Compiled, compile_for, settle_for};
 use flatout_train::resolve::prediction;
-use flatout_train::resolve::settle::Settled;
+use flatout_train::switches::active;
+use flatout_train::switches::{Settled, Switch, Switches, TABLE};
 
 /// A switch at another value.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,12 +47,11 @@ pub(super) fn jobs<'a>(
     let prepared = active::Prepared::settled(&compiled.settled);
     let now = active::active(&compiled.plans, &compiled.target, prepared);
     let mut jobs: Vec<Job<'a>> = vec![];
-    // Another backend is another device, and `auto` is one of the other values.
-    for switch in TABLE.iter().filter(|switch| switch.name != "backend") {
+    // The backend is no optimisation but another device, and `auto` is one of the other values.
+    for switch in TABLE.iter().filter(|switch| switch.off.is_some()) {
         let is_now = |value: &str| now.get(switch.name).is_some_and(|state| state == value);
         for value in switch.values().iter().copied().filter(|value| *value != "auto" && !is_now(value)) {
-            let other =
-                config.with(&[format!("switches.{}={value}", switch.name)]).expect("a value of the switch");
+            let other = config.with(&[format!("{}={value}", switch.path())]).expect("a value of the switch");
             let target = target_for(&other.switches);
             jobs.push(Box::new(move || {
                 Done::Alternative(alternative(switch, value, &other, target, compiled))
@@ -80,7 +78,7 @@ fn alternative(
         // A value that comes to the state there is, such as fusing what the model has not, is no other.
         let is_other = state(plans, &endless, settled) != state(&base.plans, &base.target, &base.settled);
         let arena_bytes = plans.arena_bytes;
-        (switch.name == "compile" || is_other).then_some(Outcome::Plans {
+        (switch.field.is_none() || is_other).then_some(Outcome::Plans {
             arena_bytes,
             more_bytes: arena_bytes as i64 - base.plans.arena_bytes as i64,
             predicted_seconds,

@@ -2,13 +2,13 @@
 //! largest number to the row. Where the head's logits go from one chunk to two, a few rows more take a little less; a limit
 //! just there may be met on either side.
 
-use flatout_ir::Target;
+use flatout_ir::{Recompute, Target};
 
 use super::{Done, Job};
 use flatout_train::config::Config;
-use flatout_train::config::switches::Recompute;
 use flatout_train::resolve::compile::{Compiled, compile_for};
 use flatout_train::resolve::prediction;
+use flatout_train::switches::{Auto, Named};
 
 /// Beyond this many rows nobody asks.
 const MOST_ROWS: usize = 1 << 16;
@@ -31,7 +31,7 @@ pub(super) fn jobs<'a>(config: &'a Config, compiled: &'a Compiled) -> Vec<Job<'a
     let settings = [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full];
     let job = |recompute: Recompute| -> Job<'a> {
         let mut config = config.clone();
-        config.switches.recompute = recompute;
+        config.switches.memory.recompute = Auto::Given(recompute);
         Box::new(move || Done::Largest(largest(&config, &compiled.target, compiled.micro_batch)))
     };
     settings.into_iter().map(job).collect()
@@ -71,7 +71,7 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
     let rows = fitting.as_ref().map(|(rows, _)| *rows);
     let of_batch = rows.and_then(|rows| (1..=rows.min(batch)).rev().find(|n| batch.is_multiple_of(*n)));
     Largest {
-        recompute: config.switches.recompute.name(),
+        recompute: config.switches.memory.recompute.name(),
         rows,
         of_batch,
         arena_bytes: fitting.as_ref().map(|(_, compiled)| compiled.plans.arena_bytes),
@@ -120,7 +120,7 @@ mod tests {
         target.memory_bytes = bytes(45, "cheap", &endless).unwrap() as u64;
         let found = |near: usize, recompute: Recompute| {
             let mut config = config.clone();
-            config.switches.recompute = recompute;
+            config.switches.memory.recompute = Auto::Given(recompute);
             largest(&config, &target, near)
         };
         for (near, recompute) in
@@ -131,7 +131,7 @@ mod tests {
             assert_eq!(bytes(rows, recompute.name(), &target).ok(), largest.arena_bytes);
             assert!(
                 bytes(rows + 1, recompute.name(), &target).is_err(),
-                "{rows} with {recompute} from {near}"
+                "{rows} with {recompute:?} from {near}"
             );
             assert_eq!(largest.of_batch, Some(8), "of 8 rows all fit");
             assert!(largest.tokens_per_second.unwrap() > 0.0);

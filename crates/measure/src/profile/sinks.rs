@@ -7,16 +7,18 @@
 use std::collections::BTreeMap;
 
 use flatout_data::Waited;
-use flatout_ir::Work;
+use flatout_ir::{Moments, Precision, Recompute, Work};
 
 use super::budget::Budget;
 use super::launches::Timed;
 use super::table::{Row, grouped, kernel, row};
 use crate::bench::Stage;
 use flatout_report::words;
-use flatout_train::config::switches::{AttentionKernel, Recompute, Toggle};
 use flatout_train::config::{Config, Count, Source};
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::switches::{
+    AttentionKernel, Auto, Backend, Named, Switch, Toggle, attention, compute, fuse, kernels, memory,
+};
 
 /// A place where time is lost.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -41,6 +43,16 @@ pub struct Scene<'a> {
     /// Launches and micro-batches an update.
     pub launches: usize,
     pub parts: usize,
+}
+
+impl Scene<'_> {
+    fn state(&self, switch: &Switch) -> &str {
+        self.active.get(switch.name).map_or("", String::as_str)
+    }
+
+    fn on_gpu(&self) -> bool {
+        self.state(&compute::BACKEND) == Backend::Cuda.name()
+    }
 }
 
 /// Sinks that are told.
@@ -91,9 +103,9 @@ fn of_kernel(scene: &Scene<'_>, work: Work, row: &Row) -> Sink {
     Sink { name: row.name.clone(), ms: row.ms, share: row.share, lost_ms, words }
 }
 
-/// A switch in a state that costs time, what to write instead, the work it costs time in, and what the other does.
+/// A switch in a state that costs time, the value instead, the work it costs time in, and what the other does.
 struct Lever {
-    switch: &'static str,
+    switch: Switch,
     state: &'static str,
     instead: &'static str,
     works: &'static [Work],
@@ -102,72 +114,72 @@ struct Lever {
 
 const LEVERS: &[Lever] = &[
     Lever {
-        switch: "attention",
+        switch: attention::ATTENTION,
         state: "naive",
-        instead: "attention=flash",
+        instead: "flash",
         works: &[Work::Product, Work::Elementwise, Work::Reduce, Work::Copy],
         does: "stores no scores",
     },
     Lever {
-        switch: "fuse.loss",
+        switch: fuse::LOSS,
         state: "off",
-        instead: "fuse.loss=on",
+        instead: "on",
         works: &[Work::Product, Work::Elementwise, Work::Reduce, Work::Index, Work::Copy],
         does: "keeps the logits out of memory",
     },
     Lever {
-        switch: "fuse.norm",
+        switch: fuse::NORM,
         state: "off",
-        instead: "fuse.norm=on",
+        instead: "on",
         works: &[Work::Norm, Work::Rope, Work::Elementwise, Work::Reduce],
         does: "adds, norms and rotates in one pass over memory",
     },
     Lever {
-        switch: "fuse.elementwise",
+        switch: fuse::ELEMENTWISE,
         state: "off",
-        instead: "fuse.elementwise=on",
+        instead: "on",
         works: &[Work::Elementwise],
         does: "runs chains in one pass over memory",
     },
     Lever {
-        switch: "fuse.qkv",
+        switch: fuse::QKV,
         state: "off",
-        instead: "fuse.qkv=on",
+        instead: "on",
         works: &[Work::Product],
         does: "makes one product of three",
     },
     Lever {
-        switch: "fuse.gate_up",
+        switch: fuse::GATE_UP,
         state: "off",
-        instead: "fuse.gate_up=on",
+        instead: "on",
         works: &[Work::Product],
         does: "makes one product of two",
     },
     Lever {
-        switch: "fuse.optimizer",
+        switch: fuse::OPTIMIZER,
         state: "off",
-        instead: "fuse.optimizer=on",
+        instead: "on",
         works: &[Work::Optimizer, Work::Copy],
         does: "updates whole regions of parameters in one launch",
     },
     Lever {
-        switch: "rope_cache",
+        switch: kernels::ROPE_CACHE,
         state: "off",
-        instead: "rope_cache=on",
+        instead: "on",
         works: &[Work::Rope, Work::Norm],
         does: "reads angles from a table",
     },
     Lever {
-        switch: "autotune",
+        switch: kernels::AUTOTUNE,
         state: "off",
-        instead: "autotune=quick",
+        instead: "quick",
         works: &[Work::Product, Work::Attention],
         does: "takes the fastest of several kernels",
     },
     Lever {
-        switch: "autotune",
+        switch: kernels::AUTOTUNE,
         state: "quick",
-        instead: "autotune=full",
+        instead: "full",
         works: &[Work::Product],
         does: "times every algorithm of a product, not eight",
     },
@@ -175,37 +187,42 @@ const LEVERS: &[Lever] = &[
 
 /// What would make this kernel faster here.
 fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
-    let state = |switch: &str| scene.active.get(switch).map_or("", String::as_str);
     let rates = &scene.compiled.target.rates;
-    let on_gpu = state("backend") == "cuda";
-    let deterministic = on_gpu && scene.config.switches.deterministic == Toggle::On;
+    let on_gpu = scene.on_gpu();
+    let deterministic = on_gpu && scene.config.switches.kernels.deterministic == Toggle::On;
+    let precision = Precision::named(scene.state(&compute::PRECISION));
     let mut ways: Vec<String> = vec![];
     let is_multiplied = [Work::Product, Work::Attention, Work::Loss].contains(&work);
-    let now = if state("precision") == "tf32" { rates.tf32_flops } else { Some(rates.f32_flops) };
-    if on_gpu && let ("fp32" | "tf32", Some(now)) = (state("precision"), now) {
+    let now = match precision {
+        Some(Precision::Tf32) => rates.tf32_flops,
+        Some(Precision::F32) => Some(rates.f32_flops),
+        _ => None,
+    };
+    if on_gpu && let Some(now) = now {
         ways.push(match is_multiplied {
             true => format!("precision=bf16 multiplies up to {:.0} times as fast", rates.bf16_flops / now),
             false => "precision=bf16 moves half the bytes".into(),
         });
     }
     // Only linear layers are multiplied in 8 bits.
-    if on_gpu && let ("bf16", Work::Product, Some(fp8)) = (state("precision"), work, rates.fp8_flops) {
+    if on_gpu && let (Some(Precision::BF16), Work::Product, Some(fp8)) = (precision, work, rates.fp8_flops) {
         let times = fp8 / rates.bf16_flops;
         ways.push(format!("precision=fp8 multiplies up to {times:.0} times as fast (statistical)"));
     }
-    if on_gpu && work == Work::Optimizer && state("optimizer.state") == "fp32" {
+    if on_gpu && work == Work::Optimizer && scene.state(&memory::OPTIMIZER_STATE) == Moments::F32.name() {
         ways.push("optimizer.state=bf16 moves fewer bytes (statistical)".into());
     }
     if deterministic && [Work::Product, Work::Attention, Work::Index].contains(&work) {
         ways.push("deterministic=off lets the fastest kernels be taken".into());
     }
-    if work == Work::Attention && scene.config.switches.attention_kernel != AttentionKernel::Auto {
+    if work == Work::Attention && scene.config.switches.attention.kernel != AttentionKernel::Auto {
         ways.push("attention_kernel=auto takes the fastest that was timed".into());
     }
-    let levers =
-        LEVERS.iter().filter(|lever| state(lever.switch) == lever.state && lever.works.contains(&work));
-    let levers = levers.filter(|lever| !(lever.switch == "autotune" && deterministic));
-    ways.extend(levers.map(|lever| format!("{} {}", lever.instead, lever.does)));
+    let levers = LEVERS
+        .iter()
+        .filter(|lever| scene.state(&lever.switch) == lever.state && lever.works.contains(&work));
+    let levers = levers.filter(|lever| !(lever.switch.name == kernels::AUTOTUNE.name && deterministic));
+    ways.extend(levers.map(|lever| format!("{}={} {}", lever.switch.name, lever.instead, lever.does)));
     let each_ms = row.ms / row.launches.max(1) as f64;
     if each_ms < SHORT_MS
         && let Some(rows) = larger(scene)
@@ -231,8 +248,8 @@ fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
 }
 
 fn of_idle(scene: &Scene<'_>, name: &str, ms: f64) -> Sink {
-    let on_gpu = scene.active.get("backend").is_some_and(|backend| backend == "cuda");
-    let replays = scene.active.get("cuda_graphs").is_some_and(|state| state == "on");
+    let on_gpu = scene.on_gpu();
+    let replays = scene.state(&kernels::CUDA_GRAPHS) == Toggle::On.name();
     let (share, launches) = (ms / scene.budget.step_ms, scene.launches);
     let each =
         format!("{} launches, {:.1} us each", words::count(launches as u64), 1e3 * ms / launches as f64);
@@ -288,14 +305,14 @@ fn data_help(scene: &Scene<'_>) -> (String, String) {
 fn of_recomputing(scene: &Scene<'_>, row: &Row) -> Sink {
     let less = |recompute: Recompute| {
         let mut config = scene.config.clone();
-        config.switches.recompute = recompute;
+        config.switches.memory.recompute = Auto::Given(recompute);
         config.train.micro_batch = Count::Given(scene.compiled.micro_batch);
         config.train.accumulate = None;
         let plans = scene.stage.compile(&config).ok()?.plans;
         let more = plans.arena_bytes.saturating_sub(scene.compiled.plans.arena_bytes);
         Some(format!("recompute={} keeps it, in {} more memory", recompute.name(), words::bytes(more as u64)))
     };
-    let is_full = scene.active.get("recompute").is_some_and(|state| state == "full");
+    let is_full = scene.state(&memory::RECOMPUTE) == Recompute::Full.name();
     let help = less(Recompute::None).or_else(|| less(Recompute::Cheap).filter(|_| is_full));
     let help = help.unwrap_or_else(|| "keeping it does not fit the memory".into());
     let words = format!(

@@ -152,8 +152,8 @@ impl Played {
         let config = config(overrides);
         let stage = Stage::open(&config).expect("a stage");
         let compiled = stage.compile(&config).expect("plans");
-        let settled = flatout_train::resolve::active::Prepared::settled(&compiled.settled);
-        let active = flatout_train::resolve::active::active(&compiled.plans, &compiled.target, settled);
+        let settled = flatout_train::switches::active::Prepared::settled(&compiled.settled);
+        let active = flatout_train::switches::active::active(&compiled.plans, &compiled.target, settled);
         let budget = Budget {
             step_ms: 100.0,
             kernels_ms: 100.0,

@@ -122,7 +122,7 @@ pub fn remembered(config: &Config, device: &Device) -> Option<Remembered> {
 /// The recipe, the device, and a hash of what decides the times: model, batch, what is not tuned, machine, version.
 fn file_name(config: &Config, device: &Device) -> String {
     let decides = |key: &str| {
-        let tuned = super::space::Knob::ALL.iter().any(|knob| knob.keys().contains(&key));
+        let tuned = super::space::Knob::ALL.iter().any(|knob| knob.keys().iter().any(|own| own == key));
         !tuned && (key.starts_with("model.") || key.starts_with("switches.") || key == "train.batch")
     };
     let mut identity = format!("{}\n{}\n", env!("CARGO_PKG_VERSION"), device.sentence());

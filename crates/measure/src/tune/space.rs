@@ -4,23 +4,27 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use flatout_ir::Target;
+use flatout_ir::{Precision, Recompute, Target};
 use serde::Serialize;
 
 use crate::ablate::variants::fingerprint;
 use flatout_report::words::bytes;
 use flatout_train::Failure;
-use flatout_train::config::switches::{Autotune, Class, Precision, Recompute, TABLE};
 use flatout_train::config::{Config, Count};
 use flatout_train::resolve::compile::{self, Compiled, compile_for};
 use flatout_train::resolve::prediction::step_cost;
+use flatout_train::switches::compile::COMPILE;
+use flatout_train::switches::{Auto, Autotune, Class, compute, kernels, memory, serialize};
 
 /// A value for everything that is tuned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Setting {
     pub micro_batch: usize,
+    #[serde(serialize_with = "serialize")]
     pub recompute: Recompute,
+    #[serde(serialize_with = "serialize")]
     pub precision: Precision,
+    #[serde(serialize_with = "serialize")]
     pub autotune: Autotune,
     /// Threads of the loader; `None` leaves them to it.
     pub workers: Option<usize>,
@@ -29,17 +33,11 @@ pub struct Setting {
 impl Setting {
     /// What a config comes to: `auto` is what was compiled for it.
     pub fn of(config: &Config, compiled: &Compiled) -> Setting {
-        let pinned = compiled.pinned(config);
-        let chosen = |switch: &str| compiled.settled.chosen.iter().find(|c| c.switch == switch);
-        let precision = match chosen("precision") {
-            Some(chosen) => chosen.value.parse().expect("a value of the switch"),
-            None => config.switches.precision,
-        };
         Setting {
             micro_batch: compiled.micro_batch,
-            recompute: pinned.switches.recompute,
-            precision,
-            autotune: config.switches.autotune,
+            recompute: compiled.settled.options.recompute,
+            precision: compiled.settled.options.precision,
+            autotune: config.switches.kernels.autotune,
             workers: config.loader.workers.given(),
         }
     }
@@ -49,11 +47,11 @@ impl Setting {
         let mut config = config.clone();
         config.train.micro_batch = Count::Given(self.micro_batch);
         config.train.accumulate = None;
-        config.switches.recompute = self.recompute;
+        config.switches.memory.recompute = Auto::Given(self.recompute);
         if self.precision != default.precision {
-            config.switches.precision = self.precision;
+            config.switches.compute.precision = Auto::Given(self.precision);
         }
-        config.switches.autotune = self.autotune;
+        config.switches.kernels.autotune = self.autotune;
         config.loader.workers = self.workers.map_or(Count::Auto, Count::Given);
         config
     }
@@ -82,40 +80,44 @@ impl Knob {
         [Knob::MicroBatch, Knob::Recompute, Knob::Precision, Knob::Autotune, Knob::Workers];
 
     /// The keys that set it.
-    pub fn keys(self) -> &'static [&'static str] {
+    pub fn keys(self) -> Vec<String> {
         match self {
-            Knob::MicroBatch => &["train.micro_batch", "train.accumulate"],
-            Knob::Recompute => &["switches.recompute"],
-            Knob::Precision => &["switches.precision"],
-            Knob::Autotune => &["switches.autotune", "switches.compile"],
-            Knob::Workers => &["loader.workers"],
+            Knob::MicroBatch => vec!["train.micro_batch".into(), "train.accumulate".into()],
+            Knob::Recompute => vec![memory::RECOMPUTE.path()],
+            Knob::Precision => vec![compute::PRECISION.path()],
+            Knob::Autotune => vec![kernels::AUTOTUNE.path(), COMPILE.path()],
+            Knob::Workers => vec!["loader.workers".into()],
         }
     }
 
     pub fn name(self) -> &'static str {
-        let key = self.keys()[0];
-        key.strip_prefix("switches.").or(key.strip_prefix("train.")).unwrap_or(key)
+        match self {
+            Knob::MicroBatch => "micro_batch",
+            Knob::Recompute => memory::RECOMPUTE.name,
+            Knob::Precision => compute::PRECISION.name,
+            Knob::Autotune => kernels::AUTOTUNE.name,
+            Knob::Workers => "loader.workers",
+        }
     }
 
     pub fn value(self, setting: &Setting) -> String {
         match self {
             Knob::MicroBatch => setting.micro_batch.to_string(),
-            Knob::Recompute => setting.recompute.to_string(),
-            Knob::Precision => setting.precision.to_string(),
-            Knob::Autotune => setting.autotune.to_string(),
+            Knob::Recompute => setting.recompute.name().into(),
+            Knob::Precision => setting.precision.name().into(),
+            Knob::Autotune => setting.autotune.name().into(),
             Knob::Workers => setting.workers.map_or("auto".into(), |n| n.to_string()),
         }
     }
 
     /// What another value of it does to numbers; a precision's class depends on the value.
     fn class(self) -> Option<Class> {
-        let of_switch = |name| TABLE.iter().find(|row| row.name == name).map(|row| row.class);
         match self {
             // The sums over a batch are the same in exact arithmetic.
             Knob::MicroBatch => Some(Class::Bounded),
-            Knob::Recompute => of_switch("recompute"),
+            Knob::Recompute => Some(memory::RECOMPUTE.class),
             Knob::Precision => None,
-            Knob::Autotune => of_switch("autotune"),
+            Knob::Autotune => Some(kernels::AUTOTUNE.class),
             // The order of rows is the same for any number.
             Knob::Workers => Some(Class::Bitwise),
         }
@@ -232,7 +234,7 @@ impl<'a> Space<'a> {
     }
 
     fn why_held(&self, knob: Knob) -> Option<String> {
-        if let Some(key) = knob.keys().iter().find(|key| self.given.iter().any(|given| given == *key)) {
+        if let Some(key) = knob.keys().iter().find(|key| self.given.contains(key)) {
             return Some(format!("{key} is given on the command line"));
         }
         match knob.class() {
@@ -315,18 +317,17 @@ impl<'a> Space<'a> {
     fn splits(&self, choice: &Setting) -> (Vec<Setting>, Vec<Rejected>) {
         let mut rejected = vec![];
         let mut precisions = vec![choice.precision];
-        let others = Precision::ALL.iter().filter(|p| **p != Precision::Auto && **p != choice.precision);
+        let others = Precision::ALL.iter().filter(|p| **p != choice.precision);
         for precision in others.filter(|_| !self.is_held(Knob::Precision)) {
-            let switch = TABLE.iter().find(|row| row.name == "precision").expect("a switch of the table");
             let class = precision_class(choice.precision, *precision);
-            let refusal = match switch.available(precision.name(), self.target) {
+            let refusal = match compute::PRECISION.available(precision.name(), self.target) {
                 Err(why) => Some((Reason::Refused, why)),
                 Ok(()) if class > self.allow => Some((
                     Reason::NotAllowed,
                     format!(
                         "{} against {}: --allow {} lets it be tried",
                         word(class),
-                        choice.precision,
+                        choice.precision.name(),
                         word(class)
                     ),
                 )),

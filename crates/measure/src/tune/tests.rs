@@ -7,9 +7,10 @@ use super::*;
 use crate::bench::Start;
 use flatout_ir::Target;
 use flatout_ir::random::{normal, philox};
-use flatout_train::config::switches::{Autotune, Precision, Recompute};
+use flatout_ir::{Precision, Recompute};
 use flatout_train::device::named;
 use flatout_train::recipes::resolve;
+use flatout_train::switches::Autotune;
 use space::Knob;
 
 const SMALL: [&str; 7] = [
@@ -56,7 +57,7 @@ impl Machine {
         let rows = setting.micro_batch;
         let off = |of: usize, by: f64| 1.0 + by * (2.0 * self.draw(of as u32) - 1.0);
         let recompute =
-            off(100 + setting.recompute as usize, 0.03) * off(110 + setting.precision as usize, 0.02);
+            off(101 + setting.recompute as usize, 0.03) * off(111 + setting.precision as usize, 0.02);
         let autotune = match setting.autotune {
             Autotune::Full => 1.0 - (0.05 + 0.001 * rows as f64) * self.draw(120),
             Autotune::Off => 1.0 + 0.05 * self.draw(121),
@@ -273,10 +274,10 @@ fn hopeless_precisions_are_skipped_by_prediction() {
     let config = resolve("pretrain-226m", &[], &words).expect("a config");
     let target = named("h200", &config.switches).expect("a GPU");
     let space = Space::new(&config, &target, Class::Bounded, &[], false).expect("a space");
-    assert_eq!(space.default.setting.precision, Precision::Bf16);
+    assert_eq!(space.default.setting.precision, Precision::BF16);
     let (open, rejected) = space.phase(Phase::Split, &space.default.setting);
-    assert!(open.iter().all(|candidate| candidate.setting.precision == Precision::Bf16));
-    let fp32 = rejected.iter().filter(|r| r.setting.precision == Precision::Fp32);
+    assert!(open.iter().all(|candidate| candidate.setting.precision == Precision::BF16));
+    let fp32 = rejected.iter().filter(|r| r.setting.precision == Precision::F32);
     let reasons: Vec<_> = fp32.map(|r| (r.reason, r.why.clone())).collect();
     assert!(reasons.len() >= 3, "{reasons:?}");
     assert!(
@@ -360,7 +361,7 @@ fn the_preset_resolves_to_the_choice() {
         // The words lie over a preset, so those that are tuned are not given again.
         let tuned = |word: &&String| {
             let keys = flatout_train::config::keys_of(std::slice::from_ref(*word)).expect("a key");
-            !Knob::ALL.iter().any(|knob| knob.keys().contains(&keys[0].as_str()))
+            !Knob::ALL.iter().any(|knob| knob.keys().contains(&keys[0]))
         };
         let kept: Vec<String> = words.iter().filter(tuned).cloned().collect();
         let mut base = vec![folder.path().join("base.toml").display().to_string()];

@@ -138,7 +138,7 @@ macro_rules! choice {
             pub const ALL: &'static [Self] = &[Self::$first $(, Self::$other)*];
             pub const VALUES: &'static [&'static str] = &[$first_text $(, $other_text)*];
 
-            pub fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self {
                     Self::$first => $first_text,
                     $(Self::$other => $other_text,)*

@@ -2,7 +2,7 @@
 //! names from elsewhere in their table; this one is for the rest.
 
 use super::schema::{self, Meaning};
-use crate::config::switches;
+use crate::switches;
 
 /// (name elsewhere, our key or `key=value`)
 const NAMES: &[(&str, &str)] = &[

@@ -10,8 +10,9 @@ use super::schema::{self, Found, Meaning};
 use super::value::{self, Written};
 use super::{Adapter, Config, foreign, nearest, text};
 use crate::UserError;
-use crate::config::switches::{self, Compile};
 use crate::refuse;
+use crate::switches::Compile;
+use crate::switches::compile::COMPILE;
 
 /// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
 const INSTEAD: [(&str, &str); 4] = [
@@ -84,7 +85,7 @@ impl Layers {
         let mut leaves = Vec::new();
         collect_leaves(&mut Vec::new(), &table, &known_paths(), &mut leaves);
         // `compile` stands for other switches, which may be given beside it and then win.
-        leaves.sort_by_key(|(path, _)| path.join(".") != "switches.compile");
+        leaves.sort_by_key(|(path, _)| path.join(".") != COMPILE.path());
         for (path, given) in leaves {
             let name = path.join(".");
             let Some(found) = schema::all().into_iter().find(|found| found.path == name) else {
@@ -276,7 +277,7 @@ impl Layers {
     }
 
     fn lay(&mut self, found: &Found, value: Value) -> Result<(), String> {
-        if found.path == switches::COMPILE {
+        if found.path == COMPILE.path() {
             let mode: Compile = value.as_str().expect("a choice is a text").parse()?;
             for (path, value) in mode.settings() {
                 self.put(path, Value::String(value.to_string()));
@@ -523,9 +524,10 @@ mod tests {
     use flatout_models::config::DecoderConfig;
 
     use super::*;
-    use crate::config::switches::{Choose, Precision, Toggle};
     use crate::config::{Count, Source};
     use crate::recipes::resolve;
+    use crate::switches::{Auto, Choose, Toggle};
+    use flatout_ir::Precision;
 
     fn with(overrides: &[&str]) -> Result<Config, UserError> {
         let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
@@ -556,8 +558,8 @@ mod tests {
         .unwrap();
         assert_eq!(config.optimizer.lr, 2e-3);
         assert_eq!(config.optimizer.betas, [0.8, 0.9]);
-        assert_eq!(config.switches.precision, Precision::Bf16);
-        assert_eq!((config.switches.fuse_qkv, config.switches.memory_plan), (Toggle::Off, Toggle::Off));
+        assert_eq!(config.switches.compute.precision, Auto::Given(Precision::BF16));
+        assert_eq!((config.switches.fuse.qkv, config.switches.memory.plan), (Toggle::Off, Toggle::Off));
         assert_eq!((config.train.micro_batch, config.eval.micro_batch), (Count::Given(8), Count::Auto));
         assert_eq!((config.train.seed, config.train.steps), (7, Some(1000)));
         assert_eq!(config.data.path.as_ref().unwrap().0, ["a=b.txt"]);
@@ -585,11 +587,11 @@ mod tests {
     #[test]
     fn compile_is_laid_where_it_stands() {
         let switches = with(&["compile=off", "fuse.qkv=on"]).unwrap().switches;
-        assert_eq!((switches.fuse_qkv, switches.fuse_norm), (Toggle::On, Toggle::Off));
-        assert_eq!(switches.cuda_graphs, Choose::Off);
+        assert_eq!((switches.fuse.qkv, switches.fuse.norm), (Toggle::On, Toggle::Off));
+        assert_eq!(switches.kernels.cuda_graphs, Choose::Off);
         let switches = with(&["fuse.qkv=on", "compile=off"]).unwrap().switches;
-        assert_eq!(switches.fuse_qkv, Toggle::Off);
-        assert_eq!(with(&["compile=reduce-overhead"]).unwrap().switches.cuda_graphs, Choose::On);
+        assert_eq!(switches.fuse.qkv, Toggle::Off);
+        assert_eq!(with(&["compile=reduce-overhead"]).unwrap().switches.kernels.cuda_graphs, Choose::On);
 
         let mut layers = Layers::default();
         layers.file(&with(&[]).unwrap().to_toml(), "base").unwrap();
@@ -598,7 +600,7 @@ mod tests {
             .unwrap();
         let switches = layers.finish().unwrap().switches;
         assert_eq!(
-            (switches.fuse_loss, switches.fuse_qkv),
+            (switches.fuse.loss, switches.fuse.qkv),
             (Toggle::On, Toggle::Off),
             "beside it, the rest wins"
         );

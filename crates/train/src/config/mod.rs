@@ -13,7 +13,6 @@ mod nearest;
 pub mod pattern;
 pub mod resolved;
 mod schema;
-pub mod switches;
 mod text;
 mod value;
 
@@ -29,8 +28,8 @@ use flatout_models::{choice, section};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::class_weights::ClassWeights;
-use crate::config::switches::Switches;
 use crate::metrics::goal::Metric;
+use crate::switches::Switches;
 
 /// Everything that decides a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -356,7 +355,7 @@ section! {
         /// Layers, from the first, that recompute=full runs again: all (auto), or so many, while the others keep more.
         pub recompute_layers: Count = Count::Auto,
         /// Layers whose products run in fp8: those that gain by it here (auto), all, or names such as ffn.down.
-        pub fp8_layers: Vec<String> = crate::resolve::fp8_layers::auto(),
+        pub fp8_layers: Vec<String> = vec!["auto".into()],
         /// After max_skipped updates in a row that are not finite: back to the last checkpoint, stop, or leave them out.
         pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
         /// Updates in a row that may be left out before on_nonfinite counts.

@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::switches::Recompute;
+use flatout_ir::Recompute;
+use flatout_ir::attr::Attr;
+
 use super::{Config, Count};
 use crate::UserError;
+use crate::switches::Auto;
 
 /// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,7 +69,8 @@ impl Resolved {
         self.recompute_layers.iter().for_each(|layers| train.recompute_layers = Count::Given(*layers));
         self.fp8_layers.iter().for_each(|layers| train.fp8_layers.clone_from(layers));
         if let Some(recompute) = &self.recompute {
-            config.switches.recompute = recompute.parse().expect("validated: a value of the switch");
+            let recompute = Recompute::read(recompute).expect("validated: a value of the switch");
+            config.switches.memory.recompute = Auto::Given(recompute);
         }
         let schedule = &mut config.schedule;
         schedule.horizon_steps = self.horizon_steps.or(schedule.horizon_steps);
@@ -84,7 +88,7 @@ impl Resolved {
     pub fn parse(text: &str, path: &str) -> Result<Resolved, UserError> {
         let unreadable = |why: &dyn std::fmt::Display| UserError(format!("{path} does not read: {why}"));
         let resolved: Resolved = toml::from_str(text).map_err(|error| unreadable(&error))?;
-        let recompute = resolved.recompute.as_deref().map(str::parse::<Recompute>).transpose();
+        let recompute = resolved.recompute.as_deref().map(Recompute::read).transpose();
         recompute.map_err(|why| unreadable(&why))?;
         Ok(resolved)
     }

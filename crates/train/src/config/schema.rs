@@ -4,7 +4,7 @@ use flatout_models::config::key::{Key, Kind, Section};
 use flatout_models::config::{Model, ModelKind};
 
 use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
-use crate::config::switches::{self, Switches};
+use crate::switches::Switches;
 
 /// One key as help shows it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -32,7 +32,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
         ("checkpoint", Checkpoint::keys()),
         ("loader", Loader::keys()),
         ("log", Log::keys()),
-        ("switches", Switches::keys().into_iter().chain([switches::compile_key()]).collect()),
+        ("switches", Switches::keys()),
     ]
 }
 

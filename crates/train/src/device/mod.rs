@@ -15,10 +15,9 @@ use flatout_runtime::{Laps, Session, cpu, cuda};
 use crate::Failure;
 use crate::UserError;
 use crate::config::nearest;
-use crate::config::switches::{AttentionKernel, Autotune, Backend, Switches, Toggle};
 use crate::machine;
 use crate::refuse;
-use crate::resolve::settle::Settled;
+use crate::switches::{Backend, Settled, Switches, Toggle};
 
 /// An open device.
 #[derive(Clone)]
@@ -53,7 +52,7 @@ impl Device {
     pub fn target(&self, switches: &Switches) -> Target {
         let target = match self {
             Device::Cpu { threads } => cpu::target(*threads),
-            Device::Cuda(device) => gpu::target(device, switches.deterministic == Toggle::On),
+            Device::Cuda(device) => gpu::target(device, switches.kernels.deterministic == Toggle::On),
         };
         Target { timings: calibrations::recall(self), ..target }
     }
@@ -92,19 +91,9 @@ impl Device {
                 let options = Options {
                     graphs: cuda_graphs,
                     deterministic,
-                    autotune: match autotune {
-                        Autotune::Off => cuda::Autotune::Off,
-                        Autotune::Quick => cuda::Autotune::Quick,
-                        Autotune::Full => cuda::Autotune::Full,
-                    },
+                    autotune,
                     check_each_launch: false,
-                    attention: match attention_kernel {
-                        AttentionKernel::Auto => cuda::AttentionKernel::Auto,
-                        AttentionKernel::Cudnn => cuda::AttentionKernel::Cudnn,
-                        AttentionKernel::Wgmma => cuda::AttentionKernel::Wgmma,
-                        AttentionKernel::Mma => cuda::AttentionKernel::Mma,
-                        AttentionKernel::Fma => cuda::AttentionKernel::Fma,
-                    },
+                    attention: attention_kernel,
                 };
                 if let Some(why) = cuda::attention::refusal(&plans, &device.facts(options)) {
                     return Err(Failure::User(UserError(why)));
@@ -124,10 +113,10 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
             None => refuse!("there is no GPU `{gpu}` in the table; there is {}", names.join(", ")),
         }
     };
-    if switches.backend == Backend::Cpu {
+    if switches.compute.backend == Backend::Cpu {
         refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");
     }
-    let target = gpus::target(found, switches.deterministic == Toggle::On);
+    let target = gpus::target(found, switches.kernels.deterministic == Toggle::On);
     Ok(Target { timings: calibrations::recall_named(gpu), ..target })
 }
 

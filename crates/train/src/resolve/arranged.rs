@@ -4,13 +4,10 @@ use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arran
 
 use crate::UserError;
 use crate::config::Config;
-use crate::config::switches::Choose;
 use crate::refuse;
-use crate::resolve::settle::Chosen;
+use crate::switches::data::{LENGTH_BUCKETS, PACKING, WITHIN_UPDATES};
+use crate::switches::{Choose, Chosen};
 use crate::tasks::examples::lengths;
-
-/// What `length_buckets=auto` comes to where plans of several lengths pay.
-pub const WITHIN_UPDATES: &str = "within updates";
 
 /// Packing is worth other attention kernels where it saves this share of what is computed.
 const WORTH_PACKING: f64 = 0.02;
@@ -28,7 +25,7 @@ pub(crate) fn arranged(
             lengths.longest()
         );
     }
-    let (packing, buckets) = (config.switches.packing, config.switches.length_buckets);
+    let (packing, buckets) = (config.switches.data.packing, config.switches.data.length_buckets);
     let is_sorted = buckets == Choose::On;
     if is_sorted && packing == Choose::On {
         refuse!(
@@ -47,18 +44,22 @@ pub(crate) fn arranged(
         Choose::On => of(true),
         Choose::Off => of(false),
         Choose::Auto if is_sorted => {
-            choose("packing", "off", "length_buckets=on fills rows of like length".into());
+            choose(PACKING.name, "off", "length_buckets=on fills rows of like length".into());
             of(false)
         }
         Choose::Auto => {
             let (packed, padded) = (of(true), of(false));
             match packed.computed_tokens() < (1.0 - WORTH_PACKING) * padded.computed_tokens() {
                 true => {
-                    choose("packing", "on", packed.words());
+                    choose(PACKING.name, "on", packed.words());
                     packed
                 }
                 false => {
-                    choose("packing", "off", format!("examples are about equally long: {}", padded.words()));
+                    choose(
+                        PACKING.name,
+                        "off",
+                        format!("examples are about equally long: {}", padded.words()),
+                    );
                     padded
                 }
             }
@@ -66,8 +67,8 @@ pub(crate) fn arranged(
     };
     if buckets == Choose::Auto {
         match arrangement.layout.shapes().len() {
-            1 => choose("length_buckets", "off", "one plan is enough for these lengths".into()),
-            _ => choose("length_buckets", WITHIN_UPDATES, arrangement.words()),
+            1 => choose(LENGTH_BUCKETS.name, "off", "one plan is enough for these lengths".into()),
+            _ => choose(LENGTH_BUCKETS.name, WITHIN_UPDATES, arrangement.words()),
         }
     }
     Ok(Some((arrangement, chosen)))

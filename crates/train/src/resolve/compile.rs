@@ -10,14 +10,14 @@ use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
-use crate::config::switches::Recompute as RecomputeSwitch;
 use crate::machine;
-use crate::resolve::active;
 use crate::resolve::arranged;
 use crate::resolve::arranged::eval_layout;
 use crate::resolve::fp8_layers;
 use crate::resolve::recompute_layers;
-use crate::resolve::settle::{Settled, settle};
+use crate::resolve::settle::settle;
+use crate::switches::active;
+use crate::switches::{Auto, Settled};
 use crate::tasks::capacities::Capacities;
 use crate::tasks::dataset::Feeding;
 use crate::tasks::{self, image_table};
@@ -61,9 +61,7 @@ impl Compiled {
         if config.train.micro_batch().is_none() {
             resolved.micro_batch = Some(self.micro_batch);
         }
-        if let Some(chosen) = self.settled.chosen.iter().find(|c| c.switch == "recompute") {
-            resolved.recompute = Some(chosen.value.clone());
-        }
+        resolved.recompute = Some(self.settled.options.recompute.name().into());
         resolved.recompute_layers = self.settled.options.recompute_layers.or(resolved.recompute_layers);
         fp8_layers::pin(&self.settled, config, resolved);
         resolved.switches =
@@ -183,7 +181,7 @@ pub fn compile_for(
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;
     let mut plans = compile_programs(&programs, target, &settled.options);
     // `auto` goes further only where memory forces it.
-    let may_go_on = may_recompute_all && config.switches.recompute == RecomputeSwitch::Auto;
+    let may_go_on = may_recompute_all && config.switches.memory.recompute == Auto::Auto;
     if plans.is_err()
         && may_go_on
         && let Some(smaller) = recompute_layers::fewest(&programs, target, &mut settled)
@@ -211,6 +209,6 @@ pub fn compile_for(
             .sum(),
         flops_per_token: passes * forward_flops(forward) / tokens as u64,
     };
-    active::check(asked, &compiled)?;
+    active::check(&asked.switches, &compiled.plans, target, &compiled.settled)?;
     Ok(compiled)
 }

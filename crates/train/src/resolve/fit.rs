@@ -74,7 +74,7 @@ mod tests {
         assert!(small.largest.unwrap() <= large.largest.unwrap());
         assert!(small.bytes() <= small.compiled.target.memory_bytes);
         let cramped = fitted("rtx3090", &["context=8192"]);
-        let recompute = cramped.compiled.settled.chosen.iter().find(|c| c.switch == "recompute").unwrap();
+        let recompute = cramped.compiled.settled.choice("recompute").unwrap();
         assert_eq!(recompute.value, "cheap");
         assert!(cramped.compiled.micro_batch < 8, "{}", cramped.compiled.micro_batch);
     }

@@ -12,15 +12,15 @@ use crate::UserError;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
 use crate::refuse;
-use crate::resolve::settle::{Chosen, Settled};
+use crate::switches::Settled;
 
 pub const KEY: &str = "train.fp8_layers";
 const AUTO: &str = "auto";
 const ALL: &str = "all";
 
-/// The key's value where nothing is said.
-pub fn auto() -> Vec<String> {
-    vec![AUTO.into()]
+/// Whether the layers are left to be chosen, which is the key's default.
+pub fn is_auto(config: &Config) -> bool {
+    config.train.fp8_layers == [AUTO]
 }
 
 /// The names that are given; `None` for `auto` and `all`.
@@ -43,7 +43,7 @@ pub fn settle(
     target: &Target,
     settled: &mut Settled,
 ) -> Result<(), Failure> {
-    if settled.options.precision != Precision::FP8 || config.train.fp8_layers != auto() {
+    if settled.options.precision != Precision::FP8 || !is_auto(config) {
         return Ok(());
     }
     let has_units = target.rates.fp8_flops.is_some_and(|fp8| fp8 > target.rates.bf16_flops);
@@ -61,13 +61,13 @@ pub fn settle(
             (value, why)
         }
     };
-    settled.chosen.push(Chosen { switch: KEY, value, why });
+    settled.choose(KEY, value, why);
     Ok(())
 }
 
 /// Writes down what is in 8 bits.
 pub fn pin(settled: &Settled, config: &Config, resolved: &mut Resolved) {
-    if settled.options.precision == Precision::FP8 && config.train.fp8_layers == auto() {
+    if settled.options.precision == Precision::FP8 && is_auto(config) {
         resolved.fp8_layers = Some(match &settled.options.fp8_layers {
             Some(layers) => layers.iter().cloned().collect(),
             None => vec![ALL.into()],
@@ -114,8 +114,7 @@ pub fn sentence(plans: &PlanSet, settled: &Settled) -> Option<String> {
         return None;
     }
     let layers = layers.into_iter().collect::<Vec<_>>().join(", ");
-    let why = settled.chosen.iter().find(|c| c.switch == KEY);
-    let why = why.map_or(format!("{KEY} names them"), |chosen| chosen.why.clone());
+    let why = settled.choice(KEY).map_or(format!("{KEY} names them"), |chosen| chosen.why.clone());
     Some(format!("fp8 for {narrow} of {} products, {layers}: {why}", products().count()))
 }
 

@@ -1,6 +1,5 @@
 //! What a config comes to on this machine and this data: switches settled, memory fitted, plans compiled.
 
-pub mod active;
 pub mod arranged;
 pub mod compile;
 pub mod fit;

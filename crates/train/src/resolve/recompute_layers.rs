@@ -6,21 +6,20 @@ use flatout_ir::{Options, PlanSet, Program, Recompute, Target, compile};
 
 use crate::UserError;
 use crate::config::Config;
-use crate::config::switches::Recompute as Switch;
 use crate::refuse;
-use crate::resolve::settle::{Chosen, Settled};
+use crate::switches::memory::RECOMPUTE;
+use crate::switches::{Auto, Settled};
 
 pub const KEY: &str = "train.recompute_layers";
 
 /// The number that is given, which only `recompute=full` and `wide` have a use for.
 pub fn given(config: &Config) -> Result<Option<usize>, UserError> {
-    let layers = config.train.recompute_layers.given();
+    let (layers, recompute) = (config.train.recompute_layers.given(), config.switches.memory.recompute);
     if let Some(layers) = layers
-        && !matches!(config.switches.recompute, Switch::Full | Switch::Wide)
+        && !matches!(recompute, Auto::Given(Recompute::Full | Recompute::Wide))
     {
         refuse!(
-            "`{KEY}={layers}` is for `recompute=full` and `wide`, and recompute is {}: give one of them, or leave it out",
-            config.switches.recompute
+            "`{KEY}={layers}` is for `recompute=full` and `wide`, and recompute is {recompute}: give one of them, or leave it out"
         );
     }
     Ok(layers)
@@ -29,21 +28,14 @@ pub fn given(config: &Config) -> Result<Option<usize>, UserError> {
 /// The plans with as little run again as fits, where anything does; `settled` says how much that is. Wide products of layers give
 /// back most of their memory at half the price of whole layers, so these come first.
 pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> Option<PlanSet> {
-    let tried = [(Recompute::Wide, "wide"), (Recompute::Full, "full")];
-    let (how, name, (layers, plans)) = tried.into_iter().find_map(|(how, name)| {
-        Some((
-            how,
-            name,
-            fewest_of(programs, target, &Options { recompute: how, ..settled.options.clone() })?,
-        ))
+    let (how, (layers, plans)) = [Recompute::Wide, Recompute::Full].into_iter().find_map(|how| {
+        let options = Options { recompute: how, ..settled.options.clone() };
+        Some((how, fewest_of(programs, target, &options)?))
     })?;
     (settled.options.recompute, settled.options.recompute_layers) = (how, layers);
-    let chosen =
-        settled.chosen.iter_mut().find(|c| c.switch == "recompute").expect("auto says what it chose");
-    (chosen.value, chosen.why) = (name.into(), "keeping more does not fit the memory".into());
+    settled.choose(RECOMPUTE.name, how.name(), "keeping more does not fit the memory");
     if let Some(count) = layers {
-        let why = "the fewest that fit the memory; the others keep more".into();
-        settled.chosen.push(Chosen { switch: KEY, value: count.to_string(), why });
+        settled.choose(KEY, count.to_string(), "the fewest that fit the memory; the others keep more");
     }
     Some(plans)
 }

@@ -4,10 +4,10 @@ use flatout_ir::Target;
 use flatout_models::images::CHANNELS;
 
 use crate::UserError;
-use crate::config::switches::Choose;
 use crate::config::{Config, Source, Task};
 use crate::refuse;
-use crate::resolve::settle::Chosen;
+use crate::switches::data::IMAGE_TABLE;
+use crate::switches::{Choose, Chosen};
 
 /// `auto` keeps a table of at most so many bytes, and of at most this part of the device's memory.
 const AUTO_BYTES: u64 = 1 << 30;
@@ -30,21 +30,21 @@ pub fn extents(config: &Config) -> Option<[usize; 3]> {
 
 /// The table that training reads, where the switch is settled.
 pub fn kept(config: &Config) -> Option<[usize; 3]> {
-    extents(config).filter(|_| config.switches.image_table == Choose::On)
+    extents(config).filter(|_| config.switches.data.image_table == Choose::On)
 }
 
 /// The config with the switch settled for a target, and what `auto` chose.
 pub(crate) fn settle(config: &Config, target: &Target) -> Result<(Config, Option<Chosen>), UserError> {
     let mut settled = config.clone();
     let mut chosen = None;
-    settled.switches.image_table = match (config.switches.image_table, extents(config)) {
+    settled.switches.data.image_table = match (config.switches.data.image_table, extents(config)) {
         (Choose::On, None) if config.data.task != Task::Images => {
             refuse!("`image_table=on` has nothing to keep: `data.task` is {}", config.data.task)
         }
         (asked, None) => asked,
         (Choose::Auto, Some(extents)) => {
             let (value, why) = choice(extents, target);
-            chosen = Some(Chosen { switch: "image_table", value: value.to_string(), why });
+            chosen = Some(Chosen { switch: IMAGE_TABLE.name, value: value.to_string(), why });
             value
         }
         (asked, Some(_)) => asked,
@@ -70,7 +70,7 @@ fn choice(extents: [usize; 3], target: &Target) -> (Choose, String) {
 
 /// Refuses what was asked for and turns out not to be possible once images are open.
 pub fn check(config: &Config) -> Result<(), UserError> {
-    let is_asked = config.switches.image_table == Choose::On && config.data.task == Task::Images;
+    let is_asked = config.switches.data.image_table == Choose::On && config.data.task == Task::Images;
     if is_asked && extents(config).is_none() {
         refuse!(
             "`image_table=on` cannot run: the images of {} lie encoded and may be of any size, and only CIFAR's files and \
@@ -83,10 +83,10 @@ pub fn check(config: &Config) -> Result<(), UserError> {
 
 /// Settles the switch where images are drawn at random instead of loaded, and there is nothing to keep.
 pub fn without(config: &mut Config) -> Result<(), UserError> {
-    if config.switches.image_table == Choose::On {
+    if config.switches.data.image_table == Choose::On {
         refuse!("`image_table=on` has nothing to keep: no data is named; give data.path, or leave it out");
     }
-    config.switches.image_table = Choose::Off;
+    config.switches.data.image_table = Choose::Off;
     Ok(())
 }
 
@@ -94,8 +94,8 @@ pub fn without(config: &mut Config) -> Result<(), UserError> {
 mod tests {
     use super::*;
     use crate::recipes;
-    use crate::resolve::active;
     use crate::resolve::compile::compile;
+    use crate::switches::active;
 
     fn config(words: &[&str]) -> Config {
         let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
@@ -111,7 +111,7 @@ mod tests {
         let chosen = |words: &[&str], target: &Target| {
             let (settled, chosen) = settle(&config(words), target).unwrap();
             let chosen = chosen.expect("auto chooses");
-            assert_eq!(settled.switches.image_table.to_string(), chosen.value);
+            assert_eq!(settled.switches.data.image_table.to_string(), chosen.value);
             (chosen.value, chosen.why)
         };
         let (value, why) = chosen(&["data.synthetic_rows=1000"], &gpu());

@@ -7,11 +7,11 @@ use flatout_runtime::{Laps, Session, cuda};
 use crate::config::Config;
 use crate::device::kernels;
 use crate::machine;
-use crate::resolve::active;
 use crate::resolve::compile::Compiled;
 use crate::resolve::fp8_layers;
 use crate::resolve::prediction;
 use crate::run::events::{DataFacts, Prepared, Start, now};
+use crate::switches::active;
 use crate::tasks::dataset::Dataset;
 
 pub fn opening(

@@ -3,9 +3,9 @@
 use crate::UserError;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
-use crate::config::switches::Recompute;
 use crate::refuse;
 use crate::resolve::fp8_layers;
+use crate::switches::Auto;
 use crate::weights::pretrained;
 
 /// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. What the
@@ -28,14 +28,14 @@ pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Con
     if comparable.train.micro_batch().is_none() {
         comparable.train.micro_batch = config.train.micro_batch;
     }
-    if comparable.switches.recompute == Recompute::Auto {
-        comparable.switches.recompute = config.switches.recompute;
+    if comparable.switches.memory.recompute == Auto::Auto {
+        comparable.switches.memory.recompute = config.switches.memory.recompute;
         comparable.train.recompute_layers = config.train.recompute_layers;
     }
     if comparable.data.lengths.is_empty() {
         comparable.data.lengths = config.data.lengths.clone();
     }
-    if comparable.train.fp8_layers == fp8_layers::auto() {
+    if fp8_layers::is_auto(&comparable) {
         comparable.train.fp8_layers = config.train.fp8_layers.clone();
     }
     if let (Some(began), Some(now)) = (own.model.from(), asked.model.from())
@@ -67,7 +67,7 @@ mod tests {
         let mut own = tiny(&["lr=1e-3"]);
         own.schedule.horizon_steps = own.train.steps;
         own.train.micro_batch = crate::config::Count::Given(8);
-        own.switches.recompute = Recompute::Cheap;
+        own.switches.memory.recompute = Auto::Given(flatout_ir::Recompute::Cheap);
         own.train.fp8_layers = vec!["ffn.down".into()];
         assert_eq!(requeued(&own, &Resolved::default(), &tiny(&["lr=1e-3"])).unwrap(), own);
         let longer = requeued(&own, &Resolved::default(), &tiny(&["lr=1e-3", "train.steps=900"])).unwrap();

@@ -33,12 +33,24 @@ use traffic::{Traffic, written};
 use tuned::{Tuned, Tuning};
 
 /// How many algorithms of a matrix product are timed to find the fastest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Autotune {
+    Quick,
     /// The library's first choice is taken.
     Off,
-    Quick,
     Full,
+}
+
+impl Autotune {
+    pub const ALL: &[Autotune] = &[Autotune::Quick, Autotune::Off, Autotune::Full];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Autotune::Quick => "quick",
+            Autotune::Off => "off",
+            Autotune::Full => "full",
+        }
+    }
 }
 
 /// How a session runs its plans.

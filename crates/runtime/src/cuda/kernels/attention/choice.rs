@@ -25,7 +25,16 @@ pub enum AttentionKernel {
 }
 
 impl AttentionKernel {
-    pub fn name(self) -> &'static str {
+    /// Those that a run may ask for.
+    pub const ALL: &[AttentionKernel] = &[
+        AttentionKernel::Auto,
+        AttentionKernel::Cudnn,
+        AttentionKernel::Wgmma,
+        AttentionKernel::Mma,
+        AttentionKernel::Fma,
+    ];
+
+    pub const fn name(self) -> &'static str {
         match self {
             AttentionKernel::Auto => "auto",
             AttentionKernel::Cudnn => "cudnn",
@@ -51,8 +60,8 @@ impl AttentionKernel {
 
 /// The kernels that a run may ask for by name and such a device does not have.
 pub fn missing(facts: &Facts) -> Vec<(&'static str, String)> {
-    let all = [AttentionKernel::Cudnn, AttentionKernel::Wgmma, AttentionKernel::Mma, AttentionKernel::Fma];
-    all.into_iter().filter_map(|kernel| Some((kernel.name(), kernel.missing(facts)?))).collect()
+    let all = AttentionKernel::ALL.iter();
+    all.filter_map(|kernel| Some((kernel.name(), kernel.missing(facts)?))).collect()
 }
 
 /// Why attention of these plans does not run on what `facts` force it to; always some kernel runs it without force.

@@ -1,0 +1,63 @@
+//! The sugar `compile`: `torch.compile`'s modes as settings of several switches.
+
+use flatout_models::choice;
+
+use super::value::{Autotune, Choose, Toggle};
+use super::{Class, GUIDES, HF, ROW, Switch, elsewhere, fuse, kernels};
+
+choice! {
+    /// `torch.compile`'s modes as settings of switches.
+    pub enum Compile {
+        Off = "off",
+        Default = "default",
+        ReduceOverhead = "reduce-overhead",
+        MaxAutotune = "max-autotune",
+    }
+}
+
+/// It has no field: the settings it stands for are laid down in its place.
+pub const COMPILE: Switch = Switch {
+    name: "compile",
+    doc: "Sets every fuse.*, cuda_graphs and autotune: off, fused, with graphs, with graphs and all algorithms timed.",
+    class: Class::Bounded,
+    off: Some("off"),
+    guides_word: "torch.compile modes",
+    elsewhere: &[
+        elsewhere(HF, "torch_compile", "compile=default"),
+        elsewhere(HF, "torch_compile_mode", "compile"),
+        elsewhere(GUIDES, "use_compile", "compile=default"),
+        elsewhere(GUIDES, "compile_mode", "compile"),
+    ],
+    ..ROW
+};
+
+impl Compile {
+    /// The switches it sets, as full paths and values.
+    pub fn settings(self) -> Vec<(String, &'static str)> {
+        let (fuse, graphs, tune) = match self {
+            Compile::Off => (Toggle::Off, Choose::Off, Autotune::Off),
+            Compile::Default => (Toggle::On, Choose::Off, Autotune::Quick),
+            Compile::ReduceOverhead => (Toggle::On, Choose::On, Autotune::Quick),
+            Compile::MaxAutotune => (Toggle::On, Choose::On, Autotune::Full),
+        };
+        let mut settings: Vec<_> = fuse::ROWS.iter().map(|row| (row.path(), fuse.name())).collect();
+        settings.push((kernels::CUDA_GRAPHS.path(), graphs.name()));
+        settings.push((kernels::AUTOTUNE.path(), tune.name()));
+        settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compile_stands_for_fusions_graphs_and_autotune() {
+        let off = Compile::Off.settings();
+        assert_eq!(off.len(), 8);
+        assert!(off.iter().all(|(_, value)| *value == "off"));
+        let mut most = Compile::MaxAutotune.settings();
+        assert_eq!(most.pop(), Some(("switches.autotune".into(), "full")));
+        assert!(most.iter().all(|(_, value)| *value == "on"));
+    }
+}

@@ -1,0 +1,146 @@
+//! Switches of what computes, and in which type: `backend`, `precision`, `fp8.scaling`.
+
+use flatout_ir::ops::product::Compute as Arithmetic;
+use flatout_ir::{DType, Launch, Op, OpKind, Precision, Scaling, Target};
+use flatout_models::choice;
+
+use super::active::Reading;
+use super::value::{Auto, field};
+use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere};
+
+choice! {
+    pub enum Backend { Auto = "auto", Cuda = "cuda", Cpu = "cpu" }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Compute {
+    pub backend: Backend,
+    pub precision: Auto<Precision>,
+    pub fp8_scaling: Auto<Scaling>,
+}
+
+pub(super) const ROWS: [Switch; 3] = [BACKEND, PRECISION, FP8_SCALING];
+
+pub const BACKEND: Switch = Switch {
+    name: "backend",
+    doc: "What computes: auto is the GPU where there is one.",
+    field: field!(compute.backend),
+    class: Class::Bounded,
+    off: None,
+    refusal: |value, target| {
+        let is_absent = value == Backend::Cuda.name() && target.name == "cpu";
+        is_absent.then(|| "cannot run on the CPU: leave it out".into())
+    },
+    settle: Settle::ByTarget(|s| {
+        match s.on_gpu() {
+            _ if s.asked.compute.backend != Backend::Auto => {}
+            true => s.choose("cuda", format!("there is an {} to use", s.target.name)),
+            false => s.choose("cpu", "there is no NVIDIA GPU to use"),
+        }
+        Ok(())
+    }),
+    active: |reading| if reading.target.name == "cpu" { "cpu" } else { "cuda" },
+    guides_word: "device",
+    elsewhere: &[
+        elsewhere(GUIDES, "device", "backend"),
+        elsewhere(HF, "use_cpu", "backend=cpu"),
+        elsewhere(HF, "no_cuda", "backend=cpu"),
+    ],
+    ..ROW
+};
+
+pub const PRECISION: Switch = Switch {
+    name: "precision",
+    doc: "Type of products and activations; auto is bf16 on GPUs and fp32 on the CPU. fp8 is of the layers' products.",
+    field: field!(compute.precision),
+    class: Class::Statistical,
+    off: Some("fp32"),
+    refusal: no_such_units,
+    settle: Settle::ByTarget(|s| {
+        s.settled.options.precision = match (s.asked.compute.precision, s.on_gpu()) {
+            (Auto::Given(precision), _) => precision,
+            (Auto::Auto, false) => {
+                s.choose("fp32", "the CPU computes in fp32; bf16 would be widened to it");
+                Precision::F32
+            }
+            (Auto::Auto, true) => {
+                s.choose("bf16", "the GPU's matrix units are fastest in it; sums and weights stay fp32");
+                Precision::BF16
+            }
+        };
+        Ok(())
+    }),
+    active: precision,
+    guides_word: "TF32, BF16 autocast, FP8 hybrid",
+    elsewhere: &[
+        elsewhere(HF, "bf16", "precision=bf16"),
+        elsewhere(HF, "tf32", "precision=tf32"),
+        elsewhere(HF, "fp16", "precision=bf16"),
+        elsewhere(TITAN, "mixed_precision_param", "precision"),
+        elsewhere(AXOLOTL, "bfloat16", "precision=bf16"),
+        elsewhere(AXOLOTL, "fp8", "precision=fp8"),
+        elsewhere(GUIDES, "dtype", "precision"),
+        elsewhere(GUIDES, "torch_dtype", "precision"),
+        elsewhere(GUIDES, "mixed_precision", "precision"),
+        elsewhere(GUIDES, "use_bf16", "precision=bf16"),
+        elsewhere(GUIDES, "use_amp", "precision=bf16"),
+        elsewhere(GUIDES, "allow_tf32", "precision=tf32"),
+        elsewhere(GUIDES, "use_fp8", "precision=fp8"),
+    ],
+    ..ROW
+};
+
+fn no_such_units(value: &str, target: &Target) -> Option<String> {
+    if value == Precision::FP8.name() && target.rates.fp8_flops.is_none() {
+        return Some(format!(
+            "cannot run on {}: 8-bit floats begin with Ada and Hopper (compute capability 8.9); use precision=bf16",
+            target.name
+        ));
+    }
+    let is_absent = value == Precision::Tf32.name() && target.rates.tf32_flops.is_none();
+    is_absent
+        .then(|| "cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32".into())
+}
+
+fn precision(reading: &Reading<'_>) -> &'static str {
+    let products = || reading.launches(OpKind::Product);
+    let rounds = |l: &Launch| l.op.compute() == Some(Arithmetic::Tf32);
+    let precision = if products().any(|l| l.ins[0].dtype.is_fp8()) {
+        Precision::FP8
+    } else if products().any(|l| l.ins[0].dtype == DType::BF16) {
+        Precision::BF16
+    } else if reading.grad.launches.iter().any(rounds) {
+        Precision::Tf32
+    } else {
+        Precision::F32
+    };
+    precision.name()
+}
+
+pub const FP8_SCALING: Switch = Switch {
+    name: "fp8.scaling",
+    doc: "Scales of 8-bit activations and gradients: from the steps before (delayed) or from themselves (current).",
+    field: field!(compute.fp8_scaling),
+    class: Class::Statistical,
+    off: Some("current"),
+    settle: Settle::ByTarget(|s| {
+        s.settled.options.fp8_scaling = match s.asked.compute.fp8_scaling {
+            Auto::Given(scaling) => scaling,
+            Auto::Auto => {
+                if s.settled.options.precision == Precision::FP8 {
+                    s.choose("delayed", "scales that are known beforehand save a pass over memory");
+                }
+                Scaling::Delayed
+            }
+        };
+        Ok(())
+    }),
+    active: |reading| match reading.launches(OpKind::Quantize).next().map(|l| &l.op) {
+        Some(Op::Quantize { current: true, .. }) => Scaling::Current.name(),
+        Some(_) => Scaling::Delayed.name(),
+        None => "nothing to scale",
+    },
+    guides_word: "delayed scaling",
+    elsewhere: &[elsewhere(GUIDES, "fp8_recipe", "fp8.scaling")],
+    ..ROW
+};

@@ -1,0 +1,97 @@
+//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `image_table`.
+
+use flatout_data::LayoutOptions;
+use flatout_ir::Role;
+use flatout_ir::passes::input_path;
+use flatout_models::images::TABLE;
+
+use super::active::{Reading, on};
+use super::value::{Choose, field};
+use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, elsewhere};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Data {
+    pub packing: Choose,
+    pub length_buckets: Choose,
+    pub image_table: Choose,
+}
+
+pub(super) const ROWS: [Switch; 3] = [PACKING, LENGTH_BUCKETS, IMAGE_TABLE];
+
+/// The state of `length_buckets=auto` where plans of several lengths pay.
+pub const WITHIN_UPDATES: &str = "within updates";
+
+/// The state where rows are cut to one length.
+const NOTHING_UNEQUAL: &str = "nothing of unequal length";
+
+pub const PACKING: Switch = Switch {
+    name: "packing",
+    doc: "Examples of unequal length one after another, each a segment, instead of a row each that is filled up.",
+    field: field!(data.packing),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: Settle::ByLengths,
+    active: packing,
+    guides_word: "packing",
+    elsewhere: &[
+        elsewhere(AXOLOTL, "sample_packing", "packing"),
+        elsewhere(GUIDES, "padding_free", "packing"),
+    ],
+    ..ROW
+};
+
+/// Whether examples lie one after another: then their places are inputs. A head of classes reads the places of its texts
+/// in rows too, and it is the layout that tells.
+fn packing(reading: &Reading<'_>) -> &'static str {
+    let has = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
+    match reading.prepared.lengths {
+        None => NOTHING_UNEQUAL,
+        Some(layout) if has("labels") => on(layout.is_packed),
+        Some(_) => on(has("segment_start")),
+    }
+}
+
+pub const LENGTH_BUCKETS: Switch = Switch {
+    name: "length_buckets",
+    doc: "Plans of up to four sizes for unequal lengths; on also puts examples of like length into the same update.",
+    field: field!(data.length_buckets),
+    class: Class::Statistical,
+    off: Some("off"),
+    settle: Settle::ByLengths,
+    active: length_buckets,
+    guides_word: "bucketed padding, length-sorted batching",
+    elsewhere: &[
+        elsewhere(HF, "group_by_length", "length_buckets=on"),
+        elsewhere(GUIDES, "dynamic_padding", "length_buckets"),
+    ],
+    ..ROW
+};
+
+/// Whether micro-batches have plans of several extents, and whether updates are sorted for them, which is the order's.
+fn length_buckets(reading: &Reading<'_>) -> &'static str {
+    match (reading.prepared.lengths, reading.plans.grads().count()) {
+        (None, _) => NOTHING_UNEQUAL,
+        (Some(LayoutOptions { is_sorted: true, .. }), _) => "on",
+        (Some(_), 1) => "off",
+        (Some(_), _) => WITHIN_UPDATES,
+    }
+}
+
+pub const IMAGE_TABLE: Switch = Switch {
+    name: "image_table",
+    doc: "Images of a small set on the device as one table of bytes, from which a step cuts its parts.",
+    field: field!(data.image_table),
+    class: Class::Bitwise,
+    off: Some("off"),
+    settle: Settle::ByImages,
+    // Images lie in the arena and are cut by launches, or are written by the loader. There may be none, or they lie encoded,
+    // or in files that are not open yet.
+    active: |reading| match (reading.plans.slot(TABLE), reading.prepared.decoded) {
+        (Some(_), _) => "on",
+        (None, true) => "off",
+        (None, false) => "nothing that lies decoded",
+    },
+    guides_word: "the whole set on the GPU",
+    elsewhere: &[elsewhere(GUIDES, "gpu_dataset", "image_table")],
+    ..ROW
+};

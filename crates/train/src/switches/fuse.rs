@@ -1,0 +1,255 @@
+//! Switches of fusions, `fuse.*`: operations that run as one.
+
+use std::collections::{HashMap, HashSet};
+
+use flatout_ir::ops::elementwise::Elementwise;
+use flatout_ir::ops::quantize::Source;
+use flatout_ir::passes::input_path;
+use flatout_ir::{Class as SlotClass, Launch, Op, OpKind, Role, View};
+
+use super::active::{Reading, on};
+use super::value::{Toggle, field};
+use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, elsewhere};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fuse {
+    pub qkv: Toggle,
+    pub gate_up: Toggle,
+    pub norm: Toggle,
+    pub elementwise: Toggle,
+    pub loss: Toggle,
+    pub optimizer: Toggle,
+}
+
+impl Default for Fuse {
+    fn default() -> Fuse {
+        let on = Toggle::On;
+        Fuse { qkv: on, gate_up: on, norm: on, elementwise: on, loss: on, optimizer: on }
+    }
+}
+
+pub(super) const ROWS: [Switch; 6] = [QKV, GATE_UP, NORM, ELEMENTWISE, LOSS, OPTIMIZER];
+
+/// The state of a fusion that the model has nothing for.
+const NOTHING: &str = "nothing to fuse";
+
+/// Settles a fusion: the option is what was asked for.
+macro_rules! as_asked {
+    ($field:ident => $option:ident) => {
+        Settle::ByModel(|s| {
+            s.settled.options.$option = s.asked.fuse.$field == Toggle::On;
+            Ok(())
+        })
+    };
+}
+
+pub const QKV: Switch = Switch {
+    name: "fuse.qkv",
+    doc: "Query, key and value projections as one product.",
+    field: field!(fuse.qkv),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: as_asked!(qkv => fuse_qkv),
+    active: fused_qkv,
+    guides_word: "fused QKV",
+    elsewhere: &[elsewhere(GUIDES, "fused_qkv", "fuse.qkv"), elsewhere(GUIDES, "use_fused_qkv", "fuse.qkv")],
+    ..ROW
+};
+
+/// Whether attention reads its values out of a wider tensor.
+fn fused_qkv(reading: &Reading<'_>) -> &'static str {
+    let mut slices = reading.launches(OpKind::Attention).map(|l| is_slice(&l.ins[2])).peekable();
+    match slices.peek() {
+        Some(_) => on(slices.all(|is_slice| is_slice)),
+        None => NOTHING,
+    }
+}
+
+/// Whether a tensor lies in a wider one, as it does behind a merged product.
+fn is_slice(view: &View) -> bool {
+    let row: usize = view.dims[1..].iter().product();
+    view.dims[0] > 1 && view.strides[0] > row
+}
+
+pub const GATE_UP: Switch = Switch {
+    name: "fuse.gate_up",
+    doc: "Gate and up projections as one product.",
+    field: field!(fuse.gate_up),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: as_asked!(gate_up => fuse_gate_up),
+    active: fused_gates,
+    guides_word: "fused gate/up",
+    elsewhere: &[
+        elsewhere(GUIDES, "fused_mlp", "fuse.gate_up"),
+        elsewhere(AXOLOTL, "liger_glu_activation", "fuse.gate_up"),
+    ],
+    ..ROW
+};
+
+/// Whether gates and what they gate come from one product. Where two products read different tensors, there is nothing
+/// to merge.
+fn fused_gates(reading: &Reading<'_>) -> &'static str {
+    let mut written: HashMap<usize, &Launch> = HashMap::new();
+    let (mut merged, mut apart) = (false, false);
+    for l in &reading.grad.launches {
+        if is_gated(&l.op) {
+            let reads = [0, 1].map(|i| match written.get(&l.ins[i].offset) {
+                Some(writer) if writer.op.kind() == OpKind::Product => Some(writer.ins[0].offset),
+                _ => None,
+            });
+            merged |= is_slice(&l.ins[0]);
+            apart |= !is_slice(&l.ins[0]) && reads[0].is_some() && reads[0] == reads[1];
+        }
+        written.extend(l.outs.iter().flatten().map(|v| (v.offset, l)));
+    }
+    match (apart, merged) {
+        (true, _) => "off",
+        (false, true) => "on",
+        (false, false) => NOTHING,
+    }
+}
+
+/// Whether an operation is a gated activation, be it quantised in the same pass.
+fn is_gated(op: &Op) -> bool {
+    matches!(op, Op::Gated { .. } | Op::Quantize { of: Source::Gated(_), .. })
+}
+
+pub const NORM: Switch = Switch {
+    name: "fuse.norm",
+    doc: "Residual add with the norm after it, and q/k norm with the rotation, in one pass over memory.",
+    field: field!(fuse.norm),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: as_asked!(norm => fuse_norm),
+    active: fused_norms,
+    guides_word: "fused norms",
+    elsewhere: &[
+        elsewhere(AXOLOTL, "liger_rms_norm", "fuse.norm"),
+        elsewhere(GUIDES, "fused_rmsnorm", "fuse.norm"),
+        elsewhere(GUIDES, "fused_norm", "fuse.norm"),
+    ],
+    ..ROW
+};
+
+/// Norms that joined the addition before them or the rotation after them. Those that could have and did not read what
+/// an addition wrote, be it done by a product, or are read by a rotation.
+fn fused_norms(reading: &Reading<'_>) -> &'static str {
+    let norms = || reading.grad.launches.iter().filter_map(|l| is_norm(&l.op));
+    if norms().any(|adds_residual| adds_residual) || reading.has(OpKind::QkNormRope) {
+        return "on";
+    }
+    let adds = |op: &Op| matches!(op, Op::Map { f: Elementwise::Add } | Op::Product { base: true, .. });
+    let apart = reading.follows(|writer, reader| match reader.op.kind() {
+        _ if is_norm(&reader.op).is_some() => adds(&writer.op),
+        OpKind::Rope => writer.op.kind() == OpKind::RmsNorm,
+        _ => false,
+    });
+    if apart || norms().next().is_none() { "off" } else { NOTHING }
+}
+
+/// Whether an operation is a norm, be it quantised in the same pass, and if so whether it adds a residual.
+fn is_norm(op: &Op) -> Option<bool> {
+    match op {
+        Op::RmsNorm { residual, .. } | Op::Quantize { of: Source::Norm(_, residual), .. } => Some(*residual),
+        Op::DoubleNorm { .. } => Some(true),
+        _ => None,
+    }
+}
+
+pub const ELEMENTWISE: Switch = Switch {
+    name: "fuse.elementwise",
+    doc: "Chains of elementwise operations in one pass over memory.",
+    field: field!(fuse.elementwise),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: as_asked!(elementwise => fuse_elementwise),
+    active: fused_elementwise,
+    guides_word: "torch.compile default",
+    elsewhere: &[elsewhere(GUIDES, "fuse_pointwise", "fuse.elementwise")],
+    ..ROW
+};
+
+/// Elementwise operations of one shape that follow one another run together, or there are none.
+fn fused_elementwise(reading: &Reading<'_>) -> &'static str {
+    let shape = |l: &Launch| l.outs[0].as_ref().map(|v| v.dims.clone());
+    let is_map = |l: &Launch| l.op.kind() == OpKind::Map;
+    let apart = || {
+        reading.follows(|writer, reader| is_map(writer) && is_map(reader) && shape(writer) == shape(reader))
+    };
+    let is_joined = |l: &Launch| is_gated(&l.op) || is_layer(l);
+    if reading.has(OpKind::Region) || reading.has(OpKind::Bundle) {
+        "on"
+    } else if apart() {
+        "off"
+    } else if reading.grad.launches.iter().any(is_joined) || reading.has(OpKind::ThinProduct) {
+        "on"
+    } else {
+        NOTHING
+    }
+}
+
+/// Whether a product adds its bias or applies its activation.
+fn is_layer(launch: &Launch) -> bool {
+    matches!(launch.op, Op::Product { epilogue, .. } if epilogue.has_bias() || epilogue.has_gelu())
+}
+
+pub const LOSS: Switch = Switch {
+    name: "fuse.loss",
+    doc: "Head and loss together, without storing the logits of all tokens.",
+    field: field!(fuse.loss),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: as_asked!(loss => fuse_loss),
+    active: fused_loss,
+    guides_word: "fused cross entropy",
+    elsewhere: &[
+        elsewhere(AXOLOTL, "liger_fused_linear_cross_entropy", "fuse.loss"),
+        elsewhere(AXOLOTL, "cut_cross_entropy", "fuse.loss"),
+        elsewhere(HF, "use_liger_kernel", "fuse.loss"),
+        elsewhere(GUIDES, "fused_cross_entropy", "fuse.loss"),
+    ],
+    ..ROW
+};
+
+/// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
+/// logits are kept, whatever is asked for.
+fn fused_loss(reading: &Reading<'_>) -> &'static str {
+    let reads = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
+    let reads_images = reads("pixels") || reads("parts");
+    match reading.has(OpKind::HeadLossTrain) {
+        true => "on",
+        false if reads_images => NOTHING,
+        false => "off",
+    }
+}
+
+pub const OPTIMIZER: Switch = Switch {
+    name: "fuse.optimizer",
+    doc: "The update of a contiguous region of parameters in one pass.",
+    field: field!(fuse.optimizer),
+    class: Class::Bitwise,
+    off: Some("off"),
+    settle: as_asked!(optimizer => fuse_optimizer),
+    active: |reading| on(updates_regions(reading)),
+    guides_word: "fused AdamW",
+    elsewhere: &[
+        elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),
+        elsewhere(GUIDES, "fused_adamw", "fuse.optimizer"),
+        elsewhere(GUIDES, "use_fused_adamw", "fuse.optimizer"),
+        elsewhere(GUIDES, "foreach", "fuse.optimizer"),
+    ],
+    ..ROW
+};
+
+/// Whether updates run over whole regions: fewer launches than tensors.
+fn updates_regions(reading: &Reading<'_>) -> bool {
+    let wholes: HashSet<usize> = reading
+        .plans
+        .slots
+        .iter()
+        .filter(|s| s.class == SlotClass::Weight && s.is_whole && s.path.starts_with("region."))
+        .map(|s| s.view.elements())
+        .collect();
+    reading.updates().all(|l| wholes.contains(&l.ins[0].elements()))
+}

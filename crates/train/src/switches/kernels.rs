@@ -1,0 +1,162 @@
+//! Switches of how kernels run: `rope_cache`, `cuda_graphs`, `autotune`, `deterministic`.
+
+use flatout_ir::Op;
+use flatout_ir::ops::linear_attention::LinearAttend;
+
+use super::active::{Reading, not_deterministic, on};
+use super::value::{Autotune, Choose, Toggle, field};
+use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, elsewhere};
+use crate::UserError;
+use crate::refuse;
+use crate::switches::settled::Settling;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kernels {
+    pub rope_cache: Choose,
+    pub cuda_graphs: Choose,
+    pub autotune: Autotune,
+    pub deterministic: Toggle,
+}
+
+impl Default for Kernels {
+    fn default() -> Kernels {
+        Kernels {
+            rope_cache: Choose::Auto,
+            cuda_graphs: Choose::Auto,
+            autotune: Autotune::Quick,
+            deterministic: Toggle::Off,
+        }
+    }
+}
+
+pub(super) const ROWS: [Switch; 4] = [ROPE_CACHE, CUDA_GRAPHS, AUTOTUNE, DETERMINISTIC];
+
+pub const ROPE_CACHE: Switch = Switch {
+    name: "rope_cache",
+    doc: "Rotary angles from a table made once.",
+    field: field!(kernels.rope_cache),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: Settle::ByModel(rope_positions),
+    active: |reading| on(reads_table(reading)),
+    guides_word: "cached RoPE",
+    elsewhere: &[elsewhere(GUIDES, "cache_rope", "rope_cache")],
+    ..ROW
+};
+
+fn rope_positions(s: &mut Settling<'_>) -> Result<(), UserError> {
+    let context = s.model.tokens();
+    let rotates = s.model.rotates();
+    s.settled.options.rope_positions = match s.asked.kernels.rope_cache {
+        Choose::Off => None,
+        Choose::On if !rotates => {
+            refuse!("`rope_cache=on` has nothing to cache: the model rotates nothing")
+        }
+        Choose::On => Some(context),
+        Choose::Auto if rotates => {
+            s.choose("on", format!("a table of {context} positions is small"));
+            Some(context)
+        }
+        Choose::Auto => {
+            s.choose("off", "the model rotates nothing");
+            None
+        }
+    };
+    Ok(())
+}
+
+fn reads_table(reading: &Reading<'_>) -> bool {
+    let turns = |op: &Op| LinearAttend::of(op).is_some_and(|(attend, _)| attend.turn.has_table());
+    let reads = |op: &Op| {
+        matches!(op, Op::Rope { table: true, .. } | Op::QkNormRope { table: true, .. }) || turns(op)
+    };
+    reading.grad.launches.iter().any(|l| reads(&l.op))
+}
+
+pub const CUDA_GRAPHS: Switch = Switch {
+    name: "cuda_graphs",
+    doc: "A step's launches recorded once and replayed.",
+    field: field!(kernels.cuda_graphs),
+    class: Class::Bitwise,
+    off: Some("off"),
+    refusal: |value, target| {
+        let is_absent = value == Choose::On.name() && target.name == "cpu";
+        is_absent.then(|| "cannot run on the CPU: it records launches of a GPU; leave it out".into())
+    },
+    settle: Settle::ByTarget(|s| {
+        let asked = s.asked.kernels.cuda_graphs;
+        match s.on_gpu() {
+            _ if asked != Choose::Auto => {}
+            true => s.choose("on", "a step's launches replay without the host"),
+            false => s.choose("off", "there is no GPU in use"),
+        }
+        s.settled.cuda_graphs = asked == Choose::On || asked == Choose::Auto && s.on_gpu();
+        Ok(())
+    }),
+    active: |reading| on(reading.prepared.cuda_graphs),
+    guides_word: "reduce-overhead",
+    elsewhere: &[
+        elsewhere(GUIDES, "use_cuda_graphs", "cuda_graphs"),
+        elsewhere(GUIDES, "cudagraphs", "cuda_graphs"),
+    ],
+    ..ROW
+};
+
+pub const AUTOTUNE: Switch = Switch {
+    name: "autotune",
+    doc: "Algorithms of each matrix product timed on a GPU, once: a few, none, all; unless none, attention's kernels too.",
+    field: field!(kernels.autotune),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: Settle::ByModel(|s| {
+        s.settled.autotune = match s.asked.kernels.autotune {
+            asked if !(s.settled.deterministic && s.on_gpu()) => asked,
+            Autotune::Full => refuse!(
+                "`autotune=full` cannot run with `deterministic=on`: times choose other algorithms each time; leave one out"
+            ),
+            Autotune::Quick => {
+                s.choose("off", "deterministic=on takes algorithms by shape alone");
+                Autotune::Off
+            }
+            Autotune::Off => Autotune::Off,
+        };
+        Ok(())
+    }),
+    active: |reading| match reading.target.name.as_str() {
+        "cpu" => "nothing to time",
+        _ => reading.prepared.autotune.name(),
+    },
+    guides_word: "max-autotune, cuDNN benchmark",
+    elsewhere: &[
+        elsewhere(GUIDES, "cudnn_benchmark", "autotune"),
+        elsewhere(GUIDES, "max_autotune", "autotune=full"),
+    ],
+    ..ROW
+};
+
+pub const DETERMINISTIC: Switch = Switch {
+    name: "deterministic",
+    doc: "Only kernels that give the same bits every time.",
+    field: field!(kernels.deterministic),
+    class: Class::Bounded,
+    off: Some("off"),
+    settle: Settle::ByTarget(|s| {
+        s.settled.deterministic = s.asked.kernels.deterministic == Toggle::On;
+        match s.target.kernels.iter().find(|kernel| !kernel.deterministic) {
+            Some(kernel) if s.settled.deterministic => {
+                refuse!("`deterministic=on` cannot run: {} may give other bits each time", kernel.name)
+            }
+            _ => Ok(()),
+        }
+    }),
+    active: |reading| on(not_deterministic(reading.plans, reading.target).is_empty()),
+    // Determinism beyond what was asked for is no harm.
+    differs: |_, state| if state == "on" { Difference::Harmless } else { Difference::Mistake },
+    guides_word: "--deterministic",
+    elsewhere: &[
+        elsewhere(HF, "full_determinism", "deterministic=on"),
+        elsewhere(GUIDES, "use_deterministic_algorithms", "deterministic=on"),
+        elsewhere(GUIDES, "cudnn_deterministic", "deterministic=on"),
+    ],
+    ..ROW
+};

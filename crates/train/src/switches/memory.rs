@@ -1,0 +1,166 @@
+//! Switches of memory: `optimizer.state`, `recompute`, `memory_plan`.
+
+use std::collections::HashMap;
+
+use flatout_ir::ops::product;
+use flatout_ir::{Launch, Moments, Op, OpKind, Recompute};
+
+use super::active::{Reading, on};
+use super::value::{Auto, Named, Toggle, field};
+use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere, unless_nothing};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Memory {
+    pub optimizer_state: Moments,
+    pub recompute: Auto<Recompute>,
+    pub plan: Toggle,
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        Memory { optimizer_state: Moments::F32, recompute: Auto::Auto, plan: Toggle::On }
+    }
+}
+
+pub(super) const ROWS: [Switch; 3] = [OPTIMIZER_STATE, RECOMPUTE, PLAN];
+
+pub const OPTIMIZER_STATE: Switch = Switch {
+    name: "optimizer.state",
+    doc: "Type both moments of a parameter are kept in; weights and gradient sums stay fp32.",
+    field: field!(memory.optimizer_state),
+    class: Class::Statistical,
+    off: Some("fp32"),
+    settle: Settle::ByModel(|s| {
+        s.settled.options.update.moments = s.asked.memory.optimizer_state;
+        Ok(())
+    }),
+    active: moments,
+    guides_word: "8-bit AdamW",
+    elsewhere: &[
+        elsewhere(HF, "adamw_bnb_8bit", "optimizer.state=int8"),
+        elsewhere(HF, "adamw_8bit", "optimizer.state=int8"),
+        elsewhere(HF, "adamw_torch_8bit", "optimizer.state=int8"),
+        elsewhere(TITAN, "state_dtype", "optimizer.state"),
+        elsewhere(GUIDES, "use_8bit_adam", "optimizer.state=int8"),
+        elsewhere(GUIDES, "AdamW8bit", "optimizer.state=int8"),
+        elsewhere(GUIDES, "exp_avg_dtype", "optimizer.state"),
+    ],
+    ..ROW
+};
+
+/// The type updates keep both moments in: the widest, were they to differ.
+fn moments(reading: &Reading<'_>) -> &'static str {
+    let bytes = reading.updates().flat_map(|l| &l.ins[2..4]).map(|moment| moment.dtype.bytes()).max();
+    let moments = match bytes {
+        Some(1) => Moments::Int8,
+        Some(2) => Moments::BF16,
+        _ => Moments::F32,
+    };
+    moments.name()
+}
+
+/// `auto` begins with `cheap`; `resolve::recompute_layers` goes further where plans do not fit.
+pub const RECOMPUTE: Switch = Switch {
+    name: "recompute",
+    doc: "What the backward pass computes again instead of keeping: cheap operations, nothing, or whole blocks.",
+    field: field!(memory.recompute),
+    class: Class::Bitwise,
+    off: Some("none"),
+    settle: Settle::ByModel(|s| {
+        s.settled.options.recompute = match s.asked.memory.recompute {
+            Auto::Given(recompute) => recompute,
+            Auto::Auto => {
+                s.choose("cheap", "memory does not ask for more");
+                Recompute::Cheap
+            }
+        };
+        Ok(())
+    }),
+    active: recompute,
+    differs: |settled, state| match (Recompute::named(settled), Recompute::named(state)) {
+        (Some(Recompute::Wide), Some(Recompute::Cheap | Recompute::None)) => Difference::Refused(
+            "`recompute=wide` has nothing to run again: no product of a layer is twice as wide as what it reads; \
+             give recompute=cheap, which comes to the same, or recompute=full",
+        ),
+        _ => unless_nothing(settled, state),
+    },
+    guides_word: "gradient checkpointing",
+    elsewhere: &[
+        elsewhere(HF, "gradient_checkpointing", "recompute=full"),
+        elsewhere(TITAN, "activation_checkpoint", "recompute"),
+        elsewhere(TITAN, "activation_checkpointing", "recompute"),
+        elsewhere(GUIDES, "use_checkpoint", "recompute=full"),
+    ],
+    ..ROW
+};
+
+/// Launches that run twice share their key and kind with another; or a gradient gives the value again.
+fn recompute(reading: &Reading<'_>) -> &'static str {
+    const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
+    let launches = &reading.grad.launches;
+    let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
+    for l in launches {
+        // The second of two norms runs again alone where the sum before it is kept.
+        let kind = if l.op.kind() == OpKind::DoubleNorm { OpKind::RmsNorm } else { l.op.kind() };
+        *seen.entry((l.key, kind)).or_default() += 1;
+    }
+    // What layers read in 8 bits is kept in 8 bits, and there is nothing of it to compute again.
+    let is_quantised =
+        |kind: OpKind| reading.has(OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
+    let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
+    let is_wide = |l: &Launch| match l.op {
+        Op::Product { ta, .. } => {
+            let [.., rows, columns] = l.ins[0].dims[..] else { return false };
+            let width = l.outs[0].as_ref().and_then(|out| out.dims.last());
+            width.is_some_and(|width| product::is_wide(*width, if ta { rows } else { columns }))
+        }
+        _ => false,
+    };
+    let again = |l: &&Launch| seen[&(l.key, l.op.kind())] > 1;
+    let gives_again =
+        |l: &Launch| matches!(l.op, Op::GatedGrad { again: true, .. } | Op::RmsNormGrad { again: true, .. });
+    let is_narrow_again = reading.launches(OpKind::Product).filter(again).any(|l| !is_wide(l));
+    let recompute = if is_narrow_again || [OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice)
+    {
+        Recompute::Full
+    } else if twice(OpKind::Product) {
+        Recompute::Wide
+    } else if CHEAP.into_iter().any(twice) || launches.iter().any(gives_again) {
+        Recompute::Cheap
+    } else if CHEAP.into_iter().any(|kind| reading.has(kind) && !is_quantised(kind)) {
+        Recompute::None
+    } else {
+        return "nothing cheap to recompute";
+    };
+    recompute.name()
+}
+
+pub const PLAN: Switch = Switch {
+    name: "memory_plan",
+    doc: "Buffers whose lifetimes do not meet share memory.",
+    field: field!(memory.plan),
+    class: Class::Bitwise,
+    off: Some("off"),
+    settle: Settle::ByModel(|s| {
+        s.settled.options.memory_plan = s.asked.memory.plan == Toggle::On;
+        Ok(())
+    }),
+    active: |reading| on(shares_memory(reading)),
+    // Memory that needs no sharing is no harm.
+    differs: |_, state| if state == "off" { Difference::Harmless } else { Difference::Mistake },
+    guides_word: "expandable segments, set_to_none",
+    elsewhere: &[
+        elsewhere(GUIDES, "expandable_segments", "memory_plan"),
+        elsewhere(GUIDES, "set_to_none", "memory_plan"),
+    ],
+    ..ROW
+};
+
+/// Whether two transient buffers of the largest plan lie in the same place.
+fn shares_memory(reading: &Reading<'_>) -> bool {
+    let plans = reading.plans;
+    let mut transient: Vec<(usize, usize)> =
+        plans.transients(plans.largest_plan()).map(|b| (b.offset, b.offset + b.bytes)).collect();
+    transient.sort_unstable();
+    transient.windows(2).any(|pair| pair[1].0 < pair[0].1)
+}

@@ -1,0 +1,127 @@
+//! Resolves each switch for a target and a model: a value that cannot run is refused, `auto` is decided and says why.
+
+use flatout_data::Arrangement;
+use flatout_ir::{Options, Target};
+use flatout_models::config::Model;
+
+use super::value::{AttentionKernel, Autotune};
+use super::{Switches, TABLE};
+use crate::UserError;
+
+/// The value that `auto` came to for a switch or a key, and why.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Chosen {
+    pub switch: &'static str,
+    pub value: String,
+    pub why: String,
+}
+
+/// Compiler options and the choices behind them.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    pub options: Options,
+    pub chosen: Vec<Chosen>,
+    /// Plans are replayed as CUDA graphs.
+    pub cuda_graphs: bool,
+    /// How many algorithms of products are timed.
+    pub autotune: Autotune,
+    /// Only kernels that give the same bits every time.
+    pub deterministic: bool,
+    /// The only kernel attention may run on.
+    pub attention_kernel: AttentionKernel,
+    /// How examples are laid out; none where rows of text are equally long.
+    pub arrangement: Option<Arrangement>,
+    /// Images are known to lie decoded and to be of one size.
+    pub decoded: bool,
+}
+
+impl Settled {
+    /// With the layout that the lengths of examples come to, and what `auto` chose by them.
+    pub(crate) fn with_lengths(mut self, arranged: Option<(Arrangement, Vec<Chosen>)>) -> Settled {
+        if let Some((arrangement, chosen)) = arranged {
+            self.arrangement = Some(arrangement);
+            self.chosen.extend(chosen);
+        }
+        self
+    }
+
+    /// The choice for a switch or a key that was `auto`.
+    pub fn choice(&self, name: &str) -> Option<&Chosen> {
+        self.chosen.iter().find(|chosen| chosen.switch == name)
+    }
+
+    /// Records a choice, in place of an earlier one for the same switch.
+    pub fn choose(&mut self, switch: &'static str, value: impl Into<String>, why: impl Into<String>) {
+        let chosen = Chosen { switch, value: value.into(), why: why.into() };
+        match self.chosen.iter_mut().find(|earlier| earlier.switch == switch) {
+            Some(earlier) => *earlier = chosen,
+            None => self.chosen.push(chosen),
+        }
+    }
+}
+
+/// Settles one switch.
+pub type Step = fn(&mut Settling<'_>) -> Result<(), UserError>;
+
+/// Who settles a switch. Those that the target decides come first; among the others the order is the table's.
+#[derive(Clone, Copy, Debug)]
+pub enum Settle {
+    ByTarget(Step),
+    /// The model decides, or a switch that is settled already.
+    ByModel(Step),
+    /// `resolve::arranged`, which knows the lengths of the examples.
+    ByLengths,
+    /// `tasks::image_table`, which knows the images.
+    ByImages,
+    /// Nobody: it stands for other switches.
+    Sugar,
+}
+
+/// A row's view while switches are settled.
+pub struct Settling<'a> {
+    pub asked: &'a Switches,
+    pub model: &'a Model,
+    pub target: &'a Target,
+    pub settled: Settled,
+    name: &'static str,
+}
+
+impl Settling<'_> {
+    pub fn on_gpu(&self) -> bool {
+        self.target.name != "cpu"
+    }
+
+    /// Records what `auto` comes to for the row's switch.
+    pub fn choose(&mut self, value: &str, why: impl Into<String>) {
+        self.settled.choose(self.name, value, why);
+    }
+}
+
+/// Settles every switch that needs neither data nor plans.
+pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settled, UserError> {
+    for row in TABLE {
+        row.available(row.value(asked).unwrap_or_default(), target).map_err(UserError)?;
+    }
+    let settled = Settled {
+        options: Options::default(),
+        chosen: vec![],
+        cuda_graphs: false,
+        autotune: Autotune::Off,
+        deterministic: false,
+        attention_kernel: AttentionKernel::Auto,
+        arrangement: None,
+        decoded: false,
+    };
+    let mut settling = Settling { asked, model, target, settled, name: "" };
+    let by_target = |settle| if let Settle::ByTarget(step) = settle { Some(step) } else { None };
+    let by_model = |settle| if let Settle::ByModel(step) = settle { Some(step) } else { None };
+    for stage in [by_target, by_model] {
+        for row in TABLE {
+            if let Some(step) = stage(row.settle) {
+                settling.name = row.name;
+                step(&mut settling)?;
+            }
+        }
+    }
+    Ok(settling.settled)
+}
