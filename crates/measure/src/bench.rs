@@ -176,7 +176,7 @@ impl Bench {
     fn enqueue(&mut self) -> Result<Posted, Failure> {
         let draw = Draw { seed: self.config.train.seed, step: self.asked };
         self.source.begin_update();
-        while let Some(batch) = self.spans.within("rows", || self.source.next_batch())? {
+        while let Some(batch) = self.spans.within_some("rows", || self.source.next_batch())? {
             self.waited += batch.waited;
             self.spans.within("grad", || accumulate(&mut self.session, &batch, draw))?;
         }

@@ -37,4 +37,17 @@ impl Spans {
         self.spans.push(Span { what, begin, end: began.elapsed().as_secs_f64() });
         made
     }
+
+    /// The same of work that may find nothing left to do, which is no span.
+    pub fn within_some<T, E>(
+        &mut self,
+        what: &'static str,
+        work: impl FnOnce() -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        let made = self.within(what, work);
+        if matches!(made, Ok(None)) {
+            self.spans.pop();
+        }
+        made
+    }
 }

@@ -22,6 +22,8 @@ pub enum Kind {
     List(Box<Kind>, Option<usize>),
     /// A list of tables, each with these keys.
     Tables(Vec<Key>),
+    /// A section within the section: a table with these keys.
+    Section(Vec<Key>),
 }
 
 /// One key of a section. `required` keys have neither a default nor a meaning when absent.
@@ -32,6 +34,45 @@ pub struct Key {
     pub required: bool,
     pub optional: bool,
     pub doc: &'static str,
+}
+
+/// A key that holds a value: one of a section, or of a section within it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leaf {
+    /// The tables between the section and the key.
+    pub tables: Vec<&'static str>,
+    /// The innermost of them that may be absent, by its name from the section on: a required key must be given where
+    /// that table is.
+    pub optional_table: Option<String>,
+    pub key: Key,
+}
+
+impl Leaf {
+    /// Its name from the section on: `width`, or `vision.width`.
+    pub fn name(&self) -> String {
+        below(&self.tables, self.key.name)
+    }
+}
+
+fn below(tables: &[&str], name: &str) -> String {
+    tables.iter().flat_map(|table| [table, "."]).chain([name]).collect()
+}
+
+/// The keys of a section that hold values, in the order of the declarations.
+pub fn leaves(keys: Vec<Key>) -> Vec<Leaf> {
+    keys.into_iter().flat_map(|key| leaves_of(&[], None, key)).collect()
+}
+
+fn leaves_of(tables: &[&'static str], optional_table: Option<String>, key: Key) -> Vec<Leaf> {
+    let Kind::Section(keys) = key.kind else {
+        return vec![Leaf { tables: tables.to_vec(), optional_table, key }];
+    };
+    let optional_table = if key.optional { Some(below(tables, key.name)) } else { optional_table };
+    // A section with a default has a value for every key.
+    let has_default = !key.required && !key.optional;
+    let tables = [tables, &[key.name]].concat();
+    let inner = |key: Key| Key { required: key.required && !has_default, ..key };
+    keys.into_iter().flat_map(|key| leaves_of(&tables, optional_table.clone(), inner(key))).collect()
 }
 
 /// A type that a key can hold.
@@ -112,6 +153,10 @@ impl std::fmt::Display for Kind {
                 let names: Vec<_> = keys.iter().map(|key| key.name).collect();
                 write!(f, "a list of tables with {}", names.join(", "))
             }
+            Kind::Section(keys) => {
+                let names: Vec<_> = keys.iter().map(|key| key.name).collect();
+                write!(f, "a table with {}", names.join(", "))
+            }
         }
     }
 }
@@ -171,7 +216,7 @@ macro_rules! choice {
 }
 
 /// Declares a section: each field has a doc line, a type and, unless it is required or an `Option`, a default.
-/// `field as "dotted.name"` gives the key another name than the field.
+/// `field as "dotted.name"` gives the key another name than the field. A field may be a section itself.
 #[macro_export]
 macro_rules! section {
     ($(#[$attr:meta])* pub struct $name:ident {
@@ -187,6 +232,12 @@ macro_rules! section {
         impl Default for $name {
             fn default() -> Self {
                 Self { $($field: $crate::section!(@default $type $(, $default)?),)* }
+            }
+        }
+
+        impl $crate::config::key::Setting for $name {
+            fn kind() -> $crate::config::key::Kind {
+                $crate::config::key::Kind::Section(<Self as $crate::config::key::Section>::keys())
             }
         }
 
@@ -209,4 +260,52 @@ macro_rules! section {
     (@name $field:ident, $key:literal) => { $key };
     (@required) => { true };
     (@required $default:expr) => { false };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    section! {
+        /// A part with an extent of its own.
+        pub struct Tower {
+            /// Its width.
+            pub width: usize,
+            /// Its layers.
+            pub layers: usize = 2,
+        }
+    }
+
+    section! {
+        /// A model with parts.
+        pub struct Seeing {
+            /// Its width.
+            pub width: usize,
+            /// A part that may be absent.
+            pub vision: Option<Tower>,
+            /// A part that is there.
+            pub ears: Tower = Tower { width: 3, ..Tower::default() },
+        }
+    }
+
+    #[test]
+    fn a_section_holds_sections() {
+        let leaves = leaves(Seeing::keys());
+        let names: Vec<String> = leaves.iter().map(Leaf::name).collect();
+        assert_eq!(names, ["width", "vision.width", "vision.layers", "ears.width", "ears.layers"]);
+        let required: Vec<bool> = leaves.iter().map(|leaf| leaf.key.required).collect();
+        assert_eq!(required, [true, true, false, false, false]);
+        assert_eq!(leaves[1].optional_table.as_deref(), Some("vision"));
+        assert_eq!((leaves[0].optional_table.as_ref(), leaves[3].optional_table.as_ref()), (None, None));
+        assert_eq!(Seeing::keys()[1].kind.to_string(), "a table with width, layers");
+    }
+
+    #[test]
+    fn nested_sections_read_and_refuse_by_their_own_keys() {
+        let read = |text: &str| serde_json::from_str::<Seeing>(text).map_err(|error| error.to_string());
+        let seeing = read(r#"{"width": 8, "vision": {"width": 4}}"#).unwrap();
+        assert_eq!(seeing.vision, Some(Tower { width: 4, layers: 2 }));
+        assert_eq!((seeing.width, seeing.ears.width), (8, 3));
+        assert!(read(r#"{"vision": {"depth": 4}}"#).unwrap_err().contains("unknown field `depth`"));
+    }
 }

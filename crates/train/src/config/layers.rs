@@ -82,17 +82,19 @@ impl Layers {
                 None => {}
             }
         }
+        let said = table.get("model").and_then(|model| model.get("kind")).and_then(Value::as_str);
+        let keys = schema::of_kind(said.and_then(|kind| kind.parse().ok()).unwrap_or(self.kind()));
         let mut leaves = Vec::new();
-        collect_leaves(&mut Vec::new(), &table, &known_paths(), &mut leaves);
+        collect_leaves(&mut Vec::new(), &table, &keys, &mut leaves);
         // `compile` stands for other switches, which may be given beside it and then win.
         leaves.sort_by_key(|(path, _)| path.join(".") != COMPILE.path());
         for (path, given) in leaves {
             let name = path.join(".");
-            let Some(found) = schema::all().into_iter().find(|found| found.path == name) else {
-                return Err(located(&path, unknown(&name)));
+            let Some(found) = keys.iter().find(|found| found.path == name) else {
+                return Err(located(&path, unknown(&keys, &name)));
             };
             let read = value::read(&name, &found.key.kind, &given, Written::InFile);
-            let laid = read.and_then(|value| self.lay(&found, value));
+            let laid = read.and_then(|value| self.lay(found, value));
             laid.map_err(|sentence| located(&path, sentence))?;
         }
         Ok(())
@@ -101,8 +103,11 @@ impl Layers {
     /// Lays `key=value` arguments, in order, as one layer.
     pub fn overrides(&mut self, arguments: &[String]) -> Result<(), UserError> {
         self.layer += 1;
+        let said = arguments.iter().filter_map(|argument| argument.split_once('='));
+        let said = said.filter(|(key, _)| [KIND, "kind"].contains(&key.trim())).last();
+        let kind = said.and_then(|(_, kind)| kind.trim().parse().ok()).unwrap_or(self.kind());
         for argument in arguments {
-            let (found, said) = parse_override(argument)?;
+            let (found, said) = parse_override_of(kind, argument)?;
             if found.key.optional && said == "none" {
                 self.values.remove(&found.path);
                 continue;
@@ -164,18 +169,18 @@ impl Layers {
             self.values = held.into_iter().filter(|(p, h)| !of_others(p) || h.layer >= of_source).collect();
         }
         let has_head = matches!(model, Model::Vit(vit) if vit.classes.is_some());
-        for key in Model::keys() {
-            if NOT_THE_MODELS.contains(&key.name) {
+        for Found { path, name, tables, key, .. } in schema::of_section("model", Model::keys()) {
+            if NOT_THE_MODELS.contains(&&name[..]) {
                 continue;
             }
-            let path = format!("model.{}", key.name);
             // Of a head for images that is there, what a recipe below says of another is put aside.
             let is_kept = |held: &Held| !has_head || held.layer >= of_source;
-            if MAY_DIFFER.contains(&key.name) && self.values.get(&path).is_some_and(is_kept) {
+            if MAY_DIFFER.contains(&&name[..]) && self.values.get(&path).is_some_and(is_kept) {
                 continue;
             }
-            let (said, fact) =
-                (self.values.get(&path).filter(|held| held.layer >= of_source), facts.get(key.name));
+            let table = tables.iter().try_fold(&facts, |held, table| held.get(table));
+            let fact = table.and_then(|table| table.get(key.name));
+            let said = self.values.get(&path).filter(|held| held.layer >= of_source);
             match (said, fact) {
                 (Some(held), fact) if Some(&held.value) != fact => refuse!(
                     "`{path}` is {} and the model of {whence} has {}: leave it out",
@@ -313,20 +318,20 @@ impl Layers {
 
     /// Whether every key of the model is one of its kind, and those that it must have are there.
     fn check_kind(&self, kind: ModelKind) -> Result<(), UserError> {
-        let own = kind.keys();
+        let own = schema::of_section("model", kind.keys());
         for path in self.values.keys().filter(|path| *path != KIND) {
             let Some(name) = path.strip_prefix("model.") else { continue };
-            if !own.iter().any(|key| key.name == name) {
-                let kinds: Vec<&str> = ModelKind::with(name).iter().map(|kind| kind.name()).collect();
+            if !own.iter().any(|found| found.name == name) {
+                let kinds = ModelKind::with(|leaf| leaf.name() == name);
+                let kinds: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
                 refuse!(
                     "`{path}` is of model.kind={}, and `model.kind` is {kind}: leave it out",
                     kinds.join(" or ")
                 );
             }
         }
-        match own.iter().find(|key| key.required && !self.values.contains_key(&format!("model.{}", key.name)))
-        {
-            Some(key) => refuse!("`model.{}` is missing: it wants {}", key.name, key.kind),
+        match missing(&own, |path| self.values.contains_key(path)) {
+            Some(found) => refuse!("`{}` is missing: it wants {}", found.path, found.key.kind),
             None => Ok(()),
         }
     }
@@ -344,19 +349,20 @@ impl Layers {
     pub fn finish(self) -> Result<Config, UserError> {
         let kind = self.kind();
         self.check_kind(kind)?;
-        for found in schema::all().into_iter().filter(|found| !found.path.starts_with("model.")) {
-            if found.key.required && !self.values.contains_key(&found.path) {
-                refuse!("`{}` is missing: it wants {}", found.path, found.key.kind);
-            }
+        let keys = schema::of_kind(kind);
+        let others: Vec<Found> = keys.iter().filter(|found| found.section != "model").cloned().collect();
+        if let Some(found) = missing(&others, |path| self.values.contains_key(path)) {
+            refuse!("`{}` is missing: it wants {}", found.path, found.key.kind);
         }
         let mut tree = Table::new();
         for (section, _) in schema::sections() {
             tree.insert(section.to_string(), Value::Table(Table::new()));
         }
         for (path, held) in self.values {
-            let (section, key) = path.split_once('.').expect("a path has a section");
-            let section = tree[section].as_table_mut().expect("sections are tables");
-            section.insert(key.to_string(), held.value);
+            let found = keys.iter().find(|found| found.path == path).expect("what is laid is a key");
+            // A lower layer may have meant the key of another kind.
+            let value = value::read(&path, &found.key.kind, &held.value, Written::InFile)?;
+            nest(&mut tree, found, value);
         }
         let model = tree["model"].as_table_mut().expect("sections are tables");
         model.insert("kind".into(), Value::String(kind.to_string()));
@@ -422,41 +428,63 @@ pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
 }
 
 pub fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
+    parse_override_of(ModelKind::default(), argument)
+}
+
+/// The same where a key of the model means what it does in this kind.
+fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(Found, &str), UserError> {
     let Some((name, said)) = argument.split_once('=') else {
         refuse!("`{argument}` is neither a recipe nor key=value");
     };
-    match schema::lookup(name.trim()) {
+    let keys = schema::of_kind(kind);
+    match schema::lookup_among(&keys, name.trim()) {
         Meaning::One(found) => Ok((found, said.trim())),
         Meaning::Several(paths) => refuse!("`{name}` may be {}: give it in full", paths.join(" or ")),
-        Meaning::Nothing => Err(UserError(unknown(name.trim()))),
+        Meaning::Nothing => Err(UserError(unknown(&keys, name.trim()))),
     }
 }
 
-/// The sentence for a key that does not exist: what it is called here, or the nearest name.
-fn unknown(name: &str) -> String {
+/// The first key that must be given and is not; one of a table that may be absent must be where anything of that is.
+fn missing<'a>(keys: &'a [Found], is_given: impl Fn(&str) -> bool) -> Option<&'a Found> {
+    let is_there = |table: &String| {
+        let within = |found: &&Found| found.path.starts_with(&format!("{table}."));
+        keys.iter().filter(within).any(|found| is_given(&found.path))
+    };
+    let must_be = |found: &&Found| found.key.required && found.optional_table.as_ref().is_none_or(is_there);
+    keys.iter().filter(must_be).find(|found| !is_given(&found.path))
+}
+
+/// Puts a value into the tables its key lies in.
+fn nest(tree: &mut Table, found: &Found, value: Value) {
+    let mut table = tree;
+    for name in [&[found.section], &found.tables[..]].concat() {
+        let inner = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        table = inner.as_table_mut().expect("sections are tables");
+    }
+    table.insert(found.key.name.to_string(), value);
+}
+
+/// The sentence for a name that is no key: what it is called here, or the nearest name.
+fn unknown(keys: &[Found], name: &str) -> String {
     if let Some(here) = foreign::here(name) {
         return format!("there is no key `{name}`; here that is {here}");
     }
-    let sections = schema::sections();
     let in_section =
-        name.split_once('.').filter(|(section, _)| sections.iter().any(|(known, _)| known == section));
+        name.split_once('.').filter(|(section, _)| keys.iter().any(|found| found.section == *section));
     let short = in_section.map_or(name, |(_, key)| key);
-    if let Meaning::One(found) = schema::lookup(short) {
+    if let Meaning::One(found) = schema::lookup_among(keys, short) {
         return format!("there is no key `{name}`; here that is `{}`", found.path);
     }
     // Names as they may have been meant, each with the path it stands for.
     let mut meant: Vec<(String, String)> = Vec::new();
-    for (section, keys) in &sections {
-        for key in keys {
-            let path = format!("{section}.{}", key.name);
-            match in_section {
-                Some((given, _)) if given != *section => continue,
-                Some(_) => meant.push((key.name.to_string(), path)),
-                None => {
-                    let last = key.name.rsplit('.').next().unwrap_or(key.name);
-                    let names = [path.clone(), key.name.to_string(), last.to_string()];
-                    meant.extend(names.map(|name| (name, path.clone())));
-                }
+    for found in keys {
+        match in_section {
+            Some((given, _)) if given != found.section => continue,
+            Some(_) => meant.push((found.name.clone(), found.path.clone())),
+            None => {
+                let last = found.name.rsplit('.').next().unwrap_or(&found.name);
+                let names = [found.path.clone(), found.name.clone(), last.to_string()];
+                meant.extend(names.map(|name| (name, found.path.clone())));
             }
         }
     }
@@ -473,25 +501,22 @@ fn unknown(name: &str) -> String {
     }
 }
 
-fn known_paths() -> Vec<String> {
-    schema::all().into_iter().map(|found| found.path).collect()
-}
-
 /// Values by path. A table is gone into unless it is a known key's value, so dotted keys and nested tables are
 /// the same thing; an empty table of a name that leads nowhere counts as a value, to be refused.
 fn collect_leaves(
     path: &mut Vec<String>,
     table: &Table,
-    known: &[String],
+    keys: &[Found],
     leaves: &mut Vec<(Vec<String>, Value)>,
 ) {
     for (name, held) in table {
         path.push(name.clone());
         let joined = path.join(".");
-        let leads_on = known.iter().any(|key| key.starts_with(&format!("{joined}.")));
+        let leads_on = keys.iter().any(|found| found.path.starts_with(&format!("{joined}.")));
+        let is_key = keys.iter().any(|found| found.path == joined);
         match held {
-            Value::Table(inner) if !known.contains(&joined) && (leads_on || !inner.is_empty()) => {
-                collect_leaves(path, inner, known, leaves);
+            Value::Table(inner) if !is_key && (leads_on || !inner.is_empty()) => {
+                collect_leaves(path, inner, keys, leaves);
             }
             other => leaves.push((path.clone(), other.clone())),
         }
@@ -522,6 +547,8 @@ fn line_at(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use flatout_models::config::DecoderConfig;
+    use flatout_models::config::key::Section;
+    use flatout_models::section;
 
     use super::*;
     use crate::config::{Count, Source};
@@ -721,5 +748,66 @@ mod tests {
             assert!(sentence.contains("cannot change when a run is resumed"), "{sentence}");
         }
         assert!(config.resumed(&["stpes=5".into()]).unwrap_err().0.contains("did you mean `train.steps`?"));
+    }
+
+    section! {
+        /// A part with a width of its own.
+        pub struct Tower {
+            /// Its width.
+            pub width: usize,
+            /// Its depth.
+            pub layers: usize = 2,
+        }
+    }
+
+    section! {
+        /// A model that may have such a part.
+        pub struct Seeing {
+            /// Its width.
+            pub width: usize,
+            /// Its eyes.
+            pub vision: Option<Tower>,
+        }
+    }
+
+    #[test]
+    fn nested_tables_are_laid_written_and_read_back() {
+        let keys = schema::of_section("model", Seeing::keys());
+        let mut values = BTreeMap::new();
+        let file = parse("[model]\nwidth = 8\n[model.vision]\nwidth = 4\n", "mine.toml").unwrap();
+        let mut leaves = vec![];
+        collect_leaves(&mut vec![], &file, &keys, &mut leaves);
+        for (path, given) in leaves {
+            values.insert(path.join("."), given);
+        }
+        let Meaning::One(found) = schema::lookup_among(&keys, "model.vision.layers") else { panic!("a key") };
+        values.insert(found.path, Value::Integer(3));
+        let mut tree = Table::new();
+        for (path, value) in &values {
+            nest(&mut tree, keys.iter().find(|found| found.path == *path).unwrap(), value.clone());
+        }
+        let seeing: Seeing = tree["model"].clone().try_into().unwrap();
+        assert_eq!(seeing, Seeing { width: 8, vision: Some(Tower { width: 4, layers: 3 }) });
+        let text = text::section_text("model", &keys, &values);
+        assert_eq!(text, "\n[model]\nwidth = 8\n\n[model.vision]\nwidth = 4\nlayers = 3\n");
+        let again: Table = toml::from_str(&text).unwrap();
+        assert_eq!(again, tree);
+    }
+
+    #[test]
+    fn nested_keys_are_missed_only_where_their_table_is_and_unknown_ones_named() {
+        let keys = schema::of_section("model", Seeing::keys());
+        let missed =
+            |given: &[&str]| missing(&keys, |path| given.contains(&path)).map(|found| &found.path[..]);
+        assert_eq!(missed(&["model.width"]), None);
+        assert_eq!(missed(&["model.width", "model.vision.layers"]), Some("model.vision.width"));
+        assert_eq!(
+            unknown(&keys, "model.vision.widht"),
+            "there is no key `model.vision.widht`; did you mean `model.vision.width`?"
+        );
+        assert_eq!(
+            unknown(&keys, "model.vision.colour"),
+            "there is no key `model.vision.colour`; `model` has width, vision.width, vision.layers"
+        );
     }
 }

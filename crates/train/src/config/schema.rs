@@ -1,6 +1,6 @@
 //! Every key there is: the sections' declarations put end to end, for look-up, errors and help.
 
-use flatout_models::config::key::{Key, Kind, Section};
+use flatout_models::config::key::{Key, Kind, Leaf, Section, leaves};
 use flatout_models::config::{Model, ModelKind};
 
 use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
@@ -38,53 +38,94 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
 
 /// Every key with what it accepts, its default and one line on what it does.
 pub fn schema() -> Vec<SchemaKey> {
-    let mut defaults = text::flatten(&Config::default());
-    for kind in ModelKind::ALL {
-        let of_kind = text::flatten(&Config { model: kind.model(), ..Config::default() });
-        for (path, value) in of_kind {
-            defaults.entry(path).or_insert(value);
+    let of_kind = |kind: &ModelKind| text::flatten(&Config { model: kind.model(), ..Config::default() });
+    let defaults: Vec<(ModelKind, _)> = ModelKind::ALL.iter().map(|kind| (*kind, of_kind(kind))).collect();
+    let row = |found: Found| {
+        let kinds = kinds_of(&found);
+        let of_kinds = defaults.iter().filter(|(kind, _)| kinds.contains(kind));
+        let default = of_kinds.into_iter().find_map(|(_, values)| values.get(&found.path));
+        SchemaKey {
+            wants: found.key.kind.to_string(),
+            default: default.filter(|_| !found.key.required).map(text::value),
+            required: found.key.required,
+            doc: doc(&kinds, found.key.doc),
+            path: found.path,
         }
-    }
-    let mut rows = Vec::new();
-    for (section, keys) in sections() {
-        for key in keys {
-            let path = format!("{section}.{}", key.name);
-            let default = defaults.get(&path).filter(|_| !key.required).map(text::value);
-            rows.push(SchemaKey {
-                wants: key.kind.to_string(),
-                default,
-                required: key.required,
-                doc: doc(section, &key),
-                path,
-            });
-        }
-    }
-    rows
+    };
+    all().into_iter().map(row).collect()
+}
+
+/// The kinds of models that have a key with this meaning; every kind has the keys of other sections.
+fn kinds_of(found: &Found) -> Vec<ModelKind> {
+    let kinds = match found.section {
+        "model" => ModelKind::with(|leaf| leaf.name() == found.name && leaf.key.kind == found.key.kind),
+        _ => vec![],
+    };
+    if kinds.is_empty() { ModelKind::ALL.to_vec() } else { kinds }
 }
 
 /// Its line; a key that only some kinds of models have says which.
-fn doc(section: &str, key: &Key) -> String {
-    let kinds = if section == "model" { ModelKind::with(key.name) } else { vec![] };
-    if kinds.is_empty() || kinds.len() == ModelKind::ALL.len() {
-        return key.doc.to_string();
+fn doc(kinds: &[ModelKind], line: &str) -> String {
+    if kinds.len() == ModelKind::ALL.len() {
+        return line.to_string();
     }
     let kinds: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
-    format!("{}: {}", kinds.join(", "), key.doc)
+    format!("{}: {line}", kinds.join(", "))
 }
 
 /// A key with its full path.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub path: String,
+    pub section: &'static str,
+    /// Its name from the section on.
+    pub name: String,
+    /// The tables between the section and the key.
+    pub tables: Vec<&'static str>,
+    /// The path of the innermost of them that may be absent.
+    pub optional_table: Option<String>,
     pub key: Key,
 }
 
+/// The keys of a section that hold values, those of sections within it among them.
+pub(super) fn of_section(section: &'static str, keys: Vec<Key>) -> Vec<Found> {
+    let found = |leaf: Leaf| Found {
+        path: format!("{section}.{}", leaf.name()),
+        section,
+        name: leaf.name(),
+        optional_table: leaf.optional_table.map(|table| format!("{section}.{table}")),
+        tables: leaf.tables,
+        key: leaf.key,
+    };
+    leaves(keys).into_iter().map(found).collect()
+}
+
+/// Every key; one that kinds of models mean differently is there once a meaning.
 pub(super) fn all() -> Vec<Found> {
-    let mut found = Vec::new();
-    for (section, keys) in sections() {
-        found.extend(keys.into_iter().map(|key| Found { path: format!("{section}.{}", key.name), key }));
+    let mut all: Vec<Found> = vec![];
+    for found in sections().into_iter().flat_map(|(section, keys)| of_section(section, keys)) {
+        if !all.iter().any(|known| known.path == found.path && known.key.kind == found.key.kind) {
+            all.push(found);
+        }
     }
-    found
+    all
+}
+
+/// Every key once, with the meaning that a kind of models gives it.
+pub(super) fn of_kind(kind: ModelKind) -> Vec<Found> {
+    meant_by(all(), &of_section("model", kind.keys()))
+}
+
+/// Every key once, with the meaning that `own` gives it where that has it, else the first.
+pub(super) fn meant_by(all: Vec<Found>, own: &[Found]) -> Vec<Found> {
+    let mut each: Vec<Found> = vec![];
+    for found in all {
+        if !each.iter().any(|known| known.path == found.path) {
+            let own = own.iter().find(|own| own.path == found.path && own.key.kind != found.key.kind);
+            each.push(own.cloned().unwrap_or(found));
+        }
+    }
+    each
 }
 
 /// What a short name can mean.
@@ -97,22 +138,21 @@ pub(super) enum Meaning {
 /// The key a name on the command line means: a full path, else a switch, else a key of any section; where several
 /// sections have it, `train` wins, then `model`.
 pub(super) fn lookup(name: &str) -> Meaning {
-    let mut keys = all();
-    for wanted in [name.to_string(), format!("switches.{name}")] {
-        if let Some(i) = keys.iter().position(|found| found.path == wanted) {
-            return Meaning::One(keys.swap_remove(i));
-        }
+    lookup_among(&of_kind(ModelKind::default()), name)
+}
+
+/// The same among some keys, each of which is there once.
+pub(super) fn lookup_among(keys: &[Found], name: &str) -> Meaning {
+    let by_path = |path: String| keys.iter().find(|found| found.path == path);
+    if let Some(found) = by_path(name.to_string()).or_else(|| by_path(format!("switches.{name}"))) {
+        return Meaning::One(found.clone());
     }
-    keys.retain(|found| found.key.name == name);
-    for wanted in [format!("train.{name}"), format!("model.{name}")] {
-        if let Some(i) = keys.iter().position(|found| found.path == wanted) {
-            return Meaning::One(keys.swap_remove(i));
-        }
-    }
-    match keys.len() {
-        0 => Meaning::Nothing,
-        1 => Meaning::One(keys.remove(0)),
-        _ => Meaning::Several(keys.into_iter().map(|found| found.path).collect()),
+    let named: Vec<&Found> = keys.iter().filter(|found| found.name == name).collect();
+    let of = |section: &str| named.iter().find(|found| found.section == section);
+    match (of("train").or_else(|| of("model")), &named[..]) {
+        (Some(found), _) | (None, [found]) => Meaning::One((*found).clone()),
+        (None, []) => Meaning::Nothing,
+        (None, several) => Meaning::Several(several.iter().map(|found| found.path.clone()).collect()),
     }
 }
 
@@ -126,6 +166,8 @@ pub(super) fn values_in_brackets(kind: &Kind) -> String {
 
 #[cfg(test)]
 mod tests {
+    use flatout_models::section;
+
     use super::*;
 
     fn path_of(name: &str) -> String {
@@ -170,5 +212,67 @@ mod tests {
         assert_eq!(row("train.micro_batch").wants, "auto or a whole number of 1 or more");
         assert!(row("model.width").required && row("model.width").default.is_none());
         assert!(!row("data.path").required && row("data.path").default.is_none());
+    }
+
+    section! {
+        /// A part with a width of its own.
+        pub struct Tower {
+            /// Its width.
+            pub width: usize,
+            /// Its depth.
+            pub layers: usize = 2,
+        }
+    }
+
+    section! {
+        /// A model that has such a part.
+        pub struct Seeing {
+            /// Its width.
+            pub width: usize,
+            /// Its patches, as a number.
+            pub patch: usize = 4,
+            /// Its eyes.
+            pub vision: Option<Tower>,
+        }
+    }
+
+    section! {
+        /// A model that means something else by a name.
+        pub struct Hearing {
+            /// Its width.
+            pub width: usize,
+            /// Its patches, as a text.
+            pub patch: Option<String>,
+        }
+    }
+
+    #[test]
+    fn keys_of_nested_sections_have_paths_and_names() {
+        let keys = of_section("model", Seeing::keys());
+        let paths: Vec<&str> = keys.iter().map(|found| found.path.as_str()).collect();
+        assert_eq!(paths, ["model.width", "model.patch", "model.vision.width", "model.vision.layers"]);
+        assert_eq!(keys[2].optional_table.as_deref(), Some("model.vision"));
+        let path_of = |name: &str| match lookup_among(&keys, name) {
+            Meaning::One(found) => found.path,
+            _ => String::new(),
+        };
+        assert_eq!(path_of("width"), "model.width", "the section's own");
+        assert_eq!(path_of("vision.width"), "model.vision.width");
+        assert_eq!(path_of("model.vision.layers"), "model.vision.layers");
+        assert_eq!(path_of("layers"), "", "a part's key is never meant by its last name");
+    }
+
+    #[test]
+    fn a_key_means_what_the_kind_says() {
+        let all: Vec<Found> = [Seeing::keys(), Hearing::keys()]
+            .into_iter()
+            .flat_map(|keys| of_section("model", keys))
+            .collect();
+        let wants = |own: Vec<Key>| {
+            let keys = meant_by(all.clone(), &of_section("model", own));
+            assert_eq!(keys.iter().filter(|found| found.path == "model.patch").count(), 1);
+            keys.into_iter().find(|found| found.name == "patch").unwrap().key.kind
+        };
+        assert_eq!((wants(Seeing::keys()), wants(Hearing::keys())), (Kind::Whole, Kind::Text));
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use toml::Value;
+use toml::{Table, Value};
 
-use super::{Config, Layers, schema};
+use super::schema::{self, Found};
+use super::{Config, Layers};
 use crate::UserError;
 
 impl Config {
@@ -17,13 +18,9 @@ impl Config {
                 out += &format!("{name} = {}\n", value(&Value::String(said.clone())));
             }
         }
-        for (section, keys) in schema::sections() {
-            out += &format!("\n[{section}]\n");
-            for key in keys {
-                if let Some(held) = written.get(&format!("{section}.{}", key.name)) {
-                    out += &format!("{} = {}\n", key.name, value(held));
-                }
-            }
+        let keys = schema::of_kind(self.model.kind());
+        for (section, _) in schema::sections() {
+            out += &section_text(section, &keys, &written);
         }
         out.trim_start().to_string()
     }
@@ -42,16 +39,52 @@ impl Config {
     }
 }
 
+/// A section's values in the order of its keys, then those of each table within it.
+pub(super) fn section_text(section: &str, keys: &[Found], written: &BTreeMap<String, Value>) -> String {
+    let keys: Vec<&Found> = keys.iter().filter(|found| found.section == section).collect();
+    let lines_of = |tables: &[&str]| -> String {
+        let own = keys.iter().filter(|found| found.tables == tables);
+        let lines = own.filter_map(|found| {
+            let held = written.get(&found.path)?;
+            Some(format!("{} = {}\n", found.key.name, value(held)))
+        });
+        lines.collect()
+    };
+    let mut out = format!("\n[{section}]\n{}", lines_of(&[]));
+    let mut within: Vec<&[&str]> = vec![];
+    for found in keys.iter().filter(|found| !found.tables.is_empty()) {
+        if !within.contains(&&found.tables[..]) {
+            within.push(&found.tables);
+        }
+    }
+    for tables in within {
+        let lines = lines_of(tables);
+        if !lines.is_empty() {
+            out += &format!("\n[{section}.{}]\n{lines}", tables.join("."));
+        }
+    }
+    out
+}
+
 /// The tree's values by full path.
 pub(super) fn flatten(config: &Config) -> BTreeMap<String, Value> {
     let written = Value::try_from(config).expect("the tree has a TOML form");
     let mut values = BTreeMap::new();
     for (section, held) in written.as_table().expect("a struct is a table") {
-        for (key, value) in held.as_table().into_iter().flatten() {
-            values.insert(format!("{section}.{key}"), value.clone());
-        }
+        collect(section, held.as_table(), &mut values);
     }
     values
+}
+
+/// Values below a path. No key's value is a table, so a table is a section.
+fn collect(path: &str, table: Option<&Table>, values: &mut BTreeMap<String, Value>) {
+    for (key, held) in table.into_iter().flatten() {
+        let path = format!("{path}.{key}");
+        match held {
+            Value::Table(inner) => collect(&path, Some(inner), values),
+            value => drop(values.insert(path, value.clone())),
+        }
+    }
 }
 
 /// A value on one line. Floats are in their shortest exact form.

@@ -106,6 +106,8 @@ pub(super) fn read(path: &str, kind: &Kind, given: &Value, written: Written) -> 
             }
             Ok(Value::Array(read_tables))
         }
+        // Its keys are laid one by one.
+        Kind::Section(_) => Err(wrong()),
     }
 }
 

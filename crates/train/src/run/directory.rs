@@ -82,7 +82,7 @@ impl Run {
             }
             made = make(dir)?;
             let mut entries = fs::read_dir(dir).map_err(cannot("be read", dir))?.flatten();
-            let ours = |name: &str| name == LOCK || name.starts_with(CONFIG);
+            let ours = |name: &str| name == LOCK || name.starts_with(CONFIG) || name.starts_with(RESOLVED);
             if entries.any(|entry| !ours(&entry.file_name().to_string_lossy())) {
                 refuse!("{} is not empty and holds no run: give --run a directory of its own", dir.display());
             }

@@ -144,7 +144,7 @@ mod tests {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "signal::tests::signals_raise_the_flag_and_a_second_interrupt_leaves",
+                "run::signal::tests::signals_raise_the_flag_and_a_second_interrupt_leaves",
                 "--nocapture",
             ])
             .env(CHILD, "1")

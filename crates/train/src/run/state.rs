@@ -14,7 +14,6 @@ use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint::{self, Dtype, Retention, Saved, State, Tensor, TensorFile};
 use crate::run::moments::{self, Coded, coded};
-use crate::weights::initial::leaves;
 
 /// The state as it was between two steps, copied while training goes on. On a GPU the copy comes out beside the next
 /// `grad`, and the next `apply` waits for it on the device.
@@ -53,6 +52,11 @@ impl Snapshot {
         });
         checkpoint::save(checkpoints, &self.state, &tensors.collect::<Vec<_>>(), kept)
     }
+}
+
+/// Slots of a class that nothing lies inside.
+pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot> {
+    plans.slots.iter().filter(|s| class(s.class) && !s.is_whole).cloned().collect()
 }
 
 /// Bytes of the state that is saved.

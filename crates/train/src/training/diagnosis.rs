@@ -12,7 +12,7 @@ use flatout_runtime::{RuntimeError, Session};
 
 use crate::tasks::batch::{Batch, Draw};
 use crate::training::update::accumulate;
-use crate::weights::initial::leaves;
+use crate::run::state::leaves;
 
 /// What was found out, as the end of a sentence. Call it between updates: the gradient sums must be clear, and are so
 /// afterwards.

@@ -74,11 +74,6 @@ pub fn write_tables(session: &mut Session) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// Slots of a class that nothing lies inside.
-pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot> {
-    plans.slots.iter().filter(|s| class(s.class) && !s.is_whole).cloned().collect()
-}
-
 /// Values a task draws; even, so that pairs stay together.
 const CHUNK: usize = 1 << 16;
 

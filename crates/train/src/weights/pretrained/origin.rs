@@ -17,7 +17,8 @@ use crate::config::Config;
 use crate::config::resolved::Resolved;
 use crate::refuse;
 use crate::run::BESIDE;
-use crate::weights::initial::{self, leaves};
+use crate::run::state::leaves;
+use crate::weights::initial;
 use crate::weights::peft::Peft;
 use flatout_data::durable;
 
