@@ -103,8 +103,8 @@ impl Layers {
     /// Lays `key=value` arguments, in order, as one layer.
     pub fn overrides(&mut self, arguments: &[String]) -> Result<(), UserError> {
         self.layer += 1;
-        let said = arguments.iter().filter_map(|argument| argument.split_once('='));
-        let said = said.filter(|(key, _)| [KIND, "kind"].contains(&key.trim())).last();
+        let mut said = arguments.iter().filter_map(|argument| argument.split_once('='));
+        let said = said.rfind(|(key, _)| [KIND, "kind"].contains(&key.trim()));
         let kind = said.and_then(|(_, kind)| kind.trim().parse().ok()).unwrap_or(self.kind());
         for argument in arguments {
             let (found, said) = parse_override_of(kind, argument)?;
@@ -445,7 +445,7 @@ fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(Found, &str), U
 }
 
 /// The first key that must be given and is not; one of a table that may be absent must be where anything of that is.
-fn missing<'a>(keys: &'a [Found], is_given: impl Fn(&str) -> bool) -> Option<&'a Found> {
+fn missing(keys: &[Found], is_given: impl Fn(&str) -> bool) -> Option<&Found> {
     let is_there = |table: &String| {
         let within = |found: &&Found| found.path.starts_with(&format!("{table}."));
         keys.iter().filter(within).any(|found| is_given(&found.path))
