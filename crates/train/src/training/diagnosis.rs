@@ -10,9 +10,9 @@ use flatout_ir::Class;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_runtime::{RuntimeError, Session};
 
+use crate::run::state::leaves;
 use crate::tasks::batch::{Batch, Draw};
 use crate::training::update::accumulate;
-use crate::run::state::leaves;
 
 /// What was found out, as the end of a sentence. Call it between updates: the gradient sums must be clear, and are so
 /// afterwards.

@@ -2,10 +2,11 @@
 
 use flatout_ir::passes::adapter;
 use flatout_ir::passes::average::averaged_weight;
-use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
-use flatout_ir::{Class, DType, Init, PlanSet, TensorType, bicubic, random};
+use flatout_ir::{Class, DType, Init, TensorType, bicubic, random};
 use flatout_runtime::cpu::normal;
+
+use crate::run::state::leaves;
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 

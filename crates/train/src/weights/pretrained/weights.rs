@@ -19,8 +19,8 @@ use crate::Failure;
 use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile};
-use crate::weights::adapters::merge;
 use crate::run::state::leaves;
+use crate::weights::adapters::merge;
 use crate::weights::initial::values;
 
 /// Every parameter of a model, by path: its type and its first values where nothing else gives them.
