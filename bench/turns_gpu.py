@@ -21,6 +21,7 @@ def rows(count):
 
 
 TEXT = ["data.source=synthetic", "schedule.warmup_steps=2"]
+PAIRS = ["data.source=synthetic", "train.patience=none", "eval.every_epochs=none", "eval.metric=loss"]
 CASES = {
     "pretrain-bf16": ["pretrain-226m", *TEXT, *rows(32)],
     "pretrain-fp8": ["pretrain-226m", *TEXT, *rows(32), "precision=fp8"],
@@ -28,13 +29,13 @@ CASES = {
     "bdh": ["bdh-cifar10", "data.source=synthetic", "data.synthetic_rows=4096", *rows(512)],
     "vit-s": ["dinov2-s-classify", "data.source=synthetic", "data.synthetic_rows=1024", "model.classes=10", *rows(256)],
     "vit-b": ["dinov2-b-classify", "data.source=synthetic", "data.synthetic_rows=1024", "model.classes=10", *rows(256)],
-    "gemma-full": ["gemma3-1b-pairs", "data.source=synthetic", "packing=off", "length_buckets=off", *rows(32)],
-    "gemma-lengths": ["gemma3-1b-pairs", "data.source=synthetic", *rows(32)],
+    "gemma-full": ["gemma3-1b-pairs", *PAIRS, "packing=off", "length_buckets=off", *rows(32)],
+    "gemma-lengths": ["gemma3-1b-pairs", *PAIRS, *rows(32)],
 }
 
 
 def median_ms(binary, words, steps, folder):
-    command = [str(binary), "train", *words, "eval.rows=0", "checkpoint.every=0", "--run", tempfile.mkdtemp(dir=folder) + "/run"]
+    command = [str(binary), "train", *words, "eval.rows=0", "checkpoint.every=0", "checkpoint.best=false", "--run", tempfile.mkdtemp(dir=folder) + "/run"]
     done = steady.run(command, steady.WARM + steps)
     return statistics.median(e["step_ms"] for e in done["steps"]), done["memory"]["card_bytes"]
 
