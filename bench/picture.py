@@ -141,7 +141,7 @@ def renamed(text, renames):
 def lines(part, renames):
     """A part of a picture as lines, apart from times and the most rows that fit, which follow the CPU's free memory."""
     if "plans" in part:
-        facts = {k: v for k, v in part["facts"].items() if "seconds" not in k and "_ms" not in k and k != "largest"}
+        facts = {k: v for k, v in part["facts"].items() if "seconds" not in k and "_ms" not in k and k != "largest_micro_batch"}
         return renamed(json.dumps(facts, indent=1, sort_keys=True) + "\n" + part["plans"], renames).splitlines()
     return renamed(json.dumps(part, indent=1, sort_keys=True), renames).splitlines()
 
