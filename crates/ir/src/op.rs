@@ -376,6 +376,43 @@ impl Op {
         })
     }
 
+    /// (input, output) pairs that may share memory exactly, those that passes try first in front. Every kernel keeps to it:
+    /// it reads all it needs of an element or a row of such an input before it writes there.
+    pub fn in_place(&self) -> Vec<(usize, usize)> {
+        let pairs: &[(usize, usize)] = match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => &[],
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => &[],
+            Op::Map { .. } | Op::Region { .. } => return crate::region::in_place(),
+            Op::Bundle { body } => return crate::bundle::pairs(body),
+            Op::Reduce { .. } | Op::Gather {} | Op::Resample { .. } => &[],
+            Op::Quantize { current: true, .. } => &[],
+            Op::Quantize { of, .. } => return quantize::in_place(*of),
+            Op::Product { base, .. } | Op::ThinProduct { base, .. } | Op::ScatterAdd { base, .. } => {
+                if *base { &[(2, 0)] } else { &[] }
+            }
+            Op::RowScatter {} | Op::Rope { .. } | Op::Dropout { .. } | Op::QkNormRope { .. } => &[(0, 0)],
+            Op::RmsNorm { .. } | Op::DoubleNorm { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1)],
+            Op::RmsNormGrad { .. } => &[(0, 0), (2, 0), (3, 0)],
+            Op::DoubleNormGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (4, 0), (4, 1), (5, 0), (5, 1)],
+            Op::QkNormRopeGrad { .. } => &[(0, 0), (3, 0), (4, 0)],
+            Op::Gated { .. } => &[(0, 0), (1, 0)],
+            Op::GatedGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
+            Op::Attention { .. } | Op::AttentionGrad { .. } | Op::LinearAttention { .. } => &[],
+            Op::LinearAttentionGrad { .. } => return linear_attention::in_place(self),
+            Op::HeadLoss { .. } | Op::LowRankNorm { .. } => &[],
+            Op::HeadLossGrad { .. } => &[(5, 1)],
+            Op::HeadLossTrain { .. } => &[(4, 4)],
+            Op::AdamW { .. } => &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
+            Op::AdamW8 { .. } => &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
+        };
+        pairs.to_vec()
+    }
+
     /// How its matrix products are computed, where it has any.
     pub fn compute(&self) -> Option<Compute> {
         match self {

@@ -33,6 +33,12 @@ pub fn is_summed(ty: &TensorType) -> bool {
     ty.rank() == 2 && ty.dtype.is_float()
 }
 
+/// Pairs that may share memory: whatever runs a region reads a tile of all inputs before it writes one, so any input may
+/// make room for any output, up to the 16 and 8 that are looked at.
+pub fn in_place() -> Vec<(usize, usize)> {
+    (0..16).flat_map(|input| (0..8).map(move |output| (input, output))).collect()
+}
+
 /// What a result is the sum of, where it is one.
 pub fn summed(body: &Graph, result: usize) -> Option<Value> {
     let node = body.node(body.results[result].1.node);

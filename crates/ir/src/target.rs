@@ -1,9 +1,7 @@
 //! What the passes know of a device: plain data, handed in by the runtime.
 
-use crate::bundle;
 use crate::graph::{Graph, Node};
-use crate::op::{Op, OpKind};
-use crate::ops::linear_attention::{LinearAttend, Onto};
+use crate::op::OpKind;
 use crate::timings::{Timings, Units};
 use crate::types::{DType, TensorType};
 
@@ -28,49 +26,11 @@ pub struct KernelRow {
     pub dtypes: &'static [DType],
     pub ins: Layout,
     pub outs: Layout,
-    /// (input, output) pairs that may share memory exactly.
-    pub in_place: &'static [(usize, usize)],
     /// A ceiling on scratch bytes, as a function of the node and the number of cores.
     pub workspace: fn(&Shapes<'_>) -> usize,
     /// Whether equal inputs always give equal bits.
     pub deterministic: bool,
 }
-
-impl KernelRow {
-    /// The pairs that hold for an operation: a product's third input makes room only where it is the base, and where the
-    /// largest magnitude and what else makes room stand among a quantisation's inputs depends on what is quantised. The base
-    /// of linear attention's gradient stands last. The regions of a bundle run side by side, and what one of them reads makes room
-    /// for what it gives alone.
-    pub fn in_place_for(&self, op: &Op) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let own = match op {
-            Op::Bundle { body } if !self.in_place.is_empty() => bundle::pairs(body),
-            _ => vec![],
-        };
-        let (none, quantised) = match op {
-            Op::Bundle { .. } => (true, None),
-            Op::Product { base, .. } | Op::ThinProduct { base, .. } => (!base, None),
-            Op::LinearAttentionGrad { onto, .. } => (*onto == Onto::Nothing, None),
-            Op::Quantize { current, of, .. } => (*current, Some(*of)),
-            _ => (false, None),
-        };
-        let base = LinearAttend::of(op).map(|(attend, _)| attend.inputs() + 1);
-        let pairs: &[(usize, usize)] = if none { &[] } else { self.in_place };
-        let is_base = move |pair: &(usize, usize)| base.is_none_or(|base| pair.0 == base);
-        let holds = move |(input, output): &(usize, usize)| match (quantised, output) {
-            (None, _) => true,
-            (Some(of), 3) => of.makes_room(*input),
-            (Some(of), _) => *input == of.inputs() + 1,
-        };
-        pairs.iter().copied().filter(is_base).filter(holds).chain(own)
-    }
-}
-
-/// Every pair that may hold for a quantisation, whatever is quantised.
-pub const QUANTIZE_IN_PLACE: &[(usize, usize)] =
-    &[(2, 2), (3, 2), (4, 2), (5, 2), (0, 3), (1, 3), (2, 3), (3, 3)];
-
-/// Every pair that may hold for linear attention's gradient: its base, behind tensors, segments, positions and table.
-pub const LINEAR_ATTENTION_GRAD_IN_PLACE: &[(usize, usize)] = &[(3, 0), (4, 0), (5, 0)];
 
 /// What a workspace formula may look at.
 pub struct Shapes<'a> {
@@ -147,7 +107,7 @@ impl Target {
     }
 }
 
-/// A target on paper: every operation has a kernel that takes any rows and works in place wherever that makes sense.
+/// A target on paper: every operation has a kernel that takes any rows.
 /// Plans for it show what the passes do without a device.
 pub fn paper() -> Target {
     let row = |op: &OpKind| KernelRow {
@@ -163,28 +123,6 @@ pub fn paper() -> Target {
             Layout::Rows
         },
         outs: if matches!(op, OpKind::Reshape) { Layout::Any } else { Layout::Rows },
-        in_place: match op {
-            OpKind::Map
-            | OpKind::RmsNorm
-            | OpKind::RmsNormGrad
-            | OpKind::DoubleNorm
-            | OpKind::DoubleNormGrad
-            | OpKind::Bundle
-            | OpKind::Gated
-            | OpKind::Rope
-            | OpKind::Dropout => &[(0, 0)],
-            OpKind::Region => &[(0, 0), (1, 1)],
-            OpKind::GatedGrad => &[(0, 0), (1, 1), (2, 2)],
-            OpKind::Product | OpKind::ThinProduct | OpKind::ScatterAdd => &[(2, 0)],
-            OpKind::Quantize => QUANTIZE_IN_PLACE,
-            OpKind::LinearAttentionGrad => LINEAR_ATTENTION_GRAD_IN_PLACE,
-            OpKind::HeadLossGrad => &[(5, 1)],
-            OpKind::HeadLossTrain => &[(4, 4)],
-            OpKind::RowScatter => &[(0, 0)],
-            OpKind::AdamW => &[(0, 0), (2, 1), (3, 2)],
-            OpKind::AdamW8 => &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
-            _ => &[],
-        },
         workspace: |s| {
             if matches!(s.node.op.kind(), OpKind::Attention | OpKind::AttentionGrad) { 256 } else { 0 }
         },

@@ -128,7 +128,7 @@ fn apart(launch: &Launch, row: &KernelRow) -> Result<(), String> {
                 && input.dtype == out.dtype
                 && input.dims == out.dims
                 && same_strides(input, out);
-            if !(is_same && row.in_place_for(&launch.op).any(|pair| pair == (i, o))) {
+            if !(is_same && launch.op.in_place().contains(&(i, o))) {
                 return Err(format!("output {o} overlaps input {i}, which {} cannot run in place", row.name));
             }
         }
@@ -225,6 +225,7 @@ mod tests {
     use super::*;
     use flatout_ir::OpKind;
     use flatout_ir::ops::elementwise::Elementwise;
+    use flatout_ir::ops::product::{Compute, plain};
     use flatout_ir::target::no_workspace;
     use flatout_ir::types::DType;
 
@@ -234,7 +235,6 @@ mod tests {
         dtypes: &[DType::F32],
         ins: Layout::Any,
         outs: Layout::Any,
-        in_place: &[(0, 0)],
         workspace: no_workspace,
         deterministic: true,
     };
@@ -244,9 +244,18 @@ mod tests {
     }
 
     fn add(a: View, b: View, out: View) -> Result<(), String> {
+        launched(Op::Map { f: Elementwise::Add }, a, b, out)
+    }
+
+    fn multiply(a: View, b: View, out: View) -> Result<(), String> {
+        launched(plain(false, false, DType::F32, Compute::Full), a, b, out)
+    }
+
+    fn launched(op: Op, a: View, b: View, out: View) -> Result<(), String> {
+        let row = KernelRow { op: op.kind(), ..ROW };
         let launch = Launch {
             kernel: "map",
-            op: Op::Map { f: Elementwise::Add },
+            op,
             ins: vec![a, b],
             outs: vec![Some(out)],
             workspace: None,
@@ -254,7 +263,7 @@ mod tests {
             key: 0,
             flops: 0,
         };
-        check(&launch, &ROW, 4096, 1)
+        check(&launch, &row, 4096, 1)
     }
 
     #[test]
@@ -262,6 +271,7 @@ mod tests {
         let at = |offset| view(offset, &[4, 8], &[8, 1]);
         add(at(0), at(128), at(256)).unwrap();
         add(at(0), at(128), at(0)).unwrap();
+        add(at(0), at(128), at(128)).unwrap();
         // Two halves of one buffer's rows, and the output on the first.
         let half = |offset| view(offset, &[4, 8], &[16, 1]);
         add(half(0), half(32), half(0)).unwrap();
@@ -275,7 +285,7 @@ mod tests {
         for (launch, why) in [
             (add(at(0), at(128), at(4000)), "ends at byte 4128"),
             (add(at(2), at(128), at(256)), "between two f32 elements"),
-            (add(at(0), at(128), at(128)), "overlaps input 1"),
+            (multiply(at(0), view(128, &[8, 8], &[8, 1]), at(0)), "overlaps input 0"),
             (add(at(0), at(128), at(64)), "overlaps input 0"),
             (add(at(0), at(128), view(256, &[4, 8], &[0, 1])), "writes an element twice"),
             (add(at(0), at(128), view(256, &[8, 4], &[4, 1])), "output 0 is f32[8,4], wanted f32[4,8]"),

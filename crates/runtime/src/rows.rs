@@ -10,21 +10,12 @@ pub(crate) const ANY_TYPE: &[DType] = &[DType::F32, DType::BF16, DType::I32];
 pub(crate) const EVERY_TYPE: &[DType] =
     &[DType::F32, DType::BF16, DType::E4M3, DType::E5M2, DType::I32, DType::U8];
 
-/// A deterministic kernel that works in no place and needs no workspace; a file overrides what differs.
+/// A deterministic kernel that needs no workspace; a file overrides what differs.
 pub(crate) const fn kernel_row(
     name: &'static str,
     op: OpKind,
     dtypes: &'static [DType],
     layout: Layout,
 ) -> KernelRow {
-    KernelRow {
-        name,
-        op,
-        dtypes,
-        ins: layout,
-        outs: layout,
-        in_place: &[],
-        workspace: no_workspace,
-        deterministic: true,
-    }
+    KernelRow { name, op, dtypes, ins: layout, outs: layout, workspace: no_workspace, deterministic: true }
 }

@@ -224,6 +224,13 @@ impl LinearAttend {
     }
 }
 
+/// Pairs of the gradient that may share memory: dq lies on its base, which stands last.
+pub fn in_place(op: &Op) -> Vec<(usize, usize)> {
+    let attend = LinearAttend::of(op).map(|(attend, _)| attend);
+    let base = attend.filter(|_| Onto::of(op) != Onto::Nothing).map(|attend| attend.inputs() + 1);
+    base.map(|base| (base, 0)).into_iter().collect()
+}
+
 pub fn infer(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, at.inputs())?;
     let (q, k, v) = (ins[0], ins[at.tensors() - 2], ins[at.tensors() - 1]);

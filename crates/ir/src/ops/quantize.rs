@@ -72,15 +72,6 @@ impl Source {
         }
     }
 
-    /// Whether the fourth output may lie on an input: a row of both is read before any of it is written.
-    pub fn makes_room(self, input: usize) -> bool {
-        match self {
-            Source::Norm(_, residual) => residual && input < 2,
-            Source::NormGrad(spec, _) => input < self.inputs() && !(spec.weight.is_some() && input == 1),
-            Source::Given | Source::Gated(_) | Source::GatedGrad(_) => false,
-        }
-    }
-
     /// What is quantised, and the outputs beside its codes.
     fn infer(self, ins: &[&TensorType]) -> Result<(TensorType, Vec<TensorType>), String> {
         let mut further = vec![];
@@ -155,6 +146,18 @@ impl Attr for Source {
     fn unsaid() -> Option<Self> {
         Some(Source::Given)
     }
+}
+
+/// Pairs that may share memory: the largest magnitude lies on the one before, and the fourth output on what is made 8-bit
+/// of, because a row of that is read before any of it is written.
+pub fn in_place(of: Source) -> Vec<(usize, usize)> {
+    let makes_room = |input: &usize| match of {
+        Source::Norm(_, residual) => residual && *input < 2,
+        Source::NormGrad(spec, _) => !(spec.weight.is_some() && *input == 1),
+        Source::Given | Source::Gated(_) | Source::GatedGrad(_) => false,
+    };
+    let fourth = (0..of.inputs()).filter(makes_room).map(|input| (input, 3));
+    [(of.inputs() + 1, 2)].into_iter().chain(fourth).collect()
 }
 
 pub fn infer(to: DType, current: bool, of: Source, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {

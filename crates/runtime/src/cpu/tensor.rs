@@ -1,7 +1,7 @@
 //! Strided tensors over the arena, as kernels read and write them.
 //!
 //! A `Tensor` is a pointer with dimensions; `Rows` is the same with every axis but the last folded. Access is
-//! `unsafe` because it goes around borrows: an output may lie exactly on an input (see `KernelRow::in_place`), and
+//! `unsafe` because it goes around borrows: an output may lie exactly on an input (see `Op::in_place`), and
 //! tasks write different parts of one output. The contract of every accessor is the same and is kept by kernels:
 //!
 //! * the launch was checked by `launch::check`, so every index inside `dims` is inside the arena and aligned, and

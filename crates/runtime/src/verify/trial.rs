@@ -244,7 +244,7 @@ impl<'a> Trial<'a> {
             let ins = &self.case.ins;
             input < ins.len() && output < outs.len() && ins[input].0 == outs[output]
         };
-        let in_place = self.row.in_place_for(&self.case.op).filter(fits);
+        let in_place = self.case.op.in_place().into_iter().filter(fits);
         let in_place = in_place.map(|(input, output)| Form::InPlace { input, output });
         let without = (0..outs.len()).map(|output| Form::Without { output });
         in_place.chain(without).collect()

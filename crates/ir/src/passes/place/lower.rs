@@ -77,7 +77,7 @@ pub fn lower(g: &Graph, slots: &Slots, target: &Target, reuse: bool) -> Result<L
         joined: HashMap::new(),
         out: Lowered { storages: vec![], drafts: vec![], results: vec![], in_place: 0, copies: 0 },
     };
-    l.find_slot_homes()?;
+    l.find_slot_homes();
     l.find_concat_homes()?;
     l.find_turned_homes()?;
     for id in g.ids() {
@@ -172,7 +172,7 @@ impl Lowering<'_> {
     }
 
     /// Written values that may be computed right in their slot, and the chain of sums that leads to them.
-    fn find_slot_homes(&mut self) -> Result<(), Refusal> {
+    fn find_slot_homes(&mut self) {
         for (slot, v) in &self.g.writes {
             if self.homes.contains_key(v) || !self.is_compute(v.node) {
                 continue;
@@ -181,9 +181,8 @@ impl Lowering<'_> {
             let from_slot = loop {
                 let at = chain[chain.len() - 1];
                 let node = self.g.node(at.node);
-                let row = self.row(at.node)?;
                 let bases = || {
-                    let pairs = row.in_place_for(&node.op).filter(|(_, out)| *out == at.out as usize);
+                    let pairs = node.op.in_place().into_iter().filter(|(_, out)| *out == at.out as usize);
                     pairs.filter_map(|(i, _)| Some((i, *node.ins.get(i)?)))
                 };
                 let is_slot = |(_, base): &(usize, Value)| matches!(self.g.node(base.node).op, Op::Read { slot: s } if s == *slot);
@@ -206,7 +205,6 @@ impl Lowering<'_> {
                 chain.into_iter().for_each(|v| _ = self.homes.insert(v, Home::Slot(*slot)));
             }
         }
-        Ok(())
     }
 
     /// Whether nothing reads the slot's old value after `writer`, nor in it except through `in_place`.
@@ -466,11 +464,11 @@ impl Lowering<'_> {
 
     /// Lets a concat's output take over what the node that makes all its parts reads: the gradients of a merged product's
     /// slices lie where the slices did. Each part must lie exactly over an input its kernel may overwrite.
-    fn join_in_place(&mut self, id: NodeId, concat: NodeId, row: &KernelRow, ins: &[Place]) {
+    fn join_in_place(&mut self, id: NodeId, concat: NodeId, ins: &[Place]) {
         if !self.reuse || self.joined.contains_key(&concat) {
             return;
         }
-        let pairs: Vec<(usize, usize)> = row.in_place_for(&self.g.node(id).op).collect();
+        let pairs = self.g.node(id).op.in_place();
         let whole = &self.g.node(concat).outs[0];
         let (mut over, mut storage) = (vec![], None);
         let homes = self.homes.iter().filter_map(|(v, home)| match home {
@@ -522,7 +520,7 @@ impl Lowering<'_> {
             let place = match self.homes.get(&v).cloned() {
                 Some(Home::Slot(slot)) => self.slot_place(slot),
                 Some(Home::Inside(concat, view)) => {
-                    self.join_in_place(id, concat, &row, &ins);
+                    self.join_in_place(id, concat, &ins);
                     let whole = self.joined(concat);
                     let last = self.last.get(&v).copied().unwrap_or(0);
                     let storage = &mut self.out.storages[whole.storage];
@@ -533,7 +531,7 @@ impl Lowering<'_> {
                     }
                 }
                 Some(Home::Turned(view)) => Place { view, ..self.fresh(v, ty) },
-                None => match self.in_place(id, &row, out, ty, &ins, &taken) {
+                None => match self.in_place(id, out, ty, &ins, &taken) {
                     Some(place) => {
                         taken.push(place.storage);
                         self.out.in_place += 1;
@@ -566,7 +564,6 @@ impl Lowering<'_> {
     fn in_place(
         &self,
         id: NodeId,
-        row: &KernelRow,
         out: usize,
         ty: &TensorType,
         ins: &[Place],
@@ -575,7 +572,8 @@ impl Lowering<'_> {
         if !self.reuse {
             return None;
         }
-        row.in_place_for(&self.g.node(id).op).filter(|(_, o)| *o == out).find_map(|(i, _)| {
+        let pairs = self.g.node(id).op.in_place();
+        pairs.into_iter().filter(|(_, o)| *o == out).find_map(|(i, _)| {
             let place = ins.get(i)?;
             let storage = &self.out.storages[place.storage];
             let is_last = storage.fixed.is_none() && storage.last_use <= id.0 as usize;

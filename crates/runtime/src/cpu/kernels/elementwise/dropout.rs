@@ -11,10 +11,8 @@ use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::vectorised;
 use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow { in_place: &[(0, 0)], ..kernel_row("dropout", OpKind::Dropout, FLOATS, Layout::Any) },
-    run,
-}];
+pub const KERNELS: &[Kernel] =
+    &[Kernel { row: kernel_row("dropout", OpKind::Dropout, FLOATS, Layout::Any), run }];
 
 /// Blocks of eight draws made together, so that the rounds run in vector lanes.
 const BLOCKS: usize = 16;

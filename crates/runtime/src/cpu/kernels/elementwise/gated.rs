@@ -15,20 +15,8 @@ use crate::cpu::tensor::Rows;
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    Kernel {
-        row: KernelRow {
-            in_place: &[(0, 0), (1, 0)],
-            ..kernel_row("gated", OpKind::Gated, FLOATS, Layout::Any)
-        },
-        run,
-    },
-    Kernel {
-        row: KernelRow {
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
-            ..kernel_row("gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any)
-        },
-        run: run_grad,
-    },
+    Kernel { row: kernel_row("gated", OpKind::Gated, FLOATS, Layout::Any), run },
+    Kernel { row: kernel_row("gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any), run: run_grad },
 ];
 
 /// gate becomes the value.

@@ -32,7 +32,7 @@ pub const KERNELS: &[Kernel] = &[
 ];
 
 const fn row(name: &'static str, op: OpKind) -> KernelRow {
-    KernelRow { in_place: EVERY_PAIR, workspace, ..kernel_row(name, op, EVERY_TYPE, Layout::Any) }
+    KernelRow { workspace, ..kernel_row(name, op, EVERY_TYPE, Layout::Any) }
 }
 
 /// The pieces of every sum over rows, one after another.
@@ -41,17 +41,6 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     let pieces = |o: usize| reduce::pieces_across(body.ty(region::value(body, o)).rows());
     region::sums(body).map(|o| pieces(o) * shapes.outs[o].elements() * 4).sum()
 }
-
-/// Tiles are read before they are written, so any input may make room for any output.
-const EVERY_PAIR: &[(usize, usize)] = &{
-    let mut pairs = [(0, 0); 16 * 8];
-    let mut i = 0;
-    while i < pairs.len() {
-        pairs[i] = (i / 8, i % 8);
-        i += 1;
-    }
-    pairs
-};
 
 /// Elements of a register: 4 KiB, so that eight of them fit the first-level cache.
 const TILE: usize = 1024;

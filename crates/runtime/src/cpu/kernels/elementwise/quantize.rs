@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use flatout_ir::ops::quantize::Source;
-use flatout_ir::target::{KernelRow, Layout, QUANTIZE_IN_PLACE, Shapes};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind, View, fp8};
 
@@ -18,11 +18,7 @@ use crate::cpu::tensor::{Rows, Tensor, round_bf16};
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        in_place: QUANTIZE_IN_PLACE,
-        workspace,
-        ..kernel_row("quantize", OpKind::Quantize, FLOATS, Layout::Any)
-    },
+    row: KernelRow { workspace, ..kernel_row("quantize", OpKind::Quantize, FLOATS, Layout::Any) },
     run,
 }];
 

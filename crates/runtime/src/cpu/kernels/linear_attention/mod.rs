@@ -20,7 +20,7 @@ use std::ops::Range;
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto};
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Layout, Shapes};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Launch, OpKind};
 
@@ -38,14 +38,14 @@ use crate::weighted_sum::{Owner, WeightedSum, sums};
 /// The most rows of a tile.
 const TILE: usize = 96;
 
-const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
+const fn kernel(name: &'static str, op: OpKind) -> Kernel {
+    let row = KernelRow { workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, run }
 }
 
 pub const KERNELS: &[Kernel] = &[
-    kernel("linear_attention", OpKind::LinearAttention, &[]),
-    kernel("linear_attention_grad", OpKind::LinearAttentionGrad, LINEAR_ATTENTION_GRAD_IN_PLACE),
+    kernel("linear_attention", OpKind::LinearAttention),
+    kernel("linear_attention_grad", OpKind::LinearAttentionGrad),
 ];
 
 /// Floats of a worker: two tiles of weights, the result, widened copies of a, b and x, and a token's cosines and sines.

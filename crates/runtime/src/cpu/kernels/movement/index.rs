@@ -17,20 +17,8 @@ use crate::rows::{ANY_TYPE, FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
     Kernel { row: kernel_row("gather", OpKind::Gather, ANY_TYPE, Layout::Any), run: gather },
-    Kernel {
-        row: KernelRow {
-            in_place: &[(2, 0)],
-            ..kernel_row("scatter_add", OpKind::ScatterAdd, FLOATS, Layout::Any)
-        },
-        run: scatter_add,
-    },
-    Kernel {
-        row: KernelRow {
-            in_place: &[(0, 0)],
-            ..kernel_row("row_scatter", OpKind::RowScatter, ANY_TYPE, Layout::Any)
-        },
-        run: row_scatter,
-    },
+    Kernel { row: kernel_row("scatter_add", OpKind::ScatterAdd, FLOATS, Layout::Any), run: scatter_add },
+    Kernel { row: kernel_row("row_scatter", OpKind::RowScatter, ANY_TYPE, Layout::Any), run: row_scatter },
 ];
 
 /// The index, every entry below `rows`.

@@ -18,19 +18,9 @@ use crate::cpu::tensor::{Tensor, round_bf16};
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
+    Kernel { row: kernel_row("rms_norm", OpKind::RmsNorm, FLOATS, Layout::Any), run },
     Kernel {
-        row: KernelRow {
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            ..kernel_row("rms_norm", OpKind::RmsNorm, FLOATS, Layout::Any)
-        },
-        run,
-    },
-    Kernel {
-        row: KernelRow {
-            in_place: &[(0, 0), (2, 0), (3, 0)],
-            workspace,
-            ..kernel_row("rms_norm_grad", OpKind::RmsNormGrad, FLOATS, Layout::Any)
-        },
+        row: KernelRow { workspace, ..kernel_row("rms_norm_grad", OpKind::RmsNormGrad, FLOATS, Layout::Any) },
         run: run_grad,
     },
 ];

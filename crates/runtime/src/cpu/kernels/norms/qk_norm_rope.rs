@@ -19,16 +19,9 @@ use crate::cpu::math::vectorised;
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
+    Kernel { row: kernel_row("qk_norm_rope", OpKind::QkNormRope, FLOATS, Layout::Any), run },
     Kernel {
         row: KernelRow {
-            in_place: &[(0, 0)],
-            ..kernel_row("qk_norm_rope", OpKind::QkNormRope, FLOATS, Layout::Any)
-        },
-        run,
-    },
-    Kernel {
-        row: KernelRow {
-            in_place: &[(0, 0), (3, 0), (4, 0)],
             workspace,
             ..kernel_row("qk_norm_rope_grad", OpKind::QkNormRopeGrad, FLOATS, Layout::Any)
         },

@@ -16,10 +16,7 @@ use crate::cpu::math::vectorised;
 use crate::cpu::tensor::{Rows, Tensor};
 use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow { in_place: &[(0, 0)], ..kernel_row("rope", OpKind::Rope, FLOATS, Layout::Any) },
-    run,
-}];
+pub const KERNELS: &[Kernel] = &[Kernel { row: kernel_row("rope", OpKind::Rope, FLOATS, Layout::Any), run }];
 
 /// The rotation of a token: positions, frequencies and, where there is one, the table.
 pub(crate) struct Rotation<'a> {

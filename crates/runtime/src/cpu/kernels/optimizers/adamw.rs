@@ -14,13 +14,8 @@ use crate::cpu::kernels::elementwise::Tiles;
 use crate::cpu::math::vectorised;
 use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        in_place: &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
-        ..kernel_row("adamw", OpKind::AdamW, FLOATS, Layout::Any)
-    },
-    run,
-}];
+pub const KERNELS: &[Kernel] =
+    &[Kernel { row: kernel_row("adamw", OpKind::AdamW, FLOATS, Layout::Any), run }];
 
 /// The constants of one update.
 #[derive(Clone, Copy)]

@@ -15,13 +15,8 @@ use crate::cpu::math::vectorised;
 use crate::cpu::tensor::{Tensor, store};
 use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[Kernel {
-    row: KernelRow {
-        in_place: &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
-        ..kernel_row("adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense)
-    },
-    run,
-}];
+pub const KERNELS: &[Kernel] =
+    &[Kernel { row: kernel_row("adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense), run }];
 
 /// A block of a moment: its codes and its values.
 #[derive(Clone)]

@@ -22,15 +22,15 @@ use crate::cpu::math::{self, LANES, vectorised};
 use crate::cpu::tensor::Tensor;
 use crate::rows::{FLOATS, kernel_row};
 
-const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
+const fn kernel(name: &'static str, op: OpKind) -> Kernel {
+    let row = KernelRow { workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, run }
 }
 
 pub const KERNELS: &[Kernel] = &[
-    kernel("head_loss", OpKind::HeadLoss, &[]),
-    kernel("head_loss_grad", OpKind::HeadLossGrad, &[(5, 1)]),
-    kernel("head_loss_train", OpKind::HeadLossTrain, &[(4, 4)]),
+    kernel("head_loss", OpKind::HeadLoss),
+    kernel("head_loss_grad", OpKind::HeadLossGrad),
+    kernel("head_loss_train", OpKind::HeadLossTrain),
 ];
 
 /// Logits of a chunk, about: 32 MiB. Fewer rows would read and write dw too often for its products.

@@ -19,7 +19,6 @@ use crate::rows::kernel_row;
 
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
-        in_place: &[(2, 0)],
         workspace,
         ..kernel_row(
             "product",

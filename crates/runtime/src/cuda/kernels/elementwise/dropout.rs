@@ -10,11 +10,8 @@ use crate::cuda::kernels::stage::{self, Draft, PHILOX, Stage, Stages, Value, at,
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[staged!(
-    KernelRow {
-        in_place: &[(0, 0)],
-        // The generator and the samples are read by the first axis and one step: rows suffice for all three.
-        ..kernel_row("cuda.dropout", OpKind::Dropout, FLOATS, Layout::Rows)
-    },
+    // The generator and the samples are read by the first axis and one step: rows suffice for all three.
+    kernel_row("cuda.dropout", OpKind::Dropout, FLOATS, Layout::Rows),
     |l, _| stages(l)
 )];
 

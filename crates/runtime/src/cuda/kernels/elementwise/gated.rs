@@ -13,20 +13,8 @@ use crate::cuda::kernels::stage::{
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
-    staged!(
-        KernelRow {
-            in_place: &[(0, 0), (1, 0)],
-            ..kernel_row("cuda.gated", OpKind::Gated, FLOATS, Layout::Any)
-        },
-        |l, _| stages(l)
-    ),
-    staged!(
-        KernelRow {
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
-            ..kernel_row("cuda.gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any)
-        },
-        |l, _| stages(l)
-    ),
+    staged!(kernel_row("cuda.gated", OpKind::Gated, FLOATS, Layout::Any), |l, _| stages(l)),
+    staged!(kernel_row("cuda.gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any), |l, _| stages(l)),
 ];
 
 /// The activation by which sources are told apart, and its text.

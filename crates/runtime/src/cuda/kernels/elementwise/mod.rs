@@ -33,23 +33,8 @@ const fn kernel(name: &'static str, op: OpKind) -> Kernel {
 }
 
 pub(super) const fn row(name: &'static str, op: OpKind) -> KernelRow {
-    KernelRow {
-        in_place: EVERY_PAIR,
-        workspace: region_sums::workspace,
-        ..kernel_row(name, op, EVERY_TYPE, Layout::Any)
-    }
+    KernelRow { workspace: region_sums::workspace, ..kernel_row(name, op, EVERY_TYPE, Layout::Any) }
 }
-
-/// A thread reads all its elements before it writes any, so any input may make room for any output.
-const EVERY_PAIR: &[(usize, usize)] = &{
-    let mut pairs = [(0, 0); 16 * 8];
-    let mut i = 0;
-    while i < pairs.len() {
-        pairs[i] = (i / 8, i % 8);
-        i += 1;
-    }
-    pairs
-};
 
 /// How a thread's elements of one tensor lie.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Quantisation to 8-bit types, row-major and transposed; the kernel is `quantize.cu`.
 
 use flatout_ir::ops::quantize::Source as Of;
-use flatout_ir::target::{KernelRow, Layout, QUANTIZE_IN_PLACE, Shapes};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
@@ -12,11 +12,7 @@ use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, at_or_nothing
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[staged!(
-    KernelRow {
-        in_place: QUANTIZE_IN_PLACE,
-        workspace,
-        ..kernel_row("cuda.quantize", OpKind::Quantize, FLOATS, Layout::Rows)
-    },
+    KernelRow { workspace, ..kernel_row("cuda.quantize", OpKind::Quantize, FLOATS, Layout::Rows) },
     stages
 )];
 

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto, Turn};
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, LINEAR_ATTENTION_GRAD_IN_PLACE, Layout, Shapes};
+use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, OpKind, View};
 
@@ -26,17 +26,13 @@ use crate::cuda::context::{
 use crate::rows::{FLOATS, kernel_row};
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
-const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    Kernel {
-        row: KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) },
-        sources,
-        prepare,
-    }
+const fn kernel(name: &'static str, op: OpKind) -> Kernel {
+    Kernel { row: KernelRow { workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) }, sources, prepare }
 }
 
 pub const KERNELS: &[Kernel] = &[
-    kernel("cuda.linear_attention", OpKind::LinearAttention, &[]),
-    kernel("cuda.linear_attention_grad", OpKind::LinearAttentionGrad, LINEAR_ATTENTION_GRAD_IN_PLACE),
+    kernel("cuda.linear_attention", OpKind::LinearAttention),
+    kernel("cuda.linear_attention_grad", OpKind::LinearAttentionGrad),
 ];
 
 /// The shapes of either direction.

@@ -16,7 +16,6 @@ pub const KERNELS: &[Kernel] = &[
     staged!(kernel_row("cuda.gather", OpKind::Gather, ANY_TYPE, Layout::Rows), |l, _| gather(l)),
     staged!(
         KernelRow {
-            in_place: &[(2, 0)],
             workspace: |s| Scratch::new(s.ins[0].dims[0], s.ins[0].elements(), s.outs[0].dims[0]).bytes,
             ..kernel_row("cuda.scatter_add", OpKind::ScatterAdd, FLOATS, Layout::Rows)
         },
@@ -24,7 +23,6 @@ pub const KERNELS: &[Kernel] = &[
     ),
     staged!(
         KernelRow {
-            in_place: &[(0, 0)],
             workspace: winners,
             ..kernel_row("cuda.row_scatter", OpKind::RowScatter, ANY_TYPE, Layout::Rows)
         },

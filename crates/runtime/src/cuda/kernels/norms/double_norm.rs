@@ -11,18 +11,9 @@ use crate::cuda::kernels::stage::{Stage, Stages, Value, at, at_or_nothing, block
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
+    staged!(kernel_row("cuda.double_norm", OpKind::DoubleNorm, FLOATS, Layout::Rows), |l, _| stages(l)),
     staged!(
-        KernelRow {
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            ..kernel_row("cuda.double_norm", OpKind::DoubleNorm, FLOATS, Layout::Rows)
-        },
-        |l, _| stages(l)
-    ),
-    staged!(
-        KernelRow {
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1), (4, 0), (4, 1), (5, 0), (5, 1)],
-            ..kernel_row("cuda.double_norm_grad", OpKind::DoubleNormGrad, FLOATS, Layout::Rows)
-        },
+        kernel_row("cuda.double_norm_grad", OpKind::DoubleNormGrad, FLOATS, Layout::Rows),
         |l, _| stages(l)
     ),
 ];

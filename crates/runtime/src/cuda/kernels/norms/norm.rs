@@ -13,16 +13,9 @@ use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, at_or_nothing
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
+    staged!(kernel_row("cuda.rms_norm", OpKind::RmsNorm, FLOATS, Layout::Rows), |l, _| plain(l)),
     staged!(
         KernelRow {
-            in_place: &[(0, 0), (0, 1), (1, 0), (1, 1)],
-            ..kernel_row("cuda.rms_norm", OpKind::RmsNorm, FLOATS, Layout::Rows)
-        },
-        |l, _| plain(l)
-    ),
-    staged!(
-        KernelRow {
-            in_place: &[(0, 0), (2, 0), (3, 0)],
             workspace,
             ..kernel_row("cuda.rms_norm_grad", OpKind::RmsNormGrad, FLOATS, Layout::Rows)
         },

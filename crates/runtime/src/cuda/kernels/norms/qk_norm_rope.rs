@@ -13,16 +13,9 @@ use crate::cuda::kernels::stage::{Stage, Stages, Value, at, at_or_nothing, block
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[
+    staged!(kernel_row("cuda.qk_norm_rope", OpKind::QkNormRope, FLOATS, Layout::Rows), |l, _| forward(l)),
     staged!(
         KernelRow {
-            in_place: &[(0, 0)],
-            ..kernel_row("cuda.qk_norm_rope", OpKind::QkNormRope, FLOATS, Layout::Rows)
-        },
-        |l, _| forward(l)
-    ),
-    staged!(
-        KernelRow {
-            in_place: &[(0, 0), (3, 0), (4, 0)],
             workspace,
             ..kernel_row("cuda.qk_norm_rope_grad", OpKind::QkNormRopeGrad, FLOATS, Layout::Rows)
         },

@@ -17,10 +17,8 @@ use crate::cuda::kernels::stage::{
 };
 use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[staged!(
-    KernelRow { in_place: &[(0, 0)], ..kernel_row("cuda.rope", OpKind::Rope, FLOATS, Layout::Rows) },
-    |l, _| stages(l)
-)];
+pub const KERNELS: &[Kernel] =
+    &[staged!(kernel_row("cuda.rope", OpKind::Rope, FLOATS, Layout::Rows), |l, _| stages(l))];
 
 /// The rotation of the heads of a [T, H, K] tensor, which rope and the fused norm + rope compile alike.
 pub(crate) struct Rotation<'a> {

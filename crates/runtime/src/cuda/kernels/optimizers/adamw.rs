@@ -11,13 +11,8 @@ use crate::cuda::kernels::stage::{
 };
 use crate::rows::{FLOATS, kernel_row};
 
-pub const KERNELS: &[Kernel] = &[staged!(
-    KernelRow {
-        in_place: &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
-        ..kernel_row("cuda.adamw", OpKind::AdamW, FLOATS, Layout::Any)
-    },
-    stages
-)];
+pub const KERNELS: &[Kernel] =
+    &[staged!(kernel_row("cuda.adamw", OpKind::AdamW, FLOATS, Layout::Any), stages)];
 
 /// Blocks a multiprocessor holds, as the kernel's launch bounds promise.
 const RESIDENT: u32 = 4;

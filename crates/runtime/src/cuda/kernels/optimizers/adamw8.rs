@@ -14,13 +14,8 @@ use crate::cuda::kernels::stage::{
 };
 use crate::rows::kernel_row;
 
-pub const KERNELS: &[Kernel] = &[staged!(
-    KernelRow {
-        in_place: &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
-        ..kernel_row("cuda.adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense)
-    },
-    stages
-)];
+pub const KERNELS: &[Kernel] =
+    &[staged!(kernel_row("cuda.adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense), stages)];
 
 /// Blocks of threads a multiprocessor holds, as the kernel's launch bounds promise, where all blocks of elements are whole:
 /// 48 registers a thread.

@@ -18,15 +18,15 @@ use crate::cuda::context::{
 };
 use crate::rows::{FLOATS, kernel_row};
 
-const fn kernel(name: &'static str, op: OpKind, in_place: &'static [(usize, usize)]) -> Kernel {
-    let row = KernelRow { in_place, workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
+const fn kernel(name: &'static str, op: OpKind) -> Kernel {
+    let row = KernelRow { workspace, ..kernel_row(name, op, FLOATS, Layout::Rows) };
     Kernel { row, sources, prepare }
 }
 
 pub const KERNELS: &[Kernel] = &[
-    kernel("cuda.head_loss", OpKind::HeadLoss, &[]),
-    kernel("cuda.head_loss_grad", OpKind::HeadLossGrad, &[(5, 1)]),
-    kernel("cuda.head_loss_train", OpKind::HeadLossTrain, &[(4, 4)]),
+    kernel("cuda.head_loss", OpKind::HeadLoss),
+    kernel("cuda.head_loss_grad", OpKind::HeadLossGrad),
+    kernel("cuda.head_loss_train", OpKind::HeadLossTrain),
 ];
 
 /// Logits of a chunk at most, about.

@@ -24,7 +24,6 @@ use crate::rows::kernel_row;
 pub const KERNELS: &[Kernel] = &[Kernel {
     row: KernelRow {
         outs: Layout::Rows,
-        in_place: &[(2, 0)],
         workspace,
         ..kernel_row(
             "cuda.product",

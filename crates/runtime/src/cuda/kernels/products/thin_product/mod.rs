@@ -17,7 +17,6 @@ use crate::rows::kernel_row;
 
 pub const KERNELS: &[Kernel] = &[staged!(
     KernelRow {
-        in_place: &[(2, 0)],
         workspace,
         ..kernel_row("cuda.thin_product", OpKind::ThinProduct, &[DType::BF16], Layout::Rows)
     },
