@@ -10,7 +10,7 @@ use crate::ops::elementwise::Elementwise;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::Frequencies;
 use crate::ops::gated::Act;
-use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
+use crate::ops::linear_attention::{Accumulate, Keys, LinearAttend, LinearMask, Rotary};
 use crate::ops::norm::{NormSpec, NormWeight};
 use crate::ops::product::Compute;
 use crate::ops::quantize::Source;
@@ -143,9 +143,9 @@ ops! {
     AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments, d_lse: bool }
     /// (q [Tq, H, N], k? [Tk, HK, N], v [Tk, HV, D], q start, q len?, k start, k len?, positions i32 [1, Tq]?, table?) ->
     /// o [Tq, H, D].
-    LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, turn: Turn }
+    LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary }
     /// (the inputs of linear attention, do, base of dq?) -> dq, dk?, dv.
-    LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, turn: Turn, onto: Onto }
+    LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary, accumulate: Accumulate }
     /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
     HeadLoss = "head_loss" { compute: Compute }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
@@ -154,11 +154,11 @@ ops! {
     HeadLossTrain = "head_loss_train" { base: bool, compute: Compute }
     /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
     LowRankNorm = "low_rank_norm" { scale: f64 }
-    /// (p, g, m, v, lr [1], scale [1], updates [1], go [1]) -> p, m, v; unchanged where go is 0. With `copy` also p
-    /// in bf16. `first` is the number of the first element among all that are trained.
+    /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1]) -> p, m, v; unchanged where is_finite is 0. With `copy`
+    /// also p in bf16. `first` is the number of the first element among all that are trained.
     AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
-    /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], go [1]) -> p, m, v, scales of m,
-    /// scales of v: as `adamw`, with moments in the blocks of `block8`.
+    /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], is_finite [1]) -> p, m, v, scales of
+    /// m, scales of v: as `adamw`, with moments in the blocks of `block8`.
     AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
     /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
     Region = "region" { body: Box<Graph> }
@@ -245,11 +245,11 @@ impl Op {
             Op::Resample { height, width } => resample::infer(*height, *width, &ins),
             Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
             Op::AttentionGrad { mask, q, k, d_lse, .. } => attention::infer_grad(*mask, *q, *k, *d_lse, &ins),
-            &Op::LinearAttention { scale, mask, q, k, turn } => {
-                linear_attention::infer(&LinearAttend { scale, mask, q, k, turn }, &ins)
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                linear_attention::infer(&LinearAttend { scale, mask, q, k, rotary }, &ins)
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k, turn, onto } => {
-                linear_attention::infer_grad(&LinearAttend { scale, mask, q, k, turn }, onto, &ins)
+            &Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate } => {
+                linear_attention::infer_grad(&LinearAttend { scale, mask, q, k, rotary }, accumulate, &ins)
             }
             Op::HeadLoss { .. } => head_loss::infer(&ins),
             Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
@@ -287,8 +287,8 @@ impl Op {
             Op::Gather {} => index::vjp_gather(at),
             Op::ScatterAdd { base, .. } => index::vjp_scatter_add(*base, at),
             Op::Attention { .. } => attention::vjp(b, self, at),
-            &Op::LinearAttention { scale, mask, q, k, turn } => {
-                linear_attention::vjp(b, &LinearAttend { scale, mask, q, k, turn }, at)
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                linear_attention::vjp(b, &LinearAttend { scale, mask, q, k, rotary }, at)
             }
             Op::HeadLoss { compute } => head_loss::vjp(b, *compute, at),
             Op::Quantize { .. }
@@ -360,11 +360,11 @@ impl Op {
             Op::GatedGrad { act, again, p } => gated::expand_grad(b, *act, *again, *p, key, ins),
             Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
             Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
-            &Op::LinearAttention { scale, mask, q, k, turn } => {
-                vec![linear_attention::expand(b, &LinearAttend { scale, mask, q, k, turn }, ins)]
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                vec![linear_attention::expand(b, &LinearAttend { scale, mask, q, k, rotary }, ins)]
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k, turn, onto } => {
-                linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, turn }, onto, ins)
+            &Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate } => {
+                linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, rotary }, accumulate, ins)
             }
             Op::HeadLoss { compute } => head_loss::expand(b, *compute, ins),
             Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
@@ -461,11 +461,11 @@ impl Op {
             Op::AttentionGrad { mask, q, k, .. } => {
                 10 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
             }
-            &Op::LinearAttention { scale, mask, q, k, turn } => {
-                LinearAttend { scale, mask, q, k, turn }.flops(&ins)
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                LinearAttend { scale, mask, q, k, rotary }.flops(&ins)
             }
-            &Op::LinearAttentionGrad { scale, mask, q, k, turn, onto: _ } => {
-                LinearAttend { scale, mask, q, k, turn }.grad_flops(&ins)
+            &Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate: _ } => {
+                LinearAttend { scale, mask, q, k, rotary }.grad_flops(&ins)
             }
             Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],

@@ -90,7 +90,7 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
         Op::LinearAttention { .. } => {
             let at = LinearAttend::of(op).unwrap().0;
             let mut ins = ins.to_vec();
-            if let Some(freq) = at.turn.freq() {
+            if let Some(freq) = at.rotary.freq() {
                 let axes = vec![0; ins[0].dims[2] / 2];
                 ins[0].x = rope(freq, &axes, Pairs::Interleaved, false, &ins[0], &ins[at.positions()]);
             }
@@ -320,13 +320,13 @@ fn head_loss(ins: &[Data]) -> Vec<Vec<f64>> {
     vec![vec![sum], logp, lse]
 }
 
-/// Six updates of one parameter, the fourth one held back by `go`, against the published recurrence.
+/// Six updates of one parameter, the fourth one held back by `is_finite`, against the published recurrence.
 #[test]
 fn adamw_is_its_recurrence() {
     let (beta1, beta2, eps, decay, lr_scale) = (0.9f32, 0.95f32, 1e-4f32, 0.1f32, 0.5f32);
     let b = Builder::new();
     let slots = ["p", "g", "m", "v"].map(|name| b.param(name, &[3, 5], Init::Zeros));
-    let scalars = ["lr", "scale", "updates", "go"].map(|name| b.input(name, DType::F32, &[1]));
+    let scalars = ["lr", "scale", "updates", "is_finite"].map(|name| b.input(name, DType::F32, &[1]));
     let op = Op::AdamW { beta1, beta2, eps, weight_decay: decay, lr_scale, copy: false, first: 0 };
     let outs = b.ops(op, &[slots, scalars].concat());
     for (name, y) in ["p", "m", "v"].iter().zip(outs) {
@@ -341,10 +341,10 @@ fn adamw_is_its_recurrence() {
     let (mut p, mut m, mut v) = (values["p"].clone(), vec![0.0; 15], vec![0.0; 15]);
     let mut updates = 0;
     for step in 0..6 {
-        let go = step != 3;
+        let is_finite = step != 3;
         let (lr, scale, g) = (0.01 * (step + 1) as f64, 0.25, draw(&format!("g{step}"), 15));
         let tried = updates + 1;
-        if go {
+        if is_finite {
             updates = tried;
             for i in 0..15 {
                 let g = scale * g[i];
@@ -355,8 +355,10 @@ fn adamw_is_its_recurrence() {
             }
         }
         // A step that is held back may carry gradients that are not numbers: nothing of them may enter.
-        values.insert("g".into(), if go { g } else { vec![f64::NAN; 15] });
-        for (name, x) in [("lr", lr), ("scale", scale), ("updates", tried as f64), ("go", go as u8 as f64)] {
+        values.insert("g".into(), if is_finite { g } else { vec![f64::NAN; 15] });
+        for (name, x) in
+            [("lr", lr), ("scale", scale), ("updates", tried as f64), ("is_finite", is_finite as u8 as f64)]
+        {
             values.insert(name.into(), vec![x]);
         }
         values.extend(oracle::run(&graph, &values).results);

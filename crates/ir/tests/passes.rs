@@ -321,7 +321,7 @@ fn scores_turn_what_they_read() {
     assert_eq!(count, 1);
     same(
         &nodes(&joined),
-        "%4 = linear_attention{scale=1, mask=full, q=uniform:64, k=queries, turn=table:100} %0 %3 %1 %2 -> f32[256,2,4]
+        "%4 = linear_attention{scale=1, mask=full, q=uniform:64, k=queries, rotary=table:100} %0 %3 %1 %2 -> f32[256,2,4]
          result o %4",
     );
     // The text reads back equal.
@@ -349,7 +349,7 @@ fn latents(slope_of: &str) -> Graph {
          %4 = read{{slot=$2}} -> i32[1,6] @positions
          %5 = read{{slot=$3}} -> f32[6,2,4] @do
          %6 = read{{slot=$4}} -> f32[6,8] @other
-         %7 = linear_attention_grad{{scale=1, mask=full, q=uniform:3, k=queries, turn=angles:100}} %2 %3 %4 %5 -> f32[6,2,4] f32[6,1,4] @layer
+         %7 = linear_attention_grad{{scale=1, mask=full, q=uniform:3, k=queries, rotary=angles:100}} %2 %3 %4 %5 -> f32[6,2,4] f32[6,1,4] @layer
          %8 = reshape{{dims=[6 8]}} %7 -> f32[6,8] @layer
          %9 = map{{f=add}} %6 %8 -> f32[6,8] @layer
          %10 = map{{f=step}} {slope_of} -> f32[6,8] @layer
@@ -362,7 +362,7 @@ fn latents(slope_of: &str) -> Graph {
 #[test]
 fn gradients_of_scores_are_written_as_sums() {
     let of_relu = "%7 = reshape{dims=[6 2 4]} %6 -> f32[6,2,4]
-         %8 = linear_attention_grad{scale=1, mask=full, q=uniform:3, k=queries, turn=angles:100, onto=relu} %2 %3 %4 %5 %7 -> f32[6,2,4] f32[6,1,4]
+         %8 = linear_attention_grad{scale=1, mask=full, q=uniform:3, k=queries, rotary=angles:100, accumulate=relu} %2 %3 %4 %5 %7 -> f32[6,2,4] f32[6,1,4]
          %9 = reshape{dims=[6 8]} %8 -> f32[6,8]
          result d %9
          result dv %8.1";
@@ -393,7 +393,11 @@ fn gradients_of_scores_are_written_as_sums() {
     // The slope of something else stays.
     let (joined, count) = score_gradients::score_gradients(&latents("%6"));
     assert_eq!(count, 1);
-    assert!(nodes(&joined).contains("onto=base}") && nodes(&joined).contains("f=step"), "{}", nodes(&joined));
+    assert!(
+        nodes(&joined).contains("accumulate=base}") && nodes(&joined).contains("f=step"),
+        "{}",
+        nodes(&joined)
+    );
 }
 
 /// A head and its loss, differentiated.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use flatout_ir::graph::Init;
 use flatout_ir::op::Op;
 use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::NormWeight;
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::types::DType;
@@ -64,7 +64,7 @@ fn linear<'g>(b: &'g Builder, v: &[usize], k: Segments) -> Tensor<'g> {
         mask: LinearMask::Full,
         q: Segments::Uniform { len: 6 },
         k: Keys::Given(k),
-        turn: Turn::None,
+        rotary: Rotary::None,
     };
     x(b, "q", &[6, 4, 3]).linear_attention(
         Some(x(b, "k", &[6, 2, 3])),

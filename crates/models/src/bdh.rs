@@ -9,7 +9,7 @@ pub use config::{BdhConfig, BdhInit, BdhResidual};
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
@@ -21,7 +21,8 @@ use crate::layers::patches::patches;
 use crate::layers::{Draw, Linear, Sight, bounds, row, weight};
 use crate::library::Published;
 use crate::objectives::{image_classes, next_token};
-use crate::registry::Family;
+use crate::registry::{Asked, Family};
+use crate::words::{count, pixels};
 
 /// Pixels are brought from 0..1 to -1..1.
 const MEAN: [f64; CHANNELS] = [0.5; CHANNELS];
@@ -101,7 +102,7 @@ fn norm<'g>(c: &BdhConfig, x: Tensor<'g>) -> Tensor<'g> {
 /// What latents r [T, H, N] see of states u [T, 1, D] in one application: [T, H, D].
 fn see<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
     let Sight { q, k, masking, cache } = pass.sight;
-    let attend = |k: Keys| LinearAttend { scale: 1.0, mask: pass.mask, q, k, turn: Turn::None };
+    let attend = |k: Keys| LinearAttend { scale: 1.0, mask: pass.mask, q, k, rotary: Rotary::None };
     let Some(cache) = cache else {
         return r.linear_attention(None, u, &attend(Keys::Queries), &masking);
     };
@@ -187,6 +188,32 @@ fn of_texts(b: &Builder, c: &BdhConfig, form: Form) {
 }
 
 impl Family for BdhConfig {
+    fn dimensions(&self) -> String {
+        let input = match self.classes {
+            Some(classes) => {
+                format!("patches of {} in images of {}, {classes} classes", self.patch, pixels(self.sides()))
+            }
+            None => {
+                format!("vocabulary {}, context {}", count(self.vocab as u64), count(self.context as u64))
+            }
+        };
+        format!(
+            "one layer of width {} applied {} times, {} heads of {} latents, {input}",
+            self.width,
+            self.layers,
+            self.heads,
+            count(self.latent as u64)
+        )
+    }
+
+    fn input_sizes(&self, _asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
+        Ok(vec![
+            ("image_size", Some(self.image_size)),
+            ("context", Some(self.context)),
+            ("image_height", self.image_height),
+        ])
+    }
+
     fn vocab(&self) -> Option<usize> {
         (self.head == Head::Tokens).then_some(self.vocab)
     }

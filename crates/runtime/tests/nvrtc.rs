@@ -12,7 +12,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
+use flatout_ir::ops::linear_attention::{Accumulate, Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize;
@@ -275,25 +275,29 @@ fn linear_attention() -> Vec<Form> {
     ] {
         let q = Segments::Uniform { len };
         let k = if given { Keys::Given(q) } else { Keys::Queries };
-        let attend = LinearAttend { scale: 1.0, mask, q, k, turn: Turn::None };
+        let attend = LinearAttend { scale: 1.0, mask, q, k, rotary: Rotary::None };
         let keys = given.then(|| ty(dtype, 6, 1024));
         let ins: Vec<_> = [ty(dtype, 6, 1024)].into_iter().chain(keys).chain([ty(dtype, 1, 192)]).collect();
         forms.push((attend.op(), ins.clone()));
         forms.push((attend.grad(), [ins.clone(), vec![ty(dtype, 6, 192)]].concat()));
         if !given && len == 65 {
             let freq = 65536.0.into();
-            for turn in [Turn::Table(freq), Turn::Angles(freq)] {
-                let attend = LinearAttend { turn, ..attend };
+            for rotary in [Rotary::Table(freq), Rotary::Angles(freq)] {
+                let attend = LinearAttend { rotary, ..attend };
                 let positions = TensorType::new(DType::I32, [1, 64 * 65]);
-                let table = turn.has_table().then(|| TensorType::new(DType::F32, [65, 512, 2]));
+                let table = rotary.has_table().then(|| TensorType::new(DType::F32, [65, 512, 2]));
                 let ins = [ins.clone(), vec![positions], Vec::from_iter(table)].concat();
                 forms.push((attend.op(), ins.clone()));
                 forms.push((attend.grad(), [ins.clone(), vec![ty(dtype, 6, 192)]].concat()));
                 // Angles are computed where no table is large enough: one way onto a base shows that it compiles.
-                let ontos = if turn.has_table() { &[Onto::Base, Onto::Relu][..] } else { &[Onto::Relu][..] };
-                for &onto in ontos {
+                let bases = if rotary.has_table() {
+                    &[Accumulate::Base, Accumulate::Relu][..]
+                } else {
+                    &[Accumulate::Relu][..]
+                };
+                for &accumulate in bases {
                     let ins = [ins.clone(), vec![ty(dtype, 6, 192), ty(dtype, 6, 1024)]].concat();
-                    forms.push((attend.grad_onto(onto), ins));
+                    forms.push((attend.accumulating_grad(accumulate), ins));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! BDH against the model written from its equations in PyTorch: logits, every gradient and a hundred steps of AdamW from the
 //! same weights, in f32 on the CPU. `make_bdh.py` beside the fixtures made them, in f64.
 
-use flatout_ir::ops::linear_attention::Onto;
+use flatout_ir::ops::linear_attention::Accumulate;
 use flatout_ir::passes::differentiate::{LOSS_SUM, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::passes::update::LR;
@@ -82,13 +82,14 @@ fn scores_take_on_what_surrounds_them() {
     let count = |launches: &[Launch], kind: OpKind| launches.iter().filter(|l| l.op.kind() == kind).count();
     let (joined, apart) = (launches(true), launches(false));
     assert_eq!((count(&joined, OpKind::Rope), count(&apart, OpKind::Rope)), (0, 3 * c.layers));
-    let onto = |launches: &[Launch]| launches.iter().filter(|l| Onto::of(&l.op) == Onto::Relu).count();
-    assert_eq!((onto(&joined), onto(&apart)), (c.layers, 0));
+    let accumulating =
+        |launches: &[Launch]| launches.iter().filter(|l| Accumulate::of(&l.op) == Accumulate::Relu).count();
+    assert_eq!((accumulating(&joined), accumulating(&apart)), (c.layers, 0));
     assert_eq!(joined.iter().filter(|l| over_latents(l, &["Add", "Step"])).count(), 0);
     assert_eq!(apart.iter().filter(|l| over_latents(l, &["Add"])).count(), c.layers);
     // The sum is written where what it is added to lay.
     let in_place = |l: &&Launch| {
-        Onto::of(&l.op) == Onto::Relu
+        Accumulate::of(&l.op) == Accumulate::Relu
             && l.outs[0].as_ref().map(|o| o.offset) == l.ins.last().map(|i| i.offset)
     };
     assert_eq!(joined.iter().filter(in_place).count(), c.layers);

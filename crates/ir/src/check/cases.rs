@@ -11,7 +11,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{self, Epilogue};
 use crate::ops::frequency::{Frequencies, Scaling};
 use crate::ops::gated::Act;
-use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use crate::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 use crate::ops::norm::NormSpec;
 use crate::ops::norm::NormWeight::{self, None as NoWeight, OnePlus, Plain};
 use crate::ops::product::{self, Compute};
@@ -59,7 +59,7 @@ pub const ELEMENTWISE: &[Case] = cases! {
     "gelu" => |t| map(t, E::Gelu);
     "gelu, exact" => |t| map(t, E::GeluExact);
     "finite" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Finite)] };
-    "hold" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Step).map(E::Hold)] };
+    "stop_gradient" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Step).map(E::StopGradient)] };
     "fp8_scale" => |t| { let x = t.x(&[3, 5]); vec![x * x.map(E::Fp8Scale(DType::E4M3)) * x.map(E::Fp8Scale(DType::E5M2))] };
     "cast" => |t| vec![t.x(&[3, 5]).cast(DType::BF16).square().cast(DType::F32)];
     "cast to integers and back" => |t| { let x = t.x(&[3, 5]); vec![x.cast(DType::I32).cast(DType::F32) * x] };
@@ -274,7 +274,7 @@ pub const LINEAR_ATTENTION: &[Case] = cases! {
     "linear attention, turned, ragged, strict" => |t| turned(t, LinearMask::Strict, [3, 1], UNEVEN);
     "linear attention of one tensor to itself" => |t| {
         let (x, q) = (t.x(&[5, 1, 3]), Segments::Uniform { len: 5 });
-        let attend = LinearAttend { scale: 0.7, mask: LinearMask::Causal, q, k: Keys::Given(q), turn: Turn::None };
+        let attend = LinearAttend { scale: 0.7, mask: LinearMask::Causal, q, k: Keys::Given(q), rotary: Rotary::None };
         vec![x.linear_attention(Some(x), x, &attend, &Masking::default())]
     };
 };
@@ -502,7 +502,7 @@ fn linear(t: &Trial, mask: LinearMask, [h, hk, hv]: [usize; 3], q: Cut, k: Cut) 
     let (tq, tk) = (q.rows(), k.rows());
     let (queries, keys, values) = (t.x(&[tq, h, 3]), t.x(&[tk, hk, 3]), t.x(&[tk, hv, 5]));
     let ((q, q_bounds), (k, k_bounds)) = (q.segments(t), k.segments(t));
-    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Given(k), turn: Turn::None };
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Given(k), rotary: Rotary::None };
     let masking = Masking { q: q_bounds, k: k_bounds, intervals: None };
     vec![queries.linear_attention(Some(keys), values, &attend, &masking)]
 }
@@ -510,7 +510,7 @@ fn linear(t: &Trial, mask: LinearMask, [h, hk, hv]: [usize; 3], q: Cut, k: Cut) 
 fn symmetric(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Tensor<'_>> {
     let (r, values) = (t.x(&[cut.rows(), h, 3]), t.x(&[cut.rows(), hv, 5]));
     let (q, bounds) = cut.segments(t);
-    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries, turn: Turn::None };
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries, rotary: Rotary::None };
     vec![r.linear_attention(None, values, &attend, &Masking { q: bounds, ..Masking::default() })]
 }
 
@@ -518,7 +518,7 @@ fn turned(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Ten
     let rows = cut.rows();
     let (a, values) = (t.x(&[rows, h, 4]), t.x(&[rows, hv, 5]));
     let (q, bounds) = cut.segments(t);
-    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries, turn: Turn::Angles(YARN) };
+    let attend = LinearAttend { scale: 0.7, mask, q, k: Keys::Queries, rotary: Rotary::Angles(YARN) };
     let places: Vec<i32> = (0..rows as i32).map(|row| 3 * row % 11).collect();
     let bounds = Masking { q: bounds, ..Masking::default() };
     let ins: Vec<_> =

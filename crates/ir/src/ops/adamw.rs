@@ -1,7 +1,7 @@
 //! AdamW with decoupled decay over a parameter or a flat region of many.
 //!
 //! g' = scale g; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2; with t applied updates, this one included:
-//! p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p). Where `go` is 0 nothing changes.
+//! p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p). Where `is_finite` is 0 nothing changes.
 //! With `copy`, p' also in bf16: what products read, written in the same pass over memory.
 //!
 //! Moments are of p's type or bf16. In bf16 a kernel rounds m' and v' up or down at random (`random::rounding`, by the
@@ -15,7 +15,7 @@ use crate::op::Op;
 use crate::types::{DType, TensorType};
 
 /// What the last four inputs of an update are.
-pub(super) const SCALARS: [&str; 4] = ["lr", "scale", "updates", "go"];
+pub(super) const SCALARS: [&str; 4] = ["lr", "scale", "updates", "is_finite"];
 
 pub(super) fn check_first(first: u64) -> Result<(), String> {
     match first.is_multiple_of(4) {
@@ -63,22 +63,22 @@ pub(super) struct Constants {
     pub lr_scale: f32,
 }
 
-/// p', m' and v' of p, g, m and v in p's type, by lr, scale, updates and go.
+/// p', m' and v' of p, g, m and v in p's type, by lr, scale, updates and is_finite.
 pub(super) fn updated<'g>(
     Constants { beta1, beta2, eps, weight_decay, lr_scale }: Constants,
     [p, g, m, v]: [Tensor<'g>; 4],
-    [lr, scale, updates, go]: [Tensor<'g>; 4],
+    [lr, scale, updates, is_finite]: [Tensor<'g>; 4],
 ) -> [Tensor<'g>; 3] {
     let ty = p.ty();
     let everywhere = |x: Tensor<'g>| x.reshape(&vec![1; ty.rank()]).broadcast(&ty.dims);
     let g = g * everywhere(scale);
     let lr = everywhere(lr.scale(lr_scale as f64));
-    let go = everywhere(go);
+    let is_finite = everywhere(is_finite);
     let (b1, b2) = (beta1 as f64, beta2 as f64);
     let correction = |beta: f64| everywhere((-updates.scale(beta.ln()).exp()).offset(1.0));
     let m1 = m.scale(b1) + g.scale(1.0 - b1);
     let v1 = v.scale(b2) + g.square().scale(1.0 - b2);
     let step = m1.div(correction(b1)).div(v1.div(correction(b2)).sqrt().offset(eps as f64));
     let p1 = p - lr * (step + p.scale(weight_decay as f64));
-    [go.select(p1, p), go.select(m1, m), go.select(v1, v)]
+    [is_finite.select(p1, p), is_finite.select(m1, m), is_finite.select(v1, v)]
 }

@@ -52,10 +52,10 @@ pub fn expand<'g>(op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         [(Code::Signed, m1, ins[2], ins[4]), (Code::Unsigned, v1, ins[3], ins[5])]
     {
         let (codes, new_scales) = encoded(code, new, blocks);
-        let go = |dims: &[usize]| ins[9].reshape(&vec![1; dims.len()]).broadcast(dims);
-        let codes = go(&ty.dims).select(codes, old.cast(ty.dtype));
+        let is_finite = |dims: &[usize]| ins[9].reshape(&vec![1; dims.len()]).broadcast(dims);
+        let codes = is_finite(&ty.dims).select(codes, old.cast(ty.dtype));
         outs.push(codes.cast(old.dtype()));
-        scales.push(go(&[blocks]).select(new_scales, old_scales));
+        scales.push(is_finite(&[blocks]).select(new_scales, old_scales));
     }
     outs.extend(scales);
     outs.extend(copy.then(|| p1.cast(DType::BF16)));

@@ -31,7 +31,7 @@ pub enum Elementwise {
     /// 1 where the argument is a finite number, else 0.
     Finite,
     /// The argument, which counts as a constant to what differentiates.
-    Hold,
+    StopGradient,
     /// The scale of a tensor in an 8-bit type whose largest magnitude this is: `fp8::scale`.
     Fp8Scale(DType),
     Cast(DType),
@@ -72,7 +72,7 @@ pub const NAMED: [(&str, E); 28] = [
     ("gelu_exact", E::GeluExact),
     ("gelu_exact_slope", E::GeluExactSlope),
     ("finite", E::Finite),
-    ("hold", E::Hold),
+    ("stop_gradient", E::StopGradient),
     ("add", E::Add),
     ("sub", E::Sub),
     ("mul", E::Mul),
@@ -155,7 +155,7 @@ impl Elementwise {
             E::GeluExact => x[0] * normal::cdf(x[0]),
             E::GeluExactSlope => normal::cdf(x[0]) + x[0] * normal::density(x[0]),
             E::Finite => truth(x[0].is_finite()),
-            E::Hold => x[0],
+            E::StopGradient => x[0],
             E::Fp8Scale(dtype) => fp8::scale(dtype, x[0] as f32) as f64,
             E::Cast(DType::I32) => x[0].trunc(),
             E::Cast(_) => x[0],
@@ -243,7 +243,7 @@ pub fn vjp<'g>(f: E, at: &Vjp<'_, 'g>) -> Grads<'g> {
             ]
         }
         // Steps and comparisons are flat where they are differentiable; the slopes are not differentiated twice.
-        E::Step | E::Finite | E::Hold | E::Fp8Scale(_) | E::Less | E::LessEqual | E::Equal => {
+        E::Step | E::Finite | E::StopGradient | E::Fp8Scale(_) | E::Less | E::LessEqual | E::Equal => {
             vec![None; at.ins.len()]
         }
         E::SiluSlope | E::GeluSlope | E::GeluExactSlope => panic!("{f:?} is not differentiated"),

@@ -9,7 +9,7 @@
 //! Such r may be turned as they are read: what comes in is then a, r = rope(a) by positions with pairs of neighbours, and
 //! what goes out is da, turned back.
 //!
-//! The gradient of queries may be added to what else flows to them (`Onto`).
+//! The gradient of queries may be added to what else flows to them (`Accumulate`).
 //!
 //! A query that may see no key gives o = 0. Rows outside every segment likewise.
 
@@ -58,7 +58,7 @@ impl Attr for Keys {
 
 /// How queries that are their own keys are turned as they are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Turn {
+pub enum Rotary {
     /// They come as they are multiplied.
     None,
     /// By angles computed at every use.
@@ -67,53 +67,53 @@ pub enum Turn {
     Table(Frequencies),
 }
 
-impl Turn {
+impl Rotary {
     pub fn freq(self) -> Option<Frequencies> {
         match self {
-            Turn::None => None,
-            Turn::Angles(freq) | Turn::Table(freq) => Some(freq),
+            Rotary::None => None,
+            Rotary::Angles(freq) | Rotary::Table(freq) => Some(freq),
         }
     }
 
     pub fn has_table(self) -> bool {
-        matches!(self, Turn::Table(_))
+        matches!(self, Rotary::Table(_))
     }
 
     /// Positions, and the table.
     pub fn inputs(self) -> usize {
         match self {
-            Turn::None => 0,
-            Turn::Angles(_) => 1,
-            Turn::Table(_) => 2,
+            Rotary::None => 0,
+            Rotary::Angles(_) => 1,
+            Rotary::Table(_) => 2,
         }
     }
 }
 
 /// `angles:10000`, `table:10000`.
-impl Attr for Turn {
+impl Attr for Rotary {
     fn show(&self) -> String {
         match self {
-            Turn::None => "none".into(),
-            Turn::Angles(freq) => format!("angles:{}", freq.show()),
-            Turn::Table(freq) => format!("table:{}", freq.show()),
+            Rotary::None => "none".into(),
+            Rotary::Angles(freq) => format!("angles:{}", freq.show()),
+            Rotary::Table(freq) => format!("table:{}", freq.show()),
         }
     }
     fn read(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            None if text == "none" => Ok(Turn::None),
-            Some(("angles", freq)) => Frequencies::read(freq).map(Turn::Angles),
-            Some(("table", freq)) => Frequencies::read(freq).map(Turn::Table),
-            _ => Err(format!("`{text}` is no way to turn queries")),
+            None if text == "none" => Ok(Rotary::None),
+            Some(("angles", freq)) => Frequencies::read(freq).map(Rotary::Angles),
+            Some(("table", freq)) => Frequencies::read(freq).map(Rotary::Table),
+            _ => Err(format!("`{text}` is no way to rotate queries")),
         }
     }
     fn unsaid() -> Option<Self> {
-        Some(Turn::None)
+        Some(Rotary::None)
     }
 }
 
 named! {
     /// What the gradient of queries is added to.
-    pub enum Onto {
+    pub enum Accumulate {
         Nothing = "nothing",
         /// Another input.
         Base = "base",
@@ -123,9 +123,9 @@ named! {
     unsaid Nothing
 }
 
-impl Onto {
-    pub fn of(op: &Op) -> Onto {
-        if let Op::LinearAttentionGrad { onto, .. } = op { *onto } else { Onto::Nothing }
+impl Accumulate {
+    pub fn of(op: &Op) -> Accumulate {
+        if let Op::LinearAttentionGrad { accumulate, .. } = op { *accumulate } else { Accumulate::Nothing }
     }
 }
 
@@ -136,40 +136,40 @@ pub struct LinearAttend {
     pub mask: LinearMask,
     pub q: Segments,
     pub k: Keys,
-    pub turn: Turn,
+    pub rotary: Rotary,
 }
 
 impl LinearAttend {
     /// Those of an operation, and whether it is the gradient.
     pub fn of(op: &Op) -> Option<(LinearAttend, bool)> {
         match *op {
-            Op::LinearAttention { scale, mask, q, k, turn } => {
-                Some((LinearAttend { scale, mask, q, k, turn }, false))
+            Op::LinearAttention { scale, mask, q, k, rotary } => {
+                Some((LinearAttend { scale, mask, q, k, rotary }, false))
             }
-            Op::LinearAttentionGrad { scale, mask, q, k, turn, onto: _ } => {
-                Some((LinearAttend { scale, mask, q, k, turn }, true))
+            Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate: _ } => {
+                Some((LinearAttend { scale, mask, q, k, rotary }, true))
             }
             _ => None,
         }
     }
 
     pub fn op(&self) -> Op {
-        let LinearAttend { scale, mask, q, k, turn } = *self;
-        Op::LinearAttention { scale, mask, q, k, turn }
+        let LinearAttend { scale, mask, q, k, rotary } = *self;
+        Op::LinearAttention { scale, mask, q, k, rotary }
     }
 
     pub fn grad(&self) -> Op {
-        self.grad_onto(Onto::Nothing)
+        self.accumulating_grad(Accumulate::Nothing)
     }
 
-    pub fn grad_onto(&self, onto: Onto) -> Op {
-        let LinearAttend { scale, mask, q, k, turn } = *self;
-        Op::LinearAttentionGrad { scale, mask, q, k, turn, onto }
+    pub fn accumulating_grad(&self, accumulate: Accumulate) -> Op {
+        let LinearAttend { scale, mask, q, k, rotary } = *self;
+        Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate }
     }
 
     /// The same of queries that are turned already.
     pub fn unturned(&self) -> LinearAttend {
-        LinearAttend { turn: Turn::None, ..*self }
+        LinearAttend { rotary: Rotary::None, ..*self }
     }
 
     /// The keys' segments.
@@ -185,12 +185,12 @@ impl LinearAttend {
     /// The number of inputs of the forward operation.
     pub fn inputs(&self) -> usize {
         let of_keys = if let Keys::Given(k) = self.k { k.inputs() } else { 0 };
-        self.tensors() + self.q.inputs() + of_keys + self.turn.inputs()
+        self.tensors() + self.q.inputs() + of_keys + self.rotary.inputs()
     }
 
     /// Where the positions stand among the inputs, with the table behind them.
     pub fn positions(&self) -> usize {
-        self.inputs() - self.turn.inputs()
+        self.inputs() - self.rotary.inputs()
     }
 
     /// Where the starts and lengths of queries and of keys begin among the inputs.
@@ -227,7 +227,7 @@ impl LinearAttend {
 /// Pairs of the gradient that may share memory: dq lies on its base, which stands last.
 pub fn in_place(op: &Op) -> Vec<(usize, usize)> {
     let attend = LinearAttend::of(op).map(|(attend, _)| attend);
-    let base = attend.filter(|_| Onto::of(op) != Onto::Nothing).map(|attend| attend.inputs() + 1);
+    let base = attend.filter(|_| Accumulate::of(op) != Accumulate::Nothing).map(|attend| attend.inputs() + 1);
     base.map(|base| (base, 0)).into_iter().collect()
 }
 
@@ -250,22 +250,26 @@ pub fn infer(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, 
     if count != of_keys {
         return Err(format!("{count} segments of queries and {of_keys} of keys do not pair up"));
     }
-    if at.turn != Turn::None {
+    if at.rotary != Rotary::None {
         if at.k != Keys::Queries {
             return Err("only queries that are their own keys are turned".into());
         }
-        let table = at.turn.has_table().then(|| ins[at.positions() + 1]);
+        let table = at.rotary.has_table().then(|| ins[at.positions() + 1]);
         rope::check(q, &vec![0; q.dims[2] / 2], ins[at.positions()], table)?;
     }
     Ok(vec![TensorType::new(q.dtype, [q.dims[0], q.dims[1], v.dims[2]])])
 }
 
-pub fn infer_grad(at: &LinearAttend, onto: Onto, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+pub fn infer_grad(
+    at: &LinearAttend,
+    accumulate: Accumulate,
+    ins: &[&TensorType],
+) -> Result<Vec<TensorType>, String> {
     let n = at.inputs();
-    arity(ins, n + 1 + (onto != Onto::Nothing) as usize)?;
+    arity(ins, n + 1 + (accumulate != Accumulate::Nothing) as usize)?;
     let o = infer(at, &ins[..n])?;
     expect("do", ins[n], o[0].dtype, &o[0].dims)?;
-    if onto != Onto::Nothing {
+    if accumulate != Accumulate::Nothing {
         expect("the base", ins[n + 1], ins[0].dtype, &ins[0].dims)?;
         if matches!(at.q, Segments::Ragged { .. }) {
             return Err("a base is for equal segments: rows of none would have to be copied".into());
@@ -286,8 +290,8 @@ pub fn vjp<'g>(b: &'g Builder, attend: &LinearAttend, at: &Vjp<'_, 'g>) -> Grads
 
 /// The rotation that turned queries go through, and back.
 fn rope_of(at: &LinearAttend, size: usize, inverse: bool) -> Option<Op> {
-    let freq = at.turn.freq()?;
-    let (axis_of_freq, pairs, table) = (vec![0; size / 2], Pairs::Interleaved, at.turn.has_table());
+    let freq = at.rotary.freq()?;
+    let (axis_of_freq, pairs, table) = (vec![0; size / 2], Pairs::Interleaved, at.rotary.has_table());
     Some(Op::Rope { freq, axis_of_freq, pairs, inverse, table })
 }
 
@@ -339,12 +343,17 @@ pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tens
     scores.product(of_heads(v), false, false).transpose(&[1, 0, 2]).cast(q.dtype())
 }
 
-pub fn expand_grad<'g>(b: &'g Builder, at: &LinearAttend, onto: Onto, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
-    if onto != Onto::Nothing {
+pub fn expand_grad<'g>(
+    b: &'g Builder,
+    at: &LinearAttend,
+    accumulate: Accumulate,
+    ins: &[Tensor<'g>],
+) -> Vec<Tensor<'g>> {
+    if accumulate != Accumulate::Nothing {
         let base = at.inputs() + 1;
         let mut grads = b.ops(at.grad(), &ins[..base]);
         grads[0] = grads[0] + ins[base];
-        if onto == Onto::Relu {
+        if accumulate == Accumulate::Relu {
             grads[0] = grads[0] * ins[0].map(E::Step);
         }
         return grads;

@@ -65,8 +65,8 @@ pub struct Step<'g> {
     pub scale: Tensor<'g>,
     /// Updates that were applied, this one included.
     pub updates: Tensor<'g>,
-    /// 0 where the update is left out.
-    pub go: Tensor<'g>,
+    /// 1 where loss and norm are finite; where it is 0 the update is left out.
+    pub is_finite: Tensor<'g>,
 }
 
 /// Parts of a region start at multiples of this many elements: 64 bytes of f32, or a block, which is one parameter's then.
@@ -89,7 +89,7 @@ impl<'g> Piece<'g> {
     fn push(&self, op: Op, step: &Step<'g>) -> Vec<Tensor<'g>> {
         let mut ins = vec![self.weights, self.gradients];
         ins.extend(&self.state);
-        ins.extend([step.lr, step.scale, step.updates, step.go]);
+        ins.extend([step.lr, step.scale, step.updates, step.is_finite]);
         self.weights.b.ops(op, &ins)
     }
 }

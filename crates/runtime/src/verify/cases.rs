@@ -166,7 +166,7 @@ fn maps(table: &mut Table) {
         E::GeluExact,
         E::GeluExactSlope,
         E::Finite,
-        E::Hold,
+        E::StopGradient,
         E::Fp8Scale(DType::E4M3),
         E::Fp8Scale(DType::E5M2),
         E::Scale(0.3),
@@ -713,12 +713,13 @@ fn updates(table: &mut Table) {
         let first = if moments == dtype { 0 } else { (5 << 32) + 8 };
         let (beta1, beta2, eps, weight_decay, lr_scale) = (0.9, 0.95, 1e-8, 0.1, 0.5);
         let op = Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
-        for (go, updates, dims) in [(1.0, 1.0, vec![67]), (1.0, 20.0, vec![110, 150]), (0.0, 3.0, vec![9, 5])]
+        for (is_finite, updates, dims) in
+            [(1.0, 1.0, vec![67]), (1.0, 20.0, vec![110, 150]), (0.0, 3.0, vec![9, 5])]
         {
             let one = |value: f64| tensor(dtype, &[1], Data::Values(vec![value]));
             let mut ins = vec![x(dtype, &dims), x(dtype, &dims), x(moments, &dims)];
             ins.push(tensor(moments, &dims, Data::Between(0.01, 1.0)));
-            ins.extend([one(0.1), one(0.5), one(updates), one(go)]);
+            ins.extend([one(0.1), one(0.5), one(updates), one(is_finite)]);
             table.add(op.clone(), ins);
         }
     }
@@ -728,7 +729,7 @@ fn updates(table: &mut Table) {
 /// Moments in eight bits: codes are next to the oracle's, a step of an eighth at most; weights and scales are its own.
 fn updates_of_blocks(table: &mut Table) {
     let (beta1, beta2, eps, weight_decay, lr_scale, first) = (0.9, 0.95, 1e-8, 0.1, 0.5, (5 << 32) + 8);
-    for (copy, go, updates, dims) in [
+    for (copy, is_finite, updates, dims) in [
         (false, 1.0, 1.0, vec![67]),
         (true, 1.0, 20.0, vec![110, 150]),
         (true, 1.0, 7.0, vec![64, 256]),
@@ -744,7 +745,7 @@ fn updates_of_blocks(table: &mut Table) {
         let mut ins = vec![x(DType::F32, &dims), x(DType::F32, &dims)];
         ins.push(tensor(DType::E4M3, &dims, Data::Normal(40.0)));
         ins.push(tensor(DType::E4M4, &dims, Data::Between(1.0, 250.0)));
-        ins.extend([scales(-6), scales(-8), one(0.1), one(0.5), one(updates), one(go)]);
+        ins.extend([scales(-6), scales(-8), one(0.1), one(0.5), one(updates), one(is_finite)]);
         let op = Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
         table.add_within(op, ins, 0.125);
     }

@@ -6,7 +6,7 @@
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::frequency::Frequencies;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
+use flatout_ir::ops::linear_attention::{Accumulate, Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::types::{DType, TensorType};
 
 use super::Data;
@@ -91,7 +91,7 @@ fn given(
     dtype: DType,
     bounds: Vec<Input>,
 ) {
-    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Given(k), turn: Turn::None };
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Given(k), rotary: Rotary::None };
     let tensors = vec![x(dtype, &[tq, h, n]), x(dtype, &[tk, hk, n]), x(dtype, &[tk, hv, d])];
     both_ways(table, attend, [tensors, bounds].concat(), TensorType::new(dtype, [tq, h, d]));
 }
@@ -107,7 +107,7 @@ fn symmetric(
     dtype: DType,
     bounds: Vec<Input>,
 ) {
-    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries, turn: Turn::None };
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries, rotary: Rotary::None };
     let tensors = vec![x(dtype, &[tokens, h, n]), x(dtype, &[tokens, hv, d])];
     both_ways(table, attend, [tensors, bounds].concat(), TensorType::new(dtype, [tokens, h, d]));
 }
@@ -136,8 +136,8 @@ fn rotated(
     rows: Rows,
 ) {
     let freq = Frequencies::from(1000.0);
-    let turn = if rows == Rows::None { Turn::Angles(freq) } else { Turn::Table(freq) };
-    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries, turn };
+    let rotary = if rows == Rows::None { Rotary::Angles(freq) } else { Rotary::Table(freq) };
+    let attend = LinearAttend { scale: 0.3, mask, q, k: Keys::Queries, rotary };
     let counted = (0..tokens).map(|token| (3 + token) as f64).collect();
     let (places, count) = match rows {
         Rows::All => (Data::Between(0.0, 150.0), 151),
@@ -149,8 +149,11 @@ fn rotated(
     let listed = (rows != Rows::None).then(|| rope_table(count, n / 2, freq));
     let ins = [tensors, bounds, vec![positions], Vec::from_iter(listed)].concat();
     let (o, base) = (x(dtype, &[tokens, h, d]), x(dtype, &[tokens, h, n]));
-    for onto in [Onto::Base, Onto::Relu].into_iter().filter(|_| matches!(q, Segments::Uniform { .. })) {
-        table.add(attend.grad_onto(onto), [ins.clone(), vec![o.clone(), base.clone()]].concat());
+    for accumulate in
+        [Accumulate::Base, Accumulate::Relu].into_iter().filter(|_| matches!(q, Segments::Uniform { .. }))
+    {
+        table
+            .add(attend.accumulating_grad(accumulate), [ins.clone(), vec![o.clone(), base.clone()]].concat());
     }
     both_ways(table, attend, ins, o.0);
 }

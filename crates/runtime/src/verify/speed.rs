@@ -6,7 +6,7 @@ use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Onto, Turn};
+use flatout_ir::ops::linear_attention::{Accumulate, Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::quantize::Source;
@@ -269,7 +269,7 @@ pub fn cases() -> Vec<Case> {
         mask: LinearMask::Full,
         q: Segments::Uniform { len: patches },
         k: Keys::Queries,
-        turn: Turn::None,
+        rotary: Rotary::None,
     };
     add("linear attention 512x65, 6 heads of 1024 on 192, bf16", linear.op(), vec![r.clone(), v.clone()]);
     add(
@@ -278,7 +278,7 @@ pub fn cases() -> Vec<Case> {
         vec![r.clone(), v.clone(), x(BF16, &[rows, 6, features])],
     );
     // The same with the rotation inside.
-    let turned = LinearAttend { turn: Turn::Table(65536.0.into()), ..linear };
+    let turned = LinearAttend { rotary: Rotary::Table(65536.0.into()), ..linear };
     let positions = (0..rows).map(|row| (row % patches) as f64).collect();
     let by = vec![
         (TensorType::new(DType::I32, [1, rows]), Data::Values(positions)),
@@ -293,7 +293,7 @@ pub fn cases() -> Vec<Case> {
     );
     add(
         "turned linear attention back onto a base and its ReLU 512x65, 6 heads of 1024 on 192, bf16",
-        turned.grad_onto(Onto::Relu),
+        turned.accumulating_grad(Accumulate::Relu),
         [ins, vec![x(BF16, &[rows, 6, features]), x(BF16, &[rows, 6, neurons])]].concat(),
     );
     for (rows, width, words) in [(16384, 768, 32768), (16384, 4096, 131072)] {

@@ -66,7 +66,7 @@ fn rope_positions(s: &mut Settling<'_>) -> Result<(), UserError> {
 }
 
 fn reads_table(reading: &Reading<'_>) -> bool {
-    let turns = |op: &Op| LinearAttend::of(op).is_some_and(|(attend, _)| attend.turn.has_table());
+    let turns = |op: &Op| LinearAttend::of(op).is_some_and(|(attend, _)| attend.rotary.has_table());
     let reads = |op: &Op| {
         matches!(op, Op::Rope { table: true, .. } | Op::QkNormRope { table: true, .. }) || turns(op)
     };

@@ -31,7 +31,7 @@ pub fn apply(session: &mut Session, lr: f32) -> Result<Posted, RuntimeError> {
 
 /// Asks for the results of the update that was made last.
 pub fn post(session: &mut Session) -> Result<Posted, RuntimeError> {
-    session.post(Role::Apply, &["loss", "grad_norm", "go"])
+    session.post(Role::Apply, &["loss", "grad_norm", "is_finite"])
 }
 
 /// The results of an update, waiting for them where they are still on their way.

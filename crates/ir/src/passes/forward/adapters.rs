@@ -154,7 +154,7 @@ impl<'a> Adapting<'a> {
         let factor = self.factor(id, parts);
         let held = match factor {
             Some(Factor { g, m: Some(_) }) if self.folds(id) => Some(match self.how.role.is_grad() {
-                true => self.map(E::Hold, g, id),
+                true => self.map(E::StopGradient, g, id),
                 false => g,
             }),
             _ => None,
@@ -184,7 +184,7 @@ impl<'a> Adapting<'a> {
         }
         let columns = match factor {
             Some(Factor { m: Some(m), .. }) if held.is_some() => self.how.role.is_grad().then(|| {
-                let divisor = self.map(E::Hold, m, id);
+                let divisor = self.map(E::StopGradient, m, id);
                 self.add(Op::Map { f: E::Div }, vec![m, divisor], id)
             }),
             other => other.map(|factor| factor.g),

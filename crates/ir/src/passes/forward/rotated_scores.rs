@@ -7,7 +7,7 @@
 use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::attention::Segments;
-use crate::ops::linear_attention::{Keys, LinearAttend, Turn};
+use crate::ops::linear_attention::{Keys, LinearAttend, Rotary};
 use crate::ops::rope::Pairs;
 use crate::replay::{Replay, users, without_dead};
 
@@ -47,7 +47,7 @@ fn turn_of(g: &Graph, id: NodeId) -> Option<LinearAttend> {
         Segments::Uniform { len } => len,
         Segments::Ragged { max_len, .. } => max_len,
     };
-    if attend.k != Keys::Queries || attend.turn != Turn::None || longest > MOST_ROWS {
+    if attend.k != Keys::Queries || attend.rotary != Rotary::None || longest > MOST_ROWS {
         return None;
     }
     let Op::Rope { freq, axis_of_freq, pairs: Pairs::Interleaved, inverse: false, table } =
@@ -55,6 +55,6 @@ fn turn_of(g: &Graph, id: NodeId) -> Option<LinearAttend> {
     else {
         return None;
     };
-    let turn = if *table { Turn::Table(*freq) } else { Turn::Angles(*freq) };
-    axis_of_freq.iter().all(|axis| *axis == 0).then_some(LinearAttend { turn, ..attend })
+    let rotary = if *table { Rotary::Table(*freq) } else { Rotary::Angles(*freq) };
+    axis_of_freq.iter().all(|axis| *axis == 0).then_some(LinearAttend { rotary, ..attend })
 }

@@ -37,9 +37,9 @@ pub fn averaged_weight(path: &str) -> Option<&str> {
 }
 
 /// r: the share of the way that averages go, by how many updates were applied and whether this one was.
-pub(super) fn rate<'g>(decay: f64, updates: Tensor<'g>, go: Tensor<'g>) -> Tensor<'g> {
+pub(super) fn rate<'g>(decay: f64, updates: Tensor<'g>, is_finite: Tensor<'g>) -> Tensor<'g> {
     let least = updates.b.fill(1.0 - decay, DType::F32, &[1]);
-    go * updates.offset(10.0).recip().scale(9.0).zip(E::Max, least)
+    is_finite * updates.offset(10.0).recip().scale(9.0).zip(E::Max, least)
 }
 
 /// a'.

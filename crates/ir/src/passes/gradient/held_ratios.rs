@@ -25,7 +25,7 @@ pub fn held_ratios(trained: &Trained) -> (Trained, usize) {
                 replay.set(id.out(0), x);
                 count += 1;
             }
-            (Op::Map { f: E::Hold }, [x]) => {
+            (Op::Map { f: E::StopGradient }, [x]) => {
                 let x = replay.get(*x);
                 replay.set(id.out(0), x);
             }
@@ -42,7 +42,7 @@ fn is_one(g: &Graph, v: Value) -> bool {
         (Op::Broadcast { .. } | Op::Reshape { .. }, [of]) => is_one(g, *of),
         (Op::Map { f: E::Div }, [m, by]) => {
             let divisor = g.node(by.node);
-            divisor.op == Op::Map { f: E::Hold } && divisor.ins[0] == *m
+            divisor.op == Op::Map { f: E::StopGradient } && divisor.ins[0] == *m
         }
         _ => false,
     }

@@ -9,7 +9,7 @@ use crate::graph::{Graph, NodeId, Value};
 use crate::op::Op;
 use crate::ops::attention::Segments;
 use crate::ops::elementwise::Elementwise as E;
-use crate::ops::linear_attention::{LinearAttend, Onto, Turn};
+use crate::ops::linear_attention::{Accumulate, LinearAttend, Rotary};
 use crate::replay::{Replay, users, without_dead};
 
 /// Joins sums, and slopes behind them, to the gradients before them; returns how many sums.
@@ -32,7 +32,7 @@ pub fn score_gradients(g: &Graph) -> (Graph, usize) {
         let base = replay.get(join.base);
         let base = shaped(&mut replay, base, node.ins[0]);
         let ins = node.ins.iter().map(|v| replay.get(*v)).chain([base]).collect();
-        let grad = replay.copy_as(id, attend.grad_onto(join.onto), ins);
+        let grad = replay.copy_as(id, attend.accumulating_grad(join.accumulate), ins);
         let sum = shaped(&mut replay, grad.out(0), join.sum);
         replay.set(join.sum, sum);
     }
@@ -42,7 +42,7 @@ pub fn score_gradients(g: &Graph) -> (Graph, usize) {
 /// What a gradient takes over.
 struct Join {
     base: Value,
-    onto: Onto,
+    accumulate: Accumulate,
     /// What the gradient gives instead of its own value, and the nodes that led there.
     sum: Value,
     gone: Vec<NodeId>,
@@ -86,7 +86,7 @@ impl Finder<'_> {
         let node = self.g.node(id);
         let (attend, true) = LinearAttend::of(&node.op)? else { return None };
         let is_even = matches!(attend.q, Segments::Uniform { .. });
-        if attend.turn == Turn::None || !is_even || Onto::of(&node.op) != Onto::Nothing {
+        if attend.rotary == Rotary::None || !is_even || Accumulate::of(&node.op) != Accumulate::Nothing {
             return None;
         }
         let mut gone = vec![];
@@ -98,12 +98,12 @@ impl Finder<'_> {
             return None;
         }
         gone.push(add);
-        let (mut onto, mut sum) = (Onto::Base, add.out(0));
+        let (mut accumulate, mut sum) = (Accumulate::Base, add.out(0));
         if let Some(slope) = self.slope(sum, node.ins[0]) {
             gone.push(slope);
-            (onto, sum) = (Onto::Relu, slope.out(0));
+            (accumulate, sum) = (Accumulate::Relu, slope.out(0));
         }
-        Some(Join { base, onto, sum, gone })
+        Some(Join { base, accumulate, sum, gone })
     }
 
     /// The other operand.

@@ -190,16 +190,16 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
         let squares = norms.reduce(|a, b| a + b).expect("something is trained");
         let norm = squares.sqrt() * per_weight;
         let loss = b.read(loss_sum) * per_weight;
-        let go = norm.map(E::Finite) * loss.map(E::Finite);
+        let is_finite = norm.map(E::Finite) * loss.map(E::Finite);
         let scale = match how.clip {
             0.0 => per_weight,
             clip => per_weight * norm.recip().scale(clip as f64).zip(E::Min, b.fill(1.0, DType::F32, &[1])),
         };
-        let count = b.read(updates) + go;
+        let count = b.read(updates) + is_finite;
         b.write(updates, count);
-        b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - go));
-        let rate = how.average.map(|decay| average::rate(decay, count, go));
-        let step = Step { lr, scale, updates: count, go };
+        b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - is_finite));
+        let rate = how.average.map(|decay| average::rate(decay, count, is_finite));
+        let step = Step { lr, scale, updates: count, is_finite };
         for Piece { region: Region { group, optimizer, .. }, slots, first } in pieces {
             let state: Vec<SlotId> = slots.values.iter().chain(&slots.scales).copied().collect();
             let (weights, gradients) = (b.read(slots.weight), b.read(slots.gradient));
@@ -216,7 +216,7 @@ fn apply(slots: Graph, sums: &[SlotId], pieces: &[Piece<'_>], how: &Update) -> G
         b.result("loss", loss);
         b.result("grad_norm", norm);
         b.result("weight", b.read(weight_sum).scale(1.0));
-        b.result("go", go);
+        b.result("is_finite", is_finite);
         for slot in sums.iter().copied().chain([loss_sum, weight_sum]) {
             let ty = b.with_graph(|g| g.slot(slot).ty.clone());
             b.write(slot, b.fill(0.0, ty.dtype, &ty.dims));

@@ -63,8 +63,9 @@ fn scales(b: &Builder, grad: &Graph, scale: SlotId, dtype: DType, role: Role) {
         let (seen, nothing) = (b.read(amax), b.fill(0.0, DType::F32, &[n]));
         let seen = seen.map(E::Finite).select(seen, nothing).reshape(&[1, n]);
         let moved = b.concat(&[seen, known.slice(0, 0, HISTORY - 1)], 0);
-        let go = b.tensor(b.with_graph(|g| g.result("go")).expect("an update says whether it was made"));
-        known = go.reshape(&[1, 1]).broadcast(&[HISTORY, n]).select(moved, known);
+        let is_finite =
+            b.tensor(b.with_graph(|g| g.result("is_finite")).expect("an update says whether it was made"));
+        known = is_finite.reshape(&[1, 1]).broadcast(&[HISTORY, n]).select(moved, known);
         b.write(history, known);
         b.write(amax, nothing);
     }

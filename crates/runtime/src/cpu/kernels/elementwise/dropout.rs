@@ -3,7 +3,7 @@
 //! Element c of a row draws half c mod 8 of block c / 8.
 
 use flatout_ir::random::{RowDraw, drop_below};
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind};
 
 use crate::cpu::Kernel;

@@ -3,7 +3,7 @@
 //! d gate = dy up act'(gate), d up = dy act(gate). gate and up are usually the halves of one buffer's rows.
 
 use flatout_ir::ops::gated::Act;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::Tiles;

@@ -18,7 +18,7 @@ mod tests;
 use std::ops::Range;
 
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto};
+use flatout_ir::ops::linear_attention::{Accumulate, LinearAttend, LinearMask};
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, bf16_from_f32, bf16_to_f32};
@@ -112,8 +112,8 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
 
     let positions = attend.positions();
     // SAFETY: positions and table are inputs that nobody writes during the launch.
-    let rotation = attend.turn.freq().map(|freq| unsafe {
-        let table = attend.turn.has_table().then(|| ctx.input(positions + 1));
+    let rotation = attend.rotary.freq().map(|freq| unsafe {
+        let table = attend.rotary.has_table().then(|| ctx.input(positions + 1));
         Rotation::new(freq, &axes, ctx.input(positions), table)
     });
     // Queries are input 0, and their gradient output 0.
@@ -133,9 +133,9 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
             [sum.left, sum.right, sum.rows].map(|i| operand(ctx.input(i), i, rotation.as_ref()));
         let out = operand(out, sum.out, rotation.as_ref().filter(|_| is_grad));
         let (scale, mask, owner, heads) = (attend.scale, attend.mask, sum.owner, q.dims[1]);
-        let onto = if sum.out == 0 { Onto::of(&launch.op) } else { Onto::Nothing };
-        let base = (onto != Onto::Nothing).then(|| ctx.input(attend.inputs() + 1));
-        let above = (onto == Onto::Relu).then_some(q);
+        let accumulate = if sum.out == 0 { Accumulate::of(&launch.op) } else { Accumulate::Nothing };
+        let base = (accumulate != Accumulate::Nothing).then(|| ctx.input(attend.inputs() + 1));
+        let above = (accumulate == Accumulate::Relu).then_some(q);
         let sum = Sum { scale, mask, owner, left, right, rows, out, base, above, heads };
         sum.run(&cut, scratch, floats, ctx);
     }

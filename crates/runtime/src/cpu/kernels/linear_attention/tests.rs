@@ -4,7 +4,7 @@
 
 use flatout_ir::DType;
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Turn};
+use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 
 use crate::cpu::kernels::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
 
@@ -57,18 +57,18 @@ struct Case {
     /// N and D.
     sizes: [usize; 2],
     dtype: DType,
-    turn: Turn,
+    rotary: Rotary,
 }
 
 impl Case {
     fn new(mask: LinearMask, q: Side, k: Option<Side>) -> Self {
         let heads = if k.is_some() { [6, 2, 3] } else { [3, 3, 1] };
-        Case { mask, q, k, heads, sizes: [6, 5], dtype: DType::F32, turn: Turn::None }
+        Case { mask, q, k, heads, sizes: [6, 5], dtype: DType::F32, rotary: Rotary::None }
     }
 
     fn attend(&self) -> LinearAttend {
         let k = self.k.as_ref().map_or(Keys::Queries, |k| Keys::Given(k.segments()));
-        LinearAttend { scale: 0.3, mask: self.mask, q: self.q.segments(), k, turn: self.turn }
+        LinearAttend { scale: 0.3, mask: self.mask, q: self.q.segments(), k, rotary: self.rotary }
     }
 
     /// The inputs of the forward operation; rows of no segment hold `idle`.
@@ -83,12 +83,12 @@ impl Case {
         ins.push(make(keys, self.heads[2], self.sizes[1], 3));
         ins.extend(self.q.inputs());
         ins.extend(self.k.iter().flat_map(Side::inputs));
-        if let Some(freq) = self.turn.freq() {
+        if let Some(freq) = self.rotary.freq() {
             // Places begin anew every 41 tokens; a table has 30 of them.
             let (tokens, half) = (self.q.tokens, self.sizes[0] / 2);
             ins.push(Given::new(DType::I32, &[1, tokens], |i| (i % 41) as f64));
             let table: Vec<f64> = freq.table(30, half).collect();
-            ins.extend(self.turn.has_table().then(|| Given::new(DType::F32, &[30, half, 2], |i| table[i])));
+            ins.extend(self.rotary.has_table().then(|| Given::new(DType::F32, &[30, half, 2], |i| table[i])));
         }
         ins
     }
@@ -103,9 +103,9 @@ impl Case {
     /// Runs both directions with everything outside the segments NaN and compares with the oracle.
     fn check(&self) {
         // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it rotates it back and after.
-        let bound = match (self.dtype, self.turn) {
+        let bound = match (self.dtype, self.rotary) {
             (DType::F32, _) => 1e-6,
-            (_, Turn::None) => 2.5e-3,
+            (_, Rotary::None) => 2.5e-3,
             _ => 4e-3,
         };
         let at = self.attend();
@@ -168,7 +168,7 @@ fn heads_sizes_and_types() {
 
 #[test]
 fn queries_are_turned_as_they_are_read() {
-    for turn in [Turn::Angles(100.0.into()), Turn::Table(100.0.into())] {
+    for rotary in [Rotary::Angles(100.0.into()), Rotary::Table(100.0.into())] {
         for &mask in LinearMask::ALL {
             for (q, sizes) in [
                 (even(3, 65), [6, 5]),
@@ -176,7 +176,7 @@ fn queries_are_turned_as_they_are_read() {
                 (uneven(130, &[(60, 66), (0, 0), (5, 1), (10, 40), (-1, 0), (55, 4)]), [10, 4]),
             ] {
                 for dtype in [DType::F32, DType::BF16] {
-                    Case { turn, sizes, dtype, ..Case::new(mask, q.clone(), None) }.check();
+                    Case { rotary, sizes, dtype, ..Case::new(mask, q.clone(), None) }.check();
                 }
             }
         }
@@ -189,7 +189,7 @@ fn turned_scores_have_the_bits_of_a_rotation_before_them() {
     use flatout_ir::Op;
     use flatout_ir::ops::rope::Pairs;
     let turned = Case {
-        turn: Turn::Table(100.0.into()),
+        rotary: Rotary::Table(100.0.into()),
         sizes: [16, 8],
         dtype: DType::BF16,
         ..Case::new(LinearMask::Strict, even(2, 65), None)
@@ -205,7 +205,7 @@ fn turned_scores_have_the_bits_of_a_rotation_before_them() {
     let launch = |op: &Op, ins: &[Given]| launched(op, ins, 2, Manner::default()).unwrap();
     let rotated = launch(&rope, &[ins[0].clone(), ins[2].clone(), ins[3].clone()])[0].clone().unwrap();
     let r = Given::new(DType::BF16, &[130, 3, 16], |i| rotated[i]);
-    let plain = Case { turn: Turn::None, ..turned.clone() };
+    let plain = Case { rotary: Rotary::None, ..turned.clone() };
     let o = launch(&plain.attend().op(), &[r.clone(), ins[1].clone()]);
     assert_eq!(launch(&turned.attend().op(), &ins), o);
     let d = turned.gradient_inputs(0.0).pop().unwrap();

@@ -5,7 +5,7 @@
 //! The sum is deterministic: rows are sorted by destination, keeping their order, and each destination row is summed
 //! by one task in f32 and written once. Bytes: the index, the rows in, each touched row in and out.
 
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, OpKind, View};
 
 use super::copy::row_copies;

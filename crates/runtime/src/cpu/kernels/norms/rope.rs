@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind};
 
 use crate::cpu::Kernel;

@@ -4,7 +4,7 @@
 //! rounded stochastically by the bits of `random::rounding`.
 
 use flatout_ir::random::rounding;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::types::{DType, bf16_drawn, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind, View};
 
@@ -84,7 +84,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         unreachable!("the row is for adamw")
     };
     // SAFETY: the four scalars lie on no output.
-    let [lr, scale, updates, go] = std::array::from_fn(|i| unsafe { cx.input(4 + i).scalar() });
+    let [lr, scale, updates, is_finite] = std::array::from_fn(|i| unsafe { cx.input(4 + i).scalar() });
     let constants = Update::new([beta1, beta2, eps, weight_decay, lr_scale], [lr, scale, updates]);
     let outs = [cx.output(0), cx.output(1), cx.output(2), copy.then(|| cx.output(3)).flatten()];
     let [p, g, m, v] = std::array::from_fn(|i| cx.input(i));
@@ -104,7 +104,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 tiles.load(1, &g, &tile, g_now);
                 tiles.load(2, &m, &tile, m_now);
                 tiles.load(3, &v, &tile, v_now);
-                if go != 0.0 {
+                if is_finite != 0.0 {
                     update(constants, p_now, g_now, m_now, v_now);
                     if is_drawn {
                         let first = number + tiles.first(&tile) as u64;

@@ -4,7 +4,7 @@
 //! the bf16 copy, and 16 per block for both scales.
 
 use flatout_ir::block8::{BLOCK, Code};
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind};
 
@@ -66,7 +66,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         unreachable!("the row is for adamw8")
     };
     // SAFETY: the four scalars lie on no output.
-    let [lr, scale, updates, go] = std::array::from_fn(|i| unsafe { cx.input(6 + i).scalar() });
+    let [lr, scale, updates, is_finite] = std::array::from_fn(|i| unsafe { cx.input(6 + i).scalar() });
     let constants = Update::new([beta1, beta2, eps, weight_decay, lr_scale], [lr, scale, updates]);
     let ins: [Tensor<'_>; 6] = std::array::from_fn(|i| cx.input(i));
     let [p_out, m_out, v_out, m_scale_out, v_scale_out] = std::array::from_fn(|i| cx.output(i));
@@ -94,7 +94,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 read(&ins[4], b, std::slice::from_mut(&mut m.scale));
                 read(&ins[5], b, std::slice::from_mut(&mut v.scale));
             }
-            if go != 0.0 {
+            if is_finite != 0.0 {
                 decode(&mut m, &mut v);
                 update(constants, &mut p, &g, &mut m.values, &mut v.values);
                 draw((first + start as u64) / 4, updates as u32, &mut words);

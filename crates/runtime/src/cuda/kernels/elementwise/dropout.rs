@@ -1,7 +1,7 @@
 //! Dropout by counter, with the bits of `flatout_ir::random`; the kernel is `dropout.cu`.
 
 use flatout_ir::random::drop_below;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cuda::context::Kernel;

@@ -1,7 +1,7 @@
 //! Gated activations and their gradient; the kernel is `gated.cu`.
 
 use flatout_ir::ops::gated::Act;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::dropout;

@@ -236,7 +236,7 @@ fn f32_text(f: E, args: &[String]) -> String {
         E::GeluExactSlope => format!("gelu_exact_slope({a})"),
         E::Finite => format!("is_finite({a})"),
         E::Fp8Scale(of) => format!("fp8_scale({a}, {}u)", fp8::top_exponent(of)),
-        E::Cast(_) | E::Hold => a.clone(),
+        E::Cast(_) | E::StopGradient => a.clone(),
         E::Scale(by) => format!("__fmul_rn({a}, {})", f32_constant(by as f32)),
         E::Offset(by) => format!("__fadd_rn({a}, {})", f32_constant(by as f32)),
         E::Add => format!("__fadd_rn({a}, {b})"),
@@ -297,7 +297,7 @@ fn f64_text(f: E, args: &[String]) -> String {
         // An i32 is finite.
         E::Finite => "1.0".into(),
         E::Fp8Scale(of) => format!("(double)fp8_scale((float)({a}), {}u)", fp8::top_exponent(of)),
-        E::Cast(_) | E::Hold => a.clone(),
+        E::Cast(_) | E::StopGradient => a.clone(),
         E::Scale(by) => format!("{a} * {}", f64_constant(by)),
         E::Offset(by) => format!("{a} + {}", f64_constant(by)),
         E::Add => format!("{a} + {b}"),

@@ -12,7 +12,7 @@ mod symmetric;
 use std::borrow::Cow;
 
 use flatout_ir::ops::attention::Segments;
-use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask, Onto, Turn};
+use flatout_ir::ops::linear_attention::{Accumulate, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::rope::Pairs;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
@@ -40,7 +40,7 @@ pub const KERNELS: &[Kernel] = &[
 struct Problem {
     attend: LinearAttend,
     is_grad: bool,
-    onto: Onto,
+    accumulate: Accumulate,
     dtype: DType,
     tq: usize,
     tk: usize,
@@ -56,7 +56,7 @@ impl Problem {
         Problem {
             attend,
             is_grad,
-            onto: Onto::Nothing,
+            accumulate: Accumulate::Nothing,
             dtype: q.dtype,
             tq: q.dims[0],
             tk: k.dims[0],
@@ -71,8 +71,8 @@ impl Problem {
         let of = LinearAttend::of(&launch.op).expect("the rows are for linear attention");
         let tensors = of.0.tensors();
         let ty = |i: usize| TensorType::new(launch.ins[i].dtype, launch.ins[i].dims.clone());
-        let onto = Onto::of(&launch.op);
-        Problem { onto, ..Problem::new(of, &ty(0), &ty(tensors - 2), &ty(tensors - 1)) }
+        let accumulate = Accumulate::of(&launch.op);
+        Problem { accumulate, ..Problem::new(of, &ty(0), &ty(tensors - 2), &ty(tensors - 1)) }
     }
 
     fn q_longest(&self) -> usize {
@@ -161,24 +161,24 @@ impl At<'_> {
     /// The tensor the gradient of queries is accumulated onto.
     fn base(&self) -> Option<&View> {
         let p = &self.problem;
-        (p.onto != Onto::Nothing).then(|| &self.launch.ins[p.attend.inputs() + 1])
+        (p.accumulate != Accumulate::Nothing).then(|| &self.launch.ins[p.attend.inputs() + 1])
     }
 
     /// Whether a sum is accumulated onto a base: queries are input 0, and their gradient output 0.
-    fn onto(&self, sum: &WeightedSum) -> Onto {
-        if sum.out == 0 { self.problem.onto } else { Onto::Nothing }
+    fn accumulate(&self, sum: &WeightedSum) -> Accumulate {
+        if sum.out == 0 { self.problem.accumulate } else { Accumulate::Nothing }
     }
 
     /// The rotation of the queries as they are read.
     fn rotation(&self) -> Option<Rotation<'_>> {
         let attend = &self.problem.attend;
         let positions = attend.positions();
-        attend.turn.freq().map(|freq| Rotation {
+        attend.rotary.freq().map(|freq| Rotation {
             freq,
             axis_of_freq: &self.axes,
             pairs: Pairs::Interleaved,
             positions: &self.launch.ins[positions],
-            table: attend.turn.has_table().then(|| &self.launch.ins[positions + 1]),
+            table: attend.rotary.has_table().then(|| &self.launch.ins[positions + 1]),
         })
     }
 
@@ -272,7 +272,7 @@ fn steps(launch: &Launch, facts: &Facts, arena: u64) -> Vec<Step> {
     }
     for sum in sums(&at.problem.attend, at.problem.is_grad) {
         let Some(out) = &launch.outs[sum.out] else { continue };
-        let is_plain = at.problem.attend.turn == Turn::None && at.onto(&sum) == Onto::Nothing;
+        let is_plain = at.problem.attend.rotary == Rotary::None && at.accumulate(&sum) == Accumulate::Nothing;
         steps.push(if is_plain && sum::serves(&at, &sum, out) {
             sum::step(&at, &sum, out)
         } else {
@@ -318,7 +318,7 @@ mod tests {
     fn entries(dtype: DType, len: usize, is_grad: bool, wanted: &[bool]) -> Vec<&'static str> {
         let q = Segments::Uniform { len };
         let attend =
-            LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k: Keys::Queries, turn: Turn::None };
+            LinearAttend { scale: 1.0, mask: LinearMask::Strict, q, k: Keys::Queries, rotary: Rotary::None };
         let mut end = 0;
         let mut place = |heads: usize, size: usize| {
             let ty = TensorType::new(dtype, [4 * len, heads, size]);

@@ -1,7 +1,7 @@
 //! A weighted sum in f32 arithmetic, for f32 and for bf16 of odd sizes; the kernel is `plain.cu`.
 
 use flatout_ir::View;
-use flatout_ir::ops::linear_attention::Onto;
+use flatout_ir::ops::linear_attention::Accumulate;
 
 use super::{At, Problem, Step, count, numbers, strides};
 use crate::cuda::context::{Arg, Source};
@@ -55,7 +55,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
         ("B_TURNED", is_turned(sum.right)),
         ("X_TURNED", is_turned(sum.rows)),
         ("OUT_TURNED", if p.is_grad { is_turned(sum.out) } else { 0 }),
-        ("ONTO", at.onto(sum) as usize),
+        ("ONTO", at.accumulate(sum) as usize),
     ]));
     let body = concat!(include_str!("segment.cuh"), include_str!("plain.cu"));
     let code = at.code(body, 1, 1, &mut defines);
@@ -63,7 +63,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
     let mut args = args(at, sum, out, tiles);
     args.extend([inner, width, slices].map(count));
     args.extend(at.turn_args());
-    if at.onto(sum) != Onto::Nothing {
+    if at.accumulate(sum) != Accumulate::Nothing {
         let read = [at.base(), Some(&at.launch.ins[0])];
         args.extend(read.map(|view| at.pointer(view)));
         args.extend(read.into_iter().flat_map(strides));

@@ -3,7 +3,7 @@
 //! Scores are computed once, and only half of them are multiplied.
 
 use flatout_ir::View;
-use flatout_ir::ops::linear_attention::{Keys, Onto, Turn};
+use flatout_ir::ops::linear_attention::{Accumulate, Keys, Rotary};
 use flatout_ir::types::DType;
 
 use super::{At, Problem, Step, count, in_pieces, numbers, strides};
@@ -17,8 +17,8 @@ const DV_STAGES: usize = 4;
 
 /// Panels in the ring of the others: fewer where more comes with them.
 fn stages(p: &Problem) -> usize {
-    match (p.attend.turn, base_rows(p)) {
-        (Turn::None, _) => 4,
+    match (p.attend.rotary, base_rows(p)) {
+        (Rotary::None, _) => 4,
         (_, 0) => 3,
         _ => 2,
     }
@@ -26,13 +26,13 @@ fn stages(p: &Problem) -> usize {
 
 /// Rows of a base that come with a panel. The largest tile has no room for them: there they are read where they are added.
 fn base_rows(p: &Problem) -> usize {
-    let has_room = p.onto != Onto::Nothing && strips(p) < MOST_STRIPS;
+    let has_room = p.accumulate != Accumulate::Nothing && strips(p) < MOST_STRIPS;
     if has_room { p.q_longest().next_multiple_of(8) } else { 0 }
 }
 
 /// Whether angles may be sums: of a table without an amplitude.
 fn is_summed(p: &Problem) -> bool {
-    matches!(p.attend.turn, Turn::Table(freq) if freq.amplitude() == 1.0)
+    matches!(p.attend.rotary, Rotary::Table(freq) if freq.amplitude() == 1.0)
 }
 
 fn strips(p: &Problem) -> usize {
@@ -49,7 +49,7 @@ fn fits(p: &Problem) -> bool {
 pub(super) fn serves(at: &At<'_>) -> bool {
     // A base is added where a gradient is rotated back, and lies as that does.
     let lies_alike = |base: &View| at.launch.outs[0].as_ref().is_none_or(|dr| dr.strides == base.strides);
-    let has_way = at.base().is_none_or(|base| at.problem.attend.turn != Turn::None && lies_alike(base));
+    let has_way = at.base().is_none_or(|base| at.problem.attend.rotary != Rotary::None && lies_alike(base));
     fits(&at.problem) && has_way && tensors(at).into_iter().chain([at.base()]).flatten().all(in_pieces)
 }
 
@@ -73,7 +73,7 @@ fn panel_bytes(strips: usize) -> usize {
 /// each element of two panels, and the angles of a panel more than the ring has.
 fn shared_bytes(p: &Problem) -> usize {
     let strips = strips(p);
-    let bits = if p.onto == Onto::Relu { 2 * 16 * 8 } else { 0 };
+    let bits = if p.accumulate == Accumulate::Relu { 2 * 16 * 8 } else { 0 };
     let angles = if is_summed(p) { (stages(p) + 1) * (strips + 5) * 256 } else { 0 };
     stages(p) * (panel_bytes(strips) + base_rows(p) * 128)
         + strips * ((16 * (32 * strips + 16)).max(2048) + 16 * size_of::<i32>() + bits)
@@ -86,7 +86,7 @@ fn shared_bytes(p: &Problem) -> usize {
 fn blocks(p: &Problem, facts: &Facts) -> usize {
     match (p.is_grad, strips(p)) {
         (false, ..=5) | (true, ..=4) => 4,
-        (true, 5) if facts.major == 9 && !matches!(p.attend.turn, Turn::Angles(_)) => 3,
+        (true, 5) if facts.major == 9 && !matches!(p.attend.rotary, Rotary::Angles(_)) => 3,
         (true, 5) => 2,
         (false, _) | (true, 6) => 2,
         (true, _) => 1,
@@ -100,11 +100,11 @@ fn source(at: &At<'_>, facts: &Facts) -> Source {
         ("GRAD", p.is_grad as usize),
         ("STRIPS", strips(p)),
         ("STAGES", stages(p)),
-        ("ONTO", p.onto as usize),
+        ("ONTO", p.accumulate as usize),
         ("BLOCKS", blocks(p, facts)),
         ("N", p.inner),
         ("D", p.width),
-        ("TURNED", (p.attend.turn != Turn::None) as usize),
+        ("TURNED", (p.attend.rotary != Rotary::None) as usize),
         ("SUMMED", is_summed(p) as usize),
         ("BASE_ROWS", base_rows(p)),
     ]));
@@ -163,17 +163,18 @@ mod tests {
     /// 99 KiB is what sm_86, sm_89 and sm_120 have.
     #[test]
     fn tiles_fit_in_the_smallest_shared_memory() {
-        for (strips, &onto) in (1..=MOST_STRIPS).flat_map(|strips| Onto::ALL.iter().map(move |o| (strips, o)))
+        for (strips, &accumulate) in
+            (1..=MOST_STRIPS).flat_map(|strips| Accumulate::ALL.iter().map(move |o| (strips, o)))
         {
             let attend = LinearAttend {
                 scale: 1.0,
                 mask: LinearMask::Full,
                 q: Segments::Uniform { len: 16 * strips },
                 k: Keys::Queries,
-                turn: Turn::Table(100.0.into()),
+                rotary: Rotary::Table(100.0.into()),
             };
             let x = TensorType::new(DType::BF16, [16 * strips, 1, 64]);
-            let p = Problem { onto, ..Problem::new((attend, true), &x, &x, &x) };
+            let p = Problem { accumulate, ..Problem::new((attend, true), &x, &x, &x) };
             assert!(shared_bytes(&p) <= 99 << 10, "{strips} strips take {}", shared_bytes(&p));
         }
     }

@@ -1,7 +1,7 @@
 //! Two RMS norms around a residual addition and their gradient; the kernel is `double_norm.cu`.
 
 use flatout_ir::ops::norm::NormSpec;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::norm::{Cover, FORWARD_ELEMENTS, ROWS_SOURCE, weight_code};

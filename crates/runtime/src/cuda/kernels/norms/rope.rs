@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use flatout_ir::ops::frequency::Frequencies;
 use flatout_ir::ops::rope::Pairs;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 

@@ -1,6 +1,6 @@
 //! AdamW in one pass over parameter, gradient and moments; the kernel is `adamw.cu`.
 
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 

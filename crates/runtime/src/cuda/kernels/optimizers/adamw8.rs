@@ -3,7 +3,7 @@
 //! `flatout_ir::block8` defines the codes.
 
 use flatout_ir::block8::BLOCK;
-use flatout_ir::target::{KernelRow, Layout};
+use flatout_ir::target::Layout;
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
