@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use flatout_data::examples::{ExampleKind, ExampleSpec, open as open_examples};
-use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
+use flatout_data::formats::{OnError, ReadOptions};
 use flatout_data::inspect::{Inspection, LengthSummary, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
 use flatout_data::{LoaderOptions, OpenEvent, SourceKind, Spec};
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::config::{FileFormat, OnError, Task};
+use flatout_train::config::Task;
 use flatout_train::machine;
 use flatout_train::recipes;
 use flatout_train::tasks::examples::example_sets;
@@ -37,21 +37,16 @@ pub fn data(args: &Data, screen: &Screen) -> Result<ExitCode, Failure> {
 }
 
 fn read_options(reading: &Reading, on_error: OnError) -> ReadOptions {
-    let format = match reading.format {
-        FileFormat::Auto => None,
-        FileFormat::Text => Some(Format::Text),
-        FileFormat::Jsonl => Some(Format::Jsonl),
-        FileFormat::Csv => Some(Format::Csv),
-        FileFormat::Tsv => Some(Format::Tsv),
-        FileFormat::Parquet => Some(Format::Parquet),
-        FileFormat::U16 | FileFormat::U32 => None,
-    };
-    let on_error = if on_error == OnError::Skip { Policy::Skip } else { Policy::Fail };
-    ReadOptions { format, field: reading.field.clone(), on_error, ..ReadOptions::default() }
+    ReadOptions {
+        format: reading.format.of_text(),
+        field: reading.field.clone(),
+        on_error,
+        ..ReadOptions::default()
+    }
 }
 
 fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
-    if [FileFormat::U16, FileFormat::U32].contains(&args.reading.format) {
+    if args.reading.format.is_tokens() {
         return Err(Failure::User(UserError(format!(
             "--format {} is of token files, which need no preparation: give them to train as data.path",
             args.reading.format
@@ -210,14 +205,10 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let spec = Spec {
-        source: match args.reading.format {
-            FileFormat::Auto => SourceKind::Auto,
-            FileFormat::U16 | FileFormat::U32 => SourceKind::Bin,
-            _ => SourceKind::Text,
-        },
+        source: SourceKind::Auto.named_by(args.reading.format),
         path: args.words.clone(),
         read: read_options(&args.reading, OnError::Skip),
-        token_bytes: if args.reading.format == FileFormat::U32 { 4 } else { 2 },
+        token_bytes: args.reading.format.token_bytes(),
         eos: args.eos,
         tokenizer: args.tokenizer.clone(),
         ..Spec::default()

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
-use flatout_report::words::shape;
 use flatout_train::Config;
 use flatout_train::Failure;
 use flatout_train::config::Task;
@@ -150,7 +149,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             all if all == compiled.parameters => String::new(),
             some => format!(" ({} trained)", short(some)),
         },
-        shape(&config.model)
+        config.model.dimensions()
     ));
     let described = data.describe();
     let words = data.vocabulary().map_or(0, |vocabulary| vocabulary.size());

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use flatout_ir::random;
-use flatout_models::choice;
-use flatout_models::config::key::Kind;
+use flatout_settings::Kind;
+use flatout_settings::choice;
 use serde::Serialize;
 
 use flatout_data::durable;

@@ -1,15 +1,14 @@
-//! The keys of models: how they are declared, what every model asks of them, and the choices that models share.
+//! The keys of models: what every model asks of them, and the choices that models share.
 
 pub(crate) mod bounds;
-pub mod key;
 
 pub use crate::bdh::{BdhConfig, BdhInit, BdhResidual};
-use crate::choice;
 pub use crate::decoder::{
     Attention, Bias, DecoderConfig, Norm, NormWeights, Positions, RopePairs, RopeScaling,
 };
 pub use crate::registry::{Model, ModelKind};
 pub use crate::vit::VitConfig;
+use flatout_settings::choice;
 
 choice! {
     /// What the last hidden states become: logits of the next token, or of the class of the whole text.

@@ -19,7 +19,8 @@ use crate::layers::pooling::pool;
 use crate::layers::{self, Draw, FeedForward, Heads, Rotation, Sight, bounds, weight};
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
-use crate::registry::{Family, Model};
+use crate::registry::{Asked, Family, Model};
+use crate::words::count;
 
 /// The head of classes, by the library's name and ours.
 pub const SCORE: &str = "score.weight";
@@ -263,6 +264,36 @@ fn classify<'g>(
 }
 
 impl Family for DecoderConfig {
+    fn dimensions(&self) -> String {
+        format!(
+            "{} layers of width {}, {} heads, vocabulary {}, context {}",
+            self.layers,
+            self.width,
+            self.heads,
+            count(self.vocab as u64),
+            count(self.context as u64)
+        )
+    }
+
+    /// Rows are as long as anybody says, else 2048 tokens, and no longer than the model was made for unless the run says so.
+    fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
+        let (most, is_learned) = (self.context, self.positions == Positions::Learned);
+        let said = (asked.value)("context").and_then(|(value, own)| Some((value.as_u64()? as usize, own)));
+        let context = match said {
+            Some((given, true)) if is_learned && given != most => {
+                return Err(format!(
+                    "`model.context` is {given} and the model of {} has {most} learned positions",
+                    asked.whence
+                ));
+            }
+            Some((given, true)) => given,
+            _ if is_learned => most,
+            Some((given, false)) => given.min(most),
+            None => most.min(2048),
+        };
+        Ok(vec![("context", Some(context))])
+    }
+
     fn vocab(&self) -> Option<usize> {
         Some(self.vocab)
     }

@@ -14,3 +14,4 @@ pub mod library;
 pub mod objectives;
 pub mod registry;
 pub mod vit;
+pub mod words;

@@ -6,11 +6,19 @@ use flatout_ir::Graph;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::choice;
-use crate::config::key::{Key, Leaf, Section, Setting, leaves};
 use crate::config::{BdhConfig, DecoderConfig, VitConfig};
 use crate::form::Form;
 use crate::library::{Described, Published};
+use flatout_settings::choice;
+use flatout_settings::{Key, Leaf, Section, Setting, leaves};
+
+/// The section `model` of a run that begins from a model.
+pub struct Asked<'a> {
+    /// Where that model is, for sentences.
+    pub whence: &'a str,
+    /// The value of a key, and whether it is said beside `model.from` or above it.
+    pub value: &'a dyn Fn(&str) -> Option<(Value, bool)>,
+}
 
 /// What everybody asks of a model, whatever its family.
 pub trait Family {
@@ -60,6 +68,18 @@ pub trait Family {
 
     /// The model as another library's files have it, or a sentence that says that none has.
     fn published(&self) -> Result<&dyn Published, String>;
+
+    /// The dimensions in words.
+    fn dimensions(&self) -> String;
+
+    /// Whether its head of classes goes with its weights to a run that begins from them.
+    fn brings_head(&self) -> bool {
+        false
+    }
+
+    /// The sizes of the input that a run which begins from this model has: keys with their values, `None` for a key
+    /// without one.
+    fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String>;
 
     /// Takes over the means and deviations that a `preprocessor_config.json` says.
     fn normalise(&mut self, _processor: &Value) -> Result<(), String> {

@@ -19,7 +19,8 @@ use crate::layers::patches::{patches, project};
 use crate::layers::{Attention, Draw, FeedForward, Heads, Linear, Norm, Sight, row, weight};
 use crate::library::{Described, Published, vision};
 use crate::objectives::image_classes;
-use crate::registry::{Family, Model};
+use crate::registry::{Asked, Family, Model};
+use crate::words::{count, pixels};
 
 /// The parameters, declared once.
 #[derive(Clone, Debug)]
@@ -204,6 +205,39 @@ pub fn build(c: &VitConfig, form: Form) -> Graph {
 }
 
 impl Family for VitConfig {
+    fn dimensions(&self) -> String {
+        format!(
+            "{} layers of width {}, {} heads, patches of {} in images of {}, {} classes",
+            self.layers,
+            self.width,
+            self.heads,
+            self.patch,
+            pixels(self.sides()),
+            count(self.classes.unwrap_or(0) as u64)
+        )
+    }
+
+    fn brings_head(&self) -> bool {
+        self.classes.is_some()
+    }
+
+    fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
+        if let Some((Value::String(pooling), _)) = (asked.value)("pooling")
+            && self.classes.is_some()
+            && pooling != self.pooling.name()
+        {
+            return Err(format!(
+                "`model.pooling` is {pooling} and the head of {} reads {}: leave it out",
+                asked.whence, self.pooling
+            ));
+        }
+        if (asked.value)("image_size").is_some() {
+            return Ok(vec![]);
+        }
+        let height = self.image_height.map(|height| ("image_height", Some(height)));
+        Ok([("image_size", Some(self.image_size))].into_iter().chain(height).collect())
+    }
+
     fn vocab(&self) -> Option<usize> {
         None
     }

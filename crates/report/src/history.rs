@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flatout_models::choice;
+use flatout_settings::choice;
 use serde::Serialize;
 
 use flatout_train::UserError;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::history::{Axis, History};
 use crate::plot::{Plot, Series, Style, smoothed};
-use crate::words::{bytes, count, duration, shape, short};
+use crate::words::{bytes, count, duration, short};
 use flatout_data::durable;
 use flatout_train::Config;
 use flatout_train::run::events::{Event, Start, Status, Step};
@@ -236,7 +236,7 @@ fn made_of(history: &History, start: &Start) -> Rows {
     vec![
         ("recipe", config.recipe.clone()),
         ("parameters", format!("{} ({})", short(start.parameters), count(start.parameters))),
-        ("shape", shape(model)),
+        ("shape", model.dimensions()),
         (
             "data",
             format!(

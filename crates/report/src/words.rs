@@ -1,59 +1,6 @@
 //! Numbers as people read them.
 
-use flatout_models::config::Model;
-
-/// A count with separators: 4096 is 4,096.
-pub fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// Rows and columns of an image: its width, and its height where that is another.
-fn pixels([height, width]: [usize; 2]) -> String {
-    if height == width { width.to_string() } else { format!("{width} x {height}") }
-}
-
-/// The dimensions of a model.
-pub fn shape(model: &Model) -> String {
-    match model {
-        Model::Decoder(d) => format!(
-            "{} layers of width {}, {} heads, vocabulary {}, context {}",
-            d.layers,
-            d.width,
-            d.heads,
-            count(d.vocab as u64),
-            count(d.context as u64)
-        ),
-        Model::Vit(v) => format!(
-            "{} layers of width {}, {} heads, patches of {} in images of {}, {} classes",
-            v.layers,
-            v.width,
-            v.heads,
-            v.patch,
-            pixels(v.sides()),
-            count(v.classes.unwrap_or(0) as u64)
-        ),
-        Model::Bdh(m) => format!(
-            "one layer of width {} applied {} times, {} heads of {} latents, {}",
-            m.width,
-            m.layers,
-            m.heads,
-            count(m.latent as u64),
-            match m.classes {
-                Some(classes) =>
-                    format!("patches of {} in images of {}, {classes} classes", m.patch, pixels(m.sides())),
-                None => format!("vocabulary {}, context {}", count(m.vocab as u64), count(m.context as u64)),
-            }
-        ),
-    }
-}
+pub use flatout_models::words::count;
 
 /// Bytes in the largest unit that leaves a whole number before the point.
 pub fn bytes(n: u64) -> String {

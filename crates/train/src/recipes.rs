@@ -8,7 +8,7 @@ use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
 use crate::UserError;
-use crate::config::{Config, Layers, Source, Task, nearest, parse};
+use crate::config::{Config, Layers, SourceKind, Task, nearest, parse};
 use crate::refuse;
 use crate::weights::peft::Peft;
 use crate::weights::pretrained;
@@ -105,7 +105,8 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     layers.model(&described.model, &from)?;
     let mut config = with_adapter(layers)?;
     let is_text = config.data.task == Task::Text;
-    let reads_tokens = config.model.vocab().is_some() && (config.data.source() == Source::Text || !is_text);
+    let reads_tokens =
+        config.model.vocab().is_some() && (config.data.source() == SourceKind::Text || !is_text);
     if reads_tokens && config.data.tokenizer.is_none() {
         let Some(tokenizer) = described.tokenizer else {
             refuse!("{from} has no tokenizer.json, and its model reads no other tokens: give data.tokenizer");

@@ -6,24 +6,26 @@
 
 use std::ops::Range;
 
+use flatout_settings::choice;
+
 use super::conversation::Conversation;
 use super::encoder::Piece;
 use super::template::{ChatTemplate, PROBE, Refusal, Rendered};
 use super::wrong::Wrong;
 use crate::formats::Reason;
 
-/// Which answers of a conversation are learned.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum TrainOn {
-    /// All of the assistant's, in one example.
-    #[default]
-    Assistant,
-    /// The last of the assistant's.
-    Last,
-    /// Each of the assistant's, in an example of its own that ends with it.
-    Each,
-    /// Everything that is written, questions too.
-    All,
+choice! {
+    /// The answers of a conversation that are learned.
+    pub enum TrainOn {
+        /// All of the assistant's, in one example.
+        Assistant = "assistant",
+        /// The last of the assistant's.
+        Last = "last",
+        /// Each of the assistant's, in an example of its own that ends with it.
+        Each = "each",
+        /// Everything that is written, questions too.
+        All = "all",
+    }
 }
 
 /// A text, and what of it is learned.

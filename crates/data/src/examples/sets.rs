@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use flatout_settings::choice;
 use serde::Serialize;
 
 use super::encoder::Encoder;
@@ -30,14 +31,14 @@ pub enum ExampleKind {
     Classes,
 }
 
-/// The policy for an example of more tokens than there is room for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum TooLong {
-    /// Its end is left out; an example that has nothing to learn then is left out whole.
-    #[default]
-    Cut,
-    Skip,
-    Fail,
+choice! {
+    /// The policy for an example of more tokens than there is room for.
+    pub enum TooLong {
+        /// Its end is left out; an example that has nothing to learn then is left out whole.
+        Cut = "cut",
+        Skip = "skip",
+        Fail = "fail",
+    }
 }
 
 /// A specification of examples: the files to read and how.

@@ -39,6 +39,8 @@ pub use reader::{Reader, read};
 pub use records::{Record, Records};
 pub use text::document_bytes;
 
+use flatout_settings::choice;
+
 /// How documents lie in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
@@ -75,13 +77,54 @@ pub enum Compression {
     Zstd,
 }
 
-/// The policy for a document that cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnError {
-    /// It is an error, with its place.
-    Fail,
-    /// It is left out and counted. A file that is damaged is left out from the damage on.
-    Skip,
+choice! {
+    /// The format a user names for the files of a source.
+    pub enum FileFormat {
+        /// By a file's name, then by its content.
+        Auto = "auto",
+        Text = "text",
+        Jsonl = "jsonl",
+        Csv = "csv",
+        Tsv = "tsv",
+        Parquet = "parquet",
+        /// Token files of 2 bytes a token.
+        U16 = "u16",
+        /// Token files of 4 bytes a token.
+        U32 = "u32",
+    }
+}
+
+impl FileFormat {
+    /// The format of files that hold text, where one is named.
+    pub fn of_text(self) -> Option<Format> {
+        match self {
+            FileFormat::Auto | FileFormat::U16 | FileFormat::U32 => None,
+            FileFormat::Text => Some(Format::Text),
+            FileFormat::Jsonl => Some(Format::Jsonl),
+            FileFormat::Csv => Some(Format::Csv),
+            FileFormat::Tsv => Some(Format::Tsv),
+            FileFormat::Parquet => Some(Format::Parquet),
+        }
+    }
+
+    pub fn is_tokens(self) -> bool {
+        matches!(self, FileFormat::U16 | FileFormat::U32)
+    }
+
+    /// Bytes of a token, where files hold tokens.
+    pub fn token_bytes(self) -> u32 {
+        if self == FileFormat::U32 { 4 } else { 2 }
+    }
+}
+
+choice! {
+    /// The policy for a document that cannot be used.
+    pub enum OnError {
+        /// It is an error, with its place.
+        Fail = "fail",
+        /// It is left out and counted. A file that is damaged is left out from the damage on.
+        Skip = "skip",
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

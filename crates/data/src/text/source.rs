@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use flatout_settings::choice;
+
 use super::corpus::Spec;
 use super::prepare::{Preparation, SHARD_TOKENS, Tokenizer, prepare};
 use super::raw::{self, Raw};
@@ -12,25 +14,36 @@ use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use super::tokenizer::sample;
 use crate::error::DataError;
-use crate::formats::{self, Input, is_indexable};
+use crate::formats::{self, FileFormat, Input, is_indexable};
 use crate::order::documents::Documents;
 use crate::order::mixture::Joined;
 use crate::order::split::{Sides, threshold};
 use crate::random::{fingerprint, key};
 
-/// The kinds of sources text is read from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum SourceKind {
-    /// By what the path names; the synthetic language where there is none.
-    #[default]
-    Auto,
-    Synthetic,
-    /// Text in files of any of the formats.
-    Text,
-    /// Folders that `data prepare` wrote.
-    Shards,
-    /// Plain token files.
-    Bin,
+choice! {
+    /// The kinds of sources that rows come from.
+    pub enum SourceKind {
+        /// By what the path names; made here where there is none.
+        Auto = "auto",
+        Synthetic = "synthetic",
+        /// Text in files of any of the formats.
+        Text = "text",
+        /// Folders that `data prepare` wrote.
+        Shards = "shards",
+        /// Plain token files of other trainers.
+        Bin = "bin",
+    }
+}
+
+impl SourceKind {
+    /// The kind of source that the name of a format implies where no kind is given.
+    pub fn named_by(self, format: FileFormat) -> Self {
+        match self {
+            SourceKind::Auto if format.is_tokens() => SourceKind::Bin,
+            SourceKind::Auto if format != FileFormat::Auto => SourceKind::Text,
+            kind => kind,
+        }
+    }
 }
 
 /// Something a user should hear of while a source is opened.

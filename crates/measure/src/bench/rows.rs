@@ -7,7 +7,7 @@ use flatout_runtime::Session;
 
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::config::{Config, Data, Source, Task};
+use flatout_train::config::{Config, Data, SourceKind, Task};
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::tasks;
@@ -47,7 +47,7 @@ impl OpenData {
     pub fn open(config: &Config) -> Result<Option<OpenData>, Failure> {
         check_repeatable(config)?;
         match config.data.source() {
-            Source::Synthetic => {}
+            SourceKind::Synthetic => {}
             _ if config.data.has_files() => {}
             _ => return Ok(None),
         }
@@ -60,9 +60,9 @@ impl OpenData {
 
     pub fn named(&self) -> &'static str {
         match self.key.data.source() {
-            Source::Synthetic if self.key.data.task == Task::Images => "synthetic images",
-            Source::Synthetic if self.key.data.has_examples() => "examples of the synthetic language",
-            Source::Synthetic => "the synthetic language",
+            SourceKind::Synthetic if self.key.data.task == Task::Images => "synthetic images",
+            SourceKind::Synthetic if self.key.data.has_examples() => "examples of the synthetic language",
+            SourceKind::Synthetic => "the synthetic language",
             _ => "the recipe's data",
         }
     }

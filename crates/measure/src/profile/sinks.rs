@@ -14,7 +14,7 @@ use super::launches::Timed;
 use super::table::{Row, grouped, kernel, row};
 use crate::bench::Stage;
 use flatout_report::words;
-use flatout_train::config::{Config, Count, Source};
+use flatout_train::config::{Config, Count, SourceKind};
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::switches::{
     AttentionKernel, Auto, Backend, Named, Switch, Toggle, attention, compute, fuse, kernels, memory,
@@ -287,7 +287,7 @@ fn data_help(scene: &Scene<'_>) -> (String, String) {
         scene.config.loader.workers.given().unwrap_or_else(|| (flatout_train::machine::threads() / 2).max(1));
     let more = format!("loader.workers={} (now {workers})", 2 * workers);
     let help = match cause {
-        Some("tokenising") if scene.config.data.source() != Source::Synthetic => {
+        Some("tokenising") if scene.config.data.source() != SourceKind::Synthetic => {
             format!("flatout data prepare tokenises once and for all; or {more}")
         }
         Some("busy cores") => {

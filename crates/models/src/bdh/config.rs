@@ -2,7 +2,7 @@
 
 use crate::config::Head;
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
-use crate::{choice, section};
+use flatout_settings::{choice, section};
 
 choice! {
     /// What an application's result is added to: the normed state, as in the original model, or the state as it came.

@@ -3,7 +3,7 @@
 
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::config::{Activation, Head, Pooling};
-use crate::{choice, section};
+use flatout_settings::{choice, section};
 
 choice! {
     /// Which products add a learned vector: none, the projections to q, k and v, all of attention's, or every product
@@ -234,7 +234,7 @@ impl DecoderConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::key::{Kind, Section};
+    use flatout_settings::{Kind, Section};
 
     fn pretrain() -> DecoderConfig {
         DecoderConfig {

@@ -3,7 +3,7 @@
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::config::{Head, Pooling};
 use crate::images::CHANNELS;
-use crate::section;
+use flatout_settings::section;
 
 section! {
     /// The vision transformer: patches, a class token, pre-norm blocks, final norm, a head of classes.

@@ -1,7 +1,7 @@
 //! Section `adapter`: low-rank adapters beside frozen weights.
 
-use flatout_models::config::key::{Kind, Section, Setting};
-use flatout_models::{choice, section};
+use flatout_settings::{Kind, Section, Setting};
+use flatout_settings::{choice, section};
 use serde::{Deserialize, Serialize};
 
 use super::check::at_least_one;

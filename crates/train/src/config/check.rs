@@ -1,6 +1,6 @@
 //! What no single key can say: which values go together.
 
-use super::{Config, Group, MixPart, Paths, ScheduleName, Source, Task};
+use super::{Config, Data, Group, MixPart, Paths, ScheduleName, SourceKind, Task, Unit};
 use crate::UserError;
 use crate::refuse;
 
@@ -32,7 +32,7 @@ impl Config {
     /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
     pub fn validate_for_training(&self) -> Result<(), UserError> {
         self.validate_head_and_data()?;
-        if self.data.source() != Source::Synthetic && !self.data.has_files() {
+        if self.data.source() != SourceKind::Synthetic && !self.data.has_files() {
             refuse!(
                 "`data.path` is not given, and {} trains on text: name a text file or a folder of them, as in \
                  data.path=book.txt",
@@ -63,8 +63,8 @@ impl Config {
             ("mix", !data.mix.0.is_empty()),
             ("tokenizer", data.tokenizer.is_some()),
         ] {
-            let is_read = key == "tokenizer" && data.task != Task::Text;
-            if given && data.source() == Source::Synthetic && !is_read {
+            let is_read = key == "tokenizer" && data.task.unit() != Unit::Documents;
+            if given && data.source() == SourceKind::Synthetic && !is_read {
                 refuse!(
                     "`data.{key}` is given but the synthetic source reads no file: give data.source=text"
                 );
@@ -105,10 +105,10 @@ impl Config {
     fn validate_lengths(&self) -> Result<(), UserError> {
         let (data, context) = (&self.data, self.model.tokens());
         if let Some(mean) = data.mean_tokens {
-            if data.source() != Source::Synthetic {
+            if data.source() != SourceKind::Synthetic {
                 refuse!("`data.mean_tokens` is of synthetic examples, and data.path is given: leave one out");
             }
-            if data.task != Task::Text {
+            if data.task.unit() != Unit::Documents {
                 refuse!(
                     "`data.mean_tokens` draws examples of its own, and `data.task` is {}: leave one out",
                     data.task
@@ -118,7 +118,7 @@ impl Config {
                 refuse!("`data.mean_tokens` is {mean} and must be from 2 to `model.context` = {context}");
             }
         }
-        let is_text = data.task == Task::Text && self.model.classes().is_none();
+        let is_text = data.task.unit() == Unit::Documents && self.model.classes().is_none();
         if !data.lengths.is_empty() && data.mean_tokens.is_none() && is_text {
             refuse!("`data.lengths` is of examples, and rows of text are equally long: leave it out");
         }
@@ -131,31 +131,14 @@ impl Config {
     /// The keys of conversations and classes.
     fn validate_examples(&self) -> Result<(), UserError> {
         let data = &self.data;
-        let (is_text, is_chat) = (data.task == Task::Text, data.task == Task::Chat);
-        let (is_images, of_texts) = (data.task == Task::Images, data.task == Task::Classes);
-        for (key, given, has_use) in [
-            ("template", data.template.is_some(), is_chat),
-            ("date", data.date.is_some(), is_chat),
-            ("max_tokens", data.max_tokens.is_some(), is_chat || of_texts),
-            ("classes", !data.classes.is_empty(), of_texts || is_images),
-            ("text_a", data.text_a.is_some(), of_texts),
-            ("text_b", data.text_b.is_some(), of_texts),
-            ("label", data.label.is_some(), of_texts || is_images),
-            ("group", data.group.is_some(), is_chat || of_texts),
-            ("held_out_path", data.held_out_path.is_some(), is_images),
-            ("image", data.image.is_some(), is_images),
-            ("image_root", data.image_root.is_some(), is_images),
-        ] {
-            if given && !has_use {
-                let task = match key {
-                    "classes" | "text_a" | "text_b" | "label" => "classes",
-                    "held_out_path" | "image" | "image_root" => "images",
-                    _ => "chat",
-                };
-                refuse!("`data.{key}` is given but `data.task` is {}: give data.task={task}", data.task);
+        let toml = |data| toml::Value::try_from(data).expect("a section has a TOML form");
+        let (written, defaults) = (toml(data), toml(&Data::default()));
+        for (key, of) in Task::own_keys() {
+            if written.get(key) != defaults.get(key) && !data.task.reads(key) {
+                refuse!("`data.{key}` is given but `data.task` is {}: give data.task={of}", data.task);
             }
         }
-        if is_text {
+        if data.task.unit() == Unit::Documents {
             return Ok(());
         }
         if !data.mix.0.is_empty() {
@@ -425,6 +408,6 @@ mod tests {
         let config = resolve("pretrain-226m", &[], &["data.path=book.txt".into()]).unwrap();
         assert_eq!(config.validate_for_training(), Ok(()));
         let own_text = resolve("tiny", &[], &["data.path=book.txt".into()]).unwrap();
-        assert_eq!(own_text.data.source(), super::Source::Text);
+        assert_eq!(own_text.data.source(), super::SourceKind::Text);
     }
 }

@@ -1,7 +1,7 @@
 //! What the texts of each class count in the loss: alike, by how rare the class is, or as given.
 
 use flatout_data::ExampleTable;
-use flatout_models::config::key::{Kind, Setting};
+use flatout_settings::{Kind, Setting};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::UserError;

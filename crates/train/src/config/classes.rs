@@ -2,7 +2,7 @@
 
 use flatout_models::config::{Attention, Head, Model};
 
-use super::{Config, Task};
+use super::{Config, Unit};
 use crate::UserError;
 use crate::config::class_weights::ClassWeights;
 use crate::refuse;
@@ -81,9 +81,9 @@ impl Config {
     /// Whether head and data are of a kind. A token that sees what follows it sees the one it is asked for.
     pub(super) fn validate_head_and_data(&self) -> Result<(), UserError> {
         let (task, kind) = (self.data.task, self.model.kind());
-        let model = match (&self.model, task) {
-            (model, Task::Images) if model.image_size().is_some() => return Ok(()),
-            (_, Task::Images) => {
+        let model = match (&self.model, task.unit()) {
+            (model, Unit::Images) if model.image_size().is_some() => return Ok(()),
+            (_, Unit::Images) => {
                 refuse!("`data.task` is images and the model ({kind}) reads text: give another model")
             }
             (model, _) if model.image_size().is_some() => {
@@ -92,19 +92,19 @@ impl Config {
                 )
             }
             (Model::Decoder(decoder), _) => decoder,
-            (_, Task::Text) => return Ok(()),
-            (_, task) => refuse!(
+            (_, Unit::Documents) => return Ok(()),
+            _ => refuse!(
                 "`data.task` is {task} and `model.kind` is {kind}: only a decoder learns from examples"
             ),
         };
-        match (model.head, task) {
-            (Head::Classes, Task::Classes) | (Head::Tokens, Task::Text | Task::Chat) => {}
-            (Head::Classes, task) => {
+        match (model.head, task.head()) {
+            (Head::Classes, Head::Tokens) => {
                 refuse!("`model.head` is classes and `data.task` is {task}: give data.task=classes")
             }
-            (Head::Tokens, Task::Classes | Task::Images) => {
-                refuse!("`data.task` is classes and `model.head` is tokens: give model.head=classes")
+            (Head::Tokens, Head::Classes) => {
+                refuse!("`data.task` is {task} and `model.head` is tokens: give model.head=classes")
             }
+            _ => {}
         }
         if model.attention == Attention::Bidirectional && model.head == Head::Tokens {
             refuse!(

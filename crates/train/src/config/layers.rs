@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use flatout_models::config::{Model, ModelKind, Positions};
+use flatout_models::config::{Model, ModelKind};
+use flatout_models::registry::Asked;
 use toml::{Table, Value};
 
 use super::schema::{self, Found, Meaning};
@@ -142,8 +143,7 @@ impl Layers {
     }
 
     /// Lays the model of `model.from`: it takes the place of what lower layers say, and what is said beside or above
-    /// must agree. Rows are as long as anybody says, else 2048 tokens, and no longer than the model was made for
-    /// unless that is said beside or above.
+    /// must agree.
     pub fn model(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
         /// Keys of training, which a description of a model does not have.
         const NOT_THE_MODELS: [&str; 9] = [
@@ -168,7 +168,7 @@ impl Layers {
             let of_others = |path: &str| path.starts_with("model.") && path != "model.from";
             self.values = held.into_iter().filter(|(p, h)| !of_others(p) || h.layer >= of_source).collect();
         }
-        let has_head = matches!(model, Model::Vit(vit) if vit.classes.is_some());
+        let has_head = model.brings_head();
         for Found { path, name, tables, key, .. } in schema::of_section("model", Model::keys()) {
             if NOT_THE_MODELS.contains(&&name[..]) {
                 continue;
@@ -199,52 +199,17 @@ impl Layers {
                 text::value(&held.value)
             );
         }
-        let model = match model {
-            Model::Decoder(decoder) => decoder,
-            Model::Bdh(bdh) => {
-                for (key, size) in [("image_size", bdh.image_size), ("context", bdh.context)] {
-                    self.put(format!("model.{key}"), Value::Integer(size as i64));
-                }
-                match bdh.image_height {
-                    Some(height) => self.put("model.image_height".into(), Value::Integer(height as i64)),
-                    None => drop(self.values.remove("model.image_height")),
-                }
-                return Ok(());
-            }
-            Model::Vit(vit) => {
-                let pooling = self.values.get("model.pooling").and_then(|held| held.value.as_str());
-                if let Some(other) =
-                    pooling.filter(|said| vit.classes.is_some() && *said != vit.pooling.name())
-                {
-                    refuse!(
-                        "`model.pooling` is {other} and the head of {whence} reads {}: leave it out",
-                        vit.pooling
-                    );
-                }
-                let size = Value::Integer(vit.image_size as i64);
-                if !self.values.contains_key("model.image_size") {
-                    self.put("model.image_size".into(), size);
-                    if let Some(height) = vit.image_height {
-                        self.put("model.image_height".into(), Value::Integer(height as i64));
-                    }
-                }
-                return Ok(());
-            }
+        let value = |key: &str| {
+            let held = self.values.get(&format!("model.{key}"))?;
+            Some((serde_json::to_value(&held.value).ok()?, held.layer >= of_source))
         };
-        let most = model.context as i64;
-        let learned = model.positions == Positions::Learned;
-        let said =
-            self.values.get("model.context").map(|held| (held.value.as_integer(), held.layer >= of_source));
-        let context = match said {
-            Some((Some(given), true)) if !learned || given == most => given,
-            Some((Some(given), true)) => {
-                refuse!("`model.context` is {given} and the model of {whence} has {most} learned positions")
+        for (key, size) in model.input_sizes(&Asked { whence, value: &value }).map_err(UserError)? {
+            let path = format!("model.{key}");
+            match size {
+                Some(size) => self.put(path, Value::Integer(size as i64)),
+                None => drop(self.values.remove(&path)),
             }
-            _ if learned => most,
-            Some((Some(given), false)) => given.min(most),
-            _ => most.min(2048),
-        };
-        self.put("model.context".into(), Value::Integer(context));
+        }
         Ok(())
     }
 
@@ -547,11 +512,11 @@ fn line_at(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use flatout_models::config::DecoderConfig;
-    use flatout_models::config::key::Section;
-    use flatout_models::section;
+    use flatout_settings::Section;
+    use flatout_settings::section;
 
     use super::*;
-    use crate::config::{Count, Source};
+    use crate::config::{Count, SourceKind};
     use crate::recipes::resolve;
     use crate::switches::{Auto, Choose, Toggle};
     use flatout_ir::Precision;
@@ -590,7 +555,7 @@ mod tests {
         assert_eq!((config.train.micro_batch, config.eval.micro_batch), (Count::Given(8), Count::Auto));
         assert_eq!((config.train.seed, config.train.steps), (7, Some(1000)));
         assert_eq!(config.data.path.as_ref().unwrap().0, ["a=b.txt"]);
-        assert_eq!(config.data.source(), Source::Text);
+        assert_eq!(config.data.source(), SourceKind::Text);
         assert_eq!(config.train.freeze, ["embed", "layers.*.norm"]);
         assert!(!config.model.decoder().qk_norm);
     }

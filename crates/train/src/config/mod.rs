@@ -13,6 +13,7 @@ mod nearest;
 pub mod pattern;
 pub mod resolved;
 mod schema;
+mod task;
 mod text;
 mod value;
 
@@ -21,10 +22,14 @@ pub(crate) use layers::Layers;
 pub use layers::{keys_of, parse, parse_override};
 pub use nearest::nearest;
 pub use schema::{SchemaKey, schema};
+pub use task::{Task, Unit};
 
+pub use flatout_data::SourceKind;
+pub use flatout_data::examples::{TooLong, TrainOn};
+pub use flatout_data::formats::{FileFormat, OnError};
 use flatout_models::config::Model;
-use flatout_models::config::key::{Kind, Section, Setting};
-use flatout_models::{choice, section};
+use flatout_settings::{Kind, Section, Setting};
+use flatout_settings::{choice, section};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::class_weights::ClassWeights;
@@ -53,66 +58,6 @@ pub struct Config {
     pub loader: Loader,
     pub log: Log,
     pub switches: Switches,
-}
-
-choice! {
-    /// Where training rows come from.
-    pub enum Source {
-        /// `text` where a path is given, otherwise `synthetic`.
-        Auto = "auto",
-        Synthetic = "synthetic",
-        Text = "text",
-        /// Folders that `data prepare` wrote.
-        Shards = "shards",
-        /// Plain token files of other trainers.
-        Bin = "bin",
-    }
-}
-
-choice! {
-    /// How the files of a source are read.
-    pub enum FileFormat {
-        /// By a file's name, then by its content.
-        Auto = "auto",
-        Text = "text",
-        Jsonl = "jsonl",
-        Csv = "csv",
-        Tsv = "tsv",
-        Parquet = "parquet",
-        /// Token files of 2 bytes a token.
-        U16 = "u16",
-        /// Token files of 4 bytes a token.
-        U32 = "u32",
-    }
-}
-
-choice! {
-    /// What to do about a document that cannot be used.
-    pub enum OnError { Fail = "fail", Skip = "skip" }
-}
-
-choice! {
-    /// What files hold, and so how they are read.
-    pub enum Task {
-        /// Documents, trained on from end to end.
-        Text = "text",
-        /// Conversations and instructions, of which the answers are learned.
-        Chat = "chat",
-        /// Texts or pairs of texts with a class.
-        Classes = "classes",
-        /// Images with a class.
-        Images = "images",
-    }
-}
-
-choice! {
-    /// Which turns of a conversation are learned.
-    pub enum TrainOn { Assistant = "assistant", Last = "last", Each = "each", All = "all" }
-}
-
-choice! {
-    /// What to do about an example of too many tokens.
-    pub enum TooLong { Cut = "cut", Skip = "skip", Fail = "fail" }
 }
 
 /// One path or several: written as a text or a list of texts.
@@ -157,7 +102,7 @@ section! {
     /// What is learned from.
     pub struct Data {
         /// Where rows come from; auto is what the path holds, and without one the synthetic grammar.
-        pub source: Source = Source::Auto,
+        pub source: SourceKind = SourceKind::Auto,
         /// Files, folders, patterns such as data/*.jsonl.zst, a folder of token shards, or - for standard input.
         pub path: Option<Paths>,
         /// Several sources with weights, which are shares of the training tokens, instead of path.
@@ -228,12 +173,12 @@ section! {
 }
 
 impl Data {
-    /// The source with `auto` settled as far as the config decides it; never `Source::Auto`. `text` stands for files
+    /// The source with `auto` settled as far as the config decides it; never `SourceKind::Auto`. `text` stands for files
     /// whose kind is found when they are opened.
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> SourceKind {
         match self.source {
-            Source::Auto if self.has_files() => Source::Text,
-            Source::Auto => Source::Synthetic,
+            SourceKind::Auto if self.has_files() => SourceKind::Text,
+            SourceKind::Auto => SourceKind::Synthetic,
             given => given,
         }
     }
@@ -250,9 +195,7 @@ impl Data {
 
     /// Whether examples are learned from one by one, and not rows that text is cut into.
     pub fn has_examples(&self) -> bool {
-        matches!(self.task, Task::Chat | Task::Classes)
-            || self.mean_tokens.is_some()
-            || !self.lengths.is_empty()
+        self.task.unit() == Unit::Examples || self.mean_tokens.is_some() || !self.lengths.is_empty()
     }
 
     pub fn has_files(&self) -> bool {

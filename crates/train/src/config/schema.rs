@@ -1,7 +1,7 @@
 //! Every key there is: the sections' declarations put end to end, for look-up, errors and help.
 
-use flatout_models::config::key::{Key, Kind, Leaf, Section, leaves};
 use flatout_models::config::{Model, ModelKind};
+use flatout_settings::{Key, Kind, Leaf, Section, leaves};
 
 use super::{Adapter, Checkpoint, Config, Data, Eval, Loader, Log, Optimizer, Schedule, Train, text};
 use crate::switches::Switches;
@@ -166,7 +166,7 @@ pub(super) fn values_in_brackets(kind: &Kind) -> String {
 
 #[cfg(test)]
 mod tests {
-    use flatout_models::section;
+    use flatout_settings::section;
 
     use super::*;
 

@@ -106,7 +106,7 @@ pub(super) fn value(held: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Count, Group, Groups, Source};
+    use crate::config::{Count, Group, Groups, SourceKind};
     use crate::recipes;
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
         config.optimizer.lr = 0.1 + 0.2;
         config.optimizer.eps = 1e-300;
         config.model.decoder_mut().rope_theta = 1e16;
-        config.data.source = Source::Text;
+        config.data.source = SourceKind::Text;
         config.data.path = Some(crate::config::Paths(vec!["a b/\"c\".txt".into()]));
         config.train.batch = 32;
         config.train.micro_batch = Count::Given(8);

@@ -1,6 +1,6 @@
 //! Values as they were written, made into values of a key's kind, or a sentence that says what is wanted.
 
-use flatout_models::config::key::Kind;
+use flatout_settings::Kind;
 use toml::{Table, Value};
 
 use super::text;

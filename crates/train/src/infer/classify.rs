@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::UserError;
-use crate::config::{Paths, Source, Task, keys_of};
+use crate::config::{Paths, SourceKind, Task, keys_of};
 use crate::device::Device;
 use crate::infer::evaluate::Share;
 use crate::metrics::{Confusion, Metrics, likeliest, probabilities};
@@ -63,7 +63,7 @@ pub struct Asked {
 pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
     let mut config = loaded.config.clone();
     config.data.task = Task::Classes;
-    config.data.source = Source::Auto;
+    config.data.source = SourceKind::Auto;
     config.data.path = Some(Paths(vec![file.to_string()]));
     // Groups keep rows of one document on one side; here is one side only.
     config.data.group = None;

@@ -3,7 +3,7 @@
 use flatout_ir::{Program, Role};
 use serde::Serialize;
 
-use crate::config::Source;
+use crate::config::SourceKind;
 use crate::device::Device;
 use crate::tasks;
 use crate::tasks::batch::EvalSet;
@@ -32,7 +32,7 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Box<dyn EvalSe
         overrides.iter().any(|word| word.split('=').next().is_some_and(|name| name.trim() == key))
     };
     let share = if given("data.path") || given("path") { Share::All } else { Share::HeldOut };
-    let synthetic = loaded.config.data.source() == Source::Synthetic;
+    let synthetic = loaded.config.data.source() == SourceKind::Synthetic;
     if !loaded.is_run && synthetic {
         needs_path(loaded)?;
     }

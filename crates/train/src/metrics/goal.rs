@@ -1,6 +1,6 @@
 //! What a run is judged by on the way: the number of an evaluation that the best checkpoint and the early stop follow.
 
-use flatout_models::choice;
+use flatout_settings::choice;
 
 use crate::metrics::Metrics;
 

@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flatout_models::choice;
+use flatout_settings::choice;
 
 use crate::UserError;
 use crate::config::Config;

@@ -1,7 +1,7 @@
 //! Switches of attention: `attention`, `attention_kernel`.
 
 use flatout_ir::OpKind;
-use flatout_models::choice;
+use flatout_settings::choice;
 
 use super::value::{AttentionKernel, field};
 use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere};

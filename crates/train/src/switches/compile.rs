@@ -1,6 +1,6 @@
 //! The sugar `compile`: `torch.compile`'s modes as settings of several switches.
 
-use flatout_models::choice;
+use flatout_settings::choice;
 
 use super::value::{Autotune, Choose, Toggle};
 use super::{Class, GUIDES, HF, ROW, Switch, elsewhere, fuse, kernels};

@@ -2,7 +2,7 @@
 
 use flatout_ir::ops::product::Compute as Arithmetic;
 use flatout_ir::{DType, Launch, Op, OpKind, Precision, Scaling, Target};
-use flatout_models::choice;
+use flatout_settings::choice;
 
 use super::active::Reading;
 use super::value::{Auto, field};

@@ -17,7 +17,7 @@ mod value;
 use std::collections::BTreeMap;
 
 use flatout_ir::{PlanSet, Precision, Target};
-use flatout_models::config::key::{Key, Kind};
+use flatout_settings::{Key, Kind};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -1,8 +1,8 @@
 //! Values of switches: names that users write, `auto`, and how a row reaches its field.
 
 use flatout_ir::{Moments, Precision, Recompute, Scaling};
-use flatout_models::choice;
 pub use flatout_runtime::cuda::{AttentionKernel, Autotune};
+use flatout_settings::choice;
 
 use super::Switches;
 use super::attention::Attention;

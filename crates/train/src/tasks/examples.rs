@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flatout_data::examples::{
-    Date, ExampleKind, ExampleSets, ExampleSpec, TooLong as Long, TrainOn as Learned, open_reporting,
-};
+use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, open_reporting};
 use flatout_data::{
     Description, ExampleCursor, ExampleTable, Layout, Lengths, MicroBatch, OpenEvent, Rows, Segment, Shape,
     UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
@@ -17,7 +15,7 @@ use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
 use super::text;
 use crate::config::resolved::Resolved;
-use crate::config::{Config, Source, Task, TooLong, TrainOn};
+use crate::config::{Config, SourceKind, Task};
 use crate::run::{BESIDE, tokenizer_path};
 use crate::{Failure, UserError, refuse};
 
@@ -92,10 +90,10 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         task: match data.task {
             Task::Classes => ExampleKind::Classes,
             Task::Chat => ExampleKind::Chat,
-            Task::Text | Task::Images => unreachable!("documents are opened as a corpus"),
+            _ => unreachable!("documents are opened as a corpus"),
         },
         source: match data.source() {
-            Source::Synthetic => flatout_data::SourceKind::Synthetic,
+            SourceKind::Synthetic => SourceKind::Synthetic,
             _ => documents.source,
         },
         path: documents.path,
@@ -105,18 +103,9 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         template: data.template.clone(),
         template_folders,
         date: data.date.as_deref().and_then(Date::parse),
-        train_on: match data.train_on {
-            TrainOn::Assistant => Learned::Assistant,
-            TrainOn::Last => Learned::Last,
-            TrainOn::Each => Learned::Each,
-            TrainOn::All => Learned::All,
-        },
+        train_on: data.train_on,
         max_tokens: data.max_tokens.unwrap_or(config.model.decoder().context),
-        too_long: match data.too_long {
-            TooLong::Cut => Long::Cut,
-            TooLong::Skip => Long::Skip,
-            TooLong::Fail => Long::Fail,
-        },
+        too_long: data.too_long,
         classes: data.classes.clone(),
         text_a: data.text_a.clone(),
         text_b: data.text_b.clone(),

@@ -4,7 +4,7 @@ use flatout_ir::Target;
 use flatout_models::images::CHANNELS;
 
 use crate::UserError;
-use crate::config::{Config, Source, Task};
+use crate::config::{Config, SourceKind, Task};
 use crate::refuse;
 use crate::switches::data::IMAGE_TABLE;
 use crate::switches::{Choose, Chosen};
@@ -23,7 +23,7 @@ pub fn extents(config: &Config) -> Option<[usize; 3]> {
     let [height, width] = config.model.image_sides()?;
     match data.decoded.as_slice() {
         [images, rows, columns] => Some([*images, *rows, *columns]),
-        _ if data.source() == Source::Synthetic => Some([data.synthetic_rows as usize, height, width]),
+        _ if data.source() == SourceKind::Synthetic => Some([data.synthetic_rows as usize, height, width]),
         _ => None,
     }
 }

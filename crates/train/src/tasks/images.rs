@@ -22,7 +22,7 @@ use super::examples::check_names;
 use super::image_table;
 use super::mixing::Mixing;
 use crate::config::resolved::Resolved;
-use crate::config::{Config, OnError, Source};
+use crate::config::{Config, SourceKind};
 use crate::machine::{self, cache_folder};
 use crate::{Failure, UserError};
 
@@ -46,7 +46,11 @@ pub fn spec(config: &Config) -> ImageSpec {
     let [height, width] = config.model.image_sides().expect("validated: a model of images");
     let paths = |paths: &Option<crate::config::Paths>| paths.iter().flat_map(|p| p.0.clone()).collect();
     ImageSpec {
-        source: if data.source() == Source::Synthetic { ImageSource::Synthetic } else { ImageSource::Auto },
+        source: if data.source() == SourceKind::Synthetic {
+            ImageSource::Synthetic
+        } else {
+            ImageSource::Auto
+        },
         path: paths(&data.path),
         held_out_path: paths(&data.held_out_path),
         held_out: data.held_out,
@@ -54,10 +58,7 @@ pub fn spec(config: &Config) -> ImageSpec {
         label: data.label.clone(),
         image: data.image.clone(),
         root: data.image_root.as_ref().map(Into::into),
-        on_error: match data.on_error {
-            OnError::Fail => flatout_data::formats::OnError::Fail,
-            OnError::Skip => flatout_data::formats::OnError::Skip,
-        },
+        on_error: data.on_error,
         max_pixels: data.max_pixels,
         images: data.synthetic_rows,
         width,

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use flatout_data::formats::{Format, OnError as Policy, ReadOptions};
+use flatout_data::formats::ReadOptions;
 use flatout_data::{
     Corpus, Cursor, Description, Floor, Layout, Loader, LoaderOptions, MixPart, OpenEvent, Rows, Segment,
-    SourceKind, Spec, Vocabulary, Waited, open_reporting,
+    Spec, Vocabulary, Waited, open_reporting,
 };
 use flatout_ir::Role;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
 use super::dataset::{Dataset, Feeding, Share, read_cursor};
 use super::examples;
-use crate::config::{Config, FileFormat, OnError, Source, Task};
+use crate::config::{Config, SourceKind, Task};
 use crate::machine::{self, cache_folder};
 use crate::run::tokenizer_path;
 use crate::{Failure, UserError, refuse};
@@ -53,38 +53,21 @@ pub fn corpus_saying(
 /// The config's data section as the reader of data takes it.
 pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
     let data = &config.data;
-    let kept = run.map(tokenizer_path).filter(|path| path.is_file() && data.source() != Source::Synthetic);
-    let format = match data.format {
-        FileFormat::Auto | FileFormat::U16 | FileFormat::U32 => None,
-        FileFormat::Text => Some(Format::Text),
-        FileFormat::Jsonl => Some(Format::Jsonl),
-        FileFormat::Csv => Some(Format::Csv),
-        FileFormat::Tsv => Some(Format::Tsv),
-        FileFormat::Parquet => Some(Format::Parquet),
-    };
-    let source = match (data.source, data.format) {
-        // A format of tokens says what the files are, whatever their names.
-        (Source::Auto, FileFormat::U16 | FileFormat::U32) => SourceKind::Bin,
-        (Source::Auto, _) if format.is_some() => SourceKind::Text,
-        (Source::Auto, _) => SourceKind::Auto,
-        (Source::Synthetic, _) => SourceKind::Synthetic,
-        (Source::Text, _) => SourceKind::Text,
-        (Source::Shards, _) => SourceKind::Shards,
-        (Source::Bin, _) => SourceKind::Bin,
-    };
+    let kept =
+        run.map(tokenizer_path).filter(|path| path.is_file() && data.source() != SourceKind::Synthetic);
     let part = |part: &crate::config::MixPart| MixPart { path: part.path.0.clone(), weight: part.weight };
     Spec {
-        source,
+        source: data.source.named_by(data.format),
         path: data.path.clone().unwrap_or_default().0,
         mix: data.mix.0.iter().map(part).collect(),
         read: ReadOptions {
-            format,
+            format: data.format.of_text(),
             field: data.field.clone(),
-            on_error: if data.on_error == OnError::Skip { Policy::Skip } else { Policy::Fail },
+            on_error: data.on_error,
             max_document_bytes: data.max_document_bytes,
             ..ReadOptions::default()
         },
-        token_bytes: if data.format == FileFormat::U32 { 4 } else { 2 },
+        token_bytes: data.format.token_bytes(),
         eos: data.eos.map(|eos| eos as u32),
         tokenizer: kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from)),
         vocab: config.model.vocab().unwrap_or(0),

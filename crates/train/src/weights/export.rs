@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use flatout_data::Vocabulary;
 use flatout_data::examples::template_text;
 use flatout_ir::{Adapter, Init, TensorType};
-use flatout_models::choice;
 use flatout_models::config::{DecoderConfig, Model};
 use flatout_models::library::class_heads;
 use flatout_models::library::stored::Stored;
+use flatout_settings::choice;
 use serde_json::{Map, Value, json};
 
 use crate::Failure;

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use self::folder::Folder;
 use self::pipeline::{Counts, Reading, tokenize};
 use crate::error::DataError;
-use crate::formats::{self, Document, Input, OnError, ReadOptions, Skipped};
+use crate::formats::{self, Document, Input, ReadOptions, Skipped};
 use crate::order::split::threshold;
 use crate::text::shards::manifest::{
     Manifest, Options, ShardEntry, SourceEntry, TokenizerEntry, Totals, hexadecimal,
@@ -212,7 +212,7 @@ impl Job {
         let options = Options {
             field: read.field.clone(),
             format: read.format.map(|format| format.name().to_string()),
-            on_error: if read.on_error == OnError::Skip { "skip" } else { "fail" }.into(),
+            on_error: read.on_error.name().into(),
             max_document_bytes: read.max_document_bytes as u64,
             shard_tokens: spec.shard_tokens,
             trained_vocabulary: match spec.tokenizer {

@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use flatout_models::choice;
+use flatout_settings::choice;
 use serde::{Deserialize, Serialize};
 
 choice! {

@@ -207,9 +207,9 @@ macro_rules! choice {
             }
         }
 
-        impl $crate::config::key::Setting for $name {
-            fn kind() -> $crate::config::key::Kind {
-                $crate::config::key::Kind::Choice(Self::VALUES)
+        impl $crate::Setting for $name {
+            fn kind() -> $crate::Kind {
+                $crate::Kind::Choice(Self::VALUES)
             }
         }
     };
@@ -235,16 +235,16 @@ macro_rules! section {
             }
         }
 
-        impl $crate::config::key::Setting for $name {
-            fn kind() -> $crate::config::key::Kind {
-                $crate::config::key::Kind::Section(<Self as $crate::config::key::Section>::keys())
+        impl $crate::Setting for $name {
+            fn kind() -> $crate::Kind {
+                $crate::Kind::Section(<Self as $crate::Section>::keys())
             }
         }
 
-        impl $crate::config::key::Section for $name {
-            fn keys() -> Vec<$crate::config::key::Key> {
-                use $crate::config::key::Setting;
-                vec![$($crate::config::key::Key {
+        impl $crate::Section for $name {
+            fn keys() -> Vec<$crate::Key> {
+                use $crate::Setting;
+                vec![$($crate::Key {
                     name: $crate::section!(@name $field $(, $key)?),
                     kind: <$type as Setting>::kind(),
                     required: $crate::section!(@required $($default)?) && !<$type as Setting>::OPTIONAL,

@@ -1,0 +1,19 @@
+//! Numbers as people read them.
+
+/// A count with separators: 4096 is 4,096.
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Rows and columns of an image: its width, and its height where that is another.
+pub(crate) fn pixels([height, width]: [usize; 2]) -> String {
+    if height == width { width.to_string() } else { format!("{width} x {height}") }
+}
