@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use console::Term;
-use flatout_report::history::{Axis, History, Summary, list};
-use flatout_report::plot::{Plot, Series, Style, smoothed};
+use flatout_report::history::{Axis, History, Summary, list, smoothing_span};
+use flatout_report::plot::{Plot, Series, Style};
+use flatout_report::report::FIRST_STEPS;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::run::events::now;
@@ -92,7 +93,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         histories.push(History::read(&found(path))?);
     }
     let names = names(&histories, &args.runs);
-    let differs = differences(&histories);
+    let (differs, span) = (differences(&histories), smoothing_span(&histories));
     let plot = plot(&histories, &names, args);
     fs::write(&args.svg, plot.to_svg()).map_err(|error| {
         Failure::User(UserError(format!(
@@ -101,7 +102,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         )))
     })?;
     if screen.json {
-        let numbers = histories.iter().zip(&names).map(|(history, name)| object(history, name));
+        let numbers = histories.iter().zip(&names).map(|(history, name)| object(history, name, span));
         screen.object(&json!({
             "by": args.by,
             "runs": numbers.collect::<Vec<_>>(),
@@ -114,7 +115,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         |title: &str| std::iter::once(title.to_string()).chain(names.iter().cloned()).collect::<Vec<_>>();
     let mut rows = vec![head("")];
     for (name, say) in NUMBERS {
-        let cells: Vec<String> = histories.iter().map(|h| say(h).unwrap_or("-".into())).collect();
+        let cells: Vec<String> = histories.iter().map(|h| say(h, span).unwrap_or("-".into())).collect();
         if cells.iter().any(|cell| cell != "-") {
             rows.push(std::iter::once(name.to_string()).chain(cells).collect());
         }
@@ -130,8 +131,8 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     print_table(&rows, 1..rows[0].len(), screen);
     screen.result("");
     let curves = histories.iter().zip(&names).map(|(history, name)| {
-        let raw = history.curve(args.by, |step| step.loss as f64);
-        Curve { name: name.clone(), points: smoothed(&raw, span(raw.len())) }
+        let points = history.smoothed_curve(args.by, |step| step.loss as f64, span);
+        Curve { name: name.clone(), points }
     });
     let (_, width) = Term::stdout().size_checked().unwrap_or((0, 80));
     let paper = Paper {
@@ -172,10 +173,6 @@ fn differences(histories: &[History]) -> BTreeMap<String, Vec<Option<String>>> {
     all.filter(|(_, values)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
 }
 
-fn span(points: usize) -> f64 {
-    (points as f64 / 40.0).max(1.0)
-}
-
 fn unit(axis: Axis) -> &'static str {
     match axis {
         Axis::Step => "steps",
@@ -186,10 +183,10 @@ fn unit(axis: Axis) -> &'static str {
 
 /// A run's curves in its colour: every loss faintly, their running mean, and marks for what was held out.
 fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
-    let mut series = vec![];
+    let (mut series, span) = (vec![], smoothing_span(histories));
     for (colour, (history, name)) in histories.iter().zip(names).enumerate() {
         let raw = history.curve(args.by, |step| step.loss as f64);
-        let mean = smoothed(&raw, span(raw.len()));
+        let mean = history.smoothed_curve(args.by, |step| step.loss as f64, span);
         let mut push = |name: &str, points, style| {
             series.push(Series { name: name.into(), points, style, colour });
         };
@@ -203,37 +200,33 @@ fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
         y: "nats".into(),
         log_x: args.log,
         log_y: false,
+        skipped: FIRST_STEPS,
         series,
     }
 }
 
-type Say = fn(&History) -> Option<String>;
+type Say = fn(&History, f64) -> Option<String>;
 
-/// What runs are compared by, in words.
+/// The numbers that runs are compared by, given the tokens that losses are smoothed over.
 const NUMBERS: [(&str, Say); 12] = [
-    ("state", |h| Some(h.state.to_string())),
-    ("step", |h| h.last().map(|made| count(made.step.step))),
-    ("tokens", |h| h.last().map(|made| count(made.step.tokens))),
-    ("time", |h| h.last().map(|made| duration(made.seconds))),
-    ("loss", |h| h.last().map(|made| format!("{:.4}", made.step.loss))),
-    ("loss, smoothed", |h| mean_loss(h).map(|loss| format!("{loss:.4}"))),
-    ("held-out loss", |h| h.evals.last().map(|(_, loss)| format!("{loss:.4}"))),
-    ("tokens a second", |h| h.recent(|step| step.tokens_per_second).map(|rate| count(rate as u64))),
-    ("step time", |h| h.recent(|step| step.step_ms).map(|ms| format!("{ms:.2} ms"))),
-    ("MFU", |h| h.recent(|step| step.mfu.unwrap_or(f64::NAN)).map(|mfu| format!("{:.1}%", 100.0 * mfu))),
-    ("memory", |h| h.start.as_ref().map(|start| bytes(start.arena_bytes + start.driver_bytes))),
-    ("device", |h| h.start.as_ref().map(|start| start.backend.clone())),
+    ("state", |h, _| Some(h.state.to_string())),
+    ("step", |h, _| h.last().map(|made| count(made.step.step))),
+    ("tokens", |h, _| h.last().map(|made| count(made.step.tokens))),
+    ("time", |h, _| h.last().map(|made| duration(made.seconds))),
+    ("loss", |h, _| h.last().map(|made| format!("{:.4}", made.step.loss))),
+    ("loss, smoothed", |h, span| h.smoothed_loss(span).map(|loss| format!("{loss:.4}"))),
+    ("held-out loss", |h, _| h.evals.last().map(|(_, loss)| format!("{loss:.4}"))),
+    ("tokens a second", |h, _| h.recent(|step| step.tokens_per_second).map(|rate| count(rate as u64))),
+    ("step time", |h, _| h.recent(|step| step.step_ms).map(|ms| format!("{ms:.2} ms"))),
+    ("MFU", |h, _| h.recent(|step| step.mfu.unwrap_or(f64::NAN)).map(|mfu| format!("{:.1}%", 100.0 * mfu))),
+    ("memory", |h, _| h.start.as_ref().map(|start| bytes(start.arena_bytes + start.driver_bytes))),
+    ("device", |h, _| h.start.as_ref().map(|start| start.backend.clone())),
 ];
 
-fn mean_loss(history: &History) -> Option<f64> {
-    let raw = history.curve(Axis::Step, |step| step.loss as f64);
-    smoothed(&raw, span(raw.len())).last().map(|(_, loss)| *loss)
-}
-
-fn object(history: &History, name: &str) -> Value {
+fn object(history: &History, name: &str, span: f64) -> Value {
     let mut object = json!(history.summary());
     object["name"] = json!(name);
-    object["smoothed_loss"] = json!(mean_loss(history));
+    object["smoothed_loss"] = json!(history.smoothed_loss(span));
     object["step_ms"] = json!(history.recent(|step| step.step_ms));
     object["mfu"] = json!(history.recent(|step| step.mfu.unwrap_or(f64::NAN)));
     object["tokens"] = json!(history.last().map(|made| made.step.tokens));

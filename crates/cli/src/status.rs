@@ -62,6 +62,7 @@ impl Status<'_> {
         let mut known = |rank, text: Option<String>| pieces.extend(text.map(|text| (rank, text)));
         known(5, step.mfu.map(|mfu| format!("MFU {:.1}%", 100.0 * mfu)));
         known(8, step.of_predicted.map(|share| format!("{} of predicted", percent(share))));
+        known(8, step.of_roofline.map(|share| format!("{} of roofline", percent(share))));
         known(9, Some(bytes(self.memory_bytes)));
         known(6, step.data_wait_ms.map(|wait| format!("data {}", percent(wait / step.step_ms))));
         if let Some(gpu) = &step.gpu {
@@ -120,6 +121,8 @@ mod tests {
             "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  MFU 41.2%  88% of predicted  35.0 GiB  \
              data 2%  GPU 98% 690 W  throttled by power  12 min left"
         );
+        let roofline = Step { of_predicted: None, of_roofline: Some(0.58), ..step() };
+        assert!(status(&roofline).line().contains("58% of roofline"));
         let plain = Step { gpu: None, mfu: None, of_predicted: None, data_wait_ms: None, ..step() };
         assert_eq!(
             status(&plain).line(),

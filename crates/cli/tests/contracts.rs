@@ -35,12 +35,12 @@ fn events_have_the_fields_of_the_contract() {
         (
             "start",
             "recipe backend switches arena_bytes driver_bytes not_deterministic start_seconds time version device libraries steps micro_batch \
-             parameters memory auto predicted_ms data",
+             parameters memory auto predicted_ms is_calibrated data",
         ),
         (
             "step",
             "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second skipped time \
-             of_predicted data_wait_ms",
+             data_wait_ms",
         ),
         ("eval", "step loss"),
         ("saved", "step path"),

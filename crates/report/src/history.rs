@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use flatout_settings::choice;
 use serde::Serialize;
 
+use crate::plot::smoothed;
 use flatout_train::UserError;
 use flatout_train::config::Config;
 use flatout_train::metrics::Metrics;
@@ -243,6 +244,17 @@ impl History {
         self.steps.iter().map(|made| (place(made, axis), of(&made.step))).collect()
     }
 
+    /// A number of every step over an axis, smoothed over `span` tokens.
+    pub fn smoothed_curve(&self, axis: Axis, of: impl Fn(&Step) -> f64, span: f64) -> Vec<(f64, f64)> {
+        let tokens: Vec<f64> = self.steps.iter().map(|made| made.step.tokens as f64).collect();
+        smoothed(&self.curve(axis, of), &tokens, span)
+    }
+
+    /// The smoothed loss at the end.
+    pub fn smoothed_loss(&self, span: f64) -> Option<f64> {
+        self.smoothed_curve(Axis::Step, |step| step.loss as f64, span).last().map(|(_, loss)| *loss)
+    }
+
     /// Held-out losses over an axis. One whose step was not logged lies at the last that was.
     pub fn eval_curve(&self, axis: Axis) -> Vec<(f64, f64)> {
         let at = |step: u64| {
@@ -264,6 +276,19 @@ fn place(made: &Made, axis: Axis) -> f64 {
         Axis::Tokens => made.step.tokens as f64,
         Axis::Time => made.seconds,
     }
+}
+
+/// Updates that a smoothed value looks back on.
+const SMOOTHED_UPDATES: f64 = 20.0;
+
+/// The tokens over which curves of these runs are smoothed, one span for all of them: as many as the run with the
+/// largest updates sees in twenty.
+pub fn smoothing_span<'a>(runs: impl IntoIterator<Item = &'a History>) -> f64 {
+    let update = |run: &History| {
+        let last = run.last().map(|made| made.step.tokens as f64 / made.step.step.max(1) as f64);
+        last.unwrap_or(0.0)
+    };
+    SMOOTHED_UPDATES * runs.into_iter().map(update).fold(1.0, f64::max)
 }
 
 /// A run's directory, and what it holds or why it does not read.

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::history::{Axis, History};
-use crate::plot::{Plot, Series, Style, smoothed};
+use crate::history::{Axis, History, smoothing_span};
+use crate::plot::{Plot, Series, Style};
 use crate::words::{bytes, count, duration, short};
 use flatout_data::durable;
 use flatout_train::Config;
@@ -50,8 +50,12 @@ pub fn write(dir: &Path) -> Result<(), String> {
     durable::replace(&dir.join("report.md"), page(&history).as_bytes()).map_err(|e| e.to_string())
 }
 
+/// The share of a run at its start that does not widen the axis of the loss.
+pub const FIRST_STEPS: f64 = 0.02;
+
 /// The plots of a run by the names of their files.
 fn plots(history: &History) -> Vec<(&'static str, Plot)> {
+    let name = history.name();
     let curve = |of: fn(&Step) -> f64| history.curve(Axis::Step, of);
     let series = |name: &str, points: Vec<(f64, f64)>, style, colour| Series {
         name: name.into(),
@@ -60,19 +64,21 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
         colour,
     };
     let plot = |title: &str, y: &str, series| Plot {
-        title: title.into(),
+        title: format!("{title} of {name}"),
         x: "step".into(),
         y: y.into(),
         log_x: false,
         log_y: false,
+        skipped: 0.0,
         series,
     };
-    let both = |raw: Vec<(f64, f64)>, name: &str| {
-        let mean = smoothed(&raw, (raw.len() as f64 / 40.0).max(1.0));
-        vec![series(name, raw, Style::Faint, 0), series(name, mean, Style::Line, 0)]
+    let span = smoothing_span([history]);
+    let both = |of: fn(&Step) -> f64, name: &str| {
+        let mean = history.smoothed_curve(Axis::Step, of, span);
+        vec![series(name, curve(of), Style::Faint, 0), series(name, mean, Style::Line, 0)]
     };
     let losses = curve(|step| step.loss as f64);
-    let mut loss = both(losses.clone(), "training, smoothed");
+    let mut loss = both(|step| step.loss as f64, "training, smoothed");
     let held_out = history.eval_curve(Axis::Step);
     if !held_out.is_empty() {
         loss.push(series("held-out", held_out, Style::Marks, 1));
@@ -84,16 +90,16 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
     }
     let norms = Plot {
         log_y: true,
-        ..plot("Norm of the gradient", "", both(curve(|step| step.grad_norm as f64), "smoothed"))
+        ..plot("Norm of the gradient", "", both(|step| step.grad_norm as f64, "smoothed"))
     };
     vec![
-        ("loss", plot("Loss", "nats", loss)),
+        ("loss", Plot { skipped: FIRST_STEPS, ..plot("Loss", "nats", loss) }),
         (
             "lr",
             plot("Learning rate", "", vec![series("Learning rate", curve(|s| s.lr as f64), Style::Line, 0)]),
         ),
         ("grad_norm", norms),
-        ("throughput", plot("Tokens a second", "", both(curve(|step| step.tokens_per_second), "smoothed"))),
+        ("throughput", plot("Tokens a second", "", both(|step| step.tokens_per_second, "smoothed"))),
     ]
 }
 
@@ -170,8 +176,7 @@ fn result(history: &History) -> Rows {
     let mut rows = Rows::new();
     let losses = history.curve(Axis::Step, |step| step.loss as f64);
     if let Some((_, loss)) = losses.last() {
-        let mean = smoothed(&losses, (losses.len() as f64 / 40.0).max(1.0));
-        let mean = mean.last().map_or(f64::NAN, |(_, mean)| *mean);
+        let mean = history.smoothed_loss(smoothing_span([history])).unwrap_or(f64::NAN);
         rows.push(("training loss", format!("{loss:.4} (smoothed {mean:.4})")));
     }
     if let Some((step, loss)) = history.evals.last() {
@@ -209,12 +214,17 @@ fn result(history: &History) -> Rows {
         }
     };
     let share = |share: f64| format!("{:.1}%", 100.0 * share);
-    recent("tokens a second", |s| s.tokens_per_second, |v| count(v as u64));
+    recent("tokens a second in a step", |s| s.tokens_per_second, |v| count(v as u64));
     recent("step", |s| s.step_ms, |v| format!("{v:.1} ms"));
     recent("MFU", |s| s.mfu.unwrap_or(f64::NAN), share);
     recent("of the predicted speed", |s| s.of_predicted.unwrap_or(f64::NAN), share);
+    recent("of the roofline", |s| s.of_roofline.unwrap_or(f64::NAN), share);
     recent("waiting for data", |s| s.data_wait_ms.unwrap_or(f64::NAN) / s.step_ms, share);
     let gpu = |s: &Step| s.gpu.clone().unwrap_or_default();
+    if let Some(end) = history.end.as_ref().filter(|end| end.tokens_per_second.is_finite()) {
+        let rate = count(end.tokens_per_second as u64);
+        rows.push(("tokens a second of the run", format!("{rate}, with evaluation and saving")));
+    }
     if let Some(watts) = history.recent(|s| gpu(s).power_watts.unwrap_or(f64::NAN)) {
         rows.push(("GPU power", format!("{watts:.0} W")));
     }
@@ -287,7 +297,18 @@ fn machine(start: &Start) -> Rows {
         rows.push(("not deterministic", start.not_deterministic.join(", ")));
     }
     if start.predicted_ms.is_finite() {
-        rows.push(("predicted step", format!("{:.2} ms at best, by the roofline", start.predicted_ms)));
+        rows.push((
+            "predicted step",
+            format!(
+                "{:.2} ms{}",
+                start.predicted_ms,
+                if start.is_calibrated {
+                    ", by the times of this machine's kernels"
+                } else {
+                    " at best, by the roofline"
+                }
+            ),
+        ));
     }
     rows
 }

@@ -104,9 +104,13 @@ pub struct Start {
     /// Why `auto` chose what it did, by switch.
     #[serde(default)]
     pub auto: BTreeMap<String, String>,
-    /// The least time of an update by the target's rates.
+    /// The time of an update: by the times of this machine's kernels where it is calibrated, otherwise the least by its
+    /// peak rates.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub predicted_ms: f64,
+    /// Whether `predicted_ms` comes from measured times of kernels.
+    #[serde(default)]
+    pub is_calibrated: bool,
     #[serde(default)]
     pub data: DataFacts,
 }
@@ -169,9 +173,12 @@ pub struct Step {
     /// The model's arithmetic over the device's peak in the run's precision; absent on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The predicted time over the time taken: 1 is the roofline.
+    /// The predicted time over the time taken; absent where the machine is not calibrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_predicted: Option<f64>,
+    /// The least time by the device's peak rates over the time taken, where it is not calibrated; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_roofline: Option<f64>,
     /// Time the update waited for its rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_wait_ms: Option<f64>,
@@ -428,6 +435,7 @@ mod tests {
             time: 1e9,
             mfu: None,
             of_predicted: None,
+            of_roofline: None,
             data_wait_ms: None,
             padding: None,
             gpu: None,
@@ -448,6 +456,7 @@ mod tests {
             device: "cpu".into(),
             steps: 9,
             predicted_ms: 0.5,
+            is_calibrated: false,
             ..Start::default()
         };
         let end = End {
@@ -464,7 +473,7 @@ mod tests {
         let lines = [
             (
                 Event::Start(start),
-                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"start_seconds":{},"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"data":{"source":"","vocabulary":0}}"#,
+                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"start_seconds":{},"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"is_calibrated":false,"data":{"source":"","vocabulary":0}}"#,
             ),
             (
                 Event::Step(step(1, 0.1)),

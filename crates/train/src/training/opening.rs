@@ -62,6 +62,7 @@ pub fn opening(
             .collect(),
         auto: compiled.settled.chosen.iter().map(|c| (c.switch.to_string(), c.why.clone())).collect(),
         predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).predicted_seconds,
+        is_calibrated: prediction::is_calibrated(compiled),
         data: DataFacts {
             source: config.data.named(),
             vocabulary: data.vocabulary().map_or(0, |vocabulary| vocabulary.size() as u64),

@@ -4,12 +4,13 @@ mod recovery;
 mod saving;
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use flatout_data::{OpenEvent, Waited};
 use flatout_ir::Class;
 pub use flatout_runtime::Laps;
-use flatout_runtime::{Posted, Session};
+use flatout_runtime::{Mark, Posted, Session};
 
 use crate::Failure;
 use crate::UserError;
@@ -256,7 +257,8 @@ pub fn train_on(
         slowest_step: Duration::ZERO,
         last_loss,
         pending: None,
-        clock: Instant::now(),
+        is_past_peak: false,
+        ended: None,
         evaluated: events::last_eval(&earlier).filter(|(step, _)| *step == progress.step),
         score: evaluation.as_ref().and_then(|(loss, metrics)| config.eval.metric.of(*loss, metrics.as_ref())),
         metrics: evaluation.and_then(|(_, metrics)| metrics),
@@ -340,6 +342,8 @@ struct Pending {
     waited: Waited,
     lr: f32,
     posted: Posted,
+    /// The end of the update before, or the beginning of this one where something else ran between them; and its end.
+    span: [Rc<Mark>; 2],
     /// Tokens of this update, and the share of what it computed that is padding, where lengths vary.
     real_tokens: usize,
     padding: Option<f64>,
@@ -374,8 +378,10 @@ struct Trainer<'a, 'n, 's> {
     last_loss: f32,
     /// The update that was enqueued last, until it is reported.
     pending: Option<Pending>,
-    /// When the last update was reported, or the one under way began.
-    clock: Instant,
+    /// A step was reported that no device can make.
+    is_past_peak: bool,
+    /// The end of the newest update, as long as nothing but updates was run behind it.
+    ended: Option<Rc<Mark>>,
     /// The newest evaluation.
     evaluated: Option<(u64, f32)>,
     /// What it came to in `eval.metric`.
@@ -480,9 +486,10 @@ impl Trainer<'_, '_, '_> {
 
     /// One update. On a GPU it is only enqueued: what it gave is reported while the next one runs.
     fn step(&mut self) -> Result<(), Failure> {
-        if self.pending.is_none() {
-            self.clock = Instant::now();
-        }
+        let began = match self.ended.take() {
+            Some(mark) => mark,
+            None => Rc::new(self.session.mark()?),
+        };
         self.draw.step = self.progress.step;
         let (mut epoch, mut waited) = (0.0, Waited::default());
         let (mut real_tokens, mut computed_tokens) = (0, 0);
@@ -506,8 +513,10 @@ impl Trainer<'_, '_, '_> {
         let peak = self.config.optimizer.lr;
         let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.progress.step) as f32;
         let posted = apply(&mut self.session, lr)?;
-        let now =
-            Pending { progress: self.progress, epoch, waited, lr, posted, real_tokens, padding, batches };
+        let ended = Rc::new(self.session.mark()?);
+        self.ended = Some(Rc::clone(&ended));
+        let (progress, span) = (self.progress, [began, ended]);
+        let now = Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -523,11 +532,11 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress, epoch, waited, lr, posted, real_tokens, padding, batches } = update;
+        let Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches } = update;
         let Progress { step, tokens, samples } = progress;
         let Results { loss, grad_norm, is_applied } = collect(&mut self.session, posted)?;
-        let seconds = self.clock.elapsed().as_secs_f64();
-        self.clock = Instant::now();
+        let [began, ended] = &span;
+        let seconds = self.session.between(began, ended)?.as_secs_f64();
         // Slow steps are forgotten by and by.
         self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
@@ -545,6 +554,19 @@ impl Trainer<'_, '_, '_> {
         }
         let batch = self.config.train.batch;
         let seen = self.watch.see(real_tokens, seconds);
+        if let Some(message) = self.watch.doubt(&seen, waited.total.as_secs_f64() / seconds) {
+            self.say(Event::Warning { message })?;
+        }
+        if let Some(mfu) =
+            seen.mfu.filter(|mfu| *mfu > 1.0 && !std::mem::replace(&mut self.is_past_peak, true))
+        {
+            let message = format!(
+                "step {step} reads {:.0}% of the device's peak, which no device reaches: its time or the peak is wrong; \
+                 please report it",
+                100.0 * mfu
+            );
+            self.say(Event::Warning { message })?;
+        }
         self.say(Event::Step(Step {
             step,
             epoch,
@@ -560,6 +582,7 @@ impl Trainer<'_, '_, '_> {
             time: events::now(),
             mfu: seen.mfu,
             of_predicted: seen.of_predicted,
+            of_roofline: seen.of_roofline,
             data_wait_ms: Some(1e3 * waited.total.as_secs_f64()),
             padding,
             gpu: seen.gpu,
@@ -583,6 +606,7 @@ impl Trainer<'_, '_, '_> {
         if self.evaluated.is_some_and(|(step, _)| step == self.progress.step) {
             return Ok(None);
         }
+        self.ended = None;
         let classes = self.config.model.classes();
         let mut tally = Tally::new(classes.unwrap_or(0));
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);

@@ -101,6 +101,7 @@ impl Trainer<'_, '_, '_> {
             return Ok(());
         }
         let began = Instant::now();
+        self.ended = None;
         let snapshot = self.snapshot()?;
         self.saving.copy_seconds = began.elapsed().as_secs_f64();
         let checkpoint = &self.config.checkpoint;
