@@ -1,7 +1,7 @@
 //! AdamW: two moments a parameter, in f32 or bf16.
 
 use super::{Optimizer, State};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::passes::options::Moments;
 use crate::types::DType;
 

@@ -2,7 +2,7 @@
 
 use super::{Optimizer, State};
 use crate::block8::BLOCK;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::passes::options::Moments;
 use crate::types::DType;
 

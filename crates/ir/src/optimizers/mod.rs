@@ -8,7 +8,7 @@ mod adamw;
 mod adamw8;
 
 use crate::builder::Tensor;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::passes::options::{Rule, Update};
 use crate::types::DType;
 

@@ -66,7 +66,7 @@ pub use types::{fp8, fp8_choice, fp8_copies};
 
 use crate::expand;
 use crate::graph::{Class, Graph};
-use crate::op::{Op, OpKind};
+use crate::ops::{Op, OpKind};
 use crate::plan::{PlanSet, Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
