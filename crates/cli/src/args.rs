@@ -1,4 +1,4 @@
-//! What was typed.
+//! The arguments of the commands.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,64 +12,6 @@ use flatout_train::run::Resume;
 use flatout_train::weights::export::Width;
 
 use crate::time_limit;
-
-/// Trains transformers flat out on the hardware you have, and proves it.
-///
-/// `flatout train` needs nothing else: it trains a small model on a synthetic language in under a minute. Every value
-/// can be changed with key=value, as in `flatout train tiny lr=1e-3 model.layers=6`.
-#[derive(Parser)]
-#[command(name = "flatout", version, max_term_width = 100)]
-pub struct Args {
-    #[command(subcommand)]
-    pub command: Command,
-    /// Results as JSON on standard output.
-    #[arg(long, global = true)]
-    pub json: bool,
-    /// Results only, no progress.
-    #[arg(short, long, global = true)]
-    pub quiet: bool,
-    /// Also say what every pass did and every switch's state.
-    #[arg(short, long, global = true)]
-    pub verbose: bool,
-}
-
-#[derive(Subcommand)]
-pub enum Command {
-    /// Train a recipe; without one, `tiny`, which learns on any machine in under a minute.
-    Train(Train),
-    /// Continue a run exactly where it stopped.
-    Resume(ResumeRun),
-    /// Train a recipe several times with other values of some keys, as in `sweep tiny lr=1e-3,3e-3 train.seed=1..3`.
-    Sweep(Sweep),
-    /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
-    Plan(Plan),
-    /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
-    Ablate(Ablate),
-    /// Show where the time of an update goes: every kernel against the roofline, what passes between, what would help.
-    Profile(Profile),
-    /// Find the fastest settings of a recipe here by measuring, and write them as a preset for --with.
-    Tune(Tune),
-    /// Show what five optimisation guides claim and what became of each claim here, as a page of Markdown.
-    Claims(Claims),
-    /// Continue prompts with a run or a model in the Hugging Face layout.
-    Generate(Generate),
-    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
-    Runs(Runs),
-    /// Loss and perplexity of a run or a model, on held-out data or on any you name.
-    Eval(Eval),
-    /// Write a run in the Hugging Face layout, for other tools.
-    Export(Export),
-    /// Write every logit of rows of token ids, to compare with another library.
-    Logits(Logits),
-    /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
-    Recipes(Recipes),
-    /// List every key that a recipe or an override can set.
-    Schema,
-    /// Show this machine, and which switches can run on it or why not.
-    Doctor(Doctor),
-    /// Tokenise text into shards, or look into data and what the loss sees of it.
-    Data(Data),
-}
 
 #[derive(Parser)]
 pub struct Train {

@@ -4,7 +4,7 @@
 //! graph ran, and a slot has at most one write.
 
 use crate::attr::{Attr, named};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::frequency::Frequencies;
 use crate::types::TensorType;
 
