@@ -39,13 +39,14 @@ use clap::Parser;
 use args::{Args, Command};
 use flatout_train::Failure;
 use flatout_train::device::kernels;
-use screen::Screen;
+use screen::{Screen, complain};
 
 fn main() -> ExitCode {
     // First, while this is the only thread: no environment variable changes numbers.
     let cleared = kernels::clear_environment();
     let args = Args::parse();
-    let screen = Screen::new(args.json, args.quiet, args.verbose);
+    let trains = matches!(args.command, Command::Train(_) | Command::Resume(_) | Command::Sweep(_));
+    let screen = Screen::new(args.json, args.quiet, args.verbose, trains);
     match cleared {
         Ok(names) => names.iter().for_each(|name| {
             screen.note(format!(
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
             ));
         }),
         Err(sentence) => {
-            eprintln!("flatout: {sentence}");
+            complain(sentence);
             return ExitCode::from(2);
         }
     }
@@ -79,11 +80,11 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(Failure::User(error)) => {
-            eprintln!("flatout: {error}");
+            complain(error);
             ExitCode::from(2)
         }
         Err(Failure::Environment(sentence)) => {
-            eprintln!("flatout: {sentence}");
+            complain(sentence);
             ExitCode::FAILURE
         }
     }

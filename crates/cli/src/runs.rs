@@ -17,7 +17,7 @@ use flatout_train::run::is_run;
 use serde_json::{Value, json};
 
 use crate::args::{Compare, Runs, RunsCommand};
-use crate::screen::{Screen, bytes, count, duration};
+use crate::screen::{Screen, bytes, complain, count, duration, one_line};
 use crate::sketch::{Curve, Paper, sketch};
 
 /// Where runs are where nobody says otherwise.
@@ -37,7 +37,7 @@ fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
     for (path, run) in found {
         match run {
             Ok(history) => summaries.push(history.summary()),
-            Err(why) => eprintln!("flatout: {} is left out: {why}", path.display()),
+            Err(why) => complain(format!("{} is left out: {why}", path.display())),
         }
     }
     if screen.json {
@@ -75,9 +75,10 @@ fn row(summary: &Summary, now: f64) -> Vec<String> {
 /// Columns as wide as their widest cell; those of numbers end at the same place.
 pub fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen: &Screen) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
     let wide = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|c| wide(c).unwrap_or(0)).collect();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().enumerate().map(|(c, cell)| match numbers.contains(&c) {
             true => format!("{cell:>0$}", widths[c]),
             false => format!("{cell:<0$}", widths[c]),
@@ -131,7 +132,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     screen.result("");
     let curves = histories.iter().zip(&names).map(|(history, name)| {
         let raw = history.curve(args.by, |step| step.loss as f64);
-        Curve { name: name.clone(), points: smoothed(&raw, span(raw.len())) }
+        Curve { name: one_line(name).into_owned(), points: smoothed(&raw, span(raw.len())) }
     });
     let (_, width) = Term::stdout().size_checked().unwrap_or((0, 80));
     let paper = Paper {
@@ -141,7 +142,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         colours: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
     };
     for line in sketch(&curves.collect::<Vec<_>>(), paper) {
-        screen.result(line);
+        screen.coloured(line);
     }
     screen.note(format!("loss over {}, smoothed; also in {}", unit(args.by), args.svg.display()));
     Ok(ExitCode::SUCCESS)
