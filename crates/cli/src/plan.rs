@@ -237,7 +237,7 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     screen.result(format!(
         "  beside it on the host: {} while a checkpoint is written, {} for batches",
         bytes(beside.copy),
-        bytes(beside.batches + beside.held_out)
+        bytes(beside.batches)
     ));
     let peak = &forecast.peak;
     let most: Vec<String> =

@@ -260,9 +260,9 @@ fn a_life_that_cannot_write_leaves_the_tokeniser_alone() {
     let kept = ["tokenizer.json", "config.toml", "resolved.toml"];
     let read = || kept.map(|file| fs::read(scene.dir("run").join(file)).expect("a file of the run"));
     let before = read();
-    assert!(before[0].len() > 16 << 10, "larger than the limit");
+    assert!(before[0].len() > 8 << 10, "{} bytes are more than any of the limits", before[0].len());
     // Files may not grow beyond some KiB: checkpoints cannot be written, and nothing else is lost.
-    for blocks in [1, 4, 8, 16] {
+    for blocks in [1, 4, 8] {
         let script = format!("ulimit -f {blocks}; exec $FLATOUT resume run train.steps=20 -q");
         let said = shell(&scene, None, &script);
         assert!(matches!(said.code, Some(1 | 2)), "{said:?}");

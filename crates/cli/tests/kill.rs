@@ -182,7 +182,7 @@ fn kills_of_runs_on_text_leave_no_trace() {
 }
 
 /// Sizes of the recipes for conversations and pairs that make a run take a moment.
-const SMALL_TEXTS: [&str; 13] = [
+const SMALL_TEXTS: [&str; 15] = [
     "model.width=32",
     "model.layers=1",
     "model.heads=2",
@@ -195,6 +195,8 @@ const SMALL_TEXTS: [&str; 13] = [
     "data.held_out=0.3",
     "train.batch=4",
     "train.epochs=none",
+    "eval.every_epochs=none",
+    "eval.every=10",
     "backend=cpu",
 ];
 

@@ -14,7 +14,8 @@ use crate::scene::{Scene, send, wait_until};
 /// Overrides that make a recipe take a moment and leave its kinds of settings alone: epochs, shares, patience, classes.
 fn small(recipe: &str) -> Vec<String> {
     let config = recipes::resolve(recipe, &[], &[]).expect("a recipe");
-    let mut words = vec!["train.batch=4".to_string(), "eval.rows=8".into(), "backend=cpu".into()];
+    let every = ["train.batch=4", "train.micro_batch=auto", "eval.rows=8", "backend=cpu"];
+    let mut words = every.map(String::from).to_vec();
     match config.model.as_decoder() {
         Some(decoder) => {
             words.push(format!("model.width={}", 16 * decoder.heads));

@@ -92,10 +92,9 @@ impl Config {
                 refuse!("`data.mix` gives {path} the weight {weight}, which must be a number above 0");
             }
             if !WEIGHTS.contains(weight) {
+                let (least, most) = (WEIGHTS.start(), WEIGHTS.end());
                 refuse!(
-                    "`data.mix` gives {path} the weight {weight}, which must be from {} to {}",
-                    WEIGHTS.start(),
-                    WEIGHTS.end()
+                    "`data.mix` gives {path} the weight {weight:e}, which must be from {least:e} to {most:e}"
                 );
             }
         }

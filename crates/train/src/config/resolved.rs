@@ -38,6 +38,8 @@ pub struct Resolved {
     pub lengths: Option<Vec<usize>>,
     /// The classes by name, in the order of the model's outputs.
     pub classes: Option<Vec<String>>,
+    /// Hashes of sizes and times of the files that images are read from.
+    pub versions: Option<String>,
     /// How many images training has, their rows and columns, where they lie decoded.
     pub decoded: Option<Vec<usize>>,
     /// Rows computed at once.

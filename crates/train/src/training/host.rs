@@ -4,7 +4,7 @@
 use flatout_ir::PlanSet;
 
 use crate::UserError;
-use crate::config::{Config, SourceKind, Unit};
+use crate::config::Config;
 use crate::machine;
 use crate::refuse;
 use crate::resolve::compile::Compiled;
@@ -21,8 +21,6 @@ pub struct Beside {
     pub copy: u64,
     /// Batches made ahead, the one under way and the one before it.
     pub batches: u64,
-    /// Held-out rows of a source without end, which are as many as asked for.
-    pub held_out: u64,
 }
 
 impl Beside {
@@ -31,19 +29,13 @@ impl Beside {
             Some(size) => PIXEL_BYTES.saturating_mul((size * size) as u64),
             None => TOKEN_BYTES.saturating_mul(config.model.tokens() as u64),
         };
-        let times = |count: usize| sample.saturating_mul(count as u64);
         let ahead = (config.loader.prefetch as u64).saturating_add(2);
-        let data = &config.data;
-        let is_endless = data.task.unit() == Unit::Documents && data.source() == SourceKind::Synthetic;
-        Beside {
-            copy: copied_bytes(plans),
-            batches: times(config.train.batch).saturating_mul(ahead),
-            held_out: if is_endless { times(config.eval.rows) } else { 0 },
-        }
+        let batch = sample.saturating_mul(config.train.batch as u64);
+        Beside { copy: copied_bytes(plans), batches: batch.saturating_mul(ahead) }
     }
 
     pub fn total(&self) -> u64 {
-        self.copy.saturating_add(self.batches).saturating_add(self.held_out)
+        self.copy.saturating_add(self.batches)
     }
 }
 
@@ -62,9 +54,8 @@ fn within(config: &Config, plans: &PlanSet, free: u64) -> Result<(), UserError> 
     let parts = [
         (beside.copy, "the copy of the state that a checkpoint is written from", "use a smaller model"),
         (beside.batches, "batches made ahead", "lower loader.prefetch or train.batch"),
-        (beside.held_out, "held-out rows", "lower eval.rows"),
     ];
-    let (most, what, advice) = parts.into_iter().max_by_key(|(bytes, ..)| *bytes).expect("three parts");
+    let (most, what, advice) = parts.into_iter().max_by_key(|(bytes, ..)| *bytes).expect("two parts");
     refuse!(
         "the run takes {:.1} GiB of this machine's memory beside its plans, {:.1} of them for {what}, and {:.1} GiB are free: \
          {advice}",
@@ -93,16 +84,9 @@ mod tests {
         // Weights and two moments of 610K parameters, and the count of updates.
         assert_eq!(beside.copy / 1000, 12 * 610_368 / 1000);
         assert_eq!(beside.batches, 6 * 8 * 128 * 12);
-        for (words, part) in [
-            (
-                &["train.batch=8388608"][..],
-                "for batches made ahead, and 1.0 GiB are free: lower loader.prefetch or",
-            ),
-            (&["eval.rows=1000000000000"], "for held-out rows, and 1.0 GiB are free: lower eval.rows"),
-        ] {
-            let sentence = asked(words, 1 << 30).1.unwrap_err().0;
-            assert!(sentence.contains(part), "{sentence}");
-        }
+        let sentence = asked(&["train.batch=8388608"], 1 << 30).1.unwrap_err().0;
+        let part = "for batches made ahead, and 1.0 GiB are free: lower loader.prefetch or train.batch";
+        assert!(sentence.contains(part), "{sentence}");
         let sentence = asked(&[], 1 << 20).1.unwrap_err().0;
         assert!(
             sentence.contains("for the copy of the state that a checkpoint is written from"),

@@ -117,6 +117,7 @@ pub fn train(
         OpenEvent::LeftOut(said) => left_out.push(said),
     })?;
     laps.lap("data");
+    left_out.extend(data.changed(&resolved));
     data.measure(config, &mut resolved);
     let measured = resolved.over(asked);
     let compiled = match measured == *config {
