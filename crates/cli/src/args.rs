@@ -34,7 +34,7 @@ pub struct Train {
 
 #[derive(Parser)]
 pub struct ResumeRun {
-    /// The run's directory.
+    /// The run's directory, or that of a sweep or of folds.
     pub run: PathBuf,
     /// What may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, eval, checkpoint, log.
     #[arg(value_name = "KEY=VALUE")]
@@ -246,7 +246,7 @@ pub struct Export {
     /// Bytes a file holds at most, as 5GB, 500MB or 2GiB.
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     pub shard_size: String,
-    /// Replace a folder that is there.
+    /// Replace an earlier export that is there, and nothing else.
     #[arg(long)]
     pub force: bool,
     /// Only the adapters, in PEFT's layout; otherwise the model they make, merged.
@@ -354,8 +354,8 @@ pub struct Prepare {
     #[arg(long, value_name = "N", default_value_t = flatout_data::prepare::SHARD_TOKENS)]
     pub shard_tokens: u64,
     /// Threads that tokenise; the shards are the same for any number. All cores where not given.
-    #[arg(long, value_name = "N")]
-    pub workers: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
     /// What to do about a document that cannot be used: fail, or skip it and count it.
     #[arg(long, value_name = "fail|skip", default_value_t = OnError::Fail)]
     pub on_error: OnError,

@@ -11,7 +11,7 @@ use flatout_train::Failure;
 use serde_json::json;
 
 use crate::args::Inspect;
-use crate::screen::{Screen, count};
+use crate::screen::{Screen, count, one_line};
 
 /// What images are timed as: the training view of most models.
 const TIMED: View = View {
@@ -61,13 +61,13 @@ pub fn show(sets: &ImageSets, samples: usize, seconds: Option<f64>, screen: &Scr
         let drawn = "#".repeat((class.train * BAR).div_ceil(largest) as usize);
         screen.result(format!(
             "{:>20}  {drawn:<40}  {} to train on, {} held out",
-            class.name,
+            one_line(&class.name),
             count(class.train),
             count(class.held_out)
         ));
     }
     for ImageSample { place, kind, width, height, class } in samples {
-        let class = class.as_deref().unwrap_or("no class");
+        let class = one_line(class.as_deref().unwrap_or("no class"));
         screen.result(format!("{place}: {kind}, {width} x {height}, {class}"));
     }
     if let Some(speed) = speed {

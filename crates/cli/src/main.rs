@@ -38,7 +38,7 @@ use clap::{Parser, Subcommand};
 use flatout_train::Failure;
 use flatout_train::device::kernels;
 
-use screen::Screen;
+use screen::{Screen, complain};
 
 /// Trains transformers flat out on the hardware you have, and proves it.
 ///
@@ -103,7 +103,8 @@ fn main() -> ExitCode {
     // First, while this is the only thread: no environment variable changes numbers.
     let cleared = kernels::clear_environment();
     let args = Args::parse();
-    let screen = Screen::new(args.json, args.quiet, args.verbose);
+    let trains = matches!(args.command, Command::Train(_) | Command::Resume(_) | Command::Sweep(_));
+    let screen = Screen::new(args.json, args.quiet, args.verbose, trains);
     match cleared {
         Ok(names) => names.iter().for_each(|name| {
             screen.note(format!(
@@ -111,18 +112,18 @@ fn main() -> ExitCode {
             ));
         }),
         Err(sentence) => {
-            eprintln!("flatout: {sentence}");
+            complain(sentence);
             return ExitCode::from(2);
         }
     }
     match run(&args.command, &screen) {
         Ok(code) => code,
         Err(Failure::User(error)) => {
-            eprintln!("flatout: {error}");
+            complain(error);
             ExitCode::from(2)
         }
         Err(Failure::Environment(sentence)) => {
-            eprintln!("flatout: {sentence}");
+            complain(sentence);
             ExitCode::FAILURE
         }
     }

@@ -21,6 +21,7 @@ use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::switches::Switches;
 use flatout_train::switches::active;
+use flatout_train::training::host::Beside;
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
@@ -220,7 +221,7 @@ fn milliseconds(seconds: f64) -> String {
 
 /// By category and by layer, and where the peak is.
 fn memory(told: &Told<'_>, screen: &Screen) {
-    let Told { compiled, forecast, .. } = told;
+    let Told { config, compiled, forecast, .. } = told;
     screen.result(format!(
         "memory           {} bytes ({})",
         compiled.plans.arena_bytes,
@@ -232,6 +233,12 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     if compiled.target.driver_bytes > 0 {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
     }
+    let beside = Beside::of(config, &compiled.plans);
+    screen.result(format!(
+        "  beside it on the host: {} while a checkpoint is written, {} for batches",
+        bytes(beside.copy),
+        bytes(beside.batches)
+    ));
     let peak = &forecast.peak;
     let most: Vec<String> =
         peak.alive.iter().take(3).map(|a| format!("{} {}", a.path, bytes(a.bytes as u64))).collect();

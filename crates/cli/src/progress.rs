@@ -49,7 +49,7 @@ impl Progress {
 
     pub fn event(&mut self, event: &Event) {
         if self.screen.json {
-            return self.screen.result(event.to_json());
+            return self.screen.json_line(&event.to_json());
         }
         match event {
             Event::Start(start) => {
@@ -105,11 +105,7 @@ impl Progress {
     }
 
     pub fn line(&self, line: String) {
-        if self.screen.live {
-            self.bar.println(line);
-        } else {
-            self.screen.note(line);
-        }
+        self.screen.note_above(self.screen.live.then_some(&self.bar), line);
     }
 
     pub fn finish(&self) {

@@ -18,7 +18,7 @@ use flatout_train::run::is_run;
 use serde_json::{Value, json};
 
 use crate::args::{Compare, Runs, RunsCommand};
-use crate::screen::{Screen, bytes, count, duration};
+use crate::screen::{Screen, bytes, complain, count, duration, one_line};
 use crate::sketch::{Curve, Paper, sketch};
 
 /// Where runs are where nobody says otherwise.
@@ -38,7 +38,7 @@ fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
     for (path, run) in found {
         match run {
             Ok(history) => summaries.push(history.summary()),
-            Err(why) => eprintln!("flatout: {} is left out: {why}", path.display()),
+            Err(why) => complain(format!("{} is left out: {why}", path.display())),
         }
     }
     if screen.json {
@@ -76,9 +76,10 @@ fn row(summary: &Summary, now: f64) -> Vec<String> {
 /// Columns as wide as their widest cell; those of numbers end at the same place.
 pub fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen: &Screen) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
     let wide = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|c| wide(c).unwrap_or(0)).collect();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().enumerate().map(|(c, cell)| match numbers.contains(&c) {
             true => format!("{cell:>0$}", widths[c]),
             false => format!("{cell:<0$}", widths[c]),
@@ -132,7 +133,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     screen.result("");
     let curves = histories.iter().zip(&names).map(|(history, name)| {
         let points = history.smoothed_curve(args.by, |step| step.loss as f64, span);
-        Curve { name: name.clone(), points }
+        Curve { name: one_line(name).into_owned(), points }
     });
     let (_, width) = Term::stdout().size_checked().unwrap_or((0, 80));
     let paper = Paper {
@@ -142,7 +143,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         colours: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
     };
     for line in sketch(&curves.collect::<Vec<_>>(), paper) {
-        screen.result(line);
+        screen.coloured(line);
     }
     screen.note(format!("loss over {}, smoothed; also in {}", unit(args.by), args.svg.display()));
     Ok(ExitCode::SUCCESS)

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flatout_measure::folds;
 use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
 use flatout_train::Config;
@@ -19,7 +20,7 @@ use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
-use flatout_train::run::{Entered, Run, asked_and_resolved};
+use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
 use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
 use flatout_train::weights::pretrained;
@@ -41,7 +42,11 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let compiled = compile::compile(&config, &device.target(&config.switches))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
-        return crate::folds::train(args, &config, &starting, &device, &stop, screen);
+        let dir = match &args.run {
+            Some(dir) => dir.clone(),
+            None => Run::allocate(Path::new("runs"), &config.recipe)?.dir().to_path_buf(),
+        };
+        return crate::folds::train(&dir, args.resume, &config, &starting, &device, &stop, screen);
     }
     let make = || match &args.run {
         Some(dir) => Run::enter(dir, args.resume),
@@ -72,8 +77,17 @@ pub fn begin_or_continue(
     result
 }
 
+/// Continues a run, or all the runs of a sweep or of folds.
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
+    if let Some(sweep) = crate::sweep::begun(args)? {
+        return crate::sweep::sweep(&sweep, screen);
+    }
     let (stop, starting) = start::watch(args.max_time, screen)?;
+    if let Some(config) = folds::begun(&args.run)? {
+        let config = config.resumed(&args.overrides)?;
+        let device = Device::open(config.switches.compute.backend)?;
+        return crate::folds::train(&args.run, Resume::Must, &config, &starting, &device, &stop, screen);
+    }
     let (run, _) = starting.enter(|| Run::reopen(&args.run).map(Entered::Existing))?;
     let (own, _) = asked_and_resolved(run.dir())?;
     let config = own.resumed(&args.overrides)?;
@@ -109,7 +123,7 @@ fn run_through(
                 }
                 Notice::Event(event) => match &mut progress {
                     Some(progress) => progress.event(event),
-                    None if screen.json => screen.result(event.to_json()),
+                    None if screen.json => screen.json_line(&event.to_json()),
                     None => {}
                 },
                 Notice::Saving { step, bytes: size, signal } => {

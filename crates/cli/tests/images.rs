@@ -153,3 +153,43 @@ fn new_images_are_classified() {
         assert!(said.err.contains(part) && said.err.lines().count() == 1, "{path}: {}", said.err);
     }
 }
+
+#[test]
+fn a_run_says_that_its_images_look_changed() {
+    let scene = crate::scene::Scene::new();
+    for class in ["a", "b"] {
+        fs::create_dir_all(scene.dir("set").join(class)).unwrap();
+        for n in 0..6 {
+            let name = format!("set/{class}/{n}.jpg");
+            fs::copy(pictures().join(if n % 2 == 0 { "420.jpg" } else { "422.jpg" }), scene.dir(&name))
+                .unwrap();
+        }
+    }
+    let words = [
+        "train",
+        "vision-tiny",
+        "data.path=set",
+        "data.held_out=0.3",
+        "model.classes=2",
+        "model.width=32",
+        "model.layers=1",
+        "model.heads=2",
+        "train.batch=2",
+        "train.steps=3",
+        "schedule.warmup_steps=1",
+        "eval.rows=2",
+        "--run",
+        "run",
+    ];
+    let said = say(scene.folder.path(), &words);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let changed = "the files of the images have other sizes or times";
+    for (steps, touched) in [("train.steps=4", false), ("train.steps=5", true), ("train.steps=6", false)] {
+        if touched {
+            fs::copy(pictures().join("444.jpg"), scene.dir("set/a/0.jpg")).unwrap();
+        }
+        let said = say(scene.folder.path(), &["resume", "run", steps]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        assert_eq!(said.err.contains(changed), touched, "{}", said.err);
+    }
+}

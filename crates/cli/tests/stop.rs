@@ -207,6 +207,38 @@ fn in_a_step() {
     }
 }
 
+/// The program as `env` starts it, which says what becomes of SIGHUP: whoever runs tests may ignore it.
+fn with_hangup(scene: &Scene, how: &str, words: &[&str]) -> Child {
+    let program = env!("CARGO_BIN_EXE_flatout");
+    let mut command = Command::new("env");
+    command.arg(how).arg(program).args(words).current_dir(scene.folder.path());
+    command.stdout(std::process::Stdio::null()).spawn().expect("the program starts")
+}
+
+#[test]
+fn a_terminal_that_goes_away_stops_a_run_unless_it_is_ignored() {
+    let scene = Scene::new();
+    let mut unbroken = words("unbroken", "train.steps=60");
+    unbroken.push("checkpoint.every=0");
+    assert_eq!(scene.start(&unbroken).wait().expect("an end").code(), Some(0));
+    let begun = |run: &str| events::steps(&scene.events(run)).len() >= 3;
+
+    let mut child = with_hangup(&scene, "--default-signal=HUP", &words("run", "train.steps=60"));
+    wait_until(&mut child, || begun("run"));
+    send("-HUP", &child);
+    let step = stopped_after(&scene, "run", &mut child);
+    assert!((3..60).contains(&step), "stopped at step {step}");
+    assert_eq!(say(scene.folder.path(), &["resume", "run", "checkpoint.every=0", "-q"]).code, Some(0));
+    scene.assert_same("unbroken", "run", 60);
+
+    // As under `nohup`.
+    let mut child = with_hangup(&scene, "--ignore-signal=HUP", &words("other", "train.steps=60"));
+    wait_until(&mut child, || begun("other"));
+    send("-HUP", &child);
+    assert_eq!(child.wait().expect("an end").code(), Some(0));
+    scene.assert_same("unbroken", "other", 60);
+}
+
 #[test]
 fn a_second_interrupt_leaves_at_once_without_saving() {
     let scene = Scene::new();

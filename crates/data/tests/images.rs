@@ -528,3 +528,21 @@ fn images_are_asked_about_without_labels() {
     scratch.write("g/x.gif", b"GIF89a");
     assert!(refused("g").contains("x.gif"), "{}", refused("g"));
 }
+
+/// A file that is written anew between two epochs is noticed when it is read again, and its new time when a run opens it.
+#[test]
+fn images_that_change_are_noticed() {
+    let scratch = Scratch::new("changed-images");
+    scratch.write("set/a/1.jpg", &picture("420.jpg"));
+    scratch.write("set/b/2.png", &picture("rgb.png"));
+    let spec = spec(scratch.path().join("set").to_str().unwrap());
+    let sets = opened(&spec);
+    let (first, version) = (seen(&sets.train, 16, 16).unwrap(), sets.train.version());
+    assert_eq!(seen(&sets.train, 16, 16).unwrap().pixels, first.pixels);
+    assert_eq!(opened(&spec).train.version(), version, "it is the same from one opening to the next");
+    scratch.write("set/a/1.jpg", &picture("422.jpg"));
+    let error = seen(&sets.train, 16, 16).unwrap_err();
+    assert!(error.sentence.contains("1.jpg") && error.sentence.contains("has other bytes than"), "{error}");
+    assert_ne!(opened(&spec).train.version(), version);
+    assert_ne!(seen(&opened(&spec).train, 16, 16).unwrap().pixels, first.pixels);
+}

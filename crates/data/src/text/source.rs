@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use flatout_settings::choice;
 
 use super::corpus::Spec;
+use super::prepare::folder::is_held;
 use super::prepare::{Preparation, SHARD_TOKENS, Tokenizer, prepare};
 use super::raw::{self, Raw};
 use super::shards::{Shards, folder_of};
@@ -283,7 +284,12 @@ fn spool(
         workers: spec.workers,
         // The standard input of an earlier attempt cannot be had again, and is of no use without the rest.
         restart: from_stdin,
+        is_cache: kept.is_some(),
     };
+    if preparation.is_cache && is_held(&out) {
+        let shown = raw::shown(inputs);
+        say(OpenEvent::Note(format!("another process is tokenising {shown}: waiting for it")));
+    }
     let mut told = Instant::now();
     let prepared = prepare(&preparation, &mut |progress| {
         if told.elapsed() >= TOLD_EVERY {

@@ -424,6 +424,8 @@ mod tests {
             ("rope_scaling", json!({ "rope_type": "llama3", "factor": 0.5 }), "`model.rope_factor` is 0.5"),
             ("partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 0.5"),
             ("rope_scaling", json!({ "rope_type": "longrope", "factor": 2.0 }), "\"longrope\""),
+            ("rope_scaling", json!({ "rope_type": 3, "factor": 2.0 }), "its type is 3, which is no name"),
+            ("rope_scaling", json!({ "rope_type": ["yarn"], "factor": 2.0 }), "its type is [\"yarn\"]"),
             ("rope_scaling", json!("twice"), "wants to be an object"),
             ("rope_theta", json!("10"), "`rope_theta` is \"10\""),
             ("rope_theta", json!(-1.0), "it describes no model: `model.rope_theta` is -1"),

@@ -38,6 +38,11 @@ const MAY_CHANGE: [&str; 8] = [
     "log.",
 ];
 
+/// Whether a key, by its full path, may have another value when a run goes on.
+pub(crate) fn may_change(path: &str) -> bool {
+    MAY_CHANGE.iter().any(|allowed| path.starts_with(allowed))
+}
+
 #[derive(Clone, Default)]
 pub(crate) struct Layers {
     values: BTreeMap<String, Held>,
@@ -362,7 +367,7 @@ impl Config {
     pub fn resumed(&self, overrides: &[String]) -> Result<Config, UserError> {
         for argument in overrides {
             let (found, _) = parse_override(argument)?;
-            if !MAY_CHANGE.iter().any(|allowed| found.path.starts_with(allowed)) {
+            if !may_change(&found.path) {
                 refuse!(
                     "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
                      train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.* and log.*",

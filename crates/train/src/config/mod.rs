@@ -11,6 +11,7 @@ mod foreign;
 mod layers;
 mod nearest;
 pub mod pattern;
+mod places;
 pub mod resolved;
 mod schema;
 mod task;
@@ -18,7 +19,7 @@ mod text;
 mod value;
 
 pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADAPTER};
-pub(crate) use layers::Layers;
+pub(crate) use layers::{Layers, may_change};
 pub use layers::{keys_of, parse, parse_override};
 pub use nearest::nearest;
 pub use schema::{SchemaKey, schema};

@@ -56,6 +56,11 @@ pub trait Dataset {
     /// Writes down what plans depend on and only the data tells, such as lengths and names of classes.
     fn measure(&self, _config: &Config, _resolved: &mut Resolved) {}
 
+    /// What of the data looks changed since the run began, in words: what is certain is refused where data is opened.
+    fn changed(&self, _resolved: &Resolved) -> Option<String> {
+        None
+    }
+
     /// Whether a model of classes finds a class of its own on every sample.
     fn check_classes(&self, config: &Config) -> Result<(), UserError>;
 

@@ -35,6 +35,11 @@ pub fn open(
     Ok(Box::new(sets(config, say)?))
 }
 
+/// What tells files of both sides from others of the same names.
+fn versions(sets: &ImageSets) -> String {
+    format!("{:016x} {:016x}", sets.train.version(), sets.held_out.version())
+}
+
 /// The images of both sides.
 pub fn sets(config: &Config, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, Failure> {
     Ok(images::open(&spec(config), say)?)
@@ -141,7 +146,15 @@ impl Dataset for ImageSets {
 
     fn measure(&self, _: &Config, resolved: &mut Resolved) {
         resolved.classes = Some(self.classes.clone());
+        resolved.versions = Some(versions(self));
         resolved.decoded = Some(ByteTable::extents(&self.train).map_or(vec![], |extents| extents.to_vec()));
+    }
+
+    fn changed(&self, resolved: &Resolved) -> Option<String> {
+        let is_other = resolved.versions.as_ref().is_some_and(|began| *began != versions(self));
+        let sentence = "the files of the images have other sizes or times than when the run began or last went on: where their \
+                        contents changed, losses are not those of the unbroken run";
+        is_other.then(|| sentence.to_string())
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {

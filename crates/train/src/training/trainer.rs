@@ -21,17 +21,18 @@ use crate::metrics::goal::Patience;
 use crate::metrics::{Metrics, Tally};
 use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
-use crate::run::checkpoint::{self, State};
+use crate::run::Run;
+use crate::run::checkpoint::{self, Retention, State};
 use crate::run::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::run::signal::StopFlag;
 use crate::run::state::{check_schema, load, saved_bytes};
 use crate::run::writer::Writer;
-use crate::run::{Run, tokenizer_path};
 use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::{Dataset, Share};
 use crate::tasks::{self, image_table};
 use crate::training::evaluate::{count as count_classes, evaluate};
+use crate::training::host;
 use crate::training::opening;
 use crate::training::schedule::learning_rate;
 use crate::training::spike::{Spike, Spikes};
@@ -117,6 +118,7 @@ pub fn train(
         OpenEvent::LeftOut(said) => left_out.push(said),
     })?;
     laps.lap("data");
+    left_out.extend(data.changed(&resolved));
     data.measure(config, &mut resolved);
     let measured = resolved.over(asked);
     let compiled = match measured == *config {
@@ -154,6 +156,8 @@ pub fn train_on(
     let steps = data.total_steps(config)?;
     data.check_classes(config)?;
     image_table::check(config)?;
+    host::check(config, &compiled)?;
+    resolved.begin_here();
     let horizon = config.schedule.horizon_steps.unwrap_or(steps);
     resolved.horizon_steps = Some(horizon);
     resolved.warmup_steps = config.schedule.resolved_warmup(horizon).or(resolved.warmup_steps);
@@ -221,8 +225,10 @@ pub fn train_on(
     let newest = found.whole.map(|whole| (whole.step, whole.path));
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
+    let kept = Retention::of(config, best, skips.in_a_row);
+    checkpoint::prune(&run.checkpoints_dir(), progress.step, &kept).map_err(Failure::io("cleaning up"))?;
     if let Some(vocabulary) = data.vocabulary() {
-        vocabulary.save(&tokenizer_path(run.dir()))?;
+        run.keep_tokenizer(vocabulary)?;
     }
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
 

@@ -2,7 +2,9 @@
 //! configs, the generation config, and the chat template of a model that came with one. Other tools load the folder as
 //! it is.
 //!
-//! The folder is filled under another name and renamed, so it is there whole or not at all.
+//! The folder is there whole or not at all.
+
+pub mod target;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -30,7 +32,8 @@ use crate::weights::loaded::Loaded;
 use crate::weights::peft::{self, Trained};
 use crate::weights::pretrained::folder::{CONFIG, INDEX, PROCESSOR, SINGLE};
 use crate::weights::pretrained::{Weights, folder, narrow, parameters};
-use flatout_data::durable::{self, about};
+use flatout_data::durable;
+use target::{METADATA, Target};
 
 choice! {
     /// Types weights are exported in. The run's own are f32.
@@ -44,7 +47,7 @@ pub struct Export {
     pub dtype: Width,
     /// Bytes of tensors in a file at most, but for a tensor that is larger by itself.
     pub shard_bytes: u64,
-    /// Whether a folder that is there is replaced.
+    /// Whether an earlier export that is there is replaced.
     pub force: bool,
     /// Adapters alone, in PEFT's layout, and not the model they make.
     pub adapter: bool,
@@ -61,14 +64,22 @@ pub struct Exported {
 
 /// Exports a run. Whatever is refused is refused before anything is written.
 pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure> {
+    let target = |loaded: &Loaded| {
+        // With and without a step or a revision.
+        let base = loaded.config.model.from().into_iter().flat_map(|from| {
+            [from.as_str(), from.rsplit_once('@').map_or(from.as_str(), |(place, _)| place)]
+        });
+        let sources: Vec<&Path> = base.map(Path::new).chain([&*loaded.dir]).collect();
+        Target::new(&wanted.to, wanted.force, &sources)
+    };
     let written = if wanted.adapter {
         let adapters = Adapters::of(loaded)?;
-        Target::new(&wanted.to, wanted.force)?.fill(|folder| adapters.write(loaded, wanted.dtype, folder))
+        target(loaded)?.fill(|folder| adapters.write(loaded, wanted.dtype, folder))
     } else {
         let described = describe(loaded, wanted.dtype)?;
         // Every weight as one with its adapters.
         loaded.weights.keep_apart(false);
-        Target::new(&wanted.to, wanted.force)?.fill(|folder| write(loaded, wanted, &described, folder))
+        target(loaded)?.fill(|folder| write(loaded, wanted, &described, folder))
     };
     written.map_err(|failure| match failure {
         Failure::Environment(sentence) => {
@@ -359,7 +370,7 @@ fn write_weights(
             shard.iter().map(|out| (out.name.as_str(), dtype, out.dims.as_slice())).collect();
         let opened = File::create(&path).map_err(Failure::io(path.display()))?;
         let mut writer = BufWriter::with_capacity(4 << 20, opened);
-        let head = header(&described, &[("format", "pt")]);
+        let head = header(&described, &METADATA);
         head.and_then(|head| writer.write_all(&head)).map_err(Failure::io(path.display()))?;
         for out in shard {
             let wide = out.read(&loaded.weights, &types)?;
@@ -398,63 +409,6 @@ fn cut<T>(all: Vec<T>, most: u64, bytes: impl Fn(&T) -> u64) -> Vec<Vec<T>> {
         filled += size;
     }
     runs
-}
-
-/// The folder that is made.
-struct Target {
-    to: PathBuf,
-    partial: PathBuf,
-    replaced: PathBuf,
-}
-
-impl Target {
-    fn new(to: &Path, force: bool) -> Result<Target, UserError> {
-        let Some(name) = to.file_name().map(|name| name.to_string_lossy().into_owned()) else {
-            refuse!("--to {} names no folder that could be made", to.display());
-        };
-        let is_empty = fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none());
-        if to.exists() && !is_empty && !force {
-            refuse!("{} is there already: give another --to, or --force to replace it", to.display());
-        }
-        if to.exists() && !to.is_dir() {
-            refuse!("{} is a file: give --to a folder", to.display());
-        }
-        let beside = |what: &str| to.with_file_name(format!(".{name}.{}.{what}", std::process::id()));
-        Ok(Target { to: to.to_path_buf(), partial: beside("partial"), replaced: beside("replaced") })
-    }
-
-    /// Fills the folder under another name and puts it in its place; removes it where that fails.
-    fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
-        let made = fs::create_dir_all(&self.partial).map_err(about(&self.partial));
-        let filled =
-            made.map_err(|error| Failure::Environment(error.to_string())).and_then(|()| fill(&self.partial));
-        let placed = filled.and_then(|filled| {
-            self.place().map_err(|error| Failure::Environment(error.to_string()))?;
-            Ok(filled)
-        });
-        if placed.is_err() {
-            let _ = fs::remove_dir_all(&self.partial);
-        }
-        placed
-    }
-
-    fn place(&self) -> io::Result<()> {
-        durable::sync_folder(&self.partial)?;
-        let there = self.to.exists();
-        if there {
-            fs::rename(&self.to, &self.replaced).map_err(about(&self.to))?;
-        }
-        if let Err(error) = fs::rename(&self.partial, &self.to) {
-            if there {
-                let _ = fs::rename(&self.replaced, &self.to);
-            }
-            return Err(about(&self.to)(error));
-        }
-        if there {
-            fs::remove_dir_all(&self.replaced).map_err(about(&self.replaced))?;
-        }
-        durable::sync_parent(&self.to)
-    }
 }
 
 #[cfg(test)]

@@ -199,6 +199,7 @@ fn every_form(scratch: &Scratch) -> Vec<(&'static str, Spec)> {
         shard_tokens: 1000,
         workers: 2,
         restart: false,
+        is_cache: false,
     };
     let prepared = prepare(&preparation, &mut |_| {}).unwrap();
     assert!(prepared.manifest.shards.len() > 3);

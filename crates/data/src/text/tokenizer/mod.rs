@@ -13,6 +13,7 @@ use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenize
 
 use self::byte_level::ByteLevelEncoder;
 use crate::contained::contained;
+use crate::durable;
 use crate::error::DataError;
 use crate::random::{fingerprint, key};
 use crate::text::synthetic::grammar::{BOS, EOS};
@@ -29,6 +30,8 @@ const FRAMES: [(&str, &str); 6] = [
 
 /// The smallest byte-level vocabulary: every byte, and the two ends of a document.
 pub const MIN_TRAINED_VOCAB: usize = 256 + 2;
+/// The largest vocabulary that is trained: the trainer makes room for all of it before it begins.
+const MAX_TRAINED_VOCAB: usize = 1 << 20;
 
 /// Texts longer than this are encoded in pieces.
 const PIECE_BYTES: usize = 1 << 20;
@@ -62,6 +65,12 @@ impl Vocabulary {
                 "A tokeniser of {vocab} tokens cannot be trained: the 256 bytes, {BOS} and {EOS} need \
                  {}; set model.vocab to at least that.",
                 MIN_TRAINED_VOCAB + more.len()
+            )));
+        }
+        if vocab > MAX_TRAINED_VOCAB {
+            return Err(DataError::input(format!(
+                "A tokeniser of {vocab} tokens is not trained: {MAX_TRAINED_VOCAB} are the most, and 200000 are many; lower \
+                 model.vocab (--vocab of data prepare)."
             )));
         }
         let named = [BOS, EOS].into_iter().chain(more.iter().copied());
@@ -132,12 +141,12 @@ impl Vocabulary {
         })
     }
 
-    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back.
+    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back: whole or not at all.
     pub fn save(&self, path: &Path) -> Result<(), DataError> {
         let failed = |error: &dyn std::fmt::Display| {
             DataError::environment(format!("The tokeniser cannot be written to {}: {error}.", path.display()))
         };
-        std::fs::write(path, self.to_json()).map_err(|error| failed(&error))
+        durable::replace(path, self.to_json().as_bytes()).map_err(|error| failed(&error))
     }
 
     /// The text of a `tokenizer.json`.
