@@ -8,7 +8,7 @@ use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
 use crate::UserError;
-use crate::config::{Config, Layers, SourceKind, Task, nearest, parse};
+use crate::config::{Config, Layers, SourceKind, Task, parse, suggestion};
 use crate::refuse;
 use crate::weights::peft::Peft;
 use crate::weights::pretrained;
@@ -39,6 +39,9 @@ const RECIPES: &[Embedded] = &[
 
 /// What is laid for a GPU; which one it is changes only the description.
 const GPU: &str = include_str!("../../../recipes/presets/gpu.toml");
+
+/// What is laid over a recipe, in sentences.
+const PRESET: &str = "preset";
 
 /// The embedded recipes.
 pub fn list() -> &'static [Embedded] {
@@ -90,7 +93,7 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let source = find(recipe, None, "recipe", RECIPES)?;
     lay(&mut layers, &source, &mut Vec::new())?;
     for overlay in with {
-        let source = find(overlay, None, "preset", presets())?;
+        let source = find(overlay, None, PRESET, presets())?;
         let mut table = parse(&source.text, &source.origin)?;
         if table.contains_key("extends") {
             refuse!("{}: what is laid over a recipe with --with cannot extend another", source.origin);
@@ -157,9 +160,13 @@ fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) ->
         if written_as_path {
             refuse!("there is no file {}; embedded {what}s are {}", path.display(), names.join(", "));
         }
-        match nearest(name, names.iter().copied()) {
-            Some(near) => refuse!("there is no {what} `{name}`; did you mean `{near}`?"),
-            None => refuse!("there is no {what} `{name}` and no such file; there is {}", names.join(", ")),
+        let all = names.join(", ");
+        if let Some(why) = gpus::absent(name).filter(|_| what == PRESET) {
+            refuse!("there is no preset `{name}`: the GPU {why}; there is {all}");
+        }
+        match suggestion(name, &names) {
+            Some(meant) => refuse!("there is no {what} `{name}`; {meant}"),
+            None => refuse!("there is no {what} `{name}` and no such file; there is {all}"),
         }
     }
     let text = match std::fs::read_to_string(&path) {
@@ -359,9 +366,15 @@ mod tests {
         };
         assert_eq!(refused("tinny", &[]), "there is no recipe `tinny`; did you mean `tiny`?");
         assert!(
-            refused("gpt", &[])
-                .contains("there is no recipe `gpt` and no such file; there is tiny, pretrain-226m")
+            refused("llama", &[])
+                .contains("there is no recipe `llama` and no such file; there is tiny, pretrain-226m")
         );
+        assert_eq!(refused("gpt", &[]), "there is no recipe `gpt`; did you mean `gpt2-124m`?");
+        assert_eq!(
+            refused("tiny", &["a100"]),
+            "there is no preset `a100`; did you mean `a100-40` or `a100-80`?"
+        );
+        assert!(refused("tiny", &["v100"]).contains("the GPU is older than Ampere"));
         assert!(refused("a/b.toml", &[]).contains("there is no file a/b.toml"));
         assert_eq!(
             refused("tiny", &["quik-test"]),
