@@ -34,8 +34,6 @@ mod tune;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Args, Command};
 use flatout_train::Failure;
 use flatout_train::device::kernels;
@@ -44,7 +42,13 @@ use screen::Screen;
 fn main() -> ExitCode {
     // First, while this is the only thread: no environment variable changes numbers.
     let cleared = kernels::clear_environment();
-    let args = Args::parse();
+    let args = match Args::read() {
+        Ok(args) => args,
+        Err(sentence) => {
+            eprintln!("flatout: {sentence}");
+            return ExitCode::from(2);
+        }
+    };
     let screen = Screen::new(args.json, args.quiet, args.verbose);
     match cleared {
         Ok(names) => names.iter().for_each(|name| {
@@ -72,7 +76,7 @@ fn main() -> ExitCode {
         Command::Export(command) => export::export(&command, &screen),
         Command::Logits(command) => logits::logits(&command, &screen),
         Command::Recipes(command) => recipes::recipes(&command, &screen),
-        Command::Schema => recipes::schema(&screen),
+        Command::Schema(command) => recipes::schema(&command, &screen),
         Command::Doctor(command) => doctor::doctor(&command, &screen),
         Command::Data(command) => data::data(&command, &screen),
     };

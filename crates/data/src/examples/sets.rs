@@ -18,7 +18,7 @@ use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
 use crate::text::inspect::LengthSummary;
 use crate::text::raw::shown;
-use crate::text::source::{OpenEvent, SourceKind};
+use crate::text::source::{OpenEvent, SourceKind, announce};
 use crate::text::tokenizer::Vocabulary;
 
 /// The kind of example that rows hold.
@@ -192,6 +192,9 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         Inputs::Files(files) => shown(files),
         Inputs::Made => "the synthetic set".into(),
     };
+    if let Inputs::Files(files) = &inputs {
+        announce(files, say);
+    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(spec.workers.max(1)).build();
     let pool =
         pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))?;
