@@ -281,6 +281,22 @@ fn every_command_has_help() {
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "none of them writes anything");
 }
 
+#[test]
+fn the_schema_tells_values_and_takes_a_word() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = |words: &[&str]| ok(folder.path(), &[&["schema"], words].concat()).out;
+    assert!(said(&["precision"]).contains("switches.precision"));
+    assert!(said(&["precision"]).contains("Takes one of auto, fp32, tf32, bf16, fp8."));
+    let warmup = said(&["warmup"]);
+    assert!(warmup.lines().all(|line| line.contains("warmup")) && warmup.lines().count() >= 2, "{warmup}");
+    assert!(said(&["learning_rate"]).contains("optimizer.lr"));
+    let rows: Value = serde_json::from_str(&said(&["warmup", "--json"])).expect("a list");
+    assert_eq!(rows.as_array().expect("a list").len(), warmup.lines().count());
+    let refused = say(folder.path(), &["schema", "max_grad_norm"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("here that is `optimizer.clip`"), "{}", refused.err);
+}
+
 /// `docs/guides/coming-from.md`: the whole page, or what follows a heading.
 fn page_for_newcomers(heading: &str) -> String {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/coming-from.md");

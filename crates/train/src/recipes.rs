@@ -7,11 +7,12 @@ use flatout_models::config::DecoderConfig;
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
-use crate::UserError;
 use crate::config::{Config, Layers, SourceKind, Task, parse, suggestion};
 use crate::refuse;
+use crate::tasks;
 use crate::weights::peft::Peft;
 use crate::weights::pretrained;
+use crate::{Failure, UserError};
 
 /// A TOML file that is part of the program.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,7 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
     Embedded { name: "gemma3-1b-pairs", text: include_str!("../../../recipes/gemma3-1b-pairs.toml") },
     Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
+    Embedded { name: "text-classify", text: include_str!("../../../recipes/text-classify.toml") },
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
     Embedded { name: "smollm2-135m-sft", text: include_str!("../../../recipes/smollm2-135m-sft.toml") },
     Embedded { name: "qwen3-0.6b-sft", text: include_str!("../../../recipes/qwen3-0.6b-sft.toml") },
@@ -119,8 +121,38 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     Ok(config)
 }
 
+/// Lays the number of classes that the data has, where it is the data's to say.
+fn lay_classes(layers: &mut Layers) -> Result<(), UserError> {
+    if !layers.leaves_classes_to_data() {
+        return Ok(());
+    }
+    let is_said = layers.says_classes();
+    let mut known = layers.clone();
+    if !is_said {
+        known.lay_classes(LEAST_CLASSES);
+    }
+    // What is wrong with the rest is said when all of it is there.
+    let Ok(sketch) = known.sketch() else { return Ok(()) };
+    if sketch.model.classes().is_none() {
+        return Ok(());
+    }
+    match tasks::classes(&sketch) {
+        Ok(Some(classes)) => layers.lay_classes(classes),
+        Ok(None) => {}
+        // Training opens the data again and says it.
+        Err(_) if is_said => {}
+        Err(Failure::User(error)) => return Err(error),
+        Err(Failure::Environment(sentence)) => return Err(UserError(sentence)),
+    }
+    Ok(())
+}
+
+/// The fewest classes that a head may have.
+const LEAST_CLASSES: usize = 2;
+
 /// The config, with what the adapter of `adapter.from` says.
 fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
+    lay_classes(&mut layers)?;
     let Some(from) = layers.adapter_from().map(String::from) else { return layers.finish() };
     let peft = Peft::open(Path::new(&from), text_model(&layers.sketch()?)?)?;
     layers.adapter(&peft.adapter, &from)?;
@@ -249,6 +281,7 @@ mod tests {
             ("gemma3-4b-pairs", 3_880_263_168 + 2 * 2560, 8 * 512),
             ("smollm2-135m-sft", 134_515_008, 32 * 2048),
             ("qwen3-0.6b-sft", 596_049_920, 32 * 2048),
+            ("text-classify", 134_515_008 + 2 * 576, 32 * 512),
         ];
         for (name, parameters, tokens) in sizes {
             let config = resolve(name, &[], &[]).unwrap();
@@ -300,6 +333,36 @@ mod tests {
             let small = resolve(name, &["small".into(), "quick-test".into()], &[]).unwrap();
             assert!(small.model.parameters() < 1_500_000 && small.train.steps == Some(10), "{name}");
         }
+    }
+
+    #[test]
+    fn the_data_says_how_many_classes_there_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows: String =
+            ["good", "bad", "fair"].iter().map(|label| format!("{label} text,{label}\n").repeat(3)).collect();
+        let path = written(folder.path(), "reviews.csv", &format!("text,label\n{rows}"));
+        let data = format!("data.path={path}");
+        let classes = |recipe: &str, words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            resolve(recipe, &[], &words).map(|config| config.model.classes())
+        };
+        assert_eq!(classes("text-classify", &[]), Ok(Some(2)), "of the synthetic pairs");
+        assert_eq!(classes("text-classify", &[&data]), Ok(Some(3)));
+        assert_eq!(classes("text-classify", &[&data, "model.classes=5"]), Ok(Some(5)), "what is said stays");
+        assert_eq!(classes("text-classify", &[&data, "data.classes=good,bad"]), Ok(Some(2)));
+        assert_eq!(
+            classes("gemma3-1b-pairs", &[&data, "eval.metric=macro_f1"]),
+            Ok(Some(3)),
+            "over the recipe"
+        );
+        let lost = classes("text-classify", &["data.path=nowhere.csv"]).unwrap_err().0;
+        assert!(lost.contains("nowhere.csv"), "{lost}");
+        assert_eq!(classes("gemma3-1b-pairs", &["data.path=nowhere.csv"]), Ok(Some(2)), "the recipe's");
+        for class in ["a", "b", "c", "d"] {
+            written(folder.path(), &format!("images/{class}/1.png"), "");
+        }
+        let images = format!("data.path={}/images", folder.path().display());
+        assert_eq!(classes("vision-tiny", &[&images]), Ok(Some(4)));
     }
 
     #[test]

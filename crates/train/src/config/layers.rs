@@ -32,6 +32,7 @@ const BATCH: &str = "train.batch";
 const MICRO_BATCH: &str = "train.micro_batch";
 const ACCUMULATE: &str = "train.accumulate";
 const KIND: &str = "model.kind";
+const CLASSES: &str = "model.classes";
 
 /// What `flatout resume` may change.
 const MAY_CHANGE: [&str; 8] = [
@@ -226,6 +227,22 @@ impl Layers {
             }
         }
         Ok(())
+    }
+
+    /// Whether the number of classes is the data's to say: nobody says it, or only a layer below the one that names the
+    /// data.
+    pub fn leaves_classes_to_data(&self) -> bool {
+        let layer = |path: &str| self.values.get(path).map(|held| held.layer);
+        let data = layer("data.path").max(layer("data.classes"));
+        layer(CLASSES).is_none_or(|said| data.is_some_and(|data| said < data))
+    }
+
+    pub fn says_classes(&self) -> bool {
+        self.values.contains_key(CLASSES)
+    }
+
+    pub fn lay_classes(&mut self, classes: usize) {
+        self.put(CLASSES.into(), Value::Integer(classes as i64));
     }
 
     /// What `adapter.from` says, where it is given.

@@ -101,13 +101,11 @@ const WITHOUT_LINE: &[&str] = &[
 /// be a slip.
 pub fn absent(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase().replace(['_', ' '], "");
-    match () {
-        () if BEFORE_AMPERE.contains(&&name[..]) => {
-            Some("is older than Ampere, the first that flatout runs on")
-        }
-        () if WITHOUT_LINE.contains(&&name[..]) => Some("has no line in the table of GPUs"),
-        () => None,
+    let has = |names: &[&str]| names.contains(&&name[..]);
+    if has(BEFORE_AMPERE) {
+        return Some("is older than Ampere, the first that flatout runs on");
     }
+    has(WITHOUT_LINE).then_some("has no line in the table of GPUs")
 }
 
 /// The GPU as the compiler sees it: all of its memory is free. What its libraries choose is not known, so scratch is
