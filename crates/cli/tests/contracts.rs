@@ -345,7 +345,7 @@ fn settings_of_the_guides_are_answered() {
         if let Some(answer) = cells[1].strip_prefix('`').and_then(|cell| cell.strip_suffix('`'))
             && answer.contains('=')
         {
-            let config = recipes::resolve("tiny", &[], &[answer.to_string()]);
+            let config = recipes::resolve("tiny", &[], &["train.batch=96".to_string(), answer.to_string()]);
             assert!(config.is_ok(), "{line}: {config:?}");
         }
         typed += 1;
