@@ -3,15 +3,33 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use flatout_measure::sweep::By;
 use flatout_report::history::Axis;
-use flatout_train::config::{FileFormat, OnError, Task};
+use flatout_train::config::{FileFormat, OnError, Task, option_as_key};
 use flatout_train::metrics::goal::Metric;
 use flatout_train::run::Resume;
 use flatout_train::weights::export::Width;
 
 use crate::time_limit;
+
+/// Commands that take keys.
+const TAKES_KEYS: [&str; 11] = [
+    "train", "resume", "sweep", "plan", "ablate", "profile", "tune", "generate", "eval", "logits", "recipes",
+];
+
+/// The sentence for an option that no command has and that is a key, as in `--lr 1e-3`.
+pub fn key_meant(error: &clap::Error) -> Option<String> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if error.kind() != ErrorKind::UnknownArgument || !words.iter().any(|word| TAKES_KEYS.contains(&&word[..]))
+    {
+        return None;
+    }
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let at = words.iter().position(|word| word.split('=').next() == option.split('=').next())?;
+    option_as_key(&words[at], words.get(at + 1).map(String::as_str))
+}
 
 #[derive(Parser)]
 pub struct Train {
@@ -34,7 +52,7 @@ pub struct Train {
 
 #[derive(Parser)]
 pub struct ResumeRun {
-    /// The run's directory, or that of a sweep or of folds.
+    /// The run's directory, or its name under `runs`; or that of a sweep or of folds.
     pub run: PathBuf,
     /// What may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, eval, checkpoint, log.
     #[arg(value_name = "KEY=VALUE")]
@@ -181,7 +199,7 @@ pub struct Claims {
 
 #[derive(Parser)]
 pub struct Generate {
-    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// Switches, as backend=cpu or precision=fp32.
@@ -218,7 +236,7 @@ pub struct Generate {
 
 #[derive(Parser)]
 pub struct Eval {
-    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// data.path=... evaluates on all of it; without it, on what the run held out. Also eval.*, loader.*, switches.
@@ -235,7 +253,7 @@ pub struct Eval {
 
 #[derive(Parser)]
 pub struct Export {
-    /// The run: RUN for its newest checkpoint, or RUN@step.
+    /// The run, its directory or its name under `runs`: RUN for its newest checkpoint, or RUN@step.
     pub run: PathBuf,
     /// The folder to make.
     #[arg(long, value_name = "DIR")]
@@ -256,7 +274,7 @@ pub struct Export {
 
 #[derive(Parser)]
 pub struct Logits {
-    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// Switches, as backend=cpu or precision=fp32.
@@ -403,6 +421,12 @@ pub struct Inspect {
     /// Of images: how many a second one core makes ready, measured for this long in each of two ways.
     #[arg(long, value_name = "SECONDS")]
     pub time: Option<f64>,
+}
+
+#[derive(Parser)]
+pub struct Schema {
+    /// Only keys whose name or line has this word.
+    pub word: Option<String>,
 }
 
 #[derive(Parser)]

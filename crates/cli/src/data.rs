@@ -111,7 +111,11 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
             screen.note(format!("         first {reason}: {place}"));
         }
     }
-    screen.note(format!("next     flatout train tiny data.path={}", args.out.display()));
+    screen.note(format!(
+        "next     flatout train tiny data.path={} model.vocab={}",
+        args.out.display(),
+        prepared.manifest.tokenizer.vocabulary
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,6 +8,7 @@ use flatout_data::images::{
     Augment, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
 };
 use flatout_train::Failure;
+use flatout_train::config;
 use serde_json::json;
 
 use crate::args::Inspect;
@@ -24,7 +25,10 @@ const BAR: u64 = 40;
 
 /// Looks into the images that words name; without words, into the synthetic set.
 pub fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
-    let spec = ImageSpec { path: args.words.clone(), on_error: OnError::Skip, ..ImageSpec::default() };
+    // As many are held out as training would keep where nothing else is said.
+    let held_out = config::Data::default().held_out;
+    let spec =
+        ImageSpec { path: args.words.clone(), held_out, on_error: OnError::Skip, ..ImageSpec::default() };
     let sets = open(&spec, &mut |said| {
         if let OpenEvent::Note(said) = said {
             screen.note(format!("data     {said}"));

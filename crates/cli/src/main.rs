@@ -91,8 +91,8 @@ enum Command {
     Logits(args::Logits),
     /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
     Recipes(args::Recipes),
-    /// List every key that a recipe or an override can set.
-    Schema,
+    /// List every key that a recipe or an override can set, or those that hold a word: `flatout schema warmup`.
+    Schema(args::Schema),
     /// Show this machine, and which switches can run on it or why not.
     Doctor(args::Doctor),
     /// Tokenise text into shards, or look into data and what the loss sees of it.
@@ -102,7 +102,14 @@ enum Command {
 fn main() -> ExitCode {
     // First, while this is the only thread: no environment variable changes numbers.
     let cleared = kernels::clear_environment();
-    let args = Args::parse();
+    let parsed = Args::try_parse();
+    let args = match parsed.or_else(|error| Err(args::key_meant(&error).unwrap_or_else(|| error.exit()))) {
+        Ok(args) => args,
+        Err(sentence) => {
+            complain(sentence);
+            return ExitCode::from(2);
+        }
+    };
     let trains = matches!(args.command, Command::Train(_) | Command::Resume(_) | Command::Sweep(_));
     let screen = Screen::new(args.json, args.quiet, args.verbose, trains);
     match cleared {
@@ -145,7 +152,7 @@ fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
         Command::Export(args) => export::export(args, screen),
         Command::Logits(args) => logits::logits(args, screen),
         Command::Recipes(args) => recipes::recipes(args, screen),
-        Command::Schema => recipes::schema(screen),
+        Command::Schema(args) => recipes::schema(args, screen),
         Command::Doctor(args) => doctor::doctor(args, screen),
         Command::Data(args) => data::data(args, screen),
     }

@@ -14,15 +14,12 @@ use flatout_report::report::FIRST_STEPS;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::run::events::now;
-use flatout_train::run::is_run;
 use serde_json::{Value, json};
 
 use crate::args::{Compare, Runs, RunsCommand};
+use crate::model::{self, RUNS};
 use crate::screen::{Screen, bytes, complain, count, duration, one_line};
 use crate::sketch::{Curve, Paper, sketch};
-
-/// Where runs are where nobody says otherwise.
-const RUNS: &str = "runs";
 
 pub fn runs(args: &Runs, screen: &Screen) -> Result<ExitCode, Failure> {
     match &args.compare {
@@ -34,10 +31,16 @@ pub fn runs(args: &Runs, screen: &Screen) -> Result<ExitCode, Failure> {
 fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
     let folder = dir.unwrap_or(Path::new(RUNS));
     let found = if dir.is_none() && !folder.exists() { vec![] } else { list(folder)? };
-    let mut summaries = vec![];
+    let (mut summaries, mut images) = (vec![], vec![]);
     for (path, run) in found {
         match run {
-            Ok(history) => summaries.push(history.summary()),
+            Ok(history) => {
+                let within = path.strip_prefix(folder).ok().filter(|path| path.components().count() > 1);
+                let name = within.map_or_else(|| history.name(), |path| path.display().to_string());
+                let is_of_images = history.is_of_images();
+                summaries.push(Summary { name, ..history.summary() });
+                images.push(is_of_images);
+            }
             Err(why) => complain(format!("{} is left out: {why}", path.display())),
         }
     }
@@ -49,14 +52,22 @@ fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
         screen.result(format!("there are no runs in {}; flatout train makes one", folder.display()));
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["run", "recipe", "state", "step", "loss", "held-out", "tok/s", "took", "started"];
+    let head = ["run", "recipe", "state", "step", "loss", "held-out", "metric", "speed", "took", "started"];
     let mut rows = vec![head.map(String::from).to_vec()];
-    rows.extend(summaries.iter().map(|summary| row(summary, now())));
-    print_table(&rows, 3..8, screen);
+    rows.extend(
+        summaries.iter().zip(&images).map(|(summary, is_of_images)| row(summary, *is_of_images, now())),
+    );
+    if summaries.iter().all(|summary| summary.metric_value.is_none()) {
+        rows.iter_mut().for_each(|row| drop(row.remove(METRIC)));
+    }
+    print_table(&rows, 3..rows[0].len() - 1, screen);
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(summary: &Summary, now: f64) -> Vec<String> {
+/// The column that only runs of classes have.
+const METRIC: usize = 6;
+
+fn row(summary: &Summary, is_of_images: bool, now: f64) -> Vec<String> {
     let loss = |loss: Option<f32>| loss.map_or("-".into(), |loss| format!("{loss:.4}"));
     let of = summary.steps.map(|steps| format!("/{}", count(steps))).unwrap_or_default();
     let ago = |started: f64| format!("{} ago", duration((now - started).max(0.0)));
@@ -67,10 +78,21 @@ fn row(summary: &Summary, now: f64) -> Vec<String> {
         format!("{}{of}", count(summary.step)),
         loss(summary.loss),
         loss(summary.eval_loss),
-        summary.tokens_per_second.map_or("-".into(), |rate| count(rate as u64)),
+        match (summary.metric, summary.metric_value) {
+            (Some(metric), Some(value)) => format!("{metric} {value:.4}"),
+            _ => "-".into(),
+        },
+        match is_of_images {
+            true => rate(summary.samples_per_second, "images/s"),
+            false => rate(summary.tokens_per_second, "tok/s"),
+        },
         duration(summary.seconds),
         summary.started.map_or("-".into(), ago),
     ]
+}
+
+fn rate(rate: Option<f64>, unit: &str) -> String {
+    rate.map_or("-".into(), |rate| format!("{} {unit}", count(rate as u64)))
 }
 
 /// Columns as wide as their widest cell; those of numbers end at the same place.
@@ -91,7 +113,7 @@ pub fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen
 fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     let mut histories = vec![];
     for path in &args.runs {
-        histories.push(History::read(&found(path))?);
+        histories.push(History::read(&model::named(path))?);
     }
     let names = names(&histories, &args.runs);
     let (differs, span) = (differences(&histories), smoothing_span(&histories));
@@ -149,12 +171,6 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run a word means: a directory, or the name of one among the usual runs.
-fn found(path: &Path) -> PathBuf {
-    let usual = Path::new(RUNS).join(path);
-    if !is_run(path) && is_run(&usual) { usual } else { path.to_path_buf() }
-}
-
 /// Short where that tells the runs apart, otherwise as they were given.
 fn names(histories: &[History], given: &[PathBuf]) -> Vec<String> {
     let names: Vec<String> = histories.iter().map(History::name).collect();
@@ -209,15 +225,25 @@ fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
 type Say = fn(&History, f64) -> Option<String>;
 
 /// The numbers that runs are compared by, given the tokens that losses are smoothed over.
-const NUMBERS: [(&str, Say); 12] = [
+const NUMBERS: [(&str, Say); 15] = [
     ("state", |h, _| Some(h.state.to_string())),
     ("step", |h, _| h.last().map(|made| count(made.step.step))),
-    ("tokens", |h, _| h.last().map(|made| count(made.step.tokens))),
+    ("tokens", |h, _| h.last().filter(|_| !h.is_of_images()).map(|made| count(made.step.tokens))),
+    ("images", |h, _| h.last().filter(|_| h.is_of_images()).map(|made| count(made.step.samples))),
     ("time", |h, _| h.last().map(|made| duration(made.seconds))),
     ("loss", |h, _| h.last().map(|made| format!("{:.4}", made.step.loss))),
     ("loss, smoothed", |h, span| h.smoothed_loss(span).map(|loss| format!("{loss:.4}"))),
     ("held-out loss", |h, _| h.evals.last().map(|(_, loss)| format!("{loss:.4}"))),
-    ("tokens a second", |h, _| h.recent(|step| step.tokens_per_second).map(|rate| count(rate as u64))),
+    ("metric", |h, _| {
+        let Summary { metric, metric_value, .. } = h.summary();
+        Some(format!("{} {:.4}", metric?, metric_value?))
+    }),
+    ("tokens a second", |h, _| {
+        h.recent(|step| step.tokens_per_second).filter(|_| !h.is_of_images()).map(|rate| count(rate as u64))
+    }),
+    ("images a second", |h, _| {
+        h.recent(|step| step.samples_per_second).filter(|_| h.is_of_images()).map(|rate| count(rate as u64))
+    }),
     ("step time", |h, _| h.recent(|step| step.step_ms).map(|ms| format!("{ms:.2} ms"))),
     ("MFU", |h, _| h.recent(|step| step.mfu.unwrap_or(f64::NAN)).map(|mfu| format!("{:.1}%", 100.0 * mfu))),
     ("memory", |h, _| h.start.as_ref().map(|start| bytes(start.arena_bytes + start.driver_bytes))),

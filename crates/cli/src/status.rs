@@ -13,6 +13,8 @@ pub struct Status<'a> {
     /// Planned, and what the driver took beside it.
     pub memory_bytes: u64,
     pub seconds_left: f64,
+    /// Whether images are learned, of which nobody counts tokens.
+    pub is_of_images: bool,
 }
 
 /// A piece of the line, and its rank: the highest goes first where there is no room.
@@ -53,12 +55,15 @@ impl Status<'_> {
     fn pieces(&self) -> Vec<Piece> {
         let step = self.step;
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
-        let mut pieces = vec![
-            (0, format!("loss {:.4}", step.loss)),
-            (4, format!("mean {:.4}", self.smoothed_loss)),
-            (2, format!("{} tok/s", count(step.tokens_per_second as u64))),
-            (10, format!("{} rows/s", rate(step.samples_per_second))),
-        ];
+        let mut pieces =
+            vec![(0, format!("loss {:.4}", step.loss)), (4, format!("mean {:.4}", self.smoothed_loss))];
+        match self.is_of_images {
+            true => pieces.push((2, format!("{} images/s", rate(step.samples_per_second)))),
+            false => pieces.extend([
+                (2, format!("{} tok/s", count(step.tokens_per_second as u64))),
+                (10, format!("{} rows/s", rate(step.samples_per_second))),
+            ]),
+        }
         let mut known = |rank, text: Option<String>| pieces.extend(text.map(|text| (rank, text)));
         known(5, step.mfu.map(|mfu| format!("MFU {:.1}%", 100.0 * mfu)));
         known(8, step.of_predicted.map(|share| format!("{} of predicted", percent(share))));
@@ -111,7 +116,14 @@ mod tests {
     }
 
     fn status(step: &Step) -> Status<'_> {
-        Status { step, steps: 800, smoothed_loss: 1.487, memory_bytes: 35 << 30, seconds_left: 725.0 }
+        Status {
+            step,
+            steps: 800,
+            smoothed_loss: 1.487,
+            memory_bytes: 35 << 30,
+            seconds_left: 725.0,
+            is_of_images: false,
+        }
     }
 
     #[test]

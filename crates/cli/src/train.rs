@@ -26,6 +26,7 @@ use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as tr
 use flatout_train::weights::pretrained;
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
+use crate::model;
 use crate::progress::Progress;
 use crate::screen::{Screen, bytes, count, duration, short};
 use crate::start;
@@ -36,7 +37,7 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     recipes::gpu_notes(&args.with).iter().for_each(|note| screen.note(note));
     config.validate_for_training()?;
-    pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
+    pretrained::check(&config, &mut |file| model::fetching(file, screen))?;
     // What the machine cannot do is said before a directory is made.
     let device = Device::open(config.switches.compute.backend)?;
     let compiled = compile::compile(&config, &device.target(&config.switches))?;
@@ -83,12 +84,12 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
         return crate::sweep::sweep(&sweep, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
-    if let Some(config) = folds::begun(&args.run)? {
+    if let Some(config) = folds::begun(&model::named(&args.run))? {
         let config = config.resumed(&args.overrides)?;
         let device = Device::open(config.switches.compute.backend)?;
-        return crate::folds::train(&args.run, Resume::Must, &config, &starting, &device, &stop, screen);
+        return crate::folds::train(&model::named(&args.run), Resume::Must, &config, &starting, &device, &stop, screen);
     }
-    let (run, _) = starting.enter(|| Run::reopen(&args.run).map(Entered::Existing))?;
+    let (run, _) = starting.enter(|| Run::reopen(&model::named(&args.run)).map(Entered::Existing))?;
     let (own, _) = asked_and_resolved(run.dir())?;
     let config = own.resumed(&args.overrides)?;
     let device = Device::open(config.switches.compute.backend)?;
@@ -119,7 +120,8 @@ fn run_through(
                 Notice::Ready(ready) => {
                     start_block(ready, screen);
                     facts = ready.data.floor();
-                    progress = Some(Progress::new(*screen, ready.steps, ready.done));
+                    let is_of_images = ready.config.model.image_size().is_some();
+                    progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
                 }
                 Notice::Event(event) => match &mut progress {
                     Some(progress) => progress.event(event),
@@ -189,9 +191,12 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let (steps, lr) = (count(*steps), format!("lr {} {}", config.optimizer.lr, config.schedule.name));
     let tokens = count(prediction::tokens_per_update(config, compiled) as u64);
     match &compiled.settled.arrangement {
+        None if config.model.image_size().is_some() => screen.note(format!(
+            "train    {steps} steps of {batch} images, {} at once; {lr}",
+            compiled.micro_batch
+        )),
         None => screen.note(format!(
-            "train    {steps} steps of {batch} {} ({tokens} tokens), {} at once; {lr}",
-            if config.model.image_size().is_some() { "images" } else { "rows" },
+            "train    {steps} steps of {batch} rows ({tokens} tokens), {} at once; {lr}",
             compiled.micro_batch
         )),
         Some(arrangement) => {

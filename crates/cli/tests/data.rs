@@ -43,6 +43,28 @@ fn refused(dir: &Path, words: &[&str], sentence: &str) {
 }
 
 #[test]
+fn the_command_that_preparation_suggests_works() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), jsonl(900)).unwrap();
+    let said = prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "600"]);
+    let next =
+        said.err.lines().find_map(|line| line.strip_prefix("next     flatout ")).expect("a suggestion");
+    let mut words: Vec<&str> = next.split(' ').collect();
+    assert_eq!(words[..2], ["train", "tiny"]);
+    words.extend([
+        "model.width=32",
+        "model.layers=1",
+        "model.context=16",
+        "train.steps=5",
+        "eval.rows=4",
+        "-q",
+    ]);
+    let said = say(dir, &words);
+    assert_eq!(said.code, Some(0), "{next}: {}", said.err);
+}
+
+#[test]
 fn shards_are_the_same_for_any_number_of_workers() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();

@@ -17,11 +17,11 @@ fn the_drawn_set_is_shown() {
     let said = say(folder.path(), &["data", "inspect", "--task", "images", "--samples", "2"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     for part in [
-        "20000 images of 10 classes to train on, 2000 held out (synthetic)",
+        "20000 images of 10 classes to train on, 1000 held out (synthetic)",
         "looked at 1,000: 1,000 pixels",
         "32 to 32 pixels wide",
         "triangle",
-        "2,000 to train on, 200 held out",
+        "2,000 to train on, 100 held out",
     ] {
         assert!(said.out.contains(part), "{part:?} is not in {}", said.out);
     }

@@ -99,7 +99,13 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
             plot("Learning rate", "", vec![series("Learning rate", curve(|s| s.lr as f64), Style::Line, 0)]),
         ),
         ("grad_norm", norms),
-        ("throughput", plot("Tokens a second", "", both(|step| step.tokens_per_second, "smoothed"))),
+        (
+            "throughput",
+            match history.is_of_images() {
+                true => plot("Images a second", "", both(|step| step.samples_per_second, "smoothed")),
+                false => plot("Tokens a second", "", both(|step| step.tokens_per_second, "smoothed")),
+            },
+        ),
     ]
 }
 
@@ -109,7 +115,7 @@ fn page(history: &History) -> String {
     if let Some((_, metrics)) = history.metrics.last()
         && metrics.confusion.classes() <= classes::MOST_IN_TABLE
     {
-        out += &classes::table(metrics);
+        out += &classes::table(metrics, &history.config.data.classes);
     }
     out += "## Curves\n\n";
     for (name, plot) in plots(history) {
@@ -203,7 +209,14 @@ fn result(history: &History) -> Rows {
         let Step { tokens, samples, epoch, .. } = last.step;
         // A language without end has no epochs.
         let epochs = if epoch > 0.0 { format!(", {epoch:.2} epochs") } else { String::new() };
-        rows.push(("trained on", format!("{} tokens in {} rows{epochs}", count(tokens), count(samples))));
+        let samples = count(samples);
+        rows.push((
+            "trained on",
+            match history.is_of_images() {
+                true => format!("{samples} images{epochs}"),
+                false => format!("{} tokens in {samples} rows{epochs}", count(tokens)),
+            },
+        ));
     }
     if let Some(skipped) = history.end.as_ref().map(|end| end.skipped).filter(|skipped| *skipped > 0) {
         rows.push(("updates left out", format!("{}, whose gradients were not finite", count(skipped))));
@@ -214,7 +227,10 @@ fn result(history: &History) -> Rows {
         }
     };
     let share = |share: f64| format!("{:.1}%", 100.0 * share);
-    recent("tokens a second in a step", |s| s.tokens_per_second, |v| count(v as u64));
+    match history.is_of_images() {
+        true => recent("images a second in a step", |s| s.samples_per_second, |v| count(v as u64)),
+        false => recent("tokens a second in a step", |s| s.tokens_per_second, |v| count(v as u64)),
+    }
     recent("step", |s| s.step_ms, |v| format!("{v:.1} ms"));
     recent("MFU", |s| s.mfu.unwrap_or(f64::NAN), share);
     recent("of the predicted speed", |s| s.of_predicted.unwrap_or(f64::NAN), share);
@@ -243,7 +259,14 @@ fn made_of(history: &History, start: &Start) -> Rows {
     let (config, data) = (&history.config, &start.data);
     let model = &config.model;
     let number = |n: Option<u64>, of: &str| n.map(|n| format!(", {} {of}", count(n))).unwrap_or_default();
-    vec![
+    let optimizer = match &start.optimizer[..] {
+        "" => {
+            format!("{}, lr {} {}", config.optimizer.name, config.optimizer.lr, config.schedule.name)
+        }
+        told => told.to_string(),
+    };
+    let batch = count(config.train.batch as u64);
+    let mut rows = vec![
         ("recipe", config.recipe.clone()),
         ("parameters", format!("{} ({})", short(start.parameters), count(start.parameters))),
         ("shape", model.dimensions()),
@@ -265,23 +288,22 @@ fn made_of(history: &History, start: &Start) -> Rows {
         (
             "a step",
             match &data.layout {
+                None if history.is_of_images() => format!("{batch} images, {} at once", start.micro_batch),
                 None => format!(
-                    "{} rows, {} at once ({} tokens)",
-                    count(config.train.batch as u64),
+                    "{batch} rows, {} at once ({} tokens)",
                     start.micro_batch,
                     count((config.train.batch * model.tokens()) as u64)
                 ),
-                Some(layout) => format!("{} examples: {layout}", count(config.train.batch as u64)),
+                Some(layout) => format!("{batch} examples: {layout}"),
             },
         ),
-        (
-            "optimiser",
-            format!(
-                "{}, lr {} {}, seed {}",
-                config.optimizer.name, config.optimizer.lr, config.schedule.name, config.train.seed
-            ),
-        ),
-    ]
+        ("optimiser", optimizer),
+        ("loader", start.loader.clone()),
+        ("seed", config.train.seed.to_string()),
+    ];
+    // Runs of earlier versions do not tell how they loaded.
+    rows.retain(|(_, value)| !value.is_empty());
+    rows
 }
 
 fn machine(start: &Start) -> Rows {

@@ -18,7 +18,7 @@ use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
 use crate::text::inspect::LengthSummary;
 use crate::text::raw::shown;
-use crate::text::source::{OpenEvent, SourceKind};
+use crate::text::source::{OpenEvent, SourceKind, announce};
 use crate::text::tokenizer::Vocabulary;
 
 /// The kind of example that rows hold.
@@ -184,17 +184,27 @@ pub fn open(spec: &ExampleSpec) -> Result<ExampleSets, DataError> {
     open_reporting(spec, &mut |_| {})
 }
 
+/// The names of the classes that the rows have: only their labels are looked at.
+pub fn class_names(spec: &ExampleSpec) -> Result<Vec<String>, DataError> {
+    let inputs = inputs(spec)?;
+    let reading = Reading { spec, template: None, pool: &pool(1)? };
+    Ok(reading.labels(&inputs)?.classes(&inputs.shown())?.names)
+}
+
+fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+    pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))
+}
+
 /// As [`open`], and tells what was left out.
 pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ExampleSets, DataError> {
     check(spec)?;
     let inputs = inputs(spec)?;
-    let names = match &inputs {
-        Inputs::Files(files) => shown(files),
-        Inputs::Made => "the synthetic set".into(),
-    };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(spec.workers.max(1)).build();
-    let pool =
-        pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))?;
+    let names = inputs.shown();
+    if let Inputs::Files(files) = &inputs {
+        announce(files, say);
+    }
+    let pool = pool(spec.workers)?;
     let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
     let template = match spec.task {
         ExampleKind::Chat => template(spec, given.as_ref())?,
@@ -285,6 +295,16 @@ fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(OpenEvent)) 
 pub(super) enum Inputs {
     Files(Vec<formats::Input>),
     Made,
+}
+
+impl Inputs {
+    /// For sentences.
+    fn shown(&self) -> String {
+        match self {
+            Inputs::Files(files) => shown(files),
+            Inputs::Made => "the synthetic set".into(),
+        }
+    }
 }
 
 fn inputs(spec: &ExampleSpec) -> Result<Inputs, DataError> {

@@ -364,7 +364,7 @@ mod tests {
             ("steps=0", "`train.steps` is 0"),
             ("steps=none", "neither `train.steps` nor `train.epochs`"),
             ("steps=10 epochs=1", "are both given"),
-            ("micro_batch=2 accumulate=2", "are both given"),
+            ("micro_batch=2 accumulate=2 batch=8", "`train.batch` is 8: leave one of them out"),
             ("steps=10 warmup_steps=11", "`schedule.warmup_steps` = 11 is more than `train.steps` = 10"),
             ("decay_steps=5", "only wsd has it"),
             ("schedule.name=wsd steps=10 warmup_steps=6 decay_steps=5", "are more than `train.steps` = 10"),

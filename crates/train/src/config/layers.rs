@@ -18,13 +18,21 @@ use crate::switches::compile::COMPILE;
 /// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
 const INSTEAD: [(&str, &str); 4] = [
     ("eval.every", EVERY_EPOCHS),
-    ("train.steps", "train.epochs"),
-    ("train.micro_batch", "train.accumulate"),
+    (STEPS, "train.epochs"),
+    (MICRO_BATCH, ACCUMULATE),
     ("schedule.warmup_steps", "schedule.warmup_share"),
 ];
 
 const EVERY_EPOCHS: &str = "eval.every_epochs";
+const STEPS: &str = "train.steps";
+const HORIZON: &str = "schedule.horizon_steps";
+/// Parts of a schedule that are counted in updates.
+const SPANS: [&str; 2] = ["schedule.warmup_steps", "schedule.decay_steps"];
+const BATCH: &str = "train.batch";
+const MICRO_BATCH: &str = "train.micro_batch";
+const ACCUMULATE: &str = "train.accumulate";
 const KIND: &str = "model.kind";
+const CLASSES: &str = "model.classes";
 
 /// What `flatout resume` may change.
 const MAY_CHANGE: [&str; 8] = [
@@ -97,13 +105,15 @@ impl Layers {
         for (path, given) in leaves {
             let name = path.join(".");
             let Some(found) = keys.iter().find(|found| found.path == name) else {
-                return Err(located(&path, unknown(&keys, &name)));
+                let said = given.as_str().map_or_else(|| text::value(&given), String::from);
+                return Err(located(&path, unknown(&keys, &name, Some(&said))));
             };
             let read = value::read(&name, &found.key.kind, &given, Written::InFile);
             let laid = read.and_then(|value| self.lay(found, value));
             laid.map_err(|sentence| located(&path, sentence))?;
         }
-        Ok(())
+        let place: Vec<String> = ACCUMULATE.split('.').map(String::from).collect();
+        self.multiply_batch().map_err(|sentence| located(&place, sentence))
     }
 
     /// Lays `key=value` arguments, in order, as one layer.
@@ -119,10 +129,16 @@ impl Layers {
                 continue;
             }
             let given = Value::String(said.to_string());
-            let value = value::read(&found.path, &found.key.kind, &given, Written::AsText)?;
+            let value =
+                value::read(&found.path, &found.key.kind, &given, Written::AsText).map_err(|sentence| {
+                    match foreign::value_here(&found.path, said) {
+                        Some(here) => format!("{sentence}; here that is {here}"),
+                        None => sentence,
+                    }
+                })?;
             self.lay(&found, value)?;
         }
-        Ok(())
+        Ok(self.multiply_batch()?)
     }
 
     /// Lays `key=value` arguments whose keys begin with one of `allowed`; others cannot change `when`.
@@ -218,6 +234,22 @@ impl Layers {
         Ok(())
     }
 
+    /// Whether the number of classes is the data's to say: nobody says it, or only a layer below the one that names the
+    /// data.
+    pub fn leaves_classes_to_data(&self) -> bool {
+        let layer = |path: &str| self.values.get(path).map(|held| held.layer);
+        let data = layer("data.path").max(layer("data.classes"));
+        layer(CLASSES).is_none_or(|said| data.is_some_and(|data| said < data))
+    }
+
+    pub fn says_classes(&self) -> bool {
+        self.values.contains_key(CLASSES)
+    }
+
+    pub fn lay_classes(&mut self, classes: usize) {
+        self.put(CLASSES.into(), Value::Integer(classes as i64));
+    }
+
     /// What `adapter.from` says, where it is given.
     pub fn adapter_from(&self) -> Option<&str> {
         self.values.get("adapter.from").and_then(|held| held.value.as_str())
@@ -268,9 +300,13 @@ impl Layers {
             let Some(held) = self.values.get(other) else { continue };
             if held.layer < self.layer {
                 self.values.remove(other);
-            } else if ![&held.value, &value].into_iter().any(says_nothing) {
+            } else if a != MICRO_BATCH && ![&held.value, &value].into_iter().any(says_nothing) {
                 return Err(format!("`{a}` and `{b}` are both given: give one of them"));
             }
+        }
+        if let Some(steps) = value.as_integer().filter(|_| found.path == STEPS) {
+            self.shorten_schedule(steps);
+            self.count_evaluations(steps);
         }
         self.put(found.path.clone(), value);
         if found.path == EVERY_EPOCHS {
@@ -278,6 +314,57 @@ impl Layers {
             self.put("eval.every".into(), Value::Integer(0));
         }
         Ok(())
+    }
+
+    /// Shortens what lower layers say of the schedule in proportion where a run of so many steps has no room for it.
+    fn shorten_schedule(&mut self, steps: i64) {
+        let whole = |path: &str| self.values.get(path).and_then(|held| held.value.as_integer());
+        let lower = |path: &&str| self.values.get(*path).is_some_and(|held| held.layer < self.layer);
+        let spans: Vec<&str> = SPANS.into_iter().filter(lower).collect();
+        let needed: i64 = spans.iter().filter_map(|path| whole(path)).fold(0, i64::saturating_add);
+        if needed <= steps || whole(HORIZON).is_some() {
+            return;
+        }
+        // Of a run counted in epochs nobody knows the steps yet: a tenth of it.
+        let before = whole(STEPS).unwrap_or(needed.saturating_mul(10)).max(needed);
+        let shorter = |span: i64| (span as f64 * steps as f64 / before as f64).round() as i64;
+        let spans: Vec<(&str, i64)> =
+            spans.into_iter().filter_map(|path| Some((path, shorter(whole(path)?)))).collect();
+        for (path, span) in spans {
+            self.put(path.into(), Value::Integer(span));
+        }
+    }
+
+    /// Evaluations that a lower layer counts in passes over the data become ten in a run that is counted in steps.
+    fn count_evaluations(&mut self, steps: i64) {
+        if self.values.get(EVERY_EPOCHS).is_some_and(|held| held.layer < self.layer) {
+            self.values.remove(EVERY_EPOCHS);
+            self.put("eval.every".into(), Value::Integer((steps / 10).max(1)));
+        }
+    }
+
+    /// Rows at once and how often, both said in this layer, are the rows of an update.
+    fn multiply_batch(&mut self) -> Result<(), String> {
+        let said = |path: &str| {
+            let held = self.values.get(path).filter(|held| held.layer == self.layer)?;
+            held.value.as_integer()
+        };
+        let (Some(rows), Some(times)) = (said(MICRO_BATCH), said(ACCUMULATE)) else { return Ok(()) };
+        if times == 0 {
+            return Err(format!("`{ACCUMULATE}` is 0 and must be at least 1"));
+        }
+        let batch = rows.saturating_mul(times);
+        match said(BATCH) {
+            Some(said) if said != batch => Err(format!(
+                "`{MICRO_BATCH}` = {rows} times `{ACCUMULATE}` = {times} is {batch}, and `{BATCH}` is {said}: leave one \
+                 of them out"
+            )),
+            _ => {
+                self.put(BATCH.into(), Value::Integer(batch));
+                self.values.remove(ACCUMULATE);
+                Ok(())
+            }
+        }
     }
 
     /// The kind of the model, as far as it is said.
@@ -397,6 +484,29 @@ pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
     arguments.iter().map(|argument| Ok(parse_override(argument)?.0.path)).collect()
 }
 
+/// What another tool's name is here, as the second half of a sentence.
+pub fn answer(name: &str) -> Option<String> {
+    foreign::answer(name, None)
+}
+
+/// The sentence for an option that no command has where it is a key, of ours or of another tool. `next` is the word
+/// after it.
+pub fn option_as_key(option: &str, next: Option<&str>) -> Option<String> {
+    let (option, given) = option.split_once('=').map_or((option, None), |(name, said)| (name, Some(said)));
+    let said = given.or(next.filter(|word| !word.starts_with("--") && !word.contains('=')));
+    let name = option.trim_start_matches('-').replace('-', "_");
+    let answer = match schema::lookup(&name) {
+        Meaning::One(_) => {
+            format!("keys are given without dashes, as in `{name}={}`", said.unwrap_or("VALUE"))
+        }
+        Meaning::Several(paths) => {
+            format!("keys are given without dashes, here {}=VALUE", paths.join("=VALUE or "))
+        }
+        Meaning::Nothing => foreign::answer(&name, said)?,
+    };
+    Some(format!("there is no option `{option}`; {answer}"))
+}
+
 pub fn parse_override(argument: &str) -> Result<(Found, &str), UserError> {
     parse_override_of(ModelKind::default(), argument)
 }
@@ -410,7 +520,7 @@ fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(Found, &str), U
     match schema::lookup_among(&keys, name.trim()) {
         Meaning::One(found) => Ok((found, said.trim())),
         Meaning::Several(paths) => refuse!("`{name}` may be {}: give it in full", paths.join(" or ")),
-        Meaning::Nothing => Err(UserError(unknown(&keys, name.trim()))),
+        Meaning::Nothing => Err(UserError(unknown(&keys, name.trim(), Some(said)))),
     }
 }
 
@@ -434,10 +544,10 @@ fn nest(tree: &mut Table, found: &Found, value: Value) {
     table.insert(found.key.name.to_string(), value);
 }
 
-/// The sentence for a name that is no key: what it is called here, or the nearest name.
-fn unknown(keys: &[Found], name: &str) -> String {
-    if let Some(here) = foreign::here(name) {
-        return format!("there is no key `{name}`; here that is {here}");
+/// The sentence for a name that is no key: what it is called here, with the value that was said, or the nearest name.
+fn unknown(keys: &[Found], name: &str, said: Option<&str>) -> String {
+    if let Some(answer) = foreign::answer(name, said) {
+        return format!("there is no key `{name}`; {answer}");
     }
     let in_section =
         name.split_once('.').filter(|(section, _)| keys.iter().any(|found| found.section == *section));
@@ -582,6 +692,68 @@ mod tests {
     }
 
     #[test]
+    fn options_that_are_keys_are_answered_with_them() {
+        for (words, sentence) in [
+            ("--lr 1e-3", "there is no option `--lr`; keys are given without dashes, as in `lr=1e-3`"),
+            ("--lr=1e-3", "there is no option `--lr`; keys are given without dashes, as in `lr=1e-3`"),
+            ("--lr --json", "keys are given without dashes, as in `lr=VALUE`"),
+            ("--model.layers 6", "as in `model.layers=6`"),
+            (
+                "--learning_rate 1e-3",
+                "there is no option `--learning_rate`; here that is `optimizer.lr=1e-3`",
+            ),
+            ("--grad-accum-steps 12", "here that is `train.accumulate=12`"),
+            ("--bf16", "here that is `precision=bf16`"),
+            ("--load_in_4bit", "weights are never quantised here"),
+            ("--every 5", "here eval.every=VALUE or checkpoint.every=VALUE or log.every=VALUE"),
+        ] {
+            let (option, next) = words.split_once(' ').map_or((words, None), |(a, b)| (a, Some(b)));
+            let said = option_as_key(option, next).unwrap();
+            assert!(said.contains(sentence), "{words}: {said:?} lacks {sentence:?}");
+        }
+        assert_eq!(option_as_key("--colour", None), None);
+    }
+
+    #[test]
+    fn a_shorter_run_has_a_shorter_warm_up_unless_one_is_asked_for() {
+        let warmup = |overrides: &[&str]| with(overrides).unwrap().schedule.warmup_steps;
+        assert_eq!(warmup(&["train.steps=400"]), 50, "the recipe's, while it fits");
+        assert_eq!(warmup(&["train.steps=40"]), 3, "50 of 800");
+        assert_eq!(warmup(&["train.steps=5"]), 0);
+        assert_eq!(warmup(&["train.steps=5", "warmup_steps=2"]), 2);
+        assert!(refused(&["warmup_steps=11", "steps=10"]).contains("`schedule.warmup_steps` = 11 is more"));
+        let of_epochs = resolve("bdh-cifar10", &[], &["train.steps=100".into()]).unwrap();
+        assert_eq!(of_epochs.schedule.warmup_steps, 10);
+        assert_eq!((of_epochs.eval.every, of_epochs.eval.every_epochs), (10, None));
+        let resumed = with(&["steps=100", "warmup_steps=60"]).unwrap().resumed(&["steps=50".into()]).unwrap();
+        assert_eq!(resumed.schedule.warmup_steps, 60, "the horizon of a run that goes on does not change");
+    }
+
+    #[test]
+    fn rows_at_once_and_how_often_are_the_batch() {
+        let train = |overrides: &[&str]| with(overrides).unwrap().train;
+        for words in [["train.micro_batch=8", "train.accumulate=12"], ["accumulate=12", "micro_batch=8"]] {
+            let train = train(&words);
+            assert_eq!((train.batch, train.micro_batch(), train.accumulate), (96, Some(8), None));
+        }
+        let agreed = train(&["micro_batch=8", "batch=96", "accumulate=12"]);
+        assert_eq!((agreed.batch, agreed.micro_batch()), (96, Some(8)));
+        assert_eq!(
+            refused(&["micro_batch=8", "batch=64", "accumulate=12"]),
+            "`train.micro_batch` = 8 times `train.accumulate` = 12 is 96, and `train.batch` is 64: leave one of them out"
+        );
+        assert!(refused(&["micro_batch=8", "accumulate=0"]).contains("`train.accumulate` is 0"));
+
+        let mut layers = Layers::default();
+        layers.file(&with(&[]).unwrap().to_toml(), "tiny").unwrap();
+        layers.file("[train]\nmicro_batch = 2\naccumulate = 6\n", "mine.toml").unwrap();
+        assert_eq!(layers.clone().finish().unwrap().train.batch, 12);
+        let contradiction = "[train]\nbatch = 3\nmicro_batch = 2\naccumulate = 6\n";
+        let sentence = layers.file(contradiction, "mine.toml").unwrap_err().0;
+        assert!(sentence.starts_with("mine.toml line 4: `train.micro_batch` = 2 times"), "{sentence}");
+    }
+
+    #[test]
     fn compile_is_laid_where_it_stands() {
         let switches = with(&["compile=off", "fuse.qkv=on"]).unwrap().switches;
         assert_eq!((switches.fuse.qkv, switches.fuse.norm), (Toggle::On, Toggle::Off));
@@ -611,11 +783,19 @@ mod tests {
             ("precison=bf16", "there is no key `precison`; did you mean `switches.precision`?"),
             ("fuse.qvk=on", "there is no key `fuse.qvk`; did you mean `switches.fuse.qkv`?"),
             ("qkv=on", "there is no key `qkv`; did you mean `switches.fuse.qkv`?"),
-            ("num_workers=4", "there is no key `num_workers`; here that is `loader.workers`"),
-            ("per_device_train_batch_size=4", "here that is `train.micro_batch`"),
+            ("num_workers=4", "there is no key `num_workers`; here that is `loader.workers=4`"),
+            ("per_device_train_batch_size=4", "here that is `train.micro_batch=4`"),
             ("gradient_checkpointing=true", "here that is `recompute=full`"),
+            ("gradient_checkpointing=false", "here that is `recompute=none`"),
             ("use_fp8=true", "here that is `precision=fp8`"),
-            ("optimizer=adamw", "here that is `optimizer.name` (adamw)"),
+            ("optimizer=adamw", "here that is `optimizer.name=adamw`"),
+            ("optimizer=sgd", "here that is `optimizer.name` (adamw)"),
+            (
+                "optimizer.name=AdamW8bit",
+                "wants adamw, and got `AdamW8bit`; here that is `optimizer.state=int8`",
+            ),
+            ("attention=sdpa", "and got `sdpa`; here that is `attention=flash`"),
+            ("workers=0", "and got `0`; here that is `loader.workers=1`"),
             ("train.lr=1", "there is no key `train.lr`; here that is `optimizer.lr`"),
             ("model.precision=bf16", "there is no key `model.precision`; here that is `switches.precision`"),
             ("optimizer.momentum=1", "`optimizer` has name, lr, betas, eps, weight_decay, clip"),
@@ -653,7 +833,7 @@ mod tests {
             ("lr = 1\n", "mine.toml line 1: there is no key `lr`; here that is `optimizer.lr`"),
             (
                 "\n[training]\nmax_steps = 5\n",
-                "mine.toml line 3: there is no key `training.max_steps`; here that is `train.steps`",
+                "mine.toml line 3: there is no key `training.max_steps`; here that is `train.steps=5`",
             ),
             ("[train]\nsteps = 1\nepochs = 1\n", "`train.steps` and `train.epochs` are both given"),
             ("\n\n[nothing]\n", "mine.toml line 3: there is no key `nothing`"),
@@ -772,11 +952,11 @@ mod tests {
         assert_eq!(missed(&["model.width"]), None);
         assert_eq!(missed(&["model.width", "model.vision.layers"]), Some("model.vision.width"));
         assert_eq!(
-            unknown(&keys, "model.vision.widht"),
+            unknown(&keys, "model.vision.widht", None),
             "there is no key `model.vision.widht`; did you mean `model.vision.width`?"
         );
         assert_eq!(
-            unknown(&keys, "model.vision.colour"),
+            unknown(&keys, "model.vision.colour", None),
             "there is no key `model.vision.colour`; `model` has width, vision.width, vision.layers"
         );
     }

@@ -20,8 +20,8 @@ mod value;
 
 pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADAPTER};
 pub(crate) use layers::{Layers, may_change};
-pub use layers::{keys_of, parse, parse_override};
-pub use nearest::nearest;
+pub use layers::{answer, keys_of, option_as_key, parse, parse_override};
+pub use nearest::{nearest, suggestion};
 pub use schema::{SchemaKey, schema};
 pub use task::{Task, Unit};
 
@@ -289,7 +289,7 @@ section! {
         pub batch: usize,
         /// Rows computed at once; the update is the same for every split of the batch.
         pub micro_batch: Count = Count::Auto,
-        /// Micro-batches an update, which may be given instead of micro_batch.
+        /// Micro-batches an update: instead of micro_batch, or beside it, and then their product is batch.
         pub accumulate: Option<usize>,
         /// Seed of initial weights, data order and dropout.
         pub seed: u64 = 0,

@@ -72,6 +72,12 @@ pub struct Start {
     /// Which layers multiply 8-bit floats, where some do, and why those.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp8: Option<String>,
+    /// The update rule with its numbers, in words.
+    #[serde(default)]
+    pub optimizer: String,
+    /// How batches are made ready, in words.
+    #[serde(default)]
+    pub loader: String,
     /// What getting a GPU's kernels ready took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::batch::{BatchSource, EvalSet, Inputs};
 use crate::config::Config;
 use crate::config::resolved::Resolved;
+use crate::machine;
 use crate::{Failure, UserError};
 
 /// The plans that batches are made for.
@@ -67,6 +68,9 @@ pub trait Dataset {
     /// The updates of a run over `train.epochs`.
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure>;
 
+    /// How batches of training are made ready, in words.
+    fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String;
+
     /// Writes what the plans keep of the data on the device, before the first update.
     fn prepare(&self, _session: &mut Session) -> Result<(), Failure> {
         Ok(())
@@ -96,6 +100,18 @@ pub trait Dataset {
             None => self.steps_of_epochs(config, config.train.epochs.expect("validated: steps or epochs")),
         }
     }
+}
+
+/// Threads that make batches ready beside the training.
+pub fn loader_threads(config: &Config) -> usize {
+    config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1))
+}
+
+/// A loader of threads in words.
+pub fn loaded_by_threads(config: &Config) -> String {
+    let threads = loader_threads(config);
+    let plural = if threads == 1 { "" } else { "s" };
+    format!("{threads} thread{plural}, {} batches ahead", config.loader.prefetch)
 }
 
 /// The updates of so many epochs over so many samples.

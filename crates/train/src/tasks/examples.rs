@@ -173,6 +173,10 @@ impl Dataset for Examples {
         resolved.lengths = Some(shares);
     }
 
+    fn loading(&self, _: &Config, _: Feeding<'_>) -> String {
+        "all examples lie in memory, tokenised".into()
+    }
+
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {
         let Some(classes) = config.model.classes() else { return Ok(()) };
         check_names(&self.classes, classes)?;

@@ -17,13 +17,13 @@ use flatout_runtime::Session;
 use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
-use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
+use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor, updates};
 use super::examples::check_names;
 use super::image_table;
 use super::mixing::Mixing;
 use crate::config::resolved::Resolved;
 use crate::config::{Config, SourceKind};
-use crate::machine::{self, cache_folder};
+use crate::machine::cache_folder;
 use crate::{Failure, UserError};
 
 /// Opens the data of the task.
@@ -110,7 +110,7 @@ pub fn loader(
     cursor: Option<ExampleCursor>,
 ) -> Result<ImageLoader, Failure> {
     let (seed, view) = (config.train.seed, view(config, true));
-    let threads = config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1));
+    let threads = loader_threads(config);
     let batch_bytes = config.train.batch * view.height * view.width * CHANNELS;
     let options =
         LoaderOptions { threads, queue_bytes: config.loader.prefetch * batch_bytes, ..Default::default() };
@@ -163,6 +163,13 @@ impl Dataset for ImageSets {
 
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
         Ok(updates(config, epochs, self.train.count()))
+    }
+
+    fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String {
+        match feeding.plans.slot(TABLE) {
+            Some(_) => "all images lie on the device".into(),
+            None => loaded_by_threads(config),
+        }
     }
 
     /// Writes the images to their table, where the plans have one.

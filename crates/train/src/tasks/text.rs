@@ -11,7 +11,7 @@ use flatout_ir::Role;
 use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
-use super::dataset::{Dataset, Feeding, Share, read_cursor};
+use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor};
 use super::examples;
 use crate::config::{Config, SourceKind, Task};
 use crate::machine::{self, cache_folder};
@@ -87,7 +87,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
 
 /// Training rows from a cursor on, made ahead by as many threads as the config says.
 pub fn train_loader(config: &Config, corpus: &Corpus, cursor: &Cursor) -> Result<Loader, Failure> {
-    let threads = config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1));
+    let threads = loader_threads(config);
     let batch_bytes = ROW_TOKEN_BYTES * config.train.batch * config.model.tokens();
     let queue_bytes = config.loader.prefetch * batch_bytes;
     Ok(corpus.train_loader(cursor, LoaderOptions { threads, queue_bytes, ..LoaderOptions::default() })?)
@@ -104,6 +104,10 @@ impl Dataset for Corpus {
 
     fn floor(&self) -> Option<Floor> {
         self.floor()
+    }
+
+    fn loading(&self, config: &Config, _: Feeding<'_>) -> String {
+        loaded_by_threads(config)
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {
