@@ -93,7 +93,8 @@ fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
         let is_new = told.0 != now;
         if is_new || (bar.is_none() && told.1.elapsed() > LINE_EVERY) {
             *told = (now, Instant::now());
-            let far = if is_new { "to do".into() } else { format!("of which {} are done", count(done as u64)) };
+            let far =
+                if is_new { "to do".into() } else { format!("of which {} are done", count(done as u64)) };
             screen.note_above(bar.as_ref(), format!("{now}: {} {far}", count(of as u64)));
         }
         if let Some(bar) = &bar {

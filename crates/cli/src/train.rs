@@ -87,7 +87,15 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     if let Some(config) = folds::begun(&model::named(&args.run))? {
         let config = config.resumed(&args.overrides)?;
         let device = Device::open(config.switches.compute.backend)?;
-        return crate::folds::train(&model::named(&args.run), Resume::Must, &config, &starting, &device, &stop, screen);
+        return crate::folds::train(
+            &model::named(&args.run),
+            Resume::Must,
+            &config,
+            &starting,
+            &device,
+            &stop,
+            screen,
+        );
     }
     let (run, _) = starting.enter(|| Run::reopen(&model::named(&args.run)).map(Entered::Existing))?;
     let (own, _) = asked_and_resolved(run.dir())?;

@@ -382,7 +382,10 @@ mod tests {
         let readme = include_str!("../../../README.md");
         let note = &gpu_notes(&["h200".into()])[0];
         let figure = note.split(' ').find(|word| word.contains(',')).expect("a count with a separator");
-        assert!(readme.contains(&format!("{figure} tokens/s")), "{figure} is not the README's figure: {note}");
+        assert!(
+            readme.contains(&format!("{figure} tokens/s")),
+            "{figure} is not the README's figure: {note}"
+        );
         let given = resolve("pretrain-226m", &["h200".into()], &["micro_batch=32".into()]).unwrap();
         assert_eq!(given.train.micro_batch(), Some(32), "overrides lie over it");
     }

@@ -71,7 +71,8 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
         .collect();
     let launches: Vec<_> = real.iter().flat_map(|check| check.launches(place)).collect();
     let mut took = Laps::begin();
-    let _ = verify::compile_ahead(&all, &launches, &device, &|done, of| see("compiling for the GPU", done, of));
+    let _ =
+        verify::compile_ahead(&all, &launches, &device, &|done, of| see("compiling for the GPU", done, of));
     let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
     let large: Vec<_> = verify::speed::cases().into_iter().filter(is_asked).collect();
     let name = cuda::target(&device, false).name;
