@@ -27,6 +27,7 @@ pub use task::{Task, Unit};
 pub use flatout_data::SourceKind;
 pub use flatout_data::examples::{TooLong, TrainOn};
 pub use flatout_data::formats::{FileFormat, OnError};
+use flatout_ir::optimizers;
 use flatout_models::config::Model;
 use flatout_settings::{Kind, Section, Setting};
 use flatout_settings::{choice, section};
@@ -34,7 +35,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::class_weights::ClassWeights;
 use crate::metrics::goal::Metric;
-use crate::switches::Switches;
+use crate::switches::{Named, Switches};
 
 /// Everything that decides a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -350,16 +351,47 @@ section! {
     }
 }
 
-choice! {
-    /// The update rules.
-    pub enum OptimizerName { Adamw = "adamw" }
+/// One of the update rules, which are rows of `flatout_ir::optimizers`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerName(pub optimizers::Name);
+
+impl Default for OptimizerName {
+    fn default() -> Self {
+        OptimizerName(optimizers::Name::AdamW)
+    }
+}
+
+impl Setting for OptimizerName {
+    fn kind() -> Kind {
+        Kind::Choice(optimizers::Name::NAMES)
+    }
+}
+
+impl std::fmt::Display for OptimizerName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.0.name())
+    }
+}
+
+impl Serialize for OptimizerName {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.0.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for OptimizerName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let unknown = || serde::de::Error::custom(format!("`{text}` is no update rule"));
+        Named::named(&text).map(OptimizerName).ok_or_else(unknown)
+    }
 }
 
 section! {
     /// How gradients become updates.
     pub struct Optimizer {
         /// The update rule.
-        pub name: OptimizerName = OptimizerName::Adamw,
+        pub name: OptimizerName = OptimizerName::default(),
         /// Peak learning rate.
         pub lr: f64,
         /// Decay of the running means of the gradient and of its square.
