@@ -11,10 +11,12 @@ use super::window::Window;
 pub(super) struct Reading {
     pub documents: fn(Window, &ReadOptions) -> Box<dyn Documents>,
     /// `None` for a format whose rows have no fields.
-    pub rows: Option<fn(Window, &ReadOptions) -> Box<dyn Rows>>,
+    pub rows: Option<OpenRows>,
     /// What finds the text of a document again in the bytes that a [`Piece`] names, of a file that is open.
     pub texts: fn(&File, &ReadOptions) -> Result<TextOf, Trouble>,
 }
+
+pub(super) type OpenRows = fn(Window, &ReadOptions) -> Box<dyn Rows>;
 
 /// The text of a document; `None` where the bytes are not what they were.
 pub(super) type TextOf = Box<dyn Fn(Vec<u8>) -> Option<String> + Send + Sync>;
