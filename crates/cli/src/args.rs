@@ -37,7 +37,7 @@ pub struct Args {
 impl Args {
     /// Reads the words of the command line; `Err` is the sentence for an option that is a key.
     pub fn read() -> Result<Args, String> {
-        Args::try_parse().or_else(|error| Err(key_meant(&error).unwrap_or_else(|| error.exit())))
+        Args::try_parse().map_err(|error| key_meant(&error).unwrap_or_else(|| error.exit()))
     }
 }
 
