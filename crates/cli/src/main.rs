@@ -103,7 +103,7 @@ fn main() -> ExitCode {
     // First, while this is the only thread: no environment variable changes numbers.
     let cleared = kernels::clear_environment();
     let parsed = Args::try_parse();
-    let args = match parsed.or_else(|error| Err(args::key_meant(&error).unwrap_or_else(|| error.exit()))) {
+    let args = match parsed.map_err(|error| args::key_meant(&error).unwrap_or_else(|| error.exit())) {
         Ok(args) => args,
         Err(sentence) => {
             complain(sentence);
