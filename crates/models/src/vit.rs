@@ -57,7 +57,7 @@ pub fn weights(b: &Builder, c: &VitConfig) -> Weights {
     let (positions, resampling) = b.scope("positions", || {
         let table = weight(b, "weight", &[1 + grid * grid, d], init);
         let matrix = ([grid, grid] != c.patches()).then(|| {
-            let init = Init::Bicubic { from: [grid, grid], to: c.patches() };
+            let init = Init::Bicubic { from: [grid, grid], to: c.patches(), antialias: c.antialias };
             let dims = [c.patches().iter().product(), grid * grid];
             b.slot("resampling", Class::Const, DType::F32, &dims, init)
         });
@@ -297,7 +297,8 @@ impl Family for VitConfig {
     }
 
     fn read(config: &Value) -> Option<Result<Described, String>> {
-        let described = |model| Described { model: Model::Vit(model), bos: vec![], eos: vec![] };
+        let described =
+            |(model, classes)| Described { model: Model::Vit(model), bos: vec![], eos: vec![], classes };
         vision::read(config).map(|read| read.map(described))
     }
 }

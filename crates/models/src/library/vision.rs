@@ -1,23 +1,23 @@
 //! Vision transformers as other libraries publish them: DINOv2 of `transformers`, or timm's.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
-use super::stored::Stored;
-use super::{Published, dinov2, timm};
+use super::stored::{Resampled, Stored};
+use super::{Published, class_heads, dinov2, timm};
 use crate::config::{Pooling, VitConfig};
 
-/// Reads a parsed `config.json` that describes either.
-pub(crate) fn read(config: &Value) -> Option<Result<VitConfig, String>> {
+/// Reads a parsed `config.json` that describes either, with the names of its classes as far as there are any.
+pub(crate) fn read(config: &Value) -> Option<Result<(VitConfig, Vec<String>), String>> {
     let fields = Fields(config.as_object()?);
     let read = match fields.get("model_type").and_then(Value::as_str) {
         Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => dinov2::read(&fields),
         _ if timm::is_ours(&fields) => timm::read(&fields),
         _ => return None,
     };
-    Some(read.and_then(|vit| {
+    Some(read.and_then(|(vit, classes)| {
         vit.validate_body().map_err(|sentence| format!("it describes no model: {sentence}"))?;
-        Ok(vit)
+        Ok((vit, classes))
     }))
 }
 
@@ -56,6 +56,14 @@ impl Published for VitConfig {
             );
         }
         if is_dinov2(self) { dinov2::write(self, dtype) } else { timm::write(self) }
+    }
+
+    fn resampled(&self) -> Option<Resampled> {
+        if is_dinov2(self) { None } else { timm::resampled(self) }
+    }
+
+    fn label_fields(&self, names: &[String]) -> Map<String, Value> {
+        if is_dinov2(self) { class_heads::label_fields(names) } else { timm::label_fields(names) }
     }
 
     fn processor(&self, seen: f64) -> Option<Value> {
@@ -108,7 +116,7 @@ mod tests {
         let written = classes.write("float32", &[], &[]).unwrap();
         assert_eq!(written["architectures"][0], "Dinov2ForImageClassification");
         assert_eq!(read_vit(&written), classes);
-        let registers = VitConfig { registers: 4, ..classes };
+        let registers = VitConfig { registers: 4, antialias: true, ..classes };
         let written = registers.write("float32", &[], &[]).unwrap();
         assert_eq!(read_vit(&written), registers);
     }
