@@ -161,7 +161,7 @@ fn classes_of_other_models_are_matched_by_name() {
     assert!(own["metrics"]["accuracy"].as_f64().unwrap() > 0.9, "{own}");
     assert_eq!(found["metrics"]["confusion"], own["metrics"]["confusion"]);
     let shown = done(say(dir, &[&["eval", "out"], &columns[..]].concat()));
-    assert!(shown.out.contains("weather    food"), "{shown:?}");
+    assert!(shown.out.contains("weather     food"), "{shown:?}");
 
     write_texts(&dir.join("new.csv"), 6, false);
     done(say(dir, &["eval", "out", "--predict", "new.csv", "--out", "said.csv"]));

@@ -186,6 +186,25 @@ fn classes_of_other_image_models_are_matched_by_name() {
     assert_eq!(said.code, Some(0), "{}", said.err);
     let csv = fs::read_to_string(dir.join("said.csv")).unwrap();
     assert!(csv.starts_with("row,class,b,a\nset/a/0.jpg,a,"), "{csv}");
+
+    // Trained on larger images than its positions are of, and exported: config, processor and weights are of that size.
+    let data = ["data.path=set", "data.source=auto", "data.held_out=0.25", "model.image_size=32"];
+    let more =
+        ["train.steps=1", "schedule.warmup_steps=0", "train.batch=8", "lr=1e-9", "data.filter=bicubic"];
+    let words = ["train", "vision-tiny", "--run", "on", "backend=cpu", "model.from=out"];
+    let said = say(dir, &[&words[..], &data, &more].concat());
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let said = say(dir, &["export", "on", "--to", "larger"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let read = |name: &str| -> Value {
+        serde_json::from_slice(&fs::read(dir.join("larger").join(name)).unwrap()).expect("JSON")
+    };
+    assert_eq!(read("config.json")["model_args"]["img_size"], 32);
+    assert_eq!(read("config.json")["pretrained_cfg"]["interpolation"], "bicubic");
+    assert_eq!(read("preprocessor_config.json")["crop_size"]["height"], 32);
+    let loss = |judged: Value| judged["loss"].as_f64().unwrap();
+    assert!((loss(judged("on")) - loss(judged("larger"))).abs() < 1e-3);
+
     fs::rename(dir.join("set/b"), dir.join("set/c")).unwrap();
     let said = say(dir, &["eval", "out", "backend=cpu", "data.task=images", "data.path=set"]);
     assert!(said.code == Some(2) && said.err.contains("none of the classes `b`, `a`"), "{}", said.err);

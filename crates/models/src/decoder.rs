@@ -17,6 +17,7 @@ use crate::config::Head;
 use crate::form::{Documents, Form};
 use crate::layers::pooling::pool;
 use crate::layers::{self, Draw, FeedForward, Heads, Rotation, Sight, bounds, weight};
+use crate::library::processor::Processor;
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
 use crate::registry::{Asked, Family, Model};
@@ -362,6 +363,7 @@ impl Family for DecoderConfig {
             bos,
             eos,
             classes,
+            processor: Processor::default(),
         }))
     }
 }

@@ -9,6 +9,7 @@ pub mod gemma;
 pub mod gpt2;
 pub mod huggingface;
 pub mod llama;
+pub mod processor;
 mod rope;
 pub mod stored;
 mod timm;
@@ -17,6 +18,7 @@ pub mod vision;
 use serde_json::{Map, Value};
 
 use crate::config::{Model, ModelKind};
+use processor::Processor;
 use stored::{Resampled, Stored};
 
 /// What a `config.json` says.
@@ -30,6 +32,8 @@ pub struct Described {
     pub eos: Vec<u32>,
     /// The names of its classes in the order of its outputs, as far as the file names them.
     pub classes: Vec<String>,
+    /// How pixels are made of an image, as far as the file says it.
+    pub processor: Processor,
 }
 
 /// A model that another library's files can hold.
@@ -57,10 +61,13 @@ pub trait Published {
         class_heads::label_fields(names)
     }
 
-    /// The `preprocessor_config.json` of a model that reads images, of whose middle a share of both sides is seen.
-    fn processor(&self, _seen: f64) -> Option<Value> {
+    /// The `preprocessor_config.json` of a model that reads images which are made so.
+    fn processor(&self, _processor: &Processor) -> Option<Value> {
         None
     }
+
+    /// Says the same in the `config.json`, where the format has it there.
+    fn describe_processor(&self, _config: &mut Value, _processor: &Processor) {}
 }
 
 /// The tokens that end a text as a parsed `generation_config.json` says it; none where it does not.

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::class_heads;
 use super::fields::Fields;
+use super::processor::{self, Processor};
 use super::stored::{Resampled, Stored, Within};
 use crate::config::{Pooling, VitConfig};
 use crate::images::CHANNELS;
@@ -24,8 +25,9 @@ pub(crate) fn is_ours(f: &Fields<'_>) -> bool {
     f.get("architecture").is_some() && f.get("model_type").is_none()
 }
 
-/// Reads the fields of a `config.json`, and the names of its classes where it has a list of them.
-pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
+/// Reads the fields of a `config.json`, the names of its classes where it has a list of them, and how its
+/// images are made.
+pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>, Processor), String> {
     let name = f.get("architecture").and_then(Value::as_str).unwrap_or_default();
     let named = named(name).ok_or_else(|| {
         format!(
@@ -99,7 +101,7 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
         ..VitConfig::default()
     };
     let names = if classes > 0 { label_names(f, &cfg, classes)? } else { vec![] };
-    Ok((vit, names))
+    Ok((vit, names, processor::read_timm(&cfg, image_size)?))
 }
 
 /// The names of the classes, of the list that the library keeps beside the model or with its first weights.

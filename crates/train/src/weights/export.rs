@@ -28,7 +28,7 @@ use crate::weights::adapters::also_trains;
 use crate::weights::loaded::{Loaded, has_tokens_of};
 use crate::weights::peft::{self, Trained};
 use crate::weights::pretrained::folder::{CONFIG, GENERATION, INDEX, PROCESSOR, SINGLE};
-use crate::weights::pretrained::{Weights, folder, narrow, parameters};
+use crate::weights::pretrained::{Weights, folder, narrow, parameters, processor_of};
 use flatout_data::durable::{self, about};
 
 choice! {
@@ -191,14 +191,19 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
             "eos_token_id": config["eos_token_id"],
         })
     });
+    let mut processor = processor_of(&loaded.config);
+    if let (true, Some([height, width])) = (processor.resize.is_empty(), processor.size) {
+        let shorter = height.min(width) as f64 / loaded.config.data.centre_crop;
+        processor.resize = vec![shorter.round() as usize];
+    }
+    if let Ok(published) = model.published() {
+        published.describe_processor(&mut config, &processor);
+    }
     Ok(Described {
         config,
         positions: model.tokens(),
         generation,
-        processor: model
-            .published()
-            .ok()
-            .and_then(|published| published.processor(loaded.config.data.centre_crop)),
+        processor: model.published().ok().and_then(|published| published.processor(&processor)),
         vocabulary,
         beside: keeps_tokens.then_some(beside),
     })

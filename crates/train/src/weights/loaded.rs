@@ -8,7 +8,7 @@ use flatout_models::config::Model;
 use crate::UserError;
 use crate::config::{Config, Layers, Task};
 use crate::run::{self, BESIDE};
-use crate::weights::pretrained::{Pretrained, Source, Weights, class_names, folder, open};
+use crate::weights::pretrained::{Pretrained, Source, Weights, class_names, folder, lay_processor, open};
 
 /// What the commands that use a model take.
 pub struct Loaded {
@@ -56,12 +56,18 @@ impl Loaded {
                 (description.folder.clone(), false)
             }
         };
-        layers.overrides_of(
-            overrides,
-            &["data.", "eval.", "loader.", "switches.", "train.ema"],
-            "when a model is used",
-        )?;
+        let mut allowed = vec!["data.", "eval.", "loader.", "switches.", "train.ema"];
+        // Learned positions are resampled for other images.
+        let has_grid = matches!(description.model, Model::Vit(_));
+        allowed.extend(has_grid.then_some("model.image_size"));
+        layers.overrides_of(overrides, &allowed, "when a model is used")?;
         let mut config = layers.finish()?;
+        if let (Model::Vit(vit), Model::Vit(own)) = (&mut config.model, &description.model) {
+            vit.grid = Some(own.grid());
+        }
+        if config.model.image_size().is_some() {
+            lay_processor(&mut config, &description.processor, overrides, !is_run)?;
+        }
         if config.model.classes().is_some() {
             let whence = said.display().to_string();
             config.data.classes = class_names(&config.data.classes, &description.classes, &whence)?;

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Component, Path};
 
 use flatout_models::config::Model;
-use flatout_models::library::{self, Described, gemma};
+use flatout_models::library::{self, Described, gemma, processor};
 use serde_json::Value;
 
 use super::weights::{Place, Weights, parameters};
@@ -33,7 +33,9 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
     let beside = folder.join(PROCESSOR);
     if described.model.image_size().is_some() && beside.is_file() {
-        described.model.normalise(&json(&beside)?).map_err(|why| cannot(&beside, why))?;
+        let said = json(&beside)?;
+        described.model.normalise(&said).map_err(|why| cannot(&beside, why))?;
+        described.processor = processor::read(&said).map_err(|why| cannot(&beside, why))?;
     }
     Ok(described)
 }

@@ -6,16 +6,19 @@ mod classes;
 pub mod folder;
 pub mod hub;
 mod origin;
+mod pixels;
 mod weights;
 
 pub use classes::class_names;
 pub use origin::{Origin, begin, pin, resume};
+pub use pixels::{lay_processor, processor_of};
 pub use weights::{Place, Weights, narrow, parameters};
 
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
 use flatout_models::config::{Model, Positions};
+use flatout_models::library::processor::Processor;
 
 use self::hub::{Hub, Name, Snapshot, Want, Watch};
 use crate::Config;
@@ -133,6 +136,8 @@ pub struct Description {
     pub eos: Vec<u32>,
     /// The names of its classes in the order of its outputs, where they are known.
     pub classes: Vec<String>,
+    /// How pixels are made of an image, where it is known.
+    pub processor: Processor,
     pub tokenizer: Option<PathBuf>,
     /// What `model.from` must say to mean this from anywhere on this machine; of a run that was opened, its step too.
     pub pinned: String,
@@ -144,7 +149,9 @@ pub struct Description {
 pub fn describe(source: &Source) -> Result<Description, UserError> {
     match source {
         Source::Run { dir, step } => {
-            let Config { mut model, data, .. } = run::config(dir)?;
+            let config = run::config(dir)?;
+            let processor = processor_of(&config);
+            let Config { mut model, data, .. } = config;
             *model.from_mut() = None;
             // How far rotations go is the model's own and not said by the rows it was trained on last.
             let beside = dir.join(BESIDE);
@@ -160,6 +167,7 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
                 bos: vec![],
                 eos: vec![],
                 classes: data.classes,
+                processor,
                 tokenizer: tokenizer.is_file().then_some(tokenizer),
                 pinned: pinned(dir, *step),
                 folder: dir.clone(),
@@ -183,6 +191,7 @@ fn describe_folder(folder: &Path, pinned: String) -> Result<Description, UserErr
         bos: described.bos,
         eos,
         classes: described.classes,
+        processor: described.processor,
         tokenizer: tokenizer.is_file().then_some(tokenizer),
         pinned,
         folder: folder.to_path_buf(),
