@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use flatout_data::OpenEvent;
 use flatout_data::formats::OnError;
 use flatout_data::images::{
-    Augment, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
+    Augment, Filter, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
 };
 use flatout_train::Failure;
 use flatout_train::config;
@@ -19,6 +19,7 @@ const TIMED: View = View {
     width: 224,
     height: 224,
     augment: Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 },
+    filter: Filter::Bilinear,
 };
 /// Characters of the bar of the largest class.
 const BAR: u64 = 40;

@@ -109,6 +109,13 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
     layers.model(&described.model, &from)?;
     let mut config = with_adapter(layers)?;
+    if config.model.classes().is_some() && described.model.classes() == config.model.classes() {
+        let data = &mut config.data;
+        data.classes = pretrained::class_names(&data.classes, &described.classes, &from)?;
+    }
+    if config.model.image_size().is_some() {
+        pretrained::lay_processor(&mut config, &described.processor, overrides, false)?;
+    }
     let is_text = config.data.task == Task::Text;
     let reads_tokens =
         config.model.vocab().is_some() && (config.data.source() == SourceKind::Text || !is_text);

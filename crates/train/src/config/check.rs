@@ -198,7 +198,27 @@ impl Config {
             );
         }
         within("data.flip", data.flip, 0.0, 1.0)?;
-        within("data.centre_crop", data.centre_crop, 0.01, 1.0)
+        within("data.centre_crop", data.centre_crop, 0.01, 1.0)?;
+        self.validate_resize()
+    }
+
+    /// Whether the model's images can be cut out of what images are scaled to.
+    fn validate_resize(&self) -> Result<(), UserError> {
+        let resize = &self.data.resize;
+        let Some([height, width]) = self.model.image_sides() else { return Ok(()) };
+        let fits = match resize[..] {
+            [] => true,
+            [shorter] => shorter >= height.max(width),
+            [rows, columns] => rows >= height && columns >= width,
+            _ => refuse!("`data.resize` is {resize:?}, and wants the shorter side, or rows and columns"),
+        };
+        if !fits || resize.iter().any(|side| *side > 1 << 16) {
+            refuse!(
+                "`data.resize` is {resize:?}, and the model's images of {height} x {width} pixels are cut out of it: give at \
+                 least as many, and at most 65536"
+            );
+        }
+        Ok(())
     }
 
     fn validate_train(&self) -> Result<(), UserError> {

@@ -149,7 +149,7 @@ impl Layers {
         when: &str,
     ) -> Result<(), UserError> {
         for argument in arguments {
-            let (found, _) = parse_override(argument)?;
+            let (found, _) = parse_override_of(self.kind(), argument)?;
             if !allowed.iter().any(|allowed| found.path.starts_with(allowed)) {
                 let allowed = allowed.join(", ");
                 refuse!("`{}` cannot change {when}; what can begins with {allowed}", found.path);
@@ -479,9 +479,14 @@ fn says_nothing(value: &Value) -> bool {
     value.as_str() == Some("auto") || value.as_integer() == Some(0)
 }
 
-/// The keys that `key=value` arguments set, by their full paths.
+/// The keys that `key=value` arguments set, by their full paths, of whatever kind of model they are.
 pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
-    arguments.iter().map(|argument| Ok(parse_override(argument)?.0.path)).collect()
+    let path = |argument: &String| {
+        let of_kind = |kind: &ModelKind| parse_override_of(*kind, argument).ok();
+        let found = ModelKind::ALL.iter().find_map(of_kind).map_or_else(|| parse_override(argument), Ok)?;
+        Ok(found.0.path)
+    };
+    arguments.iter().map(path).collect()
 }
 
 /// What another tool's name is here, as the second half of a sentence.

@@ -28,6 +28,7 @@ pub use task::{Task, Unit};
 pub use flatout_data::SourceKind;
 pub use flatout_data::examples::{TooLong, TrainOn};
 pub use flatout_data::formats::{FileFormat, OnError};
+pub use flatout_data::images::Filter;
 use flatout_ir::optimizers;
 use flatout_models::config::Model;
 use flatout_settings::{Kind, Section, Setting};
@@ -171,6 +172,10 @@ section! {
         pub flip: f64 = 0.5,
         /// Share of both sides of an image, in its middle, that evaluation sees.
         pub centre_crop: f64 = 1.0,
+        /// Pixels of the shorter side, or rows and columns, that evaluation scales to before cutting, instead of centre_crop.
+        pub resize: Vec<usize> = Vec::new(),
+        /// The filter that images are scaled with, with antialiasing.
+        pub filter: Filter = Filter::Bilinear,
     }
 }
 

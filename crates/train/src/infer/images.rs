@@ -30,6 +30,7 @@ pub fn classify(
         loaded.config.data.held_out = 0.0;
     }
     let data = tasks::open(&loaded.config, None, &mut |_| {})?;
+    data.check_classes(&loaded.config)?;
     let most = if keys.iter().any(|key| key == "eval.rows") { loaded.config.eval.rows } else { usize::MAX };
     let set = data.eval_set(&loaded.config, share, most, None)?;
     let at_once = loaded.config.eval.micro_batch.given().unwrap_or(AT_ONCE);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flatout_data::images::{
     self, Augment, ByteTable, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
-    PartLoader, View,
+    PartLoader, Scaled, View,
 };
 use flatout_data::{Description, ExampleCursor, Layout, LoaderOptions, OpenEvent, Waited};
 use flatout_ir::Role;
@@ -84,9 +84,13 @@ pub fn view(config: &Config, training: bool) -> View {
             let ratio = data.crop_ratio.map(|ratio| ratio * (width as f64 / height as f64));
             Augment::Train { scale: pair(data.crop_scale), ratio: pair(ratio), flip: data.flip }
         }
-        false => Augment::Centre { share: data.centre_crop },
+        false => match data.resize[..] {
+            [shorter] => Augment::Resized(Scaled::Shorter(shorter)),
+            [height, width] => Augment::Resized(Scaled::Both { height, width }),
+            _ => Augment::Centre { share: data.centre_crop },
+        },
     };
-    View { height, width, augment }
+    View { height, width, augment, filter: data.filter }
 }
 
 /// The form of the graph that trains, or that is evaluated.

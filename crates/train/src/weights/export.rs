@@ -15,8 +15,7 @@ use flatout_data::Vocabulary;
 use flatout_data::examples::template_text;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Model};
-use flatout_models::library::class_heads;
-use flatout_models::library::stored::Stored;
+use flatout_models::library::stored::{Resampled, Stored};
 use flatout_settings::choice;
 use serde_json::{Map, Value, json};
 
@@ -28,10 +27,10 @@ use crate::refuse;
 use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
 use crate::weights::adapters::also_trains;
-use crate::weights::loaded::Loaded;
+use crate::weights::loaded::{Loaded, has_tokens_of};
 use crate::weights::peft::{self, Trained};
-use crate::weights::pretrained::folder::{CONFIG, INDEX, PROCESSOR, SINGLE};
-use crate::weights::pretrained::{Weights, folder, narrow, parameters};
+use crate::weights::pretrained::folder::{CONFIG, GENERATION, INDEX, PROCESSOR, SINGLE};
+use crate::weights::pretrained::{Weights, folder, narrow, parameters, processor_of};
 use flatout_data::durable;
 use target::{METADATA, Target};
 
@@ -103,7 +102,15 @@ impl Adapters {
         if all.is_empty() {
             refuse!("{} has no adapters: leave --adapter out to export its model", loaded.dir.display());
         }
-        peft::exportable(loaded.config.model.decoder())?;
+        let Some(decoder) = loaded.config.model.as_decoder() else {
+            refuse!(
+                "the adapters in {} cannot be exported apart: those of text models can, and `model.kind` is {}; leave \
+                 --adapter out to export the model they make",
+                loaded.dir.display(),
+                loaded.config.model.kind()
+            );
+        };
+        peft::exportable(decoder)?;
         let mut named: Vec<(String, Vec<Adapter>)> = vec![];
         for adapter in all {
             match named.iter_mut().find(|(name, _)| *name == adapter.name) {
@@ -173,11 +180,8 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     let vocabulary = loaded.vocabulary.take();
     let own = |token: fn(&Vocabulary) -> u32| vocabulary.iter().map(token).collect::<Vec<u32>>();
     let (mut bos, mut eos) = (own(Vocabulary::bos), own(Vocabulary::eos));
-    let same_tokens = |vocabulary: &Vocabulary| {
-        Vocabulary::load(&beside.join("tokenizer.json"))
-            .is_ok_and(|kept| kept.gives_the_same_tokens(vocabulary))
-    };
-    let keeps_tokens = source.is_some() && vocabulary.as_ref().is_none_or(same_tokens);
+    let keeps_tokens =
+        source.is_some() && vocabulary.as_ref().is_none_or(|vocabulary| has_tokens_of(&beside, vocabulary));
     if let Some(source) = source.filter(|_| keeps_tokens) {
         (bos, eos) = (source.bos, source.eos);
     }
@@ -188,7 +192,8 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         .map_err(|why| UserError(format!("{} cannot be exported: {why}", dir.display())))?;
     let names = &loaded.config.data.classes;
     if model.classes() == Some(names.len()) {
-        config.as_object_mut().expect("a config is an object").extend(class_heads::label_fields(names));
+        let labels = model.published().map(|published| published.label_fields(names)).unwrap_or_default();
+        config.as_object_mut().expect("a config is an object").extend(labels);
     }
     let generation = model.vocab().map(|_| {
         json!({
@@ -197,14 +202,19 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
             "eos_token_id": config["eos_token_id"],
         })
     });
+    let mut processor = processor_of(&loaded.config);
+    if let (true, Some([height, width])) = (processor.resize.is_empty(), processor.size) {
+        let shorter = height.min(width) as f64 / loaded.config.data.centre_crop;
+        processor.resize = vec![shorter.round() as usize];
+    }
+    if let Ok(published) = model.published() {
+        published.describe_processor(&mut config, &processor);
+    }
     Ok(Described {
         config,
         positions: model.tokens(),
         generation,
-        processor: model
-            .published()
-            .ok()
-            .and_then(|published| published.processor(loaded.config.data.centre_crop)),
+        processor: model.published().ok().and_then(|published| published.processor(&processor)),
         vocabulary,
         beside: keeps_tokens.then_some(beside),
     })
@@ -232,8 +242,8 @@ fn write(
     put(CONFIG, &text(&described.config))?;
     let kept = |name: &str| described.beside.as_ref().and_then(|beside| fs::read(beside.join(name)).ok());
     if let Some(generation) = &described.generation {
-        let kept = kept("generation_config.json");
-        put("generation_config.json", &kept.unwrap_or_else(|| text(generation)))?;
+        let kept = kept(GENERATION);
+        put(GENERATION, &kept.unwrap_or_else(|| text(generation)))?;
     }
     if let Some(processor) = &described.processor {
         put(PROCESSOR, &text(processor))?;
@@ -301,6 +311,8 @@ struct Out {
     name: String,
     dims: Vec<usize>,
     parts: Vec<Stored>,
+    /// Positions of another grid.
+    resampled: Option<Resampled>,
 }
 
 impl Out {
@@ -310,6 +322,16 @@ impl Out {
 
     /// Its values as little-endian f32.
     fn read(&self, weights: &Weights, types: &Types) -> Result<Vec<u8>, Failure> {
+        let learned = self.learned(weights, types)?;
+        let Some(resampled) = &self.resampled else { return Ok(learned) };
+        let width = self.dims[self.dims.len() - 1];
+        let values: Vec<f32> =
+            learned.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        Ok(resampled.apply(&values, width).into_iter().flat_map(f32::to_le_bytes).collect())
+    }
+
+    /// The values as they were trained.
+    fn learned(&self, weights: &Weights, types: &Types) -> Result<Vec<u8>, Failure> {
         let read = |weights: &Weights, part: &Stored| {
             let (ty, init) = &types[&part.ours];
             weights.read(&part.ours, ty, init).map(|(wide, _)| wide)
@@ -319,7 +341,8 @@ impl Out {
         {
             return read(weights, one);
         }
-        let mut whole = vec![[0; 4]; self.elements() as usize];
+        let elements = self.parts[0].dims.iter().product();
+        let mut whole = vec![[0; 4]; elements];
         for part in &self.parts {
             part.put(read(weights, part)?.as_chunks::<4>().0, &mut whole);
         }
@@ -332,13 +355,18 @@ type Types = BTreeMap<String, (TensorType, Init)>;
 
 /// The tensors of the export, in the order of the model.
 fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
-    let published = loaded.config.model.published();
-    let stored = published.and_then(|published| published.stored(&|path| types[path].0.dims.clone()));
+    let published = loaded.config.model.published().expect("a model that has a config.json is published");
+    let stored = published.stored(&|path| types[path].0.dims.clone());
     let mut outs: Vec<Out> = vec![];
     for part in stored.expect("a model that has a config.json has names") {
+        let resampled = published.resampled().filter(|resampled| resampled.theirs == part.theirs);
         match outs.iter_mut().find(|out| out.name == part.theirs) {
             Some(out) => out.parts.push(part),
-            None => outs.push(Out { name: part.theirs.clone(), dims: part.dims.clone(), parts: vec![part] }),
+            None => {
+                let width = part.dims[part.dims.len() - 1];
+                let dims = resampled.map_or(part.dims.clone(), |resampled| resampled.dims(width));
+                outs.push(Out { name: part.theirs.clone(), dims, parts: vec![part], resampled });
+            }
         }
     }
     outs

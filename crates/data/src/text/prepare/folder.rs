@@ -10,7 +10,7 @@ use crate::durable;
 use crate::error::DataError;
 use crate::text::shards::manifest::{self, Manifest, hexadecimal};
 use crate::text::shards::shard::Shard;
-use crate::text::tokenizer::Vocabulary;
+use crate::text::tokenizer::{TOKENIZER_CONFIG, Vocabulary};
 
 const UNFINISHED: &str = "unfinished.json";
 const LOCK: &str = "lock";
@@ -57,7 +57,7 @@ impl Folder {
             DataError::input(format!("The folder {shown} cannot be written to: {error}; give another --out."))
         };
         let known = |name: &str| {
-            [manifest::FILE_NAME, UNFINISHED, LOCK, TOKENIZER].contains(&name)
+            [manifest::FILE_NAME, UNFINISHED, LOCK, TOKENIZER, TOKENIZER_CONFIG].contains(&name)
                 || [".tokens", ".partial"].iter().any(|ending| name.ends_with(ending))
         };
         if path.exists() {

@@ -1,6 +1,7 @@
 //! Text to tokens and back: a trained byte-level BPE, a list of words, or any `tokenizer.json`.
 
 mod byte_level;
+mod frame;
 pub(crate) mod sample;
 
 use std::path::Path;
@@ -11,22 +12,15 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenizer};
 
+pub use self::frame::TOKENIZER_CONFIG;
+
 use self::byte_level::ByteLevelEncoder;
+use self::frame::Frame;
 use crate::contained::contained;
 use crate::durable;
 use crate::error::DataError;
 use crate::random::{fingerprint, key};
 use crate::text::synthetic::grammar::{BOS, EOS};
-
-/// Names of the tokens that begin and end a document in `tokenizer.json` files, in the order they are looked for.
-const FRAMES: [(&str, &str); 6] = [
-    (BOS, EOS),
-    ("<s>", "</s>"),
-    ("<|begin_of_text|>", "<|end_of_text|>"),
-    ("<|startoftext|>", "<|endoftext|>"),
-    ("[CLS]", "[SEP]"),
-    ("<|endoftext|>", "<|endoftext|>"),
-];
 
 /// The smallest byte-level vocabulary: every byte, and the two ends of a document.
 pub const MIN_TRAINED_VOCAB: usize = 256 + 2;
@@ -42,8 +36,7 @@ pub struct Vocabulary {
     /// Where the tokeniser is of the kind that has one.
     fast: Option<ByteLevelEncoder>,
     size: usize,
-    bos: u32,
-    eos: u32,
+    frame: Frame,
 }
 
 impl Vocabulary {
@@ -101,7 +94,8 @@ impl Vocabulary {
         tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
         tokenizer.add_special_tokens(specials).expect("they are in the vocabulary");
-        Ok(Self::framed(tokenizer).expect("the trainer was given both special tokens"))
+        let frame = Frame::known(&tokenizer).expect("the trainer was given both special tokens");
+        Ok(Self::framed(tokenizer, frame).expect("both are in the vocabulary"))
     }
 
     /// A list of words, each one token, separated by white space. `<bos>` and `<eos>` are among them.
@@ -110,7 +104,8 @@ impl Vocabulary {
         let model = WordLevel::builder().vocab(numbered).build().expect("a list of words needs no file");
         let mut tokenizer = Tokenizer::new(model);
         tokenizer.with_pre_tokenizer(Some(WhitespaceSplit));
-        Self::framed(tokenizer).expect("the list has both special tokens")
+        let frame = Frame::known(&tokenizer).expect("the list has both special tokens");
+        Self::framed(tokenizer, frame).expect("both are in the vocabulary")
     }
 
     /// Tokens that are known by their numbers only: each is spelled as its number, but for `end`.
@@ -121,7 +116,7 @@ impl Vocabulary {
         Self::from_words(&words)
     }
 
-    /// Reads a `tokenizer.json`, of ours or of any model.
+    /// Reads a `tokenizer.json`, of ours or of any model; the files beside it say what begins and ends a document.
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let shown = path.display();
         let bytes = std::fs::read(path)
@@ -129,24 +124,32 @@ impl Vocabulary {
         let unusable =
             |said: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {said}."));
         // The library panics on some files: on JSON that breaks off, on ids at the end of their range.
-        let framed = contained(|| Tokenizer::from_bytes(bytes).map(Self::framed));
-        let framed = framed.map_err(unusable)?.map_err(|error| unusable(error.to_string()))?;
-        framed.ok_or_else(|| {
-            let known: Vec<String> = FRAMES.iter().map(|(bos, eos)| format!("{bos} {eos}")).collect();
-            DataError::input(format!(
-                "The tokeniser {shown} has no tokens for the beginning and the end of a document; it needs one of \
-                 these pairs: {}.",
-                known.join(", ")
-            ))
-        })
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let read = contained(|| -> Result<Self, String> {
+            let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
+            let frame = Frame::beside(folder, &tokenizer)?;
+            Self::framed(tokenizer, frame).map_err(|error| error.to_string())
+        });
+        read.and_then(|read| read).map_err(unusable)
     }
 
-    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back: whole or not at all.
+    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back, whole or not at all, and beside it a
+    /// `tokenizer_config.json` where the tokens at the ends of a document are not known without it.
     pub fn save(&self, path: &Path) -> Result<(), DataError> {
         let failed = |error: &dyn std::fmt::Display| {
             DataError::environment(format!("The tokeniser cannot be written to {}: {error}.", path.display()))
         };
+        if let Some(config) = self.frame_json() {
+            let beside = path.with_file_name(TOKENIZER_CONFIG);
+            durable::replace(&beside, config.as_bytes()).map_err(|error| failed(&error))?;
+        }
         durable::replace(path, self.to_json().as_bytes()).map_err(|error| failed(&error))
+    }
+
+    /// The text of the `tokenizer_config.json` that a `tokenizer.json` of this vocabulary needs beside it, where it
+    /// does: the one that says what begins and ends a document.
+    pub fn frame_json(&self) -> Option<String> {
+        (Frame::known(&self.tokenizer) != Some(self.frame)).then(|| self.frame.to_json(&self.tokenizer))
     }
 
     /// The text of a `tokenizer.json`.
@@ -215,24 +218,22 @@ impl Vocabulary {
             let encoding = encoding
                 .map_err(|error| DataError::input(format!("The prompt cannot be encoded: {error}.")))?;
             let tokens = encoding.get_ids().to_vec();
-            Ok(if tokens.is_empty() { vec![self.bos] } else { tokens })
+            Ok(if tokens.is_empty() { vec![self.bos()] } else { tokens })
         };
         texts.iter().map(encode).collect()
     }
 
     /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.
     pub fn decode(&self, tokens: &[u32]) -> String {
-        let tokens: Vec<u32> =
-            tokens.iter().copied().filter(|token| *token != self.bos && *token != self.eos).collect();
+        let tokens: Vec<u32> = tokens.iter().copied().filter(|token| !self.is_end(*token)).collect();
         self.tokenizer.decode(&tokens, true).expect("the decoders in use cannot fail")
     }
 
     /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
     pub fn spell(&self, tokens: &[u32]) -> String {
-        let is_end = |token: &u32| *token == self.bos || *token == self.eos;
-        let runs = tokens.chunk_by(|a, b| !is_end(a) && !is_end(b));
+        let runs = tokens.chunk_by(|a, b| !self.is_end(*a) && !self.is_end(*b));
         let spelled = runs.map(|run| match run {
-            [token] if is_end(token) => self.token(*token).unwrap_or_default(),
+            [token] if self.is_end(*token) => self.token(*token).unwrap_or_default(),
             text => self.decode(text),
         });
         spelled.collect()
@@ -254,11 +255,15 @@ impl Vocabulary {
     }
 
     pub fn bos(&self) -> u32 {
-        self.bos
+        self.frame.bos
     }
 
     pub fn eos(&self) -> u32 {
-        self.eos
+        self.frame.eos
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        token == self.frame.bos || token == self.frame.eos
     }
 
     /// An error where a model of `model_vocab` tokens has no row for some token of this vocabulary.
@@ -277,22 +282,21 @@ impl Vocabulary {
     pub(crate) fn fingerprint(&self) -> u64 {
         let text =
             self.tokenizer.to_string(false).expect("a tokeniser that was built or read can be written");
-        key(fingerprint(text.as_bytes()), self.size as u64)
+        let frame = self.frame_json().map_or(0, |frame| fingerprint(frame.as_bytes()));
+        key(fingerprint(text.as_bytes()), self.size as u64 ^ frame)
     }
 
-    fn framed(mut tokenizer: Tokenizer) -> Option<Self> {
-        let (bos, eos) = FRAMES
-            .iter()
-            .find_map(|(bos, eos)| Some((tokenizer.token_to_id(bos)?, tokenizer.token_to_id(eos)?)))?;
-        let specials = [bos, eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
-        tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true))).ok()?;
+    fn framed(mut tokenizer: Tokenizer, frame: Frame) -> tokenizers::Result<Self> {
+        let specials =
+            [frame.bos, frame.eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
+        tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true)))?;
         // Padding and truncation belong to whoever saved the file; documents here are whole.
         tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).ok()?;
+        tokenizer.with_truncation(None)?;
         tokenizer.set_encode_special_tokens(true);
-        let largest = tokenizer.get_vocab(true).into_values().max()?;
+        let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let fast = ByteLevelEncoder::of(&tokenizer);
-        Some(Self { tokenizer, fast, size: largest as usize + 1, bos, eos })
+        Ok(Self { tokenizer, fast, size: largest as usize + 1, frame })
     }
 
     /// The tokeniser itself.
