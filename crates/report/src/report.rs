@@ -238,8 +238,12 @@ fn result(history: &History) -> Rows {
     recent("waiting for data", |s| s.data_wait_ms.unwrap_or(f64::NAN) / s.step_ms, share);
     let gpu = |s: &Step| s.gpu.clone().unwrap_or_default();
     if let Some(end) = history.end.as_ref().filter(|end| end.tokens_per_second.is_finite()) {
-        let rate = count(end.tokens_per_second as u64);
-        rows.push(("tokens a second of the run", format!("{rate}, with evaluation and saving")));
+        let last = history.last().map_or((1, 1), |made| (made.step.samples, made.step.tokens.max(1)));
+        let (name, rate) = match history.is_of_images() {
+            true => ("images a second of the run", end.tokens_per_second * last.0 as f64 / last.1 as f64),
+            false => ("tokens a second of the run", end.tokens_per_second),
+        };
+        rows.push((name, format!("{}, with evaluation and saving", count(rate as u64))));
     }
     if let Some(watts) = history.recent(|s| gpu(s).power_watts.unwrap_or(f64::NAN)) {
         rows.push(("GPU power", format!("{watts:.0} W")));
