@@ -403,21 +403,23 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
     steps.into_values().collect()
 }
 
-/// The newest evaluation that counts: step and loss.
-pub fn last_eval(events: &[Event]) -> Option<(u64, f32)> {
-    events.iter().fold(None, |newest, event| match event {
-        Event::Eval { step, loss, .. } => Some((*step, *loss)),
-        Event::Resume { step } => newest.filter(|(evaluated, _)| evaluated <= step),
-        _ => newest,
-    })
-}
-
-/// The loss and the metrics of the evaluation after a step, where there was one.
+/// The loss and the metrics of the evaluation after a step, where there was one that counts for a run which is at that step:
+/// what was evaluated before the run went back behind it, or began again, is void.
 pub fn eval_at(events: &[Event], at: u64) -> Option<(f32, Option<Metrics>)> {
-    events.iter().rev().find_map(|event| match event {
-        Event::Eval { step, loss, metrics, .. } if *step == at => Some((*loss, metrics.clone())),
-        _ => None,
-    })
+    // A start may be followed by where the run goes on: until then it is open whether what was found counts.
+    let (mut found, mut before) = (None, None);
+    for event in events {
+        match event {
+            Event::Start(_) => before = found.take().or(before),
+            Event::Resume { step } => found = before.take().or(found).filter(|_| *step >= at),
+            Event::Step(_) => before = None,
+            Event::Eval { step, loss, metrics, .. } if *step == at => {
+                (found, before) = (Some((*loss, metrics.clone())), None);
+            }
+            _ => {}
+        }
+    }
+    found.or(before)
 }
 
 #[cfg(test)]
@@ -650,5 +652,26 @@ mod tests {
         assert_eq!(losses, [(1, 1.0), (2, 20.0)]);
         let again = [line(1, 1.0), line(2, 2.0), Event::Start(Start::default()), line(1, 3.0)];
         assert_eq!(steps(&again).iter().map(|step| step.loss).collect::<Vec<_>>(), [3.0], "begun again");
+    }
+
+    /// A step is evaluated once in the life of a run's state: patience counts evaluations.
+    #[test]
+    fn an_evaluation_counts_until_the_run_goes_back_behind_it() {
+        let (start, made) = (|| Event::Start(Start::default()), |at| Event::Step(step(at, 1.0)));
+        let eval = |step, loss| Event::Eval { step, loss, metrics: None, averaged: false };
+        let at_ten = |events: &[Event]| eval_at(events, 10).map(|(loss, _)| loss);
+        let first = [start(), made(10), eval(10, 0.5)];
+        let then = |more: &[Event]| at_ten(&[&first[..], more].concat());
+        assert_eq!(then(&[]), Some(0.5));
+        // Killed beyond it and taken up at it, twice, the second time before it said so.
+        let beyond = [start(), Event::Resume { step: 10 }, made(11), eval(12, 0.4), start()];
+        assert_eq!(then(&beyond), Some(0.5));
+        // Back behind it, the step is made again: with its evaluation, or killed before that.
+        let behind = [start(), Event::Resume { step: 9 }, made(10)];
+        assert_eq!(then(&behind), None);
+        assert_eq!(then(&[&behind[..], &[eval(10, 0.6)]].concat()), Some(0.6));
+        assert_eq!(then(&[Event::Resume { step: 5 }]), None, "a rollback");
+        assert_eq!(then(&[start(), made(1), start(), Event::Resume { step: 10 }]), None, "begun again");
+        assert_eq!(at_ten(&[start(), eval(9, 0.1)]), None);
     }
 }

@@ -265,7 +265,7 @@ pub fn train_on(
         pending: None,
         is_past_peak: false,
         ended: None,
-        evaluated: events::last_eval(&earlier).filter(|(step, _)| *step == progress.step),
+        evaluated: evaluation.as_ref().map(|(loss, _)| (progress.step, *loss)),
         score: evaluation.as_ref().and_then(|(loss, metrics)| config.eval.metric.of(*loss, metrics.as_ref())),
         metrics: evaluation.and_then(|(_, metrics)| metrics),
         patience,
