@@ -173,7 +173,7 @@ mod tests {
         assert_eq!((gpu.rates.bf16_flops, gpu.rates.memory_bytes), (71e12, 0.936e12));
         assert_eq!((gpu.rates.tf32_flops, gpu.rates.fp8_flops), (Some(35.6e12), None));
         assert_eq!((gpu.memory_bytes >> 30, gpu.measured), (23, None));
-        assert!(find("h200").unwrap().measured.unwrap().contains("35.3 GiB"));
+        assert!(find("h200").unwrap().measured.unwrap().contains("34.5 GiB"));
         let mut names: Vec<_> = named().iter().map(|gpu| gpu.name).collect();
         names.sort_unstable();
         names.dedup();
