@@ -481,7 +481,7 @@ mod tests {
         let lines = [
             (
                 Event::Start(start),
-                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"start_seconds":{},"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"is_calibrated":false,"data":{"source":"","vocabulary":0}}"#,
+                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"optimizer":"","loader":"","start_seconds":{},"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"is_calibrated":false,"data":{"source":"","vocabulary":0}}"#,
             ),
             (
                 Event::Step(step(1, 0.1)),

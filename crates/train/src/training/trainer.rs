@@ -281,6 +281,8 @@ pub fn train_on(
     for message in left_out {
         trainer.say(Event::Warning { message })?;
     }
+    // What came before is the start's.
+    trainer.began = Instant::now();
     let outcome = trainer.run();
     if outcome.is_err() {
         // What failed is what the caller is told; what can still be written down is.
