@@ -204,7 +204,7 @@ pub(crate) fn write(c: &VitConfig) -> Result<Value, String> {
 /// resamples them when it is made for others.
 pub(crate) fn resampled(c: &VitConfig) -> Option<Resampled> {
     let (from, to) = ([c.grid(); 2], c.patches());
-    (from != to).then(|| Resampled { theirs: POSITIONS, from, to, antialias: c.antialias })
+    (from != to).then_some(Resampled { theirs: POSITIONS, from, to, antialias: c.antialias })
 }
 
 /// Where every weight lies.

@@ -8,9 +8,11 @@ use super::stored::{Resampled, Stored};
 use super::{Published, class_heads, dinov2, timm};
 use crate::config::{Pooling, VitConfig};
 
-/// Reads a parsed `config.json` that describes either, with the names of its classes and how its images
-/// are made, as far as it says so.
-pub(crate) fn read(config: &Value) -> Option<Result<(VitConfig, Vec<String>, Processor), String>> {
+/// A model with the names of its classes and how its images are made, as far as its files say so.
+type Seen = (VitConfig, Vec<String>, Processor);
+
+/// Reads a parsed `config.json` that describes either.
+pub(crate) fn read(config: &Value) -> Option<Result<Seen, String>> {
     let fields = Fields(config.as_object()?);
     let read = match fields.get("model_type").and_then(Value::as_str) {
         Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => {
