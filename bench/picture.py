@@ -117,7 +117,7 @@ def parts(binary, folder, quick):
                 jobs[f"plan {name} {gpu}"] = (planned, [*words, "--gpu", gpu])
         jobs[f"plan {recipe} h200 fp8"] = (planned, [recipe, "--gpu", "h200", "precision=fp8"])
     if not quick:
-        jobs |= {f"train {name}": (trained, [*words, "schedule.warmup_steps=5", "backend=cpu"]) for name, words in TRAINED.items()}
+        jobs |= {f"train {name}": (trained, [*words, "schedule.warmup_steps=5", "eval.every=10", "backend=cpu"]) for name, words in TRAINED.items()}
         jobs |= {f"resume {kept.name}": (resumed, kept) for kept in sorted(KEPT.glob("*")) if kept.is_dir()}
     return jobs
 
