@@ -1,4 +1,4 @@
-//! What the commands that use a model share: finding it by name, opening it, and saying what is downloaded.
+//! Shared by the commands that use a model: finding it by name, opening it, and reporting downloads.
 
 use std::path::{Path, PathBuf};
 

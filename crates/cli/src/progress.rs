@@ -27,7 +27,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a run of so many steps, some of which are done.
+    /// Of a run with this many steps, some of which are done.
     pub fn new(screen: Screen, [steps, done]: [u64; 2], is_of_images: bool) -> Progress {
         let bar = ProgressBar::new(steps);
         bar.set_draw_target(if screen.live {

@@ -1,6 +1,6 @@
 //! Where things are printed: results on standard output, everything else on standard error.
 //!
-//! What is printed may hold texts and names from data of others, so control characters are escaped: no file moves the
+//! Printed texts and names may come from other people's data, so control characters are escaped: no file moves the
 //! cursor, renames the window or hides what stands beside it.
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ pub struct Screen {
     pub verbose: bool,
     /// Standard error is a terminal that may be drawn on.
     pub live: bool,
-    /// What is printed is only a view of what the command does, which goes on where nobody can read it.
+    /// The output is only a view of what the command does, which goes on where nobody can read it.
     pub is_view: bool,
 }
 

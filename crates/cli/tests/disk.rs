@@ -249,7 +249,8 @@ fn damaged_checkpoints_are_named_and_passed_over() {
     assert!(said.err.contains("no checkpoint of this run is whole"), "{}", said.err);
 }
 
-/// What every command needs of a run is written once: a life that cannot write it, or is killed as it starts, loses nothing.
+/// The files that every command needs of a run are written once: a life that cannot write them,
+/// or is killed as it starts, loses nothing.
 #[test]
 fn a_life_that_cannot_write_leaves_the_tokeniser_alone() {
     let scene = Scene::new();

@@ -133,7 +133,7 @@ fn a_kill_while_a_run_begins_leaves_one_that_can_begin_again() {
 /// Kills of every kind of run: at least one in each third of a life.
 const KILLS_OF_A_KIND: u32 = 9;
 
-/// Kills runs that `words` begin and continue, at moments of their first half second, until so many were met alive; then
+/// Kills runs that `words` begin and continue, at moments of their first half second, until this number was met alive; then
 /// lets them end, and compares the runs in `folders` with those of `unbroken`.
 fn killed_and_compared(scene: &Scene, kind: &str, words: &[&str], folders: &[&str], steps: u64) {
     let of = |run: &str| -> Vec<String> {

@@ -185,7 +185,7 @@ fn a_model_by_its_name_is_fetched_trained_and_found_again() {
     );
     let said = done(run(&training, "0"));
     assert!(said.err.contains("fetched  model-00001-of-"), "{said:?}");
-    // What was asked for stays as it was written; what it came to names the commit.
+    // The asked config stays as it was written; the resolved one names the commit.
     let asked = fs::read_to_string(dir.join("run/config.toml")).expect("a config");
     assert!(asked.contains("from = \"org/name\""), "{asked}");
     let resolved = fs::read_to_string(dir.join("run/resolved.toml")).expect("what it came to");

@@ -58,7 +58,7 @@ fn no_stream_at_all_changes_nothing() {
     let status = flatout(scene.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
     assert_eq!(status.code(), Some(0));
     assert_done(&scene, "run", 6);
-    // What is refused is refused with its code, though nobody reads why.
+    // A refusal keeps its exit code, though nobody reads the reason.
     let status = flatout(scene.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
     assert_eq!(status.code(), Some(2));
 }

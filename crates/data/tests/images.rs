@@ -553,7 +553,7 @@ fn images_that_change_are_noticed() {
     assert_ne!(seen(&opened(&spec).train, 16, 16).unwrap().pixels, first.pixels);
 }
 
-/// What processors of published models make of pictures (`processed/make.py`): below one grey level in the mean.
+/// Pictures as the processors of published models make them (`processed/make.py`): below one grey level in the mean.
 #[test]
 fn images_are_scaled_and_cut_as_published_processors_do_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/processed");

@@ -98,7 +98,7 @@ pub enum Init {
     },
 }
 
-/// What the two ways of resampling are called in a graph's text.
+/// The names of the two ways of resampling in a graph's text.
 const PLAIN_BICUBIC: &str = "bicubic";
 const SMOOTH_BICUBIC: &str = "bicubic_antialias";
 

@@ -1,4 +1,4 @@
-//! What a family of models implements in its own file, and what the table of families in `lib.rs` makes of them.
+//! The trait that a family of models implements in its own file, and the macro that makes the table of families in `lib.rs`.
 
 use flatout_ir::Graph;
 use flatout_settings::{Key, Leaf, Setting, leaves};

@@ -42,7 +42,7 @@ const RECIPES: &[Embedded] = &[
 /// What is laid for a GPU; which one it is changes only the description.
 const GPU: &str = include_str!("../../../recipes/presets/gpu.toml");
 
-/// What is laid over a recipe, in sentences.
+/// The layers over a recipe, in sentences.
 const PRESET: &str = "preset";
 
 /// The embedded recipes.
@@ -138,7 +138,7 @@ fn lay_classes(layers: &mut Layers) -> Result<(), UserError> {
     if !is_said {
         known.lay_classes(LEAST_CLASSES);
     }
-    // What is wrong with the rest is said when all of it is there.
+    // Errors of the rest are reported once all of it is there.
     let Ok(sketch) = known.sketch() else { return Ok(()) };
     if sketch.model.classes().is_none() {
         return Ok(());

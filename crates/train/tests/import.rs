@@ -408,7 +408,7 @@ fn texts_end_where_the_generation_config_says() {
     assert!(refused.contains(FILE) && refused.contains("`eos_token_id` is \"</s>\""), "{refused}");
 }
 
-/// What could be exported must be exportable when it was trained: that is said before, and not after.
+/// A model that could be exported must still be exportable after training: a refusal comes before it, not after.
 #[test]
 fn a_run_whose_model_could_not_be_exported_is_refused_before_it_begins() {
     let checked = |more: &[&str]| {

@@ -1,4 +1,4 @@
-//! What the file of a format gives that is read from the beginning to the end.
+//! The functions of a format that is read from the beginning to the end.
 
 use std::fs::File;
 
@@ -12,7 +12,7 @@ pub(super) struct Reading {
     pub documents: fn(Window, &ReadOptions) -> Box<dyn Documents>,
     /// `None` for a format whose rows have no fields.
     pub rows: Option<OpenRows>,
-    /// What finds the text of a document again in the bytes that a [`Piece`] names, of a file that is open.
+    /// Finds the text of a document again in the bytes that a [`Piece`] names, of a file that is open.
     pub texts: fn(&File, &ReadOptions) -> Result<TextOf, Trouble>,
 }
 

@@ -32,7 +32,7 @@ pub enum Augment {
 /// The size that an image is scaled to before its middle is cut out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaled {
-    /// The shorter side has so many pixels, and the other keeps the ratio, rounded down.
+    /// The shorter side has this many pixels, and the other keeps the ratio, rounded down.
     Shorter(usize),
     /// Both sides are given, whatever the ratio was.
     Both { height: usize, width: usize },
@@ -69,7 +69,7 @@ impl View {
         }
     }
 
-    /// What the view is of an image that is scaled as a whole and cut, in pixels of the image as it was.
+    /// The view of an image that is scaled as a whole and cut, in pixels of the original image.
     pub(super) fn left_of(&self, width: usize, height: usize, to: Scaled) -> Region {
         let (w, h) = match to {
             Scaled::Both { height, width } => (width, height),

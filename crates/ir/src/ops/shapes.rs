@@ -1,4 +1,4 @@
-//! What shape rules check of their inputs.
+//! Checks of inputs that shape rules share.
 
 use crate::types::{DType, TensorType};
 

@@ -12,12 +12,12 @@ use crate::config::VitConfig;
 /// The codes of filters, and our names for those that there are.
 const FILTERS: [(u64, &str); 3] = [(1, "lanczos"), (2, "bilinear"), (3, "bicubic")];
 
-/// What is said of the pixels; mean and deviation are the model's.
+/// The preprocessing of pixels; mean and deviation are the model's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processor {
     /// Rows and columns of the image that the model gets.
     pub size: Option<[usize; 2]>,
-    /// What an image is scaled to before the middle is cut out: its shorter side, or rows and columns.
+    /// The size that an image is scaled to before the middle is cut out: its shorter side, or rows and columns.
     pub resize: Vec<usize>,
     /// The filter's name.
     pub filter: Option<&'static str>,

@@ -11,7 +11,7 @@ use super::value::{self, Written};
 use crate::switches;
 use names::{NAMES, OFF, OTHER_VALUES, PRESETS, VALUES, WITHOUT_KEY};
 
-/// What is written here in place of `name`, which is no key of ours, and of the value given with it: the second half
+/// The answer to `name`, which is no key of ours, and of the value given with it: the second half
 /// of a sentence.
 pub(super) fn answer(name: &str, said: Option<&str>) -> Option<String> {
     let plain = name.trim_start_matches('-').replace('-', "_").to_ascii_lowercase();
@@ -74,7 +74,7 @@ fn of_key(key: &str, said: &str) -> Option<String> {
     Some(format!("`{key}={}`", read.as_str().unwrap_or(said)))
 }
 
-/// What is written here for a value that a key of ours has elsewhere.
+/// The answer to a value that a key of ours has in other tools.
 pub(super) fn value_here(key: &str, said: &str) -> Option<String> {
     let key = key.trim_start_matches("switches.");
     let said = said.to_ascii_lowercase();

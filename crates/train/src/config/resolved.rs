@@ -1,4 +1,4 @@
-//! What a config came to on one machine and one set of data: all that a resumed run must find as it was.
+//! The resolved form of a config on one machine and one set of data: all that a resumed run must find as it was.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub struct Resolved {
     pub decoded: Option<Vec<usize>>,
     /// Rows computed at once.
     pub micro_batch: Option<usize>,
-    /// What `recompute=auto` came to, and of how many layers.
+    /// The value that `recompute=auto` resolved to, and for how many layers.
     pub recompute: Option<String>,
     pub recompute_layers: Option<usize>,
     /// The layers that run in fp8.

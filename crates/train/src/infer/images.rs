@@ -44,13 +44,13 @@ pub fn classify(
     Ok((found, share))
 }
 
-/// What was said, and of which images.
+/// The predictions, and the images they are of.
 pub struct Told {
     pub predictions: Vec<Prediction>,
     /// Where each image is.
     pub places: Vec<String>,
     pub classes: Vec<String>,
-    /// What could not be used, a line each, where data.on_error=skip allows it.
+    /// Rows that could not be used, a line each, where data.on_error=skip allows it.
     pub left_out: Vec<String>,
 }
 

@@ -131,7 +131,7 @@ impl Run {
         checkpoints_dir(&self.dir)
     }
 
-    /// What its config came to when it began; nothing of a run that is new, or of an earlier version.
+    /// The resolved config it began with; empty for a new run, or for one of an earlier version.
     pub fn resolved(&self) -> Result<Resolved, UserError> {
         resolved(&self.dir)
     }

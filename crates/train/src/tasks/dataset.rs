@@ -44,7 +44,7 @@ pub trait Dataset {
         None
     }
 
-    /// What text was tokenised by.
+    /// The vocabulary that text was tokenised by.
     fn vocabulary(&self) -> Option<&Vocabulary> {
         None
     }
@@ -57,7 +57,7 @@ pub trait Dataset {
     /// Writes down what plans depend on and only the data tells, such as lengths and names of classes.
     fn measure(&self, _config: &Config, _resolved: &mut Resolved) {}
 
-    /// What of the data looks changed since the run began, in words: what is certain is refused where data is opened.
+    /// The parts of the data that look changed since the run began, in words: what is certain is refused where data is opened.
     fn changed(&self, _resolved: &Resolved) -> Option<String> {
         None
     }
@@ -84,7 +84,7 @@ pub trait Dataset {
         cursor: Option<Value>,
     ) -> Result<Box<dyn BatchSource>, Failure>;
 
-    /// At most so many samples to evaluate on, laid out for the plan `eval`; without a layout in rows of the context.
+    /// At most this many samples to evaluate on, laid out for the plan `eval`; without a layout in rows of the context.
     fn eval_set(
         &self,
         config: &Config,
@@ -114,7 +114,7 @@ pub fn loaded_by_threads(config: &Config) -> String {
     format!("{threads} thread{plural}, {} batches ahead", config.loader.prefetch)
 }
 
-/// The updates of so many epochs over so many samples.
+/// The updates of a number of epochs over a number of samples.
 pub fn updates(config: &Config, epochs: u64, samples: u64) -> u64 {
     (epochs * samples).div_ceil(config.train.batch as u64).max(1)
 }

@@ -35,7 +35,7 @@ pub fn open(
     Ok(Box::new(sets(config, say)?))
 }
 
-/// What tells files of both sides from others of the same names.
+/// A mark that tells the files of both sides from others of the same names.
 fn versions(sets: &ImageSets) -> String {
     format!("{:016x} {:016x}", sets.train.version(), sets.held_out.version())
 }

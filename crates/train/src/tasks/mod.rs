@@ -1,4 +1,4 @@
-//! What is learned: a row for each task, with the data it opens and the graphs it trains.
+//! The tasks: a row for each, with the data it opens and the graphs it trains.
 //!
 //! The loop, evaluation and measurement know batches of named tensors and no kinds of data: a task is its file and its row.
 

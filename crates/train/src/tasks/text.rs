@@ -155,7 +155,7 @@ impl Dataset for Corpus {
         _: Option<&Layout>,
     ) -> Result<Box<dyn EvalSet>, Failure> {
         let bytes = (ROW_TOKEN_BYTES * config.model.tokens()).saturating_mul(most) as u64;
-        // What has an end is read to its end; the synthetic language has as many rows as are asked for.
+        // Data with an end is read to its end; the synthetic language has as many rows as are asked for.
         if self.describe().documents.is_none() && bytes > machine::memory_bytes() {
             return Err(Failure::User(UserError(format!(
                 "`eval.rows` is {most}, and so many rows of the synthetic language do not fit this machine's memory: lower it"

@@ -132,7 +132,7 @@ pub fn train(
 /// What is open before a run's state is.
 pub struct Opened {
     pub data: Box<dyn Dataset>,
-    /// What the config came to so far.
+    /// The resolved config so far.
     pub resolved: Resolved,
     pub compiled: Compiled,
     /// What of the data was left out, in words.
@@ -281,7 +281,7 @@ pub fn train_on(
     for message in left_out {
         trainer.say(Event::Warning { message })?;
     }
-    // What came before is the start's.
+    // The time before the first step belongs to the start.
     trainer.began = Instant::now();
     let outcome = trainer.run();
     if outcome.is_err() {

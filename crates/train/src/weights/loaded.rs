@@ -103,7 +103,7 @@ impl Loaded {
     }
 }
 
-/// What is asked of a model that comes without data.
+/// The data section for a model that comes without data.
 fn task_of(model: &Model) -> Task {
     match (model.image_size(), model.classes()) {
         (Some(_), _) => Task::Images,

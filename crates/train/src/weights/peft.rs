@@ -234,7 +234,7 @@ fn check_rank(described: &Value, module: &str, rank: usize) -> Result<(), UserEr
     }
 }
 
-/// What the product of a module is scaled by, times its rank.
+/// The scale of a module's product, times its rank.
 fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserError> {
     let alpha = match said_of(described, "lora_alpha", "alpha_pattern", module)? {
         None => 8.0,

@@ -42,7 +42,7 @@ impl Frame {
         KNOWN.iter().find_map(pair)
     }
 
-    /// What the files in a tokeniser's folder name, or a known pair. A document of a tokeniser that has an end only begins
+    /// The pair that the files in a tokeniser's folder name, or a known one. A document of a tokeniser that has an end only begins
     /// with the end of the one before it.
     pub fn beside(folder: &Path, tokenizer: &Tokenizer) -> Result<Frame, String> {
         let [bos, eos] = named(folder, tokenizer)?;
@@ -137,7 +137,7 @@ mod tests {
             scratch.write(file, value.to_string().as_bytes());
         }
         let loaded = Vocabulary::load(&path).map_err(|error| error.sentence)?;
-        // What is saved anew has the same ends, wherever it lies.
+        // A tokeniser that is saved again has the same ends, wherever it lies.
         let again = scratch.path().join("again");
         fs::create_dir(&again).unwrap();
         loaded.save(&again.join("tokenizer.json")).unwrap();

@@ -6,7 +6,7 @@ use flatout_models::library::processor::Processor;
 use crate::UserError;
 use crate::config::{Config, keys_of};
 
-/// What a config says, as a processor.
+/// The processor that a config describes.
 pub fn processor_of(config: &Config) -> Processor {
     let data = &config.data;
     Processor {
