@@ -154,6 +154,15 @@ impl Builder {
         made
     }
 
+    /// Makes a part that only some forms of a model have, whose nodes are counted from another number: nodes after them get
+    /// the keys they have without it, and none of theirs is another's.
+    pub fn counted_from<T>(&self, first: u64, make: impl FnOnce() -> T) -> T {
+        self.uncounted(|| {
+            self.edit(|g| g.next_key = first);
+            make()
+        })
+    }
+
     /// All outputs of a new node that draws the random numbers of another.
     #[track_caller]
     pub fn op_keyed<'g>(&'g self, op: Op, ins: &[Tensor<'g>], key: u64) -> Tensor<'g> {

@@ -144,11 +144,13 @@ pub const NORM: &[Case] = cases! {
     "rms_norm of a weight by itself" => |t| { let x = t.x(&[5]); vec![x.rms_norm(1e-2, Plain, Some(x))] };
 };
 
-const LINEAR: Frequencies = Frequencies { theta: 100.0, scaling: Scaling::Linear { factor: 4.0 } };
+const LINEAR: Frequencies = Frequencies { theta: 100.0, scaling: Scaling::Linear { factor: 4.0 }, runs: 1 };
 const YARN: Frequencies = Frequencies {
     theta: 100.0,
     scaling: Scaling::Yarn { factor: 4.0, fast: 4.0, slow: 0.5, original: 20.0, amplitude: 1.3 },
+    runs: 1,
 };
+const GRID: Frequencies = Frequencies { theta: 100.0, scaling: Scaling::None, runs: 2 };
 
 pub const ROPE: &[Case] = cases! {
     "rope" => |t| rope(t, &[0, 0, 0], Half, false);
@@ -160,6 +162,8 @@ pub const ROPE: &[Case] = cases! {
     "rope, three axes, interleaved" => |t| rope(t, &[0, 2, 2], Interleaved, false);
     "rope, three axes, interleaved, inverse" => |t| rope(t, &[2, 1, 0], Interleaved, true);
     "rope, linear scaling" => |t| stretched_rope(t, LINEAR, &[0, 0, 0], Half, false);
+    "rope, anew for every axis" => |t| stretched_rope(t, GRID, &[0, 0, 1, 1], Half, false);
+    "rope, anew for every axis, inverse" => |t| stretched_rope(t, GRID, &[0, 0, 1, 1], Half, true);
     "rope, yarn" => |t| stretched_rope(t, YARN, &[0, 0, 0], Half, false);
     "rope, yarn, inverse" => |t| stretched_rope(t, YARN, &[0, 0, 0], Interleaved, true);
     "qk_norm_rope" => |t| qk_norm_rope(t, Plain, &[0, 0, 0], Half);
@@ -379,7 +383,7 @@ fn stretched_rope<'g>(
     inverse: bool,
 ) -> Vec<Tensor<'g>> {
     let op = Op::Rope { freq, axis_of_freq: axis_of_freq.into(), pairs, inverse, table: false };
-    vec![t.b.op(op, &[t.x(&[5, 3, 6]), positions(t, axis_of_freq)])]
+    vec![t.b.op(op, &[t.x(&[5, 3, 2 * axis_of_freq.len()]), positions(t, axis_of_freq)])]
 }
 
 fn qk_norm_rope<'g>(t: &'g Trial, weight: NormWeight, axis_of_freq: &[u8], pairs: Pairs) -> Vec<Tensor<'g>> {

@@ -10,6 +10,8 @@ use crate::attr::Attr;
 pub struct Frequencies {
     pub theta: f64,
     pub scaling: Scaling,
+    /// Over so many equal runs of pairs the frequencies begin anew, as rotations of images do for rows and columns.
+    pub runs: usize,
 }
 
 /// How frequencies are stretched. `original` is the context the frequencies were trained at.
@@ -42,14 +44,20 @@ pub enum Scaling {
 impl From<f64> for Frequencies {
     /// Unstretched.
     fn from(theta: f64) -> Self {
-        Frequencies { theta, scaling: Scaling::None }
+        Frequencies { theta, scaling: Scaling::None, runs: 1 }
     }
 }
 
 impl Frequencies {
     /// The turn of each of `half` frequencies a position, in radians; a head has two elements for each.
     pub fn turns(&self, half: usize) -> Vec<f64> {
-        let Frequencies { theta, scaling } = *self;
+        assert!(half.is_multiple_of(self.runs), "{half} frequencies are not {} equal runs", self.runs);
+        self.run(half / self.runs).repeat(self.runs)
+    }
+
+    /// The turns of one run of `half` frequencies.
+    fn run(&self, half: usize) -> Vec<f64> {
+        let Frequencies { theta, scaling, .. } = *self;
         let plain = |f: usize| theta.powf(-(f as f64) / half as f64);
         let stretched = |f: usize| match scaling {
             Scaling::None => plain(f),
@@ -95,10 +103,14 @@ fn mix(a: f64, b: f64, share: f64) -> f64 {
     (1.0 - share) * a + share * b
 }
 
-/// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`.
+/// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`; `10000:runs:2` and
+/// `10000:runs:2:linear:4` begin anew once.
 impl Attr for Frequencies {
     fn show(&self) -> String {
-        let theta = self.theta;
+        let theta = match self.runs {
+            1 => self.theta.to_string(),
+            runs => format!("{}:runs:{runs}", self.theta),
+        };
         match self.scaling {
             Scaling::None => format!("{theta}"),
             Scaling::Linear { factor } => format!("{theta}:linear:{factor}"),
@@ -112,8 +124,15 @@ impl Attr for Frequencies {
     }
 
     fn read(text: &str) -> Result<Self, String> {
-        let mut words = text.split(':');
+        let mut words = text.split(':').peekable();
         let theta = f64::read(words.next().unwrap_or_default())?;
+        let runs = match words.next_if_eq(&"runs") {
+            Some(_) => usize::read(words.next().unwrap_or_default())?,
+            None => 1,
+        };
+        if runs == 0 {
+            return Err(format!("`{text}` are no frequencies"));
+        }
         let name = words.next();
         let numbers = words.map(f64::read).collect::<Result<Vec<f64>, _>>()?;
         let scaling = match (name, &numbers[..]) {
@@ -127,7 +146,7 @@ impl Attr for Frequencies {
             }
             _ => return Err(format!("`{text}` are no frequencies")),
         };
-        Ok(Frequencies { theta, scaling })
+        Ok(Frequencies { theta, scaling, runs })
     }
 }
 
@@ -145,17 +164,40 @@ mod tests {
     #[test]
     fn text_reads_back_equal() {
         for scaling in ALL {
-            let frequencies = Frequencies { theta: 5e5, scaling };
-            assert_eq!(Frequencies::read(&frequencies.show()), Ok(frequencies));
+            for runs in [1, 2] {
+                let frequencies = Frequencies { theta: 5e5, scaling, runs };
+                assert_eq!(Frequencies::read(&frequencies.show()), Ok(frequencies));
+                assert_eq!(frequencies.show().contains("runs"), runs == 2);
+            }
         }
-        for wrong in ["", "x", "1:linear", "1:linear:2:3", "1:cubic:2", "1:llama3:1:2:x:4"] {
+        for wrong in [
+            "",
+            "x",
+            "1:linear",
+            "1:linear:2:3",
+            "1:cubic:2",
+            "1:llama3:1:2:x:4",
+            "1:runs",
+            "1:runs:0",
+            "1:runs:x",
+        ] {
             assert!(Frequencies::read(wrong).is_err(), "{wrong}");
         }
     }
 
+    /// Pair f of 4 turns by theta^(-(f mod 2) / 2).
+    #[test]
+    fn frequencies_begin_anew_for_every_run() {
+        let frequencies = Frequencies { runs: 2, ..Frequencies::from(1e4) };
+        assert_eq!(frequencies.turns(4), [1.0, 0.01, 1.0, 0.01]);
+        let table: Vec<f64> = frequencies.table(3, 4).collect();
+        assert_eq!(table[16..20], table[20..24]);
+        assert_eq!(table[18..20], [0.02f64.cos(), 0.02f64.sin()]);
+    }
+
     #[test]
     fn fast_pairs_stay_and_slow_ones_are_stretched() {
-        let turns = |scaling| Frequencies { theta: 1e4, scaling }.turns(64);
+        let turns = |scaling| Frequencies { scaling, ..Frequencies::from(1e4) }.turns(64);
         let plain = turns(Scaling::None);
         assert!((plain[16] - 1e4f64.powf(-0.25)).abs() < 1e-15);
         for scaling in &ALL[2..] {
@@ -176,7 +218,7 @@ mod tests {
     fn llama3_changes_where_it_should() {
         let scaling = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
         let plain = Frequencies::from(5e5).turns(64);
-        let stretched = Frequencies { theta: 5e5, scaling }.turns(64);
+        let stretched = Frequencies { scaling, ..Frequencies::from(5e5) }.turns(64);
         for (f, (plain, stretched)) in plain.iter().zip(&stretched).enumerate() {
             let turns = 8192.0 * plain / TAU;
             let ratio = plain / stretched;
@@ -190,10 +232,10 @@ mod tests {
 
     #[test]
     fn a_table_is_cosines_and_sines_times_the_amplitude() {
-        let table: Vec<f64> = Frequencies { theta: 1e4, scaling: ALL[3] }.table(3, 2).collect();
+        let table: Vec<f64> = Frequencies { scaling: ALL[3], ..Frequencies::from(1e4) }.table(3, 2).collect();
         assert_eq!(table.len(), 12);
         assert_eq!(table[..4], [1.1386, 0.0, 1.1386, 0.0]);
-        let turn = Frequencies { theta: 1e4, scaling: ALL[3] }.turns(2)[1];
+        let turn = Frequencies { scaling: ALL[3], ..Frequencies::from(1e4) }.turns(2)[1];
         assert_eq!(table[10..], [1.1386 * (2.0 * turn).cos(), 1.1386 * (2.0 * turn).sin()]);
     }
 }

@@ -36,6 +36,20 @@ impl RopeSpec {
         RopeSpec { freq, axis_of_freq: vec![0; head_size / 2], pairs }
     }
 
+    /// Images: the first half of the frequencies follows rows, the second, which begins anew, columns.
+    pub fn grid(head_size: usize, theta: f64, pairs: Pairs) -> Self {
+        let freq = Frequencies { runs: 2, ..Frequencies::from(theta) };
+        let half = head_size / 2;
+        RopeSpec { freq, axis_of_freq: (0..half).map(|f| (f >= half / 2) as u8).collect(), pairs }
+    }
+
+    /// Text among images: of three frequencies each, one follows time, one height and one width, the last two no further than
+    /// they have `sections`, the first beyond.
+    pub fn interleaved(head_size: usize, freq: Frequencies, sections: [usize; 3], pairs: Pairs) -> Self {
+        let axis = |f: usize| if f < 3 * sections[f % 3] { (f % 3) as u8 } else { 0 };
+        RopeSpec { freq, axis_of_freq: (0..head_size / 2).map(axis).collect(), pairs }
+    }
+
     pub fn op(&self) -> Op {
         let RopeSpec { freq, axis_of_freq, pairs } = self.clone();
         Op::Rope { freq, axis_of_freq, pairs, inverse: false, table: false }
@@ -118,4 +132,23 @@ pub fn expand<'g>(b: &'g Builder, spec: &RopeSpec, inverse: bool, ins: &[Tensor<
         }
     };
     turned.cast(ty.dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_take_their_frequencies() {
+        let grid = RopeSpec::grid(16, 1e4, Pairs::Half);
+        assert_eq!((grid.axis_of_freq, grid.freq.runs), (vec![0, 0, 0, 0, 1, 1, 1, 1], 2));
+        let spec =
+            |size, sections| RopeSpec::interleaved(size, 5e6.into(), sections, Pairs::Half).axis_of_freq;
+        assert_eq!(spec(16, [4, 2, 2]), [0, 1, 2, 0, 1, 2, 0, 0]);
+        let wide = spec(128, [24, 20, 20]);
+        for axis in 0..3 {
+            assert_eq!(wide.iter().filter(|a| **a == axis).count(), [24, 20, 20][axis as usize]);
+        }
+        assert_eq!((wide[57..].to_vec(), wide.len()), (vec![0, 1, 2, 0, 0, 0, 0], 64));
+    }
 }

@@ -534,12 +534,19 @@ fn rotations(table: &mut Table) {
     // An amplitude and frequencies of three kinds: kept, mixed, stretched.
     let scaling = Scaling::Yarn { factor: 4.0, fast: 8.0, slow: 1.0, original: 64.0, amplitude: 1.25 };
     let yarn = Frequencies { scaling, ..plain };
+    let grid = Frequencies { runs: 2, ..plain };
     for dtype in FLOATS {
         for pairs in [Pairs::Half, Pairs::Interleaved] {
-            for (tokens, heads, half, axes, freq) in
-                [(23, 3, 5, 1, plain), (200, 8, 16, 1, plain), (11, 2, 6, 2, plain), (19, 2, 8, 1, yarn)]
-            {
-                let axis_of_freq: Vec<u8> = (0..half).map(|f| (f % axes) as u8).collect();
+            for (tokens, heads, half, axes, freq) in [
+                (23, 3, 5, 1, plain),
+                (200, 8, 16, 1, plain),
+                (11, 2, 6, 2, plain),
+                (19, 2, 8, 1, yarn),
+                (13, 5, 36, 2, grid),
+                (17, 2, 8, 3, plain),
+            ] {
+                let axis = |f: usize| if freq.runs > 1 { f * axes / half } else { f % axes };
+                let axis_of_freq: Vec<u8> = (0..half).map(|f| axis(f) as u8).collect();
                 let dims = [tokens, heads, 2 * half];
                 // Some positions lie behind the table of 40.
                 let positions = || tensor(I32, &[axes, tokens], Data::Between(0.0, 50.0));
