@@ -161,7 +161,7 @@ fn of_images(b: &Builder, c: &BdhConfig, form: ImageForm) {
 fn of_texts(b: &Builder, c: &BdhConfig, form: Form) {
     let (t, drops) = match form {
         Form::Loss { rows, len, dropout, .. } => (rows * len, dropout && c.dropout > 0.0),
-        Form::Logits { rows, len } => (rows * len, false),
+        Form::Logits { rows, len, .. } => (rows * len, false),
         Form::Cached { tokens, .. } => (tokens, false),
         Form::Classes { .. } | Form::Images(_) => unreachable!("no form of tokens"),
     };
@@ -265,7 +265,7 @@ impl Family for BdhConfig {
     fn least(&self) -> Form {
         match self.head {
             Head::Classes => Form::Images(ImageForm::plain(1)),
-            Head::Tokens => Form::Logits { rows: 1, len: 1 },
+            Head::Tokens => Form::Logits { rows: 1, len: 1, seen: None },
         }
     }
 

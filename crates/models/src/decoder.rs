@@ -1,4 +1,5 @@
-//! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head.
+//! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head. One with a tower
+//! sees images: their features take the places of tokens, and are added again behind its first layers.
 //!
 //! T tokens in the batch, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments, C classes.
 
@@ -14,13 +15,14 @@ use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
 use serde_json::Value;
 
 use crate::config::Head;
-use crate::form::{Documents, Form};
+use crate::form::{Documents, Form, Seen};
 use crate::layers::pooling::pool;
 use crate::layers::{self, Draw, FeedForward, Heads, Rotation, Sight, bounds, weight};
-use crate::library::processor::Processor;
+use crate::library::processor::{self, Processor};
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
 use crate::registry::{Asked, Family, Model};
+use crate::vision::{self, Features};
 use crate::words::count;
 
 /// The head of classes, by the library's name and ours.
@@ -51,10 +53,18 @@ pub struct Block {
 
 /// What a pass over tokens needs beside weights and states: where they stand, whom they see, what is dropped.
 pub struct Pass<'g> {
-    /// i32 [1, T]
+    /// i32 [1, T], or [3, T] of a decoder that sees images: time, height and width.
     pub positions: Tensor<'g>,
     pub sight: Sight<'g>,
     pub draw: Option<Draw<'g>>,
+    pub images: Option<Images<'g>>,
+}
+
+/// Images among the tokens.
+pub struct Images<'g> {
+    pub features: Features<'g>,
+    /// The row of the features that each token is, or -1: i32 [T].
+    pub seen: Tensor<'g>,
 }
 
 /// Declares every parameter under the current scope.
@@ -111,8 +121,17 @@ pub fn embed<'g>(
     // After both gathers, so that scale and sum are neighbours.
     b.scope("embed", || {
         let x = if c.embed_scale == 1.0 { x } else { x.scale(c.embed_scale) };
-        drop(c, pass, placed.map_or(x, |placed| x + placed))
+        let x = placed.map_or(x, |placed| x + placed);
+        // The token of an image is -1, which the embedding has no row for.
+        let x = pass.images.as_ref().map_or(x, |images| add_seen(x, images.features.main, images));
+        drop(c, pass, x)
     })
+}
+
+/// States with rows of features added where tokens are an image's. Nothing here draws random numbers, and a graph without
+/// images draws the same.
+fn add_seen<'g>(x: Tensor<'g>, rows: Tensor<'g>, images: &Images<'g>) -> Tensor<'g> {
+    x.b.uncounted(|| x + rows.gather(images.seen))
 }
 
 /// The blocks and the final norm over states [T, D], wherever those come from.
@@ -126,6 +145,11 @@ pub fn apply<'g>(
     let mut x = x;
     for (i, block) in w.blocks.iter().enumerate() {
         x = b.scope(&format!("layers.{i}"), || block.apply(b, c, i, x, pass));
+        if let Some(images) = &pass.images
+            && let Some(deep) = images.features.deep.get(i)
+        {
+            x = b.scope(&format!("layers.{i}.deepstack"), || add_seen(x, *deep, images));
+        }
     }
     b.scope("norm", || w.norm.apply(b, x))
 }
@@ -186,7 +210,10 @@ fn rotation<'g>(c: &DecoderConfig, layer: usize, positions: Tensor<'g>) -> Optio
         RopePairs::Half => Pairs::Half,
         RopePairs::Interleaved => Pairs::Interleaved,
     };
-    let spec = || RopeSpec::text(c.head_size(), c.frequencies(layer), pairs);
+    let spec = || match c.rope_sections {
+        Some(sections) => RopeSpec::interleaved(c.head_size(), c.frequencies(layer), sections, pairs),
+        None => RopeSpec::text(c.head_size(), c.frequencies(layer), pairs),
+    };
     (c.positions == Positions::Rope).then(|| Rotation { positions, spec: spec() })
 }
 
@@ -195,8 +222,9 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
     let of_classes = matches!(form, Form::Classes { .. });
     assert_eq!(of_classes, c.head == Head::Classes, "{form:?} is no form of a head of {}", c.head);
     let b = Builder::new();
-    let (tokens, pass) = inputs(&b, c, form);
+    let (tokens, mut pass) = inputs(&b, c, form);
     let w = weights(&b, c);
+    pass.images = seen(form).map(|seen| images(&b, c, seen, tokens.dims()[0]));
     let table = b.read(w.embed);
     let x = embed(&b, c, &w, table, tokens, &pass);
     let x = apply(&b, c, &w, x, &pass);
@@ -210,12 +238,33 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
     b.finish()
 }
 
-/// What the host writes before a run, but for targets: tokens i32 [T], and what they are computed by.
+fn seen(form: Form) -> Option<Seen> {
+    match form {
+        Form::Loss { seen, .. } | Form::Logits { seen, .. } | Form::Cached { seen, .. } => seen,
+        Form::Classes { .. } | Form::Images(_) => None,
+    }
+}
+
+/// The number that nodes of the tower are counted from, far above those of the text and below what adapters draw by.
+const TOWER_KEYS: u64 = 1 << 32;
+
+/// The tower with its inputs, and the input `seen`.
+fn images<'g>(b: &'g Builder, c: &DecoderConfig, seen: Seen, tokens: usize) -> Images<'g> {
+    let v = c.vision.as_ref().expect("only a decoder with a tower sees images");
+    let w = vision::weights(b, v, c.width, c.init_std);
+    b.counted_from(TOWER_KEYS, || {
+        let inputs = vision::Inputs::new(b, v, seen);
+        let seen = b.input("seen", DType::I32, &[tokens]);
+        Images { features: vision::apply(b, v, &w, &inputs), seen }
+    })
+}
+
+/// What the host writes before a run, but for targets and images: tokens i32 [T], and what they are computed by.
 fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pass<'g>) {
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
     let (t, drops) = match form {
         Form::Loss { rows, len, dropout, .. } => (rows * len, dropout && c.dropout > 0.0),
-        Form::Logits { rows, len } => (rows * len, false),
+        Form::Logits { rows, len, .. } => (rows * len, false),
         Form::Cached { tokens, .. } => (tokens, false),
         Form::Classes { tokens, dropout, .. } => {
             (tokens, dropout && (c.dropout > 0.0 || c.head_dropout > 0.0))
@@ -232,7 +281,7 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
         _ => vec![],
     };
     let tokens = i32s("tokens", &[t]);
-    let positions = i32s("positions", &[1, t]);
+    let positions = i32s("positions", &[c.position_axes(), t]);
     let draw = drops.then(|| Draw { rng: i32s("rng", &[3]), rows: i32s("rows", &[t, 2]) });
     let sight = match (form, &segments[..]) {
         (Form::Cached { capacity, .. }, &[new, seen]) => {
@@ -243,7 +292,7 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
         (Form::Loss { len, .. } | Form::Logits { len, .. }, _) => Sight::rows(len),
         _ => unreachable!("other forms have segments"),
     };
-    (tokens, Pass { positions, sight, draw })
+    (tokens, Pass { positions, sight, draw, images: None })
 }
 
 /// Hidden states [T, D] of texts to one state a text, and the loss of their classes.
@@ -266,14 +315,21 @@ fn classify<'g>(
 
 impl Family for DecoderConfig {
     fn dimensions(&self) -> String {
-        format!(
+        let text = format!(
             "{} layers of width {}, {} heads, vocabulary {}, context {}",
             self.layers,
             self.width,
             self.heads,
             count(self.vocab as u64),
             count(self.context as u64)
-        )
+        );
+        match &self.vision {
+            Some(v) => format!(
+                "{text}; images by {} layers of width {}, {} heads, patches of {}",
+                v.layers, v.width, v.heads, v.patch
+            ),
+            None => text,
+        }
     }
 
     /// Rows are as long as anybody says, else 2048 tokens, and no longer than the model was made for unless the run says so.
@@ -347,13 +403,25 @@ impl Family for DecoderConfig {
 
     fn least(&self) -> Form {
         match self.head {
-            Head::Tokens => Form::Logits { rows: 1, len: 1 },
+            Head::Tokens => Form::Logits {
+                rows: 1,
+                len: 1,
+                seen: self.vision.as_ref().map(|v| Seen { patches: v.block(), images: 1 }),
+            },
             Head::Classes => Form::Classes { tokens: 1, texts: 1, longest: 1, dropout: false },
         }
     }
 
     fn published(&self) -> Result<&dyn Published, String> {
         Ok(self)
+    }
+
+    fn normalise(&mut self, said: &Value) -> Result<(), String> {
+        match &mut self.vision {
+            Some(v) => processor::normalise_by(said, [&mut v.mean, &mut v.std])?,
+            None => return Ok(()),
+        }
+        self.validate().map_err(|sentence| format!("it describes no images: {sentence}"))
     }
 
     /// What no other family knows is read as a decoder, which says what it misses.

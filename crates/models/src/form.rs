@@ -5,17 +5,34 @@
 pub enum Form {
     /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens. With
     /// `read`, over so many tokens, which the input `answers` names; -1 names none.
-    Loss { rows: usize, len: usize, documents: Documents, read: Option<usize>, dropout: bool },
+    Loss {
+        rows: usize,
+        len: usize,
+        documents: Documents,
+        read: Option<usize>,
+        dropout: bool,
+        seen: Option<Seen>,
+    },
     /// Result `logits` [T, V] of rows of `len` tokens.
-    Logits { rows: usize, len: usize },
+    Logits { rows: usize, len: usize, seen: Option<Seen> },
     /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
-    /// after those in a cache of `capacity` a sequence.
-    Cached { sequences: usize, tokens: usize, capacity: usize },
+    /// after those in a cache of `capacity` a sequence. The plan that reads prompts has `seen`; the one that goes on from
+    /// them needs no image again.
+    Cached { sequences: usize, tokens: usize, capacity: usize, seen: Option<Seen> },
     /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
     /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
     Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
     /// Of images.
     Images(ImageForm),
+}
+
+/// Images among the tokens, of a decoder that has a tower: the most patches, whole merge blocks, and the most images.
+/// A graph without them has no tower. All gradient plans of a run update the same parameters, so one whose tower is
+/// trained has it in every plan, if only of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub patches: usize,
+    pub images: usize,
 }
 
 /// Whether tokens see earlier documents of their row.

@@ -13,6 +13,7 @@ pub mod layers;
 pub mod library;
 pub mod objectives;
 pub mod registry;
+pub mod vision;
 pub mod vit;
 pub mod words;
 

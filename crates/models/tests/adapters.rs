@@ -23,7 +23,7 @@ const LOSS: Form = loss(2);
 
 /// So many rows of 5 tokens.
 const fn loss(rows: usize) -> Form {
-    Form::Loss { rows, len: 5, documents: Documents::Joined, read: None, dropout: true }
+    Form::Loss { rows, len: 5, documents: Documents::Joined, read: None, dropout: true, seen: None }
 }
 
 fn adapter(weight: &str, rank: usize, dora: bool) -> Adapter {
@@ -457,7 +457,14 @@ fn dora_moves_and_keeps_little_more_than_lora() {
     };
     let g = build(
         &config,
-        Form::Loss { rows: 1, len: TOKENS, documents: Documents::Joined, read: None, dropout: false },
+        Form::Loss {
+            rows: 1,
+            len: TOKENS,
+            documents: Documents::Joined,
+            read: None,
+            dropout: false,
+            seen: None,
+        },
     );
     let (inside, last) = (96, 96);
     let plans = |dora: bool| {

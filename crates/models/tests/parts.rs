@@ -64,13 +64,14 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 fn pass(b: &Builder) -> Pass<'_> {
     let positions = b.input("positions", DType::I32, &[1, 10]);
-    Pass { positions, sight: Sight::rows(5), draw: None }
+    Pass { positions, sight: Sight::rows(5), draw: None, images: None }
 }
 
 /// The loss of states x [10, D] under a head of its own.
 fn next_token<'g>(b: &'g Builder, c: &DecoderConfig, x: Tensor<'g>) {
     let head = b.param("head", &[c.vocab, c.width], Init::Normal { std: 0.3 });
-    let form = Form::Loss { rows: 2, len: 5, documents: Documents::Joined, read: None, dropout: false };
+    let form =
+        Form::Loss { rows: 2, len: 5, documents: Documents::Joined, read: None, dropout: false, seen: None };
     objectives::next_token::results(b, form, x, head);
 }
 

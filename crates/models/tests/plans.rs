@@ -52,11 +52,12 @@ fn gemma() -> DecoderConfig {
 const ROWS: usize = 2;
 /// Three texts in the room of four, with a token of nobody between them.
 const CLASSES: Form = Form::Classes { tokens: 10, texts: 4, longest: 5, dropout: true };
-const LOSS: Form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: None, dropout: true };
+const LOSS: Form =
+    Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: None, dropout: true, seen: None };
 
 /// The loss at four of ten tokens.
 const ANSWERS: Form =
-    Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: Some(4), dropout: true };
+    Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: Some(4), dropout: true, seen: None };
 
 /// Values for every parameter and input of a graph, by path.
 fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
@@ -209,6 +210,7 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
         documents: Documents::Apart { most: 4 },
         read: None,
         dropout: false,
+        seen: None,
     };
     compare(&small(), apart, &Options::default(), 2e-6);
     for config in [small(), gpt2(), gemma()] {
@@ -221,8 +223,14 @@ fn bf16_stays_within_its_rounding() {
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
         let options = Options { precision: Precision::BF16, recompute, ..Options::default() };
         for config in [small(), gpt2(), gemma()] {
-            let form =
-                Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: None, dropout: false };
+            let form = Form::Loss {
+                rows: ROWS,
+                len: 5,
+                documents: Documents::Joined,
+                read: None,
+                dropout: false,
+                seen: None,
+            };
             compare(&config, form, &options, 6e-2);
         }
         for pooling in [Pooling::Mean, Pooling::Last] {
@@ -252,7 +260,14 @@ fn even(config: DecoderConfig) -> DecoderConfig {
 /// two such operands.
 #[test]
 fn fp8_stays_within_its_rounding() {
-    let form = Form::Loss { rows: ROWS, len: 8, documents: Documents::Joined, read: None, dropout: false };
+    let form = Form::Loss {
+        rows: ROWS,
+        len: 8,
+        documents: Documents::Joined,
+        read: None,
+        dropout: false,
+        seen: None,
+    };
     for scaling in [Scaling::Delayed, Scaling::Current] {
         for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
             for config in [small(), gpt2()].map(even) {
@@ -269,7 +284,14 @@ fn recomputing_more_keeps_less() {
     let deep = DecoderConfig { layers: 8, context: 64, width: 32, ffn: 96, dropout: 0.0, ..small() };
     let g = build(
         &deep,
-        Form::Loss { rows: 4, len: deep.context, documents: Documents::Joined, read: None, dropout: false },
+        Form::Loss {
+            rows: 4,
+            len: deep.context,
+            documents: Documents::Joined,
+            read: None,
+            dropout: false,
+            seen: None,
+        },
     );
     let of_layers = |recompute: Recompute, recompute_layers: Option<usize>| {
         let options = Options { recompute, recompute_layers, ..Options::default() };

@@ -73,7 +73,8 @@ type Tensors = BTreeMap<String, Vec<f32>>;
 
 /// One step of `batch` on the CPU, `rows` at a time.
 fn step(c: &DecoderConfig, batch: &Batch, rows: usize, documents: Documents) -> (Tensors, Tensors) {
-    let graph = build(c, Form::Loss { rows, len: c.context, documents, read: None, dropout: true });
+    let graph =
+        build(c, Form::Loss { rows, len: c.context, documents, read: None, dropout: true, seen: None });
     let options = Options { rope_positions: Some(c.context), ..Options::default() };
     let plans = compile(&[Program { role: Role::GRAD, graph }], &cpu::target(2), &options).expect("plans");
     let mut session = Session::new(plans, 2).expect("a session");
@@ -176,7 +177,14 @@ fn any_split_gives_the_same_gradients_in_f64() {
 fn oracle_sums(c: &DecoderConfig, batch: &Batch, rows: usize) -> oracle::Values {
     let graph = build(
         c,
-        Form::Loss { rows, len: c.context, documents: Documents::Joined, read: None, dropout: true },
+        Form::Loss {
+            rows,
+            len: c.context,
+            documents: Documents::Joined,
+            read: None,
+            dropout: true,
+            seen: None,
+        },
     );
     let graph = oracle::in_f64(&differentiate(&graph).graph);
     let mut values = oracle::Values::new();

@@ -143,9 +143,16 @@ impl Golden {
             false => [
                 (
                     Role::GRAD,
-                    Form::Loss { rows, len, documents: Documents::Joined, read: None, dropout: true },
+                    Form::Loss {
+                        rows,
+                        len,
+                        documents: Documents::Joined,
+                        read: None,
+                        dropout: true,
+                        seen: None,
+                    },
                 ),
-                (Role::Logits, Form::Logits { rows, len }),
+                (Role::Logits, Form::Logits { rows, len, seen: None }),
             ],
         };
         let model = BdhConfig { dropout: 0.0, ..self.model.clone() };

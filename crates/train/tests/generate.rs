@@ -29,7 +29,7 @@ struct Forward {
 
 impl Forward {
     fn open(config: &Config, generator: &Generator) -> Forward {
-        let form = Form::Logits { rows: 1, len: CONTEXT };
+        let form = Form::Logits { rows: 1, len: CONTEXT, seen: None };
         let programs = [Program { role: Role::Logits, graph: build(config.model.decoder(), form) }];
         let plans = compile(&programs, &cpu::target(2), &Options::default()).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");

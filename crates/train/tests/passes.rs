@@ -127,8 +127,14 @@ fn plans(options: &Options) -> PlanSet {
         .model
         .decoder()
         .clone();
-    let form =
-        Form::Loss { rows: 4, len: model.context, documents: Documents::Joined, read: None, dropout: true };
+    let form = Form::Loss {
+        rows: 4,
+        len: model.context,
+        documents: Documents::Joined,
+        read: None,
+        dropout: true,
+        seen: None,
+    };
     let programs = [Program { role: Role::GRAD, graph: build(&model, form) }];
     compile_programs(&programs, &cpu::target(2), options).expect("plans")
 }

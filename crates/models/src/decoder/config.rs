@@ -3,6 +3,7 @@
 
 use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use crate::config::{Activation, Head, Pooling};
+use crate::vision::Vision;
 use flatout_settings::{choice, section};
 
 choice! {
@@ -88,6 +89,8 @@ section! {
         pub rope_theta: f64 = 1e4,
         /// Base of the rotary frequencies in local layers, which are not stretched; as in global ones where not given.
         pub rope_local_theta: Option<f64>,
+        /// With a tower: pairs of a head that follow time, height and width, which take turns.
+        pub rope_sections: Option<[usize; 3]>,
         /// Which elements of a head rotate together.
         pub rope_pairs: RopePairs = RopePairs::Half,
         /// How rotary frequencies are stretched for longer contexts.
@@ -126,6 +129,8 @@ section! {
         pub init_std: f64 = 0.02,
         /// Factor on init_std for the two products of a block that write to the residual stream.
         pub init_residual: f64 = 1.0,
+        /// The tower by which it sees images; none where not given.
+        pub vision: Option<Vision>,
         /// Initial weights, and the rest of this section: a Hugging Face folder, ORG/NAME[@revision] or RUN[@step].
         pub from: Option<String>,
     }
@@ -143,6 +148,11 @@ impl DecoderConfig {
     /// Of a head of classes.
     pub fn classes(&self) -> usize {
         self.classes.unwrap_or(0)
+    }
+
+    /// Positions of a token: one, or time, height and width where it may be an image's.
+    pub fn position_axes(&self) -> usize {
+        if self.rope_sections.is_some() { 3 } else { 1 }
     }
 
     /// Number of trained values. A tied head counts once.
@@ -169,7 +179,9 @@ impl DecoderConfig {
             Head::Classes => wide(self.classes()) * width,
         };
         let positions = if self.positions == Positions::Learned { wide(self.context) * width } else { 0 };
-        wide(self.layers) * (attention + feed_forward + biases + norms) + norm + embedding + head + positions
+        let vision = self.vision.as_ref().map_or(0, |vision| vision.parameters(self.width));
+        let text = wide(self.layers) * (attention + feed_forward + biases + norms);
+        text + norm + embedding + head + positions + vision
     }
 
     /// Whether a model of these dimensions exists; otherwise one sentence that names the key.
@@ -220,6 +232,7 @@ impl DecoderConfig {
         ])?;
         self.validate_rope()?;
         self.validate_window()?;
+        self.validate_vision()?;
         bounds::head(self.head, self.classes)?;
         if self.pooling == Pooling::ClsMean {
             return Err(
@@ -228,6 +241,50 @@ impl DecoderConfig {
             );
         }
         bounds::dropped(&[("dropout", self.dropout), ("head_dropout", self.head_dropout)])
+    }
+}
+
+impl DecoderConfig {
+    /// Whether a tower and the positions of a text with images go together; otherwise one sentence that names the key.
+    fn validate_vision(&self) -> Result<(), String> {
+        let (vision, sections) = match (&self.vision, self.rope_sections) {
+            (None, None) => return Ok(()),
+            (None, Some(_)) => {
+                return Err(
+                    "`model.rope_sections` has no use without `model.vision`: text has one position".into()
+                );
+            }
+            (Some(_), None) => {
+                return Err(
+                    "`model.rope_sections` is missing: tokens of images have a time, a height and a width"
+                        .into(),
+                );
+            }
+            (Some(vision), Some(sections)) => (vision, sections),
+        };
+        vision.validate(self.layers, self.vocab)?;
+        let asked = [
+            ("head", self.head == Head::Tokens, "tokens", self.head.to_string()),
+            ("positions", self.positions == Positions::Rope, "rope", self.positions.to_string()),
+            ("attention", self.attention == Attention::Causal, "causal", self.attention.to_string()),
+        ];
+        if let Some((key, _, wanted, value)) = asked.into_iter().find(|(_, fits, ..)| !fits) {
+            return Err(format!("`model.{key}` is {value}, and with `model.vision` there is only {wanted}"));
+        }
+        let half = self.head_size() / 2;
+        if sections.contains(&0) || sections.iter().sum::<usize>() != half {
+            return Err(format!(
+                "`model.rope_sections` is {sections:?}, and wants to be three numbers above 0 whose sum is {half}, half of \
+                 a head"
+            ));
+        }
+        if let Some(long) = sections[1..].iter().find(|section| 3 * **section > half) {
+            return Err(format!(
+                "`model.rope_sections` has {long} for height or width, and of {half} pairs in threes they may have {} at most",
+                half / 3
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -29,7 +29,7 @@ impl DecoderConfig {
                 amplitude: self.rope_attention_factor.unwrap_or(1.0 + 0.1 * factor.ln()),
             },
         };
-        Frequencies { theta: self.rope_theta, scaling }
+        Frequencies { scaling, ..Frequencies::from(self.rope_theta) }
     }
 
     /// Whether the keys of the scaling go together; otherwise one sentence that names one.

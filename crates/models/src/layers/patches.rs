@@ -18,14 +18,33 @@ pub fn patches<'g>(
 ) -> Tensor<'g> {
     let (b, dims) = (pixels.b, pixels.dims());
     let (n, rows, columns) = (dims[0], dims[1] / patch, dims[2] / patch);
-    let factor = Channels::new(b, std.map(|std| 1.0 / (255.0 * std)));
-    let shift = Channels::new(b, [0, 1, 2].map(|c| -mean[c] / std[c]));
+    let normal = Normal::new(b, mean, std);
     let cut = pixels.reshape(&[n, rows, patch, columns, patch, CHANNELS]);
     let cut = cut.transpose(&[0, 1, 3, 2, 4, 5]).cast(DType::F32); // [B, Y / P, X / P, P, P, 3]
     let cut = mix.map_or(cut, |mix| mixed(cut, mix));
-    let normal = factor.with(cut, |x, f| x.scale(f), |x, f| x * f);
-    let normal = shift.with(normal, |x, s| x.offset(s), |x, s| x + s);
-    normal.reshape(&[n * rows * columns, patch * patch * CHANNELS])
+    normal.of(cut).reshape(&[n * rows * columns, patch * patch * CHANNELS])
+}
+
+/// How pixels are normalised: (x / 255 - mean) / std by channel. It is made before the pixels, so that nothing parts what is
+/// done to those.
+pub struct Normal<'g> {
+    factor: Channels<'g>,
+    shift: Channels<'g>,
+}
+
+impl<'g> Normal<'g> {
+    pub fn new(b: &'g Builder, mean: &[f64; CHANNELS], std: &[f64; CHANNELS]) -> Self {
+        Normal {
+            factor: Channels::new(b, std.map(|std| 1.0 / (255.0 * std))),
+            shift: Channels::new(b, [0, 1, 2].map(|c| -mean[c] / std[c])),
+        }
+    }
+
+    /// Of pixels [.., 3] as floats.
+    pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let x = self.factor.with(x, |x, f| x.scale(f), |x, f| x * f);
+        self.shift.with(x, |x, s| x.offset(s), |x, s| x + s)
+    }
 }
 
 /// Patches to the width of a model, as `Linear::apply` of both operands aligned.
@@ -69,8 +88,7 @@ fn mixed<'g>(cut: Tensor<'g>, mix: Mix<'g>) -> Tensor<'g> {
     to_all(has_box).select(pasted, blended)
 }
 
-/// A number for every channel of [.., 3]: one, where they share it, or a row of three. Rows are made before the pixels, so
-/// that nothing parts what is done to those.
+/// A number for every channel of [.., 3]: one, where they share it, or a row of three.
 enum Channels<'g> {
     Same(f64),
     Row(Tensor<'g>),

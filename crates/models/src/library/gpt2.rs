@@ -146,7 +146,7 @@ mod tests {
     /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
     #[test]
     fn every_weight_has_its_place() {
-        let graph = build(&small(), Form::Logits { rows: 1, len: 3 });
+        let graph = build(&small(), Form::Logits { rows: 1, len: 3, seen: None });
         let parameters = graph.slots.iter().filter(|s| s.class.is_parameter());
         let table = stored(&small()).unwrap();
         let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();

@@ -93,6 +93,12 @@ pub(crate) fn read_timm(cfg: &Fields<'_>, image_size: usize) -> Result<Processor
 
 /// Takes over the means and deviations that a `preprocessor_config.json` says, of pixels that are multiplied by its factor.
 pub(crate) fn normalise(vit: &mut VitConfig, config: &Value) -> Result<(), String> {
+    normalise_by(config, [&mut vit.mean, &mut vit.std])?;
+    vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
+}
+
+/// The same, of a mean and a deviation.
+pub(crate) fn normalise_by(config: &Value, [mean, std]: [&mut [f64; 3]; 2]) -> Result<(), String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
     let factor = match f.is_true("do_rescale", true)? {
         true => f.number_or("rescale_factor", 1.0 / 255.0)?,
@@ -102,7 +108,7 @@ pub(crate) fn normalise(vit: &mut VitConfig, config: &Value) -> Result<(), Strin
         return Err(format!("its `rescale_factor` is {factor}, and wants to be above 0"));
     }
     let normalises = f.is_true("do_normalize", true)?;
-    for (name, place, none) in [("image_mean", &mut vit.mean, 0.0), ("image_std", &mut vit.std, 1.0)] {
+    for (name, place, none) in [("image_mean", mean, 0.0), ("image_std", std, 1.0)] {
         let said = match (normalises, f.get(name)) {
             (false, _) => [none; 3],
             (true, None) => continue,
@@ -117,7 +123,7 @@ pub(crate) fn normalise(vit: &mut VitConfig, config: &Value) -> Result<(), Strin
         let is_usual = (255.0 * factor - 1.0).abs() < 1e-9;
         *place = if is_usual { said } else { said.map(|x: f64| x / (255.0 * factor)) };
     }
-    vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
+    Ok(())
 }
 
 /// The `preprocessor_config.json` of a model whose images are made so.

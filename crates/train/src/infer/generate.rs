@@ -66,7 +66,7 @@ impl Generator {
         // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
         loaded.config.model.set_context(capacity);
         let program = |role: Role, tokens: usize| {
-            let form = Form::Cached { sequences, tokens, capacity };
+            let form = Form::Cached { sequences, tokens, capacity, seen: None };
             Program { role, graph: loaded.config.model.build(form) }
         };
         let programs = [program(Role::Prefill, chunk), program(Role::Decode, sequences)];

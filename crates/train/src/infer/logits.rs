@@ -69,7 +69,7 @@ pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path
     let at_once = (AT_ONCE / longest).clamp(1, rows.len());
     loaded.config.model.set_context(longest);
     let vocab = loaded.config.model.vocab().expect("checked above");
-    let graph = loaded.config.model.build(Form::Logits { rows: at_once, len: longest });
+    let graph = loaded.config.model.build(Form::Logits { rows: at_once, len: longest, seen: None });
     let mut session = loaded.session(device, &[Program { role: Role::Logits, graph }])?;
     let positions: Vec<i32> = (0..at_once).flat_map(|_| 0..longest as i32).collect();
     session.write_i32(&input_path(Role::Logits, "positions"), &positions)?;

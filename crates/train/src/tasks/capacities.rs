@@ -47,7 +47,7 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 most => Documents::Apart { most },
             };
             let read = (read > 0).then_some(read);
-            Form::Loss { rows, len: tokens / rows, documents, read, dropout: training }
+            Form::Loss { rows, len: tokens / rows, documents, read, dropout: training, seen: None }
         }
     };
     config.model.build(form)

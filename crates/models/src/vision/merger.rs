@@ -1,0 +1,50 @@
+//! Merge blocks to rows of the text's width: four patches side by side, two products with an exact GELU between.
+
+use flatout_ir::ops::gated::Act;
+use flatout_ir::{Builder, Init, Tensor};
+
+use super::{Vision, norm_spec};
+use crate::layers::{Linear, Norm};
+
+/// Whether patches are normed before they lie side by side, or blocks of them behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Normed {
+    Patches,
+    Blocks,
+}
+
+#[derive(Clone, Debug)]
+pub struct Merger {
+    normed: Normed,
+    norm: Norm,
+    up: Linear,
+    down: Linear,
+    /// Values of a block.
+    merged: usize,
+}
+
+impl Merger {
+    /// Declares `norm`, `up` and `down` under the current scope.
+    pub fn declare(b: &Builder, v: &Vision, normed: Normed, text_width: usize, init: Init) -> Merger {
+        let merged = v.block() * v.width;
+        let size = if normed == Normed::Patches { v.width } else { merged };
+        Merger {
+            normed,
+            norm: Norm::declare(b, "norm", size, norm_spec(v)),
+            up: Linear::named(b, "up", [merged, merged], init, true),
+            down: Linear::named(b, "down", [text_width, merged], init, true),
+            merged,
+        }
+    }
+
+    /// States [P, D] to [P / M, W].
+    pub fn apply<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> Tensor<'g> {
+        let dims = x.dims();
+        let blocks = [dims[0] * dims[1] / self.merged, self.merged];
+        let x = match self.normed {
+            Normed::Patches => self.norm.apply(b, x).reshape(&blocks),
+            Normed::Blocks => self.norm.apply(b, x.reshape(&blocks)),
+        };
+        self.down.apply(b, self.up.apply(b, x).activate(Act::GeluExact))
+    }
+}

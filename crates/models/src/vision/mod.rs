@@ -1,0 +1,170 @@
+//! The tower of a decoder that sees images: patches with interpolated positions, pre-norm blocks in which every patch of an
+//! image sees every other, and mergers that make one row of the text's width of each block of patches.
+//!
+//! P patches of I images, D width, H heads, K head size, M patches of a merge block, W width of the text.
+
+mod config;
+pub mod layout;
+mod merger;
+
+pub use config::{Tower, Vision};
+
+use flatout_ir::ops::attention::Mask;
+use flatout_ir::ops::norm::{NormSpec, NormWeight};
+use flatout_ir::ops::rope::{Pairs, RopeSpec};
+use flatout_ir::{Builder, DType, Init, SlotId, Tensor};
+
+use self::merger::{Merger, Normed};
+use crate::config::Activation;
+use crate::form::Seen;
+use crate::images::CHANNELS;
+use crate::layers::patches::{Normal, project};
+use crate::layers::{Attention, FeedForward, Heads, Linear, Norm, Rotation, Sight, bounds, weight};
+
+/// The scope of the tower's parameters.
+pub const SCOPE: &str = "vision";
+/// Bilinear interpolation reads four learned positions.
+pub const TAPS: usize = 4;
+
+/// The parameters, declared once.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    patch: Linear,
+    /// Of a square grid, row by row: [side side, D].
+    positions: SlotId,
+    blocks: Vec<Block>,
+    merger: Merger,
+    deepstack: Vec<Merger>,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    attn_norm: Norm,
+    attn: Attention,
+    ffn_norm: Norm,
+    ffn: FeedForward,
+}
+
+/// What the host writes before a run.
+pub struct Inputs<'g> {
+    /// u8 [P, rows columns 3], of merge blocks one after another.
+    patches: Tensor<'g>,
+    /// Row and column of every patch in its image: i32 [2, P].
+    places: Tensor<'g>,
+    /// Which learned positions are summed, i32 [4, P], and their shares, f32 [4, P].
+    taps: Tensor<'g>,
+    tap_weights: Tensor<'g>,
+    /// Where each image begins, and its patches: i32 [I] each.
+    images: (Tensor<'g>, Tensor<'g>),
+}
+
+/// Rows [P / M, W] that take the places of tokens, and those that are added behind the first layers of the text.
+pub struct Features<'g> {
+    pub main: Tensor<'g>,
+    pub deep: Vec<Tensor<'g>>,
+}
+
+/// Declares every parameter under the scope `vision`.
+pub fn weights(b: &Builder, v: &Vision, text_width: usize, init_std: f64) -> Weights {
+    let init = Init::Normal { std: init_std as f32 };
+    let merger =
+        |name: &str, normed: Normed| b.scope(name, || Merger::declare(b, v, normed, text_width, init));
+    b.scope(SCOPE, || Weights {
+        patch: Linear::scoped(b, "patch", [v.width, v.time_patch * v.patch_values()], init, Init::Zeros),
+        positions: b.scope("positions", || weight(b, "weight", &[v.positions * v.positions, v.width], init)),
+        blocks: (0..v.layers)
+            .map(|i| b.scope(&format!("layers.{i}"), || Block::declare(b, v, init)))
+            .collect(),
+        merger: merger("merger", Normed::Patches),
+        deepstack: (0..v.deepstack.len())
+            .map(|i| merger(&format!("deepstack.{i}"), Normed::Blocks))
+            .collect(),
+    })
+}
+
+fn norm_spec(v: &Vision) -> NormSpec {
+    NormSpec { eps: v.norm_eps as f32, center: true, weight: NormWeight::Plain, bias: true }
+}
+
+impl<'g> Inputs<'g> {
+    pub fn new(b: &'g Builder, v: &Vision, seen: Seen) -> Inputs<'g> {
+        let Seen { patches, images } = seen;
+        assert!(patches.is_multiple_of(v.block()), "{patches} patches are not whole blocks of {}", v.block());
+        Inputs {
+            patches: b.input("patches", DType::U8, &[patches, v.patch_values()]),
+            places: b.input("patch_places", DType::I32, &[2, patches]),
+            taps: b.input("taps", DType::I32, &[TAPS, patches]),
+            tap_weights: b.input("tap_weights", DType::F32, &[TAPS, patches]),
+            images: bounds(b, "image", images),
+        }
+    }
+}
+
+/// Features of images. Patches of no image give rows that nothing reads.
+pub fn apply<'g>(b: &'g Builder, v: &Vision, w: &Weights, inputs: &Inputs<'g>) -> Features<'g> {
+    b.scope(SCOPE, || {
+        let mut x = embed(b, v, w, inputs);
+        let rotation = Rotation {
+            positions: inputs.places,
+            spec: RopeSpec::grid(v.head_size(), v.rope_theta, Pairs::Half),
+        };
+        let sight = Sight::ragged(inputs.images, x.dims()[0]);
+        let mut deep = vec![];
+        for (i, block) in w.blocks.iter().enumerate() {
+            x = b.scope(&format!("layers.{i}"), || block.apply(b, i, x, &rotation, &sight));
+            if let Some(nth) = v.deepstack.iter().position(|at| *at == i) {
+                deep.push(b.scope(&format!("deepstack.{nth}"), || w.deepstack[nth].apply(b, x)));
+            }
+        }
+        Features { main: b.scope("merger", || w.merger.apply(b, x)), deep }
+    })
+}
+
+/// Patches [P, D] with their positions.
+fn embed<'g>(b: &'g Builder, v: &Vision, w: &Weights, inputs: &Inputs<'g>) -> Tensor<'g> {
+    let count = inputs.patches.dims()[0];
+    let x = b.scope("patch", || {
+        let normal = Normal::new(b, &v.mean, &v.std);
+        let pixels = inputs.patches.reshape(&[count, v.patch * v.patch, CHANNELS]).cast(DType::F32);
+        let frame = normal.of(pixels).reshape(&[count, v.patch_values()]);
+        // A still image is every frame of its patches.
+        project(b, &w.patch, b.concat(&vec![frame; v.time_patch], 1))
+    });
+    b.scope("positions", || {
+        let table = b.read(w.positions);
+        (0..TAPS).fold(x, |sum, tap| {
+            let rows = table.gather(inputs.taps.slice(0, tap, 1).reshape(&[count]));
+            sum + rows * inputs.tap_weights.slice(0, tap, 1).reshape(&[count, 1])
+        })
+    })
+}
+
+impl Block {
+    fn declare(b: &Builder, v: &Vision, init: Init) -> Block {
+        let (d, k) = (v.width, v.head_size());
+        let heads = Heads { count: v.heads, kv_count: v.heads, size: k, scale: 1.0 / (k as f32).sqrt() };
+        let norm = |name: &str| Norm::declare(b, name, d, norm_spec(v));
+        Block {
+            attn_norm: norm("attn_norm"),
+            attn: b.scope("attn", || Attention::declare(b, d, heads, None, [true; 2], [init; 2])),
+            ffn_norm: norm("ffn_norm"),
+            ffn: b
+                .scope("ffn", || FeedForward::declare(b, [d, v.ffn], Activation::GeluTanh, true, [init; 2])),
+        }
+    }
+
+    fn apply<'g>(
+        &self,
+        b: &'g Builder,
+        layer: usize,
+        x: Tensor<'g>,
+        rotation: &Rotation<'g>,
+        sight: &Sight<'g>,
+    ) -> Tensor<'g> {
+        let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
+        let normed = norm("attn_norm", &self.attn_norm, x);
+        let x = x + b.scope("attn", || self.attn.apply(b, normed, layer, Some(rotation), sight, Mask::Full));
+        let normed = norm("ffn_norm", &self.ffn_norm, x);
+        x + b.scope("ffn", || self.ffn.apply(b, normed))
+    }
+}
