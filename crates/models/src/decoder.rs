@@ -437,6 +437,11 @@ impl Family for DecoderConfig {
 }
 
 impl Model {
+    /// Whether it sees images among the tokens of a text.
+    pub fn has_tower(&self) -> bool {
+        self.as_decoder().is_some_and(|decoder| decoder.vision.is_some())
+    }
+
     pub fn as_decoder(&self) -> Option<&DecoderConfig> {
         match self {
             Model::Decoder(decoder) => Some(decoder),

@@ -31,3 +31,4 @@ mod traces;
 mod unfused;
 mod vision_golden;
 mod vision_run;
+mod vl_golden;

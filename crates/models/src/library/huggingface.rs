@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::llama::weight_names;
+use super::processor::Processor;
 use super::stored::Stored;
-use super::{Published, class_heads, gemma, gpt2, llama};
+use super::{Published, class_heads, gemma, gpt2, llama, qwen3_vl};
 use crate::config::{
     Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Positions, RopePairs,
 };
@@ -102,21 +103,9 @@ pub fn read(config: &Value) -> Result<Described, String> {
     };
     let outer = Fields(fields);
     let f = outer.text_part()?;
-    let (architecture, head) = f.architecture()?;
-    f.refuse_unsupported(architecture)?;
-    let model = match architecture {
-        Architecture::Gpt2 => gpt2::read(&f)?,
-        Architecture::Llama | Architecture::Qwen3 => llama::read(&f, architecture == Architecture::Qwen3)?,
-        Architecture::Gemma3 => {
-            let named = |f: &Fields<'_>| {
-                f.get("dtype").or(f.get("torch_dtype")).and_then(Value::as_str).map(str::to_string)
-            };
-            gemma::read(&f, named(&outer).or(named(&f)).as_deref())?
-        }
-    };
-    let (model, classes) = match head {
-        Head::Classes => (class_heads::read(&f, model)?, class_heads::names(&f)?),
-        Head::Tokens => (model, vec![]),
+    let (model, classes) = match outer.get("model_type").is_some_and(|kind| kind == qwen3_vl::MODEL_TYPE) {
+        true => (qwen3_vl::read(&outer)?, vec![]),
+        false => read_text(&outer, &f)?,
     };
     model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
     let tokens = |name: &str| match outer.tokens(name)? {
@@ -124,6 +113,26 @@ pub fn read(config: &Value) -> Result<Described, String> {
         found => Ok(found),
     };
     Ok(Described { model, bos: tokens("bos_token_id")?, eos: tokens("eos_token_id")?, classes })
+}
+
+/// A model of text alone, with the names of its classes.
+fn read_text(outer: &Fields<'_>, f: &Fields<'_>) -> Result<(DecoderConfig, Vec<String>), String> {
+    let (architecture, head) = f.architecture()?;
+    f.refuse_unsupported(architecture)?;
+    let model = match architecture {
+        Architecture::Gpt2 => gpt2::read(f)?,
+        Architecture::Llama | Architecture::Qwen3 => llama::read(f, architecture == Architecture::Qwen3)?,
+        Architecture::Gemma3 => {
+            let named = |f: &Fields<'_>| {
+                f.get("dtype").or(f.get("torch_dtype")).and_then(Value::as_str).map(str::to_string)
+            };
+            gemma::read(f, named(outer).or(named(f)).as_deref())?
+        }
+    };
+    match head {
+        Head::Classes => Ok((class_heads::read(f, model)?, class_heads::names(f)?)),
+        Head::Tokens => Ok((model, vec![])),
+    }
 }
 
 /// Other names that a weight may have in a file: of a base model without its head, or of the text part of a model that
@@ -138,11 +147,26 @@ pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Resu
     if Architecture::of(model)? == Architecture::Gpt2 {
         return gpt2::stored(model);
     }
+    if let Some(vision) = &model.vision {
+        return seeing(model).map(|()| qwen3_vl::stored(model, vision, shape));
+    }
     let plain = |(ours, theirs): (String, String)| {
         let dims = shape(&ours);
         Stored::whole(ours, theirs, dims)
     };
     Ok(weight_names(model).into_iter().map(plain).collect())
+}
+
+/// Whether the text of a decoder that sees images is one that the library has beside a tower.
+fn seeing(model: &DecoderConfig) -> Result<(), String> {
+    match Architecture::of(model)? {
+        Architecture::Qwen3 => Ok(()),
+        _ => Err(format!(
+            "a decoder with `model.vision` and model.qk_norm = {} is no {}",
+            model.qk_norm,
+            qwen3_vl::CLASS
+        )),
+    }
 }
 
 /// Whether a tensor of a checkpoint follows from the rest: a tied head that is stored all the same, frequencies of
@@ -175,6 +199,10 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
         "dtype": dtype,
     });
     let fields = config.as_object_mut().expect("an object was just made");
+    if let Some(vision) = &model.vision {
+        seeing(model)?;
+        return qwen3_vl::write(model, vision, std::mem::take(fields));
+    }
     let more = match architecture {
         Architecture::Gpt2 => gpt2::write(model),
         Architecture::Llama | Architecture::Qwen3 => llama::write(model),
@@ -206,11 +234,27 @@ impl Published for DecoderConfig {
     fn write(&self, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
         write(self, dtype, bos, eos)
     }
+
+    fn processor(&self, _processor: &Processor) -> Option<Value> {
+        self.vision.as_ref().map(qwen3_vl::write_processor)
+    }
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of the text model: all of them, or of a Gemma-3 that sees images as well those of its part.
+    /// The fields of an object within.
+    pub(super) fn part(&self, name: &str) -> Result<Fields<'a>, String> {
+        match self.get(name).map(Value::as_object) {
+            Some(Some(fields)) => Ok(Fields(fields)),
+            Some(None) => Err(format!("its `{name}` is not an object")),
+            None => Err(format!("it has no `{name}`")),
+        }
+    }
+
+    /// The fields of the text model: all of them, or of a model that sees images as well those of its part.
     fn text_part(&self) -> Result<Fields<'a>, String> {
+        if self.get("model_type").is_some_and(|kind| kind == qwen3_vl::MODEL_TYPE) {
+            return self.part("text_config");
+        }
         if self.get("model_type").is_none_or(|kind| kind != "gemma3") {
             return Ok(Fields(self.0));
         }
@@ -231,13 +275,16 @@ impl<'a> Fields<'a> {
     }
 
     fn architecture(&self) -> Result<(Architecture, Head), String> {
-        let known = "llama, qwen3, gpt2, gemma3_text and gemma3";
+        let known = "llama, qwen3, qwen3_vl, gpt2, gemma3_text and gemma3";
         let Some(found) = self.get("model_type").and_then(Value::as_str) else {
             return Err(format!("it has no `model_type`; {known} are read"));
         };
         let architecture = Architecture::ALL.into_iter().find(|a| a.model_type() == found);
-        let architecture = architecture
-            .ok_or_else(|| format!("its `model_type` is {found:?}, and only {known} are read"))?;
+        let unknown = || {
+            let relative = qwen3_vl::refused(found);
+            relative.unwrap_or_else(|| format!("its `model_type` is {found:?}, and only {known} are read"))
+        };
+        let architecture = architecture.ok_or_else(unknown)?;
         let classes = self.get("architectures").and_then(Value::as_array);
         let Some(class) = classes.and_then(|classes| classes.first()).and_then(Value::as_str) else {
             return Ok((architecture, Head::Tokens));
@@ -250,6 +297,11 @@ impl<'a> Fields<'a> {
                 architecture.class(Head::Classes)
             )),
         }
+    }
+
+    /// The same of the text beside a tower.
+    pub(super) fn refuse_unsupported_qwen3(&self) -> Result<(), String> {
+        self.refuse_unsupported(Architecture::Qwen3)
     }
 
     /// Fields with which the library would compute something else than the decoder does.
@@ -418,7 +470,7 @@ mod tests {
             (
                 "model_type",
                 json!("mamba"),
-                "`model_type` is \"mamba\", and only llama, qwen3, gpt2, gemma3_text and gemma3 are read",
+                "`model_type` is \"mamba\", and only llama, qwen3, qwen3_vl, gpt2, gemma3_text and gemma3 are read",
             ),
             ("architectures", json!(["LlamaForTokenClassification"]), "LlamaForTokenClassification"),
             ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),

@@ -10,6 +10,7 @@ pub mod gpt2;
 pub mod huggingface;
 pub mod llama;
 pub mod processor;
+mod qwen3_vl;
 mod rope;
 pub mod stored;
 mod timm;

@@ -25,7 +25,8 @@ pub enum Within {
     Columns { transposed: bool, columns: Range<usize> },
     /// These of their first axis, which holds several weights one after another.
     Rows(Range<usize>),
-    /// Theirs is [out, channels, height, width] and ours [out, height width channels].
+    /// Theirs is [out, channels, height, width] and ours [out, height width channels]; with a time before the height ours is
+    /// [out, time height width channels].
     ChannelsLast,
 }
 
@@ -133,6 +134,7 @@ mod tests {
             (of(&[3, 2], Within::Rows(1..3)), vec![2, 3, 4, 5]),
             (of(&[2, 3], Within::Columns { transposed: false, columns: 1..3 }), vec![1, 2, 4, 5]),
             (of(&[2, 3], Within::Columns { transposed: true, columns: 1..3 }), vec![1, 4, 2, 5]),
+            (of(&[1, 2, 2, 1, 2], Within::ChannelsLast), vec![0, 4, 1, 5, 2, 6, 3, 7]),
             (of(&[2, 3, 1, 2], Within::ChannelsLast), vec![0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]),
         ];
         for (stored, wanted) in cases {

@@ -32,6 +32,8 @@ pub struct Generator {
     capacity: usize,
     /// Tokens that are read at once.
     chunk: usize,
+    /// Positions of a token.
+    position_axes: usize,
     /// Tokens in the cache, by lane.
     seen: Vec<usize>,
     /// Tokens made by the last call.
@@ -79,6 +81,7 @@ impl Generator {
             frames: loaded.is_run,
             capacity,
             chunk,
+            position_axes: loaded.config.model.as_decoder().map_or(1, |decoder| decoder.position_axes()),
             seen: vec![0; sequences],
             made: 0,
             checkpoint: loaded.place,
@@ -175,6 +178,8 @@ impl Generator {
             set("last", lane, at - 1);
             self.seen[lane] += tokens.len();
         }
+        let positions = inputs.get_mut("positions").expect("a named input");
+        *positions = positions.repeat(self.position_axes);
         for (name, values) in inputs {
             self.session.write_i32(&input_path(role, name), &values)?;
         }

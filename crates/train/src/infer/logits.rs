@@ -72,7 +72,8 @@ pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path
     let graph = loaded.config.model.build(Form::Logits { rows: at_once, len: longest, seen: None });
     let mut session = loaded.session(device, &[Program { role: Role::Logits, graph }])?;
     let positions: Vec<i32> = (0..at_once).flat_map(|_| 0..longest as i32).collect();
-    session.write_i32(&input_path(Role::Logits, "positions"), &positions)?;
+    let axes = loaded.config.model.as_decoder().map_or(1, |decoder| decoder.position_axes());
+    session.write_i32(&input_path(Role::Logits, "positions"), &positions.repeat(axes))?;
 
     let partial = PathBuf::from(format!("{}.partial", out.display()));
     let opened = File::create(&partial).map_err(Failure::io(partial.display()))?;

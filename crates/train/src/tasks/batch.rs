@@ -84,17 +84,32 @@ pub fn write(session: &mut Session, batch: &Batch, draw: Draw) -> Result<(), Run
 
 /// The inputs that the plans of one kind have by name. A task makes no tensor that no plan reads.
 #[derive(Clone, Debug, Default)]
-pub struct Inputs(BTreeSet<String>);
+pub struct Inputs {
+    names: BTreeSet<String>,
+    /// Of a token: one, or time, height and width.
+    position_axes: usize,
+}
 
 impl Inputs {
     pub fn of(plans: &PlanSet, role: Role) -> Inputs {
         let prefix = input_path(role, "");
         let inputs = plans.slots.iter().filter(|slot| slot.class == Class::Input);
-        Inputs(inputs.filter_map(|slot| slot.path.strip_prefix(&prefix)).map(String::from).collect())
+        let named: Vec<_> =
+            inputs.filter_map(|slot| Some((slot.path.strip_prefix(&prefix)?, &slot.ty.dims))).collect();
+        let positions = named.iter().find(|(name, _)| *name == "positions");
+        Inputs {
+            position_axes: positions.map_or(1, |(_, dims)| dims[0]),
+            names: named.into_iter().map(|(name, _)| name.to_string()).collect(),
+        }
+    }
+
+    /// Positions of text, which are the same on every axis that the plans have.
+    pub fn text_positions(&self, positions: &[i32]) -> HostTensor {
+        HostTensor::I32(positions.repeat(self.position_axes.max(1)))
     }
 
     pub fn has(&self, name: &str) -> bool {
-        self.0.contains(name)
+        self.names.contains(name)
     }
 
     /// The tensors among these that the plans have; each is made only then.

@@ -313,7 +313,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
     };
     let tensors = inputs.only([
         ("tokens", Box::new(|| HostTensor::I32(tokens)) as Box<dyn FnOnce() -> HostTensor>),
-        ("positions", Box::new(|| HostTensor::I32(positions))),
+        ("positions", Box::new(|| inputs.text_positions(&positions))),
         ("answers", Box::new(|| HostTensor::I32(read))),
         ("targets", Box::new(|| HostTensor::I32(targets))),
         ("labels", Box::new(|| HostTensor::I32(labels))),

@@ -224,11 +224,12 @@ pub fn batch(role: Role, rows: &Rows, from: usize, capacity: usize, inputs: &Inp
     let context = rows.context;
     let count = capacity.min(rows.count() - from);
     let tokens = from * context..(from + count) * context;
-    let padded = |values: &[i32], fill: i32| {
+    let filled = |values: &[i32], fill: i32| {
         let mut values = values[tokens.clone()].to_vec();
         values.resize(capacity * context, fill);
-        HostTensor::I32(values)
+        values
     };
+    let padded = |values: &[i32], fill: i32| HostTensor::I32(filled(values, fill));
     let weights = || {
         let mut weights = rows.weights[tokens.clone()].to_vec();
         weights.resize(capacity * context, 0.0);
@@ -250,7 +251,7 @@ pub fn batch(role: Role, rows: &Rows, from: usize, capacity: usize, inputs: &Inp
     let tensors = inputs.only([
         ("tokens", Box::new(|| padded(&rows.tokens, 0)) as Box<dyn FnOnce() -> HostTensor>),
         ("targets", Box::new(|| padded(&rows.targets, -1))),
-        ("positions", Box::new(|| padded(&rows.positions, 0))),
+        ("positions", Box::new(|| inputs.text_positions(&filled(&rows.positions, 0)))),
         ("weights", Box::new(weights)),
         ("segment_start", Box::new(|| segments(|row, s| row + s.start as usize))),
         ("segment_len", Box::new(|| segments(|_, s| s.len as usize))),

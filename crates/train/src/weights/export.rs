@@ -110,7 +110,7 @@ impl Adapters {
                 loaded.config.model.kind()
             );
         };
-        peft::exportable(decoder)?;
+        peft::exportable(decoder, all)?;
         let mut named: Vec<(String, Vec<Adapter>)> = vec![];
         for adapter in all {
             match named.iter_mut().find(|(name, _)| *name == adapter.name) {

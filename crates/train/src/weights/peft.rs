@@ -13,6 +13,7 @@ use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Head};
 use flatout_models::library::huggingface;
 use flatout_models::registry::Family;
+use flatout_models::vision;
 use flatout_runtime::Session;
 use serde_json::{Map, Value, json};
 
@@ -45,6 +46,10 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, St
             continue;
         }
         if !stored.is_whole() {
+            // Of a tower q, k and v are parts of one tensor; its other weights can have adapters there.
+            if is_of_tower(&stored.ours) {
+                continue;
+            }
             return Err(format!(
                 "`{}` is part of `{}` there, or lies the other way round",
                 stored.ours, stored.theirs
@@ -54,6 +59,10 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<(String, String)>, St
         modules.push((stored.ours, module.to_string()));
     }
     Ok(modules)
+}
+
+fn is_of_tower(weight: &str) -> bool {
+    weight.split('.').next() == Some(vision::SCOPE)
 }
 
 /// An adapter that was found: what it is, and where its tensors lie.
@@ -327,7 +336,7 @@ pub struct Trained<'a> {
 /// Writes both files of an adapter into a folder; gives the parameters and the bytes of the tensors.
 pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, u64), Failure> {
     let Trained { model, weights, adapters, also, from } = trained;
-    let modules = exportable(model)?;
+    let modules = exportable(model, adapters)?;
     let module =
         |weight: &str| modules.iter().find(|(ours, _)| ours == weight).map(|(_, theirs)| theirs.as_str());
     let shapes = parameters(&model.clone().into());
@@ -368,11 +377,16 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     Ok((elements, size))
 }
 
-/// The names of modules, for an export.
-pub fn exportable(model: &DecoderConfig) -> Result<Vec<(String, String)>, UserError> {
+/// The names of modules, for an export of these adapters.
+pub fn exportable(model: &DecoderConfig, adapters: &[Adapter]) -> Result<Vec<(String, String)>, UserError> {
     let cannot =
-        |why| UserError(format!("the adapters cannot be exported apart: {why}; leave --adapter out"));
-    modules(model).map_err(cannot)
+        |why: String| UserError(format!("the adapters cannot be exported apart: {why}; leave --adapter out"));
+    let modules = modules(model).map_err(cannot)?;
+    let is_named = |weight: &String| modules.iter().any(|(ours, _)| ours == weight);
+    match adapters.iter().find(|adapter| !is_named(&adapter.weight)) {
+        Some(adapter) => Err(cannot(format!("`{}` is part of a larger tensor there", adapter.weight))),
+        None => Ok(modules),
+    }
 }
 
 fn described_by(
@@ -390,7 +404,9 @@ fn described_by(
     let target = |module: &&String| {
         let same = modules.iter().filter(|(_, other)| last(other) == last(module));
         let is_whole = same.into_iter().all(|(_, other)| adapted.contains(other));
-        if is_whole { last(module) } else { module.to_string() }
+        // The tower's mergers have names that end as its blocks' do.
+        let has_namesakes = module.starts_with("model.visual.");
+        if is_whole && !has_namesakes { last(module) } else { module.to_string() }
     };
     let targets: BTreeSet<String> = adapted.iter().map(target).collect();
     let (rank, alpha) = (adapters[0].rank, alpha(&adapters[0]));

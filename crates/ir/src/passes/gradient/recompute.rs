@@ -15,10 +15,15 @@ use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
 
 /// Rewrites the backward pass; returns how many forward nodes run again. Of `Full` and `Wide`, only the first so many layers do
-/// where a number is given, and the others keep what `Cheap` keeps.
+/// where a number is given, and the others keep what `Cheap` keeps. A layer that nothing is differentiated through, as those
+/// of a frozen tower, keeps nothing and is not counted.
 pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize>) -> (Graph, usize) {
     let mut replay = Replay::new(g);
-    let first = |count: usize| layers_of(&g.nodes[..forward]).into_iter().take(count).collect();
+    let read: HashSet<Value> = g.nodes[forward..].iter().flat_map(|node| node.ins.iter().copied()).collect();
+    let is_read =
+        |node: &NodeId| (0..g.node(*node).outs.len() as u8).any(|out| read.contains(&node.out(out)));
+    let kept = || (0..forward as u32).map(NodeId).filter(is_read).map(|id| g.node(id));
+    let first = |count: usize| layers_of(kept()).into_iter().take(count).collect();
     let how = How { all: how, some: layers.map(first) };
     let rows = row_gradients(g, forward).into_iter();
     let rows: HashMap<NodeId, RowGradient> = rows
@@ -26,7 +31,6 @@ pub fn recompute(g: &Graph, forward: usize, how: Recompute, layers: Option<usize
         .collect();
     let is_none = how.all == Recompute::None;
     let boundary = boundary(g, forward);
-    let read = g.nodes[forward..].iter().flat_map(|node| node.ins.iter().copied()).collect();
     let mut again = Again { g, forward, how, boundary, read, made: HashMap::new(), count: 0 };
     let skipped: HashSet<NodeId> = rows.values().map(|row| row.product).collect();
     for id in g.ids().filter(|id| !skipped.contains(id)) {
@@ -69,9 +73,9 @@ impl How<'_> {
 }
 
 /// The layers that nodes lie in, in the order of their first nodes.
-pub fn layers_of(nodes: &[Node]) -> Vec<&str> {
+pub fn layers_of<'g>(nodes: impl IntoIterator<Item = &'g Node>) -> Vec<&'g str> {
     let mut found: Vec<&str> = vec![];
-    for layer in nodes.iter().filter_map(|node| layer_of(&node.path)) {
+    for layer in nodes.into_iter().filter_map(|node| layer_of(&node.path)) {
         if !found.contains(&layer) {
             found.push(layer);
         }

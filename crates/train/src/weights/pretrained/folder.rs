@@ -32,10 +32,14 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
     let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
     let beside = folder.join(PROCESSOR);
-    if described.model.image_size().is_some() && beside.is_file() {
+    let (has_size, has_tower) = (described.model.image_size().is_some(), described.model.has_tower());
+    if (has_size || has_tower) && beside.is_file() {
         let said = json(&beside)?;
         described.model.normalise(&said).map_err(|why| cannot(&beside, why))?;
-        described.processor = processor::read(&said).map_err(|why| cannot(&beside, why))?;
+        // Beside a text images have any size, within limits that are the data's.
+        if has_size {
+            described.processor = processor::read(&said).map_err(|why| cannot(&beside, why))?;
+        }
     }
     Ok(described)
 }
