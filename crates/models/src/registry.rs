@@ -102,6 +102,7 @@ macro_rules! models {
         /// One of the families with its dimensions and options.
         #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(tag = "kind")]
+        #[allow(clippy::large_enum_variant, reason = "a run has one model, and nothing holds lists of them")]
         pub enum Model {
             $(#[serde(rename = $text)] $name($config),)*
         }

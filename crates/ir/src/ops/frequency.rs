@@ -112,7 +112,7 @@ impl Attr for Frequencies {
             runs => format!("{}:runs:{runs}", self.theta),
         };
         match self.scaling {
-            Scaling::None => format!("{theta}"),
+            Scaling::None => theta,
             Scaling::Linear { factor } => format!("{theta}:linear:{factor}"),
             Scaling::Llama3 { factor, low, high, original } => {
                 format!("{theta}:llama3:{factor}:{low}:{high}:{original}")

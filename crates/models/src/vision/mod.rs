@@ -168,3 +168,60 @@ impl Block {
         x + b.scope("ffn", || self.ffn.apply(b, normed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use flatout_ir::{Graph, Op};
+
+    use super::*;
+    use crate::config::DecoderConfig;
+    use crate::decoder::build;
+    use crate::form::{Documents, Form};
+
+    /// The key of every dropout, by path.
+    fn drawn(graph: &Graph) -> Vec<(String, u64)> {
+        let draws = graph.nodes.iter().filter(|node| matches!(node.op, Op::Dropout { .. }));
+        draws.map(|node| (node.path.clone(), node.key)).collect()
+    }
+
+    #[test]
+    fn a_text_draws_the_same_beside_images() {
+        let vision = Vision {
+            width: 8,
+            layers: 2,
+            heads: 2,
+            ffn: 6,
+            patch: 2,
+            positions: 3,
+            deepstack: vec![0],
+            image_token: 1,
+            video_token: 2,
+            start_token: 3,
+            end_token: 4,
+            ..Vision::default()
+        };
+        let model = DecoderConfig {
+            width: 8,
+            layers: 2,
+            heads: 2,
+            head_size: Some(16),
+            ffn: 6,
+            vocab: 10,
+            context: 8,
+            dropout: 0.1,
+            rope_sections: Some([4, 2, 2]),
+            vision: Some(vision),
+            ..DecoderConfig::default()
+        };
+        assert_eq!(model.validate(), Ok(()));
+        let graph = |seen: Option<Seen>| {
+            let documents = Documents::Joined;
+            build(&model, Form::Loss { rows: 1, len: 8, documents, read: None, dropout: true, seen })
+        };
+        let (alone, beside) = (graph(None), graph(Some(Seen { patches: 8, images: 2 })));
+        assert_eq!(drawn(&alone), drawn(&beside));
+        assert_eq!(drawn(&alone).len(), 5);
+        let keys = |graph: &Graph| graph.nodes.iter().filter(|node| node.path.starts_with(SCOPE)).count();
+        assert!(keys(&alone) == 0 && keys(&beside) > 0);
+    }
+}

@@ -4,6 +4,11 @@
     python make_vl.py            # writes qwen3-vl*.safetensors and qwen3-vl*.json beside this file
     python make_vl.py --check    # recomputes and compares with the files instead of writing
 
+    python make_vl.py --checkpoint qwen3-vl FOLDER    # writes a variant as the library does, with room for 512 tokens
+    flatout train tiny model.from=FOLDER train.steps=1 lr=1e-50 weight_decay=0 warmup_steps=0 model.context=16
+    flatout export RUN --to FOLDER-OUT
+    python make_vl.py --exported qwen3-vl FOLDER-OUT  # the library loads it and gives the same logits
+
 All variants share the weights of `qwen3-vl-weights.safetensors`, where a byte n stands for (n - 128) / 128, and in the weight of
 a norm for 1 + (n - 128) / 128: exact in f32 and bf16. A variant leaves out the tensors that it has not.
 
@@ -44,6 +49,8 @@ WEIGHTS = HERE / "qwen3-vl-weights.safetensors"
 VOCAB, IMAGE, VIDEO, START, END = 97, 90, 91, 92, 93
 PATCH, MERGE, TIME = 4, 2, 2
 SUMS = 64
+# Of the language that the recipe `tiny` learns.
+WORDS = 512
 
 # A row is a list of stretches: so many tokens of text, or an image of (rows, columns) of patches.
 VARIANTS = {
@@ -130,6 +137,13 @@ def sums(gradient):
     return torch.from_numpy(1.0 - 2.0 * signs.astype(np.float64)) @ flat
 
 
+def forward(model, ids, patches, grids):
+    return model(
+        input_ids=ids, pixel_values=pixel_values(patches), image_grid_thw=torch.tensor([[1, *grid] for grid in grids]),
+        mm_token_type_ids=(ids == IMAGE).int(), attention_mask=torch.ones_like(ids), use_cache=False,
+    ).logits
+
+
 def make(name, stored):
     changes, layout = VARIANTS[name]
     described = config(**changes)
@@ -143,13 +157,9 @@ def make(name, stored):
     ids = torch.tensor([row_of(row, generator) for row in layout])
     labels = torch.randint(0, VOCAB, ids.shape, generator=generator)
     labels[torch.rand(labels.shape, generator=generator) < 0.25] = -1
-    images = (ids == IMAGE).int()
     thw = torch.tensor([[1, *grid] for grid in grids])
-    positions, _ = model.model.get_rope_index(ids, images, image_grid_thw=thw)
-    logits = model(
-        input_ids=ids, pixel_values=pixel_values(patches), image_grid_thw=thw, mm_token_type_ids=images,
-        attention_mask=torch.ones_like(ids), use_cache=False,
-    ).logits
+    positions, _ = model.model.get_rope_index(ids, (ids == IMAGE).int(), image_grid_thw=thw)
+    logits = forward(model, ids, patches, grids)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum")
     named = dict(model.named_parameters())
     grads = torch.autograd.grad(loss, list(named.values()))
@@ -180,11 +190,42 @@ def shortened(config):
     return config | {"text_config": part(config["text_config"], text), "vision_config": part(config["vision_config"], vision)}
 
 
+def write_checkpoint(name, folder, stored):
+    changes, _ = VARIANTS[name]
+    described = config(**changes)
+    described.text_config.vocab_size = WORDS
+    model = Qwen3VLForConditionalGeneration(described)
+    for weight, p in model.named_parameters():
+        values = value(weight, stored[weight]).float()
+        # The rows of more tokens are those of the first again.
+        p.data = values if values.shape == p.shape else values.repeat(-(-WORDS // VOCAB), 1)[:WORDS]
+    model.save_pretrained(folder)
+
+
+def check_export(name, folder):
+    model, loading = Qwen3VLForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True,
+    )
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    wanted = load_file(HERE / f"{name}.safetensors")
+    logits = forward(model.eval().double(), wanted["input_ids"].long(), wanted["patches"], wanted["grids"].tolist())
+    off = (logits[..., :VOCAB] - wanted["logits"].double()).norm() / wanted["logits"].double().norm()
+    print(f"{name}: logits of the export are off by {off:.1e}")
+    assert off < 1e-6
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
+    parser.add_argument("--checkpoint", nargs=2, metavar=("NAME", "FOLDER"))
+    parser.add_argument("--exported", nargs=2, metavar=("NAME", "FOLDER"))
+    args = parser.parse_args()
+    check = args.check
     torch.set_num_threads(1)
+    if args.checkpoint:
+        return write_checkpoint(*args.checkpoint, load_file(WEIGHTS))
+    if args.exported:
+        return check_export(*args.exported)
     if not check:
         save_file(draw(), WEIGHTS)
     stored = load_file(WEIGHTS)
