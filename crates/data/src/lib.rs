@@ -11,6 +11,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod characters;
 mod contained;
 pub mod durable;
 mod error;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use flatout_settings::choice;
 use serde::Serialize;
@@ -200,7 +201,7 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         ExampleKind::Chat => template(spec, given.as_ref())?,
         ExampleKind::Classes => None,
     };
-    let reading = Reading { spec, template: template.as_ref(), pool: &pool };
+    let reading = Reading { spec, template: template.as_ref(), pool: &pool, ended: OnceLock::new() };
     let vocabulary = match given {
         Some(vocabulary) => vocabulary,
         None => reading.train_vocabulary(&inputs)?,

@@ -1,6 +1,7 @@
 //! Text to tokens and back: a trained byte-level BPE, a list of words, or any `tokenizer.json`.
 
 mod byte_level;
+pub(crate) mod guarded;
 pub(crate) mod sample;
 
 use std::path::Path;
@@ -12,6 +13,7 @@ use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenizer};
 
 use self::byte_level::ByteLevelEncoder;
+use self::guarded::{Guarded, Unencodable};
 use crate::contained::contained;
 use crate::error::DataError;
 use crate::random::{fingerprint, key};
@@ -35,7 +37,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    tokenizer: Tokenizer,
+    tokenizer: Guarded,
     /// Where the tokeniser is of the kind that has one.
     fast: Option<ByteLevelEncoder>,
     size: usize,
@@ -92,7 +94,7 @@ impl Vocabulary {
         tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
         tokenizer.add_special_tokens(specials).expect("they are in the vocabulary");
-        Ok(Self::framed(tokenizer).expect("the trainer was given both special tokens"))
+        Ok(Self::plain(tokenizer))
     }
 
     /// A list of words, each one token, separated by white space. `<bos>` and `<eos>` are among them.
@@ -101,7 +103,13 @@ impl Vocabulary {
         let model = WordLevel::builder().vocab(numbered).build().expect("a list of words needs no file");
         let mut tokenizer = Tokenizer::new(model);
         tokenizer.with_pre_tokenizer(Some(WhitespaceSplit));
-        Self::framed(tokenizer).expect("the list has both special tokens")
+        Self::plain(tokenizer)
+    }
+
+    /// A tokeniser made here, which has both special tokens.
+    fn plain(tokenizer: Tokenizer) -> Self {
+        let framed = Self::framed(tokenizer).expect("its parts make no text too long");
+        framed.expect("both special tokens are among its tokens")
     }
 
     /// Tokens that are known by their numbers only: each is spelled as its number, but for `end`.
@@ -120,8 +128,14 @@ impl Vocabulary {
         let unusable =
             |said: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {said}."));
         // The library panics on some files: on JSON that breaks off, on ids at the end of their range.
-        let framed = contained(|| Tokenizer::from_bytes(bytes).map(Self::framed));
-        let framed = framed.map_err(unusable)?.map_err(|error| unusable(error.to_string()))?;
+        let framed = contained(|| match Tokenizer::from_bytes(bytes) {
+            Ok(tokenizer) => Self::framed(tokenizer),
+            Err(error) => Err(error.to_string()),
+        });
+        let framed = framed.and_then(|framed| framed).map_err(&unusable)?;
+        if let Some(framed) = &framed {
+            framed.try_out().map_err(unusable)?;
+        }
         framed.ok_or_else(|| {
             let known: Vec<String> = FRAMES.iter().map(|(bos, eos)| format!("{bos} {eos}")).collect();
             DataError::input(format!(
@@ -142,13 +156,13 @@ impl Vocabulary {
 
     /// The text of a `tokenizer.json`.
     pub fn to_json(&self) -> String {
-        self.tokenizer.to_string(true).expect("a tokeniser that was built or read can be written")
+        self.library().to_string(true).expect("a tokeniser that was built or read can be written")
     }
 
     /// Whether every text has the same tokens in both; what is put around a text apart.
     pub fn gives_the_same_tokens(&self, other: &Vocabulary) -> bool {
         let bare = |vocabulary: &Vocabulary| {
-            let mut tokenizer = vocabulary.tokenizer.clone();
+            let mut tokenizer = vocabulary.library().clone();
             tokenizer.with_post_processor(None::<PostProcessorWrapper>);
             tokenizer.to_string(false).expect("a tokeniser that was built or read can be written")
         };
@@ -157,7 +171,7 @@ impl Vocabulary {
 
     /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        if let ModelWrapper::WordLevel(words) = self.tokenizer.get_model() {
+        if let ModelWrapper::WordLevel(words) = self.library().get_model() {
             let unknown = |word: &&str| {
                 words.token_to_id(word).is_none() && words.token_to_id(&words.unk_token).is_none()
             };
@@ -173,7 +187,7 @@ impl Vocabulary {
             Some(fast) => fast.encode(text),
             None => {
                 let encoding = self.tokenizer.encode_fast(text, false);
-                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|error| error.to_string())
+                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(Unencodable::said)
             }
         };
         tokens.map_err(|error| DataError::input(format!("The text cannot be encoded: {error}.")))
@@ -200,11 +214,12 @@ impl Vocabulary {
     /// what the file's own processing puts around a text is there. One that would be empty is `<bos>`.
     pub fn encode_prompts(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
         let mut tokenizer = self.tokenizer.clone();
-        tokenizer.set_encode_special_tokens(false);
+        tokenizer.change(|library| library.set_encode_special_tokens(false));
         let encode = |text: &String| {
             let encoding = tokenizer.encode_fast(text.as_str(), true);
-            let encoding = encoding
-                .map_err(|error| DataError::input(format!("The prompt cannot be encoded: {error}.")))?;
+            let encoding = encoding.map_err(|error| {
+                DataError::input(format!("The prompt cannot be encoded: {}.", error.said()))
+            })?;
             let tokens = encoding.get_ids().to_vec();
             Ok(if tokens.is_empty() { vec![self.bos] } else { tokens })
         };
@@ -215,7 +230,7 @@ impl Vocabulary {
     pub fn decode(&self, tokens: &[u32]) -> String {
         let tokens: Vec<u32> =
             tokens.iter().copied().filter(|token| *token != self.bos && *token != self.eos).collect();
-        self.tokenizer.decode(&tokens, true).expect("the decoders in use cannot fail")
+        self.tokenizer.decode(&tokens, true).unwrap_or_else(|said| undecodable(&said))
     }
 
     /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
@@ -231,12 +246,12 @@ impl Vocabulary {
 
     /// As [`Vocabulary::decode`], with every special token spelled out.
     pub fn spell_out(&self, tokens: &[u32]) -> String {
-        self.tokenizer.decode(tokens, false).expect("the decoders in use cannot fail")
+        self.tokenizer.decode(tokens, false).unwrap_or_else(|said| undecodable(&said))
     }
 
     /// How one token is spelled in the vocabulary.
     pub fn token(&self, token: u32) -> Option<String> {
-        self.tokenizer.id_to_token(token)
+        self.library().id_to_token(token)
     }
 
     /// One more than the largest token: a model's vocabulary must not be smaller.
@@ -267,29 +282,57 @@ impl Vocabulary {
     /// Equal for vocabularies that give the same tokens.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text =
-            self.tokenizer.to_string(false).expect("a tokeniser that was built or read can be written");
+            self.library().to_string(false).expect("a tokeniser that was built or read can be written");
         key(fingerprint(text.as_bytes()), self.size as u64)
     }
 
-    fn framed(mut tokenizer: Tokenizer) -> Option<Self> {
-        let (bos, eos) = FRAMES
-            .iter()
-            .find_map(|(bos, eos)| Some((tokenizer.token_to_id(bos)?, tokenizer.token_to_id(eos)?)))?;
+    /// The tokeniser with its ends of documents; `None` where it has none. The error says which part of it no text can be
+    /// given to.
+    fn framed(mut tokenizer: Tokenizer) -> Result<Option<Self>, String> {
+        let mut pairs = FRAMES.iter();
+        let ends =
+            pairs.find_map(|(bos, eos)| Some((tokenizer.token_to_id(bos)?, tokenizer.token_to_id(eos)?)));
+        let Some((bos, eos)) = ends else { return Ok(None) };
         let specials = [bos, eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
-        tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true))).ok()?;
+        let added = tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true)));
+        added.map_err(|error| error.to_string())?;
         // Padding and truncation belong to whoever saved the file; documents here are whole.
         tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).ok()?;
+        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.set_encode_special_tokens(true);
-        let largest = tokenizer.get_vocab(true).into_values().max()?;
+        let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
         let fast = ByteLevelEncoder::of(&tokenizer);
-        Some(Self { tokenizer, fast, size: largest as usize + 1, bos, eos })
+        let tokenizer = Guarded::new(tokenizer)?;
+        Ok(Some(Self { tokenizer, fast, size: largest as usize + 1, bos, eos }))
+    }
+
+    /// Encodes and decodes a few characters: a tokeniser that fails on these fails on every text.
+    fn try_out(&self) -> Result<(), String> {
+        for text in ["", "a", "The end. 1\n"] {
+            match self.tokenizer.encode(text, true) {
+                Ok(encoding) => drop(self.tokenizer.decode(encoding.get_ids(), false)?),
+                Err(Unencodable::Tokenizer(said)) => return Err(said),
+                // Words that a list does not have are no fault of the list.
+                Err(Unencodable::Text(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The tokeniser with its bounds.
+    pub(crate) fn guarded(&self) -> &Guarded {
+        &self.tokenizer
     }
 
     /// The tokeniser itself.
     pub(crate) fn library(&self) -> &Tokenizer {
-        &self.tokenizer
+        self.tokenizer.library()
     }
+}
+
+/// Stands for the text of tokens that the tokeniser's decoder fails on.
+fn undecodable(said: &str) -> String {
+    format!("(the tokeniser cannot decode these tokens: {said})")
 }
 
 /// Where the first piece of a text ends: before the last white space of it, as byte-level tokenisers keep a space with
@@ -340,9 +383,9 @@ mod tests {
     #[test]
     fn training_twice_gives_the_same_tokeniser() {
         // Every hash map in the trainer has its own random key, so an order that leaks shows within one process.
-        let first = trained(5000).tokenizer.to_string(false).unwrap();
+        let first = trained(5000).library().to_string(false).unwrap();
         for _ in 0..10 {
-            assert_eq!(trained(5000).tokenizer.to_string(false).unwrap(), first);
+            assert_eq!(trained(5000).library().to_string(false).unwrap(), first);
         }
     }
 
