@@ -43,7 +43,7 @@ pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTa
     let keys = keys_of(overrides)?;
     let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
     if share == Share::All {
-        loaded.config.data.held_out = 0.0;
+        (loaded.config.data.held_out, loaded.config.data.held_out_path) = (0.0, None);
         (loaded.config.train.fold, loaded.config.train.folds) = (None, None);
     }
     loaded.config.data.task = Task::Classes;

@@ -113,6 +113,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         unlabelled: false,
         group: data.group.clone(),
         held_out: data.held_out,
+        held_out_path: documents.held_out_path,
         fold: None,
         rows: data.synthetic_rows,
         seed: config.train.seed,
