@@ -6,8 +6,9 @@
 
 A Rust file is described by its `//!`, a CUDA file by the comment it begins with, a Python file by its docstring, a script by
 the comment behind `#!`. Files that differ only in their ending share a line, and a folder has the line of its `mod.rs`,
-`lib.rs` or `main.rs`. A folder without source files has one line. Left out are data beside source files, folders of data beside
-the script that made them, unit tests in files of their own (`tests.rs` under `src`), and docs/, which has an index of its own.
+`lib.rs` or `main.rs`, or of its `mod` block in the parent's. A folder without source files has one line. Left out are data
+beside source files, folders of data beside the script that made them, unit tests in files of their own (`tests.rs` under
+`src`), and docs/, which has an index of its own.
 """
 
 import re
@@ -87,6 +88,14 @@ def description(path):
     return re.split(r"[.:;](?=\s|$)", sentence)[0]
 
 
+def block(folder):
+    """The first line of a folder's `mod` block in the parent's `mod.rs`, where the modules of the folder are declared there."""
+    parent = ROOT / folder.parent / "mod.rs"
+    text = parent.read_text() if parent.exists() else ""
+    found = re.search(rf"^pub mod {folder.name} {{\n    //! (.*)\.$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
 def tree():
     """The lines of the tree, and the files that say nothing about themselves."""
     paths = [path for path in files() if is_listed(path)]
@@ -120,7 +129,8 @@ def tree():
         candidates += [folder / "src" / name for name in SPEAKS_FOR_ITS_FOLDER if (folder / "Cargo.toml") in here]
         speakers = [path for path in candidates if path in sources]
         is_crates_src = folder.name == "src" and depth == 1
-        say(depth, f"{folder if depth == 0 else folder.name}/", told(speakers[0]) if speakers and not is_crates_src else "")
+        text = told(speakers[0]) if speakers and not is_crates_src else block(folder)
+        say(depth, f"{folder if depth == 0 else folder.name}/", text)
         rows = {}
         for path in here:
             if path in sources and path not in speakers:

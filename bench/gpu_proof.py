@@ -191,8 +191,9 @@ def attention(p):
     """Where cuDNN cannot serve attention, our kernel does, and the run says so."""
     common = ["precision=bf16", "train.steps=10"]
     if p.done(p.train(SHORT, "odd-heads", *common, "model.head_size=20"), "heads of 20"):
-        said = [w for w in p.warnings("odd-heads") if "our own kernel" in w]
-        p.say(bool(said), "heads cuDNN does not take: a warning", str(said[:1]))
+        said, losses = p.start("odd-heads").get("attention") or "", p.losses("odd-heads")
+        p.say("cuDNN" not in said.split(",")[0] and said != "" and len(losses) == 10,
+              "heads cuDNN does not take: our kernels serve them, and the start says so", said)
     found = libraries(p)
     bare = p.folder / "bare"
     (bare / "lib").mkdir(parents=True)
@@ -261,7 +262,31 @@ def first_step(p):
         p.say(first < bound, f"first step with a {name} cache", f"{first:.1f} s (bound {bound:.0f} s)")
 
 
-PROOFS = {"curves": curves, "resume": resume, "environment": environment, "too-large": too_large, "attention": attention,
+def times(p):
+    """Steps are timed on the device: they add up to the run, none is faster than the device, and the last is one like
+    the others."""
+    words = ["pretrain-226m", "data.source=synthetic", "train.batch=64", "train.micro_batch=8", "train.steps=30",
+             "schedule.warmup_steps=1", "eval.rows=0", "checkpoint.every=0"]
+    if not p.done(p.train(words, "times"), "30 steps of 8 micro-batches"):
+        return
+    events = p.events("times")
+    steps = [e for e in events if e["event"] == "step"]
+    ms = sorted(e["step_ms"] for e in steps[1:])
+    middle = ms[len(ms) // 2]
+    p.say(0.9 < ms[0] / middle and ms[-1] / middle < 1.2, "every step behind the first takes about as long",
+          f"{ms[0]:.1f} to {ms[-1]:.1f} ms, the last {steps[-1]['step_ms']:.1f}")
+    wall = steps[-1]["time"] - steps[0]["time"]
+    share = sum(e["step_ms"] for e in steps[1:]) / 1e3 / wall
+    p.say(0.95 < share < 1.05, "steps add up to the run", f"{100 * share:.1f}% of {wall:.2f} s between the first and the last")
+    end = [e for e in events if e["event"] == "end"][-1]
+    took = end["time"] - p.start("times")["time"]
+    p.say(0.95 < end["tokens_per_second"] * took / steps[-1]["tokens"] < 1.05, "the end's tokens a second are tokens over time",
+          f"{end['tokens_per_second']:.0f}, {steps[-1]['tokens']} in {took:.2f} s")
+    p.say(all(e.get("mfu", 0) < 1 for e in steps), "no step is faster than the device",
+          f"MFU of at most {100 * max(e.get('mfu', 0) for e in steps):.1f}%")
+
+
+PROOFS = {"curves": curves, "times": times, "resume": resume, "environment": environment, "too-large": too_large, "attention": attention,
           "cache": cache, "first-step": first_step}
 
 

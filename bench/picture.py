@@ -117,7 +117,7 @@ def parts(binary, folder, quick):
                 jobs[f"plan {name} {gpu}"] = (planned, [*words, "--gpu", gpu])
         jobs[f"plan {recipe} h200 fp8"] = (planned, [recipe, "--gpu", "h200", "precision=fp8"])
     if not quick:
-        jobs |= {f"train {name}": (trained, [*words, "backend=cpu"]) for name, words in TRAINED.items()}
+        jobs |= {f"train {name}": (trained, [*words, "schedule.warmup_steps=5", "eval.every=10", "backend=cpu"]) for name, words in TRAINED.items()}
         jobs |= {f"resume {kept.name}": (resumed, kept) for kept in sorted(KEPT.glob("*")) if kept.is_dir()}
     return jobs
 
@@ -139,9 +139,13 @@ def renamed(text, renames):
 
 
 def lines(part, renames):
-    """A part of a picture as lines, apart from times and the most rows that fit, which follow the CPU's free memory."""
+    """A part of a picture as lines, apart from times, the most rows that fit, which follow the CPU's free memory, and the
+    sentence on what was measured on a GPU."""
     if "plans" in part:
-        facts = {k: v for k, v in part["facts"].items() if "seconds" not in k and "_ms" not in k and k != "largest_micro_batch"}
+        left_out = lambda key: "seconds" in key or "_ms" in key or key == "largest_micro_batch"
+        facts = {k: v for k, v in part["facts"].items() if not left_out(k)}
+        if isinstance(facts.get("gpu"), dict):
+            facts["gpu"] = {k: v for k, v in facts["gpu"].items() if k != "measured"}
         return renamed(json.dumps(facts, indent=1, sort_keys=True) + "\n" + part["plans"], renames).splitlines()
     return renamed(json.dumps(part, indent=1, sort_keys=True), renames).splitlines()
 

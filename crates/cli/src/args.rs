@@ -1,74 +1,34 @@
-//! What was typed.
+//! The arguments of the commands.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use flatout_measure::sweep::By;
 use flatout_report::history::Axis;
-use flatout_train::config::{FileFormat, OnError, Task};
+use flatout_train::config::{FileFormat, OnError, Task, option_as_key};
 use flatout_train::metrics::goal::Metric;
 use flatout_train::run::Resume;
 use flatout_train::weights::export::Width;
 
 use crate::time_limit;
 
-/// Trains transformers flat out on the hardware you have, and proves it.
-///
-/// `flatout train` needs nothing else: it trains a small model on a synthetic language in under a minute. Every value
-/// can be changed with key=value, as in `flatout train tiny lr=1e-3 model.layers=6`.
-#[derive(Parser)]
-#[command(name = "flatout", version, max_term_width = 100)]
-pub struct Args {
-    #[command(subcommand)]
-    pub command: Command,
-    /// Results as JSON on standard output.
-    #[arg(long, global = true)]
-    pub json: bool,
-    /// Results only, no progress.
-    #[arg(short, long, global = true)]
-    pub quiet: bool,
-    /// Also say what every pass did and every switch's state.
-    #[arg(short, long, global = true)]
-    pub verbose: bool,
-}
+/// Commands that take keys.
+const TAKES_KEYS: [&str; 11] = [
+    "train", "resume", "sweep", "plan", "ablate", "profile", "tune", "generate", "eval", "logits", "recipes",
+];
 
-#[derive(Subcommand)]
-pub enum Command {
-    /// Train a recipe; without one, `tiny`, which learns on any machine in under a minute.
-    Train(Train),
-    /// Continue a run exactly where it stopped.
-    Resume(ResumeRun),
-    /// Train a recipe several times with other values of some keys, as in `sweep tiny lr=1e-3,3e-3 train.seed=1..3`.
-    Sweep(Sweep),
-    /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
-    Plan(Plan),
-    /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
-    Ablate(Ablate),
-    /// Show where the time of an update goes: every kernel against the roofline, what passes between, what would help.
-    Profile(Profile),
-    /// Find the fastest settings of a recipe here by measuring, and write them as a preset for --with.
-    Tune(Tune),
-    /// Show what five optimisation guides claim and what became of each claim here, as a page of Markdown.
-    Claims(Claims),
-    /// Continue prompts with a run or a model in the Hugging Face layout.
-    Generate(Generate),
-    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
-    Runs(Runs),
-    /// Loss and perplexity of a run or a model, on held-out data or on any you name.
-    Eval(Eval),
-    /// Write a run in the Hugging Face layout, for other tools.
-    Export(Export),
-    /// Write every logit of rows of token ids, to compare with another library.
-    Logits(Logits),
-    /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
-    Recipes(Recipes),
-    /// List every key that a recipe or an override can set.
-    Schema,
-    /// Show this machine, and which switches can run on it or why not.
-    Doctor(Doctor),
-    /// Tokenise text into shards, or look into data and what the loss sees of it.
-    Data(Data),
+/// The sentence for an option that no command has and that is a key, as in `--lr 1e-3`.
+pub fn key_meant(error: &clap::Error) -> Option<String> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if error.kind() != ErrorKind::UnknownArgument || !words.iter().any(|word| TAKES_KEYS.contains(&&word[..]))
+    {
+        return None;
+    }
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let at = words.iter().position(|word| word.split('=').next() == option.split('=').next())?;
+    option_as_key(&words[at], words.get(at + 1).map(String::as_str))
 }
 
 #[derive(Parser)]
@@ -92,7 +52,7 @@ pub struct Train {
 
 #[derive(Parser)]
 pub struct ResumeRun {
-    /// The run's directory.
+    /// The run's directory, or its name under `runs`; or that of a sweep or of folds.
     pub run: PathBuf,
     /// What may change: train.steps, train.epochs, train.on_nonfinite, train.max_skipped, eval, checkpoint, log.
     #[arg(value_name = "KEY=VALUE")]
@@ -239,7 +199,7 @@ pub struct Claims {
 
 #[derive(Parser)]
 pub struct Generate {
-    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// Switches, as backend=cpu or precision=fp32.
@@ -276,7 +236,7 @@ pub struct Generate {
 
 #[derive(Parser)]
 pub struct Eval {
-    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// data.path=... evaluates on all of it; without it, on what the run held out. Also eval.*, loader.*, switches.
@@ -293,7 +253,7 @@ pub struct Eval {
 
 #[derive(Parser)]
 pub struct Export {
-    /// The run: RUN for its newest checkpoint, or RUN@step.
+    /// The run, its directory or its name under `runs`: RUN for its newest checkpoint, or RUN@step.
     pub run: PathBuf,
     /// The folder to make.
     #[arg(long, value_name = "DIR")]
@@ -304,7 +264,7 @@ pub struct Export {
     /// Bytes a file holds at most, as 5GB, 500MB or 2GiB.
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     pub shard_size: String,
-    /// Replace a folder that is there.
+    /// Replace an earlier export that is there, and nothing else.
     #[arg(long)]
     pub force: bool,
     /// Only the adapters, in PEFT's layout; otherwise the model they make, merged.
@@ -314,7 +274,7 @@ pub struct Export {
 
 #[derive(Parser)]
 pub struct Logits {
-    /// A run (RUN or RUN@step), or a folder in the Hugging Face layout.
+    /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
     /// Switches, as backend=cpu or precision=fp32.
@@ -412,8 +372,8 @@ pub struct Prepare {
     #[arg(long, value_name = "N", default_value_t = flatout_data::prepare::SHARD_TOKENS)]
     pub shard_tokens: u64,
     /// Threads that tokenise; the shards are the same for any number. All cores where not given.
-    #[arg(long, value_name = "N")]
-    pub workers: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
     /// What to do about a document that cannot be used: fail, or skip it and count it.
     #[arg(long, value_name = "fail|skip", default_value_t = OnError::Fail)]
     pub on_error: OnError,
@@ -461,6 +421,12 @@ pub struct Inspect {
     /// Of images: how many a second one core makes ready, measured for this long in each of two ways.
     #[arg(long, value_name = "SECONDS")]
     pub time: Option<f64>,
+}
+
+#[derive(Parser)]
+pub struct Schema {
+    /// Only keys whose name or line has this word.
+    pub word: Option<String>,
 }
 
 #[derive(Parser)]

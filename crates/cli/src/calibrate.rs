@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use flatout_ir::Work;
 use flatout_ir::timings::Timings;
-use flatout_measure::calibrate::{Said, calibrate as measure};
+use flatout_measure::calibrate::{Said, Steadiness, calibrate as measure};
 use flatout_train::Failure;
 use flatout_train::device::calibrations;
 use flatout_train::switches::{Backend, Switches};
@@ -15,11 +15,23 @@ use crate::screen::{Screen, count, duration};
 
 pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
     screen.note("timing kernels; anything else that runs here now makes them slower than they are");
-    let (device, done) = measure(Backend::Auto, &mut |said| match said {
+    let mut say = |said: Said<'_>| match said {
         Said::Sample { name, done, of } if screen.verbose => screen.note(format!("{done}/{of} {name}")),
         Said::LeftOut { name, why } if screen.verbose => screen.note(format!("left out {name}: {why}")),
         _ => {}
-    })?;
+    };
+    let mut measured = measure(Backend::Auto, &mut say)?;
+    if measured.1.steadiness.is_disturbed() {
+        screen.note(format!("{}; once more", disturbed(measured.1.steadiness)));
+        measured = measure(Backend::Auto, &mut say)?;
+    }
+    let (device, done) = measured;
+    if done.steadiness.is_disturbed() {
+        return Err(Failure::Environment(format!(
+            "{}, twice: nothing is kept; end what else runs on this machine and calibrate again",
+            disturbed(done.steadiness)
+        )));
+    }
     let target = device.target(&Switches::default());
     let errors = errors(&done.timings, &target.rates);
     let kept = calibrations::keep(&device, &done.timings);
@@ -43,6 +55,8 @@ pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
             "skipped": done.skipped,
             "seconds": done.seconds,
             "median_error": quantile(&errors, 0.5),
+            "spread": done.steadiness.spread,
+            "drift": done.steadiness.drift,
             "kept": kept.is_ok(),
         }));
     } else {
@@ -63,6 +77,13 @@ pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
     }
     kept.map_err(Failure::Environment)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn disturbed(Steadiness { spread, drift }: Steadiness) -> String {
+    format!(
+        "the machine did something else meanwhile: kernels took {spread:.2} times their least, and the first model \
+         {drift:.2} times as long or as short at the end"
+    )
 }
 
 /// How far each point lies from what the others say of it, relative, sorted.

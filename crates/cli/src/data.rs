@@ -64,8 +64,9 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
         },
         read: read_options(&args.reading, args.on_error),
         shard_tokens: args.shard_tokens,
-        workers: args.workers.unwrap_or_else(machine::threads),
+        workers: args.workers.map_or_else(machine::threads, usize::from),
         restart: args.restart,
+        is_cache: false,
     };
     let began = Instant::now();
     let mut shown = Shown::new(*screen);
@@ -110,7 +111,11 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
             screen.note(format!("         first {reason}: {place}"));
         }
     }
-    screen.note(format!("next     flatout train tiny data.path={}", args.out.display()));
+    screen.note(format!(
+        "next     flatout train tiny data.path={} model.vocab={}",
+        args.out.display(),
+        prepared.manifest.tokenizer.vocabulary
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use flatout_train::Failure;
 use flatout_train::device::Device;
@@ -15,6 +16,9 @@ use serde_json::json;
 use crate::args::Doctor;
 use crate::screen::{Screen, bytes, count};
 use crate::{calibrate, race};
+
+/// Time between lines of progress where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
 
 pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     if !args.assemble.is_empty() {
@@ -82,21 +86,25 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
 
 /// Every kernel on this machine against the oracle, the GPU's too. A kernel that disagrees is a failure.
 fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
-    let checked = kernels::verify(only);
     let bar = screen.bar("{msg} {pos} of {len}", 0);
-    let part = Mutex::new("");
-    let gpu = kernels::verify_gpu(only, &|now, done, of| {
-        let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-        if *part != now {
-            *part = now;
-            screen.note_above(bar.as_ref(), format!("gpu      {now}: {} to do", count(of as u64)));
+    let told = Mutex::new(("", Instant::now()));
+    let see = |now: &'static str, done: usize, of: usize| {
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = told.0 != now;
+        if is_new || (bar.is_none() && told.1.elapsed() > LINE_EVERY) {
+            *told = (now, Instant::now());
+            let far =
+                if is_new { "to do".into() } else { format!("of which {} are done", count(done as u64)) };
+            screen.note_above(bar.as_ref(), format!("{now}: {} {far}", count(of as u64)));
         }
         if let Some(bar) = &bar {
             bar.set_message(now);
             bar.set_length(of as u64);
             bar.set_position(done as u64);
         }
-    });
+    };
+    let checked = kernels::verify(only, &see);
+    let gpu = kernels::verify_gpu(only, &see);
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }

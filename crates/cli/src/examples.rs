@@ -10,7 +10,7 @@ use flatout_data::inspect::Span;
 use serde_json::json;
 
 use crate::data::{shortened, show_lengths};
-use crate::screen::{Screen, count};
+use crate::screen::{Screen, count, one_line, printable};
 
 /// Characters that colour a terminal's text until they are taken back.
 const LEARNED: &str = "\x1b[32m";
@@ -92,12 +92,12 @@ fn summary(described: &SetDescription, screen: &Screen) {
 fn balance(sets: &ExampleSets, screen: &Screen) {
     let classes = &sets.description.classes;
     let total: u64 = classes.iter().map(|class| class.train + class.held_out).sum::<u64>().max(1);
-    let width = classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).min(32);
+    let width = classes.iter().map(|class| one_line(&class.name).chars().count()).max().unwrap_or(0).min(32);
     for class in classes {
         let here = class.train + class.held_out;
         screen.result(format!(
             "class    {:<width$}  {:>5.1}%  {} to train on, {} held out",
-            class.name,
+            one_line(&class.name),
             100.0 * here as f64 / total as f64,
             count(class.train),
             count(class.held_out)
@@ -110,24 +110,25 @@ fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &
     let spans = spans(&sets.vocabulary, example);
     match example.label {
         Some(label) => {
-            let class = &sets.classes[label as usize];
-            screen.result(format!("\n{place}: {} tokens, class {class}", count(example.tokens.len() as u64)));
+            let (tokens, class) = (count(example.tokens.len() as u64), &sets.classes[label as usize]);
+            screen.result(format!("\n{place}: {tokens} tokens, class {}", one_line(class)));
             let text: String = spans.iter().map(|span| span.text.as_str()).collect();
             screen.result(shortened(&text));
         }
         None => {
             let learned: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
             screen.result(format!("\n{place}: {learned} of {} tokens learned", example.tokens.len()));
-            screen.result(spans.iter().map(|span| marked(span, colours)).collect::<String>());
+            screen.coloured(spans.iter().map(|span| marked(span, colours)).collect::<String>());
         }
     }
 }
 
 fn marked(Span { is_trained, text, .. }: &Span, colours: bool) -> String {
+    let text = printable(text);
     match (is_trained, colours) {
         (true, true) => format!("{LEARNED}{text}{PLAIN}"),
         (false, true) => format!("{READ}{text}{PLAIN}"),
-        (true, false) => text.clone(),
+        (true, false) => text.into_owned(),
         (false, false) => format!("[[{text}]]"),
     }
 }

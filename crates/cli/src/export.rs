@@ -1,5 +1,6 @@
 //! `export`: a run in the Hugging Face layout.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use flatout_train::Failure;
@@ -17,6 +18,14 @@ pub fn export(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
             format!("--shard-size is {} and must be a size, as 5GB, 500MB or 2GiB", args.shard_size);
         return Err(Failure::User(UserError(sentence)));
     };
+    if let Some(format) = file_format(&args.to) {
+        let sentence = format!(
+            "--to names the folder to make, in the Hugging Face layout, and {} is the name of a {format} file: export to \
+             a folder, from which the tools of that format make one",
+            args.to.display()
+        );
+        return Err(Failure::User(UserError(sentence)));
+    }
     let mut loaded = model::open(&args.run, &[])?;
     let wanted = Wanted {
         to: args.to.clone(),
@@ -51,6 +60,13 @@ pub fn export(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     ));
     screen.note(format!("files    {}", made.files.join(" ")));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The format that a name asks for by its end, which a folder's does not.
+fn file_format(to: &Path) -> Option<&'static str> {
+    const FORMATS: [&str; 8] = ["gguf", "ggml", "safetensors", "onnx", "pt", "pth", "bin", "zip"];
+    let end = to.extension()?.to_str()?.to_ascii_lowercase();
+    FORMATS.into_iter().find(|format| *format == end && !to.is_dir())
 }
 
 /// A size in bytes: a number with B, KB, MB, GB, TB, or KiB, MiB, GiB, TiB.

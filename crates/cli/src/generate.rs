@@ -1,6 +1,5 @@
 //! `generate`: text from a run or a model, piece by piece where there is one prompt.
 
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -64,8 +63,8 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     let streams = prompts.len() == 1 && !screen.json && !args.chat;
     let began = Instant::now();
     let texts: Vec<String> = if streams {
-        let text = generator.generate(&prompts[0], how, say)?;
-        say("\n");
+        let text = generator.generate(&prompts[0], how, |piece| screen.piece(piece))?;
+        screen.piece("\n");
         vec![text]
     } else {
         let made = generator.continue_all(&tokens, how, &mut |_, _| {})?;
@@ -106,13 +105,6 @@ fn asked(loaded: &mut Loaded, vocabulary: &Vocabulary, prompts: &[String]) -> Re
     let questions = Questions::open(vocabulary, data.template.as_deref(), &folders, date)?;
     loaded.stops.extend(questions.end()?);
     Ok(prompts.iter().map(|prompt| questions.tokens(prompt)).collect::<Result<_, _>>()?)
-}
-
-fn say(piece: &str) {
-    let mut out = std::io::stdout();
-    if write!(out, "{piece}").and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
-    }
 }
 
 /// Those given one by one, then those of the file; without any, the empty one.

@@ -5,26 +5,31 @@ use std::process::ExitCode;
 use flatout_data::OpenEvent;
 use flatout_data::formats::OnError;
 use flatout_data::images::{
-    Augment, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
+    Augment, Filter, ImageInspection, ImageSample, ImageSets, ImageSpec, View, inspect as look, open, time,
 };
 use flatout_train::Failure;
+use flatout_train::config;
 use serde_json::json;
 
 use crate::args::Inspect;
-use crate::screen::{Screen, count};
+use crate::screen::{Screen, count, one_line};
 
 /// What images are timed as: the training view of most models.
 const TIMED: View = View {
     width: 224,
     height: 224,
     augment: Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 },
+    filter: Filter::Bilinear,
 };
 /// Characters of the bar of the largest class.
 const BAR: u64 = 40;
 
 /// Looks into the images that words name; without words, into the synthetic set.
 pub fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
-    let spec = ImageSpec { path: args.words.clone(), on_error: OnError::Skip, ..ImageSpec::default() };
+    // As many are held out as training would keep where nothing else is said.
+    let held_out = config::Data::default().held_out;
+    let spec =
+        ImageSpec { path: args.words.clone(), held_out, on_error: OnError::Skip, ..ImageSpec::default() };
     let sets = open(&spec, &mut |said| {
         if let OpenEvent::Note(said) = said {
             screen.note(format!("data     {said}"));
@@ -61,13 +66,13 @@ pub fn show(sets: &ImageSets, samples: usize, seconds: Option<f64>, screen: &Scr
         let drawn = "#".repeat((class.train * BAR).div_ceil(largest) as usize);
         screen.result(format!(
             "{:>20}  {drawn:<40}  {} to train on, {} held out",
-            class.name,
+            one_line(&class.name),
             count(class.train),
             count(class.held_out)
         ));
     }
     for ImageSample { place, kind, width, height, class } in samples {
-        let class = class.as_deref().unwrap_or("no class");
+        let class = one_line(class.as_deref().unwrap_or("no class"));
         screen.result(format!("{place}: {kind}, {width} x {height}, {class}"));
     }
     if let Some(speed) = speed {

@@ -34,18 +34,84 @@ mod tune;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use args::{Args, Command};
+use clap::{Parser, Subcommand};
 use flatout_train::Failure;
 use flatout_train::device::kernels;
-use screen::Screen;
+
+use screen::{Screen, complain};
+
+/// Trains transformers flat out on the hardware you have, and proves it.
+///
+/// `flatout train` needs nothing else: it trains a small model on a synthetic language in under a minute. Every value
+/// can be changed with key=value, as in `flatout train tiny lr=1e-3 model.layers=6`.
+#[derive(Parser)]
+#[command(name = "flatout", version, max_term_width = 100)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+    /// Results as JSON on standard output.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Results only, no progress.
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Also say what every pass did and every switch's state.
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+// A command is its module, its line here and its line in `run`.
+#[derive(Subcommand)]
+enum Command {
+    /// Train a recipe; without one, `tiny`, which learns on any machine in under a minute.
+    Train(args::Train),
+    /// Continue a run exactly where it stopped.
+    Resume(args::ResumeRun),
+    /// Train a recipe several times with other values of some keys, as in `sweep tiny lr=1e-3,3e-3 train.seed=1..3`.
+    Sweep(args::Sweep),
+    /// Show memory to the byte, arithmetic and the least step time of a recipe, running nothing.
+    Plan(args::Plan),
+    /// Measure what every switch is worth here: each off alone, its other values, and the ladder from plain FP32.
+    Ablate(args::Ablate),
+    /// Show where the time of an update goes: every kernel against the roofline, what passes between, what would help.
+    Profile(args::Profile),
+    /// Find the fastest settings of a recipe here by measuring, and write them as a preset for --with.
+    Tune(args::Tune),
+    /// Show what five optimisation guides claim and what became of each claim here, as a page of Markdown.
+    Claims(args::Claims),
+    /// Continue prompts with a run or a model in the Hugging Face layout.
+    Generate(args::Generate),
+    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side.
+    Runs(args::Runs),
+    /// Loss and perplexity of a run or a model, on held-out data or on any you name.
+    Eval(args::Eval),
+    /// Write a run in the Hugging Face layout, for other tools.
+    Export(args::Export),
+    /// Write every logit of rows of token ids, to compare with another library.
+    Logits(args::Logits),
+    /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
+    Recipes(args::Recipes),
+    /// List every key that a recipe or an override can set, or those that hold a word: `flatout schema warmup`.
+    Schema(args::Schema),
+    /// Show this machine, and which switches can run on it or why not.
+    Doctor(args::Doctor),
+    /// Tokenise text into shards, or look into data and what the loss sees of it.
+    Data(args::Data),
+}
 
 fn main() -> ExitCode {
     // First, while this is the only thread: no environment variable changes numbers.
     let cleared = kernels::clear_environment();
-    let args = Args::parse();
-    let screen = Screen::new(args.json, args.quiet, args.verbose);
+    let parsed = Args::try_parse();
+    let args = match parsed.map_err(|error| args::key_meant(&error).unwrap_or_else(|| error.exit())) {
+        Ok(args) => args,
+        Err(sentence) => {
+            complain(sentence);
+            return ExitCode::from(2);
+        }
+    };
+    let trains = matches!(args.command, Command::Train(_) | Command::Resume(_) | Command::Sweep(_));
+    let screen = Screen::new(args.json, args.quiet, args.verbose, trains);
     match cleared {
         Ok(names) => names.iter().for_each(|name| {
             screen.note(format!(
@@ -53,38 +119,41 @@ fn main() -> ExitCode {
             ));
         }),
         Err(sentence) => {
-            eprintln!("flatout: {sentence}");
+            complain(sentence);
             return ExitCode::from(2);
         }
     }
-    let done = match args.command {
-        Command::Train(command) => train::train(&command, &screen),
-        Command::Resume(command) => train::resume(&command, &screen),
-        Command::Sweep(command) => sweep::sweep(&command, &screen),
-        Command::Plan(command) => plan::plan(&command, &screen),
-        Command::Ablate(command) => ablate::ablate(&command, &screen),
-        Command::Profile(command) => profile::profile(&command, &screen),
-        Command::Tune(command) => tune::tune(&command, &screen),
-        Command::Claims(command) => claims::claims(&command, &screen),
-        Command::Generate(command) => generate::generate(&command, &screen),
-        Command::Runs(command) => runs::runs(&command, &screen),
-        Command::Eval(command) => eval::eval(&command, &screen),
-        Command::Export(command) => export::export(&command, &screen),
-        Command::Logits(command) => logits::logits(&command, &screen),
-        Command::Recipes(command) => recipes::recipes(&command, &screen),
-        Command::Schema => recipes::schema(&screen),
-        Command::Doctor(command) => doctor::doctor(&command, &screen),
-        Command::Data(command) => data::data(&command, &screen),
-    };
-    match done {
+    match run(&args.command, &screen) {
         Ok(code) => code,
         Err(Failure::User(error)) => {
-            eprintln!("flatout: {error}");
+            complain(error);
             ExitCode::from(2)
         }
         Err(Failure::Environment(sentence)) => {
-            eprintln!("flatout: {sentence}");
+            complain(sentence);
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(command: &Command, screen: &Screen) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Train(args) => train::train(args, screen),
+        Command::Resume(args) => train::resume(args, screen),
+        Command::Sweep(args) => sweep::sweep(args, screen),
+        Command::Plan(args) => plan::plan(args, screen),
+        Command::Ablate(args) => ablate::ablate(args, screen),
+        Command::Profile(args) => profile::profile(args, screen),
+        Command::Tune(args) => tune::tune(args, screen),
+        Command::Claims(args) => claims::claims(args, screen),
+        Command::Generate(args) => generate::generate(args, screen),
+        Command::Runs(args) => runs::runs(args, screen),
+        Command::Eval(args) => eval::eval(args, screen),
+        Command::Export(args) => export::export(args, screen),
+        Command::Logits(args) => logits::logits(args, screen),
+        Command::Recipes(args) => recipes::recipes(args, screen),
+        Command::Schema(args) => recipes::schema(args, screen),
+        Command::Doctor(args) => doctor::doctor(args, screen),
+        Command::Data(args) => data::data(args, screen),
     }
 }

@@ -21,6 +21,7 @@ use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::switches::Switches;
 use flatout_train::switches::active;
+use flatout_train::training::host::Beside;
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
@@ -178,7 +179,7 @@ fn time(told: &Told<'_>, screen: &Screen) {
         milliseconds(step.roofline_seconds),
         rate(step.roofline_seconds)
     ));
-    let is_calibrated = !compiled.target.timings.is_empty();
+    let is_calibrated = prediction::is_calibrated(compiled);
     screen.result(match is_calibrated {
         true => format!(
             "predicted        {} a step, {} tokens/s, {:.0}% of the roofline, by {} kernels timed on this {}",
@@ -220,7 +221,7 @@ fn milliseconds(seconds: f64) -> String {
 
 /// By category and by layer, and where the peak is.
 fn memory(told: &Told<'_>, screen: &Screen) {
-    let Told { compiled, forecast, .. } = told;
+    let Told { config, compiled, forecast, .. } = told;
     screen.result(format!(
         "memory           {} bytes ({})",
         compiled.plans.arena_bytes,
@@ -232,6 +233,12 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     if compiled.target.driver_bytes > 0 {
         screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
     }
+    let beside = Beside::of(config, &compiled.plans);
+    screen.result(format!(
+        "  beside it on the host: {} while a checkpoint is written, {} for batches",
+        bytes(beside.copy),
+        bytes(beside.batches)
+    ));
     let peak = &forecast.peak;
     let most: Vec<String> =
         peak.alive.iter().take(3).map(|a| format!("{} {}", a.path, bytes(a.bytes as u64))).collect();
@@ -261,7 +268,7 @@ fn memory(told: &Told<'_>, screen: &Screen) {
 /// The step by kind of work.
 fn work(told: &Told<'_>, screen: &Screen) {
     let Told { compiled, forecast, .. } = told;
-    let is_calibrated = !compiled.target.timings.is_empty();
+    let is_calibrated = prediction::is_calibrated(compiled);
     let mut head = vec!["by work", "launches", "arithmetic", "traffic", "roofline"];
     head.extend(is_calibrated.then_some("predicted"));
     head.push("share");
@@ -286,7 +293,7 @@ fn work(told: &Told<'_>, screen: &Screen) {
 
 fn largest(told: &Told<'_>, screen: &Screen) {
     let Told { config, compiled, forecast, .. } = told;
-    let by = if compiled.target.timings.is_empty() { "tokens/s at best" } else { "tokens/s predicted" };
+    let by = if prediction::is_calibrated(compiled) { "tokens/s predicted" } else { "tokens/s at best" };
     let head = ["most rows at once", "rows", "of this batch", "memory", by];
     let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];
     for one in &forecast.largest {
@@ -322,7 +329,7 @@ fn switches(told: &Told<'_>, screen: &Screen) {
 fn alternatives(told: &Told<'_>, screen: &Screen) {
     let Told { compiled, forecast, .. } = told;
     let step = forecast.step.predicted_seconds;
-    let by = if compiled.target.timings.is_empty() { "roofline" } else { "predicted" };
+    let by = if prediction::is_calibrated(compiled) { "predicted" } else { "roofline" };
     let mut rows: Vec<Vec<String>> = vec![["instead", "memory", by, ""].map(String::from).to_vec()];
     let (mut same, mut refused) = (vec![], vec![]);
     for one in &forecast.alternatives {

@@ -18,6 +18,7 @@ pub struct Progress {
     screen: Screen,
     bar: ProgressBar,
     steps: u64,
+    is_of_images: bool,
     smoothed: Option<f64>,
     memory_bytes: u64,
     began: Instant,
@@ -26,7 +27,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new(screen: Screen, steps: u64, done: u64) -> Progress {
+    /// Of a run with this many steps, some of which are done.
+    pub fn new(screen: Screen, [steps, done]: [u64; 2], is_of_images: bool) -> Progress {
         let bar = ProgressBar::new(steps);
         bar.set_draw_target(if screen.live {
             ProgressDrawTarget::stderr_with_hz(8)
@@ -39,6 +41,7 @@ impl Progress {
             screen,
             bar,
             steps,
+            is_of_images,
             smoothed: None,
             memory_bytes: 0,
             began: Instant::now(),
@@ -49,11 +52,13 @@ impl Progress {
 
     pub fn event(&mut self, event: &Event) {
         if self.screen.json {
-            return self.screen.result(event.to_json());
+            return self.screen.json_line(&event.to_json());
         }
         match event {
             Event::Start(start) => {
                 self.memory_bytes = start.arena_bytes + start.driver_bytes;
+                self.line(format!("optim    {}", start.optimizer));
+                self.line(format!("loader   {}", start.loader));
                 if let Some(attention) = &start.attention {
                     self.line(format!("attention {attention}"));
                 }
@@ -94,6 +99,7 @@ impl Progress {
             smoothed_loss,
             memory_bytes: self.memory_bytes,
             seconds_left: self.steps.saturating_sub(step.step) as f64 / rate,
+            is_of_images: self.is_of_images,
         };
         if self.screen.live {
             let (_, width) = Term::stderr().size_checked().unwrap_or((0, USUAL_WIDTH));
@@ -105,11 +111,7 @@ impl Progress {
     }
 
     pub fn line(&self, line: String) {
-        if self.screen.live {
-            self.bar.println(line);
-        } else {
-            self.screen.note(line);
-        }
+        self.screen.note_above(self.screen.live.then_some(&self.bar), line);
     }
 
     pub fn finish(&self) {

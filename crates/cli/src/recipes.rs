@@ -3,11 +3,12 @@
 use std::process::ExitCode;
 
 use flatout_train::Failure;
+use flatout_train::UserError;
 use flatout_train::config;
 use flatout_train::recipes as embedded;
 use serde_json::json;
 
-use crate::args::{Recipes, Show, recipe_and_overrides};
+use crate::args::{Recipes, Schema, Show, recipe_and_overrides};
 use crate::screen::Screen;
 
 pub fn recipes(args: &Recipes, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -36,14 +37,23 @@ pub fn recipes(args: &Recipes, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn schema(screen: &Screen) -> Result<ExitCode, Failure> {
-    let keys = config::schema();
+pub fn schema(args: &Schema, screen: &Screen) -> Result<ExitCode, Failure> {
+    let mut keys = config::schema();
+    if let Some(word) = &args.word {
+        let (name, words) = (word.to_lowercase(), word.to_lowercase().replace('_', " "));
+        keys.retain(|key| key.path.contains(&name) || key.doc.to_lowercase().contains(&words));
+        if keys.is_empty() {
+            let answer = config::answer(word).unwrap_or("flatout schema lists them all".into());
+            return Err(UserError(format!("no key has `{word}` in its name or its line; {answer}")).into());
+        }
+    }
     if screen.json {
         screen.object(&keys);
         return Ok(ExitCode::SUCCESS);
     }
     for key in keys {
-        screen.result(format!("{:28} {:22} {}", key.path, key.default.clone().unwrap_or_default(), key.doc));
+        let default = key.default.unwrap_or_default();
+        screen.result(format!("{:28} {default:22} {} Takes {}.", key.path, key.doc, key.wants));
     }
     Ok(ExitCode::SUCCESS)
 }

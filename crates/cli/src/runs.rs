@@ -8,20 +8,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use console::Term;
-use flatout_report::history::{Axis, History, Summary, list};
-use flatout_report::plot::{Plot, Series, Style, smoothed};
+use flatout_report::history::{Axis, History, Summary, list, smoothing_span};
+use flatout_report::plot::{Plot, Series, Style};
+use flatout_report::report::FIRST_STEPS;
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::run::events::now;
-use flatout_train::run::is_run;
 use serde_json::{Value, json};
 
 use crate::args::{Compare, Runs, RunsCommand};
-use crate::screen::{Screen, bytes, count, duration};
+use crate::model::{self, RUNS};
+use crate::screen::{Screen, bytes, complain, count, duration, one_line};
 use crate::sketch::{Curve, Paper, sketch};
-
-/// Where runs are where nobody says otherwise.
-const RUNS: &str = "runs";
 
 pub fn runs(args: &Runs, screen: &Screen) -> Result<ExitCode, Failure> {
     match &args.compare {
@@ -33,11 +31,17 @@ pub fn runs(args: &Runs, screen: &Screen) -> Result<ExitCode, Failure> {
 fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
     let folder = dir.unwrap_or(Path::new(RUNS));
     let found = if dir.is_none() && !folder.exists() { vec![] } else { list(folder)? };
-    let mut summaries = vec![];
+    let (mut summaries, mut images) = (vec![], vec![]);
     for (path, run) in found {
         match run {
-            Ok(history) => summaries.push(history.summary()),
-            Err(why) => eprintln!("flatout: {} is left out: {why}", path.display()),
+            Ok(history) => {
+                let within = path.strip_prefix(folder).ok().filter(|path| path.components().count() > 1);
+                let name = within.map_or_else(|| history.name(), |path| path.display().to_string());
+                let is_of_images = history.is_of_images();
+                summaries.push(Summary { name, ..history.summary() });
+                images.push(is_of_images);
+            }
+            Err(why) => complain(format!("{} is left out: {why}", path.display())),
         }
     }
     if screen.json {
@@ -48,14 +52,22 @@ fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
         screen.result(format!("there are no runs in {}; flatout train makes one", folder.display()));
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["run", "recipe", "state", "step", "loss", "held-out", "tok/s", "took", "started"];
+    let head = ["run", "recipe", "state", "step", "loss", "held-out", "metric", "speed", "took", "started"];
     let mut rows = vec![head.map(String::from).to_vec()];
-    rows.extend(summaries.iter().map(|summary| row(summary, now())));
-    print_table(&rows, 3..8, screen);
+    rows.extend(
+        summaries.iter().zip(&images).map(|(summary, is_of_images)| row(summary, *is_of_images, now())),
+    );
+    if summaries.iter().all(|summary| summary.metric_value.is_none()) {
+        rows.iter_mut().for_each(|row| drop(row.remove(METRIC)));
+    }
+    print_table(&rows, 3..rows[0].len() - 1, screen);
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(summary: &Summary, now: f64) -> Vec<String> {
+/// The column that only runs of classes have.
+const METRIC: usize = 6;
+
+fn row(summary: &Summary, is_of_images: bool, now: f64) -> Vec<String> {
     let loss = |loss: Option<f32>| loss.map_or("-".into(), |loss| format!("{loss:.4}"));
     let of = summary.steps.map(|steps| format!("/{}", count(steps))).unwrap_or_default();
     let ago = |started: f64| format!("{} ago", duration((now - started).max(0.0)));
@@ -66,18 +78,30 @@ fn row(summary: &Summary, now: f64) -> Vec<String> {
         format!("{}{of}", count(summary.step)),
         loss(summary.loss),
         loss(summary.eval_loss),
-        summary.tokens_per_second.map_or("-".into(), |rate| count(rate as u64)),
+        match (summary.metric, summary.metric_value) {
+            (Some(metric), Some(value)) => format!("{metric} {value:.4}"),
+            _ => "-".into(),
+        },
+        match is_of_images {
+            true => rate(summary.samples_per_second, "images/s"),
+            false => rate(summary.tokens_per_second, "tok/s"),
+        },
         duration(summary.seconds),
         summary.started.map_or("-".into(), ago),
     ]
 }
 
+fn rate(rate: Option<f64>, unit: &str) -> String {
+    rate.map_or("-".into(), |rate| format!("{} {unit}", count(rate as u64)))
+}
+
 /// Columns as wide as their widest cell; those of numbers end at the same place.
 pub fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen: &Screen) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
     let wide = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|c| wide(c).unwrap_or(0)).collect();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().enumerate().map(|(c, cell)| match numbers.contains(&c) {
             true => format!("{cell:>0$}", widths[c]),
             false => format!("{cell:<0$}", widths[c]),
@@ -89,10 +113,10 @@ pub fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen
 fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     let mut histories = vec![];
     for path in &args.runs {
-        histories.push(History::read(&found(path))?);
+        histories.push(History::read(&model::named(path))?);
     }
     let names = names(&histories, &args.runs);
-    let differs = differences(&histories);
+    let (differs, span) = (differences(&histories), smoothing_span(&histories));
     let plot = plot(&histories, &names, args);
     fs::write(&args.svg, plot.to_svg()).map_err(|error| {
         Failure::User(UserError(format!(
@@ -101,7 +125,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         )))
     })?;
     if screen.json {
-        let numbers = histories.iter().zip(&names).map(|(history, name)| object(history, name));
+        let numbers = histories.iter().zip(&names).map(|(history, name)| object(history, name, span));
         screen.object(&json!({
             "by": args.by,
             "runs": numbers.collect::<Vec<_>>(),
@@ -114,7 +138,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         |title: &str| std::iter::once(title.to_string()).chain(names.iter().cloned()).collect::<Vec<_>>();
     let mut rows = vec![head("")];
     for (name, say) in NUMBERS {
-        let cells: Vec<String> = histories.iter().map(|h| say(h).unwrap_or("-".into())).collect();
+        let cells: Vec<String> = histories.iter().map(|h| say(h, span).unwrap_or("-".into())).collect();
         if cells.iter().any(|cell| cell != "-") {
             rows.push(std::iter::once(name.to_string()).chain(cells).collect());
         }
@@ -130,8 +154,8 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     print_table(&rows, 1..rows[0].len(), screen);
     screen.result("");
     let curves = histories.iter().zip(&names).map(|(history, name)| {
-        let raw = history.curve(args.by, |step| step.loss as f64);
-        Curve { name: name.clone(), points: smoothed(&raw, span(raw.len())) }
+        let points = history.smoothed_curve(args.by, |step| step.loss as f64, span);
+        Curve { name: one_line(name).into_owned(), points }
     });
     let (_, width) = Term::stdout().size_checked().unwrap_or((0, 80));
     let paper = Paper {
@@ -141,16 +165,10 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
         colours: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
     };
     for line in sketch(&curves.collect::<Vec<_>>(), paper) {
-        screen.result(line);
+        screen.coloured(line);
     }
     screen.note(format!("loss over {}, smoothed; also in {}", unit(args.by), args.svg.display()));
     Ok(ExitCode::SUCCESS)
-}
-
-/// The run a word means: a directory, or the name of one among the usual runs.
-fn found(path: &Path) -> PathBuf {
-    let usual = Path::new(RUNS).join(path);
-    if !is_run(path) && is_run(&usual) { usual } else { path.to_path_buf() }
 }
 
 /// Short where that tells the runs apart, otherwise as they were given.
@@ -172,10 +190,6 @@ fn differences(histories: &[History]) -> BTreeMap<String, Vec<Option<String>>> {
     all.filter(|(_, values)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
 }
 
-fn span(points: usize) -> f64 {
-    (points as f64 / 40.0).max(1.0)
-}
-
 fn unit(axis: Axis) -> &'static str {
     match axis {
         Axis::Step => "steps",
@@ -186,10 +200,10 @@ fn unit(axis: Axis) -> &'static str {
 
 /// A run's curves in its colour: every loss faintly, their running mean, and marks for what was held out.
 fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
-    let mut series = vec![];
+    let (mut series, span) = (vec![], smoothing_span(histories));
     for (colour, (history, name)) in histories.iter().zip(names).enumerate() {
         let raw = history.curve(args.by, |step| step.loss as f64);
-        let mean = smoothed(&raw, span(raw.len()));
+        let mean = history.smoothed_curve(args.by, |step| step.loss as f64, span);
         let mut push = |name: &str, points, style| {
             series.push(Series { name: name.into(), points, style, colour });
         };
@@ -203,37 +217,43 @@ fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
         y: "nats".into(),
         log_x: args.log,
         log_y: false,
+        skipped: FIRST_STEPS,
         series,
     }
 }
 
-type Say = fn(&History) -> Option<String>;
+type Say = fn(&History, f64) -> Option<String>;
 
-/// What runs are compared by, in words.
-const NUMBERS: [(&str, Say); 12] = [
-    ("state", |h| Some(h.state.to_string())),
-    ("step", |h| h.last().map(|made| count(made.step.step))),
-    ("tokens", |h| h.last().map(|made| count(made.step.tokens))),
-    ("time", |h| h.last().map(|made| duration(made.seconds))),
-    ("loss", |h| h.last().map(|made| format!("{:.4}", made.step.loss))),
-    ("loss, smoothed", |h| mean_loss(h).map(|loss| format!("{loss:.4}"))),
-    ("held-out loss", |h| h.evals.last().map(|(_, loss)| format!("{loss:.4}"))),
-    ("tokens a second", |h| h.recent(|step| step.tokens_per_second).map(|rate| count(rate as u64))),
-    ("step time", |h| h.recent(|step| step.step_ms).map(|ms| format!("{ms:.2} ms"))),
-    ("MFU", |h| h.recent(|step| step.mfu.unwrap_or(f64::NAN)).map(|mfu| format!("{:.1}%", 100.0 * mfu))),
-    ("memory", |h| h.start.as_ref().map(|start| bytes(start.arena_bytes + start.driver_bytes))),
-    ("device", |h| h.start.as_ref().map(|start| start.backend.clone())),
+/// The numbers that runs are compared by, given the tokens that losses are smoothed over.
+const NUMBERS: [(&str, Say); 15] = [
+    ("state", |h, _| Some(h.state.to_string())),
+    ("step", |h, _| h.last().map(|made| count(made.step.step))),
+    ("tokens", |h, _| h.last().filter(|_| !h.is_of_images()).map(|made| count(made.step.tokens))),
+    ("images", |h, _| h.last().filter(|_| h.is_of_images()).map(|made| count(made.step.samples))),
+    ("time", |h, _| h.last().map(|made| duration(made.seconds))),
+    ("loss", |h, _| h.last().map(|made| format!("{:.4}", made.step.loss))),
+    ("loss, smoothed", |h, span| h.smoothed_loss(span).map(|loss| format!("{loss:.4}"))),
+    ("held-out loss", |h, _| h.evals.last().map(|(_, loss)| format!("{loss:.4}"))),
+    ("metric", |h, _| {
+        let Summary { metric, metric_value, .. } = h.summary();
+        Some(format!("{} {:.4}", metric?, metric_value?))
+    }),
+    ("tokens a second", |h, _| {
+        h.recent(|step| step.tokens_per_second).filter(|_| !h.is_of_images()).map(|rate| count(rate as u64))
+    }),
+    ("images a second", |h, _| {
+        h.recent(|step| step.samples_per_second).filter(|_| h.is_of_images()).map(|rate| count(rate as u64))
+    }),
+    ("step time", |h, _| h.recent(|step| step.step_ms).map(|ms| format!("{ms:.2} ms"))),
+    ("MFU", |h, _| h.recent(|step| step.mfu.unwrap_or(f64::NAN)).map(|mfu| format!("{:.1}%", 100.0 * mfu))),
+    ("memory", |h, _| h.start.as_ref().map(|start| bytes(start.arena_bytes + start.driver_bytes))),
+    ("device", |h, _| h.start.as_ref().map(|start| start.backend.clone())),
 ];
 
-fn mean_loss(history: &History) -> Option<f64> {
-    let raw = history.curve(Axis::Step, |step| step.loss as f64);
-    smoothed(&raw, span(raw.len())).last().map(|(_, loss)| *loss)
-}
-
-fn object(history: &History, name: &str) -> Value {
+fn object(history: &History, name: &str, span: f64) -> Value {
     let mut object = json!(history.summary());
     object["name"] = json!(name);
-    object["smoothed_loss"] = json!(mean_loss(history));
+    object["smoothed_loss"] = json!(history.smoothed_loss(span));
     object["step_ms"] = json!(history.recent(|step| step.step_ms));
     object["mfu"] = json!(history.recent(|step| step.mfu.unwrap_or(f64::NAN)));
     object["tokens"] = json!(history.last().map(|made| made.step.tokens));

@@ -1,7 +1,12 @@
 //! Where things are printed: results on standard output, everything else on standard error.
+//!
+//! Printed texts and names may come from other people's data, so control characters are escaped: no file moves the
+//! cursor, renames the window or hides what stands beside it.
 
+use std::borrow::Cow;
 use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use flatout_report::words::{bytes, count, duration, flops, short};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,25 +20,64 @@ pub struct Screen {
     pub verbose: bool,
     /// Standard error is a terminal that may be drawn on.
     pub live: bool,
+    /// The output is only a view of what the command does, which goes on where nobody can read it.
+    pub is_view: bool,
 }
 
+/// Standard output has failed, and it was said.
+static IS_GONE: AtomicBool = AtomicBool::new(false);
+
 impl Screen {
-    pub fn new(json: bool, quiet: bool, verbose: bool) -> Screen {
+    pub fn new(json: bool, quiet: bool, verbose: bool, is_view: bool) -> Screen {
         // A terminal that cannot move its cursor, or does not say that it can, gets lines.
         let moves = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
-        Screen { json, quiet, verbose, live: !json && !quiet && moves && std::io::stderr().is_terminal() }
+        let live = !json && !quiet && moves && io::stderr().is_terminal();
+        Screen { json, quiet, verbose, live, is_view }
     }
 
-    /// A line of the result. A reader that went away ends the program quietly, as it does elsewhere.
+    /// A line of the result.
     pub fn result(&self, line: impl Display) {
-        if writeln!(std::io::stdout(), "{line}").is_err() {
-            std::process::exit(0);
-        }
+        self.coloured(printable(&line.to_string()));
+    }
+
+    /// A line of the result with colours; texts and names in it went through [`printable`].
+    pub fn coloured(&self, line: impl Display) {
+        self.print(format_args!("{line}\n"));
+    }
+
+    /// A part of a line of the result, at once.
+    pub fn piece(&self, text: &str) {
+        self.print(format_args!("{}", printable(text)));
     }
 
     /// The result as one JSON object.
     pub fn object(&self, value: &impl Serialize) {
-        self.result(serde_json::to_string_pretty(value).expect("results have a JSON form"));
+        self.json_line(&serde_json::to_string_pretty(value).expect("results have a JSON form"));
+    }
+
+    /// A line of JSON, whose texts escape what controls a terminal in JSON's own way.
+    pub fn json_line(&self, json: &str) {
+        let escape = |c: char| format!("\\u{:04x}", u32::from(c));
+        self.print(format_args!("{}\n", escaped(json, |c| c.is_control() && c != '\n', escape)));
+    }
+
+    /// Prints on standard output. Where that fails, a command whose output is its result has failed; any other says so once
+    /// and goes on without.
+    fn print(&self, text: std::fmt::Arguments<'_>) {
+        if IS_GONE.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut out = io::stdout();
+        let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) else { return };
+        if !self.is_view {
+            complain(format!("standard output cannot be written: {error}"));
+            std::process::exit(1);
+        }
+        if !IS_GONE.swap(true, Ordering::Relaxed) {
+            complain(format!(
+                "standard output cannot be written: {error}; the run goes on without it, and events.jsonl has everything"
+            ));
+        }
     }
 
     /// A bar of so many parts by indicatif's template, where one may be drawn.
@@ -45,7 +89,7 @@ impl Screen {
     /// A note above the bar, where there is one.
     pub fn note_above(&self, bar: Option<&ProgressBar>, line: impl Display) {
         match bar {
-            Some(bar) => bar.println(line.to_string()),
+            Some(bar) => bar.println(printable(&line.to_string())),
             None => self.note(line),
         }
     }
@@ -53,7 +97,42 @@ impl Screen {
     /// A line beside the result.
     pub fn note(&self, line: impl Display) {
         if !self.quiet && !self.json {
-            let _ = writeln!(std::io::stderr(), "{line}");
+            let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
         }
+    }
+}
+
+/// Says on standard error what went wrong, as far as that can be written.
+pub fn complain(sentence: impl Display) {
+    let _ = writeln!(io::stderr(), "flatout: {}", printable(&sentence.to_string()));
+}
+
+/// A text with its control characters escaped, but for the ends of its lines and tabs.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c.is_control() && c != '\n' && c != '\t', |c| c.escape_default().to_string())
+}
+
+/// A name as one line shows it: with all control characters escaped.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    escaped(text, char::is_control, |c| c.escape_default().to_string())
+}
+
+fn escaped(text: &str, is_meant: impl Fn(char) -> bool, escape: impl Fn(char) -> String) -> Cow<'_, str> {
+    if !text.contains(&is_meant) {
+        return Cow::Borrowed(text);
+    }
+    let one = |c: char| if is_meant(c) { escape(c) } else { c.to_string() };
+    Cow::Owned(text.chars().map(one).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert!(matches!(printable("a line\n\tand é"), Cow::Borrowed(_)));
+        assert_eq!(printable("\x1b[2J\r\u{9b}1m\x07\n"), "\\u{1b}[2J\\r\\u{9b}1m\\u{7}\n");
+        assert_eq!(one_line("a\nb\tc\u{7f}"), "a\\nb\\tc\\u{7f}");
     }
 }

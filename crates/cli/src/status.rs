@@ -13,6 +13,8 @@ pub struct Status<'a> {
     /// Planned, and what the driver took beside it.
     pub memory_bytes: u64,
     pub seconds_left: f64,
+    /// Whether images are learned, of which nobody counts tokens.
+    pub is_of_images: bool,
 }
 
 /// A piece of the line, and its rank: the highest goes first where there is no room.
@@ -53,15 +55,19 @@ impl Status<'_> {
     fn pieces(&self) -> Vec<Piece> {
         let step = self.step;
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
-        let mut pieces = vec![
-            (0, format!("loss {:.4}", step.loss)),
-            (4, format!("mean {:.4}", self.smoothed_loss)),
-            (2, format!("{} tok/s", count(step.tokens_per_second as u64))),
-            (10, format!("{} rows/s", rate(step.samples_per_second))),
-        ];
+        let mut pieces =
+            vec![(0, format!("loss {:.4}", step.loss)), (4, format!("mean {:.4}", self.smoothed_loss))];
+        match self.is_of_images {
+            true => pieces.push((2, format!("{} images/s", rate(step.samples_per_second)))),
+            false => pieces.extend([
+                (2, format!("{} tok/s", count(step.tokens_per_second as u64))),
+                (10, format!("{} rows/s", rate(step.samples_per_second))),
+            ]),
+        }
         let mut known = |rank, text: Option<String>| pieces.extend(text.map(|text| (rank, text)));
         known(5, step.mfu.map(|mfu| format!("MFU {:.1}%", 100.0 * mfu)));
         known(8, step.of_predicted.map(|share| format!("{} of predicted", percent(share))));
+        known(8, step.of_roofline.map(|share| format!("{} of roofline", percent(share))));
         known(9, Some(bytes(self.memory_bytes)));
         known(6, step.data_wait_ms.map(|wait| format!("data {}", percent(wait / step.step_ms))));
         if let Some(gpu) = &step.gpu {
@@ -110,7 +116,14 @@ mod tests {
     }
 
     fn status(step: &Step) -> Status<'_> {
-        Status { step, steps: 800, smoothed_loss: 1.487, memory_bytes: 35 << 30, seconds_left: 725.0 }
+        Status {
+            step,
+            steps: 800,
+            smoothed_loss: 1.487,
+            memory_bytes: 35 << 30,
+            seconds_left: 725.0,
+            is_of_images: false,
+        }
     }
 
     #[test]
@@ -120,6 +133,8 @@ mod tests {
             "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  MFU 41.2%  88% of predicted  35.0 GiB  \
              data 2%  GPU 98% 690 W  throttled by power  12 min left"
         );
+        let roofline = Step { of_predicted: None, of_roofline: Some(0.58), ..step() };
+        assert!(status(&roofline).line().contains("58% of roofline"));
         let plain = Step { gpu: None, mfu: None, of_predicted: None, data_wait_ms: None, ..step() };
         assert_eq!(
             status(&plain).line(),

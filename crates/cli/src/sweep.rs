@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flatout_measure::folds;
-use flatout_measure::sweep::{By, Combination, SUMMARY, Summary, Sweep, Trial};
+use flatout_measure::sweep::{By, Combination, SUMMARY, Summary, Sweep, SweepCommand, Trial};
 use flatout_report::history::State;
 use flatout_train::Config;
 use flatout_train::Failure;
@@ -73,6 +73,15 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
         Some(dir) => dir.clone(),
         None => Run::allocate(Path::new("runs"), &format!("{name}-sweep"))?.dir().to_path_buf(),
     };
+    let here = std::env::current_dir().map_err(Failure::io("the folder that this was started in"))?;
+    let command = SweepCommand {
+        folder: here.display().to_string(),
+        words: args.words.clone(),
+        with: args.with.clone(),
+        runs: args.runs,
+        seed: args.seed,
+        goal: args.goal,
+    };
     let mut failed: Vec<(String, String)> = vec![];
     let summary = |failed: &[(String, String)]| {
         let trial = |planned: &Planned| {
@@ -81,8 +90,11 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
             trial.why = why.map(|(_, sentence)| sentence.clone());
             trial
         };
-        Summary::new(&name, goal, args.by, planned.iter().map(trial).collect())
+        Summary::new(&name, goal, args.by, command.clone(), planned.iter().map(trial).collect())
     };
+    let is_new = !dir.join(SUMMARY).exists();
+    // First of all, so that a sweep that is killed can go on from its folder.
+    summary(&failed).write(&dir)?;
     let count = planned.len();
     for (number, Planned { combination, config, .. }) in (1..).zip(&planned) {
         let folder = dir.join(&combination.name);
@@ -99,14 +111,18 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
                 failed.push((combination.name.clone(), sentence));
                 None
             }
-            Err(Failure::User(error)) => return Err(of(combination, error).into()),
+            Err(Failure::User(error)) => {
+                if is_new && !planned.iter().any(|planned| is_run(&dir.join(&planned.combination.name))) {
+                    Summary::remove(&dir);
+                }
+                return Err(of(combination, error).into());
+            }
             Ok(status) => Some(status),
         };
         starting.leave();
         summary(&failed).write(&dir)?;
         if status == Some(Status::Stopped) {
-            let dir = quoted(&dir);
-            screen.note(format!("the sweep goes on with the same command and: --run {dir} --resume auto"));
+            screen.note(format!("the whole sweep goes on with: flatout resume {}", quoted(&dir)));
             return Ok(ExitCode::from(3));
         }
     }
@@ -114,6 +130,33 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
     summary.write(&dir)?;
     show(&summary, &sweep, &dir, screen);
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The sweep in a folder as it was asked for, to go on with it; nothing where the folder holds none.
+pub fn begun(args: &args::ResumeRun) -> Result<Option<args::Sweep>, Failure> {
+    if is_run(&args.run) {
+        return Ok(None);
+    }
+    let Some((by, command)) = SweepCommand::read(&args.run)? else { return Ok(None) };
+    if let Some(word) = args.overrides.first() {
+        return Err(UserError(format!("a sweep goes on as it was asked for: leave {word} out")).into());
+    }
+    let dir = args.run.canonicalize().map_err(Failure::io(args.run.display()))?;
+    let SweepCommand { folder, words, with, runs, seed, goal } = command;
+    // Recipes and data may have relative paths.
+    std::env::set_current_dir(&folder).map_err(Failure::io(&folder))?;
+    Ok(Some(args::Sweep {
+        words,
+        with,
+        by,
+        runs,
+        seed,
+        goal,
+        run: Some(dir),
+        resume: Resume::Must,
+        max_time: args.max_time,
+        dry_run: false,
+    }))
 }
 
 /// The config of a run.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use flatout_measure::folds;
 use flatout_report::report::AtEnd;
 use flatout_report::tensorboard::Board;
 use flatout_train::Config;
@@ -19,12 +20,13 @@ use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::run::events::Status;
 use flatout_train::run::signal::StopFlag;
-use flatout_train::run::{Entered, Run, asked_and_resolved};
+use flatout_train::run::{Entered, Resume, Run, asked_and_resolved};
 use flatout_train::training::resume::requeued;
 use flatout_train::training::trainer::{Laps, Notice, Outcome, Ready, train as train_run};
 use flatout_train::weights::pretrained;
 
 use crate::args::{ResumeRun, Train, recipe_and_overrides};
+use crate::model;
 use crate::progress::Progress;
 use crate::screen::{Screen, bytes, count, duration, short};
 use crate::start;
@@ -35,13 +37,17 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     recipes::gpu_notes(&args.with).iter().for_each(|note| screen.note(note));
     config.validate_for_training()?;
-    pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
+    pretrained::check(&config, &mut |file| model::fetching(file, screen))?;
     // What the machine cannot do is said before a directory is made.
     let device = Device::open(config.switches.compute.backend)?;
     let compiled = compile::compile(&config, &device.target(&config.switches))?;
     crate::tune::mention(&config, &device, screen);
     if config.train.folds.is_some() && config.train.fold.is_none() {
-        return crate::folds::train(args, &config, &starting, &device, &stop, screen);
+        let dir = match &args.run {
+            Some(dir) => dir.clone(),
+            None => Run::allocate(Path::new("runs"), &config.recipe)?.dir().to_path_buf(),
+        };
+        return crate::folds::train(&dir, args.resume, &config, &starting, &device, &stop, screen);
     }
     let make = || match &args.run {
         Some(dir) => Run::enter(dir, args.resume),
@@ -72,9 +78,26 @@ pub fn begin_or_continue(
     result
 }
 
+/// Continues a run, or all the runs of a sweep or of folds.
 pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
+    if let Some(sweep) = crate::sweep::begun(args)? {
+        return crate::sweep::sweep(&sweep, screen);
+    }
     let (stop, starting) = start::watch(args.max_time, screen)?;
-    let (run, _) = starting.enter(|| Run::reopen(&args.run).map(Entered::Existing))?;
+    if let Some(config) = folds::begun(&model::named(&args.run))? {
+        let config = config.resumed(&args.overrides)?;
+        let device = Device::open(config.switches.compute.backend)?;
+        return crate::folds::train(
+            &model::named(&args.run),
+            Resume::Must,
+            &config,
+            &starting,
+            &device,
+            &stop,
+            screen,
+        );
+    }
+    let (run, _) = starting.enter(|| Run::reopen(&model::named(&args.run)).map(Entered::Existing))?;
     let (own, _) = asked_and_resolved(run.dir())?;
     let config = own.resumed(&args.overrides)?;
     let device = Device::open(config.switches.compute.backend)?;
@@ -105,11 +128,12 @@ fn run_through(
                 Notice::Ready(ready) => {
                     start_block(ready, screen);
                     facts = ready.data.floor();
-                    progress = Some(Progress::new(*screen, ready.steps, ready.done));
+                    let is_of_images = ready.config.model.image_size().is_some();
+                    progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
                 }
                 Notice::Event(event) => match &mut progress {
                     Some(progress) => progress.event(event),
-                    None if screen.json => screen.result(event.to_json()),
+                    None if screen.json => screen.json_line(&event.to_json()),
                     None => {}
                 },
                 Notice::Saving { step, bytes: size, signal } => {
@@ -175,9 +199,12 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let (steps, lr) = (count(*steps), format!("lr {} {}", config.optimizer.lr, config.schedule.name));
     let tokens = count(prediction::tokens_per_update(config, compiled) as u64);
     match &compiled.settled.arrangement {
+        None if config.model.image_size().is_some() => screen.note(format!(
+            "train    {steps} steps of {batch} images, {} at once; {lr}",
+            compiled.micro_batch
+        )),
         None => screen.note(format!(
-            "train    {steps} steps of {batch} {} ({tokens} tokens), {} at once; {lr}",
-            if config.model.image_size().is_some() { "images" } else { "rows" },
+            "train    {steps} steps of {batch} rows ({tokens} tokens), {} at once; {lr}",
             compiled.micro_batch
         )),
         Some(arrangement) => {

@@ -177,3 +177,77 @@ fn heads_and_data_that_do_not_go_together_are_refused() {
     refused(&["train.steps=2", "eval.metric=f1", "model.classes=4"], "eval.metric=macro_f1");
     assert!(!dir.join("runs").exists() || fs::read_dir(dir.join("runs")).unwrap().next().is_none());
 }
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+/// A head whose outputs are not in the order of the letters, exported: its `id2label` says which output is which class.
+#[test]
+fn classes_of_other_models_are_matched_by_name() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write_texts(&dir.join("texts.csv"), 160, true);
+    let words = ["data.classes=[weather,food]", "train.steps=60", "lr=5e-3", "--run", "run"];
+    done(say(dir, &train(&words)));
+    done(say(dir, &["export", "run", "--to", "out"]));
+    let labels = |folder: &str| json(&fs::read_to_string(dir.join(folder).join("config.json")).unwrap());
+    assert_eq!(labels("out")["id2label"], serde_json::json!({ "0": "weather", "1": "food" }));
+
+    let columns = ["data.path=texts.csv", "data.label=topic"];
+    let judged = |model: &'static str, more: &[&'static str]| {
+        say(dir, &[&["eval", model, "--json"], &columns[..], more].concat())
+    };
+    let own = json(&done(judged("run", &[])).out);
+    let found = json(&done(judged("out", &[])).out);
+    assert!(own["metrics"]["accuracy"].as_f64().unwrap() > 0.9, "{own}");
+    assert_eq!(found["metrics"]["confusion"], own["metrics"]["confusion"]);
+    let shown = done(say(dir, &[&["eval", "out"], &columns[..]].concat()));
+    assert!(shown.out.contains("weather     food"), "{shown:?}");
+
+    write_texts(&dir.join("new.csv"), 6, false);
+    done(say(dir, &["eval", "out", "--predict", "new.csv", "--out", "said.csv"]));
+    assert!(fs::read_to_string(dir.join("said.csv")).unwrap().starts_with("row,class,weather,food\n"));
+
+    // Training goes on from where it was, and keeps the order.
+    let more =
+        ["model.from=out", "data.task=classes", "data.held_out=0.3", "train.batch=16", "train.steps=1"];
+    let rest = ["schedule.warmup_steps=0", "model.head=classes", "model.classes=2", "model.pooling=mean"];
+    let on = [&["train", "tiny", "--run", "on", "lr=1e-9"], &columns[..], &more[..], &rest[..]].concat();
+    done(say(dir, &on));
+    let events = fs::read_to_string(dir.join("on/events.jsonl")).unwrap();
+    let first = events.lines().map(json).find(|event| event["event"] == "step").expect("a step");
+    assert!(first["loss"].as_f64().unwrap() < 0.5, "{first}");
+    done(say(dir, &["export", "on", "--to", "again"]));
+    assert_eq!(labels("again")["id2label"], labels("out")["id2label"]);
+
+    // Names at other places, and labels that are none of them.
+    let swapped = judged("out", &["data.classes=[food,weather]"]);
+    assert!(swapped.code == Some(2) && swapped.err.contains("`food` as class 0"), "{swapped:?}");
+    let refused = say(dir, &[&on[..], &["data.classes=[food,weather]"]].concat());
+    assert!(refused.code == Some(2) && refused.err.contains("it is class 1"), "{refused:?}");
+    fs::write(dir.join("other.csv"), "text,topic\nrain,rainy\nsoup,tasty\n").unwrap();
+    let other = say(dir, &["eval", "out", "data.path=other.csv", "data.label=topic"]);
+    assert!(
+        other.code == Some(2) && other.err.contains("none of the classes `weather`, `food`"),
+        "{other:?}"
+    );
+    let renamed = ["eval", "out", "data.path=other.csv", "data.label=topic", "data.classes=[rainy,tasty]"];
+    done(say(dir, &renamed));
+}
+
+/// A head that says of every label whether it holds would be read as one of classes.
+#[test]
+fn a_head_of_many_labels_is_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write_texts(&dir.join("texts.csv"), 40, true);
+    done(say(dir, &train(&["train.steps=1", "--run", "run"])));
+    done(say(dir, &["export", "run", "--to", "out"]));
+    let path = dir.join("out/config.json");
+    let mut config = json(&fs::read_to_string(&path).unwrap());
+    config["problem_type"] = "multi_label_classification".into();
+    fs::write(&path, config.to_string()).unwrap();
+    let refused = say(dir, &["eval", "out", "data.path=texts.csv", "data.label=topic"]);
+    assert!(refused.code == Some(2) && refused.err.contains("`problem_type`"), "{refused:?}");
+}

@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use flatout_train::device;
+use flatout_train::recipes;
+use flatout_train::resolve::compile;
 use serde_json::Value;
 
 use crate::program::{self, SMALL, Said, say, small_train};
@@ -34,13 +37,13 @@ fn events_have_the_fields_of_the_contract() {
     let wanted = [
         (
             "start",
-            "recipe backend switches arena_bytes driver_bytes not_deterministic start_seconds time version device libraries steps micro_batch \
-             parameters memory auto predicted_ms data",
+            "recipe backend switches arena_bytes driver_bytes not_deterministic optimizer loader start_seconds time version device libraries \
+             steps micro_batch parameters memory auto predicted_ms is_calibrated data",
         ),
         (
             "step",
             "step epoch loss grad_norm lr tokens samples step_ms tokens_per_second samples_per_second skipped time \
-             of_predicted data_wait_ms",
+             data_wait_ms",
         ),
         ("eval", "step loss"),
         ("saved", "step path"),
@@ -278,6 +281,78 @@ fn every_command_has_help() {
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "none of them writes anything");
 }
 
+#[test]
+fn the_schema_tells_values_and_takes_a_word() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let said = |words: &[&str]| ok(folder.path(), &[&["schema"], words].concat()).out;
+    assert!(said(&["precision"]).contains("switches.precision"));
+    assert!(said(&["precision"]).contains("Takes one of auto, fp32, tf32, bf16, fp8."));
+    let warmup = said(&["warmup"]);
+    assert!(warmup.lines().all(|line| line.contains("warmup")) && warmup.lines().count() >= 2, "{warmup}");
+    assert!(said(&["learning_rate"]).contains("optimizer.lr"));
+    let rows: Value = serde_json::from_str(&said(&["warmup", "--json"])).expect("a list");
+    assert_eq!(rows.as_array().expect("a list").len(), warmup.lines().count());
+    let refused = say(folder.path(), &["schema", "max_grad_norm"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("here that is `optimizer.clip`"), "{}", refused.err);
+}
+
+/// `docs/guides/coming-from.md`: the whole page, or what follows a heading.
+fn page_for_newcomers(heading: &str) -> String {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/coming-from.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let (_, after) = page.split_once(heading).expect("the heading");
+    after.to_string()
+}
+
+/// Every command that the page gives for a guide can be planned, for the GPU it names or an H100.
+#[test]
+fn commands_of_the_guides_can_be_run() {
+    let page = page_for_newcomers("## The five optimisation guides");
+    let mut tried = 0;
+    for line in page.lines().filter_map(|line| line.strip_prefix("flatout train ")) {
+        let mut words = line.split(' ');
+        let recipe = words.next().expect("a recipe");
+        let (mut with, mut overrides) = (vec![], vec![]);
+        while let Some(word) = words.next() {
+            match word {
+                "--with" => with.push(words.next().expect("a preset").to_string()),
+                word => overrides.push(word.to_string()),
+            }
+        }
+        let config =
+            recipes::resolve(recipe, &with, &overrides).unwrap_or_else(|why| panic!("{line}: {why}"));
+        config.validate_for_training().unwrap_or_else(|why| panic!("{line}: {why}"));
+        let gpu = with.last().map_or("h100", String::as_str);
+        let target = device::named(gpu, &config.switches).expect("a GPU of the table");
+        compile::compile(&config, &target).unwrap_or_else(|why| panic!("{line}: {why}"));
+        tried += 1;
+    }
+    assert!(tried >= 28, "{tried} commands were tried");
+}
+
+/// Every setting of a guide, typed as there, is answered as the page says.
+#[test]
+fn settings_of_the_guides_are_answered() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = page_for_newcomers("| typed | answered with | guide |");
+    let mut typed = 0;
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let said = say(folder.path(), &["plan", "tiny", cells[0].trim_matches('`')]);
+        assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{line}: {}", said.err);
+        assert!(said.err.contains(cells[1]), "{line}: {}", said.err);
+        if let Some(answer) = cells[1].strip_prefix('`').and_then(|cell| cell.strip_suffix('`'))
+            && answer.contains('=')
+        {
+            let config = recipes::resolve("tiny", &[], &["train.batch=96".to_string(), answer.to_string()]);
+            assert!(config.is_ok(), "{line}: {config:?}");
+        }
+        typed += 1;
+    }
+    assert!(typed >= 35, "{typed} settings were typed");
+}
+
 /// `docs/guides/coming-from.md` names keys of ours in the second column of its tables.
 #[test]
 fn the_page_for_newcomers_names_only_keys_that_exist() {
@@ -286,8 +361,7 @@ fn the_page_for_newcomers_names_only_keys_that_exist() {
         serde_json::from_str(&ok(folder.path(), &["schema", "--json"]).out).expect("an object");
     let keys: BTreeSet<&str> =
         schema.as_array().expect("a list").iter().map(|key| key["path"].as_str().expect("a path")).collect();
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/coming-from.md");
-    let page = fs::read_to_string(page).expect("the page");
+    let page = page_for_newcomers("# Coming from another trainer");
     let mut seen = 0;
     for line in page.lines().filter(|line| line.starts_with("| ")) {
         let column = line.split(" | ").nth(1).unwrap_or_default();

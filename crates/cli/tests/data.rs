@@ -43,6 +43,28 @@ fn refused(dir: &Path, words: &[&str], sentence: &str) {
 }
 
 #[test]
+fn the_command_that_preparation_suggests_works() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl"), jsonl(900)).unwrap();
+    let said = prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "600"]);
+    let next =
+        said.err.lines().find_map(|line| line.strip_prefix("next     flatout ")).expect("a suggestion");
+    let mut words: Vec<&str> = next.split(' ').collect();
+    assert_eq!(words[..2], ["train", "tiny"]);
+    words.extend([
+        "model.width=32",
+        "model.layers=1",
+        "model.context=16",
+        "train.steps=5",
+        "eval.rows=4",
+        "-q",
+    ]);
+    let said = say(dir, &words);
+    assert_eq!(said.code, Some(0), "{next}: {}", said.err);
+}
+
+#[test]
 fn shards_are_the_same_for_any_number_of_workers() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
@@ -183,7 +205,7 @@ fn what_cannot_be_prepared_is_said() {
     prepared(dir, &[&words[..], &["--restart"]].concat());
 }
 
-fn gzip(text: &str) -> Vec<u8> {
+pub fn gzip(text: &str) -> Vec<u8> {
     let mut packed = Vec::new();
     let mut encoder = flate2::read::GzEncoder::new(text.as_bytes(), flate2::Compression::fast());
     encoder.read_to_end(&mut packed).unwrap();
@@ -247,6 +269,28 @@ fn every_kind_of_source_trains_alike_for_any_number_of_loader_threads() {
     assert_eq!(fs::read_dir(dir.join("cache/indices")).unwrap().count(), 1, "large text is indexed once");
     let events = fs::read_to_string(dir.join("mix-2/events.jsonl")).unwrap();
     assert!(events.contains("\"data_wait_ms\":") && events.contains("\"data_wait\":{\"share\":"), "{events}");
+}
+
+#[test]
+fn trainings_that_start_on_one_cold_archive_share_its_tokens() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    fs::write(dir.join("a.jsonl.gz"), gzip(&jsonl(4000))).unwrap();
+    let runs: Vec<String> = (0..5).map(|n| format!("run-{n}")).collect();
+    let start = |run: &String| {
+        let words = small_train(&["data.path=a.jsonl.gz", "model.vocab=300", "--run", run, "--json"]);
+        flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).spawn().expect("the program starts")
+    };
+    let children: Vec<_> = runs.iter().map(start).collect();
+    for child in children {
+        let output = child.wait_with_output().expect("an end");
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let first = losses(&dir.join(&runs[0]));
+    assert!(first.len() == 6 && runs.iter().all(|run| losses(&dir.join(run)) == first));
+    let corpora: Vec<_> = fs::read_dir(dir.join("cache/corpora")).unwrap().flatten().collect();
+    assert_eq!(corpora.len(), 1, "packed text is tokenised once");
+    assert!(!corpora[0].path().join("lock").exists() && corpora[0].path().join("manifest.json").is_file());
 }
 
 #[test]

@@ -249,6 +249,56 @@ fn damaged_checkpoints_are_named_and_passed_over() {
     assert!(said.err.contains("no checkpoint of this run is whole"), "{}", said.err);
 }
 
+/// The files that every command needs of a run are written once: a life that cannot write them,
+/// or is killed as it starts, loses nothing.
+#[test]
+fn a_life_that_cannot_write_leaves_the_tokeniser_alone() {
+    let scene = Scene::new();
+    let line = |i: u64| format!("line {} of the book has {} words.\n", i * 7919 % 10_007, i % 13);
+    fs::write(scene.dir("book.txt"), (0..500).map(line).collect::<String>()).expect("a text");
+    let words = ["data.path=book.txt", "model.vocab=400", "eval.rows=0", "--run", "run"];
+    assert_eq!(say(scene.folder.path(), &small_train(&words)).code, Some(0));
+    let kept = ["tokenizer.json", "config.toml", "resolved.toml"];
+    let read = || kept.map(|file| fs::read(scene.dir("run").join(file)).expect("a file of the run"));
+    let before = read();
+    assert!(before[0].len() > 8 << 10, "{} bytes are more than any of the limits", before[0].len());
+    // Files may not grow beyond some KiB: checkpoints cannot be written, and nothing else is lost.
+    for blocks in [1, 4, 8] {
+        let script = format!("ulimit -f {blocks}; exec $FLATOUT resume run train.steps=20 -q");
+        let said = shell(&scene, None, &script);
+        assert!(matches!(said.code, Some(1 | 2)), "{said:?}");
+        assert!(read()[0] == before[0], "ulimit -f {blocks} changed the tokeniser");
+        let lost: Vec<_> = fs::read_dir(scene.dir("run")).expect("a run").flatten().collect();
+        assert!(lost.iter().all(|entry| !entry.path().to_string_lossy().ends_with(".partial")), "{lost:?}");
+    }
+    assert_eq!(say(scene.folder.path(), &["generate", "run", "--max-tokens", "3"]).code, Some(0));
+    assert_eq!(say(scene.folder.path(), &["resume", "run", "train.steps=20", "-q"]).code, Some(0));
+    assert!(read()[0] == before[0]);
+    // A tokeniser that was put there instead is noticed, and left.
+    let changed = String::from_utf8(before[0].clone()).expect("JSON").replace("\"Ġthe\"", "\"Ġeht\"");
+    fs::write(scene.dir("run/tokenizer.json"), &changed).expect("another tokeniser");
+    let said = say(scene.folder.path(), &["resume", "run", "train.steps=25", "-q"]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert_eq!(fs::read_to_string(scene.dir("run/tokenizer.json")).expect("a tokeniser"), changed);
+}
+
+/// A kill between a save and the removal of older checkpoints leaves one too many, until the next life begins.
+#[test]
+fn checkpoints_that_a_killed_life_should_have_removed_are_removed() {
+    let scene = Scene::new();
+    let words = ["checkpoint.every=2", "checkpoint.keep=9", "eval.rows=0", "--run", "run"];
+    assert_eq!(say(scene.folder.path(), &small_train(&words)).code, Some(0));
+    let steps = || {
+        let names = fs::read_dir(scene.dir("run/checkpoints")).expect("checkpoints").flatten();
+        let mut names: Vec<_> = names.map(|entry| entry.file_name().into_string().expect("a name")).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(steps(), ["step-2", "step-4", "step-6"]);
+    assert_eq!(say(scene.folder.path(), &["resume", "run", "checkpoint.keep=2", "-q"]).code, Some(0));
+    assert_eq!(steps(), ["step-4", "step-6"], "the run was at its end, and saved nothing");
+}
+
 /// Several processes that want the same directory at the same moment: one gets it.
 #[test]
 fn one_of_many_writers_gets_the_run() {

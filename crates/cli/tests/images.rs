@@ -17,11 +17,11 @@ fn the_drawn_set_is_shown() {
     let said = say(folder.path(), &["data", "inspect", "--task", "images", "--samples", "2"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     for part in [
-        "20000 images of 10 classes to train on, 2000 held out (synthetic)",
+        "20000 images of 10 classes to train on, 1000 held out (synthetic)",
         "looked at 1,000: 1,000 pixels",
         "32 to 32 pixels wide",
         "triangle",
-        "2,000 to train on, 200 held out",
+        "2,000 to train on, 100 held out",
     ] {
         assert!(said.out.contains(part), "{part:?} is not in {}", said.out);
     }
@@ -152,4 +152,115 @@ fn new_images_are_classified() {
         assert_eq!(said.code, Some(2), "{}", said.err);
         assert!(said.err.contains(part) && said.err.lines().count() == 1, "{path}: {}", said.err);
     }
+}
+
+#[test]
+fn a_run_says_that_its_images_look_changed() {
+    let scene = crate::scene::Scene::new();
+    for class in ["a", "b"] {
+        fs::create_dir_all(scene.dir("set").join(class)).unwrap();
+        for n in 0..6 {
+            let name = format!("set/{class}/{n}.jpg");
+            fs::copy(pictures().join(if n % 2 == 0 { "420.jpg" } else { "422.jpg" }), scene.dir(&name))
+                .unwrap();
+        }
+    }
+    let words = [
+        "train",
+        "vision-tiny",
+        "data.path=set",
+        "data.held_out=0.3",
+        "model.classes=2",
+        "model.width=32",
+        "model.layers=1",
+        "model.heads=2",
+        "train.batch=2",
+        "train.steps=3",
+        "schedule.warmup_steps=1",
+        "eval.rows=2",
+        "--run",
+        "run",
+    ];
+    let said = say(scene.folder.path(), &words);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let changed = "the files of the images have other sizes or times";
+    for (steps, touched) in [("train.steps=4", false), ("train.steps=5", true), ("train.steps=6", false)] {
+        if touched {
+            fs::copy(pictures().join("444.jpg"), scene.dir("set/a/0.jpg")).unwrap();
+        }
+        let said = say(scene.folder.path(), &["resume", "run", steps]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        assert_eq!(said.err.contains(changed), touched, "{}", said.err);
+    }
+}
+
+/// A folder a class, exported with the outputs in another order than the letters': names say which is which.
+#[test]
+fn classes_of_other_image_models_are_matched_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    for (class, picture) in [("a", "420.jpg"), ("b", "grey.jpg")] {
+        fs::create_dir_all(dir.join("set").join(class)).unwrap();
+        for number in 0..8 {
+            fs::copy(pictures().join(picture), dir.join(format!("set/{class}/{number}.jpg"))).unwrap();
+        }
+    }
+    let small =
+        ["model.width=32", "model.layers=1", "model.heads=2", "model.image_size=16", "model.classes=2"];
+    let data = ["data.path=set", "data.source=auto", "data.classes=[b,a]", "data.held_out=0.25"];
+    let more = ["train.steps=40", "schedule.warmup_steps=1", "train.batch=8", "lr=3e-3"];
+    let words = ["train", "vision-tiny", "--run", "run", "backend=cpu"];
+    let said = say(dir, &[&words[..], &small, &data, &more].concat());
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let said = say(dir, &["export", "run", "--to", "out"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let judged = |model: &'static str| -> Value {
+        let said = say(dir, &["eval", model, "backend=cpu", "data.task=images", "data.path=set", "--json"]);
+        assert_eq!(said.code, Some(0), "{}", said.err);
+        serde_json::from_str(&said.out).expect("one object")
+    };
+    let (own, found) = (judged("run"), judged("out"));
+    assert!(own["metrics"]["accuracy"].as_f64().unwrap() > 0.9, "{own}");
+    assert_eq!(found["metrics"]["confusion"], own["metrics"]["confusion"]);
+    let said = say(dir, &["eval", "out", "backend=cpu", "--predict", "set/a/0.jpg", "--out", "said.csv"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let csv = fs::read_to_string(dir.join("said.csv")).unwrap();
+    assert!(csv.starts_with("row,class,b,a\nset/a/0.jpg,a,"), "{csv}");
+
+    // Trained on larger images than its positions are of, and exported: config, processor and weights are of that size.
+    let data = ["data.path=set", "data.source=auto", "data.held_out=0.25", "model.image_size=32"];
+    let more =
+        ["train.steps=1", "schedule.warmup_steps=0", "train.batch=8", "lr=1e-9", "data.filter=bicubic"];
+    let words = ["train", "vision-tiny", "--run", "on", "backend=cpu", "model.from=out"];
+    let said = say(dir, &[&words[..], &data, &more].concat());
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let said = say(dir, &["export", "on", "--to", "larger"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let read = |name: &str| -> Value {
+        serde_json::from_slice(&fs::read(dir.join("larger").join(name)).unwrap()).expect("JSON")
+    };
+    assert_eq!(read("config.json")["model_args"]["img_size"], 32);
+    assert_eq!(read("config.json")["pretrained_cfg"]["interpolation"], "bicubic");
+    assert_eq!(read("preprocessor_config.json")["crop_size"]["height"], 32);
+    let loss = |judged: Value| judged["loss"].as_f64().unwrap();
+    assert!((loss(judged("on")) - loss(judged("larger"))).abs() < 1e-3);
+
+    fs::rename(dir.join("set/b"), dir.join("set/c")).unwrap();
+    let said = say(dir, &["eval", "out", "backend=cpu", "data.task=images", "data.path=set"]);
+    assert!(said.code == Some(2) && said.err.contains("none of the classes `b`, `a`"), "{}", said.err);
+}
+
+#[test]
+fn adapters_of_image_models_are_exported_with_the_model_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let small = ["model.width=32", "model.layers=1", "model.heads=2", "model.image_size=16", "train.steps=1"];
+    let more = ["schedule.warmup_steps=0", "data.synthetic_rows=16", "train.batch=8", "eval.rows=0"];
+    let adapter = ["adapter.kind=lora", "adapter.rank=2", "--run", "run", "backend=cpu"];
+    let said = say(dir, &[&["train", "vision-tiny"], &small[..], &more[..], &adapter[..]].concat());
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let said = say(dir, &["export", "run", "--to", "apart", "--adapter"]);
+    assert!(said.code == Some(2) && said.err.contains("leave --adapter out"), "{}", said.err);
+    let said = say(dir, &["export", "run", "--to", "out"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
 }

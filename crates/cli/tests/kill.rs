@@ -1,5 +1,5 @@
 //! Stop anywhere, resume exactly: the program killed at a hundred moments, many of them inside a save, ends with the
-//! losses and the weights of a run nobody disturbed.
+//! losses and the weights of a run nobody disturbed. So do all kinds of runs, killed as they start and as they train.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -128,4 +128,127 @@ fn a_kill_while_a_run_begins_leaves_one_that_can_begin_again() {
         assert_eq!(again.code, Some(0), "kill {kill}: {}", again.err);
         scene.assert_same("unbroken", &run, 3);
     }
+}
+
+/// Kills of every kind of run: at least one in each third of a life.
+const KILLS_OF_A_KIND: u32 = 9;
+
+/// Kills runs that `words` begin and continue, at moments of their first half second, until this number was met alive; then
+/// lets them end, and compares the runs in `folders` with those of `unbroken`.
+fn killed_and_compared(scene: &Scene, kind: &str, words: &[&str], folders: &[&str], steps: u64) {
+    let of = |run: &str| -> Vec<String> {
+        let fixed = ["checkpoint.every=1", "--resume", "auto", "--json", "--run"].map(String::from);
+        words.iter().map(|word| word.to_string()).chain(fixed).chain([format!("{kind}-{run}")]).collect()
+    };
+    let start = |run: &str| scene.start(&of(run).iter().map(String::as_str).collect::<Vec<_>>());
+    let ended = start("unbroken").wait_with_output().expect("an end");
+    assert_eq!(ended.status.code(), Some(0), "{kind}: {}", String::from_utf8_lossy(&ended.stderr));
+    let mut alive = 0;
+    for kill in 0..KILLS_OF_A_KIND {
+        let mut child = start("broken");
+        let [drawn, ..] = flatout_ir::random::philox([kill, 2, 0, 0], [25, 11]);
+        let third = u64::from(kill % 3) * 150_000;
+        std::thread::sleep(Duration::from_micros(third + u64::from(drawn) % 150_000));
+        child.kill().expect("a process that was not waited for");
+        let status = child.wait().expect("an end");
+        assert!(status.signal() == Some(9) || status.code() == Some(0), "{kind}, kill {kill}: {status}");
+        alive += u32::from(status.signal() == Some(9));
+    }
+    assert!(alive >= KILLS_OF_A_KIND / 3, "{kind}: {alive} kills met a living process");
+    let ended = start("broken").wait_with_output().expect("an end");
+    assert_eq!(ended.status.code(), Some(0), "{kind}: {}", String::from_utf8_lossy(&ended.stderr));
+    for folder in folders {
+        let [unbroken, broken] = ["unbroken", "broken"].map(|run| format!("{kind}-{run}{folder}"));
+        scene.assert_same(&unbroken, &broken, steps);
+        let kept = |run: &str, file: &str| fs::read(scene.dir(run).join(file)).ok();
+        for file in ["tokenizer.json", "config.toml", "origin.json"] {
+            assert!(kept(&unbroken, file) == kept(&broken, file), "{kind}: {file} of {broken}");
+        }
+        let left = fs::read_dir(scene.dir(&broken).join("checkpoints")).expect("checkpoints").flatten();
+        let steps = left.filter(|entry| entry.file_name().to_string_lossy().contains("step-")).count();
+        assert!(steps <= 3, "{kind}: two of the newest and the best are kept, and {steps} are there");
+    }
+}
+
+#[test]
+fn kills_of_runs_on_text_leave_no_trace() {
+    let scene = Scene::new();
+    let line = |i: u64| format!("line {} of the book has {} words.\n", i * 7919 % 10_007, i % 13);
+    fs::write(scene.dir("book.txt"), (0..400).map(line).collect::<String>()).expect("a text");
+    let words = small_train(&["data.path=book.txt", "model.vocab=300", "train.steps=40", "eval.every=20"]);
+    killed_and_compared(&scene, "text", &words, &[""], 40);
+    let said = say(scene.folder.path(), &["generate", "text-broken", "--max-tokens", "5"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+}
+
+/// Sizes of the recipes for conversations and pairs that make a run take a moment.
+const SMALL_TEXTS: [&str; 15] = [
+    "model.width=32",
+    "model.layers=1",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.head_size=16",
+    "model.ffn=48",
+    "model.vocab=320",
+    "model.context=64",
+    "data.synthetic_rows=60",
+    "data.held_out=0.3",
+    "train.batch=4",
+    "train.epochs=none",
+    "eval.every_epochs=none",
+    "eval.every=10",
+    "backend=cpu",
+];
+
+#[test]
+fn kills_of_runs_on_conversations_leave_no_trace() {
+    let own = ["train.steps=30", "eval.rows=4"];
+    let words = [&["train", "smollm2-135m-sft"][..], &SMALL_TEXTS, &own].concat();
+    killed_and_compared(&Scene::new(), "chat", &words, &[""], 30);
+}
+
+#[test]
+fn kills_of_runs_on_images_leave_no_trace() {
+    let words = [
+        "train",
+        "vision-tiny",
+        "model.width=32",
+        "model.layers=1",
+        "model.heads=2",
+        "data.synthetic_rows=100",
+        "train.batch=8",
+        "train.steps=30",
+        "schedule.warmup_steps=2",
+        "eval.rows=8",
+        "backend=cpu",
+    ];
+    killed_and_compared(&Scene::new(), "images", &words, &[""], 30);
+}
+
+#[test]
+fn kills_of_runs_with_adapters_leave_no_trace() {
+    let scene = Scene::new();
+    let base = say(scene.folder.path(), &small_train(&["eval.rows=0", "--run", "base"]));
+    assert_eq!(base.code, Some(0), "{}", base.err);
+    let words = [
+        "train",
+        "tiny",
+        "model.from=base",
+        "model.context=16",
+        "adapter.kind=lora",
+        "adapter.dropout=0.1",
+        "train.steps=40",
+        "train.batch=4",
+        "schedule.warmup_steps=2",
+        "eval.rows=4",
+    ];
+    killed_and_compared(&scene, "adapters", &words, &[""], 40);
+}
+
+#[test]
+fn kills_of_folds_leave_no_trace() {
+    let own =
+        ["train.folds=2", "train.steps=12", "train.patience=none", "eval.rows=100", "adapter.kind=none"];
+    let words = [&["train", "gemma3-1b-pairs"][..], &SMALL_TEXTS, &own].concat();
+    killed_and_compared(&Scene::new(), "folds", &words, &["/fold-1", "/fold-2"], 12);
 }

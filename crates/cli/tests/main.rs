@@ -10,6 +10,7 @@ mod cuda;
 mod data;
 mod disk;
 mod examples;
+mod exports;
 #[path = "../../train/tests/hub_server/mod.rs"]
 mod hub_server;
 mod images;
@@ -17,8 +18,10 @@ mod kept_runs;
 mod kill;
 mod lengths;
 mod models;
+mod output;
 mod profile;
 mod program;
+mod requeue;
 mod runs;
 mod scene;
 mod stop;

@@ -77,7 +77,12 @@ fn a_run_is_evaluated_exported_and_continued() {
     assert!(texts[0].as_str().unwrap().starts_with("12 is") && texts[0] != texts[2], "{texts}");
     let one = [&["generate", "run", "--prompt", "the square"][..], &sampling].concat();
     let said = done(say(dir, &one));
-    assert_eq!(said.out.strip_suffix('\n'), texts[1].as_str(), "alone as among others, piece by piece");
+    let shown = |c: char| {
+        let is_escaped = c.is_control() && !matches!(c, '\n' | '\t');
+        if is_escaped { c.escape_default().to_string() } else { c.to_string() }
+    };
+    let text: String = texts[1].as_str().unwrap().chars().map(shown).collect();
+    assert_eq!(said.out.strip_suffix('\n'), Some(&text[..]), "alone as among others, piece by piece");
     assert!(said.err.contains("tokens/s"), "{said:?}");
     fs::write(dir.join("prompts.txt"), "12 is\nthe square\n12 is\n").expect("a file");
     fs::write(dir.join("prompts.json"), r#"["12 is", "the square", "12 is"]"#).expect("a file");
@@ -180,7 +185,7 @@ fn a_model_by_its_name_is_fetched_trained_and_found_again() {
     );
     let said = done(run(&training, "0"));
     assert!(said.err.contains("fetched  model-00001-of-"), "{said:?}");
-    // What was asked for stays as it was written; what it came to names the commit.
+    // The asked config stays as it was written; the resolved one names the commit.
     let asked = fs::read_to_string(dir.join("run/config.toml")).expect("a config");
     assert!(asked.contains("from = \"org/name\""), "{asked}");
     let resolved = fs::read_to_string(dir.join("run/resolved.toml")).expect("what it came to");

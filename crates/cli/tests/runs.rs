@@ -129,6 +129,79 @@ fn runs_are_compared_on_the_same_axes() {
 }
 
 #[test]
+fn sweeps_classes_and_images_are_listed_as_what_they_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    ok(dir, &[&["sweep", "tiny"], &SMALL[..], &["lr=1e-3,3e-3", "-q"]].concat());
+    let small =
+        ["model.width=32", "model.layers=1", "data.synthetic_rows=64", "train.batch=16", "eval.rows=8"];
+    let classes = ["train", "text-classify", "--with", "small", "train.steps=4", "-q"];
+    ok(dir, &[&classes[..], &small, &["data.max_tokens=32"]].concat());
+    let images = ["train", "vision-tiny", "train.steps=4", "eval.every=2"];
+    let said = ok(dir, &[&images[..], &small, &["model.heads=2"]].concat());
+    assert!(
+        said.err.contains("4 steps of 16 images, 16 at once") && said.err.contains(" images/s"),
+        "{}",
+        said.err
+    );
+    assert!(!said.err.contains("tok/s"), "nobody counts tokens of images: {}", said.err);
+    assert!(
+        said.err.contains("optim    adamw, fused: lr ") && said.err.contains("weight decay "),
+        "{}",
+        said.err
+    );
+    assert!(said.err.contains("loader   "), "{}", said.err);
+
+    let listed = object(&ok(dir, &["runs", "--json"]));
+    let names: Vec<&str> =
+        listed.as_array().expect("a list").iter().map(|run| run["name"].as_str().expect("a name")).collect();
+    assert_eq!(names.len(), 4, "{names:?}");
+    assert!(names[..2].iter().all(|name| name.starts_with("tiny-sweep-1/lr=")), "{names:?}");
+    assert_eq!(names[2..], ["text-classify-1", "vision-tiny-1"]);
+    assert_eq!((&listed[2]["metric"], &listed[0]["metric"]), (&"macro_f1".into(), &Value::Null));
+    assert!(listed[2]["metric_value"].is_number() && listed[3]["metric"] == "accuracy", "{listed}");
+    let table = ok(dir, &["runs"]).out;
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].contains("metric") && lines[1].contains(" tok/s"), "{table}");
+    assert!(lines[3].contains("macro_f1 0.") || lines[3].contains("macro_f1 1."), "{table}");
+    assert!(lines[4].contains("accuracy ") && lines[4].contains(" images/s"), "{table}");
+    let compared = ok(dir, &["runs", "compare", "vision-tiny-1"]).out;
+    assert!(compared.contains("images a second") && !compared.contains("tokens"), "{compared}");
+    let report = fs::read_to_string(dir.join("runs/vision-tiny-1/report.md")).expect("a report");
+    for part in [
+        "taken for triangle",
+        "| optimiser | adamw, fused: lr",
+        "| loader | ",
+        "images a second",
+        " 16 at once |",
+    ] {
+        assert!(report.contains(part), "{part}: {report}");
+    }
+    assert!(!report.contains("tokens"), "{report}");
+}
+
+#[test]
+fn a_run_is_found_by_its_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    ok(dir, &small_train(&["-q"]));
+    ok(dir, &["resume", "tiny-1", "train.steps=8", "-q"]);
+    let text = |run: &str| ok(dir, &["generate", run, "--max-tokens", "3"]).out;
+    assert_eq!(text("tiny-1"), text("runs/tiny-1"));
+    assert_eq!(text("tiny-1@8"), text("runs/tiny-1@8"));
+    assert!(ok(dir, &["eval", "tiny-1"]).out.starts_with("loss "));
+    ok(dir, &["export", "tiny-1", "--to", "out"]);
+    let said = say(dir, &["export", "tiny-1", "--to", "tiny.gguf"]);
+    assert_eq!(said.code, Some(2));
+    assert!(
+        said.err.contains("tiny.gguf is the name of a gguf file") && !dir.join("tiny.gguf").exists(),
+        "{}",
+        said.err
+    );
+    assert!(say(dir, &["resume", "tiny-2"]).err.contains("there is no run in tiny-2"));
+}
+
+#[test]
 fn what_cannot_be_compared_is_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();

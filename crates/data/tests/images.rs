@@ -6,8 +6,8 @@ use crate::archive::{archive, extra, header, member, padded, record};
 use crate::scratch::Scratch;
 use flatout_data::formats::{OnError, Reason};
 use flatout_data::images::{
-    Augment, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec, View, inspect, open,
-    ordered,
+    Augment, Filter, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec, Scaled, View,
+    inspect, open, ordered,
 };
 use flatout_data::{DataError, LoaderOptions, OpenEvent};
 
@@ -35,7 +35,11 @@ fn refused(spec: &ImageSpec) -> String {
 
 /// All images as they are, where all have the same size.
 fn seen(set: &ImageSet, width: usize, height: usize) -> Result<ImageBatch, DataError> {
-    ordered(set, &View { width, height, augment: Augment::Centre { share: 1.0 } }, 0..set.count())
+    ordered(
+        set,
+        &View { width, height, augment: Augment::Centre { share: 1.0 }, filter: Filter::Bilinear },
+        0..set.count(),
+    )
 }
 
 #[test]
@@ -139,7 +143,8 @@ fn broken_images_are_named_and_fatal_or_left_out() {
             batch.left_out
         );
 
-        let view = View { width: 8, height: 8, augment: Augment::Centre { share: 1.0 } };
+        let view =
+            View { width: 8, height: 8, augment: Augment::Centre { share: 1.0 }, filter: Filter::Bilinear };
         let cursor = ImageLoader::start(&sets.train, 1);
         let mut loader =
             ImageLoader::new(sets.train.clone(), view, 1, cursor, LoaderOptions::default()).unwrap();
@@ -158,7 +163,8 @@ fn a_set_of_broken_images_alone_is_an_error_even_where_they_are_left_out() {
         (0..5).for_each(|at| drop(scratch.write(&format!("{class}/{at}.jpg"), b"nothing")));
     }
     let sets = opened(&ImageSpec { on_error: OnError::Skip, ..spec(&scratch.at("")) });
-    let view = View { width: 8, height: 8, augment: Augment::Centre { share: 1.0 } };
+    let view =
+        View { width: 8, height: 8, augment: Augment::Centre { share: 1.0 }, filter: Filter::Bilinear };
     let cursor = ImageLoader::start(&sets.train, 1);
     let mut loader = ImageLoader::new(sets.train.clone(), view, 1, cursor, LoaderOptions::default()).unwrap();
     let error = loader.next_images(20).unwrap_err();
@@ -527,4 +533,64 @@ fn images_are_asked_about_without_labels() {
     assert!(refused("empty/x.txt").contains("holds no images"), "{}", refused("empty/x.txt"));
     scratch.write("g/x.gif", b"GIF89a");
     assert!(refused("g").contains("x.gif"), "{}", refused("g"));
+}
+
+/// A file that is written anew between two epochs is noticed when it is read again, and its new time when a run opens it.
+#[test]
+fn images_that_change_are_noticed() {
+    let scratch = Scratch::new("changed-images");
+    scratch.write("set/a/1.jpg", &picture("420.jpg"));
+    scratch.write("set/b/2.png", &picture("rgb.png"));
+    let spec = spec(scratch.path().join("set").to_str().unwrap());
+    let sets = opened(&spec);
+    let (first, version) = (seen(&sets.train, 16, 16).unwrap(), sets.train.version());
+    assert_eq!(seen(&sets.train, 16, 16).unwrap().pixels, first.pixels);
+    assert_eq!(opened(&spec).train.version(), version, "it is the same from one opening to the next");
+    scratch.write("set/a/1.jpg", &picture("422.jpg"));
+    let error = seen(&sets.train, 16, 16).unwrap_err();
+    assert!(error.sentence.contains("1.jpg") && error.sentence.contains("has other bytes than"), "{error}");
+    assert_ne!(opened(&spec).train.version(), version);
+    assert_ne!(seen(&opened(&spec).train, 16, 16).unwrap().pixels, first.pixels);
+}
+
+/// Pictures as the processors of published models make them (`processed/make.py`): below one grey level in the mean.
+#[test]
+fn images_are_scaled_and_cut_as_published_processors_do_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/processed");
+    let cases: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap();
+    let expected = std::fs::read(folder.join("expected.bin")).unwrap();
+    let mut rest = &expected[..];
+    let whole = |value: &serde_json::Value| value.as_u64().unwrap() as usize;
+    let mut wrong = Vec::new();
+    for case in cases.as_array().unwrap() {
+        let (side, name) = (whole(&case["side"]), case["picture"].as_str().unwrap());
+        let (pixels, after) = rest.split_at(side * side * 3);
+        rest = after;
+        let scratch = Scratch::new(&format!("processed-{name}"));
+        scratch.write(&format!("a/{name}"), &picture(name));
+        scratch.write("b/other.png", &picture("rgb.png"));
+        let to = match case["resize"].as_array().unwrap().as_slice() {
+            [shorter] => Scaled::Shorter(whole(shorter)),
+            [height, width] => Scaled::Both { height: whole(height), width: whole(width) },
+            other => panic!("{other:?}"),
+        };
+        let view = View {
+            width: side,
+            height: side,
+            augment: Augment::Resized(to),
+            filter: case["filter"].as_str().unwrap().parse().unwrap(),
+        };
+        let set = opened(&spec(scratch.path().to_str().unwrap())).train;
+        let made = ordered(&set, &view, 0..1).unwrap().pixels;
+        let apart = made.iter().zip(pixels).map(|(a, b)| a.abs_diff(*b));
+        let mean = apart.clone().map(f64::from).sum::<f64>() / pixels.len() as f64;
+        println!("{case}: {mean:.3} in the mean, {} at most", apart.clone().max().unwrap());
+        // Filters that overshoot do so in two passes there, each cut off at black and white.
+        let is_exact = name == "rgb.png" && view.filter == Filter::Bilinear;
+        if mean >= 1.0 || (is_exact && apart.max().unwrap() > 1) {
+            wrong.push(format!("{case}: {mean:.3}"));
+        }
+    }
+    assert!(rest.is_empty() && wrong.is_empty(), "{wrong:#?}");
 }

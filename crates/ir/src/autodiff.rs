@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{NodeId, Value};
-use crate::op::{Op, Vjp};
+use crate::ops::{Op, Vjp};
 
 /// Gradients of the sum of `seeds` (value, its gradient) with respect to `wrt`; zeros where nothing flows.
 pub fn gradients<'g>(

@@ -7,7 +7,7 @@ use std::ops::{Add, Mul, Neg, Sub};
 
 use crate::attr::Attr;
 use crate::graph::{Class, Graph, Init, Node, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::attention::{Attend, Masking};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;

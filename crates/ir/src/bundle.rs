@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::region;
 use crate::types::TensorType;
 

@@ -14,7 +14,7 @@ use crate::autodiff::gradients;
 use crate::builder::{Builder, Tensor};
 use crate::expand::to_primitives;
 use crate::graph::{Class, Graph, Init, Value};
-use crate::op::{Op, OpKind};
+use crate::ops::{Op, OpKind};
 use crate::oracle::{self, Values, in_f64};
 use crate::random::normal;
 use crate::types::DType;

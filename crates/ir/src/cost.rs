@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::AddAssign;
 
 use crate::graph::Graph;
-use crate::op::{Op, OpKind};
+use crate::ops::{Op, OpKind};
 use crate::passes::place::views::is_movement;
 use crate::plan::{Launch, Plan};
 use crate::target::{Rates, Target};

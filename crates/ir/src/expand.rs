@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, NodeId, Value};
-use crate::op::{Op, OpKind as K};
 use crate::ops::epilogue::Epilogue;
+use crate::ops::{Op, OpKind as K};
 
 /// The graph with every operation expanded until only primitives are left.
 pub fn to_primitives(graph: &Graph) -> Graph {

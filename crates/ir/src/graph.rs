@@ -4,7 +4,7 @@
 //! graph ran, and a slot has at most one write.
 
 use crate::attr::{Attr, named};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::frequency::Frequencies;
 use crate::types::TensorType;
 
@@ -94,8 +94,13 @@ pub enum Init {
     Bicubic {
         from: [usize; 2],
         to: [usize; 2],
+        antialias: bool,
     },
 }
+
+/// The names of the two ways of resampling in a graph's text.
+const PLAIN_BICUBIC: &str = "bicubic";
+const SMOOTH_BICUBIC: &str = "bicubic_antialias";
 
 impl Attr for Init {
     fn show(&self) -> String {
@@ -108,7 +113,10 @@ impl Attr for Init {
             Init::RowNorms => "row_norms".into(),
             Init::Data => "data".into(),
             Init::RopeTable { freq } => format!("rope_table({})", freq.show()),
-            Init::Bicubic { from, to } => format!("bicubic({}x{}:{}x{})", from[0], from[1], to[0], to[1]),
+            Init::Bicubic { from, to, antialias } => {
+                let name = if *antialias { SMOOTH_BICUBIC } else { PLAIN_BICUBIC };
+                format!("{name}({}x{}:{}x{})", from[0], from[1], to[0], to[1])
+            }
         }
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -125,13 +133,13 @@ impl Attr for Init {
             "row_norms" => Ok(Init::RowNorms),
             "data" => Ok(Init::Data),
             "rope_table" => Ok(Init::RopeTable { freq: Frequencies::read(argument)? }),
-            "bicubic" => {
+            PLAIN_BICUBIC | SMOOTH_BICUBIC => {
                 let grid = |text: &str| match text.split_once('x') {
                     Some((rows, columns)) => Ok([usize::read(rows)?, usize::read(columns)?]),
                     None => Err(format!("`{text}` is no grid")),
                 };
                 let (from, to) = argument.split_once(':').ok_or("a resampling has two grids")?;
-                Ok(Init::Bicubic { from: grid(from)?, to: grid(to)? })
+                Ok(Init::Bicubic { from: grid(from)?, to: grid(to)?, antialias: name == SMOOTH_BICUBIC })
             }
             _ => Err(format!("`{text}` is not an initial value")),
         }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use crate::block8::{e4m4_from_f32, e4m4_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::oracle;
 use crate::plan::{Launch, PlanSet, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};

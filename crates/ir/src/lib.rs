@@ -16,7 +16,6 @@ pub mod expand;
 pub mod fp8;
 pub mod graph;
 pub mod interpreter;
-pub mod op;
 pub mod ops;
 pub mod optimizers;
 pub mod oracle;
@@ -35,7 +34,7 @@ pub mod work;
 
 pub use builder::{Builder, Tensor};
 pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
-pub use op::{Op, OpKind};
+pub use ops::{Op, OpKind};
 pub use passes::forward::adapter::Adapter;
 pub use passes::options::{Moments, Options, Precision, Recompute, Rule, Scaling, Update};
 pub use passes::{Program, compile};

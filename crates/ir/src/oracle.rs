@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::expand;
 use crate::graph::{Graph, Node, Slot, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::product::{Compute, round_tf32};
 use crate::ops::reduce::Fold;

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::attr::named;
 use crate::graph::{Class, Init};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::types::{DType, TensorType, contiguous_strides};
 
 /// A tensor in the arena.

@@ -4,7 +4,7 @@
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::reduce::Fold;
 use crate::types::TensorType;
 

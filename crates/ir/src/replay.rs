@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 
 /// A rewrite under way. Slots are carried over, so slot ids stay valid.
 pub struct Replay<'a> {

@@ -1,7 +1,7 @@
 //! What the passes know of a device: plain data, handed in by the runtime.
 
 use crate::graph::{Graph, Node};
-use crate::op::OpKind;
+use crate::ops::OpKind;
 use crate::timings::{Timings, Units};
 use crate::types::{DType, TensorType};
 

@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use crate::attr::{Attr, AttrMap};
 use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::types::{DType, TensorType};
 
 impl fmt::Display for Value {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::attr::{Attr, named};
 use crate::graph::{Graph, Node};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::product::Compute;
 use crate::plan::Launch;
 use crate::target::{Rates, Target};

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::graph::{Graph, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 
 /// The first violated invariant, in words.
 pub fn verify(g: &Graph) -> Result<(), String> {

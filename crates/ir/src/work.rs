@@ -1,7 +1,6 @@
 //! Kinds of work: the few classes that plans and profiles add time up by.
 
 use crate::attr::named;
-use crate::op::OpKind;
 
 named! {
     /// What an operation spends its time on, as budgets of a step are drawn up.
@@ -28,42 +27,5 @@ named! {
         Optimizer = "optimizer",
         /// Movements that had to be copies, and constants.
         Copy = "copy",
-    }
-}
-
-impl OpKind {
-    /// The class that reports count an operation in.
-    pub fn work(self) -> Work {
-        match self {
-            OpKind::Product | OpKind::ThinProduct => Work::Product,
-            OpKind::Attention
-            | OpKind::AttentionGrad
-            | OpKind::LinearAttention
-            | OpKind::LinearAttentionGrad => Work::Attention,
-            OpKind::RmsNorm
-            | OpKind::RmsNormGrad
-            | OpKind::DoubleNorm
-            | OpKind::DoubleNormGrad
-            | OpKind::QkNormRope
-            | OpKind::QkNormRopeGrad
-            | OpKind::LowRankNorm => Work::Norm,
-            OpKind::Rope => Work::Rope,
-            OpKind::Gated | OpKind::GatedGrad => Work::Gated,
-            OpKind::Quantize => Work::Quantize,
-            OpKind::Map | OpKind::Region | OpKind::Bundle | OpKind::Dropout => Work::Elementwise,
-            OpKind::Reduce => Work::Reduce,
-            OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample => Work::Index,
-            OpKind::HeadLoss | OpKind::HeadLossGrad | OpKind::HeadLossTrain => Work::Loss,
-            OpKind::AdamW | OpKind::AdamW8 => Work::Optimizer,
-            OpKind::Read
-            | OpKind::Fill
-            | OpKind::Iota
-            | OpKind::Reshape
-            | OpKind::Transpose
-            | OpKind::Slice
-            | OpKind::Concat
-            | OpKind::Pad
-            | OpKind::Broadcast => Work::Copy,
-        }
     }
 }

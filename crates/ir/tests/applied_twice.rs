@@ -271,7 +271,7 @@ fn narrow_types_stay_within_their_rounding() {
     }
 }
 
-/// What is read twice is merged and joined as what is read once.
+/// A weight that is read twice is merged and joined as one that is read once.
 #[test]
 fn both_applications_take_as_many_launches_as_two_blocks() {
     for (kind, precision) in KINDS.into_iter().flat_map(|k| Precision::ALL.iter().map(move |p| (k, *p))) {

@@ -3,7 +3,7 @@
 use flatout_ir::autodiff::gradients;
 use flatout_ir::check::draw;
 use flatout_ir::graph::{Graph, Init};
-use flatout_ir::op::OpKind;
+use flatout_ir::ops::OpKind;
 use flatout_ir::oracle::{self, Values, in_f64};
 use flatout_ir::replay::without_dead;
 use flatout_ir::types::DType;

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use flatout_ir::check::{cases, draw, within};
 use flatout_ir::graph::{Graph, Node, Value};
-use flatout_ir::op::{Op, OpKind};
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::frequency::Frequencies;
@@ -13,6 +12,7 @@ use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::Pairs;
+use flatout_ir::ops::{Op, OpKind};
 use flatout_ir::oracle::{self, Values, in_f64};
 use flatout_ir::types::DType;
 use flatout_ir::{Builder, Init};

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::{Mutex, MutexGuard};
 
 use flatout_ir::graph::Init;
-use flatout_ir::op::Op;
+use flatout_ir::ops::Op;
 use flatout_ir::ops::attention::{Attend, Mask, Masking, Segments};
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::NormWeight;

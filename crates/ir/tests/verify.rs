@@ -2,7 +2,7 @@
 
 use flatout_ir::Builder;
 use flatout_ir::graph::{Class, Graph, Init, NodeId, Part, SlotId};
-use flatout_ir::op::Op;
+use flatout_ir::ops::Op;
 use flatout_ir::types::DType;
 use flatout_ir::verify::verify;
 

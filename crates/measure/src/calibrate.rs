@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use flatout_ir::Role;
 use flatout_ir::timings::{Point, Size, Timings};
+use flatout_runtime::LaunchTime;
 
 use crate::bench::Stage;
 use flatout_train::Failure;
@@ -108,11 +109,31 @@ pub enum Said<'a> {
 
 pub struct Calibrated {
     pub timings: Timings,
+    pub steadiness: Steadiness,
     pub samples: usize,
     /// Samples there was no time for.
     pub skipped: usize,
     pub seconds: f64,
 }
+
+/// How steady the machine was while its kernels were timed: both are 1 where nothing else runs on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Steadiness {
+    /// The medians of all launches over their least times.
+    pub spread: f64,
+    /// The first model timed again at the end, over its time at the beginning or the other way round.
+    pub drift: f64,
+}
+
+impl Steadiness {
+    /// Whether something else ran: times of such a moment predict nothing.
+    pub fn is_disturbed(self) -> bool {
+        self.spread > MOST_SPREAD || self.drift > MOST_DRIFT
+    }
+}
+
+const MOST_SPREAD: f64 = 1.3;
+const MOST_DRIFT: f64 = 1.25;
 
 /// Times the kernels of the device that `backend` asks for.
 pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Device, Calibrated), Failure> {
@@ -125,6 +146,7 @@ pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Dev
         Device::Cuda(_) => (GPU, GPU_BUDGET),
     };
     let (mut points, mut done, mut skipped) = (vec![], 0, 0);
+    let (mut medians, mut least, mut first) = (0.0, 0.0, None);
     for (i, sample) in samples.iter().enumerate() {
         let config = config(sample, backend)?;
         let name = [sample.model, sample.switches].join(" ");
@@ -135,18 +157,25 @@ pub fn calibrate(backend: Backend, say: &mut dyn FnMut(Said<'_>)) -> Result<(Dev
         }
         say(Said::Sample { name: &name, done: i, of: samples.len() });
         match time(&stage, &config) {
-            Ok(some) => {
-                points.extend(some);
+            Ok(times) => {
+                let median: f64 = times.iter().map(|(_, time)| time.seconds).sum();
+                medians += median;
+                least += times.iter().map(|(_, time)| time.least_seconds).sum::<f64>();
+                first.get_or_insert((config, median));
+                points.extend(times.into_iter().map(|(size, time)| Point { size, seconds: time.seconds }));
                 done += 1;
             }
             Err(why) => say(Said::LeftOut { name: &name, why: why.to_string() }),
         }
     }
-    if points.is_empty() {
+    let Some((config, before)) = first else {
         return Err(Failure::Environment("none of the models could be timed; -v says why".into()));
-    }
+    };
+    let after: f64 = time(&stage, &config)?.iter().map(|(_, time)| time.seconds).sum();
+    let steadiness = Steadiness { spread: medians / least, drift: (after / before).max(before / after) };
     let seconds = begun.elapsed().as_secs_f64();
-    let calibrated = Calibrated { timings: Timings::new(points), samples: done, skipped, seconds };
+    let calibrated =
+        Calibrated { timings: Timings::new(points), steadiness, samples: done, skipped, seconds };
     Ok((stage.device().clone(), calibrated))
 }
 
@@ -163,21 +192,20 @@ fn config(sample: &Sample, backend: Backend) -> Result<Config, Failure> {
     Ok(recipes::resolve(recipe, &[], &words.chain(fixed).collect::<Vec<_>>())?)
 }
 
-/// A point a launch of an update.
-fn time(stage: &Stage, config: &Config) -> Result<Vec<Point>, Failure> {
+/// The size and the time of every launch of an update.
+fn time(stage: &Stage, config: &Config) -> Result<Vec<(Size, LaunchTime)>, Failure> {
     let mut bench = stage.bench(config)?;
     let step_seconds = bench.steps(2)?[1] / 1e3;
     let passes = (SAMPLE_SECONDS / step_seconds.max(1e-6)) as usize;
     let roles = [Role::GRAD, Role::Apply];
     let times = bench.session().time(&roles, passes.clamp(*PASSES.start(), *PASSES.end()))?;
     let plans = &bench.compiled().plans;
-    let mut points = vec![];
+    let mut sized = vec![];
     for (role, times) in roles.into_iter().zip(times) {
         let launches = &plans.plan(role).expect("a plan that was timed").launches;
-        points
-            .extend(times.iter().map(|t| Point { size: Size::of(&launches[t.launch]), seconds: t.seconds }));
+        sized.extend(times.into_iter().map(|time| (Size::of(&launches[time.launch]), time)));
     }
-    Ok(points)
+    Ok(sized)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use flatout_train::config::Config;
 use flatout_train::metrics::Metrics;
 use flatout_train::metrics::goal::Metric;
 use flatout_train::refuse;
+use flatout_train::run::{asked_and_resolved, is_run};
 
 /// The folder of a fold, counted from 1.
 pub fn folder(dir: &Path, fold: usize) -> PathBuf {
@@ -27,6 +28,16 @@ pub fn folder(dir: &Path, fold: usize) -> PathBuf {
 pub fn configs(config: &Config) -> Result<Vec<Config>, UserError> {
     let folds = config.train.folds.expect("asked where there are folds");
     (1..=folds).map(|fold| config.with(&[format!("train.fold={fold}")])).collect()
+}
+
+/// The config that a directory of folds was begun with, as its first fold has it; nothing where there is none.
+pub fn begun(dir: &Path) -> Result<Option<Config>, UserError> {
+    let first = folder(dir, 1);
+    if is_run(dir) || !is_run(&first) {
+        return Ok(None);
+    }
+    let (asked, resolved) = asked_and_resolved(&first)?;
+    resolved.placed(&asked).with(&["train.fold=none".into()]).map(Some)
 }
 
 /// What a fold came to.

@@ -10,7 +10,7 @@ use std::path::Path;
 use flatout_ir::random;
 use flatout_settings::Kind;
 use flatout_settings::choice;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use flatout_data::durable;
 use flatout_report::history::{History, State};
@@ -19,6 +19,7 @@ use flatout_train::UserError;
 use flatout_train::config::parse_override;
 use flatout_train::metrics::goal::Metric;
 use flatout_train::refuse;
+use flatout_train::run::quoted;
 
 /// The most runs of one sweep.
 const MOST: usize = 1000;
@@ -259,6 +260,44 @@ pub struct Trial {
     pub why: Option<String>,
 }
 
+/// The command of a sweep, from which it goes on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SweepCommand {
+    /// Where it was given.
+    pub folder: String,
+    /// The recipe and the overrides.
+    pub words: Vec<String>,
+    pub with: Vec<String>,
+    /// Of a random sweep.
+    pub runs: usize,
+    pub seed: u64,
+    pub goal: Option<Metric>,
+}
+
+impl SweepCommand {
+    /// Reads what the sweep in a folder was asked for; nothing where there is none.
+    pub fn read(dir: &Path) -> Result<Option<(By, SweepCommand)>, UserError> {
+        #[derive(Deserialize)]
+        struct Kept {
+            by: By,
+            command: Option<SweepCommand>,
+        }
+        let path = dir.join(SUMMARY);
+        let Ok(text) = std::fs::read(&path) else { return Ok(None) };
+        let kept: Kept = serde_json::from_slice(&text)
+            .map_err(|error| UserError(format!("{} does not read: {error}", path.display())))?;
+        match kept.command {
+            Some(command) => Ok(Some((kept.by, command))),
+            None => refuse!(
+                "{} is of an earlier version and does not say what was asked for: give the command that began the sweep, \
+                 with --run {} --resume auto",
+                path.display(),
+                quoted(dir)
+            ),
+        }
+    }
+}
+
 /// All runs of a sweep, the best first, those that came to nothing last.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -266,6 +305,7 @@ pub struct Summary {
     /// What runs are compared by.
     pub goal: Metric,
     pub by: By,
+    pub command: SweepCommand,
     pub runs: Vec<Trial>,
 }
 
@@ -302,19 +342,25 @@ impl Trial {
 }
 
 impl Summary {
-    pub fn new(recipe: &str, goal: Metric, by: By, mut runs: Vec<Trial>) -> Summary {
+    pub fn new(recipe: &str, goal: Metric, by: By, command: SweepCommand, mut runs: Vec<Trial>) -> Summary {
         runs.sort_by(|a, b| match (a.best, b.best) {
             (Some(a), Some(b)) if goal.is_better(a, b) => std::cmp::Ordering::Less,
             (Some(a), Some(b)) if goal.is_better(b, a) => std::cmp::Ordering::Greater,
             (a, b) => b.is_some().cmp(&a.is_some()),
         });
-        Summary { recipe: recipe.into(), goal, by, runs }
+        Summary { recipe: recipe.into(), goal, by, command, runs }
     }
 
     pub fn write(&self, dir: &Path) -> Result<(), Failure> {
         let path = dir.join(SUMMARY);
         let json = serde_json::to_vec_pretty(self).expect("a summary has a JSON form");
-        durable::replace(&path, &json).map_err(Failure::io(path.display()))
+        let written = std::fs::create_dir_all(dir).and_then(|()| durable::replace(&path, &json));
+        written.map_err(Failure::io(path.display()))
+    }
+
+    /// Takes the summary of a sweep away that never began, and its folder where nothing else is in it.
+    pub fn remove(dir: &Path) {
+        let _ = std::fs::remove_file(dir.join(SUMMARY)).and_then(|()| std::fs::remove_dir(dir));
     }
 }
 
@@ -403,7 +449,7 @@ mod tests {
         let runs = [("none", None), ("low", Some(1.0)), ("high", Some(2.0))];
         let order = |goal| {
             let runs = runs.iter().map(|(name, best)| trial(name, *best)).collect();
-            Summary::new("tiny", goal, By::Grid, runs)
+            Summary::new("tiny", goal, By::Grid, SweepCommand::default(), runs)
                 .runs
                 .into_iter()
                 .map(|run| run.name)

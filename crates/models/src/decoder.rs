@@ -17,6 +17,7 @@ use crate::config::Head;
 use crate::form::{Documents, Form};
 use crate::layers::pooling::pool;
 use crate::layers::{self, Draw, FeedForward, Heads, Rotation, Sight, bounds, weight};
+use crate::library::processor::Processor;
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
 use crate::registry::{Asked, Family, Model};
@@ -280,9 +281,9 @@ impl Family for DecoderConfig {
         let (most, is_learned) = (self.context, self.positions == Positions::Learned);
         let said = (asked.value)("context").and_then(|(value, own)| Some((value.as_u64()? as usize, own)));
         let context = match said {
-            Some((given, true)) if is_learned && given != most => {
+            Some((given, true)) if is_learned && given > most => {
                 return Err(format!(
-                    "`model.context` is {given} and the model of {} has {most} learned positions",
+                    "`model.context` is {given} and the model of {} has {most} learned positions: give at most as many",
                     asked.whence
                 ));
             }
@@ -357,10 +358,12 @@ impl Family for DecoderConfig {
 
     /// What no other family knows is read as a decoder, which says what it misses.
     fn read(config: &Value) -> Option<Result<Described, String>> {
-        Some(huggingface::read(config).map(|huggingface::Described { model, bos, eos }| Described {
+        Some(huggingface::read(config).map(|huggingface::Described { model, bos, eos, classes }| Described {
             model: Model::Decoder(model),
             bos,
             eos,
+            classes,
+            processor: Processor::default(),
         }))
     }
 }

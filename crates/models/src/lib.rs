@@ -1,4 +1,4 @@
-//! Models: a config in, a graph and a table of weight names out. One file a model.
+//! Models: a config in, a graph and a table of weight names out. One file a model, and its row below.
 //!
 //! No model mentions precision, recomputation, sharding, fusion or adapters: those are rewrites of its graph. This
 //! crate opens no file and knows no device.
@@ -15,3 +15,10 @@ pub mod objectives;
 pub mod registry;
 pub mod vit;
 pub mod words;
+
+// The first is the default.
+registry::models! {
+    Decoder(decoder::DecoderConfig) = "decoder",
+    Vit(vit::VitConfig) = "vit",
+    Bdh(bdh::BdhConfig) = "bdh",
+}

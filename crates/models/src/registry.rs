@@ -1,16 +1,12 @@
-//! The table of models: one row a family, which its own file implements.
-
-use std::ops::{Deref, DerefMut};
+//! The trait that a family of models implements in its own file, and the macro that makes the table of families in `lib.rs`.
 
 use flatout_ir::Graph;
-use serde::{Deserialize, Serialize};
+use flatout_settings::{Key, Leaf, Setting, leaves};
 use serde_json::Value;
 
-use crate::config::{BdhConfig, DecoderConfig, VitConfig};
 use crate::form::Form;
 use crate::library::{Described, Published};
-use flatout_settings::choice;
-use flatout_settings::{Key, Leaf, Section, Setting, leaves};
+pub use crate::{Model, ModelKind};
 
 /// The section `model` of a run that begins from a model.
 pub struct Asked<'a> {
@@ -97,14 +93,14 @@ pub trait Family {
 
 /// Makes the kinds and the models of the table, written with their kind as `kind` beside their keys.
 macro_rules! models {
-    ($($name:ident($config:ident) = $text:literal),* $(,)?) => {
-        choice! {
+    ($($name:ident($config:ty) = $text:literal),* $(,)?) => {
+        flatout_settings::choice! {
             /// The model families.
             pub enum ModelKind { $($name = $text),* }
         }
 
         /// One of the families with its dimensions and options.
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(tag = "kind")]
         pub enum Model {
             $(#[serde(rename = $text)] $name($config),)*
@@ -112,23 +108,23 @@ macro_rules! models {
 
         impl ModelKind {
             /// The keys of this kind, without `kind` itself.
-            pub fn keys(self) -> Vec<Key> {
+            pub fn keys(self) -> Vec<flatout_settings::Key> {
                 match self {
-                    $(ModelKind::$name => $config::keys(),)*
+                    $(ModelKind::$name => <$config as flatout_settings::Section>::keys(),)*
                 }
             }
 
             /// A model of this kind by its defaults.
             pub fn model(self) -> Model {
                 match self {
-                    $(ModelKind::$name => Model::$name($config::default()),)*
+                    $(ModelKind::$name => Model::$name(<$config>::default()),)*
                 }
             }
 
             /// Reads a parsed `config.json` of another library, where it describes a model of this kind.
-            pub fn read(self, config: &Value) -> Option<Result<Described, String>> {
+            pub fn read(self, config: &serde_json::Value) -> Option<Result<library::Described, String>> {
                 match self {
-                    $(ModelKind::$name => <$config as Family>::read(config),)*
+                    $(ModelKind::$name => <$config as registry::Family>::read(config),)*
                 }
             }
         }
@@ -142,8 +138,8 @@ macro_rules! models {
         }
 
         /// A model answers whatever its family does.
-        impl Deref for Model {
-            type Target = dyn Family;
+        impl std::ops::Deref for Model {
+            type Target = dyn registry::Family;
             fn deref(&self) -> &Self::Target {
                 match self {
                     $(Model::$name(config) => config,)*
@@ -151,7 +147,7 @@ macro_rules! models {
             }
         }
 
-        impl DerefMut for Model {
+        impl std::ops::DerefMut for Model {
             fn deref_mut(&mut self) -> &mut Self::Target {
                 match self {
                     $(Model::$name(config) => config,)*
@@ -166,11 +162,7 @@ macro_rules! models {
         })*
     };
 }
-models! {
-    Decoder(DecoderConfig) = "decoder",
-    Vit(VitConfig) = "vit",
-    Bdh(BdhConfig) = "bdh",
-}
+pub(crate) use models;
 
 impl Default for Model {
     fn default() -> Self {
@@ -208,6 +200,7 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::VitConfig;
 
     #[test]
     fn a_model_is_written_with_its_kind_and_reads_back() {

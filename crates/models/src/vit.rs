@@ -17,7 +17,7 @@ use crate::form::{Form, ImageForm};
 use crate::images::{CHANNELS, Inputs};
 use crate::layers::patches::{patches, project};
 use crate::layers::{Attention, Draw, FeedForward, Heads, Linear, Norm, Sight, row, weight};
-use crate::library::{Described, Published, vision};
+use crate::library::{Described, Published, processor, vision};
 use crate::objectives::image_classes;
 use crate::registry::{Asked, Family, Model};
 use crate::words::{count, pixels};
@@ -57,7 +57,7 @@ pub fn weights(b: &Builder, c: &VitConfig) -> Weights {
     let (positions, resampling) = b.scope("positions", || {
         let table = weight(b, "weight", &[1 + grid * grid, d], init);
         let matrix = ([grid, grid] != c.patches()).then(|| {
-            let init = Init::Bicubic { from: [grid, grid], to: c.patches() };
+            let init = Init::Bicubic { from: [grid, grid], to: c.patches(), antialias: c.antialias };
             let dims = [c.patches().iter().product(), grid * grid];
             b.slot("resampling", Class::Const, DType::F32, &dims, init)
         });
@@ -293,11 +293,17 @@ impl Family for VitConfig {
     }
 
     fn normalise(&mut self, processor: &Value) -> Result<(), String> {
-        vision::normalise(self, processor)
+        processor::normalise(self, processor)
     }
 
     fn read(config: &Value) -> Option<Result<Described, String>> {
-        let described = |model| Described { model: Model::Vit(model), bos: vec![], eos: vec![] };
+        let described = |(model, classes, processor)| Described {
+            model: Model::Vit(model),
+            bos: vec![],
+            eos: vec![],
+            classes,
+            processor,
+        };
         vision::read(config).map(|read| read.map(described))
     }
 }

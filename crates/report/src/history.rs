@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use flatout_settings::choice;
 use serde::Serialize;
 
+use crate::plot::smoothed;
 use flatout_train::UserError;
 use flatout_train::config::Config;
 use flatout_train::metrics::Metrics;
@@ -82,7 +83,12 @@ pub struct Summary {
     pub steps: Option<u64>,
     pub loss: Option<f32>,
     pub eval_loss: Option<f32>,
+    /// Of the newest evaluation, where classes are learned: `eval.metric`, or accuracy where that is the loss.
+    pub metric: Option<Metric>,
+    pub metric_value: Option<f64>,
     pub tokens_per_second: Option<f64>,
+    /// Rows, examples or images.
+    pub samples_per_second: Option<f64>,
     /// Seconds since 1970 when it began.
     pub started: Option<f64>,
     /// What training took so far.
@@ -214,6 +220,18 @@ impl History {
         self.evals.iter().filter_map(judged).filter(|(_, value)| !value.is_nan()).collect()
     }
 
+    /// The number that a run of classes is looked at by.
+    pub fn judged_by(&self) -> Option<Metric> {
+        let metric = self.config.eval.metric;
+        let metric = if metric.is_of_classes() { metric } else { Metric::Accuracy };
+        self.config.model.classes().is_some().then_some(metric)
+    }
+
+    /// Whether images are learned, of which nobody counts tokens.
+    pub fn is_of_images(&self) -> bool {
+        self.config.model.image_size().is_some()
+    }
+
     /// The evaluation that was best, the first of several.
     pub fn best(&self, metric: Metric) -> Option<(u64, f64)> {
         let better =
@@ -223,6 +241,7 @@ impl History {
 
     pub fn summary(&self) -> Summary {
         let finite = |loss: f32| Some(loss).filter(|loss| loss.is_finite());
+        let judged = self.judged_by().and_then(|metric| Some((metric, self.judged(metric).last()?.1)));
         Summary {
             name: self.name(),
             path: self.dir.display().to_string(),
@@ -232,7 +251,10 @@ impl History {
             steps: self.total(),
             loss: self.last().and_then(|made| finite(made.step.loss)),
             eval_loss: self.evals.last().and_then(|(_, loss)| finite(*loss)),
+            metric: judged.map(|(metric, _)| metric),
+            metric_value: judged.map(|(_, value)| value),
             tokens_per_second: self.recent(|step| step.tokens_per_second),
+            samples_per_second: self.recent(|step| step.samples_per_second),
             started: self.first.as_ref().map(|start| start.time).filter(|time| time.is_finite()),
             seconds: self.last().map_or(0.0, |made| made.seconds).max(0.0),
         }
@@ -241,6 +263,17 @@ impl History {
     /// A number of every step over an axis.
     pub fn curve(&self, axis: Axis, of: impl Fn(&Step) -> f64) -> Vec<(f64, f64)> {
         self.steps.iter().map(|made| (place(made, axis), of(&made.step))).collect()
+    }
+
+    /// A number of every step over an axis, smoothed over `span` tokens.
+    pub fn smoothed_curve(&self, axis: Axis, of: impl Fn(&Step) -> f64, span: f64) -> Vec<(f64, f64)> {
+        let tokens: Vec<f64> = self.steps.iter().map(|made| made.step.tokens as f64).collect();
+        smoothed(&self.curve(axis, of), &tokens, span)
+    }
+
+    /// The smoothed loss at the end.
+    pub fn smoothed_loss(&self, span: f64) -> Option<f64> {
+        self.smoothed_curve(Axis::Step, |step| step.loss as f64, span).last().map(|(_, loss)| *loss)
     }
 
     /// Held-out losses over an axis. One whose step was not logged lies at the last that was.
@@ -266,20 +299,38 @@ fn place(made: &Made, axis: Axis) -> f64 {
     }
 }
 
+/// Updates that a smoothed value looks back on.
+const SMOOTHED_UPDATES: f64 = 20.0;
+
+/// The tokens over which curves of these runs are smoothed, one span for all of them: as many as the run with the
+/// largest updates sees in twenty.
+pub fn smoothing_span<'a>(runs: impl IntoIterator<Item = &'a History>) -> f64 {
+    let update = |run: &History| {
+        let last = run.last().map(|made| made.step.tokens as f64 / made.step.step.max(1) as f64);
+        last.unwrap_or(0.0)
+    };
+    SMOOTHED_UPDATES * runs.into_iter().map(update).fold(1.0, f64::max)
+}
+
 /// A run's directory, and what it holds or why it does not read.
 pub type Found = (PathBuf, Result<History, UserError>);
 
-/// The runs in a folder, or the one that the folder is, oldest first. A run that cannot be read is there with the reason.
+/// The runs in a folder, or the one that the folder is, oldest first; those of sweeps and folds lie a folder deeper. A
+/// run that cannot be read is there with the reason.
 pub fn list(dir: &Path) -> Result<Vec<Found>, UserError> {
     if run::is_run(dir) {
         return Ok(vec![(dir.to_path_buf(), History::read(dir))]);
     }
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
+    let within = |dir: &Path| -> std::io::Result<Vec<PathBuf>> {
+        Ok(fs::read_dir(dir)?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect())
+    };
+    let folders = match within(dir) {
+        Ok(folders) => folders,
         Err(error) => refuse!("{} cannot be read: {error}", dir.display()),
     };
-    let folders = entries.flatten().map(|entry| entry.path()).filter(|path| run::is_run(path));
-    let mut runs: Vec<_> = folders.map(|path| (path.clone(), History::read(&path))).collect();
+    let deeper = folders.iter().filter(|folder| !run::is_run(folder)).flat_map(|folder| within(folder).ok());
+    let all = folders.iter().cloned().chain(deeper.flatten()).filter(|folder| run::is_run(folder));
+    let mut runs: Vec<_> = all.map(|path| (path.clone(), History::read(&path))).collect();
     let begun = |run: &Result<History, UserError>| {
         run.as_ref().ok().and_then(|h| h.first.as_ref().map(|start| start.time)).unwrap_or(f64::NAN)
     };

@@ -1,4 +1,4 @@
-//! What a run looks like afterwards: its history read back, reports, plots, TensorBoard's files.
+//! A run afterwards: its history read back, reports, plots, TensorBoard's files.
 //!
 //! Everything here is a function of the run's directory or of its events: none of it asks the process that trains, and
 //! training does not know of it.

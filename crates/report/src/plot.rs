@@ -16,6 +16,9 @@ pub struct Plot {
     pub y: String,
     pub log_x: bool,
     pub log_y: bool,
+    /// The share of the x axis at its start whose points do not widen the y axis: a loss falls by as much in its first
+    /// steps as in all others. They are drawn as far as they lie within it.
+    pub skipped: f64,
     pub series: Vec<Series>,
 }
 
@@ -66,19 +69,24 @@ impl Plot {
     pub fn to_svg(&self) -> String {
         let points = || self.series.iter().flat_map(|s| &s.points).filter(|(x, y)| self.has_place(*x, *y));
         let x = Scale::over(points().map(|(x, _)| *x), self.log_x, 0.0);
-        let y = Scale::over(points().map(|(_, y)| *y), self.log_y, 0.05);
+        let counts = |(at, _): &&(f64, f64)| x.is_some_and(|x| x.place(*at) >= Some(self.skipped));
+        let y = Scale::over(points().filter(counts).map(|(_, y)| *y), self.log_y, 0.05);
         let mut svg = Svg::new(&self.title, HEIGHT);
         svg.text("title", LEFT, 20.0, "start", &self.title);
         match (x, y) {
             (Some(x), Some(y)) => {
                 self.axes(&mut svg, &x, &y);
                 self.legend(&mut svg);
+                svg.raw(&format!(
+                    r#"<clipPath id="axes"><path d="M{LEFT} {TOP}h{ACROSS}v{DOWN}h-{ACROSS}z"/></clipPath><g clip-path="url(#axes)">"#
+                ));
                 // Faint curves first, so that the others lie over them.
                 for is_faint in [true, false] {
                     for series in self.series.iter().filter(|s| (s.style == Style::Faint) == is_faint) {
                         draw(&mut svg, series, &x, &y);
                     }
                 }
+                svg.raw("</g>");
             }
             _ => svg.text("label", LEFT + ACROSS / 2.0, TOP + DOWN / 2.0, "middle", "nothing to show yet"),
         }
@@ -110,7 +118,7 @@ impl Plot {
     fn legend(&self, svg: &mut Svg) {
         let shown: Vec<&Series> =
             self.series.iter().filter(|s| s.style != Style::Faint && !s.name.is_empty()).collect();
-        if shown.len() < 2 && shown.iter().all(|s| s.name == self.title) {
+        if shown.len() < 2 && shown.iter().all(|s| self.title.starts_with(&s.name)) {
             return;
         }
         let wide = |name: &str| 26.0 + LETTER * name.chars().count() as f64 + 14.0;
@@ -198,19 +206,22 @@ fn thinned(spots: impl Iterator<Item = Option<(f64, f64)>>) -> Vec<Option<(f64, 
     kept
 }
 
-/// A running mean over about `span` points, which starts without a lag. What is not finite is left as it is.
-pub fn smoothed(points: &[(f64, f64)], span: f64) -> Vec<(f64, f64)> {
-    let keep = (1.0 - 2.0 / (span + 1.0)).max(0.0);
-    let (mut sum, mut weight) = (0.0, 0.0);
-    let mean = |(x, y): &(f64, f64)| {
+/// An exponential mean over `span` tokens, corrected for its start: a value counts by the tokens it stands for and
+/// fades with those that follow, however many values a run logs and however long it is. `tokens` has what was seen by
+/// each point. Points that are not finite stay as they are.
+pub fn smoothed(points: &[(f64, f64)], tokens: &[f64], span: f64) -> Vec<(f64, f64)> {
+    let (mut sum, mut weight, mut before) = (0.0, 0.0, 0.0);
+    let mean = |((x, y), seen): (&(f64, f64), &f64)| {
+        let keep = (-(seen - before).max(0.0) / span).exp();
+        before = *seen;
         if !y.is_finite() {
             return (*x, *y);
         }
         sum = keep * sum + (1.0 - keep) * y;
         weight = keep * weight + (1.0 - keep);
-        (*x, sum / weight)
+        (*x, if weight > 0.0 { sum / weight } else { *y })
     };
-    points.iter().map(mean).collect()
+    points.iter().zip(tokens).map(mean).collect()
 }
 
 /// A picture under way.
@@ -276,7 +287,15 @@ mod tests {
     }
 
     fn plot(series: Vec<Series>) -> Plot {
-        Plot { title: "Loss".into(), x: "step".into(), y: "nats".into(), log_x: false, log_y: false, series }
+        Plot {
+            title: "Loss".into(),
+            x: "step".into(),
+            y: "nats".into(),
+            log_x: false,
+            log_y: false,
+            skipped: 0.0,
+            series,
+        }
     }
 
     /// The elements that are drawn, each with its class and, for a path, its points.
@@ -348,11 +367,28 @@ mod tests {
     }
 
     #[test]
-    fn smoothing_starts_at_the_first_value_and_follows() {
+    fn first_steps_do_not_stretch_the_axis() {
+        let points: Vec<(f64, f64)> = (0..=100).map(|i| (i as f64, if i < 3 { 50.0 } else { 2.0 })).collect();
+        let all = plot(vec![series("a", &points, Style::Line, 0)]);
+        assert!(all.to_svg().contains(">30</text>"));
+        let svg = Plot { skipped: 0.05, ..all }.to_svg();
+        assert!(!svg.contains(">30</text>") && svg.contains(">2</text>") && svg.contains("clip-path"));
+    }
+
+    #[test]
+    fn smoothing_is_by_tokens_and_has_no_lag_at_the_start() {
         let points: Vec<(f64, f64)> = (0..200).map(|i| (i as f64, if i < 100 { 4.0 } else { 2.0 })).collect();
-        let mean = smoothed(&points, 9.0);
+        let tokens: Vec<f64> = (1..=200).map(|i| 64.0 * i as f64).collect();
+        let mean = smoothed(&points, &tokens, 5.0 * 64.0);
         assert_eq!(mean[0], (0.0, 4.0));
         assert!(mean[101].1 > 3.0 && (mean[199].1 - 2.0).abs() < 1e-6);
-        assert!(smoothed(&[(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)], 1.0)[1].1.is_nan());
+        let gap = smoothed(&[(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)], &[1.0, 2.0, 3.0], 1.0);
+        assert!(gap[1].1.is_nan());
+        // A run that is cut short, and one that logs every second step, read the same where they have the same points.
+        assert_eq!(smoothed(&points[..120], &tokens[..120], 320.0)[..], mean[..120]);
+        let level: Vec<(f64, f64)> = points.iter().step_by(2).copied().collect();
+        let seen: Vec<f64> = tokens.iter().step_by(2).copied().collect();
+        let half = smoothed(&level, &seen, 320.0);
+        assert!((half[60].1 - mean[120].1).abs() < 0.1, "{} against {}", half[60].1, mean[120].1);
     }
 }

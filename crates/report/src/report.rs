@@ -6,8 +6,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::history::{Axis, History};
-use crate::plot::{Plot, Series, Style, smoothed};
+use crate::history::{Axis, History, smoothing_span};
+use crate::plot::{Plot, Series, Style};
 use crate::words::{bytes, count, duration, short};
 use flatout_data::durable;
 use flatout_train::Config;
@@ -50,8 +50,12 @@ pub fn write(dir: &Path) -> Result<(), String> {
     durable::replace(&dir.join("report.md"), page(&history).as_bytes()).map_err(|e| e.to_string())
 }
 
+/// The share of a run at its start that does not widen the axis of the loss.
+pub const FIRST_STEPS: f64 = 0.02;
+
 /// The plots of a run by the names of their files.
 fn plots(history: &History) -> Vec<(&'static str, Plot)> {
+    let name = history.name();
     let curve = |of: fn(&Step) -> f64| history.curve(Axis::Step, of);
     let series = |name: &str, points: Vec<(f64, f64)>, style, colour| Series {
         name: name.into(),
@@ -60,19 +64,21 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
         colour,
     };
     let plot = |title: &str, y: &str, series| Plot {
-        title: title.into(),
+        title: format!("{title} of {name}"),
         x: "step".into(),
         y: y.into(),
         log_x: false,
         log_y: false,
+        skipped: 0.0,
         series,
     };
-    let both = |raw: Vec<(f64, f64)>, name: &str| {
-        let mean = smoothed(&raw, (raw.len() as f64 / 40.0).max(1.0));
-        vec![series(name, raw, Style::Faint, 0), series(name, mean, Style::Line, 0)]
+    let span = smoothing_span([history]);
+    let both = |of: fn(&Step) -> f64, name: &str| {
+        let mean = history.smoothed_curve(Axis::Step, of, span);
+        vec![series(name, curve(of), Style::Faint, 0), series(name, mean, Style::Line, 0)]
     };
     let losses = curve(|step| step.loss as f64);
-    let mut loss = both(losses.clone(), "training, smoothed");
+    let mut loss = both(|step| step.loss as f64, "training, smoothed");
     let held_out = history.eval_curve(Axis::Step);
     if !held_out.is_empty() {
         loss.push(series("held-out", held_out, Style::Marks, 1));
@@ -84,16 +90,22 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
     }
     let norms = Plot {
         log_y: true,
-        ..plot("Norm of the gradient", "", both(curve(|step| step.grad_norm as f64), "smoothed"))
+        ..plot("Norm of the gradient", "", both(|step| step.grad_norm as f64, "smoothed"))
     };
     vec![
-        ("loss", plot("Loss", "nats", loss)),
+        ("loss", Plot { skipped: FIRST_STEPS, ..plot("Loss", "nats", loss) }),
         (
             "lr",
             plot("Learning rate", "", vec![series("Learning rate", curve(|s| s.lr as f64), Style::Line, 0)]),
         ),
         ("grad_norm", norms),
-        ("throughput", plot("Tokens a second", "", both(curve(|step| step.tokens_per_second), "smoothed"))),
+        (
+            "throughput",
+            match history.is_of_images() {
+                true => plot("Images a second", "", both(|step| step.samples_per_second, "smoothed")),
+                false => plot("Tokens a second", "", both(|step| step.tokens_per_second, "smoothed")),
+            },
+        ),
     ]
 }
 
@@ -103,7 +115,7 @@ fn page(history: &History) -> String {
     if let Some((_, metrics)) = history.metrics.last()
         && metrics.confusion.classes() <= classes::MOST_IN_TABLE
     {
-        out += &classes::table(metrics);
+        out += &classes::table(metrics, &history.config.data.classes);
     }
     out += "## Curves\n\n";
     for (name, plot) in plots(history) {
@@ -170,8 +182,7 @@ fn result(history: &History) -> Rows {
     let mut rows = Rows::new();
     let losses = history.curve(Axis::Step, |step| step.loss as f64);
     if let Some((_, loss)) = losses.last() {
-        let mean = smoothed(&losses, (losses.len() as f64 / 40.0).max(1.0));
-        let mean = mean.last().map_or(f64::NAN, |(_, mean)| *mean);
+        let mean = history.smoothed_loss(smoothing_span([history])).unwrap_or(f64::NAN);
         rows.push(("training loss", format!("{loss:.4} (smoothed {mean:.4})")));
     }
     if let Some((step, loss)) = history.evals.last() {
@@ -198,7 +209,14 @@ fn result(history: &History) -> Rows {
         let Step { tokens, samples, epoch, .. } = last.step;
         // A language without end has no epochs.
         let epochs = if epoch > 0.0 { format!(", {epoch:.2} epochs") } else { String::new() };
-        rows.push(("trained on", format!("{} tokens in {} rows{epochs}", count(tokens), count(samples))));
+        let samples = count(samples);
+        rows.push((
+            "trained on",
+            match history.is_of_images() {
+                true => format!("{samples} images{epochs}"),
+                false => format!("{} tokens in {samples} rows{epochs}", count(tokens)),
+            },
+        ));
     }
     if let Some(skipped) = history.end.as_ref().map(|end| end.skipped).filter(|skipped| *skipped > 0) {
         rows.push(("updates left out", format!("{}, whose gradients were not finite", count(skipped))));
@@ -209,12 +227,24 @@ fn result(history: &History) -> Rows {
         }
     };
     let share = |share: f64| format!("{:.1}%", 100.0 * share);
-    recent("tokens a second", |s| s.tokens_per_second, |v| count(v as u64));
+    match history.is_of_images() {
+        true => recent("images a second in a step", |s| s.samples_per_second, |v| count(v as u64)),
+        false => recent("tokens a second in a step", |s| s.tokens_per_second, |v| count(v as u64)),
+    }
     recent("step", |s| s.step_ms, |v| format!("{v:.1} ms"));
     recent("MFU", |s| s.mfu.unwrap_or(f64::NAN), share);
     recent("of the predicted speed", |s| s.of_predicted.unwrap_or(f64::NAN), share);
+    recent("of the roofline", |s| s.of_roofline.unwrap_or(f64::NAN), share);
     recent("waiting for data", |s| s.data_wait_ms.unwrap_or(f64::NAN) / s.step_ms, share);
     let gpu = |s: &Step| s.gpu.clone().unwrap_or_default();
+    if let Some(end) = history.end.as_ref().filter(|end| end.tokens_per_second.is_finite()) {
+        let last = history.last().map_or((1, 1), |made| (made.step.samples, made.step.tokens.max(1)));
+        let (name, rate) = match history.is_of_images() {
+            true => ("images a second of the run", end.tokens_per_second * last.0 as f64 / last.1 as f64),
+            false => ("tokens a second of the run", end.tokens_per_second),
+        };
+        rows.push((name, format!("{}, with evaluation and saving", count(rate as u64))));
+    }
     if let Some(watts) = history.recent(|s| gpu(s).power_watts.unwrap_or(f64::NAN)) {
         rows.push(("GPU power", format!("{watts:.0} W")));
     }
@@ -233,7 +263,14 @@ fn made_of(history: &History, start: &Start) -> Rows {
     let (config, data) = (&history.config, &start.data);
     let model = &config.model;
     let number = |n: Option<u64>, of: &str| n.map(|n| format!(", {} {of}", count(n))).unwrap_or_default();
-    vec![
+    let optimizer = match &start.optimizer[..] {
+        "" => {
+            format!("{}, lr {} {}", config.optimizer.name, config.optimizer.lr, config.schedule.name)
+        }
+        told => told.to_string(),
+    };
+    let batch = count(config.train.batch as u64);
+    let mut rows = vec![
         ("recipe", config.recipe.clone()),
         ("parameters", format!("{} ({})", short(start.parameters), count(start.parameters))),
         ("shape", model.dimensions()),
@@ -255,23 +292,22 @@ fn made_of(history: &History, start: &Start) -> Rows {
         (
             "a step",
             match &data.layout {
+                None if history.is_of_images() => format!("{batch} images, {} at once", start.micro_batch),
                 None => format!(
-                    "{} rows, {} at once ({} tokens)",
-                    count(config.train.batch as u64),
+                    "{batch} rows, {} at once ({} tokens)",
                     start.micro_batch,
                     count((config.train.batch * model.tokens()) as u64)
                 ),
-                Some(layout) => format!("{} examples: {layout}", count(config.train.batch as u64)),
+                Some(layout) => format!("{batch} examples: {layout}"),
             },
         ),
-        (
-            "optimiser",
-            format!(
-                "{}, lr {} {}, seed {}",
-                config.optimizer.name, config.optimizer.lr, config.schedule.name, config.train.seed
-            ),
-        ),
-    ]
+        ("optimiser", optimizer),
+        ("loader", start.loader.clone()),
+        ("seed", config.train.seed.to_string()),
+    ];
+    // Runs of earlier versions do not tell how they loaded.
+    rows.retain(|(_, value)| !value.is_empty());
+    rows
 }
 
 fn machine(start: &Start) -> Rows {
@@ -287,7 +323,18 @@ fn machine(start: &Start) -> Rows {
         rows.push(("not deterministic", start.not_deterministic.join(", ")));
     }
     if start.predicted_ms.is_finite() {
-        rows.push(("predicted step", format!("{:.2} ms at best, by the roofline", start.predicted_ms)));
+        rows.push((
+            "predicted step",
+            format!(
+                "{:.2} ms{}",
+                start.predicted_ms,
+                if start.is_calibrated {
+                    ", by the times of this machine's kernels"
+                } else {
+                    " at best, by the roofline"
+                }
+            ),
+        ));
     }
     rows
 }

@@ -149,6 +149,7 @@ fn step_scalars(step: &Step) -> Vec<(&'static str, f32)> {
         ("speed/step_ms", Some(step.step_ms)),
         ("speed/mfu", step.mfu),
         ("speed/of_predicted", step.of_predicted),
+        ("speed/of_roofline", step.of_roofline),
         ("speed/data_wait_ms", step.data_wait_ms),
         ("gpu/utilization", gpu.utilization),
         ("gpu/memory_bytes", gpu.memory_bytes.map(|bytes| bytes as f64)),

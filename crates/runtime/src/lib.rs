@@ -18,5 +18,5 @@ mod weighted_sum;
 
 pub use copying::{Copied, Copying};
 pub use laps::Laps;
-pub use session::{Posted, RuntimeError, Session};
+pub use session::{Mark, Posted, RuntimeError, Session};
 pub use timing::LaunchTime;

@@ -1,12 +1,14 @@
 //! A session: plans over one arena, on either backend. Write slots, run a plan, read slots and results.
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use flatout_ir::block8::e4m4_to_f32;
 use flatout_ir::fp8::{e4m3_to_f32, e5m2_to_f32};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{PlanSet, Role, View};
 
+use crate::cuda::driver::Event;
 use crate::cuda::session::noise::Noise;
 use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
@@ -53,6 +55,14 @@ impl Posted {
     pub fn is_ready(&self) -> bool {
         matches!(self.0, PostedAt::Here(_))
     }
+}
+
+/// A moment in the order of what a session runs: on a GPU the one when all that was enqueued before it is done.
+pub struct Mark(MarkAt);
+
+enum MarkAt {
+    Host(Instant),
+    Device(Event),
 }
 
 pub struct Session {
@@ -291,6 +301,23 @@ impl Session {
             (PostedAt::Coming { .. }, Backend::Cpu(_)) => {
                 Err(RuntimeError::Name("results of another session".into()))
             }
+        }
+    }
+
+    /// Marks the end of what was run so far.
+    pub fn mark(&self) -> Result<Mark, RuntimeError> {
+        Ok(Mark(match &self.backend {
+            Backend::Cpu(_) => MarkAt::Host(Instant::now()),
+            Backend::Cuda(session) => MarkAt::Device(session.mark()?),
+        }))
+    }
+
+    /// The time between two marks, waiting for the later one.
+    pub fn between(&self, from: &Mark, to: &Mark) -> Result<Duration, RuntimeError> {
+        match (&from.0, &to.0, &self.backend) {
+            (MarkAt::Host(from), MarkAt::Host(to), _) => Ok(to.saturating_duration_since(*from)),
+            (MarkAt::Device(from), MarkAt::Device(to), Backend::Cuda(session)) => session.between(from, to),
+            _ => Err(RuntimeError::Name("marks of another session".into())),
         }
     }
 

@@ -10,6 +10,11 @@ pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
+/// Memory the process may still take.
+pub fn memory_bytes() -> u64 {
+    cpu::memory_bytes()
+}
+
 /// The processor's model where the system tells it, its threads and vector instructions.
 pub fn processor(threads: usize) -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -7,11 +7,12 @@ use flatout_models::config::DecoderConfig;
 use flatout_runtime::cuda::gpus::{self, Gpu};
 use toml::Value;
 
-use crate::UserError;
-use crate::config::{Config, Layers, SourceKind, Task, nearest, parse};
+use crate::config::{Config, Layers, SourceKind, Task, parse, suggestion};
 use crate::refuse;
+use crate::tasks;
 use crate::weights::peft::Peft;
 use crate::weights::pretrained;
+use crate::{Failure, UserError};
 
 /// A TOML file that is part of the program.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,7 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
     Embedded { name: "gemma3-1b-pairs", text: include_str!("../../../recipes/gemma3-1b-pairs.toml") },
     Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
+    Embedded { name: "text-classify", text: include_str!("../../../recipes/text-classify.toml") },
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
     Embedded { name: "smollm2-135m-sft", text: include_str!("../../../recipes/smollm2-135m-sft.toml") },
     Embedded { name: "qwen3-0.6b-sft", text: include_str!("../../../recipes/qwen3-0.6b-sft.toml") },
@@ -39,6 +41,9 @@ const RECIPES: &[Embedded] = &[
 
 /// What is laid for a GPU; which one it is changes only the description.
 const GPU: &str = include_str!("../../../recipes/presets/gpu.toml");
+
+/// The layers over a recipe, in sentences.
+const PRESET: &str = "preset";
 
 /// The embedded recipes.
 pub fn list() -> &'static [Embedded] {
@@ -90,7 +95,7 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let source = find(recipe, None, "recipe", RECIPES)?;
     lay(&mut layers, &source, &mut Vec::new())?;
     for overlay in with {
-        let source = find(overlay, None, "preset", presets())?;
+        let source = find(overlay, None, PRESET, presets())?;
         let mut table = parse(&source.text, &source.origin)?;
         if table.contains_key("extends") {
             refuse!("{}: what is laid over a recipe with --with cannot extend another", source.origin);
@@ -104,6 +109,13 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
     layers.model(&described.model, &from)?;
     let mut config = with_adapter(layers)?;
+    if config.model.classes().is_some() && described.model.classes() == config.model.classes() {
+        let data = &mut config.data;
+        data.classes = pretrained::class_names(&data.classes, &described.classes, &from)?;
+    }
+    if config.model.image_size().is_some() {
+        pretrained::lay_processor(&mut config, &described.processor, overrides, false)?;
+    }
     let is_text = config.data.task == Task::Text;
     let reads_tokens =
         config.model.vocab().is_some() && (config.data.source() == SourceKind::Text || !is_text);
@@ -116,8 +128,38 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     Ok(config)
 }
 
+/// Lays the number of classes that the data has, where it is the data's to say.
+fn lay_classes(layers: &mut Layers) -> Result<(), UserError> {
+    if !layers.leaves_classes_to_data() {
+        return Ok(());
+    }
+    let is_said = layers.says_classes();
+    let mut known = layers.clone();
+    if !is_said {
+        known.lay_classes(LEAST_CLASSES);
+    }
+    // Errors of the rest are reported once all of it is there.
+    let Ok(sketch) = known.sketch() else { return Ok(()) };
+    if sketch.model.classes().is_none() {
+        return Ok(());
+    }
+    match tasks::classes(&sketch) {
+        Ok(Some(classes)) => layers.lay_classes(classes),
+        Ok(None) => {}
+        // Training opens the data again and says it.
+        Err(_) if is_said => {}
+        Err(Failure::User(error)) => return Err(error),
+        Err(Failure::Environment(sentence)) => return Err(UserError(sentence)),
+    }
+    Ok(())
+}
+
+/// The fewest classes that a head may have.
+const LEAST_CLASSES: usize = 2;
+
 /// The config, with what the adapter of `adapter.from` says.
 fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
+    lay_classes(&mut layers)?;
     let Some(from) = layers.adapter_from().map(String::from) else { return layers.finish() };
     let peft = Peft::open(Path::new(&from), text_model(&layers.sketch()?)?)?;
     layers.adapter(&peft.adapter, &from)?;
@@ -157,9 +199,13 @@ fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) ->
         if written_as_path {
             refuse!("there is no file {}; embedded {what}s are {}", path.display(), names.join(", "));
         }
-        match nearest(name, names.iter().copied()) {
-            Some(near) => refuse!("there is no {what} `{name}`; did you mean `{near}`?"),
-            None => refuse!("there is no {what} `{name}` and no such file; there is {}", names.join(", ")),
+        let all = names.join(", ");
+        if let Some(why) = gpus::absent(name).filter(|_| what == PRESET) {
+            refuse!("there is no preset `{name}`: the GPU {why}; there is {all}");
+        }
+        match suggestion(name, &names) {
+            Some(meant) => refuse!("there is no {what} `{name}`; {meant}"),
+            None => refuse!("there is no {what} `{name}` and no such file; there is {all}"),
         }
     }
     let text = match std::fs::read_to_string(&path) {
@@ -242,6 +288,7 @@ mod tests {
             ("gemma3-4b-pairs", 3_880_263_168 + 2 * 2560, 8 * 512),
             ("smollm2-135m-sft", 134_515_008, 32 * 2048),
             ("qwen3-0.6b-sft", 596_049_920, 32 * 2048),
+            ("text-classify", 134_515_008 + 2 * 576, 32 * 512),
         ];
         for (name, parameters, tokens) in sizes {
             let config = resolve(name, &[], &[]).unwrap();
@@ -296,6 +343,36 @@ mod tests {
     }
 
     #[test]
+    fn the_data_says_how_many_classes_there_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows: String =
+            ["good", "bad", "fair"].iter().map(|label| format!("{label} text,{label}\n").repeat(3)).collect();
+        let path = written(folder.path(), "reviews.csv", &format!("text,label\n{rows}"));
+        let data = format!("data.path={path}");
+        let classes = |recipe: &str, words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            resolve(recipe, &[], &words).map(|config| config.model.classes())
+        };
+        assert_eq!(classes("text-classify", &[]), Ok(Some(2)), "of the synthetic pairs");
+        assert_eq!(classes("text-classify", &[&data]), Ok(Some(3)));
+        assert_eq!(classes("text-classify", &[&data, "model.classes=5"]), Ok(Some(5)), "what is said stays");
+        assert_eq!(classes("text-classify", &[&data, "data.classes=good,bad"]), Ok(Some(2)));
+        assert_eq!(
+            classes("gemma3-1b-pairs", &[&data, "eval.metric=macro_f1"]),
+            Ok(Some(3)),
+            "over the recipe"
+        );
+        let lost = classes("text-classify", &["data.path=nowhere.csv"]).unwrap_err().0;
+        assert!(lost.contains("nowhere.csv"), "{lost}");
+        assert_eq!(classes("gemma3-1b-pairs", &["data.path=nowhere.csv"]), Ok(Some(2)), "the recipe's");
+        for class in ["a", "b", "c", "d"] {
+            written(folder.path(), &format!("images/{class}/1.png"), "");
+        }
+        let images = format!("data.path={}/images", folder.path().display());
+        assert_eq!(classes("vision-tiny", &[&images]), Ok(Some(4)));
+    }
+
+    #[test]
     fn every_gpu_is_a_preset_that_says_whether_it_was_measured() {
         for name in ["rtx3090", "rtx4090", "rtx5090", "a100-40", "a100-80", "h100", "h200"] {
             let config = resolve("pretrain-226m", &[name.into()], &[]).unwrap();
@@ -309,6 +386,13 @@ mod tests {
             assert_eq!(notes.len(), 1);
             assert_eq!(notes[0].contains("not measured"), name != "h200", "{notes:?}");
         }
+        let readme = include_str!("../../../README.md");
+        let note = &gpu_notes(&["h200".into()])[0];
+        let figure = note.split(' ').find(|word| word.contains(',')).expect("a count with a separator");
+        assert!(
+            readme.contains(&format!("{figure} tokens/s")),
+            "{figure} is not the README's figure: {note}"
+        );
         let given = resolve("pretrain-226m", &["h200".into()], &["micro_batch=32".into()]).unwrap();
         assert_eq!(given.train.micro_batch(), Some(32), "overrides lie over it");
     }
@@ -359,9 +443,15 @@ mod tests {
         };
         assert_eq!(refused("tinny", &[]), "there is no recipe `tinny`; did you mean `tiny`?");
         assert!(
-            refused("gpt", &[])
-                .contains("there is no recipe `gpt` and no such file; there is tiny, pretrain-226m")
+            refused("llama", &[])
+                .contains("there is no recipe `llama` and no such file; there is tiny, pretrain-226m")
         );
+        assert_eq!(refused("gpt", &[]), "there is no recipe `gpt`; did you mean `gpt2-124m`?");
+        assert_eq!(
+            refused("tiny", &["a100"]),
+            "there is no preset `a100`; did you mean `a100-40` or `a100-80`?"
+        );
+        assert!(refused("tiny", &["v100"]).contains("the GPU is older than Ampere"));
         assert!(refused("a/b.toml", &[]).contains("there is no file a/b.toml"));
         assert_eq!(
             refused("tiny", &["quik-test"]),

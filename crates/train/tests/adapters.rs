@@ -178,6 +178,33 @@ fn a_folder_says_what_its_adapter_is() {
     assert!(nowhere.contains("`adapter.from` wants a folder with an adapter in PEFT's layout"), "{nowhere}");
 }
 
+/// The library divides alpha by the rank that the config says: another one than the tensors have is no adapter.
+#[test]
+fn a_config_that_contradicts_its_tensors_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let refused = |name: &str, key: &str, value: serde_json::Value| {
+        let path = folder.path().join("adapter_config.json");
+        let text = std::fs::read(fixture(name).join("adapter_config.json")).expect("a config");
+        let mut config: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        config[key] = value;
+        std::fs::write(&path, config.to_string()).expect("a config");
+        let tensors = "adapter_model.safetensors";
+        std::fs::copy(fixture(name).join(tensors), folder.path().join(tensors)).expect("tensors");
+        config_from(folder.path(), &[]).map(|_| ()).map_err(|error| error.0)
+    };
+    assert_eq!(refused("lora", "r", 4.into()), Ok(()));
+    assert_eq!(refused("lora", "r", serde_json::Value::Null), Ok(()));
+    for (name, key, value, part) in [
+        ("lora", "r", 16.into(), "is 16, and its tensors have 4"),
+        ("lora", "r", "4".into(), "is \"4\", and its tensors have 4"),
+        ("lora-some", "rank_pattern", serde_json::json!({}), "is 3, and its tensors have 2"),
+        ("lora", "lora_alpha", "many".into(), "has the lora_alpha \"many\""),
+    ] {
+        let sentence = refused(name, key, value).expect_err("a refusal");
+        assert!(sentence.contains(part), "{sentence}");
+    }
+}
+
 /// The logits of rows of a run or a folder.
 fn computed(model: &Path) -> Vec<f32> {
     let out = tempfile::tempdir().expect("a folder");

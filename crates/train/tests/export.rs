@@ -217,11 +217,19 @@ fn nothing_is_overwritten_or_left_half_done() {
     fs::write(out.join("thesis.tex"), "mine").expect("a file");
     refused(&out, "is there already: give another --to, or --force");
     assert_eq!(fs::read_to_string(out.join("thesis.tex")).unwrap(), "mine");
-    exported(&run, &out, |wanted| wanted.force = true).expect("a folder");
-    assert!(!out.join("thesis.tex").exists() && out.join("config.json").is_file());
+    // Not even by force: what is replaced is an export and nothing else.
+    let forced = || exported(&run, &out, |wanted| wanted.force = true);
+    let sentence = forced().expect_err("a refusal").to_string();
+    assert!(sentence.contains("holds thesis.tex, which no export wrote"), "{sentence}");
+    assert_eq!(fs::read_to_string(out.join("thesis.tex")).unwrap(), "mine");
+    fs::remove_file(out.join("thesis.tex")).expect("a file");
+    forced().expect("an empty folder");
+    fs::write(out.join("model.safetensors.index.json"), "{}").expect("a file of exports in shards");
+    forced().expect("an earlier export");
+    assert!(!out.join("model.safetensors.index.json").exists() && out.join("config.json").is_file());
     let file = scratch.path().join("file");
     fs::write(&file, "").expect("a file");
-    refused(&file, "is there already");
+    refused(&file, "is a file: give --to a folder");
     refused(&file.join("out"), "the export to");
     // A folder of others is exported already, and a decoder that is nobody's has no config.json.
     let sentence = exported(&out, &scratch.path().join("again"), |_| {}).unwrap_err().to_string();

@@ -145,6 +145,17 @@ fn what_an_earlier_process_left_is_used_and_checked() {
 }
 
 #[test]
+fn a_file_that_does_not_end_where_it_should_is_not_taken() {
+    let world = world(Content { too_many: 3 << 20, ..files("llama") });
+    let began = std::time::Instant::now();
+    let refused = world.get("org/name", Want::Everything).unwrap_err();
+    assert!(refused.contains("sends more of model.safetensors of org/name than the "), "{refused}");
+    assert!(began.elapsed().as_secs() < 5, "it is asked for once");
+    let left: Vec<_> = fs::read_dir(world.model().join("blobs")).unwrap().flatten().collect();
+    assert!(left.iter().all(|entry| entry.metadata().unwrap().len() < 1 << 20), "{left:?}");
+}
+
+#[test]
 fn the_token_goes_to_the_hub_and_to_nobody_else() {
     let mut world = world(files("llama"));
     world.hub.token = Some("hf_secret".into());

@@ -345,3 +345,83 @@ fn what_is_trained_needs_its_source_no_more() {
     assert_eq!(steps.len(), 2);
     Generator::open(&dir, &Device::Cpu { threads: 2 }).expect("a run");
 }
+
+/// Rows shorter than the learned positions of a model read the first of them.
+#[test]
+fn learned_positions_may_be_fewer_than_the_sources() {
+    let words =
+        |from: String| [format!("model.from={from}"), "model.context=12".into(), "eval.rows=0".into()];
+    let config =
+        recipes::resolve("tiny", &[], &words(folder("gpt2").display().to_string())).expect("a config");
+    let compiled = compile::compile(&config, &cpu::target(2)).expect("plans");
+    let mut session = Session::new(compiled.plans, 2).expect("a session");
+    pretrained::begin(&config, &mut session).expect("weights");
+    let mut file = TensorFile::open(&folder("gpt2").join("model.safetensors")).expect("a file");
+    let all = f32s(&mut file, "transformer.wpe.weight");
+    let first = session.read_f32("positions.weight").expect("positions");
+    assert_eq!(first, all[..12 * config.model.decoder().width]);
+    assert!(first.len() < all.len());
+
+    let long =
+        words(folder("gpt2").display().to_string()).map(|word| word.replace("context=12", "context=4096"));
+    let refused = recipes::resolve("tiny", &[], &long).unwrap_err().0;
+    assert!(refused.contains("learned positions: give at most as many"), "{refused}");
+
+    // The same of a run, where they are frozen and read again when it goes on.
+    let scratch = tempfile::tempdir().expect("a folder");
+    let source = scratch.path().join("first");
+    let learned =
+        ["train.steps=4", "checkpoint.every=4", "model.positions=learned", "schedule.warmup_steps=1"];
+    train_in(&source, &small_run::config(&learned), |_| {});
+    let still =
+        ["train.steps=2", "schedule.warmup_steps=0", "lr=1e-30", "weight_decay=0", "model.context=16"];
+    let config =
+        config_from(&source.display().to_string(), &[&still[..], &["train.freeze=positions"]].concat());
+    let dir = scratch.path().join("then");
+    train_in(&dir, &config, |_| {});
+    let given = [vec![5, 6, 7, 8], vec![9, 10, 11, 12]];
+    assert_eq!(computed(&dir, &given), computed(&source, &given));
+    assert_eq!(Loaded::open(&dir, &[]).expect("a run").positions, 16);
+}
+
+/// A copy of a fixture's folder with another file beside its weights.
+fn with_file(name: &str, file: &str, text: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(folder(name).join(file), copy.path().join(file)).expect("a copy");
+    }
+    fs::write(copy.path().join(file), text).expect("a file");
+    copy
+}
+
+#[test]
+fn texts_end_where_the_generation_config_says() {
+    const FILE: &str = "generation_config.json";
+    let stops = |text: &str| {
+        Loaded::open(with_file("llama", FILE, text).path(), &[]).map(|loaded| loaded.stops).map_err(|e| e.0)
+    };
+    let own = Loaded::open(&folder("llama"), &[]).expect("a model").stops;
+    assert_eq!(stops(r#"{ "eos_token_id": [7, 9] }"#), Ok(vec![7, 9]));
+    assert_eq!(stops(r#"{ "eos_token_id": 5 }"#), Ok(vec![5]));
+    assert_eq!(stops("{}"), Ok(own));
+    let refused = stops(r#"{ "eos_token_id": "</s>" }"#).unwrap_err();
+    assert!(refused.contains(FILE) && refused.contains("`eos_token_id` is \"</s>\""), "{refused}");
+}
+
+/// A model that could be exported must still be exportable after training: a refusal comes before it, not after.
+#[test]
+fn a_run_whose_model_could_not_be_exported_is_refused_before_it_begins() {
+    let checked = |more: &[&str]| {
+        let from = format!("model.from={}", folder("llama").display());
+        let words = ["model.head=classes", "model.classes=2", &from].into_iter().chain(more.iter().copied());
+        let words: Vec<String> = words.map(String::from).collect();
+        let config = recipes::resolve("tiny", &[], &words).expect("a config");
+        pretrained::check(&config, &mut |_| {}).map_err(|error| error.0)
+    };
+    assert_eq!(checked(&[]), Ok(()));
+    let refused = checked(&["model.attention=bidirectional"]).unwrap_err();
+    assert!(
+        refused.contains("could not") && refused.contains("model.attention = bidirectional"),
+        "{refused}"
+    );
+}

@@ -27,6 +27,7 @@ fn dinov2() {
     equals_the_reference("dinov2");
 }
 
+/// Positions are resampled from 5 x 5 to 4 x 4, with antialiasing.
 #[test]
 fn dinov2_with_registers() {
     equals_the_reference("dinov2-registers");
@@ -46,6 +47,12 @@ fn timm_whose_head_reads_the_mean_of_the_patches() {
 #[test]
 fn timm_with_layer_scale_on_larger_images() {
     equals_the_reference("timm-vit-scaled");
+}
+
+/// Positions are resampled from 5 x 5 to 3 x 3.
+#[test]
+fn timm_on_smaller_images() {
+    equals_the_reference("timm-vit-small");
 }
 
 /// Positions are resampled from 3 x 3 to 2 x 5.

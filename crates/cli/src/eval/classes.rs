@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::args::Eval;
 use crate::model;
-use crate::screen::{Screen, count};
+use crate::screen::{Screen, count, one_line};
 
 /// On texts whose classes are known.
 pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -62,8 +62,9 @@ fn table(metrics: &Metrics, names: &[String], screen: &Screen) {
     if classes > MOST_IN_TABLE {
         return;
     }
-    let name =
-        |class: usize| names.get(class).map_or(class.to_string(), |name| name.chars().take(16).collect());
+    let name = |class: usize| {
+        names.get(class).map_or(class.to_string(), |name| one_line(name).chars().take(16).collect())
+    };
     let width = (0..classes).map(|class| name(class).chars().count()).max().unwrap_or(0).max(6);
     let line = |first: &str, cells: Vec<String>| {
         let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>width$}")).collect();

@@ -43,7 +43,8 @@ pub use look::spans;
 pub use mask::TrainOn;
 pub use question::Questions;
 pub use sets::{
-    ClassCount, ExampleKind, ExampleSets, ExampleSpec, SetDescription, TooLong, open, open_reporting,
+    ClassCount, ExampleKind, ExampleSets, ExampleSpec, SetDescription, TooLong, class_names, open,
+    open_reporting,
 };
 pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text};
 

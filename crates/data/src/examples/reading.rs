@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::conversation::{Dialogue, Schema};
 use super::encoder::Encoder;
-use super::labelled::{Columns, Labelled};
+use super::labelled::{Collected, Columns, Labelled};
 use super::mask::{Masked, TrainOn, masked, weights};
 use super::sets::{ExampleKind, ExampleSpec, Inputs, TooLong};
 use super::synthetic;
@@ -253,6 +253,24 @@ impl Reading<'_> {
         let bare = |text: &String| more.iter().fold(text.clone(), |text, token| text.replace(token, " "));
         let texts: Vec<String> = texts.iter().map(bare).collect();
         Vocabulary::train_with(texts.iter().map(String::as_str), self.spec.vocab, more)
+    }
+
+    /// The labels of all rows, without their texts.
+    pub fn labels(&self, inputs: &Inputs) -> Result<Collected, DataError> {
+        let mut collected = Collected::default();
+        self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
+            for record in batch {
+                match self.row(form, &record.fields) {
+                    Ok((Row::Labelled(Labelled { label: Some(label), .. }), _)) => {
+                        collected.see(&label, &record.place);
+                    }
+                    Ok(_) => {}
+                    Err(wrong) => self.leave_out(&wrong, record.place, skipped)?,
+                }
+            }
+            Ok(true)
+        })?;
+        Ok(collected)
     }
 
     pub fn take(&self, inputs: &Inputs, encoder: &Encoder) -> Result<Taken, DataError> {

@@ -20,7 +20,7 @@ use crate::order::split::Splitter;
 use crate::random::{fingerprint, key};
 use crate::text::inspect::LengthSummary;
 use crate::text::raw::shown;
-use crate::text::source::{OpenEvent, SourceKind};
+use crate::text::source::{OpenEvent, SourceKind, announce};
 use crate::text::tokenizer::Vocabulary;
 
 /// The kind of example that rows hold.
@@ -189,6 +189,23 @@ pub fn open(spec: &ExampleSpec) -> Result<ExampleSets, DataError> {
     open_reporting(spec, &mut |_| {})
 }
 
+/// The names of the classes that the rows have: only their labels are looked at.
+pub fn class_names(spec: &ExampleSpec) -> Result<Vec<String>, DataError> {
+    let inputs = inputs(spec, &spec.path)?;
+    let reading = Reading { spec, template: None, pool: &pool(1)?, ended: OnceLock::new() };
+    Ok(reading.labels(&inputs)?.classes(&inputs.names(), may_be_lonely(spec))?.names)
+}
+
+/// Whether a label may occur a single time: where the rows to evaluate on lie by themselves, one row can be learned.
+fn may_be_lonely(spec: &ExampleSpec) -> bool {
+    !spec.held_out_path.is_empty()
+}
+
+fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+    pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))
+}
+
 /// As [`open`], and tells what was left out.
 pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ExampleSets, DataError> {
     check(spec)?;
@@ -206,9 +223,12 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         path => Some(self::inputs(spec, path)?),
     };
     let names = inputs.names();
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(spec.workers.max(1)).build();
-    let pool =
-        pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))?;
+    for read in [Some(&inputs), apart.as_ref()].into_iter().flatten() {
+        if let Inputs::Files(files) = read {
+            announce(files, say);
+        }
+    }
+    let pool = pool(spec.workers)?;
     let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
     let template = match spec.task {
         ExampleKind::Chat => template(spec, given.as_ref())?,
@@ -394,8 +414,7 @@ impl Taken {
                 for draft in &self.drafts {
                     draft.label.iter().for_each(|label| collected.see(label, &draft.place));
                 }
-                // Where the rows to evaluate on lie by themselves, a single one can be learned.
-                let may_be_lonely = !spec.held_out_path.is_empty();
+                let may_be_lonely = may_be_lonely(spec);
                 if let Some((label, place)) = collected.lonely().filter(|_| !may_be_lonely) {
                     if self.on_error == OnError::Fail {
                         return Err(lonely(label).error(place));

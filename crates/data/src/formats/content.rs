@@ -1,8 +1,8 @@
 //! Recognises what a file holds by its first bytes.
 
+use super::Compression;
 use super::fault::{Fault, Reason, Trouble};
 use super::window::Window;
-use super::{Compression, Format};
 
 /// Bytes that are looked at.
 pub(super) const HEAD_BYTES: usize = 4 << 10;
@@ -51,14 +51,9 @@ pub(super) fn compression(head: &[u8]) -> Option<Compression> {
     }
 }
 
-/// The format of unpacked bytes. Separated values look like any text: only their name gives them away.
-pub(super) fn format(head: &[u8]) -> Format {
-    let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
-    match (head.starts_with(b"PAR1"), text.first()) {
-        (true, _) => Format::Parquet,
-        (false, Some(b'{')) => Format::Jsonl,
-        _ => Format::Text,
-    }
+/// The first character of a text behind white space and the mark some programs write before UTF-8.
+pub(super) fn first_character(head: &[u8]) -> Option<u8> {
+    head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start().first().copied()
 }
 
 /// Why a file that begins like this cannot be text of any kind.

@@ -1,11 +1,37 @@
 //! CSV and TSV: records of fields, quoted where they hold separators, line ends or quotes.
 
+use std::fs::File;
+
+use super::ReadOptions;
 use super::fault::{Fault, Reason, Trouble};
-use super::reader::Piece;
+use super::field::{Field, Fields};
+use super::reading::{Documents, Piece, Reading, Row, Rows, TextOf};
 use super::text::newlines;
 use super::window::Window;
 
-pub(super) struct Csv {
+pub(super) const READING: Reading = Reading {
+    documents: |window, options| Box::new(Csv::new(window, b',', &options.field, options.most_bytes())),
+    rows: Some(|window, options| Box::new(Table::new(window, b',', options))),
+    texts: |file, options| texts(file, b',', options),
+};
+
+pub(super) const READING_TABS: Reading = Reading {
+    documents: |window, options| Box::new(Csv::new(window, b'\t', &options.field, options.most_bytes())),
+    rows: Some(|window, options| Box::new(Table::new(window, b'\t', options))),
+    texts: |file, options| texts(file, b'\t', options),
+};
+
+/// Looks at the beginning of the file for the column that is wanted.
+fn texts(file: &File, delimiter: u8, options: &ReadOptions) -> Result<TextOf, Trouble> {
+    let mut window = Window::new(Box::new(file.try_clone()?));
+    window.at_least(3)?;
+    window.skip_mark();
+    let shape = Csv::new(window, delimiter, &options.field, options.max_document_bytes).shape()?;
+    let wanted = shape.map_or(0, |shape| shape.wanted);
+    Ok(Box::new(move |bytes| text_of(&bytes, delimiter, wanted)))
+}
+
+struct Csv {
     window: Window,
     delimiter: u8,
     field: String,
@@ -20,13 +46,13 @@ pub(super) struct Csv {
 
 /// Which column holds the text, from 0, and how many there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub wanted: usize,
+struct Shape {
+    wanted: usize,
     columns: usize,
 }
 
 impl Csv {
-    pub fn new(window: Window, delimiter: u8, field: &str, max_record_bytes: usize) -> Self {
+    fn new(window: Window, delimiter: u8, field: &str, max_record_bytes: usize) -> Self {
         Self {
             window,
             delimiter,
@@ -38,40 +64,8 @@ impl Csv {
         }
     }
 
-    /// Blank lines are no records, and nothing is wrong with them.
-    pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
-        let Some(shape) = self.shape()? else { return Ok(None) };
-        let mut text = None;
-        let Some(record) = self.record(&mut |bytes, cell| {
-            if cell.column == shape.wanted {
-                text = Some(cell.unquoted(bytes));
-            }
-        })?
-        else {
-            return Ok(None);
-        };
-        let fault = |reason, said: String| Err(Fault::at_line(reason, record.line, record.at, said).into());
-        if let Some(said) = record.wrong_quotes {
-            return fault(Reason::Quotes, said.into());
-        }
-        if record.columns != shape.columns {
-            let said = format!("the record has {} columns instead of {}", record.columns, shape.columns);
-            return fault(Reason::Columns, said);
-        }
-        match String::from_utf8(text.expect("the wanted column is below the number of columns")) {
-            Err(_) => fault(Reason::NotUtf8, "the field is not UTF-8".into()),
-            Ok(text) => Ok(Some(Piece {
-                text,
-                line: Some(record.line),
-                row: None,
-                at: record.at,
-                len: record.len as u32,
-            })),
-        }
-    }
-
     /// The names of the columns, from the first record. None occurs twice.
-    pub fn header(&mut self) -> Result<Option<Vec<String>>, Trouble> {
+    fn header(&mut self) -> Result<Option<Vec<String>>, Trouble> {
         let Some((names, header)) = self.names()? else { return Ok(None) };
         match (1..names.len()).find(|at| names[..*at].contains(&names[*at])) {
             Some(at) => Err(header.wrong(format!("the header has the column `{}` twice", names[at])).into()),
@@ -94,7 +88,7 @@ impl Csv {
     }
 
     /// The cells of the next record, as many as the header has, and its line and place.
-    pub fn next_row(&mut self, columns: usize) -> Result<Option<(Vec<String>, u64, u64)>, Trouble> {
+    fn next_row(&mut self, columns: usize) -> Result<Option<(Vec<String>, u64, u64)>, Trouble> {
         let (cells, record) = self.cells()?;
         let Some(Record { line, at, wrong_quotes, .. }) = record else { return Ok(None) };
         let fault = |reason, said: String| Err(Fault::at_line(reason, line, at, said).into());
@@ -118,7 +112,7 @@ impl Csv {
     }
 
     /// Reads the header, or looks at the first record where the column was given by its number.
-    pub fn shape(&mut self) -> Result<Option<Shape>, Trouble> {
+    fn shape(&mut self) -> Result<Option<Shape>, Trouble> {
         if self.shape.is_some() {
             return Ok(self.shape);
         }
@@ -222,14 +216,73 @@ impl Csv {
         let said = format!("the record is longer than {} bytes", self.max_record_bytes);
         Fault::at_line(Reason::TooLong, self.line, self.window.offset(), said)
     }
+}
 
-    pub fn position(&self) -> (u64, u64) {
-        (self.line, self.window.offset())
+impl Documents for Csv {
+    /// Blank lines are no records, and nothing is wrong with them.
+    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+        let Some(shape) = self.shape()? else { return Ok(None) };
+        let mut text = None;
+        let Some(record) = self.record(&mut |bytes, cell| {
+            if cell.column == shape.wanted {
+                text = Some(cell.unquoted(bytes));
+            }
+        })?
+        else {
+            return Ok(None);
+        };
+        let fault = |reason, said: String| Err(Fault::at_line(reason, record.line, record.at, said).into());
+        if let Some(said) = record.wrong_quotes {
+            return fault(Reason::Quotes, said.into());
+        }
+        if record.columns != shape.columns {
+            let said = format!("the record has {} columns instead of {}", record.columns, shape.columns);
+            return fault(Reason::Columns, said);
+        }
+        match String::from_utf8(text.expect("the wanted column is below the number of columns")) {
+            Err(_) => fault(Reason::NotUtf8, "the field is not UTF-8".into()),
+            Ok(text) => Ok(Some(Piece {
+                text,
+                line: Some(record.line),
+                row: None,
+                at: record.at,
+                len: record.len as u32,
+            })),
+        }
+    }
+
+    fn position(&self) -> Option<(u64, u64)> {
+        Some((self.line, self.window.offset()))
+    }
+}
+
+/// Records with the names that the header gives their cells.
+struct Table {
+    csv: Csv,
+    /// Once the header is read.
+    names: Option<Vec<String>>,
+}
+
+impl Table {
+    fn new(window: Window, delimiter: u8, options: &ReadOptions) -> Self {
+        Self { csv: Csv::new(window, delimiter, "", options.most_bytes()), names: None }
+    }
+}
+
+impl Rows for Table {
+    fn next(&mut self) -> Result<Option<Row>, Trouble> {
+        if self.names.is_none() {
+            self.names = self.csv.header()?;
+        }
+        let Some(names) = &self.names else { return Ok(None) };
+        let Some((cells, line, at)) = self.csv.next_row(names.len())? else { return Ok(None) };
+        let fields = names.iter().cloned().zip(cells.into_iter().map(Field::Text)).collect();
+        Ok(Some(Row { fields: Fields(fields), line: Some(line), row: None, at }))
     }
 }
 
 /// The text of one record that was read from the middle of a file; `None` where it is not what it was.
-pub(super) fn text_of(record: &[u8], delimiter: u8, wanted: usize) -> Option<String> {
+fn text_of(record: &[u8], delimiter: u8, wanted: usize) -> Option<String> {
     let mut text = None;
     Scan::default().run(record, true, delimiter, &mut |bytes, cell| {
         if cell.column == wanted {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use glob::{MatchOptions, Pattern, PatternError};
 
 use super::content::{self, HEAD_BYTES};
-use super::{Compression, Format, ReadOptions, stream};
+use super::{Compression, Format, ReadOptions, TABLE, stream};
 use crate::error::DataError;
 
 /// The path that stands for standard input.
@@ -29,19 +29,7 @@ pub fn is_indexable(input: &Input) -> bool {
     input.compression == Compression::None && input.path.as_os_str() != STDIN
 }
 
-/// Endings of names, and what they say. Only files with one of these are taken from a folder.
-const ENDINGS: [(&str, Format); 9] = [
-    ("txt", Format::Text),
-    ("md", Format::Text),
-    ("text", Format::Text),
-    ("jsonl", Format::Jsonl),
-    ("ndjson", Format::Jsonl),
-    ("csv", Format::Csv),
-    ("tsv", Format::Tsv),
-    ("parquet", Format::Parquet),
-    ("pq", Format::Parquet),
-];
-
+/// Endings of packed files; those of formats are in their table.
 const PACKED_ENDINGS: [(&str, Compression); 4] = [
     ("gz", Compression::Gzip),
     ("gzip", Compression::Gzip),
@@ -268,9 +256,8 @@ fn by_name(path: &Path) -> (Option<Format>, Compression) {
         compression = *packed;
         inner.set_extension("");
     }
-    let format = ending(&inner)
-        .and_then(|ending| ENDINGS.iter().find(|(known, _)| *known == ending).map(|(_, format)| *format));
-    (format, compression)
+    let of = |ending: String| TABLE.iter().find(|row| row.endings.contains(&ending.as_str()));
+    (ending(&inner).and_then(of).map(|row| row.format), compression)
 }
 
 fn settle(path: PathBuf, options: &ReadOptions) -> Result<Input, DataError> {
@@ -314,6 +301,9 @@ fn by_content(path: &Path, packed_head: Vec<u8>, compression: Compression) -> Re
         filled += read;
     }
     let head = &head[..filled];
+    if let Some(row) = TABLE.iter().find(|row| (row.begins)(head)) {
+        return Ok(row.format);
+    }
     let is_json = path.extension().is_some_and(|ending| ending == "json");
     if is_json && head.trim_ascii_start().first() == Some(&b'[') {
         return Err(DataError::input(format!(
@@ -321,7 +311,7 @@ fn by_content(path: &Path, packed_head: Vec<u8>, compression: Compression) -> Re
             path.display()
         )));
     }
-    Ok(content::format(head))
+    Ok(Format::Text)
 }
 
 fn head(file: File) -> io::Result<Vec<u8>> {

@@ -7,10 +7,19 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use super::fault::{Fault, Reason, Trouble};
 use super::field::{Field, Fields};
-use super::reader::Piece;
+use super::reading::{Documents, Piece, Reading, Row, Rows};
 use super::window::Window;
 
-pub(super) struct Jsonl {
+pub(super) const READING: Reading = Reading {
+    documents: |window, options| Box::new(Jsonl::new(window, &options.field, options.most_bytes())),
+    rows: Some(|window, options| Box::new(Jsonl::new(window, "", options.most_bytes()))),
+    texts: |_, options| {
+        let field = options.field.clone();
+        Ok(Box::new(move |bytes| text_of(&bytes, &field).ok().flatten()))
+    },
+};
+
+struct Jsonl {
     window: Window,
     field: String,
     max_line_bytes: usize,
@@ -21,25 +30,8 @@ pub(super) struct Jsonl {
 }
 
 impl Jsonl {
-    pub fn new(window: Window, field: &str, max_line_bytes: usize) -> Self {
+    fn new(window: Window, field: &str, max_line_bytes: usize) -> Self {
         Self { window, field: field.into(), max_line_bytes, line: 1, dropping: false }
-    }
-
-    /// Blank lines are no documents, and nothing is wrong with them.
-    pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
-        let found = self.next_line(text_of)?;
-        Ok(found.map(|Line { found, line, at, len }| Piece {
-            text: found,
-            line: Some(line),
-            row: None,
-            at,
-            len: len as u32,
-        }))
-    }
-
-    /// The next object with all it has.
-    pub fn next_object(&mut self) -> Result<Option<Line<Fields>>, Trouble> {
-        self.next_line(|line, _| object_of(line))
     }
 
     fn next_line<T>(
@@ -100,18 +92,40 @@ impl Jsonl {
             }
         }
     }
+}
 
-    pub fn position(&self) -> (u64, u64) {
-        (self.line, self.window.offset())
+impl Documents for Jsonl {
+    /// Blank lines are no documents, and nothing is wrong with them.
+    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+        let found = self.next_line(text_of)?;
+        Ok(found.map(|Line { found, line, at, len }| Piece {
+            text: found,
+            line: Some(line),
+            row: None,
+            at,
+            len: len as u32,
+        }))
+    }
+
+    fn position(&self) -> Option<(u64, u64)> {
+        Some((self.line, self.window.offset()))
+    }
+}
+
+impl Rows for Jsonl {
+    /// The next object with all it has.
+    fn next(&mut self) -> Result<Option<Row>, Trouble> {
+        let found = self.next_line(|line, _| object_of(line))?;
+        Ok(found.map(|Line { found, line, at, .. }| Row { fields: found, line: Some(line), row: None, at }))
     }
 }
 
 /// The outcome of one line, and where it is.
-pub(super) struct Line<T> {
-    pub found: T,
-    pub line: u64,
-    pub at: u64,
-    pub len: usize,
+struct Line<T> {
+    found: T,
+    line: u64,
+    at: u64,
+    len: usize,
 }
 
 /// The object in one line; `None` where the line is blank.

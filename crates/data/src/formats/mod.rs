@@ -4,7 +4,7 @@
 //! find      paths, folders and globs to inputs, their format and compression settled
 //!    -> stream    the bytes of an input, unpacked
 //!    -> window    a bounded view that moves over a stream
-//!    -> text, jsonl, csv, parquet    one file a format: the next document, or what is wrong with it
+//!    -> text, jsonl, csv, parquet    one file a format, and its row below: the next document, or what is wrong with it
 //!    -> reader    documents in order; what is wrong is an error, or skipped and counted
 //!    -> records   rows with all their fields instead of documents   (field: what one holds)
 //!    -> index     document i at once, where a file can be read from the middle
@@ -23,6 +23,7 @@ mod jsonl;
 mod parquet;
 mod place;
 mod reader;
+mod reading;
 mod records;
 mod stream;
 pub(crate) mod text;
@@ -40,6 +41,7 @@ pub use records::{Record, Records};
 pub use text::document_bytes;
 
 use flatout_settings::choice;
+use reading::Reading;
 
 /// How documents lie in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,18 +57,75 @@ pub enum Format {
     Parquet,
 }
 
-impl Format {
-    pub const ALL: [Format; 5] = [Format::Text, Format::Jsonl, Format::Csv, Format::Tsv, Format::Parquet];
+/// A row of the table of formats.
+struct Row {
+    format: Format,
+    name: &'static str,
+    /// The endings by which files are known; only files with one are taken from a folder.
+    endings: &'static [&'static str],
+    /// Whether unpacked bytes begin like it, where the name of a file does not tell.
+    begins: fn(&[u8]) -> bool,
+    /// `None` for parquet, which is read from its end.
+    stream: Option<Reading>,
+}
 
-    /// The format's name, and the ending by which it is known.
+/// One row a format.
+static TABLE: [Row; 5] = [
+    Row {
+        format: Format::Text,
+        name: "text",
+        endings: &["txt", "md", "text"],
+        begins: |_| false,
+        stream: Some(text::READING),
+    },
+    Row {
+        format: Format::Jsonl,
+        name: "jsonl",
+        endings: &["jsonl", "ndjson"],
+        begins: |head| content::first_character(head) == Some(b'{'),
+        stream: Some(jsonl::READING),
+    },
+    // Separated values look like any text: only their name gives them away.
+    Row {
+        format: Format::Csv,
+        name: "csv",
+        endings: &["csv"],
+        begins: |_| false,
+        stream: Some(csv::READING),
+    },
+    Row {
+        format: Format::Tsv,
+        name: "tsv",
+        endings: &["tsv"],
+        begins: |_| false,
+        stream: Some(csv::READING_TABS),
+    },
+    Row {
+        format: Format::Parquet,
+        name: "parquet",
+        endings: &["parquet", "pq"],
+        begins: |head| head.starts_with(b"PAR1"),
+        stream: None,
+    },
+];
+
+impl Format {
+    fn row(self) -> &'static Row {
+        TABLE.iter().find(|row| row.format == self).expect("every format has a row")
+    }
+
     pub fn name(self) -> &'static str {
-        match self {
-            Format::Text => "text",
-            Format::Jsonl => "jsonl",
-            Format::Csv => "csv",
-            Format::Tsv => "tsv",
-            Format::Parquet => "parquet",
-        }
+        self.row().name
+    }
+
+    /// The format of a name.
+    fn named(name: &str) -> Option<Format> {
+        TABLE.iter().find(|row| row.name == name).map(|row| row.format)
+    }
+
+    /// How it is read from the beginning to the end; `None` for parquet.
+    fn stream(self) -> Option<&'static Reading> {
+        self.row().stream.as_ref()
     }
 }
 
@@ -97,14 +156,7 @@ choice! {
 impl FileFormat {
     /// The format of files that hold text, where one is named.
     pub fn of_text(self) -> Option<Format> {
-        match self {
-            FileFormat::Auto | FileFormat::U16 | FileFormat::U32 => None,
-            FileFormat::Text => Some(Format::Text),
-            FileFormat::Jsonl => Some(Format::Jsonl),
-            FileFormat::Csv => Some(Format::Csv),
-            FileFormat::Tsv => Some(Format::Tsv),
-            FileFormat::Parquet => Some(Format::Parquet),
-        }
+        Format::named(self.name())
     }
 
     pub fn is_tokens(self) -> bool {
@@ -149,5 +201,12 @@ impl Default for ReadOptions {
             max_document_bytes: 64 << 20,
             text_document_bytes: text::DOCUMENT_BYTES,
         }
+    }
+}
+
+impl ReadOptions {
+    /// The largest record that is taken into memory: places of documents are kept with 4 bytes for their lengths.
+    fn most_bytes(&self) -> usize {
+        self.max_document_bytes.min(u32::MAX as usize)
     }
 }

@@ -6,26 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::content;
-use super::csv::Csv;
 use super::fault::{Fault, Reason, Skipped, Trouble, unusable};
 use super::find::{Input, STDIN};
-use super::jsonl::Jsonl;
 use super::parquet::Parquet;
 use super::place::{Document, Place};
-use super::text::Text;
+use super::reading::{Documents, Piece, Reading};
 use super::window::Window;
-use super::{Compression, Format, OnError, ReadOptions, stream};
+use super::{Compression, OnError, ReadOptions, stream};
 use crate::error::DataError;
-
-/// A document as a format found it. `at` and `len` are how [`super::Index`] finds it again: the bytes it came from, or
-/// in parquet the page and the place on it.
-pub(super) struct Piece {
-    pub text: String,
-    pub line: Option<u64>,
-    pub row: Option<u64>,
-    pub at: u64,
-    pub len: u32,
-}
 
 /// An iterator over the documents of one input. Memory is bounded by the largest record, or page of parquet. After an
 /// error there are no more.
@@ -40,11 +28,8 @@ pub struct Reader {
 
 enum Rows {
     /// Nothing is known of the content yet.
-    Fresh(Window, Box<(Format, ReadOptions)>),
-    Text(Text),
-    Jsonl(Jsonl),
-    Csv(Csv),
-    Parquet(Box<Parquet>),
+    Fresh(Window, &'static Reading, Box<ReadOptions>),
+    Entered(Box<dyn Documents>),
     /// A file of which nothing can be read.
     Lost(Option<Fault>),
 }
@@ -52,7 +37,7 @@ enum Rows {
 /// Opens an input. An error here is about the file as a whole, whatever is to be done about wrong documents.
 pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
     let unreadable = |error: io::Error| super::find::unreadable(&input.path, &error);
-    if input.format != Format::Parquet {
+    if input.format.stream().is_some() {
         return Ok(Reader::over(stream::open(&input.path).map_err(unreadable)?, input, options));
     }
     let rows = if input.path.as_os_str() == STDIN {
@@ -67,7 +52,7 @@ pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
         )))
     } else {
         let file = File::open(&input.path).map_err(unreadable)?;
-        Rows::Parquet(Box::new(Parquet::new(file, options)))
+        Rows::Entered(Box::new(Parquet::new(file, options)))
     };
     Ok(Reader::new(input, options, rows))
 }
@@ -75,9 +60,9 @@ pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
 impl Reader {
     /// Reads bytes of any origin as the content of `input`, which is not parquet.
     pub fn over(bytes: Box<dyn Read + Send>, input: &Input, options: &ReadOptions) -> Self {
-        assert_ne!(input.format, Format::Parquet, "parquet is not read as a stream");
+        let reading = input.format.stream().expect("parquet is not read as a stream");
         let bytes = stream::unpack(bytes, input.compression);
-        let fresh = Rows::Fresh(Window::new(bytes), Box::new((input.format, options.clone())));
+        let fresh = Rows::Fresh(Window::new(bytes), reading, Box::new(options.clone()));
         Self::new(input, options, fresh)
     }
 
@@ -137,18 +122,17 @@ impl Reader {
 
     fn step(&mut self) -> Result<Option<Piece>, Trouble> {
         let piece = match &mut self.rows {
-            Rows::Fresh(window, _) => {
+            Rows::Fresh(window, ..) => {
                 content::enter(window)?;
                 self.rows = match std::mem::replace(&mut self.rows, Rows::Lost(None)) {
-                    Rows::Fresh(window, settled) => begin(window, settled.0, &settled.1),
+                    Rows::Fresh(window, reading, options) => {
+                        Rows::Entered((reading.documents)(window, &options))
+                    }
                     other => other,
                 };
                 return self.step();
             }
-            Rows::Text(text) => text.next(),
-            Rows::Jsonl(jsonl) => jsonl.next(),
-            Rows::Csv(csv) => csv.next(),
-            Rows::Parquet(parquet) => parquet.next(),
+            Rows::Entered(documents) => documents.next(),
             Rows::Lost(fault) => return fault.take().map_or(Ok(None), |fault| Err(fault.into())),
         }?;
         let Some(piece) = piece else { return Ok(None) };
@@ -163,14 +147,12 @@ impl Reader {
 
     /// A fault of the stream, with how far the reader had come.
     fn located(&self, mut fault: Fault) -> Fault {
-        let (line, offset) = match &self.rows {
-            Rows::Text(text) => text.position(),
-            Rows::Jsonl(jsonl) => jsonl.position(),
-            Rows::Csv(csv) => csv.position(),
-            Rows::Fresh(..) | Rows::Parquet(_) | Rows::Lost(_) => return fault,
-        };
-        fault.line = Some(line);
-        fault.offset = offset;
+        if let Rows::Entered(documents) = &self.rows
+            && let Some((line, offset)) = documents.position()
+        {
+            fault.line = Some(line);
+            fault.offset = offset;
+        }
         fault
     }
 
@@ -186,17 +168,6 @@ impl Reader {
                 Ok(())
             }
         }
-    }
-}
-
-fn begin(window: Window, format: Format, options: &ReadOptions) -> Rows {
-    let most = options.max_document_bytes.min(u32::MAX as usize);
-    match format {
-        Format::Text => Rows::Text(Text::new(window, options.text_document_bytes)),
-        Format::Jsonl => Rows::Jsonl(Jsonl::new(window, &options.field, most)),
-        Format::Csv => Rows::Csv(Csv::new(window, b',', &options.field, most)),
-        Format::Tsv => Rows::Csv(Csv::new(window, b'\t', &options.field, most)),
-        Format::Parquet => unreachable!("parquet is not read as a stream"),
     }
 }
 

@@ -7,15 +7,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::content;
-use super::csv::Csv;
 use super::fault::{Fault, Reason, Skipped, Trouble};
-use super::field::{Field, Fields};
+use super::field::Fields;
 use super::find::{Input, STDIN, unreadable};
-use super::jsonl::Jsonl;
 use super::parquet::Rows as ParquetRows;
 use super::place::Place;
+use super::reading::{self, Reading};
 use super::window::Window;
-use super::{Compression, Format, OnError, ReadOptions, stream};
+use super::{Compression, OnError, ReadOptions, stream};
 use crate::error::DataError;
 
 /// A row and where it was found.
@@ -37,10 +36,8 @@ pub struct Records {
 }
 
 enum Rows {
-    Fresh(Window, Box<(Format, ReadOptions)>),
-    Jsonl(Jsonl),
-    Csv(Csv, Option<Arc<Vec<String>>>),
-    Parquet(Box<ParquetRows>),
+    Fresh(Window, &'static Reading, Box<ReadOptions>),
+    Entered(Box<dyn reading::Rows>),
     Lost(Option<Fault>),
 }
 
@@ -49,25 +46,23 @@ impl Records {
     pub fn open(input: &Input, options: &ReadOptions) -> Result<Self, DataError> {
         let unreadable = |error| unreadable(&input.path, &error);
         let is_stdin = input.path.as_os_str() == STDIN;
-        let rows = match input.format {
-            Format::Text => Rows::Lost(Some(Fault::file(
+        let rows = match input.format.stream() {
+            Some(Reading { rows: None, .. }) => Rows::Lost(Some(Fault::file(
                 Reason::Schema,
                 "plain text has no fields, and a conversation or a label is some: give JSONL, CSV or parquet",
             ))),
-            Format::Parquet if is_stdin || input.compression != Compression::None => {
-                Rows::Lost(Some(Fault::file(
-                    Reason::Unsupported,
-                    "parquet is read from its end, so neither from standard input nor packed as a whole",
-                )))
-            }
-            Format::Parquet => {
-                let file = File::open(&input.path).map_err(unreadable)?;
-                Rows::Parquet(Box::new(ParquetRows::new(file, options.max_document_bytes)))
-            }
-            format => {
+            Some(reading) => {
                 let bytes = stream::open(&input.path).map_err(unreadable)?;
                 let bytes = stream::unpack(bytes, input.compression);
-                Rows::Fresh(Window::new(bytes), Box::new((format, options.clone())))
+                Rows::Fresh(Window::new(bytes), reading, Box::new(options.clone()))
+            }
+            None if is_stdin || input.compression != Compression::None => Rows::Lost(Some(Fault::file(
+                Reason::Unsupported,
+                "parquet is read from its end, so neither from standard input nor packed as a whole",
+            ))),
+            None => {
+                let file = File::open(&input.path).map_err(unreadable)?;
+                Rows::Entered(Box::new(ParquetRows::new(file, options.max_document_bytes)))
             }
         };
         Ok(Self {
@@ -113,38 +108,20 @@ impl Records {
     }
 
     fn step(&mut self) -> Result<Option<Record>, Trouble> {
-        let at = |line, row, offset| Place { file: self.file.clone(), line, row, offset };
         match &mut self.rows {
-            Rows::Fresh(window, settled) => {
+            Rows::Fresh(window, ..) => {
                 content::enter(window)?;
-                let (format, most) = (settled.0, settled.1.max_document_bytes.min(u32::MAX as usize));
-                let Rows::Fresh(window, _) = std::mem::replace(&mut self.rows, Rows::Lost(None)) else {
-                    unreachable!("it was fresh a moment ago")
-                };
-                self.rows = match format {
-                    Format::Jsonl => Rows::Jsonl(Jsonl::new(window, "", most)),
-                    Format::Csv => Rows::Csv(Csv::new(window, b',', "", most), None),
-                    Format::Tsv => Rows::Csv(Csv::new(window, b'\t', "", most), None),
-                    Format::Text | Format::Parquet => unreachable!("neither is read as a stream of rows"),
+                self.rows = match std::mem::replace(&mut self.rows, Rows::Lost(None)) {
+                    Rows::Fresh(window, reading, options) => {
+                        Rows::Entered(reading.rows.expect("it has rows")(window, &options))
+                    }
+                    other => other,
                 };
                 self.step()
             }
-            Rows::Jsonl(jsonl) => {
-                let found = jsonl.next_object()?;
-                Ok(found.map(|line| Record { fields: line.found, place: at(Some(line.line), None, line.at) }))
-            }
-            Rows::Csv(csv, names) => {
-                if names.is_none() {
-                    *names = csv.header()?.map(Arc::new);
-                }
-                let Some(names) = names else { return Ok(None) };
-                let Some((cells, line, offset)) = csv.next_row(names.len())? else { return Ok(None) };
-                let fields = names.iter().cloned().zip(cells.into_iter().map(Field::Text)).collect();
-                Ok(Some(Record { fields: Fields(fields), place: at(Some(line), None, offset) }))
-            }
-            Rows::Parquet(parquet) => {
-                let found = parquet.next()?;
-                Ok(found.map(|(fields, row)| Record { fields, place: at(None, Some(row), 0) }))
+            Rows::Entered(rows) => {
+                let Some(reading::Row { fields, line, row, at }) = rows.next()? else { return Ok(None) };
+                Ok(Some(Record { fields, place: Place { file: self.file.clone(), line, row, offset: at } }))
             }
             Rows::Lost(fault) => fault.take().map_or(Ok(None), |fault| Err(fault.into())),
         }

@@ -1,8 +1,14 @@
 //! Plain text: a file is cut into documents at line ends.
 
 use super::fault::{Fault, Reason, Trouble};
-use super::reader::Piece;
+use super::reading::{Documents, Piece, Reading};
 use super::window::Window;
+
+pub(super) const READING: Reading = Reading {
+    documents: |window, options| Box::new(Text::new(window, options.text_document_bytes)),
+    rows: None,
+    texts: |_, _| Ok(Box::new(|bytes| String::from_utf8(bytes).ok())),
+};
 
 /// A document ends at the first line end after this many bytes.
 pub(super) const DOCUMENT_BYTES: usize = 16 << 10;
@@ -39,7 +45,7 @@ fn enough(document_bytes: usize) -> usize {
     2 * document_bytes.max(1) + 4
 }
 
-pub(super) struct Text {
+struct Text {
     window: Window,
     document_bytes: usize,
     /// Of the next document's beginning, from 1.
@@ -47,12 +53,14 @@ pub(super) struct Text {
 }
 
 impl Text {
-    pub fn new(window: Window, document_bytes: usize) -> Self {
+    fn new(window: Window, document_bytes: usize) -> Self {
         Self { window, document_bytes, line: 1 }
     }
+}
 
+impl Documents for Text {
     /// Pieces of nothing but white space are no documents, and nothing is wrong with them.
-    pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
         loop {
             self.window.at_least(enough(self.document_bytes))?;
             let (bytes, at, line) = (self.window.bytes(), self.window.offset(), self.line);
@@ -76,8 +84,8 @@ impl Text {
         }
     }
 
-    pub fn position(&self) -> (u64, u64) {
-        (self.line, self.window.offset())
+    fn position(&self) -> Option<(u64, u64)> {
+        Some((self.line, self.window.offset()))
     }
 }
 

@@ -332,12 +332,13 @@ pub fn ordered(set: &ImageSet, view: &View, range: std::ops::Range<u64>) -> Resu
 mod tests {
     use super::*;
     use crate::images::stored::Stored;
-    use crate::images::{Augment, ImageSpec, open};
+    use crate::images::{Augment, Filter, ImageSpec, open};
 
     const VIEW: View = View {
         width: 12,
         height: 10,
         augment: Augment::Train { scale: (0.5, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 },
+        filter: Filter::Bilinear,
     };
 
     fn set(images: u64) -> Arc<ImageSet> {
@@ -435,7 +436,8 @@ mod tests {
     #[test]
     fn evaluation_reads_a_range_in_order() {
         let set = set(50);
-        let view = View { width: 16, height: 16, augment: Augment::Centre { share: 1.0 } };
+        let view =
+            View { width: 16, height: 16, augment: Augment::Centre { share: 1.0 }, filter: Filter::Bilinear };
         let batch = ordered(&set, &view, 10..33).unwrap();
         assert!(batch.samples.iter().copied().eq(10..33));
         assert!(batch.labels.iter().copied().eq((10..33).map(|index| index % 10)));

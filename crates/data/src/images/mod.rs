@@ -17,7 +17,7 @@
 //!    -> sets        a specification opened: classes, and training and held-out images by the hash of their index or name
 //!    -> decode      JPEG and PNG to pixels
 //!    -> view        which part of an image is seen, at what size
-//!    -> resample    that part, at that size
+//!    -> resample    that part, at that size, by one of the filters
 //!    -> seen        all three of an image, whatever it is stored as
 //!    -> loader      images in their global order, ahead of time, and the cursor
 //! asked       images of any of these sources whose classes nobody knows
@@ -30,6 +30,7 @@
 
 mod asked;
 mod decode;
+mod filter;
 mod flaw;
 mod inspect;
 mod loader;
@@ -44,12 +45,13 @@ mod view;
 
 pub use asked::{AskedImages, asked};
 pub use decode::MAX_PIXELS;
+pub use filter::Filter;
 pub use inspect::{ImageInspection, ImageSample, ImageSpeed, inspect, time};
 pub use loader::{ImageBatch, ImageLoader, ordered};
 pub use resident::{ByteTable, PartLoader};
 pub use set::ImageSet;
 pub use sets::{ImageDescription, ImageSets, ImageSource, ImageSpec, open};
-pub use view::{Augment, View};
+pub use view::{Augment, Scaled, View};
 
 /// Red, green and blue: all that images are fed with, whatever they are stored as.
 pub const CHANNELS: usize = 3;

@@ -1,15 +1,17 @@
 //! A part of a picture at another size, mirrored where asked: one pass from bytes to bytes.
 //!
-//! Pixel x of W is, of a part of w pixels, the weighted mean of the part's pixels i around c = (x + 1/2) w / W, with
-//! weights max(0, 1 - |i + 1/2 - c| / s) and s = max(1, w / W), and so it is in height. Where the part is smaller than
-//! the view this is bilinear interpolation; where it is larger every pixel counts, so nothing flickers. No pixel outside
-//! the part has a share. It is what other tools call bilinear with antialiasing.
+//! Pixel x of W is, of a part of w pixels, the weighted mean of the pixels i around c = (x + 1/2) w / W, with weights
+//! f(|i + 1/2 - c| / s), s = max(1, w / W) and f the filter, and so it is in height. With the bilinear filter, f(d) =
+//! max(0, 1 - d), this is bilinear interpolation where the part is smaller than the view; where it is larger every pixel
+//! counts, so nothing flickers. It is what other tools call a filter with antialiasing. No pixel outside the part has a
+//! share, unless the part is what is left of a picture that was scaled as a whole.
 //!
 //! Sums are f32 and rounded once, at the end: a byte differs from that of the definition only where its value is within
 //! 1e-4 of the middle between two bytes.
 
 use super::CHANNELS;
 use super::decode::Plane;
+use super::filter::Filter;
 use super::stored::Picture;
 
 /// A part of a picture. Sides are not whole where the picture was decoded smaller than it is.
@@ -22,6 +24,34 @@ pub(super) struct Region {
     pub is_flipped: bool,
 }
 
+/// How a part is scaled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Scaling {
+    pub filter: Filter,
+    /// Whether pixels beyond the part have their shares, as where the whole picture is scaled and cut afterwards.
+    pub whole: bool,
+}
+
+/// Pixels of a part along an axis: where it begins, how long it is, and which ones may have a share.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    start: f64,
+    extent: f64,
+    begin: usize,
+    end: usize,
+}
+
+impl Stretch {
+    /// Of `there` pixels that the picture has.
+    fn new(start: f64, extent: f64, there: usize, whole: bool) -> Self {
+        let (begin, end) = match whole {
+            true => (0, there),
+            false => (start.floor() as usize, ((start + extent).ceil() as usize).min(there)),
+        };
+        Self { start, extent, begin, end }
+    }
+}
+
 /// The pixels that each of the result is made of, and their shares, which sum to 1.
 struct Taps {
     /// The first pixel for each.
@@ -32,14 +62,14 @@ struct Taps {
 }
 
 impl Taps {
-    /// For `count` pixels out of `extent` from `start` on, of `there` that the picture has.
-    fn new(count: usize, start: f64, extent: f64, there: usize) -> Self {
-        let begin = start.floor() as usize;
-        let end = ((start + extent).ceil() as usize).min(there);
+    /// For `count` pixels out of a stretch.
+    fn new(count: usize, stretch: Stretch, filter: Filter) -> Self {
+        let Stretch { start, extent, begin, end } = stretch;
         let step = extent / count as f64;
-        let reach = step.max(1.0);
+        let scale = step.max(1.0);
+        let reach = filter.reach() * scale;
         let centre = |place: usize| start + (place as f64 + 0.5) * step;
-        let weight = |at: usize, centre: f64| (1.0 - (at as f64 + 0.5 - centre).abs() / reach).max(0.0);
+        let weight = |at: usize, centre: f64| filter.weight((at as f64 + 0.5 - centre) / scale);
         // The pixels that have a share. One at least does: a centre is never further than 1/2 from a pixel's.
         let touched = |place: usize| {
             let centre = centre(place);
@@ -87,14 +117,14 @@ struct Grid<'a> {
 /// A part of a grid at another size, row by row from the top: `put` takes the row's number and its values.
 fn scaled<const C: usize>(
     grid: Grid<'_>,
-    part: Region,
+    (part, scaling): (Region, Scaling),
     (width, height): (usize, usize),
     mut put: impl FnMut(usize, &[f32]),
 ) {
-    let across = Taps::new(width, part.left, part.width, grid.width);
-    let down = Taps::new(height, part.top, part.height, grid.height);
-    let columns = (part.left.floor() as usize, ((part.left + part.width).ceil() as usize).min(grid.width));
-    let range = columns.0 * C..columns.1 * C;
+    let columns = Stretch::new(part.left, part.width, grid.width, scaling.whole);
+    let rows = Stretch::new(part.top, part.height, grid.height, scaling.whole);
+    let (across, down) = (Taps::new(width, columns, scaling.filter), Taps::new(height, rows, scaling.filter));
+    let range = columns.begin * C..columns.end * C;
     let line = match across.each {
         1 => line::<C, 1>,
         2 => line::<C, 2>,
@@ -121,7 +151,7 @@ fn scaled<const C: usize>(
                 *sum += share * f32::from(*byte);
             }
         }
-        line(&across, columns.0, &sums, part.is_flipped, &mut values);
+        line(&across, columns.begin, &sums, part.is_flipped, &mut values);
         put(y, &values);
     }
 }
@@ -162,24 +192,38 @@ pub(super) fn byte(value: f32) -> u8 {
 }
 
 /// Fills `out`, of `height` rows of `width` pixels, with a part of a picture.
-pub(super) fn resample(picture: Picture<'_>, part: Region, width: usize, height: usize, out: &mut [u8]) {
+pub(super) fn resample(
+    picture: Picture<'_>,
+    part: Region,
+    scaling: Scaling,
+    (width, height): (usize, usize),
+    out: &mut [u8],
+) {
     assert_eq!(out.len(), width * height * CHANNELS, "the view's bytes");
     let Picture { width: there, height: rows, rgb } = picture;
     let grid = Grid { bytes: rgb, width: there, height: rows, stride: there * CHANNELS };
-    scaled::<CHANNELS>(grid, part, (width, height), |y, values| {
+    scaled::<CHANNELS>(grid, (part, scaling), (width, height), |y, values| {
         let line = &mut out[y * width * CHANNELS..][..width * CHANNELS];
         line.iter_mut().zip(values).for_each(|(out, value)| *out = byte(*value));
     });
 }
 
 /// The same of the planes of a JPEG, which become colours at the size of the view.
-pub(super) fn resample_planes(planes: &[Plane], width: usize, height: usize, out: &mut [u8]) {
+pub(super) fn resample_planes(
+    planes: &[Plane],
+    filter: Filter,
+    (width, height): (usize, usize),
+    out: &mut [u8],
+) {
+    let scaling = Scaling { filter, whole: false };
     assert_eq!(out.len(), width * height * CHANNELS, "the view's bytes");
     let values = planes.iter().map(|plane| {
         let mut values = vec![0f32; width * height];
         let Plane { bytes, stride, part, .. } = plane;
         let grid = Grid { bytes, width: plane.width, height: plane.height, stride: *stride };
-        scaled::<1>(grid, *part, (width, height), |y, row| values[y * width..][..width].copy_from_slice(row));
+        scaled::<1>(grid, (*part, scaling), (width, height), |y, row| {
+            values[y * width..][..width].copy_from_slice(row)
+        });
         values
     });
     let values: Vec<Vec<f32>> = values.collect();
@@ -214,13 +258,19 @@ mod tests {
     use crate::random::{key, mix};
 
     /// The definition, pixel by pixel in f64.
-    fn defined(picture: Picture<'_>, part: Region, width: usize, height: usize) -> Vec<f64> {
+    fn defined(
+        picture: Picture<'_>,
+        part: Region,
+        Scaling { filter, whole }: Scaling,
+        width: usize,
+        height: usize,
+    ) -> Vec<f64> {
         let weights = |place: usize, count: usize, start: f64, extent: f64, there: usize| {
             let (step, centre) =
                 (extent / count as f64, start + (place as f64 + 0.5) * extent / count as f64);
             let end = ((start + extent).ceil() as usize).min(there);
-            let weights = (start.floor() as usize..end)
-                .map(|at| (at, (1.0 - (at as f64 + 0.5 - centre).abs() / step.max(1.0)).max(0.0)));
+            let all = if whole { 0..there } else { start.floor() as usize..end };
+            let weights = all.map(|at| (at, filter.weight((at as f64 + 0.5 - centre) / step.max(1.0))));
             weights.collect::<Vec<_>>()
         };
         let mut out = Vec::new();
@@ -245,6 +295,8 @@ mod tests {
         out
     }
 
+    const BICUBIC: Scaling = Scaling { filter: Filter::Bicubic, whole: false };
+
     fn noise(width: usize, height: usize) -> Vec<u8> {
         (0..width * height * CHANNELS).map(|at| mix(key(3, at as u64)) as u8).collect()
     }
@@ -265,9 +317,13 @@ mod tests {
             (part(0.0, 0.0, 37.0, 29.0, true), 36, 30),
         ] {
             let mut out = vec![0; w * h * CHANNELS];
-            resample(picture, part, w, h, &mut out);
-            for (byte, value) in out.iter().zip(defined(picture, part, w, h)) {
-                assert!((f64::from(*byte) - value).abs() <= 0.5001, "{byte} of {value} with {part:?}");
+            for (filter, whole) in Filter::ALL.iter().flat_map(|filter| [(*filter, false), (*filter, true)]) {
+                let scaling = Scaling { filter, whole };
+                resample(picture, part, scaling, (w, h), &mut out);
+                for (byte, value) in out.iter().zip(defined(picture, part, scaling, w, h)) {
+                    let value = value.clamp(0.0, 255.0);
+                    assert!((f64::from(*byte) - value).abs() <= 0.5001, "{byte} of {value} with {part:?}");
+                }
             }
         }
     }
@@ -278,9 +334,9 @@ mod tests {
         let picture = Picture { width: 9, height: 7, rgb: &bytes };
         let whole = Region { left: 0.0, top: 0.0, width: 9.0, height: 7.0, is_flipped: false };
         let mut out = vec![0; bytes.len()];
-        resample(picture, whole, 9, 7, &mut out);
+        resample(picture, whole, BICUBIC, (9, 7), &mut out);
         assert_eq!(out, bytes);
-        resample(picture, Region { is_flipped: true, ..whole }, 9, 7, &mut out);
+        resample(picture, Region { is_flipped: true, ..whole }, BICUBIC, (9, 7), &mut out);
         let mirrored: Vec<u8> = bytes
             .chunks(9 * CHANNELS)
             .flat_map(|row| row.chunks(CHANNELS).rev().flatten().copied().collect::<Vec<_>>())
@@ -295,7 +351,7 @@ mod tests {
             let picture = Picture { width: 50, height: 40, rgb: &bytes };
             let part = Region { left: 1.5, top: 3.25, width: 47.0, height: 31.5, is_flipped: false };
             let mut out = vec![9; 13 * 70 * CHANNELS];
-            resample(picture, part, 13, 70, &mut out);
+            resample(picture, part, BICUBIC, (13, 70), &mut out);
             assert!(out.iter().all(|byte| *byte == colour));
         }
     }

@@ -114,9 +114,9 @@ impl PartLoader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::resample::{Region, resample};
+    use crate::images::resample::{Region, Scaling, resample};
     use crate::images::stored::Picture;
-    use crate::images::{Augment, ImageLoader, ImageSpec, open};
+    use crate::images::{Augment, Filter, ImageLoader, ImageSpec, open};
 
     #[test]
     fn parts_of_a_table_are_what_a_loader_gives() {
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(ByteTable::extents(&set), Some([40, 14, 16]));
         assert_eq!((table.width, table.height, table.pixels.len()), (16, 14, 40 * 16 * 14 * 3));
         let augment = Augment::Train { scale: (0.3, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
-        let view = View { width: 9, height: 11, augment };
+        let view = View { width: 9, height: 11, augment, filter: Filter::Bilinear };
         let options = LoaderOptions { rank: 1, world: 2, ..LoaderOptions::default() };
         let cursor = PartLoader::start(&set, 3);
         assert_eq!(cursor, ImageLoader::start(&set, 3));
@@ -145,7 +145,9 @@ mod tests {
                 let [left, top, width, height] = [1, 2, 3, 4].map(|i| f64::from(part[i]));
                 let mut out = vec![0; pixels.len()];
                 let part = Region { left, top, width, height, is_flipped: part[5] == 1 };
-                resample(Picture { width: table.width, height: table.height, rgb }, part, 9, 11, &mut out);
+                let picture = Picture { width: table.width, height: table.height, rgb };
+                let scaling = Scaling { filter: Filter::Bilinear, whole: false };
+                resample(picture, part, scaling, (9, 11), &mut out);
                 assert_eq!(out, pixels);
             }
         }

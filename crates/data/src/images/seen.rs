@@ -2,9 +2,9 @@
 
 use super::decode::{Jpeg, decode};
 use super::flaw::Flaw;
-use super::resample::{Region, resample, resample_planes};
+use super::resample::{Region, Scaling, resample, resample_planes};
 use super::stored::{Picture, Stored};
-use super::view::{Crop, View};
+use super::view::{Augment, Crop, View};
 
 /// Fills `out` with what a view sees of an image; `key` decides what is left to chance. `pixels` is worked in.
 pub(super) fn seen(
@@ -15,20 +15,26 @@ pub(super) fn seen(
     pixels: &mut Vec<u8>,
     out: &mut [u8],
 ) -> Result<(), Flaw> {
+    let (filter, size) = (view.filter, (view.width, view.height));
+    let is_whole = matches!(view.augment, Augment::Resized(_));
     let picture = match stored {
         Stored::Pixels(picture) => picture,
         Stored::Encoded(bytes) => {
-            if let Some(jpeg) = Jpeg::of(bytes, max_pixels)? {
+            // A picture that is scaled as a whole is decoded as a whole, at its own scale.
+            if !is_whole && let Some(jpeg) = Jpeg::of(bytes, max_pixels)? {
                 let crop = view.crop(jpeg.width, jpeg.height, key);
-                resample_planes(&jpeg.planes(crop, view.width, view.height)?, view.width, view.height, out);
+                resample_planes(&jpeg.planes(crop, view.width, view.height)?, filter, size, out);
                 return Ok(());
             }
             let (width, height) = decode(bytes, max_pixels, pixels)?;
             Picture { width, height, rgb: pixels }
         }
     };
-    let crop = view.crop(picture.width, picture.height, key);
-    resample(picture, part(crop), view.width, view.height, out);
+    let region = match view.augment {
+        Augment::Resized(to) => view.left_of(picture.width, picture.height, to),
+        _ => part(view.crop(picture.width, picture.height, key)),
+    };
+    resample(picture, region, Scaling { filter, whole: is_whole }, size, out);
     Ok(())
 }
 
@@ -40,7 +46,7 @@ fn part(crop: Crop) -> Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::view::Augment;
+    use crate::images::filter::Filter;
 
     fn picture(name: &str) -> Vec<u8> {
         std::fs::read(format!("{}/tests/pictures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
@@ -75,7 +81,8 @@ mod tests {
             // Larger than the part, about as large, and smaller.
             for (width, height) in [(61, 50), (20, 20), (12, 9)] {
                 for key in 0..40 {
-                    let (most, mean) = difference(name, &View { width, height, augment }, key);
+                    let (most, mean) =
+                        difference(name, &View { width, height, augment, filter: Filter::Bilinear }, key);
                     let bounds = bounds(name);
                     assert!(
                         most <= bounds.0 && mean < bounds.1,
@@ -91,7 +98,8 @@ mod tests {
         let augment = Augment::Centre { share: 1.0 };
         for name in ["420.jpg", "422.jpg", "444.jpg", "grey.jpg", "progressive.jpg"] {
             for (width, height) in [(11, 7), (5, 3), (2, 2)] {
-                let (most, mean) = difference(name, &View { width, height, augment }, 1);
+                let (most, mean) =
+                    difference(name, &View { width, height, augment, filter: Filter::Bilinear }, 1);
                 let bounds = (20, 8.0);
                 assert!(
                     most <= bounds.0 && mean < bounds.1,

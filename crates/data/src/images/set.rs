@@ -47,6 +47,11 @@ impl ImageSet {
         counts
     }
 
+    /// Another one where the files that images are read from have other sizes or times.
+    pub fn version(&self) -> u64 {
+        self.images.version()
+    }
+
     /// The index in the source.
     pub(super) fn at(&self, index: u64) -> u64 {
         self.selection.as_ref().map_or(index, |selection| selection[index as usize])

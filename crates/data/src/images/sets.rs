@@ -242,7 +242,13 @@ fn synthetic(spec: &ImageSpec) -> Result<ImageSets, DataError> {
         )));
     }
     let names: Vec<String> = synthetic::CLASSES.map(String::from).into();
-    let classes = agreed(&spec.classes, names, "the synthetic set")?;
+    let count = names.len() as u32;
+    let (classes, numbers) = agreed(&spec.classes, names, "the synthetic set")?;
+    if !numbers.into_iter().eq(0..count) {
+        return Err(DataError::input(
+            "data.classes has the names of the synthetic set in another order: give them as they are, or others.",
+        ));
+    }
     // The sides are other draws, so that more of one moves nothing of the other.
     let side = |count: u64, number: u64| {
         let seed = key(key(0x5e7, spec.seed), number);
@@ -286,9 +292,13 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
             spec.path.join(", ")
         )));
     }
-    let images = Cifar::read(&paths, label)?;
+    let mut images = Cifar::read(&paths, label)?;
     let shown = paths[0].display().to_string();
-    let classes = agreed(&spec.classes, images.classes(label)?, &shown)?;
+    let found = images.classes(label)?;
+    let labels = found.len();
+    let (classes, numbers) = agreed(&spec.classes, found, &shown)?;
+    let numbers = (!numbers.iter().copied().eq(0..labels as u32)).then_some(numbers);
+    images.renumber(numbers.clone());
     let (files, hash, count) = (paths.len(), images.hash, images.count());
     if spec.held_out_path.is_empty() {
         let (train, held_out) = sides(
@@ -299,15 +309,16 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
         )?;
         return Ok(sets("CIFAR", files, train, held_out, classes));
     }
-    let apart = Cifar::read(&paths::files(&spec.held_out_path, &["bin"])?, label)?;
-    if usize::from(apart.most) >= classes.len() {
+    let mut apart = Cifar::read(&paths::files(&spec.held_out_path, &["bin"])?, label)?;
+    if usize::from(apart.most) >= labels {
         return Err(DataError::input(format!(
             "{} has an image of class {}, and {shown} has the classes 0 to {}: give images of the same classes.",
             spec.held_out_path.join(", "),
             apart.most,
-            classes.len() - 1
+            labels - 1
         )));
     }
+    apart.renumber(numbers);
     let whole = |images: Cifar| {
         let hash = images.hash;
         ImageSet::whole(Arc::new(images), hash)
@@ -315,10 +326,12 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
     Ok(sets("CIFAR", files, whole(images), whole(apart), classes))
 }
 
-/// Classes as they were given, or else as they were found: as many as were found, at least.
-fn agreed(given: &[String], found: Vec<String>, shown: &str) -> Result<Vec<String>, DataError> {
+/// Classes as they were given, or else as they were found, with the class of every label: the one that has its name, or,
+/// where no name is among them, its own number. As many are given as were found, at least.
+fn agreed(given: &[String], found: Vec<String>, shown: &str) -> Result<(Vec<String>, Vec<u32>), DataError> {
+    let own = (0..found.len() as u32).collect();
     if given.is_empty() {
-        return Ok(found);
+        return Ok((found, own));
     }
     if given.len() < found.len() {
         return Err(DataError::input(format!(
@@ -327,7 +340,18 @@ fn agreed(given: &[String], found: Vec<String>, shown: &str) -> Result<Vec<Strin
             found.len()
         )));
     }
-    Ok(given.to_vec())
+    let places: Vec<Option<usize>> =
+        found.iter().map(|name| given.iter().position(|given| given == name)).collect();
+    if let Some(numbers) = places.iter().map(|place| place.map(|place| place as u32)).collect() {
+        return Ok((given.to_vec(), numbers));
+    }
+    match places.iter().enumerate().find(|(at, place)| place.is_some_and(|place| place != *at)) {
+        Some((at, _)) => Err(DataError::input(format!(
+            "data.classes has `{}` at another place than {shown}, and not all of its classes: name all of them.",
+            found[at]
+        ))),
+        None => Ok((given.to_vec(), own)),
+    }
 }
 
 fn hash_of_index(index: u64) -> u64 {
@@ -452,6 +476,25 @@ mod tests {
         let wrong = scratch.write("other.bin", &cifar_file(&[7]));
         let wrong = ImageSpec { held_out_path: vec![wrong.to_str().unwrap().into()], ..spec(&folder) };
         assert!(open(&wrong, &mut |_| {}).unwrap_err().sentence.contains("an image of class 7"));
+    }
+
+    #[test]
+    fn classes_that_are_given_are_matched_by_name() {
+        let scratch = Scratch::new("sets-names");
+        scratch.write("c/batches.meta.txt", b"cat\ndog\n\n");
+        scratch.write("c/data_batch_1.bin", &cifar_file(&[0, 1, 1, 0]));
+        let folder = scratch.path().join("c");
+        let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        let classes = |given: &[&str]| {
+            let spec = ImageSpec { classes: names(given), held_out: 0.0, ..spec(&folder) };
+            open(&spec, &mut |_| {})
+                .map(|opened| (0..4).map(|at| opened.train.class(at).unwrap()).collect::<Vec<_>>())
+        };
+        assert_eq!(classes(&[]).unwrap(), [0, 1, 1, 0]);
+        assert_eq!(classes(&["dog", "owl", "cat"]).unwrap(), [2, 0, 0, 2]);
+        assert_eq!(classes(&["one", "other"]).unwrap(), [0, 1, 1, 0], "other names for the same numbers");
+        let refused = classes(&["dog", "owl"]).unwrap_err().sentence;
+        assert!(refused.contains("`dog` at another place"), "{refused}");
     }
 
     #[test]

@@ -16,6 +16,11 @@ pub(crate) trait Images: Send + Sync {
 
     fn place(&self, index: u64) -> Place;
 
+    /// Another one where files have other sizes or times; 0 where images are not read from files as they are needed.
+    fn version(&self) -> u64 {
+        0
+    }
+
     /// Rows and columns of every image, where all lie decoded and are of one size.
     fn size(&self) -> Option<[usize; 2]> {
         None

@@ -1,5 +1,7 @@
 //! Which part of an image is seen, at what size.
 
+use super::filter::Filter;
+use super::resample::Region;
 use crate::random::Uniform;
 
 /// How pixels are made of an image: equal views, seeds and samples give equal bytes.
@@ -8,6 +10,8 @@ pub struct View {
     pub height: usize,
     pub width: usize,
     pub augment: Augment,
+    /// The filter that it is scaled with.
+    pub filter: Filter,
 }
 
 /// How the part of an image that is seen is chosen. It fills the view, and is stretched where its sides are in another
@@ -17,9 +21,21 @@ pub enum Augment {
     /// The middle: of the largest part that has the view's ratio, this share of both sides. 0.875 is what scaling the
     /// shorter side to 256 and cutting out 224 gives; 1 leaves out nothing but what the ratio forces.
     Centre { share: f64 },
+    /// The middle, as image processors of published models make it: the image is scaled as a whole, and the view is cut out
+    /// of the result, whole pixels from its edges.
+    Resized(Scaled),
     /// Another part for every sample: of an area drawn evenly from `scale` (shares of the whole), of a ratio of width
     /// to height whose logarithm is drawn evenly from `ratio`, anywhere; mirrored left to right with probability `flip`.
     Train { scale: (f64, f64), ratio: (f64, f64), flip: f64 },
+}
+
+/// The size that an image is scaled to before its middle is cut out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scaled {
+    /// The shorter side has this many pixels, and the other keeps the ratio, rounded down.
+    Shorter(usize),
+    /// Both sides are given, whatever the ratio was.
+    Both { height: usize, width: usize },
 }
 
 /// A part of an image, in whole pixels, never empty and never beyond the image.
@@ -40,12 +56,35 @@ impl View {
     pub(crate) fn crop(&self, width: usize, height: usize, key: u64) -> Crop {
         match self.augment {
             Augment::Centre { share } => self.centre(width, height, share),
+            Augment::Resized(to) => {
+                let part = self.left_of(width, height, to);
+                middle(width, height, part.width, part.height)
+            }
             Augment::Train { scale, ratio, flip } => {
                 let mut uniform = Uniform::new(key);
                 let is_flipped = uniform.draw() < flip;
                 let part = drawn(width, height, scale, ratio, &mut uniform);
                 Crop { is_flipped, ..part.unwrap_or_else(|| widest(width, height, ratio)) }
             }
+        }
+    }
+
+    /// The view of an image that is scaled as a whole and cut, in pixels of the original image.
+    pub(super) fn left_of(&self, width: usize, height: usize, to: Scaled) -> Region {
+        let (w, h) = match to {
+            Scaled::Both { height, width } => (width, height),
+            Scaled::Shorter(side) if width <= height => (side, side * height / width),
+            Scaled::Shorter(side) => (side * width / height, side),
+        };
+        let across = width as f64 / w as f64;
+        let down = height as f64 / h as f64;
+        let before = |there: usize, seen: usize| (there.saturating_sub(seen) / 2) as f64;
+        Region {
+            left: before(w, self.width) * across,
+            top: before(h, self.height) * down,
+            width: self.width as f64 * across,
+            height: self.height as f64 * down,
+            is_flipped: false,
         }
     }
 
@@ -109,7 +148,21 @@ mod tests {
     const TRAIN: Augment = Augment::Train { scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5 };
 
     fn view(width: usize, height: usize, augment: Augment) -> View {
-        View { width, height, augment }
+        View { width, height, augment, filter: Filter::Bilinear }
+    }
+
+    #[test]
+    fn a_part_of_a_scaled_image_lies_on_its_pixels() {
+        let region = |view: View, width, height, to| {
+            let part = view.left_of(width, height, to);
+            [part.left, part.top, part.width, part.height]
+        };
+        let square = view(224, 224, Augment::Centre { share: 1.0 });
+        // 341 x 256, of which 58 columns are left out before the middle and 59 behind it.
+        let scale = 500.0 / 341.0;
+        let wanted = [58.0 * scale, 16.0 * 375.0 / 256.0, 224.0 * scale, 224.0 * 375.0 / 256.0];
+        assert_eq!(region(square, 500, 375, Scaled::Shorter(256)), wanted);
+        assert_eq!(region(square, 50, 70, Scaled::Both { height: 224, width: 224 }), [0.0, 0.0, 50.0, 70.0]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use flatout_settings::choice;
 
 use super::corpus::Spec;
+use super::prepare::folder::is_held;
 use super::prepare::{Preparation, SHARD_TOKENS, Tokenizer, prepare};
 use super::raw::{self, Raw};
 use super::shards::{Shards, folder_of};
@@ -26,7 +27,7 @@ choice! {
         /// By what the path names; made here where there is none.
         Auto = "auto",
         Synthetic = "synthetic",
-        /// Text in files of any of the formats.
+        /// Files: text of any of the formats, or folders of token shards and `.bin` files by their names.
         Text = "text",
         /// Folders that `data prepare` wrote.
         Shards = "shards",
@@ -39,7 +40,7 @@ impl SourceKind {
     /// The kind of source that the name of a format implies where no kind is given.
     pub fn named_by(self, format: FileFormat) -> Self {
         match self {
-            SourceKind::Auto if format.is_tokens() => SourceKind::Bin,
+            SourceKind::Auto | SourceKind::Text if format.is_tokens() => SourceKind::Bin,
             SourceKind::Auto if format != FileFormat::Auto => SourceKind::Text,
             kind => kind,
         }
@@ -55,6 +56,17 @@ pub enum OpenEvent {
     LeftOut(String),
 }
 
+/// Says that a lot is read, where it is: what follows takes seconds.
+pub(crate) fn announce(inputs: &[Input], say: &mut dyn FnMut(OpenEvent)) {
+    let bytes: u64 = inputs.iter().map(|input| input.bytes).sum();
+    if bytes >= ANNOUNCED_BYTES {
+        let files = if inputs.len() == 1 { "1 file".into() } else { format!("{} files", inputs.len()) };
+        say(OpenEvent::Note(format!("reading {:.0} MB in {files}", bytes as f64 / 1e6)));
+    }
+}
+
+/// Bytes of text whose reading can be noticed.
+const ANNOUNCED_BYTES: u64 = 8 << 20;
 /// The path that stands for standard input.
 const STDIN: &str = "-";
 /// Progress of a long opening is told this often.
@@ -84,6 +96,12 @@ pub(crate) fn is_text(patterns: &[String]) -> bool {
     !patterns.iter().any(|pattern| folder_of(Path::new(pattern)).is_some()) && !patterns.iter().all(is_bin)
 }
 
+/// Whether names tell what the paths are. Recipes say `text` of everything that is read from files, so only a format
+/// makes text of what is named as tokens.
+fn goes_by_name(spec: &Spec) -> bool {
+    spec.source == SourceKind::Auto || (spec.source == SourceKind::Text && spec.read.format.is_none())
+}
+
 fn is_bin(pattern: impl AsRef<str>) -> bool {
     pattern.as_ref().ends_with(".bin")
 }
@@ -106,15 +124,15 @@ pub(crate) fn find(
     let folders: Vec<Option<PathBuf>> =
         patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
     let kind = match spec.source {
-        SourceKind::Auto if folders.iter().all(Option::is_some) => SourceKind::Shards,
-        SourceKind::Auto if folders.iter().any(Option::is_some) => {
+        given if !goes_by_name(spec) => given,
+        _ if folders.iter().all(Option::is_some) => SourceKind::Shards,
+        _ if folders.iter().any(Option::is_some) => {
             return Err(DataError::input(
                 "data.path names token shards together with other files: give them as parts of data.mix.",
             ));
         }
-        SourceKind::Auto if patterns.iter().all(is_bin) => SourceKind::Bin,
-        SourceKind::Auto => SourceKind::Text,
-        given => given,
+        _ if patterns.iter().all(is_bin) => SourceKind::Bin,
+        _ => SourceKind::Text,
     };
     match kind {
         SourceKind::Shards => {
@@ -138,6 +156,7 @@ pub(crate) fn find(
             if !inputs.iter().all(is_indexable) {
                 return Ok(FoundSource::Packed { patterns: patterns.to_vec(), inputs });
             }
+            announce(&inputs, say);
             let (held_out, cache) = (spec.held_out, spec.cache.as_deref());
             let raw = Raw::open(&inputs, &spec.read, held_out, cache, spec.in_memory_bytes)?;
             if raw.skipped().total() > 0 {
@@ -151,7 +170,11 @@ pub(crate) fn find(
 
 /// The tokeniser of all sources: the one that is given, that of the shards, or one trained on a sample of the text.
 /// Token files alone need none: their tokens are known by their numbers.
-pub(crate) fn vocabulary(spec: &Spec, found: &[FoundSource]) -> Result<Vocabulary, DataError> {
+pub(crate) fn vocabulary(
+    spec: &Spec,
+    found: &[FoundSource],
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Vocabulary, DataError> {
     let shards = || {
         found
             .iter()
@@ -174,6 +197,12 @@ pub(crate) fn vocabulary(spec: &Spec, found: &[FoundSource]) -> Result<Vocabular
                 return Ok(Vocabulary::from_numbers(spec.vocab, end));
             }
             let bytes: u64 = texts().map(FoundSource::bytes).sum::<u64>().max(1);
+            if bytes >= ANNOUNCED_BYTES {
+                say(OpenEvent::Note(format!(
+                    "training a tokeniser of {} tokens on a sample of it",
+                    spec.vocab
+                )));
+            }
             let mut sample = Vec::new();
             for found in texts() {
                 let share = sample::SAMPLE_BYTES as f64 * found.bytes() as f64 / bytes as f64;
@@ -293,7 +322,12 @@ fn spool(
         workers: spec.workers,
         // The standard input of an earlier attempt cannot be had again, and is of no use without the rest.
         restart: from_stdin,
+        is_cache: kept.is_some(),
     };
+    if preparation.is_cache && is_held(&out) {
+        let shown = raw::shown(inputs);
+        say(OpenEvent::Note(format!("another process is tokenising {shown}: waiting for it")));
+    }
     let mut told = Instant::now();
     let prepared = prepare(&preparation, &mut |progress| {
         if told.elapsed() >= TOLD_EVERY {

@@ -5,7 +5,7 @@
 
 use super::{Case, Trial};
 use crate::builder::Tensor;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::attention::{self, Attend, Mask, Masking, Segments};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::{self, Epilogue};

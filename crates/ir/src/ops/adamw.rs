@@ -11,7 +11,7 @@
 
 use super::{arity, expect};
 use crate::builder::Tensor;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::types::{DType, TensorType};
 
 /// What the last four inputs of an update are.

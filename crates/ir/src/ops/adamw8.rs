@@ -8,7 +8,7 @@ use super::adamw::{self, Constants};
 use super::{arity, expect};
 use crate::block8::{BLOCK, Code, TOP};
 use crate::builder::Tensor;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::reduce::Fold;
 use crate::types::{DType, TensorType};

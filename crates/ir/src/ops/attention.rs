@@ -15,8 +15,8 @@ use super::{arity, expect};
 use crate::attr::Attr;
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
-use crate::op::{Grads, Op, Vjp};
 use crate::ops::reduce::Fold;
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 /// Which keys of its segment a query sees. Positions count so that the last query meets the last key.

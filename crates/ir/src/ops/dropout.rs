@@ -5,7 +5,7 @@
 
 use super::{arity, expect, expect_axes, expect_float};
 use crate::builder::Builder;
-use crate::op::{Grads, Op, Vjp};
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 pub fn infer(p: f32, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {

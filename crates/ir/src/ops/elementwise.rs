@@ -3,7 +3,7 @@
 use super::{arity, normal};
 use crate::attr::Attr;
 use crate::fp8;
-use crate::op::{Grads, Vjp};
+use crate::ops::{Grads, Vjp};
 use crate::types::{DType, TensorType};
 
 #[derive(Clone, Copy, Debug, PartialEq)]

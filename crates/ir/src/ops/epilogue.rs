@@ -7,9 +7,9 @@
 use super::{expect, expect_float};
 use crate::attr::named;
 use crate::builder::Tensor;
-use crate::op::{Op, Vjp};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{self, Compute};
+use crate::ops::{Op, Vjp};
 use crate::types::{DType, TensorType};
 
 named! {

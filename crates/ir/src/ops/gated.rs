@@ -4,8 +4,8 @@ use super::{arity, dropout, expect};
 use crate::attr::named;
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
-use crate::op::{Grads, Op, Vjp};
 use crate::ops::elementwise::Elementwise;
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::TensorType;
 
 named! {

@@ -7,9 +7,9 @@
 use super::{arity, expect};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
-use crate::op::{Grads, Op, Vjp};
 use crate::ops::product::{self, Compute};
 use crate::ops::reduce::Fold;
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {

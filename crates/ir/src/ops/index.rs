@@ -2,7 +2,7 @@
 
 use super::{arity, expect, expect_axes, expect_float};
 use crate::builder::Tensor;
-use crate::op::{Grads, Op, Vjp};
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 pub fn infer_gather(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {

@@ -18,10 +18,10 @@ use super::{arity, expect};
 use crate::attr::{Attr, named};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
-use crate::op::{Grads, Op, Vjp};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::frequency::Frequencies;
 use crate::ops::rope::{self, Pairs};
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::TensorType;
 
 named! {

@@ -1,4 +1,7 @@
-//! One file an operation or family: shape rule, gradient, expansion to simpler operations.
+//! The closed set of operations: the table, one file an operation or family, and the matches that ask for its rules.
+//!
+//! A file has shape rule, gradient and expansion to simpler operations. The matches here are exhaustive, so no operation
+//! exists without all of them.
 //!
 //! The expansion is the mathematics. It is the fallback where a fused form is switched off, and what kernels and
 //! fused gradients are checked against; a gradient operation expands to the derivative of its forward's expansion.
@@ -25,31 +28,521 @@ pub mod quantize;
 pub mod reduce;
 pub mod resample;
 pub mod rope;
+mod shapes;
 pub mod source;
 pub mod thin_product;
 
-use crate::types::{DType, TensorType};
+use crate::attr::{Attr, AttrMap, is_unsaid};
+use crate::builder::{Builder, Tensor};
+use crate::graph::{Graph, Node, SlotId, Value};
+use crate::types::{DType, Dims, TensorType};
+use crate::work::Work;
+use attention::{Mask, Segments};
+use double_norm::DoubleNorm;
+use elementwise::Elementwise;
+use epilogue::Epilogue;
+use frequency::Frequencies;
+use gated::Act;
+use linear_attention::{Accumulate, Keys, LinearAttend, LinearMask, Rotary};
+use norm::{NormSpec, NormWeight};
+use product::Compute;
+use quantize::Source;
+use reduce::Fold;
+use rope::{Pairs, RopeSpec};
+pub(crate) use shapes::{arity, expect, expect_axes, expect_float};
+use thin_product::Thin;
 
-/// Checks the number of inputs.
-pub(crate) fn arity(ins: &[&TensorType], wanted: usize) -> Result<(), String> {
-    if ins.len() == wanted { Ok(()) } else { Err(format!("takes {wanted} inputs, got {}", ins.len())) }
-}
-
-/// Checks an input's exact type.
-pub(crate) fn expect(what: &str, got: &TensorType, dtype: DType, dims: &[usize]) -> Result<(), String> {
-    let wanted = TensorType::new(dtype, dims);
-    if *got == wanted { Ok(()) } else { Err(format!("{what} is {got}, wanted {wanted}")) }
-}
-
-/// Checks that an input has rows: a first and a last axis.
-pub(crate) fn expect_axes(what: &str, got: &TensorType) -> Result<(), String> {
-    if got.rank() > 0 { Ok(()) } else { Err(format!("{what} is {got}, wanted at least one axis")) }
-}
-
-/// Checks an input's extents, leaving its float type open.
-pub(crate) fn expect_float(what: &str, got: &TensorType, dims: &[usize]) -> Result<(), String> {
-    if !got.dtype.is_float() {
-        return Err(format!("{what} is {got}, wanted floats"));
+impl Attr for SlotId {
+    fn show(&self) -> String {
+        format!("${}", self.0)
     }
-    expect(what, got, got.dtype, dims)
+    fn read(text: &str) -> Result<Self, String> {
+        let number = text.strip_prefix('$').ok_or_else(|| format!("`{text}` is not a slot"))?;
+        Ok(SlotId(u32::read(number)?))
+    }
+}
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal { $($field:ident : $ty:ty),* $(,)? })*) => {
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Op { $($(#[$doc])* $variant { $($field: $ty),* }),* }
+
+        /// An operation without its attributes: what kernel rows are listed by.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum OpKind { $($variant),* }
+
+        impl OpKind {
+            pub const ALL: &[OpKind] = &[$(OpKind::$variant),*];
+            pub fn name(self) -> &'static str {
+                match self { $(OpKind::$variant => $name),* }
+            }
+        }
+
+        impl Op {
+            pub fn kind(&self) -> OpKind {
+                match self { $(Op::$variant { .. } => OpKind::$variant),* }
+            }
+            pub fn name(&self) -> &'static str {
+                self.kind().name()
+            }
+            /// The attributes as they stand in the text form.
+            pub fn attrs(&self) -> Vec<(&'static str, String)> {
+                match self {
+                    $(Op::$variant { $($field),* } => {
+                        let all: Vec<(&'static str, String, bool)> =
+                            vec![$((stringify!($field), $field.show(), is_unsaid($field))),*];
+                        all.into_iter().filter(|(_, _, unsaid)| !unsaid).map(|(n, v, _)| (n, v)).collect()
+                    })*
+                }
+            }
+            /// Rebuilds an operation from its name and attributes.
+            #[allow(unused_variables, reason = "operations without attributes take none")]
+            pub fn parse(name: &str, attrs: &mut AttrMap<'_>) -> Result<Op, String> {
+                match name {
+                    $($name => Ok(Op::$variant { $($field: attrs.take(stringify!($field))?),* }),)*
+                    _ => Err(format!("`{name}` is not an operation")),
+                }
+            }
+        }
+    };
+}
+
+ops! {
+    /// The value a slot had before the graph ran.
+    Read = "read" { slot: SlotId }
+    /// A constant.
+    Fill = "fill" { value: f64, dtype: DType, dims: Dims }
+    /// The index along an axis.
+    Iota = "iota" { dtype: DType, dims: Dims, axis: usize }
+    /// A function of one to three tensors of one shape, element by element.
+    Map = "map" { f: Elementwise }
+    Reshape = "reshape" { dims: Dims }
+    Transpose = "transpose" { perm: Vec<usize> }
+    Slice = "slice" { axis: usize, start: usize, len: usize }
+    Concat = "concat" { axis: usize }
+    /// Zeros before and after along an axis: the gradient of a slice.
+    Pad = "pad" { axis: usize, before: usize, after: usize }
+    /// Repeats axes of extent 1.
+    Broadcast = "broadcast" { dims: Dims }
+    /// (what x [M, N] is made of, scale [1], amax [1]) -> x over the scale in an 8-bit type, the same transposed, and the
+    /// larger of amax and the largest magnitude. With `current` (x) -> the same by the scale that fits x, and that scale.
+    /// What x is made by may give more: that follows.
+    Quantize = "quantize" { to: DType, current: bool, of: Source }
+    /// Folds one axis to extent 1.
+    Reduce = "reduce" { axis: usize, by: Fold }
+    /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
+    /// base, through the epilogue. 8-bit operands come with a scale each, f32 [1], last.
+    Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
+    /// (two factors, base?, rng, rows) -> their product with the dropout before or behind it, plus the base.
+    ThinProduct = "thin_product" { form: Thin, p: f32, out: DType, base: bool }
+    /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` takes the mean off first.
+    RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
+    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `again` also what `rms_norm` gives of h, whose bias comes last; with
+    /// `sum` also the sum over rows of the first.
+    RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool, again: bool, sum: bool }
+    /// (y, x, w inner, w outer) -> outer norm of h, and h = x + inner norm of y.
+    DoubleNorm = "double_norm" { inner: NormSpec, outer: NormSpec }
+    /// (y, x, or h with `of_sum`, w inner, w outer, d out, dh?) -> dx, dy; no gradients of the weights.
+    DoubleNormGrad = "double_norm_grad" { inner: NormSpec, outer: NormSpec, add: bool, of_sum: bool }
+    /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
+    Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
+    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half is for so many
+    /// heads, the rest for the others.
+    QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    /// (x, w, positions, table?, dy) -> dx, dw.
+    QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    /// (gate, up) -> act(gate) * up; where `p` is more than 0, through dropout, whose rng and rows come last.
+    Gated = "gated" { act: Act, p: f32 }
+    /// (gate, up, dy, rng?, rows?) -> d gate, d up; with `again` also what `gated` gives.
+    GatedGrad = "gated_grad" { act: Act, again: bool, p: f32 }
+    /// (x [T, ..], rng i32 [3], rows i32 [T, 2]) -> x / (1 - p), zero with probability p.
+    Dropout = "dropout" { p: f32 }
+    /// (table [V, ..], index i32 [N]) -> [N, ..]; index -1 gives zeros.
+    Gather = "gather" {}
+    /// (rows [N, ..], index i32 [N], base?) -> [V, ..], summed in the order of the rows; index -1 is dropped.
+    ScatterAdd = "scatter_add" { rows: usize, out: DType, base: bool }
+    /// (base [V, ..], rows [N, ..], index i32 [N]) -> base with those rows replaced; index -1 is dropped.
+    RowScatter = "row_scatter" {}
+    /// (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, height, width, C]: parts of images at one size.
+    Resample = "resample" { height: usize, width: usize }
+    /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
+    Attention = "attention" { scale: f32, mask: Mask, q: Segments, k: Segments }
+    /// (the inputs of attention, o, lse, do, d lse?) -> dq, dk, dv.
+    AttentionGrad = "attention_grad" { scale: f32, mask: Mask, q: Segments, k: Segments, d_lse: bool }
+    /// (q [Tq, H, N], k? [Tk, HK, N], v [Tk, HV, D], q start, q len?, k start, k len?, positions i32 [1, Tq]?, table?) ->
+    /// o [Tq, H, D].
+    LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary }
+    /// (the inputs of linear attention, do, base of dq?) -> dq, dk?, dv.
+    LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary, accumulate: Accumulate }
+    /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
+    HeadLoss = "head_loss" { compute: Compute }
+    /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
+    HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute }
+    /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
+    HeadLossTrain = "head_loss_train" { base: bool, compute: Compute }
+    /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
+    LowRankNorm = "low_rank_norm" { scale: f64 }
+    /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1]) -> p, m, v; unchanged where is_finite is 0. With `copy`
+    /// also p in bf16. `first` is the number of the first element among all that are trained.
+    AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
+    /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], is_finite [1]) -> p, m, v, scales of
+    /// m, scales of v: as `adamw`, with moments in the blocks of `block8`.
+    AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
+    /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
+    Region = "region" { body: Box<Graph> }
+    /// Several regions that share no input, each of a shape of its own, in one launch.
+    Bundle = "bundle" { body: Box<Graph> }
+}
+
+impl OpKind {
+    /// Whether passes make it only for a target that has a kernel for it.
+    pub fn is_optional(self) -> bool {
+        matches!(self, OpKind::ThinProduct | OpKind::DoubleNorm | OpKind::DoubleNormGrad)
+    }
+
+    /// The class that reports count an operation in.
+    pub fn work(self) -> Work {
+        match self {
+            OpKind::Product | OpKind::ThinProduct => Work::Product,
+            OpKind::Attention
+            | OpKind::AttentionGrad
+            | OpKind::LinearAttention
+            | OpKind::LinearAttentionGrad => Work::Attention,
+            OpKind::RmsNorm
+            | OpKind::RmsNormGrad
+            | OpKind::DoubleNorm
+            | OpKind::DoubleNormGrad
+            | OpKind::QkNormRope
+            | OpKind::QkNormRopeGrad
+            | OpKind::LowRankNorm => Work::Norm,
+            OpKind::Rope => Work::Rope,
+            OpKind::Gated | OpKind::GatedGrad => Work::Gated,
+            OpKind::Quantize => Work::Quantize,
+            OpKind::Map | OpKind::Region | OpKind::Bundle | OpKind::Dropout => Work::Elementwise,
+            OpKind::Reduce => Work::Reduce,
+            OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample => Work::Index,
+            OpKind::HeadLoss | OpKind::HeadLossGrad | OpKind::HeadLossTrain => Work::Loss,
+            OpKind::AdamW | OpKind::AdamW8 => Work::Optimizer,
+            OpKind::Read
+            | OpKind::Fill
+            | OpKind::Iota
+            | OpKind::Reshape
+            | OpKind::Transpose
+            | OpKind::Slice
+            | OpKind::Concat
+            | OpKind::Pad
+            | OpKind::Broadcast => Work::Copy,
+        }
+    }
+
+    /// Whether its kernels decode and encode 8-bit floats by themselves, so that a device without the type runs it.
+    pub fn decodes(self) -> bool {
+        self == OpKind::AdamW8
+    }
+}
+
+impl Attr for Box<Graph> {
+    fn show(&self) -> String {
+        format!("{{\n{self}}}")
+    }
+    fn read(text: &str) -> Result<Self, String> {
+        let inner = text.strip_prefix('{').and_then(|t| t.strip_suffix('}'));
+        Ok(Box::new(inner.ok_or("a region's body stands in braces")?.parse()?))
+    }
+}
+
+/// Gradients of a node's inputs; `None` where none flows.
+pub type Grads<'g> = Vec<Option<Tensor<'g>>>;
+
+/// What a gradient rule sees: the forward node and the gradients of its outputs.
+pub struct Vjp<'a, 'g> {
+    pub ins: &'a [Tensor<'g>],
+    pub outs: &'a [Tensor<'g>],
+    /// One an output, `None` where nothing downstream depends on it.
+    pub d: &'a [Option<Tensor<'g>>],
+    /// Whether each input's gradient is wanted.
+    pub needs: &'a [bool],
+    pub key: u64,
+}
+
+impl Op {
+    /// The types of the outputs, or what is wrong with the inputs.
+    pub fn infer(&self, g: &Graph, ins: &[Value]) -> Result<Vec<TensorType>, String> {
+        if let Op::Read { slot } = self {
+            return Ok(vec![g.slot(*slot).ty.clone()]);
+        }
+        let ins: Vec<&TensorType> = ins.iter().map(|v| g.ty(*v)).collect();
+        match self {
+            Op::Read { .. } => unreachable!("handled above"),
+            Op::Fill { .. } | Op::Iota { .. } => source::infer(self, &ins),
+            Op::Map { f } => elementwise::infer(*f, &ins),
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => movement::infer(self, &ins),
+            Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
+            Op::Quantize { to, current, of } => quantize::infer(*to, *current, *of, &ins),
+            Op::Product { ta, tb, out, base, epilogue, .. } => {
+                product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
+            }
+            Op::ThinProduct { form, p, out, base } => thin_product::infer(*form, *p, *out, *base, &ins),
+            Op::RmsNorm { weight, bias, residual, .. } => norm::infer(*weight, *bias, *residual, &ins),
+            Op::RmsNormGrad { .. } => norm::infer_grad(self, &ins),
+            Op::DoubleNorm { .. } => double_norm::infer(&ins),
+            Op::DoubleNormGrad { add, .. } => double_norm::infer_grad(*add, &ins),
+            Op::Rope { axis_of_freq, table, .. } => rope::infer(axis_of_freq, *table, &ins),
+            Op::QkNormRope { weight, first, axis_of_freq, table, .. } => {
+                qk_norm_rope::infer(*weight, *first, axis_of_freq, *table, &ins)
+            }
+            Op::QkNormRopeGrad { weight, first, axis_of_freq, table, .. } => {
+                qk_norm_rope::infer_grad(*weight, *first, axis_of_freq, *table, &ins)
+            }
+            Op::Gated { p, .. } => gated::infer(*p, &ins),
+            Op::GatedGrad { again, p, .. } => gated::infer_grad(*again, *p, &ins),
+            Op::Dropout { p } => dropout::infer(*p, &ins),
+            Op::Gather {} => index::infer_gather(&ins),
+            Op::ScatterAdd { rows, out, base } => index::infer_scatter_add(*rows, *out, *base, &ins),
+            Op::RowScatter {} => index::infer_row_scatter(&ins),
+            Op::Resample { height, width } => resample::infer(*height, *width, &ins),
+            Op::Attention { mask, q, k, .. } => attention::infer(*mask, *q, *k, &ins),
+            Op::AttentionGrad { mask, q, k, d_lse, .. } => attention::infer_grad(*mask, *q, *k, *d_lse, &ins),
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                linear_attention::infer(&LinearAttend { scale, mask, q, k, rotary }, &ins)
+            }
+            &Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate } => {
+                linear_attention::infer_grad(&LinearAttend { scale, mask, q, k, rotary }, accumulate, &ins)
+            }
+            Op::HeadLoss { .. } => head_loss::infer(&ins),
+            Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
+            Op::HeadLossTrain { base, .. } => head_loss::infer_train(*base, &ins),
+            Op::LowRankNorm { .. } => low_rank_norm::infer(&ins),
+            Op::AdamW { copy, first, .. } => adamw::infer(*copy, *first, &ins),
+            Op::AdamW8 { copy, first, .. } => adamw8::infer(*copy, *first, &ins),
+            Op::Region { body } => crate::region::infer(body, &ins),
+            Op::Bundle { body } => crate::bundle::infer(body, &ins),
+        }
+    }
+
+    /// Appends the gradient of this operation. Operations that only appear after autodiff have none.
+    pub fn vjp<'g>(&self, b: &'g Builder, at: &Vjp<'_, 'g>) -> Grads<'g> {
+        match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => vec![],
+            // Bytes have no gradient.
+            Op::Resample { .. } => vec![None; 2],
+            Op::Map { f } => elementwise::vjp(*f, at),
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => movement::vjp(self, at),
+            Op::Reduce { by, .. } => reduce::vjp(*by, at),
+            Op::Product { ta, tb, base, compute, epilogue, .. } => {
+                product::vjp([*ta, *tb], *base, *compute, *epilogue, at)
+            }
+            Op::RmsNorm { .. } => norm::vjp(b, self, at),
+            Op::Rope { .. } => rope::vjp(b, self, at),
+            Op::QkNormRope { .. } => qk_norm_rope::vjp(b, self, at),
+            Op::Gated { act, p } => gated::vjp(b, *act, *p, at),
+            Op::Dropout { p } => dropout::vjp(b, *p, at),
+            Op::Gather {} => index::vjp_gather(at),
+            Op::ScatterAdd { base, .. } => index::vjp_scatter_add(*base, at),
+            Op::Attention { .. } => attention::vjp(b, self, at),
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                linear_attention::vjp(b, &LinearAttend { scale, mask, q, k, rotary }, at)
+            }
+            Op::HeadLoss { compute } => head_loss::vjp(b, *compute, at),
+            Op::Quantize { .. }
+            | Op::ThinProduct { .. }
+            | Op::RowScatter {}
+            | Op::RmsNormGrad { .. }
+            | Op::DoubleNorm { .. }
+            | Op::DoubleNormGrad { .. }
+            | Op::QkNormRopeGrad { .. }
+            | Op::GatedGrad { .. }
+            | Op::AttentionGrad { .. }
+            | Op::LinearAttentionGrad { .. }
+            | Op::HeadLossGrad { .. }
+            | Op::HeadLossTrain { .. }
+            | Op::LowRankNorm { .. }
+            | Op::AdamW { .. }
+            | Op::AdamW8 { .. }
+            | Op::Region { .. }
+            | Op::Bundle { .. } => panic!("{} is not differentiated", self.name()),
+        }
+    }
+
+    /// The same mathematics in simpler operations, one level down; `None` for a primitive. What is drawn is drawn by the
+    /// node's key.
+    pub fn expand<'g>(&self, b: &'g Builder, key: u64, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
+        Some(match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } | Op::Map { .. } => return None,
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => {
+                return None;
+            }
+            Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
+            Op::Resample { .. } => return None,
+            Op::Quantize { to, current, of } => quantize::expand(*to, *current, *of, ins),
+            Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
+                vec![product::of_wide(*ta, *tb, *out, *base, ins)]
+            }
+            Op::Product { base: false, epilogue: Epilogue::None, .. } => return None,
+            Op::ScatterAdd { base: false, .. } => return None,
+            Op::Product { base: true, ta, tb, out, compute, epilogue: Epilogue::None } => {
+                vec![product::without_base(*ta, *tb, *out, *compute, ins)]
+            }
+            Op::Product { ta, tb, out, compute, epilogue, .. } => {
+                epilogue::expand([*ta, *tb], *out, *compute, *epilogue, ins)
+            }
+            Op::ScatterAdd { base: true, rows, out } => vec![index::without_base(*rows, *out, ins)],
+            Op::ThinProduct { .. } => vec![thin_product::expand(b, self, key, ins)],
+            Op::RmsNorm { .. } => norm::expand(self, ins),
+            Op::RmsNormGrad { .. } => norm::expand_grad(b, self, ins),
+            &Op::DoubleNorm { inner, outer } => double_norm::expand(b, DoubleNorm { inner, outer }, ins),
+            &Op::DoubleNormGrad { inner, outer, of_sum, .. } => {
+                double_norm::expand_grad(b, DoubleNorm { inner, outer }, of_sum, ins)
+            }
+            Op::Rope { freq, axis_of_freq, pairs, inverse, .. } => {
+                vec![rope::expand(
+                    b,
+                    &RopeSpec { freq: *freq, axis_of_freq: axis_of_freq.clone(), pairs: *pairs },
+                    *inverse,
+                    ins,
+                )]
+            }
+            Op::QkNormRope { .. } => vec![qk_norm_rope::expand(b, self, ins)],
+            Op::QkNormRopeGrad { .. } => qk_norm_rope::expand_grad(b, self, ins),
+            Op::Gated { act, p } => vec![gated::expand(*act, *p, key, ins)],
+            Op::GatedGrad { act, again, p } => gated::expand_grad(b, *act, *again, *p, key, ins),
+            Op::Attention { scale, mask, q, k } => attention::expand(b, *scale, *mask, *q, *k, ins),
+            Op::AttentionGrad { .. } => attention::expand_grad(b, self, ins),
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                vec![linear_attention::expand(b, &LinearAttend { scale, mask, q, k, rotary }, ins)]
+            }
+            &Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate } => {
+                linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, rotary }, accumulate, ins)
+            }
+            Op::HeadLoss { compute } => head_loss::expand(b, *compute, ins),
+            Op::HeadLossGrad { base, compute } => head_loss::expand_grad(b, *base, *compute, ins),
+            Op::HeadLossTrain { base, compute } => head_loss::expand_train(b, *base, *compute, ins),
+            Op::LowRankNorm { scale } => vec![low_rank_norm::expand(*scale, ins)],
+            Op::AdamW { .. } => adamw::expand(self, ins),
+            Op::AdamW8 { .. } => adamw8::expand(self, ins),
+            Op::Region { body } | Op::Bundle { body } => crate::region::expand(b, body, ins),
+        })
+    }
+
+    /// (input, output) pairs that may share memory exactly, those that passes try first in front. Every kernel keeps to it:
+    /// it reads all it needs of an element or a row of such an input before it writes there.
+    pub fn in_place(&self) -> Vec<(usize, usize)> {
+        let pairs: &[(usize, usize)] = match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => &[],
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => &[],
+            Op::Map { .. } | Op::Region { .. } => return crate::region::in_place(),
+            Op::Bundle { body } => return crate::bundle::pairs(body),
+            Op::Reduce { .. } | Op::Gather {} | Op::Resample { .. } => &[],
+            Op::Quantize { current: true, .. } => &[],
+            Op::Quantize { of, .. } => return quantize::in_place(*of),
+            Op::Product { base, .. } | Op::ThinProduct { base, .. } | Op::ScatterAdd { base, .. } => {
+                if *base { &[(2, 0)] } else { &[] }
+            }
+            Op::RowScatter {} | Op::Rope { .. } | Op::Dropout { .. } | Op::QkNormRope { .. } => &[(0, 0)],
+            Op::RmsNorm { .. } | Op::DoubleNorm { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1)],
+            Op::RmsNormGrad { .. } => &[(0, 0), (2, 0), (3, 0)],
+            Op::DoubleNormGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (4, 0), (4, 1), (5, 0), (5, 1)],
+            Op::QkNormRopeGrad { .. } => &[(0, 0), (3, 0), (4, 0)],
+            Op::Gated { .. } => &[(0, 0), (1, 0)],
+            Op::GatedGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
+            Op::Attention { .. } | Op::AttentionGrad { .. } | Op::LinearAttention { .. } => &[],
+            Op::LinearAttentionGrad { .. } => return linear_attention::in_place(self),
+            Op::HeadLoss { .. } | Op::LowRankNorm { .. } => &[],
+            Op::HeadLossGrad { .. } => &[(5, 1)],
+            Op::HeadLossTrain { .. } => &[(4, 4)],
+            Op::AdamW { .. } => &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
+            Op::AdamW8 { .. } => &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
+        };
+        pairs.to_vec()
+    }
+
+    /// Whether its float inputs are of one type, whichever that is.
+    pub fn has_one_type(&self) -> bool {
+        matches!(self, Op::Concat { .. } | Op::Gated { .. } | Op::GatedGrad { .. })
+    }
+
+    /// How its matrix products are computed, where it has any.
+    pub fn compute(&self) -> Option<Compute> {
+        match self {
+            Op::Product { compute, .. }
+            | Op::HeadLoss { compute }
+            | Op::HeadLossGrad { compute, .. }
+            | Op::HeadLossTrain { compute, .. } => Some(*compute),
+            _ => None,
+        }
+    }
+
+    /// Arithmetic of one execution: multiplications and additions, as papers count them.
+    pub fn flops(&self, node: &Node, g: &Graph) -> u64 {
+        let ins: Vec<&TensorType> = node.ins.iter().map(|v| g.ty(*v)).collect();
+        let moved: usize = node.outs.iter().map(TensorType::elements).sum();
+        let elements = match self {
+            Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => 0,
+            Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Broadcast { .. } => 0,
+            Op::Gather {} | Op::RowScatter {} => 0,
+            Op::Map { .. } => moved,
+            // Two pixels each way.
+            Op::Resample { .. } => 8 * moved,
+            Op::Reduce { .. } | Op::Quantize { .. } => ins[0].elements(),
+            Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
+            Op::ThinProduct { form, .. } => thin_product::flops(*form, &ins, &node.outs[0]),
+            Op::RmsNorm { .. } => 4 * ins[0].elements(),
+            Op::RmsNormGrad { .. } => 8 * ins[0].elements(),
+            Op::DoubleNorm { .. } => 8 * ins[0].elements(),
+            Op::DoubleNormGrad { .. } => 16 * ins[0].elements(),
+            Op::Rope { .. } => 3 * ins[0].elements(),
+            Op::QkNormRope { .. } => 7 * ins[0].elements(),
+            Op::QkNormRopeGrad { .. } => 14 * ins[0].elements(),
+            Op::Gated { .. } => 5 * node.outs[0].elements(),
+            Op::GatedGrad { .. } => 10 * node.outs[0].elements(),
+            Op::Dropout { .. } => 2 * ins[0].elements(),
+            Op::ScatterAdd { .. } => ins[0].elements(),
+            // Two products forward, five backward, over the pairs the mask lets through.
+            Op::Attention { mask, q, k, .. } => {
+                4 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
+            }
+            Op::AttentionGrad { mask, q, k, .. } => {
+                10 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
+            }
+            &Op::LinearAttention { scale, mask, q, k, rotary } => {
+                LinearAttend { scale, mask, q, k, rotary }.flops(&ins)
+            }
+            &Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate: _ } => {
+                LinearAttend { scale, mask, q, k, rotary }.grad_flops(&ins)
+            }
+            Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],
+            Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
+            Op::LowRankNorm { .. } => low_rank_norm::flops(&ins),
+            Op::AdamW { .. } | Op::AdamW8 { .. } => 12 * ins[0].elements(),
+            Op::Region { body } | Op::Bundle { body } => {
+                return body.nodes.iter().map(|n| n.op.flops(n, body)).sum();
+            }
+        };
+        elements as u64
+    }
 }

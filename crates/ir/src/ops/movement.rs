@@ -1,7 +1,7 @@
 //! Reshape, transpose, slice, concatenate, pad, broadcast: no arithmetic, and in a plan mostly no copy either.
 
 use super::arity;
-use crate::op::{Grads, Op, Vjp};
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::TensorType;
 
 pub fn infer(op: &Op, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {

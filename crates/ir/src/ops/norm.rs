@@ -8,7 +8,7 @@ use super::{arity, expect_axes, expect_float};
 use crate::attr::{Attr, named};
 use crate::autodiff::{distinct, gradients};
 use crate::builder::{Builder, Tensor};
-use crate::op::{Grads, Op, Vjp};
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::TensorType;
 
 named! {

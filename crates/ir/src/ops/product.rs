@@ -3,8 +3,8 @@
 use super::{arity, expect, expect_float};
 use crate::attr::named;
 use crate::builder::Tensor;
-use crate::op::{Grads, Op, Vjp};
 use crate::ops::epilogue::{self, Epilogue};
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 named! {

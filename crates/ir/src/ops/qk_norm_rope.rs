@@ -3,8 +3,8 @@
 use super::{arity, expect_float, rope};
 use crate::autodiff::gradients;
 use crate::builder::{Builder, Tensor};
-use crate::op::{Grads, Op, Vjp};
 use crate::ops::norm::{NormSpec, NormWeight};
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::TensorType;
 
 pub fn infer(

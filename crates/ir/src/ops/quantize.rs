@@ -13,7 +13,7 @@
 use super::{arity, expect};
 use crate::attr::Attr;
 use crate::builder::Tensor;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::{self, Act};
 use crate::ops::norm::{self, NormSpec};

@@ -2,7 +2,7 @@
 
 use super::arity;
 use crate::attr::named;
-use crate::op::{Grads, Vjp};
+use crate::ops::{Grads, Vjp};
 use crate::types::TensorType;
 
 named! {

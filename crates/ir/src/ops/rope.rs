@@ -7,9 +7,9 @@
 use super::{arity, expect, expect_float};
 use crate::attr::named;
 use crate::builder::{Builder, Tensor};
-use crate::op::{Grads, Op, Vjp};
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::frequency::Frequencies;
+use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 named! {

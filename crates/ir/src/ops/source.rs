@@ -1,7 +1,7 @@
 //! Constants and indices: operations without inputs.
 
 use super::arity;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::types::TensorType;
 
 pub fn infer(op: &Op, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {

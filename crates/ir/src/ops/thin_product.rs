@@ -7,7 +7,7 @@
 use super::dropout;
 use crate::attr::named;
 use crate::builder::{Builder, Tensor};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::epilogue::Epilogue;
 use crate::ops::product::{self, Compute, plain};
 use crate::types::{DType, TensorType};

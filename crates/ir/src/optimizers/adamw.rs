@@ -1,12 +1,13 @@
 //! AdamW: two moments a parameter, in f32 or bf16.
 
-use super::{Optimizer, State};
-use crate::op::Op;
+use super::{Name, Optimizer, State};
+use crate::ops::Op;
 use crate::passes::options::Moments;
 use crate::types::DType;
 
 pub(super) const ROW: Optimizer = Optimizer {
-    serves: |how, _| matches!(how.moments, Moments::F32 | Moments::BF16),
+    name: Name::AdamW,
+    moments: &[Moments::F32, Moments::BF16],
     state: |how| {
         let dtype = if how.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
         vec![

@@ -1,13 +1,14 @@
 //! AdamW whose moments are a byte each, with a scale for every block of neighbours (`block8`).
 
-use super::{Optimizer, State};
+use super::{Name, Optimizer, State};
 use crate::block8::BLOCK;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::passes::options::Moments;
 use crate::types::DType;
 
 pub(super) const ROW: Optimizer = Optimizer {
-    serves: |how, _| how.moments == Moments::Int8,
+    name: Name::AdamW,
+    moments: &[Moments::Int8],
     state: |_| {
         vec![
             State { name: "m", of_region: "first_moments", dtype: DType::E4M3, block: Some(BLOCK) },

@@ -1,21 +1,28 @@
 //! The optimisers: the state each keeps beside the parameters, and the operations that update a piece of them.
 //!
-//! An optimiser is one file and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it, and asks the
+//! An optimiser is one file, its name and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it, and asks the
 //! row of a group for everything else. A piece is any range of a region's elements: nothing here knows how many
 //! parameters it covers, or where the rest of the region lies.
 
 mod adamw;
 mod adamw8;
 
+use crate::attr::named;
 use crate::builder::Tensor;
-use crate::op::Op;
-use crate::passes::options::{Rule, Update};
+use crate::ops::Op;
+use crate::passes::options::{Moments, Rule, Update};
 use crate::types::DType;
+
+named! {
+    /// The update rules, as `optimizer.name` calls them.
+    pub enum Name { AdamW = "adamw" }
+}
 
 /// A row of the table of optimisers.
 pub struct Optimizer {
-    /// Whether the options ask for it in a group.
-    serves: fn(&Update, &Group) -> bool,
+    name: Name,
+    /// The types it keeps its state in.
+    moments: &'static [Moments],
     /// The state it keeps, in the order in which a piece carries it.
     pub state: fn(&Update) -> Vec<State>,
     /// Pushes the operations of one update. Gives the new parameters, then the new state in the order of `Piece::state`.
@@ -24,9 +31,9 @@ pub struct Optimizer {
 
 const ALL: [Optimizer; 2] = [adamw::ROW, adamw8::ROW];
 
-/// The optimiser of a group.
-pub fn of(how: &Update, group: &Group) -> &'static Optimizer {
-    ALL.iter().find(|row| (row.serves)(how, group)).expect("every choice of moments has an optimiser")
+/// The optimiser that the options ask for; `None` where the rule keeps no such state.
+pub fn of(how: &Update) -> Option<&'static Optimizer> {
+    ALL.iter().find(|row| row.name == how.name && row.moments.contains(&how.moments))
 }
 
 /// The constants that parameters share. Those that share all of them lie in one region.

@@ -1,14 +1,63 @@
 //! From programs to plans: tables of passes, each row with its name, when it runs and what it does. A comment at a row says
 //! what is true after it.
 
-pub mod forward;
-pub mod fuse;
-pub mod gradient;
 pub mod options;
 pub mod place;
 pub mod readers;
 mod state;
-pub mod types;
+
+pub mod forward {
+    //! Passes over a model's forward graph, before gradients are taken.
+
+    pub mod adapter;
+    pub mod adapters;
+    pub mod folded_scales;
+    pub mod joint_heads;
+    pub mod merge;
+    pub mod patterns;
+    pub mod rope_table;
+    pub mod rotated_scores;
+}
+
+pub mod fuse {
+    //! Neighbours become one launch: products with what surrounds them, elementwise regions, bundles.
+
+    pub mod bundles;
+    pub mod column_sums;
+    pub mod double_norms;
+    pub mod epilogues;
+    pub mod fused_products;
+    pub mod joined_products;
+    pub mod regions;
+    pub mod thin_products;
+    pub mod unit_axes;
+}
+
+pub mod gradient {
+    //! Gradients, the update they are for, and the part of the forward pass that runs again for them.
+
+    pub mod average;
+    pub mod differentiate;
+    pub mod held_ratios;
+    pub mod one_pass_loss;
+    pub mod recompute;
+    pub mod rejoin;
+    pub mod score_gradients;
+    pub mod update;
+}
+
+pub mod types {
+    //! Element types: bf16, tf32 and 8-bit floats, and who writes the copies of weights they are read from.
+
+    pub mod adapter_norms;
+    pub mod copies;
+    pub mod fp8;
+    pub mod fp8_choice;
+    pub mod fp8_copies;
+    pub mod precision;
+    pub mod quantize_sources;
+    pub mod tf32;
+}
 
 // Other crates ask these for names of slots and of weights.
 pub use forward::{adapter, adapters};
@@ -17,7 +66,7 @@ pub use types::{fp8, fp8_choice, fp8_copies};
 
 use crate::expand;
 use crate::graph::{Class, Graph};
-use crate::op::{Op, OpKind};
+use crate::ops::{Op, OpKind};
 use crate::plan::{PlanSet, Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;

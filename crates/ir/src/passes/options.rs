@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attr::named;
+use crate::optimizers::Name;
 use crate::passes::forward::adapter::Adapter;
 
 named! {
@@ -68,6 +69,7 @@ pub struct Rule {
 /// The optimiser's constants. The learning rate is an input of every step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
+    pub name: Name,
     pub beta1: f32,
     pub beta2: f32,
     pub eps: f32,
@@ -92,6 +94,7 @@ impl Update {
 impl Default for Update {
     fn default() -> Self {
         Update {
+            name: Name::AdamW,
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,

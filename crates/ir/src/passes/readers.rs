@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::replay::users;
 

@@ -12,7 +12,7 @@ use flatout_train::switches::Class;
 /// The base, measured.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct BaseRow {
-    /// The median of its visits, each the median of its updates.
+    /// The median of all visits in which it ran, beside a variant or alone, each the median of its updates.
     pub step_ms: f64,
     pub tokens_per_second: f64,
     pub visits: usize,
@@ -61,6 +61,7 @@ pub enum RowState {
 
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Measured {
+    /// The base's time by the ratio: what was measured at different moments does not mix.
     pub step_ms: f64,
     /// The variant's time over the base's: above 1 the base is so many times as fast.
     pub base_is_faster_by: Estimate,
@@ -132,7 +133,7 @@ pub struct Table {
 /// `None` while the base was not visited. `precision` is the base's.
 pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: usize) -> Option<Table> {
     let bases: Vec<(&Visit, &Timed)> = of(kept, BASE).collect();
-    let base = base_row(&bases, tokens)?;
+    let base = base_row(&bases, kept, tokens)?;
     let noise = spread(variants, kept, &bases);
     let mut rows: Vec<Row> =
         variants.iter().map(|variant| row(variant, kept, &base, &bases, noise, precision)).collect();
@@ -143,10 +144,8 @@ pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: us
 /// How much a ratio varies where nothing differs: by the base against itself, or by the rounds among themselves where
 /// that is more.
 fn spread(variants: &[Variant], kept: &Kept, bases: &[(&Visit, &Timed)]) -> Noise {
-    let around = || kept.visits.iter().filter_map(Visit::timed).map(|timed| &timed.around_ms[..]);
-    let around = || around().filter(|around| !around.is_empty());
-    let own = match around().next() {
-        Some(_) => noise_beside(around()),
+    let own = match around(kept).next() {
+        Some(_) => noise_beside(around(kept)),
         None => noise(&unbroken(bases)),
     };
     let of_row = |variant: &Variant| match &variant.fate {
@@ -214,13 +213,22 @@ fn unbroken(bases: &[(&Visit, &Timed)]) -> Vec<Vec<f64>> {
     bases.chunk_by(|a, b| a.0.process == b.0.process).map(|visits| all(visits, Timed::update_ms)).collect()
 }
 
-fn base_row(bases: &[(&Visit, &Timed)], tokens: usize) -> Option<BaseRow> {
+/// The base's times in the visits where it ran beside a variant.
+fn around(kept: &Kept) -> impl Iterator<Item = &[f64]> {
+    let around = kept.visits.iter().filter_map(Visit::timed).map(|timed| &timed.around_ms[..]);
+    around.filter(|around| !around.is_empty())
+}
+
+fn base_row(bases: &[(&Visit, &Timed)], kept: &Kept, tokens: usize) -> Option<BaseRow> {
     let (_, first) = bases.first()?;
-    let step_ms = middle(&all(bases, Timed::update_ms));
+    // Where the base runs beside variants, its own visit is one, and cold.
+    let beside: Vec<f64> = around(kept).map(middle).collect();
+    let medians = if beside.is_empty() { all(bases, Timed::update_ms) } else { beside };
+    let step_ms = middle(&medians);
     Some(BaseRow {
         step_ms,
         tokens_per_second: 1e3 * tokens as f64 / step_ms,
-        visits: bases.len(),
+        visits: medians.len(),
         arena_bytes: first.arena_bytes,
         driver_bytes: first.driver_bytes,
         launches: first.launches,
@@ -302,10 +310,9 @@ fn measure(
         _ => Verdict::Slower,
     };
     let start_seconds = middle(&all(visits, |timed| timed.start.seconds()));
-    let step_ms = variant.stretch * middle(&all(visits, Timed::update_ms));
     let memory = |arena: u64, driver: u64| (arena + driver) as i64;
     Some(Measured {
-        step_ms,
+        step_ms: base.step_ms * estimate.ratio,
         base_is_faster_by: estimate,
         verdict,
         arena_bytes: first.arena_bytes,

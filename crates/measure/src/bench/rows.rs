@@ -22,7 +22,7 @@ pub struct OpenData {
     key: Key,
 }
 
-/// What open data depends on.
+/// The settings that open data depends on.
 #[derive(Clone, PartialEq)]
 struct Key {
     data: Data,
@@ -33,7 +33,7 @@ struct Key {
 
 impl Key {
     fn of(config: &Config) -> Key {
-        // What is found out when the data is opened does not make it other data.
+        // Values found when the data is opened do not make it other data.
         let data = Data { lengths: vec![], classes: vec![], decoded: vec![], ..config.data.clone() };
         let model = &config.model;
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);

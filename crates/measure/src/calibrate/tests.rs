@@ -131,3 +131,11 @@ fn a_step_is_expected_from_another() {
         assert!((0.4..2.5).contains(&ratio), "{words}: {ratio}");
     }
 }
+
+#[test]
+fn a_machine_that_does_something_else_is_noticed() {
+    let idle = Steadiness { spread: 1.06, drift: 1.03 };
+    assert!(!idle.is_disturbed());
+    assert!(Steadiness { spread: 1.9, ..idle }.is_disturbed(), "another process takes turns with ours");
+    assert!(Steadiness { drift: 1.6, ..idle }.is_disturbed(), "one that began or ended meanwhile");
+}

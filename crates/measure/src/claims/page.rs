@@ -44,7 +44,7 @@ Five training scripts came with a guide each: a list of optimisations and what t
 here, in the guide's order, and one of five verdicts. `flatout claims > docs/results/claims.md` writes this page from
 `crates/measure/src/claims/claims.toml`, and a test compares the two. After a claim stands how the guide
 comes by it (measured, expected, recommended ...) and the hardware it names. Our figures are from the machines named with them
-below, and figures of different machines are no comparison.
+below, and figures of different machines are no comparison; those of `flatout plan` are made again by a test.
 ";
 
 fn counts(claims: &Claims, guide: Option<&str>, out: &mut String) {

@@ -1,7 +1,11 @@
 use std::collections::HashSet;
 
 use super::*;
+use flatout_ir::Target;
+use flatout_report::words::count;
 use flatout_train::recipes;
+use flatout_train::resolve::compile;
+use flatout_train::resolve::fit::{Fit, fit};
 
 /// The data with one claim, whose own lines are given.
 fn one(lines: &str) -> Result<Claims, String> {
@@ -75,6 +79,160 @@ fn quantities_of_the_recipe_are_its_own() {
     let config = recipes::resolve("pretrain-226m", &[], &[]).unwrap();
     let quantity = |name: &str| all().quantities.iter().find(|q| q.name == name).expect(name).value;
     assert_eq!(quantity("pretrain_parameters"), config.model.parameters() as f64);
+}
+
+/// `flatout plan RECIPE --gpu GPU WORDS`.
+fn planned(recipe: &str, gpu: &str, words: &str) -> Fit {
+    let words: Vec<String> = words.split_whitespace().map(String::from).collect();
+    let config = recipes::resolve(recipe, &[], &words).unwrap();
+    // Without what this machine may have kept of such a GPU.
+    let target = gpus::target(gpus::find(gpu).unwrap(), false);
+    fit(&config, &target).unwrap()
+}
+
+/// The arena of `pretrain-226m` in BF16, and bytes of some of its categories.
+fn pretrain(words: &str) -> (usize, impl Fn(&[&str]) -> usize + use<>) {
+    let plans = planned("pretrain-226m", "h200", &format!("precision=bf16 {words}")).compiled.plans;
+    let categories = plans.categories();
+    (plans.arena_bytes, move |names: &[&str]| names.iter().map(|name| categories[name]).sum())
+}
+
+fn gb(bytes: usize) -> String {
+    format!("{:.2}", bytes as f64 / 1e9)
+}
+
+/// Every figure that is arithmetic on plans, made again.
+#[test]
+fn figures_of_plans_are_what_plan_prints() {
+    let (bytes, of) = pretrain("micro_batch=8");
+    let activations = |recompute: &str| {
+        let (_, of) = pretrain(&format!("micro_batch=8 recompute={recompute}"));
+        gb(of(&["activations"]))
+    };
+    let rows = |rows: usize| gb(pretrain(&format!("micro_batch={rows}")).0);
+    let untied = pretrain("micro_batch=8 model.tied=false").0;
+    let parameters = |words: &str| planned("pretrain-226m", "h200", words).compiled.parameters;
+    let more_heads = "micro_batch=8 precision=bf16 model.kv_heads=12";
+    let largest = |recompute: &str| {
+        planned("pretrain-226m", "rtx5090", &format!("precision=bf16 recompute={recompute}")).largest.unwrap()
+    };
+    let tiny = |words: &[String]| {
+        let config = recipes::resolve("tiny", &[], words).unwrap();
+        let target = Target { cores: 2, ..compile::target() };
+        compile::compile(&config, &target).unwrap().plans.arena_bytes as f64 / 1e6
+    };
+    let flash = tiny(&[]);
+    let gemma = planned("gemma3-1b-pairs", "rtx3090", "micro_batch=8").compiled.plans;
+    let of_gemma = gemma.categories();
+    let trained: usize = ["parameters", "gradients", "optimizer"].iter().map(|name| of_gemma[name]).sum();
+    let with_32 = |precision: &str| {
+        let words = format!("train.batch=32 train.micro_batch=32 precision={precision}");
+        let bytes = planned("pretrain-226m", "h200", &words).compiled.plans.arena_bytes;
+        format!("{:.1}", bytes as f64 / (1u64 << 30) as f64)
+    };
+    let made = [
+        (
+            "plan",
+            format!(
+                "226.5M in BF16, 8 rows: {} GB: parameters {} (FP32 and a BF16 copy), gradients {}, moments {}, activations {}, \
+                 workspace {}",
+                gb(bytes),
+                gb(of(&["parameters"])),
+                gb(of(&["gradients"])),
+                gb(of(&["optimizer"])),
+                gb(of(&["activations"])),
+                gb(of(&["workspace"]))
+            ),
+        ),
+        (
+            "plan-recompute",
+            format!(
+                "activations at 8 rows: {} GB with recompute=none, {} with cheap, {} with full",
+                activations("none"),
+                activations("cheap"),
+                activations("full")
+            ),
+        ),
+        (
+            "plan-rows",
+            format!("the plan with 16, 8 and 4 rows at once: {}, {} and {} GB", rows(16), rows(8), rows(4)),
+        ),
+        (
+            "plan-arena",
+            format!(
+                "memory planned before the first step: {} GB at 8 rows, {} without sharing between buffers",
+                gb(bytes),
+                gb(pretrain("micro_batch=8 memory_plan=off").0)
+            ),
+        ),
+        (
+            "plan-tied",
+            format!(
+                "{} parameters fewer than untied; training takes {} GB less (18 bytes a parameter)",
+                count(parameters("model.tied=false") - parameters("")),
+                gb(untied - bytes)
+            ),
+        ),
+        (
+            "plan-batch",
+            format!("an update of 8 rows and one of 64, 8 at once: the same {} bytes", count(bytes as u64)),
+        ),
+        (
+            "plan-kv-heads",
+            format!(
+                "4 key heads instead of 12: {:.1}M parameters fewer, {} GB instead of {} at 8 rows",
+                (parameters(more_heads) - parameters("")) as f64 / 1e6,
+                gb(bytes),
+                gb(planned("pretrain-226m", "h200", more_heads).compiled.plans.arena_bytes)
+            ),
+        ),
+        (
+            "maximising",
+            format!(
+                "the largest micro-batch that fits by arithmetic: {} rows on 32 GB, {} with recompute=full",
+                largest("cheap"),
+                largest("full")
+            ),
+        ),
+        (
+            "tiny-attention",
+            format!(
+                "`tiny` in FP32 on the CPU: the plan with naive attention takes {:.0} MB more than the {flash:.0} MB with flash",
+                tiny(&["attention=naive".into()]) - flash
+            ),
+        ),
+        (
+            "plan-gemma",
+            format!(
+                "Gemma-3-1B with DoRA, 8 pairs of 512 at once: {} GB: frozen weights {}, activations {}, adapters with their \
+                 gradients and moments {}",
+                gb(gemma.arena_bytes),
+                gb(of_gemma["frozen"]),
+                gb(of_gemma["activations"]),
+                gb(trained)
+            ),
+        ),
+        (
+            "fp8-memory",
+            format!(
+                "the plan with 32 rows at once: {} GiB in FP8, {} in BF16, because codes along columns are kept for the \
+                 backward pass",
+                with_32("fp8"),
+                with_32("bf16")
+            ),
+        ),
+    ];
+    assert_eq!(pretrain("micro_batch=8 train.batch=8").0, bytes, "accumulation takes no memory");
+    for (name, made) in &made {
+        println!("{name}: {made}");
+    }
+    for (name, made) in &made {
+        assert_eq!(all().figure(name).unwrap().value.as_ref(), Some(made), "{name}");
+    }
+    let on_paper = all().figures.iter().filter(|figure| figure.command.starts_with("flatout plan"));
+    for figure in on_paper {
+        assert!(made.iter().any(|(name, _)| *name == figure.name), "{} is not made again", figure.name);
+    }
 }
 
 /// A figure that no claim shows, or a quantity that no arithmetic uses, is left over from an edit.

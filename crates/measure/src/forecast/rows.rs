@@ -77,9 +77,10 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
         arena_bytes: fitting.as_ref().map(|(_, compiled)| compiled.plans.arena_bytes),
         tokens_per_second: fitting.as_ref().map(|(rows, compiled)| {
             let seconds = prediction::step_cost(compiled, *rows).predicted_seconds;
-            match config.data.has_examples() {
-                true => prediction::tokens_per_update(config, compiled) as f64 / seconds,
-                false => (rows * config.model.tokens()) as f64 / seconds,
+            // With an arrangement the cost is that of a whole update, otherwise that of the rows.
+            match &compiled.settled.arrangement {
+                Some(arrangement) => arrangement.real_tokens / seconds,
+                None => (rows * config.model.tokens()) as f64 / seconds,
             }
         }),
     }
@@ -104,8 +105,27 @@ fn guess(known: &[(usize, usize)], there: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flatout_train::device;
     use flatout_train::recipes;
     use flatout_train::resolve::compile;
+
+    /// Rows of an update that are computed in several parts cost several times what one part does.
+    #[test]
+    fn no_number_of_rows_is_faster_than_the_device() {
+        for recipe in ["qwen3-0.6b-sft", "gemma3-1b-pairs", "pretrain-226m"] {
+            let config = recipes::resolve(recipe, &[], &["data.synthetic_rows=64".into()]).unwrap();
+            let config = config.with(&["layers=2".into(), "train.batch=32".into()]).unwrap();
+            let target = device::named("rtx3090", &config.switches).unwrap();
+            let found = largest(&config, &target, 4);
+            let (rows, rate) = (found.rows.unwrap(), found.tokens_per_second.unwrap());
+            let compiled = compile_for(&config, &target, rows, false).unwrap();
+            let most = compiled.target.rates.bf16_flops / compiled.flops_per_token as f64;
+            assert!(
+                rate < most,
+                "{recipe}: {rate} tokens/s with {rows} rows, and the device's peak is {most}"
+            );
+        }
+    }
 
     #[test]
     fn one_row_more_does_not_fit() {

@@ -1,7 +1,12 @@
 //! A head of classes as the `transformers` library describes it: `id2label` and, of our own, how texts are pooled.
 //!
+//! The names of `id2label` are in the order of the head's outputs. A file without them has the library's own, `LABEL_0`
+//! and so on.
+//!
 //! The library's classes (`LlamaForSequenceClassification` and so on) score the last token that is not padding. A model
 //! that pools otherwise is read by them with its weights all the same; `classifier_pooling` says what it was trained with.
+
+use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
@@ -12,8 +17,7 @@ const POOLING: &str = "classifier_pooling";
 
 /// The model with its head of classes.
 pub(crate) fn read(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, String> {
-    let named = f.get("id2label").and_then(Value::as_object).map(Map::len);
-    let classes = named.map_or_else(|| f.extent_or("num_labels", 2), Ok)?;
+    let classes = names(f)?.len();
     let pooling = match f.get(POOLING).map(Value::as_str) {
         None => Pooling::Last,
         Some(name) => name.unwrap_or_default().parse().map_err(|why| format!("its `{POOLING}`: {why}"))?,
@@ -23,8 +27,49 @@ pub(crate) fn read(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig
 
 /// The fields of a head of classes; the classes are named by their numbers.
 pub(crate) fn write(model: &DecoderConfig) -> Map<String, Value> {
-    let names: Vec<String> = (0..model.classes()).map(|class| format!("LABEL_{class}")).collect();
+    let names = numbered(model.classes());
     label_fields(&names).into_iter().chain([(POOLING.to_string(), json!(model.pooling))]).collect()
+}
+
+/// The names that the library gives to classes without any.
+pub(crate) fn numbered(classes: usize) -> Vec<String> {
+    (0..classes).map(|class| format!("LABEL_{class}")).collect()
+}
+
+/// The names of a head's classes in the order of its outputs, each of them once. A head that says of every label
+/// whether it holds, or that gives a number, is refused.
+pub(crate) fn names(f: &Fields<'_>) -> Result<Vec<String>, String> {
+    if let Some(kind) = f.get("problem_type").filter(|kind| *kind != "single_label_classification") {
+        return Err(format!(
+            "its `problem_type` is {kind}, and here a head has one class a text or image \
+             (single_label_classification)"
+        ));
+    }
+    let Some(named) = f.get("id2label") else { return Ok(numbered(f.extent_or("num_labels", 2)?)) };
+    let wrong = || format!("its `id2label` is {named}, and wants a name for every class from 0 on");
+    let named = named.as_object().ok_or_else(wrong)?;
+    let name = |class: usize| named.get(&class.to_string()).and_then(text).ok_or_else(wrong);
+    Ok(told_apart((0..named.len()).map(name).collect::<Result<_, _>>()?))
+}
+
+/// A name as it is written, or a number as text.
+pub(crate) fn text(name: &Value) -> Option<String> {
+    match name {
+        Value::String(name) => Some(name.trim().to_string()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// Names with the number of their class behind those that several classes share: published lists have some.
+pub(crate) fn told_apart(names: Vec<String>) -> Vec<String> {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    names.iter().for_each(|name| *counts.entry(name).or_default() += 1);
+    let one = |(class, name): (usize, &String)| match counts[name.as_str()] {
+        1 => name.clone(),
+        _ => format!("{name} ({class})"),
+    };
+    names.iter().enumerate().map(one).collect()
 }
 
 /// `id2label` and `label2id` of classes with these names.
@@ -37,4 +82,40 @@ pub fn label_fields(names: &[String]) -> Map<String, Value> {
         ("id2label".to_string(), Value::Object(by_number)),
         ("label2id".to_string(), Value::Object(by_name)),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_names(config: Value) -> Result<Vec<String>, String> {
+        names(&Fields(config.as_object().unwrap()))
+    }
+
+    #[test]
+    fn names_are_in_the_order_of_the_outputs() {
+        let twelve: Map<String, Value> = (0..12).map(|i| (i.to_string(), json!(format!("c{i}")))).collect();
+        let read = read_names(json!({ "id2label": twelve })).unwrap();
+        assert_eq!(read[10], "c10", "by number and not by the letters of the keys");
+        assert_eq!(read_names(json!({ "id2label": { "0": "good", "1": "bad" } })).unwrap(), ["good", "bad"]);
+        assert_eq!(read_names(json!({ "id2label": { "0": 7, "1": 3 } })).unwrap(), ["7", "3"]);
+        assert_eq!(read_names(json!({ "num_labels": 3 })).unwrap(), ["LABEL_0", "LABEL_1", "LABEL_2"]);
+        assert_eq!(read_names(json!({})).unwrap().len(), 2);
+        let shared = json!({ "id2label": { "0": "crane", "1": "owl", "2": "crane" } });
+        assert_eq!(read_names(shared).unwrap(), ["crane (0)", "owl", "crane (2)"]);
+    }
+
+    #[test]
+    fn lists_with_gaps_and_heads_of_many_labels_are_refused() {
+        for wrong in [json!({ "0": "a", "2": "b" }), json!({ "0": "a", "1": null }), json!(["a", "b"])] {
+            let refused = read_names(json!({ "id2label": wrong })).unwrap_err();
+            assert!(refused.contains("a name for every class from 0 on"), "{refused}");
+        }
+        for kind in ["multi_label_classification", "regression"] {
+            let refused = read_names(json!({ "problem_type": kind })).unwrap_err();
+            assert!(refused.contains(kind) && refused.contains("`problem_type`"), "{refused}");
+        }
+        assert!(read_names(json!({ "problem_type": "single_label_classification" })).is_ok());
+        assert!(read_names(json!({ "problem_type": null })).is_ok());
+    }
 }

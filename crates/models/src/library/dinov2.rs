@@ -1,12 +1,13 @@
 //! DINOv2 as the `transformers` library describes it, with and without registers: `config.json` to a vision
 //! transformer and back, and where its weights lie.
 //!
-//! Its positions are resampled as ours are, corners not aligned. The form with registers smooths where it shrinks
-//! a grid, which ours does not, so it is read for images of its own size alone. The token that stands for masked patches in
-//! pretraining is not read, and not written: `use_mask_token` says so.
+//! Its positions are resampled where images have another grid: with antialiasing in the form with registers, without it in
+//! the other. The token that stands for masked patches in pretraining is not read, and not written: `use_mask_token` says
+//! so.
 
 use serde_json::{Value, json};
 
+use super::class_heads;
 use super::fields::Fields;
 use super::stored::{Stored, Within};
 use crate::config::{Pooling, VitConfig};
@@ -15,8 +16,8 @@ use crate::images::CHANNELS;
 pub const PLAIN: &str = "dinov2";
 pub const WITH_REGISTERS: &str = "dinov2_with_registers";
 
-/// Reads the fields of a `config.json` whose `model_type` is one of the two.
-pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
+/// Reads the fields of a `config.json` whose `model_type` is one of the two, and the names of its classes.
+pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>), String> {
     let model_type = f.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let class = f.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
     let has_head = match class {
@@ -46,11 +47,8 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
     if patch == 0 || !image_size.is_multiple_of(patch) {
         return Err(format!("its `patch_size` {patch} does not divide its `image_size` {image_size}"));
     }
-    let classes = match f.get("id2label").and_then(Value::as_object) {
-        Some(named) => named.len(),
-        None => f.extent_or("num_labels", 2)?,
-    };
-    Ok(VitConfig {
+    let classes = if has_head { class_heads::names(f)? } else { vec![] };
+    let vit = VitConfig {
         width,
         layers: f.extent_or("num_hidden_layers", 12)?,
         heads: f.extent_or("num_attention_heads", 12)?,
@@ -58,13 +56,15 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
         patch,
         image_size,
         grid: Some(image_size / patch),
+        antialias: model_type == WITH_REGISTERS,
         registers: if model_type == WITH_REGISTERS { f.extent_or("num_register_tokens", 4)? } else { 0 },
-        classes: has_head.then_some(classes),
+        classes: has_head.then_some(classes.len()),
         pooling: Pooling::ClsMean,
         norm_eps: f.number_or("layer_norm_eps", 1e-6)?,
         layer_scale: Some(f.number_or("layerscale_value", 1.0)?),
         ..VitConfig::default()
-    })
+    };
+    Ok((vit, classes))
 }
 
 /// The library's class, with a head of classes or without.
@@ -85,9 +85,9 @@ pub(crate) fn fits(c: &VitConfig) -> Result<(), String> {
         ("layer_scale", c.layer_scale.is_some(), "a number"),
         ("ffn", whole_ratio, "a multiple of model.width"),
         (
-            "grid",
-            c.registers == 0 || [c.grid(); 2] == c.patches(),
-            "that of the images, where there are registers",
+            "antialias",
+            c.antialias == (c.registers > 0) || [c.grid(); 2] == c.patches(),
+            "true with registers, false without",
         ),
     ];
     match asked.into_iter().find(|(_, fits, _)| !fits) {
@@ -125,8 +125,7 @@ pub(crate) fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
         fields.insert("num_register_tokens".into(), json!(c.registers));
     }
     if let Some(classes) = c.classes {
-        let names: Vec<String> = (0..classes).map(|class| format!("LABEL_{class}")).collect();
-        fields.extend(super::class_heads::label_fields(&names));
+        fields.extend(class_heads::label_fields(&class_heads::numbered(classes)));
     }
     Ok(config)
 }

@@ -211,7 +211,8 @@ fn rotations(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, Stri
 /// The fields of a decoder that fits, with weights of this type.
 pub(crate) fn write(c: &DecoderConfig, dtype: &str) -> Result<Value, String> {
     let factor = embed_scale(c.width, dtype);
-    if c.embed_scale != factor {
+    // It is multiplied as f32, whatever digits behind those a config has.
+    if c.embed_scale as f32 != factor as f32 {
         let other = if dtype == "float32" { "bf16" } else { "f32" };
         return Err(format!(
             "its embeddings are multiplied by {}, and in {dtype} a Gemma-3 of this width multiplies them by {factor}: \
@@ -366,6 +367,9 @@ mod tests {
         assert_eq!(huggingface::read(&written).unwrap().model, pairs);
         let wide = huggingface::write(&model, "float32", &[2], &[1]).unwrap_err();
         assert!(wide.contains("multiplied by 34, and in float32") && wide.contains("--dtype bf16"), "{wide}");
+        // The root with all digits that f64 has is the same factor.
+        let root = DecoderConfig { embed_scale: 1152f64.sqrt(), ..model };
+        assert!(huggingface::write(&root, "float32", &[2], &[1]).is_ok());
     }
 
     #[test]

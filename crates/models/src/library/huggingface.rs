@@ -21,6 +21,8 @@ pub struct Described {
     /// Tokens a text may begin and end with, as far as the file names them.
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
+    /// The names of its classes in the order of its outputs, where it has a head of classes.
+    pub classes: Vec<String>,
 }
 
 /// The architectures that the decoder equals.
@@ -112,13 +114,16 @@ pub fn read(config: &Value) -> Result<Described, String> {
             gemma::read(&f, named(&outer).or(named(&f)).as_deref())?
         }
     };
-    let model = if head == Head::Classes { class_heads::read(&f, model)? } else { model };
+    let (model, classes) = match head {
+        Head::Classes => (class_heads::read(&f, model)?, class_heads::names(&f)?),
+        Head::Tokens => (model, vec![]),
+    };
     model.validate().map_err(|sentence| format!("it describes no model: {sentence}"))?;
     let tokens = |name: &str| match outer.tokens(name)? {
         none if none.is_empty() => f.tokens(name),
         found => Ok(found),
     };
-    Ok(Described { model, bos: tokens("bos_token_id")?, eos: tokens("eos_token_id")? })
+    Ok(Described { model, bos: tokens("bos_token_id")?, eos: tokens("eos_token_id")?, classes })
 }
 
 /// Other names that a weight may have in a file: of a base model without its head, or of the text part of a model that
@@ -342,7 +347,8 @@ mod tests {
             for tied in [false, true] {
                 let model = DecoderConfig { qk_norm, tied, ..read(&llama()).unwrap().model };
                 let written = write(&model, "float32", &[5], &[6, 7]).unwrap();
-                assert_eq!(read(&written).unwrap(), Described { model, bos: vec![5], eos: vec![6, 7] });
+                let (bos, eos) = (vec![5], vec![6, 7]);
+                assert_eq!(read(&written).unwrap(), Described { model, bos, eos, classes: vec![] });
             }
         }
     }
@@ -424,6 +430,8 @@ mod tests {
             ("rope_scaling", json!({ "rope_type": "llama3", "factor": 0.5 }), "`model.rope_factor` is 0.5"),
             ("partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 0.5"),
             ("rope_scaling", json!({ "rope_type": "longrope", "factor": 2.0 }), "\"longrope\""),
+            ("rope_scaling", json!({ "rope_type": 3, "factor": 2.0 }), "its type is 3, which is no name"),
+            ("rope_scaling", json!({ "rope_type": ["yarn"], "factor": 2.0 }), "its type is [\"yarn\"]"),
             ("rope_scaling", json!("twice"), "wants to be an object"),
             ("rope_theta", json!("10"), "`rope_theta` is \"10\""),
             ("rope_theta", json!(-1.0), "it describes no model: `model.rope_theta` is -1"),

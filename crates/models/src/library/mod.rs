@@ -9,15 +9,17 @@ pub mod gemma;
 pub mod gpt2;
 pub mod huggingface;
 pub mod llama;
+pub mod processor;
 mod rope;
 pub mod stored;
 mod timm;
 pub mod vision;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::config::{Model, ModelKind};
-use stored::Stored;
+use processor::Processor;
+use stored::{Resampled, Stored};
 
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +30,10 @@ pub struct Described {
     /// Tokens a text may begin and end with, as far as the file names them.
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
+    /// The names of its classes in the order of its outputs, as far as the file names them.
+    pub classes: Vec<String>,
+    /// How pixels are made of an image, as far as the file says it.
+    pub processor: Processor,
 }
 
 /// A model that another library's files can hold.
@@ -45,10 +51,29 @@ pub trait Published {
     /// of the library's.
     fn write(&self, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String>;
 
-    /// The `preprocessor_config.json` of a model that reads images, of whose middle a share of both sides is seen.
-    fn processor(&self, _seen: f64) -> Option<Value> {
+    /// The positions that are written for the model's own images, where the format has no others.
+    fn resampled(&self) -> Option<Resampled> {
         None
     }
+
+    /// The fields of `config.json` that name the classes.
+    fn label_fields(&self, names: &[String]) -> Map<String, Value> {
+        class_heads::label_fields(names)
+    }
+
+    /// The `preprocessor_config.json` of a model that reads images which are made so.
+    fn processor(&self, _processor: &Processor) -> Option<Value> {
+        None
+    }
+
+    /// Says the same in the `config.json`, where the format has it there.
+    fn describe_processor(&self, _config: &mut Value, _processor: &Processor) {}
+}
+
+/// The tokens that end a text as a parsed `generation_config.json` says it; none where it does not.
+pub fn generation_ends(config: &Value) -> Result<Vec<u32>, String> {
+    let fields = config.as_object().ok_or("it is not a JSON object")?;
+    fields::Fields(fields).tokens("eos_token_id")
 }
 
 /// Reads a parsed `config.json`, or says in a sentence which field stands in the way. The default kind comes last: it takes

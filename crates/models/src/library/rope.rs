@@ -58,7 +58,11 @@ impl Fields<'_> {
         if let Some(share) = self.get("partial_rotary_factor").filter(|value| value.as_f64() != Some(1.0)) {
             return Err(format!("`partial_rotary_factor` is {share}, and here heads rotate whole"));
         }
-        let kind = self.get("rope_type").or(self.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let kind = match self.get("rope_type").or(self.get("type")) {
+            None | Some(Value::Null) => "default",
+            Some(Value::String(kind)) => kind,
+            Some(other) => return Err(format!("its type is {other}, which is no name of one")),
+        };
         let rope_scaling = match kind {
             "default" => RopeScaling::None,
             other => match other.parse() {

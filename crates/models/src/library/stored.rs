@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use flatout_ir::bicubic;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Our path.
@@ -82,6 +84,37 @@ impl Stored {
                 }))
             }
         }
+    }
+}
+
+/// A tensor of positions, `[1, 1 + grid, width]`, that is written for another grid than it was learned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resampled {
+    pub theirs: &'static str,
+    pub from: [usize; 2],
+    pub to: [usize; 2],
+    pub antialias: bool,
+}
+
+impl Resampled {
+    /// The extents of the tensor as it is written.
+    pub fn dims(&self, width: usize) -> Vec<usize> {
+        vec![1, 1 + self.to[0] * self.to[1], width]
+    }
+
+    /// The positions of the other grid: the first row, of the class token, as it is.
+    pub fn apply(&self, learned: &[f32], width: usize) -> Vec<f32> {
+        let (first, grid) = learned.split_at(width);
+        let matrix = bicubic::matrix(self.from, self.to, self.antialias);
+        let mut all = first.to_vec();
+        for weights in matrix.chunks_exact(self.from[0] * self.from[1]) {
+            let mut row = vec![0f64; width];
+            for (weight, learned) in weights.iter().zip(grid.chunks_exact(width)) {
+                row.iter_mut().zip(learned).for_each(|(sum, x)| *sum += weight * *x as f64);
+            }
+            all.extend(row.iter().map(|sum| *sum as f32));
+        }
+        all
     }
 }
 

@@ -1,10 +1,12 @@
 //! Vision transformers as timm publishes them: `config.json` with an `architecture` whose name has the dimensions and
 //! `model_args` that change them, and tensors with q, k and v in one.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::class_heads;
 use super::fields::Fields;
-use super::stored::{Stored, Within};
+use super::processor::{self, Processor};
+use super::stored::{Resampled, Stored, Within};
 use crate::config::{Pooling, VitConfig};
 use crate::images::CHANNELS;
 
@@ -12,12 +14,20 @@ use crate::images::CHANNELS;
 const SIZES: [(&str, usize, usize, usize); 4] =
     [("tiny", 192, 12, 3), ("small", 384, 12, 6), ("base", 768, 12, 12), ("large", 1024, 24, 16)];
 
+/// The tensor of positions.
+const POSITIONS: &str = "pos_embed";
+
+/// Where the names of classes are.
+const LABELS: &str = "label_names";
+
 /// Whether a `config.json` is timm's.
 pub(crate) fn is_ours(f: &Fields<'_>) -> bool {
     f.get("architecture").is_some() && f.get("model_type").is_none()
 }
 
-pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
+/// Reads the fields of a `config.json`, the names of its classes where it has a list of them, and how its
+/// images are made.
+pub(crate) fn read(f: &Fields<'_>) -> Result<(VitConfig, Vec<String>, Processor), String> {
     let name = f.get("architecture").and_then(Value::as_str).unwrap_or_default();
     let named = named(name).ok_or_else(|| {
         format!(
@@ -72,7 +82,7 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
             values.try_into().map_err(|_| format!("its `{name}` wants to be three numbers"))
         }
     };
-    Ok(VitConfig {
+    let vit = VitConfig {
         width,
         layers: args.extent_or("depth", named.layers)?,
         heads: args.extent_or("num_heads", named.heads)?,
@@ -80,6 +90,7 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
         patch,
         image_size,
         grid: Some(image_size / patch),
+        antialias: true,
         classes: (classes > 0).then_some(classes),
         pooling,
         layer_scale: args.get("init_values").map_or(Ok(named.layer_scale), |value| {
@@ -88,7 +99,28 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<VitConfig, String> {
         mean: three("mean", named.mean)?,
         std: three("std", named.std)?,
         ..VitConfig::default()
-    })
+    };
+    let names = if classes > 0 { label_names(f, &cfg, classes)? } else { vec![] };
+    Ok((vit, names, processor::read_timm(&cfg, image_size)?))
+}
+
+/// The names of the classes, of the list that the library keeps beside the model or with its first weights.
+fn label_names(f: &Fields<'_>, cfg: &Fields<'_>, classes: usize) -> Result<Vec<String>, String> {
+    let Some(listed) = f.get(LABELS).or(cfg.get(LABELS)) else {
+        // Exports of ours had them as the other library does.
+        return if f.get("id2label").is_some() { class_heads::names(f) } else { Ok(vec![]) };
+    };
+    let names: Option<Vec<String>> =
+        listed.as_array().and_then(|names| names.iter().map(class_heads::text).collect());
+    match names.filter(|names| names.len() == classes) {
+        Some(names) => Ok(class_heads::told_apart(names)),
+        None => Err(format!("its `{LABELS}` wants to be a list of {classes} names, one a class")),
+    }
+}
+
+/// The list of names in a `config.json`.
+pub(crate) fn label_fields(names: &[String]) -> Map<String, Value> {
+    Map::from_iter([(LABELS.to_string(), json!(names))])
 }
 
 /// What a name such as vit_tiny_patch16_224 says.
@@ -130,7 +162,7 @@ pub(crate) fn write(c: &VitConfig) -> Result<Value, String> {
     if c.norm_eps != 1e-6 {
         return Err("timm's ViT has another `model.norm_eps`: 1e-6".into());
     }
-    let side = c.grid() * c.patch;
+    let side = c.image_size;
     let nearest = SIZES.iter().rev().find(|(_, width, ..)| *width <= c.width).unwrap_or(&SIZES[0]);
     let classes = c.classes.unwrap_or(0);
     let pool = if c.pooling == Pooling::Mean { "avg" } else { "token" };
@@ -168,13 +200,20 @@ pub(crate) fn write(c: &VitConfig) -> Result<Value, String> {
     }))
 }
 
+/// The positions, where they are of another grid than the images: a model of this library has those of its own images, and
+/// resamples them when it is made for others.
+pub(crate) fn resampled(c: &VitConfig) -> Option<Resampled> {
+    let (from, to) = ([c.grid(); 2], c.patches());
+    (from != to).then_some(Resampled { theirs: POSITIONS, from, to, antialias: c.antialias })
+}
+
 /// Where every weight lies.
 pub(crate) fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
     let (d, f, grid) = (c.width, c.ffn(), c.grid());
     let mut all = vec![
         Stored::whole("cls", "cls_token", vec![1, 1, d]),
-        Stored::whole("positions.weight", "pos_embed", vec![1, 1 + grid * grid, d]),
+        Stored::whole("positions.weight", POSITIONS, vec![1, 1 + grid * grid, d]),
         Stored::whole("patch.bias", "patch_embed.proj.bias", vec![d]),
         Stored::whole("norm", "norm.weight", vec![d]),
         Stored::whole("norm_bias", "norm.bias", vec![d]),

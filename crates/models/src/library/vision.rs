@@ -1,34 +1,30 @@
 //! Vision transformers as other libraries publish them: DINOv2 of `transformers`, or timm's.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use super::stored::Stored;
-use super::{Published, dinov2, timm};
+use super::processor::{self, Processor};
+use super::stored::{Resampled, Stored};
+use super::{Published, class_heads, dinov2, timm};
 use crate::config::{Pooling, VitConfig};
 
+/// A model with the names of its classes and how its images are made, as far as its files say so.
+type Seen = (VitConfig, Vec<String>, Processor);
+
 /// Reads a parsed `config.json` that describes either.
-pub(crate) fn read(config: &Value) -> Option<Result<VitConfig, String>> {
+pub(crate) fn read(config: &Value) -> Option<Result<Seen, String>> {
     let fields = Fields(config.as_object()?);
     let read = match fields.get("model_type").and_then(Value::as_str) {
-        Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => dinov2::read(&fields),
+        Some(dinov2::PLAIN | dinov2::WITH_REGISTERS) => {
+            dinov2::read(&fields).map(|(vit, classes)| (vit, classes, Processor::default()))
+        }
         _ if timm::is_ours(&fields) => timm::read(&fields),
         _ => return None,
     };
-    Some(read.and_then(|vit| {
+    Some(read.and_then(|(vit, classes, processor)| {
         vit.validate_body().map_err(|sentence| format!("it describes no model: {sentence}"))?;
-        Ok(vit)
+        Ok((vit, classes, processor))
     }))
-}
-
-/// Takes over the means and deviations that a `preprocessor_config.json` says.
-pub(crate) fn normalise(vit: &mut VitConfig, processor: &Value) -> Result<(), String> {
-    for (name, place) in [("image_mean", &mut vit.mean), ("image_std", &mut vit.std)] {
-        let Some(said) = processor.get(name).and_then(Value::as_array) else { continue };
-        let said: Vec<f64> = said.iter().filter_map(Value::as_f64).collect();
-        *place = said.try_into().map_err(|_| format!("its `{name}` wants to be three numbers"))?;
-    }
-    vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
 }
 
 /// Whether a vision transformer is published as DINOv2 is, and not as timm's are.
@@ -58,27 +54,29 @@ impl Published for VitConfig {
         if is_dinov2(self) { dinov2::write(self, dtype) } else { timm::write(self) }
     }
 
-    fn processor(&self, seen: f64) -> Option<Value> {
-        let side = self.image_size;
-        Some(json!({
-            "image_processor_type": "BitImageProcessor",
-            "do_convert_rgb": true,
-            "do_resize": true,
-            "size": { "shortest_edge": (side as f64 / seen).round() as usize },
-            "resample": 2,
-            "do_center_crop": true,
-            "crop_size": { "height": side, "width": side },
-            "do_rescale": true,
-            "rescale_factor": 1.0 / 255.0,
-            "do_normalize": true,
-            "image_mean": self.mean,
-            "image_std": self.std,
-        }))
+    fn resampled(&self) -> Option<Resampled> {
+        if is_dinov2(self) { None } else { timm::resampled(self) }
+    }
+
+    fn label_fields(&self, names: &[String]) -> Map<String, Value> {
+        if is_dinov2(self) { class_heads::label_fields(names) } else { timm::label_fields(names) }
+    }
+
+    fn processor(&self, processor: &Processor) -> Option<Value> {
+        Some(processor::write(self, processor))
+    }
+
+    fn describe_processor(&self, config: &mut Value, processor: &Processor) {
+        if let Some(cfg) = config.get_mut("pretrained_cfg").and_then(Value::as_object_mut) {
+            cfg.extend(processor::write_timm(self, processor));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::library::read;
     use crate::registry::Model;
@@ -108,7 +106,7 @@ mod tests {
         let written = classes.write("float32", &[], &[]).unwrap();
         assert_eq!(written["architectures"][0], "Dinov2ForImageClassification");
         assert_eq!(read_vit(&written), classes);
-        let registers = VitConfig { registers: 4, ..classes };
+        let registers = VitConfig { registers: 4, antialias: true, ..classes };
         let written = registers.write("float32", &[], &[]).unwrap();
         assert_eq!(read_vit(&written), registers);
     }
@@ -118,7 +116,7 @@ mod tests {
         let mut model = read(&dinov2_small()).unwrap().model;
         let Model::Vit(vit) = &model else { panic!("a vision transformer") };
         let half = VitConfig { mean: [0.5; 3], std: [0.25; 3], image_size: 224, ..vit.clone() };
-        let written = half.processor(0.875).unwrap();
+        let written = half.processor(&Processor { resize: vec![256], ..Processor::default() }).unwrap();
         assert_eq!(written["size"]["shortest_edge"], 256);
         model.normalise(&written).unwrap();
         assert_eq!(model, Model::Vit(VitConfig { image_size: 518, ..half }));

@@ -24,6 +24,8 @@ section! {
         pub image_height: Option<usize>,
         /// Learned positions a side, resampled where images have others; as many as patches of a row where not given.
         pub grid: Option<usize>,
+        /// Whether positions are resampled with antialiasing, as timm and DINOv2 with registers do it.
+        pub antialias: bool = false,
         /// Tokens of no image that all others see, beside the class token.
         pub registers: usize = 0,
         /// Number of classes.

@@ -35,11 +35,32 @@ pub struct Mark {
 const TOP: f64 = 72.0;
 const DOWN: f64 = 280.0;
 const NOTE: f64 = 17.0;
+/// From the axis to the first note: two rows of names of parts, then the axis' own.
+const FOOT: f64 = 66.0;
+/// Labels nearer to one another than this overlap.
+const LINE: f64 = 16.0;
+
+fn width(text: &str) -> f64 {
+    LETTER * text.chars().count() as f64
+}
+
+/// A text in lines that fit a width, broken between words.
+fn wrapped(text: &str, most: f64) -> Vec<String> {
+    let mut lines: Vec<String> = vec![];
+    for word in text.split(' ') {
+        match lines.last_mut().filter(|line| width(line) + width(word) + LETTER <= most) {
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(word.into()),
+        }
+    }
+    lines
+}
 
 impl Areas {
     pub fn to_svg(&self) -> String {
         let bottom = TOP + DOWN;
-        let mut svg = Svg::new(&self.title, bottom + 52.0 + NOTE * self.notes.len() as f64);
+        let notes: Vec<String> = self.notes.iter().flat_map(|note| wrapped(note, ACROSS)).collect();
+        let mut svg = Svg::new(&self.title, bottom + FOOT + NOTE * notes.len() as f64);
         svg.text("title", LEFT, 20.0, "start", &self.title);
         let count = self.areas.first().map_or(0, |area| area.values.len());
         let total = |i: usize| self.areas.iter().map(|area| area.values[i]).sum::<f64>();
@@ -65,26 +86,32 @@ impl Areas {
             ));
             svg.text("tick", LEFT + ACROSS, height(*value) - 5.0, "end", name);
         }
+        // A name that would lie on the one before it goes to the second row; none leaves the picture.
+        let mut free = [LEFT; 2];
         for (start, name) in &self.parts {
             let at = along(*start);
             if *start > 0 {
                 svg.line("axis", at, TOP, at, bottom + 4.0);
             }
-            svg.text("tick", at + 2.0, bottom + 16.0, "start", name);
+            let from = (at + 2.0).min(LEFT + ACROSS - width(name)).max(LEFT);
+            let row = usize::from(from < free[0] && free[0] > free[1]);
+            svg.text("tick", from, bottom + LINE * (1 + row) as f64, "start", name);
+            free[row] = from + width(name) + LETTER;
         }
         if let Some(Mark { at, value, name }) = &self.mark {
             let (x, y) = (along(*at), height(*value));
             svg.line("axis", x, y - 10.0, x, bottom);
-            // To whichever side there is room on.
+            // To whichever side there is room on, and below the line where another label lies above it.
             let (anchor, aside) = if x < LEFT + ACROSS / 2.0 { ("start", 4.0) } else { ("end", -4.0) };
-            svg.text("label", x + aside, y - 8.0, anchor, name);
+            let is_taken = self.level.as_ref().is_some_and(|(level, _)| (height(*level) - y).abs() < LINE);
+            svg.text("label", x + aside, if is_taken { y + LINE } else { y - 8.0 }, anchor, name);
         }
         svg.line("axis", LEFT, bottom, LEFT + ACROSS, bottom);
-        svg.text("label", WIDTH - RIGHT, bottom + 34.0, "end", &self.x);
+        svg.text("label", WIDTH - RIGHT, bottom + FOOT - LINE, "end", &self.x);
         svg.text("label", LEFT, TOP - 6.0, "end", &self.y);
         self.legend(&mut svg);
-        for (i, note) in self.notes.iter().enumerate() {
-            svg.text("tick", LEFT, bottom + 52.0 + NOTE * i as f64, "start", note);
+        for (i, note) in notes.iter().enumerate() {
+            svg.text("tick", LEFT, bottom + FOOT + NOTE * i as f64, "start", note);
         }
         svg.finish()
     }
@@ -120,14 +147,17 @@ impl Areas {
     }
 
     fn legend(&self, svg: &mut Svg) {
-        let mut at = LEFT;
+        let (mut at, mut y) = (LEFT, 32.0);
         for (colour, area) in self.areas.iter().enumerate() {
-            let colour = colour % COLOURS.len();
+            let (colour, wide) = (colour % COLOURS.len(), 17.0 + width(&area.name));
+            if at + wide > LEFT + ACROSS {
+                (at, y) = (LEFT, y + LINE);
+            }
             svg.raw(&format!(
-                r#"<rect class="f{colour}" opacity="0.8" x="{at:.1}" y="32" width="12" height="12"/>"#
+                r#"<rect class="f{colour}" opacity="0.8" x="{at:.1}" y="{y:.0}" width="12" height="12"/>"#
             ));
-            svg.text("tick", at + 17.0, 42.0, "start", &area.name);
-            at += 17.0 + LETTER * area.name.chars().count() as f64 + 16.0;
+            svg.text("tick", at + 17.0, y + 10.0, "start", &area.name);
+            at += wide + 16.0;
         }
     }
 }
@@ -182,6 +212,29 @@ mod tests {
         {
             assert!(svg.contains(text), "{text}");
         }
+    }
+
+    #[test]
+    fn labels_keep_apart_and_inside() {
+        let mut crowded = areas([vec![4.0; 100], vec![5.9; 100]]);
+        crowded.parts = vec![(0, "grad".into()), (97, "evaluation".into()), (99, "apply".into())];
+        crowded.mark = Some(Mark { at: 90, value: 9.9, name: "peak of 9.9 MiB".into() });
+        crowded.notes = vec!["a buffer with a long name, ".repeat(12)];
+        let svg = crowded.to_svg();
+        let at = |text: &str| -> (f64, f64) {
+            let line = svg.lines().find(|line| line.contains(&format!(">{text}</text>"))).expect(text);
+            let number = |key: &str| -> f64 {
+                let rest = &line[line.find(key).expect(key) + key.len()..];
+                rest[..rest.find('"').unwrap()].parse().unwrap()
+            };
+            (number(" x=\""), number(" y=\""))
+        };
+        assert!(at("evaluation").0 + width("evaluation") <= LEFT + ACROSS + 0.1);
+        assert!(at("apply").0 + width("apply") <= LEFT + ACROSS + 0.1);
+        assert!(at("apply").1 > at("evaluation").1, "side by side they would overlap");
+        assert!((at("peak of 9.9 MiB").1 - at("all").1).abs() >= LINE);
+        let longest = svg.lines().filter(|line| line.contains("a long name")).map(str::len).max().unwrap();
+        assert!(longest < 220, "{longest}");
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Scale {
         at.is_finite().then(|| (at - self.low) / (self.high - self.low))
     }
 
-    /// About `count` round values and what to write at them.
+    /// About `count` round values and what to write at them, in one unit along an even axis.
     pub fn ticks(&self, count: usize) -> Vec<(f64, String)> {
         if !self.log {
             return even(self.low, self.high, count);
@@ -47,12 +47,12 @@ impl Scale {
         // Of many decades only some have a tick; of few, their halves and fifths have one too.
         let every = (decades as usize).div_ceil(count.max(1)).max(1) as i32;
         let between: &[f64] = if decades as usize * 3 <= count { &[1.0, 2.0, 5.0] } else { &[1.0] };
-        let mut ticks = vec![];
+        let (mut ticks, is_large) = (vec![], self.high >= 4.0 - 1e-9);
         for decade in self.low.floor() as i32..=self.high.ceil() as i32 {
             for factor in between.iter().filter(|_| decade.rem_euclid(every) == 0) {
                 let value = factor * 10f64.powi(decade);
                 if (self.low - 1e-9..=self.high + 1e-9).contains(&value.log10()) {
-                    ticks.push((value, label(value, value)));
+                    ticks.push((value, label(value, value, if is_large { value } else { 0.0 })));
                 }
             }
         }
@@ -67,20 +67,22 @@ fn even(low: f64, high: f64, count: usize) -> Vec<(f64, String)> {
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|step| *step >= rough * 0.999);
     let step = step.unwrap_or(10.0 * power);
     let (first, last) = ((low / step).ceil() as i64, (high / step).floor() as i64);
-    (first..=last).map(|n| (n as f64 * step, label(n as f64 * step, step))).collect()
+    let most = (first.abs().max(last.abs()) as f64 * step).max(step);
+    let unit_of = if most >= 1e4 { most } else { 0.0 };
+    (first..=last).map(|n| (n as f64 * step, label(n as f64 * step, step, unit_of))).collect()
 }
 
-/// A value with as many digits as tell it from its neighbours a `step` away.
-fn label(value: f64, step: f64) -> String {
+/// A value with as many digits as tell it from its neighbours a `step` away, in the unit that suits `unit_of`.
+fn label(value: f64, step: f64, unit_of: f64) -> String {
     if value == 0.0 {
         return "0".into();
     }
     let size = value.abs().max(step);
-    let (unit, suffix) = match size {
+    let (unit, suffix) = match unit_of {
         s if s >= 1e12 => (1e12, "T"),
         s if s >= 1e9 => (1e9, "B"),
         s if s >= 1e6 => (1e6, "M"),
-        s if s >= 1e4 => (1e3, "K"),
+        s if s >= 1e3 => (1e3, "K"),
         _ => (1.0, ""),
     };
     let places = (-(step / unit).log10() - 1e-9).ceil().max(0.0);
@@ -109,14 +111,17 @@ mod tests {
         assert_eq!(labels(1.41, 1.44, false, 5), ["1.41", "1.42", "1.43", "1.44"]);
         assert_eq!(labels(0.0, 0.005, false, 5), ["0", "0.001", "0.002", "0.003", "0.004", "0.005"]);
         assert_eq!(labels(0.0, 3e-6, false, 3), ["0", "1e-6", "2e-6", "3e-6"]);
-        assert_eq!(labels(0.0, 2.5e9, false, 5), ["0", "500M", "1B", "1.5B", "2B", "2.5B"]);
+        assert_eq!(labels(0.0, 2.5e9, false, 5), ["0", "0.5B", "1B", "1.5B", "2B", "2.5B"]);
         assert_eq!(labels(0.0, 40_000.0, false, 4), ["0", "10K", "20K", "30K", "40K"]);
+        assert_eq!(labels(0.0, 10_000.0, false, 4), ["0", "5K", "10K"], "one unit along the axis");
+        assert_eq!(labels(0.0, 8_000.0, false, 4), ["0", "2000", "4000", "6000", "8000"]);
         assert_eq!(labels(-2.0, 2.0, false, 4), ["-2", "-1", "0", "1", "2"]);
     }
 
     #[test]
     fn logarithmic_ticks_are_powers_of_ten() {
         assert_eq!(labels(1.0, 1000.0, true, 5), ["1", "10", "100", "1000"]);
+        assert_eq!(labels(10.0, 1e5, true, 5), ["10", "100", "1K", "10K", "100K"]);
         assert_eq!(labels(1.0, 100.0, true, 8), ["1", "2", "5", "10", "20", "50", "100"]);
         assert_eq!(labels(1e-8, 1.0, true, 4), ["1e-8", "1e-6", "0.0001", "0.01", "1"]);
         assert_eq!(labels(2.0, 6.0, true, 4), ["2", "3", "4", "5", "6"], "within a decade they are even");

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::cell;
 use crate::history::History;
 use crate::words::count;
 use flatout_train::metrics::{Metrics, Score};
@@ -31,16 +32,17 @@ pub(super) fn rows(history: &History, newest: &Metrics) -> Vec<(&'static str, St
     rows
 }
 
-/// The table, a row a class.
-pub(super) fn table(metrics: &Metrics) -> String {
+/// The table, a row a class, by their names where these are known.
+pub(super) fn table(metrics: &Metrics, names: &[String]) -> String {
     let classes = metrics.confusion.classes();
+    let name = |class: usize| names.get(class).map_or_else(|| class.to_string(), |name| cell(name));
     let mut out = String::from("## What was taken for what\n\n| class |");
     for class in 0..classes {
-        let _ = write!(out, " taken for {class} |");
+        let _ = write!(out, " taken for {} |", name(class));
     }
     let _ = writeln!(out, "\n|---|{}", "---|".repeat(classes));
     for (class, row) in metrics.confusion.0.iter().enumerate() {
-        let _ = write!(out, "| {class} |");
+        let _ = write!(out, "| {} |", name(class));
         for texts in row {
             let _ = write!(out, " {} |", count(*texts));
         }
@@ -61,10 +63,20 @@ mod tests {
     #[test]
     fn a_row_a_class() {
         let metrics = Confusion(vec![vec![50, 10], vec![5, 1035]]).metrics();
+        let rows =
+            |names: &[String]| table(&metrics, names).lines().skip(2).map(String::from).collect::<Vec<_>>();
         assert_eq!(
-            table(&metrics),
-            "## What was taken for what\n\n| class | taken for 0 | taken for 1 |\n|---|---|---|\n| 0 | 50 | 10 |\n\
-             | 1 | 5 | 1,035 |\n\n"
+            rows(&[]),
+            [
+                "| class | taken for 0 | taken for 1 |",
+                "|---|---|---|",
+                "| 0 | 50 | 10 |",
+                "| 1 | 5 | 1,035 |",
+                ""
+            ]
         );
+        let named = rows(&["bad".into(), "good|better".into()]);
+        assert_eq!(named[0], "| class | taken for bad | taken for good\\|better |");
+        assert_eq!(named[3], "| good\\|better | 5 | 1,035 |");
     }
 }

@@ -1,5 +1,6 @@
 //! The CPU backend: sessions, threads, vector mathematics and the kernels.
 
+mod cgroup;
 pub mod context;
 pub mod kernels;
 pub mod math;
@@ -8,6 +9,8 @@ pub mod session;
 pub mod tensor;
 
 pub use kernels::{KERNELS, kernel};
+
+use std::path::Path;
 
 use flatout_ir::Launch;
 use flatout_ir::target::{KernelRow, Rates, Target};
@@ -63,13 +66,15 @@ fn rates(cores: usize) -> Rates {
     }
 }
 
-/// The memory a run may take: what Linux says is available; 4 GiB on systems that do not say.
-fn memory_bytes() -> u64 {
+/// The memory a run may take: what Linux says is available, or less where the process's control groups allow less; 4 GiB
+/// on systems that do not say.
+pub fn memory_bytes() -> u64 {
     let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
     });
-    available.map_or(4 << 30, |kib| kib << 10)
+    let available = available.map_or(4 << 30, |kib| kib << 10);
+    cgroup::room_bytes(Path::new("/")).map_or(available, |room| room.min(available))
 }
 
 /// The widest instructions the kernels use on this machine, in words.

@@ -6,6 +6,12 @@ use crate::refuse;
 
 /// Row and token indices on the device are 32-bit.
 const MAX_ROWS: usize = 1 << 24;
+/// Batches ahead that no loader needs, threads that no machine has, and parts that no mixture can give a share to.
+const MAX_PREFETCH: usize = 1000;
+const MAX_WORKERS: usize = 1024;
+const MAX_PARTS: usize = 1000;
+/// Between these, the shares of a mixture have all their digits.
+const WEIGHTS: std::ops::RangeInclusive<f64> = 1e-9..=1e9;
 
 impl Config {
     /// Whether the values go together; otherwise one sentence that names the keys.
@@ -26,6 +32,8 @@ impl Config {
         at_least_one("train.max_skipped", self.train.max_skipped as usize)?;
         within("log.spike", self.log.spike, 0.0, f64::MAX)?;
         at_least_one("loader.prefetch", self.loader.prefetch)?;
+        at_most("loader.prefetch", self.loader.prefetch, MAX_PREFETCH)?;
+        at_most("loader.workers", self.loader.workers.given().unwrap_or(0), MAX_WORKERS)?;
         at_least_one("log.every", self.log.every as usize)
     }
 
@@ -77,12 +85,21 @@ impl Config {
         if data.path.is_some() && !data.mix.0.is_empty() {
             refuse!("`data.path` and `data.mix` are both given: give one of them");
         }
+        if data.mix.0.len() > MAX_PARTS {
+            refuse!("`data.mix` has {} tables and may have {MAX_PARTS} at most", data.mix.0.len());
+        }
         for MixPart { path, weight } in &data.mix.0 {
             if names_nothing(path) {
                 refuse!("`data.mix` has a table whose `path` is empty: name a file");
             }
             if !weight.is_finite() || *weight <= 0.0 {
                 refuse!("`data.mix` gives {path} the weight {weight}, which must be a number above 0");
+            }
+            if !WEIGHTS.contains(weight) {
+                let (least, most) = (WEIGHTS.start(), WEIGHTS.end());
+                refuse!(
+                    "`data.mix` gives {path} the weight {weight:e}, which must be from {least:e} to {most:e}"
+                );
             }
         }
         self.validate_examples()?;
@@ -213,7 +230,27 @@ impl Config {
             );
         }
         within("data.flip", data.flip, 0.0, 1.0)?;
-        within("data.centre_crop", data.centre_crop, 0.01, 1.0)
+        within("data.centre_crop", data.centre_crop, 0.01, 1.0)?;
+        self.validate_resize()
+    }
+
+    /// Whether the model's images can be cut out of what images are scaled to.
+    fn validate_resize(&self) -> Result<(), UserError> {
+        let resize = &self.data.resize;
+        let Some([height, width]) = self.model.image_sides() else { return Ok(()) };
+        let fits = match resize[..] {
+            [] => true,
+            [shorter] => shorter >= height.max(width),
+            [rows, columns] => rows >= height && columns >= width,
+            _ => refuse!("`data.resize` is {resize:?}, and wants the shorter side, or rows and columns"),
+        };
+        if !fits || resize.iter().any(|side| *side > 1 << 16) {
+            refuse!(
+                "`data.resize` is {resize:?}, and the model's images of {height} x {width} pixels are cut out of it: give at \
+                 least as many, and at most 65536"
+            );
+        }
+        Ok(())
     }
 
     fn validate_train(&self) -> Result<(), UserError> {
@@ -229,9 +266,7 @@ impl Config {
         }
         let batch = train.batch;
         at_least_one("train.batch", batch)?;
-        if batch > MAX_ROWS {
-            refuse!("`train.batch` is {batch} and may be {MAX_ROWS} at most");
-        }
+        at_most("train.batch", batch, MAX_ROWS)?;
         if let Some(accumulate) = train.accumulate {
             if train.micro_batch.given().is_some() {
                 refuse!("`train.micro_batch` and `train.accumulate` are both given: give one of them");
@@ -346,6 +381,13 @@ pub(super) fn at_least_one(key: &str, value: usize) -> Result<(), UserError> {
     Ok(())
 }
 
+fn at_most(key: &str, value: usize, most: usize) -> Result<(), UserError> {
+    if value > most {
+        refuse!("`{key}` is {value} and may be {most} at most");
+    }
+    Ok(())
+}
+
 pub(super) fn within(key: &str, value: f64, least: f64, most: f64) -> Result<(), UserError> {
     if !(least..=most).contains(&value) {
         let bounds =
@@ -374,7 +416,7 @@ mod tests {
             ("steps=0", "`train.steps` is 0"),
             ("steps=none", "neither `train.steps` nor `train.epochs`"),
             ("steps=10 epochs=1", "are both given"),
-            ("micro_batch=2 accumulate=2", "are both given"),
+            ("micro_batch=2 accumulate=2 batch=8", "`train.batch` is 8: leave one of them out"),
             ("steps=10 warmup_steps=11", "`schedule.warmup_steps` = 11 is more than `train.steps` = 10"),
             ("decay_steps=5", "only wsd has it"),
             ("schedule.name=wsd steps=10 warmup_steps=6 decay_steps=5", "are more than `train.steps` = 10"),
@@ -414,6 +456,10 @@ mod tests {
             ("max_skipped=0", "`train.max_skipped` is 0"),
             ("log.spike=-1", "`log.spike` is -1 and must be at least 0"),
             ("prefetch=0", "`loader.prefetch` is 0"),
+            ("prefetch=1000000000000", "`loader.prefetch` is 1000000000000 and may be 1000 at most"),
+            ("loader.workers=100000", "`loader.workers` is 100000 and may be 1024 at most"),
+            ("data.mix=[{path=\"a\",weight=1e300},{path=\"b\"}]", "the weight 1e300, which must be from"),
+            ("data.mix=[{path=\"a\",weight=1e-300},{path=\"b\"}]", "the weight 1e-300, which must be from"),
             ("log.every=0", "`log.every` is 0"),
             ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),
             ("batch=16777216 micro_batch=16777216", "are more tokens than"),

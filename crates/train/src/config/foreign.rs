@@ -1,257 +1,201 @@
 //! What other tools call our keys, so that a habit gets an answer instead of a shrug. Switches carry their own
 //! names from elsewhere in their table; this one is for the rest.
 
+mod names;
+
+use flatout_runtime::cuda::gpus;
+use toml::Value;
+
 use super::schema::{self, Meaning};
+use super::value::{self, Written};
 use crate::switches;
+use names::{NAMES, OFF, OTHER_VALUES, PRESETS, VALUES, WITHOUT_KEY};
 
-/// (name elsewhere, our key or `key=value`)
-const NAMES: &[(&str, &str)] = &[
-    // Model dimensions.
-    ("hidden_size", "model.width"),
-    ("d_model", "model.width"),
-    ("n_embd", "model.width"),
-    ("dim", "model.width"),
-    ("embed_dim", "model.width"),
-    ("n_layer", "model.layers"),
-    ("n_layers", "model.layers"),
-    ("num_layers", "model.layers"),
-    ("num_hidden_layers", "model.layers"),
-    ("depth", "model.layers"),
-    ("n_head", "model.heads"),
-    ("n_heads", "model.heads"),
-    ("num_heads", "model.heads"),
-    ("num_attention_heads", "model.heads"),
-    ("n_kv_heads", "model.kv_heads"),
-    ("num_kv_heads", "model.kv_heads"),
-    ("num_key_value_heads", "model.kv_heads"),
-    ("head_dim", "model.head_size"),
-    ("intermediate_size", "model.ffn"),
-    ("ffn_dim", "model.ffn"),
-    ("d_ff", "model.ffn"),
-    ("vocab_size", "model.vocab"),
-    ("block_size", "model.context"),
-    ("seq_len", "model.context"),
-    ("seq_length", "model.context"),
-    ("sequence_len", "model.context"),
-    ("sequence_length", "model.context"),
-    ("max_seq_len", "model.context"),
-    ("max_seq_length", "model.context"),
-    ("max_length", "model.context"),
-    ("max_position_embeddings", "model.context"),
-    ("rms_norm_eps", "model.norm_eps"),
-    ("layer_norm_eps", "model.norm_eps"),
-    ("layer_norm_epsilon", "model.norm_eps"),
-    ("hidden_act", "model.activation"),
-    ("activation_function", "model.activation"),
-    ("n_inner", "model.ffn"),
-    ("n_positions", "model.context"),
-    ("attention_bias", "model.bias=attention"),
-    ("mlp_bias", "model.bias=all"),
-    ("qkv_bias", "model.bias=qkv"),
-    ("original_max_position_embeddings", "model.rope_original_context"),
-    ("tie_word_embeddings", "model.tied"),
-    ("tie_embeddings", "model.tied"),
-    ("weight_tying", "model.tied"),
-    ("use_qk_norm", "model.qk_norm"),
-    ("initializer_range", "model.init_std"),
-    ("use_gqa", "model.kv_heads"),
-    ("model_name_or_path", "model.from"),
-    ("pretrained_model_name_or_path", "model.from"),
-    ("init_from", "model.from"),
-    // Portions and length of the run.
-    ("ema_decay", "train.ema"),
-    ("model_ema_decay", "train.ema"),
-    ("use_ema", "train.ema"),
-    ("model_ema", "train.ema"),
-    ("max_steps", "train.steps"),
-    ("max_iters", "train.steps"),
-    ("num_iterations", "train.steps"),
-    ("total_steps", "train.steps"),
-    ("training_steps", "train.steps"),
-    ("num_train_epochs", "train.epochs"),
-    ("num_epochs", "train.epochs"),
-    ("max_epochs", "train.epochs"),
-    ("batch_size", "train.batch"),
-    ("global_batch_size", "train.batch"),
-    ("train_batch_size", "train.batch"),
-    ("effective_batch_size", "train.batch"),
-    ("per_device_train_batch_size", "train.micro_batch"),
-    ("per_gpu_batch_size", "train.micro_batch"),
-    ("local_batch_size", "train.micro_batch"),
-    ("micro_batch_size", "train.micro_batch"),
-    ("device_batch_size", "train.micro_batch"),
-    ("gradient_accumulation_steps", "train.accumulate"),
-    ("gradient_accumulation", "train.accumulate"),
-    ("grad_accum", "train.accumulate"),
-    ("grad_accum_steps", "train.accumulate"),
-    ("accumulate_grad_batches", "train.accumulate"),
-    ("random_seed", "train.seed"),
-    ("manual_seed", "train.seed"),
-    ("freeze_layers", "train.freeze"),
-    // Adapters.
-    ("lora_r", "adapter.rank"),
-    ("lora_rank", "adapter.rank"),
-    ("r", "adapter.rank"),
-    ("lora_alpha", "adapter.alpha"),
-    ("lora_dropout", "adapter.dropout"),
-    ("target_modules", "adapter.paths"),
-    ("lora_target_modules", "adapter.paths"),
-    ("lora_target_linear", "adapter.paths=layers"),
-    ("modules_to_save", "adapter.also_train"),
-    ("lora_modules_to_save", "adapter.also_train"),
-    ("rank_pattern", "adapter.groups"),
-    ("alpha_pattern", "adapter.groups"),
-    ("use_lora", "adapter.kind=lora"),
-    ("use_peft", "adapter.kind=lora"),
-    ("use_dora", "adapter.kind=dora"),
-    ("peft_use_dora", "adapter.kind=dora"),
-    ("lora_model_dir", "adapter.from"),
-    ("adapter_name_or_path", "adapter.from"),
-    // Evaluation.
-    ("per_device_eval_batch_size", "eval.micro_batch"),
-    ("eval_batch_size", "eval.micro_batch"),
-    ("eval_steps", "eval.every"),
-    ("eval_interval", "eval.every"),
-    ("eval_every", "eval.every"),
-    ("val_check_interval", "eval.every"),
-    ("eval_iters", "eval.rows"),
-    ("max_eval_samples", "eval.rows"),
-    ("val_set_size", "data.held_out"),
-    ("validation_split", "data.held_out"),
-    // Optimiser and schedule.
-    ("learning_rate", "optimizer.lr"),
-    ("max_lr", "optimizer.lr"),
-    ("peak_lr", "optimizer.lr"),
-    ("optim", "optimizer.name"),
-    ("optimizer", "optimizer.name"),
-    ("adam_beta1", "optimizer.betas"),
-    ("adam_beta2", "optimizer.betas"),
-    ("beta1", "optimizer.betas"),
-    ("beta2", "optimizer.betas"),
-    ("adam_epsilon", "optimizer.eps"),
-    ("adam_eps", "optimizer.eps"),
-    ("wd", "optimizer.weight_decay"),
-    ("decay", "optimizer.weight_decay"),
-    ("max_grad_norm", "optimizer.clip"),
-    ("max_norm", "optimizer.clip"),
-    ("grad_clip", "optimizer.clip"),
-    ("gradient_clip_val", "optimizer.clip"),
-    ("clip_grad_norm", "optimizer.clip"),
-    ("lr_scheduler", "schedule.name"),
-    ("lr_scheduler_type", "schedule.name"),
-    ("lr_schedule", "schedule.name"),
-    ("decay_type", "schedule.name"),
-    ("warmup", "schedule.warmup_steps"),
-    ("warmup_iters", "schedule.warmup_steps"),
-    ("num_warmup_steps", "schedule.warmup_steps"),
-    ("lr_warmup_steps", "schedule.warmup_steps"),
-    ("warmup_ratio", "schedule.warmup_share"),
-    ("min_lr", "schedule.final_ratio"),
-    ("min_lr_ratio", "schedule.final_ratio"),
-    ("min_lr_factor", "schedule.final_ratio"),
-    ("lr_decay_iters", "schedule.horizon_steps"),
-    // Data.
-    ("dataset", "data.path"),
-    ("dataset_path", "data.path"),
-    ("data_dir", "data.path"),
-    ("data_path", "data.path"),
-    ("train_file", "data.path"),
-    ("datasets", "data.path"),
-    ("text_column", "data.field"),
-    ("text_field", "data.field"),
-    ("dataset_text_field", "data.field"),
-    ("dataset_mixture", "data.mix"),
-    ("data_mixture", "data.mix"),
-    ("tokenizer_name", "data.tokenizer"),
-    ("tokenizer_path", "data.tokenizer"),
-    ("chat_template", "data.template"),
-    ("train_on_inputs", "data.train_on"),
-    ("assistant_only_loss", "data.train_on"),
-    ("completion_only_loss", "data.train_on"),
-    ("label_column", "data.label"),
-    ("label_names", "data.classes"),
-    ("num_workers", "loader.workers"),
-    ("dataloader_num_workers", "loader.workers"),
-    ("prefetch_factor", "loader.prefetch"),
-    ("dataloader_prefetch_factor", "loader.prefetch"),
-    // Classes, and runs that evaluations decide.
-    ("num_labels", "model.classes"),
-    ("num_classes", "model.classes"),
-    ("classifier_pooling", "model.pooling"),
-    ("classifier_dropout", "model.head_dropout"),
-    ("class_weight", "train.class_weights"),
-    ("early_stopping_patience", "train.patience"),
-    ("metric_for_best_model", "eval.metric"),
-    ("load_best_model_at_end", "checkpoint.best=true"),
-    ("n_splits", "train.folds"),
-    ("k_folds", "train.folds"),
-    ("sliding_window", "model.window"),
-    ("sliding_window_pattern", "model.global_every"),
-    ("rope_local_base_freq", "model.rope_local_theta"),
-    ("query_pre_attn_scalar", "model.score_size"),
-    ("use_bidirectional_attention", "model.attention=bidirectional"),
-    // What is kept.
-    ("save_steps", "checkpoint.every"),
-    ("save_interval", "checkpoint.every"),
-    ("save_every", "checkpoint.every"),
-    ("checkpoint_interval", "checkpoint.every"),
-    ("save_total_limit", "checkpoint.keep"),
-    ("keep_latest_k", "checkpoint.keep"),
-    ("logging_steps", "log.every"),
-    ("log_interval", "log.every"),
-    ("log_freq", "log.every"),
-];
-
-/// What `name`, or its last segment, is called here, with the values it takes.
-pub(super) fn here(name: &str) -> Option<String> {
+/// The answer to `name`, which is no key of ours, and of the value given with it: the second half
+/// of a sentence.
+pub(super) fn answer(name: &str, said: Option<&str>) -> Option<String> {
     let plain = name.trim_start_matches('-').replace('-', "_").to_ascii_lowercase();
     let last = plain.rsplit('.').next().unwrap_or_default();
-    let ours = find(&plain).or_else(|| find(last))?;
-    let key = ours.split('=').next().unwrap_or_default();
-    let values = match schema::lookup(key) {
-        Meaning::One(found) if !ours.contains('=') => schema::values_in_brackets(&found.key.kind),
-        _ => String::new(),
+    let said = said.map(str::trim);
+    [&plain, last].into_iter().find_map(|name| named(name, said).or_else(|| negated(name)))
+}
+
+fn named(name: &str, said: Option<&str>) -> Option<String> {
+    if let Some((_, how)) = WITHOUT_KEY.iter().find(|(names, _)| names.contains(&name)) {
+        return Some(preset(name, said).unwrap_or_else(|| how.to_string()));
+    }
+    let ours = find(name)?;
+    if let Some((_, how)) = OTHER_VALUES.iter().find(|(names, _)| names.contains(&name)) {
+        return Some(format!("here that is `{}`{how}", key_of(ours)));
+    }
+    Some(format!("here that is {}", with_value(ours, said)))
+}
+
+/// The answer to `no_NAME` and `disable_NAME`, which turn off what we know by the rest of the name.
+fn negated(name: &str) -> Option<String> {
+    let rest = ["no_", "disable_"].iter().find_map(|prefix| name.strip_prefix(prefix))?;
+    let ours = match schema::lookup(rest) {
+        Meaning::One(found) => found.path.trim_start_matches("switches.").to_string(),
+        _ => find(rest)?.to_string(),
     };
-    Some(format!("`{ours}`{values}"))
+    let off = with_value(&ours, Some("false"));
+    off.contains('=').then(|| format!("here that is {off}"))
+}
+
+/// `ours` with what the value elsewhere means.
+fn with_value(ours: &str, said: Option<&str>) -> String {
+    let key = key_of(ours);
+    let is_flag = ours.contains('=');
+    match said {
+        Some(said) if is_flag && is_false(said) => {
+            let off = OFF.iter().find(|(on, _)| *on == ours).map_or(ours, |(_, off)| off);
+            format!("`{off}`")
+        }
+        Some(said) if is_flag && !is_true(said) => of_key(key, said).unwrap_or_else(|| format!("`{ours}`")),
+        None | Some(_) if is_flag => format!("`{ours}`"),
+        said => said.and_then(|said| of_key(key, said)).unwrap_or_else(|| {
+            let values = match schema::lookup(key) {
+                Meaning::One(found) => schema::values_in_brackets(&found.key.kind),
+                _ => String::new(),
+            };
+            format!("`{key}`{values}")
+        }),
+    }
+}
+
+/// A key of ours with a value, as it is called here or elsewhere.
+fn of_key(key: &str, said: &str) -> Option<String> {
+    if let Some(here) = value_here(key, said) {
+        return Some(here);
+    }
+    let Meaning::One(found) = schema::lookup(key) else { return None };
+    let given = Value::String(said.to_string());
+    let read = value::read(key, &found.key.kind, &given, Written::AsText).ok()?;
+    Some(format!("`{key}={}`", read.as_str().unwrap_or(said)))
+}
+
+/// The answer to a value that a key of ours has in other tools.
+pub(super) fn value_here(key: &str, said: &str) -> Option<String> {
+    let key = key.trim_start_matches("switches.");
+    let said = said.to_ascii_lowercase();
+    let row = VALUES.iter().find(|(of, value, ..)| *of == key && *value == said);
+    row.map(|(_, _, ours, remark)| format!("`{ours}`{remark}"))
+}
+
+/// The preset of the GPU that a preset of another tool is named after: `experiment=rtx3090_optimized`.
+fn preset(name: &str, said: Option<&str>) -> Option<String> {
+    let said = said.filter(|_| PRESETS.contains(&name))?.to_ascii_lowercase().replace('_', "-");
+    let gpu = gpus::named().iter().find(|gpu| said.contains(gpu.name))?;
+    Some(format!("here that is the option `--with {}`", gpu.name))
+}
+
+fn key_of(ours: &str) -> &str {
+    ours.split('=').next().unwrap_or_default()
+}
+
+fn is_false(said: &str) -> bool {
+    ["false", "0", "no", "off", "none"].iter().any(|word| said.eq_ignore_ascii_case(word))
+}
+
+fn is_true(said: &str) -> bool {
+    ["", "true", "1", "yes", "on"].iter().any(|word| said.eq_ignore_ascii_case(word))
 }
 
 fn find(name: &str) -> Option<&'static str> {
-    let elsewhere = switches::TABLE.iter().flat_map(|switch| switch.elsewhere);
-    let of_switches = elsewhere.map(|named| (named.name, named.here));
-    NAMES.iter().copied().chain(of_switches).find(|(theirs, _)| *theirs == name).map(|(_, ours)| ours)
+    let mut all = NAMES.iter().copied().chain(of_switches());
+    all.find(|(theirs, _)| theirs.eq_ignore_ascii_case(name)).map(|(_, ours)| ours)
+}
+
+fn of_switches() -> impl Iterator<Item = (&'static str, &'static str)> {
+    switches::TABLE.iter().flat_map(|switch| switch.elsewhere).map(|named| (named.name, named.here))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Whether `key` or `key=value` can be written.
+    fn is_ours(ours: &str) -> bool {
+        let (key, said) = ours.split_once('=').map_or((ours, None), |(key, said)| (key, Some(said)));
+        let Meaning::One(found) = schema::lookup(key) else { return false };
+        let read = |said: &str| {
+            value::read(key, &found.key.kind, &Value::String(said.into()), Written::AsText).is_ok()
+        };
+        said.is_none_or(read)
+    }
+
     #[test]
     fn every_answer_is_a_key_and_no_name_is_ours_already() {
-        let of_switches = switches::TABLE.iter().flat_map(|s| s.elsewhere).map(|n| (n.name, n.here));
-        for (theirs, ours) in NAMES.iter().copied().chain(of_switches) {
-            let (key, said) = ours.split_once('=').unwrap_or((ours, ""));
-            let Meaning::One(found) = schema::lookup(key) else { panic!("{theirs}: {key} is no key") };
-            if !said.is_empty() {
-                let given = toml::Value::String(said.into());
-                let read = super::super::value::read(
-                    key,
-                    &found.key.kind,
-                    &given,
-                    super::super::value::Written::AsText,
-                );
-                assert!(read.is_ok(), "{theirs}: {ours} is no value");
-            }
+        let names: Vec<(&str, &str)> = NAMES.iter().copied().chain(of_switches()).collect();
+        for (theirs, ours) in &names {
+            assert!(is_ours(ours), "{theirs}: {ours} is no key or value");
             assert!(matches!(schema::lookup(theirs), Meaning::Nothing), "{theirs} is a name of ours");
+            let has_values = OTHER_VALUES.iter().any(|(names, _)| names.contains(theirs));
+            let is_flag = ours.contains('=') && !has_values;
+            let off = OFF.iter().find(|(on, _)| on == ours);
+            assert!(!is_flag || off.is_some(), "{theirs}: what is {ours} where it is false?");
+            let others = names.iter().filter(|(name, _)| name.eq_ignore_ascii_case(theirs)).count();
+            assert_eq!(others, 1, "{theirs} is there twice");
+        }
+        for (on, off) in OFF {
+            assert!(is_ours(on) && is_ours(off) && on != off, "{on}, {off}");
+            assert!(names.iter().any(|(_, ours)| ours == on), "nobody asks for {on}");
+        }
+        for (key, value, ours, _) in VALUES {
+            assert!(is_ours(key) && is_ours(ours), "{key}, {ours}");
+            assert!(!is_ours(&format!("{key}={value}")), "{key}={value} is ours");
+        }
+        for (others, _) in OTHER_VALUES {
+            assert!(others.iter().all(|name| find(name).is_some()), "{others:?}");
+        }
+        for name in WITHOUT_KEY.iter().flat_map(|(names, _)| names.iter()) {
+            assert!(find(name).is_none() && matches!(schema::lookup(name), Meaning::Nothing), "{name}");
         }
     }
 
     #[test]
-    fn names_of_other_tools_are_answered() {
-        assert_eq!(here("num_workers").unwrap(), "`loader.workers`");
-        assert_eq!(here("--learning-rate").unwrap(), "`optimizer.lr`");
-        assert_eq!(here("training.max_steps").unwrap(), "`train.steps`");
-        assert_eq!(here("bf16").unwrap(), "`precision=bf16`");
-        assert_eq!(here("use_fp8").unwrap(), "`precision=fp8`");
-        assert_eq!(here("lr"), None);
+    fn names_of_other_tools_are_answered_with_their_values() {
+        let cases = [
+            ("num_workers", None, "`loader.workers`"),
+            ("num_workers", Some("4"), "`loader.workers=4`"),
+            (
+                "num_workers",
+                Some("0"),
+                "`loader.workers=1`, the fewest: data is always read beside the training",
+            ),
+            ("--learning-rate", Some("1e-3"), "`optimizer.lr=1e-3`"),
+            ("training.max_steps", None, "`train.steps`"),
+            ("bf16", None, "`precision=bf16`"),
+            ("bf16", Some("True"), "`precision=bf16`"),
+            ("bf16", Some("False"), "`precision=fp32`"),
+            ("tf32", Some("false"), "`precision=fp32`"),
+            ("use_tf32", Some("false"), "`precision=fp32`"),
+            ("use_fp8", Some("false"), "`precision=bf16`"),
+            ("use_flash_attention", Some("false"), "`attention=naive`"),
+            ("gradient_checkpointing", Some("false"), "`recompute=none`"),
+            ("torch_compile", Some("false"), "`compile=off`"),
+            ("use_torch_compile", Some("true"), "`compile=default`"),
+            ("torch_compile", Some("max-autotune"), "`compile=max-autotune`"),
+            ("fused_adamw", Some("false"), "`fuse.optimizer=off`"),
+            ("no_compile", None, "`compile=off`"),
+            ("disable_tf32", None, "`precision=fp32`"),
+            ("AdamW8bit", None, "`optimizer.state=int8`"),
+            ("use_8bit_optim", Some("true"), "`optimizer.state=int8`"),
+            ("optim", Some("adamw_torch_fused"), "`fuse.optimizer=on`, which is the default"),
+            ("optimizer_type", Some("AdamW8bit"), "`optimizer.state=int8`"),
+            ("optimizer_type", Some("lion"), "`optimizer.name` (adamw)"),
+            ("attn_implementation", Some("flash_attention_2"), "`attention=flash`"),
+            ("sample_packing", Some("true"), "`packing=on`"),
+            ("beta2", Some("0.95"), "`optimizer.betas`, both in one, as in betas=0.9,0.95"),
+            ("train_on_inputs", Some("false"), "`data.train_on=assistant`"),
+            ("experiment", Some("rtx3090_optimized"), "the option `--with rtx3090`"),
+            ("output_dir", Some("out"), "the option `--run DIR`"),
+        ];
+        for (name, said, wanted) in cases {
+            assert_eq!(answer(name, said), Some(format!("here that is {wanted}")), "{name} {said:?}");
+        }
+        assert!(answer("pin_memory", Some("true")).unwrap().starts_with("nothing has to be set"));
+        assert!(answer("load_in_4bit", Some("true")).unwrap().contains("never quantised"));
+        assert_eq!(answer("lr", Some("1")), None);
     }
 }

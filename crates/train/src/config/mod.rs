@@ -11,6 +11,7 @@ mod foreign;
 mod layers;
 mod nearest;
 pub mod pattern;
+mod places;
 pub mod resolved;
 mod schema;
 mod task;
@@ -18,15 +19,17 @@ mod text;
 mod value;
 
 pub use adapter::{Adapter, AdapterGroup, AdapterGroups, AdapterKind, DEFAULT_ADAPTER};
-pub(crate) use layers::Layers;
-pub use layers::{keys_of, parse, parse_override};
-pub use nearest::nearest;
+pub(crate) use layers::{Layers, may_change};
+pub use layers::{answer, keys_of, option_as_key, parse, parse_override};
+pub use nearest::{nearest, suggestion};
 pub use schema::{SchemaKey, schema};
 pub use task::{Task, Unit};
 
 pub use flatout_data::SourceKind;
 pub use flatout_data::examples::{TooLong, TrainOn};
 pub use flatout_data::formats::{FileFormat, OnError};
+pub use flatout_data::images::Filter;
+use flatout_ir::optimizers;
 use flatout_models::config::Model;
 use flatout_settings::{Kind, Section, Setting};
 use flatout_settings::{choice, section};
@@ -34,7 +37,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::config::class_weights::ClassWeights;
 use crate::metrics::goal::Metric;
-use crate::switches::Switches;
+use crate::switches::{Named, Switches};
 
 /// Everything that decides a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -169,6 +172,10 @@ section! {
         pub flip: f64 = 0.5,
         /// Share of both sides of an image, in its middle, that evaluation sees.
         pub centre_crop: f64 = 1.0,
+        /// Pixels of the shorter side, or rows and columns, that evaluation scales to before cutting, instead of centre_crop.
+        pub resize: Vec<usize> = Vec::new(),
+        /// The filter that images are scaled with, with antialiasing.
+        pub filter: Filter = Filter::Bilinear,
     }
 }
 
@@ -287,7 +294,7 @@ section! {
         pub batch: usize,
         /// Rows computed at once; the update is the same for every split of the batch.
         pub micro_batch: Count = Count::Auto,
-        /// Micro-batches an update, which may be given instead of micro_batch.
+        /// Micro-batches an update: instead of micro_batch, or beside it, and then their product is batch.
         pub accumulate: Option<usize>,
         /// Seed of initial weights, data order and dropout.
         pub seed: u64 = 0,
@@ -350,16 +357,47 @@ section! {
     }
 }
 
-choice! {
-    /// The update rules.
-    pub enum OptimizerName { Adamw = "adamw" }
+/// One of the update rules, which are rows of `flatout_ir::optimizers`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerName(pub optimizers::Name);
+
+impl Default for OptimizerName {
+    fn default() -> Self {
+        OptimizerName(optimizers::Name::AdamW)
+    }
+}
+
+impl Setting for OptimizerName {
+    fn kind() -> Kind {
+        Kind::Choice(optimizers::Name::NAMES)
+    }
+}
+
+impl std::fmt::Display for OptimizerName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.0.name())
+    }
+}
+
+impl Serialize for OptimizerName {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.0.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for OptimizerName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        let unknown = || serde::de::Error::custom(format!("`{text}` is no update rule"));
+        Named::named(&text).map(OptimizerName).ok_or_else(unknown)
+    }
 }
 
 section! {
     /// How gradients become updates.
     pub struct Optimizer {
         /// The update rule.
-        pub name: OptimizerName = OptimizerName::Adamw,
+        pub name: OptimizerName = OptimizerName::default(),
         /// Peak learning rate.
         pub lr: f64,
         /// Decay of the running means of the gradient and of its square.

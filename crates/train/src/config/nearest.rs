@@ -12,6 +12,16 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
+/// The end of a sentence about a name that is not among `names`: those it begins, the one it is a slip of, or nothing.
+pub fn suggestion(name: &str, names: &[&str]) -> Option<String> {
+    let begun: Vec<&str> =
+        names.iter().copied().filter(|known| name.len() > 1 && known.starts_with(name)).collect();
+    let meant =
+        if begun.is_empty() { nearest(name, names.iter().copied()).into_iter().collect() } else { begun };
+    let meant: Vec<String> = meant.iter().map(|name| format!("`{name}`")).collect();
+    (!meant.is_empty()).then(|| format!("did you mean {}?", meant.join(" or ")))
+}
+
 /// Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
@@ -50,5 +60,15 @@ mod tests {
         assert_eq!(nearest("train.step", names), Some("train.steps"));
         assert_eq!(nearest("zebra", names), None);
         assert_eq!(nearest("xy", names), None, "two slips in a name of two letters are another name");
+    }
+
+    #[test]
+    fn a_name_that_begins_others_means_them_all() {
+        let names = ["a100-40", "a100-80", "h100"];
+        assert_eq!(suggestion("a100", &names).unwrap(), "did you mean `a100-40` or `a100-80`?");
+        assert_eq!(suggestion("h10", &names).unwrap(), "did you mean `h100`?");
+        assert_eq!(suggestion("a100-90", &names).unwrap(), "did you mean `a100-40`?");
+        assert_eq!(suggestion("zebra", &names), None);
+        assert_eq!(suggestion("", &names), None);
     }
 }

@@ -1,25 +1,35 @@
 //! Patterns of parameter paths, as `train.freeze`, groups and adapters write them.
 
-/// Whether the pattern names the path or something above it.
+/// Whether the pattern names the path or something above it. Its parts between stars are found one after another, each as
+/// early as possible, so that no pattern takes longer than its length and the path's.
 pub fn matches(pattern: &str, path: &str) -> bool {
     let pattern: Vec<&str> = pattern.split('.').collect();
     let path: Vec<&str> = path.split('.').collect();
-    names_match(&pattern, &path)
-}
-
-fn names_match(pattern: &[&str], path: &[&str]) -> bool {
-    match (pattern, path) {
-        ([], _) => true,
-        (["**", rest @ ..], _) => (0..=path.len()).any(|skipped| names_match(rest, &path[skipped..])),
-        ([first, rest @ ..], [name, below @ ..]) => name_matches(first, name) && names_match(rest, below),
-        (_, []) => false,
-    }
+    let mut parts = pattern.split(|name| *name == "**");
+    let fits = |part: &[&str], at: usize| {
+        path[at..].len() >= part.len()
+            && part.iter().zip(&path[at..]).all(|(name, of)| name_matches(name, of))
+    };
+    let first = parts.next().unwrap_or_default();
+    let mut at = first.len();
+    fits(first, 0)
+        && parts.all(|part| {
+            let found = (at..=path.len()).find(|at| fits(part, *at));
+            at = found.unwrap_or(at) + part.len();
+            found.is_some()
+        })
 }
 
 fn name_matches(pattern: &str, name: &str) -> bool {
-    let Some((before, after)) = pattern.split_once('*') else { return pattern == name };
-    let Some(rest) = name.strip_prefix(before) else { return false };
-    rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| name_matches(after, &rest[at..]))
+    let Some((before, rest)) = pattern.split_once('*') else { return pattern == name };
+    let (between, after) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let inner = name.strip_prefix(before).and_then(|name| name.strip_suffix(after));
+    let Some(mut left) = inner else { return false };
+    between.split('*').all(|part| {
+        let found = left.find(part);
+        left = found.map_or(left, |at| &left[at + part.len()..]);
+        found.is_some()
+    })
 }
 
 #[cfg(test)]
@@ -46,5 +56,18 @@ mod tests {
             assert!(!matches(pattern, path), "{pattern}");
         }
         assert!(matches("é*", "éa"));
+        assert!(matches("*a*a", "aa") && !matches("*a*a", "a") && !matches("a*a", "a"));
+        assert!(matches("**.a.**.a.b", "a.a.c.a.b") && !matches("**.a.**.a.b", "a.b.c"));
+    }
+
+    #[test]
+    fn many_stars_cost_no_more_than_their_number() {
+        let began = std::time::Instant::now();
+        let (name, path) = ("a".repeat(60), vec!["a"; 60].join("."));
+        assert!(!matches(&format!("{}b", "*a".repeat(40)), &name));
+        assert!(!matches(&format!("{}b", "**.a.".repeat(30)), &path));
+        assert!(!matches(&format!("{}b", "**.".repeat(2000)), &path));
+        assert!(matches(&format!("{}*", "*a".repeat(60)), &name));
+        assert!(began.elapsed().as_secs() < 5, "{:?}", began.elapsed());
     }
 }

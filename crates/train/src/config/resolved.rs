@@ -1,6 +1,7 @@
-//! What a config came to on one machine and one set of data: all that a resumed run must find as it was.
+//! The resolved form of a config on one machine and one set of data: all that a resumed run must find as it was.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -29,17 +30,21 @@ pub struct Capacities {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resolved {
+    /// The folder that relative paths of the config begin in: where the run was begun.
+    pub folder: Option<PathBuf>,
     /// `model.from` exactly: a commit and not a branch, a step and not the newest.
     pub from: Option<String>,
     /// Tokens of equal shares of the examples, shortest first.
     pub lengths: Option<Vec<usize>>,
     /// The classes by name, in the order of the model's outputs.
     pub classes: Option<Vec<String>>,
+    /// Hashes of sizes and times of the files that images are read from.
+    pub versions: Option<String>,
     /// How many images training has, their rows and columns, where they lie decoded.
     pub decoded: Option<Vec<usize>>,
     /// Rows computed at once.
     pub micro_batch: Option<usize>,
-    /// What `recompute=auto` came to, and of how many layers.
+    /// The value that `recompute=auto` resolved to, and for how many layers.
     pub recompute: Option<String>,
     pub recompute_layers: Option<usize>,
     /// The layers that run in fp8.
@@ -56,7 +61,7 @@ pub struct Resolved {
 impl Resolved {
     /// The config with everything that was resolved in place of what it left open.
     pub fn over(&self, asked: &Config) -> Config {
-        let mut config = asked.clone();
+        let mut config = self.placed(asked);
         if let Some(from) = &self.from {
             *config.model.from_mut() = Some(from.clone());
         }
@@ -78,6 +83,26 @@ impl Resolved {
             (schedule.warmup_steps, schedule.warmup_share) = (warmup, None);
         }
         config
+    }
+
+    /// The config with its relative paths as they are found from where the process works.
+    pub fn placed(&self, asked: &Config) -> Config {
+        self.elsewhere().map_or_else(|| asked.clone(), |folder| asked.based_at(folder))
+    }
+
+    /// The folder that relative paths begin in, where the process works in another one and it is still there.
+    fn elsewhere(&self) -> Option<&Path> {
+        let folder = self.folder.as_deref()?;
+        let is_here = std::env::current_dir().is_ok_and(|here| here == folder);
+        (!is_here && folder.is_dir()).then_some(folder)
+    }
+
+    /// Notes that relative paths begin in the process's folder, unless they begin in another one.
+    pub fn begin_here(&mut self) {
+        if self.elsewhere().is_none() {
+            // A name that is no text cannot be written down.
+            self.folder = std::env::current_dir().ok().filter(|folder| folder.to_str().is_some());
+        }
     }
 
     pub fn to_toml(&self) -> String {

@@ -6,7 +6,7 @@ use flatout_models::config::Head;
 use flatout_settings::choice;
 
 choice! {
-    /// What files hold, and so how they are read.
+    /// The content of the files, which decides how they are read.
     pub enum Task {
         /// Documents, trained on from end to end.
         Text = "text",
@@ -19,7 +19,7 @@ choice! {
     }
 }
 
-/// What a task learns from.
+/// The unit of data that a task learns from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Rows that documents are cut into.

@@ -21,11 +21,12 @@ pub struct Checked {
 }
 
 /// Runs every kernel case whose name holds `only` against the oracle, on the CPU.
-pub fn verify(only: &str) -> Vec<Checked> {
+pub fn verify(only: &str, see: Progress<'_>) -> Vec<Checked> {
     let place = verify::Place::Cpu;
     let cases = chosen(only, place);
     let promised = promises(only);
-    let of_cases = cases.chunks(PREPARED).flat_map(|some| {
+    let of_cases = cases.chunks(PREPARED).enumerate().flat_map(|(chunk, some)| {
+        see("kernels of the CPU", chunk * PREPARED, cases.len());
         let ready = prepared(some, place);
         some.iter().zip(ready).flat_map(|(case, ready)| checked(case, &ready, place)).collect::<Vec<_>>()
     });
@@ -70,7 +71,8 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
         .collect();
     let launches: Vec<_> = real.iter().flat_map(|check| check.launches(place)).collect();
     let mut took = Laps::begin();
-    let _ = verify::compile_ahead(&all, &launches, &device, &|done, of| see("compiling", done, of));
+    let _ =
+        verify::compile_ahead(&all, &launches, &device, &|done, of| see("compiling for the GPU", done, of));
     let is_asked = |case: &verify::Case| case.name.contains(only) && verify::is_for(case, place);
     let large: Vec<_> = verify::speed::cases().into_iter().filter(is_asked).collect();
     let name = cuda::target(&device, false).name;
@@ -88,7 +90,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     let is_wrong = |some: &[Checked]| some.iter().any(|c| c.error.is_err());
     for (chunk, some) in cases.chunks(PREPARED).enumerate() {
         for (i, (case, ready)) in some.iter().zip(prepared(some, place)).enumerate() {
-            see("cases", chunk * PREPARED + i, cases.len());
+            see("cases on the GPU", chunk * PREPARED + i, cases.len());
             let some = checked(case, &ready, place);
             let failed = is_wrong(&some);
             done.cases.extend(some);
@@ -99,7 +101,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     }
     done.took.lap("cases");
     for (i, promise) in promised.iter().enumerate() {
-        see("packing", i, promised.len());
+        see("packed rows on the GPU", i, promised.len());
         let some = kept(promise, place);
         let failed = is_wrong(&some);
         done.cases.extend(some);
@@ -109,7 +111,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     }
     done.took.lap("packing");
     for (i, check) in real.iter().enumerate() {
-        see("real sizes", i, real.len());
+        see("real sizes on the GPU", i, real.len());
         let some = check.run(place).into_iter().map(|(kernel, error)| {
             let (name, bound) = (check.name.clone(), check.bound);
             Checked { error, kernel, name, bound }
@@ -123,7 +125,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     }
     done.took.lap("real sizes");
     for (i, case) in large.iter().enumerate() {
-        see("speeds", i, large.len());
+        see("speeds on the GPU", i, large.len());
         let speed = verify::speed::time(case, &device).map_err(|why| format!("{}: {why}", case.name));
         done.speeds.push(speed);
         if is_over(done.speeds.last().is_some_and(Result::is_err), &case.name, &mut done) {

@@ -14,7 +14,7 @@ use flatout_runtime::{Laps, Session, cpu, cuda};
 
 use crate::Failure;
 use crate::UserError;
-use crate::config::nearest;
+use crate::config::suggestion;
 use crate::machine;
 use crate::refuse;
 use crate::switches::{Backend, Settled, Switches, Toggle};
@@ -108,10 +108,11 @@ impl Device {
 pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
     let Some(found) = gpus::find(gpu) else {
         let names: Vec<&str> = gpus::named().iter().map(|gpu| gpu.name).collect();
-        match nearest(gpu, names.iter().copied()) {
-            Some(near) => refuse!("there is no GPU `{gpu}` in the table; did you mean `{near}`?"),
-            None => refuse!("there is no GPU `{gpu}` in the table; there is {}", names.join(", ")),
+        let all = format!("there is {}", names.join(", "));
+        if let Some(why) = gpus::absent(gpu) {
+            refuse!("the {gpu} {why}; {all}");
         }
+        refuse!("there is no GPU `{gpu}` in the table; {}", suggestion(gpu, &names).unwrap_or(all));
     };
     if switches.compute.backend == Backend::Cpu {
         refuse!("a plan for the {gpu} and `backend=cpu` contradict each other: leave one of them out");

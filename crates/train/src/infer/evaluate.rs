@@ -13,7 +13,7 @@ use crate::training::evaluate::evaluate_all;
 use crate::weights::loaded::Loaded;
 use crate::{Failure, UserError, refuse};
 
-/// What came of it.
+/// The outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Mean nats a predicted token.

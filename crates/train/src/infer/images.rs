@@ -30,6 +30,7 @@ pub fn classify(
         (loaded.config.data.held_out, loaded.config.data.held_out_path) = (0.0, None);
     }
     let data = tasks::open(&loaded.config, None, &mut |_| {})?;
+    data.check_classes(&loaded.config)?;
     let most = if keys.iter().any(|key| key == "eval.rows") { loaded.config.eval.rows } else { usize::MAX };
     let set = data.eval_set(&loaded.config, share, most, None)?;
     let at_once = loaded.config.eval.micro_batch.given().unwrap_or(AT_ONCE);
@@ -43,13 +44,13 @@ pub fn classify(
     Ok((found, share))
 }
 
-/// What was said, and of which images.
+/// The predictions, and the images they are of.
 pub struct Told {
     pub predictions: Vec<Prediction>,
     /// Where each image is.
     pub places: Vec<String>,
     pub classes: Vec<String>,
-    /// What could not be used, a line each, where data.on_error=skip allows it.
+    /// Rows that could not be used, a line each, where data.on_error=skip allows it.
     pub left_out: Vec<String>,
 }
 

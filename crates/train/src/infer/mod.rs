@@ -1,4 +1,4 @@
-//! What a trained model is used for: text, classes, logits, and how well it does.
+//! Inference with a trained model: text, classes, logits, and its metrics.
 
 pub mod classify;
 pub mod evaluate;

@@ -1,4 +1,4 @@
-//! What a config comes to on this machine and this data: switches settled, memory fitted, plans compiled.
+//! Resolves a config for this machine and this data: switches settled, memory fitted, plans compiled.
 
 pub mod arranged;
 pub mod compile;

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flatout_ir::{Adapter, Graph, Moments, Rule, Target, Update};
+use flatout_ir::{Adapter, Graph, Moments, Rule, Target, Update, optimizers};
 
 use crate::UserError;
 use crate::config::Config;
+use crate::refuse;
 use crate::resolve::fp8_layers;
 use crate::resolve::groups;
 use crate::resolve::recompute_layers;
@@ -43,6 +44,7 @@ fn trained(
         .collect();
     let optimizer = &config.optimizer;
     let update = Update {
+        name: optimizer.name.0,
         beta1: optimizer.betas[0] as f32,
         beta2: optimizer.betas[1] as f32,
         eps: optimizer.eps as f32,
@@ -52,5 +54,9 @@ fn trained(
         average: (config.train.ema > 0.0).then_some(config.train.ema),
         rules,
     };
+    if optimizers::of(&update).is_none() {
+        let (name, moments) = (optimizer.name, moments.name());
+        refuse!("`optimizer.name` is {name}, which keeps no state in {moments}: give optimizer.state=fp32");
+    }
     Ok((freeze, update))
 }

@@ -9,7 +9,7 @@ mod format;
 mod retention;
 mod tensors;
 
-pub use retention::{Best, Retention, best, forget_after};
+pub use retention::{Best, Retention, best, forget_after, prune};
 pub use tensors::{Dtype, Entry, Tensor, TensorFile, header};
 
 use std::collections::BTreeMap;

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use flatout_settings::choice;
 
+use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
 use crate::refuse;
-use flatout_data::durable;
+use flatout_data::{Vocabulary, durable};
 
 const CONFIG: &str = "config.toml";
 const RESOLVED: &str = "resolved.toml";
@@ -130,18 +131,37 @@ impl Run {
         checkpoints_dir(&self.dir)
     }
 
-    /// What its config came to when it began; nothing of a run that is new, or of an earlier version.
+    /// The resolved config it began with; empty for a new run, or for one of an earlier version.
     pub fn resolved(&self) -> Result<Resolved, UserError> {
         resolved(&self.dir)
     }
 
-    /// Saves what was asked for and what it came to, each whole or not at all. From then on the directory holds a run.
+    /// Saves what was asked for and what it came to, each whole or not at all, and only where it is not there already. From
+    /// then on the directory holds a run.
     pub fn save_config(&self, asked: &Config, resolved: &Resolved) -> Result<(), UserError> {
         for (name, text) in [(RESOLVED, resolved.to_toml()), (CONFIG, asked.to_toml())] {
             let path = self.dir.join(name);
-            durable::replace(&path, text.as_bytes()).map_err(cannot("be written", &path))?;
+            durable::ensure(&path, text.as_bytes()).map_err(cannot("be written", &path))?;
         }
         Ok(())
+    }
+
+    /// Keeps the tokeniser that the run is trained with. It is written once: everything that reads the run needs it, so
+    /// nothing that happens to a later life may touch it.
+    pub fn keep_tokenizer(&self, vocabulary: &Vocabulary) -> Result<(), Failure> {
+        let path = tokenizer_path(&self.dir);
+        if !path.exists() {
+            return Ok(vocabulary.save(&path)?);
+        }
+        let is_kept = fs::read(&path).is_ok_and(|kept| kept == vocabulary.to_json().as_bytes())
+            || Vocabulary::load(&path)?.gives_the_same_tokens(vocabulary);
+        match is_kept {
+            true => Ok(()),
+            false => Err(Failure::User(UserError(format!(
+                "{} is not the tokeniser of the run's data any more: restore the one it began with, or begin a new run",
+                path.display()
+            )))),
+        }
     }
 
     /// What to type to continue this run.

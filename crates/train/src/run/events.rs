@@ -72,6 +72,12 @@ pub struct Start {
     /// Which layers multiply 8-bit floats, where some do, and why those.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp8: Option<String>,
+    /// The update rule with its numbers, in words.
+    #[serde(default)]
+    pub optimizer: String,
+    /// How batches are made ready, in words.
+    #[serde(default)]
+    pub loader: String,
     /// What getting a GPU's kernels ready took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,
@@ -104,9 +110,13 @@ pub struct Start {
     /// Why `auto` chose what it did, by switch.
     #[serde(default)]
     pub auto: BTreeMap<String, String>,
-    /// The least time of an update by the target's rates.
+    /// The time of an update: by the times of this machine's kernels where it is calibrated, otherwise the least by its
+    /// peak rates.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub predicted_ms: f64,
+    /// Whether `predicted_ms` comes from measured times of kernels.
+    #[serde(default)]
+    pub is_calibrated: bool,
     #[serde(default)]
     pub data: DataFacts,
 }
@@ -169,9 +179,12 @@ pub struct Step {
     /// The model's arithmetic over the device's peak in the run's precision; absent on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The predicted time over the time taken: 1 is the roofline.
+    /// The predicted time over the time taken; absent where the machine is not calibrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_predicted: Option<f64>,
+    /// The least time by the device's peak rates over the time taken, where it is not calibrated; absent on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_roofline: Option<f64>,
     /// Time the update waited for its rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_wait_ms: Option<f64>,
@@ -390,21 +403,23 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
     steps.into_values().collect()
 }
 
-/// The newest evaluation that counts: step and loss.
-pub fn last_eval(events: &[Event]) -> Option<(u64, f32)> {
-    events.iter().fold(None, |newest, event| match event {
-        Event::Eval { step, loss, .. } => Some((*step, *loss)),
-        Event::Resume { step } => newest.filter(|(evaluated, _)| evaluated <= step),
-        _ => newest,
-    })
-}
-
-/// The loss and the metrics of the evaluation after a step, where there was one.
+/// The loss and the metrics of the evaluation after a step, where there was one that counts for a run which is at that step:
+/// what was evaluated before the run went back behind it, or began again, is void.
 pub fn eval_at(events: &[Event], at: u64) -> Option<(f32, Option<Metrics>)> {
-    events.iter().rev().find_map(|event| match event {
-        Event::Eval { step, loss, metrics, .. } if *step == at => Some((*loss, metrics.clone())),
-        _ => None,
-    })
+    // A start may be followed by where the run goes on: until then it is open whether what was found counts.
+    let (mut found, mut before) = (None, None);
+    for event in events {
+        match event {
+            Event::Start(_) => before = found.take().or(before),
+            Event::Resume { step } => found = before.take().or(found).filter(|_| *step >= at),
+            Event::Step(_) => before = None,
+            Event::Eval { step, loss, metrics, .. } if *step == at => {
+                (found, before) = (Some((*loss, metrics.clone())), None);
+            }
+            _ => {}
+        }
+    }
+    found.or(before)
 }
 
 #[cfg(test)]
@@ -428,6 +443,7 @@ mod tests {
             time: 1e9,
             mfu: None,
             of_predicted: None,
+            of_roofline: None,
             data_wait_ms: None,
             padding: None,
             gpu: None,
@@ -448,6 +464,7 @@ mod tests {
             device: "cpu".into(),
             steps: 9,
             predicted_ms: 0.5,
+            is_calibrated: false,
             ..Start::default()
         };
         let end = End {
@@ -464,7 +481,7 @@ mod tests {
         let lines = [
             (
                 Event::Start(start),
-                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"start_seconds":{},"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"data":{"source":"","vocabulary":0}}"#,
+                r#"{"event":"start","recipe":"tiny","backend":"cpu","switches":{"fuse.qkv":"on"},"arena_bytes":1099511627776,"driver_bytes":0,"not_deterministic":["cuda.attention_grad"],"optimizer":"","loader":"","start_seconds":{},"time":1000000000.0,"version":"0.1.0","device":"cpu","libraries":{},"steps":9,"micro_batch":0,"parameters":0,"memory":{},"auto":{},"predicted_ms":0.5,"is_calibrated":false,"data":{"source":"","vocabulary":0}}"#,
             ),
             (
                 Event::Step(step(1, 0.1)),
@@ -635,5 +652,26 @@ mod tests {
         assert_eq!(losses, [(1, 1.0), (2, 20.0)]);
         let again = [line(1, 1.0), line(2, 2.0), Event::Start(Start::default()), line(1, 3.0)];
         assert_eq!(steps(&again).iter().map(|step| step.loss).collect::<Vec<_>>(), [3.0], "begun again");
+    }
+
+    /// A step is evaluated once in the life of a run's state: patience counts evaluations.
+    #[test]
+    fn an_evaluation_counts_until_the_run_goes_back_behind_it() {
+        let (start, made) = (|| Event::Start(Start::default()), |at| Event::Step(step(at, 1.0)));
+        let eval = |step, loss| Event::Eval { step, loss, metrics: None, averaged: false };
+        let at_ten = |events: &[Event]| eval_at(events, 10).map(|(loss, _)| loss);
+        let first = [start(), made(10), eval(10, 0.5)];
+        let then = |more: &[Event]| at_ten(&[&first[..], more].concat());
+        assert_eq!(then(&[]), Some(0.5));
+        // Killed beyond it and taken up at it, twice, the second time before it said so.
+        let beyond = [start(), Event::Resume { step: 10 }, made(11), eval(12, 0.4), start()];
+        assert_eq!(then(&beyond), Some(0.5));
+        // Back behind it, the step is made again: with its evaluation, or killed before that.
+        let behind = [start(), Event::Resume { step: 9 }, made(10)];
+        assert_eq!(then(&behind), None);
+        assert_eq!(then(&[&behind[..], &[eval(10, 0.6)]].concat()), Some(0.6));
+        assert_eq!(then(&[Event::Resume { step: 5 }]), None, "a rollback");
+        assert_eq!(then(&[start(), made(1), start(), Event::Resume { step: 10 }]), None, "begun again");
+        assert_eq!(at_ten(&[start(), eval(9, 0.1)]), None);
     }
 }

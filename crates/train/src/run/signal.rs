@@ -1,7 +1,7 @@
 //! What asks a run to stop: signals, and the time it was given.
 //!
-//! SIGINT, SIGTERM and SIGUSR1 (what batch systems send before time is up) raise a flag that the loop reads
-//! between steps and between the batches of an evaluation, so that it can save first. Before the first step there is
+//! SIGINT, SIGTERM, SIGHUP (a terminal or connection that goes away) and SIGUSR1 (what batch systems send before time is
+//! up) raise a flag that the loop reads between steps and between the batches of an evaluation, so that it can save first. Before the first step there is
 //! nothing to save, and a watcher leaves at once, whatever is being compiled or read. A second SIGINT leaves at once
 //! without saving, also out of a save or a long step: checkpoints are whole or absent whenever the process ends.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
 /// Exit code of a run left without saving.
@@ -37,7 +37,7 @@ pub struct StopFlag {
     deadline: Option<Instant>,
 }
 
-/// Takes over the three signals for the rest of the process. A file larger than the process may write becomes an error
+/// Takes over these signals for the rest of the process. SIGHUP stays ignored where it is, as under `nohup`. A file larger than the process may write becomes an error
 /// of the write instead of the end of the process.
 pub fn install() -> io::Result<StopFlag> {
     let signal = Arc::new(AtomicUsize::new(0));
@@ -46,10 +46,20 @@ pub fn install() -> io::Result<StopFlag> {
     flag::register_conditional_shutdown(SIGINT, LEFT_WITHOUT_SAVING, Arc::clone(&interrupted))?;
     flag::register(SIGINT, interrupted)?;
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
-    for number in [SIGINT, SIGTERM, SIGUSR1] {
-        flag::register_usize(number, Arc::clone(&signal), number as usize)?;
+    for number in [SIGINT, SIGTERM, SIGUSR1, SIGHUP] {
+        if number != SIGHUP || !is_ignored(SIGHUP) {
+            flag::register_usize(number, Arc::clone(&signal), number as usize)?;
+        }
     }
     Ok(StopFlag { signal, phase: Arc::new(AtomicU8::new(STARTING)), deadline: None })
+}
+
+/// Whether whoever started the process made it ignore a signal, where the system tells.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// Ends the process without what libraries do at its end: another thread may be inside one of them, and a GPU's do not
@@ -76,6 +86,7 @@ impl StopFlag {
             0 => None,
             SIGINT => Some("SIGINT"),
             SIGTERM => Some("SIGTERM"),
+            SIGHUP => Some("SIGHUP"),
             _ => Some("SIGUSR1"),
         }
     }
@@ -131,9 +142,13 @@ mod tests {
         if std::env::var_os(CHILD).is_some() {
             let stop = install().unwrap();
             assert_eq!(stop.requested(), None);
-            for (number, name) in
-                [(SIGUSR1, "SIGUSR1"), (SIGTERM, "SIGTERM"), (SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")]
-            {
+            for (number, name) in [
+                (SIGUSR1, "SIGUSR1"),
+                (SIGHUP, "SIGHUP"),
+                (SIGTERM, "SIGTERM"),
+                (SIGTERM, "SIGTERM"),
+                (SIGINT, "SIGINT"),
+            ] {
                 raise(number).unwrap();
                 assert_eq!(stop.clone().requested(), Some(name));
             }
@@ -141,7 +156,10 @@ mod tests {
             raise(SIGINT).unwrap();
             unreachable!("the second interrupt ends the process");
         }
-        let output = std::process::Command::new(std::env::current_exe().unwrap())
+        // Whoever runs tests may ignore SIGHUP.
+        let output = std::process::Command::new("env")
+            .arg("--default-signal=HUP")
+            .arg(std::env::current_exe().unwrap())
             .args([
                 "--exact",
                 "run::signal::tests::signals_raise_the_flag_and_a_second_interrupt_leaves",

@@ -65,6 +65,17 @@ pub fn saved_bytes(plans: &PlanSet) -> u64 {
     saved.map(|s| (s.ty.elements() * dtype(s).bytes()) as u64).sum()
 }
 
+/// Bytes on the host of a state that is being saved: its slots as they are, and those that are saved in another type in
+/// that, too.
+pub fn copied_bytes(plans: &PlanSet) -> u64 {
+    let copied = |slot: &&PlacedSlot| slot.class.is_saved() && !slot.is_whole;
+    let bytes = |slot: &PlacedSlot| {
+        let other = moments::code(slot.ty.dtype).map_or(0, |_| slot.ty.elements() * dtype(slot).bytes());
+        (slot.ty.bytes() + other) as u64
+    };
+    plans.slots.iter().filter(copied).map(bytes).sum()
+}
+
 /// The type a slot is saved in.
 fn dtype(slot: &PlacedSlot) -> Dtype {
     if moments::code(slot.ty.dtype).is_some() {

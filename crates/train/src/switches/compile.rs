@@ -26,6 +26,8 @@ pub const COMPILE: Switch = Switch {
         elsewhere(HF, "torch_compile", "compile=default"),
         elsewhere(HF, "torch_compile_mode", "compile"),
         elsewhere(GUIDES, "use_compile", "compile=default"),
+        elsewhere(GUIDES, "use_torch_compile", "compile=default"),
+        elsewhere(GUIDES, "compile_model", "compile=default"),
         elsewhere(GUIDES, "compile_mode", "compile"),
     ],
     ..ROW

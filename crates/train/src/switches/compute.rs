@@ -85,6 +85,9 @@ pub const PRECISION: Switch = Switch {
         elsewhere(GUIDES, "use_bf16", "precision=bf16"),
         elsewhere(GUIDES, "use_amp", "precision=bf16"),
         elsewhere(GUIDES, "allow_tf32", "precision=tf32"),
+        elsewhere(GUIDES, "use_tf32", "precision=tf32"),
+        elsewhere(GUIDES, "enable_tf32", "precision=tf32"),
+        elsewhere(GUIDES, "float32_matmul_precision", "precision"),
         elsewhere(GUIDES, "use_fp8", "precision=fp8"),
     ],
     ..ROW

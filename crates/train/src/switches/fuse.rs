@@ -237,6 +237,7 @@ pub const OPTIMIZER: Switch = Switch {
         elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),
         elsewhere(GUIDES, "fused_adamw", "fuse.optimizer"),
         elsewhere(GUIDES, "use_fused_adamw", "fuse.optimizer"),
+        elsewhere(GUIDES, "use_fused_optimizer", "fuse.optimizer"),
         elsewhere(GUIDES, "foreach", "fuse.optimizer"),
     ],
     ..ROW

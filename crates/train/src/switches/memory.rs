@@ -42,6 +42,8 @@ pub const OPTIMIZER_STATE: Switch = Switch {
         elsewhere(HF, "adamw_torch_8bit", "optimizer.state=int8"),
         elsewhere(TITAN, "state_dtype", "optimizer.state"),
         elsewhere(GUIDES, "use_8bit_adam", "optimizer.state=int8"),
+        elsewhere(GUIDES, "use_8bit_optim", "optimizer.state=int8"),
+        elsewhere(GUIDES, "use_8bit_optimizer", "optimizer.state=int8"),
         elsewhere(GUIDES, "AdamW8bit", "optimizer.state=int8"),
         elsewhere(GUIDES, "exp_avg_dtype", "optimizer.state"),
     ],
@@ -90,6 +92,7 @@ pub const RECOMPUTE: Switch = Switch {
         elsewhere(TITAN, "activation_checkpoint", "recompute"),
         elsewhere(TITAN, "activation_checkpointing", "recompute"),
         elsewhere(GUIDES, "use_checkpoint", "recompute=full"),
+        elsewhere(GUIDES, "use_gradient_checkpointing", "recompute=full"),
     ],
     ..ROW
 };

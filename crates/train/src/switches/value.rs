@@ -1,6 +1,6 @@
 //! Values of switches: names that users write, `auto`, and how a row reaches its field.
 
-use flatout_ir::{Moments, Precision, Recompute, Scaling};
+use flatout_ir::{Moments, Precision, Recompute, Scaling, optimizers};
 pub use flatout_runtime::cuda::{AttentionKernel, Autotune};
 use flatout_settings::choice;
 
@@ -48,7 +48,7 @@ macro_rules! named {
     )*};
 }
 named!(Toggle, Choose, Backend, Attention);
-named!(Precision, Scaling, Recompute, Moments, Autotune, AttentionKernel);
+named!(Precision, Scaling, Recompute, Moments, optimizers::Name, Autotune, AttentionKernel);
 
 /// A value that is given, or left to flatout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,7 +18,7 @@ pub enum HostTensor {
     U8(Vec<u8>),
 }
 
-/// What a plan is fed once. The loop, evaluation and measurement see nothing else of a task.
+/// The inputs of one run of a plan. The loop, evaluation and measurement see nothing else of a task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// The plan it is for.

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::batch::{BatchSource, EvalSet, Inputs};
 use crate::config::Config;
 use crate::config::resolved::Resolved;
+use crate::machine;
 use crate::{Failure, UserError};
 
 /// The plans that batches are made for.
@@ -43,7 +44,7 @@ pub trait Dataset {
         None
     }
 
-    /// What text was tokenised by.
+    /// The vocabulary that text was tokenised by.
     fn vocabulary(&self) -> Option<&Vocabulary> {
         None
     }
@@ -56,11 +57,19 @@ pub trait Dataset {
     /// Writes down what plans depend on and only the data tells, such as lengths and names of classes.
     fn measure(&self, _config: &Config, _resolved: &mut Resolved) {}
 
+    /// The parts of the data that look changed since the run began, in words: what is certain is refused where data is opened.
+    fn changed(&self, _resolved: &Resolved) -> Option<String> {
+        None
+    }
+
     /// Whether a model of classes finds a class of its own on every sample.
     fn check_classes(&self, config: &Config) -> Result<(), UserError>;
 
     /// The updates of a run over `train.epochs`.
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure>;
+
+    /// How batches of training are made ready, in words.
+    fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String;
 
     /// Writes what the plans keep of the data on the device, before the first update.
     fn prepare(&self, _session: &mut Session) -> Result<(), Failure> {
@@ -75,7 +84,7 @@ pub trait Dataset {
         cursor: Option<Value>,
     ) -> Result<Box<dyn BatchSource>, Failure>;
 
-    /// At most so many samples to evaluate on, laid out for the plan `eval`; without a layout in rows of the context.
+    /// At most this many samples to evaluate on, laid out for the plan `eval`; without a layout in rows of the context.
     fn eval_set(
         &self,
         config: &Config,
@@ -93,7 +102,19 @@ pub trait Dataset {
     }
 }
 
-/// The updates of so many epochs over so many samples.
+/// Threads that make batches ready beside the training.
+pub fn loader_threads(config: &Config) -> usize {
+    config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1))
+}
+
+/// A loader of threads in words.
+pub fn loaded_by_threads(config: &Config) -> String {
+    let threads = loader_threads(config);
+    let plural = if threads == 1 { "" } else { "s" };
+    format!("{threads} thread{plural}, {} batches ahead", config.loader.prefetch)
+}
+
+/// The updates of a number of epochs over a number of samples.
 pub fn updates(config: &Config, epochs: u64, samples: u64) -> u64 {
     (epochs * samples).div_ceil(config.train.batch as u64).max(1)
 }

@@ -83,7 +83,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
     let documents = text::spec(config, run);
     let kept = run.map(tokenizer_path).filter(|path| path.is_file());
     let tokenizer = kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from));
-    // What lay beside a model's weights is kept in a folder of the run that began from it.
+    // The files that lay beside a model's weights are kept in a folder of the run that began from it.
     let beside = tokenizer.as_deref().and_then(Path::parent);
     let template_folders = run.into_iter().chain(beside).map(|folder| folder.join(BESIDE)).collect();
     ExampleSpec {
@@ -172,6 +172,10 @@ impl Dataset for Examples {
             *last = longest.max(*last);
         }
         resolved.lengths = Some(shares);
+    }
+
+    fn loading(&self, _: &Config, _: Feeding<'_>) -> String {
+        "all examples lie in memory, tokenised".into()
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {

@@ -1,5 +1,6 @@
 //! A small set of images on the device: what `image_table` comes to for a config, and how the table gets there.
 
+use flatout_data::images::Filter;
 use flatout_ir::Target;
 use flatout_models::images::CHANNELS;
 
@@ -14,10 +15,13 @@ const AUTO_BYTES: u64 = 1 << 30;
 const AUTO_PART: u64 = 16;
 
 /// How many images training has, their rows and columns, where they lie decoded and are of one size. Of files that is known
-/// once they are opened.
+/// once they are opened. The device cuts them with the bilinear filter only.
 pub fn extents(config: &Config) -> Option<[usize; 3]> {
     let data = &config.data;
     if data.task != Task::Images {
+        return None;
+    }
+    if data.filter != Filter::Bilinear {
         return None;
     }
     let [height, width] = config.model.image_sides()?;
@@ -41,6 +45,10 @@ pub(crate) fn settle(config: &Config, target: &Target) -> Result<(Config, Option
         (Choose::On, None) if config.data.task != Task::Images => {
             refuse!("`image_table=on` has nothing to keep: `data.task` is {}", config.data.task)
         }
+        (Choose::On, None) if config.data.filter != Filter::Bilinear => refuse!(
+            "`image_table=on` cuts images with the bilinear filter, and `data.filter` is {}: leave one of them out",
+            config.data.filter
+        ),
         (asked, None) => asked,
         (Choose::Auto, Some(extents)) => {
             let (value, why) = choice(extents, target);

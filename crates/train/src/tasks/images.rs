@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flatout_data::images::{
     self, Augment, ByteTable, CHANNELS, ImageBatch, ImageLoader, ImageSet, ImageSets, ImageSource, ImageSpec,
-    PartLoader, View,
+    PartLoader, Scaled, View,
 };
 use flatout_data::{Description, ExampleCursor, Layout, LoaderOptions, OpenEvent, Waited};
 use flatout_ir::Role;
@@ -17,13 +17,13 @@ use flatout_runtime::Session;
 use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
-use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
+use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor, updates};
 use super::examples::check_names;
 use super::image_table;
 use super::mixing::Mixing;
 use crate::config::resolved::Resolved;
 use crate::config::{Config, SourceKind};
-use crate::machine::{self, cache_folder};
+use crate::machine::cache_folder;
 use crate::{Failure, UserError};
 
 /// Opens the data of the task.
@@ -33,6 +33,11 @@ pub fn open(
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Box<dyn Dataset>, Failure> {
     Ok(Box::new(sets(config, say)?))
+}
+
+/// A mark that tells the files of both sides from others of the same names.
+fn versions(sets: &ImageSets) -> String {
+    format!("{:016x} {:016x}", sets.train.version(), sets.held_out.version())
 }
 
 /// The images of both sides.
@@ -79,9 +84,13 @@ pub fn view(config: &Config, training: bool) -> View {
             let ratio = data.crop_ratio.map(|ratio| ratio * (width as f64 / height as f64));
             Augment::Train { scale: pair(data.crop_scale), ratio: pair(ratio), flip: data.flip }
         }
-        false => Augment::Centre { share: data.centre_crop },
+        false => match data.resize[..] {
+            [shorter] => Augment::Resized(Scaled::Shorter(shorter)),
+            [height, width] => Augment::Resized(Scaled::Both { height, width }),
+            _ => Augment::Centre { share: data.centre_crop },
+        },
     };
-    View { height, width, augment }
+    View { height, width, augment, filter: data.filter }
 }
 
 /// The form of the graph that trains, or that is evaluated.
@@ -105,7 +114,7 @@ pub fn loader(
     cursor: Option<ExampleCursor>,
 ) -> Result<ImageLoader, Failure> {
     let (seed, view) = (config.train.seed, view(config, true));
-    let threads = config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1));
+    let threads = loader_threads(config);
     let batch_bytes = config.train.batch * view.height * view.width * CHANNELS;
     let options =
         LoaderOptions { threads, queue_bytes: config.loader.prefetch * batch_bytes, ..Default::default() };
@@ -141,7 +150,15 @@ impl Dataset for ImageSets {
 
     fn measure(&self, _: &Config, resolved: &mut Resolved) {
         resolved.classes = Some(self.classes.clone());
+        resolved.versions = Some(versions(self));
         resolved.decoded = Some(ByteTable::extents(&self.train).map_or(vec![], |extents| extents.to_vec()));
+    }
+
+    fn changed(&self, resolved: &Resolved) -> Option<String> {
+        let is_other = resolved.versions.as_ref().is_some_and(|began| *began != versions(self));
+        let sentence = "the files of the images have other sizes or times than when the run began or last went on: where their \
+                        contents changed, losses are not those of the unbroken run";
+        is_other.then(|| sentence.to_string())
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {
@@ -150,6 +167,13 @@ impl Dataset for ImageSets {
 
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
         Ok(updates(config, epochs, self.train.count()))
+    }
+
+    fn loading(&self, config: &Config, feeding: Feeding<'_>) -> String {
+        match feeding.plans.slot(TABLE) {
+            Some(_) => "all images lie on the device".into(),
+            None => loaded_by_threads(config),
+        }
     }
 
     /// Writes the images to their table, where the plans have one.

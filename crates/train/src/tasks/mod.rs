@@ -1,4 +1,4 @@
-//! What is learned: a row for each task, with the data it opens and the graphs it trains.
+//! The tasks: a row for each, with the data it opens and the graphs it trains.
 //!
 //! The loop, evaluation and measurement know batches of named tensors and no kinds of data: a task is its file and its row.
 
@@ -14,6 +14,7 @@ pub mod text;
 use std::path::Path;
 
 use flatout_data::OpenEvent;
+use flatout_data::examples::class_names;
 use flatout_ir::Graph;
 
 use crate::Failure;
@@ -53,6 +54,19 @@ pub fn open(
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Box<dyn Dataset>, Failure> {
     (of(config).open)(config, run, say)
+}
+
+/// How many classes the data of a config has, where it can be looked at more than once.
+pub fn classes(config: &Config) -> Result<Option<usize>, Failure> {
+    let data = &config.data;
+    let is_stream = data.path.as_ref().is_some_and(|paths| paths.0.iter().any(|path| path == "-"));
+    match data.task {
+        _ if is_stream => Ok(None),
+        _ if !data.classes.is_empty() => Ok(Some(data.classes.len())),
+        Task::Classes => Ok(Some(class_names(&examples::spec(config, None))?.len())),
+        Task::Images => Ok(Some(images::sets(config, &mut |_| {})?.classes.len())),
+        Task::Text | Task::Chat => Ok(None),
+    }
 }
 
 /// The forward graph of a config at some capacities, with its loss.

@@ -11,12 +11,15 @@ use flatout_ir::Role;
 use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
-use super::dataset::{Dataset, Feeding, Share, read_cursor};
+use super::dataset::{Dataset, Feeding, Share, loaded_by_threads, loader_threads, read_cursor};
 use super::examples;
 use crate::config::{Config, SourceKind, Task};
 use crate::machine::{self, cache_folder};
 use crate::run::tokenizer_path;
 use crate::{Failure, UserError, refuse};
+
+/// A token of a row with its target and its weight.
+const ROW_TOKEN_BYTES: usize = 4 * 3;
 
 /// Opens the data of the task. Where lengths are given, examples of the synthetic language stand for documents.
 pub fn open(
@@ -85,8 +88,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
 
 /// Training rows from a cursor on, made ahead by as many threads as the config says.
 pub fn train_loader(config: &Config, corpus: &Corpus, cursor: &Cursor) -> Result<Loader, Failure> {
-    let threads = config.loader.workers.given().unwrap_or_else(|| (machine::threads() / 2).max(1));
-    let batch_bytes = 4 * 3 * config.train.batch * config.model.tokens();
+    let threads = loader_threads(config);
+    let batch_bytes = ROW_TOKEN_BYTES * config.train.batch * config.model.tokens();
     let queue_bytes = config.loader.prefetch * batch_bytes;
     Ok(corpus.train_loader(cursor, LoaderOptions { threads, queue_bytes, ..LoaderOptions::default() })?)
 }
@@ -102,6 +105,10 @@ impl Dataset for Corpus {
 
     fn floor(&self) -> Option<Floor> {
         self.floor()
+    }
+
+    fn loading(&self, config: &Config, _: Feeding<'_>) -> String {
+        loaded_by_threads(config)
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {
@@ -143,11 +150,18 @@ impl Dataset for Corpus {
 
     fn eval_set(
         &self,
-        _: &Config,
+        config: &Config,
         share: Share,
         most: usize,
         _: Option<&Layout>,
     ) -> Result<Box<dyn EvalSet>, Failure> {
+        let bytes = (ROW_TOKEN_BYTES * config.model.tokens()).saturating_mul(most) as u64;
+        // Data with an end is read to its end; the synthetic language has as many rows as are asked for.
+        if self.describe().documents.is_none() && bytes > machine::memory_bytes() {
+            return Err(Failure::User(UserError(format!(
+                "`eval.rows` is {most}, and so many rows of the synthetic language do not fit this machine's memory: lower it"
+            ))));
+        }
         Ok(Box::new(match share {
             Share::HeldOut => self.held_out_rows(most)?,
             Share::All => self.rows_once(most)?,

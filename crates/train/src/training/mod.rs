@@ -2,6 +2,7 @@
 
 mod diagnosis;
 pub mod evaluate;
+pub mod host;
 pub mod opening;
 pub mod resume;
 pub mod schedule;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use flatout_runtime::{Laps, Session, cuda};
 
-use crate::config::Config;
+use crate::config::{Config, Optimizer};
 use crate::device::kernels;
 use crate::machine;
 use crate::resolve::compile::Compiled;
@@ -24,14 +24,15 @@ pub fn opening(
 ) -> Start {
     let described = data.describe();
     let on_gpu = session.as_cuda().is_some();
+    let prepared = active::Prepared::session(session, &compiled.settled);
+    let switches = active::active(&compiled.plans, &compiled.target, prepared);
+    let loading = data.loading(config, compiled.feeding());
     Start {
         recipe: config.recipe.clone(),
         backend: compiled.target.name.clone(),
-        switches: active::active(
-            &compiled.plans,
-            &compiled.target,
-            active::Prepared::session(session, &compiled.settled),
-        ),
+        optimizer: optimizer(config, &switches, steps),
+        loader: if on_gpu { format!("{loading}; copies go through pinned memory") } else { loading },
+        switches,
         not_deterministic: active::not_deterministic(&compiled.plans, &compiled.target)
             .iter()
             .map(|name| name.to_string())
@@ -62,6 +63,7 @@ pub fn opening(
             .collect(),
         auto: compiled.settled.chosen.iter().map(|c| (c.switch.to_string(), c.why.clone())).collect(),
         predicted_ms: 1e3 * prediction::step_cost(compiled, config.train.batch).predicted_seconds,
+        is_calibrated: prediction::is_calibrated(compiled),
         data: DataFacts {
             source: config.data.named(),
             vocabulary: data.vocabulary().map_or(0, |vocabulary| vocabulary.size() as u64),
@@ -71,6 +73,23 @@ pub fn opening(
             layout: compiled.settled.arrangement.as_ref().map(|arrangement| arrangement.words()),
         },
     }
+}
+
+/// The update rule: how it runs, as read from the plans, and by which numbers.
+fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -> String {
+    let (Optimizer { name, lr, betas: [first, second], weight_decay, clip, .. }, schedule) =
+        (&config.optimizer, &config.schedule);
+    let is_on = |switch: &str| switches.get(switch).is_some_and(|state| state == "on");
+    let fused = if is_on("fuse.optimizer") { ", fused" } else { "" };
+    let moments = switches.get("optimizer.state").map_or("", |state| &state[..]);
+    let horizon = schedule.horizon_steps.unwrap_or(steps);
+    let warmup = schedule.resolved_warmup(horizon).unwrap_or(schedule.warmup_steps);
+    let clip = if *clip > 0.0 { format!("clipped at {clip}") } else { "not clipped".into() };
+    format!(
+        "{name}{fused}: lr {lr} {}, warm-up {warmup} steps, weight decay {weight_decay}, betas {first} {second}, {clip}, \
+         moments in {moments}",
+        schedule.name
+    )
 }
 
 /// Those that were opened.

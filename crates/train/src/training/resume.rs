@@ -1,62 +1,91 @@
 //! Starting a run again with the command that began it: the one line for batch systems that requeue.
 
+use std::collections::BTreeSet;
+
 use crate::UserError;
 use crate::config::Config;
+use crate::config::may_change;
 use crate::config::resolved::Resolved;
 use crate::refuse;
-use crate::resolve::fp8_layers;
-use crate::switches::Auto;
 use crate::weights::pretrained;
 
-/// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. What the
-/// run has `resolved` may be left open in both.
+/// Keys whose values earlier versions wrote into a run's config when they were found out or chosen.
+const ONCE_PINNED: [&str; 7] = [
+    "data.classes",
+    "data.lengths",
+    "schedule.horizon_steps",
+    "switches.recompute",
+    "train.fp8_layers",
+    "train.micro_batch",
+    "train.recompute_layers",
+];
+
+/// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. What was
+/// asked for is compared with what was asked for then; a value that the run has `resolved` may be spelled out, too.
 pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Config, UserError> {
-    let changed = |config: &Config| {
-        let mut config = config.clone();
-        (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
-        (config.train.on_nonfinite, config.train.max_skipped) =
-            (asked.train.on_nonfinite, asked.train.max_skipped);
-        (config.eval, config.checkpoint, config.log) =
-            (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
-        config
+    let here = std::env::current_dir().unwrap_or_default();
+    let from_there = resolved.folder.as_deref().filter(|folder| folder.is_dir()).unwrap_or(&here);
+    let began = own.based_at(from_there).values();
+    let now = asked.based_at(&here).values();
+    let pinned = resolved.over(own);
+    let is_same_model = own.model.from() == asked.model.from()
+        || pinned
+            .model
+            .from()
+            .zip(asked.model.from())
+            .is_some_and(|(began, now)| pretrained::same(began, now));
+    let came_to = pinned.based_at(&here).values();
+    let is_open = |key: &str| {
+        let nothing = ["\"auto\"", "[]", "[\"auto\"]"];
+        now.get(key).is_none_or(|value| nothing.contains(&value.as_str()))
     };
-    let (goes_on, own) = (changed(own), &resolved.over(own));
-    let config = changed(own);
-    let mut comparable = asked.clone();
-    // What the run's own config has pinned may still be open in the command.
-    comparable.schedule.horizon_steps = config.schedule.horizon_steps;
-    if comparable.train.micro_batch().is_none() {
-        comparable.train.micro_batch = config.train.micro_batch;
-    }
-    if comparable.switches.memory.recompute == Auto::Auto {
-        comparable.switches.memory.recompute = config.switches.memory.recompute;
-        comparable.train.recompute_layers = config.train.recompute_layers;
-    }
-    if comparable.data.lengths.is_empty() {
-        comparable.data.lengths = config.data.lengths.clone();
-    }
-    if fp8_layers::is_auto(&comparable) {
-        comparable.train.fp8_layers = config.train.fp8_layers.clone();
-    }
-    if let (Some(began), Some(now)) = (own.model.from(), asked.model.from())
-        && pretrained::same(began, now)
-    {
-        *comparable.model.from_mut() = own.model.from().cloned();
-        comparable.data.tokenizer = own.data.tokenizer.clone();
-    }
-    if comparable != config {
+    let may_differ = |key: &str| match key {
+        "model.from" | "data.tokenizer" => is_same_model,
+        "schedule.warmup_steps" | "schedule.warmup_share" => is_same_warmup(&pinned, asked),
+        // A recipe may say what a plan counts with; what the data comes to is found when it is opened.
+        "data.decoded" => true,
+        _ => may_change(key) || (ONCE_PINNED.contains(&key) && is_open(key)),
+    };
+    for key in began.keys().chain(now.keys()).collect::<BTreeSet<_>>() {
+        let (then, value) = (began.get(key), now.get(key));
+        if then == value || (value.is_some() && came_to.get(key) == value) || may_differ(key) {
+            continue;
+        }
+        let shown = |value: Option<&String>| value.map_or("not given", |value| value.as_str()).to_string();
         refuse!(
-            "the run that is there was begun with other settings than these: give the same, or another --run (steps, \
-             eval, checkpoint and log may differ)"
+            "the run that is there was begun with other settings than these: `{key}` is {} now and was {}; give the same, or \
+             another --run (steps, eval, checkpoint and log may differ)",
+            shown(value),
+            shown(then)
         );
     }
-    Ok(goes_on)
+    Ok(with_changes(own, asked))
+}
+
+/// Whether the updates that the run warms up over are those of the share that is asked for.
+fn is_same_warmup(pinned: &Config, asked: &Config) -> bool {
+    let horizon = pinned.schedule.horizon_steps.or(pinned.train.steps);
+    let warmup = horizon.and_then(|horizon| asked.schedule.resolved_warmup(horizon));
+    warmup == Some(pinned.schedule.warmup_steps)
+}
+
+/// A run's config with what may change taken from what is asked now.
+fn with_changes(own: &Config, asked: &Config) -> Config {
+    let mut config = own.clone();
+    (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
+    (config.train.on_nonfinite, config.train.max_skipped) =
+        (asked.train.on_nonfinite, asked.train.max_skipped);
+    config.train.patience = asked.train.patience;
+    (config.eval, config.checkpoint, config.log) =
+        (asked.eval.clone(), asked.checkpoint.clone(), asked.log.clone());
+    config
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::recipes::resolve;
+    use crate::switches::Auto;
 
     fn tiny(overrides: &[&str]) -> Config {
         resolve("tiny", &[], &overrides.iter().map(|o| o.to_string()).collect::<Vec<_>>()).unwrap()
@@ -93,5 +122,36 @@ mod tests {
         assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(900), None));
         assert_eq!(resolved.over(&longer).schedule.horizon_steps, own.train.steps);
         assert!(requeued(&asked, &resolved, &tiny(&["lr=2e-3"])).is_err());
+    }
+
+    /// Earlier versions wrote what the data and the horizon came to into the run's config.
+    #[test]
+    fn runs_that_have_everything_in_their_config_go_on_with_the_command_that_began_them() {
+        let pairs = |words: &[&str]| {
+            resolve("gemma3-1b-pairs", &[], &words.iter().map(|w| w.to_string()).collect::<Vec<_>>()).unwrap()
+        };
+        let mut own = pairs(&[]);
+        own.data.classes = vec!["no".into(), "yes".into()];
+        own.data.lengths = vec![3, 9];
+        own.schedule.horizon_steps = Some(200);
+        (own.schedule.warmup_steps, own.schedule.warmup_share) = (20, None);
+        let resumed = Resolved { classes: Some(own.data.classes.clone()), ..Resolved::default() };
+        for resolved in [Resolved::default(), resumed] {
+            assert_eq!(requeued(&own, &resolved, &pairs(&[])).unwrap(), own);
+            let patient = requeued(&own, &resolved, &pairs(&["train.patience=3"])).unwrap();
+            assert_eq!(patient.train.patience, Some(3));
+            for (word, key) in [
+                ("schedule.warmup_share=0.2", "`schedule.warmup_s"),
+                ("data.classes=[yes,no]", "`data.classes`"),
+                ("train.micro_batch=2", "`train.micro_batch`"),
+            ] {
+                let sentence = requeued(&own, &resolved, &pairs(&[word])).unwrap_err().0;
+                assert!(sentence.contains(key), "{word}: {sentence}");
+            }
+        }
+        let mut images = resolve("bdh-cifar10", &[], &[]).unwrap();
+        images.data.decoded = vec![90, 32, 32];
+        let asked = resolve("bdh-cifar10", &[], &[]).unwrap();
+        assert_eq!(requeued(&images, &Resolved::default(), &asked).unwrap(), images);
     }
 }

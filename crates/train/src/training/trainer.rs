@@ -4,12 +4,13 @@ mod recovery;
 mod saving;
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use flatout_data::{OpenEvent, Waited};
 use flatout_ir::Class;
 pub use flatout_runtime::Laps;
-use flatout_runtime::{Posted, Session};
+use flatout_runtime::{Mark, Posted, Session};
 
 use crate::Failure;
 use crate::UserError;
@@ -20,17 +21,18 @@ use crate::metrics::goal::Patience;
 use crate::metrics::{Metrics, Tally};
 use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
-use crate::run::checkpoint::{self, State};
+use crate::run::Run;
+use crate::run::checkpoint::{self, Retention, State};
 use crate::run::events::{self, DataWait, End, Event, EventLog, Status, Step};
 use crate::run::signal::StopFlag;
 use crate::run::state::{check_schema, load, saved_bytes};
 use crate::run::writer::Writer;
-use crate::run::{Run, tokenizer_path};
 use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::{Dataset, Share};
 use crate::tasks::{self, image_table};
 use crate::training::evaluate::{count as count_classes, evaluate};
+use crate::training::host;
 use crate::training::opening;
 use crate::training::schedule::learning_rate;
 use crate::training::spike::{Spike, Spikes};
@@ -116,6 +118,7 @@ pub fn train(
         OpenEvent::LeftOut(said) => left_out.push(said),
     })?;
     laps.lap("data");
+    left_out.extend(data.changed(&resolved));
     data.measure(config, &mut resolved);
     let measured = resolved.over(asked);
     let compiled = match measured == *config {
@@ -129,7 +132,7 @@ pub fn train(
 /// What is open before a run's state is.
 pub struct Opened {
     pub data: Box<dyn Dataset>,
-    /// What the config came to so far.
+    /// The resolved config so far.
     pub resolved: Resolved,
     pub compiled: Compiled,
     /// What of the data was left out, in words.
@@ -153,6 +156,8 @@ pub fn train_on(
     let steps = data.total_steps(config)?;
     data.check_classes(config)?;
     image_table::check(config)?;
+    host::check(config, &compiled)?;
+    resolved.begin_here();
     let horizon = config.schedule.horizon_steps.unwrap_or(steps);
     resolved.horizon_steps = Some(horizon);
     resolved.warmup_steps = config.schedule.resolved_warmup(horizon).or(resolved.warmup_steps);
@@ -220,8 +225,10 @@ pub fn train_on(
     let newest = found.whole.map(|whole| (whole.step, whole.path));
     let is_resumed = newest.is_some();
     let best = checkpoint::best(&run.checkpoints_dir()).filter(|best| best.step <= progress.step);
+    let kept = Retention::of(config, best, skips.in_a_row);
+    checkpoint::prune(&run.checkpoints_dir(), progress.step, &kept).map_err(Failure::io("cleaning up"))?;
     if let Some(vocabulary) = data.vocabulary() {
-        vocabulary.save(&tokenizer_path(run.dir()))?;
+        run.keep_tokenizer(vocabulary)?;
     }
     origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
 
@@ -256,8 +263,9 @@ pub fn train_on(
         slowest_step: Duration::ZERO,
         last_loss,
         pending: None,
-        clock: Instant::now(),
-        evaluated: events::last_eval(&earlier).filter(|(step, _)| *step == progress.step),
+        is_past_peak: false,
+        ended: None,
+        evaluated: evaluation.as_ref().map(|(loss, _)| (progress.step, *loss)),
         score: evaluation.as_ref().and_then(|(loss, metrics)| config.eval.metric.of(*loss, metrics.as_ref())),
         metrics: evaluation.and_then(|(_, metrics)| metrics),
         patience,
@@ -273,6 +281,8 @@ pub fn train_on(
     for message in left_out {
         trainer.say(Event::Warning { message })?;
     }
+    // The time before the first step belongs to the start.
+    trainer.began = Instant::now();
     let outcome = trainer.run();
     if outcome.is_err() {
         // What failed is what the caller is told; what can still be written down is.
@@ -340,6 +350,8 @@ struct Pending {
     waited: Waited,
     lr: f32,
     posted: Posted,
+    /// The end of the update before, or the beginning of this one where something else ran between them; and its end.
+    span: [Rc<Mark>; 2],
     /// Tokens of this update, and the share of what it computed that is padding, where lengths vary.
     real_tokens: usize,
     padding: Option<f64>,
@@ -374,8 +386,10 @@ struct Trainer<'a, 'n, 's> {
     last_loss: f32,
     /// The update that was enqueued last, until it is reported.
     pending: Option<Pending>,
-    /// When the last update was reported, or the one under way began.
-    clock: Instant,
+    /// A step was reported that no device can make.
+    is_past_peak: bool,
+    /// The end of the newest update, as long as nothing but updates was run behind it.
+    ended: Option<Rc<Mark>>,
     /// The newest evaluation.
     evaluated: Option<(u64, f32)>,
     /// What it came to in `eval.metric`.
@@ -480,9 +494,10 @@ impl Trainer<'_, '_, '_> {
 
     /// One update. On a GPU it is only enqueued: what it gave is reported while the next one runs.
     fn step(&mut self) -> Result<(), Failure> {
-        if self.pending.is_none() {
-            self.clock = Instant::now();
-        }
+        let began = match self.ended.take() {
+            Some(mark) => mark,
+            None => Rc::new(self.session.mark()?),
+        };
         self.draw.step = self.progress.step;
         let (mut epoch, mut waited) = (0.0, Waited::default());
         let (mut real_tokens, mut computed_tokens) = (0, 0);
@@ -506,8 +521,10 @@ impl Trainer<'_, '_, '_> {
         let peak = self.config.optimizer.lr;
         let lr = learning_rate(&self.config.schedule, peak, self.horizon, self.progress.step) as f32;
         let posted = apply(&mut self.session, lr)?;
-        let now =
-            Pending { progress: self.progress, epoch, waited, lr, posted, real_tokens, padding, batches };
+        let ended = Rc::new(self.session.mark()?);
+        self.ended = Some(Rc::clone(&ended));
+        let (progress, span) = (self.progress, [began, ended]);
+        let now = Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches };
         if let Some(before) = self.pending.replace(now) {
             self.report(before)?;
         }
@@ -523,11 +540,11 @@ impl Trainer<'_, '_, '_> {
     }
 
     fn report(&mut self, update: Pending) -> Result<(), Failure> {
-        let Pending { progress, epoch, waited, lr, posted, real_tokens, padding, batches } = update;
+        let Pending { progress, epoch, waited, lr, posted, span, real_tokens, padding, batches } = update;
         let Progress { step, tokens, samples } = progress;
         let Results { loss, grad_norm, is_applied } = collect(&mut self.session, posted)?;
-        let seconds = self.clock.elapsed().as_secs_f64();
-        self.clock = Instant::now();
+        let [began, ended] = &span;
+        let seconds = self.session.between(began, ended)?.as_secs_f64();
         // Slow steps are forgotten by and by.
         self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
@@ -545,6 +562,19 @@ impl Trainer<'_, '_, '_> {
         }
         let batch = self.config.train.batch;
         let seen = self.watch.see(real_tokens, seconds);
+        if let Some(message) = self.watch.doubt(&seen, waited.total.as_secs_f64() / seconds) {
+            self.say(Event::Warning { message })?;
+        }
+        if let Some(mfu) =
+            seen.mfu.filter(|mfu| *mfu > 1.0 && !std::mem::replace(&mut self.is_past_peak, true))
+        {
+            let message = format!(
+                "step {step} reads {:.0}% of the device's peak, which no device reaches: its time or the peak is wrong; \
+                 please report it",
+                100.0 * mfu
+            );
+            self.say(Event::Warning { message })?;
+        }
         self.say(Event::Step(Step {
             step,
             epoch,
@@ -560,6 +590,7 @@ impl Trainer<'_, '_, '_> {
             time: events::now(),
             mfu: seen.mfu,
             of_predicted: seen.of_predicted,
+            of_roofline: seen.of_roofline,
             data_wait_ms: Some(1e3 * waited.total.as_secs_f64()),
             padding,
             gpu: seen.gpu,
@@ -583,6 +614,7 @@ impl Trainer<'_, '_, '_> {
         if self.evaluated.is_some_and(|(step, _)| step == self.progress.step) {
             return Ok(None);
         }
+        self.ended = None;
         let classes = self.config.model.classes();
         let mut tally = Tally::new(classes.unwrap_or(0));
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);

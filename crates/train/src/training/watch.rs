@@ -16,10 +16,20 @@ use crate::run::events::GpuSample;
 /// Between two samples of the GPU. A sample takes milliseconds in the driver, on a thread of its own.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
+/// Updates whose median is held against the prediction, and how much less of it is still near.
+const UPDATES_IN_DOUBT: usize = 16;
+const LEAST_SHARE: f64 = 0.6;
+/// The share of an update's time that it may wait for rows and still count.
+const MOST_WAITED: f64 = 0.1;
+
 pub struct Watch {
     flops_per_token: f64,
     peak_flops: Option<f64>,
     predicted_seconds: f64,
+    /// Whether the prediction adds up measured times of kernels, and not peak rates.
+    is_calibrated: bool,
+    /// Shares of the predicted speed so far, until they are held against it.
+    shares: Vec<f64>,
     gpu: Option<Sampler>,
     /// Why the GPU is not watched.
     note: Option<String>,
@@ -30,6 +40,7 @@ pub struct Watch {
 pub struct Seen {
     pub mfu: Option<f64>,
     pub of_predicted: Option<f64>,
+    pub of_roofline: Option<f64>,
     pub gpu: Option<GpuSample>,
 }
 
@@ -53,6 +64,8 @@ impl Watch {
             flops_per_token: compiled.flops_per_token as f64,
             peak_flops: prediction::peak_flops(compiled),
             predicted_seconds: prediction::step_cost(compiled, batch).predicted_seconds,
+            is_calibrated: prediction::is_calibrated(compiled),
+            shares: vec![],
             gpu,
             note,
         }
@@ -62,12 +75,41 @@ impl Watch {
         self.note.as_ref()
     }
 
+    /// After some updates, a sentence where they take quite another time than the machine's calibration predicts. Updates
+    /// that waited for their rows do not count.
+    pub fn doubt(&mut self, seen: &Seen, waited: f64) -> Option<String> {
+        let share = seen.of_predicted.filter(|_| waited < MOST_WAITED)?;
+        if self.shares.len() == UPDATES_IN_DOUBT {
+            return None;
+        }
+        self.shares.push(share);
+        if self.shares.len() < UPDATES_IN_DOUBT {
+            return None;
+        }
+        self.shares.sort_by(f64::total_cmp);
+        let median = self.shares[UPDATES_IN_DOUBT / 2];
+        let is_near = (LEAST_SHARE..=1.0 / LEAST_SHARE).contains(&median);
+        (!is_near).then(|| {
+            let (times, why) = match median < 1.0 {
+                true => (format!("{:.1} times as long as", 1.0 / median), "something else runs here now, or did not then"),
+                false => (format!("{:.0}% of", 100.0 / median), "something else ran here then"),
+            };
+            format!(
+                "updates take {times} the calibration of this machine predicts: {why}; flatout doctor --calibrate times \
+                 its kernels again"
+            )
+        })
+    }
+
     /// An update of so many tokens that took so long. Waits for nothing.
     pub fn see(&self, tokens: usize, seconds: f64) -> Seen {
         let rate = tokens as f64 * self.flops_per_token / seconds;
+        let share = (self.predicted_seconds > 0.0).then_some(self.predicted_seconds / seconds);
         Seen {
             mfu: self.peak_flops.map(|peak| rate / peak),
-            of_predicted: (self.predicted_seconds > 0.0).then_some(self.predicted_seconds / seconds),
+            of_predicted: share.filter(|_| self.is_calibrated),
+            // The CPU's rates are no peaks of this CPU.
+            of_roofline: share.filter(|_| !self.is_calibrated && self.peak_flops.is_some()),
             gpu: self.gpu.as_ref().and_then(Sampler::latest),
         }
     }
@@ -136,19 +178,32 @@ mod tests {
     use crate::resolve::compile;
 
     #[test]
-    fn a_watch_on_the_cpu_compares_with_the_prediction_alone() {
+    fn only_measured_times_are_called_a_prediction() {
         let config = recipes::resolve("tiny", &[], &[]).unwrap();
         let mut compiled = compile::compile(&config, &compile::target()).unwrap();
         let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
         let predicted = prediction::step_cost(&compiled, config.train.batch).predicted_seconds;
         let seen = watch.see(1024, 2.0 * predicted);
-        assert_eq!(seen, Seen { mfu: None, of_predicted: Some(0.5), gpu: None });
+        assert_eq!(seen, Seen::default(), "rates of no CPU in particular promise nothing");
         assert_eq!(watch.note(), None);
 
         compiled.target.name = "h200".into();
         compiled.target.rates.f32_flops = 100.0 * compiled.flops_per_token as f64;
         let watch = Watch::new(&compiled, config.train.batch, &Device::cpu());
-        assert_eq!(watch.see(25, 0.5).mfu, Some(0.5), "50 tokens a second of the 100 it could");
+        let seen = watch.see(25, 0.5);
+        assert_eq!(seen.mfu, Some(0.5), "50 tokens a second of the 100 it could");
+        assert!(seen.of_predicted.is_none() && seen.of_roofline.is_some());
+        let watch = Watch { is_calibrated: true, predicted_seconds: 0.25, ..watch };
+        let seen = watch.see(25, 0.5);
+        assert_eq!((seen.of_predicted, seen.of_roofline), (Some(0.5), None));
+        let mut watch = watch;
+        let doubts: Vec<String> = (0..40).filter_map(|_| watch.doubt(&seen, 0.0)).collect();
+        assert_eq!(doubts.len(), 1, "it is said once: {doubts:?}");
+        assert!(doubts[0].contains("2.0 times as long as the calibration"), "{doubts:?}");
+        let mut quick = Watch { shares: vec![], ..watch };
+        assert_eq!((0..40).find_map(|_| quick.doubt(&seen, 0.5)), None, "it waits for its rows");
+        let seen = Seen { of_predicted: Some(0.9), ..seen };
+        assert_eq!((0..40).find_map(|_| quick.doubt(&seen, 0.0)), None);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //! configs, the generation config, and the chat template of a model that came with one. Other tools load the folder as
 //! it is.
 //!
-//! The folder is filled under another name and renamed, so it is there whole or not at all.
+//! The folder is there whole or not at all.
+
+pub mod target;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,8 +15,7 @@ use flatout_data::Vocabulary;
 use flatout_data::examples::template_text;
 use flatout_ir::{Adapter, Init, TensorType};
 use flatout_models::config::{DecoderConfig, Model};
-use flatout_models::library::class_heads;
-use flatout_models::library::stored::Stored;
+use flatout_models::library::stored::{Resampled, Stored};
 use flatout_settings::choice;
 use serde_json::{Map, Value, json};
 
@@ -26,11 +27,12 @@ use crate::refuse;
 use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
 use crate::weights::adapters::also_trains;
-use crate::weights::loaded::Loaded;
+use crate::weights::loaded::{Loaded, has_tokens_of};
 use crate::weights::peft::{self, Trained};
-use crate::weights::pretrained::folder::{CONFIG, INDEX, PROCESSOR, SINGLE};
-use crate::weights::pretrained::{Weights, folder, narrow, parameters};
-use flatout_data::durable::{self, about};
+use crate::weights::pretrained::folder::{CONFIG, GENERATION, INDEX, PROCESSOR, SINGLE};
+use crate::weights::pretrained::{Weights, folder, narrow, parameters, processor_of};
+use flatout_data::durable;
+use target::{METADATA, Target};
 
 choice! {
     /// Types weights are exported in. The run's own are f32.
@@ -44,7 +46,7 @@ pub struct Export {
     pub dtype: Width,
     /// Bytes of tensors in a file at most, but for a tensor that is larger by itself.
     pub shard_bytes: u64,
-    /// Whether a folder that is there is replaced.
+    /// Whether an earlier export that is there is replaced.
     pub force: bool,
     /// Adapters alone, in PEFT's layout, and not the model they make.
     pub adapter: bool,
@@ -61,14 +63,22 @@ pub struct Exported {
 
 /// Exports a run. Whatever is refused is refused before anything is written.
 pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure> {
+    let target = |loaded: &Loaded| {
+        // With and without a step or a revision.
+        let base = loaded.config.model.from().into_iter().flat_map(|from| {
+            [from.as_str(), from.rsplit_once('@').map_or(from.as_str(), |(place, _)| place)]
+        });
+        let sources: Vec<&Path> = base.map(Path::new).chain([&*loaded.dir]).collect();
+        Target::new(&wanted.to, wanted.force, &sources)
+    };
     let written = if wanted.adapter {
         let adapters = Adapters::of(loaded)?;
-        Target::new(&wanted.to, wanted.force)?.fill(|folder| adapters.write(loaded, wanted.dtype, folder))
+        target(loaded)?.fill(|folder| adapters.write(loaded, wanted.dtype, folder))
     } else {
         let described = describe(loaded, wanted.dtype)?;
         // Every weight as one with its adapters.
         loaded.weights.keep_apart(false);
-        Target::new(&wanted.to, wanted.force)?.fill(|folder| write(loaded, wanted, &described, folder))
+        target(loaded)?.fill(|folder| write(loaded, wanted, &described, folder))
     };
     written.map_err(|failure| match failure {
         Failure::Environment(sentence) => {
@@ -92,7 +102,15 @@ impl Adapters {
         if all.is_empty() {
             refuse!("{} has no adapters: leave --adapter out to export its model", loaded.dir.display());
         }
-        peft::exportable(loaded.config.model.decoder())?;
+        let Some(decoder) = loaded.config.model.as_decoder() else {
+            refuse!(
+                "the adapters in {} cannot be exported apart: those of text models can, and `model.kind` is {}; leave \
+                 --adapter out to export the model they make",
+                loaded.dir.display(),
+                loaded.config.model.kind()
+            );
+        };
+        peft::exportable(decoder)?;
         let mut named: Vec<(String, Vec<Adapter>)> = vec![];
         for adapter in all {
             match named.iter_mut().find(|(name, _)| *name == adapter.name) {
@@ -162,11 +180,8 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     let vocabulary = loaded.vocabulary.take();
     let own = |token: fn(&Vocabulary) -> u32| vocabulary.iter().map(token).collect::<Vec<u32>>();
     let (mut bos, mut eos) = (own(Vocabulary::bos), own(Vocabulary::eos));
-    let same_tokens = |vocabulary: &Vocabulary| {
-        Vocabulary::load(&beside.join("tokenizer.json"))
-            .is_ok_and(|kept| kept.gives_the_same_tokens(vocabulary))
-    };
-    let keeps_tokens = source.is_some() && vocabulary.as_ref().is_none_or(same_tokens);
+    let keeps_tokens =
+        source.is_some() && vocabulary.as_ref().is_none_or(|vocabulary| has_tokens_of(&beside, vocabulary));
     if let Some(source) = source.filter(|_| keeps_tokens) {
         (bos, eos) = (source.bos, source.eos);
     }
@@ -177,7 +192,8 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
         .map_err(|why| UserError(format!("{} cannot be exported: {why}", dir.display())))?;
     let names = &loaded.config.data.classes;
     if model.classes() == Some(names.len()) {
-        config.as_object_mut().expect("a config is an object").extend(class_heads::label_fields(names));
+        let labels = model.published().map(|published| published.label_fields(names)).unwrap_or_default();
+        config.as_object_mut().expect("a config is an object").extend(labels);
     }
     let generation = model.vocab().map(|_| {
         json!({
@@ -186,14 +202,19 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
             "eos_token_id": config["eos_token_id"],
         })
     });
+    let mut processor = processor_of(&loaded.config);
+    if let (true, Some([height, width])) = (processor.resize.is_empty(), processor.size) {
+        let shorter = height.min(width) as f64 / loaded.config.data.centre_crop;
+        processor.resize = vec![shorter.round() as usize];
+    }
+    if let Ok(published) = model.published() {
+        published.describe_processor(&mut config, &processor);
+    }
     Ok(Described {
         config,
         positions: model.tokens(),
         generation,
-        processor: model
-            .published()
-            .ok()
-            .and_then(|published| published.processor(loaded.config.data.centre_crop)),
+        processor: model.published().ok().and_then(|published| published.processor(&processor)),
         vocabulary,
         beside: keeps_tokens.then_some(beside),
     })
@@ -221,8 +242,8 @@ fn write(
     put(CONFIG, &text(&described.config))?;
     let kept = |name: &str| described.beside.as_ref().and_then(|beside| fs::read(beside.join(name)).ok());
     if let Some(generation) = &described.generation {
-        let kept = kept("generation_config.json");
-        put("generation_config.json", &kept.unwrap_or_else(|| text(generation)))?;
+        let kept = kept(GENERATION);
+        put(GENERATION, &kept.unwrap_or_else(|| text(generation)))?;
     }
     if let Some(processor) = &described.processor {
         put(PROCESSOR, &text(processor))?;
@@ -290,6 +311,8 @@ struct Out {
     name: String,
     dims: Vec<usize>,
     parts: Vec<Stored>,
+    /// Positions of another grid.
+    resampled: Option<Resampled>,
 }
 
 impl Out {
@@ -299,6 +322,16 @@ impl Out {
 
     /// Its values as little-endian f32.
     fn read(&self, weights: &Weights, types: &Types) -> Result<Vec<u8>, Failure> {
+        let learned = self.learned(weights, types)?;
+        let Some(resampled) = &self.resampled else { return Ok(learned) };
+        let width = self.dims[self.dims.len() - 1];
+        let values: Vec<f32> =
+            learned.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        Ok(resampled.apply(&values, width).into_iter().flat_map(f32::to_le_bytes).collect())
+    }
+
+    /// The values as they were trained.
+    fn learned(&self, weights: &Weights, types: &Types) -> Result<Vec<u8>, Failure> {
         let read = |weights: &Weights, part: &Stored| {
             let (ty, init) = &types[&part.ours];
             weights.read(&part.ours, ty, init).map(|(wide, _)| wide)
@@ -308,7 +341,8 @@ impl Out {
         {
             return read(weights, one);
         }
-        let mut whole = vec![[0; 4]; self.elements() as usize];
+        let elements = self.parts[0].dims.iter().product();
+        let mut whole = vec![[0; 4]; elements];
         for part in &self.parts {
             part.put(read(weights, part)?.as_chunks::<4>().0, &mut whole);
         }
@@ -321,13 +355,18 @@ type Types = BTreeMap<String, (TensorType, Init)>;
 
 /// The tensors of the export, in the order of the model.
 fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
-    let published = loaded.config.model.published();
-    let stored = published.and_then(|published| published.stored(&|path| types[path].0.dims.clone()));
+    let published = loaded.config.model.published().expect("a model that has a config.json is published");
+    let stored = published.stored(&|path| types[path].0.dims.clone());
     let mut outs: Vec<Out> = vec![];
     for part in stored.expect("a model that has a config.json has names") {
+        let resampled = published.resampled().filter(|resampled| resampled.theirs == part.theirs);
         match outs.iter_mut().find(|out| out.name == part.theirs) {
             Some(out) => out.parts.push(part),
-            None => outs.push(Out { name: part.theirs.clone(), dims: part.dims.clone(), parts: vec![part] }),
+            None => {
+                let width = part.dims[part.dims.len() - 1];
+                let dims = resampled.map_or(part.dims.clone(), |resampled| resampled.dims(width));
+                outs.push(Out { name: part.theirs.clone(), dims, parts: vec![part], resampled });
+            }
         }
     }
     outs
@@ -359,7 +398,7 @@ fn write_weights(
             shard.iter().map(|out| (out.name.as_str(), dtype, out.dims.as_slice())).collect();
         let opened = File::create(&path).map_err(Failure::io(path.display()))?;
         let mut writer = BufWriter::with_capacity(4 << 20, opened);
-        let head = header(&described, &[("format", "pt")]);
+        let head = header(&described, &METADATA);
         head.and_then(|head| writer.write_all(&head)).map_err(Failure::io(path.display()))?;
         for out in shard {
             let wide = out.read(&loaded.weights, &types)?;
@@ -398,63 +437,6 @@ fn cut<T>(all: Vec<T>, most: u64, bytes: impl Fn(&T) -> u64) -> Vec<Vec<T>> {
         filled += size;
     }
     runs
-}
-
-/// The folder that is made.
-struct Target {
-    to: PathBuf,
-    partial: PathBuf,
-    replaced: PathBuf,
-}
-
-impl Target {
-    fn new(to: &Path, force: bool) -> Result<Target, UserError> {
-        let Some(name) = to.file_name().map(|name| name.to_string_lossy().into_owned()) else {
-            refuse!("--to {} names no folder that could be made", to.display());
-        };
-        let is_empty = fs::read_dir(to).is_ok_and(|mut entries| entries.next().is_none());
-        if to.exists() && !is_empty && !force {
-            refuse!("{} is there already: give another --to, or --force to replace it", to.display());
-        }
-        if to.exists() && !to.is_dir() {
-            refuse!("{} is a file: give --to a folder", to.display());
-        }
-        let beside = |what: &str| to.with_file_name(format!(".{name}.{}.{what}", std::process::id()));
-        Ok(Target { to: to.to_path_buf(), partial: beside("partial"), replaced: beside("replaced") })
-    }
-
-    /// Fills the folder under another name and puts it in its place; removes it where that fails.
-    fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
-        let made = fs::create_dir_all(&self.partial).map_err(about(&self.partial));
-        let filled =
-            made.map_err(|error| Failure::Environment(error.to_string())).and_then(|()| fill(&self.partial));
-        let placed = filled.and_then(|filled| {
-            self.place().map_err(|error| Failure::Environment(error.to_string()))?;
-            Ok(filled)
-        });
-        if placed.is_err() {
-            let _ = fs::remove_dir_all(&self.partial);
-        }
-        placed
-    }
-
-    fn place(&self) -> io::Result<()> {
-        durable::sync_folder(&self.partial)?;
-        let there = self.to.exists();
-        if there {
-            fs::rename(&self.to, &self.replaced).map_err(about(&self.to))?;
-        }
-        if let Err(error) = fs::rename(&self.partial, &self.to) {
-            if there {
-                let _ = fs::rename(&self.replaced, &self.to);
-            }
-            return Err(about(&self.to)(error));
-        }
-        if there {
-            fs::remove_dir_all(&self.replaced).map_err(about(&self.replaced))?;
-        }
-        durable::sync_parent(&self.to)
-    }
 }
 
 #[cfg(test)]

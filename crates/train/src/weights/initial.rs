@@ -84,8 +84,8 @@ pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
         Init::RopeTable { freq } => {
             return freq.table(ty.dims[0], ty.dims[1]).map(|value| value as f32).collect();
         }
-        Init::Bicubic { from, to } => {
-            return bicubic::matrix(from, to).into_iter().map(|value| value as f32).collect();
+        Init::Bicubic { from, to, antialias } => {
+            return bicubic::matrix(from, to, antialias).into_iter().map(|value| value as f32).collect();
         }
         _ => {}
     }

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
+use flatout_models::config::Model;
 
 use crate::UserError;
-use crate::config::{Config, Layers};
-use crate::run;
-use crate::weights::pretrained::{Pretrained, Source, Weights, open};
+use crate::config::{Config, Layers, Task};
+use crate::run::{self, BESIDE};
+use crate::weights::pretrained::{Pretrained, Source, Weights, class_names, folder, lay_processor, open};
 
 /// What the commands that use a model take.
 pub struct Loaded {
@@ -47,17 +48,30 @@ impl Loaded {
                 (dir.clone(), true)
             }
             _ => {
-                layers.file(NO_TRAINING, "")?;
+                layers.file(
+                    &format!("{NO_TRAINING}[data]\ntask = \"{}\"\n", task_of(&description.model)),
+                    "",
+                )?;
                 layers.model(&description.model, said.to_string_lossy().as_ref())?;
                 (description.folder.clone(), false)
             }
         };
-        layers.overrides_of(
-            overrides,
-            &["data.", "eval.", "loader.", "switches.", "train.ema"],
-            "when a model is used",
-        )?;
-        let config = layers.finish()?;
+        let mut allowed = vec!["data.", "eval.", "loader.", "switches.", "train.ema"];
+        // Learned positions are resampled for other images.
+        let has_grid = matches!(description.model, Model::Vit(_));
+        allowed.extend(has_grid.then_some("model.image_size"));
+        layers.overrides_of(overrides, &allowed, "when a model is used")?;
+        let mut config = layers.finish()?;
+        if let (Model::Vit(vit), Model::Vit(own)) = (&mut config.model, &description.model) {
+            vit.grid = Some(own.grid());
+        }
+        if config.model.image_size().is_some() {
+            lay_processor(&mut config, &description.processor, overrides, !is_run)?;
+        }
+        if config.model.classes().is_some() {
+            let whence = said.display().to_string();
+            config.data.classes = class_names(&config.data.classes, &description.classes, &whence)?;
+        }
         if config.train.ema > 0.0 && !weights.are_averages() {
             crate::refuse!("{} kept no average of its weights: leave train.ema out", said.display());
         }
@@ -70,7 +84,10 @@ impl Loaded {
         if let Some(vocabulary) = &vocabulary {
             belongs(vocabulary, &description.model, &description.eos, &dir)?;
         }
-        let mut stops = description.eos;
+        let mut stops = match (&vocabulary, is_run) {
+            (Some(vocabulary), true) => ends_of_source(&dir.join(BESIDE), vocabulary)?,
+            _ => description.eos,
+        };
         stops.extend(vocabulary.as_ref().map(Vocabulary::eos));
         Ok(Loaded {
             config,
@@ -86,13 +103,31 @@ impl Loaded {
     }
 }
 
+/// The data section for a model that comes without data.
+fn task_of(model: &Model) -> Task {
+    match (model.image_size(), model.classes()) {
+        (Some(_), _) => Task::Images,
+        (None, Some(_)) => Task::Classes,
+        (None, None) => Task::Text,
+    }
+}
+
+/// Tokens that end a text of the model a run began from, where the run has its tokens.
+fn ends_of_source(beside: &Path, vocabulary: &Vocabulary) -> Result<Vec<u32>, UserError> {
+    if !beside.join(folder::CONFIG).is_file() || !has_tokens_of(beside, vocabulary) {
+        return Ok(vec![]);
+    }
+    folder::ends(beside, &folder::describe(beside)?)
+}
+
+/// Whether a vocabulary gives the tokens of the tokeniser in a folder.
+pub fn has_tokens_of(folder: &Path, vocabulary: &Vocabulary) -> bool {
+    let kept = Vocabulary::load(&folder.join("tokenizer.json"));
+    kept.is_ok_and(|kept| kept.gives_the_same_tokens(vocabulary))
+}
+
 /// Whether a vocabulary can be the model's: no token without a row in the embedding, and the end of a text among them.
-pub fn belongs(
-    vocabulary: &Vocabulary,
-    model: &flatout_models::config::Model,
-    eos: &[u32],
-    folder: &Path,
-) -> Result<(), UserError> {
+pub fn belongs(vocabulary: &Vocabulary, model: &Model, eos: &[u32], folder: &Path) -> Result<(), UserError> {
     let size = vocabulary.size();
     let Some(vocab) = model.vocab() else {
         crate::refuse!("{} has a tokenizer.json, and its model reads no text", folder.display());

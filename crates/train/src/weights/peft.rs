@@ -22,6 +22,7 @@ use crate::config::{self, AdapterGroup, AdapterGroups, AdapterKind, Config};
 use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile, header};
 use crate::weights::adapters::also_trains;
+use crate::weights::export::target::METADATA;
 use crate::weights::pretrained::{Place, Weights, parameters};
 use flatout_data::durable;
 
@@ -105,6 +106,7 @@ impl Peft {
                     a.shape
                 );
             };
+            check_rank(&described, module, rank)?;
             let alpha = alpha_of(&described, module, rank)?;
             let dims = &shapes[weight].0.dims;
             let adapter = named(weight, rank, is_dora);
@@ -202,19 +204,45 @@ fn described(path: &Path) -> Result<Value, UserError> {
     Ok(value)
 }
 
-/// What the product of a module is scaled by, times its rank.
-fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserError> {
-    let mut alpha = described["lora_alpha"].as_f64().unwrap_or(8.0);
-    for (pattern, value) in described["alpha_pattern"].as_object().into_iter().flatten() {
+/// The value of a key for a module: that of a pattern which names it, or the one of all modules. `None` where neither says.
+fn said_of<'v>(
+    described: &'v Value,
+    key: &str,
+    patterns: &str,
+    module: &str,
+) -> Result<Option<&'v Value>, UserError> {
+    let mut said = described.get(key).filter(|value| !value.is_null());
+    for (pattern, value) in described[patterns].as_object().into_iter().flatten() {
         if pattern.contains(|c: char| !c.is_ascii_alphanumeric() && !"._-".contains(c)) {
-            refuse!(
-                "{CONFIG} has the alpha_pattern `{pattern}`: names of modules are read, and no expressions"
-            );
+            refuse!("{CONFIG} has the {patterns} `{pattern}`: names of modules are read, and no expressions");
         }
         if module == pattern || module.ends_with(&format!(".{pattern}")) {
-            alpha = value.as_f64().unwrap_or(alpha);
+            said = Some(value);
         }
     }
+    Ok(said)
+}
+
+/// Whether the rank that the config says is the one that the tensors have: the library divides alpha by the former.
+fn check_rank(described: &Value, module: &str, rank: usize) -> Result<(), UserError> {
+    // Expressions name modules that the tensors alone tell.
+    match said_of(described, "r", "rank_pattern", module).unwrap_or_default() {
+        Some(said) if said.as_u64() != Some(rank as u64) => {
+            refuse!("{CONFIG} says that the rank (r) of `{module}` is {said}, and its tensors have {rank}")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The scale of a module's product, times its rank.
+fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserError> {
+    let alpha = match said_of(described, "lora_alpha", "alpha_pattern", module)? {
+        None => 8.0,
+        Some(said) => match said.as_f64() {
+            Some(alpha) => alpha,
+            None => refuse!("{CONFIG} has the lora_alpha {said} for `{module}`, which is no number"),
+        },
+    };
     let ranked = described["use_rslora"].as_bool().unwrap_or(false);
     Ok(if ranked { alpha * (rank as f64).sqrt() } else { alpha })
 }
@@ -329,7 +357,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     }
     let path = folder.join(TENSORS);
     let heads: Vec<_> = named.iter().map(|(name, dims, _)| (name.as_str(), dtype, dims.as_slice())).collect();
-    let mut file = header(&heads, &[("format", "pt")]).map_err(Failure::io(path.display()))?;
+    let mut file = header(&heads, &METADATA).map_err(Failure::io(path.display()))?;
     named.iter().for_each(|(_, _, bytes)| file.extend_from_slice(bytes));
     durable::write(&path, &file).map_err(Failure::io(path.display()))?;
     let config = described_by(model, adapters, &modules, &whole, from);

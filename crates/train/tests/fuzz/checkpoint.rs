@@ -124,7 +124,7 @@ fn event_log() {
                 return;
             };
             drop(events::steps(&events));
-            events::last_eval(&events);
+            events::eval_at(&events, 3);
             log.write(&Event::Resume { step: 1 }).unwrap();
             let after = events::read(&path).expect("a log that was opened again is whole");
             assert_eq!(after.len(), events.len() + 1);

@@ -97,7 +97,7 @@ fn parse(lines: &mut Lines<impl Read>) -> Option<Index> {
     let mut words = lines.next()?.strip_prefix("options ")?.split(' ');
     let format = match words.next()? {
         "any" => None,
-        name => Some(format_named(name)?),
+        name => Some(Format::named(name)?),
     };
     let options = ReadOptions {
         format,
@@ -126,7 +126,7 @@ fn parse(lines: &mut Lines<impl Read>) -> Option<Index> {
                 skipped.note_many(reason, count, Place { file, line, row, offset });
             }
             "file" => {
-                let format = format_named(words.next()?)?;
+                let format = Format::named(words.next()?)?;
                 let version =
                     Version { bytes: words.next()?.parse().ok()?, modified: words.next()?.parse().ok()? };
                 let count: usize = words.next()?.parse().ok()?;
@@ -148,8 +148,4 @@ fn parse(lines: &mut Lines<impl Read>) -> Option<Index> {
             _ => return None,
         }
     }
-}
-
-fn format_named(name: &str) -> Option<Format> {
-    Format::ALL.into_iter().find(|format| format.name() == name)
 }

@@ -16,14 +16,13 @@ use std::time::UNIX_EPOCH;
 
 use rayon::prelude::*;
 
-use super::csv::{self, Csv};
 use super::fault::{Skipped, Trouble};
 use super::find::{Input, is_indexable, unreadable};
 use super::parquet::{Column, Page};
 use super::place::{Document, Place};
 use super::reader::read;
-use super::window::Window;
-use super::{Format, ReadOptions, jsonl};
+use super::reading::TextOf;
+use super::{Format, ReadOptions};
 use crate::error::DataError;
 use crate::random::{fingerprint, key};
 
@@ -79,9 +78,7 @@ struct Extent {
 type PageKey = (usize, u64);
 
 enum Open {
-    Plain(File),
-    /// With the column that is wanted.
-    Csv(File, usize),
+    Stream(File, TextOf),
     Parquet(Column),
 }
 
@@ -187,17 +184,8 @@ impl Index {
                 Err(error) => Err(error.into()),
             }
         };
-        let format = self.files[number].format;
         Ok(match &*self.open(number)? {
-            Open::Plain(file) if format == Format::Text => {
-                bytes(file)?.and_then(|bytes| String::from_utf8(bytes).ok())
-            }
-            Open::Plain(file) => {
-                bytes(file)?.and_then(|bytes| jsonl::text_of(&bytes, &self.options.field).ok().flatten())
-            }
-            Open::Csv(file, wanted) => {
-                bytes(file)?.and_then(|bytes| csv::text_of(&bytes, delimiter(format), *wanted))
-            }
+            Open::Stream(file, text_of) => bytes(file)?.and_then(text_of),
             Open::Parquet(column) => {
                 let page = self.page((number, extent.at), column)?;
                 let on_page = extent.len as usize;
@@ -213,17 +201,12 @@ impl Index {
         }
         let Indexed { path, format, .. } = &self.files[number];
         let file = File::open(path.as_path())?;
-        let open = Arc::new(match format {
-            Format::Text | Format::Jsonl => Open::Plain(file),
-            Format::Csv | Format::Tsv => {
-                let mut window = Window::new(Box::new(file.try_clone()?));
-                window.at_least(3)?;
-                window.skip_mark();
-                let most = self.options.max_document_bytes;
-                let shape = Csv::new(window, delimiter(*format), &self.options.field, most).shape()?;
-                Open::Csv(file, shape.map_or(0, |shape| shape.wanted))
+        let open = Arc::new(match format.stream() {
+            Some(reading) => {
+                let text_of = (reading.texts)(&file, &self.options)?;
+                Open::Stream(file, text_of)
             }
-            Format::Parquet => Open::Parquet(Column::open(file, &self.options.field)?),
+            None => Open::Parquet(Column::open(file, &self.options.field)?),
         });
         let mut held = self.open.lock().expect("no reader panics");
         if held.len() >= MOST_OPEN_FILES {
@@ -283,8 +266,4 @@ fn changed(place: &Place) -> DataError {
     DataError::environment(format!(
         "{place}: the file changed after it was indexed; put the old one back, or start again with the new one."
     ))
-}
-
-fn delimiter(format: Format) -> u8 {
-    if format == Format::Tsv { b'\t' } else { b',' }
 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use super::ReadOptions;
 use super::fault::{Fault, Reason, Trouble};
-use super::reader::Piece;
+use super::reading::{Documents, Piece};
 use footer::Chunk;
 use page::{Header, PageKind};
 
@@ -67,25 +67,8 @@ pub(super) struct Parquet {
     chunk_rows_before: u64,
 }
 
-impl Parquet {
-    pub fn new(file: File, options: &ReadOptions) -> Self {
-        Self {
-            file: Some(file),
-            field: options.field.clone(),
-            max_document_bytes: options.max_document_bytes,
-            column: None,
-            chunk: 0,
-            at: 0,
-            dictionary: None,
-            page: Page::default(),
-            page_at: 0,
-            next: 0,
-            rows_before: 0,
-            chunk_rows_before: 0,
-        }
-    }
-
-    pub fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+impl Documents for Parquet {
+    fn next(&mut self) -> Result<Option<Piece>, Trouble> {
         if let Some(file) = self.file.take() {
             let column = Column::open(file, &self.field)?;
             self.at = column.chunks.first().map_or(0, |chunk| chunk.start);
@@ -117,6 +100,30 @@ impl Parquet {
                 let said = format!("byte {} of the document is not UTF-8", error.valid_up_to());
                 fault(Reason::NotUtf8, &said)
             }
+        }
+    }
+
+    /// Damage names its row itself.
+    fn position(&self) -> Option<(u64, u64)> {
+        None
+    }
+}
+
+impl Parquet {
+    pub fn new(file: File, options: &ReadOptions) -> Self {
+        Self {
+            file: Some(file),
+            field: options.field.clone(),
+            max_document_bytes: options.max_document_bytes,
+            column: None,
+            chunk: 0,
+            at: 0,
+            dictionary: None,
+            page: Page::default(),
+            page_at: 0,
+            next: 0,
+            rows_before: 0,
+            chunk_rows_before: 0,
         }
     }
 

@@ -11,6 +11,7 @@ use super::footer::{self, BYTE_ARRAY, Element, OPTIONAL, REPEATED};
 use super::leaf::{BOOLEAN, DOUBLE, FLOAT, INT32, INT64, Leaf};
 use crate::formats::fault::{Fault, Reason, Trouble};
 use crate::formats::field::{Field, Fields};
+use crate::formats::reading::{self, Row};
 
 /// Schemas that nest deeper are not read.
 const DEEPEST: usize = 24;
@@ -59,22 +60,8 @@ pub(in crate::formats) struct Rows {
     row: u64,
 }
 
-impl Rows {
-    pub fn new(file: File, max_row_bytes: usize) -> Self {
-        Self {
-            file: Some(file),
-            max_row_bytes,
-            top: Vec::new(),
-            leaves: Vec::new(),
-            groups: Vec::new(),
-            group: 0,
-            left: 0,
-            row: 0,
-        }
-    }
-
-    /// The fields of the next row, and its number from 1.
-    pub fn next(&mut self) -> Result<Option<(Fields, u64)>, Trouble> {
+impl reading::Rows for Rows {
+    fn next(&mut self) -> Result<Option<Row>, Trouble> {
         if let Some(file) = self.file.take() {
             self.open(file)?;
         }
@@ -107,7 +94,22 @@ impl Rows {
             let said = format!("the row is longer than {} bytes", self.max_row_bytes);
             return Err(Fault::at_row(Reason::TooLong, row, 0, said).into());
         }
-        Ok(Some((fields, row)))
+        Ok(Some(Row { fields, line: None, row: Some(row), at: 0 }))
+    }
+}
+
+impl Rows {
+    pub fn new(file: File, max_row_bytes: usize) -> Self {
+        Self {
+            file: Some(file),
+            max_row_bytes,
+            top: Vec::new(),
+            leaves: Vec::new(),
+            groups: Vec::new(),
+            group: 0,
+            left: 0,
+            row: 0,
+        }
     }
 
     fn fields(&mut self, taken: &mut Taken) -> Result<Fields, Trouble> {

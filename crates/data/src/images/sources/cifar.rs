@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::error::DataError;
 use crate::formats::{Place, unreadable};
 use crate::images::stored::{Images, Picture, Stored, Trouble};
+use crate::random::key;
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;
@@ -25,6 +26,8 @@ pub(in crate::images) struct Cifar {
     pub hash: u64,
     /// The largest label.
     pub most: u8,
+    /// The class of every label, where they are not the labels themselves.
+    numbers: Option<Vec<u32>>,
 }
 
 /// Which of two labels is the class.
@@ -55,6 +58,7 @@ impl Cifar {
             pixels: Vec::with_capacity(contents.iter().map(|bytes| bytes.len() / record * IMAGE).sum()),
             hash: 0,
             most: 0,
+            numbers: None,
         };
         for (path, bytes) in paths.iter().zip(contents) {
             hash.update(&bytes);
@@ -72,6 +76,12 @@ impl Cifar {
         images.hash = hash.digest();
         images.most = images.labels.iter().copied().max().unwrap_or(0);
         Ok(images)
+    }
+
+    /// Gives labels other classes than their own numbers.
+    pub fn renumber(&mut self, numbers: Option<Vec<u32>>) {
+        self.hash = numbers.iter().flatten().fold(self.hash, |hash, number| key(hash, u64::from(*number)));
+        self.numbers = numbers;
     }
 
     /// The names of classes where the set's own list lies beside the first file; otherwise their numbers.
@@ -140,7 +150,8 @@ impl Images for Cifar {
     }
 
     fn class(&self, index: u64) -> Option<u32> {
-        Some(u32::from(self.labels[index as usize]))
+        let label = self.labels[index as usize];
+        Some(self.numbers.as_ref().map_or(u32::from(label), |numbers| numbers[usize::from(label)]))
     }
 
     fn size(&self) -> Option<[usize; 2]> {

@@ -4,12 +4,17 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::UNIX_EPOCH;
+
+use rayon::prelude::*;
 
 use crate::error::DataError;
 use crate::formats::{Place, Reason, unreadable};
 use crate::images::flaw::Flaw;
 use crate::images::stored::{Images, Stored, Trouble};
+use crate::random::{fingerprint, key};
 
 /// Where encoded images lie.
 pub(in crate::images) enum Holder {
@@ -61,9 +66,24 @@ pub(in crate::images) struct Encoded {
     pub classes: Vec<u32>,
     /// The most bytes that are read of one.
     pub max_bytes: u64,
+    /// A hash of the bytes of every image that was read; 0 before.
+    seen: Vec<AtomicU64>,
 }
 
 impl Encoded {
+    pub fn new(holder: Holder, classes: Vec<u32>, max_bytes: u64) -> Self {
+        let seen = classes.iter().map(|_| AtomicU64::new(0)).collect();
+        Self { holder, classes, max_bytes, seen }
+    }
+
+    /// Whether an image has the bytes it had when it was first read.
+    fn is_as_before(&self, index: u64, bytes: &[u8]) -> bool {
+        let hash = fingerprint(bytes).max(1);
+        let before =
+            self.seen[index as usize].compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed);
+        before.is_ok() || before == Err(hash)
+    }
+
     fn read(&self, index: u64, buffer: &mut Vec<u8>) -> Result<io::Result<()>, Flaw> {
         let too_many = |bytes: u64| {
             Flaw::new(
@@ -112,7 +132,11 @@ impl Images for Encoded {
     fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
         let place = || self.place(index);
         match self.read(index, buffer)? {
-            Ok(()) => Ok(Stored::Encoded(buffer)),
+            Ok(()) if self.is_as_before(index, buffer) => Ok(Stored::Encoded(buffer)),
+            Ok(()) => Err(Trouble::Failed(DataError::input(format!(
+                "{} has other bytes than when it was first read: images must not change while they are trained on.",
+                place()
+            )))),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(Trouble::Failed(DataError::input(format!(
                     "{} is shorter than it was when it was opened: it must not change while it is read.",
@@ -121,6 +145,21 @@ impl Images for Encoded {
             }
             Err(error) => Err(Trouble::Failed(unreadable(&place().file, &error))),
         }
+    }
+
+    fn version(&self) -> u64 {
+        let of = |path: &Path| {
+            let told = std::fs::metadata(path).ok()?;
+            let since = told.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+            Some(key(told.len(), since.as_nanos() as u64))
+        };
+        let versions: Vec<u64> = match &self.holder {
+            Holder::Files(paths) => paths.par_iter().map(|path| of(path).unwrap_or(0)).collect(),
+            Holder::Members { archives, .. } => {
+                archives.par_iter().map(|archive| of(&archive.path).unwrap_or(0)).collect()
+            }
+        };
+        versions.into_iter().fold(1, key)
     }
 
     fn place(&self, index: u64) -> Place {

@@ -125,7 +125,7 @@ impl FoundImages {
         let mark = self.mark();
         // Sixteen bits of four channels each are the most that an image needs, and a little for what lies beside.
         let max_bytes = max_pixels.saturating_mul(8).saturating_add(16 << 20);
-        let images = Arc::new(Encoded { holder: self.holder, classes: of, max_bytes });
+        let images = Arc::new(Encoded::new(self.holder, of, max_bytes));
         ImageSet::whole(images, mark)
     }
 }

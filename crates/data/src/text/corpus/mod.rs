@@ -161,7 +161,7 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
     }
     let found =
         parts.iter().map(|part| source::find(&part.path, spec, say)).collect::<Result<Vec<_>, _>>()?;
-    let vocabulary = source::vocabulary(spec, &found)?;
+    let vocabulary = source::vocabulary(spec, &found, say)?;
     let apart = apart(spec, &vocabulary, say)?;
     let opened =
         found.into_iter().map(|found| found.open(spec, &vocabulary, say)).collect::<Result<Vec<_>, _>>()?;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::formats::OnError;
+use crate::formats::{FileFormat, Format, OnError};
 use crate::order::loader::Rows;
 use crate::order::stall::Waited;
 use crate::scratch::Scratch;
@@ -199,6 +199,7 @@ fn every_form(scratch: &Scratch) -> Vec<(&'static str, Spec)> {
         shard_tokens: 1000,
         workers: 2,
         restart: false,
+        is_cache: false,
     };
     let prepared = prepare(&preparation, &mut |_| {}).unwrap();
     assert!(prepared.manifest.shards.len() > 3);
@@ -321,6 +322,39 @@ fn a_mixture_has_the_shares_of_tokens_it_was_given() {
         heavier.train_loader(&corpus.start(), LoaderOptions::default()).is_err(),
         "other weights, other data"
     );
+}
+
+#[test]
+fn tokens_are_told_by_their_names_where_a_recipe_says_text() {
+    let scratch = Scratch::new("said-to-be-text");
+    let forms = every_form(&scratch);
+    for (name, spec) in forms.iter().filter(|(name, _)| ["shards", "bin"].contains(name)) {
+        let as_text = Spec { source: SourceKind::Text, ..spec.clone() };
+        let rows = |spec: &Spec| {
+            let corpus = open(spec).unwrap();
+            rows_of(&corpus, &corpus.start(), 1, 20)
+        };
+        assert_eq!(rows(&as_text), rows(spec), "{name}");
+    }
+    let (_, bin) = &forms[4];
+    let read = ReadOptions { format: Some(Format::Text), ..ReadOptions::default() };
+    let refused = open(&Spec { source: SourceKind::Text, read, ..bin.clone() }).err().unwrap();
+    assert!(refused.sentence.contains("stories.bin"), "a format is taken at its word: {refused}");
+    assert_eq!(SourceKind::Text.named_by(FileFormat::U16), SourceKind::Bin);
+}
+
+#[test]
+fn a_lot_of_text_is_announced() {
+    let scratch = Scratch::new("announced");
+    let words = "so many words ".repeat(700);
+    let lines: String = (0..1000).map(|line| format!("{{\"text\": \"{line} {words}\"}}\n")).collect();
+    let path = written(&scratch, "large.jsonl", lines.as_bytes());
+    let mut said = Vec::new();
+    let spec = Spec { path: vec![path], vocab: 300, ..Spec::default() };
+    open_reporting(&spec, &mut |one| said.push(one)).unwrap();
+    let OpenEvent::Note(first) = &said[0] else { panic!("{said:?}") };
+    assert_eq!(first, "reading 10 MB in 1 file");
+    assert!(matches!(&said[1], OpenEvent::Note(line) if line.contains("training a tokeniser of 300 tokens")));
 }
 
 #[test]

@@ -1,17 +1,34 @@
 //! The folder that shards are written to: what is whole in it, what is not yet, and who may write.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{TOKENIZER, Unfinished};
 use crate::durable;
 use crate::error::DataError;
 use crate::text::shards::manifest::{self, Manifest, hexadecimal};
 use crate::text::shards::shard::Shard;
-use crate::text::tokenizer::Vocabulary;
+use crate::text::tokenizer::{TOKENIZER_CONFIG, Vocabulary};
 
 const UNFINISHED: &str = "unfinished.json";
 const LOCK: &str = "lock";
+
+/// How often a folder that another process has is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Whether a process is preparing a folder at this moment.
+pub(crate) fn is_held(path: &Path) -> bool {
+    let lock = File::open(path.join(LOCK));
+    lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// Whether a path still leads to an open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |metadata: &std::fs::Metadata| (metadata.dev(), metadata.ino());
+    matches!((file.metadata(), std::fs::metadata(path)), (Ok(one), Ok(other)) if identity(&one) == identity(&other))
+}
 
 /// The folder that is written, held by this process alone.
 pub(super) struct Folder {
@@ -33,13 +50,14 @@ impl Drop for Folder {
 }
 
 impl Folder {
-    pub(super) fn enter(path: &Path, restart: bool) -> Result<Self, DataError> {
+    /// Takes a folder, or refuses one that another process has; with `waits` it is waited for.
+    pub(super) fn enter(path: &Path, restart: bool, waits: bool) -> Result<Self, DataError> {
         let shown = path.display();
         let failed = |error: std::io::Error| {
             DataError::input(format!("The folder {shown} cannot be written to: {error}; give another --out."))
         };
         let known = |name: &str| {
-            [manifest::FILE_NAME, UNFINISHED, LOCK, TOKENIZER].contains(&name)
+            [manifest::FILE_NAME, UNFINISHED, LOCK, TOKENIZER, TOKENIZER_CONFIG].contains(&name)
                 || [".tokens", ".partial"].iter().any(|ending| name.ends_with(ending))
         };
         if path.exists() {
@@ -54,13 +72,25 @@ impl Folder {
             }
         }
         let made = !path.exists();
-        std::fs::create_dir_all(path).map_err(failed)?;
-        let lock = File::create(path.join(LOCK)).map_err(failed)?;
-        if lock.try_lock().is_err() {
-            return Err(DataError::input(format!(
-                "Another process is preparing {shown}: wait for it, or give another --out."
-            )));
-        }
+        let lock = loop {
+            std::fs::create_dir_all(path).map_err(failed)?;
+            let lock = match File::create(path.join(LOCK)) {
+                // Whoever had the folder found nothing to write and removed it.
+                Err(error) if waits && error.kind() == std::io::ErrorKind::NotFound => continue,
+                opened => opened.map_err(failed)?,
+            };
+            match lock.try_lock() {
+                // Whoever had the folder removed the lock as it went: one that is gone holds nobody off.
+                Ok(()) if is_at(&lock, &path.join(LOCK)) => break lock,
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) if waits => std::thread::sleep(LOOK_AGAIN),
+                Err(_) => {
+                    return Err(DataError::input(format!(
+                        "Another process is preparing {shown}: wait for it, or give another --out."
+                    )));
+                }
+            }
+        };
         if restart {
             for entry in std::fs::read_dir(path).map_err(failed)? {
                 let entry = entry.map_err(failed)?;
@@ -110,11 +140,9 @@ impl Folder {
         Ok(())
     }
 
-    /// Writes the tokeniser, and waits until it is on disk.
+    /// Writes the tokeniser.
     pub(super) fn keep(&self, vocabulary: &Vocabulary) -> Result<(), DataError> {
-        let path = self.path.join(TOKENIZER);
-        vocabulary.save(&path)?;
-        File::open(&path).and_then(|file| file.sync_all()).map_err(|error| self.failed(&error))
+        vocabulary.save(&self.path.join(TOKENIZER))
     }
 
     pub(super) fn save(&self, state: &Unfinished) -> Result<(), DataError> {

@@ -11,7 +11,7 @@
 //! `unfinished.json` is replaced after every shard and says which are whole and where the next one begins. The manifest
 //! takes its place at the end.
 
-mod folder;
+pub(crate) mod folder;
 mod pipeline;
 
 use std::path::PathBuf;
@@ -52,6 +52,9 @@ pub struct Preparation {
     pub workers: usize,
     /// Whether to begin again where something else, or something unfinished, is there.
     pub restart: bool,
+    /// Whether the folder is one of a cache, whose name stands for all this: a process that is preparing it is waited for,
+    /// and sources may be known by other paths.
+    pub is_cache: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -130,7 +133,7 @@ struct Position {
 /// Prepares a folder of shards, or completes one. `see` is told from time to time how far it is.
 pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Prepared, DataError> {
     let job = Job::new(spec)?;
-    let folder = Folder::enter(&spec.out, spec.restart)?;
+    let folder = Folder::enter(&spec.out, spec.restart, spec.is_cache)?;
     if let Some(manifest) = folder.complete()? {
         let plan = Plan {
             sources: manifest.sources.clone(),
@@ -184,6 +187,7 @@ struct Job {
     options: Options,
     given: Option<Vocabulary>,
     is_stdin: bool,
+    is_cache: bool,
 }
 
 /// Where tokenising begins.
@@ -225,13 +229,19 @@ impl Job {
             Tokenizer::Open(vocabulary) => Some(Vocabulary::clone(vocabulary)),
             Tokenizer::Train(_) => None,
         };
-        Ok(Self { inputs, read, sources, options, given, is_stdin })
+        Ok(Self { inputs, read, sources, options, given, is_stdin, is_cache: spec.is_cache })
     }
 
     /// Whether it would give the same shards.
     fn is_of(&self, plan: &Plan) -> bool {
         let hash = self.given.as_ref().map(|given| hexadecimal(given.fingerprint()));
-        plan.sources == self.sources
+        let version = |source: &SourceEntry| (source.bytes, source.modified_ns);
+        let is_alike = |(one, other): (&SourceEntry, &SourceEntry)| match self.is_cache {
+            true => version(one) == version(other),
+            false => one == other,
+        };
+        plan.sources.len() == self.sources.len()
+            && plan.sources.iter().zip(&self.sources).all(is_alike)
             && plan.options == self.options
             && hash.is_none_or(|hash| hash == plan.tokenizer.hash)
     }

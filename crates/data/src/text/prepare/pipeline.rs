@@ -71,18 +71,22 @@ pub(super) fn tokenize(
     let (give, work) = sync_channel::<(Batch, SyncSender<Answer>)>(workers);
     let work = Mutex::new(work);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(move || read(reading, &order, &give));
+        // Those that were started end when what they take from and give to is dropped.
+        let cannot = |error| DataError::environment(format!("A thread cannot be started: {error}."));
+        let start = || std::thread::Builder::new().name("tokenise".into());
+        let reader = start().spawn_scoped(scope, move || read(reading, &order, &give)).map_err(cannot)?;
         for _ in 0..workers {
             // Each has a tokeniser of its own: its cache of words is not shared, and nobody waits for it.
             let (vocabulary, work) = (vocabulary.clone(), &work);
-            scope.spawn(move || {
+            let tokenise = move || {
                 loop {
                     let next = work.lock().expect("no worker panics while it takes work").recv();
                     let Ok((batch, answer)) = next else { return };
                     // Nobody listens any more where the writer has failed.
                     let _ = answer.send(encode(&vocabulary, batch));
                 }
-            });
+            };
+            start().spawn_scoped(scope, tokenise).map_err(cannot)?;
         }
         let written = Writer::new(spec, folder, state, inputs).run(&answers, see);
         // The reader and then the workers end when nobody takes what they make.

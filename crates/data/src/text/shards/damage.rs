@@ -58,6 +58,7 @@ fn manifests() {
         shard_tokens: 100,
         workers: 1,
         restart: false,
+        is_cache: false,
     };
     let manifest = prepare(&preparation, &mut |_| {}).unwrap().manifest;
     feed("manifests", &[manifest.to_json().into_bytes()], Limits::default(), |bytes| {

@@ -1,6 +1,7 @@
 //! Text to tokens and back: a trained byte-level BPE, a list of words, or any `tokenizer.json`.
 
 mod byte_level;
+mod frame;
 pub(crate) mod guarded;
 pub(crate) mod sample;
 
@@ -12,25 +13,21 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{AddedToken, Model, ModelWrapper, PostProcessorWrapper, Tokenizer};
 
+pub use self::frame::TOKENIZER_CONFIG;
+
 use self::byte_level::ByteLevelEncoder;
+use self::frame::Frame;
 use self::guarded::{Guarded, Unencodable};
 use crate::contained::contained;
+use crate::durable;
 use crate::error::DataError;
 use crate::random::{fingerprint, key};
 use crate::text::synthetic::grammar::{BOS, EOS};
 
-/// Names of the tokens that begin and end a document in `tokenizer.json` files, in the order they are looked for.
-const FRAMES: [(&str, &str); 6] = [
-    (BOS, EOS),
-    ("<s>", "</s>"),
-    ("<|begin_of_text|>", "<|end_of_text|>"),
-    ("<|startoftext|>", "<|endoftext|>"),
-    ("[CLS]", "[SEP]"),
-    ("<|endoftext|>", "<|endoftext|>"),
-];
-
 /// The smallest byte-level vocabulary: every byte, and the two ends of a document.
 pub const MIN_TRAINED_VOCAB: usize = 256 + 2;
+/// The largest vocabulary that is trained: the trainer makes room for all of it before it begins.
+const MAX_TRAINED_VOCAB: usize = 1 << 20;
 
 /// Texts longer than this are encoded in pieces.
 const PIECE_BYTES: usize = 1 << 20;
@@ -41,8 +38,7 @@ pub struct Vocabulary {
     /// Where the tokeniser is of the kind that has one.
     fast: Option<ByteLevelEncoder>,
     size: usize,
-    bos: u32,
-    eos: u32,
+    frame: Frame,
 }
 
 impl Vocabulary {
@@ -64,6 +60,12 @@ impl Vocabulary {
                 "A tokeniser of {vocab} tokens cannot be trained: the 256 bytes, {BOS} and {EOS} need \
                  {}; set model.vocab to at least that.",
                 MIN_TRAINED_VOCAB + more.len()
+            )));
+        }
+        if vocab > MAX_TRAINED_VOCAB {
+            return Err(DataError::input(format!(
+                "A tokeniser of {vocab} tokens is not trained: {MAX_TRAINED_VOCAB} are the most, and 200000 are many; lower \
+                 model.vocab (--vocab of data prepare)."
             )));
         }
         let named = [BOS, EOS].into_iter().chain(more.iter().copied());
@@ -108,8 +110,8 @@ impl Vocabulary {
 
     /// A tokeniser made here, which has both special tokens.
     fn plain(tokenizer: Tokenizer) -> Self {
-        let framed = Self::framed(tokenizer).expect("its parts make no text too long");
-        framed.expect("both special tokens are among its tokens")
+        let frame = Frame::known(&tokenizer).expect("both special tokens are among its tokens");
+        Self::framed(tokenizer, frame).expect("its parts make no text too long")
     }
 
     /// Tokens that are known by their numbers only: each is spelled as its number, but for `end`.
@@ -120,7 +122,7 @@ impl Vocabulary {
         Self::from_words(&words)
     }
 
-    /// Reads a `tokenizer.json`, of ours or of any model.
+    /// Reads a `tokenizer.json`, of ours or of any model; the files beside it say what begins and ends a document.
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let shown = path.display();
         let bytes = std::fs::read(path)
@@ -128,30 +130,34 @@ impl Vocabulary {
         let unusable =
             |said: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {said}."));
         // The library panics on some files: on JSON that breaks off, on ids at the end of their range.
-        let framed = contained(|| match Tokenizer::from_bytes(bytes) {
-            Ok(tokenizer) => Self::framed(tokenizer),
-            Err(error) => Err(error.to_string()),
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let read = contained(|| -> Result<Self, String> {
+            let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
+            let frame = Frame::beside(folder, &tokenizer)?;
+            Self::framed(tokenizer, frame)
         });
-        let framed = framed.and_then(|framed| framed).map_err(&unusable)?;
-        if let Some(framed) = &framed {
-            framed.try_out().map_err(unusable)?;
-        }
-        framed.ok_or_else(|| {
-            let known: Vec<String> = FRAMES.iter().map(|(bos, eos)| format!("{bos} {eos}")).collect();
-            DataError::input(format!(
-                "The tokeniser {shown} has no tokens for the beginning and the end of a document; it needs one of \
-                 these pairs: {}.",
-                known.join(", ")
-            ))
-        })
+        let read = read.and_then(|read| read).map_err(unusable)?;
+        read.try_out().map_err(unusable)?;
+        Ok(read)
     }
 
-    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back.
+    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back, whole or not at all, and beside it a
+    /// `tokenizer_config.json` where the tokens at the ends of a document are not known without it.
     pub fn save(&self, path: &Path) -> Result<(), DataError> {
         let failed = |error: &dyn std::fmt::Display| {
             DataError::environment(format!("The tokeniser cannot be written to {}: {error}.", path.display()))
         };
-        std::fs::write(path, self.to_json()).map_err(|error| failed(&error))
+        if let Some(config) = self.frame_json() {
+            let beside = path.with_file_name(TOKENIZER_CONFIG);
+            durable::replace(&beside, config.as_bytes()).map_err(|error| failed(&error))?;
+        }
+        durable::replace(path, self.to_json().as_bytes()).map_err(|error| failed(&error))
+    }
+
+    /// The text of the `tokenizer_config.json` that a `tokenizer.json` of this vocabulary needs beside it, where it
+    /// does: the one that says what begins and ends a document.
+    pub fn frame_json(&self) -> Option<String> {
+        (Frame::known(self.library()) != Some(self.frame)).then(|| self.frame.to_json(self.library()))
     }
 
     /// The text of a `tokenizer.json`.
@@ -221,24 +227,22 @@ impl Vocabulary {
                 DataError::input(format!("The prompt cannot be encoded: {}.", error.said()))
             })?;
             let tokens = encoding.get_ids().to_vec();
-            Ok(if tokens.is_empty() { vec![self.bos] } else { tokens })
+            Ok(if tokens.is_empty() { vec![self.bos()] } else { tokens })
         };
         texts.iter().map(encode).collect()
     }
 
     /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.
     pub fn decode(&self, tokens: &[u32]) -> String {
-        let tokens: Vec<u32> =
-            tokens.iter().copied().filter(|token| *token != self.bos && *token != self.eos).collect();
+        let tokens: Vec<u32> = tokens.iter().copied().filter(|token| !self.is_end(*token)).collect();
         self.tokenizer.decode(&tokens, true).unwrap_or_else(|said| undecodable(&said))
     }
 
     /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
     pub fn spell(&self, tokens: &[u32]) -> String {
-        let is_end = |token: &u32| *token == self.bos || *token == self.eos;
-        let runs = tokens.chunk_by(|a, b| !is_end(a) && !is_end(b));
+        let runs = tokens.chunk_by(|a, b| !self.is_end(*a) && !self.is_end(*b));
         let spelled = runs.map(|run| match run {
-            [token] if is_end(token) => self.token(*token).unwrap_or_default(),
+            [token] if self.is_end(*token) => self.token(*token).unwrap_or_default(),
             text => self.decode(text),
         });
         spelled.collect()
@@ -260,11 +264,15 @@ impl Vocabulary {
     }
 
     pub fn bos(&self) -> u32 {
-        self.bos
+        self.frame.bos
     }
 
     pub fn eos(&self) -> u32 {
-        self.eos
+        self.frame.eos
+    }
+
+    fn is_end(&self, token: u32) -> bool {
+        token == self.frame.bos || token == self.frame.eos
     }
 
     /// An error where a model of `model_vocab` tokens has no row for some token of this vocabulary.
@@ -283,27 +291,23 @@ impl Vocabulary {
     pub(crate) fn fingerprint(&self) -> u64 {
         let text =
             self.library().to_string(false).expect("a tokeniser that was built or read can be written");
-        key(fingerprint(text.as_bytes()), self.size as u64)
+        let frame = self.frame_json().map_or(0, |frame| fingerprint(frame.as_bytes()));
+        key(fingerprint(text.as_bytes()), self.size as u64 ^ frame)
     }
 
-    /// The tokeniser with its ends of documents; `None` where it has none. The error says which part of it no text can be
-    /// given to.
-    fn framed(mut tokenizer: Tokenizer) -> Result<Option<Self>, String> {
-        let mut pairs = FRAMES.iter();
-        let ends =
-            pairs.find_map(|(bos, eos)| Some((tokenizer.token_to_id(bos)?, tokenizer.token_to_id(eos)?)));
-        let Some((bos, eos)) = ends else { return Ok(None) };
-        let specials = [bos, eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
+    /// The tokeniser with its ends of documents. The error says which part of it no text can be given to.
+    fn framed(mut tokenizer: Tokenizer, frame: Frame) -> Result<Self, String> {
+        let specials =
+            [frame.bos, frame.eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
         let added = tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true)));
         added.map_err(|error| error.to_string())?;
         // Padding and truncation belong to whoever saved the file; documents here are whole.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.set_encode_special_tokens(true);
-        let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
+        let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let fast = ByteLevelEncoder::of(&tokenizer);
-        let tokenizer = Guarded::new(tokenizer)?;
-        Ok(Some(Self { tokenizer, fast, size: largest as usize + 1, bos, eos }))
+        Ok(Self { tokenizer: Guarded::new(tokenizer)?, fast, size: largest as usize + 1, frame })
     }
 
     /// Encodes and decodes a few characters: a tokeniser that fails on these fails on every text.

@@ -17,7 +17,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::graph::{Class, Graph, Init, Node, NodeId, Part, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::product::{Compute, plain};
 use crate::passes::forward::adapter::{Adapter, SCOPE};

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::passes::forward::merge::{reads, side_by_side};
 use crate::passes::options::Update;
 use crate::replay::{Replay, without_dead};

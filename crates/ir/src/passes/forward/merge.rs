@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, Part, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::options::Update;
 use crate::replay::{Replay, users, without_dead};

@@ -2,7 +2,7 @@
 
 use crate::attr::Attr;
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::frequency::Frequencies;
 use crate::replay::Replay;
 use crate::types::{DType, TensorType};

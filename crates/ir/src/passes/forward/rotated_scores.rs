@@ -5,7 +5,7 @@
 //! once for each tile and would be turned as often.
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::attention::Segments;
 use crate::ops::linear_attention::{Keys, LinearAttend, Rotary};
 use crate::ops::rope::Pairs;

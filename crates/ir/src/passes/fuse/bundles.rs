@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::passes::fuse::regions;
 use crate::passes::place::views;
 use crate::region;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::reduce::Fold;
 use crate::passes::fuse::regions;
 use crate::passes::readers::Readers;

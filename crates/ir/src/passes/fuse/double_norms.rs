@@ -7,9 +7,9 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::{Op, OpKind};
 use crate::ops::double_norm::DoubleNorm;
 use crate::ops::norm::NormSpec;
+use crate::ops::{Op, OpKind};
 use crate::passes::readers::Readers;
 use crate::replay::Replay;
 use crate::target::Target;

@@ -2,7 +2,7 @@
 //! add to a base. A gradient sum then needs no memory of its own and no second pass.
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::thin_product::Thin;
 use crate::replay::Replay;

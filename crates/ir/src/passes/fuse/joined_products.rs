@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::epilogue::Epilogue;
 use crate::passes::forward::adapters;

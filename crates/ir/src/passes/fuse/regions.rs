@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::gated::Act;
 use crate::passes::fuse::unit_axes::unit_axes;
 use crate::passes::place::views;

@@ -4,10 +4,10 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, Node, NodeId, Value};
-use crate::op::{Op, OpKind};
 use crate::ops::epilogue::Epilogue;
 use crate::ops::product::Compute;
 use crate::ops::thin_product::{MOST_RANK, STEP, Thin};
+use crate::ops::{Op, OpKind};
 use crate::passes::readers::Readers;
 use crate::replay::Replay;
 use crate::target::Target;

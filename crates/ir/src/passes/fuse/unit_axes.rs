@@ -2,7 +2,7 @@
 //! second reads it in. Gradients of biases are rows [1, N] on the way to vectors [N].
 
 use crate::graph::{Graph, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::replay::{Replay, users, without_dead};
 
 /// Elements of what is small: larger values stay where they are computed, for the sake of what they are made of.

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::forward::adapter::Adapter;
 use crate::passes::types::adapter_norms;

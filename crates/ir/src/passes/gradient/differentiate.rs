@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::autodiff::gradients;
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise;
 use crate::types::{DType, TensorType};
 

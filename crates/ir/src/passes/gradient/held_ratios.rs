@@ -2,7 +2,7 @@
 //! go, in the forward pass and in the backward pass. What was held is nothing but itself then.
 
 use crate::graph::{Graph, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::gradient::differentiate::Trained;
 use crate::replay::{Replay, without_dead_before};

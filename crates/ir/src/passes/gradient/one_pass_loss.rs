@@ -2,7 +2,7 @@
 //! d logp = -weight. One operation then computes loss and gradients in one pass over the logits.
 
 use crate::graph::{Graph, NodeId};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::gradient::differentiate::Trained;
 use crate::replay::Replay;

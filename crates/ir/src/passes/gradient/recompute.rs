@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Class, Graph, Node, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;

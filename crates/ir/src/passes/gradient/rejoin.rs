@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, Node, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::norm::{self, NormSpec};
 use crate::replay::Replay;
 

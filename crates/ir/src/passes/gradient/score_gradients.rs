@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::attention::Segments;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::linear_attention::{Accumulate, LinearAttend, Rotary};

@@ -89,7 +89,7 @@ fn regions(g: &Graph, weights: &[(SlotId, SlotId)], how: &Update) -> Vec<Region>
         let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
         let group = Group { adapts, rule: rule_of(g, weight, how) };
         let known = regions.iter().position(|region| region.group == group).unwrap_or_else(|| {
-            let optimizer = optimizers::of(how, &group);
+            let optimizer = optimizers::of(how).expect("a rule that keeps such moments");
             regions.push(Region { group, optimizer, members: vec![], elements: 0 });
             regions.len() - 1
         });

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, SlotId, Value};
-use crate::op::{Op, OpKind};
 use crate::ops::product::Compute;
+use crate::ops::{Op, OpKind};
 use crate::passes::place::slots::Slots;
 use crate::passes::place::views;
 use crate::plan::{Category, Launch, Refusal, View};

@@ -1,6 +1,6 @@
 //! Movements as views: the same memory read with other extents and strides.
 
-use crate::op::Op;
+use crate::ops::Op;
 use crate::plan::View;
 
 pub fn is_movement(op: &Op) -> bool {

@@ -5,7 +5,7 @@
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::Graph;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::passes::forward::adapter::Adapter;
 use crate::passes::types::fp8_copies::{slot, written};
 use crate::plan::Role;

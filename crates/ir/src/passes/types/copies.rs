@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use crate::graph::{Class, Graph, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::types::precision::copy_path;
 use crate::plan::Role;

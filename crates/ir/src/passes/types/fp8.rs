@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::graph::{Class, Graph, Init, NodeId, Part, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::epilogue::Epilogue;
 use crate::ops::quantize::Source;
 use crate::passes::forward::adapters;

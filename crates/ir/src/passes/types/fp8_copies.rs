@@ -7,7 +7,7 @@
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use crate::graph::{Class, Graph, NodeId, Part, Slot, SlotId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::attention;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::linear_attention::LinearAttend;
@@ -211,14 +211,12 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
             let narrow = floats.iter().any(|i| is_narrow(*i)) && floats.iter().all(|i| follows(*i));
             (floats, if narrow { DType::BF16 } else { DType::F32 })
         }
-        Op::Concat { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
         Op::RmsNorm { residual: true, .. } => (vec![0, 1], narrow(replay, &ins[..2])),
         Op::RmsNormGrad { weight, .. } => {
             let gradients = 1 + weight.is_some() as usize..ins.len();
             ([0].into_iter().chain(gradients).collect(), dtype(replay, ins[0]))
         }
         Op::QkNormRopeGrad { .. } => (vec![0, ins.len() - 1], dtype(replay, ins[0])),
-        Op::Gated { .. } | Op::GatedGrad { .. } => ((0..ins.len()).collect(), narrow(replay, ins)),
         Op::Attention { .. } => (vec![0, 1, 2], narrow(replay, &ins[..3])),
         Op::AttentionGrad { mask, q, k, .. } => {
             let n = attention::inputs(mask, q, k);
@@ -235,6 +233,7 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
             (vec![0, 1], narrow(replay, &ins[..2]))
         }
         Op::RowScatter {} => (vec![0, 1], dtype(replay, ins[0])),
+        ref op if op.has_one_type() => ((0..ins.len()).collect(), narrow(replay, ins)),
         _ => return,
     };
     for i in agree {

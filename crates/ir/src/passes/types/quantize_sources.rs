@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{Graph, NodeId, Value};
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::norm::NormSpec;
 use crate::ops::quantize::Source;
 use crate::replay::Replay;

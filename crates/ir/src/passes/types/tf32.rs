@@ -2,7 +2,7 @@
 //! products follow; attention's own kernel stays in full f32.
 
 use crate::graph::Graph;
-use crate::op::Op;
+use crate::ops::Op;
 use crate::ops::product::Compute;
 use crate::types::DType;
 

@@ -1,13 +1,54 @@
 //! The kernels of the CPU backend: one folder per group of operations, and the table of every kernel.
 
 pub mod attention;
-pub mod elementwise;
 pub mod linear_attention;
-pub mod movement;
-pub mod norms;
-pub mod optimizers;
-pub mod products;
-pub mod reductions;
+
+pub mod elementwise {
+    //! Elementwise functions, alone, in fused regions and beside what they are fused with.
+
+    pub mod dropout;
+    pub mod gated;
+    pub mod map;
+    pub mod quantize;
+}
+
+pub mod movement {
+    //! Data movement on the CPU: copies, rows by index, parts of images.
+
+    pub mod copy;
+    pub mod index;
+    pub mod resample;
+}
+
+pub mod norms {
+    //! Norms and rotary positions on the CPU, alone and fused.
+
+    pub mod low_rank_norm;
+    pub mod norm;
+    pub mod qk_norm_rope;
+    pub mod rope;
+}
+
+pub mod optimizers {
+    //! Optimizer updates on the CPU.
+
+    pub mod adamw;
+    pub mod adamw8;
+}
+
+pub mod products {
+    //! Matrix products on the CPU, their epilogues, and the product into the loss.
+
+    mod epilogue;
+    pub mod head_loss;
+    pub mod product;
+}
+
+pub mod reductions {
+    //! Reductions along one axis on the CPU.
+
+    pub mod reduce;
+}
 
 use super::Kernel;
 
@@ -18,7 +59,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     attention::KERNELS,
     movement::copy::KERNELS,
     elementwise::dropout::KERNELS,
-    elementwise::KERNELS,
+    elementwise::map::KERNELS,
     elementwise::gated::KERNELS,
     products::head_loss::KERNELS,
     movement::index::KERNELS,

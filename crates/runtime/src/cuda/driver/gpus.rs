@@ -36,6 +36,78 @@ pub fn find(name: &str) -> Option<&'static Gpu> {
     named().iter().find(|gpu| gpu.name == name)
 }
 
+/// GPUs before Ampere, which have neither bf16 nor the instructions that our kernels use.
+const BEFORE_AMPERE: &[&str] = &[
+    "k80",
+    "m40",
+    "m60",
+    "p4",
+    "p40",
+    "p100",
+    "t4",
+    "v100",
+    "v100-16",
+    "v100-32",
+    "gtx1070",
+    "gtx1080",
+    "gtx1080ti",
+    "gtx1660",
+    "titanv",
+    "titanrtx",
+    "rtx2060",
+    "rtx2070",
+    "rtx2080",
+    "rtx2080ti",
+    "rtx6000",
+    "rtx8000",
+];
+
+/// GPUs that could run and have no line.
+const WITHOUT_LINE: &[&str] = &[
+    "a2",
+    "a10",
+    "a10g",
+    "a16",
+    "a30",
+    "a40",
+    "a4000",
+    "a5000",
+    "a6000",
+    "a800",
+    "l4",
+    "l40",
+    "h20",
+    "h800",
+    "gh200",
+    "gb200",
+    "b100",
+    "b300",
+    "rtx3050",
+    "rtx3060",
+    "rtx3070",
+    "rtx3080",
+    "rtx3080ti",
+    "rtx3090ti",
+    "rtx4060",
+    "rtx4070",
+    "rtx4080",
+    "rtx5060",
+    "rtx5070",
+    "rtx5080",
+    "rtxa6000",
+];
+
+/// Why a GPU has no line: the end of a sentence that begins with its name. None for a name that is no GPU's, which may
+/// be a slip.
+pub fn absent(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase().replace(['_', ' '], "");
+    let has = |names: &[&str]| names.contains(&&name[..]);
+    if has(BEFORE_AMPERE) {
+        return Some("is older than Ampere, the first that flatout runs on");
+    }
+    has(WITHOUT_LINE).then_some("has no line in the table of GPUs")
+}
+
 /// The GPU as the compiler sees it: all of its memory is free. What its libraries choose is not known, so scratch is
 /// counted at its ceiling, as everywhere.
 pub fn target(gpu: &Gpu, deterministic: bool) -> Target {
@@ -101,12 +173,16 @@ mod tests {
         assert_eq!((gpu.rates.bf16_flops, gpu.rates.memory_bytes), (71e12, 0.936e12));
         assert_eq!((gpu.rates.tf32_flops, gpu.rates.fp8_flops), (Some(35.6e12), None));
         assert_eq!((gpu.memory_bytes >> 30, gpu.measured), (23, None));
-        assert!(find("h200").unwrap().measured.unwrap().contains("35.3 GiB"));
+        assert!(find("h200").unwrap().measured.unwrap().contains("34.5 GiB"));
         let mut names: Vec<_> = named().iter().map(|gpu| gpu.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), named().len());
         assert_eq!(find("gtx1080"), None);
+        assert!(absent("V100").unwrap().contains("Ampere") && absent("rtx3080").unwrap().contains("no line"));
+        assert_eq!((absent("rtx3091"), absent("a100")), (None, None));
+        let others = BEFORE_AMPERE.iter().chain(WITHOUT_LINE);
+        assert!(others.into_iter().all(|name| find(name).is_none() && absent(name).is_some()));
     }
 
     #[test]

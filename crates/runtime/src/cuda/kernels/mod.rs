@@ -2,14 +2,61 @@
 
 mod address;
 pub mod attention;
-pub mod elementwise;
 pub mod linear_attention;
-pub mod movement;
-pub mod norms;
-pub mod optimizers;
-pub mod products;
-pub mod reductions;
 mod stage;
+
+pub mod elementwise {
+    //! Elementwise functions, alone, in fused regions and beside what they are fused with.
+
+    pub mod bundle;
+    pub mod dropout;
+    pub mod gated;
+    pub mod map;
+    pub mod quantize;
+    pub mod region_sums;
+}
+
+pub mod movement {
+    //! Data movement on the GPU: copies, rows by index, parts of images.
+
+    pub mod copy;
+    pub mod index;
+    pub mod resample;
+}
+
+pub mod norms {
+    //! Norms and rotary positions on the GPU, alone and fused.
+
+    pub mod double_norm;
+    pub mod low_rank_norm;
+    pub mod norm;
+    pub mod qk_norm_rope;
+    pub mod rope;
+}
+
+pub mod optimizers {
+    //! Optimizer updates on the GPU.
+
+    pub mod adamw;
+    pub mod adamw8;
+}
+
+pub mod products {
+    //! Matrix products on the GPU: through cuBLASLt, with epilogues, through adapters, and into the loss.
+
+    mod epilogue;
+    pub mod head_loss;
+    pub mod lt;
+    pub mod product;
+    pub mod thin_product;
+}
+
+pub mod reductions {
+    //! Reductions along one axis on the GPU, and the sums of partial sums.
+
+    pub mod partial_sums;
+    pub mod reduce;
+}
 
 use super::context::Kernel;
 
@@ -22,7 +69,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     movement::copy::KERNELS,
     norms::double_norm::KERNELS,
     elementwise::dropout::KERNELS,
-    elementwise::KERNELS,
+    elementwise::map::KERNELS,
     elementwise::gated::KERNELS,
     products::head_loss::KERNELS,
     movement::index::KERNELS,

@@ -13,6 +13,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flatout_ir::types::contiguous_strides;
 use flatout_ir::{Launch, Plan, PlanSet, View};
@@ -22,7 +23,7 @@ use super::driver::cache::{Cache, Compiled};
 use super::driver::device::Device;
 use super::driver::nvrtc;
 use super::driver::store::Store;
-use super::driver::{DeviceMemory, Graph, Module, Modules, OwnedStream};
+use super::driver::{DeviceMemory, Event, Graph, Module, Modules, OwnedStream};
 use super::kernels::attention::choice::{self, AttentionKernel, Chosen};
 use crate::cpu::kernels::movement::copy;
 use crate::timing::Samples;
@@ -384,6 +385,21 @@ impl Session {
     pub fn collect(&mut self, place: usize, count: usize) -> Result<Vec<f32>, RuntimeError> {
         self.bind()?;
         self.traffic.get_mut().collect(place, count).map_err(late)
+    }
+
+    /// An event behind all that was enqueued.
+    pub fn mark(&self) -> Result<Event, RuntimeError> {
+        self.bind()?;
+        let event = Event::new(self.device.driver()).map_err(late)?;
+        event.record(self.stream.get()).map_err(late)?;
+        Ok(event)
+    }
+
+    /// The time between two events, waiting for the later one.
+    pub fn between(&self, from: &Event, to: &Event) -> Result<Duration, RuntimeError> {
+        self.bind()?;
+        let ms = from.elapsed_ms(to).map_err(late)?;
+        Ok(Duration::from_secs_f64((ms / 1e3).max(0.0)))
     }
 
     /// Sends tensors on their way out, as they are after all that was enqueued. Plans that write none of them pass the

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{MARKER, Watch, numbered};
+use crate::config::{Checkpoint, Config};
 use crate::metrics::goal::Metric;
 use flatout_data::durable::{self, about};
 
@@ -24,6 +25,14 @@ pub struct Retention {
     pub best: Option<Best>,
     /// Whether others are removed at all. A state saved while updates are being left out may be one to go back from.
     pub prune: bool,
+}
+
+impl Retention {
+    /// What a config asks for, with `skipped` updates in a row left out before the state that was saved.
+    pub fn of(config: &Config, best: Option<Best>, skipped: u64) -> Retention {
+        let Checkpoint { keep, keep_every, .. } = config.checkpoint;
+        Retention { keep, keep_every, best, prune: skipped == 0 }
+    }
 }
 
 /// The checkpoint whose evaluation was best.
@@ -79,6 +88,11 @@ pub(super) fn apply(checkpoints: &Path, saved: u64, kept: &Retention, watch: Wat
         remove(checkpoints, step, &path, watch)?;
     }
     Ok(())
+}
+
+/// Removes what need not stay beside the whole checkpoint of a step: a process that was killed after saving it did not.
+pub fn prune(checkpoints: &Path, step: u64, kept: &Retention) -> io::Result<()> {
+    if step > 0 { apply(checkpoints, step, kept, &mut |_| Ok(())) } else { Ok(()) }
 }
 
 /// Removes the checkpoints after a step: the run went back to it, and what follows will be another future.

@@ -86,6 +86,7 @@ impl Trainer<'_, '_, '_> {
     fn go_back(&mut self, whole: checkpoint::Whole, what: &str) -> Result<(), Failure> {
         let (state, mut file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         load(&mut self.session, &mut file, Class::is_saved)?;
+        self.ended = None;
         let folder = self.run.checkpoints_dir();
         checkpoint::forget_after(&folder, whole.step).map_err(Failure::io("removing newer checkpoints"))?;
         let row = self.source.sample();

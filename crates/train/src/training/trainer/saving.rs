@@ -101,16 +101,10 @@ impl Trainer<'_, '_, '_> {
             return Ok(());
         }
         let began = Instant::now();
+        self.ended = None;
         let snapshot = self.snapshot()?;
         self.saving.copy_seconds = began.elapsed().as_secs_f64();
-        let checkpoint = &self.config.checkpoint;
-        let kept = Retention {
-            keep: checkpoint.keep,
-            keep_every: checkpoint.keep_every,
-            best,
-            prune: self.skips.in_a_row == 0,
-        };
-        self.saving.writer.begin(snapshot, kept);
+        self.saving.writer.begin(snapshot, Retention::of(self.config, best, self.skips.in_a_row));
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Component, Path};
 
 use flatout_models::config::Model;
-use flatout_models::library::{self, Described, gemma};
+use flatout_models::library::{self, Described, gemma, processor};
 use serde_json::Value;
 
 use super::weights::{Place, Weights, parameters};
@@ -17,6 +17,8 @@ use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile};
 
 pub const CONFIG: &str = "config.json";
+/// How text is generated.
+pub const GENERATION: &str = "generation_config.json";
 /// How pixels are made of an image.
 pub const PROCESSOR: &str = "preprocessor_config.json";
 pub const SINGLE: &str = "model.safetensors";
@@ -28,13 +30,29 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 /// What the folder's `config.json` describes.
 pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
-    let cannot = |path: &Path, why| UserError(format!("{} cannot be used: {why}", path.display()));
     let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
     let beside = folder.join(PROCESSOR);
     if described.model.image_size().is_some() && beside.is_file() {
-        described.model.normalise(&json(&beside)?).map_err(|why| cannot(&beside, why))?;
+        let said = json(&beside)?;
+        described.model.normalise(&said).map_err(|why| cannot(&beside, why))?;
+        described.processor = processor::read(&said).map_err(|why| cannot(&beside, why))?;
     }
     Ok(described)
+}
+
+/// The tokens that a text of the model in a folder ends with: what its `generation_config.json` says comes before what its
+/// `config.json` does.
+pub fn ends(folder: &Path, described: &Described) -> Result<Vec<u32>, UserError> {
+    let path = folder.join(GENERATION);
+    if !path.is_file() {
+        return Ok(described.eos.clone());
+    }
+    let ends = library::generation_ends(&json(&path)?).map_err(|why| cannot(&path, why))?;
+    Ok(if ends.is_empty() { described.eos.clone() } else { ends })
+}
+
+fn cannot(path: &Path, why: String) -> UserError {
+    UserError(format!("{} cannot be used: {why}", path.display()))
 }
 
 fn json(path: &Path) -> Result<Value, UserError> {

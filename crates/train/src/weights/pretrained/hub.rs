@@ -196,7 +196,7 @@ impl Hub {
         if name.revision() != commit {
             let place = cached.folder.join("refs").join(name.revision());
             let written = fs::create_dir_all(place.parent().expect("a ref lies in a folder"))
-                .and_then(|()| durable::replace(&place, commit.as_bytes()));
+                .and_then(|()| durable::replace_among(&place, commit.as_bytes()));
             written.map_err(|error| cannot_write(&place, error))?;
         }
         Ok(Snapshot { folder: snapshot, commit })

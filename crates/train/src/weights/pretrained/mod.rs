@@ -2,18 +2,23 @@
 //!
 //! `model.from` names one, and the commands that use a model take one. Nothing is ever unpickled.
 
+mod classes;
 pub mod folder;
 pub mod hub;
 mod origin;
+mod pixels;
 mod weights;
 
+pub use classes::class_names;
 pub use origin::{Origin, begin, pin, resume};
+pub use pixels::{lay_processor, processor_of};
 pub use weights::{Place, Weights, narrow, parameters};
 
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
-use flatout_models::config::Model;
+use flatout_models::config::{Model, Positions};
+use flatout_models::library::processor::Processor;
 
 use self::hub::{Hub, Name, Snapshot, Want, Watch};
 use crate::Config;
@@ -129,6 +134,10 @@ pub struct Description {
     /// Tokens that begin and end a text, where they are named.
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
+    /// The names of its classes in the order of its outputs, where they are known.
+    pub classes: Vec<String>,
+    /// How pixels are made of an image, where it is known.
+    pub processor: Processor,
     pub tokenizer: Option<PathBuf>,
     /// What `model.from` must say to mean this from anywhere on this machine; of a run that was opened, its step too.
     pub pinned: String,
@@ -140,11 +149,14 @@ pub struct Description {
 pub fn describe(source: &Source) -> Result<Description, UserError> {
     match source {
         Source::Run { dir, step } => {
-            let mut model = run::config(dir)?.model;
+            let config = run::config(dir)?;
+            let processor = processor_of(&config);
+            let Config { mut model, data, .. } = config;
             *model.from_mut() = None;
-            // How far the positions go is the model's own and not said by the rows it was trained on last.
+            // How far rotations go is the model's own and not said by the rows it was trained on last.
             let beside = dir.join(BESIDE);
             if let Model::Decoder(decoder) = &mut model
+                && decoder.positions != Positions::Learned
                 && beside.join(folder::CONFIG).is_file()
             {
                 decoder.context = decoder.context.max(folder::describe(&beside)?.model.tokens());
@@ -154,6 +166,8 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
                 model,
                 bos: vec![],
                 eos: vec![],
+                classes: data.classes,
+                processor,
                 tokenizer: tokenizer.is_file().then_some(tokenizer),
                 pinned: pinned(dir, *step),
                 folder: dir.clone(),
@@ -170,11 +184,14 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
 
 fn describe_folder(folder: &Path, pinned: String) -> Result<Description, UserError> {
     let described = folder::describe(folder)?;
+    let eos = folder::ends(folder, &described)?;
     let tokenizer = folder.join("tokenizer.json");
     Ok(Description {
         model: described.model,
         bos: described.bos,
-        eos: described.eos,
+        eos,
+        classes: described.classes,
+        processor: described.processor,
         tokenizer: tokenizer.is_file().then_some(tokenizer),
         pinned,
         folder: folder.to_path_buf(),
@@ -218,11 +235,27 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
     }
 }
 
+/// Opens what a model begins from. Of learned positions those are read that the model has, which may be fewer.
+fn open_for(model: &Model, from: &str) -> Result<Pretrained, UserError> {
+    let mut pretrained = open(&Source::parse(from)?, &mut |_| {})?;
+    if let Some(decoder) = model.as_decoder().filter(|decoder| decoder.positions == Positions::Learned) {
+        pretrained.weights.read_first_rows("positions.weight", decoder.context);
+    }
+    Ok(pretrained)
+}
+
 /// Checks all there is to check of the model a config begins from, before any device work: the hub's files are there,
-/// every tensor is right, and the tokeniser is the model's.
+/// every tensor is right, the tokeniser is the model's, and what is trained can be exported as the source could.
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
     let opened = open(&Source::parse(from)?, watch)?;
+    // That images which are not square cannot be exported is said where they are asked for.
+    if let Err(why) = exportable(&config.model)
+        && config.model.as_decoder().is_some()
+        && exportable(&opened.description.model).is_ok()
+    {
+        refuse!("the model of {from} can be exported, and what this run would make of it could not: {why}");
+    }
     if let Some(path) = opened
         .description
         .tokenizer
@@ -237,6 +270,13 @@ pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
         )?;
     }
     Ok(())
+}
+
+/// Whether some library has such a model, with weights of either type; otherwise the key that is in the way.
+fn exportable(model: &Model) -> Result<(), String> {
+    let published = model.published()?;
+    let write = |dtype: &str| published.write(dtype, &[], &[]).map(|_| ());
+    write("float32").or_else(|_| write("bfloat16"))
 }
 
 /// What `model.from` must say to mean exactly this source: a commit and not a branch, a step and not the newest.
@@ -272,7 +312,7 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
     wanted.extend(adapters::parameters(&graph, &adapters).into_iter().map(|s| (s.path, (s.ty, s.init))));
     let mut weights = match config.model.from() {
         Some(from) if !all_there => {
-            let mut base = open(&Source::parse(from)?, &mut |_| {})?.weights;
+            let mut base = open_for(model, from)?.weights;
             base.expect(&Origin::of(dir)?.frozen);
             base
         }

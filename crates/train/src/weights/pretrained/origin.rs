@@ -10,7 +10,7 @@ use flatout_runtime::Session;
 use serde::{Deserialize, Serialize};
 
 use super::hub::SMALL;
-use super::{Source, exactly, open};
+use super::{Source, exactly, open_for};
 use crate::Failure;
 use crate::UserError;
 use crate::config::Config;
@@ -84,7 +84,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             None
         }
         Some(from) => {
-            let mut pretrained = open(&Source::parse(from)?, &mut |_| {})?;
+            let mut pretrained = open_for(&config.model, from)?;
             pretrained.weights.draw_head(&config.model, config.train.seed);
             let left_out = pretrained.weights.left_out();
             let frozen = pretrained.weights.load(session, |class| class == Class::Frozen)?;
@@ -110,7 +110,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
 pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), Failure> {
     let Some(from) = config.model.from() else { return Ok(initial::write(session, config.train.seed)?) };
     if !leaves(session.plans(), |class| class == Class::Frozen).is_empty() {
-        let mut weights = open(&Source::parse(from)?, &mut |_| {})?.weights;
+        let mut weights = open_for(&config.model, from)?.weights;
         weights.draw_head(&config.model, config.train.seed);
         let origin = Origin::of(run)?;
         if origin.from != *from {

@@ -10,7 +10,7 @@ use flatout_ir::plan::PlacedSlot;
 use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Adapter, Class, DType, Init, TensorType};
 use flatout_models::config::Model;
-use flatout_models::library::stored::Stored;
+use flatout_models::library::stored::{Stored, Within};
 use flatout_runtime::Session;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
@@ -100,6 +100,19 @@ impl Weights {
 
     pub fn place(&mut self, path: String, place: Place) {
         self.places.insert(path, place);
+    }
+
+    /// Reads only the first rows of a matrix, where its file has more.
+    pub fn read_first_rows(&mut self, path: &str, rows: usize) {
+        for places in [&mut self.places, &mut self.averages] {
+            let Some(place) = places.get_mut(path).filter(|place| place.within.is_none()) else { continue };
+            let (_, file) = &self.files[place.file];
+            let dims = file.entries()[&place.name].shape.clone();
+            if dims[0] > rows {
+                let whole = Stored::whole(path, place.name.clone(), dims);
+                place.within = Some(Stored { within: Within::Rows(0..rows), ..whole });
+            }
+        }
     }
 
     /// Adapters beside the weights, whose tensors were laid.

@@ -6,8 +6,8 @@ use flatout_ir::ops::gated::Act;
 use flatout_ir::target::Layout;
 use flatout_ir::{Launch, Op, OpKind, View};
 
-use super::Tiles;
 use super::dropout::Draws;
+use super::map::Tiles;
 use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
 use crate::cpu::math::{self, vectorised};

@@ -10,7 +10,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 
 use crate::cpu::Kernel;
 use crate::cpu::context::{Context, chunk};
-use crate::cpu::kernels::elementwise::Tiles;
+use crate::cpu::kernels::elementwise::map::Tiles;
 use crate::cpu::math::vectorised;
 use crate::rows::{FLOATS, kernel_row};
 

@@ -10,7 +10,7 @@ use flatout_ir::{Launch, OpKind};
 
 use crate::launch::{body_of, parts_of};
 
-use super::{Pass, THREADS, row};
+use super::map::{Pass, THREADS, row};
 use crate::cuda::context::{CudaError, Kernel};
 use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, count32, staged};
 

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use flatout_ir::target::Shapes;
 use flatout_ir::{Graph, Launch, Op, View, region};
 
-use super::{THREADS, Tensors, body_text, c_tensors, loads, stores, vector};
+use super::map::{THREADS, Tensors, body_text, c_tensors, loads, stores, vector};
 use crate::cuda::kernels::address::{Walk, index_type};
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
 use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, blocks, count32};

@@ -22,6 +22,8 @@ const HOPS: usize = 8;
 /// Bytes read at once, and between two reports.
 const CHUNK_BYTES: usize = 1 << 20;
 const REPORT_BYTES: u64 = 64 << 20;
+/// The most bytes of a file whose size the hub does not state.
+const UNSTATED_BYTES: u64 = 1 << 30;
 /// Without a byte for this long a connection counts as broken.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -208,12 +210,25 @@ impl<'a> Transfer<'a> {
                 done_bytes = 0;
             }
         }
+        let most_bytes = head.bytes.unwrap_or(UNSTATED_BYTES);
         let mut body = response.into_body().into_with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; CHUNK_BYTES];
         let mut reported = done_bytes;
         let broke = loop {
             match body.read(&mut buffer) {
                 Ok(0) => break None,
+                Ok(count) if done_bytes + count as u64 > most_bytes => {
+                    fs::remove_file(partial).map_err(cannot)?;
+                    let said = match head.bytes {
+                        Some(bytes) => format!("the {bytes} bytes it says there are"),
+                        None => format!("{most_bytes} bytes without saying how many there are"),
+                    };
+                    refuse!(
+                        "{} sends more of {file} of {} than {said}: it is not downloaded",
+                        self.hub.endpoint,
+                        self.name
+                    );
+                }
                 Ok(count) => {
                     out.write_all(&buffer[..count]).map_err(cannot)?;
                     done_bytes += count as u64;

@@ -7,19 +7,15 @@
 //! step. Every value is rounded to its node's type, so a region gives the bits of its nodes run one by one. So do its
 //! sums over rows: a task then takes as many rows as a piece of such a sum has, and pieces are added as `reduce` does.
 
-pub mod dropout;
-pub mod gated;
-pub mod quantize;
-
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::region;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, bf16_to_f32};
 use flatout_ir::{Graph, Launch, Op, OpKind, Value, View, fp8};
 
-use super::reductions::reduce::{self, Shared, sum_rows};
 use crate::cpu::Kernel;
 use crate::cpu::context::Context;
+use crate::cpu::kernels::reductions::reduce::{self, Shared, sum_rows};
 use crate::cpu::math::{self, vectorised};
 use crate::cpu::tensor::{Tensor, load, round_bf16, store};
 use crate::launch::{body_of, parts_of};
@@ -147,7 +143,7 @@ fn uses(node: &flatout_ir::Node, i: usize) -> bool {
 }
 
 /// All operands' axes joined where every one of them steps evenly: (extent, step of each operand), outermost first.
-pub(super) fn common_axes(views: &[&View]) -> Vec<(usize, Vec<usize>)> {
+pub(crate) fn common_axes(views: &[&View]) -> Vec<(usize, Vec<usize>)> {
     let mut axes: Vec<(usize, Vec<usize>)> = vec![];
     let dims = &views[0].dims;
     for axis in (0..dims.len()).rev().filter(|&a| dims[a] != 1) {
@@ -168,7 +164,7 @@ pub(super) fn common_axes(views: &[&View]) -> Vec<(usize, Vec<usize>)> {
 }
 
 /// The elements of all operands, cut into tiles: whole rows of the joined last axis, or a part of a long one.
-pub(super) struct Tiles {
+pub(crate) struct Tiles {
     axes: Vec<(usize, Vec<usize>)>,
     width: usize,
     rows: usize,
@@ -177,7 +173,7 @@ pub(super) struct Tiles {
 }
 
 /// `rows` runs of `width` elements, each at an offset of its own.
-pub(super) struct Tile {
+pub(crate) struct Tile {
     first_row: usize,
     rows: usize,
     column: usize,
@@ -185,16 +181,16 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.rows * self.width
     }
 }
 
 impl Tiles {
     /// The most elements a tile has.
-    pub(super) const LEN: usize = TILE;
+    pub(crate) const LEN: usize = TILE;
 
-    pub(super) fn new(views: &[&View]) -> Self {
+    pub(crate) fn new(views: &[&View]) -> Self {
         let axes = common_axes(views);
         let width = axes[axes.len() - 1].0;
         let rows = axes[..axes.len() - 1].iter().map(|(n, _)| n).product();
@@ -212,11 +208,11 @@ impl Tiles {
         Tiles { axes, width, rows: views[0].dims[0], rows_a_tile, tiles_a_row: width.div_ceil(TILE) }
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         if self.width == 0 { 0 } else { self.rows.div_ceil(self.rows_a_tile) * self.tiles_a_row }
     }
 
-    pub(super) fn tile(&self, i: usize) -> Tile {
+    pub(crate) fn tile(&self, i: usize) -> Tile {
         let first_row = i / self.tiles_a_row * self.rows_a_tile;
         let column = i % self.tiles_a_row * TILE;
         let rows = self.rows_a_tile.min(self.rows - first_row);
@@ -224,12 +220,12 @@ impl Tiles {
     }
 
     /// The place of a tile's first element in row-major order; the others follow it.
-    pub(super) fn first(&self, tile: &Tile) -> usize {
+    pub(crate) fn first(&self, tile: &Tile) -> usize {
         tile.first_row * self.width + tile.column
     }
 
     /// Between the elements of a run, for one operand.
-    pub(super) fn step(&self, operand: usize) -> usize {
+    pub(crate) fn step(&self, operand: usize) -> usize {
         self.axes[self.axes.len() - 1].1[operand]
     }
 
@@ -245,7 +241,7 @@ impl Tiles {
     }
 
     /// The tile's address, if it is f32 and in one piece.
-    pub(super) fn piece(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile) -> Option<*mut f32> {
+    pub(crate) fn piece(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile) -> Option<*mut f32> {
         let in_one_piece = tile.rows == 1 && (self.step(operand) == 1 || tile.width == 1);
         (in_one_piece && tensor.dtype == DType::F32).then(|| tensor.at(self.offset(operand, tile, 0)).cast())
     }
@@ -254,7 +250,7 @@ impl Tiles {
     ///
     /// # Safety
     /// The tensors' contract.
-    pub(super) unsafe fn load(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile, to: &mut [f32]) {
+    pub(crate) unsafe fn load(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile, to: &mut [f32]) {
         // The bits of an i32 travel in the f32 registers untouched.
         let dtype = if tensor.dtype == DType::I32 { DType::F32 } else { tensor.dtype };
         let step = self.step(operand);
@@ -278,7 +274,7 @@ impl Tiles {
     ///
     /// # Safety
     /// The tensors' contract.
-    pub(super) unsafe fn store(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile, values: &[f32]) {
+    pub(crate) unsafe fn store(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile, values: &[f32]) {
         let dtype = if tensor.dtype == DType::I32 { DType::F32 } else { tensor.dtype };
         for row in 0..tile.rows {
             let at = tensor.at(self.offset(operand, tile, row));

@@ -6,12 +6,6 @@
 //! contracted, so a region gives the bits of its nodes run one by one. Bytes: each tensor once. Regions that also sum over
 //! rows are walked in another order, by `region_sums`.
 
-pub mod bundle;
-pub mod dropout;
-pub mod gated;
-pub mod quantize;
-pub mod region_sums;
-
 use std::fmt::Write;
 
 use flatout_ir::ops::elementwise::{Elementwise as E, GELU_CUBIC, GELU_INNER};
@@ -20,9 +14,10 @@ use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Graph, Launch, Op, OpKind, View, fp8, region};
 
-use super::address::{Walk, index_type, most, widths};
-use super::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type, staged};
+use super::region_sums;
 use crate::cuda::context::{CudaError, Kernel};
+use crate::cuda::kernels::address::{Walk, index_type, most, widths};
+use crate::cuda::kernels::stage::{self, Draft, Stage, Stages, Value, at, blocks, c_type, staged};
 use crate::launch::body_of;
 use crate::rows::{EVERY_TYPE, kernel_row};
 

@@ -1,0 +1,120 @@
+//! Where exports go: only an earlier export is ever replaced, at once, and several at a time leave one whole.
+
+use std::fs;
+use std::path::Path;
+
+use crate::program::{flatout, say, small_train};
+use crate::scene::Scene;
+
+/// Every file below a folder with its bytes.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = vec![];
+    for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
+        match entry.path().is_dir() {
+            true => found.extend(contents(&entry.path())),
+            false => {
+                found.push((entry.path().display().to_string(), fs::read(entry.path()).expect("a file")))
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn force_replaces_nothing_but_an_earlier_export() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    let trained = say(dir, &small_train(&["checkpoint.every=3", "--run", "runs/run"]));
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let exported = say(dir, &["export", "runs/run", "--to", "out"]);
+    assert_eq!(exported.code, Some(0), "{}", exported.err);
+
+    fs::create_dir(scene.dir("thesis")).expect("a folder");
+    fs::write(scene.dir("thesis/chapter.tex"), "all of it").expect("a file");
+    // A model of others has the same names.
+    fs::create_dir(scene.dir("theirs")).expect("a folder");
+    fs::copy(scene.dir("out/config.json"), scene.dir("theirs/config.json")).expect("a copy");
+    let header = br#"{"__metadata__":{"format":"pt"}}"#;
+    let tensors = [&(header.len() as u64).to_le_bytes()[..], header].concat();
+    fs::write(scene.dir("theirs/model.safetensors"), tensors).expect("a file");
+    fs::create_dir(scene.dir("noted")).expect("a folder");
+    for entry in fs::read_dir(scene.dir("out")).expect("an export").flatten() {
+        fs::copy(entry.path(), scene.dir("noted").join(entry.file_name())).expect("a copy");
+    }
+    fs::write(scene.dir("noted/README.md"), "what it is for").expect("a file");
+    std::os::unix::fs::symlink("runs/run", scene.dir("link")).expect("a link");
+    let before = contents(dir);
+    for (to, part) in [
+        ("runs/run", "which is exported"),
+        ("runs", "which is exported"),
+        (".", "names no folder"),
+        ("..", "names no folder"),
+        ("../", "names no folder"),
+        ("link", "which is exported"),
+        ("runs/run/checkpoints", "which no export wrote"),
+        ("thesis", "holds chapter.tex, which no export wrote"),
+        ("theirs", "is no export of flatout's"),
+        ("noted", "holds README.md, which no export wrote"),
+        ("thesis/chapter.tex", "is a file"),
+    ] {
+        let said = say(dir, &["export", "runs/run", "--to", to, "--force"]);
+        assert_eq!(said.code, Some(2), "{to}: {said:?}");
+        assert!(said.err.contains(part) && said.err.lines().count() == 1, "{to}: {}", said.err);
+    }
+    assert!(contents(dir) == before, "nothing was touched");
+
+    let replaced = say(dir, &["export", "runs/run", "--to", "out", "--force", "--shard-size", "20KB"]);
+    assert_eq!(replaced.code, Some(0), "{}", replaced.err);
+    assert!(!scene.dir("out/model.safetensors").exists() && scene.dir("out/config.json").is_file());
+    // A run that begins from an export keeps it.
+    let words = ["model.from=out", "data.source=synthetic", "train.freeze=embed", "--run", "second"];
+    let second = say(
+        dir,
+        &[&["train", "tiny", "train.steps=2", "schedule.warmup_steps=1", "eval.rows=0"], &words[..]].concat(),
+    );
+    assert_eq!(second.code, Some(0), "{}", second.err);
+    let said = say(dir, &["export", "second", "--to", "out", "--force"]);
+    assert!(said.code == Some(2) && said.err.contains("which is exported"), "{said:?}");
+}
+
+#[test]
+fn exports_side_by_side_end_in_one_that_is_whole() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    for (run, seed) in [("a", "train.seed=1"), ("b", "train.seed=2")] {
+        let trained = say(dir, &small_train(&[seed, "--run", run, "-q"]));
+        assert_eq!(trained.code, Some(0), "{}", trained.err);
+        assert_eq!(say(dir, &["export", run, "--to", &format!("{run}-alone")]).code, Some(0));
+    }
+    let names = |folder: &Path| -> Vec<(String, Vec<u8>)> {
+        let cut =
+            |(path, bytes): (String, Vec<u8>)| (path.rsplit('/').next().expect("a name").to_string(), bytes);
+        contents(folder).into_iter().map(cut).collect()
+    };
+    let alone = ["a-alone", "b-alone"].map(|name| names(&scene.dir(name)));
+    for round in 0..4 {
+        let to = format!("out-{round}");
+        let forced = round % 2 == 1;
+        let children: Vec<_> = (0..6)
+            .map(|n| {
+                let mut words = vec!["export", ["a", "b"][n % 2], "--to", to.as_str()];
+                words.extend(forced.then_some("--force"));
+                flatout(dir, &words).spawn().expect("the program starts")
+            })
+            .collect();
+        let ends: Vec<_> =
+            children.into_iter().map(|child| child.wait_with_output().expect("an end")).collect();
+        let said: Vec<_> =
+            ends.iter().map(|end| (end.status.code(), String::from_utf8_lossy(&end.stderr))).collect();
+        let done = said.iter().filter(|(code, _)| *code == Some(0)).count();
+        assert_eq!(done, if forced { 6 } else { 1 }, "{said:?}");
+        assert!(said.iter().all(|(code, _)| matches!(code, Some(0 | 2))), "{said:?}");
+        assert!(alone.contains(&names(&scene.dir(&to))), "{to} is one of the exports, whole");
+    }
+    let left = fs::read_dir(dir).expect("a folder").flatten().map(|entry| entry.file_name());
+    assert!(
+        !left.into_iter().any(|name| name.to_string_lossy().starts_with('.')),
+        "nothing is left beside it"
+    );
+}

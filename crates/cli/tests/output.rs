@@ -1,0 +1,144 @@
+//! Standard output that cannot be written, and what is printed of data that holds control characters.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use flatout_train::run::events::{Event, Status};
+
+use crate::program::{flatout, say, small_train};
+use crate::scene::{Scene, checkpoints};
+
+fn full() -> File {
+    OpenOptions::new().write(true).open("/dev/full").expect("a device that is always full")
+}
+
+/// A run that reached its end with everything saved.
+fn assert_done(scene: &Scene, run: &str, steps: u64) {
+    let events = scene.events(run);
+    let Some(Event::End(end)) = events.last() else { panic!("{run}: {:?} is last", events.last()) };
+    assert_eq!((end.status, end.steps), (Status::Done, steps), "{run}");
+    assert_eq!(checkpoints(&scene.dir(run)).whole, Some(steps), "{run}");
+}
+
+#[test]
+fn a_run_goes_on_without_a_standard_output() {
+    let scene = Scene::new();
+    for (run, json) in [("json", true), ("text", false)] {
+        let mut words = small_train(&["--run", run]);
+        words.extend(json.then_some("--json"));
+        let output = flatout(scene.folder.path(), &words).stdout(full()).output().expect("an end");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let complaints = said.matches("standard output cannot be written: No space left on device").count();
+        assert_eq!(complaints, 1, "it is said once: {said}");
+        assert_done(&scene, run, 6);
+    }
+}
+
+#[test]
+fn a_run_goes_on_when_its_reader_goes_away() {
+    let scene = Scene::new();
+    let words = small_train(&["train.steps=60", "--run", "run", "--json"]);
+    let mut child = flatout(scene.folder.path(), &words).stderr(Stdio::null()).spawn().expect("a program");
+    let mut first = String::new();
+    // As `head -1` does.
+    let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
+    reader.read_line(&mut first).expect("a line");
+    drop(reader);
+    assert!(first.starts_with("{\"event\":\"start\""), "{first}");
+    assert_eq!(child.wait().expect("an end").code(), Some(0));
+    assert_done(&scene, "run", 60);
+}
+
+#[test]
+fn no_stream_at_all_changes_nothing() {
+    let scene = Scene::new();
+    let words = small_train(&["--run", "run"]);
+    let status = flatout(scene.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
+    assert_eq!(status.code(), Some(0));
+    assert_done(&scene, "run", 6);
+    // A refusal keeps its exit code, though nobody reads the reason.
+    let status = flatout(scene.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
+    assert_eq!(status.code(), Some(2));
+}
+
+#[test]
+fn a_command_whose_output_is_its_result_fails_without_it() {
+    let scene = Scene::new();
+    let trained = say(scene.folder.path(), &small_train(&["--run", "run"]));
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    for words in [
+        &["recipes"][..],
+        &["schema"],
+        &["runs", "."],
+        &["generate", "run"],
+        &["eval", "run", "--json"],
+        &["plan", "tiny"],
+    ] {
+        let output = flatout(scene.folder.path(), words).stdout(full()).output().expect("an end");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        let complaint = "flatout: standard output cannot be written: No space left on device";
+        assert!(said.lines().any(|line| line.starts_with(complaint)), "{words:?}: {said}");
+    }
+}
+
+/// Clears the screen, goes back to the line's beginning, and begins a sequence with one character of eight bits.
+const HOSTILE: &str = "\u{1b}[2J\r\u{9b}31mred";
+
+fn assert_tame(what: &str, text: &str) {
+    let control = text.chars().find(|c| c.is_control() && *c != '\n' && *c != '\t');
+    assert_eq!(control, None, "{what}: {text:?}");
+}
+
+#[test]
+fn control_characters_of_data_are_escaped() {
+    let scene = Scene::new();
+    let dir = scene.folder.path();
+    let text: String = (0..80).map(|i| format!("line {i} {HOSTILE} and {}\n", i * 7 % 13)).collect();
+    fs::write(scene.dir("book.txt"), text).expect("a text");
+    let rows: String = (0..60)
+        .map(|i| {
+            let class = if i % 2 == 0 { format!("good{HOSTILE}\nbad") } else { "plain".into() };
+            serde_json::json!({ "text": format!("number {i} {HOSTILE}"), "label": class }).to_string() + "\n"
+        })
+        .collect();
+    fs::write(scene.dir("texts.jsonl"), rows).expect("labelled texts");
+    let run = format!("run{HOSTILE}");
+    let book = ["data.path=book.txt", "model.vocab=300", "lr=5e-3", "train.steps=20", "--run", &run];
+    let classes = [
+        "data.path=texts.jsonl",
+        "data.task=classes",
+        "data.held_out=0.3",
+        "model.head=classes",
+        "model.classes=2",
+        "model.vocab=300",
+        "model.context=64",
+        "--run",
+        "classes",
+    ];
+    let commands = [
+        small_train(&book),
+        vec!["generate", &run, "--max-tokens", "100"],
+        vec!["generate", &run, "--prompt", HOSTILE, "--prompt", "line", "--max-tokens", "50"],
+        vec!["runs", "."],
+        vec!["runs", ".", "--json"],
+        vec!["data", "inspect", "book.txt"],
+        vec!["data", "inspect", "tiny", "data.path=book.txt", "model.vocab=300"],
+        vec!["data", "inspect", "--task", "classes", "texts.jsonl"],
+        small_train(&classes),
+        vec!["eval", "classes"],
+        vec!["eval", "classes", "--json"],
+        vec!["export", &run, "--to", "out"],
+    ];
+    let mut escaped = 0;
+    for words in commands {
+        let said = say(dir, &words);
+        assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
+        assert_tame(&format!("{words:?}"), &said.out);
+        assert_tame(&format!("{words:?}"), &said.err);
+        escaped += usize::from(format!("{}{}", said.out, said.err).contains("\\u{1b}[2J"));
+    }
+    assert!(escaped >= 6, "{escaped} commands had something to escape");
+}

@@ -1,4 +1,0 @@
-//! Optimizer updates on the CPU.
-
-pub mod adamw;
-pub mod adamw8;

@@ -1,3 +1,0 @@
-//! Reductions along one axis on the CPU.
-
-pub mod reduce;

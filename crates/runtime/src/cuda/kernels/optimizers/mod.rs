@@ -1,4 +1,0 @@
-//! Optimizer updates on the GPU.
-
-pub mod adamw;
-pub mod adamw8;

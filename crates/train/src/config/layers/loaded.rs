@@ -1,0 +1,132 @@
+//! Models and adapters that a run begins from, laid over a recipe: they take the place of lower layers, and must agree with
+//! the layers beside and above.
+
+use flatout_models::config::Model;
+use flatout_models::registry::Asked;
+use toml::Value;
+
+use super::{CLASSES, Held, KIND, Layers};
+use crate::UserError;
+use crate::config::schema::{self, Found};
+use crate::config::{Adapter, text};
+use crate::refuse;
+
+impl Layers {
+    /// The value of `model.from`, where it is given.
+    pub fn from(&self) -> Option<&str> {
+        self.values.get("model.from").and_then(|held| held.value.as_str())
+    }
+
+    /// Lays the model of `model.from`: it takes the place of what lower layers say, and what is said beside or above
+    /// must agree.
+    pub fn model(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
+        /// Keys of training, which a description of a model does not have.
+        const NOT_THE_MODELS: [&str; 9] = [
+            "from",
+            "context",
+            "dropout",
+            "head_dropout",
+            "init_std",
+            "init_residual",
+            "image_size",
+            "image_height",
+            "drop_path",
+        ];
+        /// Keys of a model that may be used otherwise than it was made, by whatever layer says so.
+        const MAY_DIFFER: [&str; 4] = ["attention", "head", "classes", "pooling"];
+        let of_source = self.values.get("model.from").map_or(usize::MAX, |held| held.layer);
+        let facts = Value::try_from(model).expect("a section has a TOML form");
+        // A recipe for a model of another kind says nothing of this one.
+        let kind = self.values.get(KIND).filter(|held| held.layer >= of_source);
+        if kind.is_none() && self.kind() != model.kind() {
+            let held = std::mem::take(&mut self.values);
+            let of_others = |path: &str| path.starts_with("model.") && path != "model.from";
+            self.values = held.into_iter().filter(|(p, h)| !of_others(p) || h.layer >= of_source).collect();
+        }
+        let has_head = model.brings_head();
+        for Found { path, name, tables, key, .. } in schema::of_section("model", Model::keys()) {
+            if NOT_THE_MODELS.contains(&&name[..]) {
+                continue;
+            }
+            // Of a head for images that is there, what a recipe below says of another is put aside.
+            let is_kept = |held: &Held| !has_head || held.layer >= of_source;
+            if MAY_DIFFER.contains(&&name[..]) && self.values.get(&path).is_some_and(is_kept) {
+                continue;
+            }
+            let table = tables.iter().try_fold(&facts, |held, table| held.get(table));
+            let fact = table.and_then(|table| table.get(key.name));
+            let said = self.values.get(&path).filter(|held| held.layer >= of_source);
+            match (said, fact) {
+                (Some(held), fact) if Some(&held.value) != fact => refuse!(
+                    "`{path}` is {} and the model of {whence} has {}: leave it out",
+                    text::value(&held.value),
+                    fact.map_or("none".into(), text::value)
+                ),
+                (_, Some(fact)) => self.put(path, fact.clone()),
+                (_, None) => drop(self.values.remove(&path)),
+            }
+        }
+        if let (Some(classes), Some(held)) = (model.classes(), self.values.get("model.classes"))
+            && held.value.as_integer() != Some(classes as i64)
+        {
+            refuse!(
+                "`model.classes` is {} and the model of {whence} has a head of {classes}: leave it out",
+                text::value(&held.value)
+            );
+        }
+        let value = |key: &str| {
+            let held = self.values.get(&format!("model.{key}"))?;
+            Some((serde_json::to_value(&held.value).ok()?, held.layer >= of_source))
+        };
+        for (key, size) in model.input_sizes(&Asked { whence, value: &value }).map_err(UserError)? {
+            let path = format!("model.{key}");
+            match size {
+                Some(size) => self.put(path, Value::Integer(size as i64)),
+                None => drop(self.values.remove(&path)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the number of classes is the data's to say: nobody says it, or only a layer below the one that names the
+    /// data.
+    pub fn leaves_classes_to_data(&self) -> bool {
+        let layer = |path: &str| self.values.get(path).map(|held| held.layer);
+        let data = layer("data.path").max(layer("data.classes"));
+        layer(CLASSES).is_none_or(|said| data.is_some_and(|data| said < data))
+    }
+
+    pub fn says_classes(&self) -> bool {
+        self.values.contains_key(CLASSES)
+    }
+
+    pub fn lay_classes(&mut self, classes: usize) {
+        self.put(CLASSES.into(), Value::Integer(classes as i64));
+    }
+
+    /// What `adapter.from` says, where it is given.
+    pub fn adapter_from(&self) -> Option<&str> {
+        self.values.get("adapter.from").and_then(|held| held.value.as_str())
+    }
+
+    /// Lays the adapter of `adapter.from`: what is said beside or above must agree. How much of its input is dropped is a
+    /// matter of training.
+    pub fn adapter(&mut self, adapter: &Adapter, whence: &str) -> Result<(), UserError> {
+        let of_source = self.values.get("adapter.from").map_or(usize::MAX, |held| held.layer);
+        let facts = Value::try_from(adapter).expect("a section has a TOML form");
+        for key in ["kind", "rank", "alpha", "paths", "groups"] {
+            let path = format!("adapter.{key}");
+            let said = self.values.get(&path).filter(|held| held.layer >= of_source);
+            let Some(fact) = facts.get(key) else { continue };
+            if let Some(held) = said.filter(|held| held.value != *fact) {
+                refuse!(
+                    "`{path}` is {} and the adapter in {whence} has {}: leave it out",
+                    text::value(&held.value),
+                    text::value(fact)
+                );
+            }
+            self.put(path, fact.clone());
+        }
+        Ok(())
+    }
+}

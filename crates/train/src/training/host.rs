@@ -1,0 +1,96 @@
+//! Memory that a run takes on the host beside the arena: the copy of the state that checkpoints are written from, and
+//! batches that are made ahead.
+
+use flatout_ir::PlanSet;
+
+use crate::UserError;
+use crate::config::Config;
+use crate::machine;
+use crate::refuse;
+use crate::resolve::compile::Compiled;
+use crate::run::state::copied_bytes;
+
+/// A token as it waits for its turn: itself, its target and its weight.
+const TOKEN_BYTES: u64 = 12;
+const PIXEL_BYTES: u64 = 3;
+
+/// Bytes beside the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beside {
+    /// The copy of the state, while a checkpoint is written.
+    pub copy: u64,
+    /// Batches made ahead, the one under way and the one before it.
+    pub batches: u64,
+}
+
+impl Beside {
+    pub fn of(config: &Config, plans: &PlanSet) -> Beside {
+        let sample = match config.model.image_size() {
+            Some(size) => PIXEL_BYTES.saturating_mul((size * size) as u64),
+            None => TOKEN_BYTES.saturating_mul(config.model.tokens() as u64),
+        };
+        let ahead = (config.loader.prefetch as u64).saturating_add(2);
+        let batch = sample.saturating_mul(config.train.batch as u64);
+        Beside { copy: copied_bytes(plans), batches: batch.saturating_mul(ahead) }
+    }
+
+    pub fn total(&self) -> u64 {
+        self.copy.saturating_add(self.batches)
+    }
+}
+
+/// Refuses what this machine has no memory for, before any of it is taken.
+pub fn check(config: &Config, compiled: &Compiled) -> Result<(), UserError> {
+    let arena = if compiled.target.name == "cpu" { compiled.plans.arena_bytes as u64 } else { 0 };
+    within(config, &compiled.plans, machine::memory_bytes().saturating_sub(arena))
+}
+
+fn within(config: &Config, plans: &PlanSet, free: u64) -> Result<(), UserError> {
+    let beside = Beside::of(config, plans);
+    if beside.total() <= free {
+        return Ok(());
+    }
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    let parts = [
+        (beside.copy, "the copy of the state that a checkpoint is written from", "use a smaller model"),
+        (beside.batches, "batches made ahead", "lower loader.prefetch or train.batch"),
+    ];
+    let (most, what, advice) = parts.into_iter().max_by_key(|(bytes, ..)| *bytes).expect("two parts");
+    refuse!(
+        "the run takes {:.1} GiB of this machine's memory beside its plans, {:.1} of them for {what}, and {:.1} GiB are free: \
+         {advice}",
+        gib(beside.total()),
+        gib(most),
+        gib(free)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::resolve;
+    use crate::resolve::compile;
+
+    #[test]
+    fn the_largest_part_is_named_with_what_makes_it_smaller() {
+        let asked = |words: &[&str], free: u64| {
+            let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+            let config = resolve("tiny", &[], &words).unwrap();
+            let compiled = compile::compile(&config, &compile::target()).unwrap();
+            (Beside::of(&config, &compiled.plans), within(&config, &compiled.plans, free))
+        };
+        let (beside, fits) = asked(&[], 1 << 30);
+        assert_eq!(fits, Ok(()));
+        // Weights and two moments of 610K parameters, and the count of updates.
+        assert_eq!(beside.copy / 1000, 12 * 610_368 / 1000);
+        assert_eq!(beside.batches, 6 * 8 * 128 * 12);
+        let sentence = asked(&["train.batch=8388608"], 1 << 30).1.unwrap_err().0;
+        let part = "for batches made ahead, and 1.0 GiB are free: lower loader.prefetch or train.batch";
+        assert!(sentence.contains(part), "{sentence}");
+        let sentence = asked(&[], 1 << 20).1.unwrap_err().0;
+        assert!(
+            sentence.contains("for the copy of the state that a checkpoint is written from"),
+            "{sentence}"
+        );
+    }
+}

@@ -1,0 +1,81 @@
+//! How pixels are made of images where the model that a config begins from, or uses, comes with a processor of its own.
+
+use flatout_models::config::Model;
+use flatout_models::library::processor::Processor;
+
+use crate::UserError;
+use crate::config::{Config, keys_of};
+
+/// The processor that a config describes.
+pub fn processor_of(config: &Config) -> Processor {
+    let data = &config.data;
+    Processor {
+        size: config.model.image_sides(),
+        resize: data.resize.clone(),
+        filter: Some(data.filter.name()),
+    }
+}
+
+/// Lays what a checkpoint's processor says over what a recipe does; what the command line says stays. `takes_size` where
+/// images have the processor's size too.
+pub fn lay_processor(
+    config: &mut Config,
+    processor: &Processor,
+    overrides: &[String],
+    takes_size: bool,
+) -> Result<(), UserError> {
+    let given = keys_of(overrides)?;
+    let is_given = |key: &str| given.iter().any(|given| given == key);
+    if let (Some(filter), false) = (processor.filter, is_given("data.filter")) {
+        config.data.filter = filter.parse().map_err(UserError)?;
+    }
+    if let (Some([height, width]), Model::Vit(vit), true) =
+        (processor.size, &mut config.model, takes_size && !is_given("model.image_size"))
+    {
+        (vit.image_size, vit.image_height) = (width, (height != width).then_some(height));
+    }
+    if is_given("data.centre_crop") {
+        config.data.resize.clear();
+    } else if !is_given("data.resize")
+        && !processor.resize.is_empty()
+        && let (Some(made), Some(size)) = (config.model.image_sides(), processor.size)
+    {
+        config.data.resize = scaled(&processor.resize, size, made);
+    }
+    config.validate()
+}
+
+/// The size that images are scaled to, where they are cut to other sides than the processor's.
+fn scaled(resize: &[usize], from: [usize; 2], to: [usize; 2]) -> Vec<usize> {
+    let part =
+        |resize: usize, from: usize, to: usize| (resize as f64 * to as f64 / from as f64).round() as usize;
+    match *resize {
+        [shorter] => vec![part(shorter, from[0].min(from[1]), to[0].min(to[1]))],
+        [height, width] => vec![part(height, from[0], to[0]), part(width, from[1], to[1])],
+        _ => vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipes::resolve;
+
+    #[test]
+    fn the_command_line_comes_first_then_the_processor_then_the_recipe() {
+        let bicubic = Processor { size: Some([24; 2]), resize: vec![30], filter: Some("bicubic") };
+        let laid = |overrides: &[&str], takes_size| {
+            let overrides: Vec<String> = overrides.iter().map(|word| word.to_string()).collect();
+            let mut config = resolve("vision-tiny", &[], &overrides).unwrap();
+            lay_processor(&mut config, &bicubic, &overrides, takes_size).unwrap();
+            (config.model.image_size().unwrap(), config.data.resize, config.data.filter.name())
+        };
+        let own = resolve("vision-tiny", &[], &[]).unwrap().model.image_size().unwrap();
+        let share = (30.0 * own as f64 / 24.0).round() as usize;
+        assert_eq!(laid(&[], false), (own, vec![share], "bicubic"), "training keeps its size");
+        assert_eq!(laid(&[], true), (24, vec![30], "bicubic"));
+        assert_eq!(laid(&["model.image_size=48"], true), (48, vec![60], "bicubic"));
+        assert_eq!(laid(&["data.filter=bilinear", "data.resize=40"], true), (24, vec![40], "bilinear"));
+        assert_eq!(laid(&["data.centre_crop=0.5"], true), (24, vec![], "bicubic"));
+    }
+}
