@@ -1,21 +1,25 @@
 //! A tokeniser of the library that may come from anywhere: what it does to a text is bounded, and where it panics there is
 //! a sentence.
 //!
-//! Normalisers, pre-tokenisers and decoders come in chains, and each may make a text longer. How much at most is known
-//! when the file is read. A single step beyond [`MOST_OF_A_STEP`] is refused then, and so is a chain of pre-tokenisers or
-//! decoders. A chain of normalisers whose product is beyond it is gone through step by step before a text is encoded.
+//! Normalisers, pre-tokenisers, decoders and post-processors come in chains, and each may make a text longer. How much at
+//! most is known when the file is read. A single step beyond [`MOST_OF_A_STEP`] is refused then, and so is a chain of
+//! anything but normalisers. A chain of normalisers whose product is beyond it is gone through step by step before a text
+//! is encoded.
 
 use serde::Serialize;
 use serde_json::Value;
-use tokenizers::{Encoding, NormalizedString, Normalizer, NormalizerWrapper, Tokenizer};
+use tokenizers::{Encoding, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, Tokenizer};
 
 use crate::contained::contained;
 
-/// How many times as long a step may make a text. Compatibility forms of Unicode reach 11, sentencepiece's tables 33.
+/// The most times as long that a step may make a text. Compatibility forms of Unicode reach 11, sentencepiece's tables 33.
 const MOST_OF_A_STEP: usize = 64;
-/// How many times as long all normalisers together may make a text, and what is added to it for short ones.
+/// The most times as long that all normalisers together may make a text, and the bytes that are added for short ones.
 const MOST_IN_ALL: usize = 128;
 const SPARE_BYTES: usize = 64 << 10;
+
+/// Characters of a word that is cut into pieces, which takes the cube of them in time. Usual are 100.
+const LONGEST_WORD: usize = 1000;
 
 /// Why a text has no tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +53,15 @@ impl Guarded {
         let factors = check(&normalizers, "normaliser", false)?;
         check(&steps(library.get_pre_tokenizer())?, "pre-tokeniser", true)?;
         check(&steps(library.get_decoder())?, "decoder", true)?;
+        check(&steps(library.get_post_processor())?, "post-processor", true)?;
+        if let ModelWrapper::WordPiece(model) = library.get_model()
+            && model.max_input_chars_per_word > LONGEST_WORD
+        {
+            return Err(format!(
+                "its words have up to {} characters, and at most {LONGEST_WORD} are taken",
+                model.max_input_chars_per_word
+            ));
+        }
         let product = factors.iter().try_fold(1usize, |product, factor| product.checked_mul(*factor));
         let watched = match product.is_some_and(|product| product <= MOST_OF_A_STEP) {
             true => Vec::new(),
@@ -130,7 +143,7 @@ fn steps<T: Serialize>(part: Option<&T>) -> Result<Vec<Value>, String> {
 
 fn flatten(step: Value, steps: &mut Vec<Value>) {
     if step["type"] == "Sequence" {
-        for list in ["normalizers", "pretokenizers", "decoders"] {
+        for list in ["normalizers", "pretokenizers", "decoders", "processors"] {
             for inner in step[list].as_array().into_iter().flatten() {
                 flatten(inner.clone(), steps);
             }
@@ -140,7 +153,7 @@ fn flatten(step: Value, steps: &mut Vec<Value>) {
     }
 }
 
-/// How many times as long each step may make a text; an error where one, or all of them `together`, is beyond the bound.
+/// Says how many times as long each step may make a text. One step, or all of them `together`, beyond the bound is an error.
 fn check(steps: &[Value], part: &str, together: bool) -> Result<Vec<usize>, String> {
     let factors: Vec<usize> = steps.iter().map(factor).collect();
     if let Some(at) = factors.iter().position(|factor| *factor > MOST_OF_A_STEP) {
@@ -160,7 +173,7 @@ fn check(steps: &[Value], part: &str, together: bool) -> Result<Vec<usize>, Stri
     }
 }
 
-/// How many times as long a step may make a text, in bytes.
+/// The most times as long, in bytes, that a step may make a text.
 fn factor(step: &Value) -> usize {
     let bytes = |field: &str| step[field].as_str().map_or(0, str::len);
     match step["type"].as_str().unwrap_or_default() {
@@ -170,6 +183,13 @@ fn factor(step: &Value) -> usize {
         "Lowercase" | "ByteLevel" => 2,
         "Prepend" => 1 + bytes("prepend"),
         "Precompiled" => longest_entry(step["precompiled_charsmap"].as_str().unwrap_or_default()).max(1),
+        "TemplateProcessing" => {
+            let repeats = |form: &str, id: &str| {
+                let pieces = step[form].as_array().into_iter().flatten();
+                pieces.filter(|piece| piece["Sequence"]["id"] == id).count()
+            };
+            repeats("single", "A").max(repeats("pair", "A")).max(repeats("pair", "B")).max(1)
+        }
         "Replace" => {
             let content = bytes("content");
             match least_match(&step["pattern"]) {
