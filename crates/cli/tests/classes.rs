@@ -134,7 +134,7 @@ fn the_best_checkpoint_and_the_early_stop_follow_a_validation_file() {
         let told: Value = serde_json::from_str(&told.out).expect("JSON");
         told["metrics"]["mean"]["f1"].as_f64().expect("a number")
     };
-    // What was learned is right of the training rows and wrong of the file, which the best checkpoint is the best of.
+    // The run learns the training rows and is wrong about the file, for which the best checkpoint is better than the last.
     assert!(judged("run", &["data.path=texts.csv"]) > 0.9);
     assert!(judged("run@best", &[]) > judged("run", &[]) + 0.1);
 }

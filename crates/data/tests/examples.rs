@@ -4,7 +4,7 @@ use std::slice::from_ref;
 
 use crate::scratch::Scratch;
 use flatout_data::examples::{
-    ExampleKind, ExampleSets, ExampleSpec, TooLong, TrainOn, open, open_reporting, spans,
+    ExampleKind, ExampleSets, ExampleSpec, TooLong, TrainOn, class_names, open, open_reporting, spans,
 };
 use flatout_data::formats::OnError;
 use flatout_data::{Example, SourceKind};
@@ -422,6 +422,9 @@ fn files_to_evaluate_on_stand_for_the_share() {
     assert_eq!((sets.train.count(), sets.held_out.count()), (41, 3));
     // A class of one training row is a class: it is evaluated elsewhere.
     assert_eq!(sets.classes, ["maybe", "no", "yes"]);
+    assert_eq!(class_names(&spec).unwrap(), sets.classes);
+    let alone = skipping(classes(from_ref(&train)));
+    assert_eq!(class_names(&alone).unwrap(), open(&alone).unwrap().classes);
     let labels: Vec<_> = sets.held_out.iter().map(|example| example.label).collect();
     assert_eq!(labels, [Some(2), Some(1), Some(1)]);
     assert!(sets.held_out_places.iter().all(|place| place.to_string().contains("apart.jsonl")));
