@@ -6,7 +6,7 @@ use regex_syntax::hir::{Class, HirKind};
 pub(crate) struct Ranges(Vec<(char, char)>);
 
 impl Ranges {
-    /// Of an expression that is a class.
+    /// The characters of an expression that is a class.
     pub(crate) fn of(expression: &str) -> Self {
         let parsed = regex_syntax::parse(expression).expect("an expression of ours");
         let HirKind::Class(Class::Unicode(class)) = parsed.kind() else {

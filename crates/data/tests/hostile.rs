@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::scratch::Scratch;
 use flatout_data::Vocabulary;
-use flatout_data::examples::{ChatTemplate, Conversation, ExampleSpec, Refusal, open};
+use flatout_data::examples::{ChatTemplate, Conversation, ExampleSpec, Refusal, TrainOn, open};
 use flatout_data::formats::{Field, Fields, OnError};
 use serde_json::{Value, json};
 
@@ -117,11 +117,62 @@ fn templates() {
         "{% macro m(x) %}{% call m(x) %}{{ caller() }}{% endcall %}{% endmacro %}{{ m(1) }}".into(),
         "{% for x in [[]] recursive %}{{ loop([[]]) }}{% endfor %}".into(),
         "{% macro m(x) %}{% set y = x ~ x %}{{ m(y) }}{% endmacro %}{{ m('abcdefgh' * 9999) }}".into(),
+        // A loop that holds the loop before it, which holds the one before.
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99999) %}{% for a in ns.x %}{% set ns.x = [loop] %}\
+         {% endfor %}{% endfor %}"
+            .into(),
+        "{{ ('a' * 60000000).split('a') | length }}".into(),
+        "{{ ('a' * 60000000).rsplit('a') | length }}".into(),
+        "{{ ('a ' * 30000000).split() | length }}".into(),
+        "{{ ('a ' * 30000000).rsplit() | length }}".into(),
+        "{{ ('a\n' * 30000000).splitlines() | length }}".into(),
+        "{{ [1] | slice(9999999) | list | length }}".into(),
+        "{{ range(100000) | batch(1) | map('list') | map('batch', 1) | map('list') | list | string | length }}"
+            .repeat(20),
+        format!("{big}{{% for i in range(99999) %}}{{% set y = x | wordcount %}}{{% endfor %}}"),
+        format!("{big}{{% for i in range(99999) %}}{{% set y = x is lower %}}{{% endfor %}}"),
+        format!("{big}{{% for i in range(99999) %}}{{% set y = x.startswith((x, x)) %}}{{% endfor %}}"),
+        format!("{big}{{% for i in range(99999) %}}{{% set y = x | truncate(9999999) %}}{{% endfor %}}"),
+        format!("{big}{{% for i in range(99999) %}}{{% set y = x[::-1] %}}{{% endfor %}}"),
+        format!("{big}{{% for i in range(99999) %}}{{% set y = x.upper() %}}{{% endfor %}}"),
+        "{{ '%.65536f' % 1 }}".into(),
+        "{{ '{:.65536f}'.format(1.5) }}".into(),
     ];
     for source in &exhausted {
         match ended(source) {
             Err(Refusal::Exhausted(said)) => assert!(said.contains("more than"), "{source}: {said}"),
             other => panic!("{source}: {:.300}", format!("{other:?}")),
+        }
+    }
+    // These end either way. None of them panics, and the process has no more memory for them.
+    let least = "(-170141183460469231731687303715884105727 - 1)";
+    let nan = "('nan' | float)";
+    for source in [
+        format!("{{{{ range(0, 5, {least}) | list }}}}{{{{ range({least}, 5) }}}}"),
+        format!("{{{{ range(0, -{least}, -{least}) | list }}}}"),
+        format!("{{{{ -{least} }}}}"),
+        format!("{{{{ {least} // -1 }}}}"),
+        format!("{{{{ {least} % -1 }}}}"),
+        format!("{{{{ {least} | abs }}}}"),
+        format!("{{{{ 'abc'[{least}:] }}}}{{{{ 'abc'[::{least}] }}}}{{{{ [1, 2][{least}] }}}}"),
+        format!("{{{{ 'abc'.find('c', {least}) }}}}{{{{ 'abc' | truncate({least}) }}}}"),
+        format!("{{{{ ([1, {nan}, 2, 0] * 300) | sort | length }}}}"),
+        format!("{{{{ ([(1, {nan}), (0, 1), ({nan}, 2)] * 300) | sort | length }}}}"),
+        "{{ ([1, 'a', none] * 300) | sort }}".into(),
+        "{{ {1: 1, 'a': 2, none: 3} | tojson(sort_keys=true) }}".into(),
+        "{{ '%.32768f' % 1.5 }}{{ '%.32768g' % 0.0001 }}{{ '%#.32768e' % 1 }}{{ '{:.32768%}'.format(0.1) }}".into(),
+        "{% for a in [1, 2] %}{{ loop.changed(loop) }}{{ loop.cycle(loop, loop) }}{% endfor %}".into(),
+        "{% set ns = namespace() %}{% for a in [1] %}{% set ns.l = loop %}{% endfor %}{{ ns.l.changed(ns.l) }}".into(),
+        format!(
+            "{big}{{% set ns = namespace(l=[]) %}}{{% for i in range(3000) %}}{{% set ns.l = ns.l + [{{}}[x]] %}}{{% endfor %}}"
+        ),
+        format!("{big}{{{{ raise_exception(x) }}}}"),
+        format!("{big}{{{{ x.nothing.more }}}}{{{{ x | int }}}}"),
+        format!("{{% macro m({}) %}}{{% endmacro %}}{{{{ m({}) }}}}", names(50_000, ""), names(50_000, "=1")),
+        format!("{{{{ 1 | {}b }}}}", "a.".repeat(300_000)),
+    ] {
+        if let Err(refusal) = ended(&source) {
+            assert!(refusal.to_string().len() < 1000, "{:.80}: {:.300}", source, refusal.to_string());
         }
     }
     // Long chains are long, not deep; what is deep is refused when the template is read.
@@ -134,7 +185,7 @@ fn templates() {
         chained("1", " == 1"),
         chained("'a'", "|trim"),
         chained("1", " * 1"),
-        chained("1", " if 0 else 1"),
+        format!("{{{{ 1{} }}}}", " if 0 else 1".repeat(80_000)),
         format!("{{{{ {}1 }}}}", "not ".repeat(100_000)),
         format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(50_000)),
     ] {
@@ -147,13 +198,22 @@ fn templates() {
         format!("{{{{ {}1 }}}}", "-".repeat(100_000)),
         format!("{{{{ {}1{} }}}}", "a(".repeat(100_000), ")".repeat(100_000)),
         format!("{{{{ {}1{} }}}}", "a[".repeat(100_000), "]".repeat(100_000)),
-        format!("{}{}", "{% if 1 %}".repeat(50_000), "{% endif %}".repeat(50_000)),
+        format!("{}{}", "{% if 1 %}".repeat(40_000), "{% endif %}".repeat(40_000)),
         format!("{}{}", "{% for a in b %}".repeat(30_000), "{% endfor %}".repeat(30_000)),
         format!("{{% set {}a{} = 1 %}}", "(".repeat(100_000), ")".repeat(100_000)),
+        chained("1", " if 1"),
     ] {
         let error = ChatTemplate::compile(&source, "a test", vec![], None).unwrap_err();
         assert!(error.sentence.contains("deep in one another"), "{:.40}: {error}", source);
     }
+    let named = format!("{{{{ {} }}}}", "a".repeat(500_000));
+    let error = ChatTemplate::compile(&named, "a test", vec![], None).unwrap_err();
+    assert!(error.sentence.contains("a name has more than"), "{:.300}", error.sentence);
+}
+
+/// A list of different names with something behind each.
+fn names(count: usize, behind: &str) -> String {
+    (0..count).map(|number| format!("a{number}{behind}")).collect::<Vec<_>>().join(",")
 }
 
 /// Renders a template, and checks that it ends soon.
@@ -185,6 +245,11 @@ fn tokenisers() {
     let times = |list: &str, step: Value, count: usize| json!({"type": "Sequence", list: vec![step; count]});
     let bytes =
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    let repeated = |id: &str, count: usize| {
+        let piece = json!({"Sequence": {"id": id, "type_id": 0}});
+        let other = json!({"Sequence": {"id": "B", "type_id": 0}});
+        json!({"type": "TemplateProcessing", "single": vec![piece.clone(); count], "pair": [piece, other], "special_tokens": {}})
+    };
     let long = "x".repeat(5000);
     let mut parts = vec![
         ("normalizer", replace(text(""), "y")),
@@ -201,6 +266,19 @@ fn tokenisers() {
         ("pre_tokenizer", times("pretokenizers", bytes.clone(), 30)),
         ("decoder", times("decoders", replace(text("a"), "aaaaaaaa"), 20)),
         ("decoder", replace(text(""), "y")),
+        ("normalizer", replace(regex("(a|a)*(?=b)"), "y")),
+        ("pre_tokenizer", split(regex("(a|a)*(?=b)"), "Isolated", false)),
+        ("pre_tokenizer", split(regex("(a*)*(?!a)b"), "Removed", true)),
+        ("post_processor", repeated("A", 5000)),
+        ("post_processor", json!({"type": "Sequence", "processors": vec![repeated("A", 6); 12]})),
+        (
+            "model",
+            json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 1 << 30, "vocab": {"[UNK]": 2, "<bos>": 0, "<eos>": 1, "b": 3}}),
+        ),
+        (
+            "added_tokens",
+            json!([{"id": 0, "content": "", "single_word": false, "lstrip": true, "rstrip": true, "normalized": true, "special": false}]),
+        ),
     ];
     for behavior in ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"] {
         for invert in [false, true] {
@@ -275,4 +353,41 @@ fn a_template_that_fails_on_every_row_fails_once() {
     let dated = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}";
     let error = open(&spec(dated)).unwrap_err().sentence;
     assert!(error.contains("data.date=2025-01-31") && !error.contains("give another template"), "{error}");
+}
+
+#[test]
+fn a_row_that_is_too_much_for_the_template_is_left_out_alone() {
+    let scratch = Scratch::new("hostile-row");
+    let turns = |count: usize| -> Vec<Value> {
+        let turn = |at: usize| {
+            let role = ["user", "assistant"][at % 2];
+            json!({"role": role, "content": format!("turn {at}")})
+        };
+        (0..count).map(turn).collect()
+    };
+    let deep = format!("{}1{}", "[".repeat(110), "]".repeat(110));
+    let deep: Value = serde_json::from_str(&deep).unwrap();
+    let rows = [
+        json!({"messages": turns(2)}),
+        json!({"messages": turns(3000)}),
+        json!({"messages": turns(2), "tools": [deep]}),
+        json!({"messages": turns(4)}),
+    ];
+    let rows: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let template = "{% for m in messages %}{% for n in messages %}{% if n.content == m.content and not tools %}\
+                    {{ n.content }}{% endif %}{% endfor %}{% endfor %}";
+    let mut spec = ExampleSpec {
+        path: vec![scratch.write("rows.jsonl", rows.as_bytes())],
+        template: Some(template.into()),
+        train_on: TrainOn::All,
+        held_out: 0.0,
+        vocab: 400,
+        ..ExampleSpec::default()
+    };
+    spec.read.on_error = OnError::Skip;
+    let sets = open(&spec).unwrap();
+    assert_eq!((sets.train.count(), sets.description.unusable.len()), (2, 1), "{:?}", sets.description);
+    spec.read.on_error = OnError::Fail;
+    let error = open(&spec).unwrap_err().sentence;
+    assert!(error.contains("rows.jsonl, line 2") && error.contains("data.on_error=skip"), "{error}");
 }

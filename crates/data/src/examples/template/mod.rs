@@ -9,6 +9,7 @@ pub(crate) mod beside;
 mod date;
 mod jinja;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
@@ -131,7 +132,7 @@ impl ChatTemplate {
         conversation: &Conversation,
         prompt: bool,
     ) -> Result<Rendered, Refusal> {
-        let messages: Vec<Fields> = messages.iter().map(aliased).collect();
+        let messages: Vec<Cow<'_, Fields>> = messages.iter().map(aliased).collect();
         let context = Context {
             messages: &messages,
             tools: conversation.tools.as_ref(),
@@ -184,14 +185,14 @@ pub(super) fn is_reserved(text: &str) -> bool {
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The message with its reasoning under the names that templates read.
-fn aliased(message: &Fields) -> Fields {
+fn aliased(message: &Fields) -> Cow<'_, Fields> {
     let reasoning =
         REASONING.iter().find_map(|name| message.get(name).filter(|field| **field != Field::Null));
-    let mut aliased = message.clone();
+    let mut aliased = Cow::Borrowed(message);
     if let Some(reasoning) = reasoning {
         for name in &REASONING[..2] {
             if *name == REASONING[0] || !message.has(name) {
-                aliased.set(name, reasoning.clone());
+                aliased.to_mut().set(name, reasoning.clone());
             }
         }
     }

@@ -3,13 +3,19 @@
 use std::cmp::Ordering;
 
 use super::format::percent;
+use super::meter::spend_characters;
 use super::methods::{capitalized, concatenated, justified, lines_of, pairs, replace, stripped};
 use super::operators::{arithmetic, attribute, item, slice};
 use super::predicates;
 use super::syntax::Operator;
-use super::value::{DictBuilder, List, ListBuilder, ListKind, TextBuilder, Value, compare, equal};
+use super::value::{
+    DictBuilder, List, ListBuilder, ListKind, TextBuilder, Value, compare, equal, sort_order,
+};
 use super::written::{repr, text, tojson, write_text};
 use super::{Args, Error, failed, is_space};
+
+/// Bytes of a text that is read as a number, as in Python.
+const MOST_DIGITS: usize = 4300;
 
 const NAMES: [&str; 47] = [
     "abs",
@@ -113,6 +119,9 @@ pub(super) fn apply(value: &Value, name: &str, args: Args) -> Result<Value, Erro
             let args = Args { positional: vec![width.unwrap_or(Value::Int(80))], named: Vec::new() };
             return justified(text(value)?.as_str().unwrap_or_default(), name, args);
         }
+        "int" | "float" if value.as_str().is_some_and(|text| text.len() > MOST_DIGITS) => {
+            return failed(format!("{name} is given a str of more than {MOST_DIGITS} bytes"));
+        }
         "int" => {
             let [default, base] = args.take(name, ["default", "base"], 0)?;
             return Ok(int(value, base.and_then(|base| base.as_int()).unwrap_or(10))
@@ -182,10 +191,14 @@ pub(super) fn apply(value: &Value, name: &str, args: Args) -> Result<Value, Erro
         "length" | "count" => value.len().map(|len| Value::Int(len as i128)),
         "wordcount" => {
             let whole = whole()?;
+            spend_characters(whole.as_str().map_or(0, str::len))?;
             let is_part = |c: char| c == '_' || c.is_alphanumeric();
             let words =
                 whole.as_str().unwrap_or_default().split(|c| !is_part(c)).filter(|word| !word.is_empty());
             Ok(Value::Int(words.count() as i128))
+        }
+        "first" | "last" if value.as_str().is_some() => {
+            item(value, &Value::Int(if name == "first" { 0 } else { -1 }))
         }
         "first" => {
             let items = value.items()?;
@@ -336,7 +349,7 @@ fn truncated(value: &Value, args: Args) -> Result<Value, Error> {
     if length < ends {
         return failed("truncate is given a length shorter than its end");
     }
-    if whole.chars().count() <= length.saturating_add(leeway) {
+    if value.len()? <= length.saturating_add(leeway) {
         return Ok(value.clone());
     }
     let cut = whole.char_indices().nth(length - ends).map_or(&**whole, |(at, _)| &whole[..at]);
@@ -481,29 +494,9 @@ fn keys(items: &List, case_sensitive: Option<Value>, by: Option<Value>) -> Resul
 }
 
 fn sorted(items: &List, keys: Vec<Value>, reverse: Option<Value>) -> Result<ListBuilder, Error> {
-    let mut order: Vec<usize> = (0..items.len()).collect();
     let is_reversed = reverse.is_some_and(|reverse| reverse.is_true());
-    let mut wrong = None;
-    order.sort_by(|a, b| {
-        if wrong.is_some() {
-            return Ordering::Equal;
-        }
-        match compare(&keys[*a], &keys[*b]) {
-            Ok(order) => {
-                let order = order.unwrap_or(Ordering::Equal);
-                if is_reversed { order.reverse() } else { order }
-            }
-            Err(error) => {
-                wrong = Some(error);
-                Ordering::Equal
-            }
-        }
-    });
-    if let Some(error) = wrong {
-        return Err(error);
-    }
     let mut out = ListBuilder::default();
-    order.into_iter().try_for_each(|at| out.push(items[at].clone()))?;
+    sort_order(&keys, is_reversed)?.into_iter().try_for_each(|at| out.push(items[at].clone()))?;
     Ok(out)
 }
 

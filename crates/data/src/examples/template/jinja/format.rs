@@ -5,10 +5,10 @@ use super::value::{List, TextBuilder, Value};
 use super::written::{float, repr, text};
 use super::{Args, Error, failed};
 
-/// The most characters a number may be given by a width or a precision.
-const WIDEST: usize = 1 << 16;
+/// The most characters a number may be given by a width or a precision. The standard library takes 65,535.
+const WIDEST: usize = 1 << 15;
 
-/// How a value is laid out.
+/// The layout that a format asks for.
 #[derive(Debug, Default, Clone)]
 struct Layout {
     fill: Option<char>,
@@ -142,7 +142,7 @@ fn write_percent(value: &Value, kind: char, layout: Layout, out: &mut TextBuilde
         }
         'c' => {
             let character = match value {
-                Value::Text(text) if text.chars().count() == 1 => text.chars().next(),
+                Value::Text(text) if text.chars().nth(1).is_none() => text.chars().next(),
                 other => other.as_int().and_then(|code| char::from_u32(u32::try_from(code).ok()?)),
             };
             let Some(character) = character else { return failed("`%c` is given no character") };
@@ -412,7 +412,7 @@ fn exponent(value: f64, precision: usize) -> String {
     format!("{digits}e{sign}{exponent:0>2}")
 }
 
-/// As `%g`: so many digits that count, in whichever of the two forms is shorter.
+/// As `%g`: `precision` digits that count, in whichever of the two forms is shorter.
 fn general(value: f64, precision: usize, keeps_zeros: bool) -> String {
     let precision = precision.max(1);
     let scientific = exponent(value, precision - 1);

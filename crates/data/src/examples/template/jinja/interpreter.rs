@@ -5,15 +5,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::super::date::Date;
-use super::meter::spend;
+use super::meter::{spend, spend_bytes};
 use super::methods::{self, concatenated};
-use super::operators::{arithmetic, attribute, holds, item, negative, positive, range, slice};
-use super::syntax::{Arguments, Expression, For, Macro, Node, Statement, Step, Target};
+use super::operators::{arithmetic, attribute, holds, item, named_item, negative, positive, range, slice};
+use super::syntax::{
+    Arguments, Comparison, Expression, For, Macro, Node, Operator, Statement, Step, Symbol, Symbols, Target,
+    Term,
+};
 use super::value::{
     DictBuilder, ListBuilder, ListKind, LoopState, MacroValue, Namespace, TextBuilder, Value,
 };
 use super::written::write_text;
-use super::{Args, BEGIN, END, Error, failed, filters, predicates};
+use super::{Args, BEGIN, END, Error, Jinja, failed, filters, predicates};
 
 /// Expressions, blocks and calls in one another, at most.
 const DEEPEST: usize = 250;
@@ -22,10 +25,11 @@ const DEEPEST: usize = 250;
 const FUNCTIONS: [&str; 4] = ["range", "dict", "namespace", "raise_exception"];
 const STRFTIME: &str = "strftime_now";
 
-type Scope = Vec<(Rc<str>, Value)>;
-
-pub(super) struct Interpreter {
-    scopes: Vec<Scope>,
+pub(super) struct Interpreter<'t> {
+    symbols: &'t Symbols,
+    /// The variables of all scopes, the innermost last, and where each scope begins.
+    variables: Vec<(Symbol, Value)>,
+    scopes: Vec<usize>,
     namespaces: Vec<Rc<Namespace>>,
     /// The text that is written; behind it those of blocks whose text is caught.
     outputs: Vec<TextBuilder>,
@@ -40,22 +44,24 @@ enum Flow {
     Continue,
 }
 
-impl Interpreter {
-    /// Renders a template; `context` names what it can see.
+impl<'t> Interpreter<'t> {
+    /// Renders a template with the variables that it is given.
     pub fn render(
-        nodes: &[Node],
-        context: Vec<(Rc<str>, Value)>,
+        template: &'t Jinja,
+        variables: Vec<(Symbol, Value)>,
         date: Option<Date>,
     ) -> Result<String, (Error, u32)> {
         let mut interpreter = Self {
-            scopes: vec![context, Vec::new()],
+            symbols: &template.symbols,
+            scopes: vec![variables.len()],
+            variables,
             namespaces: Vec::new(),
             outputs: vec![TextBuilder::default()],
             date,
             depth: 0,
             line: 1,
         };
-        let rendered = interpreter.block(nodes);
+        let rendered = interpreter.block(&template.nodes);
         // Namespaces may hold one another: emptied one by one, none is dropped inside of another.
         interpreter.namespaces.iter().for_each(|namespace| drop(namespace.fields.take()));
         match rendered {
@@ -80,9 +86,11 @@ impl Interpreter {
 
     /// Runs something with a scope of its own.
     fn scoped<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
-        self.scopes.push(Vec::new());
+        let start = self.variables.len();
+        self.scopes.push(start);
         let result = run(self);
         self.scopes.pop();
+        self.variables.truncate(start);
         result
     }
 
@@ -115,6 +123,7 @@ impl Interpreter {
     fn statement(&mut self, statement: &Statement) -> Result<Flow, Error> {
         match statement {
             Statement::Data(text) => self.output().push(text)?,
+            Statement::Print(Expression::Text(text)) => self.output().push(text)?,
             Statement::Print(printed) => {
                 let value = self.value(printed)?;
                 write_text(&value, self.output())?;
@@ -138,9 +147,9 @@ impl Interpreter {
                 let value = self.steps(text, steps)?;
                 write_text(&value, self.output())?;
             }
-            Statement::Macro(definition) => {
+            Statement::Macro(symbol, definition) => {
                 let value = self.macro_value(definition, false);
-                self.set(&definition.name, value)?;
+                self.set(*symbol, value)?;
             }
             Statement::CallBlock(call, body) => {
                 let value = self.call_block(call, body)?;
@@ -208,7 +217,7 @@ impl Interpreter {
             spend(1)?;
             state.at.set(at);
             let flow = self.scoped(|interpreter| {
-                interpreter.set("loop", Value::Loop(state.clone()))?;
+                interpreter.set(Symbols::LOOP, Value::Loop(state.clone()))?;
                 interpreter.assign(&statement.target, item.clone())?;
                 interpreter.block(&statement.body)
             })?;
@@ -219,21 +228,23 @@ impl Interpreter {
         Ok(())
     }
 
-    fn set(&mut self, name: &str, value: Value) -> Result<(), Error> {
-        let scope = self.scopes.last_mut().expect("there is always one");
+    fn set(&mut self, name: Symbol, value: Value) -> Result<(), Error> {
+        let start = *self.scopes.last().expect("there is always one");
+        let scope = &mut self.variables[start..];
         spend(1 + scope.len() / 8)?;
-        match scope.iter_mut().find(|(known, _)| **known == *name) {
+        match scope.iter_mut().find(|(known, _)| *known == name) {
             Some((_, held)) => *held = value,
-            None => scope.push((name.into(), value)),
+            None => self.variables.push((name, value)),
         }
         Ok(())
     }
 
     fn assign(&mut self, target: &Target, value: Value) -> Result<(), Error> {
         match target {
-            Target::Name(name) => self.set(name, value),
+            Target::Name(name) => self.set(*name, value),
             Target::Field(name, field) => {
-                let Value::Namespace(namespace) = self.lookup(name)? else {
+                let Value::Namespace(namespace) = self.lookup(*name)? else {
+                    let name = self.symbols.name(*name);
                     return failed(format!("`{name}` is no namespace, so `{field}` cannot be set"));
                 };
                 set_field(&namespace, field, value)
@@ -251,16 +262,15 @@ impl Interpreter {
         }
     }
 
-    fn lookup(&self, name: &str) -> Result<Value, Error> {
-        for scope in self.scopes.iter().rev() {
-            spend(1 + scope.len() / 8)?;
-            if let Some((_, value)) = scope.iter().find(|(known, _)| **known == *name) {
-                return Ok(value.clone());
-            }
+    fn lookup(&self, name: Symbol) -> Result<Value, Error> {
+        spend(1 + self.variables.len() / 8)?;
+        if let Some((_, value)) = self.variables.iter().rev().find(|(known, _)| *known == name) {
+            return Ok(value.clone());
         }
+        let name = self.symbols.name(name);
         let known = FUNCTIONS.into_iter().find(|known| *known == name);
         let known = known.or((self.date.is_some() && name == STRFTIME).then_some(STRFTIME));
-        Ok(known.map_or_else(|| Value::Undefined(format!("`{name}`").into()), Value::Function))
+        Ok(known.map_or_else(|| Value::undefined(&format!("`{name}`")), Value::Function))
     }
 
     fn value(&mut self, expression: &Expression) -> Result<Value, Error> {
@@ -271,7 +281,7 @@ impl Interpreter {
             Expression::Int(value) => Ok(Value::Int(*value)),
             Expression::Float(value) => Ok(Value::Float(*value)),
             Expression::Text(text) => Value::text(text),
-            Expression::Name(name) => self.lookup(name),
+            Expression::Name(name) => self.lookup(*name),
             _ => self.deeper(|interpreter| interpreter.compound(expression)),
         }
     }
@@ -294,9 +304,16 @@ impl Interpreter {
             Expression::Positive(value) => positive(&self.value(value)?),
             Expression::Arithmetic(first, rest) => {
                 let mut value = self.value(first)?;
-                for (operator, next) in rest {
+                let mut rest = rest.as_slice();
+                while let [(operator, next), behind @ ..] = rest {
+                    if let (Operator::Add, Value::Text(text)) = (operator, &value) {
+                        let text = text.clone();
+                        (value, rest) = self.joined(&text, rest)?;
+                        continue;
+                    }
                     let next = self.value(next)?;
                     value = arithmetic(*operator, &value, &next)?;
+                    rest = behind;
                 }
                 Ok(value)
             }
@@ -307,15 +324,8 @@ impl Interpreter {
             Expression::And(all) => self.first_that(all, |value| !value.is_true()),
             Expression::Or(all) => self.first_that(all, Value::is_true),
             Expression::Compare(first, rest) => {
-                let mut left = self.value(first)?;
-                for (comparison, next) in rest {
-                    let next = self.value(next)?;
-                    if !holds(*comparison, &left, &next)? {
-                        return Ok(Value::Bool(false));
-                    }
-                    left = next;
-                }
-                Ok(Value::Bool(true))
+                let first = self.value(first)?;
+                self.compared(first, rest).map(Value::Bool)
             }
             Expression::Choice(cases, otherwise) => {
                 for (value, condition) in cases {
@@ -334,6 +344,47 @@ impl Interpreter {
             }
             _ => unreachable!("simple expressions are evaluated where they are met"),
         }
+    }
+
+    /// Whether every comparison of a chain holds.
+    fn compared(&mut self, first: Value, rest: &[(Comparison, Expression)]) -> Result<bool, Error> {
+        // The usual comparison of a text with a literal makes no copy of the literal.
+        if let (Value::Text(text), [(comparison, Expression::Text(literal))]) = (&first, rest)
+            && matches!(comparison, Comparison::Equal | Comparison::NotEqual)
+        {
+            spend_bytes(text.len().min(literal.len()))?;
+            return Ok((**text == **literal) == (*comparison == Comparison::Equal));
+        }
+        let mut left = first;
+        for (comparison, next) in rest {
+            let next = self.value(next)?;
+            if !holds(*comparison, &left, &next)? {
+                return Ok(false);
+            }
+            left = next;
+        }
+        Ok(true)
+    }
+
+    /// The sum of a text and the terms behind it that are texts too, written at once, and the terms behind those.
+    fn joined<'e>(&mut self, first: &str, rest: &'e [Term]) -> Result<(Value, &'e [Term]), Error> {
+        let mut sum = TextBuilder::default();
+        sum.push(first)?;
+        for (at, (operator, next)) in rest.iter().enumerate() {
+            if *operator != Operator::Add {
+                return Ok((sum.value(), &rest[at..]));
+            }
+            if let Expression::Text(text) = next {
+                sum.push(text)?;
+                continue;
+            }
+            let next = self.value(next)?;
+            let Value::Text(text) = &next else {
+                return Ok((arithmetic(Operator::Add, &sum.value(), &next)?, &rest[at + 1..]));
+            };
+            sum.push(text)?;
+        }
+        Ok((sum.value(), &[]))
     }
 
     fn list(&mut self, items: &[Expression], kind: ListKind) -> Result<Value, Error> {
@@ -362,10 +413,19 @@ impl Interpreter {
     }
 
     fn steps(&mut self, mut value: Value, steps: &[Step]) -> Result<Value, Error> {
-        for step in steps {
+        let mut steps = steps.iter().peekable();
+        while let Some(step) = steps.next() {
             spend(1)?;
             value = match step {
-                Step::Attribute(name) => attribute(&value, name)?,
+                Step::Attribute(name) => match steps.peek() {
+                    Some(Step::Call(arguments)) if methods::has(&value, name) => {
+                        steps.next();
+                        let args = self.arguments(arguments)?;
+                        methods::call(&value, name, args)?
+                    }
+                    _ => attribute(&value, name)?,
+                },
+                Step::Item(Expression::Text(name)) => named_item(&value, name)?,
                 Step::Item(key) => {
                     let key = self.value(key)?;
                     item(&value, &key)?
@@ -455,6 +515,8 @@ impl Interpreter {
         let definition = called.definition.clone();
         // A macro sees what surrounds it, not what surrounds its call.
         let hidden = self.scopes.split_off(called.scopes.min(self.scopes.len()));
+        let hidden_variables = hidden.first().map_or(Vec::new(), |start| self.variables.split_off(*start));
+        spend(1 + hidden_variables.len() / 8)?;
         let line = self.line;
         let text = self.caught(|interpreter| {
             interpreter.scoped(|interpreter| {
@@ -463,6 +525,7 @@ impl Interpreter {
             })
         });
         self.scopes.extend(hidden);
+        self.variables.extend(hidden_variables);
         if text.is_ok() {
             self.line = line;
         }
@@ -479,17 +542,19 @@ impl Interpreter {
         let Args { positional, mut named } = args;
         let mut positional = positional.into_iter();
         for (name, default) in &definition.parameters {
-            let by_name = named.iter().position(|(known, _)| known == name);
+            spend(1 + named.len() / 8)?;
+            let shown = self.symbols.name(*name);
+            let by_name = named.iter().position(|(known, _)| known == shown);
             let value = match (positional.next(), by_name, default) {
                 (Some(_), Some(_), _) => {
-                    return failed(format!("the macro `{}` is given `{name}` twice", definition.name));
+                    return failed(format!("the macro `{}` is given `{shown}` twice", definition.name));
                 }
                 (Some(value), None, _) => value,
                 (None, Some(at), _) => named.remove(at).1,
                 (None, None, Some(default)) => self.value(default)?,
-                (None, None, None) => Value::Undefined(format!("parameter `{name}`").into()),
+                (None, None, None) => Value::undefined(&format!("parameter `{shown}`")),
             };
-            self.set(name, value)?;
+            self.set(*name, value)?;
         }
         let mut more = ListBuilder::default();
         positional.try_for_each(|value| more.push(value))?;
@@ -504,13 +569,17 @@ impl Interpreter {
         if more_named.is_true() && !definition.takes_more_named {
             return failed(format!("the macro `{}` is given a value it does not know", definition.name));
         }
-        self.set("varargs", more.value(ListKind::Tuple)?)?;
-        self.set("kwargs", more_named)?;
+        if definition.takes_more {
+            self.set(Symbols::VARARGS, more.value(ListKind::Tuple)?)?;
+        }
+        if definition.takes_more_named {
+            self.set(Symbols::KWARGS, more_named)?;
+        }
         // The block of a call sees the caller of the macro it stands in.
         match caller {
-            Some(caller) => self.set("caller", caller),
+            Some(caller) => self.set(Symbols::CALLER, caller),
             None if is_caller => Ok(()),
-            None => self.set("caller", Value::undefined("`caller`")),
+            None => self.set(Symbols::CALLER, Value::undefined("`caller`")),
         }
     }
 

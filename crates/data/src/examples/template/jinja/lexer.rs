@@ -18,6 +18,9 @@ pub(super) enum Token {
     End,
 }
 
+/// Bytes of a name: names are compared and copied at the cost of one instruction.
+const LONGEST_NAME: usize = 200;
+
 /// Longer ones first, so that the longest is found.
 const SYMBOLS: [&str; 25] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "*", "/", "%", "~", "<", ">", "=", ".", ":", "|", ",", ";",
@@ -188,6 +191,9 @@ impl<'s> Lexer<'s> {
             } else if first == '_' || first.is_alphabetic() {
                 let is_part = |c: char| c == '_' || c.is_alphanumeric();
                 let len = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+                if len > LONGEST_NAME {
+                    return self.wrong(format!("a name has more than {LONGEST_NAME} bytes"));
+                }
                 self.push(Token::Name(rest[..len].into()));
                 self.at += len;
             } else {

@@ -14,6 +14,8 @@ const MOST_TEXT: usize = 64 << 20;
 const MOST_HELD: usize = 192 << 20;
 /// Bytes that are copied or compared in the time of one instruction.
 const BYTES_PER_INSTRUCTION: usize = 64;
+/// Bytes whose characters are looked at one by one in that time.
+const BYTES_LOOKED_AT: usize = 8;
 
 struct Meter {
     spent: Cell<u64>,
@@ -29,6 +31,11 @@ pub(super) fn begin() {
     METER.with(|meter| meter.spent.set(0));
 }
 
+/// The instructions of the rendering up to now.
+pub(super) fn spent() -> u64 {
+    METER.with(|meter| meter.spent.get())
+}
+
 /// Counts instructions.
 pub(super) fn spend(instructions: usize) -> Result<(), Error> {
     METER.with(|meter| {
@@ -41,9 +48,14 @@ pub(super) fn spend(instructions: usize) -> Result<(), Error> {
     })
 }
 
-/// Counts the time that so many bytes take.
+/// Counts the time that it takes to copy or compare bytes.
 pub(super) fn spend_bytes(bytes: usize) -> Result<(), Error> {
     spend(1 + bytes / BYTES_PER_INSTRUCTION)
+}
+
+/// Counts the time that it takes to look at every character of that many bytes.
+pub(super) fn spend_characters(bytes: usize) -> Result<(), Error> {
+    spend(1 + bytes / BYTES_LOOKED_AT)
 }
 
 /// An error where a text would have more bytes than one may.

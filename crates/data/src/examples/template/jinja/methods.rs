@@ -3,7 +3,7 @@
 use super::format::braces;
 use super::meter::spend_bytes;
 use super::value::{Dict, List, ListBuilder, ListKind, LoopState, Text, TextBuilder, Value, equal};
-use super::written::write_text;
+use super::written::{write_repr, write_text};
 use super::{Args, Error, failed, is_space};
 
 const OF_TEXT: [&str; 40] = [
@@ -287,8 +287,10 @@ fn searched(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     }
     if let "startswith" | "endswith" = name {
         let is_there = |affix: &Value| match affix {
-            Value::Text(affix) if name == "startswith" => Ok(part.starts_with(&**affix)),
-            Value::Text(affix) => Ok(part.ends_with(&**affix)),
+            Value::Text(affix) => {
+                spend_bytes(affix.len())?;
+                Ok(if name == "startswith" { part.starts_with(&**affix) } else { part.ends_with(&**affix) })
+            }
             other => failed(format!("{name} is given {}, not a str", other.kind())),
         };
         let what = what.unwrap_or(Value::None);
@@ -322,43 +324,41 @@ fn split(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     let Some(most) = most else { return failed(format!("{name} is given no whole number as maxsplit")) };
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let from_end = name == "rsplit";
-    let parts: Vec<&str> = match &separator {
-        None | Some(Value::None) => split_at_space(text, most, from_end),
+    let pieces = most.saturating_add(1);
+    let mut parts = ListBuilder::default();
+    let mut push = |part: &str| parts.push(Value::text(part)?);
+    match &separator {
+        None | Some(Value::None) => split_at_space(text, most, from_end, push)?,
         Some(Value::Text(separator)) if separator.is_empty() => {
             return failed(format!("{name} is given an empty separator"));
         }
-        Some(Value::Text(separator)) => {
-            let pieces = most.saturating_add(1);
-            if from_end {
-                let mut parts: Vec<&str> = text.rsplitn(pieces, &**separator).collect();
-                parts.reverse();
-                parts
-            } else {
-                text.splitn(pieces, &**separator).collect()
-            }
-        }
+        Some(Value::Text(separator)) if from_end => text.rsplitn(pieces, &**separator).try_for_each(push)?,
+        Some(Value::Text(separator)) => text.splitn(pieces, &**separator).try_for_each(&mut push)?,
         Some(other) => return failed(format!("{name} is given {}, not a str", other.kind())),
-    };
-    let mut items = ListBuilder::default();
-    for part in parts {
-        items.push(Value::text(part)?)?;
     }
-    items.value(ListKind::List)
+    if from_end {
+        parts.reverse();
+    }
+    parts.value(ListKind::List)
 }
 
-/// Words between runs of white space; after `most` of them, or before, the rest is one.
-fn split_at_space(text: &str, most: usize, from_end: bool) -> Vec<&str> {
-    let mut parts = Vec::new();
+/// Hands on the words between runs of white space, the last first where `from_end`; behind `most` of them, the rest is one.
+fn split_at_space<'t>(
+    text: &'t str,
+    most: usize,
+    from_end: bool,
+    mut push: impl FnMut(&'t str) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut rest = text.trim_matches(is_space);
+    let mut count = 0;
     while !rest.is_empty() {
-        if parts.len() == most {
+        if count == most {
             // The white space at the far end stays, as Python has it.
-            parts.push(match from_end {
+            return push(match from_end {
                 true => text[..text.len() - text.trim_start_matches(is_space).len() + rest.len()]
                     .trim_end_matches(is_space),
                 false => &text[text.trim_end_matches(is_space).len() - rest.len()..],
             });
-            break;
         }
         let (part, behind) = match from_end {
             true => match rest.rfind(is_space) {
@@ -373,13 +373,11 @@ fn split_at_space(text: &str, most: usize, from_end: bool) -> Vec<&str> {
                 None => (rest, ""),
             },
         };
-        parts.push(part);
+        push(part)?;
+        count += 1;
         rest = behind;
     }
-    if from_end {
-        parts.reverse();
-    }
-    parts
+    Ok(())
 }
 
 pub(super) fn justified(text: &str, name: &str, args: Args) -> Result<Value, Error> {
@@ -550,19 +548,11 @@ fn loop_call(state: &LoopState, name: &str, args: Args) -> Result<Value, Error> 
         "cycle" if values.is_empty() => failed("loop.cycle is given nothing"),
         "cycle" => Ok(values[state.at.get() % values.len()].clone()),
         "changed" => {
-            let mut seen = state.seen.borrow_mut();
-            let is_same = match seen.as_ref().filter(|seen| seen.len() == values.len()) {
-                None => false,
-                Some(seen) => {
-                    let mut is_same = true;
-                    for (a, b) in seen.iter().zip(&values) {
-                        is_same &= equal(a, b)?;
-                    }
-                    is_same
-                }
-            };
-            *seen = Some(values);
-            Ok(Value::Bool(!is_same))
+            let mut written = TextBuilder::default();
+            values.iter().try_for_each(|value| write_repr(value, 0, &mut written))?;
+            let before = state.seen.replace(Some(written.text()));
+            let seen = state.seen.borrow();
+            Ok(Value::Bool(before.as_deref() != seen.as_deref()))
         }
         other => failed(format!("a loop has no method `{other}`")),
     }

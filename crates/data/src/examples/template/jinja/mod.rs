@@ -25,12 +25,12 @@ mod syntax;
 mod value;
 mod written;
 
+use std::borrow::Cow;
 use std::fmt;
-use std::rc::Rc;
 
 use self::interpreter::Interpreter;
-use self::syntax::Node;
-use self::value::{DictBuilder, ListBuilder, ListKind, Value};
+use self::syntax::{Node, Symbol, Symbols};
+use self::value::{DictBuilder, ListBuilder, ListKind, Value, clipped};
 use super::date::Date;
 use crate::formats::{Field, Fields};
 
@@ -38,9 +38,17 @@ use crate::formats::{Field, Fields};
 pub(super) const BEGIN: char = '\u{fdd0}';
 pub(super) const END: char = '\u{fdd1}';
 
+/// Instructions that the values of a large row take: about a thousand turns, or 600 kilobytes of text. Where a template
+/// takes too much for such a row, the row may be the reason, and others may be well.
+const LARGE_ROW: u64 = 10_000;
+
+/// Bytes of a template's own words that a sentence has room for.
+const MOST_SAID: usize = 500;
+
 /// A template that was read.
 pub(super) struct Jinja {
     nodes: Vec<Node>,
+    symbols: Symbols,
     pub has_generation: bool,
 }
 
@@ -67,7 +75,7 @@ impl fmt::Display for Error {
 
 /// Everything that a template sees of a row.
 pub(super) struct Context<'c> {
-    pub messages: &'c [Fields],
+    pub messages: &'c [Cow<'c, Fields>],
     pub tools: Option<&'c Field>,
     pub prompt: bool,
     /// Further names, unless they are taken.
@@ -77,45 +85,60 @@ pub(super) struct Context<'c> {
 
 impl Jinja {
     pub fn parse(source: &str) -> Result<Self, Error> {
-        let (nodes, has_generation) = parser::parse(source)?;
-        Ok(Self { nodes, has_generation })
+        parser::parse(source)
     }
 
     /// The text with marks around what is learned.
     pub fn render(&self, context: &Context<'_>, date: Option<Date>) -> Result<String, Error> {
         meter::begin();
-        let names = names(context)?;
-        Interpreter::render(&self.nodes, names, date).map_err(|(error, line)| match error {
-            Error::Failed(said) => Error::Failed(format!("{said}, line {line} of the template")),
-            Error::Exhausted(said) => Error::Exhausted(format!("{said}, line {line} of the template")),
+        let variables = self.variables(context);
+        let variables = variables.map_err(|error| Error::Failed(format!("of the row alone, {error}")))?;
+        let is_large = meter::spent() > LARGE_ROW;
+        Interpreter::render(self, variables, date).map_err(|(error, line)| match error {
+            Error::Raised(said) => Error::Raised(clipped(&said, MOST_SAID).into()),
+            Error::Failed(said) => {
+                Error::Failed(format!("{}, line {line} of the template", clipped(&said, MOST_SAID)))
+            }
+            Error::Exhausted(said) => {
+                let said = format!("{said}, line {line} of the template");
+                if is_large { Error::Failed(said) } else { Error::Exhausted(said) }
+            }
             other => other,
         })
     }
+
+    /// The variables that the template reads, with what the row gives them.
+    fn variables(&self, context: &Context<'_>) -> Result<Vec<(Symbol, Value)>, Error> {
+        let mut variables: Vec<(Symbol, Value)> = Vec::new();
+        let mut add = |name: &str, value: &dyn Fn() -> Result<Value, Error>| -> Result<(), Error> {
+            let symbol = self.symbols.find(name);
+            let is_new = |symbol: &Symbol| variables.iter().all(|(known, _)| known != symbol);
+            if let Some(symbol) = symbol.filter(is_new) {
+                variables.push((symbol, value()?));
+            }
+            Ok(())
+        };
+        add("messages", &|| messages(context.messages))?;
+        add("tools", &|| context.tools.map_or(Ok(Value::None), value))?;
+        add("documents", &|| Ok(Value::None))?;
+        add("add_generation_prompt", &|| Ok(Value::Bool(context.prompt)))?;
+        for (name, field) in &context.options.0 {
+            add(name, &|| value(field))?;
+        }
+        for (name, token) in context.specials {
+            add(name, &|| Value::text(token))?;
+        }
+        Ok(variables)
+    }
 }
 
-fn names(context: &Context<'_>) -> Result<Vec<(Rc<str>, Value)>, Error> {
-    let mut messages = ListBuilder::default();
-    for message in context.messages {
-        messages.push(object(message)?)?;
+fn messages(messages: &[Cow<'_, Fields>]) -> Result<Value, Error> {
+    let mut list = ListBuilder::default();
+    for message in messages {
+        let dict = object(message, list.last())?;
+        list.push(dict)?;
     }
-    let mut names: Vec<(Rc<str>, Value)> = vec![
-        ("messages".into(), messages.value(ListKind::List)?),
-        ("tools".into(), context.tools.map_or(Ok(Value::None), value)?),
-        ("documents".into(), Value::None),
-        ("add_generation_prompt".into(), Value::Bool(context.prompt)),
-    ];
-    let mut add = |name: &str, value: Value| {
-        if names.iter().all(|(known, _)| **known != *name) {
-            names.push((name.into(), value));
-        }
-    };
-    for (name, field) in &context.options.0 {
-        add(name, value(field)?);
-    }
-    for (name, token) in context.specials {
-        add(name, Value::text(token)?);
-    }
-    Ok(names)
+    list.value(ListKind::List)
 }
 
 fn value(field: &Field) -> Result<Value, Error> {
@@ -132,14 +155,23 @@ fn value(field: &Field) -> Result<Value, Error> {
             }
             items.value(ListKind::List)
         }
-        Field::Object(fields) => object(fields),
+        Field::Object(fields) => object(fields, None),
     }
 }
 
-fn object(fields: &Fields) -> Result<Value, Error> {
+/// A dictionary of fields. Names that `like` has in the same places are not written again.
+fn object(fields: &Fields, like: Option<&Value>) -> Result<Value, Error> {
     let mut dict = DictBuilder::default();
-    for (name, field) in &fields.0 {
-        dict.set(Value::text(name)?, value(field)?)?;
+    let known = |at: usize| match like {
+        Some(Value::Dict(like)) => (**like).get(at).map(|(key, _)| key),
+        _ => None,
+    };
+    for (at, (name, field)) in fields.0.iter().enumerate() {
+        let key = match known(at).filter(|key| key.as_str() == Some(name)) {
+            Some(key) => key.clone(),
+            None => Value::text(name)?,
+        };
+        dict.set(key, value(field)?)?;
     }
     dict.value()
 }
@@ -149,7 +181,7 @@ fn failed<T>(said: impl Into<String>) -> Result<T, Error> {
 }
 
 fn syntax_error(said: String, line: u32) -> Error {
-    Error::Failed(format!("syntax error: {said}, line {line} of the template"))
+    Error::Failed(format!("syntax error: {}, line {line} of the template", clipped(&said, MOST_SAID)))
 }
 
 /// White space, as Python's strings know it.

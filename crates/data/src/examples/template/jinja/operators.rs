@@ -6,7 +6,7 @@ use super::format::percent;
 use super::meter::{spend, spend_bytes};
 use super::methods;
 use super::syntax::{Comparison, Operator};
-use super::value::{List, ListBuilder, ListKind, TextBuilder, Value, compare, equal};
+use super::value::{List, ListBuilder, ListKind, TextBuilder, Value, clipped, compare, equal};
 use super::{Error, failed};
 
 pub(super) fn arithmetic(operator: Operator, a: &Value, b: &Value) -> Result<Value, Error> {
@@ -188,16 +188,14 @@ pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     }
     match value {
         Value::Undefined(whole) => failed(format!("{whole} is undefined, so it has no `{name}`")),
-        Value::Dict(dict) => {
-            let found = dict.get(&Value::text(name)?)?;
-            Ok(found.cloned().unwrap_or_else(|| missing(value, name)))
-        }
+        Value::Dict(dict) => Ok(dict.named(name)?.cloned().unwrap_or_else(|| missing(value, name))),
         _ => Ok(missing(value, name)),
     }
 }
 
 fn missing(value: &Value, name: &str) -> Value {
-    Value::Undefined(format!("`{name}` of {}", value.kind()).into())
+    let name = clipped(name, 60);
+    Value::undefined(&format!("`{name}` of {}", value.kind()))
 }
 
 /// The attribute that Python finds by `getattr`.
@@ -245,6 +243,17 @@ pub(super) fn item(value: &Value, key: &Value) -> Result<Value, Error> {
         (Some(found), _) => Ok(found),
         (None, Value::Text(name)) => Ok(own_attribute(value, name)?.unwrap_or_else(|| missing(value, name))),
         (None, _) => Ok(missing(value, "item")),
+    }
+}
+
+/// `value['name']`.
+pub(super) fn named_item(value: &Value, name: &str) -> Result<Value, Error> {
+    match value {
+        Value::Dict(dict) => match dict.named(name)? {
+            Some(found) => Ok(found.clone()),
+            None => Ok(own_attribute(value, name)?.unwrap_or_else(|| missing(value, name))),
+        },
+        _ => item(value, &Value::text(name)?),
     }
 }
 
@@ -332,7 +341,8 @@ fn range_slice(start: i128, step: i128, [from, to, stride]: [Option<i128>; 3], l
     match stride.unwrap_or(1) {
         1 => {
             let (from, to) = span(from, to, len);
-            ListKind::Range(start + from as i128 * step, start + to as i128 * step, step)
+            let at = |place: usize| start.saturating_add(step.saturating_mul(place as i128));
+            ListKind::Range(at(from), at(to), step)
         }
         _ => ListKind::List,
     }
@@ -346,8 +356,11 @@ pub(super) fn range(start: i128, stop: i128, step: i128) -> Result<List, Error> 
         return failed("range has steps of 0");
     }
     let span = if step > 0 { stop.checked_sub(start) } else { start.checked_sub(stop) };
-    let count = span.map(|span| (span.max(0) + step.abs() - 1) / step.abs()).filter(|count| *count <= MOST);
-    let Some(count) = count else { return failed(format!("range has more than {MOST} numbers")) };
+    let count = span.map(|span| span.max(0).unsigned_abs().div_ceil(step.unsigned_abs()));
+    let Some(count) = count.and_then(|count| i128::try_from(count).ok()).filter(|count| *count <= MOST)
+    else {
+        return failed(format!("range has more than {MOST} numbers"));
+    };
     let mut numbers = ListBuilder::default();
     for at in 0..count {
         numbers.push(Value::Int(start + at * step))?;

@@ -3,19 +3,28 @@
 use std::sync::Arc;
 
 use super::lexer::{Token, lex};
-use super::syntax::{Arguments, Comparison, Expression, For, Macro, Node, Operator, Statement, Step, Target};
-use super::{Error, syntax_error};
+use super::syntax::{
+    Arguments, Comparison, Expression, For, Macro, Node, Operator, Statement, Step, Symbol, Symbols, Target,
+};
+use super::{Error, Jinja, syntax_error};
 
 /// Blocks and brackets in one another, at most.
 const DEEPEST: usize = 60;
 
-/// The statements of a template, and whether `{% generation %}` is among them.
-pub(super) fn parse(source: &str) -> Result<(Vec<Node>, bool), Error> {
-    let mut parser =
-        Parser { tokens: lex(source)?, at: 0, depth: 0, loops: 0, has_generation: false, names: [false; 2] };
+/// Reads a template.
+pub(super) fn parse(source: &str) -> Result<Jinja, Error> {
+    let mut parser = Parser {
+        tokens: lex(source)?,
+        at: 0,
+        depth: 0,
+        loops: 0,
+        has_generation: false,
+        names: [false; 2],
+        symbols: Symbols::new(),
+    };
     let nodes = parser.nodes(&[])?;
     match parser.peek() {
-        Token::End => Ok((nodes, parser.has_generation)),
+        Token::End => Ok(Jinja { nodes, symbols: parser.symbols, has_generation: parser.has_generation }),
         _ => parser.wrong("something follows the end of the template"),
     }
 }
@@ -29,6 +38,7 @@ struct Parser {
     has_generation: bool,
     /// Whether the macro reads `varargs` and `kwargs`.
     names: [bool; 2],
+    symbols: Symbols,
 }
 
 impl Parser {
@@ -122,10 +132,14 @@ impl Parser {
         }
     }
 
+    fn too_deep<T>(&self) -> Result<T, Error> {
+        self.wrong(format!("blocks and brackets lie more than {DEEPEST} deep in one another"))
+    }
+
     /// Runs `parse` one level deeper.
     fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         if self.depth == DEEPEST {
-            return self.wrong(format!("blocks and brackets lie more than {DEEPEST} deep in one another"));
+            return self.too_deep();
         }
         self.depth += 1;
         let parsed = parse(self);
@@ -318,14 +332,15 @@ impl Parser {
         let name = self.name()?;
         self.expect_symbol("(")?;
         let parameters = self.parameters()?;
-        self.macro_body("endmacro", name, parameters).map(Statement::Macro)
+        let symbol = self.symbols.add(&name);
+        Ok(Statement::Macro(symbol, self.macro_body("endmacro", name, parameters)?))
     }
 
     fn macro_body(
         &mut self,
         end: &str,
         name: String,
-        parameters: Vec<(String, Option<Expression>)>,
+        parameters: Vec<(Symbol, Option<Expression>)>,
     ) -> Result<Arc<Macro>, Error> {
         let loops = std::mem::take(&mut self.loops);
         let names = std::mem::take(&mut self.names);
@@ -340,8 +355,8 @@ impl Parser {
         Ok(Arc::new(Macro { name, parameters, body, takes_more, takes_more_named }))
     }
 
-    fn parameters(&mut self) -> Result<Vec<(String, Option<Expression>)>, Error> {
-        let mut parameters: Vec<(String, Option<Expression>)> = Vec::new();
+    fn parameters(&mut self) -> Result<Vec<(Symbol, Option<Expression>)>, Error> {
+        let mut parameters: Vec<(Symbol, Option<Expression>)> = Vec::new();
         while !self.skip_symbol(")") {
             if !parameters.is_empty() {
                 self.expect_symbol(",")?;
@@ -351,7 +366,7 @@ impl Parser {
             if default.is_none() && parameters.last().is_some_and(|(_, default)| default.is_some()) {
                 return self.wrong("a parameter without a default follows one that has one");
             }
-            parameters.push((name, default));
+            parameters.push((self.symbols.add(&name), default));
         }
         Ok(parameters)
     }
@@ -391,10 +406,11 @@ impl Parser {
         if matches!(name.as_str(), "true" | "false" | "none" | "True" | "False" | "None") {
             return self.wrong(format!("`{name}` cannot be assigned to"));
         }
+        let symbol = self.symbols.add(&name);
         if may_be_field && self.skip_symbol(".") {
-            return Ok(Target::Field(name, self.name()?));
+            return Ok(Target::Field(symbol, self.name()?));
         }
-        Ok(Target::Name(name))
+        Ok(Target::Name(symbol))
     }
 
     /// An expression, or several with commas between them. `with_choice` allows `a if b`.
@@ -431,7 +447,13 @@ impl Parser {
 
     fn choice(&mut self) -> Result<Expression, Error> {
         let mut value = self.or()?;
+        let mut depth = self.depth;
         while self.skip_name("if") {
+            // A condition without `else` lies inside of the next one.
+            depth += 1;
+            if depth > DEEPEST {
+                return self.too_deep();
+            }
             let mut cases = vec![(value, self.or()?)];
             let mut otherwise = None;
             while self.skip_name("else") {
@@ -570,9 +592,10 @@ impl Parser {
                     "false" | "False" => Expression::Bool(false),
                     "none" | "None" => Expression::None,
                     _ => {
-                        self.names[0] |= name == "varargs";
-                        self.names[1] |= name == "kwargs";
-                        Expression::Name(name)
+                        let symbol = self.symbols.add(&name);
+                        self.names[0] |= symbol == Symbols::VARARGS;
+                        self.names[1] |= symbol == Symbols::KWARGS;
+                        Expression::Name(symbol)
                     }
                 })
             }
@@ -721,7 +744,8 @@ impl Parser {
     fn dotted_name(&mut self) -> Result<String, Error> {
         let mut name = self.name()?;
         while self.skip_symbol(".") {
-            name = format!("{name}.{}", self.name()?);
+            name.push('.');
+            name.push_str(&self.name()?);
         }
         Ok(name)
     }

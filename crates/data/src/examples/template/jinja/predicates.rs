@@ -1,5 +1,6 @@
 //! Jinja's tests, as in `value is defined`.
 
+use super::meter::spend_characters;
 use super::methods::has_case;
 use super::operators::{arithmetic, contains, holds};
 use super::syntax::{Comparison, Operator};
@@ -104,10 +105,12 @@ pub(super) fn is(value: &Value, name: &str, args: Args) -> Result<bool, Error> {
         ),
         "lower" => {
             let text = text(value)?;
+            spend_characters(text.as_str().map_or(0, str::len))?;
             has_case(text.as_str().unwrap_or_default(), char::is_lowercase, char::is_uppercase)
         }
         "upper" => {
             let text = text(value)?;
+            spend_characters(text.as_str().map_or(0, str::len))?;
             has_case(text.as_str().unwrap_or_default(), char::is_uppercase, char::is_lowercase)
         }
         "escaped" => false,

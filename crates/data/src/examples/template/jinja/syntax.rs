@@ -1,6 +1,51 @@
 //! The syntax tree of a template. Chains of operators are lists, so that long ones do not lie deep.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+
+/// The number of a variable's name.
+pub(super) type Symbol = u32;
+
+/// The names of all variables of a template.
+#[derive(Debug)]
+pub(super) struct Symbols {
+    names: Vec<String>,
+    numbers: HashMap<String, Symbol>,
+}
+
+impl Symbols {
+    pub const LOOP: Symbol = 0;
+    pub const VARARGS: Symbol = 1;
+    pub const KWARGS: Symbol = 2;
+    pub const CALLER: Symbol = 3;
+
+    /// The names that the interpreter itself gives values to.
+    pub fn new() -> Self {
+        let mut symbols = Self { names: Vec::new(), numbers: HashMap::new() };
+        for name in ["loop", "varargs", "kwargs", "caller"] {
+            symbols.add(name);
+        }
+        symbols
+    }
+
+    pub fn add(&mut self, name: &str) -> Symbol {
+        if let Some(known) = self.find(name) {
+            return known;
+        }
+        let symbol = self.names.len() as Symbol;
+        self.names.push(name.into());
+        self.numbers.insert(name.into(), symbol);
+        symbol
+    }
+
+    pub fn find(&self, name: &str) -> Option<Symbol> {
+        self.numbers.get(name).copied()
+    }
+
+    pub fn name(&self, symbol: Symbol) -> &str {
+        &self.names[symbol as usize]
+    }
+}
 
 #[derive(Debug)]
 pub(super) enum Expression {
@@ -9,7 +54,7 @@ pub(super) enum Expression {
     Int(i128),
     Float(f64),
     Text(String),
-    Name(String),
+    Name(Symbol),
     List(Vec<Expression>),
     Tuple(Vec<Expression>),
     Dict(Vec<(Expression, Expression)>),
@@ -17,7 +62,7 @@ pub(super) enum Expression {
     Negative(Box<Expression>),
     Positive(Box<Expression>),
     /// Operators of one precedence, from left to right.
-    Arithmetic(Box<Expression>, Vec<(Operator, Expression)>),
+    Arithmetic(Box<Expression>, Vec<Term>),
     /// `~`: everything as text, joined.
     Concat(Vec<Expression>),
     And(Vec<Expression>),
@@ -28,6 +73,9 @@ pub(super) enum Expression {
     /// A value and what is done to it in turn.
     Path(Box<Expression>, Vec<Step>),
 }
+
+/// A term with the operator before it.
+pub(super) type Term = (Operator, Expression);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operator {
@@ -88,7 +136,7 @@ pub(super) enum Statement {
     Set(Target, Expression),
     /// The text of a block, through filters.
     SetBlock(Target, Vec<Step>, Vec<Node>),
-    Macro(Arc<Macro>),
+    Macro(Symbol, Arc<Macro>),
     /// A call of a macro that can call the block as `caller`.
     CallBlock(Expression, Arc<Macro>),
     FilterBlock(Vec<Step>, Vec<Node>),
@@ -115,7 +163,7 @@ pub(super) struct For {
 pub(super) struct Macro {
     pub name: String,
     /// Parameters in order, with their defaults.
-    pub parameters: Vec<(String, Option<Expression>)>,
+    pub parameters: Vec<(Symbol, Option<Expression>)>,
     pub body: Vec<Node>,
     /// Whether it reads what it is given beyond its parameters, by place and by name.
     pub takes_more: bool,
@@ -125,8 +173,8 @@ pub(super) struct Macro {
 /// The names that are assigned to.
 #[derive(Debug)]
 pub(super) enum Target {
-    Name(String),
+    Name(Symbol),
     /// A field of a namespace.
-    Field(String, String),
+    Field(Symbol, String),
     Several(Vec<Target>),
 }

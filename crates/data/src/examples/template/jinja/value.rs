@@ -13,8 +13,10 @@ use super::{Error, failed};
 /// Lists and dictionaries in one another, at most: what goes through values calls itself this often.
 const DEEPEST: usize = 100;
 
-/// Bytes that a text takes beside its characters.
-const TEXT_OVERHEAD: usize = 64;
+/// Bytes that a text, a list or a dictionary takes beside what is in it.
+const OVERHEAD: usize = 64;
+/// Bytes of the name that something undefined is told by.
+const MOST_NAME: usize = 80;
 
 #[derive(Debug, Clone)]
 pub(super) enum Value {
@@ -117,6 +119,12 @@ impl Dict {
     pub fn get(&self, key: &Value) -> Result<Option<&Value>, Error> {
         find(&self.0.pairs, key).map(|at| at.map(|at| &self.0.pairs[at].1))
     }
+
+    /// As [`Dict::get`], of a text.
+    pub fn named(&self, name: &str) -> Result<Option<&Value>, Error> {
+        spend_bytes(self.len().saturating_mul(8 + name.len()))?;
+        Ok(self.iter().find(|(key, _)| key.as_str() == Some(name)).map(|(_, value)| value))
+    }
 }
 
 fn find(pairs: &[(Value, Value)], key: &Value) -> Result<Option<usize>, Error> {
@@ -141,8 +149,8 @@ pub(super) struct LoopState {
     pub items: List,
     pub at: Cell<usize>,
     pub depth: usize,
-    /// Values that `loop.changed` saw last.
-    pub seen: RefCell<Option<Vec<Value>>>,
+    /// The values that `loop.changed` saw last, written: kept themselves, they could hold the loop.
+    pub seen: RefCell<Option<Text>>,
     pub statement: Arc<For>,
 }
 
@@ -166,7 +174,7 @@ impl TextBuilder {
     pub fn push(&mut self, more: &str) -> Result<(), Error> {
         check_text(self.text.len().checked_add(more.len()))?;
         let is_first = self.text.capacity() == 0;
-        self.held.grow(more.len() + if is_first { TEXT_OVERHEAD } else { 0 })?;
+        self.held.grow(more.len() + if is_first { OVERHEAD } else { 0 })?;
         self.text.push_str(more);
         Ok(())
     }
@@ -224,8 +232,13 @@ impl ListBuilder {
         self.items.last()
     }
 
-    pub fn list(self, kind: ListKind) -> Result<List, Error> {
+    pub fn reverse(&mut self) {
+        self.items.reverse();
+    }
+
+    pub fn list(mut self, kind: ListKind) -> Result<List, Error> {
         let depth = nested(self.depth)?;
+        self.held.grow(OVERHEAD)?;
         Ok(List(Rc::new(ListBody { items: self.items, kind, depth, _held: self.held })))
     }
 
@@ -259,10 +272,20 @@ impl DictBuilder {
         Ok(())
     }
 
-    pub fn value(self) -> Result<Value, Error> {
+    pub fn value(mut self) -> Result<Value, Error> {
         let depth = nested(self.depth)?;
+        self.held.grow(OVERHEAD)?;
         Ok(Value::Dict(Dict(Rc::new(DictBody { pairs: self.pairs, depth, _held: self.held }))))
     }
+}
+
+/// The beginning of a text, of at most `most` bytes.
+pub(super) fn clipped(text: &str, most: usize) -> &str {
+    let mut end = most.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 fn nested(depth: usize) -> Result<usize, Error> {
@@ -273,7 +296,7 @@ fn nested(depth: usize) -> Result<usize, Error> {
 }
 
 fn too_deep() -> Error {
-    Error::Exhausted(format!("it makes values that lie more than {DEEPEST} deep in one another"))
+    Error::Exhausted(format!("it has values that lie more than {DEEPEST} deep in one another"))
 }
 
 /// Counts how deep a walk through values is; namespaces may hold themselves.
@@ -298,8 +321,9 @@ impl Value {
         list.value(kind)
     }
 
+    /// Something that is not there, with as much of its name as a sentence has room for.
     pub fn undefined(name: &str) -> Value {
-        Value::Undefined(name.into())
+        Value::Undefined(clipped(name, MOST_NAME).into())
     }
 
     fn depth(&self) -> usize {
@@ -307,6 +331,7 @@ impl Value {
             Value::List(list) => list.0.depth,
             Value::Dict(dict) => dict.0.depth,
             Value::Method(method) => method.0.depth(),
+            Value::Loop(state) => state.items.0.depth,
             _ => 0,
         }
     }
@@ -375,7 +400,7 @@ impl Value {
         }
     }
 
-    /// How many there are: characters, items, keys.
+    /// The number of its characters, items or keys.
     pub fn len(&self) -> Result<usize, Error> {
         match self {
             Value::Undefined(_) => Ok(0),
@@ -488,6 +513,35 @@ pub(super) fn compare(a: &Value, b: &Value) -> Result<Option<Ordering>, Error> {
             },
         },
     }
+}
+
+/// The places of keys in their order, equal ones as they come. Merged here because values may have no order, where the
+/// standard library may panic.
+pub(super) fn sort_order(keys: &[Value], is_reversed: bool) -> Result<Vec<usize>, Error> {
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    let mut merged = Vec::with_capacity(order.len());
+    let mut width = 1;
+    while width < order.len() {
+        for pair in order.chunks(2 * width) {
+            let (mut left, mut right) = pair.split_at(width.min(pair.len()));
+            while let ([a, left_rest @ ..], [b, right_rest @ ..]) = (left, right) {
+                let (first, second) = if is_reversed { (a, b) } else { (b, a) };
+                if compare(&keys[*first], &keys[*second])? == Some(Ordering::Less) {
+                    merged.push(*b);
+                    right = right_rest;
+                } else {
+                    merged.push(*a);
+                    left = left_rest;
+                }
+            }
+            merged.extend_from_slice(left);
+            merged.extend_from_slice(right);
+        }
+        std::mem::swap(&mut order, &mut merged);
+        merged.clear();
+        width *= 2;
+    }
+    Ok(order)
 }
 
 /// Whether values are one and the same, as Python's `is` says of those that templates compare so.

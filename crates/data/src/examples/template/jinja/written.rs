@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::LazyLock;
 
 use super::meter::spend;
-use super::value::{ListKind, TextBuilder, Value, compare, deeper};
+use super::value::{ListKind, TextBuilder, Value, deeper, sort_order};
 use super::{Args, Error, failed};
 use crate::characters::Ranges;
 
@@ -37,7 +37,8 @@ pub(super) fn repr(value: &Value) -> Result<Value, Error> {
     Ok(out.value())
 }
 
-fn write_repr(value: &Value, depth: usize, out: &mut TextBuilder) -> Result<(), Error> {
+/// Appends what `repr` gives of a value that lies `depth` deep.
+pub(super) fn write_repr(value: &Value, depth: usize, out: &mut TextBuilder) -> Result<(), Error> {
     spend(1)?;
     let depth = deeper(depth)?;
     match value {
@@ -212,22 +213,15 @@ impl Json {
             }),
             Value::Text(text) => self.string(text, out),
             Value::Dict(dict) => {
-                let mut pairs: Vec<&(Value, Value)> = dict.iter().collect();
-                if self.sort_keys {
-                    let mut wrong = None;
-                    pairs.sort_by(|(a, _), (b, _)| match compare(a, b) {
-                        Ok(order) => order.unwrap_or(std::cmp::Ordering::Equal),
-                        Err(error) => {
-                            wrong = Some(error);
-                            std::cmp::Ordering::Equal
-                        }
-                    });
-                    if let Some(error) = wrong {
-                        return Err(error);
+                let order = match self.sort_keys {
+                    true => {
+                        let keys: Vec<Value> = dict.iter().map(|(key, _)| key.clone()).collect();
+                        sort_order(&keys, false)?
                     }
-                }
+                    false => (0..dict.len()).collect(),
+                };
                 out.push("{")?;
-                for (at, (key, value)) in pairs.iter().enumerate() {
+                for (at, (key, value)) in order.into_iter().map(|place| &dict[place]).enumerate() {
                     self.between(at, depth + 1, out)?;
                     match key {
                         Value::Text(key) => self.string(key, out)?,
@@ -241,7 +235,7 @@ impl Json {
                     out.push(&self.key)?;
                     self.write(value, depth + 1, out)?;
                 }
-                self.close(pairs.len(), depth, out)?;
+                self.close(dict.len(), depth, out)?;
                 out.push("}")
             }
             Value::List(list) if list.is_tuple() || list.kind() == ListKind::List => {
@@ -276,7 +270,12 @@ impl Json {
 
     fn string(&self, text: &str, out: &mut TextBuilder) -> Result<(), Error> {
         out.push("\"")?;
-        for character in text.chars() {
+        let is_escaped = |c: char| c < ' ' || matches!(c, '"' | '\\') || (self.ensure_ascii && !c.is_ascii());
+        let mut rest = text;
+        while let Some(at) = rest.find(is_escaped) {
+            out.push(&rest[..at])?;
+            let character = rest[at..].chars().next().expect("one was found");
+            rest = &rest[at + character.len_utf8()..];
             match character {
                 '"' => out.push("\\\"")?,
                 '\\' => out.push("\\\\")?,
@@ -285,16 +284,16 @@ impl Json {
                 '\t' => out.push("\\t")?,
                 '\u{8}' => out.push("\\b")?,
                 '\u{c}' => out.push("\\f")?,
-                control if control < ' ' || (self.ensure_ascii && !control.is_ascii()) => {
+                control => {
                     let mut code = String::new();
                     for unit in control.encode_utf16(&mut [0; 2]) {
                         let _ = write!(code, "\\u{unit:04x}");
                     }
                     out.push(&code)?;
                 }
-                other => out.push_char(other)?,
             }
         }
+        out.push(rest)?;
         out.push("\"")
     }
 }
