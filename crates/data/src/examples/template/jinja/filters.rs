@@ -180,12 +180,14 @@ pub(super) fn apply(value: &Value, name: &str, args: Args) -> Result<Value, Erro
     args.take::<0>(name, [], 0)?;
     let whole = || text(value);
     match name {
-        "string" | "safe" => whole(),
+        "string" => whole(),
+        "safe" => marked(whole()?.as_str().unwrap_or_default(), true),
         "upper" => Value::text(&whole()?.as_str().unwrap_or_default().to_uppercase()),
         "lower" => Value::text(&whole()?.as_str().unwrap_or_default().to_lowercase()),
         "capitalize" => capitalized(whole()?.as_str().unwrap_or_default()),
         "title" => titled(whole()?.as_str().unwrap_or_default()),
-        "escape" | "e" | "forceescape" => escaped(whole()?.as_str().unwrap_or_default()),
+        "escape" | "e" if value.is_safe() => Ok(value.clone()),
+        "escape" | "e" | "forceescape" => marked(whole()?.as_str().unwrap_or_default(), false),
         "urlencode" => url_encoded(value),
         "pprint" => repr(value),
         "length" | "count" => value.len().map(|len| Value::Int(len as i128)),
@@ -583,18 +585,10 @@ fn titled(whole: &str) -> Result<Value, Error> {
     Ok(out.value())
 }
 
-fn escaped(whole: &str) -> Result<Value, Error> {
+/// A text that is marked as HTML.
+fn marked(whole: &str, is_safe: bool) -> Result<Value, Error> {
     let mut out = TextBuilder::default();
-    for character in whole.chars() {
-        match character {
-            '&' => out.push("&amp;")?,
-            '<' => out.push("&lt;")?,
-            '>' => out.push("&gt;")?,
-            '"' => out.push("&#34;")?,
-            '\'' => out.push("&#39;")?,
-            other => out.push_char(other)?,
-        }
-    }
+    out.push_safe(whole, is_safe)?;
     Ok(out.value())
 }
 

@@ -306,7 +306,7 @@ impl<'t> Interpreter<'t> {
                 let mut value = self.value(first)?;
                 let mut rest = rest.as_slice();
                 while let [(operator, next), behind @ ..] = rest {
-                    if let (Operator::Add, Value::Text(text)) = (operator, &value) {
+                    if let (Operator::Add, Value::Text(text), false) = (operator, &value, value.is_safe()) {
                         let text = text.clone();
                         (value, rest) = self.joined(&text, rest)?;
                         continue;
@@ -379,10 +379,10 @@ impl<'t> Interpreter<'t> {
                 continue;
             }
             let next = self.value(next)?;
-            let Value::Text(text) = &next else {
-                return Ok((arithmetic(Operator::Add, &sum.value(), &next)?, &rest[at + 1..]));
-            };
-            sum.push(text)?;
+            match &next {
+                Value::Text(text) if !text.is_safe() => sum.push(text)?,
+                other => return Ok((arithmetic(Operator::Add, &sum.value(), other)?, &rest[at + 1..])),
+            }
         }
         Ok((sum.value(), &[]))
     }

@@ -14,8 +14,12 @@ pub(super) fn arithmetic(operator: Operator, a: &Value, b: &Value) -> Result<Val
     match (operator, a, b) {
         (Operator::Add, Value::Text(a), Value::Text(b)) => {
             let mut out = TextBuilder::default();
-            out.push(a)?;
-            out.push(b)?;
+            for text in [a, b] {
+                match a.is_safe() || b.is_safe() {
+                    true => out.push_safe(text, text.is_safe())?,
+                    false => out.push(text)?,
+                }
+            }
             return Ok(out.value());
         }
         (Operator::Add, Value::List(a), Value::List(b))

@@ -113,7 +113,7 @@ pub(super) fn is(value: &Value, name: &str, args: Args) -> Result<bool, Error> {
             spend_characters(text.as_str().map_or(0, str::len))?;
             has_case(text.as_str().unwrap_or_default(), char::is_uppercase, char::is_lowercase)
         }
-        "escaped" => false,
+        "escaped" => value.is_safe(),
         other => return failed(format!("there is no test `{other}`")),
     })
 }

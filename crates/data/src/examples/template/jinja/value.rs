@@ -40,12 +40,26 @@ pub(super) enum Value {
 
 /// A string.
 #[derive(Debug, Clone)]
-pub(super) struct Text(Rc<(String, Held)>);
+pub(super) struct Text(Rc<TextBody>);
+
+#[derive(Debug)]
+struct TextBody {
+    text: String,
+    is_safe: bool,
+    _held: Held,
+}
+
+impl Text {
+    /// Whether it is marked as HTML, by `safe` or `escape`: then what is added to it is escaped.
+    pub fn is_safe(&self) -> bool {
+        self.0.is_safe
+    }
+}
 
 impl Deref for Text {
     type Target = str;
     fn deref(&self) -> &str {
-        &self.0.0
+        &self.0.text
     }
 }
 
@@ -167,6 +181,7 @@ pub(super) struct MacroValue {
 #[derive(Debug, Default)]
 pub(super) struct TextBuilder {
     text: String,
+    is_safe: bool,
     held: Held,
 }
 
@@ -195,8 +210,26 @@ impl TextBuilder {
         &self.text
     }
 
+    /// Appends a text as HTML, escaped unless it is marked as such, and marks the whole.
+    pub fn push_safe(&mut self, more: &str, is_safe: bool) -> Result<(), Error> {
+        self.is_safe = true;
+        let mut rest = more;
+        while let Some(at) = rest.find(['&', '<', '>', '"', '\'']).filter(|_| !is_safe) {
+            self.push(&rest[..at])?;
+            self.push(match rest.as_bytes()[at] {
+                b'&' => "&amp;",
+                b'<' => "&lt;",
+                b'>' => "&gt;",
+                b'"' => "&#34;",
+                _ => "&#39;",
+            })?;
+            rest = &rest[at + 1..];
+        }
+        self.push(rest)
+    }
+
     pub fn text(self) -> Text {
-        Text(Rc::new((self.text, self.held)))
+        Text(Rc::new(TextBody { text: self.text, is_safe: self.is_safe, _held: self.held }))
     }
 
     pub fn value(self) -> Value {
@@ -362,6 +395,10 @@ impl Value {
 
     pub fn is_undefined(&self) -> bool {
         matches!(self, Value::Undefined(_))
+    }
+
+    pub fn is_safe(&self) -> bool {
+        matches!(self, Value::Text(text) if text.is_safe())
     }
 
     pub fn as_str(&self) -> Option<&str> {
