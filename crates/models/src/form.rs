@@ -3,8 +3,9 @@
 /// T tokens of the batch, V vocabulary, S sequences or texts, C classes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
-    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens.
-    Loss { rows: usize, len: usize, documents: Documents, dropout: bool },
+    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens. With
+    /// `read`, over so many tokens, which the input `answers` names; -1 names none.
+    Loss { rows: usize, len: usize, documents: Documents, read: Option<usize>, dropout: bool },
     /// Result `logits` [T, V] of rows of `len` tokens.
     Logits { rows: usize, len: usize },
     /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,

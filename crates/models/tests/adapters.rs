@@ -23,7 +23,7 @@ const LOSS: Form = loss(2);
 
 /// So many rows of 5 tokens.
 const fn loss(rows: usize) -> Form {
-    Form::Loss { rows, len: 5, documents: Documents::Joined, dropout: true }
+    Form::Loss { rows, len: 5, documents: Documents::Joined, read: None, dropout: true }
 }
 
 fn adapter(weight: &str, rank: usize, dora: bool) -> Adapter {
@@ -455,7 +455,10 @@ fn dora_moves_and_keeps_little_more_than_lora() {
         qk_norm: true,
         ..DecoderConfig::default()
     };
-    let g = build(&config, Form::Loss { rows: 1, len: TOKENS, documents: Documents::Joined, dropout: false });
+    let g = build(
+        &config,
+        Form::Loss { rows: 1, len: TOKENS, documents: Documents::Joined, read: None, dropout: false },
+    );
     let (inside, last) = (96, 96);
     let plans = |dora: bool| {
         let weights =

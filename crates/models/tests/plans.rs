@@ -52,7 +52,11 @@ fn gemma() -> DecoderConfig {
 const ROWS: usize = 2;
 /// Three texts in the room of four, with a token of nobody between them.
 const CLASSES: Form = Form::Classes { tokens: 10, texts: 4, longest: 5, dropout: true };
-const LOSS: Form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: true };
+const LOSS: Form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: None, dropout: true };
+
+/// The loss at four of ten tokens.
+const ANSWERS: Form =
+    Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: Some(4), dropout: true };
 
 /// Values for every parameter and input of a graph, by path.
 fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
@@ -68,6 +72,7 @@ fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
             ("weights", _) => {
                 (0..n).map(|k| if k % 4 == 1 { 0.0 } else { 1.0 + 0.25 * (k % 3) as f64 }).collect()
             }
+            ("answers", _) => vec![1.0, 4.0, -1.0, 8.0],
             ("positions", _) => (0..n).map(|k| (k % 5) as f64).collect(),
             ("rng", _) => vec![11.0, 0.0, 4.0],
             ("rows", _) => {
@@ -198,8 +203,17 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
         let classes = DecoderConfig { head: Head::Classes, classes: Some(3), pooling, attention, ..small() };
         compare(&classes, CLASSES, &Options::default(), 2e-6);
     }
-    let apart = Form::Loss { rows: ROWS, len: 5, documents: Documents::Apart { most: 4 }, dropout: false };
+    let apart = Form::Loss {
+        rows: ROWS,
+        len: 5,
+        documents: Documents::Apart { most: 4 },
+        read: None,
+        dropout: false,
+    };
     compare(&small(), apart, &Options::default(), 2e-6);
+    for config in [small(), gpt2(), gemma()] {
+        compare(&config, ANSWERS, &Options::default(), 2e-6);
+    }
 }
 
 #[test]
@@ -207,7 +221,8 @@ fn bf16_stays_within_its_rounding() {
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
         let options = Options { precision: Precision::BF16, recompute, ..Options::default() };
         for config in [small(), gpt2(), gemma()] {
-            let form = Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, dropout: false };
+            let form =
+                Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: None, dropout: false };
             compare(&config, form, &options, 6e-2);
         }
         for pooling in [Pooling::Mean, Pooling::Last] {
@@ -237,7 +252,7 @@ fn even(config: DecoderConfig) -> DecoderConfig {
 /// two such operands.
 #[test]
 fn fp8_stays_within_its_rounding() {
-    let form = Form::Loss { rows: ROWS, len: 8, documents: Documents::Joined, dropout: false };
+    let form = Form::Loss { rows: ROWS, len: 8, documents: Documents::Joined, read: None, dropout: false };
     for scaling in [Scaling::Delayed, Scaling::Current] {
         for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
             for config in [small(), gpt2()].map(even) {
@@ -252,8 +267,10 @@ fn fp8_stays_within_its_rounding() {
 #[test]
 fn recomputing_more_keeps_less() {
     let deep = DecoderConfig { layers: 8, context: 64, width: 32, ffn: 96, dropout: 0.0, ..small() };
-    let g =
-        build(&deep, Form::Loss { rows: 4, len: deep.context, documents: Documents::Joined, dropout: false });
+    let g = build(
+        &deep,
+        Form::Loss { rows: 4, len: deep.context, documents: Documents::Joined, read: None, dropout: false },
+    );
     let of_layers = |recompute: Recompute, recompute_layers: Option<usize>| {
         let options = Options { recompute, recompute_layers, ..Options::default() };
         compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options)

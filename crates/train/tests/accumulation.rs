@@ -73,7 +73,7 @@ type Tensors = BTreeMap<String, Vec<f32>>;
 
 /// One step of `batch` on the CPU, `rows` at a time.
 fn step(c: &DecoderConfig, batch: &Batch, rows: usize, documents: Documents) -> (Tensors, Tensors) {
-    let graph = build(c, Form::Loss { rows, len: c.context, documents, dropout: true });
+    let graph = build(c, Form::Loss { rows, len: c.context, documents, read: None, dropout: true });
     let options = Options { rope_positions: Some(c.context), ..Options::default() };
     let plans = compile(&[Program { role: Role::GRAD, graph }], &cpu::target(2), &options).expect("plans");
     let mut session = Session::new(plans, 2).expect("a session");
@@ -174,7 +174,10 @@ fn any_split_gives_the_same_gradients_in_f64() {
 
 /// The sums of a step in f64, `rows` at a time.
 fn oracle_sums(c: &DecoderConfig, batch: &Batch, rows: usize) -> oracle::Values {
-    let graph = build(c, Form::Loss { rows, len: c.context, documents: Documents::Joined, dropout: true });
+    let graph = build(
+        c,
+        Form::Loss { rows, len: c.context, documents: Documents::Joined, read: None, dropout: true },
+    );
     let graph = oracle::in_f64(&differentiate(&graph).graph);
     let mut values = oracle::Values::new();
     for (stream, slot) in graph.slots.iter().enumerate().filter(|(_, slot)| slot.class == Class::Weight) {

@@ -141,7 +141,10 @@ impl Golden {
             true => [(Role::GRAD, true), (Role::Eval, false)]
                 .map(|(role, dropout)| (role, Form::Images(ImageForm { dropout, ..ImageForm::plain(rows) }))),
             false => [
-                (Role::GRAD, Form::Loss { rows, len, documents: Documents::Joined, dropout: true }),
+                (
+                    Role::GRAD,
+                    Form::Loss { rows, len, documents: Documents::Joined, read: None, dropout: true },
+                ),
                 (Role::Logits, Form::Logits { rows, len }),
             ],
         };

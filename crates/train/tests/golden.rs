@@ -165,7 +165,8 @@ impl Golden {
     /// Plans of both forms, fed with the file's rows.
     fn session(&mut self, options: &Options) -> Session {
         let context = self.model.context;
-        let form = Form::Loss { rows: ROWS, len: context, documents: Documents::Joined, dropout: false };
+        let form =
+            Form::Loss { rows: ROWS, len: context, documents: Documents::Joined, read: None, dropout: false };
         let programs = [
             Program { role: Role::GRAD, graph: build(&self.model, form) },
             Program { role: Role::Logits, graph: build(&self.model, Form::Logits { rows: ROWS, len: LEN }) },

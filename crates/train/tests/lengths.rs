@@ -52,14 +52,17 @@ fn config(overrides: &[&str]) -> Config {
     recipes::resolve("tiny", &[], &words).expect("a config")
 }
 
-/// Every layout there is, several of each kind.
-const LAYOUTS: [&[&str]; 6] = [
-    &["packing=off", "length_buckets=off", "micro_batch=4"],
+/// Every layout there is, several of each kind. The loss of the first is over every row, the others' where `auto` has it, which
+/// is the learned ones.
+const LAYOUTS: [&[&str]; 8] = [
+    &["packing=off", "length_buckets=off", "micro_batch=4", "head_rows=all"],
     &["packing=off", "micro_batch=4"],
     &["packing=off", "micro_batch=12"],
     &["packing=on", "micro_batch=12"],
     &["packing=on", "micro_batch=2"],
     &["packing=on", "length_buckets=off", "micro_batch=1"],
+    &["packing=off", "length_buckets=off", "micro_batch=4", "head_rows=answers"],
+    &["packing=on", "micro_batch=12", "head_rows=all"],
 ];
 
 fn compiled(config: &Config) -> Compiled {

@@ -85,7 +85,10 @@ fn one_by_one(model: &DecoderConfig, rows: &Rows, of: &Session) -> Sums {
     let mut sums = Sums::new();
     for (len, starts) in by_length {
         let model = DecoderConfig { context: len, ..model.clone() };
-        let graph = build(&model, Form::Loss { rows: 1, len, documents: Documents::Joined, dropout: true });
+        let graph = build(
+            &model,
+            Form::Loss { rows: 1, len, documents: Documents::Joined, read: None, dropout: true },
+        );
         let program = Program { role: Role::GRAD, graph };
         let plans = compile_programs(&[program], &cpu::target(THREADS), &Options::default()).expect("plans");
         let mut session = Session::new(plans, THREADS).expect("a session");

@@ -127,7 +127,8 @@ fn plans(options: &Options) -> PlanSet {
         .model
         .decoder()
         .clone();
-    let form = Form::Loss { rows: 4, len: model.context, documents: Documents::Joined, dropout: true };
+    let form =
+        Form::Loss { rows: 4, len: model.context, documents: Documents::Joined, read: None, dropout: true };
     let programs = [Program { role: Role::GRAD, graph: build(&model, form) }];
     compile_programs(&programs, &cpu::target(2), options).expect("plans")
 }

@@ -4,7 +4,7 @@
 //! known, and at most four extents are taken that leave the least of them empty.
 
 use super::layout::{Layout, MOST_SHAPES, Shape};
-use super::lengths::Lengths;
+use super::lengths::{Extent, Lengths};
 use super::updates::sorted_windows;
 use crate::random::{Uniform, key};
 
@@ -17,6 +17,8 @@ pub struct LayoutOptions {
     pub has_buckets: bool,
     /// Examples of like length share an update. That changes what an update is.
     pub is_sorted: bool,
+    /// The loss reads the rows that are learned, and not every row.
+    pub reads_learned: bool,
 }
 
 /// The size of an update, and the room there is for it at once.
@@ -38,6 +40,8 @@ pub struct Arrangement {
     pub runs: Vec<f64>,
     /// Tokens of examples an update, in the mean.
     pub real_tokens: f64,
+    /// The share of computed rows that the loss reads.
+    pub read_share: f64,
     /// The share of computed tokens that is no example's.
     pub padding: f64,
     /// That share where every example is a row of `context` tokens.
@@ -77,33 +81,78 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
         true => vec![shape(context), shape(context - 1)],
         false => vec![shape(largest)],
     });
-    for lengths in &updates {
-        for place in whole.places(lengths) {
-            let of_members = place.members.iter().map(|index| lengths[*index]);
+    for examples in &updates {
+        for place in whole.places(examples) {
+            let of_members = place.members.iter().map(|index| examples[*index].tokens);
             wanted.push(if manner.is_packed { of_members.sum() } else { of_members.max().unwrap_or(1) });
         }
     }
     let longest = lengths.longest();
     wanted.push(if is_naive { context } else { longest });
     let rounded = |extent: usize| extent.next_multiple_of(step).min(largest);
-    let layout = Layout::new(extents_for(wanted, rounded, most).into_iter().map(shape).collect());
-
-    let mut runs = vec![0.0; layout.shapes().len()];
-    let mut real = 0;
-    for lengths in &updates {
-        layout.places(lengths).iter().for_each(|place| runs[place.shape] += 1.0 / updates.len() as f64);
-        real += lengths.iter().sum::<usize>();
-    }
+    let shapes: Vec<Shape> = extents_for(wanted, rounded, most).into_iter().map(shape).collect();
+    let layout = match manner.reads_learned {
+        true => reading(shapes, lengths, &updates),
+        false => Layout::new(shapes),
+    };
+    let runs = runs(&layout, &updates);
+    let real: usize = updates.iter().flatten().map(|extent| extent.tokens).sum();
     let real_tokens = real as f64 / updates.len() as f64;
-    let computed: f64 = runs.iter().zip(layout.shapes()).map(|(runs, s)| runs * s.tokens() as f64).sum();
+    let computed = weighed(&runs, layout.shapes().iter().map(|shape| shape.tokens()));
+    let read_share = weighed(&runs, (0..runs.len()).map(|shape| layout.most_learned(shape))) / computed;
     Arrangement {
         layout,
         manner,
         runs,
         real_tokens,
+        read_share,
         padding: 1.0 - real_tokens / computed,
         padding_of_rows: 1.0 - real_tokens / (batch * context) as f64,
     }
+}
+
+/// How often an update runs the plan of each shape, in the mean.
+fn runs(layout: &Layout, updates: &[Vec<Extent>]) -> Vec<f64> {
+    let mut runs = vec![0.0; layout.shapes().len()];
+    for examples in updates {
+        layout.places(examples).iter().for_each(|place| runs[place.shape] += 1.0 / updates.len() as f64);
+    }
+    runs
+}
+
+fn weighed(runs: &[f64], counts: impl Iterator<Item = usize>) -> f64 {
+    runs.iter().zip(counts).map(|(runs, count)| runs * count as f64).sum()
+}
+
+/// How much more room than the mean needs there may be for rows that are read, the least first.
+const ROOM: [f64; 6] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0];
+
+/// The shapes with as little room for rows that are read as makes no more micro-batches, nearly.
+fn reading(shapes: Vec<Shape>, lengths: &Lengths, updates: &[Vec<Extent>]) -> Layout {
+    let of_all = Layout::new(shapes.clone());
+    let computed =
+        |layout: &Layout| weighed(&runs(layout, updates), layout.shapes().iter().map(|shape| shape.tokens()));
+    let most_computed = (1.0 + WORTH) * computed(&of_all);
+    let with = |room: f64| {
+        let rows = |(index, shape): (usize, &Shape)| {
+            let all = shape.tokens();
+            let read = match shape {
+                // Any of its examples may be the one of which most is learned.
+                Shape::Padded { rows, .. } => rows * lengths.most_learned(),
+                Shape::Packed { .. } => {
+                    let least = if index == 0 { lengths.most_learned() } else { 1 };
+                    ((room * lengths.learned_share() * all as f64).ceil() as usize).max(least)
+                }
+            };
+            read.next_multiple_of(TILE).min(all)
+        };
+        Layout::reading(shapes.clone(), Some(shapes.iter().enumerate().map(rows).collect()))
+    };
+    if lengths.learned_share() >= 1.0 {
+        return of_all;
+    }
+    let enough = ROOM.into_iter().map(with).find(|layout| computed(layout) <= most_computed);
+    enough.unwrap_or(of_all)
 }
 
 impl Arrangement {
@@ -130,20 +179,25 @@ impl Arrangement {
             (own, naive) if own == naive => format!("{own} padding"),
             (own, naive) => format!("{own} padding instead of {naive}"),
         };
-        format!("{plans} of {} {unit}, {padding}", extents.join(", "))
+        let read = match self.manner.reads_learned {
+            true => format!(", the loss at {} of the rows", percent(self.read_share)),
+            false => String::new(),
+        };
+        format!("{plans} of {} {unit}, {padding}{read}", extents.join(", "))
     }
 }
 
 /// The lengths of some updates, in the order of a run.
-fn drawn(lengths: &Lengths, batch: usize, is_sorted: bool) -> Vec<Vec<usize>> {
+fn drawn(lengths: &Lengths, batch: usize, is_sorted: bool) -> Vec<Vec<Extent>> {
     let count = (DRAWN / batch).clamp(UPDATES[0], UPDATES[1]);
     let mut uniform = Uniform::new(key(batch as u64, 0x6c65));
-    let mut all: Vec<usize> = (0..count * batch).map(|_| lengths.draw(&mut uniform)).collect();
+    let mut all: Vec<Extent> = (0..count * batch).map(|_| lengths.draw(&mut uniform)).collect();
     if is_sorted {
-        let order = sorted_windows(&all, batch, 0);
+        let tokens: Vec<usize> = all.iter().map(|extent| extent.tokens).collect();
+        let order = sorted_windows(&tokens, batch, 0);
         all = order.into_iter().map(|index| all[index]).collect();
     }
-    all.chunks(batch).map(<[usize]>::to_vec).collect()
+    all.chunks(batch).map(<[Extent]>::to_vec).collect()
 }
 
 /// At most `most` extents, largest first, that leave the least of the wanted ones empty. Fewer where more save
@@ -202,7 +256,8 @@ fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: u
 mod tests {
     use super::*;
 
-    const PACKED: LayoutOptions = LayoutOptions { is_packed: true, has_buckets: true, is_sorted: false };
+    const PACKED: LayoutOptions =
+        LayoutOptions { is_packed: true, has_buckets: true, is_sorted: false, reads_learned: false };
     const BUCKETED: LayoutOptions = LayoutOptions { is_packed: false, ..PACKED };
     const SORTED: LayoutOptions = LayoutOptions { is_sorted: true, ..BUCKETED };
     const NAIVE: LayoutOptions = LayoutOptions { has_buckets: false, ..BUCKETED };
@@ -263,7 +318,7 @@ mod tests {
 
     #[test]
     fn equal_lengths_need_one_plan() {
-        let lengths = Lengths::given(&[64]).unwrap();
+        let lengths = Lengths::given(&[64], &[]).unwrap();
         for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
             let all = arrange(&lengths, BatchLimits { batch: 8, rows: 4, context: 64 }, manner);
             assert_eq!((all.layout.shapes().len(), all.padding), (1, 0.0), "{manner:?}");
@@ -273,10 +328,36 @@ mod tests {
 
     #[test]
     fn one_long_example_fits_whatever_the_rest() {
-        let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat()).unwrap();
+        let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat(), &[]).unwrap();
         let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, PACKED);
         assert_eq!(all.layout.shapes()[0].tokens(), 128);
         let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, BUCKETED);
         assert_eq!(all.layout.shapes()[0], Shape::Padded { rows: 1, len: 100 });
+    }
+
+    #[test]
+    fn rows_that_are_read_have_room_and_little_more() {
+        // A third of the tokens is learned, of long examples less.
+        let tokens: Vec<usize> = (1..=64).map(|i| 8 * i).collect();
+        let learned: Vec<usize> = tokens.iter().map(|tokens| 4 + tokens / 4).collect();
+        let lengths = Lengths::given(&tokens, &learned).unwrap();
+        let limits = BatchLimits { batch: 32, rows: 8, context: 512 };
+        for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
+            let all = arrange(&lengths, limits, manner);
+            let some = arrange(&lengths, limits, LayoutOptions { reads_learned: true, ..manner });
+            assert_eq!(all.read_share, 1.0);
+            assert!(some.read_share < 0.6, "{manner:?} {}", some.words());
+            assert!(
+                some.computed_tokens() <= 1.02 * all.computed_tokens(),
+                "{} {}",
+                some.words(),
+                all.words()
+            );
+            assert!(some.layout.read(0).is_some_and(|rows| rows >= lengths.most_learned()));
+            assert!(some.words().contains("% of the rows"), "{}", some.words());
+        }
+        // Where everything is learned there is nothing to leave out.
+        let whole = Lengths::given(&tokens, &[]).unwrap();
+        assert_eq!(arrange(&whole, limits, LayoutOptions { reads_learned: true, ..PACKED }).read_share, 1.0);
     }
 }

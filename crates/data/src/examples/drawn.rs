@@ -19,6 +19,11 @@ pub struct DrawnExamples {
 /// The share of an example that is read and not learned, as a question before its answer.
 const PROMPT: f64 = 1.0 / 3.0;
 
+/// The first tokens of an example of `len`, which are only read.
+pub(super) fn prompt_of(len: usize) -> usize {
+    ((PROMPT * len as f64) as usize).max(1)
+}
+
 /// So many examples of each side, in the words a model of `vocab` tokens must know. Each is text of the language from
 /// the beginning of a document on, cut at its length; its first third is only read.
 pub fn drawn_examples(
@@ -36,14 +41,14 @@ pub fn drawn_examples(
         let mut document = 0;
         for _ in 0..count {
             // Two tokens at least: one is predicted from the other.
-            let len = lengths.draw(&mut uniform).max(2);
+            let len = lengths.draw(&mut uniform).tokens.max(2);
             let mut tokens = vec![];
             while tokens.len() < len {
                 tokens.extend(language.document(seed, document));
                 document += 1;
             }
             tokens.truncate(len);
-            let prompt = ((PROMPT * len as f64) as usize).max(1);
+            let prompt = prompt_of(len);
             let weights: Vec<f32> = (0..len).map(|i| if i < prompt { 0.0 } else { 1.0 }).collect();
             table.push(Example { tokens: &tokens, weights: &weights, label: None });
         }

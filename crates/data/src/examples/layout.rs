@@ -4,6 +4,7 @@
 //! sums are divided by the weight of the whole update. What depends on it is how much is computed for nothing.
 
 use super::Example;
+use super::lengths::Extent;
 use crate::order::pack::Segment;
 
 /// The extents of one plan.
@@ -41,81 +42,121 @@ impl Shape {
     }
 }
 
-/// The shapes that the plans of a run are made for, largest first and all packed or all padded.
+/// The shapes that the plans of a run are made for, largest first and all packed or all padded, with the rows of each that
+/// the loss reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout(Vec<Shape>);
+pub struct Layout {
+    shapes: Vec<Shape>,
+    /// `None` where it reads every row.
+    read: Option<Vec<usize>>,
+}
 
 /// Plans of different extents that a run may have: each is compiled, captured and has inputs of its own.
 pub const MOST_SHAPES: usize = 4;
 
 impl Layout {
+    /// The loss reads every row.
     pub fn new(shapes: Vec<Shape>) -> Layout {
+        Layout::reading(shapes, None)
+    }
+
+    /// The loss reads so many rows of each shape, or every row.
+    pub fn reading(shapes: Vec<Shape>, read: Option<Vec<usize>>) -> Layout {
         assert!((1..=MOST_SHAPES).contains(&shapes.len()), "{} shapes", shapes.len());
         let is_packed = |shape: &Shape| matches!(shape, Shape::Packed { .. });
         assert!(shapes.iter().all(|shape| is_packed(shape) == is_packed(&shapes[0])), "one kind of shapes");
         assert!(shapes.is_sorted_by(|a, b| a.tokens() > b.tokens()), "largest first");
-        Layout(shapes)
+        let is_falling = |read: &Vec<usize>| read.len() == shapes.len() && read.is_sorted_by(|a, b| a >= b);
+        assert!(read.as_ref().is_none_or(is_falling), "largest first: {read:?}");
+        Layout { shapes, read }
     }
 
     pub fn shapes(&self) -> &[Shape] {
-        &self.0
+        &self.shapes
+    }
+
+    /// Rows of a shape that the loss reads; `None` where it reads every row.
+    pub fn read(&self, shape: usize) -> Option<usize> {
+        self.read.as_ref().map(|read| read[shape])
+    }
+
+    /// Learned tokens that a shape has room for.
+    pub fn most_learned(&self, shape: usize) -> usize {
+        self.read(shape).unwrap_or_else(|| self.shapes[shape].tokens())
     }
 
     pub fn is_packed(&self) -> bool {
-        matches!(self.0[0], Shape::Packed { .. })
+        matches!(self.shapes[0], Shape::Packed { .. })
     }
 
-    /// Which of an update's examples, given by their lengths, lie in which micro-batch, and the shape of each. The same
-    /// lengths give the same layout, and every example fits the largest shape alone.
-    pub(crate) fn places(&self, lengths: &[usize]) -> Vec<Place> {
-        match self.0[0] {
-            Shape::Packed { tokens, segments } => self.packed(lengths, tokens, segments),
-            Shape::Padded { rows, .. } => self.padded(lengths, rows),
+    /// Which of an update's examples, given by their sizes, lie in which micro-batch, and the shape of each. The same
+    /// sizes give the same layout, and every example fits the largest shape alone.
+    pub(crate) fn places(&self, examples: &[Extent]) -> Vec<Place> {
+        match self.shapes[0] {
+            Shape::Packed { tokens, segments } => self.packed(examples, tokens, segments),
+            Shape::Padded { rows, .. } => self.padded(examples, rows),
         }
     }
 
     /// Longest first, each into the first micro-batch with room for it.
-    fn packed(&self, lengths: &[usize], tokens: usize, segments: usize) -> Vec<Place> {
-        let mut bins: Vec<(usize, Vec<usize>)> = vec![];
-        for index in longest_first(lengths) {
-            let len = lengths[index];
-            assert!(len <= tokens, "an example of {len} tokens in a plan of {tokens}");
-            match bins.iter_mut().find(|(used, members)| used + len <= tokens && members.len() < segments) {
+    fn packed(&self, examples: &[Extent], tokens: usize, segments: usize) -> Vec<Place> {
+        let learned = self.most_learned(0);
+        let mut bins: Vec<(Extent, Vec<usize>)> = vec![];
+        for index in longest_first(examples) {
+            let own = examples[index];
+            assert!(own.tokens <= tokens, "an example of {} tokens in a plan of {tokens}", own.tokens);
+            assert!(own.learned <= learned, "{} learned tokens, {learned} are read", own.learned);
+            let takes = |(used, members): &&mut (Extent, Vec<usize>)| {
+                used.tokens + own.tokens <= tokens
+                    && used.learned + own.learned <= learned
+                    && members.len() < segments
+            };
+            match bins.iter_mut().find(takes) {
                 Some((used, members)) => {
-                    *used += len;
+                    *used = sum([*used, own]);
                     members.push(index);
                 }
-                None => bins.push((len, vec![index])),
+                None => bins.push((own, vec![index])),
             }
         }
-        let place = |(used, mut members): (usize, Vec<usize>)| {
+        let place = |(used, mut members): (Extent, Vec<usize>)| {
             members.sort_unstable();
-            Place { shape: self.smallest(|shape| shape.tokens() >= used), members }
+            Place { shape: self.smallest(used.learned, |shape| shape.tokens() >= used.tokens), members }
         };
         bins.into_iter().map(place).collect()
     }
 
     /// Neighbours in length share a micro-batch, so that each is as long as its longest. Where there is one length only
     /// they stay in their order.
-    fn padded(&self, lengths: &[usize], rows: usize) -> Vec<Place> {
-        let order = if self.0.len() > 1 { longest_first(lengths) } else { (0..lengths.len()).collect() };
+    fn padded(&self, examples: &[Extent], rows: usize) -> Vec<Place> {
+        let order =
+            if self.shapes.len() > 1 { longest_first(examples) } else { (0..examples.len()).collect() };
         let place = |members: &[usize]| {
-            let longest = members.iter().map(|index| lengths[*index]).max().expect("a chunk has members");
+            let extents = || members.iter().map(|index| examples[*index]);
+            let longest = extents().map(|extent| extent.tokens).max().expect("a chunk has members");
             let holds = |shape: Shape| matches!(shape, Shape::Padded { len, .. } if len >= longest);
-            Place { shape: self.smallest(holds), members: members.to_vec() }
+            Place { shape: self.smallest(sum(extents()).learned, holds), members: members.to_vec() }
         };
         order.chunks(rows).map(place).collect()
     }
 
-    fn smallest(&self, holds: impl Fn(Shape) -> bool) -> usize {
-        self.0.iter().rposition(|shape| holds(*shape)).expect("every example fits the largest shape")
+    /// The smallest shape that holds and reads as many rows.
+    fn smallest(&self, learned: usize, holds: impl Fn(Shape) -> bool) -> usize {
+        let fits = |shape: &usize| holds(self.shapes[*shape]) && self.most_learned(*shape) >= learned;
+        (0..self.shapes.len()).rev().find(fits).expect("every example fits the largest shape")
     }
 }
 
+/// Sizes taken together.
+pub(crate) fn sum(extents: impl IntoIterator<Item = Extent>) -> Extent {
+    let add = |a: Extent, b: Extent| Extent { tokens: a.tokens + b.tokens, learned: a.learned + b.learned };
+    extents.into_iter().fold(Extent { tokens: 0, learned: 0 }, add)
+}
+
 /// Indices by falling length, equal ones in their order.
-fn longest_first(lengths: &[usize]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..lengths.len()).collect();
-    order.sort_by_key(|index| std::cmp::Reverse(lengths[*index]));
+fn longest_first(examples: &[Extent]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..examples.len()).collect();
+    order.sort_by_key(|index| std::cmp::Reverse(examples[*index].tokens));
     order
 }
 
@@ -134,6 +175,8 @@ pub(crate) struct Place {
 pub struct MicroBatch {
     /// The plan: the shape's place in the layout.
     pub shape: usize,
+    /// Rows of it that the loss reads.
+    pub read: usize,
     pub tokens: Vec<i32>,
     /// The token to predict; -1 where there is none.
     pub targets: Vec<i32>,
@@ -152,10 +195,11 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    pub(crate) fn empty(shape: usize, extents: Shape) -> MicroBatch {
-        let (tokens, segments) = (extents.tokens(), extents.segments());
+    pub(crate) fn empty(layout: &Layout, shape: usize) -> MicroBatch {
+        let (tokens, segments) = (layout.shapes[shape].tokens(), layout.shapes[shape].segments());
         MicroBatch {
             shape,
+            read: layout.most_learned(shape),
             tokens: vec![0; tokens],
             targets: vec![-1; tokens],
             weights: vec![0.0; tokens],
@@ -194,6 +238,21 @@ impl MicroBatch {
         self.segments.iter().map(|segment| segment.len as usize).sum()
     }
 
+    /// The rows that the loss reads, the token to predict from each and its weight, as many as there is room for: -1, -1 and
+    /// 0 behind those there are.
+    pub fn read_rows(&self) -> (Vec<i32>, Vec<i32>, Vec<f32>) {
+        let rows = || (0..self.targets.len()).filter(|row| self.targets[*row] >= 0);
+        fn filled<T: Copy>(values: impl Iterator<Item = T>, count: usize, rest: T) -> Vec<T> {
+            values.chain(std::iter::repeat(rest)).take(count).collect()
+        }
+        debug_assert!(rows().count() <= self.read, "the layout leaves room for all that is read");
+        (
+            filled(rows().map(|row| row as i32), self.read, -1),
+            filled(rows().map(|row| self.targets[row]), self.read, -1),
+            filled(rows().map(|row| self.weights[row]), self.read, 0.0),
+        )
+    }
+
     /// For each token the global index of its example and its place in it, one after another; zeros where there is
     /// none. The same in every layout, so that dropout draws the same.
     pub fn draw_keys(&self) -> Vec<i32> {
@@ -221,7 +280,8 @@ mod tests {
     }
 
     fn places(layout: &Layout, lengths: &[usize]) -> Vec<(usize, Vec<usize>)> {
-        layout.places(lengths).into_iter().map(|place| (place.shape, place.members)).collect()
+        let whole: Vec<Extent> = lengths.iter().map(|tokens| Extent::whole(*tokens)).collect();
+        layout.places(&whole).into_iter().map(|place| (place.shape, place.members)).collect()
     }
 
     #[test]
@@ -232,6 +292,19 @@ mod tests {
         // Two examples a micro-batch are allowed, so the third begins another.
         assert_eq!(places(&packed(&[10], 2), &[1, 1, 1]), [(0, vec![0, 1]), (0, vec![2])]);
         assert_eq!(places(&packed(&[30], 8), &lengths), [(0, vec![0, 1, 2, 3, 4])]);
+    }
+
+    #[test]
+    fn a_micro_batch_has_room_for_what_is_read() {
+        let extent = |tokens, learned| Extent { tokens, learned };
+        let examples = [extent(6, 3), extent(4, 1), extent(3, 2), extent(2, 2)];
+        let shapes = || [16, 8].map(|tokens| Shape::Packed { tokens, segments: 8 }).to_vec();
+        let layout = Layout::reading(shapes(), Some(vec![4, 2]));
+        let found: Vec<_> = layout.places(&examples).into_iter().map(|p| (p.shape, p.members)).collect();
+        // All would fit sixteen tokens; four rows are read of them, and of the small plan two.
+        assert_eq!(found, [(0, vec![0, 1]), (0, vec![2, 3])]);
+        let layout = Layout::reading(shapes(), Some(vec![8, 2]));
+        assert_eq!(layout.places(&examples)[0].members, [0, 1, 2, 3]);
     }
 
     #[test]
@@ -248,7 +321,7 @@ mod tests {
         let answer = Example { tokens: &[5, 6, 7], weights: &[0.0, 0.0, 0.5], label: None };
         let class = Example { tokens: &[8, 9], weights: &[0.0, 0.0], label: Some(1) };
         let fill = |shape: Shape| {
-            let mut batch = MicroBatch::empty(0, shape);
+            let mut batch = MicroBatch::empty(&Layout::reading(vec![shape], Some(vec![2])), 0);
             batch.push(shape, answer, 40, &[1.0, 3.0]);
             batch.push(shape, class, 41, &[1.0, 3.0]);
             batch
@@ -259,6 +332,7 @@ mod tests {
         assert_eq!(packed.weights, [0.0, 0.5, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!(packed.positions, [0, 1, 2, 0, 1, 0]);
         assert_eq!(packed.segments, [Segment { start: 0, len: 3 }, Segment { start: 3, len: 2 }]);
+        assert_eq!(packed.read_rows(), (vec![1, -1], vec![7, -1], vec![0.5, 0.0]));
         assert_eq!((packed.labels, packed.label_weights), (vec![-1, 1, -1], vec![0.0, 3.0, 0.0]));
         let padded = fill(Shape::Padded { rows: 2, len: 4 });
         assert_eq!(padded.tokens, [5, 6, 7, 0, 8, 9, 0, 0]);

@@ -1,11 +1,28 @@
 //! How long examples are, in as few numbers as a plan of memory and time needs.
 
 use super::ExampleTable;
+use super::drawn::prompt_of;
 use crate::random::Uniform;
 
-/// The lengths of equal shares of the examples in tokens, shortest first; the last is the longest there is.
+/// The sizes of equal shares of the examples, shortest first; the last has the most tokens and the most learned tokens
+/// there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lengths(Vec<usize>);
+pub struct Lengths(Vec<Extent>);
+
+/// The size of an example: what it takes of a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Extent {
+    pub tokens: usize,
+    /// Tokens of it that are predicted.
+    pub learned: usize,
+}
+
+impl Extent {
+    /// An example all of whose tokens are learned.
+    pub fn whole(tokens: usize) -> Extent {
+        Extent { tokens, learned: tokens }
+    }
+}
 
 /// Shares that are told apart: enough that the sum over an update is off by less than a percent.
 const SHARES: usize = 64;
@@ -14,25 +31,40 @@ const SHARES: usize = 64;
 const SPREAD: f64 = 0.6;
 
 impl Lengths {
-    /// Of given shares; `None` where there is none, or an empty example.
-    pub fn given(shares: &[usize]) -> Option<Lengths> {
-        let mut shares = shares.to_vec();
+    /// Of given shares and the learned tokens of each, all where those are not known; `None` where there is no share, or an
+    /// empty example.
+    pub fn given(tokens: &[usize], learned: &[usize]) -> Option<Lengths> {
+        let is_known = learned.len() == tokens.len();
+        let extent = |(i, &tokens): (usize, &usize)| match is_known {
+            true => Extent { tokens, learned: learned[i].min(tokens) },
+            false => Extent::whole(tokens),
+        };
+        let mut shares: Vec<Extent> = tokens.iter().enumerate().map(extent).collect();
         shares.sort_unstable();
-        shares.first().is_some_and(|shortest| *shortest > 0).then_some(Lengths(shares))
+        shares.first().is_some_and(|shortest| shortest.tokens > 0).then_some(Lengths(shares))
     }
 
     /// Measured; `None` for a table without examples.
     pub fn of(table: &ExampleTable) -> Option<Lengths> {
-        let mut all: Vec<usize> = (0..table.count()).map(|index| table.len_of(index)).collect();
+        let mut all: Vec<Extent> = (0..table.count()).map(|index| table.extent_of(index)).collect();
         all.sort_unstable();
-        let last = all.len().checked_sub(1)?;
-        if all.len() <= SHARES {
-            return Some(Lengths(all));
+        let longest = all.last()?.tokens;
+        let most_learned = all.iter().map(|extent| extent.learned).max()?;
+        if all.len() > SHARES {
+            let count = all.len();
+            let share = |share: usize| {
+                let members = &all[share * count / SHARES..(share + 1) * count / SHARES];
+                let learned: usize = members.iter().map(|extent| extent.learned).sum();
+                Extent {
+                    tokens: all[(2 * share + 1) * count / (2 * SHARES)].tokens,
+                    learned: learned.div_ceil(members.len()),
+                }
+            };
+            all = (0..SHARES).map(share).collect();
         }
-        let middle = |share: usize| all[(2 * share + 1) * all.len() / (2 * SHARES)];
-        let mut shares: Vec<usize> = (0..SHARES).map(middle).collect();
-        shares[SHARES - 1] = all[last];
-        Some(Lengths(shares))
+        let last = all.last_mut()?;
+        *last = Extent { tokens: longest, learned: most_learned };
+        Some(Lengths(all))
     }
 
     /// Lognormal with this mean, cut off at `longest`, which a few examples reach.
@@ -54,23 +86,35 @@ impl Lengths {
             let got = shares(middle).iter().sum::<usize>() as f64 / SHARES as f64;
             if got < mean { below = middle } else { above = middle }
         }
-        Lengths(shares((below + above) / 2.0))
+        let extent = |tokens: usize| Extent { tokens, learned: tokens - prompt_of(tokens).min(tokens) };
+        Lengths(shares((below + above) / 2.0).into_iter().map(extent).collect())
     }
 
-    pub fn shares(&self) -> &[usize] {
+    pub fn shares(&self) -> &[Extent] {
         &self.0
     }
 
     pub fn longest(&self) -> usize {
-        self.0[self.0.len() - 1]
+        self.0[self.0.len() - 1].tokens
+    }
+
+    /// The most learned tokens of an example.
+    pub fn most_learned(&self) -> usize {
+        self.0.iter().map(|extent| extent.learned).max().unwrap_or(0)
     }
 
     pub fn mean(&self) -> f64 {
-        self.0.iter().sum::<usize>() as f64 / self.0.len() as f64
+        self.0.iter().map(|extent| extent.tokens).sum::<usize>() as f64 / self.0.len() as f64
+    }
+
+    /// The share of all tokens that is learned.
+    pub fn learned_share(&self) -> f64 {
+        let learned: usize = self.0.iter().map(|extent| extent.learned).sum();
+        learned as f64 / self.0.len() as f64 / self.mean()
     }
 
     /// One of them, every share as likely.
-    pub(crate) fn draw(&self, uniform: &mut Uniform) -> usize {
+    pub(crate) fn draw(&self, uniform: &mut Uniform) -> Extent {
         self.0[(uniform.draw() * self.0.len() as f64) as usize]
     }
 }
@@ -101,12 +145,19 @@ mod tests {
     #[test]
     fn few_examples_are_told_one_by_one_and_many_by_shares() {
         assert_eq!(Lengths::of(&ExampleTable::default()), None);
-        assert_eq!(Lengths::of(&table([5, 2, 9])).unwrap().shares(), [2, 5, 9]);
+        let tokens =
+            |lengths: &Lengths| lengths.shares().iter().map(|extent| extent.tokens).collect::<Vec<_>>();
+        assert_eq!(tokens(&Lengths::of(&table([5, 2, 9])).unwrap()), [2, 5, 9]);
         let many = Lengths::of(&table((1..=1000).rev())).unwrap();
-        assert_eq!((many.shares().len(), many.longest(), many.shares()[0]), (64, 1000, 8));
+        assert_eq!((many.shares().len(), many.longest(), many.shares()[0].tokens), (64, 1000, 8));
         assert!((many.mean() - 500.5).abs() < 1.0, "{}", many.mean());
-        assert_eq!(Lengths::given(&[]), None);
-        assert_eq!(Lengths::given(&[4, 0]), None);
+        // Of an example whose every token counts the first is predicted from nothing.
+        assert!((many.learned_share() - 1.0).abs() < 0.01 && many.most_learned() == 999);
+        assert_eq!(Lengths::given(&[], &[]), None);
+        assert_eq!(Lengths::given(&[4, 0], &[]), None);
+        let given = Lengths::given(&[8, 4], &[2, 3]).unwrap();
+        let expected = [Extent { tokens: 4, learned: 3 }, Extent { tokens: 8, learned: 2 }];
+        assert_eq!((given.shares(), given.most_learned()), (&expected[..], 3));
     }
 
     #[test]
@@ -120,7 +171,7 @@ mod tests {
         }
         let shares = Lengths::drawn(200, 512);
         assert!(shares.shares().is_sorted() && (195.0..205.0).contains(&shares.mean()), "{}", shares.mean());
-        assert!(shares.shares()[0] < 60 && shares.shares()[32] < 200, "{:?}", shares.shares());
+        assert!(shares.shares()[0].tokens < 60 && shares.shares()[32].tokens < 200, "{:?}", shares.shares());
     }
 
     #[test]

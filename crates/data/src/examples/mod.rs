@@ -39,6 +39,7 @@ mod wrong;
 pub use conversation::{Conversation, Schema};
 pub use labelled::Columns;
 pub(crate) use labelled::{Classes, Collected, label_of};
+use lengths::Extent;
 pub use look::spans;
 pub use mask::TrainOn;
 pub use question::Questions;
@@ -94,6 +95,13 @@ impl ExampleTable {
     /// Tokens of example `index`.
     pub fn len_of(&self, index: usize) -> usize {
         self.ends[index] - self.start(index)
+    }
+
+    /// Tokens of example `index`, and how many of them are learned.
+    pub fn extent_of(&self, index: usize) -> Extent {
+        let example = self.get(index);
+        let learned = example.weights[1..].iter().filter(|weight| **weight != 0.0).count();
+        Extent { tokens: example.tokens.len(), learned }
     }
 
     pub fn get(&self, index: usize) -> Example<'_> {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ExampleTable;
 use super::layout::{Layout, MicroBatch};
+use super::lengths::Extent;
 use crate::error::DataError;
 use crate::order::documents::Spent;
 use crate::order::permutation::{Order, Permutation};
@@ -153,11 +154,11 @@ fn laid_out(
     layout: &Layout,
     class_weights: &[f32],
 ) -> Vec<MicroBatch> {
-    let lengths: Vec<usize> = examples.iter().map(|example| table.len_of(*example)).collect();
-    let places = layout.places(&lengths);
+    let extents: Vec<Extent> = examples.iter().map(|example| table.extent_of(*example)).collect();
+    let places = layout.places(&extents);
     let fill = |place: crate::examples::layout::Place| {
         let extents = layout.shapes()[place.shape];
-        let mut batch = MicroBatch::empty(place.shape, extents);
+        let mut batch = MicroBatch::empty(layout, place.shape);
         for member in place.members {
             batch.push(extents, table.get(examples[member]), samples[member], class_weights);
         }

@@ -8,12 +8,13 @@ use crate::form::Form;
 
 /// The results of a form over tokens, of states x [T, D] and a head [V, D].
 ///
-/// `loss` and `weight` are weighted sums over tokens, whose inputs are `targets` and `weights`; `logits` are those of every
+/// `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
 /// token or, of a cached form, of the token of each sequence that the input `last` names.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) {
     match form {
-        Form::Loss { .. } => {
+        Form::Loss { read, .. } => {
+            let x = read.map_or(x, |rows| x.gather(b.input("answers", DType::I32, &[rows])));
             let t = x.dims()[0];
             let target = b.input("targets", DType::I32, &[t]);
             let weight = b.input("weights", DType::F32, &[t]);

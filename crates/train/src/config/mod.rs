@@ -132,6 +132,8 @@ section! {
         pub mean_tokens: Option<usize>,
         /// Tokens of equal shares of the examples, shortest first; measured where not given.
         pub lengths: Vec<usize> = Vec::new(),
+        /// Learned tokens of these shares, in the same order; measured where not given.
+        pub learned: Vec<usize> = Vec::new(),
         /// What the files hold: documents, conversations, texts with a class, or images with one.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.

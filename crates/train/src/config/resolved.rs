@@ -11,6 +11,7 @@ use flatout_ir::attr::Attr;
 use super::{Config, Count};
 use crate::UserError;
 use crate::switches::Auto;
+use crate::switches::data::HeadRows;
 
 /// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +24,14 @@ pub struct Capacities {
     pub segments: usize,
     /// Tokens of the longest segment.
     pub longest: usize,
+    /// Rows that the loss reads; 0 where it reads every row.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub read: usize,
     pub images: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Values that were found out or chosen, beside the config that asked. What is `None` was given, or is not of this run.
@@ -36,6 +44,9 @@ pub struct Resolved {
     pub from: Option<String>,
     /// Tokens of equal shares of the examples, shortest first.
     pub lengths: Option<Vec<usize>>,
+    /// Learned tokens of these shares, in the mean; of the last the most of any example.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learned: Option<Vec<usize>>,
     /// The classes by name, in the order of the model's outputs.
     pub classes: Option<Vec<String>>,
     /// Hashes of sizes and times of the files that images are read from.
@@ -67,8 +78,13 @@ impl Resolved {
         }
         let data = &mut config.data;
         self.lengths.iter().for_each(|lengths| data.lengths.clone_from(lengths));
+        self.learned.iter().for_each(|learned| data.learned.clone_from(learned));
         self.classes.iter().for_each(|classes| data.classes.clone_from(classes));
         self.decoded.iter().for_each(|decoded| data.decoded.clone_from(decoded));
+        if !self.capacities.is_empty() && config.switches.data.head_rows == HeadRows::Auto {
+            let reads_some = self.capacities.iter().any(|plan| plan.read > 0);
+            config.switches.data.head_rows = if reads_some { HeadRows::Answers } else { HeadRows::All };
+        }
         let train = &mut config.train;
         self.micro_batch.iter().for_each(|rows| train.micro_batch = Count::Given(*rows));
         self.recompute_layers.iter().for_each(|layers| train.recompute_layers = Count::Given(*layers));

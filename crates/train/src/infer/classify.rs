@@ -101,7 +101,7 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
     }
     let tokens = AT_ONCE.max(longest).next_multiple_of(128);
     let shape = Shape::Packed { tokens, segments: TEXTS_AT_ONCE };
-    let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, shape), false);
+    let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, shape, None), false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let classes = loaded.config.model.decoder().classes();
     let laid_out = LaidOut(once(texts, usize::MAX, &Layout::new(vec![shape]), &[]));

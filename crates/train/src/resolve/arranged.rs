@@ -5,12 +5,15 @@ use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arran
 use crate::UserError;
 use crate::config::Config;
 use crate::refuse;
-use crate::switches::data::{LENGTH_BUCKETS, PACKING, WITHIN_UPDATES};
+use crate::switches::data::{HEAD_ROWS, HeadRows, LENGTH_BUCKETS, PACKING, WITHIN_UPDATES};
 use crate::switches::{Choose, Chosen};
 use crate::tasks::examples::lengths;
 
 /// Packing is worth other attention kernels where it saves this share of what is computed.
 const WORTH_PACKING: f64 = 0.02;
+
+/// The head runs on learned rows alone where they are less than this share.
+const WORTH_READING: f64 = 0.9;
 
 /// The layout for micro-batches of at most `rows` rows, and what `auto` chose.
 pub(crate) fn arranged(
@@ -32,9 +35,17 @@ pub(crate) fn arranged(
             "`length_buckets=on` has nothing to do with `packing=on`, which leaves no row to fill up: leave one out"
         );
     }
+    let learned = lengths.learned_share();
+    let reads_learned = match config.switches.data.head_rows {
+        _ if config.model.class_head().is_some() => false,
+        HeadRows::Answers => true,
+        HeadRows::All => false,
+        HeadRows::Auto => learned < WORTH_READING,
+    };
     let extents = BatchLimits { batch: config.train.batch, rows, context };
     let of = |is_packed: bool| {
-        let manner = LayoutOptions { is_packed, has_buckets: buckets != Choose::Off, is_sorted };
+        let has_buckets = buckets != Choose::Off;
+        let manner = LayoutOptions { is_packed, has_buckets, is_sorted, reads_learned };
         arrange(&lengths, extents, manner)
     };
     let mut chosen = vec![];
@@ -71,18 +82,23 @@ pub(crate) fn arranged(
             _ => choose(LENGTH_BUCKETS.name, WITHIN_UPDATES, arrangement.words()),
         }
     }
+    if config.switches.data.head_rows == HeadRows::Auto && config.model.class_head().is_none() {
+        let (value, percent) = (if reads_learned { "answers" } else { "all" }, 100.0 * learned);
+        choose(HEAD_ROWS.name, value, format!("{percent:.0}% of the tokens are learned"));
+    }
     Ok(Some((arrangement, chosen)))
 }
 
 /// The layout of held-out examples: the largest plan, or one of `eval.micro_batch` rows.
 pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
     let (largest, context) = (arrangement.layout.shapes()[0], config.model.tokens());
-    let rows = config.eval.micro_batch.given();
-    Layout::new(vec![match (largest, rows) {
-        (Shape::Packed { segments, .. }, Some(rows)) => {
+    let Some(rows) = config.eval.micro_batch.given() else {
+        return Layout::reading(vec![largest], arrangement.layout.read(0).map(|rows| vec![rows]));
+    };
+    Layout::new(vec![match largest {
+        Shape::Packed { segments, .. } => {
             Shape::Packed { tokens: (rows * context).next_multiple_of(128), segments }
         }
-        (Shape::Padded { .. }, Some(rows)) => Shape::Padded { rows, len: context },
-        (largest, None) => largest,
+        Shape::Padded { .. } => Shape::Padded { rows, len: context },
     }])
 }

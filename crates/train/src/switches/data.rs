@@ -1,9 +1,10 @@
-//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `image_table`.
+//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `head_rows`, `image_table`.
 
 use flatout_data::LayoutOptions;
 use flatout_ir::Role;
 use flatout_ir::passes::input_path;
 use flatout_models::images::TABLE;
+use flatout_settings::choice;
 
 use super::active::{Reading, on};
 use super::value::{Choose, field};
@@ -13,16 +14,25 @@ use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, elsewhere};
 pub struct Data {
     pub packing: Choose,
     pub length_buckets: Choose,
+    pub head_rows: HeadRows,
     pub image_table: Choose,
 }
 
-pub(super) const ROWS: [Switch; 3] = [PACKING, LENGTH_BUCKETS, IMAGE_TABLE];
+choice! {
+    /// The rows that the head of the vocabulary runs on.
+    pub enum HeadRows { Auto = "auto", Answers = "answers", All = "all" }
+}
+
+pub(super) const ROWS: [Switch; 4] = [PACKING, LENGTH_BUCKETS, HEAD_ROWS, IMAGE_TABLE];
 
 /// The state of `length_buckets=auto` where plans of several lengths pay.
 pub const WITHIN_UPDATES: &str = "within updates";
 
 /// The state where rows are cut to one length.
 const NOTHING_UNEQUAL: &str = "nothing of unequal length";
+
+/// The state where every token is learned.
+const NOTHING_ONLY_READ: &str = "nothing that is only read";
 
 pub const PACKING: Switch = Switch {
     name: "packing",
@@ -76,6 +86,29 @@ fn length_buckets(reading: &Reading<'_>) -> &'static str {
         (Some(_), _) => WITHIN_UPDATES,
     }
 }
+
+pub const HEAD_ROWS: Switch = Switch {
+    name: "head_rows",
+    doc: "The head and the loss on the rows that are learned alone, and not on every row of a conversation.",
+    field: field!(data.head_rows),
+    class: Class::Bounded,
+    off: Some("all"),
+    settle: Settle::ByLengths,
+    // The rows that are read are an input.
+    active: |reading| {
+        let has = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
+        match reading.prepared.lengths {
+            _ if !has("targets") => "nothing that predicts text",
+            None => NOTHING_ONLY_READ,
+            Some(_) if has("answers") => "answers",
+            Some(layout) if layout.reads_learned => NOTHING_ONLY_READ,
+            Some(_) => "all",
+        }
+    },
+    guides_word: "loss on answers only",
+    elsewhere: &[],
+    ..ROW
+};
 
 pub const IMAGE_TABLE: Switch = Switch {
     name: "image_table",

@@ -7,6 +7,7 @@ use flatout_settings::choice;
 use super::Switches;
 use super::attention::Attention;
 use super::compute::Backend;
+use super::data::HeadRows;
 
 choice! {
     /// A switch without `auto`.
@@ -47,7 +48,7 @@ macro_rules! named {
         }
     )*};
 }
-named!(Toggle, Choose, Backend, Attention);
+named!(Toggle, Choose, Backend, Attention, HeadRows);
 named!(Precision, Scaling, Recompute, Moments, optimizers::Name, Autotune, AttentionKernel);
 
 /// A value that is given, or left to flatout.

@@ -17,27 +17,28 @@ impl Capacities {
         }
         if model.class_head().is_some() {
             // Before lengths are known every text may be as long as the context.
-            return Capacities::of_shape(config, Shape::Padded { rows, len });
+            return Capacities::of_shape(config, Shape::Padded { rows, len }, None);
         }
         let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
-        Capacities { rows, tokens: rows * len, segments, longest: len, images: 0 }
+        Capacities { rows, tokens: rows * len, segments, longest: len, ..Capacities::default() }
     }
 
-    /// Of examples that are laid out in a shape.
-    pub fn of_shape(config: &Config, shape: Shape) -> Capacities {
+    /// Of examples that are laid out in a shape, of which the loss reads so many rows, or every one.
+    pub fn of_shape(config: &Config, shape: Shape, read: Option<usize>) -> Capacities {
         let (rows, longest) = match shape {
             Shape::Packed { tokens, .. } => (1, tokens.min(config.model.tokens())),
             Shape::Padded { rows, len } => (rows, len),
         };
         let has_segments = config.model.class_head().is_some() || matches!(shape, Shape::Packed { .. });
         let segments = if has_segments { shape.segments() } else { 0 };
-        Capacities { rows, tokens: shape.tokens(), segments, longest, images: 0 }
+        let tokens = shape.tokens();
+        Capacities { rows, tokens, segments, longest, read: read.unwrap_or(0), images: 0 }
     }
 }
 
 /// The forward graph over texts, with the loss of the next token or of classes.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, longest, .. } = *capacities;
+    let Capacities { rows, tokens, segments, longest, read, .. } = *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {
@@ -45,7 +46,8 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 0 => Documents::Joined,
                 most => Documents::Apart { most },
             };
-            Form::Loss { rows, len: tokens / rows, documents, dropout: training }
+            let read = (read > 0).then_some(read);
+            Form::Loss { rows, len: tokens / rows, documents, read, dropout: training }
         }
     };
     config.model.build(form)

@@ -62,7 +62,7 @@ pub fn drawn(config: &Config, lengths: &Lengths) -> Result<Examples, Failure> {
 /// The lengths of the config's examples; `None` where it learns from rows of text, which are equally long.
 pub fn lengths(config: &Config) -> Option<Lengths> {
     let data = &config.data;
-    Lengths::given(&data.lengths)
+    Lengths::given(&data.lengths, &data.learned)
         .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))
 }
 
@@ -167,11 +167,14 @@ impl Dataset for Examples {
         }
         let mut shares = Lengths::of(&self.train).map_or(vec![], |lengths| lengths.shares().to_vec());
         // The examples of an evaluation must fit too.
-        let longest = (0..self.held_out.count()).map(|index| self.held_out.len_of(index)).max();
-        if let (Some(last), Some(longest)) = (shares.last_mut(), longest) {
-            *last = longest.max(*last);
+        if let (Some(last), Some(held_out)) = (shares.last_mut(), Lengths::of(&self.held_out)) {
+            last.tokens = held_out.longest().max(last.tokens);
+            last.learned = held_out.most_learned().max(last.learned);
         }
-        resolved.lengths = Some(shares);
+        if config.model.class_head().is_none() {
+            resolved.learned = Some(shares.iter().map(|share| share.learned).collect());
+        }
+        resolved.lengths = Some(shares.iter().map(|share| share.tokens).collect());
     }
 
     fn loading(&self, _: &Config, _: Feeding<'_>) -> String {
@@ -300,8 +303,10 @@ impl EvalSet for LaidOut {
 pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
     let (real_tokens, computed_tokens) = (laid_out.real_tokens(), laid_out.tokens.len());
     let keys = if inputs.has("rows") { laid_out.draw_keys() } else { vec![] };
+    let read_rows = inputs.has("answers").then(|| laid_out.read_rows());
     let MicroBatch { tokens, targets, weights, positions, segments, samples, labels, label_weights, .. } =
         laid_out;
+    let (read, targets, weights) = read_rows.unwrap_or((vec![], targets, weights));
     let room = labels.len();
     let segments = |of: fn(&Segment) -> u32| {
         let all = segments.iter().map(|s| of(s) as i32).chain(std::iter::repeat(0));
@@ -310,6 +315,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
     let tensors = inputs.only([
         ("tokens", Box::new(|| HostTensor::I32(tokens)) as Box<dyn FnOnce() -> HostTensor>),
         ("positions", Box::new(|| HostTensor::I32(positions))),
+        ("answers", Box::new(|| HostTensor::I32(read))),
         ("targets", Box::new(|| HostTensor::I32(targets))),
         ("labels", Box::new(|| HostTensor::I32(labels))),
         ("segment_start", Box::new(|| segments(|s| s.start))),
