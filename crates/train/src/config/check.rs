@@ -1,5 +1,7 @@
 //! What no single key can say: which values go together.
 
+use flatout_data::Tree;
+
 use super::{Config, Data, Group, MixPart, Paths, ScheduleName, SourceKind, Task, Unit};
 use crate::UserError;
 use crate::refuse;
@@ -145,6 +147,12 @@ impl Config {
         }
         if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
             refuse!("`data.lengths` has {len}, and each must be from 1 to `model.context` = {context}");
+        }
+        if Tree::list(&data.trees).is_none() {
+            refuse!(
+                "`data.trees` must have four numbers a tree: examples, tokens of their prefix, tokens behind it (one an \
+                 example at least), and how many of these are learned"
+            );
         }
         Ok(())
     }

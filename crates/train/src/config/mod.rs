@@ -134,6 +134,8 @@ section! {
         pub lengths: Vec<usize> = Vec::new(),
         /// Learned tokens of these shares, in the same order; measured where not given.
         pub learned: Vec<usize> = Vec::new(),
+        /// Shares of the trees that shared prefixes make, each as examples, prefix, tokens behind it, learned; measured where not given.
+        pub trees: Vec<usize> = Vec::new(),
         /// What the files hold: documents, conversations, texts with a class, or images with one.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
