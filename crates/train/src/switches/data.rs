@@ -93,6 +93,7 @@ pub const SHARED_PREFIX: Switch = Switch {
     doc: "One computation of the beginning that several examples share; such examples follow one another in an epoch.",
     field: field!(data.shared_prefix),
     class: Class::Statistical,
+    reorders: true,
     off: Some("off"),
     settle: Settle::ByLengths,
     // The rows that a token sees are an input.
