@@ -98,6 +98,48 @@ fn a_labelled_file_is_learned_judged_and_asked_about() {
 }
 
 #[test]
+fn the_best_checkpoint_and_the_early_stop_follow_a_validation_file() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write_texts(&dir.join("texts.csv"), 160, true);
+    // The classes of this file are the wrong way round: the better the training rows are learned, the worse it gets.
+    let swapped = fs::read_to_string(dir.join("texts.csv")).expect("texts");
+    let swapped = swapped.replace(",weather,", ",?,").replace(",food,", ",weather,").replace(",?,", ",food,");
+    fs::write(dir.join("swapped.csv"), swapped).expect("a file");
+    let words = [
+        "data.group=none",
+        "data.held_out_path=swapped.csv",
+        "train.epochs=30",
+        "eval.every_epochs=1",
+        "eval.rows=1000",
+        "train.patience=4",
+        "lr=5e-3",
+        "--run",
+        "run",
+    ];
+    let said = done(say(dir, &train(&words)));
+    assert!(said.err.contains("160 of 160 examples in swapped.csv are trained on too"), "{said:?}");
+    let log = fs::read_to_string(dir.join("run/events.jsonl")).expect("a log");
+    let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let start = events.iter().find(|event| event["event"] == "start").expect("a start");
+    assert_eq!(
+        (&start["data"]["documents"], &start["data"]["held_out_documents"]),
+        (&160.into(), &160.into())
+    );
+    let steps = start["steps"].as_u64().expect("steps");
+    let last = events.iter().filter_map(|event| event["step"].as_u64()).max().expect("steps");
+    assert!(last < steps, "{last} of {steps} steps: nothing stopped it");
+    let judged = |run: &'static str, on: &'static [&'static str]| -> f64 {
+        let told = done(say(dir, &[&["eval", run, "--json"], on].concat()));
+        let told: Value = serde_json::from_str(&told.out).expect("JSON");
+        told["metrics"]["mean"]["f1"].as_f64().expect("a number")
+    };
+    // The run learns the training rows and is wrong about the file, for which the best checkpoint is better than the last.
+    assert!(judged("run", &["data.path=texts.csv"]) > 0.9);
+    assert!(judged("run@best", &[]) > judged("run", &[]) + 0.1);
+}
+
+#[test]
 fn folds_are_runs_with_a_summary() {
     let scratch = tempfile::tempdir().expect("a folder");
     let dir = scratch.path();

@@ -103,8 +103,14 @@ fn relative_paths_are_found_from_anywhere() {
     fs::create_dir(&elsewhere).expect("a folder");
     let rows: String = (0..60).map(|i| format!("{{\"text\": \"row {i} of {} words\"}}\n", i * i)).collect();
     fs::write(scene.dir("book.jsonl.gz"), gzip(&rows)).expect("a text");
-    for (run, path) in [("text", "data.path=book.txt"), ("packed", "data.path=book.jsonl.gz")] {
-        let words = [path, "model.vocab=300", "--run", run, "--resume", "auto", "-q"];
+    let verse: String = (0..40).map(|i| format!("Line {i} of a verse that nobody trains on.\n")).collect();
+    fs::write(scene.dir("verse.txt"), verse).expect("a text");
+    for (run, path, held_out) in [
+        ("text", "data.path=book.txt", "data.held_out=0.05"),
+        ("packed", "data.path=book.jsonl.gz", "data.held_out=0.05"),
+        ("checked", "data.path=book.txt", "data.held_out_path=verse.txt"),
+    ] {
+        let words = [path, held_out, "model.vocab=300", "--run", run, "--resume", "auto", "-q"];
         let cache = scene.dir("cache");
         let go = |dir: &std::path::Path, words: &[&str]| {
             let output = flatout(dir, words).env("FLATOUT_CACHE", &cache).output().expect("an end");
@@ -118,10 +124,12 @@ fn relative_paths_are_found_from_anywhere() {
         assert_eq!(resumed.0, Some(0), "{}", resumed.1);
         let judged = go(&elsewhere, &["eval", there, "-q"]);
         assert_eq!(judged.0, Some(0), "{}", judged.1);
-        // The same words mean another file there.
-        let asked = [path, "model.vocab=300", "train.steps=8", "--run", there, "--resume", "auto", "-q"];
+        // The same words mean other files there.
+        let named = if run == "checked" { "`data.held_out_path` is " } else { "`data.path` is " };
+        let asked =
+            [path, held_out, "model.vocab=300", "train.steps=8", "--run", there, "--resume", "auto", "-q"];
         let other = go(&elsewhere, &small_train(&asked));
-        assert!(other.0 == Some(2) && other.1.contains("`data.path` is "), "{other:?}");
+        assert!(other.0 == Some(2) && other.1.contains(named), "{other:?}");
         let again = go(scene.folder.path(), &small_train(&asked));
         assert_eq!(again.0, Some(0), "{}", again.1);
     }

@@ -11,6 +11,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod characters;
 mod contained;
 pub mod durable;
 mod error;
@@ -28,7 +29,7 @@ pub use error::{DataError, ErrorKind, one_line};
 pub use examples::arrangement::{Arrangement, BatchLimits, LayoutOptions, arrange};
 pub use examples::drawn::{DrawnExamples, drawn_examples};
 pub use examples::layout::{Layout, MOST_SHAPES, MicroBatch, Shape};
-pub use examples::lengths::{Extent, Lengths};
+pub use examples::lengths::{Extent, Lengths, Tree};
 pub use examples::updates::{ExampleCursor, ExampleUpdate, UpdateOptions, Updates, once};
 pub use examples::{Example, ExampleTable};
 pub use order::loader::{Cursor, Loader, LoaderOptions, Rows};

@@ -3,7 +3,9 @@
 use std::slice::from_ref;
 
 use crate::scratch::Scratch;
-use flatout_data::examples::{ExampleKind, ExampleSets, ExampleSpec, TooLong, TrainOn, open, spans};
+use flatout_data::examples::{
+    ExampleKind, ExampleSets, ExampleSpec, TooLong, TrainOn, class_names, open, open_reporting, spans,
+};
 use flatout_data::formats::OnError;
 use flatout_data::{Example, SourceKind};
 
@@ -402,4 +404,44 @@ fn any_number_of_workers_gives_the_same_examples() {
         }
         assert_ne!(open(&ExampleSpec { seed: 4, ..spec(2) }).unwrap().mark, one.mark);
     }
+}
+
+#[test]
+fn files_to_evaluate_on_stand_for_the_share() {
+    let scratch = Scratch::new("examples-apart");
+    let row = |at: usize, label: &str| format!("{{\"text\":\"text number {at}\",\"label\":\"{label}\"}}\n");
+    let many: String = (0..40).map(|at| row(at, ["no", "yes"][at % 2])).collect();
+    let train = scratch.write("train.jsonl", (many + &row(40, "maybe")).as_bytes());
+    let apart = |text: &str| {
+        let path = scratch.write("apart.jsonl", text.as_bytes());
+        ExampleSpec { held_out: 0.2, held_out_path: vec![path], ..classes(from_ref(&train)) }
+    };
+    let spec = apart(&(row(100, "yes") + &row(3, "no") + &row(101, "no")));
+    let mut told = Vec::new();
+    let sets = open_reporting(&spec, &mut |event| told.push(format!("{event:?}"))).unwrap();
+    assert_eq!((sets.train.count(), sets.held_out.count()), (41, 3));
+    // A class of one training row is a class: it is evaluated elsewhere.
+    assert_eq!(sets.classes, ["maybe", "no", "yes"]);
+    assert_eq!(class_names(&spec).unwrap(), sets.classes);
+    let alone = skipping(classes(from_ref(&train)));
+    assert_eq!(class_names(&alone).unwrap(), open(&alone).unwrap().classes);
+    let labels: Vec<_> = sets.held_out.iter().map(|example| example.label).collect();
+    assert_eq!(labels, [Some(2), Some(1), Some(1)]);
+    assert!(sets.held_out_places.iter().all(|place| place.to_string().contains("apart.jsonl")));
+    assert_eq!((sets.description.files, sets.description.rows), (2, 44));
+    assert!(told.iter().any(|said| said.contains("1 of 3 examples")), "{told:?}");
+    let unknown = open(&apart(&row(1, "perhaps"))).unwrap_err().sentence;
+    assert!(unknown.contains("apart.jsonl, line 1: the label `perhaps` is none of the classes"), "{unknown}");
+    let empty = open(&skipping(apart("{\"text\":\"x\",\"label\":\"perhaps\"}\n"))).unwrap_err().sentence;
+    assert!(empty.contains("no example to evaluate on") && empty.contains("data.held_out_path"), "{empty}");
+
+    let talk = |at: usize| format!("{{\"prompt\":\"Question {at}?\",\"completion\":\"Answer {at}.\"}}\n");
+    let train = scratch.write("talk.jsonl", (0..30).map(talk).collect::<String>().as_bytes());
+    let apart = scratch.write("talk-apart.jsonl", talk(99).as_bytes());
+    let sets =
+        open(&ExampleSpec { held_out: 0.5, held_out_path: vec![apart], ..chat(from_ref(&train)) }).unwrap();
+    assert_eq!((sets.train.count(), sets.held_out.count()), (30, 1));
+    assert_eq!(learned(&sets, sets.held_out.get(0)), "Answer 99.<eos>");
+    let whole = open(&chat(from_ref(&train))).unwrap();
+    assert_eq!(sets.train, whole.train);
 }

@@ -194,7 +194,26 @@ fn tokenizer() {
     let trained = std::fs::read(&path).unwrap();
     let words = ["<bos>", "<eos>", "the", "captain", "."].map(String::from);
     Vocabulary::from_words(&words).save(&path).unwrap();
-    let seeds = [trained, std::fs::read(&path).unwrap()];
+    let mut seeds = vec![trained, std::fs::read(&path).unwrap()];
+    let plain: serde_json::Value = serde_json::from_slice(&seeds[0]).unwrap();
+    for (part, value) in [
+        (
+            "normalizer",
+            r#"{"type":"Sequence","normalizers":[{"type":"NFKC"},{"type":"Replace","pattern":{"Regex":" +"},"content":"_"},{"type":"Prepend","prepend":"_"},{"type":"Lowercase"}]}"#,
+        ),
+        (
+            "pre_tokenizer",
+            r#"{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"String":" "},"behavior":"Isolated","invert":false},{"type":"Metaspace","replacement":"_","prepend_scheme":"always","split":true},{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}]}"#,
+        ),
+        (
+            "decoder",
+            r#"{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"_"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}"#,
+        ),
+    ] {
+        let mut file = plain.clone();
+        file[part] = serde_json::from_str(value).unwrap();
+        seeds.push(file.to_string().into_bytes());
+    }
     let path = scratch.write("tokenizer.json", b"");
     let file = File::options().write(true).open(&path).unwrap();
     feed("tokenizer", &seeds, Limits::default(), |bytes| {
@@ -276,8 +295,10 @@ fn examples() {
 fn template() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/templates");
     let names = ["chatml", "llama-3", "mistral", "qwen-thinking", "zephyr", "python", "deepseek"];
-    let seeds: Vec<Vec<u8>> =
+    let mut seeds: Vec<Vec<u8>> =
         names.iter().map(|name| std::fs::read(folder.join(format!("{name}.jinja"))).unwrap()).collect();
+    let snippets = std::fs::read_to_string(folder.join("snippets.txt")).unwrap();
+    seeds.extend(snippets.split("\n---\n").map(|snippet| snippet.as_bytes().to_vec()));
     let message = |role: &str, content: &str| {
         Fields(vec![("role".into(), Field::from(role)), ("content".into(), Field::from(content))])
     };

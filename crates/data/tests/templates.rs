@@ -72,6 +72,45 @@ fn every_template_renders_as_transformers_does() {
     }
 }
 
+#[derive(Deserialize)]
+struct Snippets {
+    cases: Vec<Snippet>,
+}
+
+#[derive(Deserialize)]
+struct Snippet {
+    source: String,
+    text: Option<String>,
+    error: Option<String>,
+}
+
+#[test]
+fn every_snippet_renders_as_transformers_does() {
+    let expected = expected();
+    let read = std::fs::read_to_string(folder().join("snippets.json")).unwrap();
+    let snippets: Snippets = serde_json::from_str(&read).unwrap();
+    assert!(snippets.cases.len() > 100);
+    let messages = expected.conversations["several"].messages.clone();
+    let conversation = Conversation { messages, ..Conversation::default() };
+    let specials: Vec<(String, String)> = expected.specials.into_iter().collect();
+    let mut wrong = Vec::new();
+    for Snippet { source, text, error } in snippets.cases {
+        let template = ChatTemplate::compile(&source, "a snippet", specials.clone(), None);
+        let rendered = template.map_err(|error| error.sentence).and_then(|template| {
+            let turns = conversation.messages.len();
+            template.render(&conversation, turns, false).map_err(|refusal| refusal.to_string())
+        });
+        match (rendered, text) {
+            (Ok(rendered), Some(text)) if rendered.text == text => {}
+            (Err(_), None) => {}
+            (found, wanted) => {
+                wrong.push(format!("{source}\n  {found:?}\n  instead of {wanted:?} {error:?}"))
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// A set of one conversation.
 fn opened(scratch: &Scratch, template: &str, talk: &Talk, train_on: TrainOn) -> Result<ExampleSets, String> {
     let written = |field: &Field| json(field);
@@ -199,6 +238,27 @@ fn a_template_that_rewrites_earlier_turns_is_refused_by_name() {
         assert_eq!(opened(&scratch, template, talk, TrainOn::Each).unwrap().train.count(), answers);
         assert_eq!(opened(&scratch, template, talk, TrainOn::Last).unwrap().train.count(), 1);
     }
+    // The last answer alone is written with a thought, which the prompt opens in another way.
+    let thinking = "{% for m in messages %}{{ '<' + m.role + '>' }}{% if m.role == 'assistant' and loop.last %}[]\
+                    {% endif %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>[{% endif %}"
+        .replace("[]", "(thought)");
+    let path = scratch.write("thinking.jinja", thinking.as_bytes());
+    let opened_with = |train_on| {
+        let file = scratch.write("several.jsonl", br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},{"role":"assistant","content":"d"}]}"#);
+        let spec = ExampleSpec {
+            path: vec![file],
+            tokenizer: Some(folder().join("tokenizer.json")),
+            template: Some(path.clone()),
+            vocab: 400,
+            held_out: 0.0,
+            train_on,
+            ..ExampleSpec::default()
+        };
+        open(&spec).map_err(|error| error.sentence)
+    };
+    let error = opened_with(TrainOn::Assistant).unwrap_err();
+    assert!(error.contains("message 2") && error.contains("data.train_on=each"), "{error}");
+    assert_eq!(learned(&opened_with(TrainOn::Each).unwrap()), ["b</s>", "d</s>"]);
     // The instruction stands in the last message if that is a question: the answer is never seen behind it.
     let error = opened(&scratch, "mistral", &expected.conversations["system"], TrainOn::Last).unwrap_err();
     assert!(error.contains("differently once the answer follows"), "{error}");

@@ -196,7 +196,8 @@ impl Block {
         let rotation = rotation(c, layer, pass.positions);
         let normed = norm("attn_norm", &self.attn_norm, x);
         let y = b.scope("attn", || {
-            self.attn.apply(b, normed, layer, rotation.as_ref(), &pass.sight, c.mask(layer))
+            let mask = pass.sight.mask(c.mask(layer));
+            self.attn.apply(b, normed, layer, rotation.as_ref(), &pass.sight, mask)
         });
         let x = x + post_norm("attn_post_norm", &self.attn_post_norm, y);
         let normed = norm("ffn_norm", &self.ffn_norm, x);
@@ -273,7 +274,7 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
     };
     let segments = match form {
         // Dropout draws the same whether or not documents lie apart.
-        Form::Loss { documents: Documents::Apart { most }, .. } => {
+        Form::Loss { documents: Documents::Apart { most } | Documents::Trees { most, .. }, .. } => {
             vec![b.uncounted(|| bounds(b, "segment", most))]
         }
         Form::Classes { texts, .. } => vec![bounds(b, "segment", texts)],
@@ -288,6 +289,11 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
             Sight::cached([new, seen], i32s("cache_rows", &[t]), capacity)
         }
         (Form::Classes { longest, .. }, &[texts]) => Sight::ragged(texts, longest),
+        (Form::Loss { documents: Documents::Trees { longest, .. }, .. }, &[trees]) => {
+            assert!(c.is_causal(), "a branch sees all of its prefix");
+            let intervals = b.uncounted(|| i32s("intervals", &[t, 4]));
+            Sight::trees(trees, intervals, longest)
+        }
         (_, &[documents]) => Sight::ragged(documents, c.context),
         (Form::Loss { len, .. } | Form::Logits { len, .. }, _) => Sight::rows(len),
         _ => unreachable!("other forms have segments"),

@@ -42,6 +42,9 @@ pub enum Documents {
     Joined,
     /// At most this many documents in the batch, each a segment of its own.
     Apart { most: usize },
+    /// At most this many trees of at most `longest` tokens each: examples behind a prefix that they share. The input
+    /// `intervals` names the rows that each token sees.
+    Trees { most: usize, longest: usize },
 }
 
 /// A batch of images. Results are `loss`, the weighted sum over images, `weight`, the sum of their weights,

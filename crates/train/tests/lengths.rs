@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use flatout_data::{Lengths, UpdateOptions, Updates, drawn_examples};
+use flatout_data::{UpdateOptions, Updates, drawn_examples};
 use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
 use flatout_ir::{Class, PlanSet, Role};
 use flatout_measure::bench;
@@ -19,7 +19,7 @@ use flatout_train::run;
 use flatout_train::run::events::{Event, Start, Step};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
-use flatout_train::switches::active;
+use flatout_train::switches::{Choose, active};
 use flatout_train::tasks::batch::{Draw, Inputs};
 use flatout_train::tasks::examples;
 use flatout_train::training::trainer::{Notice, train};
@@ -69,8 +69,13 @@ fn compiled(config: &Config) -> Compiled {
     compile(config, &cpu::target(THREADS)).expect("plans")
 }
 
-/// The sums that an update leaves, and how many micro-batches of which plan it had.
+/// The sums that four updates of forty examples leave, and how many micro-batches of which plan they had.
 fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
+    sums_of(config, 40)
+}
+
+/// The sums that four updates leave, of so many examples.
+fn sums_of(config: &Config, count: usize) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let compiled = compiled(config);
     let arrangement = compiled.settled.arrangement.expect("examples are arranged");
     let mut session = Session::new(compiled.plans, THREADS).expect("a session");
@@ -79,8 +84,12 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
         session.run(Role::Derive).expect("copies of the weights");
     }
     let (seed, vocab) = (config.train.seed, config.model.decoder().vocab);
-    let drawn = drawn_examples(&Lengths::drawn(16, config.model.decoder().context), [40, 0], seed, vocab);
-    let table = Arc::new(drawn.expect("examples").train);
+    let lengths = examples::lengths(config).expect("examples have lengths");
+    let mut table = drawn_examples(&lengths, [count, 0], seed, vocab).expect("examples").train;
+    if config.switches.data.shared_prefix == Choose::On {
+        table.share_prefixes();
+    }
+    let table = Arc::new(table);
     let reading = UpdateOptions {
         seed,
         batch: config.train.batch,
@@ -128,6 +137,38 @@ fn every_layout_gives_the_same_gradients() {
     }
     let loss = |dropout: &str| sums(&config(&["packing=on", dropout])).0[LOSS_SUM][0];
     assert!((loss("model.dropout=0") / loss("model.dropout=0.1") - 1.0).abs() > 1e-4, "dropout drops");
+}
+
+/// Trees of five examples behind 34 tokens, of nine behind 33, and an example by itself.
+const TREES: &str = "data.trees=[5,34,40,15, 1,0,20,10, 9,33,90,30]";
+
+#[test]
+fn examples_that_share_a_prefix_give_the_gradients_they_give_alone() {
+    // Four updates are an epoch: the order of examples differs, the sum over all of them does not.
+    let of = |more: &[&str]| sums_of(&config(&[&[TREES, "model.dropout=0"], more].concat()), 48);
+    let (want, _) = of(&["shared_prefix=off", "packing=off", "length_buckets=off", "micro_batch=4"]);
+    for layout in [
+        &["micro_batch=12"][..],
+        &["micro_batch=12", "head_rows=all"],
+        // Plans that hold two examples: trees are cut, and each part has the prefix.
+        &["micro_batch=2"],
+        &["micro_batch=2", "positions=learned"],
+    ] {
+        let want = match layout.contains(&"positions=learned") {
+            true => of(&["shared_prefix=off", "packing=off", "positions=learned", "micro_batch=4"]).0,
+            false => want.clone(),
+        };
+        let (got, shapes) = of(&[&["shared_prefix=on"], layout].concat());
+        assert_eq!(got[WEIGHT_SUM], want[WEIGHT_SUM]);
+        let distances = want.iter().map(|(path, want)| (relative(&got[path], want), path));
+        let (off, path) = distances.max_by(|a, b| a.0.total_cmp(&b.0)).expect("tensors");
+        println!("{layout:?}: {path} is furthest, by {off:.1e}; plans {shapes:?}");
+        assert!(off < BOUND, "{layout:?}: {path} is off by {off:.1e}");
+    }
+    let arrangement = compiled(&config(&[TREES, "shared_prefix=on", "micro_batch=12"])).settled.arrangement;
+    let arrangement = arrangement.expect("examples are arranged");
+    assert!(arrangement.shared > 0.5, "{}", arrangement.words());
+    assert!(arrangement.words().contains("% of the tokens shared"), "{}", arrangement.words());
 }
 
 #[test]
@@ -223,7 +264,9 @@ fn every_layout_trains_alike_and_says_what_it_computed() {
 
 #[test]
 fn a_run_on_examples_goes_on_exactly() {
-    for layout in [&["packing=auto"][..], &["length_buckets=on", "micro_batch=4"]] {
+    let layouts =
+        [&["packing=auto"][..], &["length_buckets=on", "micro_batch=4"], &[TREES, "shared_prefix=on"]];
+    for layout in layouts {
         let folder = tempfile::tempdir().expect("a folder");
         let of = |more: &[&str]| config(&[layout, &["model.dropout=0.1", "eval.rows=0"], more].concat());
         let whole = train_in(&of(&[]), &folder.path().join("whole"), Resume::Never);
@@ -327,6 +370,13 @@ fn what_cannot_be_laid_out_is_said() {
         (&["data.mean_tokens=49"], "`data.mean_tokens` is 49 and must be from 2 to `model.context` = 48"),
         (&["data.mean_tokens=1"], "`data.mean_tokens` is 1 and must be"),
         (&["data.lengths=[5,0]"], "`data.lengths` has 0, and each must be from 1"),
+        (&["shared_prefix=on", "packing=off"], "`shared_prefix=on` lays examples one after another"),
+        (
+            &["shared_prefix=on", "model.window=8"],
+            "`shared_prefix=on` needs layers that see every earlier token",
+        ),
+        (&["data.trees=[2,30,1,1]"], "`data.trees` must have four numbers a tree"),
+        (&["data.trees=[2,30,9]"], "`data.trees` must have four numbers a tree"),
         (&["data.path=a.txt"], "`data.mean_tokens` is of synthetic examples, and data.path is given"),
     ] {
         let got = refused(overrides);

@@ -3,8 +3,8 @@
 //! Some updates are drawn from the lengths and laid out in one shape as large as allowed; what micro-batches then hold is
 //! known, and at most four extents are taken that leave the least of them empty.
 
-use super::layout::{Layout, MOST_SHAPES, Shape};
-use super::lengths::{Extent, Lengths};
+use super::layout::{Layout, MOST_SHAPES, Member, Shape};
+use super::lengths::Lengths;
 use super::updates::sorted_windows;
 use crate::random::{Uniform, key};
 
@@ -19,6 +19,8 @@ pub struct LayoutOptions {
     pub is_sorted: bool,
     /// The loss reads the rows that are learned, and not every row.
     pub reads_learned: bool,
+    /// Examples that begin alike lie behind one computation of their beginning. That changes the order of examples.
+    pub shares_prefixes: bool,
 }
 
 /// The size of an update, and the room there is for it at once.
@@ -38,8 +40,10 @@ pub struct Arrangement {
     pub manner: LayoutOptions,
     /// How often an update runs the plan of each shape, in the mean.
     pub runs: Vec<f64>,
-    /// Tokens of examples an update, in the mean.
+    /// Tokens of examples an update, in the mean; a prefix that several share counts once.
     pub real_tokens: f64,
+    /// The share of the examples' tokens that another example's computation serves.
+    pub shared: f64,
     /// The share of computed rows that the loss reads.
     pub read_share: f64,
     /// The share of computed tokens that is no example's.
@@ -63,7 +67,9 @@ const WORTH: f64 = 0.01;
 pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Arrangement {
     let BatchLimits { batch, rows, context } = limits;
     assert!(lengths.longest() <= context, "examples are no longer than the context");
-    let updates = drawn(lengths, batch, manner.is_sorted);
+    let updates = drawn(lengths, batch, manner);
+    let trees =
+        manner.shares_prefixes.then(|| lengths.largest_tree().min((rows * context).next_multiple_of(TILE)));
     let most = if manner.has_buckets { MOST_SHAPES } else { 1 };
     let shape = |extent: usize| match manner.is_packed {
         true => Shape::Packed { tokens: extent, segments: batch },
@@ -80,24 +86,28 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
         // Several lengths sort the rows of an update; the second length is there for that alone.
         true => vec![shape(context), shape(context - 1)],
         false => vec![shape(largest)],
-    });
+    })
+    .sharing(trees);
     for examples in &updates {
         for place in whole.places(examples) {
-            let of_members = place.members.iter().map(|index| examples[*index].tokens);
-            wanted.push(if manner.is_packed { of_members.sum() } else { of_members.max().unwrap_or(1) });
+            let lengths = place.trees.iter().flatten().map(|index| examples[*index].extent.tokens);
+            wanted.push(if manner.is_packed { place.tokens } else { lengths.max().unwrap_or(1) });
         }
     }
     let longest = lengths.longest();
     wanted.push(if is_naive { context } else { longest });
     let rounded = |extent: usize| extent.next_multiple_of(step).min(largest);
     let shapes: Vec<Shape> = extents_for(wanted, rounded, most).into_iter().map(shape).collect();
+    let whole = Layout::new(shapes).sharing(trees);
     let layout = match manner.reads_learned {
-        true => reading(shapes, lengths, &updates),
-        false => Layout::new(shapes),
+        true => reading(whole, lengths, &updates),
+        false => whole,
     };
     let runs = runs(&layout, &updates);
-    let real: usize = updates.iter().flatten().map(|extent| extent.tokens).sum();
-    let real_tokens = real as f64 / updates.len() as f64;
+    let of_update = |tokens: usize| tokens as f64 / updates.len() as f64;
+    let real_tokens =
+        of_update(updates.iter().flat_map(|update| layout.places(update)).map(|place| place.tokens).sum());
+    let unshared = of_update(updates.iter().flatten().map(|member| member.extent.tokens).sum());
     let computed = weighed(&runs, layout.shapes().iter().map(|shape| shape.tokens()));
     let read_share = weighed(&runs, (0..runs.len()).map(|shape| layout.most_learned(shape))) / computed;
     Arrangement {
@@ -106,13 +116,14 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
         runs,
         real_tokens,
         read_share,
+        shared: 1.0 - real_tokens / unshared,
         padding: 1.0 - real_tokens / computed,
-        padding_of_rows: 1.0 - real_tokens / (batch * context) as f64,
+        padding_of_rows: 1.0 - unshared / (batch * context) as f64,
     }
 }
 
 /// How often an update runs the plan of each shape, in the mean.
-fn runs(layout: &Layout, updates: &[Vec<Extent>]) -> Vec<f64> {
+fn runs(layout: &Layout, updates: &[Vec<Member>]) -> Vec<f64> {
     let mut runs = vec![0.0; layout.shapes().len()];
     for examples in updates {
         layout.places(examples).iter().for_each(|place| runs[place.shape] += 1.0 / updates.len() as f64);
@@ -128,8 +139,12 @@ fn weighed(runs: &[f64], counts: impl Iterator<Item = usize>) -> f64 {
 const ROOM: [f64; 6] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0];
 
 /// The shapes with as little room for rows that are read as makes no more micro-batches, nearly.
-fn reading(shapes: Vec<Shape>, lengths: &Lengths, updates: &[Vec<Extent>]) -> Layout {
-    let of_all = Layout::new(shapes.clone());
+fn reading(of_all: Layout, lengths: &Lengths, updates: &[Vec<Member>]) -> Layout {
+    let (shapes, trees) = (of_all.shapes(), of_all.trees());
+    // Of the tokens that are computed, of which a shared prefix has none that are learned.
+    let places = updates.iter().flat_map(|update| of_all.places(update));
+    let learned: usize = updates.iter().flatten().map(|member| member.extent.learned).sum();
+    let share = learned as f64 / places.map(|place| place.tokens).sum::<usize>() as f64;
     let computed =
         |layout: &Layout| weighed(&runs(layout, updates), layout.shapes().iter().map(|shape| shape.tokens()));
     let most_computed = (1.0 + WORTH) * computed(&of_all);
@@ -141,14 +156,15 @@ fn reading(shapes: Vec<Shape>, lengths: &Lengths, updates: &[Vec<Extent>]) -> La
                 Shape::Padded { rows, .. } => rows * lengths.most_learned(),
                 Shape::Packed { .. } => {
                     let least = if index == 0 { lengths.most_learned() } else { 1 };
-                    ((room * lengths.learned_share() * all as f64).ceil() as usize).max(least)
+                    ((room * share * all as f64).ceil() as usize).max(least)
                 }
             };
             read.next_multiple_of(TILE).min(all)
         };
-        Layout::reading(shapes.clone(), Some(shapes.iter().enumerate().map(rows).collect()))
+        let read = shapes.iter().enumerate().map(rows).collect();
+        Layout::reading(shapes.to_vec(), Some(read)).sharing(trees)
     };
-    if lengths.learned_share() >= 1.0 {
+    if share >= 1.0 {
         return of_all;
     }
     let enough = ROOM.into_iter().map(with).find(|layout| computed(layout) <= most_computed);
@@ -183,21 +199,33 @@ impl Arrangement {
             true => format!(", the loss at {} of the rows", percent(self.read_share)),
             false => String::new(),
         };
-        format!("{plans} of {} {unit}, {padding}{read}", extents.join(", "))
+        let shared = match self.manner.shares_prefixes {
+            true => format!(", {} of the tokens shared", percent(self.shared)),
+            false => String::new(),
+        };
+        format!("{plans} of {} {unit}, {padding}{shared}{read}", extents.join(", "))
     }
 }
 
-/// The lengths of some updates, in the order of a run.
-fn drawn(lengths: &Lengths, batch: usize, is_sorted: bool) -> Vec<Vec<Extent>> {
+/// The examples of some updates, in the order of a run.
+fn drawn(lengths: &Lengths, batch: usize, manner: LayoutOptions) -> Vec<Vec<Member>> {
     let count = (DRAWN / batch).clamp(UPDATES[0], UPDATES[1]);
     let mut uniform = Uniform::new(key(batch as u64, 0x6c65));
-    let mut all: Vec<Extent> = (0..count * batch).map(|_| lengths.draw(&mut uniform)).collect();
-    if is_sorted {
-        let tokens: Vec<usize> = all.iter().map(|extent| extent.tokens).collect();
+    let mut all: Vec<Member> = vec![];
+    for group in 0.. {
+        if all.len() >= count * batch {
+            break;
+        }
+        let (extent, prefix, examples) = lengths.draw(&mut uniform);
+        all.extend(std::iter::repeat_n(Member { extent, group, prefix }, examples));
+    }
+    all.truncate(count * batch);
+    if manner.is_sorted {
+        let tokens: Vec<usize> = all.iter().map(|member| member.extent.tokens).collect();
         let order = sorted_windows(&tokens, batch, 0);
         all = order.into_iter().map(|index| all[index]).collect();
     }
-    all.chunks(batch).map(<[Extent]>::to_vec).collect()
+    all.chunks(batch).map(<[Member]>::to_vec).collect()
 }
 
 /// At most `most` extents, largest first, that leave the least of the wanted ones empty. Fewer where more save
@@ -256,8 +284,13 @@ fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: u
 mod tests {
     use super::*;
 
-    const PACKED: LayoutOptions =
-        LayoutOptions { is_packed: true, has_buckets: true, is_sorted: false, reads_learned: false };
+    const PACKED: LayoutOptions = LayoutOptions {
+        is_packed: true,
+        has_buckets: true,
+        is_sorted: false,
+        reads_learned: false,
+        shares_prefixes: false,
+    };
     const BUCKETED: LayoutOptions = LayoutOptions { is_packed: false, ..PACKED };
     const SORTED: LayoutOptions = LayoutOptions { is_sorted: true, ..BUCKETED };
     const NAIVE: LayoutOptions = LayoutOptions { has_buckets: false, ..BUCKETED };

@@ -25,7 +25,8 @@ pub(super) fn prompt_of(len: usize) -> usize {
 }
 
 /// So many examples of each side, in the words a model of `vocab` tokens must know. Each is text of the language from
-/// the beginning of a document on, cut at its length; its first third is only read.
+/// the beginning of a document on, cut at its length; what is not learned comes first. Where examples share prefixes, so do
+/// these.
 pub fn drawn_examples(
     lengths: &Lengths,
     [train, held_out]: [usize; 2],
@@ -39,18 +40,26 @@ pub fn drawn_examples(
         let (seed, mut table) = (key(seed, side), ExampleTable::default());
         let mut uniform = Uniform::new(key(seed, 1));
         let mut document = 0;
-        for _ in 0..count {
-            // Two tokens at least: one is predicted from the other.
-            let len = lengths.draw(&mut uniform).tokens.max(2);
+        let mut text = |len: usize| {
             let mut tokens = vec![];
             while tokens.len() < len {
                 tokens.extend(language.document(seed, document));
                 document += 1;
             }
             tokens.truncate(len);
-            let prompt = prompt_of(len);
-            let weights: Vec<f32> = (0..len).map(|i| if i < prompt { 0.0 } else { 1.0 }).collect();
-            table.push(Example { tokens: &tokens, weights: &weights, label: None });
+            tokens
+        };
+        while table.count() < count {
+            let (extent, prefix, examples) = lengths.draw(&mut uniform);
+            let begin = text(prefix);
+            for _ in 0..examples.min(count - table.count()) {
+                // Two tokens at least: one is predicted from the other.
+                let len = extent.tokens.max(2);
+                let tokens = [&begin[..], &text(len - prefix)].concat();
+                let prompt = len - extent.learned.clamp(1, len - 1);
+                let weights: Vec<f32> = (0..len).map(|i| if i < prompt { 0.0 } else { 1.0 }).collect();
+                table.push(Example { tokens: &tokens, weights: &weights, label: None });
+            }
         }
         table
     };

@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use tokenizers::{PostProcessorWrapper, Tokenizer};
+use tokenizers::{Encoding, PostProcessorWrapper, Tokenizer};
 
+use crate::contained::contained;
 use crate::error::DataError;
 use crate::text::tokenizer::Vocabulary;
+use crate::text::tokenizer::guarded::{Guarded, Unencodable};
 
 /// A token and the bytes of the text it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +28,7 @@ type Between = [Vec<u32>; 3];
 
 /// Encodes as a model's own tokeniser does: special tokens that are spelled out are themselves.
 pub(crate) struct Encoder {
-    library: Tokenizer,
+    tokenizer: Guarded,
     special: HashSet<u32>,
     single: Around,
     pair: Between,
@@ -35,8 +37,9 @@ pub(crate) struct Encoder {
 
 impl Encoder {
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, DataError> {
-        let mut library = vocabulary.library().clone();
-        library.set_encode_special_tokens(false);
+        let mut tokenizer = vocabulary.guarded().clone();
+        tokenizer.change(|library| library.set_encode_special_tokens(false));
+        let library = tokenizer.library();
         let (single, pair) = match library.get_post_processor() {
             // Tokenisers of ours say nothing of frames: a document is between the two ends, and a second one follows.
             None => {
@@ -44,17 +47,19 @@ impl Encoder {
                 let between = eos.clone();
                 ([bos.clone(), eos.clone()], [bos, between, eos])
             }
-            Some(_) => frames(&library)?,
+            Some(_) => frames(library)?,
         };
-        library.with_post_processor(None::<PostProcessorWrapper>);
         let added = library.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
-        Ok(Self { library, special, single, pair, eos: vocabulary.eos() })
+        tokenizer.change(|library| {
+            library.with_post_processor(None::<PostProcessorWrapper>);
+        });
+        Ok(Self { tokenizer, special, single, pair, eos: vocabulary.eos() })
     }
 
     /// The tokens of a text, and nothing around it.
-    pub fn pieces(&self, text: &str) -> Result<Vec<Piece>, String> {
-        let encoding = self.library.encode(text, false).map_err(|error| error.to_string())?;
+    pub fn pieces(&self, text: &str) -> Result<Vec<Piece>, Unencodable> {
+        let encoding = self.tokenizer.encode(text, false)?;
         let offsets = encoding.get_offsets().iter();
         let piece = |(token, (start, end)): (&u32, &(usize, usize))| Piece {
             token: *token,
@@ -66,7 +71,7 @@ impl Encoder {
     }
 
     /// The tokens of a text in the frame of a single one, with an end behind it: what follows a prompt ends somewhere.
-    pub fn document(&self, text: &str) -> Result<Vec<Piece>, String> {
+    pub fn document(&self, text: &str) -> Result<Vec<Piece>, Unencodable> {
         let around =
             |token: u32, at: usize, is_frame| Piece { token, bytes: at..at, is_special: true, is_frame };
         let mut pieces: Vec<Piece> = self.single[0].iter().map(|token| around(*token, 0, true)).collect();
@@ -78,9 +83,9 @@ impl Encoder {
 
     /// The tokens of a text or a pair in the tokeniser's own frame, and whether some had to be left out. The longer text
     /// is cut first, from its end, so that all of it has at most `most` tokens.
-    pub fn framed(&self, a: &str, b: Option<&str>, most: usize) -> Result<(Vec<u32>, bool), String> {
-        let bare = |text: &str| -> Result<Vec<u32>, String> {
-            Ok(self.library.encode_fast(text, false).map_err(|error| error.to_string())?.get_ids().to_vec())
+    pub fn framed(&self, a: &str, b: Option<&str>, most: usize) -> Result<(Vec<u32>, bool), Unencodable> {
+        let bare = |text: &str| -> Result<Vec<u32>, Unencodable> {
+            Ok(self.tokenizer.encode_fast(text, false)?.get_ids().to_vec())
         };
         let first = bare(a)?;
         let Some(b) = b else {
@@ -123,20 +128,23 @@ fn longest_first(first: usize, second: usize, room: usize) -> (usize, usize) {
 /// The tokens that the tokeniser's processing puts around one text, and around and between two: read from what it does
 /// to a letter.
 fn frames(library: &Tokenizer) -> Result<(Around, Between), DataError> {
-    let unusable = |error: Box<dyn std::error::Error + Send + Sync>| {
-        DataError::input(format!(
-            "The tokeniser cannot encode a single letter: {error}; give another with data.tokenizer."
-        ))
+    let encoded = |encode: &dyn Fn() -> tokenizers::Result<Encoding>| {
+        let encoded = contained(encode).and_then(|encoded| encoded.map_err(|error| error.to_string()));
+        encoded.map_err(|said| {
+            DataError::input(format!(
+                "The tokeniser cannot encode a single letter: {said}; give another with data.tokenizer."
+            ))
+        })
     };
-    let single = library.encode("a", true).map_err(unusable)?;
-    let pair = library.encode(("a", "a"), true).map_err(unusable)?;
-    let is_added = |encoding: &tokenizers::Encoding| -> Vec<bool> {
+    let single = encoded(&|| library.encode("a", true))?;
+    let pair = encoded(&|| library.encode(("a", "a"), true))?;
+    let is_added = |encoding: &Encoding| -> Vec<bool> {
         encoding.get_special_tokens_mask().iter().map(|mask| *mask == 1).collect()
     };
-    let taken = |encoding: &tokenizers::Encoding, range: Range<usize>| encoding.get_ids()[range].to_vec();
+    let taken = |encoding: &Encoding, range: Range<usize>| encoding.get_ids()[range].to_vec();
     let added_run =
         |added: &[bool], from: usize| from + added[from..].iter().take_while(|added| **added).count();
-    let letter = library.encode("a", false).map_err(unusable)?.len();
+    let letter = encoded(&|| library.encode("a", false))?.len();
     let added = is_added(&single);
     let text = added_run(&added, 0);
     let frame = [taken(&single, 0..text), taken(&single, text + letter..added.len())];

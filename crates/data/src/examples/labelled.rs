@@ -227,10 +227,15 @@ impl Collected {
         self.labels.get(label).is_some_and(|(count, _)| *count == 1)
     }
 
-    /// The classes, sorted: numbers by size, names by their letters. Labels that occur once are no classes.
-    pub fn classes(&self, shown: &str) -> Result<Classes, DataError> {
-        let mut names: Vec<String> =
-            self.labels.iter().filter(|(_, (count, _))| *count > 1).map(|(label, _)| label.clone()).collect();
+    /// The classes, sorted: numbers by size, names by their letters. Labels that occur once are no classes unless they
+    /// `may_be_lonely`.
+    pub fn classes(&self, shown: &str, may_be_lonely: bool) -> Result<Classes, DataError> {
+        let mut names: Vec<String> = self
+            .labels
+            .iter()
+            .filter(|(_, (count, _))| *count > 1 || may_be_lonely)
+            .map(|(label, _)| label.clone())
+            .collect();
         if let Some(numbers) = names.iter().map(|name| name.parse().ok()).collect::<Option<Vec<i128>>>() {
             let mut numbered: Vec<(i128, String)> = numbers.into_iter().zip(names).collect();
             numbered.sort();
@@ -315,6 +320,6 @@ mod tests {
             collected.see(label, &place);
         }
         assert_eq!(collected.lonely().map(|(label, _)| label), Some("7"));
-        assert_eq!(collected.classes("a").unwrap().names, ["-1", "9", "10"]);
+        assert_eq!(collected.classes("a", false).unwrap().names, ["-1", "9", "10"]);
     }
 }

@@ -3,6 +3,9 @@
 //! What is learned does not depend on it: an update is the same examples with the same weights in every layout, and
 //! sums are divided by the weight of the whole update. What depends on it is how much is computed for nothing.
 
+use std::collections::HashMap;
+use std::ops::Range;
+
 use super::Example;
 use super::lengths::Extent;
 use crate::order::pack::Segment;
@@ -49,6 +52,24 @@ pub struct Layout {
     shapes: Vec<Shape>,
     /// `None` where it reads every row.
     read: Option<Vec<usize>>,
+    /// The most tokens of a tree, where examples share prefixes.
+    trees: Option<usize>,
+}
+
+/// An example as it takes room: its size, and the tokens it begins with that others of its group begin with too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub extent: Extent,
+    /// A number that means nothing where the prefix has no tokens.
+    pub group: u32,
+    pub prefix: usize,
+}
+
+impl Member {
+    /// The room it takes behind its prefix.
+    fn branch(&self) -> Extent {
+        Extent { tokens: self.extent.tokens - self.prefix, ..self.extent }
+    }
 }
 
 /// Plans of different extents that a run may have: each is compiled, captured and has inputs of its own.
@@ -68,7 +89,18 @@ impl Layout {
         assert!(shapes.is_sorted_by(|a, b| a.tokens() > b.tokens()), "largest first");
         let is_falling = |read: &Vec<usize>| read.len() == shapes.len() && read.is_sorted_by(|a, b| a >= b);
         assert!(read.as_ref().is_none_or(is_falling), "largest first: {read:?}");
-        Layout { shapes, read }
+        Layout { shapes, read, trees: None }
+    }
+
+    /// Examples that share a prefix lie behind it, in trees of at most so many tokens. Only of packed shapes.
+    pub fn sharing(self, trees: Option<usize>) -> Layout {
+        assert!(trees.is_none() || self.is_packed(), "trees lie one after another");
+        Layout { trees, ..self }
+    }
+
+    /// The most tokens of a tree, where examples share prefixes.
+    pub fn trees(&self) -> Option<usize> {
+        self.trees
     }
 
     pub fn shapes(&self) -> &[Shape] {
@@ -91,7 +123,7 @@ impl Layout {
 
     /// Which of an update's examples, given by their sizes, lie in which micro-batch, and the shape of each. The same
     /// sizes give the same layout, and every example fits the largest shape alone.
-    pub(crate) fn places(&self, examples: &[Extent]) -> Vec<Place> {
+    pub(crate) fn places(&self, examples: &[Member]) -> Vec<Place> {
         match self.shapes[0] {
             Shape::Packed { tokens, segments } => self.packed(examples, tokens, segments),
             Shape::Padded { rows, .. } => self.padded(examples, rows),
@@ -99,17 +131,17 @@ impl Layout {
     }
 
     /// Longest first, each into the first micro-batch with room for it.
-    fn packed(&self, examples: &[Extent], tokens: usize, segments: usize) -> Vec<Place> {
+    fn packed(&self, examples: &[Member], tokens: usize, segments: usize) -> Vec<Place> {
         let learned = self.most_learned(0);
+        let trees = self.grown(examples, Extent { tokens, learned });
+        let extents: Vec<Extent> = trees.iter().map(|(extent, _)| *extent).collect();
         let mut bins: Vec<(Extent, Vec<usize>)> = vec![];
-        for index in longest_first(examples) {
-            let own = examples[index];
+        for index in longest_first(&extents) {
+            let own = extents[index];
             assert!(own.tokens <= tokens, "an example of {} tokens in a plan of {tokens}", own.tokens);
             assert!(own.learned <= learned, "{} learned tokens, {learned} are read", own.learned);
             let takes = |(used, members): &&mut (Extent, Vec<usize>)| {
-                used.tokens + own.tokens <= tokens
-                    && used.learned + own.learned <= learned
-                    && members.len() < segments
+                sum([*used, own]).fits(Extent { tokens, learned }) && members.len() < segments
             };
             match bins.iter_mut().find(takes) {
                 Some((used, members)) => {
@@ -121,21 +153,51 @@ impl Layout {
         }
         let place = |(used, mut members): (Extent, Vec<usize>)| {
             members.sort_unstable();
-            Place { shape: self.smallest(used.learned, |shape| shape.tokens() >= used.tokens), members }
+            let shape = self.smallest(used.learned, |shape| shape.tokens() >= used.tokens);
+            let of_tree = |index: usize| trees[index].1.clone();
+            Place { shape, tokens: used.tokens, trees: members.into_iter().map(of_tree).collect() }
         };
         bins.into_iter().map(place).collect()
     }
 
+    /// Examples as trees with their sizes, in the order of their first members: one tree a group, or several where one would
+    /// not fit; an example that shares nothing is a tree of its own.
+    fn grown(&self, examples: &[Member], room: Extent) -> Vec<(Extent, Vec<usize>)> {
+        let room = Extent { tokens: self.trees.map_or(room.tokens, |most| most.min(room.tokens)), ..room };
+        let mut trees: Vec<(Extent, Vec<usize>)> = vec![];
+        let mut growing: HashMap<u32, usize> = HashMap::new();
+        for (index, example) in examples.iter().enumerate() {
+            let shares = self.trees.is_some() && example.prefix > 0;
+            let grown = growing.get(&example.group).filter(|_| shares).map(|tree| &mut trees[*tree]);
+            match grown {
+                Some((used, members)) if sum([*used, example.branch()]).fits(room) => {
+                    *used = sum([*used, example.branch()]);
+                    members.push(index);
+                }
+                _ => {
+                    if shares {
+                        growing.insert(example.group, trees.len());
+                    }
+                    trees.push((example.extent, vec![index]));
+                }
+            }
+        }
+        trees
+    }
+
     /// Neighbours in length share a micro-batch, so that each is as long as its longest. Where there is one length only
     /// they stay in their order.
-    fn padded(&self, examples: &[Extent], rows: usize) -> Vec<Place> {
+    fn padded(&self, examples: &[Member], rows: usize) -> Vec<Place> {
+        let examples: Vec<Extent> = examples.iter().map(|example| example.extent).collect();
         let order =
-            if self.shapes.len() > 1 { longest_first(examples) } else { (0..examples.len()).collect() };
+            if self.shapes.len() > 1 { longest_first(&examples) } else { (0..examples.len()).collect() };
         let place = |members: &[usize]| {
             let extents = || members.iter().map(|index| examples[*index]);
             let longest = extents().map(|extent| extent.tokens).max().expect("a chunk has members");
             let holds = |shape: Shape| matches!(shape, Shape::Padded { len, .. } if len >= longest);
-            Place { shape: self.smallest(sum(extents()).learned, holds), members: members.to_vec() }
+            let Extent { tokens, learned } = sum(extents());
+            let trees = members.iter().map(|index| vec![*index]).collect();
+            Place { shape: self.smallest(learned, holds), tokens, trees }
         };
         order.chunks(rows).map(place).collect()
     }
@@ -145,6 +207,18 @@ impl Layout {
         let fits = |shape: &usize| holds(self.shapes[*shape]) && self.most_learned(*shape) >= learned;
         (0..self.shapes.len()).rev().find(fits).expect("every example fits the largest shape")
     }
+}
+
+/// Tokens that follow one another in an example.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Run {
+    own: Segment,
+    /// The rows before it in the example; none where it begins the example.
+    prefix: Segment,
+    /// The global index of the example.
+    sample: u64,
+    /// The place of its first token in the example.
+    first: u32,
 }
 
 /// Sizes taken together.
@@ -165,8 +239,10 @@ fn longest_first(examples: &[Extent]) -> Vec<usize> {
 pub(crate) struct Place {
     /// Of the layout's shapes.
     pub shape: usize,
-    /// Of the update's examples.
-    pub members: Vec<usize>,
+    /// Tokens of examples; a prefix that several share counts once.
+    pub tokens: usize,
+    /// The update's examples by number, those together that share a prefix.
+    pub trees: Vec<Vec<usize>>,
 }
 
 /// Examples as a plan takes them. All vectors are as long as the plan has room; what is no example's predicts nothing
@@ -184,9 +260,11 @@ pub struct MicroBatch {
     pub weights: Vec<f32>,
     /// The position within the example.
     pub positions: Vec<i32>,
-    /// Where each example lies; as many as there are examples.
+    /// Where each example lies, or each tree of them; as many as there are.
     pub segments: Vec<Segment>,
-    /// The global index of each example, by which dropout draws.
+    /// Runs of tokens that follow one another in an example: of an example that shares nothing all of it.
+    runs: Vec<Run>,
+    /// The global index of each example.
     pub samples: Vec<u64>,
     /// The class of each example; -1 where it has none. As many as there is room for.
     pub labels: Vec<i32>,
@@ -205,32 +283,64 @@ impl MicroBatch {
             weights: vec![0.0; tokens],
             positions: vec![0; tokens],
             segments: Vec::with_capacity(segments),
+            runs: vec![],
             samples: Vec::with_capacity(segments),
             labels: vec![-1; segments],
             label_weights: vec![0.0; segments],
         }
     }
 
-    /// Lays an example behind those that are there.
-    pub(crate) fn push(&mut self, extents: Shape, example: Example<'_>, sample: u64, class_weights: &[f32]) {
+    /// Lays examples with their global indices behind those that are there, each behind the `prefix` tokens they share.
+    pub(crate) fn push(
+        &mut self,
+        extents: Shape,
+        tree: &[(Example<'_>, u64)],
+        prefix: usize,
+        class_weights: &[f32],
+    ) {
         let index = self.segments.len();
         let behind = self.segments.last().map_or(0, |last| (last.start + last.len) as usize);
         let start = extents.row_start(index).unwrap_or(behind);
-        let len = example.tokens.len();
-        for (i, (token, next)) in example.tokens.iter().zip(1..).enumerate() {
-            self.tokens[start + i] = *token as i32;
-            self.positions[start + i] = i as i32;
-            if let Some(weight) = example.weights.get(next).filter(|weight| **weight != 0.0) {
-                self.targets[start + i] = example.tokens[next] as i32;
-                self.weights[start + i] = *weight;
+        let mut end = start;
+        let trunk = Segment { start: start as u32, len: prefix as u32 };
+        for (number, (example, sample)) in tree.iter().enumerate() {
+            if number == 0 && prefix > 0 {
+                end = self.lay(*example, *sample, 0..prefix, end, Segment { len: 0, ..trunk });
+            }
+            end = self.lay(*example, *sample, prefix..example.tokens.len(), end, trunk);
+            if let Some(label) = example.label {
+                self.labels[index] = label as i32;
+                self.label_weights[index] = class_weights.get(label as usize).copied().unwrap_or(1.0);
+            }
+            self.samples.push(*sample);
+        }
+        self.segments.push(Segment { start: start as u32, len: (end - start) as u32 });
+    }
+
+    /// Lays a part of an example at a place behind its prefix, and says where it ends.
+    fn lay(
+        &mut self,
+        example: Example<'_>,
+        sample: u64,
+        part: Range<usize>,
+        start: usize,
+        prefix: Segment,
+    ) -> usize {
+        for (at, i) in part.clone().enumerate() {
+            self.tokens[start + at] = example.tokens[i] as i32;
+            self.positions[start + at] = i as i32;
+            if let Some(weight) = example.weights.get(i + 1).filter(|weight| **weight != 0.0) {
+                self.targets[start + at] = example.tokens[i + 1] as i32;
+                self.weights[start + at] = *weight;
             }
         }
-        if let Some(label) = example.label {
-            self.labels[index] = label as i32;
-            self.label_weights[index] = class_weights.get(label as usize).copied().unwrap_or(1.0);
-        }
-        self.segments.push(Segment { start: start as u32, len: len as u32 });
-        self.samples.push(sample);
+        self.runs.push(Run {
+            own: Segment { start: start as u32, len: part.len() as u32 },
+            prefix,
+            sample,
+            first: part.start as u32,
+        });
+        start + part.len()
     }
 
     /// Tokens of examples; the rest is padding.
@@ -254,16 +364,35 @@ impl MicroBatch {
     }
 
     /// For each token the global index of its example and its place in it, one after another; zeros where there is
-    /// none. The same in every layout, so that dropout draws the same.
+    /// none. The same in every layout, so that dropout draws the same; a prefix draws as its first example does.
     pub fn draw_keys(&self) -> Vec<i32> {
         let mut keys = vec![0; 2 * self.tokens.len()];
-        for (segment, sample) in self.segments.iter().zip(&self.samples) {
-            for i in 0..segment.len {
-                let at = 2 * (segment.start + i) as usize;
-                (keys[at], keys[at + 1]) = (*sample as i32, i as i32);
+        for run in &self.runs {
+            for i in 0..run.own.len {
+                let at = 2 * (run.own.start + i) as usize;
+                (keys[at], keys[at + 1]) = (run.sample as i32, (run.first + i) as i32);
             }
         }
         keys
+    }
+
+    /// For each token the rows that it sees, [a, b) of the prefix and [c, d) of its own run, one after another; nothing where
+    /// there is no token.
+    pub fn intervals(&self) -> Vec<i32> {
+        let mut all = vec![0; 4 * self.tokens.len()];
+        for Run { own, prefix, .. } in &self.runs {
+            for i in 0..own.len {
+                let row = own.start + i;
+                // The first interval is never the empty one.
+                let seen = match prefix.len {
+                    0 => [own.start, row + 1, 0, 0],
+                    len => [prefix.start, prefix.start + len, own.start, row + 1],
+                };
+                let at = 4 * row as usize;
+                all[at..at + 4].copy_from_slice(&seen.map(|row| row as i32));
+            }
+        }
+        all
     }
 }
 
@@ -279,9 +408,14 @@ mod tests {
         Layout::new(lens.iter().map(|&len| Shape::Padded { rows, len }).collect())
     }
 
+    /// An example that shares nothing.
+    fn alone(extent: Extent) -> Member {
+        Member { extent, group: 0, prefix: 0 }
+    }
+
     fn places(layout: &Layout, lengths: &[usize]) -> Vec<(usize, Vec<usize>)> {
-        let whole: Vec<Extent> = lengths.iter().map(|tokens| Extent::whole(*tokens)).collect();
-        layout.places(&whole).into_iter().map(|place| (place.shape, place.members)).collect()
+        let whole: Vec<Member> = lengths.iter().map(|tokens| alone(Extent::whole(*tokens))).collect();
+        layout.places(&whole).into_iter().map(|place| (place.shape, place.trees.concat())).collect()
     }
 
     #[test]
@@ -296,15 +430,51 @@ mod tests {
 
     #[test]
     fn a_micro_batch_has_room_for_what_is_read() {
-        let extent = |tokens, learned| Extent { tokens, learned };
+        let extent = |tokens, learned| alone(Extent { tokens, learned });
         let examples = [extent(6, 3), extent(4, 1), extent(3, 2), extent(2, 2)];
         let shapes = || [16, 8].map(|tokens| Shape::Packed { tokens, segments: 8 }).to_vec();
         let layout = Layout::reading(shapes(), Some(vec![4, 2]));
-        let found: Vec<_> = layout.places(&examples).into_iter().map(|p| (p.shape, p.members)).collect();
+        let found: Vec<_> =
+            layout.places(&examples).into_iter().map(|p| (p.shape, p.trees.concat())).collect();
         // All would fit sixteen tokens; four rows are read of them, and of the small plan two.
         assert_eq!(found, [(0, vec![0, 1]), (0, vec![2, 3])]);
         let layout = Layout::reading(shapes(), Some(vec![8, 2]));
-        assert_eq!(layout.places(&examples)[0].members, [0, 1, 2, 3]);
+        assert_eq!(layout.places(&examples)[0].trees.concat(), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn examples_of_a_group_lie_behind_their_prefix() {
+        let of = |tokens, group, prefix| Member { extent: Extent { tokens, learned: 1 }, group, prefix };
+        let examples = [of(9, 0, 6), of(7, 1, 0), of(8, 0, 6), of(12, 2, 10), of(9, 0, 6), of(11, 2, 10)];
+        let layout = packed(&[32], 8);
+        // Nothing is shared by a layout that has no trees: 32 hold four of them.
+        assert_eq!(layout.places(&examples).len(), 2);
+        let layout = layout.sharing(Some(13));
+        let [one, two] = &layout.places(&examples)[..] else { panic!("two micro-batches") };
+        // The third of its group would make a tree of 14 tokens, and begins another.
+        assert_eq!((one.trees.clone(), one.tokens), (vec![vec![0, 2], vec![1], vec![3, 5]], 31));
+        assert_eq!((two.trees.clone(), two.tokens), (vec![vec![4]], 9));
+    }
+
+    #[test]
+    fn a_branch_sees_its_prefix_and_itself() {
+        let shape = Shape::Packed { tokens: 8, segments: 3 };
+        let mut batch = MicroBatch::empty(&Layout::new(vec![shape]).sharing(Some(8)), 0);
+        let [a, b] = [[5, 6, 7, 8], [5, 6, 9, 1]];
+        let weights = [0.0, 0.0, 0.0, 1.0];
+        let of = |tokens| Example { tokens, weights: &weights, label: None };
+        batch.push(shape, &[(of(&a), 40), (of(&b), 41)], 2, &[]);
+        batch.push(shape, &[(Example { tokens: &[3], weights: &[0.0], label: None }, 42)], 0, &[]);
+        assert_eq!(batch.tokens, [5, 6, 7, 8, 9, 1, 3, 0]);
+        assert_eq!(batch.positions, [0, 1, 2, 3, 2, 3, 0, 0]);
+        assert_eq!(batch.targets, [-1, -1, 8, -1, 1, -1, -1, -1]);
+        assert_eq!(batch.segments, [Segment { start: 0, len: 6 }, Segment { start: 6, len: 1 }]);
+        assert_eq!(batch.samples, [40, 41, 42]);
+        let rows: Vec<[i32; 4]> = batch.intervals().chunks(4).map(|row| row.try_into().unwrap()).collect();
+        let expected = [[0, 1, 0, 0], [0, 2, 0, 0], [0, 2, 2, 3], [0, 2, 2, 4], [0, 2, 4, 5], [0, 2, 4, 6]];
+        assert_eq!(rows[..6], expected);
+        assert_eq!(rows[6..], [[6, 7, 0, 0], [0, 0, 0, 0]]);
+        assert_eq!(batch.draw_keys(), [40, 0, 40, 1, 40, 2, 40, 3, 41, 2, 41, 3, 42, 0, 0, 0]);
     }
 
     #[test]
@@ -322,8 +492,8 @@ mod tests {
         let class = Example { tokens: &[8, 9], weights: &[0.0, 0.0], label: Some(1) };
         let fill = |shape: Shape| {
             let mut batch = MicroBatch::empty(&Layout::reading(vec![shape], Some(vec![2])), 0);
-            batch.push(shape, answer, 40, &[1.0, 3.0]);
-            batch.push(shape, class, 41, &[1.0, 3.0]);
+            batch.push(shape, &[(answer, 40)], 0, &[1.0, 3.0]);
+            batch.push(shape, &[(class, 41)], 0, &[1.0, 3.0]);
             batch
         };
         let packed = fill(Shape::Packed { tokens: 6, segments: 3 });

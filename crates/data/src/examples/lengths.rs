@@ -4,10 +4,14 @@ use super::ExampleTable;
 use super::drawn::prompt_of;
 use crate::random::Uniform;
 
-/// The sizes of equal shares of the examples, shortest first; the last has the most tokens and the most learned tokens
-/// there are.
+/// The sizes of equal shares of the examples.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lengths(Vec<Extent>);
+pub struct Lengths {
+    /// Shortest first; the last has the most tokens and the most learned tokens there are.
+    shares: Vec<Extent>,
+    /// Where examples share prefixes: equal shares of the trees they make, smallest first. The last is the largest.
+    trees: Vec<Tree>,
+}
 
 /// The size of an example: what it takes of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +25,55 @@ impl Extent {
     /// An example all of whose tokens are learned.
     pub fn whole(tokens: usize) -> Extent {
         Extent { tokens, learned: tokens }
+    }
+
+    /// Whether there is room for it.
+    pub(crate) fn fits(&self, room: Extent) -> bool {
+        self.tokens <= room.tokens && self.learned <= room.learned
+    }
+}
+
+/// Examples behind a prefix that they share, or one example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tree {
+    pub examples: usize,
+    /// Tokens that all begin with.
+    pub prefix: usize,
+    /// Tokens behind the prefix, of all examples.
+    pub branches: usize,
+    /// Tokens that are predicted, of all examples.
+    pub learned: usize,
+}
+
+impl Tree {
+    /// Tokens that are computed.
+    pub fn tokens(&self) -> usize {
+        self.prefix + self.branches
+    }
+
+    /// Its numbers, as a config lists them.
+    pub fn numbers(&self) -> [usize; 4] {
+        [self.examples, self.prefix, self.branches, self.learned]
+    }
+
+    /// Of four numbers each, one after another; `None` where a number is missing or contradicts another.
+    pub fn list(numbers: &[usize]) -> Option<Vec<Tree>> {
+        numbers.chunks(4).map(Tree::given).collect()
+    }
+
+    /// Of four numbers; `None` where an example would be empty.
+    fn given(numbers: &[usize]) -> Option<Tree> {
+        let &[examples, prefix, branches, learned] = numbers else { return None };
+        let is_whole = examples > 0 && branches >= examples && learned <= branches;
+        is_whole.then_some(Tree { examples, prefix, branches, learned })
+    }
+
+    /// The size of each of its examples, taken to be equal.
+    fn example(&self) -> Extent {
+        Extent {
+            tokens: self.prefix + self.branches.div_ceil(self.examples),
+            learned: self.learned.div_ceil(self.examples),
+        }
     }
 }
 
@@ -41,7 +94,13 @@ impl Lengths {
         };
         let mut shares: Vec<Extent> = tokens.iter().enumerate().map(extent).collect();
         shares.sort_unstable();
-        shares.first().is_some_and(|shortest| shortest.tokens > 0).then_some(Lengths(shares))
+        let is_whole = shares.first().is_some_and(|shortest| shortest.tokens > 0);
+        is_whole.then_some(Lengths { shares, trees: vec![] })
+    }
+
+    /// With shares of trees.
+    pub fn with_trees(self, trees: Vec<Tree>) -> Lengths {
+        Lengths { trees, ..self }
     }
 
     /// Measured; `None` for a table without examples.
@@ -64,7 +123,7 @@ impl Lengths {
         }
         let last = all.last_mut()?;
         *last = Extent { tokens: longest, learned: most_learned };
-        Some(Lengths(all))
+        Some(Lengths { shares: all, trees: trees(table) })
     }
 
     /// Lognormal with this mean, cut off at `longest`, which a few examples reach.
@@ -87,36 +146,76 @@ impl Lengths {
             if got < mean { below = middle } else { above = middle }
         }
         let extent = |tokens: usize| Extent { tokens, learned: tokens - prompt_of(tokens).min(tokens) };
-        Lengths(shares((below + above) / 2.0).into_iter().map(extent).collect())
+        Lengths { shares: shares((below + above) / 2.0).into_iter().map(extent).collect(), trees: vec![] }
     }
 
     pub fn shares(&self) -> &[Extent] {
-        &self.0
+        &self.shares
+    }
+
+    /// Shares of trees; none where examples share nothing.
+    pub fn trees(&self) -> &[Tree] {
+        &self.trees
+    }
+
+    /// The most tokens of a tree; as many as the longest example has at least.
+    pub fn largest_tree(&self) -> usize {
+        self.trees.iter().map(Tree::tokens).max().unwrap_or(0).max(self.longest())
     }
 
     pub fn longest(&self) -> usize {
-        self.0[self.0.len() - 1].tokens
+        self.shares[self.shares.len() - 1].tokens
     }
 
     /// The most learned tokens of an example.
     pub fn most_learned(&self) -> usize {
-        self.0.iter().map(|extent| extent.learned).max().unwrap_or(0)
+        self.shares.iter().map(|extent| extent.learned).max().unwrap_or(0)
     }
 
     pub fn mean(&self) -> f64 {
-        self.0.iter().map(|extent| extent.tokens).sum::<usize>() as f64 / self.0.len() as f64
+        self.shares.iter().map(|extent| extent.tokens).sum::<usize>() as f64 / self.shares.len() as f64
     }
 
     /// The share of all tokens that is learned.
     pub fn learned_share(&self) -> f64 {
-        let learned: usize = self.0.iter().map(|extent| extent.learned).sum();
-        learned as f64 / self.0.len() as f64 / self.mean()
+        let learned: usize = self.shares.iter().map(|extent| extent.learned).sum();
+        learned as f64 / self.shares.len() as f64 / self.mean()
     }
 
-    /// One of them, every share as likely.
-    pub(crate) fn draw(&self, uniform: &mut Uniform) -> Extent {
-        self.0[(uniform.draw() * self.0.len() as f64) as usize]
+    /// One of them, every share as likely: its size and the tokens it begins with that it shares; of a tree as many as it has.
+    pub(crate) fn draw(&self, uniform: &mut Uniform) -> (Extent, usize, usize) {
+        let mut index = |count: usize| (uniform.draw() * count as f64) as usize;
+        match self.trees.len() {
+            0 => (self.shares[index(self.shares.len())], 0, 1),
+            count => {
+                let tree = self.trees[index(count)];
+                (tree.example(), tree.prefix, tree.examples)
+            }
+        }
     }
+}
+
+/// Equal shares of the trees of a table.
+fn trees(table: &ExampleTable) -> Vec<Tree> {
+    let Some(prefixes) = &table.prefixes else { return vec![] };
+    let tree = |(prefix, members): (usize, &[u32])| {
+        let extents = || members.iter().map(|member| table.extent_of(*member as usize));
+        Tree {
+            examples: members.len(),
+            prefix,
+            branches: extents().map(|extent| extent.tokens - prefix).sum(),
+            learned: extents().map(|extent| extent.learned).sum(),
+        }
+    };
+    let mut all: Vec<Tree> = prefixes.trees().map(tree).collect();
+    all.sort_by_key(Tree::tokens);
+    if all.len() > SHARES {
+        let mut some: Vec<Tree> =
+            (0..SHARES).map(|share| all[(2 * share + 1) * all.len() / (2 * SHARES)]).collect();
+        some[SHARES - 1] = all[all.len() - 1];
+        all = some;
+    }
+    all
 }
 
 /// How many deviations above the mean a normal variable stays below with this probability, to three digits: the formula

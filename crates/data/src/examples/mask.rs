@@ -159,9 +159,14 @@ fn start(
     let probed = template
         .render_messages(&messages, conversation, false)
         .map_err(|refusal| refused(template, refusal))?;
-    let begin = probed.text.find(PROBE).filter(|begin| text.starts_with(&probed.text[..*begin]));
-    begin.ok_or_else(|| {
-        Wrong::new(
+    let begin = probed.text.find(PROBE);
+    if let Some(begin) = begin.filter(|begin| text.starts_with(&probed.text[..*begin])) {
+        return Ok(begin);
+    }
+    let alone = render(template, conversation, at + 1, false)?;
+    Err(match begin.is_some_and(|begin| alone.starts_with(&probed.text[..begin])) {
+        true => rewritten(template, at + 1, "its answer"),
+        false => Wrong::new(
             Reason::Template,
             format!(
                 "{} writes the prompt for message {} differently from the message, and its answers have no place of \
@@ -169,7 +174,7 @@ fn start(
                 template.shown,
                 at + 1
             ),
-        )
+        ),
     })
 }
 
@@ -196,22 +201,27 @@ fn rewritten(template: &ChatTemplate, turn: usize, what: &str) -> Wrong {
 }
 
 fn refused(template: &ChatTemplate, refusal: Refusal) -> Wrong {
-    let said = match refusal {
-        Refusal::Raised(message) => {
-            format!(
-                "{} refuses the conversation (\"{}\"); correct it",
-                template.shown,
-                message.trim_end_matches('.')
-            )
-        }
-        Refusal::Failed(said) => {
-            format!(
-                "{} cannot write the conversation ({said}); give another template with data.template",
-                template.shown
-            )
-        }
+    let shown = &template.shown;
+    let cannot = |said: String| {
+        format!("{shown} cannot write the conversation ({said}); give another template with data.template")
     };
-    Wrong::new(Reason::Template, said)
+    match refusal {
+        Refusal::Raised(message) => {
+            let message = message.trim_end_matches('.');
+            Wrong::new(
+                Reason::Template,
+                format!("{shown} refuses the conversation (\"{message}\"); correct it"),
+            )
+        }
+        Refusal::NeedsDate => Wrong::at_last(
+            Reason::Template,
+            format!(
+                "{shown} asks for today's date; give one as data.date=2025-01-31, so that the run can be repeated"
+            ),
+        ),
+        Refusal::Failed(said) => Wrong::new(Reason::Template, cannot(said)),
+        Refusal::Exhausted(said) => Wrong::at_last(Reason::Template, cannot(said)),
+    }
 }
 
 /// The weight of every token as a target: 1 where it has a character that is learned. The first is never one.

@@ -13,6 +13,7 @@
 //! look       what the loss sees of an example
 //! question   a question to a model, written by the same template
 //! drawn      examples of the synthetic language, of drawn lengths
+//! prefixes   examples that begin alike
 //!    -> lengths      how long examples are
 //!    -> arrangement  which extents leave little padding
 //!    -> layout       examples in micro-batches of these extents
@@ -28,6 +29,7 @@ pub(crate) mod layout;
 pub(crate) mod lengths;
 mod look;
 mod mask;
+mod prefixes;
 mod question;
 mod reading;
 mod sets;
@@ -39,9 +41,11 @@ mod wrong;
 pub use conversation::{Conversation, Schema};
 pub use labelled::Columns;
 pub(crate) use labelled::{Classes, Collected, label_of};
+use layout::Member;
 use lengths::Extent;
 pub use look::spans;
 pub use mask::TrainOn;
+use prefixes::Prefixes;
 pub use question::Questions;
 pub use sets::{
     ClassCount, ExampleKind, ExampleSets, ExampleSpec, SetDescription, TooLong, class_names, open,
@@ -75,6 +79,8 @@ pub struct ExampleTable {
     labels: Vec<Option<u32>>,
     /// Where each ends in `tokens`.
     ends: Vec<usize>,
+    /// The beginnings that examples share, where they are computed once.
+    prefixes: Option<Prefixes>,
 }
 
 impl ExampleTable {
@@ -111,6 +117,17 @@ impl ExampleTable {
             weights: &self.weights[range],
             label: self.labels[index],
         }
+    }
+
+    /// Looks for beginnings that examples share, for a run that computes each once.
+    pub fn share_prefixes(&mut self) {
+        self.prefixes = Some(Prefixes::of(self));
+    }
+
+    /// Example `index` as a layout takes it.
+    pub(crate) fn member(&self, index: usize) -> Member {
+        let (group, prefix) = self.prefixes.as_ref().map_or((0, 0), |prefixes| prefixes.of_example(index));
+        Member { extent: self.extent_of(index), group, prefix }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = Example<'_>> {

@@ -44,8 +44,9 @@ impl Questions {
             ));
         }
         let pieces = self.encoder.pieces(&self.written(&[("user", question)], true)?);
-        let pieces =
-            pieces.map_err(|said| DataError::input(format!("The question cannot be encoded: {said}.")))?;
+        let pieces = pieces.map_err(|error| {
+            DataError::input(format!("The question cannot be encoded: {}.", error.said()))
+        })?;
         Ok(pieces.into_iter().map(|piece| piece.token).collect())
     }
 
@@ -64,11 +65,16 @@ impl Questions {
         let messages: Vec<Fields> = turns.iter().map(message).collect();
         let rendered = self.template.render_messages(&messages, &Conversation::default(), prompt);
         rendered.map(|rendered| rendered.text).map_err(|refusal| {
-            let (Refusal::Raised(said) | Refusal::Failed(said)) = refusal;
-            DataError::input(format!(
-                "{} does not write a question and its answer ({said}): give another template with data.template.",
-                self.template.shown
-            ))
+            let shown = &self.template.shown;
+            DataError::input(match refusal {
+                Refusal::NeedsDate => {
+                    format!("{shown} asks for today's date: give one as data.date=2025-01-31.")
+                }
+                refusal => format!(
+                    "{shown} does not write a question and its answer ({refusal}): give another template with \
+                     data.template."
+                ),
+            })
         })
     }
 }

@@ -1,5 +1,7 @@
 //! Rows read, written out and tokenised, in order and on as many threads as there are.
 
+use std::sync::OnceLock;
+
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
@@ -16,6 +18,7 @@ use crate::formats::{Field, Fields, OnError, Place, Reason, Record, Records, Ski
 use crate::order::split::threshold;
 use crate::random::{fingerprint, key};
 use crate::text::tokenizer::Vocabulary;
+use crate::text::tokenizer::guarded::Unencodable;
 
 /// Rows that are taken at once: enough for every thread, few enough to hold.
 const BATCH_ROWS: usize = 2048;
@@ -55,6 +58,8 @@ pub(super) struct Reading<'s> {
     pub spec: &'s ExampleSpec,
     pub template: Option<&'s ChatTemplate>,
     pub pool: &'s ThreadPool,
+    /// The reason why it ended, and where: a template or a tokeniser that no other row can pass.
+    pub ended: OnceLock<(Wrong, Place)>,
 }
 
 /// Takes a batch of rows of one form, and whether it wants more.
@@ -155,7 +160,23 @@ impl Reading<'_> {
         }
     }
 
+    /// Works on a row, unless an earlier one met what none can pass.
+    fn unless_ended<T>(&self, record: &Record, work: impl FnOnce() -> Result<T, Wrong>) -> Result<T, Wrong> {
+        if let Some((wrong, _)) = self.ended.get() {
+            return Err(wrong.clone());
+        }
+        let done = work();
+        if let Some(wrong) = done.as_ref().err().filter(|wrong| wrong.is_final) {
+            // Of several threads that meet it at once, one says where.
+            let _ = self.ended.set((wrong.clone(), record.place.clone()));
+        }
+        done
+    }
+
     fn leave_out(&self, wrong: &Wrong, place: Place, skipped: &mut Skipped) -> Result<(), DataError> {
+        if let Some((wrong, place)) = self.ended.get() {
+            return Err(wrong.error(place));
+        }
         match self.spec.read.on_error {
             OnError::Fail => Err(wrong.error(&place)),
             OnError::Skip => {
@@ -201,13 +222,15 @@ impl Reading<'_> {
         let (mut texts, mut bytes) = (Vec::new(), 0);
         self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
             let read = |record: &Record| -> Result<Vec<String>, Wrong> {
-                let (row, hash) = self.row(form, &record.fields)?;
-                Ok(match row {
-                    _ if is_held_out(self.spec, hash) => Vec::new(),
-                    Row::Chat(dialogue) => {
-                        self.texts(&dialogue)?.into_iter().map(|masked| masked.text).collect()
-                    }
-                    Row::Labelled(Labelled { a, b, .. }) => [Some(a), b].into_iter().flatten().collect(),
+                self.unless_ended(record, || {
+                    let (row, hash) = self.row(form, &record.fields)?;
+                    Ok(match row {
+                        _ if is_held_out(self.spec, hash) => Vec::new(),
+                        Row::Chat(dialogue) => {
+                            self.texts(&dialogue)?.into_iter().map(|masked| masked.text).collect()
+                        }
+                        Row::Labelled(Labelled { a, b, .. }) => [Some(a), b].into_iter().flatten().collect(),
+                    })
                 })
             };
             let read: Vec<_> = self.pool.install(|| batch.par_iter().map(read).collect());
@@ -290,9 +313,12 @@ impl Reading<'_> {
     }
 
     fn fate(&self, form: &RowForm, record: &Record, encoder: &Encoder) -> Fate {
-        let drafted = self.row(form, &record.fields).and_then(|(row, hash)| match row {
-            Row::Chat(dialogue) => self.chat(&dialogue, hash, record, encoder),
-            Row::Labelled(labelled) => self.labelled(labelled, hash, record, encoder),
+        let drafted = self.unless_ended(record, || {
+            let (row, hash) = self.row(form, &record.fields)?;
+            match row {
+                Row::Chat(dialogue) => self.chat(&dialogue, hash, record, encoder),
+                Row::Labelled(labelled) => self.labelled(labelled, hash, record, encoder),
+            }
         });
         drafted.unwrap_or_else(Fate::Wrong)
     }
@@ -384,8 +410,16 @@ impl Reading<'_> {
     }
 }
 
-fn unencodable(said: String) -> Wrong {
-    Wrong::new(Reason::Unsupported, format!("the tokeniser cannot encode the text ({said}); correct it"))
+fn unencodable(error: Unencodable) -> Wrong {
+    match error {
+        Unencodable::Text(said) => Wrong::new(
+            Reason::Unsupported,
+            format!("the tokeniser cannot encode the text ({said}); correct it"),
+        ),
+        Unencodable::Tokenizer(said) => {
+            Wrong::at_last(Reason::Unsupported, format!("{said}; give another with data.tokenizer"))
+        }
+    }
 }
 
 fn no_template() -> Wrong {

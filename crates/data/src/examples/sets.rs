@@ -1,7 +1,9 @@
 //! Opens a specification of examples: rows read, written out by their template, tokenised, split.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use flatout_settings::choice;
 use serde::Serialize;
@@ -76,6 +78,8 @@ pub struct ExampleSpec {
     pub group: Option<String>,
     /// The share of rows kept from training.
     pub held_out: f64,
+    /// Files to evaluate on instead of a share, as for `path`.
+    pub held_out_path: Vec<String>,
     /// Instead of a share: the rows that the first of these parts holds, of as many as the second says.
     pub fold: Option<(usize, usize)>,
     /// Rows of a synthetic set, and what they are drawn with.
@@ -107,6 +111,7 @@ impl Default for ExampleSpec {
             unlabelled: false,
             group: None,
             held_out: 0.05,
+            held_out_path: Vec::new(),
             fold: None,
             rows: 2000,
             seed: 0,
@@ -186,9 +191,14 @@ pub fn open(spec: &ExampleSpec) -> Result<ExampleSets, DataError> {
 
 /// The names of the classes that the rows have: only their labels are looked at.
 pub fn class_names(spec: &ExampleSpec) -> Result<Vec<String>, DataError> {
-    let inputs = inputs(spec)?;
-    let reading = Reading { spec, template: None, pool: &pool(1)? };
-    Ok(reading.labels(&inputs)?.classes(&inputs.shown())?.names)
+    let inputs = inputs(spec, &spec.path)?;
+    let reading = Reading { spec, template: None, pool: &pool(1)?, ended: OnceLock::new() };
+    Ok(reading.labels(&inputs)?.classes(&inputs.names(), may_be_lonely(spec))?.names)
+}
+
+/// Whether a label may occur a single time: where the rows to evaluate on lie by themselves, one row can be learned.
+fn may_be_lonely(spec: &ExampleSpec) -> bool {
+    !spec.held_out_path.is_empty()
 }
 
 fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
@@ -199,10 +209,24 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
 /// As [`open`], and tells what was left out.
 pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ExampleSets, DataError> {
     check(spec)?;
-    let inputs = inputs(spec)?;
-    let names = inputs.shown();
-    if let Inputs::Files(files) = &inputs {
-        announce(files, say);
+    let whole;
+    let spec = match spec.held_out_path.is_empty() {
+        true => spec,
+        false => {
+            whole = ExampleSpec { held_out: 0.0, ..spec.clone() };
+            &whole
+        }
+    };
+    let inputs = inputs(spec, &spec.path)?;
+    let apart = match spec.held_out_path.as_slice() {
+        [] => None,
+        path => Some(self::inputs(spec, path)?),
+    };
+    let names = inputs.names();
+    for read in [Some(&inputs), apart.as_ref()].into_iter().flatten() {
+        if let Inputs::Files(files) = read {
+            announce(files, say);
+        }
     }
     let pool = pool(spec.workers)?;
     let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
@@ -210,7 +234,7 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         ExampleKind::Chat => template(spec, given.as_ref())?,
         ExampleKind::Classes => None,
     };
-    let reading = Reading { spec, template: template.as_ref(), pool: &pool };
+    let reading = Reading { spec, template: template.as_ref(), pool: &pool, ended: OnceLock::new() };
     let vocabulary = match given {
         Some(vocabulary) => vocabulary,
         None => reading.train_vocabulary(&inputs)?,
@@ -227,16 +251,22 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
     let mut taken = reading.take(&inputs, &encoder)?;
     let classes = taken.classes(spec, &names)?;
     if taken.drafts.is_empty() {
-        let left_out = match (taken.skipped.total(), taken.too_long) {
-            (0, 0) => String::new(),
-            (0, long) => format!(" ({long} are longer than data.max_tokens={})", spec.max_tokens),
-            _ => format!(" ({})", taken.skipped),
-        };
+        let left_out = taken.left_out(spec);
         return Err(DataError::input(format!(
             "There is no example to learn from in {names}{left_out}: data.path needs some."
         )));
     }
-    let sets = taken.split(spec, vocabulary, classes, template.as_ref(), &inputs, &names)?;
+    let mut files = inputs.count();
+    let held = match &apart {
+        None => taken.held(spec, &names)?,
+        Some(apart) => {
+            files += apart.count();
+            let train = taken.drafts.len();
+            taken.append(reading.take(apart, &encoder)?, spec, &classes, &apart.names(), say)?;
+            (0..taken.drafts.len()).map(|at| at >= train).collect()
+        }
+    };
+    let sets = taken.sets(spec, vocabulary, classes, template.as_ref(), files, held);
     tell(spec, &sets, say);
     Ok(sets)
 }
@@ -298,17 +328,24 @@ pub(super) enum Inputs {
 }
 
 impl Inputs {
-    /// For sentences.
-    fn shown(&self) -> String {
+    /// Names of what is read, for people.
+    fn names(&self) -> String {
         match self {
             Inputs::Files(files) => shown(files),
             Inputs::Made => "the synthetic set".into(),
         }
     }
+
+    fn count(&self) -> usize {
+        match self {
+            Inputs::Files(files) => files.len(),
+            Inputs::Made => 0,
+        }
+    }
 }
 
-fn inputs(spec: &ExampleSpec) -> Result<Inputs, DataError> {
-    match (spec.source, spec.path.is_empty()) {
+fn inputs(spec: &ExampleSpec, path: &[String]) -> Result<Inputs, DataError> {
+    match (spec.source, path.is_empty()) {
         (SourceKind::Synthetic, true) | (SourceKind::Auto, true) => Ok(Inputs::Made),
         (SourceKind::Synthetic, false) => Err(DataError::input(
             "The synthetic set has no use for data.path: leave it out, or set data.source=text.",
@@ -320,7 +357,7 @@ fn inputs(spec: &ExampleSpec) -> Result<Inputs, DataError> {
             "data.path is empty: give a file, a folder or a pattern such as data/*.jsonl.",
         )),
         (_, false) => {
-            let files = formats::find(&spec.path, &spec.read)?;
+            let files = formats::find(path, &spec.read)?;
             if spec.tokenizer.is_none() && files.iter().any(|file| file.path.as_os_str() == "-") {
                 return Err(DataError::input(
                     "Standard input can be read only once, so no tokeniser can be trained on it first: give \
@@ -377,7 +414,8 @@ impl Taken {
                 for draft in &self.drafts {
                     draft.label.iter().for_each(|label| collected.see(label, &draft.place));
                 }
-                if let Some((label, place)) = collected.lonely() {
+                let may_be_lonely = may_be_lonely(spec);
+                if let Some((label, place)) = collected.lonely().filter(|_| !may_be_lonely) {
                     if self.on_error == OnError::Fail {
                         return Err(lonely(label).error(place));
                     }
@@ -390,10 +428,18 @@ impl Taken {
                     self.drafts.retain(|draft| !is_lonely(draft));
                 }
                 let is_labelled = self.drafts.iter().any(|draft| draft.label.is_some());
-                (is_labelled || !spec.unlabelled).then(|| collected.classes(names)).transpose()?
+                (is_labelled || !spec.unlabelled)
+                    .then(|| collected.classes(names, may_be_lonely))
+                    .transpose()?
             }
         };
         let Some(classes) = classes else { return Ok(Vec::new()) };
+        self.number(&classes)?;
+        Ok(classes.names)
+    }
+
+    /// Gives every draft the number of its class.
+    fn number(&mut self, classes: &Classes) -> Result<(), DataError> {
         let mut kept = Vec::with_capacity(self.drafts.len());
         for mut draft in std::mem::take(&mut self.drafts) {
             match draft.label.as_deref().map(|label| classes.number(label)).transpose() {
@@ -406,38 +452,86 @@ impl Taken {
             }
         }
         self.drafts = kept;
-        Ok(classes.names)
+        Ok(())
     }
 
-    fn split(
+    /// The rows that were left out, in brackets.
+    fn left_out(&self, spec: &ExampleSpec) -> String {
+        match (self.skipped.total(), self.too_long) {
+            (0, 0) => String::new(),
+            (0, long) => format!(" ({long} are longer than data.max_tokens={})", spec.max_tokens),
+            _ => format!(" ({})", self.skipped),
+        }
+    }
+
+    /// Takes on the examples to evaluate on, whose classes are those of the training rows.
+    fn append(
+        &mut self,
+        mut apart: Taken,
+        spec: &ExampleSpec,
+        classes: &[String],
+        names: &str,
+        say: &mut dyn FnMut(OpenEvent),
+    ) -> Result<(), DataError> {
+        if !classes.is_empty() {
+            apart.number(&Classes::given(classes)?)?;
+        }
+        if apart.drafts.is_empty() {
+            let left_out = apart.left_out(spec);
+            return Err(DataError::input(format!(
+                "There is no example to evaluate on in {names}{left_out}: data.held_out_path needs some."
+            )));
+        }
+        let trained: HashSet<u64> = self.drafts.iter().map(|draft| draft.hash).collect();
+        let seen = apart.drafts.iter().filter(|draft| trained.contains(&draft.hash)).count();
+        if seen > 0 {
+            say(OpenEvent::Note(format!(
+                "{seen} of {} examples in {names} are trained on too: what is evaluated on them is no test",
+                apart.drafts.len()
+            )));
+        }
+        self.rows += apart.rows;
+        self.cut += apart.cut;
+        self.too_long += apart.too_long;
+        self.skipped.merge(&apart.skipped);
+        for schema in apart.schema {
+            if self.schema.last() != Some(&schema) {
+                self.schema.push(schema);
+            }
+        }
+        self.drafts.extend(apart.drafts);
+        Ok(())
+    }
+
+    /// Of every draft: whether it is held out, by its fold or by the share.
+    fn held(&self, spec: &ExampleSpec, names: &str) -> Result<Vec<bool>, DataError> {
+        if let Some((part, parts)) = spec.fold {
+            let held: Vec<bool> = self.drafts.iter().map(|draft| is_held_out(spec, draft.hash)).collect();
+            if held.iter().all(|held| *held) || !held.contains(&true) {
+                return Err(DataError::input(format!(
+                    "Fold {part} of {parts} of {names} has nothing to evaluate on or nothing to train on: give more \
+                     rows, or fewer folds."
+                )));
+            }
+            return Ok(held);
+        }
+        let mut splitter = Splitter::new(spec.held_out);
+        self.drafts.iter().for_each(|draft| splitter.push(Some(draft.hash)));
+        let split = splitter.finish(names)?;
+        let mut held = vec![false; self.drafts.len()];
+        (0..split.held_out.count()).for_each(|at| held[split.held_out.at(at) as usize] = true);
+        Ok(held)
+    }
+
+    fn sets(
         self,
         spec: &ExampleSpec,
         vocabulary: Vocabulary,
         classes: Vec<String>,
         template: Option<&ChatTemplate>,
-        inputs: &Inputs,
-        names: &str,
-    ) -> Result<ExampleSets, DataError> {
-        let held: Vec<bool> = match spec.fold {
-            Some((part, parts)) => {
-                let held: Vec<bool> = self.drafts.iter().map(|draft| is_held_out(spec, draft.hash)).collect();
-                if held.iter().all(|held| *held) || !held.contains(&true) {
-                    return Err(DataError::input(format!(
-                        "Fold {part} of {parts} of {names} has nothing to evaluate on or nothing to train on: give more \
-                         rows, or fewer folds."
-                    )));
-                }
-                held
-            }
-            None => {
-                let mut splitter = Splitter::new(spec.held_out);
-                self.drafts.iter().for_each(|draft| splitter.push(Some(draft.hash)));
-                let split = splitter.finish(names)?;
-                let mut held = vec![false; self.drafts.len()];
-                (0..split.held_out.count()).for_each(|at| held[split.held_out.at(at) as usize] = true);
-                held
-            }
-        };
+        files: usize,
+        held: Vec<bool>,
+    ) -> ExampleSets {
         let mut counts: Vec<ClassCount> =
             classes.iter().map(|name| ClassCount { name: name.clone(), train: 0, held_out: 0 }).collect();
         let mut sides = [ExampleTable::default(), ExampleTable::default()];
@@ -467,10 +561,7 @@ impl Taken {
         let description = SetDescription {
             schema: self.schema,
             template: template.map(|template| template.shown.clone()),
-            files: match inputs {
-                Inputs::Files(files) => files.len(),
-                Inputs::Made => 0,
-            },
+            files,
             rows: self.rows,
             train: train.count() as u64,
             held_out: held_out.count() as u64,
@@ -486,7 +577,7 @@ impl Taken {
                 .map(|(reason, count, place)| (reason.words().to_string(), count, place.to_string()))
                 .collect(),
         };
-        Ok(ExampleSets {
+        ExampleSets {
             vocabulary,
             train,
             held_out,
@@ -495,6 +586,6 @@ impl Taken {
             classes,
             description,
             mark: format!("{mark:016x}"),
-        })
+        }
     }
 }

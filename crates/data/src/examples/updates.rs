@@ -10,8 +10,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::ExampleTable;
-use super::layout::{Layout, MicroBatch};
-use super::lengths::Extent;
+use super::layout::{Layout, Member, MicroBatch};
 use crate::error::DataError;
 use crate::order::documents::Spent;
 use crate::order::permutation::{Order, Permutation};
@@ -47,6 +46,8 @@ pub struct Updates {
     cursor: ExampleCursor,
     /// The window whose examples are sorted by length, where they are, and which it is.
     window: Option<(u64, Vec<u64>)>,
+    /// The order of an epoch in which examples that share a prefix follow one another, where they do, and which it is.
+    epoch: Option<(u64, Vec<u32>)>,
     is_sorted: bool,
     waited: Waited,
 }
@@ -90,8 +91,20 @@ impl Updates {
             ));
         }
         let order = Order::new(Some(table.count() as u64), seed);
-        let (window, waited) = (None, Waited::default());
-        Ok(Updates { table, order, seed, batch, layout, class_weights, cursor, window, is_sorted, waited })
+        let (window, epoch, waited) = (None, None, Waited::default());
+        Ok(Updates {
+            table,
+            order,
+            seed,
+            batch,
+            layout,
+            class_weights,
+            cursor,
+            window,
+            epoch,
+            is_sorted,
+            waited,
+        })
     }
 
     /// The next update.
@@ -111,6 +124,14 @@ impl Updates {
 
     /// The example at a place of the series.
     fn example(&mut self, sample: u64) -> u64 {
+        if let Some(prefixes) = self.table.prefixes.as_ref().filter(|_| self.layout.trees().is_some()) {
+            let count = self.table.count() as u64;
+            let (number, at) = (sample / count, sample % count);
+            if self.epoch.as_ref().is_none_or(|(of, _)| *of != number) {
+                self.epoch = Some((number, prefixes.order(key(self.seed, number))));
+            }
+            return self.epoch.as_ref().expect("made above").1[at as usize] as u64;
+        }
         if !self.is_sorted {
             return self.order.document(sample);
         }
@@ -154,13 +175,15 @@ fn laid_out(
     layout: &Layout,
     class_weights: &[f32],
 ) -> Vec<MicroBatch> {
-    let extents: Vec<Extent> = examples.iter().map(|example| table.extent_of(*example)).collect();
-    let places = layout.places(&extents);
+    let members: Vec<Member> = examples.iter().map(|example| table.member(*example)).collect();
+    let places = layout.places(&members);
     let fill = |place: crate::examples::layout::Place| {
         let extents = layout.shapes()[place.shape];
         let mut batch = MicroBatch::empty(layout, place.shape);
-        for member in place.members {
-            batch.push(extents, table.get(examples[member]), samples[member], class_weights);
+        for tree in place.trees {
+            let of_tree: Vec<_> = tree.iter().map(|i| (table.get(examples[*i]), samples[*i])).collect();
+            let prefix = if tree.len() > 1 { members[tree[0]].prefix } else { 0 };
+            batch.push(extents, &of_tree, prefix, class_weights);
         }
         batch
     };

@@ -225,6 +225,16 @@ impl FoundSource {
         }
     }
 
+    /// An error where tokens are of another tokeniser.
+    pub(crate) fn made_with(&self, vocabulary: &Vocabulary) -> Result<(), DataError> {
+        match self {
+            FoundSource::Shards(shards) => {
+                shards.iter().try_for_each(|shards| shards.made_with(vocabulary, "that of the training data"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn sample(&self, spec: &Spec, budget: u64) -> Result<Vec<String>, DataError> {
         match self {
             FoundSource::Raw(raw) => raw.sample(budget),

@@ -1,5 +1,6 @@
 """Renders the templates of this folder with transformers and writes what a renderer must give (expected.json), with the
-tokeniser that the tokens are of (tokenizer.json). Needs transformers and jinja2.
+tokeniser that the tokens are of (tokenizer.json), and the same of single snippets (snippets.txt to snippets.json). Needs
+transformers and jinja2.
 
     python crates/data/tests/templates/make.py
 """
@@ -95,8 +96,26 @@ def tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_file=str(HERE / "tokenizer.json"), **SPECIALS)
 
 
+def snippets():
+    """Each part of snippets.txt with what transformers renders of it, or that it does not."""
+    rendered = []
+    for source in (HERE / "snippets.txt").read_text().split("\n---\n"):
+        case = {"source": source}
+        try:
+            texts, _ = chat_template_utils.render_jinja_template(
+                [CONVERSATIONS["several"]["messages"]], chat_template=source, **SPECIALS
+            )
+            case["text"] = texts[0]
+        except Exception as error:
+            case["error"] = f"{type(error).__name__}: {error}"
+        rendered.append(case)
+    written = json.dumps({"transformers": transformers.__version__, "cases": rendered}, ensure_ascii=False, indent=0)
+    (HERE / "snippets.json").write_text(written + "\n")
+
+
 def main():
     chat_template_utils.datetime = Fixed
+    snippets()
     reader = tokenizer()
     cases = []
     for path in sorted(HERE.glob("*.jinja")):

@@ -191,7 +191,9 @@ pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize
     };
     let (lq, lk) = (len(q, tq), len(k, tk));
     match mask {
-        Mask::Full | Mask::TwoIntervals => tq * lk,
+        Mask::Full => tq * lk,
+        // Intervals are of tokens before the query: half of a segment in the mean, at most.
+        Mask::TwoIntervals => tq * lk.div_ceil(2),
         Mask::Causal if lq <= lk => tq * (lk - lq) + tq * (lq + 1) / 2,
         Mask::Causal => tq * lk / 2,
         Mask::Window { back, ahead } => tq * lk.min(back + ahead + 1),

@@ -39,7 +39,7 @@ pub struct Variant {
     pub about: &'static str,
     /// Overrides over the base.
     pub settings: Vec<String>,
-    /// What the losses keep of the base's; nothing for another model.
+    /// What the losses keep of the base's; nothing for another model, or other examples.
     pub class: Option<Class>,
     /// Every time is multiplied by this before it is used: 1 but for a control.
     pub stretch: f64,
@@ -143,10 +143,15 @@ fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
     all
 }
 
+/// What the losses of a switch's values keep of the base's; nothing where their updates have other examples.
+fn compared(switch: &Switch) -> Option<Class> {
+    (!switch.reorders).then_some(switch.class)
+}
+
 fn off(base: &Base, stage: &Stage) -> Vec<Variant> {
     let row = |switch: &'static Switch| {
         let value = switch.off?;
-        let mut variant = one(base, stage, Group::Off, switch.name, value, Some(switch.class));
+        let mut variant = one(base, stage, Group::Off, switch.name, value, compared(switch));
         if base.active.get(switch.name).map(String::as_str) == Some(value) {
             variant.fate = Fate::Same("off in the base already".into());
         }
@@ -162,7 +167,7 @@ fn instead(base: &Base, stage: &Stage) -> Vec<Variant> {
         let taken = base.active.get(switch.name).map(String::as_str);
         let others = switch.values().iter().filter(|value| **value != "auto" && Some(**value) != taken);
         for value in others.filter(|value| switch.off != Some(**value)) {
-            all.push(one(base, stage, Group::Instead, switch.name, value, Some(switch.class)));
+            all.push(one(base, stage, Group::Instead, switch.name, value, compared(switch)));
         }
     }
     all

@@ -10,6 +10,7 @@ use flatout_train::UserError;
 use flatout_train::config::{Config, Data, SourceKind, Task};
 use flatout_train::refuse;
 use flatout_train::resolve::compile::Compiled;
+use flatout_train::switches::Choose;
 use flatout_train::tasks;
 use flatout_train::tasks::batch::{Batch, BatchSource};
 use flatout_train::tasks::dataset::Dataset;
@@ -29,16 +30,22 @@ struct Key {
     /// Vocabulary and tokens of a row, or pixels of an image.
     extents: [usize; 3],
     seed: u64,
+    /// Whether examples that begin alike were looked for.
+    shares_prefixes: bool,
 }
 
 impl Key {
     fn of(config: &Config) -> Key {
         // Values found when the data is opened do not make it other data.
-        let data = Data { lengths: vec![], classes: vec![], decoded: vec![], ..config.data.clone() };
+        let mut data = Data { classes: vec![], decoded: vec![], ..config.data.clone() };
+        if data.has_files() {
+            (data.lengths, data.learned, data.trees) = (vec![], vec![], vec![]);
+        }
         let model = &config.model;
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);
         let extents = [model.vocab().unwrap_or(0), height, width];
-        Key { data, extents, seed: config.train.seed }
+        let shares_prefixes = config.switches.data.shared_prefix == Choose::On;
+        Key { data, extents, seed: config.train.seed, shares_prefixes }
     }
 }
 

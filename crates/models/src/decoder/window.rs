@@ -22,6 +22,11 @@ impl DecoderConfig {
         }
     }
 
+    /// Whether every token sees all earlier ones of its sequence and no later one, in every layer.
+    pub fn is_causal(&self) -> bool {
+        (0..self.layers).all(|layer| self.mask(layer) == Mask::Causal)
+    }
+
     /// The factor on scores.
     pub fn score_scale(&self) -> f32 {
         1.0 / (self.score_size.unwrap_or(self.head_size()) as f32).sqrt()

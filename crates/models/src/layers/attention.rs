@@ -41,6 +41,18 @@ impl<'g> Sight<'g> {
         Sight { q: segments, k: segments, masking, cache: None }
     }
 
+    /// Trees at (start, len) i32 [S] of at most `longest` tokens each, in which a token sees the rows of its two `intervals`
+    /// i32 [T, 4].
+    pub fn trees(bounds: (Tensor<'g>, Tensor<'g>), intervals: Tensor<'g>, longest: usize) -> Sight<'g> {
+        let ragged = Sight::ragged(bounds, longest);
+        Sight { masking: Masking { intervals: Some(intervals), ..ragged.masking }, ..ragged }
+    }
+
+    /// The mask of a layer: its own, unless tokens say which rows they see.
+    pub fn mask(&self, own: Mask) -> Mask {
+        if self.masking.intervals.is_some() { Mask::TwoIntervals } else { own }
+    }
+
     /// New tokens of sequences at `new`, after those of a cache of `capacity` tokens a sequence, whose bounds are `seen`.
     pub fn cached(
         [new, seen]: [(Tensor<'g>, Tensor<'g>); 2],

@@ -1,5 +1,7 @@
 //! What no single key can say: which values go together.
 
+use flatout_data::Tree;
+
 use super::{Config, Data, Group, MixPart, Paths, ScheduleName, SourceKind, Task, Unit};
 use crate::UserError;
 use crate::refuse;
@@ -56,13 +58,17 @@ impl Config {
         if data.held_out == 1.0 {
             refuse!("`data.held_out` is 1, which leaves nothing to train on");
         }
-        if data.held_out == 0.0 && self.eval.rows > 0 {
-            refuse!("`data.held_out` is 0, so there is nothing to evaluate on: raise it or give eval.rows=0");
+        if data.held_out == 0.0 && data.held_out_path.is_none() && self.eval.rows > 0 {
+            refuse!(
+                "`data.held_out` is 0, so there is nothing to evaluate on: raise it, name files with \
+                 data.held_out_path, or give eval.rows=0"
+            );
         }
         let names_nothing = |paths: &Paths| paths.0.is_empty() || paths.0.iter().any(String::is_empty);
         if data.path.as_ref().is_some_and(names_nothing) {
             refuse!("`data.path` is empty: name a file");
         }
+        self.validate_held_out_path()?;
         if data.tokenizer.as_deref() == Some("") {
             refuse!("`data.tokenizer` is empty: name a file");
         }
@@ -141,6 +147,40 @@ impl Config {
         }
         if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
             refuse!("`data.lengths` has {len}, and each must be from 1 to `model.context` = {context}");
+        }
+        if Tree::list(&data.trees).is_none() {
+            refuse!(
+                "`data.trees` must have four numbers a tree: examples, tokens of their prefix, tokens behind it (one an \
+                 example at least), and how many of these are learned"
+            );
+        }
+        Ok(())
+    }
+
+    /// Files to evaluate on stand for the share that is held out, so nothing else may divide the data.
+    fn validate_held_out_path(&self) -> Result<(), UserError> {
+        let data = &self.data;
+        let Some(paths) = &data.held_out_path else { return Ok(()) };
+        if paths.0.is_empty() || paths.0.iter().any(String::is_empty) {
+            refuse!("`data.held_out_path` is empty: name a file");
+        }
+        if paths.0.iter().any(|path| path == "-") {
+            refuse!("`data.held_out_path` is standard input, which data.path alone may be: name a file");
+        }
+        if self.data.source() == SourceKind::Synthetic {
+            refuse!(
+                "`data.held_out_path` is given and the training data is synthetic: give data.path, or leave it out"
+            );
+        }
+        if self.train.folds.is_some() {
+            refuse!(
+                "`train.folds` and `data.held_out_path` are both given: folds are parts of data.path; leave one out"
+            );
+        }
+        if data.group.is_some() {
+            refuse!(
+                "`data.group` and `data.held_out_path` are both given, and files divide the rows already: leave one out"
+            );
         }
         Ok(())
     }
@@ -396,6 +436,17 @@ mod tests {
             ("final_ratio=2", "`schedule.final_ratio` is 2 and must be from 0 to 1"),
             ("held_out=1", "nothing to train on"),
             ("held_out=0", "nothing to evaluate on"),
+            ("data.held_out_path=v.txt", "the training data is synthetic"),
+            ("data.path=a.txt data.held_out_path=", "`data.held_out_path` is empty"),
+            ("data.path=a.txt data.held_out_path=-", "is standard input"),
+            (
+                "data.path=a.csv data.task=classes head=classes model.classes=2 folds=3 data.held_out_path=v.csv",
+                "`train.folds` and `data.held_out_path` are both given",
+            ),
+            (
+                "data.path=a.jsonl data.task=chat data.group=id data.held_out_path=v.jsonl",
+                "`data.group` and `data.held_out_path` are both given",
+            ),
             ("data.source=synthetic data.path=a.txt", "reads no file"),
             ("data.path=", "`data.path` is empty"),
             ("tokenizer=t.json", "`data.tokenizer` is given but the synthetic source"),

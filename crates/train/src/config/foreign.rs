@@ -186,6 +186,8 @@ mod tests {
             ("optimizer_type", Some("lion"), "`optimizer.name` (adamw)"),
             ("attn_implementation", Some("flash_attention_2"), "`attention=flash`"),
             ("sample_packing", Some("true"), "`packing=on`"),
+            ("validation_file", Some("v.jsonl"), "`data.held_out_path=v.jsonl`"),
+            ("--eval-file", None, "`data.held_out_path`"),
             ("beta2", Some("0.95"), "`optimizer.betas`, both in one, as in betas=0.9,0.95"),
             ("train_on_inputs", Some("false"), "`data.train_on=assistant`"),
             ("experiment", Some("rtx3090_optimized"), "the option `--with rtx3090`"),

@@ -124,6 +124,8 @@ section! {
         pub tokenizer: Option<String>,
         /// Share of the documents that is kept for evaluation and never trained on.
         pub held_out: f64 = 0.05,
+        /// Files to evaluate on that lie by themselves, as for data.path; then nothing of data.path is kept from training.
+        pub held_out_path: Option<Paths>,
         /// Tokens attend only to tokens of their own document.
         pub document_mask: bool = false,
         /// Mean tokens of synthetic examples, each trained on by itself; lengths are lognormal, up to model.context.
@@ -132,6 +134,8 @@ section! {
         pub lengths: Vec<usize> = Vec::new(),
         /// Learned tokens of these shares, in the same order; measured where not given.
         pub learned: Vec<usize> = Vec::new(),
+        /// Shares of the trees that shared prefixes make, each as examples, prefix, tokens behind it, learned; measured where not given.
+        pub trees: Vec<usize> = Vec::new(),
         /// What the files hold: documents, conversations, texts with a class, or images with one.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
@@ -156,8 +160,6 @@ section! {
         pub group: Option<String>,
         /// Rows of the synthetic sets of conversations, pairs and images.
         pub synthetic_rows: u64 = 4000,
-        /// Images to evaluate on that lie by themselves, instead of held_out.
-        pub held_out_path: Option<Paths>,
         /// The column or field of a table that names an image's file; where not given, found by its name.
         pub image: Option<String>,
         /// The folder that names of image files begin in; the table's own where not given.

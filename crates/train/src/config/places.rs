@@ -43,12 +43,14 @@ mod tests {
         std::fs::write(folder.path().join("chat.jinja"), "").unwrap();
         std::fs::create_dir(folder.path().join("base")).unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        let words = ["data.path=a/*.txt,/b.txt", "data.tokenizer=t.json"].map(String::from);
+        let words = ["data.path=a/*.txt,/b.txt", "data.held_out_path=v.txt,/w.txt", "data.tokenizer=t.json"];
+        let words = words.map(String::from);
         let mut config = resolve("pretrain-226m", &[], &words).unwrap();
         *config.model.from_mut() = Some("base@20".into());
         config.data.template = Some("chat.jinja".into());
         let based = config.based_at(folder.path());
         assert_eq!(based.data.path, Some(Paths(vec![at("a/*.txt"), "/b.txt".into()])));
+        assert_eq!(based.data.held_out_path, Some(Paths(vec![at("v.txt"), "/w.txt".into()])));
         assert_eq!(based.data.tokenizer, Some(at("t.json")));
         assert_eq!(based.data.template, Some(at("chat.jinja")));
         assert_eq!(based.model.from(), Some(&at("base@20")));

@@ -22,7 +22,10 @@ pub struct Capacities {
     pub tokens: usize,
     /// Documents, examples or texts that are kept apart within the rows.
     pub segments: usize,
-    /// Tokens of the longest segment.
+    /// Examples, or several behind a prefix that they share; in place of segments.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub trees: usize,
+    /// Tokens of the longest segment or tree.
     pub longest: usize,
     /// Rows that the loss reads; 0 where it reads every row.
     #[serde(skip_serializing_if = "is_zero")]
@@ -47,6 +50,9 @@ pub struct Resolved {
     /// Learned tokens of these shares, in the mean; of the last the most of any example.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learned: Option<Vec<usize>>,
+    /// Equal shares of the trees that examples with a shared prefix make, four numbers each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trees: Option<Vec<usize>>,
     /// The classes by name, in the order of the model's outputs.
     pub classes: Option<Vec<String>>,
     /// Hashes of sizes and times of the files that images are read from.
@@ -79,6 +85,7 @@ impl Resolved {
         let data = &mut config.data;
         self.lengths.iter().for_each(|lengths| data.lengths.clone_from(lengths));
         self.learned.iter().for_each(|learned| data.learned.clone_from(learned));
+        self.trees.iter().for_each(|trees| data.trees.clone_from(trees));
         self.classes.iter().for_each(|classes| data.classes.clone_from(classes));
         self.decoded.iter().for_each(|decoded| data.decoded.clone_from(decoded));
         if !self.capacities.is_empty() && config.switches.data.head_rows == HeadRows::Auto {

@@ -55,7 +55,7 @@ static TABLE: &[Facts] = &[
         task: Task::Images,
         unit: Unit::Images,
         head: Head::Classes,
-        keys: &["classes", "label", "held_out_path", "image", "image_root"],
+        keys: &["classes", "label", "image", "image_root"],
     },
 ];
 

@@ -43,7 +43,7 @@ pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTa
     let keys = keys_of(overrides)?;
     let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
     if share == Share::All {
-        loaded.config.data.held_out = 0.0;
+        (loaded.config.data.held_out, loaded.config.data.held_out_path) = (0.0, None);
         (loaded.config.train.fold, loaded.config.train.folds) = (None, None);
     }
     loaded.config.data.task = Task::Classes;
@@ -101,10 +101,11 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
     }
     let tokens = AT_ONCE.max(longest).next_multiple_of(128);
     let shape = Shape::Packed { tokens, segments: TEXTS_AT_ONCE };
-    let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, shape, None), false);
+    let layout = Layout::new(vec![shape]);
+    let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, &layout, 0), false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let classes = loaded.config.model.decoder().classes();
-    let laid_out = LaidOut(once(texts, usize::MAX, &Layout::new(vec![shape]), &[]));
+    let laid_out = LaidOut(once(texts, usize::MAX, &layout, &[]));
     evaluate_all(&mut session, &laid_out, TEXTS_AT_ONCE, &mut |batch, all| {
         for (sample, logits) in batch.samples.iter().zip(all.chunks_exact(classes)) {
             rows[*sample as usize] = logits.to_vec();

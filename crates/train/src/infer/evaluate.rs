@@ -37,7 +37,7 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Box<dyn EvalSe
         needs_path(loaded)?;
     }
     if share == Share::All {
-        loaded.config.data.held_out = 0.0;
+        (loaded.config.data.held_out, loaded.config.data.held_out_path) = (0.0, None);
     }
     let data = tasks::open(&loaded.config, Some(&loaded.dir), &mut |_| {})?;
     let most = match loaded.config.eval.rows {

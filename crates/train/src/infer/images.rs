@@ -27,7 +27,7 @@ pub fn classify(
     let keys = keys_of(overrides)?;
     let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
     if share == Share::All {
-        loaded.config.data.held_out = 0.0;
+        (loaded.config.data.held_out, loaded.config.data.held_out_path) = (0.0, None);
     }
     let data = tasks::open(&loaded.config, None, &mut |_| {})?;
     data.check_classes(&loaded.config)?;

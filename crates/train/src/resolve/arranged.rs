@@ -5,7 +5,7 @@ use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arran
 use crate::UserError;
 use crate::config::Config;
 use crate::refuse;
-use crate::switches::data::{HEAD_ROWS, HeadRows, LENGTH_BUCKETS, PACKING, WITHIN_UPDATES};
+use crate::switches::data::{HEAD_ROWS, HeadRows, LENGTH_BUCKETS, PACKING, SHARED_PREFIX, WITHIN_UPDATES};
 use crate::switches::{Choose, Chosen};
 use crate::tasks::examples::lengths;
 
@@ -42,10 +42,11 @@ pub(crate) fn arranged(
         HeadRows::All => false,
         HeadRows::Auto => learned < WORTH_READING,
     };
+    let shares_prefixes = shares_prefixes(config)?;
     let extents = BatchLimits { batch: config.train.batch, rows, context };
     let of = |is_packed: bool| {
         let has_buckets = buckets != Choose::Off;
-        let manner = LayoutOptions { is_packed, has_buckets, is_sorted, reads_learned };
+        let manner = LayoutOptions { is_packed, has_buckets, is_sorted, reads_learned, shares_prefixes };
         arrange(&lengths, extents, manner)
     };
     let mut chosen = vec![];
@@ -54,6 +55,10 @@ pub(crate) fn arranged(
     let arrangement = match packing {
         Choose::On => of(true),
         Choose::Off => of(false),
+        Choose::Auto if shares_prefixes => {
+            choose(PACKING.name, "on", "shared_prefix=on lays examples one after another".into());
+            of(true)
+        }
         Choose::Auto if is_sorted => {
             choose(PACKING.name, "off", "length_buckets=on fills rows of like length".into());
             of(false)
@@ -86,19 +91,52 @@ pub(crate) fn arranged(
         let (value, percent) = (if reads_learned { "answers" } else { "all" }, 100.0 * learned);
         choose(HEAD_ROWS.name, value, format!("{percent:.0}% of the tokens are learned"));
     }
+    if config.switches.data.shared_prefix == Choose::Auto {
+        let why = "it would keep examples that begin alike together, which changes their order";
+        choose(SHARED_PREFIX.name, "off", why.into());
+    }
     Ok(Some((arrangement, chosen)))
+}
+
+/// Whether examples that begin alike share the computation of their beginning, or why they cannot.
+fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
+    let switches = &config.switches.data;
+    if switches.shared_prefix != Choose::On {
+        return Ok(false);
+    }
+    if switches.packing == Choose::Off || switches.length_buckets == Choose::On {
+        refuse!(
+            "`shared_prefix=on` lays examples one after another, and `packing=off` or `length_buckets=on` gives each a row: \
+             leave one out"
+        );
+    }
+    match config.model.as_decoder() {
+        Some(decoder) if config.model.class_head().is_none() => match decoder.is_causal() {
+            true => Ok(true),
+            false => refuse!(
+                "`shared_prefix=on` needs layers that see every earlier token, and this model's see a window or both \
+                 ways: give shared_prefix=off"
+            ),
+        },
+        _ => {
+            refuse!("`shared_prefix=on` is of models that predict text by attention: give shared_prefix=off")
+        }
+    }
 }
 
 /// The layout of held-out examples: the largest plan, or one of `eval.micro_batch` rows.
 pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
     let (largest, context) = (arrangement.layout.shapes()[0], config.model.tokens());
     let Some(rows) = config.eval.micro_batch.given() else {
-        return Layout::reading(vec![largest], arrangement.layout.read(0).map(|rows| vec![rows]));
+        let read = arrangement.layout.read(0).map(|rows| vec![rows]);
+        return Layout::reading(vec![largest], read).sharing(arrangement.layout.trees());
     };
-    Layout::new(vec![match largest {
+    let shape = match largest {
         Shape::Packed { segments, .. } => {
             Shape::Packed { tokens: (rows * context).next_multiple_of(128), segments }
         }
         Shape::Padded { .. } => Shape::Padded { rows, len: context },
-    }])
+    };
+    let trees = arrangement.layout.trees().map(|most| most.min(shape.tokens()));
+    Layout::new(vec![shape]).sharing(trees)
 }

@@ -1,7 +1,7 @@
 //! From a config to the plans of a run. Nothing is allocated here and no data is read, so `plan` and `train` agree to
 //! the byte.
 
-use flatout_data::{Arrangement, Shape};
+use flatout_data::Arrangement;
 use flatout_ir::cost::forward_flops;
 use flatout_ir::{Class, PlanSet, Program, Role, Target, compile as compile_programs};
 use flatout_runtime::cpu;
@@ -144,8 +144,7 @@ fn capacities(config: &Config, micro_batch: usize, arrangement: Option<&Arrangem
         None => vec![Capacities::of_rows(config, micro_batch)],
         Some(arrangement) => {
             let layout = &arrangement.layout;
-            let of = |(i, shape): (usize, &Shape)| Capacities::of_shape(config, *shape, layout.read(i));
-            layout.shapes().iter().enumerate().map(of).collect()
+            (0..layout.shapes().len()).map(|shape| Capacities::of_shape(config, layout, shape)).collect()
         }
     }
 }
@@ -173,10 +172,7 @@ pub fn compile_for(
     if eval_batch > 0 {
         let capacities = match arrangement {
             None => Capacities::of_rows(config, eval_batch),
-            Some(arrangement) => {
-                let layout = eval_layout(config, arrangement);
-                Capacities::of_shape(config, layout.shapes()[0], layout.read(0))
-            }
+            Some(arrangement) => Capacities::of_shape(config, &eval_layout(config, arrangement), 0),
         };
         programs.push(program(Role::Eval, &capacities, false));
     }

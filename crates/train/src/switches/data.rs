@@ -1,4 +1,4 @@
-//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `head_rows`, `image_table`.
+//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `shared_prefix`, `head_rows`, `image_table`.
 
 use flatout_data::LayoutOptions;
 use flatout_ir::Role;
@@ -14,6 +14,7 @@ use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, elsewhere};
 pub struct Data {
     pub packing: Choose,
     pub length_buckets: Choose,
+    pub shared_prefix: Choose,
     pub head_rows: HeadRows,
     pub image_table: Choose,
 }
@@ -23,7 +24,7 @@ choice! {
     pub enum HeadRows { Auto = "auto", Answers = "answers", All = "all" }
 }
 
-pub(super) const ROWS: [Switch; 4] = [PACKING, LENGTH_BUCKETS, HEAD_ROWS, IMAGE_TABLE];
+pub(super) const ROWS: [Switch; 5] = [PACKING, LENGTH_BUCKETS, SHARED_PREFIX, HEAD_ROWS, IMAGE_TABLE];
 
 /// The state of `length_buckets=auto` where plans of several lengths pay.
 pub const WITHIN_UPDATES: &str = "within updates";
@@ -86,6 +87,24 @@ fn length_buckets(reading: &Reading<'_>) -> &'static str {
         (Some(_), _) => WITHIN_UPDATES,
     }
 }
+
+pub const SHARED_PREFIX: Switch = Switch {
+    name: "shared_prefix",
+    doc: "One computation of the beginning that several examples share; such examples follow one another in an epoch.",
+    field: field!(data.shared_prefix),
+    class: Class::Statistical,
+    reorders: true,
+    off: Some("off"),
+    settle: Settle::ByLengths,
+    // The rows that a token sees are an input.
+    active: |reading| match reading.prepared.lengths {
+        None => NOTHING_UNEQUAL,
+        Some(_) => on(reading.plans.slot(&input_path(Role::GRAD, "intervals")).is_some()),
+    },
+    guides_word: "prefix sharing",
+    elsewhere: &[],
+    ..ROW
+};
 
 pub const HEAD_ROWS: Switch = Switch {
     name: "head_rows",

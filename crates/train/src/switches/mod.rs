@@ -72,6 +72,8 @@ pub struct Switch {
     /// None for a sugar that stands for other switches and has no state of its own.
     pub field: Option<Field>,
     pub class: Class,
+    /// Its values put other examples into an update, so that the losses of an update cannot be compared.
+    pub reorders: bool,
     /// The value without the optimisation, to price it by; none for what is no optimisation.
     pub off: Option<&'static str>,
     /// Why a value cannot run on a target, whatever the model: the end of a sentence that begins with switch and value.
@@ -100,6 +102,7 @@ const ROW: Switch = Switch {
     doc: "",
     field: None,
     class: Class::Bounded,
+    reorders: false,
     off: None,
     refusal: |_, _| None,
     settle: Settle::Sugar,

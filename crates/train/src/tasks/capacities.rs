@@ -1,6 +1,6 @@
 //! Static capacities of a plan, and the forward graph that a model has at them.
 
-use flatout_data::{Shape, max_segments};
+use flatout_data::{Layout, Shape, max_segments};
 use flatout_ir::Graph;
 use flatout_models::form::{Documents, Form};
 
@@ -17,34 +17,37 @@ impl Capacities {
         }
         if model.class_head().is_some() {
             // Before lengths are known every text may be as long as the context.
-            return Capacities::of_shape(config, Shape::Padded { rows, len }, None);
+            return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
         }
         let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
         Capacities { rows, tokens: rows * len, segments, longest: len, ..Capacities::default() }
     }
 
-    /// Of examples that are laid out in a shape, of which the loss reads so many rows, or every one.
-    pub fn of_shape(config: &Config, shape: Shape, read: Option<usize>) -> Capacities {
+    /// Of examples that are laid out in a shape of a layout.
+    pub fn of_shape(config: &Config, layout: &Layout, number: usize) -> Capacities {
+        let shape = layout.shapes()[number];
         let (rows, longest) = match shape {
-            Shape::Packed { tokens, .. } => (1, tokens.min(config.model.tokens())),
+            Shape::Packed { tokens, .. } => (1, tokens.min(layout.trees().unwrap_or(config.model.tokens()))),
             Shape::Padded { rows, len } => (rows, len),
         };
         let has_segments = config.model.class_head().is_some() || matches!(shape, Shape::Packed { .. });
-        let segments = if has_segments { shape.segments() } else { 0 };
-        let tokens = shape.tokens();
-        Capacities { rows, tokens, segments, longest, read: read.unwrap_or(0), images: 0 }
+        let apart = if has_segments { shape.segments() } else { 0 };
+        let (segments, trees) = if layout.trees().is_some() { (0, apart) } else { (apart, 0) };
+        let read = layout.read(number).unwrap_or(0);
+        Capacities { rows, tokens: shape.tokens(), segments, trees, longest, read, images: 0 }
     }
 }
 
 /// The forward graph over texts, with the loss of the next token or of classes.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, longest, read, .. } = *capacities;
+    let Capacities { rows, tokens, segments, trees, longest, read, .. } = *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {
-            let documents = match segments {
-                0 => Documents::Joined,
-                most => Documents::Apart { most },
+            let documents = match (segments, trees) {
+                (0, 0) => Documents::Joined,
+                (most, 0) => Documents::Apart { most },
+                (_, most) => Documents::Trees { most, longest },
             };
             let read = (read > 0).then_some(read);
             Form::Loss { rows, len: tokens / rows, documents, read, dropout: training, seen: None }

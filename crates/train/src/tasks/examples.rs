@@ -6,7 +6,7 @@ use std::sync::Arc;
 use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, open_reporting};
 use flatout_data::{
     Description, ExampleCursor, ExampleTable, Layout, Lengths, MicroBatch, OpenEvent, Rows, Segment, Shape,
-    UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
+    Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
 };
 use flatout_ir::Role;
 use serde_json::Value;
@@ -17,6 +17,7 @@ use super::text;
 use crate::config::resolved::Resolved;
 use crate::config::{Config, SourceKind, Task};
 use crate::run::{BESIDE, tokenizer_path};
+use crate::switches::Choose;
 use crate::{Failure, UserError, refuse};
 
 /// Examples of both sides, and the tokeniser they went through.
@@ -48,22 +49,38 @@ pub fn read(
 ) -> Result<Examples, Failure> {
     let ExampleSets { train, held_out, vocabulary, classes, .. } =
         example_sets(config, run, config.held_out_fold(), say)?;
-    Ok(Examples { train: Arc::new(train), held_out: Arc::new(held_out), vocabulary, classes })
+    Ok(Examples::new(config, [train, held_out], vocabulary, classes))
 }
 
 /// Examples of the synthetic language whose lengths are drawn from these.
 pub fn drawn(config: &Config, lengths: &Lengths) -> Result<Examples, Failure> {
     let counts = [DRAWN, config.eval.rows];
     let drawn = drawn_examples(lengths, counts, config.train.seed, config.model.vocab().unwrap_or(0))?;
-    let (train, held_out) = (Arc::new(drawn.train), Arc::new(drawn.held_out));
-    Ok(Examples { train, held_out, vocabulary: drawn.vocabulary, classes: vec![] })
+    Ok(Examples::new(config, [drawn.train, drawn.held_out], drawn.vocabulary, vec![]))
+}
+
+impl Examples {
+    /// Of tables of training and evaluation.
+    fn new(
+        config: &Config,
+        mut tables: [ExampleTable; 2],
+        vocabulary: Vocabulary,
+        classes: Vec<String>,
+    ) -> Examples {
+        if config.switches.data.shared_prefix == Choose::On {
+            tables.iter_mut().for_each(ExampleTable::share_prefixes);
+        }
+        let [train, held_out] = tables.map(Arc::new);
+        Examples { train, held_out, vocabulary, classes }
+    }
 }
 
 /// The lengths of the config's examples; `None` where it learns from rows of text, which are equally long.
 pub fn lengths(config: &Config) -> Option<Lengths> {
     let data = &config.data;
-    Lengths::given(&data.lengths, &data.learned)
-        .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))
+    let lengths = Lengths::given(&data.lengths, &data.learned)
+        .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))?;
+    Some(lengths.with_trees(Tree::list(&data.trees).expect("validated: whole trees")))
 }
 
 /// Opens the examples a config names. A run's own tokeniser, where there is one, is used again. `fold` holds out a part of
@@ -113,6 +130,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         unlabelled: false,
         group: data.group.clone(),
         held_out: data.held_out,
+        held_out_path: documents.held_out_path,
         fold: None,
         rows: data.synthetic_rows,
         seed: config.train.seed,
@@ -164,7 +182,11 @@ impl Dataset for Examples {
         if config.data.mean_tokens.is_some() || !config.data.lengths.is_empty() {
             return;
         }
-        let mut shares = Lengths::of(&self.train).map_or(vec![], |lengths| lengths.shares().to_vec());
+        let lengths = Lengths::of(&self.train);
+        let mut shares = lengths.as_ref().map_or(vec![], |lengths| lengths.shares().to_vec());
+        let trees: Vec<usize> =
+            lengths.iter().flat_map(Lengths::trees).flat_map(|tree| tree.numbers()).collect();
+        resolved.trees = Some(trees).filter(|trees| !trees.is_empty());
         // The examples of an evaluation must fit too.
         if let (Some(last), Some(held_out)) = (shares.last_mut(), Lengths::of(&self.held_out)) {
             last.tokens = held_out.longest().max(last.tokens);
@@ -302,6 +324,7 @@ impl EvalSet for LaidOut {
 pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
     let (real_tokens, computed_tokens) = (laid_out.real_tokens(), laid_out.tokens.len());
     let keys = if inputs.has("rows") { laid_out.draw_keys() } else { vec![] };
+    let intervals = if inputs.has("intervals") { laid_out.intervals() } else { vec![] };
     let read_rows = inputs.has("answers").then(|| laid_out.read_rows());
     let MicroBatch { tokens, targets, weights, positions, segments, samples, labels, label_weights, .. } =
         laid_out;
@@ -319,6 +342,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         ("labels", Box::new(|| HostTensor::I32(labels))),
         ("segment_start", Box::new(|| segments(|s| s.start))),
         ("segment_len", Box::new(|| segments(|s| s.len))),
+        ("intervals", Box::new(|| HostTensor::I32(intervals))),
         ("rows", Box::new(|| HostTensor::I32(keys))),
         ("weights", Box::new(|| HostTensor::F32(weights))),
         ("label_weights", Box::new(|| HostTensor::F32(label_weights))),

@@ -77,6 +77,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
         context: config.model.tokens(),
         seed: config.train.seed,
         held_out: data.held_out,
+        held_out_path: data.held_out_path.clone().unwrap_or_default().0,
         document_mask: data.document_mask,
         cache: cache_folder(),
         spool: run.map(|run| run.join("data")),

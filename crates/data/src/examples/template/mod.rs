@@ -3,35 +3,25 @@
 //! Templates are Jinja as the Python library `transformers` runs it: blocks trimmed, `raise_exception`, `strftime_now`,
 //! `tojson` as `json.dumps` writes, methods of Python's strings and dictionaries, and `{% generation %}` around what a
 //! model is to learn. They come with models from anywhere, so what one may cost is bounded: instructions, the depth of
-//! recursion, and the length of what it writes.
+//! recursion, the memory it holds and the length of what it writes.
 
 pub(crate) mod beside;
-mod python;
+mod date;
+mod jinja;
 
+use std::borrow::Cow;
 use std::fmt;
-use std::io;
 use std::ops::Range;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
-
+use self::jinja::{BEGIN, Context, END, Error, Jinja};
 use super::conversation::Conversation;
 use crate::error::DataError;
 use crate::formats::{Field, Fields};
 
-pub use python::Date;
+pub use date::Date;
 
-/// A template of a thousand turns takes about a million instructions.
-const FUEL: u64 = 20_000_000;
-const RECURSION: usize = 100;
-const MOST_OUTPUT_BYTES: usize = 64 << 20;
 const MOST_SOURCE_BYTES: usize = 1 << 20;
-const NAME: &str = "chat";
 
-/// Marks around learned text until they are cut out: characters that no text may have, by Unicode's own rule.
-const BEGIN: char = '\u{fdd0}';
-const END: char = '\u{fdd1}';
 /// Stands for an answer where the place of answers is looked for.
 pub(super) const PROBE: char = '\u{fdd2}';
 
@@ -45,11 +35,10 @@ pub const CHATML_TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
 
 /// A template with everything it can see but the conversation.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    jinja: Jinja,
     /// Special tokens by the names templates know them by, such as `bos_token`.
     specials: Vec<(String, String)>,
-    has_generation: bool,
-    has_date: bool,
+    date: Option<Date>,
     /// Where it came from, for people.
     pub shown: String,
 }
@@ -78,8 +67,23 @@ pub struct Rendered {
 pub enum Refusal {
     /// Its author refuses such conversations, in these words.
     Raised(String),
+    /// It asks for today's date, and none was given.
+    NeedsDate,
     /// It failed.
     Failed(String),
+    /// It costs more than any conversation can, so no other one will do better.
+    Exhausted(String),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Raised(said) | Refusal::Failed(said) | Refusal::Exhausted(said) => f.write_str(said),
+            Refusal::NeedsDate => f.write_str(
+                "it asks for today's date; give one as data.date=2025-01-31, so that the run can be repeated",
+            ),
+        }
+    }
 }
 
 impl ChatTemplate {
@@ -98,36 +102,17 @@ impl ChatTemplate {
                 source.len()
             )));
         }
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.expect("the usual delimiters"));
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(unknown_method_callback);
-        environment.set_formatter(|out, _, value| {
-            out.write_str(&python::text(value)).map_err(|_| Error::from(ErrorKind::WriteFailure))
-        });
-        environment.set_fuel(Some(FUEL));
-        environment.set_recursion_limit(RECURSION);
-        environment.add_filter("tojson", python::tojson);
-        environment.add_filter("string", |value: Value| python::text(&value));
-        environment.add_filter(SPAN_FILTER, |body: String| format!("{BEGIN}{body}{END}"));
-        environment.add_function("raise_exception", raise_exception);
-        if let Some(date) = date {
-            environment.add_function("strftime_now", move |format: String| date.formatted(&format));
-        }
-        let (source, has_generation) = with_spans(source);
-        environment.add_template_owned(NAME, source).map_err(|error| {
+        let jinja = Jinja::parse(source).map_err(|error| {
             DataError::input(format!(
-                "The chat template of {shown} cannot be read: {}; correct it, or give another with data.template.",
-                said(&error)
+                "The chat template of {shown} cannot be read: {error}; correct it, or give another with data.template."
             ))
         })?;
-        Ok(Self { environment, specials, has_generation, has_date: date.is_some(), shown: shown.into() })
+        Ok(Self { jinja, specials, date, shown: shown.into() })
     }
 
     /// Whether the template itself says what is learned.
     pub fn has_generation(&self) -> bool {
-        self.has_generation
+        self.jinja.has_generation
     }
 
     /// The first `turns` messages of a conversation, and where `prompt`, what comes before an answer.
@@ -147,70 +132,22 @@ impl ChatTemplate {
         conversation: &Conversation,
         prompt: bool,
     ) -> Result<Rendered, Refusal> {
-        let template = self.environment.get_template(NAME).expect("it was added when it was compiled");
-        let messages: Value = messages.iter().map(|message| object(&aliased(message))).collect();
-        let base = context! {
-            messages => messages,
-            tools => conversation.tools.as_ref().map_or(Value::from(()), value),
-            documents => Value::from(()),
-            add_generation_prompt => prompt,
+        let messages: Vec<Cow<'_, Fields>> = messages.iter().map(aliased).collect();
+        let context = Context {
+            messages: &messages,
+            tools: conversation.tools.as_ref(),
+            prompt,
+            options: &conversation.options,
+            specials: &self.specials,
         };
-        let specials =
-            Value::from_pairs(self.specials.iter().map(|(name, token)| (name.as_str(), token.as_str())));
-        let context = context! { ..base, ..object(&conversation.options), ..specials };
-        let mut written = Bounded(Vec::new());
-        if let Err(error) = template.render_captured_to(context, &mut written) {
-            return Err(self.refusal(&error));
-        }
-        let text = String::from_utf8(written.0).expect("templates write text");
+        let text = self.jinja.render(&context, self.date).map_err(|error| match error {
+            Error::Raised(said) => Refusal::Raised(said),
+            Error::NeedsDate => Refusal::NeedsDate,
+            Error::Failed(said) => Refusal::Failed(said),
+            Error::Exhausted(said) => Refusal::Exhausted(said),
+        })?;
         unmarked(&text)
     }
-
-    fn refusal(&self, error: &Error) -> Refusal {
-        let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-        while let Some(inner) = source {
-            if let Some(Raised(message)) = inner.downcast_ref() {
-                return Refusal::Raised(message.clone());
-            }
-            source = inner.source();
-        }
-        Refusal::Failed(match error.kind() {
-            ErrorKind::OutOfFuel => format!("it takes more than {FUEL} instructions"),
-            ErrorKind::WriteFailure => format!("it writes more than {MOST_OUTPUT_BYTES} bytes"),
-            ErrorKind::UnknownFunction if !self.has_date && said(error).contains("strftime_now") => {
-                "it asks for today's date; give one as data.date=2025-01-31, so that the run can be repeated"
-                    .into()
-            }
-            _ => said(error),
-        })
-    }
-}
-
-/// The filter that `{% generation %}` becomes: a block of the same white space, whose body can be marked.
-const SPAN_FILTER: &str = "generation_span";
-
-/// The source with `generation` tags as filter blocks, and whether there are any.
-fn with_spans(source: &str) -> (String, bool) {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    let mut found = false;
-    while let Some(at) = rest.find("{%") {
-        let Some(len) = rest[at + 2..].find("%}") else { break };
-        let inside = &rest[at + 2..at + 2 + len];
-        let word = inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
-        out.push_str(&rest[..at + 2]);
-        match word {
-            "generation" => {
-                found = true;
-                out.push_str(&inside.replace("generation", &format!("filter {SPAN_FILTER}")));
-            }
-            "endgeneration" => out.push_str(&inside.replace("endgeneration", "endfilter")),
-            _ => out.push_str(inside),
-        }
-        rest = &rest[at + 2 + len..];
-    }
-    out.push_str(rest);
-    (out, found)
 }
 
 /// Cuts the marks out of a text and gives their places.
@@ -244,77 +181,22 @@ pub(super) fn is_reserved(text: &str) -> bool {
     text.contains([BEGIN, END, PROBE])
 }
 
-#[derive(Debug)]
-struct Raised(String);
-
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Raised {}
-
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
-}
-
-/// The message of an error, in a line.
-fn said(error: &Error) -> String {
-    let detail = error.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
-    let line = error.line().map(|line| format!(", line {line} of the template")).unwrap_or_default();
-    format!("{}{detail}{line}", error.kind())
-}
-
-/// Takes what a template writes, up to a limit.
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MOST_OUTPUT_BYTES {
-            return Err(io::Error::other("too much"));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The names a message's reasoning goes by. Templates read the first, some the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// The message with its reasoning under the names that templates read.
-fn aliased(message: &Fields) -> Fields {
+fn aliased(message: &Fields) -> Cow<'_, Fields> {
     let reasoning =
         REASONING.iter().find_map(|name| message.get(name).filter(|field| **field != Field::Null));
-    let mut aliased = message.clone();
+    let mut aliased = Cow::Borrowed(message);
     if let Some(reasoning) = reasoning {
         for name in &REASONING[..2] {
             if *name == REASONING[0] || !message.has(name) {
-                aliased.set(name, reasoning.clone());
+                aliased.to_mut().set(name, reasoning.clone());
             }
         }
     }
     aliased
-}
-
-fn value(field: &Field) -> Value {
-    match field {
-        Field::Null => Value::from(()),
-        Field::Bool(value) => Value::from(*value),
-        Field::Whole(value) => i64::try_from(*value).map_or_else(|_| Value::from(*value), Value::from),
-        Field::Number(value) => Value::from(*value),
-        Field::Text(text) => Value::from(text.as_str()),
-        Field::List(list) => list.iter().map(value).collect(),
-        Field::Object(fields) => object(fields),
-    }
-}
-
-fn object(fields: &Fields) -> Value {
-    Value::from_pairs(fields.0.iter().map(|(name, field)| (name.as_str(), value(field))))
 }
 
 #[cfg(test)]
@@ -365,8 +247,7 @@ mod tests {
         let raised =
             rendered("{% macro no() %}{{ raise_exception('Roles must alternate') }}{% endmacro %}{{ no() }}");
         assert_eq!(raised, Err(Refusal::Raised("Roles must alternate".into())));
-        let Err(Refusal::Failed(said)) = rendered("{{ strftime_now('%Y') }}") else { panic!() };
-        assert!(said.contains("data.date"), "{said}");
+        assert_eq!(rendered("{{ strftime_now('%Y') }}"), Err(Refusal::NeedsDate));
         assert_eq!(rendered("{{ strftime_now is defined }}").unwrap().text, "False");
         let Err(Refusal::Failed(said)) = rendered("{{ messages[0].nothing.more }}") else { panic!() };
         assert!(said.contains("undefined"), "{said}");
@@ -384,11 +265,13 @@ mod tests {
             ),
             ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
             ("{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "writes more than"),
-            ("{{ 'x' * 999999999999 }}", "too large"),
-            ("{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}", "pairs"),
+            ("{{ 'x' * 999999999999 }}", "writes more than"),
         ] {
-            let Err(Refusal::Failed(said)) = rendered(source) else { panic!("{source}") };
+            let Err(Refusal::Exhausted(said)) = rendered(source) else { panic!("{source}") };
             assert!(said.contains(why), "{source}: {said}");
         }
+        let twice = "{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}";
+        let Err(Refusal::Failed(said)) = rendered(twice) else { panic!("{twice}") };
+        assert!(said.contains("pairs"), "{said}");
     }
 }

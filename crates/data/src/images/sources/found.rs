@@ -79,7 +79,7 @@ impl Labels {
             collected.see(name, place);
             collected.see(name, place);
         }
-        collected.classes(shown)
+        collected.classes(shown, false)
     }
 }
 

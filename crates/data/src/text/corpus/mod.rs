@@ -39,6 +39,8 @@ pub struct Spec {
     pub seed: u64,
     /// The share of documents kept from training.
     pub held_out: f64,
+    /// Files to evaluate on instead of a share, as for `path`.
+    pub held_out_path: Vec<String>,
     /// Whether documents that share a row are kept from seeing each other.
     pub document_mask: bool,
     /// Where indices of large sources, and tokens of packed ones, are kept for the next run.
@@ -65,6 +67,7 @@ impl Default for Spec {
             context: 128,
             seed: 0,
             held_out: 0.05,
+            held_out_path: Vec::new(),
             document_mask: false,
             cache: None,
             spool: None,
@@ -128,6 +131,14 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
             spec.held_out
         )));
     }
+    let whole;
+    let spec = match spec.held_out_path.is_empty() {
+        true => spec,
+        false => {
+            whole = Spec { held_out: 0.0, ..spec.clone() };
+            &whole
+        }
+    };
     let has_files = !spec.path.is_empty() || !spec.mix.is_empty();
     if spec.source == SourceKind::Synthetic || (spec.source == SourceKind::Auto && !has_files) {
         return synthetic(spec);
@@ -151,6 +162,7 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
     let found =
         parts.iter().map(|part| source::find(&part.path, spec, say)).collect::<Result<Vec<_>, _>>()?;
     let vocabulary = source::vocabulary(spec, &found, say)?;
+    let apart = apart(spec, &vocabulary, say)?;
     let opened =
         found.into_iter().map(|found| found.open(spec, &vocabulary, say)).collect::<Result<Vec<_>, _>>()?;
     let frame = match opened.iter().all(|opened| opened.is_endless_text) {
@@ -163,16 +175,30 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
     let side = |of: fn(&Opened) -> &Arc<dyn Documents>| -> Vec<Arc<dyn Documents>> {
         opened.iter().map(|opened| of(opened).clone()).collect()
     };
-    let sides = [side(|opened| &opened.sides.train), side(|opened| &opened.sides.held_out)];
-    let is_mixed = opened.len() > 1;
+    let held_out = apart.map_or_else(|| side(|opened| &opened.sides.held_out), |apart| vec![apart]);
+    let sides = [side(|opened| &opened.sides.train), held_out];
     let mixtures = sides.each_ref().map(|side| {
-        let mixed = is_mixed && side.iter().any(|documents| documents.count() != Some(0));
+        let mixed = side.len() > 1 && side.iter().any(|documents| documents.count() != Some(0));
         mixed.then(|| Arc::new(mixture(side, &parts, frame)))
     });
     let [train, held_out] = sides.map(|mut side| -> Arc<dyn Documents> {
-        if is_mixed { Arc::new(Joined::new(side)) } else { side.remove(0) }
+        if side.len() > 1 { Arc::new(Joined::new(side)) } else { side.remove(0) }
     });
     Ok(Corpus::new(spec, vocabulary, [train, held_out], mixtures, None, frame, content))
+}
+
+/// The documents of the files to evaluate on, where there are such.
+fn apart(
+    spec: &Spec,
+    vocabulary: &Vocabulary,
+    say: &mut dyn FnMut(OpenEvent),
+) -> Result<Option<Arc<dyn Documents>>, DataError> {
+    if spec.held_out_path.is_empty() {
+        return Ok(None);
+    }
+    let found = source::find(&spec.held_out_path, spec, say)?;
+    found.made_with(vocabulary)?;
+    Ok(Some(found.open(spec, vocabulary, say)?.sides.train))
 }
 
 /// The shares of documents that give the parts' shares of tokens.
@@ -196,6 +222,7 @@ fn synthetic(spec: &Spec) -> Result<Corpus, DataError> {
     for (key, given) in [
         ("data.path", !spec.path.is_empty()),
         ("data.mix", !spec.mix.is_empty()),
+        ("data.held_out_path", !spec.held_out_path.is_empty()),
         ("data.tokenizer", spec.tokenizer.is_some()),
     ] {
         if given {
@@ -324,7 +351,10 @@ impl Corpus {
     pub fn held_out_rows(&self, count: usize) -> Result<Rows, DataError> {
         let rows = self.first_rows(&self.held_out, 1, count)?;
         if rows.count() == 0 && count > 0 {
-            return Err(DataError::input("No text is held out to evaluate on: set data.held_out above 0."));
+            return Err(DataError::input(
+                "No text is held out to evaluate on: set data.held_out above 0, or name files with \
+                 data.held_out_path.",
+            ));
         }
         Ok(rows)
     }

@@ -506,3 +506,42 @@ fn one_long_text_of_tokens_has_no_frame() {
     assert!(continues, "nothing is predicted across a seam");
     assert!(rows.weights.contains(&0.0));
 }
+
+#[test]
+fn files_to_evaluate_on_stand_for_the_share() {
+    let scratch = Scratch::new("held-out-path");
+    let lines = |from: usize| -> String {
+        (from..from + 500).map(|line| format!("Number {line} is followed by {}.\n", line + 1)).collect()
+    };
+    let path = vec![written(&scratch, "train.txt", lines(0).as_bytes())];
+    let alone = open(&Spec { path, vocab: 300, held_out: 0.0, ..synthetic() }).unwrap();
+    let validation = lines(1000);
+    for (name, bytes) in
+        [("v.txt", validation.clone().into_bytes()), ("v.txt.gz", gzip(validation.as_bytes()))]
+    {
+        let spec = Spec {
+            path: vec![scratch.path().join("train.txt").to_str().unwrap().into()],
+            held_out_path: vec![written(&scratch, name, &bytes)],
+            cache: Some(scratch.path().join("cache")),
+            vocab: 300,
+            held_out: 0.2,
+            ..synthetic()
+        };
+        let corpus = open(&spec).unwrap();
+        // Everything of the training file is trained on, in the order it has alone, with the tokens it gives alone.
+        assert_eq!(corpus.vocabulary().fingerprint(), alone.vocabulary().fingerprint());
+        let rows = |corpus: &Corpus| rows_of(corpus, &corpus.start(), 1, 8).0;
+        assert_eq!(rows(&corpus).tokens, rows(&alone).tokens, "{name}");
+        let (described, whole) = (corpus.describe(), alone.describe());
+        assert_eq!((described.documents, described.tokens), (whole.documents, whole.tokens));
+        assert!(described.held_out_documents > Some(0));
+        let held = corpus.held_out_rows(1000).unwrap();
+        let text =
+            corpus.vocabulary().decode(&held.tokens.iter().map(|token| *token as u32).collect::<Vec<_>>());
+        assert!(text.contains("Number 1003 is") && !text.contains("Number 3 is"), "{name}: {text:.200}");
+    }
+    let made = Spec { held_out_path: vec!["v.txt".into()], ..synthetic() };
+    assert!(refused(&made).contains("no use for data.held_out_path"));
+    let missing = Spec { held_out_path: vec!["no/such.txt".into()], ..text(&scratch) };
+    assert!(refused(&missing).contains("no/such.txt"));
+}

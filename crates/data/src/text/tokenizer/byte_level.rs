@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use regex_syntax::hir::{Class, HirKind};
 use tokenizers::models::bpe::BPE;
 use tokenizers::{Model, ModelWrapper, PreTokenizerWrapper, Tokenizer};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::characters::Ranges;
 
 /// Words beyond this many are not remembered, nor are longer ones than this: texts have few of them twice.
 const MOST_WORDS: usize = 1 << 17;
@@ -124,24 +125,6 @@ enum CharacterClass {
     Number,
     Space,
     Other,
-}
-
-/// Characters of a kind beyond ASCII, as ranges, from the tables that regular expressions use.
-struct Ranges(Vec<(char, char)>);
-
-impl Ranges {
-    fn of(expression: &str) -> Self {
-        let parsed = regex_syntax::parse(expression).expect("an expression of ours");
-        let HirKind::Class(Class::Unicode(class)) = parsed.kind() else {
-            unreachable!("a class of characters")
-        };
-        Self(class.ranges().iter().map(|range| (range.start(), range.end())).collect())
-    }
-
-    fn have(&self, character: char) -> bool {
-        let at = self.0.partition_point(|(_, end)| *end < character);
-        self.0.get(at).is_some_and(|(start, _)| *start <= character)
-    }
 }
 
 static LETTERS: LazyLock<Ranges> = LazyLock::new(|| Ranges::of(r"\p{L}"));

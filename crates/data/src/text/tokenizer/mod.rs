@@ -2,6 +2,7 @@
 
 mod byte_level;
 mod frame;
+pub(crate) mod guarded;
 pub(crate) mod sample;
 
 use std::path::Path;
@@ -16,6 +17,7 @@ pub use self::frame::TOKENIZER_CONFIG;
 
 use self::byte_level::ByteLevelEncoder;
 use self::frame::Frame;
+use self::guarded::{Guarded, Unencodable};
 use crate::contained::contained;
 use crate::durable;
 use crate::error::DataError;
@@ -32,7 +34,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    tokenizer: Tokenizer,
+    tokenizer: Guarded,
     /// Where the tokeniser is of the kind that has one.
     fast: Option<ByteLevelEncoder>,
     size: usize,
@@ -94,8 +96,7 @@ impl Vocabulary {
         tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
         tokenizer.add_special_tokens(specials).expect("they are in the vocabulary");
-        let frame = Frame::known(&tokenizer).expect("the trainer was given both special tokens");
-        Ok(Self::framed(tokenizer, frame).expect("both are in the vocabulary"))
+        Ok(Self::plain(tokenizer))
     }
 
     /// A list of words, each one token, separated by white space. `<bos>` and `<eos>` are among them.
@@ -104,8 +105,13 @@ impl Vocabulary {
         let model = WordLevel::builder().vocab(numbered).build().expect("a list of words needs no file");
         let mut tokenizer = Tokenizer::new(model);
         tokenizer.with_pre_tokenizer(Some(WhitespaceSplit));
-        let frame = Frame::known(&tokenizer).expect("the list has both special tokens");
-        Self::framed(tokenizer, frame).expect("both are in the vocabulary")
+        Self::plain(tokenizer)
+    }
+
+    /// A tokeniser made here, which has both special tokens.
+    fn plain(tokenizer: Tokenizer) -> Self {
+        let frame = Frame::known(&tokenizer).expect("both special tokens are among its tokens");
+        Self::framed(tokenizer, frame).expect("its parts make no text too long")
     }
 
     /// Tokens that are known by their numbers only: each is spelled as its number, but for `end`.
@@ -128,9 +134,11 @@ impl Vocabulary {
         let read = contained(|| -> Result<Self, String> {
             let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
             let frame = Frame::beside(folder, &tokenizer)?;
-            Self::framed(tokenizer, frame).map_err(|error| error.to_string())
+            Self::framed(tokenizer, frame)
         });
-        read.and_then(|read| read).map_err(unusable)
+        let read = read.and_then(|read| read).map_err(unusable)?;
+        read.try_out().map_err(unusable)?;
+        Ok(read)
     }
 
     /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back, whole or not at all, and beside it a
@@ -149,18 +157,18 @@ impl Vocabulary {
     /// The text of the `tokenizer_config.json` that a `tokenizer.json` of this vocabulary needs beside it, where it
     /// does: the one that says what begins and ends a document.
     pub fn frame_json(&self) -> Option<String> {
-        (Frame::known(&self.tokenizer) != Some(self.frame)).then(|| self.frame.to_json(&self.tokenizer))
+        (Frame::known(self.library()) != Some(self.frame)).then(|| self.frame.to_json(self.library()))
     }
 
     /// The text of a `tokenizer.json`.
     pub fn to_json(&self) -> String {
-        self.tokenizer.to_string(true).expect("a tokeniser that was built or read can be written")
+        self.library().to_string(true).expect("a tokeniser that was built or read can be written")
     }
 
     /// Whether every text has the same tokens in both; what is put around a text apart.
     pub fn gives_the_same_tokens(&self, other: &Vocabulary) -> bool {
         let bare = |vocabulary: &Vocabulary| {
-            let mut tokenizer = vocabulary.tokenizer.clone();
+            let mut tokenizer = vocabulary.library().clone();
             tokenizer.with_post_processor(None::<PostProcessorWrapper>);
             tokenizer.to_string(false).expect("a tokeniser that was built or read can be written")
         };
@@ -169,7 +177,7 @@ impl Vocabulary {
 
     /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        if let ModelWrapper::WordLevel(words) = self.tokenizer.get_model() {
+        if let ModelWrapper::WordLevel(words) = self.library().get_model() {
             let unknown = |word: &&str| {
                 words.token_to_id(word).is_none() && words.token_to_id(&words.unk_token).is_none()
             };
@@ -185,7 +193,7 @@ impl Vocabulary {
             Some(fast) => fast.encode(text),
             None => {
                 let encoding = self.tokenizer.encode_fast(text, false);
-                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|error| error.to_string())
+                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(Unencodable::said)
             }
         };
         tokens.map_err(|error| DataError::input(format!("The text cannot be encoded: {error}.")))
@@ -212,11 +220,12 @@ impl Vocabulary {
     /// what the file's own processing puts around a text is there. One that would be empty is `<bos>`.
     pub fn encode_prompts(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
         let mut tokenizer = self.tokenizer.clone();
-        tokenizer.set_encode_special_tokens(false);
+        tokenizer.change(|library| library.set_encode_special_tokens(false));
         let encode = |text: &String| {
             let encoding = tokenizer.encode_fast(text.as_str(), true);
-            let encoding = encoding
-                .map_err(|error| DataError::input(format!("The prompt cannot be encoded: {error}.")))?;
+            let encoding = encoding.map_err(|error| {
+                DataError::input(format!("The prompt cannot be encoded: {}.", error.said()))
+            })?;
             let tokens = encoding.get_ids().to_vec();
             Ok(if tokens.is_empty() { vec![self.bos()] } else { tokens })
         };
@@ -226,7 +235,7 @@ impl Vocabulary {
     /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let tokens: Vec<u32> = tokens.iter().copied().filter(|token| !self.is_end(*token)).collect();
-        self.tokenizer.decode(&tokens, true).expect("the decoders in use cannot fail")
+        self.tokenizer.decode(&tokens, true).unwrap_or_else(|said| undecodable(&said))
     }
 
     /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
@@ -241,12 +250,12 @@ impl Vocabulary {
 
     /// As [`Vocabulary::decode`], with every special token spelled out.
     pub fn spell_out(&self, tokens: &[u32]) -> String {
-        self.tokenizer.decode(tokens, false).expect("the decoders in use cannot fail")
+        self.tokenizer.decode(tokens, false).unwrap_or_else(|said| undecodable(&said))
     }
 
     /// How one token is spelled in the vocabulary.
     pub fn token(&self, token: u32) -> Option<String> {
-        self.tokenizer.id_to_token(token)
+        self.library().id_to_token(token)
     }
 
     /// One more than the largest token: a model's vocabulary must not be smaller.
@@ -281,28 +290,53 @@ impl Vocabulary {
     /// Equal for vocabularies that give the same tokens.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text =
-            self.tokenizer.to_string(false).expect("a tokeniser that was built or read can be written");
+            self.library().to_string(false).expect("a tokeniser that was built or read can be written");
         let frame = self.frame_json().map_or(0, |frame| fingerprint(frame.as_bytes()));
         key(fingerprint(text.as_bytes()), self.size as u64 ^ frame)
     }
 
-    fn framed(mut tokenizer: Tokenizer, frame: Frame) -> tokenizers::Result<Self> {
+    /// The tokeniser with its ends of documents. The error says which part of it no text can be given to.
+    fn framed(mut tokenizer: Tokenizer, frame: Frame) -> Result<Self, String> {
         let specials =
             [frame.bos, frame.eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
-        tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true)))?;
+        let added = tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true)));
+        added.map_err(|error| error.to_string())?;
         // Padding and truncation belong to whoever saved the file; documents here are whole.
         tokenizer.with_padding(None);
-        tokenizer.with_truncation(None)?;
+        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.set_encode_special_tokens(true);
         let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let fast = ByteLevelEncoder::of(&tokenizer);
-        Ok(Self { tokenizer, fast, size: largest as usize + 1, frame })
+        Ok(Self { tokenizer: Guarded::new(tokenizer)?, fast, size: largest as usize + 1, frame })
+    }
+
+    /// Encodes and decodes a few characters: a tokeniser that fails on these fails on every text.
+    fn try_out(&self) -> Result<(), String> {
+        for text in ["", "a", "The end. 1\n"] {
+            match self.tokenizer.encode(text, true) {
+                Ok(encoding) => drop(self.tokenizer.decode(encoding.get_ids(), false)?),
+                Err(Unencodable::Tokenizer(said)) => return Err(said),
+                // Words that a list does not have are no fault of the list.
+                Err(Unencodable::Text(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The tokeniser with its bounds.
+    pub(crate) fn guarded(&self) -> &Guarded {
+        &self.tokenizer
     }
 
     /// The tokeniser itself.
     pub(crate) fn library(&self) -> &Tokenizer {
-        &self.tokenizer
+        self.tokenizer.library()
     }
+}
+
+/// Stands for the text of tokens that the tokeniser's decoder fails on.
+fn undecodable(said: &str) -> String {
+    format!("(the tokeniser cannot decode these tokens: {said})")
 }
 
 /// Where the first piece of a text ends: before the last white space of it, as byte-level tokenisers keep a space with
@@ -353,9 +387,9 @@ mod tests {
     #[test]
     fn training_twice_gives_the_same_tokeniser() {
         // Every hash map in the trainer has its own random key, so an order that leaks shows within one process.
-        let first = trained(5000).tokenizer.to_string(false).unwrap();
+        let first = trained(5000).library().to_string(false).unwrap();
         for _ in 0..10 {
-            assert_eq!(trained(5000).tokenizer.to_string(false).unwrap(), first);
+            assert_eq!(trained(5000).library().to_string(false).unwrap(), first);
         }
     }
 

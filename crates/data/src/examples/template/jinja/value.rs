@@ -1,0 +1,596 @@
+//! Values of a template: Python's, as far as templates can reach them. None changes but namespaces.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Ordering;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::meter::{Held, check_text, spend, spend_bytes};
+use super::syntax::{For, Macro};
+use super::{Error, failed};
+
+/// Lists and dictionaries in one another, at most: what goes through values calls itself this often.
+const DEEPEST: usize = 100;
+
+/// Bytes that a text, a list or a dictionary takes beside what is in it.
+const OVERHEAD: usize = 64;
+/// Bytes of the name that something undefined is told by.
+const MOST_NAME: usize = 80;
+
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    /// Something that is not there, with its name.
+    Undefined(Rc<str>),
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(Text),
+    List(List),
+    Dict(Dict),
+    Namespace(Rc<Namespace>),
+    Loop(Rc<LoopState>),
+    Macro(Rc<MacroValue>),
+    /// The function of that name.
+    Function(&'static str),
+    /// The method of that name of a value.
+    Method(Rc<(Value, Rc<str>)>),
+}
+
+/// A string.
+#[derive(Debug, Clone)]
+pub(super) struct Text(Rc<TextBody>);
+
+#[derive(Debug)]
+struct TextBody {
+    text: String,
+    is_safe: bool,
+    _held: Held,
+}
+
+impl Text {
+    /// Whether it is marked as HTML, by `safe` or `escape`: then what is added to it is escaped.
+    pub fn is_safe(&self) -> bool {
+        self.0.is_safe
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+    fn deref(&self) -> &str {
+        &self.0.text
+    }
+}
+
+/// Several values in order.
+#[derive(Debug, Clone)]
+pub(super) struct List(Rc<ListBody>);
+
+#[derive(Debug)]
+struct ListBody {
+    items: Vec<Value>,
+    kind: ListKind,
+    depth: usize,
+    _held: Held,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ListKind {
+    List,
+    Tuple,
+    /// The pair that `groupby` gives: what the members have in common, and they.
+    Group,
+    /// `range` with its three numbers.
+    Range(i128, i128, i128),
+    /// The view of a dictionary that the method of this name gives.
+    View(&'static str),
+    /// Values that can be gone through and nothing else.
+    Generator,
+}
+
+impl List {
+    pub fn kind(&self) -> ListKind {
+        self.0.kind
+    }
+
+    /// Whether items can be had by their number.
+    pub fn is_indexed(&self) -> bool {
+        !matches!(self.0.kind, ListKind::View(_) | ListKind::Generator)
+    }
+
+    pub fn is_tuple(&self) -> bool {
+        matches!(self.0.kind, ListKind::Tuple | ListKind::Group)
+    }
+}
+
+impl Deref for List {
+    type Target = [Value];
+    fn deref(&self) -> &[Value] {
+        &self.0.items
+    }
+}
+
+/// Pairs of a key and a value in the order they were added in.
+#[derive(Debug, Clone)]
+pub(super) struct Dict(Rc<DictBody>);
+
+#[derive(Debug)]
+struct DictBody {
+    pairs: Vec<(Value, Value)>,
+    depth: usize,
+    _held: Held,
+}
+
+impl Deref for Dict {
+    type Target = [(Value, Value)];
+    fn deref(&self) -> &[(Value, Value)] {
+        &self.0.pairs
+    }
+}
+
+impl Dict {
+    pub fn get(&self, key: &Value) -> Result<Option<&Value>, Error> {
+        find(&self.0.pairs, key).map(|at| at.map(|at| &self.0.pairs[at].1))
+    }
+
+    /// As [`Dict::get`], of a text.
+    pub fn named(&self, name: &str) -> Result<Option<&Value>, Error> {
+        spend_bytes(self.len().saturating_mul(8 + name.len()))?;
+        Ok(self.iter().find(|(key, _)| key.as_str() == Some(name)).map(|(_, value)| value))
+    }
+}
+
+fn find(pairs: &[(Value, Value)], key: &Value) -> Result<Option<usize>, Error> {
+    spend(1 + pairs.len() / 8)?;
+    for (at, (known, _)) in pairs.iter().enumerate() {
+        if equal(known, key)? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+/// Fields that can be set. The interpreter empties all namespaces at the end, as they may hold one another.
+#[derive(Debug, Default)]
+pub(super) struct Namespace {
+    pub fields: RefCell<Vec<(Text, Value)>>,
+}
+
+/// Where a loop is.
+#[derive(Debug)]
+pub(super) struct LoopState {
+    pub items: List,
+    pub at: Cell<usize>,
+    pub depth: usize,
+    /// The values that `loop.changed` saw last, written: kept themselves, they could hold the loop.
+    pub seen: RefCell<Option<Text>>,
+    pub statement: Arc<For>,
+}
+
+#[derive(Debug)]
+pub(super) struct MacroValue {
+    pub definition: Arc<Macro>,
+    /// Scopes that are visible from where it was defined.
+    pub scopes: usize,
+    /// Whether it is the block of a `{% call %}`.
+    pub is_caller: bool,
+}
+
+/// A text that is being written.
+#[derive(Debug, Default)]
+pub(super) struct TextBuilder {
+    text: String,
+    is_safe: bool,
+    held: Held,
+}
+
+impl TextBuilder {
+    pub fn push(&mut self, more: &str) -> Result<(), Error> {
+        check_text(self.text.len().checked_add(more.len()))?;
+        let is_first = self.text.capacity() == 0;
+        self.held.grow(more.len() + if is_first { OVERHEAD } else { 0 })?;
+        self.text.push_str(more);
+        Ok(())
+    }
+
+    pub fn push_char(&mut self, more: char) -> Result<(), Error> {
+        self.push(more.encode_utf8(&mut [0; 4]))
+    }
+
+    pub fn repeat(&mut self, piece: &str, times: usize) -> Result<(), Error> {
+        let more = check_text(piece.len().checked_mul(times))?;
+        check_text(self.text.len().checked_add(more))?;
+        self.held.grow(more)?;
+        (0..times).for_each(|_| self.text.push_str(piece));
+        Ok(())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Appends a text as HTML, escaped unless it is marked as such, and marks the whole.
+    pub fn push_safe(&mut self, more: &str, is_safe: bool) -> Result<(), Error> {
+        self.is_safe = true;
+        let mut rest = more;
+        while let Some(at) = rest.find(['&', '<', '>', '"', '\'']).filter(|_| !is_safe) {
+            self.push(&rest[..at])?;
+            self.push(match rest.as_bytes()[at] {
+                b'&' => "&amp;",
+                b'<' => "&lt;",
+                b'>' => "&gt;",
+                b'"' => "&#34;",
+                _ => "&#39;",
+            })?;
+            rest = &rest[at + 1..];
+        }
+        self.push(rest)
+    }
+
+    pub fn text(self) -> Text {
+        Text(Rc::new(TextBody { text: self.text, is_safe: self.is_safe, _held: self.held }))
+    }
+
+    pub fn value(self) -> Value {
+        Value::Text(self.text())
+    }
+
+    pub fn into_string(self) -> String {
+        self.text
+    }
+}
+
+/// A list that is being filled.
+#[derive(Debug, Default)]
+pub(super) struct ListBuilder {
+    items: Vec<Value>,
+    depth: usize,
+    held: Held,
+}
+
+impl ListBuilder {
+    pub fn push(&mut self, item: Value) -> Result<(), Error> {
+        self.held.grow(size_of::<Value>())?;
+        self.depth = self.depth.max(item.depth());
+        self.items.push(item);
+        Ok(())
+    }
+
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub fn last(&self) -> Option<&Value> {
+        self.items.last()
+    }
+
+    pub fn reverse(&mut self) {
+        self.items.reverse();
+    }
+
+    pub fn list(mut self, kind: ListKind) -> Result<List, Error> {
+        let depth = nested(self.depth)?;
+        self.held.grow(OVERHEAD)?;
+        Ok(List(Rc::new(ListBody { items: self.items, kind, depth, _held: self.held })))
+    }
+
+    pub fn value(self, kind: ListKind) -> Result<Value, Error> {
+        self.list(kind).map(Value::List)
+    }
+}
+
+/// A dictionary that is being filled.
+#[derive(Debug, Default)]
+pub(super) struct DictBuilder {
+    pairs: Vec<(Value, Value)>,
+    depth: usize,
+    held: Held,
+}
+
+impl DictBuilder {
+    /// Sets a pair. A key that is there keeps its place.
+    pub fn set(&mut self, key: Value, value: Value) -> Result<(), Error> {
+        if matches!(&key, Value::Dict(_)) || matches!(&key, Value::List(list) if !list.is_tuple()) {
+            return failed(format!("{} cannot be a key", key.kind()));
+        }
+        self.depth = self.depth.max(value.depth()).max(key.depth());
+        match find(&self.pairs, &key)? {
+            Some(at) => self.pairs[at].1 = value,
+            None => {
+                self.held.grow(2 * size_of::<Value>())?;
+                self.pairs.push((key, value));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn value(mut self) -> Result<Value, Error> {
+        let depth = nested(self.depth)?;
+        self.held.grow(OVERHEAD)?;
+        Ok(Value::Dict(Dict(Rc::new(DictBody { pairs: self.pairs, depth, _held: self.held }))))
+    }
+}
+
+/// The beginning of a text, of at most `most` bytes.
+pub(super) fn clipped(text: &str, most: usize) -> &str {
+    let mut end = most.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+fn nested(depth: usize) -> Result<usize, Error> {
+    match depth < DEEPEST {
+        true => Ok(depth + 1),
+        false => Err(too_deep()),
+    }
+}
+
+fn too_deep() -> Error {
+    Error::Exhausted(format!("it has values that lie more than {DEEPEST} deep in one another"))
+}
+
+/// Counts how deep a walk through values is; namespaces may hold themselves.
+pub(super) fn deeper(depth: usize) -> Result<usize, Error> {
+    // A namespace is one more level, and so is what it holds.
+    match depth < 2 * DEEPEST {
+        true => Ok(depth + 1),
+        false => Err(too_deep()),
+    }
+}
+
+impl Value {
+    pub fn text(text: &str) -> Result<Value, Error> {
+        let mut out = TextBuilder::default();
+        out.push(text)?;
+        Ok(out.value())
+    }
+
+    pub fn list(items: impl IntoIterator<Item = Value>, kind: ListKind) -> Result<Value, Error> {
+        let mut list = ListBuilder::default();
+        items.into_iter().try_for_each(|item| list.push(item))?;
+        list.value(kind)
+    }
+
+    /// Something that is not there, with as much of its name as a sentence has room for.
+    pub fn undefined(name: &str) -> Value {
+        Value::Undefined(clipped(name, MOST_NAME).into())
+    }
+
+    fn depth(&self) -> usize {
+        match self {
+            Value::List(list) => list.0.depth,
+            Value::Dict(dict) => dict.0.depth,
+            Value::Method(method) => method.0.depth(),
+            Value::Loop(state) => state.items.0.depth,
+            _ => 0,
+        }
+    }
+
+    /// Its type, as Python calls it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Value::Undefined(_) => "an undefined value",
+            Value::None => "None",
+            Value::Bool(_) => "a bool",
+            Value::Int(_) => "an int",
+            Value::Float(_) => "a float",
+            Value::Text(_) => "a str",
+            Value::List(list) => match list.kind() {
+                ListKind::List => "a list",
+                ListKind::Tuple | ListKind::Group => "a tuple",
+                ListKind::Range(..) => "a range",
+                ListKind::View(_) => "a view of a dict",
+                ListKind::Generator => "a generator",
+            },
+            Value::Dict(_) => "a dict",
+            Value::Namespace(_) => "a namespace",
+            Value::Loop(_) => "a loop",
+            Value::Macro(_) => "a macro",
+            Value::Function(_) | Value::Method(_) => "a function",
+        }
+    }
+
+    pub fn is_undefined(&self) -> bool {
+        matches!(self, Value::Undefined(_))
+    }
+
+    pub fn is_safe(&self) -> bool {
+        matches!(self, Value::Text(text) if text.is_safe())
+    }
+
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// As a number without a fraction: `True` is 1, as in Python.
+    pub fn as_int(&self) -> Option<i128> {
+        match self {
+            Value::Int(value) => Some(*value),
+            Value::Bool(value) => Some(i128::from(*value)),
+            _ => None,
+        }
+    }
+
+    pub fn as_float(&self) -> Option<f64> {
+        match self {
+            Value::Float(value) => Some(*value),
+            other => other.as_int().map(|value| value as f64),
+        }
+    }
+
+    pub fn is_true(&self) -> bool {
+        match self {
+            Value::Undefined(_) | Value::None => false,
+            Value::Bool(value) => *value,
+            Value::Int(value) => *value != 0,
+            Value::Float(value) => *value != 0.0,
+            Value::Text(text) => !text.is_empty(),
+            Value::List(list) => list.kind() == ListKind::Generator || !list.is_empty(),
+            Value::Dict(dict) => !dict.is_empty(),
+            _ => true,
+        }
+    }
+
+    /// The number of its characters, items or keys.
+    pub fn len(&self) -> Result<usize, Error> {
+        match self {
+            Value::Undefined(_) => Ok(0),
+            Value::Text(text) => {
+                spend_bytes(text.len())?;
+                Ok(text.chars().count())
+            }
+            Value::List(list) if list.kind() != ListKind::Generator => Ok(list.len()),
+            Value::Dict(dict) => Ok(dict.len()),
+            Value::Loop(state) => Ok(state.items.len()),
+            other => failed(format!("{} has no length", other.kind())),
+        }
+    }
+
+    /// Whether it can be gone through.
+    pub fn is_iterable(&self) -> bool {
+        matches!(
+            self,
+            Value::Undefined(_) | Value::Text(_) | Value::List(_) | Value::Dict(_) | Value::Loop(_)
+        )
+    }
+
+    /// The items that going through it gives: characters, items, keys.
+    pub fn items(&self) -> Result<List, Error> {
+        let mut items = ListBuilder::default();
+        match self {
+            Value::List(list) => return Ok(list.clone()),
+            Value::Undefined(_) => {}
+            Value::Text(text) => {
+                for character in text.chars() {
+                    items.push(Value::text(character.encode_utf8(&mut [0; 4]))?)?;
+                }
+            }
+            Value::Dict(dict) => dict.iter().try_for_each(|(key, _)| items.push(key.clone()))?,
+            other => return failed(format!("{} cannot be gone through", other.kind())),
+        }
+        items.list(ListKind::List)
+    }
+}
+
+/// Python's `==`.
+pub(super) fn equal(a: &Value, b: &Value) -> Result<bool, Error> {
+    spend(1)?;
+    Ok(match (a, b) {
+        (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
+        (Value::Text(a), Value::Text(b)) => {
+            spend_bytes(a.len().min(b.len()))?;
+            **a == **b
+        }
+        (Value::List(a), Value::List(b)) => {
+            if (a.kind() == ListKind::List) != (b.kind() == ListKind::List) || a.len() != b.len() {
+                return Ok(false);
+            }
+            for (a, b) in a.iter().zip(b.iter()) {
+                if !equal(a, b)? {
+                    return Ok(false);
+                }
+            }
+            true
+        }
+        (Value::Dict(a), Value::Dict(b)) => {
+            if a.len() != b.len() {
+                return Ok(false);
+            }
+            for (key, value) in a.iter() {
+                match b.get(key)? {
+                    Some(other) if equal(value, other)? => {}
+                    _ => return Ok(false),
+                }
+            }
+            true
+        }
+        (Value::Namespace(a), Value::Namespace(b)) => Rc::ptr_eq(a, b),
+        (Value::Macro(a), Value::Macro(b)) => Rc::ptr_eq(a, b),
+        (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
+        (Value::Function(a), Value::Function(b)) => a == b,
+        _ => match (a.as_int(), b.as_int()) {
+            (Some(a), Some(b)) => a == b,
+            _ => match (a.as_float(), b.as_float()) {
+                (Some(a), Some(b)) => a == b,
+                _ => false,
+            },
+        },
+    })
+}
+
+/// Python's order. `None` where numbers have none, as with NaN.
+pub(super) fn compare(a: &Value, b: &Value) -> Result<Option<Ordering>, Error> {
+    spend(1)?;
+    match (a, b) {
+        (Value::Text(a), Value::Text(b)) => {
+            spend_bytes(a.len().min(b.len()))?;
+            Ok(Some((**a).cmp(&**b)))
+        }
+        (Value::List(a), Value::List(b))
+            if a.is_indexed() && b.is_indexed() && a.is_tuple() == b.is_tuple() =>
+        {
+            for (a, b) in a.iter().zip(b.iter()) {
+                if !equal(a, b)? {
+                    return compare(a, b);
+                }
+            }
+            Ok(Some(a.len().cmp(&b.len())))
+        }
+        _ => match (a.as_int(), b.as_int()) {
+            (Some(a), Some(b)) => Ok(Some(a.cmp(&b))),
+            _ => match (a.as_float(), b.as_float()) {
+                (Some(a), Some(b)) => Ok(a.partial_cmp(&b)),
+                _ => failed(format!("{} and {} have no order", a.kind(), b.kind())),
+            },
+        },
+    }
+}
+
+/// The places of keys in their order, equal ones as they come. Merged here because values may have no order, where the
+/// standard library may panic.
+pub(super) fn sort_order(keys: &[Value], is_reversed: bool) -> Result<Vec<usize>, Error> {
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    let mut merged = Vec::with_capacity(order.len());
+    let mut width = 1;
+    while width < order.len() {
+        for pair in order.chunks(2 * width) {
+            let (mut left, mut right) = pair.split_at(width.min(pair.len()));
+            while let ([a, left_rest @ ..], [b, right_rest @ ..]) = (left, right) {
+                let (first, second) = if is_reversed { (a, b) } else { (b, a) };
+                if compare(&keys[*first], &keys[*second])? == Some(Ordering::Less) {
+                    merged.push(*b);
+                    right = right_rest;
+                } else {
+                    merged.push(*a);
+                    left = left_rest;
+                }
+            }
+            merged.extend_from_slice(left);
+            merged.extend_from_slice(right);
+        }
+        std::mem::swap(&mut order, &mut merged);
+        merged.clear();
+        width *= 2;
+    }
+    Ok(order)
+}
+
+/// Whether values are one and the same, as Python's `is` says of those that templates compare so.
+pub(super) fn is_same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::None, Value::None) => true,
+        (Value::Bool(a), Value::Bool(b)) => a == b,
+        (Value::Int(a), Value::Int(b)) => a == b,
+        (Value::Text(a), Value::Text(b)) => **a == **b,
+        (Value::List(a), Value::List(b)) => Rc::ptr_eq(&a.0, &b.0),
+        (Value::Dict(a), Value::Dict(b)) => Rc::ptr_eq(&a.0, &b.0),
+        (Value::Namespace(a), Value::Namespace(b)) => Rc::ptr_eq(a, b),
+        _ => false,
+    }
+}
