@@ -90,7 +90,16 @@ impl Run {
         }
         let run = Run { _lock: lock(dir)?, dir: dir.to_path_buf(), made };
         match (is_run(dir), resume) {
-            (false, _) => Ok(Entered::Fresh(run)),
+            (false, _) => {
+                // A life that was killed before the run began may have asked for something else.
+                let left = dir.join(RESOLVED);
+                match fs::remove_file(&left) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        Err(cannot("be removed", &left)(error))
+                    }
+                    _ => Ok(Entered::Fresh(run)),
+                }
+            }
             (true, Resume::Never) => {
                 refuse!(
                     "{} holds a run already: continue it with `{}`, or give another --run",
@@ -289,6 +298,21 @@ mod tests {
             Entered::Fresh(run) => run,
             Entered::Existing(_) => panic!("{} holds a run", dir.display()),
         }
+    }
+
+    /// A life that is killed between the two files leaves the first.
+    #[test]
+    fn a_run_that_never_began_is_resolved_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("run");
+        let resolved = Resolved { micro_batch: Some(3), ..Resolved::default() };
+        fresh(&dir).save_config(&tiny(), &resolved).unwrap();
+        fs::remove_file(dir.join(CONFIG)).unwrap();
+        let run = fresh(&dir);
+        assert_eq!(run.resolved().unwrap(), Resolved::default());
+        let other = Resolved { micro_batch: Some(5), ..Resolved::default() };
+        run.save_config(&tiny(), &other).unwrap();
+        assert_eq!(run.resolved().unwrap(), other);
     }
 
     #[test]
