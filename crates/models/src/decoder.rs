@@ -260,7 +260,7 @@ fn images<'g>(b: &'g Builder, c: &DecoderConfig, seen: Seen, tokens: usize) -> I
     })
 }
 
-/// What the host writes before a run, but for targets and images: tokens i32 [T], and what they are computed by.
+/// The inputs that the host writes before a run, but for targets and images: tokens i32 [T], and what they are computed by.
 fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pass<'g>) {
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
     let (t, drops) = match form {

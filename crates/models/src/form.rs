@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
     /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens. With
-    /// `read`, over so many tokens, which the input `answers` names; -1 names none.
+    /// `read`, over that number of tokens, which the input `answers` names; -1 names none.
     Loss {
         rows: usize,
         len: usize,

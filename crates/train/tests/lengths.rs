@@ -74,7 +74,7 @@ fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     sums_of(config, 40)
 }
 
-/// The sums that four updates leave, of so many examples.
+/// The sums that four updates of `count` examples leave.
 fn sums_of(config: &Config, count: usize) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let compiled = compiled(config);
     let arrangement = compiled.settled.arrangement.expect("examples are arranged");

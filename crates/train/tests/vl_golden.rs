@@ -74,7 +74,7 @@ fn equals_the_reference(name: &str) {
     golden.check(&format!("{name}, oracle"), &computed);
 }
 
-/// What a pass over a fixture gives: gradients by our paths.
+/// The results of a pass over a fixture: gradients by our paths.
 struct Computed {
     logits: Vec<f64>,
     loss: Vec<f64>,
@@ -90,7 +90,7 @@ struct Golden {
     inputs: Inputs,
 }
 
-/// What a plan is fed, but for targets.
+/// The inputs of a plan, but for targets.
 struct Inputs {
     seen: Seen,
     i32s: BTreeMap<&'static str, Vec<i32>>,
@@ -339,7 +339,7 @@ impl Inputs {
     }
 }
 
-/// What the files keep of a gradient: itself where it is short, else sums of it with the signs of the bits of splitmix64.
+/// The part of a gradient that the files keep: itself where it is short, else sums of it with the signs of the bits of splitmix64.
 fn sums(gradient: &[f64]) -> Vec<f64> {
     if gradient.len() <= SUMS {
         return gradient.to_vec();

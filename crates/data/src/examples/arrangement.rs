@@ -99,16 +99,14 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     let rounded = |extent: usize| extent.next_multiple_of(step).min(largest);
     let shapes: Vec<Shape> = extents_for(wanted, rounded, most).into_iter().map(shape).collect();
     let whole = Layout::new(shapes).sharing(trees);
-    let layout = match manner.reads_learned {
-        true => reading(whole, lengths, &updates),
-        false => whole,
+    let trial = Trial::new(whole, &updates);
+    let Trial { layout, runs, real, computed } = match manner.reads_learned {
+        true => reading(trial, lengths, &updates),
+        false => trial,
     };
-    let runs = runs(&layout, &updates);
     let of_update = |tokens: usize| tokens as f64 / updates.len() as f64;
-    let real_tokens =
-        of_update(updates.iter().flat_map(|update| layout.places(update)).map(|place| place.tokens).sum());
+    let real_tokens = of_update(real);
     let unshared = of_update(updates.iter().flatten().map(|member| member.extent.tokens).sum());
-    let computed = weighed(&runs, layout.shapes().iter().map(|shape| shape.tokens()));
     let read_share = weighed(&runs, (0..runs.len()).map(|shape| layout.most_learned(shape))) / computed;
     Arrangement {
         layout,
@@ -122,13 +120,27 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     }
 }
 
-/// How often an update runs the plan of each shape, in the mean.
-fn runs(layout: &Layout, updates: &[Vec<Member>]) -> Vec<f64> {
-    let mut runs = vec![0.0; layout.shapes().len()];
-    for examples in updates {
-        layout.places(examples).iter().for_each(|place| runs[place.shape] += 1.0 / updates.len() as f64);
+/// A layout with the drawn updates laid out in it.
+struct Trial {
+    layout: Layout,
+    /// How often an update runs the plan of each shape, in the mean.
+    runs: Vec<f64>,
+    /// Tokens of the examples of all updates; a prefix that several share counts once.
+    real: usize,
+    /// Tokens that an update computes, padding included, in the mean.
+    computed: f64,
+}
+
+impl Trial {
+    fn new(layout: Layout, updates: &[Vec<Member>]) -> Trial {
+        let (mut runs, mut real) = (vec![0.0; layout.shapes().len()], 0);
+        for place in updates.iter().flat_map(|examples| layout.places(examples)) {
+            runs[place.shape] += 1.0 / updates.len() as f64;
+            real += place.tokens;
+        }
+        let computed = weighed(&runs, layout.shapes().iter().map(|shape| shape.tokens()));
+        Trial { layout, runs, real, computed }
     }
-    runs
 }
 
 fn weighed(runs: &[f64], counts: impl Iterator<Item = usize>) -> f64 {
@@ -139,15 +151,15 @@ fn weighed(runs: &[f64], counts: impl Iterator<Item = usize>) -> f64 {
 const ROOM: [f64; 6] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0];
 
 /// The shapes with as little room for rows that are read as makes no more micro-batches, nearly.
-fn reading(of_all: Layout, lengths: &Lengths, updates: &[Vec<Member>]) -> Layout {
-    let (shapes, trees) = (of_all.shapes(), of_all.trees());
+fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
+    let (shapes, trees) = (of_all.layout.shapes(), of_all.layout.trees());
     // Of the tokens that are computed, of which a shared prefix has none that are learned.
-    let places = updates.iter().flat_map(|update| of_all.places(update));
     let learned: usize = updates.iter().flatten().map(|member| member.extent.learned).sum();
-    let share = learned as f64 / places.map(|place| place.tokens).sum::<usize>() as f64;
-    let computed =
-        |layout: &Layout| weighed(&runs(layout, updates), layout.shapes().iter().map(|shape| shape.tokens()));
-    let most_computed = (1.0 + WORTH) * computed(&of_all);
+    let share = learned as f64 / of_all.real as f64;
+    if share >= 1.0 {
+        return of_all;
+    }
+    let most_computed = (1.0 + WORTH) * of_all.computed;
     let with = |room: f64| {
         let rows = |(index, shape): (usize, &Shape)| {
             let all = shape.tokens();
@@ -162,12 +174,9 @@ fn reading(of_all: Layout, lengths: &Lengths, updates: &[Vec<Member>]) -> Layout
             read.next_multiple_of(TILE).min(all)
         };
         let read = shapes.iter().enumerate().map(rows).collect();
-        Layout::reading(shapes.to_vec(), Some(read)).sharing(trees)
+        Trial::new(Layout::reading(shapes.to_vec(), Some(read)).sharing(trees), updates)
     };
-    if share >= 1.0 {
-        return of_all;
-    }
-    let enough = ROOM.into_iter().map(with).find(|layout| computed(layout) <= most_computed);
+    let enough = ROOM.into_iter().map(with).find(|trial| trial.computed <= most_computed);
     enough.unwrap_or(of_all)
 }
 

@@ -81,7 +81,7 @@ impl Layout {
         Layout::reading(shapes, None)
     }
 
-    /// The loss reads so many rows of each shape, or every row.
+    /// The loss reads `read` rows of each shape, or every row.
     pub fn reading(shapes: Vec<Shape>, read: Option<Vec<usize>>) -> Layout {
         assert!((1..=MOST_SHAPES).contains(&shapes.len()), "{} shapes", shapes.len());
         let is_packed = |shape: &Shape| matches!(shape, Shape::Packed { .. });
@@ -92,7 +92,7 @@ impl Layout {
         Layout { shapes, read, trees: None }
     }
 
-    /// Examples that share a prefix lie behind it, in trees of at most so many tokens. Only of packed shapes.
+    /// Examples that share a prefix lie behind it, in trees of at most `trees` tokens. Only of packed shapes.
     pub fn sharing(self, trees: Option<usize>) -> Layout {
         assert!(trees.is_none() || self.is_packed(), "trees lie one after another");
         Layout { trees, ..self }
@@ -217,8 +217,6 @@ struct Run {
     prefix: Segment,
     /// The global index of the example.
     sample: u64,
-    /// The place of its first token in the example.
-    first: u32,
 }
 
 /// Sizes taken together.
@@ -334,12 +332,7 @@ impl MicroBatch {
                 self.weights[start + at] = *weight;
             }
         }
-        self.runs.push(Run {
-            own: Segment { start: start as u32, len: part.len() as u32 },
-            prefix,
-            sample,
-            first: part.start as u32,
-        });
+        self.runs.push(Run { own: Segment { start: start as u32, len: part.len() as u32 }, prefix, sample });
         start + part.len()
     }
 
@@ -370,7 +363,7 @@ impl MicroBatch {
         for run in &self.runs {
             for i in 0..run.own.len {
                 let at = 2 * (run.own.start + i) as usize;
-                (keys[at], keys[at + 1]) = (run.sample as i32, (run.first + i) as i32);
+                (keys[at], keys[at + 1]) = (run.sample as i32, (run.prefix.len + i) as i32);
             }
         }
         keys

@@ -106,7 +106,7 @@ fn saved(count: usize, tokens: usize) -> usize {
     if tokens < LEAST { 0 } else { (count - count.div_ceil(AT_ONCE)) * tokens }
 }
 
-/// Of `count` beginnings in their order, where neighbours have so many tokens in common: runs (start, end, shared tokens) that save the
+/// Of `count` beginnings in their order, whose neighbours have `common` first tokens alike: runs (start, end, shared tokens) that save the
 /// most together. They cover all, each once.
 ///
 /// Runs that share some tokens nest. A run is taken whole where that saves at least as much as its parts do.

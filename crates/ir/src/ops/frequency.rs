@@ -10,7 +10,7 @@ use crate::attr::Attr;
 pub struct Frequencies {
     pub theta: f64,
     pub scaling: Scaling,
-    /// Over so many equal runs of pairs the frequencies begin anew, as rotations of images do for rows and columns.
+    /// Equal runs of pairs over each of which the frequencies begin anew, as rotations of images do for rows and columns.
     pub runs: usize,
 }
 

@@ -39,7 +39,7 @@ pub struct Variant {
     pub about: &'static str,
     /// Overrides over the base.
     pub settings: Vec<String>,
-    /// What the losses keep of the base's; nothing for another model, or other examples.
+    /// How close the losses stay to the base's; nothing for another model, or other examples.
     pub class: Option<Class>,
     /// Every time is multiplied by this before it is used: 1 but for a control.
     pub stretch: f64,
@@ -143,7 +143,7 @@ fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
     all
 }
 
-/// What the losses of a switch's values keep of the base's; nothing where their updates have other examples.
+/// How close the losses of a switch's values stay to the base's; nothing where their updates have other examples.
 fn compared(switch: &Switch) -> Option<Class> {
     (!switch.reorders).then_some(switch.class)
 }

@@ -125,6 +125,7 @@ mod tests {
     use super::*;
     use crate::decoder::build;
     use crate::form::Form;
+    use crate::library::stored::assert_filled;
 
     fn small() -> DecoderConfig {
         DecoderConfig {
@@ -147,20 +148,7 @@ mod tests {
     #[test]
     fn every_weight_has_its_place() {
         let graph = build(&small(), Form::Logits { rows: 1, len: 3, seen: None });
-        let parameters = graph.slots.iter().filter(|s| s.class.is_parameter());
-        let table = stored(&small()).unwrap();
-        let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
-        let mut paths = vec![];
-        for slot in parameters {
-            let at = table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
-            let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
-            assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
-            at.places().for_each(|place| tensor[place] += 1);
-            paths.push(&slot.path);
-        }
-        assert_eq!(paths.len(), table.len());
-        assert!(filled.values().flatten().all(|n| *n == 1));
-        assert_eq!(filled.len(), 2 + 2 * 12 + 2);
+        assert_eq!(assert_filled(&graph, &stored(&small()).unwrap()), 2 + 2 * 12 + 2);
     }
 
     #[test]

@@ -307,10 +307,10 @@ pub(crate) fn write_processor(v: &Vision) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
 
     use super::*;
     use crate::config::Model;
+    use crate::library::stored::assert_filled;
     use crate::library::{self, Published};
     use crate::registry::Family;
 
@@ -474,16 +474,7 @@ mod tests {
                 slot.map_or(vec![], |slot| slot.ty.dims.to_vec())
             };
             let table = Published::stored(&model, &shape).unwrap();
-            let mut filled: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-            for slot in &parameters {
-                let at =
-                    table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
-                assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
-                let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
-                at.places().for_each(|place| tensor[place] += 1);
-            }
-            assert_eq!(parameters.len(), table.len());
-            assert!(filled.values().flatten().all(|n| *n == 1));
+            assert_filled(&graph, &table);
             let elements: usize = parameters.iter().map(|slot| slot.ty.elements()).sum();
             assert_eq!(model.parameters(), elements as u64);
         }

@@ -119,6 +119,24 @@ impl Resampled {
     }
 }
 
+/// Asserts that every parameter of a graph has one place of its size, and that these places fill the tensors they lie in. Gives
+/// the number of tensors.
+#[cfg(test)]
+pub(super) fn assert_filled(graph: &flatout_ir::Graph, table: &[Stored]) -> usize {
+    let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
+    let parameters: Vec<_> = graph.slots.iter().filter(|slot| slot.class.is_parameter()).collect();
+    for slot in &parameters {
+        let at =
+            table.iter().find(|stored| stored.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
+        assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
+        let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
+        at.places().for_each(|place| tensor[place] += 1);
+    }
+    assert_eq!(parameters.len(), table.len());
+    assert!(filled.values().flatten().all(|times| *times == 1));
+    filled.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -79,6 +79,7 @@ mod tests {
 
     use super::*;
     use crate::library::read;
+    use crate::library::stored::assert_filled;
     use crate::registry::Model;
 
     fn read_vit(config: &Value) -> VitConfig {
@@ -180,17 +181,7 @@ mod tests {
             let model = Model::Vit(vit);
             let graph = model.build(model.least());
             let table = model.published().unwrap().stored(&|_| vec![]).unwrap();
-            let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
-            let parameters: Vec<_> = graph.slots.iter().filter(|s| s.class.is_parameter()).collect();
-            for slot in &parameters {
-                let at =
-                    table.iter().find(|s| s.ours == slot.path).unwrap_or_else(|| panic!("{}", slot.path));
-                assert_eq!(at.places().count(), slot.ty.elements(), "{}", slot.path);
-                let tensor = filled.entry(&at.theirs).or_insert_with(|| vec![0; at.dims.iter().product()]);
-                at.places().for_each(|place| tensor[place] += 1);
-            }
-            assert_eq!(parameters.len(), table.len());
-            assert!(filled.values().flatten().all(|n| *n == 1));
+            assert_filled(&graph, &table);
         }
     }
 }

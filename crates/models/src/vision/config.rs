@@ -80,7 +80,7 @@ impl Vision {
         patch + wide(self.positions * self.positions) * d + wide(self.layers) * layer + mergers
     }
 
-    /// Whether such a tower exists beside a text of so many layers and tokens; otherwise one sentence that names the key.
+    /// Whether such a tower exists beside a text of these layers and tokens; otherwise one sentence that names the key.
     pub fn validate(&self, text_layers: usize, vocab: usize) -> Result<(), String> {
         bounds::extents(&[
             ("vision.width", self.width, MAX_EXTENT),

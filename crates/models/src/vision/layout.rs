@@ -16,7 +16,7 @@ pub struct Grid {
 /// A stretch of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stretch {
-    /// So many tokens of text.
+    /// A number of tokens of text.
     Text(usize),
     /// The tokens of an image, of which these are the patches.
     Image(Grid),

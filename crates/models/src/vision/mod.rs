@@ -45,7 +45,7 @@ struct Block {
     ffn: FeedForward,
 }
 
-/// What the host writes before a run.
+/// The inputs that the host writes before a run.
 pub struct Inputs<'g> {
     /// u8 [P, rows columns 3], of merge blocks one after another.
     patches: Tensor<'g>,

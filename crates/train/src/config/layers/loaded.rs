@@ -104,7 +104,7 @@ impl Layers {
         self.put(CLASSES.into(), Value::Integer(classes as i64));
     }
 
-    /// What `adapter.from` says, where it is given.
+    /// The value of `adapter.from`, where it is given.
     pub fn adapter_from(&self) -> Option<&str> {
         self.values.get("adapter.from").and_then(|held| held.value.as_str())
     }
