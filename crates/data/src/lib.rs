@@ -8,6 +8,7 @@
 //! order      which documents come when: held-out sides, permutations, mixtures, rows, and the loader
 //! examples   what fine-tuning learns from one by one, in memory, laid out in micro-batches
 //! images     pictures with a class: from files to batches of pixels
+//! vision     pictures among the tokens of a text: from files to patches
 //! ```
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ mod random;
 mod scratch;
 mod sealed;
 mod text;
+pub mod vision;
 
 pub use error::{DataError, ErrorKind, one_line};
 pub use examples::arrangement::{Arrangement, BatchLimits, LayoutOptions, arrange};

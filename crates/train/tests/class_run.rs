@@ -45,7 +45,7 @@ fn texts(count: usize, seed: u64) -> ExampleTable {
                 false => 30 + below(100) as u32,
             })
             .collect();
-        table.push(Example { tokens: &tokens, weights: &vec![0.0; len], label: Some(label) });
+        table.push(Example { tokens: &tokens, weights: &vec![0.0; len], label: Some(label), images: &[] });
     }
     table
 }
@@ -255,7 +255,12 @@ fn a_head_that_the_source_has_not_is_drawn() {
     );
     let mut table = ExampleTable::default();
     for label in [0, 1, 1, 0] {
-        table.push(Example { tokens: &[2, 5, 7 + label], weights: &[0.0; 3], label: Some(label) });
+        table.push(Example {
+            tokens: &[2, 5, 7 + label],
+            weights: &[0.0; 3],
+            label: Some(label),
+            images: &[],
+        });
     }
     let sides = (table.clone(), table.clone());
     let dir = scratch.path().join("run");
@@ -341,7 +346,7 @@ fn examples_without_their_class_are_refused() {
         Run::enter(&scratch.path().join("run"), Resume::Auto).expect("a run");
     let refused = |label: Option<u32>| {
         let mut table = texts(20, 1);
-        table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label });
+        table.push(Example { tokens: &[5, 6], weights: &[0.0; 2], label, images: &[] });
         let config = config(&[]);
         let opened = opened(material(&(table, texts(20, 2)), config.model.decoder().vocab), &config);
         let failure =

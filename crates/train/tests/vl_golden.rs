@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use flatout_data::vision::{Grid, Stretch, positions};
 use flatout_ir::passes::differentiate::{LOSS_SUM, differentiate, gradient_path};
 use flatout_ir::passes::input_path;
 use flatout_ir::{Graph, Options, Program, Recompute, Role, compile, oracle};
@@ -12,7 +13,6 @@ use flatout_models::config::{DecoderConfig, Model, Vision};
 use flatout_models::form::{Documents, Form, Seen};
 use flatout_models::library;
 use flatout_models::library::stored::Stored;
-use flatout_models::vision::layout::{Grid, Stretch, positions};
 use flatout_runtime::{Session, cpu};
 use flatout_train::device::Device;
 use flatout_train::recipes;

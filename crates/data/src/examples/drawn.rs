@@ -58,7 +58,7 @@ pub fn drawn_examples(
                 let tokens = [&begin[..], &text(len - prefix)].concat();
                 let prompt = len - extent.learned.clamp(1, len - 1);
                 let weights: Vec<f32> = (0..len).map(|i| if i < prompt { 0.0 } else { 1.0 }).collect();
-                table.push(Example { tokens: &tokens, weights: &weights, label: None });
+                table.push(Example { tokens: &tokens, weights: &weights, label: None, images: &[] });
             }
         }
         table

@@ -455,9 +455,14 @@ mod tests {
         let mut batch = MicroBatch::empty(&Layout::new(vec![shape]).sharing(Some(8)), 0);
         let [a, b] = [[5, 6, 7, 8], [5, 6, 9, 1]];
         let weights = [0.0, 0.0, 0.0, 1.0];
-        let of = |tokens| Example { tokens, weights: &weights, label: None };
+        let of = |tokens| Example { tokens, weights: &weights, label: None, images: &[] };
         batch.push(shape, &[(of(&a), 40), (of(&b), 41)], 2, &[]);
-        batch.push(shape, &[(Example { tokens: &[3], weights: &[0.0], label: None }, 42)], 0, &[]);
+        batch.push(
+            shape,
+            &[(Example { tokens: &[3], weights: &[0.0], label: None, images: &[] }, 42)],
+            0,
+            &[],
+        );
         assert_eq!(batch.tokens, [5, 6, 7, 8, 9, 1, 3, 0]);
         assert_eq!(batch.positions, [0, 1, 2, 3, 2, 3, 0, 0]);
         assert_eq!(batch.targets, [-1, -1, 8, -1, 1, -1, -1, -1]);
@@ -481,8 +486,8 @@ mod tests {
 
     #[test]
     fn a_micro_batch_has_its_examples_and_padding_that_counts_nothing() {
-        let answer = Example { tokens: &[5, 6, 7], weights: &[0.0, 0.0, 0.5], label: None };
-        let class = Example { tokens: &[8, 9], weights: &[0.0, 0.0], label: Some(1) };
+        let answer = Example { tokens: &[5, 6, 7], weights: &[0.0, 0.0, 0.5], label: None, images: &[] };
+        let class = Example { tokens: &[8, 9], weights: &[0.0, 0.0], label: Some(1), images: &[] };
         let fill = |shape: Shape| {
             let mut batch = MicroBatch::empty(&Layout::reading(vec![shape], Some(vec![2])), 0);
             batch.push(shape, &[(answer, 40)], 0, &[1.0, 3.0]);

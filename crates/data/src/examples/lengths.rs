@@ -236,7 +236,7 @@ mod tests {
     fn table(lengths: impl IntoIterator<Item = usize>) -> ExampleTable {
         let mut table = ExampleTable::default();
         for len in lengths {
-            table.push(Example { tokens: &vec![3; len], weights: &vec![1.0; len], label: None });
+            table.push(Example { tokens: &vec![3; len], weights: &vec![1.0; len], label: None, images: &[] });
         }
         table
     }

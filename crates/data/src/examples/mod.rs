@@ -38,6 +38,7 @@ mod template;
 pub(crate) mod updates;
 mod wrong;
 
+use crate::vision::Grid;
 pub use conversation::{Conversation, Schema};
 pub use labelled::Columns;
 pub(crate) use labelled::{Classes, Collected, label_of};
@@ -62,6 +63,20 @@ pub struct Example<'a> {
     pub weights: &'a [f32],
     /// The class of the whole, where classes are learned.
     pub label: Option<u32>,
+    /// Images whose tokens are among these, in their order.
+    pub images: &'a [Sighting],
+}
+
+/// An image among the tokens of an example: a token for each merge block of its patches, which no one learns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sighting {
+    /// The first of its tokens.
+    pub start: u32,
+    /// Of the set's [`ImageStore`](crate::vision::ImageStore).
+    pub image: u32,
+    pub grid: Grid,
+    /// The tokens it takes.
+    pub tokens: u32,
 }
 
 impl Example<'_> {
@@ -79,6 +94,9 @@ pub struct ExampleTable {
     labels: Vec<Option<u32>>,
     /// Where each ends in `tokens`.
     ends: Vec<usize>,
+    images: Vec<Sighting>,
+    /// Where the images of each end in `images`.
+    image_ends: Vec<usize>,
     /// The beginnings that examples share, where they are computed once.
     prefixes: Option<Prefixes>,
 }
@@ -91,6 +109,8 @@ impl ExampleTable {
         self.tokens.extend(example.tokens);
         self.weights.extend(example.weights);
         self.labels.push(example.label);
+        self.images.extend(example.images);
+        self.image_ends.push(self.images.len());
         self.ends.push(self.tokens.len());
     }
 
@@ -116,6 +136,8 @@ impl ExampleTable {
             tokens: &self.tokens[range.clone()],
             weights: &self.weights[range],
             label: self.labels[index],
+            images: &self.images
+                [if index == 0 { 0 } else { self.image_ends[index - 1] }..self.image_ends[index]],
         }
     }
 
@@ -146,9 +168,9 @@ mod tests {
     #[test]
     fn examples_come_back_as_they_were_given() {
         let mut table = ExampleTable::default();
-        let answer = Example { tokens: &[1, 2, 3], weights: &[0.0, 0.0, 1.0], label: None };
-        let class = Example { tokens: &[4], weights: &[0.0], label: Some(1) };
-        let nothing = Example { tokens: &[5, 6], weights: &[0.0, 0.0], label: None };
+        let answer = Example { tokens: &[1, 2, 3], weights: &[0.0, 0.0, 1.0], label: None, images: &[] };
+        let class = Example { tokens: &[4], weights: &[0.0], label: Some(1), images: &[] };
+        let nothing = Example { tokens: &[5, 6], weights: &[0.0, 0.0], label: None, images: &[] };
         for example in [answer, class, nothing] {
             table.push(example);
         }

@@ -163,7 +163,7 @@ mod tests {
                 .collect();
             let weights: Vec<f32> =
                 (0..tokens.len()).map(|i| if i + 2 < tokens.len() { 0.0 } else { 1.0 }).collect();
-            table.push(Example { tokens: &tokens, weights: &weights, label: None });
+            table.push(Example { tokens: &tokens, weights: &weights, label: None, images: &[] });
         }
         table
     }
@@ -207,13 +207,13 @@ mod tests {
         let mut same = ExampleTable::default();
         for weights in [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]] {
             let weights: Vec<f32> = std::iter::repeat_n(0.0, 50).chain(weights).collect();
-            same.push(Example { tokens: &vec![4; 53], weights: &weights, label: None });
+            same.push(Example { tokens: &vec![4; 53], weights: &weights, label: None, images: &[] });
         }
         // The last token that is only read predicts the first that is learned.
         assert_eq!(groups(&Prefixes::of(&same)), [(51, vec![0, 1])]);
         let mut whole = ExampleTable::default();
         for _ in 0..2 {
-            whole.push(Example { tokens: &[4; 53], weights: &[1.0; 53], label: None });
+            whole.push(Example { tokens: &[4; 53], weights: &[1.0; 53], label: None, images: &[] });
         }
         assert_eq!(groups(&Prefixes::of(&whole)), [(0, vec![0]), (0, vec![1])]);
     }

@@ -553,7 +553,12 @@ impl Taken {
                 if is_held { count.held_out += 1 } else { count.train += 1 }
             }
             let side = usize::from(is_held);
-            sides[side].push(Example { tokens: &draft.tokens, weights: &draft.weights, label: draft.class });
+            sides[side].push(Example {
+                tokens: &draft.tokens,
+                weights: &draft.weights,
+                label: draft.class,
+                images: &[],
+            });
             places[side].push(draft.place);
         }
         let [train, held_out] = sides;

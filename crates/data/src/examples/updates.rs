@@ -234,6 +234,7 @@ mod tests {
                 tokens: &vec![index; len],
                 weights: &vec![1.0; len],
                 label: Some(index % 2),
+                images: &[],
             });
         }
         Arc::new(table)

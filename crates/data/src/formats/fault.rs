@@ -42,10 +42,13 @@ pub enum Reason {
     KeyTwice,
     NoLabel,
     NoImage,
+    ImageSides,
+    ImagePath,
+    ImageCount,
 }
 
 /// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
-const REASONS: [(Reason, &str, &str); 32] = [
+const REASONS: [(Reason, &str, &str); 35] = [
     (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
     (Reason::Nul, "NUL character", "remove it"),
     (Reason::BrokenJson, "broken JSON", "correct it"),
@@ -82,6 +85,9 @@ const REASONS: [(Reason, &str, &str); 32] = [
     (Reason::KeyTwice, "sample key used twice", "give every sample a name of its own"),
     (Reason::NoLabel, "sample without its label or JSON", "give it a .cls or .json member"),
     (Reason::NoImage, "sample without an image", "give it a .jpg or .png member"),
+    (Reason::ImageSides, "image too long and narrow", "cut it"),
+    (Reason::ImagePath, "image path that leads out", "give paths below data.image_root"),
+    (Reason::ImageCount, "images and places for them differ in number", "correct it"),
 ];
 
 impl Reason {

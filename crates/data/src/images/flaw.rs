@@ -4,7 +4,7 @@ use crate::error::DataError;
 use crate::formats::{OnError, Place, Reason, Skipped};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Flaw {
+pub struct Flaw {
     pub reason: Reason,
     /// The middle of a sentence: what is there.
     pub said: String,

@@ -4,7 +4,6 @@
 //! P patches of I images, D width, H heads, K head size, M patches of a merge block, W width of the text.
 
 mod config;
-pub mod layout;
 mod merger;
 
 pub use config::{Tower, Vision};

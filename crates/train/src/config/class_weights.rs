@@ -110,7 +110,7 @@ mod tests {
     fn examples(labels: &[u32]) -> ExampleTable {
         let mut table = ExampleTable::default();
         for label in labels {
-            table.push(Example { tokens: &[1], weights: &[0.0], label: Some(*label) });
+            table.push(Example { tokens: &[1], weights: &[0.0], label: Some(*label), images: &[] });
         }
         table
     }

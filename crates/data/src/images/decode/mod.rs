@@ -47,7 +47,7 @@ const OTHERS: [(&[u8], usize, &str); 9] = [
 
 /// The header of an encoded image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     pub kind: ImageFormat,
     /// Upright.
     pub width: usize,
@@ -55,7 +55,7 @@ pub(super) struct Header {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ImageFormat {
+pub(crate) enum ImageFormat {
     Jpeg,
     Png,
 }
@@ -84,7 +84,7 @@ fn kind(bytes: &[u8]) -> Result<ImageFormat, Flaw> {
 }
 
 /// Reads the header alone.
-pub(super) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
+pub(crate) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
     let kind = kind(bytes)?;
     let read = contained(|| match kind {
         ImageFormat::Jpeg => jpeg::size(bytes, max_pixels),
@@ -95,7 +95,7 @@ pub(super) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
 }
 
 /// Decodes into `out`: rows from the top, red, green and blue of a pixel together. Gives width and height.
-pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {
+pub(crate) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {
     let kind = kind(bytes)?;
     // Decoders are fuzzed, and still another program's: a panic in one is a broken image, not the end of a run.
     let decoded = contained(|| match kind {

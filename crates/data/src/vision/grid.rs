@@ -4,7 +4,8 @@
 //! Patches come in merge blocks, block by block in the order of rows, and inside a block row by row, so that the patches
 //! of a token are neighbours in memory.
 
-use super::TAPS;
+/// Learned positions that a patch reads.
+pub const TAPS: usize = 4;
 
 /// Patches of an image: rows and columns, whole merge blocks both ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,17 @@
+//! Images that stand among the tokens of a text.
+//!
+//! ```text
+//! patching   how an image is scaled and cut, from its sides alone
+//!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
+//! store      the images of a set: where their bytes lie, their sides and hashes
+//!    -> patches   the bytes of an image's patches
+//! ```
+
+mod grid;
+mod patches;
+mod patching;
+mod store;
+
+pub use grid::{Grid, Stretch, TAPS, positions};
+pub use patching::Patching;
+pub use store::{EncodedImage, Given, ImageReader, ImageStore};

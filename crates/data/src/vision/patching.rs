@@ -1,0 +1,100 @@
+//! How an image is scaled and cut into patches, known from its sides alone.
+
+use super::grid::Grid;
+use crate::formats::Reason;
+use crate::images::Flaw;
+
+/// Patches of a model that sees, and the limits of an image's area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patching {
+    /// Pixels of a patch a side.
+    pub patch: usize,
+    /// Patches a side of the blocks that become one token.
+    pub merge: usize,
+    /// Images of fewer pixels are made larger.
+    pub least_pixels: u64,
+    /// Images of more pixels are made smaller.
+    pub most_pixels: u64,
+}
+
+/// How many times longer than the other a side may be.
+const MOST_ASPECT: usize = 200;
+
+impl Patching {
+    /// Pixels a side of the part that becomes one token.
+    fn block(&self) -> usize {
+        self.patch * self.merge
+    }
+
+    /// Pixels that become one token.
+    pub fn token_pixels(&self) -> u64 {
+        (self.block() * self.block()) as u64
+    }
+
+    /// The patches of an image.
+    pub fn grid(&self, height: usize, width: usize) -> Result<Grid, Flaw> {
+        let [rows, columns] = self.scaled(height, width)?.map(|side| side / self.patch);
+        Ok(Grid { rows, columns })
+    }
+
+    /// Height and width that an image is scaled to: the nearest multiples of a token's side, half to even, and within the
+    /// limits of the area.
+    pub fn scaled(&self, height: usize, width: usize) -> Result<[usize; 2], Flaw> {
+        let (long, short) = (height.max(width), height.min(width));
+        if long > MOST_ASPECT.saturating_mul(short) {
+            return Err(Flaw::new(
+                Reason::ImageSides,
+                format!(
+                    "the image has {width} x {height} pixels, and no side may be more than {MOST_ASPECT} times the other"
+                ),
+            ));
+        }
+        let block = self.block() as f64;
+        let sides = [height as f64, width as f64];
+        let area = height as f64 * width as f64;
+        let to_block = |side: f64| side as usize * self.block();
+        let nearest = sides.map(|side| to_block((side / block).round_ties_even()));
+        let near = nearest[0] as u64 * nearest[1] as u64;
+        Ok(if near > self.most_pixels {
+            let by = (area / self.most_pixels as f64).sqrt();
+            sides.map(|side| to_block((side / by / block).floor()).max(self.block()))
+        } else if near < self.least_pixels {
+            let by = (self.least_pixels as f64 / area).sqrt();
+            sides.map(|side| to_block((side * by / block).ceil()))
+        } else {
+            nearest
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As published with the models.
+    const PUBLISHED: Patching = Patching { patch: 16, merge: 2, least_pixels: 65536, most_pixels: 16777216 };
+
+    #[test]
+    fn sides_are_those_of_the_published_rule() {
+        let rows = [
+            ([720, 1280], [704, 1280], 880),
+            ([1080, 1920], [1088, 1920], 2040),
+            ([1072, 1920], [1088, 1920], 2040),
+            ([1036, 1288], [1024, 1280], 1280),
+            ([576, 720], [576, 704], 396),
+            ([448, 448], [448, 448], 196),
+            ([240, 320], [256, 320], 80),
+            ([100, 100], [256, 256], 64),
+            ([33, 900], [64, 1344], 84),
+            ([3000, 9000], [2336, 7072], 16133),
+            ([5000, 5000], [4096, 4096], 16384),
+        ];
+        for ([height, width], scaled, tokens) in rows {
+            assert_eq!(PUBLISHED.scaled(height, width), Ok(scaled), "{height} x {width}");
+            assert_eq!(PUBLISHED.grid(height, width).unwrap().tokens(2), tokens, "{height} x {width}");
+        }
+        let refused = PUBLISHED.scaled(16, 3201).unwrap_err();
+        assert!(refused.said.contains("3201 x 16"), "{}", refused.said);
+        assert!(PUBLISHED.scaled(16, 3200).is_ok());
+    }
+}

@@ -1,0 +1,196 @@
+//! The images of a set: where their bytes lie, their sides and hashes.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::grid::Grid;
+use super::patches::patches;
+use super::patching::Patching;
+use crate::error::DataError;
+use crate::formats::Reason;
+use crate::images::{Flaw, header};
+
+/// An image as a row gives it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Given<'a> {
+    /// A path under the folder of images.
+    Path(&'a str),
+    /// The bytes of a file.
+    Bytes(&'a [u8]),
+}
+
+/// An encoded image that was looked into.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EncodedImage {
+    held: Held,
+    pub height: usize,
+    pub width: usize,
+    pub grid: Grid,
+    /// Of its bytes.
+    pub hash: u128,
+}
+
+/// Where the bytes of an image lie.
+#[derive(Debug, Clone, PartialEq)]
+enum Held {
+    File(PathBuf),
+    Memory(Arc<[u8]>),
+}
+
+impl EncodedImage {
+    /// Its file, where it has one of its own.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.held {
+            Held::File(path) => Some(path),
+            Held::Memory(_) => None,
+        }
+    }
+}
+
+/// Looks into images as rows name them. Of a file that many rows name the header is read once.
+pub struct ImageReader {
+    pub patching: Patching,
+    /// Pixels that an image may have.
+    pub max_pixels: u64,
+    /// Bytes that a file may have.
+    pub max_bytes: u64,
+    known: Mutex<HashMap<PathBuf, Arc<EncodedImage>>>,
+}
+
+impl ImageReader {
+    pub fn new(patching: Patching, max_pixels: u64, max_bytes: u64) -> ImageReader {
+        ImageReader { patching, max_pixels, max_bytes, known: Mutex::default() }
+    }
+
+    /// Looks into an image; paths begin in `root` and do not lead out of it.
+    pub fn read(&self, given: Given<'_>, root: &Path) -> Result<Arc<EncodedImage>, Flaw> {
+        let path = match given {
+            Given::Bytes(bytes) => return Ok(Arc::new(self.looked(bytes, Held::Memory(bytes.into()))?)),
+            Given::Path(path) => within(path, root)?,
+        };
+        if let Some(known) = self.known.lock().expect("no thread panics with it").get(&path) {
+            return Ok(known.clone());
+        }
+        let image = Arc::new(self.looked(&self.bytes(&path)?, Held::File(path.clone()))?);
+        Ok(self.known.lock().expect("no thread panics with it").entry(path).or_insert(image).clone())
+    }
+
+    fn bytes(&self, path: &Path) -> Result<Vec<u8>, Flaw> {
+        let wrong = |error: std::io::Error| {
+            Flaw::new(Reason::NoFile, format!("the image {} cannot be read ({error})", path.display()))
+        };
+        let about = fs::metadata(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Flaw::new(Reason::NoFile, format!("there is no image {}", path.display()))
+            }
+            _ => wrong(error),
+        })?;
+        if !about.is_file() {
+            return Err(Flaw::new(Reason::NoFile, format!("{} is no file of an image", path.display())));
+        }
+        if about.len() > self.max_bytes {
+            return Err(Flaw::new(
+                Reason::TooManyPixels,
+                format!(
+                    "the image {} has {} bytes, more than {}",
+                    path.display(),
+                    about.len(),
+                    self.max_bytes
+                ),
+            ));
+        }
+        fs::read(path).map_err(wrong)
+    }
+
+    fn looked(&self, bytes: &[u8], held: Held) -> Result<EncodedImage, Flaw> {
+        let named = |flaw: Flaw| match &held {
+            Held::File(path) => Flaw::new(flaw.reason, format!("{}: {}", path.display(), flaw.said)),
+            Held::Memory(_) => flaw,
+        };
+        let sides = header(bytes, self.max_pixels).map_err(named)?;
+        let grid = self.patching.grid(sides.height, sides.width).map_err(named)?;
+        Ok(EncodedImage { height: sides.height, width: sides.width, grid, hash: xxh3_128(bytes), held })
+    }
+}
+
+/// A path below a root, from which it must not lead out, not through a link either.
+fn within(path: &str, root: &Path) -> Result<PathBuf, Flaw> {
+    let out = || {
+        Flaw::new(
+            Reason::ImagePath,
+            format!("the image path `{}` leads out of {}", path.escape_debug(), root.display()),
+        )
+    };
+    let is_below = |component: Component| matches!(component, Component::Normal(_) | Component::CurDir);
+    if !Path::new(path).components().all(is_below) {
+        return Err(out());
+    }
+    let joined = root.join(path);
+    match (joined.canonicalize(), root.canonicalize()) {
+        (Ok(real), Ok(root)) if !real.starts_with(&root) => Err(out()),
+        _ => Ok(joined),
+    }
+}
+
+/// Numbered images of a set, each once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImageStore {
+    patching: Patching,
+    max_pixels: u64,
+    images: Vec<Arc<EncodedImage>>,
+    numbers: HashMap<u128, u32>,
+}
+
+impl ImageStore {
+    pub fn new(patching: Patching, max_pixels: u64) -> ImageStore {
+        ImageStore { patching, max_pixels, images: vec![], numbers: HashMap::new() }
+    }
+
+    /// The number of an image; one of the same bytes has the same number.
+    pub fn number(&mut self, image: &Arc<EncodedImage>) -> u32 {
+        let next = self.images.len() as u32;
+        let number = *self.numbers.entry(image.hash).or_insert(next);
+        if number == next {
+            self.images.push(image.clone());
+        }
+        number
+    }
+
+    pub fn count(&self) -> usize {
+        self.images.len()
+    }
+
+    pub fn get(&self, number: u32) -> &EncodedImage {
+        &self.images[number as usize]
+    }
+
+    pub fn patching(&self) -> &Patching {
+        &self.patching
+    }
+
+    /// Fills `out` with the patches of an image, [P, patch patch 3] bytes.
+    pub fn patches(&self, number: u32, out: &mut [u8]) -> Result<(), DataError> {
+        let image = self.get(number);
+        let (bytes, place);
+        let (bytes, place): (&[u8], &str) = match &image.held {
+            Held::Memory(bytes) => (bytes, "an image"),
+            Held::File(path) => {
+                place = path.display().to_string();
+                bytes = fs::read(path).map_err(|error| crate::formats::unreadable(path, &error))?;
+                if xxh3_128(&bytes) != image.hash {
+                    return Err(DataError::input(format!(
+                        "{place} has other bytes than when it was first read: images must not change while they are \
+                         trained on."
+                    )));
+                }
+                (&bytes, &place)
+            }
+        };
+        patches(bytes, image.grid, &self.patching, self.max_pixels, out)
+            .map_err(|flaw| DataError::input(format!("{place}: {}; {}.", flaw.said, flaw.reason.remedy())))
+    }
+}
