@@ -36,7 +36,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use flatout_train::Failure;
-use flatout_train::device::kernels;
+use flatout_train::device::{self, kernels};
 
 use screen::{Screen, complain};
 
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    match run(&args.command, &screen) {
+    match device::start_threads().and_then(|()| run(&args.command, &screen)) {
         Ok(code) => code,
         Err(Failure::User(error)) => {
             complain(error);

@@ -26,4 +26,5 @@ mod runs;
 mod scene;
 mod stop;
 mod sweep;
+mod threads;
 mod tune;

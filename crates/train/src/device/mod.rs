@@ -19,6 +19,17 @@ use crate::machine;
 use crate::refuse;
 use crate::switches::{Backend, Settled, Switches, Toggle};
 
+/// Starts the threads that everything shares. Where none can be started a command ends here, and not in its middle.
+pub fn start_threads() -> Result<(), Failure> {
+    let started = rayon::ThreadPoolBuilder::new().build_global();
+    started.map_err(|error| {
+        Failure::Environment(format!(
+            "the threads that work is shared among cannot be started ({error}): allow more processes or memory \
+             (ulimit -u, ulimit -v), or set RAYON_NUM_THREADS to fewer"
+        ))
+    })
+}
+
 /// An open device.
 #[derive(Clone)]
 pub enum Device {

@@ -1,0 +1,21 @@
+//! Threads that cannot be started are a sentence, and nothing is begun.
+
+use std::process::Command;
+
+#[test]
+fn threads_that_cannot_be_started_are_one_sentence() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = Command::new("sh")
+        // Each thread takes two MiB of addresses for its stack.
+        .args(["-c", "ulimit -v 4000000; exec $FLATOUT train tiny train.steps=2 --run run"])
+        .env("FLATOUT", env!("CARGO_BIN_EXE_flatout"))
+        .env("RAYON_NUM_THREADS", "60000")
+        .current_dir(folder.path())
+        .output()
+        .expect("a shell");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("flatout: the threads that work is shared among cannot be started"), "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    assert!(!folder.path().join("run").exists(), "nothing was begun");
+}
