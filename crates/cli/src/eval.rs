@@ -20,9 +20,10 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     if loaded.config.model.classes().is_some() {
         return classes::judge(args, loaded, screen);
     }
-    let (rows, share) = evaluate::rows(&mut loaded, &args.overrides)?;
+    let rows = evaluate::rows(&mut loaded, &args.overrides)?;
+    let share = rows.share;
     let device = model::device(&loaded)?;
-    let found = evaluate::evaluate(&mut loaded, &device, &*rows)?;
+    let found = evaluate::evaluate(&mut loaded, &device, &rows)?;
     if screen.json {
         screen.object(&json!({
             "model": args.model.display().to_string(),
@@ -34,12 +35,14 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
             "perplexity": found.perplexity,
             "tokens": found.tokens,
             "rows": found.rows,
+            "metrics": found.metrics,
         }));
         return Ok(ExitCode::SUCCESS);
     }
     let on = if share == Share::All { "the text" } else { "held-out text" };
+    let answers = found.metrics.as_ref().map_or(String::new(), |metrics| format!(", {}", metrics.words()));
     screen.result(format!(
-        "loss {:.4} nats a token, perplexity {:.3}, over {} tokens of {on} in {} rows of {}{}",
+        "loss {:.4} nats a token, perplexity {:.3}{answers}, over {} tokens of {on} in {} rows of {}{}",
         found.loss,
         found.perplexity,
         count(found.tokens),

@@ -30,7 +30,7 @@ pub mod vision;
 pub use error::{DataError, ErrorKind, one_line};
 pub use examples::arrangement::{Arrangement, BatchLimits, LayoutOptions, arrange};
 pub use examples::drawn::{DrawnExamples, drawn_examples};
-pub use examples::layout::{Layout, MOST_SHAPES, MicroBatch, Shape};
+pub use examples::layout::{ImageRoom, Layout, MOST_SHAPES, MicroBatch, Shape};
 pub use examples::lengths::{Extent, Lengths, Tree};
 pub use examples::updates::{ExampleCursor, ExampleUpdate, UpdateOptions, Updates, once};
 pub use examples::{Example, ExampleTable};

@@ -396,17 +396,23 @@ impl<'g> Tensor<'g> {
         let ins: Vec<_> = [Some(self), k, Some(v)].into_iter().flatten().chain(masking.tensors()).collect();
         self.b.op(attend.op(), &ins)
     }
-    /// (sum of weighted losses [1], log-probabilities [R]) of targets under a head `[V, D]`.
+    /// The losses of targets under a head `[V, D]`.
     #[track_caller]
-    pub fn head_loss(
-        self,
-        head: Tensor<'g>,
-        target: Tensor<'g>,
-        weight: Tensor<'g>,
-    ) -> (Tensor<'g>, Tensor<'g>) {
+    pub fn head_loss(self, head: Tensor<'g>, target: Tensor<'g>, weight: Tensor<'g>) -> HeadLosses<'g> {
         let outs = self.b.ops(Op::HeadLoss { compute: Compute::Full }, &[self, head, target, weight]);
-        (outs[0], outs[1])
+        HeadLosses { sum: outs[0], logp: outs[1], best: outs[3] }
     }
+}
+
+/// The losses of R rows under a head.
+#[derive(Clone, Copy)]
+pub struct HeadLosses<'g> {
+    /// The sum of weighted losses [1].
+    pub sum: Tensor<'g>,
+    /// The log-probability of each target [R].
+    pub logp: Tensor<'g>,
+    /// The largest log-probability of each row [R].
+    pub best: Tensor<'g>,
 }
 
 impl<'g> Add for Tensor<'g> {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ops::AddAssign;
 
-use crate::graph::Graph;
+use crate::graph::{Graph, Node, Value};
 use crate::ops::{Op, OpKind};
 use crate::passes::place::views::is_movement;
 use crate::plan::{Launch, Plan};
@@ -121,9 +121,42 @@ pub fn rate(launch: &Launch, rates: &Rates) -> f64 {
     rates.of(Units::of(launch))
 }
 
-/// Arithmetic of products, attention and head in a forward graph: what utilisation figures count. Training takes three
-/// times this, recomputation not counted.
-pub fn forward_flops(g: &Graph) -> u64 {
-    let counted = [OpKind::Product, OpKind::Attention, OpKind::LinearAttention, OpKind::HeadLoss];
-    g.nodes.iter().filter(|n| counted.contains(&n.op.kind())).map(|n| n.op.flops(n, g)).sum()
+/// The operations whose arithmetic utilisation figures count.
+const COUNTED: [OpKind; 4] = [OpKind::Product, OpKind::Attention, OpKind::LinearAttention, OpKind::HeadLoss];
+
+/// How a parameter takes part in training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Trained,
+    /// Frozen beside something that is trained, as an adapter is.
+    Adapted,
+    Frozen,
+}
+
+/// Arithmetic of products, attention and head in a step, of its forward graph: what utilisation figures count. Forward and, once for each of the two inputs of a product that has a gradient, backward;
+/// of attention twice, where it has one. Recomputation is not counted, nor what adapters add.
+pub fn training_flops(g: &Graph, part: impl Fn(&str) -> Part) -> u64 {
+    // Of every node, whether a gradient flows back through it.
+    let mut flows = vec![false; g.nodes.len()];
+    let mut total = 0;
+    for (id, node) in g.ids().zip(&g.nodes) {
+        let reads = |node: &Node, wanted: Part| match node.op {
+            Op::Read { slot } => {
+                let slot = &g.slots[slot.0 as usize];
+                slot.class.is_parameter() && part(&slot.path) == wanted
+            }
+            _ => false,
+        };
+        let is_adapted = |v: &Value| reads(g.node(v.node), Part::Adapted);
+        let back = node.ins.iter().filter(|v| flows[v.node.0 as usize]).count() as u64;
+        flows[id.0 as usize] = back > 0 || reads(node, Part::Trained) || node.ins.iter().any(is_adapted);
+        if COUNTED.contains(&node.op.kind()) {
+            let passes = match node.op.kind() {
+                OpKind::Product | OpKind::HeadLoss => 1 + back.min(2),
+                _ => 1 + if back > 0 { 2 } else { 0 },
+            };
+            total += passes * node.op.flops(node, g);
+        }
+    }
+    total
 }

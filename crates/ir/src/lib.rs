@@ -32,7 +32,7 @@ pub mod types;
 pub mod verify;
 pub mod work;
 
-pub use builder::{Builder, Tensor};
+pub use builder::{Builder, HeadLosses, Tensor};
 pub use graph::{Class, Graph, Init, Node, NodeId, Slot, SlotId, Value};
 pub use ops::{Op, OpKind};
 pub use passes::forward::adapter::Adapter;

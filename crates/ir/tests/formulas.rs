@@ -310,14 +310,15 @@ fn linear_attention(at: &LinearAttend, ins: &[Data]) -> Vec<f64> {
 fn head_loss(ins: &[Data]) -> Vec<Vec<f64>> {
     let (x, w, target, weight) = (&ins[0], &ins[1], &ins[2], &ins[3]);
     let (rows, width, vocabulary) = (x.dims[0], x.dims[1], w.dims[0]);
-    let (mut sum, mut logp, mut lse) = (0.0, vec![], vec![]);
+    let (mut sum, mut logp, mut lse, mut best) = (0.0, vec![], vec![], vec![]);
     for r in 0..rows {
         let logit = |v: usize| (0..width).map(|c| x.x[r * width + c] * w.x[v * width + c]).sum::<f64>();
         lse.push((0..vocabulary).map(|v| logit(v).exp()).sum::<f64>().ln());
         logp.push(if target.x[r] < 0.0 { 0.0 } else { logit(target.x[r] as usize) - lse[r] });
+        best.push((0..vocabulary).map(logit).fold(f64::NEG_INFINITY, f64::max) - lse[r]);
         sum -= weight.x[r] * logp[r];
     }
-    vec![vec![sum], logp, lse]
+    vec![vec![sum], logp, lse, best]
 }
 
 /// Six updates of one parameter, the fourth one held back by `is_finite`, against the published recurrence.

@@ -105,7 +105,7 @@ refuses! {
     a_head: "layers.3.attn: head_loss: rows f32[3,5] do not go through a head f32[7,4]",
         |b| {
             let target = b.input("target", DType::I32, &[3]);
-            x(b, "x", &[3, 5]).head_loss(x(b, "head", &[7, 4]), target, x(b, "weight", &[3])).0
+            x(b, "x", &[3, 5]).head_loss(x(b, "head", &[7, 4]), target, x(b, "weight", &[3])).sum
         };
     a_gather: "layers.3.attn: gather: the index is f32[3], wanted i32[3]",
         |b| x(b, "x", &[3, 5]).gather(x(b, "index", &[3]));

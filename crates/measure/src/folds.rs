@@ -14,8 +14,8 @@ use flatout_report::history::{History, State};
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config::Config;
-use flatout_train::metrics::Metrics;
 use flatout_train::metrics::goal::Metric;
+use flatout_train::metrics::{ClassMetrics, Metrics};
 use flatout_train::refuse;
 use flatout_train::run::{asked_and_resolved, is_run};
 
@@ -47,7 +47,7 @@ pub struct Fold {
     /// Of the evaluation that was best.
     pub step: u64,
     pub loss: f32,
-    pub metrics: Metrics,
+    pub metrics: ClassMetrics,
     /// Updates the run made.
     pub steps: u64,
 }
@@ -93,17 +93,19 @@ pub fn summary(dir: &Path, config: &Config) -> Result<Summary, UserError> {
 }
 
 /// The evaluation that was best, the first of several.
-fn best(history: &History, metric: Metric) -> Option<(u64, f32, Metrics)> {
+fn best(history: &History, metric: Metric) -> Option<(u64, f32, ClassMetrics)> {
     let (step, _) = history.best(metric)?;
     let loss = history.evals.iter().find(|(at, _)| *at == step)?.1;
     let metrics = &history.metrics.iter().find(|(at, _)| *at == step)?.1;
-    Some((step, loss, metrics.clone()))
+    Some((step, loss, metrics.classes()?.clone()))
 }
 
 fn spread(folds: &[Fold]) -> Vec<Spread> {
     let of = |metric: &Metric| {
-        let values: Option<Vec<f64>> =
-            folds.iter().map(|fold| metric.of(fold.loss, Some(&fold.metrics))).collect();
+        let values: Option<Vec<f64>> = folds
+            .iter()
+            .map(|fold| metric.of(fold.loss, Some(&Metrics::Classes(fold.metrics.clone()))))
+            .collect();
         let values = values.filter(|values| !values.is_empty())?;
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
@@ -176,7 +178,7 @@ mod tests {
         assert_eq!(summary.words(), "recall 0.8000 ± 0.2000 (0.6000 to 1.0000) over 3 folds");
         let page = summary.page();
         assert!(page.contains("| [2](fold-2/report.md) | 7 | 9 | 2.0000 |"), "{page}");
-        assert_eq!(summary.spread.len(), Metric::ALL.len());
+        assert_eq!(summary.spread.len(), Metric::ALL.len() - 2);
         let folder = tempfile::tempdir().unwrap();
         summary.write(folder.path()).unwrap();
         let json: serde_json::Value =

@@ -5,6 +5,7 @@
 pub enum Form {
     /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens. With
     /// `read`, over that number of tokens, which the input `answers` names; -1 names none.
+    /// Where it is `scored`, also `logp` and `best_logp` of each of these tokens: its log-probability, and the largest there is.
     Loss {
         rows: usize,
         len: usize,
@@ -12,6 +13,7 @@ pub enum Form {
         read: Option<usize>,
         dropout: bool,
         seen: Option<Seen>,
+        scored: bool,
     },
     /// Result `logits` [T, V] of rows of `len` tokens.
     Logits { rows: usize, len: usize, seen: Option<Seen> },

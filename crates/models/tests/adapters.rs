@@ -23,7 +23,15 @@ const LOSS: Form = loss(2);
 
 /// So many rows of 5 tokens.
 const fn loss(rows: usize) -> Form {
-    Form::Loss { rows, len: 5, documents: Documents::Joined, read: None, dropout: true, seen: None }
+    Form::Loss {
+        rows,
+        len: 5,
+        documents: Documents::Joined,
+        read: None,
+        dropout: true,
+        seen: None,
+        scored: false,
+    }
 }
 
 fn adapter(weight: &str, rank: usize, dora: bool) -> Adapter {
@@ -464,6 +472,7 @@ fn dora_moves_and_keeps_little_more_than_lora() {
             read: None,
             dropout: false,
             seen: None,
+            scored: false,
         },
     );
     let (inside, last) = (96, 96);

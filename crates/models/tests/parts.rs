@@ -70,8 +70,15 @@ fn pass(b: &Builder) -> Pass<'_> {
 /// The loss of states x [10, D] under a head of its own.
 fn next_token<'g>(b: &'g Builder, c: &DecoderConfig, x: Tensor<'g>) {
     let head = b.param("head", &[c.vocab, c.width], Init::Normal { std: 0.3 });
-    let form =
-        Form::Loss { rows: 2, len: 5, documents: Documents::Joined, read: None, dropout: false, seen: None };
+    let form = Form::Loss {
+        rows: 2,
+        len: 5,
+        documents: Documents::Joined,
+        read: None,
+        dropout: false,
+        seen: None,
+        scored: false,
+    };
     objectives::next_token::results(b, form, x, head);
 }
 

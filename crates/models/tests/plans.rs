@@ -52,12 +52,26 @@ fn gemma() -> DecoderConfig {
 const ROWS: usize = 2;
 /// Three texts in the room of four, with a token of nobody between them.
 const CLASSES: Form = Form::Classes { tokens: 10, texts: 4, longest: 5, dropout: true };
-const LOSS: Form =
-    Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: None, dropout: true, seen: None };
+const LOSS: Form = Form::Loss {
+    rows: ROWS,
+    len: 5,
+    documents: Documents::Joined,
+    read: None,
+    dropout: true,
+    seen: None,
+    scored: false,
+};
 
 /// The loss at four of ten tokens.
-const ANSWERS: Form =
-    Form::Loss { rows: ROWS, len: 5, documents: Documents::Joined, read: Some(4), dropout: true, seen: None };
+const ANSWERS: Form = Form::Loss {
+    rows: ROWS,
+    len: 5,
+    documents: Documents::Joined,
+    read: Some(4),
+    dropout: true,
+    seen: None,
+    scored: false,
+};
 
 /// Values for every parameter and input of a graph, by path.
 fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
@@ -211,6 +225,7 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
         read: None,
         dropout: false,
         seen: None,
+        scored: false,
     };
     compare(&small(), apart, &Options::default(), 2e-6);
     for config in [small(), gpt2(), gemma()] {
@@ -230,6 +245,7 @@ fn bf16_stays_within_its_rounding() {
                 read: None,
                 dropout: false,
                 seen: None,
+                scored: false,
             };
             compare(&config, form, &options, 6e-2);
         }
@@ -267,6 +283,7 @@ fn fp8_stays_within_its_rounding() {
         read: None,
         dropout: false,
         seen: None,
+        scored: false,
     };
     for scaling in [Scaling::Delayed, Scaling::Current] {
         for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
@@ -291,6 +308,7 @@ fn recomputing_more_keeps_less() {
             read: None,
             dropout: false,
             seen: None,
+            scored: false,
         },
     );
     let of_layers = |recompute: Recompute, recompute_layers: Option<usize>| {

@@ -220,11 +220,15 @@ impl History {
         self.evals.iter().filter_map(judged).filter(|(_, value)| !value.is_nan()).collect()
     }
 
-    /// The number that a run of classes is looked at by.
+    /// The number that a run of classes or answers is looked at by.
     pub fn judged_by(&self) -> Option<Metric> {
         let metric = self.config.eval.metric;
         let metric = if metric.is_of_classes() { metric } else { Metric::Accuracy };
-        self.config.model.classes().is_some().then_some(metric)
+        let has_answers = self.metrics.iter().any(|(_, metrics)| metrics.answers().is_some());
+        match self.config.model.classes() {
+            Some(_) => Some(metric),
+            None => has_answers.then_some(Metric::Exact),
+        }
     }
 
     /// Whether images are learned, of which nobody counts tokens.

@@ -11,6 +11,7 @@ use crate::plot::{Plot, Series, Style};
 use crate::words::{bytes, count, duration, short};
 use flatout_data::durable;
 use flatout_train::Config;
+use flatout_train::metrics::Metrics;
 use flatout_train::run::events::{Event, Start, Status, Step};
 use flatout_train::run::quoted;
 use flatout_train::switches::{Switches, TABLE};
@@ -112,7 +113,7 @@ fn plots(history: &History) -> Vec<(&'static str, Plot)> {
 fn page(history: &History) -> String {
     let mut out = format!("# {}\n\n{}\n\n", history.name(), standing(history));
     table(&mut out, "Result", &result(history));
-    if let Some((_, metrics)) = history.metrics.last()
+    if let Some(metrics) = history.metrics.last().and_then(|(_, metrics)| metrics.classes())
         && metrics.confusion.classes() <= classes::MOST_IN_TABLE
     {
         out += &classes::table(metrics, &history.config.data.classes);
@@ -197,7 +198,12 @@ fn result(history: &History) -> Rows {
         }
         match history.metrics.last() {
             None => rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp()))),
-            Some((_, metrics)) => rows.extend(classes::rows(history, metrics)),
+            Some((_, Metrics::Classes(metrics))) => rows.extend(classes::rows(history, metrics)),
+            Some((_, Metrics::Answers(metrics))) => {
+                rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));
+                rows.push(("answers that are exact", format!("{:.4}", metrics.exact)));
+                rows.push(("learned tokens that are likeliest", format!("{:.4}", metrics.token_accuracy)));
+            }
         }
     }
     if let Some((loss, floor)) = history.end.as_ref().and_then(|end| Some((end.loss as f64, end.loss_floor?)))

@@ -128,6 +128,8 @@ fn eval_scalars(loss: f32, metrics: Option<&Metrics>) -> Vec<(&'static str, f32)
         ("eval/precision", Metric::Precision),
         ("eval/recall", Metric::Recall),
         ("eval/macro_f1", Metric::MacroF1),
+        ("eval/exact", Metric::Exact),
+        ("eval/token_accuracy", Metric::TokenAccuracy),
     ];
     let value = |(tag, metric): (&'static str, Metric)| Some((tag, metric.of(loss, metrics)? as f32));
     tags.into_iter().filter_map(value).collect()

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use flatout_models::config::DecoderConfig;
 use flatout_runtime::cuda::gpus::{self, Gpu};
-use toml::Value;
+use toml::{Table, Value};
 
 use crate::config::{Config, Layers, SourceKind, Task, parse, suggestion};
 use crate::refuse;
@@ -93,7 +93,8 @@ impl Embedded {
 pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Config, UserError> {
     let mut layers = Layers::default();
     let source = find(recipe, None, "recipe", RECIPES)?;
-    lay(&mut layers, &source, &mut Vec::new())?;
+    let mut own = vec![];
+    lay(&mut layers, &source, &mut Vec::new(), &mut own)?;
     for overlay in with {
         let source = find(overlay, None, PRESET, presets())?;
         let mut table = parse(&source.text, &source.origin)?;
@@ -102,6 +103,9 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
         }
         table.remove("description");
         layers.table(table, &source.text, &source.origin)?;
+        for Own { table, text, origin, .. } in own.iter().filter(|own| own.preset == source.name) {
+            layers.table(table.clone(), text, origin)?;
+        }
     }
     layers.overrides(overrides)?;
     layers.name(&source.name);
@@ -217,8 +221,21 @@ fn find(name: &str, folder: Option<&Path>, what: &str, embedded: &[Embedded]) ->
     Ok(Found { name: stem, origin: path.display().to_string(), folder, text })
 }
 
-/// Lays a recipe's ancestors, then the recipe. `descendants` are those being laid, to notice a circle.
-fn lay(layers: &mut Layers, source: &Found, descendants: &mut Vec<String>) -> Result<(), UserError> {
+/// A recipe's own addition to a preset, written in it as `[with.PRESET...]`.
+struct Own {
+    preset: String,
+    table: Table,
+    text: String,
+    origin: String,
+}
+
+/// Lays a recipe's ancestors, then the recipe; `own` gets their additions to presets. `descendants` are those being laid, to notice a circle.
+fn lay(
+    layers: &mut Layers,
+    source: &Found,
+    descendants: &mut Vec<String>,
+    own: &mut Vec<Own>,
+) -> Result<(), UserError> {
     let origin = &source.origin;
     if descendants.contains(origin) {
         refuse!("{origin} extends itself, by way of {}", descendants.join(", "));
@@ -230,9 +247,24 @@ fn lay(layers: &mut Layers, source: &Found, descendants: &mut Vec<String>) -> Re
         Some(Value::String(base)) => {
             let base = find(&base, source.folder.as_deref(), "recipe", RECIPES)
                 .map_err(|error| UserError(format!("{origin}: `extends`: {error}")))?;
-            lay(layers, &base, descendants)?;
+            lay(layers, &base, descendants, own)?;
         }
         Some(_) => refuse!("{origin}: `extends` wants the name or path of one recipe"),
+    }
+    match table.remove("with") {
+        None => {}
+        Some(Value::Table(with)) => {
+            for (preset, table) in with {
+                if !presets().iter().any(|known| known.name == preset) {
+                    refuse!("{origin}: `with.{preset}` adds to no preset that there is");
+                }
+                let Value::Table(table) = table else {
+                    refuse!("{origin}: `with.{preset}` wants a table of sections");
+                };
+                own.push(Own { preset, table, text: source.text.clone(), origin: origin.clone() });
+            }
+        }
+        Some(_) => refuse!("{origin}: `with` wants a table for each preset that the recipe adds to"),
     }
     layers.table(table, &source.text, origin)
 }

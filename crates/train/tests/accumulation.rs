@@ -73,8 +73,10 @@ type Tensors = BTreeMap<String, Vec<f32>>;
 
 /// One step of `batch` on the CPU, `rows` at a time.
 fn step(c: &DecoderConfig, batch: &Batch, rows: usize, documents: Documents) -> (Tensors, Tensors) {
-    let graph =
-        build(c, Form::Loss { rows, len: c.context, documents, read: None, dropout: true, seen: None });
+    let graph = build(
+        c,
+        Form::Loss { rows, len: c.context, documents, read: None, dropout: true, seen: None, scored: false },
+    );
     let options = Options { rope_positions: Some(c.context), ..Options::default() };
     let plans = compile(&[Program { role: Role::GRAD, graph }], &cpu::target(2), &options).expect("plans");
     let mut session = Session::new(plans, 2).expect("a session");
@@ -184,6 +186,7 @@ fn oracle_sums(c: &DecoderConfig, batch: &Batch, rows: usize) -> oracle::Values 
             read: None,
             dropout: true,
             seen: None,
+            scored: false,
         },
     );
     let graph = oracle::in_f64(&differentiate(&graph).graph);

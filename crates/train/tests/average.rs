@@ -137,8 +137,8 @@ fn evaluated(dir: &Path, config: &Config) -> (f64, [f64; 2]) {
         if config.model.image_size().is_some() {
             return images::classify(&mut loaded, &Device::cpu(), overrides).expect("classes").0.loss;
         }
-        let (rows, _) = evaluate::rows(&mut loaded, overrides).expect("rows");
-        evaluate::evaluate(&mut loaded, &Device::cpu(), &*rows).expect("a loss").loss
+        let rows = evaluate::rows(&mut loaded, overrides).expect("rows");
+        evaluate::evaluate(&mut loaded, &Device::cpu(), &rows).expect("a loss").loss
     });
     let (last, averaged) = *said.last().expect("an evaluation");
     assert!(averaged);

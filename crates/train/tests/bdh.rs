@@ -150,6 +150,7 @@ impl Golden {
                         read: None,
                         dropout: true,
                         seen: None,
+                        scored: false,
                     },
                 ),
                 (Role::Logits, Form::Logits { rows, len, seen: None }),

@@ -62,8 +62,8 @@ fn evaluation_finds_what_the_run_said() {
         let dir = folder.path().join(name);
         let said = trained(&dir, &config(&[precision]));
         let mut loaded = Loaded::open(&dir, &[]).expect("a run");
-        let (rows, _) = evaluate::rows(&mut loaded, &[]).expect("rows");
-        let found = evaluate::evaluate(&mut loaded, &Device::cpu(), &*rows).expect("a loss");
+        let rows = evaluate::rows(&mut loaded, &[]).expect("rows");
+        let found = evaluate::evaluate(&mut loaded, &Device::cpu(), &rows).expect("a loss");
         assert!((found.loss - said).abs() < 1e-5 * said, "{precision}: {} and {said}", found.loss);
         assert_eq!(found.rows, 8);
     }

@@ -12,8 +12,8 @@ use flatout_train::config::resolved::Resolved;
 use flatout_train::device::Device;
 use flatout_train::infer::classify::{classify, predict};
 use flatout_train::infer::generate::Generator;
-use flatout_train::metrics::Metrics;
 use flatout_train::metrics::goal::Metric;
+use flatout_train::metrics::{ClassMetrics, Metrics};
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::run::checkpoint;
@@ -62,6 +62,7 @@ fn material((train, held_out): &Sides, vocab: usize) -> Examples {
         held_out: Arc::new(held_out.clone()),
         vocabulary,
         classes: vec![],
+        images: None,
     }
 }
 
@@ -114,7 +115,7 @@ fn config(overrides: &[&str]) -> Config {
 struct Ran {
     outcome: Outcome,
     steps: Vec<Step>,
-    evals: Vec<(u64, f32, Metrics)>,
+    evals: Vec<(u64, f32, ClassMetrics)>,
 }
 
 fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
@@ -125,7 +126,11 @@ fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let notice = &mut |notice: Notice<'_>| match notice {
         Notice::Event(Event::Step(step)) => steps.push(step.clone()),
         Notice::Event(Event::Eval { step, loss, metrics, .. }) => {
-            evals.push((*step, *loss, metrics.clone().expect("classes have metrics")));
+            evals.push((
+                *step,
+                *loss,
+                metrics.as_ref().and_then(Metrics::classes).expect("classes have metrics").clone(),
+            ));
         }
         _ => {}
     };
@@ -143,7 +148,7 @@ fn a_separable_set_is_learned_from_random_weights() {
     let sides = (texts(800, 1), held_out.clone());
     let ran = run_in(&dir, &config(&[]), &sides);
     assert_eq!((ran.steps.len(), ran.evals.len()), (150, 3));
-    let metrics = ran.outcome.metrics.clone().expect("metrics");
+    let metrics = ran.outcome.metrics.as_ref().and_then(Metrics::classes).expect("metrics");
     let f1 = metrics.positive.expect("two classes").f1;
     assert!(f1 > 0.95, "{}", metrics.words());
     assert_eq!(metrics.confusion.total(), 200);

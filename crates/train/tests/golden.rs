@@ -172,6 +172,7 @@ impl Golden {
             read: None,
             dropout: false,
             seen: None,
+            scored: false,
         };
         let programs = [
             Program { role: Role::GRAD, graph: build(&self.model, form) },

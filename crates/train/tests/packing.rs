@@ -87,7 +87,15 @@ fn one_by_one(model: &DecoderConfig, rows: &Rows, of: &Session) -> Sums {
         let model = DecoderConfig { context: len, ..model.clone() };
         let graph = build(
             &model,
-            Form::Loss { rows: 1, len, documents: Documents::Joined, read: None, dropout: true, seen: None },
+            Form::Loss {
+                rows: 1,
+                len,
+                documents: Documents::Joined,
+                read: None,
+                dropout: true,
+                seen: None,
+                scored: false,
+            },
         );
         let program = Program { role: Role::GRAD, graph };
         let plans = compile_programs(&[program], &cpu::target(THREADS), &Options::default()).expect("plans");

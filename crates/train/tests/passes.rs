@@ -134,6 +134,7 @@ fn plans(options: &Options) -> PlanSet {
         read: None,
         dropout: true,
         seen: None,
+        scored: false,
     };
     let programs = [Program { role: Role::GRAD, graph: build(&model, form) }];
     compile_programs(&programs, &cpu::target(2), options).expect("plans")

@@ -157,6 +157,7 @@ impl Golden {
             read: None,
             dropout: false,
             seen,
+            scored: false,
         };
         [model.build(loss), model.build(Form::Logits { rows: ROWS, len: self.len, seen })]
     }

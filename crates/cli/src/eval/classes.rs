@@ -9,7 +9,7 @@ use flatout_train::infer::classify::{Asked, Classified, asked, classify, predict
 use flatout_train::infer::evaluate::Share;
 use flatout_train::infer::images::{self, Told};
 use flatout_train::infer::predictions;
-use flatout_train::metrics::Metrics;
+use flatout_train::metrics::ClassMetrics;
 use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
@@ -57,7 +57,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
 const MOST_IN_TABLE: usize = 12;
 
 /// What was taken for what, a line a class.
-fn table(metrics: &Metrics, names: &[String], screen: &Screen) {
+fn table(metrics: &ClassMetrics, names: &[String], screen: &Screen) {
     let classes = metrics.confusion.classes();
     if classes > MOST_IN_TABLE {
         return;

@@ -3,8 +3,8 @@
 //! Some updates are drawn from the lengths and laid out in one shape as large as allowed; what micro-batches then hold is
 //! known, and at most four extents are taken that leave the least of them empty.
 
-use super::layout::{Layout, MOST_SHAPES, Member, Shape};
-use super::lengths::Lengths;
+use super::layout::{ImageRoom, Layout, MOST_SHAPES, Member, Shape};
+use super::lengths::{Extent, Lengths};
 use super::updates::sorted_windows;
 use crate::random::{Uniform, key};
 
@@ -21,6 +21,9 @@ pub struct LayoutOptions {
     pub reads_learned: bool,
     /// Examples that begin alike lie behind one computation of their beginning. That changes the order of examples.
     pub shares_prefixes: bool,
+    /// Every plan has room for images, because it trains what reads them; otherwise micro-batches without images run plans
+    /// without any.
+    pub always_sees: bool,
 }
 
 /// The size of an update, and the room there is for it at once.
@@ -31,6 +34,8 @@ pub struct BatchLimits {
     /// Rows of `context` tokens there may be room for at once.
     pub rows: usize,
     pub context: usize,
+    /// Patches that become one token, of a model that sees images; 1 otherwise.
+    pub block: usize,
 }
 
 /// A layout and what it comes to.
@@ -50,6 +55,8 @@ pub struct Arrangement {
     pub padding: f64,
     /// That share where every example is a row of `context` tokens.
     pub padding_of_rows: f64,
+    /// The share of computed patches that is no image's; `None` where no example has an image.
+    pub patch_padding: Option<f64>,
 }
 
 /// Token counts of packed plans are multiples of this: kernels work on tiles of this many tokens.
@@ -65,12 +72,23 @@ const WORTH: f64 = 0.01;
 
 /// Chooses the shapes that leave the least padding for these lengths.
 pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Arrangement {
-    let BatchLimits { batch, rows, context } = limits;
+    let BatchLimits { batch, rows, context, .. } = limits;
     assert!(lengths.longest() <= context, "examples are no longer than the context");
     let updates = drawn(lengths, batch, manner);
-    let trees =
-        manner.shares_prefixes.then(|| lengths.largest_tree().min((rows * context).next_multiple_of(TILE)));
-    let most = if manner.has_buckets { MOST_SHAPES } else { 1 };
+    let trees = manner
+        .shares_prefixes
+        .then(|| lengths.largest_tree().tokens.min((rows * context).next_multiple_of(TILE)));
+    // Shapes without room for images stand beside those with it.
+    let has_both = lengths.has_images() && lengths.shares().iter().any(|share| share.images == 0);
+    let most = match manner.has_buckets {
+        true if has_both && !manner.always_sees => MOST_SHAPES / 2,
+        true => MOST_SHAPES,
+        false => 1,
+    };
+    let sharing = |shapes: Vec<Shape>| {
+        let endless = lengths.has_images().then(|| vec![ENDLESS; shapes.len()]);
+        Layout::new(shapes).sharing(trees).seeing(endless)
+    };
     let shape = |extent: usize| match manner.is_packed {
         true => Shape::Packed { tokens: extent, segments: batch },
         false => Shape::Padded { rows, len: extent },
@@ -82,64 +100,76 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     // Padded in one length: the naive form, whose rows are as long as the context.
     let is_naive = !manner.is_packed && !manner.has_buckets;
     let mut wanted: Vec<usize> = vec![];
-    let whole = Layout::new(match manner.has_buckets && !manner.is_packed && context > 1 {
+    let whole = sharing(match manner.has_buckets && !manner.is_packed && context > 1 {
         // Several lengths sort the rows of an update; the second length is there for that alone.
         true => vec![shape(context), shape(context - 1)],
         false => vec![shape(largest)],
-    })
-    .sharing(trees);
+    });
     for examples in &updates {
         for place in whole.places(examples) {
             let lengths = place.trees.iter().flatten().map(|index| examples[*index].extent.tokens);
-            wanted.push(if manner.is_packed { place.tokens } else { lengths.max().unwrap_or(1) });
+            wanted.push(if manner.is_packed { place.used.tokens } else { lengths.max().unwrap_or(1) });
         }
     }
     let longest = lengths.longest();
     wanted.push(if is_naive { context } else { longest });
     let rounded = |extent: usize| extent.next_multiple_of(step).min(largest);
     let shapes: Vec<Shape> = extents_for(wanted, rounded, most).into_iter().map(shape).collect();
-    let whole = Layout::new(shapes).sharing(trees);
-    let trial = Trial::new(whole, &updates);
-    let Trial { layout, runs, real, computed } = match manner.reads_learned {
-        true => reading(trial, lengths, &updates),
-        false => trial,
-    };
+    let mut trial = Trial::new(sharing(shapes), &updates);
+    if manner.reads_learned {
+        trial = reading(trial, lengths, &updates);
+    }
+    if lengths.has_images() {
+        trial = seeing(trial, lengths, &updates, limits, has_both && !manner.always_sees);
+    }
+    let Trial { layout, runs, used, computed, .. } = trial;
     let of_update = |tokens: usize| tokens as f64 / updates.len() as f64;
-    let real_tokens = of_update(real);
+    let real_tokens = of_update(used.tokens);
     let unshared = of_update(updates.iter().flatten().map(|member| member.extent.tokens).sum());
-    let read_share = weighed(&runs, (0..runs.len()).map(|shape| layout.most_learned(shape))) / computed;
+    let shapes = || 0..runs.len();
+    let read_share = weighed(&runs, shapes().map(|shape| layout.most_learned(shape))) / computed;
+    let patches = weighed(&runs, shapes().map(|shape| layout.images(shape).patches));
     Arrangement {
-        layout,
-        manner,
-        runs,
         real_tokens,
         read_share,
         shared: 1.0 - real_tokens / unshared,
         padding: 1.0 - real_tokens / computed,
         padding_of_rows: 1.0 - unshared / (batch * context) as f64,
+        patch_padding: lengths.has_images().then(|| 1.0 - of_update(used.patches) / patches),
+        layout,
+        manner,
+        runs,
     }
 }
+
+/// Room for images before it is known how much they need.
+const ENDLESS: ImageRoom = ImageRoom { patches: usize::MAX / 4, images: usize::MAX / 4 };
 
 /// A layout with the drawn updates laid out in it.
 struct Trial {
     layout: Layout,
     /// How often an update runs the plan of each shape, in the mean.
     runs: Vec<f64>,
-    /// Tokens of the examples of all updates; a prefix that several share counts once.
-    real: usize,
+    /// The room that the examples of all updates take; a prefix that several share counts once.
+    used: Extent,
+    /// The share of micro-batches without images.
+    blind: f64,
     /// Tokens that an update computes, padding included, in the mean.
     computed: f64,
 }
 
 impl Trial {
     fn new(layout: Layout, updates: &[Vec<Member>]) -> Trial {
-        let (mut runs, mut real) = (vec![0.0; layout.shapes().len()], 0);
+        let (mut runs, mut used) = (vec![0.0; layout.shapes().len()], Extent::default());
+        let (mut places, mut blind) = (0, 0);
         for place in updates.iter().flat_map(|examples| layout.places(examples)) {
             runs[place.shape] += 1.0 / updates.len() as f64;
-            real += place.tokens;
+            used = used + place.used;
+            places += 1;
+            blind += usize::from(place.used.images == 0);
         }
         let computed = weighed(&runs, layout.shapes().iter().map(|shape| shape.tokens()));
-        Trial { layout, runs, real, computed }
+        Trial { layout, runs, used, blind: blind as f64 / places as f64, computed }
     }
 }
 
@@ -155,7 +185,7 @@ fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
     let (shapes, trees) = (of_all.layout.shapes(), of_all.layout.trees());
     // Of the tokens that are computed, of which a shared prefix has none that are learned.
     let learned: usize = updates.iter().flatten().map(|member| member.extent.learned).sum();
-    let share = learned as f64 / of_all.real as f64;
+    let share = learned as f64 / of_all.used.tokens as f64;
     if share >= 1.0 {
         return of_all;
     }
@@ -165,19 +195,72 @@ fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
             let all = shape.tokens();
             let read = match shape {
                 // Any of its examples may be the one of which most is learned.
-                Shape::Padded { rows, .. } => rows * lengths.most_learned(),
+                Shape::Padded { rows, .. } => rows * lengths.most().learned,
                 Shape::Packed { .. } => {
-                    let least = if index == 0 { lengths.most_learned() } else { 1 };
+                    let least = if index == 0 { lengths.most().learned } else { 1 };
                     ((room * share * all as f64).ceil() as usize).max(least)
                 }
             };
             read.next_multiple_of(TILE).min(all)
         };
         let read = shapes.iter().enumerate().map(rows).collect();
-        Trial::new(Layout::reading(shapes.to_vec(), Some(read)).sharing(trees), updates)
+        let seen = of_all.layout.seen().map(<[ImageRoom]>::to_vec);
+        Trial::new(Layout::reading(shapes.to_vec(), Some(read)).sharing(trees).seeing(seen), updates)
     };
     let enough = ROOM.into_iter().map(with).find(|trial| trial.computed <= most_computed);
     enough.unwrap_or(of_all)
+}
+
+/// The shapes with as little room for images as makes no more micro-batches, nearly. Where some micro-batches have no image
+/// and may do without room for one, every shape stands beside one without.
+fn seeing(
+    of_all: Trial,
+    lengths: &Lengths,
+    updates: &[Vec<Member>],
+    limits: BatchLimits,
+    may_be_blind: bool,
+) -> Trial {
+    let (Extent { tokens, patches, images, .. }, most) = (of_all.used, lengths.most());
+    let is_twice = may_be_blind && of_all.blind >= WORTH;
+    let most_computed = (1.0 + WORTH) * of_all.computed;
+    let of = |room: f64| {
+        let layout = &of_all.layout;
+        let room_of = |shape: usize| {
+            let all = layout.shapes()[shape].tokens() as f64;
+            let needed = |count: usize, least: usize| {
+                let mean = (room * all * count as f64 / tokens as f64).ceil() as usize;
+                mean.max(if shape == 0 { least } else { 1 })
+            };
+            let patches = needed(patches, most.patches).next_multiple_of(step(limits.block));
+            ImageRoom { patches, images: needed(images, most.images) }
+        };
+        let (mut shapes, mut seen, mut read) = (vec![], vec![], vec![]);
+        for shape in 0..layout.shapes().len() {
+            for room in [Some(room_of(shape)), is_twice.then(ImageRoom::default)].into_iter().flatten() {
+                shapes.push(layout.shapes()[shape]);
+                seen.push(room);
+                read.push(layout.most_learned(shape));
+            }
+        }
+        let read = layout.read(0).map(|_| read);
+        Layout::reading(shapes, read).sharing(layout.trees()).seeing(Some(seen))
+    };
+    let mut trial = Trial::new(of(ROOM[0]), updates);
+    for room in &ROOM[1..] {
+        if trial.computed <= most_computed {
+            break;
+        }
+        trial = Trial::new(of(*room), updates);
+    }
+    trial
+}
+
+/// Patches of plans are multiples of tiles and of the blocks that become tokens.
+fn step(block: usize) -> usize {
+    (1..)
+        .map(|times| times * TILE)
+        .find(|step| step.is_multiple_of(block))
+        .expect("the product of both is one")
 }
 
 impl Arrangement {
@@ -212,7 +295,15 @@ impl Arrangement {
             true => format!(", {} of the tokens shared", percent(self.shared)),
             false => String::new(),
         };
-        format!("{plans} of {} {unit}, {padding}{shared}{read}", extents.join(", "))
+        let patches = match self.patch_padding {
+            Some(share) => {
+                let room: Vec<String> =
+                    (0..shapes.len()).map(|shape| self.layout.images(shape).patches.to_string()).collect();
+                format!(", {} patches with {} padding", room.join(", "), percent(share))
+            }
+            None => String::new(),
+        };
+        format!("{plans} of {} {unit}, {padding}{shared}{read}{patches}", extents.join(", "))
     }
 }
 
@@ -299,13 +390,14 @@ mod tests {
         is_sorted: false,
         reads_learned: false,
         shares_prefixes: false,
+        always_sees: false,
     };
     const BUCKETED: LayoutOptions = LayoutOptions { is_packed: false, ..PACKED };
     const SORTED: LayoutOptions = LayoutOptions { is_sorted: true, ..BUCKETED };
     const NAIVE: LayoutOptions = LayoutOptions { has_buckets: false, ..BUCKETED };
 
     fn arranged(manner: LayoutOptions, rows: usize) -> Arrangement {
-        arrange(&Lengths::drawn(200, 512), BatchLimits { batch: 32, rows, context: 512 }, manner)
+        arrange(&Lengths::drawn(200, 512), BatchLimits { batch: 32, rows, context: 512, block: 1 }, manner)
     }
 
     #[test]
@@ -360,9 +452,9 @@ mod tests {
 
     #[test]
     fn equal_lengths_need_one_plan() {
-        let lengths = Lengths::given(&[64], &[]).unwrap();
+        let lengths = Lengths::given(&[64], &[], [&[]; 2]).unwrap();
         for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
-            let all = arrange(&lengths, BatchLimits { batch: 8, rows: 4, context: 64 }, manner);
+            let all = arrange(&lengths, BatchLimits { batch: 8, rows: 4, context: 64, block: 1 }, manner);
             assert_eq!((all.layout.shapes().len(), all.padding), (1, 0.0), "{manner:?}");
             assert_eq!(all.runs, [2.0]);
         }
@@ -370,10 +462,10 @@ mod tests {
 
     #[test]
     fn one_long_example_fits_whatever_the_rest() {
-        let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat(), &[]).unwrap();
-        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, PACKED);
+        let lengths = Lengths::given(&[vec![3; 63], vec![100]].concat(), &[], [&[]; 2]).unwrap();
+        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1 }, PACKED);
         assert_eq!(all.layout.shapes()[0].tokens(), 128);
-        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100 }, BUCKETED);
+        let all = arrange(&lengths, BatchLimits { batch: 2, rows: 1, context: 100, block: 1 }, BUCKETED);
         assert_eq!(all.layout.shapes()[0], Shape::Padded { rows: 1, len: 100 });
     }
 
@@ -382,8 +474,8 @@ mod tests {
         // A third of the tokens is learned, of long examples less.
         let tokens: Vec<usize> = (1..=64).map(|i| 8 * i).collect();
         let learned: Vec<usize> = tokens.iter().map(|tokens| 4 + tokens / 4).collect();
-        let lengths = Lengths::given(&tokens, &learned).unwrap();
-        let limits = BatchLimits { batch: 32, rows: 8, context: 512 };
+        let lengths = Lengths::given(&tokens, &learned, [&[]; 2]).unwrap();
+        let limits = BatchLimits { batch: 32, rows: 8, context: 512, block: 1 };
         for manner in [PACKED, BUCKETED, SORTED, NAIVE] {
             let all = arrange(&lengths, limits, manner);
             let some = arrange(&lengths, limits, LayoutOptions { reads_learned: true, ..manner });
@@ -395,11 +487,34 @@ mod tests {
                 some.words(),
                 all.words()
             );
-            assert!(some.layout.read(0).is_some_and(|rows| rows >= lengths.most_learned()));
+            assert!(some.layout.read(0).is_some_and(|rows| rows >= lengths.most().learned));
             assert!(some.words().contains("% of the rows"), "{}", some.words());
         }
         // Where everything is learned there is nothing to leave out.
-        let whole = Lengths::given(&tokens, &[]).unwrap();
+        let whole = Lengths::given(&tokens, &[], [&[]; 2]).unwrap();
         assert_eq!(arrange(&whole, limits, LayoutOptions { reads_learned: true, ..PACKED }).read_share, 1.0);
+    }
+
+    #[test]
+    fn images_have_room_and_little_more() {
+        // Every third example is text; the others have an image of 400 patches and 100 tokens, and a question.
+        let tokens: Vec<usize> = (0..60).map(|i| if i % 3 == 0 { 90 } else { 130 + i % 7 }).collect();
+        let images: Vec<usize> = (0..60).map(|i| usize::from(i % 3 != 0)).collect();
+        let patches: Vec<usize> = images.iter().map(|images| 400 * images).collect();
+        let lengths = Lengths::given(&tokens, &vec![4; 60], [&images, &patches]).unwrap();
+        let limits = BatchLimits { batch: 8, rows: 1, context: 512, block: 4 };
+        let all = arrange(&lengths, limits, LayoutOptions { reads_learned: true, ..PACKED });
+        let layout = &all.layout;
+        assert!(layout.images(0).patches >= 400 && layout.images(0).patches.is_multiple_of(128));
+        assert!(all.patch_padding.unwrap() < 0.35 && all.padding < 0.2, "{}", all.words());
+        let blind = (0..layout.shapes().len()).filter(|shape| layout.images(*shape).patches == 0);
+        assert_eq!(blind.count(), layout.shapes().len() / 2, "{}", all.words());
+        let sees = arrange(&lengths, limits, LayoutOptions { always_sees: true, ..PACKED });
+        assert!((0..sees.layout.shapes().len()).all(|shape| sees.layout.images(shape).images > 0));
+        // A micro-batch of text alone runs a plan without a tower.
+        let text = Member { extent: Extent::whole(90), group: 0, prefix: Extent::default() };
+        let read_little = Member { extent: Extent { learned: 4, ..text.extent }, ..text };
+        let [place] = &layout.places(&[read_little])[..] else { panic!("one micro-batch") };
+        assert_eq!(layout.images(place.shape), ImageRoom::default());
     }
 }

@@ -51,11 +51,11 @@ pub fn drawn_examples(
         };
         while table.count() < count {
             let (extent, prefix, examples) = lengths.draw(&mut uniform);
-            let begin = text(prefix);
+            let begin = text(prefix.tokens);
             for _ in 0..examples.min(count - table.count()) {
                 // Two tokens at least: one is predicted from the other.
                 let len = extent.tokens.max(2);
-                let tokens = [&begin[..], &text(len - prefix)].concat();
+                let tokens = [&begin[..], &text(len - prefix.tokens)].concat();
                 let prompt = len - extent.learned.clamp(1, len - 1);
                 let weights: Vec<f32> = (0..len).map(|i| if i < prompt { 0.0 } else { 1.0 }).collect();
                 table.push(Example { tokens: &tokens, weights: &weights, label: None, images: &[] });

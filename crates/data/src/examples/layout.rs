@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::Example;
 use super::lengths::Extent;
+use super::{Example, Sighting};
 use crate::order::pack::Segment;
 
 /// The extents of one plan.
@@ -54,21 +54,30 @@ pub struct Layout {
     read: Option<Vec<usize>>,
     /// The most tokens of a tree, where examples share prefixes.
     trees: Option<usize>,
+    /// The room of each shape for images; `None` where no example has one.
+    seen: Option<Vec<ImageRoom>>,
 }
 
-/// An example as it takes room: its size, and the tokens it begins with that others of its group begin with too.
+/// The images that there is room for, and their patches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ImageRoom {
+    pub patches: usize,
+    pub images: usize,
+}
+
+/// An example as it takes room: its size, and that of the beginning that others of its group begin with too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
     pub extent: Extent,
     /// A number that means nothing where the prefix has no tokens.
     pub group: u32,
-    pub prefix: usize,
+    pub prefix: Extent,
 }
 
 impl Member {
     /// The room it takes behind its prefix.
     fn branch(&self) -> Extent {
-        Extent { tokens: self.extent.tokens - self.prefix, ..self.extent }
+        self.extent - self.prefix
     }
 }
 
@@ -86,10 +95,25 @@ impl Layout {
         assert!((1..=MOST_SHAPES).contains(&shapes.len()), "{} shapes", shapes.len());
         let is_packed = |shape: &Shape| matches!(shape, Shape::Packed { .. });
         assert!(shapes.iter().all(|shape| is_packed(shape) == is_packed(&shapes[0])), "one kind of shapes");
-        assert!(shapes.is_sorted_by(|a, b| a.tokens() > b.tokens()), "largest first");
         let is_falling = |read: &Vec<usize>| read.len() == shapes.len() && read.is_sorted_by(|a, b| a >= b);
         assert!(read.as_ref().is_none_or(is_falling), "largest first: {read:?}");
-        Layout { shapes, read, trees: None }
+        Layout { shapes, read, trees: None, seen: None }.checked()
+    }
+
+    /// Shapes have room for images. Only of packed shapes; of two of as many tokens the first has more.
+    pub fn seeing(self, seen: Option<Vec<ImageRoom>>) -> Layout {
+        assert!(
+            seen.as_ref().is_none_or(|seen| self.is_packed() && seen.len() == self.shapes.len()),
+            "{seen:?}"
+        );
+        Layout { seen, ..self }.checked()
+    }
+
+    fn checked(self) -> Layout {
+        let size = |shape: usize| (self.shapes[shape].tokens(), self.images(shape));
+        let is_falling = (1..self.shapes.len()).all(|shape| size(shape - 1) >= size(shape));
+        assert!(is_falling, "largest first: {self:?}");
+        self
     }
 
     /// Examples that share a prefix lie behind it, in trees of at most `trees` tokens. Only of packed shapes.
@@ -117,6 +141,22 @@ impl Layout {
         self.read(shape).unwrap_or_else(|| self.shapes[shape].tokens())
     }
 
+    /// Images that a shape has room for, and their patches.
+    pub fn images(&self, shape: usize) -> ImageRoom {
+        self.seen.as_ref().map_or(ImageRoom::default(), |seen| seen[shape])
+    }
+
+    /// The room of every shape for images; `None` where no example has one.
+    pub fn seen(&self) -> Option<&[ImageRoom]> {
+        self.seen.as_deref()
+    }
+
+    /// All that a shape has room for.
+    pub(crate) fn room(&self, shape: usize) -> Extent {
+        let ImageRoom { patches, images } = self.images(shape);
+        Extent { tokens: self.shapes[shape].tokens(), learned: self.most_learned(shape), images, patches }
+    }
+
     pub fn is_packed(&self) -> bool {
         matches!(self.shapes[0], Shape::Packed { .. })
     }
@@ -125,27 +165,26 @@ impl Layout {
     /// sizes give the same layout, and every example fits the largest shape alone.
     pub(crate) fn places(&self, examples: &[Member]) -> Vec<Place> {
         match self.shapes[0] {
-            Shape::Packed { tokens, segments } => self.packed(examples, tokens, segments),
+            Shape::Packed { segments, .. } => self.packed(examples, segments),
             Shape::Padded { rows, .. } => self.padded(examples, rows),
         }
     }
 
     /// Longest first, each into the first micro-batch with room for it.
-    fn packed(&self, examples: &[Member], tokens: usize, segments: usize) -> Vec<Place> {
-        let learned = self.most_learned(0);
-        let trees = self.grown(examples, Extent { tokens, learned });
+    fn packed(&self, examples: &[Member], segments: usize) -> Vec<Place> {
+        let room = self.room(0);
+        let trees = self.grown(examples, room);
         let extents: Vec<Extent> = trees.iter().map(|(extent, _)| *extent).collect();
         let mut bins: Vec<(Extent, Vec<usize>)> = vec![];
         for index in longest_first(&extents) {
             let own = extents[index];
-            assert!(own.tokens <= tokens, "an example of {} tokens in a plan of {tokens}", own.tokens);
-            assert!(own.learned <= learned, "{} learned tokens, {learned} are read", own.learned);
+            assert!(own.fits(room), "an example of {own:?} in a plan of {room:?}");
             let takes = |(used, members): &&mut (Extent, Vec<usize>)| {
-                sum([*used, own]).fits(Extent { tokens, learned }) && members.len() < segments
+                (*used + own).fits(room) && members.len() < segments
             };
             match bins.iter_mut().find(takes) {
                 Some((used, members)) => {
-                    *used = sum([*used, own]);
+                    *used = *used + own;
                     members.push(index);
                 }
                 None => bins.push((own, vec![index])),
@@ -153,9 +192,9 @@ impl Layout {
         }
         let place = |(used, mut members): (Extent, Vec<usize>)| {
             members.sort_unstable();
-            let shape = self.smallest(used.learned, |shape| shape.tokens() >= used.tokens);
             let of_tree = |index: usize| trees[index].1.clone();
-            Place { shape, tokens: used.tokens, trees: members.into_iter().map(of_tree).collect() }
+            let trees = members.into_iter().map(of_tree).collect();
+            Place { shape: self.smallest(used, |_| true), used, trees }
         };
         bins.into_iter().map(place).collect()
     }
@@ -167,11 +206,11 @@ impl Layout {
         let mut trees: Vec<(Extent, Vec<usize>)> = vec![];
         let mut growing: HashMap<u32, usize> = HashMap::new();
         for (index, example) in examples.iter().enumerate() {
-            let shares = self.trees.is_some() && example.prefix > 0;
+            let shares = self.trees.is_some() && example.prefix.tokens > 0;
             let grown = growing.get(&example.group).filter(|_| shares).map(|tree| &mut trees[*tree]);
             match grown {
-                Some((used, members)) if sum([*used, example.branch()]).fits(room) => {
-                    *used = sum([*used, example.branch()]);
+                Some((used, members)) if (*used + example.branch()).fits(room) => {
+                    *used = *used + example.branch();
                     members.push(index);
                 }
                 _ => {
@@ -195,16 +234,15 @@ impl Layout {
             let extents = || members.iter().map(|index| examples[*index]);
             let longest = extents().map(|extent| extent.tokens).max().expect("a chunk has members");
             let holds = |shape: Shape| matches!(shape, Shape::Padded { len, .. } if len >= longest);
-            let Extent { tokens, learned } = sum(extents());
-            let trees = members.iter().map(|index| vec![*index]).collect();
-            Place { shape: self.smallest(learned, holds), tokens, trees }
+            let (used, trees) = (extents().sum(), members.iter().map(|index| vec![*index]).collect());
+            Place { shape: self.smallest(used, holds), used, trees }
         };
         order.chunks(rows).map(place).collect()
     }
 
-    /// The smallest shape that holds and reads as many rows.
-    fn smallest(&self, learned: usize, holds: impl Fn(Shape) -> bool) -> usize {
-        let fits = |shape: &usize| holds(self.shapes[*shape]) && self.most_learned(*shape) >= learned;
+    /// The smallest shape that holds and has room for all of it.
+    fn smallest(&self, used: Extent, holds: impl Fn(Shape) -> bool) -> usize {
+        let fits = |shape: &usize| holds(self.shapes[*shape]) && used.fits(self.room(*shape));
         (0..self.shapes.len()).rev().find(fits).expect("every example fits the largest shape")
     }
 }
@@ -219,12 +257,6 @@ struct Run {
     sample: u64,
 }
 
-/// Sizes taken together.
-pub(crate) fn sum(extents: impl IntoIterator<Item = Extent>) -> Extent {
-    let add = |a: Extent, b: Extent| Extent { tokens: a.tokens + b.tokens, learned: a.learned + b.learned };
-    extents.into_iter().fold(Extent { tokens: 0, learned: 0 }, add)
-}
-
 /// Indices by falling length, equal ones in their order.
 fn longest_first(examples: &[Extent]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..examples.len()).collect();
@@ -237,8 +269,8 @@ fn longest_first(examples: &[Extent]) -> Vec<usize> {
 pub(crate) struct Place {
     /// Of the layout's shapes.
     pub shape: usize,
-    /// Tokens of examples; a prefix that several share counts once.
-    pub tokens: usize,
+    /// The room that its examples take; a prefix that several share counts once.
+    pub used: Extent,
     /// The update's examples by number, those together that share a prefix.
     pub trees: Vec<Vec<usize>>,
 }
@@ -251,13 +283,19 @@ pub struct MicroBatch {
     pub shape: usize,
     /// Rows of it that the loss reads.
     pub read: usize,
+    /// -1 where an image takes the token's place.
     pub tokens: Vec<i32>,
+    /// The block of patches that takes the token's place, of all in their order; -1 where there is none.
+    pub seen: Vec<i32>,
     /// The token to predict; -1 where there is none.
     pub targets: Vec<i32>,
     /// The weight of the prediction in the loss.
     pub weights: Vec<f32>,
-    /// The position within the example.
-    pub positions: Vec<i32>,
+    /// Time, height and width within the example, which are the same for text.
+    pub positions: Vec<[i32; 3]>,
+    /// Images in the order of their patches, and the room there is for them.
+    pub images: Vec<Sighting>,
+    pub image_room: ImageRoom,
     /// Where each example lies, or each tree of them; as many as there are.
     pub segments: Vec<Segment>,
     /// Runs of tokens that follow one another in an example: of an example that shares nothing all of it.
@@ -279,7 +317,10 @@ impl MicroBatch {
             tokens: vec![0; tokens],
             targets: vec![-1; tokens],
             weights: vec![0.0; tokens],
-            positions: vec![0; tokens],
+            seen: vec![-1; tokens],
+            positions: vec![[0; 3]; tokens],
+            images: vec![],
+            image_room: layout.images(shape),
             segments: Vec::with_capacity(segments),
             runs: vec![],
             samples: Vec::with_capacity(segments),
@@ -302,10 +343,12 @@ impl MicroBatch {
         let mut end = start;
         let trunk = Segment { start: start as u32, len: prefix as u32 };
         for (number, (example, sample)) in tree.iter().enumerate() {
+            let positions = example.positions();
             if number == 0 && prefix > 0 {
-                end = self.lay(*example, *sample, 0..prefix, end, Segment { len: 0, ..trunk });
+                let none = Segment { len: 0, ..trunk };
+                end = self.lay(*example, &positions, *sample, 0..prefix, end, none);
             }
-            end = self.lay(*example, *sample, prefix..example.tokens.len(), end, trunk);
+            end = self.lay(*example, &positions, *sample, prefix..example.tokens.len(), end, trunk);
             if let Some(label) = example.label {
                 self.labels[index] = label as i32;
                 self.label_weights[index] = class_weights.get(label as usize).copied().unwrap_or(1.0);
@@ -319,6 +362,7 @@ impl MicroBatch {
     fn lay(
         &mut self,
         example: Example<'_>,
+        positions: &[[i32; 3]],
         sample: u64,
         part: Range<usize>,
         start: usize,
@@ -326,11 +370,20 @@ impl MicroBatch {
     ) -> usize {
         for (at, i) in part.clone().enumerate() {
             self.tokens[start + at] = example.tokens[i] as i32;
-            self.positions[start + at] = i as i32;
+            self.positions[start + at] = positions[i];
             if let Some(weight) = example.weights.get(i + 1).filter(|weight| **weight != 0.0) {
                 self.targets[start + at] = example.tokens[i + 1] as i32;
                 self.weights[start + at] = *weight;
             }
+        }
+        for image in example.images.iter().filter(|image| part.contains(&(image.start as usize))) {
+            let patches: usize = self.images.iter().map(|image| image.grid.patches()).sum();
+            let blocks = patches / (image.grid.patches() / image.tokens as usize);
+            for (block, i) in image.range().enumerate() {
+                self.tokens[start + i - part.start] = -1;
+                self.seen[start + i - part.start] = (blocks + block) as i32;
+            }
+            self.images.push(*image);
         }
         self.runs.push(Run { own: Segment { start: start as u32, len: part.len() as u32 }, prefix, sample });
         start + part.len()
@@ -339,6 +392,25 @@ impl MicroBatch {
     /// Tokens of examples; the rest is padding.
     pub fn real_tokens(&self) -> usize {
         self.segments.iter().map(|segment| segment.len as usize).sum()
+    }
+
+    /// The example, by its number in `samples`, that each target belongs to: of all rows, or of those that are read.
+    pub fn answered(&self, read: bool) -> Vec<Option<u32>> {
+        let mut of_row = vec![None; self.targets.len()];
+        let numbers: HashMap<u64, u32> =
+            self.samples.iter().enumerate().map(|(number, sample)| (*sample, number as u32)).collect();
+        for run in &self.runs {
+            let rows = run.own.start as usize..(run.own.start + run.own.len) as usize;
+            for row in rows.filter(|row| self.targets[*row] >= 0) {
+                of_row[row] = numbers.get(&run.sample).copied();
+            }
+        }
+        match read {
+            true => {
+                of_row.into_iter().zip(&self.targets).filter(|(_, t)| **t >= 0).map(|(of, _)| of).collect()
+            }
+            false => of_row,
+        }
     }
 
     /// The rows that the loss reads, the token to predict from each and its weight, as many as there is room for: -1, -1 and
@@ -392,6 +464,7 @@ impl MicroBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vision::Grid;
 
     fn packed(tokens: &[usize], segments: usize) -> Layout {
         Layout::new(tokens.iter().map(|&tokens| Shape::Packed { tokens, segments }).collect())
@@ -403,7 +476,7 @@ mod tests {
 
     /// An example that shares nothing.
     fn alone(extent: Extent) -> Member {
-        Member { extent, group: 0, prefix: 0 }
+        Member { extent, group: 0, prefix: Extent::default() }
     }
 
     fn places(layout: &Layout, lengths: &[usize]) -> Vec<(usize, Vec<usize>)> {
@@ -423,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_micro_batch_has_room_for_what_is_read() {
-        let extent = |tokens, learned| alone(Extent { tokens, learned });
+        let extent = |tokens, learned| alone(Extent { learned, ..Extent::whole(tokens) });
         let examples = [extent(6, 3), extent(4, 1), extent(3, 2), extent(2, 2)];
         let shapes = || [16, 8].map(|tokens| Shape::Packed { tokens, segments: 8 }).to_vec();
         let layout = Layout::reading(shapes(), Some(vec![4, 2]));
@@ -437,7 +510,11 @@ mod tests {
 
     #[test]
     fn examples_of_a_group_lie_behind_their_prefix() {
-        let of = |tokens, group, prefix| Member { extent: Extent { tokens, learned: 1 }, group, prefix };
+        let of = |tokens, group, prefix| Member {
+            extent: Extent { learned: 1, ..Extent::whole(tokens) },
+            group,
+            prefix: Extent { learned: 0, ..Extent::whole(prefix) },
+        };
         let examples = [of(9, 0, 6), of(7, 1, 0), of(8, 0, 6), of(12, 2, 10), of(9, 0, 6), of(11, 2, 10)];
         let layout = packed(&[32], 8);
         // Nothing is shared by a layout that has no trees: 32 hold four of them.
@@ -445,8 +522,8 @@ mod tests {
         let layout = layout.sharing(Some(13));
         let [one, two] = &layout.places(&examples)[..] else { panic!("two micro-batches") };
         // The third of its group would make a tree of 14 tokens, and begins another.
-        assert_eq!((one.trees.clone(), one.tokens), (vec![vec![0, 2], vec![1], vec![3, 5]], 31));
-        assert_eq!((two.trees.clone(), two.tokens), (vec![vec![4]], 9));
+        assert_eq!((one.trees.clone(), one.used.tokens), (vec![vec![0, 2], vec![1], vec![3, 5]], 31));
+        assert_eq!((two.trees.clone(), two.used.tokens), (vec![vec![4]], 9));
     }
 
     #[test]
@@ -464,7 +541,7 @@ mod tests {
             &[],
         );
         assert_eq!(batch.tokens, [5, 6, 7, 8, 9, 1, 3, 0]);
-        assert_eq!(batch.positions, [0, 1, 2, 3, 2, 3, 0, 0]);
+        assert_eq!(batch.positions, [0, 1, 2, 3, 2, 3, 0, 0].map(|at| [at; 3]));
         assert_eq!(batch.targets, [-1, -1, 8, -1, 1, -1, -1, -1]);
         assert_eq!(batch.segments, [Segment { start: 0, len: 6 }, Segment { start: 6, len: 1 }]);
         assert_eq!(batch.samples, [40, 41, 42]);
@@ -498,15 +575,41 @@ mod tests {
         assert_eq!(packed.tokens, [5, 6, 7, 8, 9, 0]);
         assert_eq!(packed.targets, [-1, 7, -1, -1, -1, -1]);
         assert_eq!(packed.weights, [0.0, 0.5, 0.0, 0.0, 0.0, 0.0]);
-        assert_eq!(packed.positions, [0, 1, 2, 0, 1, 0]);
+        assert_eq!(packed.positions, [0, 1, 2, 0, 1, 0].map(|at| [at; 3]));
         assert_eq!(packed.segments, [Segment { start: 0, len: 3 }, Segment { start: 3, len: 2 }]);
         assert_eq!(packed.read_rows(), (vec![1, -1], vec![7, -1], vec![0.5, 0.0]));
         assert_eq!((packed.labels, packed.label_weights), (vec![-1, 1, -1], vec![0.0, 3.0, 0.0]));
         let padded = fill(Shape::Padded { rows: 2, len: 4 });
         assert_eq!(padded.tokens, [5, 6, 7, 0, 8, 9, 0, 0]);
-        assert_eq!(padded.positions, [0, 1, 2, 0, 0, 1, 0, 0]);
+        assert_eq!(padded.positions, [0, 1, 2, 0, 0, 1, 0, 0].map(|at| [at; 3]));
         assert_eq!(padded.segments[1], Segment { start: 4, len: 2 });
         assert_eq!(padded.draw_keys(), [40, 0, 40, 1, 40, 2, 0, 0, 41, 0, 41, 1, 0, 0, 0, 0]);
         assert_eq!(padded.real_tokens(), 5);
+    }
+
+    /// Two questions about one image of two by two blocks behind a token, and an image that another question has alone.
+    #[test]
+    fn an_image_is_laid_once_for_all_who_share_it() {
+        let shape = Shape::Packed { tokens: 18, segments: 2 };
+        let layout = Layout::new(vec![shape]).sharing(Some(12));
+        let room = ImageRoom { patches: 24, images: 2 };
+        let mut batch = MicroBatch::empty(&layout.seeing(Some(vec![room])), 0);
+        let grid = Grid { rows: 4, columns: 4 };
+        let shared = [Sighting { start: 1, image: 7, grid, tokens: 4, hash: 0 }];
+        let [a, b] = [[5, 9, 9, 9, 9, 6, 1], [5, 9, 9, 9, 9, 6, 2]];
+        let weights = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0];
+        let of = |tokens| Example { tokens, weights: &weights, label: None, images: &shared };
+        batch.push(shape, &[(of(&a), 0), (of(&b), 1)], 5, &[]);
+        let wide = [Sighting { start: 0, image: 3, grid: Grid { rows: 2, columns: 4 }, tokens: 2, hash: 0 }];
+        let alone = Example { tokens: &[9, 9, 4], weights: &[0.0, 0.0, 1.0], label: None, images: &wide };
+        batch.push(shape, &[(alone, 2)], 0, &[]);
+        assert_eq!(batch.tokens[..12], [5, -1, -1, -1, -1, 6, 1, 6, 2, -1, -1, 4]);
+        assert_eq!(batch.seen[..12], [-1, 0, 1, 2, 3, -1, -1, -1, -1, 4, 5, -1]);
+        assert_eq!(batch.images.iter().map(|image| image.image).collect::<Vec<_>>(), [7, 3]);
+        assert_eq!(batch.positions[1..5], [[1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]]);
+        // The text goes on after the longer side of the image, in every branch.
+        assert_eq!(batch.positions[5..9], [[3; 3], [4; 3], [3; 3], [4; 3]]);
+        assert_eq!(batch.positions[9..12], [[0, 0, 0], [0, 0, 1], [2; 3]]);
+        assert_eq!(batch.read_rows().0[..3], [5, 7, 10]);
     }
 }

@@ -1,4 +1,6 @@
-//! How long examples are, in as few numbers as a plan of memory and time needs.
+//! How large examples are, in as few numbers as a plan of memory and time needs.
+
+use std::ops::{Add, Sub};
 
 use super::ExampleTable;
 use super::drawn::prompt_of;
@@ -7,29 +9,79 @@ use crate::random::Uniform;
 /// The sizes of equal shares of the examples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lengths {
-    /// Shortest first; the last has the most tokens and the most learned tokens there are.
+    /// Those without images first, shortest first; the last has the most of everything there is.
     shares: Vec<Extent>,
     /// Where examples share prefixes: equal shares of the trees they make, smallest first. The last is the largest.
     trees: Vec<Tree>,
 }
 
 /// The size of an example: what it takes of a micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extent {
     pub tokens: usize,
     /// Tokens of it that are predicted.
     pub learned: usize,
+    /// Images among the tokens, and their patches.
+    pub images: usize,
+    pub patches: usize,
 }
 
 impl Extent {
     /// An example all of whose tokens are learned.
     pub fn whole(tokens: usize) -> Extent {
-        Extent { tokens, learned: tokens }
+        Extent { tokens, learned: tokens, ..Extent::default() }
     }
 
     /// Whether there is room for it.
     pub(crate) fn fits(&self, room: Extent) -> bool {
-        self.tokens <= room.tokens && self.learned <= room.learned
+        self.most(room) == room
+    }
+
+    /// The larger of each count.
+    pub fn most(self, other: Extent) -> Extent {
+        self.with(other, usize::max)
+    }
+
+    fn with(self, other: Extent, of: impl Fn(usize, usize) -> usize) -> Extent {
+        Extent {
+            tokens: of(self.tokens, other.tokens),
+            learned: of(self.learned, other.learned),
+            images: of(self.images, other.images),
+            patches: of(self.patches, other.patches),
+        }
+    }
+
+    /// The mean of several, rounded up.
+    fn mean(all: &[Extent]) -> Extent {
+        let sum: Extent = all.iter().copied().sum();
+        sum.with(Extent::default(), |count, _| count.div_ceil(all.len().max(1)))
+    }
+
+    /// Where it stands among shares.
+    fn rank(&self) -> (bool, usize, usize) {
+        (self.images > 0, self.tokens, self.learned)
+    }
+}
+
+impl Add for Extent {
+    type Output = Extent;
+
+    fn add(self, other: Extent) -> Extent {
+        self.with(other, usize::add)
+    }
+}
+
+impl Sub for Extent {
+    type Output = Extent;
+
+    fn sub(self, other: Extent) -> Extent {
+        self.with(other, usize::sub)
+    }
+}
+
+impl std::iter::Sum for Extent {
+    fn sum<I: Iterator<Item = Extent>>(all: I) -> Extent {
+        all.fold(Extent::default(), Extent::add)
     }
 }
 
@@ -37,43 +89,54 @@ impl Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tree {
     pub examples: usize,
-    /// Tokens that all begin with.
-    pub prefix: usize,
-    /// Tokens behind the prefix, of all examples.
-    pub branches: usize,
-    /// Tokens that are predicted, of all examples.
-    pub learned: usize,
+    /// The beginning that all share; nothing of it is learned.
+    pub prefix: Extent,
+    /// The rest of all examples.
+    pub branches: Extent,
 }
 
 impl Tree {
-    /// Tokens that are computed.
-    pub fn tokens(&self) -> usize {
+    /// The size of all that is computed.
+    pub fn extent(&self) -> Extent {
         self.prefix + self.branches
     }
 
     /// Its numbers, as a config lists them.
     pub fn numbers(&self) -> [usize; 4] {
-        [self.examples, self.prefix, self.branches, self.learned]
+        [self.examples, self.prefix.tokens, self.branches.tokens, self.branches.learned]
     }
 
-    /// Of four numbers each, one after another; `None` where a number is missing or contradicts another.
-    pub fn list(numbers: &[usize]) -> Option<Vec<Tree>> {
-        numbers.chunks(4).map(Tree::given).collect()
+    /// The numbers of its images, as a config lists them.
+    pub fn image_numbers(&self) -> [usize; 4] {
+        [self.prefix.images, self.prefix.patches, self.branches.images, self.branches.patches]
     }
 
-    /// Of four numbers; `None` where an example would be empty.
-    fn given(numbers: &[usize]) -> Option<Tree> {
-        let &[examples, prefix, branches, learned] = numbers else { return None };
-        let is_whole = examples > 0 && branches >= examples && learned <= branches;
-        is_whole.then_some(Tree { examples, prefix, branches, learned })
+    /// Of four numbers each, one after another, and as many of images or none; `None` where a number is missing or
+    /// contradicts another.
+    pub fn list(numbers: &[usize], image_numbers: &[usize]) -> Option<Vec<Tree>> {
+        if !image_numbers.is_empty() && image_numbers.len() != numbers.len() {
+            return None;
+        }
+        let images = image_numbers.chunks(4).chain(std::iter::repeat(&[0; 4][..]));
+        numbers.chunks(4).zip(images).map(|(numbers, images)| Tree::given(numbers, images)).collect()
+    }
+
+    /// Of four numbers, and four of images; `None` where an example would be empty.
+    fn given(numbers: &[usize], images: &[usize]) -> Option<Tree> {
+        let &[examples, prefix, tokens, learned] = numbers else { return None };
+        let &[shared_images, shared_patches, images, patches] = images else { return None };
+        let is_whole = examples > 0 && tokens >= examples && learned <= tokens;
+        is_whole.then_some(Tree {
+            examples,
+            prefix: Extent { tokens: prefix, learned: 0, images: shared_images, patches: shared_patches },
+            branches: Extent { tokens, learned, images, patches },
+        })
     }
 
     /// The size of each of its examples, taken to be equal.
     fn example(&self) -> Extent {
-        Extent {
-            tokens: self.prefix + self.branches.div_ceil(self.examples),
-            learned: self.learned.div_ceil(self.examples),
-        }
+        let branch = self.branches.with(Extent::default(), |count, _| count.div_ceil(self.examples));
+        self.prefix + branch
     }
 }
 
@@ -84,18 +147,25 @@ const SHARES: usize = 64;
 const SPREAD: f64 = 0.6;
 
 impl Lengths {
-    /// Of given shares and the learned tokens of each, all where those are not known; `None` where there is no share, or an
-    /// empty example.
-    pub fn given(tokens: &[usize], learned: &[usize]) -> Option<Lengths> {
-        let is_known = learned.len() == tokens.len();
-        let extent = |(i, &tokens): (usize, &usize)| match is_known {
-            true => Extent { tokens, learned: learned[i].min(tokens) },
-            false => Extent::whole(tokens),
+    /// Of given shares, the learned tokens of each, all where those are not known, and the images and patches of each, none
+    /// where those are not known; `None` where there is no share, or an empty example.
+    pub fn given(tokens: &[usize], learned: &[usize], [images, patches]: [&[usize]; 2]) -> Option<Lengths> {
+        let of =
+            |numbers: &[usize], i: usize| numbers.get(i).copied().filter(|_| numbers.len() == tokens.len());
+        let extent = |(i, &tokens): (usize, &usize)| Extent {
+            tokens,
+            learned: of(learned, i).map_or(tokens, |learned| learned.min(tokens)),
+            images: of(images, i).unwrap_or(0),
+            patches: of(patches, i).unwrap_or(0),
         };
-        let mut shares: Vec<Extent> = tokens.iter().enumerate().map(extent).collect();
-        shares.sort_unstable();
-        let is_whole = shares.first().is_some_and(|shortest| shortest.tokens > 0);
-        is_whole.then_some(Lengths { shares, trees: vec![] })
+        let shares: Vec<Extent> = tokens.iter().enumerate().map(extent).collect();
+        let is_whole = !shares.is_empty() && shares.iter().all(|share| share.tokens > 0);
+        is_whole.then(|| Lengths { shares, trees: vec![] }.sorted())
+    }
+
+    fn sorted(mut self) -> Lengths {
+        self.shares.sort_by_key(Extent::rank);
+        self
     }
 
     /// With shares of trees.
@@ -105,24 +175,18 @@ impl Lengths {
 
     /// Measured; `None` for a table without examples.
     pub fn of(table: &ExampleTable) -> Option<Lengths> {
-        let mut all: Vec<Extent> = (0..table.count()).map(|index| table.extent_of(index)).collect();
-        all.sort_unstable();
-        let longest = all.last()?.tokens;
-        let most_learned = all.iter().map(|extent| extent.learned).max()?;
+        let all: Vec<Extent> = (0..table.count()).map(|index| table.extent_of(index)).collect();
+        let most = all.iter().copied().reduce(Extent::most)?;
+        let Lengths { shares: mut all, .. } = Lengths { shares: all, trees: vec![] }.sorted();
         if all.len() > SHARES {
             let count = all.len();
             let share = |share: usize| {
                 let members = &all[share * count / SHARES..(share + 1) * count / SHARES];
-                let learned: usize = members.iter().map(|extent| extent.learned).sum();
-                Extent {
-                    tokens: all[(2 * share + 1) * count / (2 * SHARES)].tokens,
-                    learned: learned.div_ceil(members.len()),
-                }
+                Extent { tokens: all[(2 * share + 1) * count / (2 * SHARES)].tokens, ..Extent::mean(members) }
             };
             all = (0..SHARES).map(share).collect();
         }
-        let last = all.last_mut()?;
-        *last = Extent { tokens: longest, learned: most_learned };
+        *all.last_mut()? = most;
         Some(Lengths { shares: all, trees: trees(table) })
     }
 
@@ -145,7 +209,10 @@ impl Lengths {
             let got = shares(middle).iter().sum::<usize>() as f64 / SHARES as f64;
             if got < mean { below = middle } else { above = middle }
         }
-        let extent = |tokens: usize| Extent { tokens, learned: tokens - prompt_of(tokens).min(tokens) };
+        let extent = |tokens: usize| Extent {
+            learned: tokens - prompt_of(tokens).min(tokens),
+            ..Extent::whole(tokens)
+        };
         Lengths { shares: shares((below + above) / 2.0).into_iter().map(extent).collect(), trees: vec![] }
     }
 
@@ -158,18 +225,23 @@ impl Lengths {
         &self.trees
     }
 
-    /// The most tokens of a tree; as many as the longest example has at least.
-    pub fn largest_tree(&self) -> usize {
-        self.trees.iter().map(Tree::tokens).max().unwrap_or(0).max(self.longest())
+    /// The most of everything that a tree has, or an example that is none.
+    pub fn largest_tree(&self) -> Extent {
+        self.trees.iter().map(Tree::extent).fold(self.most(), Extent::most)
+    }
+
+    /// The most of everything that an example has.
+    pub fn most(&self) -> Extent {
+        self.shares.iter().copied().fold(Extent::default(), Extent::most)
     }
 
     pub fn longest(&self) -> usize {
-        self.shares[self.shares.len() - 1].tokens
+        self.most().tokens
     }
 
-    /// The most learned tokens of an example.
-    pub fn most_learned(&self) -> usize {
-        self.shares.iter().map(|extent| extent.learned).max().unwrap_or(0)
+    /// Whether some examples have images.
+    pub fn has_images(&self) -> bool {
+        self.most().images > 0
     }
 
     pub fn mean(&self) -> f64 {
@@ -182,11 +254,11 @@ impl Lengths {
         learned as f64 / self.shares.len() as f64 / self.mean()
     }
 
-    /// One of them, every share as likely: its size and the tokens it begins with that it shares; of a tree as many as it has.
-    pub(crate) fn draw(&self, uniform: &mut Uniform) -> (Extent, usize, usize) {
+    /// One of them, every share as likely: its size and the beginning of it that it shares; of a tree as many as it has.
+    pub(crate) fn draw(&self, uniform: &mut Uniform) -> (Extent, Extent, usize) {
         let mut index = |count: usize| (uniform.draw() * count as f64) as usize;
         match self.trees.len() {
-            0 => (self.shares[index(self.shares.len())], 0, 1),
+            0 => (self.shares[index(self.shares.len())], Extent::default(), 1),
             count => {
                 let tree = self.trees[index(count)];
                 (tree.example(), tree.prefix, tree.examples)
@@ -199,16 +271,12 @@ impl Lengths {
 fn trees(table: &ExampleTable) -> Vec<Tree> {
     let Some(prefixes) = &table.prefixes else { return vec![] };
     let tree = |(prefix, members): (usize, &[u32])| {
-        let extents = || members.iter().map(|member| table.extent_of(*member as usize));
-        Tree {
-            examples: members.len(),
-            prefix,
-            branches: extents().map(|extent| extent.tokens - prefix).sum(),
-            learned: extents().map(|extent| extent.learned).sum(),
-        }
+        let prefix = table.beginning_of(members[0] as usize, prefix);
+        let branches = members.iter().map(|member| table.extent_of(*member as usize) - prefix).sum();
+        Tree { examples: members.len(), prefix, branches }
     };
     let mut all: Vec<Tree> = prefixes.trees().map(tree).collect();
-    all.sort_by_key(Tree::tokens);
+    all.sort_by_key(|tree| tree.extent().tokens);
     if all.len() > SHARES {
         let mut some: Vec<Tree> =
             (0..SHARES).map(|share| all[(2 * share + 1) * all.len() / (2 * SHARES)]).collect();
@@ -251,12 +319,13 @@ mod tests {
         assert_eq!((many.shares().len(), many.longest(), many.shares()[0].tokens), (64, 1000, 8));
         assert!((many.mean() - 500.5).abs() < 1.0, "{}", many.mean());
         // Of an example whose every token counts the first is predicted from nothing.
-        assert!((many.learned_share() - 1.0).abs() < 0.01 && many.most_learned() == 999);
-        assert_eq!(Lengths::given(&[], &[]), None);
-        assert_eq!(Lengths::given(&[4, 0], &[]), None);
-        let given = Lengths::given(&[8, 4], &[2, 3]).unwrap();
-        let expected = [Extent { tokens: 4, learned: 3 }, Extent { tokens: 8, learned: 2 }];
-        assert_eq!((given.shares(), given.most_learned()), (&expected[..], 3));
+        assert!((many.learned_share() - 1.0).abs() < 0.01 && many.most().learned == 999);
+        assert_eq!(Lengths::given(&[], &[], [&[]; 2]), None);
+        assert_eq!(Lengths::given(&[4, 0], &[], [&[]; 2]), None);
+        let given = Lengths::given(&[8, 4], &[2, 3], [&[]; 2]).unwrap();
+        let of = |tokens, learned| Extent { learned, ..Extent::whole(tokens) };
+        let expected = [of(4, 3), of(8, 2)];
+        assert_eq!((given.shares(), given.most().learned), (&expected[..], 3));
     }
 
     #[test]
@@ -269,7 +338,11 @@ mod tests {
             assert!(off < 1.0 + longest as f64 / 64.0, "{mean} {longest}: {}", drawn.mean());
         }
         let shares = Lengths::drawn(200, 512);
-        assert!(shares.shares().is_sorted() && (195.0..205.0).contains(&shares.mean()), "{}", shares.mean());
+        assert!(
+            shares.shares().is_sorted_by_key(Extent::rank) && (195.0..205.0).contains(&shares.mean()),
+            "{}",
+            shares.mean()
+        );
         assert!(shares.shares()[0].tokens < 60 && shares.shares()[32].tokens < 200, "{:?}", shares.shares());
     }
 

@@ -20,6 +20,8 @@
 //!    -> updates      examples in their order, an update at a time, and the cursor
 //! ```
 
+use std::ops::Range;
+
 pub(crate) mod arrangement;
 mod conversation;
 pub(crate) mod drawn;
@@ -38,7 +40,7 @@ mod template;
 pub(crate) mod updates;
 mod wrong;
 
-use crate::vision::Grid;
+use crate::vision::{Grid, Stretch, positions};
 pub use conversation::{Conversation, Schema};
 pub use labelled::Columns;
 pub(crate) use labelled::{Classes, Collected, label_of};
@@ -77,9 +79,35 @@ pub struct Sighting {
     pub grid: Grid,
     /// The tokens it takes.
     pub tokens: u32,
+    /// Of the image's bytes.
+    pub hash: u64,
+}
+
+impl Sighting {
+    /// Its tokens among those of the example.
+    pub fn range(&self) -> Range<usize> {
+        self.start as usize..(self.start + self.tokens) as usize
+    }
+
+    /// Patches a side of the blocks that become one token.
+    fn merge(&self) -> usize {
+        (self.grid.patches() / self.tokens as usize).isqrt()
+    }
 }
 
 impl Example<'_> {
+    /// Time, height and width of every token.
+    fn positions(&self) -> Vec<[i32; 3]> {
+        let (mut text, mut end) = (vec![], 0);
+        for image in self.images {
+            text.extend([Stretch::Text(image.start as usize - end), Stretch::Image(image.grid)]);
+            end = image.range().end;
+        }
+        text.push(Stretch::Text(self.tokens.len() - end));
+        // A text without images stands the same whatever a block is.
+        positions(text, self.images.first().map_or(1, Sighting::merge)).0
+    }
+
     /// Whether there is anything to learn from it.
     pub fn is_supervised(&self) -> bool {
         self.label.is_some() || self.weights.iter().any(|weight| *weight != 0.0)
@@ -123,11 +151,18 @@ impl ExampleTable {
         self.ends[index] - self.start(index)
     }
 
-    /// Tokens of example `index`, and how many of them are learned.
+    /// The room that example `index` takes.
     pub fn extent_of(&self, index: usize) -> Extent {
-        let example = self.get(index);
-        let learned = example.weights[1..].iter().filter(|weight| **weight != 0.0).count();
-        Extent { tokens: example.tokens.len(), learned }
+        let learned = self.get(index).weights[1..].iter().filter(|weight| **weight != 0.0).count();
+        Extent { learned, ..self.beginning_of(index, self.len_of(index)) }
+    }
+
+    /// The room that the first `tokens` of example `index` take, of which nothing is learned.
+    pub(crate) fn beginning_of(&self, index: usize, tokens: usize) -> Extent {
+        let seen = self.get(index).images.iter().filter(|image| (image.start as usize) < tokens);
+        let of_image =
+            |image: &Sighting| Extent { images: 1, patches: image.grid.patches(), ..Extent::default() };
+        Extent { tokens, ..seen.map(of_image).sum() }
     }
 
     pub fn get(&self, index: usize) -> Example<'_> {
@@ -149,7 +184,7 @@ impl ExampleTable {
     /// Example `index` as a layout takes it.
     pub(crate) fn member(&self, index: usize) -> Member {
         let (group, prefix) = self.prefixes.as_ref().map_or((0, 0), |prefixes| prefixes.of_example(index));
-        Member { extent: self.extent_of(index), group, prefix }
+        Member { extent: self.extent_of(index), group, prefix: self.beginning_of(index, prefix) }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = Example<'_>> {

@@ -4,6 +4,8 @@
 //! grouped so that the most tokens are computed once; a group shares the tokens that all its members begin with, up to
 //! the token before the first that is learned.
 
+use std::borrow::Cow;
+
 use super::{Example, ExampleTable};
 use crate::order::permutation::Permutation;
 use crate::random::key;
@@ -29,12 +31,12 @@ const AT_ONCE: usize = 16;
 impl Prefixes {
     /// Groups the examples of a table.
     pub(super) fn of(table: &ExampleTable) -> Prefixes {
-        let beginnings: Vec<&[u32]> = table.iter().map(|example| beginning(&example)).collect();
+        let beginnings: Vec<Cow<'_, [u32]>> = table.iter().map(|example| beginning(&example)).collect();
         let mut order: Vec<u32> = (0..table.count() as u32).collect();
-        order.sort_by_key(|&index| beginnings[index as usize]);
+        order.sort_by(|&a, &b| beginnings[a as usize].cmp(&beginnings[b as usize]));
         let common: Vec<usize> = order
             .windows(2)
-            .map(|pair| common(beginnings[pair[0] as usize], beginnings[pair[1] as usize]))
+            .map(|pair| common(&beginnings[pair[0] as usize], &beginnings[pair[1] as usize]))
             .collect();
         let mut groups: Vec<(usize, Vec<u32>)> = best_runs(order.len(), &common)
             .into_iter()
@@ -91,10 +93,19 @@ impl Prefixes {
     }
 }
 
-/// The tokens of an example that it may share: those whose next token is only read.
-fn beginning<'a>(example: &Example<'a>) -> &'a [u32] {
+/// The tokens of an example that it may share: those whose next token is only read. Tokens of an image are told by the
+/// image, and an image is shared whole.
+fn beginning<'a>(example: &Example<'a>) -> Cow<'a, [u32]> {
     let first = example.weights.iter().position(|weight| *weight != 0.0).unwrap_or(example.tokens.len());
-    &example.tokens[..first.saturating_sub(1)]
+    let mut end = first.saturating_sub(1);
+    if let Some(cut) = example.images.iter().find(|image| image.range().contains(&end)) {
+        end = cut.start as usize;
+    }
+    let mut tokens = Cow::Borrowed(&example.tokens[..end]);
+    for image in example.images.iter().filter(|image| image.range().end <= end) {
+        tokens.to_mut()[image.range()].fill(u32::MAX - image.image);
+    }
+    tokens
 }
 
 fn common(a: &[u32], b: &[u32]) -> usize {
@@ -151,6 +162,8 @@ fn best_runs(count: usize, common: &[usize]) -> Vec<(usize, usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::examples::Sighting;
+    use crate::vision::Grid;
 
     /// Examples of a prefix of `prefix` tokens named `name`, a question and an answer of two tokens that is learned.
     fn table(rows: &[(u32, usize, &[u32])]) -> ExampleTable {
@@ -254,5 +267,35 @@ mod tests {
             }
             assert_eq!(at, common.len() + 1);
         }
+    }
+
+    #[test]
+    fn an_image_is_shared_whole_and_told_by_its_number() {
+        let example = |image: u32, question: u32| {
+            let tokens: Vec<u32> = [vec![5; 20], vec![9; 40], vec![question, 8, 8]].concat();
+            let weights: Vec<f32> = (0..63).map(|i| if i < 62 { 0.0 } else { 1.0 }).collect();
+            (
+                tokens,
+                weights,
+                [Sighting { start: 20, image, grid: Grid { rows: 8, columns: 20 }, tokens: 40, hash: 0 }],
+            )
+        };
+        let mut table = ExampleTable::default();
+        for (image, question) in [(0, 1), (1, 1), (0, 2), (1, 2)] {
+            let (tokens, weights, images) = example(image, question);
+            table.push(Example { tokens: &tokens, weights: &weights, label: None, images: &images });
+        }
+        let found = Prefixes::of(&table);
+        assert_eq!(groups(&found), [(60, vec![0, 2]), (60, vec![1, 3])]);
+        // Where an answer follows an image at once, the image is in no prefix: its last token predicts the answer.
+        let mut at_once = ExampleTable::default();
+        for _ in 0..2 {
+            let (mut tokens, mut weights, images) = example(0, 1);
+            tokens.remove(60);
+            weights.remove(0);
+            weights[60] = 1.0;
+            at_once.push(Example { tokens: &tokens, weights: &weights, label: None, images: &images });
+        }
+        assert_eq!(groups(&Prefixes::of(&at_once)), [(0, vec![0]), (0, vec![1])]);
     }
 }

@@ -182,7 +182,7 @@ fn laid_out(
         let mut batch = MicroBatch::empty(layout, place.shape);
         for tree in place.trees {
             let of_tree: Vec<_> = tree.iter().map(|i| (table.get(examples[*i]), samples[*i])).collect();
-            let prefix = if tree.len() > 1 { members[tree[0]].prefix } else { 0 };
+            let prefix = if tree.len() > 1 { members[tree[0]].prefix.tokens } else { 0 };
             batch.push(extents, &of_tree, prefix, class_weights);
         }
         batch
@@ -209,12 +209,13 @@ fn sorted_window(lengths: &[usize], batch: usize, key: u64) -> Vec<usize> {
     (0..batches.len()).flat_map(|i| batches[shuffled.at(i as u64) as usize].to_vec()).collect()
 }
 
-/// Changes with every token, weight, label and with the seed.
+/// Changes with every token, weight, label and image, and with the seed.
 fn mark(table: &ExampleTable, seed: u64) -> String {
     let of_example = |hash: u64, example: crate::examples::Example<'_>| {
         let words = example.tokens.iter().copied().chain(example.weights.iter().map(|w| w.to_bits()));
         let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
-        key(key(hash, fingerprint(&bytes)), example.label.map_or(u64::MAX, u64::from))
+        let hash = key(key(hash, fingerprint(&bytes)), example.label.map_or(u64::MAX, u64::from));
+        example.images.iter().fold(hash, |hash, image| key(hash, image.hash))
     };
     format!("{:016x}", table.iter().fold(key(seed, table.count() as u64), of_example))
 }

@@ -5,13 +5,16 @@
 //!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
+//!    -> loader    updates of examples with the patches of their images, ahead of time
 //! ```
 
 mod grid;
+mod loader;
 mod patches;
 mod patching;
 mod store;
 
 pub use grid::{Grid, Stretch, TAPS, positions};
+pub use loader::{PatchLoader, SeenUpdate, patches};
 pub use patching::Patching;
 pub use store::{EncodedImage, Given, ImageReader, ImageStore};

@@ -12,7 +12,7 @@ use super::patches::patches;
 use super::patching::Patching;
 use crate::error::DataError;
 use crate::formats::Reason;
-use crate::images::{Flaw, header};
+use crate::images::{CHANNELS, Flaw, header};
 
 /// An image as a row gives it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -170,6 +170,11 @@ impl ImageStore {
 
     pub fn patching(&self) -> &Patching {
         &self.patching
+    }
+
+    /// Bytes of a patch.
+    pub fn patch_bytes(&self) -> usize {
+        self.patching.patch * self.patching.patch * CHANNELS
     }
 
     /// Fills `out` with the patches of an image, [P, patch patch 3] bytes.

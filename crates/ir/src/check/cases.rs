@@ -4,7 +4,7 @@
 //! is positive, `Trial::x` is standard normal.
 
 use super::{Case, Trial};
-use crate::builder::Tensor;
+use crate::builder::{HeadLosses, Tensor};
 use crate::ops::Op;
 use crate::ops::attention::{self, Attend, Mask, Masking, Segments};
 use crate::ops::elementwise::Elementwise as E;
@@ -290,7 +290,7 @@ pub const HEAD_LOSS: &[Case] = cases! {
     "head_loss through a tied embedding" => |t| {
         let w = t.x(&[7, 3]);
         let x = w.gather(t.index(&[5], &[3, 0, 6, 3, 1]));
-        vec![x.head_loss(w, t.index(&[5], &[0, 6, -1, 3, 3]), t.x(&[5])).0]
+        vec![x.head_loss(w, t.index(&[5], &[0, 6, -1, 3, 3]), t.x(&[5])).sum]
     };
 };
 
@@ -533,6 +533,6 @@ fn turned(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Ten
 /// R 5, D 3, V 7; every row's weight is a parameter too.
 fn head_loss(t: &Trial) -> Vec<Tensor<'_>> {
     let target = t.index(&[5], &[2, -1, 6, 0, 2]);
-    let (sum, logp) = t.x(&[5, 3]).head_loss(t.x(&[7, 3]), target, t.x(&[5]));
+    let HeadLosses { sum, logp, .. } = t.x(&[5, 3]).head_loss(t.x(&[7, 3]), target, t.x(&[5]));
     vec![sum, logp]
 }

@@ -1,7 +1,8 @@
 //! The head's product and the cross entropy, never all logits in memory at once.
 //!
 //! logits = x w^T; logp[r] = logits[r, target[r]] - lse[r]; sum = -sum_r weight[r] logp[r]. A row whose target is -1
-//! has logp 0. The backward pass recomputes logits from lse: d logits = d_logp[r] (onehot - softmax). Where only the
+//! has logp 0. best[r] is the largest log-probability of the row: a target is the likeliest where its logp is as large.
+//! The backward pass recomputes logits from lse: d logits = d_logp[r] (onehot - softmax). Where only the
 //! sum is differentiated, one pass computes both (`HeadLossTrain`).
 
 use super::{arity, expect};
@@ -13,6 +14,13 @@ use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    let mut outs = loss_types(ins)?;
+    outs.push(outs[1].clone());
+    Ok(outs)
+}
+
+/// sum, logp and lse.
+fn loss_types(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 4)?;
     let (x, w) = (ins[0], ins[1]);
     if x.rank() != 2 || w.rank() != 2 || x.last() != w.last() || x.dtype != w.dtype || !x.dtype.is_float() {
@@ -26,14 +34,14 @@ pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
 
 pub fn infer_grad(base: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 5 + base as usize)?;
-    infer(&[ins[0], ins[1], ins[2], ins[4]])?;
+    loss_types(&[ins[0], ins[1], ins[2], ins[4]])?;
     expect("lse", ins[3], ins[4].dtype, &ins[4].dims)?;
     gradient_types(ins[0], ins[1], base.then(|| ins[5]))
 }
 
 pub fn infer_train(base: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 4 + base as usize)?;
-    let mut outs = infer(&ins[..4])?;
+    let mut outs = loss_types(&ins[..4])?;
     outs.extend(gradient_types(ins[0], ins[1], base.then(|| ins[4]))?);
     Ok(outs)
 }
@@ -51,7 +59,7 @@ fn gradient_types(
 }
 
 pub fn vjp<'g>(b: &'g Builder, compute: Compute, at: &Vjp<'_, 'g>) -> Grads<'g> {
-    assert!(at.d[2].is_none(), "the gradient of head_loss's lse is not built");
+    assert!(at.d[2].is_none() && at.d[3].is_none(), "the gradient of head_loss's lse and best is not built");
     let weight = at.ins[3];
     let rows = weight.dims();
     let of_sum = at.d[0].map(|d| -(weight * d.broadcast(&rows)));
@@ -67,9 +75,16 @@ pub fn vjp<'g>(b: &'g Builder, compute: Compute, at: &Vjp<'_, 'g>) -> Grads<'g> 
 
 pub fn expand<'g>(b: &'g Builder, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let (x, w, target, weight) = (ins[0], ins[1], ins[2], ins[3]);
-    let (lse, logp) = log_probabilities(b, compute, x, w, target);
+    let Logs { best, lse, logp } = log_probabilities(b, compute, x, w, target);
     let sum = -(weight * logp).sum(0);
-    vec![sum, logp, lse]
+    vec![sum, logp, lse, best]
+}
+
+/// Of every row.
+struct Logs<'g> {
+    best: Tensor<'g>,
+    lse: Tensor<'g>,
+    logp: Tensor<'g>,
 }
 
 fn log_probabilities<'g>(
@@ -78,7 +93,7 @@ fn log_probabilities<'g>(
     x: Tensor<'g>,
     w: Tensor<'g>,
     target: Tensor<'g>,
-) -> (Tensor<'g>, Tensor<'g>) {
+) -> Logs<'g> {
     let (r, v, wide) = (x.dims()[0], w.dims()[0], x.dtype().accumulator());
     let logits = b.op(product::plain(false, true, wide, compute), &[x, w]);
     let shift = logits.reduce(1, Fold::Max);
@@ -87,18 +102,19 @@ fn log_probabilities<'g>(
     let hot = b.iota(wide, &[r, v], 1).equal(target.reshape(&[r, 1]).broadcast(&[r, v]));
     let chosen = (logits * hot).sum(1).reshape(&[r]);
     let counted = b.fill(0.0, wide, &[r]).less_equal(target);
-    (lse, counted * (chosen - lse))
+    Logs { best: shift.reshape(&[r]) - lse, lse, logp: counted * (chosen - lse) }
 }
 
 pub fn expand_grad<'g>(b: &'g Builder, base: bool, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let wrt = distinct(b, &ins[..2]);
-    let (_, logp) = log_probabilities(b, compute, wrt[0], wrt[1], ins[2]);
+    let Logs { logp, .. } = log_probabilities(b, compute, wrt[0], wrt[1], ins[2]);
     with_base(gradients(b, &[(logp, ins[4])], &wrt), base.then(|| ins[5]))
 }
 
 pub fn expand_train<'g>(b: &'g Builder, base: bool, compute: Compute, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let wrt = distinct(b, &ins[..2]);
     let mut outs = expand(b, compute, &[wrt[0], wrt[1], ins[2], ins[3]]);
+    outs.truncate(3);
     outs.extend(with_base(gradients(b, &[(outs[1], -ins[3])], &wrt), base.then(|| ins[4])));
     outs
 }

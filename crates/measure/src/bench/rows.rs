@@ -40,6 +40,7 @@ impl Key {
         let mut data = Data { classes: vec![], decoded: vec![], ..config.data.clone() };
         if data.has_files() {
             (data.lengths, data.learned, data.trees) = (vec![], vec![], vec![]);
+            (data.images, data.patches, data.tree_images) = (vec![], vec![], vec![]);
         }
         let model = &config.model;
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);

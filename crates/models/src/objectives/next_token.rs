@@ -2,9 +2,13 @@
 //!
 //! T tokens, D width, V vocabulary, S sequences.
 
-use flatout_ir::{Builder, DType, Tensor};
+use flatout_ir::{Builder, DType, HeadLosses, Tensor};
 
 use crate::form::Form;
+
+/// Results of a form that is scored: the log-probability of each target, and the largest of its row.
+pub const LOGP: &str = "logp";
+pub const BEST_LOGP: &str = "best_logp";
 
 /// The results of a form over tokens, of states x [T, D] and a head [V, D].
 ///
@@ -13,13 +17,17 @@ use crate::form::Form;
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) {
     match form {
-        Form::Loss { read, .. } => {
+        Form::Loss { read, scored, .. } => {
             let x = read.map_or(x, |rows| x.gather(b.input("answers", DType::I32, &[rows])));
             let t = x.dims()[0];
             let target = b.input("targets", DType::I32, &[t]);
             let weight = b.input("weights", DType::F32, &[t]);
-            let (loss, _) = x.head_loss(head, target, weight);
-            b.result("loss", loss);
+            let HeadLosses { sum, logp, best } = x.head_loss(head, target, weight);
+            b.result("loss", sum);
+            if scored {
+                b.result(LOGP, logp);
+                b.result(BEST_LOGP, best);
+            }
             b.result("weight", weight.sum(0));
         }
         Form::Logits { .. } => b.result("logits", x.linear(head)),

@@ -8,7 +8,7 @@ pub fn loss<'g>(b: &'g Builder, pooled: Tensor<'g>, head: Tensor<'g>, gives_logi
     let texts = pooled.dims()[0];
     let label = b.input("labels", DType::I32, &[texts]);
     let weight = b.input("label_weights", DType::F32, &[texts]);
-    let (loss, _) = pooled.head_loss(head, label, weight);
+    let loss = pooled.head_loss(head, label, weight).sum;
     b.result("loss", loss);
     b.result("weight", weight.sum(0));
     if gives_logits {

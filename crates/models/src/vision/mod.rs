@@ -215,7 +215,10 @@ mod tests {
         assert_eq!(model.validate(), Ok(()));
         let graph = |seen: Option<Seen>| {
             let documents = Documents::Joined;
-            build(&model, Form::Loss { rows: 1, len: 8, documents, read: None, dropout: true, seen })
+            build(
+                &model,
+                Form::Loss { rows: 1, len: 8, documents, read: None, dropout: true, seen, scored: false },
+            )
         };
         let (alone, beside) = (graph(None), graph(Some(Seen { patches: 8, images: 2 })));
         assert_eq!(drawn(&alone), drawn(&beside));

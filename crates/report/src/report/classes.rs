@@ -5,10 +5,10 @@ use std::fmt::Write;
 use super::cell;
 use crate::history::History;
 use crate::words::count;
-use flatout_train::metrics::{Metrics, Score};
+use flatout_train::metrics::{ClassMetrics, Score};
 
 /// Rows of the result for the newest evaluation and, by `eval.metric`, the best.
-pub(super) fn rows(history: &History, newest: &Metrics) -> Vec<(&'static str, String)> {
+pub(super) fn rows(history: &History, newest: &ClassMetrics) -> Vec<(&'static str, String)> {
     let three = |score: Score| {
         format!("{:.4} (precision {:.4}, recall {:.4})", score.f1, score.precision, score.recall)
     };
@@ -33,7 +33,7 @@ pub(super) fn rows(history: &History, newest: &Metrics) -> Vec<(&'static str, St
 }
 
 /// The table, a row a class, by their names where these are known.
-pub(super) fn table(metrics: &Metrics, names: &[String]) -> String {
+pub(super) fn table(metrics: &ClassMetrics, names: &[String]) -> String {
     let classes = metrics.confusion.classes();
     let name = |class: usize| names.get(class).map_or_else(|| class.to_string(), |name| cell(name));
     let mut out = String::from("## What was taken for what\n\n| class |");

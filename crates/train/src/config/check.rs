@@ -148,7 +148,22 @@ impl Config {
         if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
             refuse!("`data.lengths` has {len}, and each must be from 1 to `model.context` = {context}");
         }
-        if Tree::list(&data.trees).is_none() {
+        for (key, counts) in [("images", &data.images), ("patches", &data.patches)] {
+            if !counts.is_empty() && counts.len() != data.lengths.len() {
+                refuse!(
+                    "`data.{key}` has {} numbers and `data.lengths` {}: give one for each share of the examples",
+                    counts.len(),
+                    data.lengths.len()
+                );
+            }
+        }
+        if Tree::list(&data.trees, &[]).is_some() && Tree::list(&data.trees, &data.tree_images).is_none() {
+            refuse!(
+                "`data.tree_images` must have four numbers for each tree of `data.trees`: images and patches of the prefix, \
+                 images and patches behind it"
+            );
+        }
+        if Tree::list(&data.trees, &[]).is_none() {
             refuse!(
                 "`data.trees` must have four numbers a tree: examples, tokens of their prefix, tokens behind it (one an \
                  example at least), and how many of these are learned"

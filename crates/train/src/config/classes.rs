@@ -16,6 +16,12 @@ impl Config {
                     "`eval.metric` is {metric} and `model.head` is tokens: only a head of classes has it"
                 );
             }
+            if metric.is_of_answers() && !self.data.task.has_answers() {
+                refuse!(
+                    "`eval.metric` is {metric} and `data.task` is {}: only conversations have answers",
+                    self.data.task
+                );
+            }
             if train.class_weights != ClassWeights::None {
                 refuse!(
                     "`train.class_weights` is given and `model.head` is tokens: only a head of classes has classes"
@@ -26,6 +32,9 @@ impl Config {
             }
             return self.validate_folds();
         };
+        if metric.is_of_answers() {
+            refuse!("`eval.metric` is {metric} and `model.head` is classes: only conversations have answers");
+        }
         train.class_weights.validate(classes)?;
         if metric.is_of_positive() && classes != 2 {
             refuse!(

@@ -136,6 +136,12 @@ section! {
         pub learned: Vec<usize> = Vec::new(),
         /// Shares of the trees that shared prefixes make, each as examples, prefix, tokens behind it, learned; measured where not given.
         pub trees: Vec<usize> = Vec::new(),
+        /// Images among the tokens of these shares, in the same order; measured where not given.
+        pub images: Vec<usize> = Vec::new(),
+        /// Patches of the images of these shares, in the same order; measured where not given.
+        pub patches: Vec<usize> = Vec::new(),
+        /// Images of these trees, each as images and patches of the prefix, images and patches behind it; measured where not given.
+        pub tree_images: Vec<usize> = Vec::new(),
         /// What the files hold: documents, conversations, texts with a class, or images with one.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.

@@ -31,6 +31,9 @@ pub struct Capacities {
     #[serde(skip_serializing_if = "is_zero")]
     pub read: usize,
     pub images: usize,
+    /// Patches of images among tokens.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub patches: usize,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -53,6 +56,13 @@ pub struct Resolved {
     /// Equal shares of the trees that examples with a shared prefix make, four numbers each.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trees: Option<Vec<usize>>,
+    /// Images and patches of the shares of examples, and four numbers of images for each of the trees.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images: Option<Vec<usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patches: Option<Vec<usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree_images: Option<Vec<usize>>,
     /// The classes by name, in the order of the model's outputs.
     pub classes: Option<Vec<String>>,
     /// Hashes of sizes and times of the files that images are read from.
@@ -86,6 +96,9 @@ impl Resolved {
         self.lengths.iter().for_each(|lengths| data.lengths.clone_from(lengths));
         self.learned.iter().for_each(|learned| data.learned.clone_from(learned));
         self.trees.iter().for_each(|trees| data.trees.clone_from(trees));
+        self.images.iter().for_each(|images| data.images.clone_from(images));
+        self.patches.iter().for_each(|patches| data.patches.clone_from(patches));
+        self.tree_images.iter().for_each(|images| data.tree_images.clone_from(images));
         self.classes.iter().for_each(|classes| data.classes.clone_from(classes));
         self.decoded.iter().for_each(|decoded| data.decoded.clone_from(decoded));
         if !self.capacities.is_empty() && config.switches.data.head_rows == HeadRows::Auto {

@@ -73,6 +73,11 @@ impl Task {
         self.facts().head
     }
 
+    /// Whether its examples have answers that are right or wrong as a whole.
+    pub fn has_answers(self) -> bool {
+        self == Task::Chat
+    }
+
     /// The keys that only some tasks read, each with the first task that does.
     pub(super) fn own_keys() -> impl Iterator<Item = (&'static str, Task)> {
         let mut seen = BTreeSet::new();

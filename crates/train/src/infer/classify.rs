@@ -13,7 +13,7 @@ use crate::UserError;
 use crate::config::{Paths, SourceKind, Task, keys_of};
 use crate::device::Device;
 use crate::infer::evaluate::Share;
-use crate::metrics::{Confusion, Metrics, likeliest, probabilities};
+use crate::metrics::{ClassMetrics, Confusion, likeliest, probabilities};
 use crate::refuse;
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
@@ -35,7 +35,7 @@ pub struct Classified {
     /// Mean nats a text.
     pub loss: f64,
     pub texts: u64,
-    pub metrics: Metrics,
+    pub metrics: ClassMetrics,
 }
 
 /// Texts to judge a model on: all of a path given on the command line, otherwise what a run held out.
@@ -105,9 +105,9 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
     let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, &layout, 0), false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let classes = loaded.config.model.decoder().classes();
-    let laid_out = LaidOut(once(texts, usize::MAX, &layout, &[]));
-    evaluate_all(&mut session, &laid_out, TEXTS_AT_ONCE, &mut |batch, all| {
-        for (sample, logits) in batch.samples.iter().zip(all.chunks_exact(classes)) {
+    let laid_out = LaidOut { parts: once(texts, usize::MAX, &layout, &[]), images: None };
+    evaluate_all(&mut session, &laid_out, TEXTS_AT_ONCE, &mut |batch, results| {
+        for (sample, logits) in batch.samples.iter().zip(results.class_logits.chunks_exact(classes)) {
             rows[*sample as usize] = logits.to_vec();
         }
     })?;

@@ -1,20 +1,22 @@
 //! How well a model predicts some text: the mean loss a token, and perplexity.
 
+use flatout_data::Layout;
 use flatout_ir::{Program, Role};
 use serde::Serialize;
 
 use crate::config::SourceKind;
 use crate::device::Device;
+use crate::metrics::Metrics;
 use crate::tasks;
-use crate::tasks::batch::EvalSet;
+use crate::tasks::batch::{Batch, EvalSet};
 use crate::tasks::capacities::{self, Capacities};
 pub use crate::tasks::dataset::Share;
-use crate::training::evaluate::evaluate_all;
+use crate::training::evaluate::{Counted, EvalResults, evaluate_all};
 use crate::weights::loaded::Loaded;
 use crate::{Failure, UserError, refuse};
 
 /// The outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Mean nats a predicted token.
     pub loss: f64,
@@ -23,11 +25,24 @@ pub struct Evaluation {
     /// Tokens that were predicted.
     pub tokens: u64,
     pub rows: u64,
+    /// Of answers, where there are some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Metrics>,
+}
+
+/// Rows to evaluate on.
+pub struct Rows {
+    pub set: Box<dyn EvalSet>,
+    pub share: Share,
+    /// How examples are laid out; `None` for rows of the context.
+    layout: Option<Layout>,
+    /// Rows of the context at once.
+    at_once: usize,
 }
 
 /// The rows to evaluate on: all documents of a path given on the command line, otherwise the held-out share of a run's own
 /// data.
-pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Box<dyn EvalSet>, Share), Failure> {
+pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<Rows, Failure> {
     let given = |key: &str| {
         overrides.iter().any(|word| word.split('=').next().is_some_and(|name| name.trim() == key))
     };
@@ -46,7 +61,11 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<(Box<dyn EvalSe
         _ if synthetic => 256,
         _ => usize::MAX,
     };
-    Ok((data.eval_set(&loaded.config, share, most, None)?, share))
+    let config = &loaded.config;
+    let auto = (AUTO_TOKENS / config.model.tokens()).max(1);
+    let at_once = config.eval.micro_batch.given().unwrap_or(auto).min(most).max(1);
+    let layout = data.layout_alone(config, share, at_once);
+    Ok(Rows { set: data.eval_set(config, share, most, layout.as_ref())?, share, layout, at_once })
 }
 
 fn needs_path(loaded: &Loaded) -> Result<(), UserError> {
@@ -56,15 +75,19 @@ fn needs_path(loaded: &Loaded) -> Result<(), UserError> {
 /// Tokens computed at once where eval.micro_batch does not say.
 const AUTO_TOKENS: usize = 4096;
 
-/// The mean loss over rows of tokens.
-pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &dyn EvalSet) -> Result<Evaluation, Failure> {
-    let config = &loaded.config;
-    let count = rows.samples();
-    let at_once = config.eval.micro_batch.given().unwrap_or((AUTO_TOKENS / config.model.tokens()).max(1));
-    let at_once = at_once.min(count).max(1);
-    let graph = capacities::texts(config, &Capacities::of_rows(config, at_once), false);
+/// The mean loss over rows of tokens, and how many answers are right.
+pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Evaluation, Failure> {
+    let (config, count) = (&loaded.config, rows.set.samples());
+    let at_once = rows.at_once.min(count).max(1);
+    let capacities = match &rows.layout {
+        None => Capacities::of_rows(config, at_once),
+        Some(layout) => Capacities::of_shape(config, layout, 0),
+    };
+    let graph = capacities::texts(config, &capacities, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
-    let sums = evaluate_all(&mut session, rows, at_once, &mut |_, _| {})?;
-    let loss = sums.mean();
-    Ok(Evaluation { loss, perplexity: loss.exp(), tokens: sums.weight as u64, rows: count as u64 })
+    let mut counted = Counted::new(None);
+    let see = &mut |batch: Batch, results: &EvalResults| counted.see(&batch, results);
+    let sums = evaluate_all(&mut session, &*rows.set, at_once, see)?;
+    let (loss, metrics) = (sums.mean(), counted.metrics());
+    Ok(Evaluation { loss, perplexity: loss.exp(), tokens: sums.weight as u64, rows: count as u64, metrics })
 }

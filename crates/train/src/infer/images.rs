@@ -12,7 +12,7 @@ use crate::tasks;
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Share;
 use crate::tasks::images::{OrderedImages, spec};
-use crate::training::evaluate::{count, evaluate_all};
+use crate::training::evaluate::evaluate_all;
 use crate::weights::loaded::Loaded;
 
 /// Images computed at once where eval.micro_batch does not say.
@@ -38,8 +38,9 @@ pub fn classify(
     let graph = capacities::of_images(&loaded.config, &capacities, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let mut tally = Tally::new(loaded.config.model.classes().unwrap_or(0));
-    let sums =
-        evaluate_all(&mut session, &*set, at_once, &mut |batch, logits| count(&mut tally, &batch, logits))?;
+    let sums = evaluate_all(&mut session, &*set, at_once, &mut |batch, results| {
+        tally.see_all(&results.class_logits, batch.i32s("labels"))
+    })?;
     let found = Classified { loss: sums.mean(), texts: set.samples() as u64, metrics: tally.metrics() };
     Ok((found, share))
 }
@@ -77,9 +78,9 @@ pub fn predict(loaded: &mut Loaded, device: &Device, asked: AskedImages) -> Resu
     let mut told =
         Told { predictions: vec![], places: vec![], classes, left_out: left_out.into_iter().collect() };
     let ordered = OrderedImages::new(&loaded.config, set.into(), usize::MAX);
-    evaluate_all(&mut session, &ordered, at_once, &mut |batch, all| {
+    evaluate_all(&mut session, &ordered, at_once, &mut |batch, results| {
         let samples = batch.samples.iter().zip(batch.i32s("labels"));
-        for ((sample, label), logits) in samples.zip(all.chunks_exact(count)) {
+        for ((sample, label), logits) in samples.zip(results.class_logits.chunks_exact(count)) {
             // One that could not be decoded has no label.
             if *label >= 0 {
                 let (class, probabilities) = (likeliest(logits), probabilities(logits));

@@ -6,7 +6,7 @@ use crate::metrics::Metrics;
 
 choice! {
     /// A number of an evaluation. The loss is better the lower it is, all others the higher. `f1`, `precision` and
-    /// `recall` are those of the positive class, of two.
+    /// `recall` are those of the positive class, of two; `exact` and `token_accuracy` are of answers.
     pub enum Metric {
         Loss = "loss",
         Accuracy = "accuracy",
@@ -16,15 +16,21 @@ choice! {
         MacroF1 = "macro_f1",
         MacroPrecision = "macro_precision",
         MacroRecall = "macro_recall",
+        Exact = "exact",
+        TokenAccuracy = "token_accuracy",
     }
 }
 
 impl Metric {
     /// The number, where the evaluation has it.
     pub fn of(self, loss: f32, metrics: Option<&Metrics>) -> Option<f64> {
+        let answers = metrics.and_then(Metrics::answers);
+        let metrics = metrics.and_then(Metrics::classes);
         let positive = || metrics?.positive;
         match self {
             Metric::Loss => Some(loss as f64),
+            Metric::Exact => Some(answers?.exact),
+            Metric::TokenAccuracy => Some(answers?.token_accuracy),
             Metric::Accuracy => Some(metrics?.accuracy),
             Metric::F1 => Some(positive()?.f1),
             Metric::Precision => Some(positive()?.precision),
@@ -44,7 +50,12 @@ impl Metric {
 
     /// Whether it needs classes.
     pub fn is_of_classes(self) -> bool {
-        self != Metric::Loss
+        self != Metric::Loss && !self.is_of_answers()
+    }
+
+    /// Whether it needs answers.
+    pub fn is_of_answers(self) -> bool {
+        matches!(self, Metric::Exact | Metric::TokenAccuracy)
     }
 
     /// Whether it needs a positive class.
@@ -107,13 +118,13 @@ mod tests {
     #[test]
     fn a_metric_is_found_where_the_evaluation_has_it() {
         let two = Confusion(vec![vec![50, 10], vec![5, 35]]).metrics();
-        let value = |metric: Metric| metric.of(0.5, Some(&two)).unwrap();
+        let value = |metric: Metric| metric.of(0.5, Some(&Metrics::Classes(two.clone()))).unwrap();
         assert_eq!(value(Metric::Loss), 0.5);
         assert_eq!(value(Metric::Accuracy), 0.85);
         assert_eq!(value(Metric::F1), two.positive.unwrap().f1);
         assert_eq!(value(Metric::MacroRecall), two.mean.recall);
         let three = Confusion::new(3).metrics();
-        assert_eq!(Metric::F1.of(0.5, Some(&three)), None);
+        assert_eq!(Metric::F1.of(0.5, Some(&Metrics::Classes(three))), None);
         assert_eq!(Metric::Accuracy.of(0.5, None), None);
     }
 

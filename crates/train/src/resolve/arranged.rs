@@ -2,12 +2,16 @@
 
 use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arrange};
 
+use flatout_models::vision::{SCOPE, Vision};
+
 use crate::UserError;
-use crate::config::Config;
+use crate::config::pattern::matches;
+use crate::config::{AdapterKind, Config};
 use crate::refuse;
 use crate::switches::data::{HEAD_ROWS, HeadRows, LENGTH_BUCKETS, PACKING, SHARED_PREFIX, WITHIN_UPDATES};
 use crate::switches::{Choose, Chosen};
 use crate::tasks::examples::lengths;
+use crate::weights::pretrained;
 
 /// Packing is worth other attention kernels where it saves this share of what is computed.
 const WORTH_PACKING: f64 = 0.02;
@@ -43,10 +47,17 @@ pub(crate) fn arranged(
         HeadRows::Auto => learned < WORTH_READING,
     };
     let shares_prefixes = shares_prefixes(config)?;
-    let extents = BatchLimits { batch: config.train.batch, rows, context };
+    let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref());
+    let block = vision.map_or(1, Vision::block);
+    let extents = BatchLimits { batch: config.train.batch, rows, context, block };
+    let always_sees = lengths.has_images() && trains_tower(config);
+    if lengths.has_images() {
+        check_images(config)?;
+    }
     let of = |is_packed: bool| {
         let has_buckets = buckets != Choose::Off;
-        let manner = LayoutOptions { is_packed, has_buckets, is_sorted, reads_learned, shares_prefixes };
+        let manner =
+            LayoutOptions { is_packed, has_buckets, is_sorted, reads_learned, shares_prefixes, always_sees };
         arrange(&lengths, extents, manner)
     };
     let mut chosen = vec![];
@@ -55,6 +66,10 @@ pub(crate) fn arranged(
     let arrangement = match packing {
         Choose::On => of(true),
         Choose::Off => of(false),
+        Choose::Auto if lengths.has_images() => {
+            choose(PACKING.name, "on", "examples with images lie one after another".into());
+            of(true)
+        }
         Choose::Auto if shares_prefixes => {
             choose(PACKING.name, "on", "shared_prefix=on lays examples one after another".into());
             of(true)
@@ -98,6 +113,35 @@ pub(crate) fn arranged(
     Ok(Some((arrangement, chosen)))
 }
 
+/// Whether weights of the tower are trained, or have adapters: then every plan has it.
+fn trains_tower(config: &Config) -> bool {
+    let parameters = pretrained::parameters(&config.model);
+    let mut tower = parameters.keys().filter(|path| matches(SCOPE, path));
+    let names = |patterns: &[String], path: &str| patterns.iter().any(|pattern| matches(pattern, path));
+    match config.adapter.kind {
+        AdapterKind::None => tower.any(|path| !names(&config.train.freeze, path)),
+        _ => {
+            let groups = config.adapter.all();
+            tower.any(|path| {
+                groups.iter().any(|group| names(&group.paths, path))
+                    || names(&config.adapter.also_train, path)
+            })
+        }
+    }
+}
+
+/// Refuses images where rows are filled up: their patches lie one after another.
+fn check_images(config: &Config) -> Result<(), UserError> {
+    let switches = &config.switches.data;
+    if switches.packing == Choose::Off || switches.length_buckets == Choose::On {
+        refuse!(
+            "examples with images lie one after another, and `packing=off` or `length_buckets=on` gives each a row: leave \
+             it out"
+        );
+    }
+    Ok(())
+}
+
 /// Whether examples that begin alike share the computation of their beginning, or why they cannot.
 fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
     let switches = &config.switches.data;
@@ -129,7 +173,8 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
     let (largest, context) = (arrangement.layout.shapes()[0], config.model.tokens());
     let Some(rows) = config.eval.micro_batch.given() else {
         let read = arrangement.layout.read(0).map(|rows| vec![rows]);
-        return Layout::reading(vec![largest], read).sharing(arrangement.layout.trees());
+        let seen = arrangement.layout.seen().map(|seen| vec![seen[0]]);
+        return Layout::reading(vec![largest], read).sharing(arrangement.layout.trees()).seeing(seen);
     };
     let shape = match largest {
         Shape::Packed { segments, .. } => {

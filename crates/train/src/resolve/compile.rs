@@ -1,8 +1,10 @@
 //! From a config to the plans of a run. Nothing is allocated here and no data is read, so `plan` and `train` agree to
 //! the byte.
 
+use std::collections::HashSet;
+
 use flatout_data::Arrangement;
-use flatout_ir::cost::forward_flops;
+use flatout_ir::cost::{Part, training_flops};
 use flatout_ir::{Class, PlanSet, Program, Role, Target, compile as compile_programs};
 use flatout_runtime::cpu;
 
@@ -191,8 +193,14 @@ pub fn compile_for(
     let forward = &programs[0].graph;
     let tokens = capacities[0].tokens;
     let beside = adapters::parameters(forward, &settled.options.adapters);
-    // A frozen weight has no gradient: what is left is forward and the gradient of what it multiplies.
-    let passes = if beside.is_empty() { 3 } else { 2 };
+    let options = &settled.options;
+    let adapted: HashSet<&str> = options.adapters.iter().map(|adapter| adapter.weight.as_str()).collect();
+    let part = |path: &str| match options.freeze.contains(path) {
+        _ if adapted.contains(path) => Part::Adapted,
+        true => Part::Frozen,
+        false => Part::Trained,
+    };
+    let flops = training_flops(forward, part);
     let compiled = Compiled {
         plans: plans?,
         target: target.clone(),
@@ -207,7 +215,7 @@ pub fn compile_for(
             .chain(&beside)
             .map(|s| s.ty.elements() as u64)
             .sum(),
-        flops_per_token: passes * forward_flops(forward) / tokens as u64,
+        flops_per_token: flops / tokens as u64,
     };
     active::check(&asked.switches, &compiled.plans, target, &compiled.settled)?;
     Ok(compiled)

@@ -495,7 +495,7 @@ mod tests {
                 Event::Eval {
                     step: 3,
                     loss: 0.5,
-                    metrics: Some(Confusion(vec![vec![3, 0], vec![0, 1]]).metrics()),
+                    metrics: Some(Metrics::Classes(Confusion(vec![vec![3, 0], vec![0, 1]]).metrics())),
                     averaged: true,
                 },
                 r#"{"event":"eval","step":3,"loss":0.5,"metrics":{"accuracy":1.0,"positive":{"precision":1.0,"recall":1.0,"f1":1.0},"mean":{"precision":1.0,"recall":1.0,"f1":1.0},"confusion":[[3,0],[0,1]]},"averaged":true}"#,

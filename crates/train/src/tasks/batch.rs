@@ -27,6 +27,8 @@ pub struct Batch {
     pub tensors: Vec<(&'static str, HostTensor)>,
     /// The global index of each sample, by which dropout draws.
     pub samples: Vec<u64>,
+    /// The example of each target, where examples are evaluated by their answers; `None` where there is no target.
+    pub answers: Vec<Option<u32>>,
     /// The plural of a sample, for sentences: rows, examples, images.
     pub unit: &'static str,
     /// Tokens that are learned from or read, padding apart.
@@ -101,6 +103,12 @@ impl Inputs {
             position_axes: positions.map_or(1, |(_, dims)| dims[0]),
             names: named.into_iter().map(|(name, _)| name.to_string()).collect(),
         }
+    }
+
+    /// Positions on every axis that the plans have.
+    pub fn positions(&self, positions: &[[i32; 3]]) -> HostTensor {
+        let axis = |axis: usize| positions.iter().map(move |position| position[axis]);
+        HostTensor::I32((0..self.position_axes.max(1)).flat_map(axis).collect())
     }
 
     /// Positions of text, which are the same on every axis that the plans have.

@@ -1,8 +1,8 @@
 //! Static capacities of a plan, and the forward graph that a model has at them.
 
-use flatout_data::{Layout, Shape, max_segments};
+use flatout_data::{ImageRoom, Layout, Shape, max_segments};
 use flatout_ir::Graph;
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Documents, Form, Seen};
 
 use super::images;
 use crate::config::Config;
@@ -34,13 +34,14 @@ impl Capacities {
         let apart = if has_segments { shape.segments() } else { 0 };
         let (segments, trees) = if layout.trees().is_some() { (0, apart) } else { (apart, 0) };
         let read = layout.read(number).unwrap_or(0);
-        Capacities { rows, tokens: shape.tokens(), segments, trees, longest, read, images: 0 }
+        let ImageRoom { patches, images } = layout.images(number);
+        Capacities { rows, tokens: shape.tokens(), segments, trees, longest, read, images, patches }
     }
 }
 
 /// The forward graph over texts, with the loss of the next token or of classes.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, trees, longest, read, .. } = *capacities;
+    let Capacities { rows, tokens, segments, trees, longest, read, images, patches } = *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {
@@ -50,7 +51,16 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 (_, most) => Documents::Trees { most, longest },
             };
             let read = (read > 0).then_some(read);
-            Form::Loss { rows, len: tokens / rows, documents, read, dropout: training, seen: None }
+            let seen = (patches > 0).then_some(Seen { patches, images });
+            Form::Loss {
+                rows,
+                len: tokens / rows,
+                documents,
+                read,
+                dropout: training,
+                seen,
+                scored: !training && config.data.task.has_answers(),
+            }
         }
     };
     config.model.build(form)

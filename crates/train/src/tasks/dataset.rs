@@ -93,6 +93,12 @@ pub trait Dataset {
         layout: Option<&Layout>,
     ) -> Result<Box<dyn EvalSet>, Failure>;
 
+    /// How a share is laid out where it is evaluated by itself, at `rows` rows of the context; `None` where it is read in
+    /// rows.
+    fn layout_alone(&self, _config: &Config, _share: Share, _rows: usize) -> Option<Layout> {
+        None
+    }
+
     /// The updates of a whole run.
     fn total_steps(&self, config: &Config) -> Result<u64, Failure> {
         match config.train.steps {

@@ -4,15 +4,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, open_reporting};
+use flatout_data::vision::{PatchLoader, SeenUpdate};
 use flatout_data::{
-    Description, ExampleCursor, ExampleTable, Layout, Lengths, MicroBatch, OpenEvent, Rows, Segment, Shape,
-    Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
+    DataError, Description, ExampleCursor, ExampleTable, Extent, ImageRoom, Layout, Lengths, MicroBatch,
+    OpenEvent, Rows, Segment, Shape, Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
 };
 use flatout_ir::Role;
 use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs};
-use super::dataset::{Dataset, Feeding, Share, read_cursor, updates};
+use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updates};
+use super::seen::SeenImages;
 use super::text;
 use crate::config::resolved::Resolved;
 use crate::config::{Config, SourceKind, Task};
@@ -27,6 +29,8 @@ pub struct Examples {
     pub vocabulary: Vocabulary,
     /// Their classes by name, in order, where they have classes that are named.
     pub classes: Vec<String>,
+    /// The images among their tokens, where there are any.
+    pub images: Option<SeenImages>,
 }
 
 /// Synthetic examples that are drawn: enough that few meet twice in a measurement.
@@ -49,7 +53,7 @@ pub fn read(
 ) -> Result<Examples, Failure> {
     let ExampleSets { train, held_out, vocabulary, classes, .. } =
         example_sets(config, run, config.held_out_fold(), say)?;
-    Ok(Examples::new(config, [train, held_out], vocabulary, classes))
+    Ok(Examples { images: None, ..Examples::new(config, [train, held_out], vocabulary, classes) })
 }
 
 /// Examples of the synthetic language whose lengths are drawn from these.
@@ -71,16 +75,26 @@ impl Examples {
             tables.iter_mut().for_each(ExampleTable::share_prefixes);
         }
         let [train, held_out] = tables.map(Arc::new);
-        Examples { train, held_out, vocabulary, classes }
+        Examples { train, held_out, vocabulary, classes, images: None }
     }
 }
+
+impl Examples {
+    fn side(&self, share: Share) -> &ExampleTable {
+        if share == Share::All { &self.train } else { &self.held_out }
+    }
+}
+
+/// Tokens and examples at once where examples with images are evaluated by themselves.
+const AT_ONCE: usize = 4096;
 
 /// The lengths of the config's examples; `None` where it learns from rows of text, which are equally long.
 pub fn lengths(config: &Config) -> Option<Lengths> {
     let data = &config.data;
-    let lengths = Lengths::given(&data.lengths, &data.learned)
+    let lengths = Lengths::given(&data.lengths, &data.learned, [&data.images, &data.patches])
         .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))?;
-    Some(lengths.with_trees(Tree::list(&data.trees).expect("validated: whole trees")))
+    let trees = Tree::list(&data.trees, &data.tree_images).expect("validated: whole trees");
+    Some(lengths.with_trees(trees))
 }
 
 /// Opens the examples a config names. A run's own tokeniser, where there is one, is used again. `fold` holds out a part of
@@ -184,13 +198,18 @@ impl Dataset for Examples {
         }
         let lengths = Lengths::of(&self.train);
         let mut shares = lengths.as_ref().map_or(vec![], |lengths| lengths.shares().to_vec());
-        let trees: Vec<usize> =
-            lengths.iter().flat_map(Lengths::trees).flat_map(|tree| tree.numbers()).collect();
-        resolved.trees = Some(trees).filter(|trees| !trees.is_empty());
+        let trees = || lengths.iter().flat_map(Lengths::trees);
+        let has_images = shares.iter().any(|share| share.images > 0);
+        let some = |numbers: Vec<usize>| Some(numbers).filter(|numbers| !numbers.is_empty());
+        resolved.trees = some(trees().flat_map(|tree| tree.numbers()).collect());
         // The examples of an evaluation must fit too.
         if let (Some(last), Some(held_out)) = (shares.last_mut(), Lengths::of(&self.held_out)) {
-            last.tokens = held_out.longest().max(last.tokens);
-            last.learned = held_out.most_learned().max(last.learned);
+            *last = last.most(held_out.most());
+        }
+        if has_images {
+            resolved.images = Some(shares.iter().map(|share| share.images).collect());
+            resolved.patches = Some(shares.iter().map(|share| share.patches).collect());
+            resolved.tree_images = some(trees().flat_map(|tree| tree.image_numbers()).collect());
         }
         if config.model.class_head().is_none() {
             resolved.learned = Some(shares.iter().map(|share| share.learned).collect());
@@ -198,8 +217,17 @@ impl Dataset for Examples {
         resolved.lengths = Some(shares.iter().map(|share| share.tokens).collect());
     }
 
-    fn loading(&self, _: &Config, _: Feeding<'_>) -> String {
-        "all examples lie in memory, tokenised".into()
+    fn loading(&self, config: &Config, _: Feeding<'_>) -> String {
+        match &self.images {
+            None => "all examples lie in memory, tokenised".into(),
+            Some(_) => {
+                let threads = loader_threads(config);
+                let plural = if threads == 1 { "" } else { "s" };
+                format!(
+                    "all examples lie in memory, tokenised; {threads} thread{plural} decode their images ahead"
+                )
+            }
+        }
     }
 
     fn check_classes(&self, config: &Config) -> Result<(), UserError> {
@@ -239,14 +267,42 @@ impl Dataset for Examples {
         let cursor: Option<ExampleCursor> = read_cursor(cursor)?;
         let cursor = cursor.unwrap_or_else(|| Updates::start(&self.train, seed));
         let updates = Updates::new(self.train.clone(), options, cursor)?;
-        let inputs = feeding.inputs();
+        let plans = 0..arrangement.layout.shapes().len();
+        let inputs = plans.map(|shape| Inputs::of(feeding.plans, Role::Grad(shape))).collect();
+        let supply = match &self.images {
+            None => Supply::Memory(updates),
+            Some(images) => {
+                let loader = PatchLoader::new(updates, images.store.clone(), loader_threads(config))?;
+                Supply::Threads(loader, images.clone())
+            }
+        };
         Ok(Box::new(ExampleSource {
-            updates,
+            supply,
             next: vec![].into_iter(),
+            failed: None,
             epoch: 0.0,
             waited: Waited::default(),
             inputs,
         }))
+    }
+
+    fn layout_alone(&self, config: &Config, share: Share, rows: usize) -> Option<Layout> {
+        let (lengths, len) = (Lengths::of(self.side(share))?, config.model.tokens());
+        if !lengths.has_images() {
+            return Some(Layout::new(vec![Shape::Padded { rows, len }]));
+        }
+        let most = lengths.most();
+        let tokens = (rows * len).min(AT_ONCE).max(most.tokens).next_multiple_of(128);
+        let block = config.model.as_decoder()?.vision.as_ref()?.block();
+        // As many images as these tokens hold in the mean, and the largest example at least.
+        let mean = |count: fn(&Extent) -> usize| {
+            let of = lengths.shares().iter().map(count).sum::<usize>() * tokens;
+            of / lengths.shares().iter().map(|share| share.tokens).sum::<usize>()
+        };
+        let patches = most.patches.max(mean(|share| share.patches)).next_multiple_of(128 * block);
+        let images = most.images.max(mean(|share| share.images));
+        let shape = Shape::Packed { tokens, segments: AT_ONCE };
+        Some(Layout::new(vec![shape]).seeing(Some(vec![ImageRoom { patches, images }])))
     }
 
     fn eval_set(
@@ -256,67 +312,125 @@ impl Dataset for Examples {
         most: usize,
         layout: Option<&Layout>,
     ) -> Result<Box<dyn EvalSet>, Failure> {
-        let table = if share == Share::All { &self.train } else { &self.held_out };
+        let table = self.side(share);
         match layout {
             Some(_) if table.count() == 0 => Err(Failure::User(UserError(
                 "no example is held out to evaluate on: raise data.held_out or give eval.rows=0".into(),
             ))),
-            Some(layout) => Ok(Box::new(LaidOut(once(table, most, layout, &[])))),
+            Some(layout) => {
+                let (parts, images) = (once(table, most, layout, &[]), self.images.clone());
+                Ok(Box::new(LaidOut { parts, images }))
+            }
             None => Ok(Box::new(as_rows(table, most, config.model.tokens()))),
         }
     }
 }
 
-/// Updates of examples, laid out by a thread ahead.
+/// Where updates come from: memory, or threads that decode the images of the next ones.
+enum Supply {
+    Memory(Updates),
+    Threads(PatchLoader, SeenImages),
+}
+
+impl Supply {
+    fn cursor(&self) -> &ExampleCursor {
+        match self {
+            Supply::Memory(updates) => updates.cursor(),
+            Supply::Threads(loader, _) => loader.cursor(),
+        }
+    }
+}
+
+/// Updates of examples.
 struct ExampleSource {
-    updates: Updates,
-    next: std::vec::IntoIter<MicroBatch>,
+    supply: Supply,
+    /// Micro-batches with the patches of their images.
+    next: std::vec::IntoIter<(MicroBatch, Vec<u8>)>,
+    /// Why there is no next update.
+    failed: Option<DataError>,
     epoch: f64,
     waited: Waited,
-    inputs: Inputs,
+    /// Of the plan of every shape.
+    inputs: Vec<Inputs>,
 }
 
 impl BatchSource for ExampleSource {
     fn begin_update(&mut self) {
-        let update = self.updates.next_update();
-        (self.next, self.epoch, self.waited) = (update.parts.into_iter(), update.epoch, update.waited);
+        let seen = match &mut self.supply {
+            Supply::Memory(updates) => {
+                let update = updates.next_update();
+                let patches = vec![vec![]; update.parts.len()];
+                Ok(SeenUpdate { update, patches })
+            }
+            Supply::Threads(loader, _) => loader.next_update(),
+        };
+        match seen {
+            Err(error) => self.failed = Some(error),
+            Ok(SeenUpdate { update, patches }) => {
+                let parts: Vec<_> = update.parts.into_iter().zip(patches).collect();
+                (self.next, self.epoch, self.waited) = (parts.into_iter(), update.epoch, update.waited);
+            }
+        }
     }
 
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure> {
-        let Some(laid_out) = self.next.next() else { return Ok(None) };
-        let role = Role::Grad(laid_out.shape);
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
+        let Some((laid_out, patches)) = self.next.next() else { return Ok(None) };
+        let (role, inputs) = (Role::Grad(laid_out.shape), &self.inputs[laid_out.shape]);
+        let images = match &self.supply {
+            Supply::Memory(_) => vec![],
+            Supply::Threads(_, images) => images.tensors(&laid_out, patches, inputs),
+        };
         // The whole update was waited for at once.
         let waited = std::mem::take(&mut self.waited);
-        Ok(Some(Batch { epoch: self.epoch, waited, ..batch(role, laid_out, &self.inputs) }))
+        let mut batch = Batch { epoch: self.epoch, waited, ..batch(role, laid_out, inputs) };
+        batch.tensors.extend(images);
+        Ok(Some(batch))
     }
 
     fn cursor(&self) -> Value {
-        serde_json::to_value(self.updates.cursor()).expect("a cursor has a JSON form")
+        serde_json::to_value(self.supply.cursor()).expect("a cursor has a JSON form")
     }
 
     fn sample(&self) -> u64 {
-        self.updates.cursor().sample
+        self.supply.cursor().sample
     }
 
     fn waited(&self) -> Waited {
-        self.updates.waited()
+        match &self.supply {
+            Supply::Memory(updates) => updates.waited(),
+            Supply::Threads(loader, _) => loader.waited(),
+        }
     }
 }
 
 /// Examples laid out for one plan, in order.
-pub struct LaidOut(pub Vec<MicroBatch>);
+pub struct LaidOut {
+    pub parts: Vec<MicroBatch>,
+    /// The images among their tokens, where there are any.
+    pub images: Option<SeenImages>,
+}
 
 impl EvalSet for LaidOut {
     fn samples(&self) -> usize {
-        self.0.iter().map(|batch| batch.samples.len()).sum()
+        self.parts.iter().map(|batch| batch.samples.len()).sum()
     }
 
     fn batches(&self, _: usize) -> usize {
-        self.0.len()
+        self.parts.len()
     }
 
     fn batch(&self, number: usize, _: usize, inputs: &Inputs) -> Result<Batch, Failure> {
-        Ok(batch(Role::Eval, self.0[number].clone(), inputs))
+        let laid_out = &self.parts[number];
+        let images = match &self.images {
+            None => vec![],
+            Some(images) => images.tensors(laid_out, images.patches(laid_out)?, inputs),
+        };
+        let mut batch = batch(Role::Eval, laid_out.clone(), inputs);
+        batch.tensors.extend(images);
+        Ok(batch)
     }
 }
 
@@ -326,8 +440,19 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
     let keys = if inputs.has("rows") { laid_out.draw_keys() } else { vec![] };
     let intervals = if inputs.has("intervals") { laid_out.intervals() } else { vec![] };
     let read_rows = inputs.has("answers").then(|| laid_out.read_rows());
-    let MicroBatch { tokens, targets, weights, positions, segments, samples, labels, label_weights, .. } =
-        laid_out;
+    let answers = if role == Role::Eval { laid_out.answered(read_rows.is_some()) } else { vec![] };
+    let MicroBatch {
+        tokens,
+        seen,
+        targets,
+        weights,
+        positions,
+        segments,
+        samples,
+        labels,
+        label_weights,
+        ..
+    } = laid_out;
     let (read, targets, weights) = read_rows.unwrap_or((vec![], targets, weights));
     let room = labels.len();
     let segments = |of: fn(&Segment) -> u32| {
@@ -336,7 +461,8 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
     };
     let tensors = inputs.only([
         ("tokens", Box::new(|| HostTensor::I32(tokens)) as Box<dyn FnOnce() -> HostTensor>),
-        ("positions", Box::new(|| inputs.text_positions(&positions))),
+        ("seen", Box::new(|| HostTensor::I32(seen))),
+        ("positions", Box::new(|| inputs.positions(&positions))),
         ("answers", Box::new(|| HostTensor::I32(read))),
         ("targets", Box::new(|| HostTensor::I32(targets))),
         ("labels", Box::new(|| HostTensor::I32(labels))),
@@ -351,6 +477,7 @@ pub fn batch(role: Role, laid_out: MicroBatch, inputs: &Inputs) -> Batch {
         role,
         tensors,
         samples,
+        answers,
         unit: "examples",
         real_tokens,
         computed_tokens,
@@ -369,7 +496,7 @@ pub fn as_rows(table: &ExampleTable, most: usize, context: usize) -> Rows {
         rows.tokens.extend(tokens);
         rows.targets.extend(targets);
         rows.weights.extend(weights);
-        rows.positions.extend(positions);
+        rows.positions.extend(positions.iter().map(|position| position[0]));
         let len = segments[0].len;
         let rest = Segment { start: len, len: context as u32 - len };
         segments.extend((rest.len > 0).then_some(rest));

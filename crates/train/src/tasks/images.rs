@@ -349,6 +349,7 @@ impl Maker {
             role,
             tensors,
             samples,
+            answers: vec![],
             unit: "images",
             real_tokens: count * self.tokens,
             computed_tokens: capacity * self.tokens,

@@ -9,6 +9,7 @@ pub mod examples;
 pub mod image_table;
 pub mod images;
 mod mixing;
+pub mod seen;
 pub mod text;
 
 use std::path::Path;

@@ -261,6 +261,7 @@ pub fn batch(role: Role, rows: &Rows, from: usize, capacity: usize, inputs: &Inp
     Batch {
         role,
         tensors,
+        answers: vec![],
         unit: "rows",
         real_tokens: count * context,
         computed_tokens: capacity * context,

@@ -1,10 +1,11 @@
 //! Evaluation: the plan `eval` over a set that is read once and in order.
 
 use flatout_ir::Role;
+use flatout_models::objectives::next_token::{BEST_LOGP, LOGP};
 use flatout_runtime::Session;
 
 use crate::Failure;
-use crate::metrics::Tally;
+use crate::metrics::{AnswerTally, Metrics, Tally};
 use crate::tasks::batch::{self, Batch, Draw, EvalSet, Inputs};
 
 /// The result of `eval` that holds the logits of classes, where a model has classes.
@@ -23,19 +24,28 @@ impl Sums {
     }
 }
 
-/// Runs `eval` on a set in batches of `capacity` samples. `see` is shown each batch with its logits of classes, which are
-/// empty where there are none. `before_each` may end it between two batches with a reason, which is given back then.
+/// The results of an evaluated batch beside its loss; empty where the plan has none.
+#[derive(Clone, Debug, Default)]
+pub struct EvalResults {
+    /// Of every sample.
+    pub class_logits: Vec<f32>,
+    /// Of every token that is read: its log-probability, and the largest there is.
+    pub logp: Vec<f32>,
+    pub best_logp: Vec<f32>,
+}
+
+/// Runs `eval` on a set in batches of `capacity` samples. `see` is shown each batch with its results. `before_each` may end it between two batches with a reason, which is given back then.
 pub fn evaluate<Reason>(
     session: &mut Session,
     set: &dyn EvalSet,
     capacity: usize,
     draw: Draw,
     before_each: &mut dyn FnMut() -> Option<Reason>,
-    see: &mut dyn FnMut(Batch, &[f32]),
+    see: &mut dyn FnMut(Batch, &EvalResults),
 ) -> Result<Result<Sums, Reason>, Failure> {
     let inputs = Inputs::of(session.plans(), Role::Eval);
-    let has_classes =
-        session.plans().plan(Role::Eval).is_some_and(|plan| plan.result(CLASS_LOGITS).is_some());
+    let has = |name: &str| session.plans().plan(Role::Eval).is_some_and(|plan| plan.result(name).is_some());
+    let has = [CLASS_LOGITS, LOGP, BEST_LOGP].map(has);
     let mut sums = Sums::default();
     for number in 0..set.batches(capacity) {
         if let Some(reason) = before_each() {
@@ -46,8 +56,16 @@ pub fn evaluate<Reason>(
         session.run(Role::Eval)?;
         sums.loss += session.result(Role::Eval, "loss")?[0] as f64;
         sums.weight += session.result(Role::Eval, "weight")?[0] as f64;
-        let logits = if has_classes { session.result(Role::Eval, CLASS_LOGITS)? } else { vec![] };
-        see(batch, &logits);
+        let result = |number: usize, name: &str| match has[number] {
+            true => session.result(Role::Eval, name),
+            false => Ok(vec![]),
+        };
+        let results = EvalResults {
+            class_logits: result(0, CLASS_LOGITS)?,
+            logp: result(1, LOGP)?,
+            best_logp: result(2, BEST_LOGP)?,
+        };
+        see(batch, &results);
     }
     Ok(Ok(sums))
 }
@@ -57,16 +75,37 @@ pub fn evaluate_all(
     session: &mut Session,
     set: &dyn EvalSet,
     capacity: usize,
-    see: &mut dyn FnMut(Batch, &[f32]),
+    see: &mut dyn FnMut(Batch, &EvalResults),
 ) -> Result<Sums, Failure> {
     let never = &mut || None::<std::convert::Infallible>;
     let Ok(sums) = evaluate(session, set, capacity, Draw::default(), never, see)?;
     Ok(sums)
 }
 
-/// Counts the classes that a batch's logits say against its labels.
-pub fn count(tally: &mut Tally, batch: &Batch, logits: &[f32]) {
-    if !logits.is_empty() {
-        tally.see_all(logits, batch.i32s("labels"));
+/// Counts on the way to the metrics of an evaluation.
+pub struct Counted {
+    classes: Option<Tally>,
+    answers: AnswerTally,
+}
+
+impl Counted {
+    /// Of a model of classes, or of one that predicts tokens.
+    pub fn new(classes: Option<usize>) -> Counted {
+        Counted { classes: classes.map(Tally::new), answers: AnswerTally::default() }
+    }
+
+    pub fn see(&mut self, batch: &Batch, results: &EvalResults) {
+        if let Some(tally) = self.classes.as_mut().filter(|_| !results.class_logits.is_empty()) {
+            tally.see_all(&results.class_logits, batch.i32s("labels"));
+        }
+        self.answers.see(&batch.answers, &results.logp, &results.best_logp);
+    }
+
+    /// `None` where there is nothing but a loss.
+    pub fn metrics(&self) -> Option<Metrics> {
+        match &self.classes {
+            Some(tally) => Some(Metrics::Classes(tally.metrics())),
+            None => self.answers.metrics().map(Metrics::Answers),
+        }
     }
 }

@@ -17,8 +17,8 @@ use crate::UserError;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
 use crate::device::Device;
+use crate::metrics::Metrics;
 use crate::metrics::goal::Patience;
-use crate::metrics::{Metrics, Tally};
 use crate::resolve::arranged;
 use crate::resolve::compile::{self, Compiled};
 use crate::run::Run;
@@ -31,7 +31,7 @@ use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::{Dataset, Share};
 use crate::tasks::{self, image_table};
-use crate::training::evaluate::{count as count_classes, evaluate};
+use crate::training::evaluate::{Counted, evaluate};
 use crate::training::host;
 use crate::training::opening;
 use crate::training::schedule::learning_rate;
@@ -615,8 +615,7 @@ impl Trainer<'_, '_, '_> {
             return Ok(None);
         }
         self.ended = None;
-        let classes = self.config.model.classes();
-        let mut tally = Tally::new(classes.unwrap_or(0));
+        let mut counted = Counted::new(self.config.model.classes());
         let (set, capacity, draw) = (&**held_out, self.compiled.eval_batch, self.draw);
         let (stop, within) = (self.stop, self.time_to_stop());
         let sums = evaluate(
@@ -625,14 +624,14 @@ impl Trainer<'_, '_, '_> {
             capacity,
             draw,
             &mut || stop.asked(within),
-            &mut |batch, logits| count_classes(&mut tally, &batch, logits),
+            &mut |batch, results| counted.see(&batch, results),
         )?;
         let loss = match sums {
             Ok(sums) => sums.mean() as f32,
             Err(reason) => return Ok(Some(reason)),
         };
         self.evaluated = Some((self.progress.step, loss));
-        let (metric, metrics) = (self.config.eval.metric, classes.map(|_| tally.metrics()));
+        let (metric, metrics) = (self.config.eval.metric, counted.metrics());
         self.score = metric.of(loss, metrics.as_ref());
         // Not where a run that may go on has its end.
         if self.is_eval_due() {

@@ -47,5 +47,6 @@ fn loss_of(g: &Graph, grad: NodeId) -> Option<NodeId> {
         && matches!(times.op, Op::Map { f: E::Mul })
         && times.ins[0] == weight
         && matches!(one.op, Op::Fill { value: 1.0, .. });
-    is_minus_weight.then_some(loss)
+    let is_best_read = g.nodes.iter().any(|node| node.ins.contains(&loss.out(3)));
+    (is_minus_weight && !is_best_read).then_some(loss)
 }

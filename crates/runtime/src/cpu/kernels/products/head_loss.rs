@@ -66,7 +66,7 @@ impl Sizes {
     }
 
     fn floats(&self) -> usize {
-        self.rows * self.pitch + 2 * self.rows + self.widened.iter().sum::<usize>()
+        self.rows * self.pitch + 3 * self.rows + self.widened.iter().sum::<usize>()
     }
 }
 
@@ -88,6 +88,7 @@ struct Head<'a, 'c> {
     sum: Option<Tensor<'a>>,
     logp: Option<Tensor<'a>>,
     lse: Option<Tensor<'a>>,
+    best: Option<Tensor<'a>>,
     dx: Option<Tensor<'a>>,
     dw: Option<Tensor<'a>>,
     sizes: Sizes,
@@ -114,14 +115,15 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         sum: None,
         logp: None,
         lse: None,
+        best: None,
         dx: None,
         dw: None,
         sizes,
     };
     match launch.op {
         Op::HeadLoss { .. } => {
-            let (sum, logp, lse) = (cx.output(0), cx.output(1), cx.output(2));
-            Head { factor: floats(&cx.input(3)), sum, logp, lse, ..head }.run();
+            let (sum, logp, lse, best) = (cx.output(0), cx.output(1), cx.output(2), cx.output(3));
+            Head { factor: floats(&cx.input(3)), sum, logp, lse, best, ..head }.run();
         }
         Op::HeadLossGrad { base, .. } => {
             let factor = floats(&cx.input(4)).into_iter().map(|d| -d).collect();
@@ -179,7 +181,7 @@ impl Head<'_, '_> {
             part
         };
         let logits = take(self.sizes.rows * self.sizes.pitch);
-        let mut stats = [take(self.sizes.rows), take(self.sizes.rows)];
+        let mut stats = [take(self.sizes.rows), take(self.sizes.rows), take(self.sizes.rows)];
         let widened = self.sizes.widened.map(|floats| Shared::new(take(floats)));
         let rows = self.x.dims[0];
         let mut total = 0.0_f64;
@@ -203,7 +205,7 @@ impl Head<'_, '_> {
     }
 
     fn wants_every_row(&self) -> bool {
-        self.logp.is_some() || self.lse.is_some()
+        self.logp.is_some() || self.lse.is_some() || self.best.is_some()
     }
 
     fn wants_gradient(&self) -> bool {
@@ -215,7 +217,7 @@ impl Head<'_, '_> {
         &self,
         rows: &Range<usize>,
         logits: &mut [f32],
-        [logp, lse]: &mut [&mut [f32]; 2],
+        [logp, lse, best]: &mut [&mut [f32]; 3],
         [wide_x, wide_dx, wide_w]: &[Shared; 3],
     ) -> f64 {
         let (count, width, vocabulary) = (rows.len(), self.x.dims[1], self.w.dims[0]);
@@ -230,14 +232,15 @@ impl Head<'_, '_> {
             unsafe { multiply([count, block.len(), width], c, false, x, transposed(w), threads) };
         }
 
-        let (all, logp_of, lse_of) = (Shared::new(logits), Shared::new(logp), Shared::new(lse));
+        let all = Shared::new(logits);
+        let (logp_of, lse_of, best_of) = (Shared::new(logp), Shared::new(lse), Shared::new(best));
         self.in_tasks(0..count, 8 * vocabulary, |i| {
             // SAFETY: row i of the logits and of the statistics belongs to one task.
-            let (row, logp, lse) = unsafe {
+            let (row, logp, lse, best) = unsafe {
                 let row = all.slice(i * pitch..i * pitch + vocabulary);
-                (row, logp_of.slice(i..i + 1), lse_of.slice(i..i + 1))
+                (row, logp_of.slice(i..i + 1), lse_of.slice(i..i + 1), best_of.slice(i..i + 1))
             };
-            self.row(rows.start + i, row, &mut logp[0], &mut lse[0]);
+            self.row(rows.start + i, row, [&mut logp[0], &mut lse[0], &mut best[0]]);
         });
         // SAFETY: the statistics of the chunk's rows go to their places; no task is running.
         unsafe {
@@ -246,6 +249,9 @@ impl Head<'_, '_> {
             }
             if let Some(to) = &self.lse {
                 to.rows().store(0, rows.start, &lse[..count]);
+            }
+            if let Some(to) = &self.best {
+                to.rows().store(0, rows.start, &best[..count]);
             }
         }
 
@@ -280,11 +286,11 @@ impl Head<'_, '_> {
     }
 
     /// One row's statistics, and its logits turned into their gradient where that is wanted.
-    fn row(&self, row: usize, logits: &mut [f32], logp: &mut f32, lse: &mut f32) {
+    fn row(&self, row: usize, logits: &mut [f32], [logp, lse, best]: [&mut f32; 3]) {
         let counts = self.counts(row);
         let target = usize::try_from(self.target[row]).ok();
         if !counts && !self.wants_every_row() {
-            (*logp, *lse) = (0.0, 0.0);
+            (*logp, *lse, *best) = (0.0, 0.0, 0.0);
             return logits.fill(0.0);
         }
         let factor = self.factor[row];
@@ -299,6 +305,7 @@ impl Head<'_, '_> {
             let is_kept = counts && self.wants_gradient();
             let total = if is_kept { exponentials(logits, top) } else { exponential_sum(logits, top) };
             *lse = top + total.ln();
+            *best = top - *lse;
             *logp = chosen.map_or(0.0, |chosen| chosen - *lse);
             if !self.wants_gradient() {
                 return;
@@ -466,7 +473,12 @@ mod tests {
     fn all_three_forms_are_the_mathematics() {
         for case in cases() {
             let manner = Manner::default();
-            case.compare(Op::HeadLoss { compute: FULL }, &case.inputs(), &NAMES[..3], manner);
+            case.compare(
+                Op::HeadLoss { compute: FULL },
+                &case.inputs(),
+                &["sum", "logp", "lse", "best"],
+                manner,
+            );
             for base in [false, true] {
                 case.compare(
                     Op::HeadLossGrad { base, compute: FULL },

@@ -1,6 +1,6 @@
 // The loss of a chunk of logits, and its gradient in their place.
 //
-//   lse = log sum exp(logits), logp = logits[target] - lse, loss = -factor logp,
+//   lse = log sum exp(logits), logp = logits[target] - lse, best = max(logits) - lse, loss = -factor logp,
 //   d logits = factor (softmax(logits) - onehot(target)), written over the logits where GRAD is 1.
 //
 // logits [rows, V] in T_X, `pitch` elements from row to row, a multiple of 16 bytes; scratch behind V may hold anything.
@@ -81,10 +81,10 @@ __device__ __forceinline__ Vec slope(const Vec& v, int column, float lse, float 
     return out;
 }
 
-// Row `first_row` + blockIdx.x of the launch. `factor` is the row's weight times `sign`; logp, lse and loss may be null.
+// Row `first_row` + blockIdx.x of the launch. `factor` is the row's weight times `sign`; logp, lse, best and loss may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
 head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, const int* targets, const float* factors,
-          const float* known_lse, float* logps, float* lses, float* losses) {
+          const float* known_lse, float* logps, float* lses, float* bests, float* losses) {
     const int row = first_row + blockIdx.x;
     T_X* x = logits + (i64)blockIdx.x * pitch;
     const int packs = (vocabulary + N - 1) / N;
@@ -92,7 +92,7 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
     const float factor = sign * factors[row];
     const bool counts = target != -1 && factor != 0.0f;
 
-    if (!counts && (KNOWN || (!logps && !lses))) {
+    if (!counts && (KNOWN || (!logps && !lses && !bests))) {
         Vec none;
         zero(none);
         if (GRAD) for (int p = threadIdx.x; p < packs; p += THREADS) none.store(x + p * N);
@@ -137,6 +137,8 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
             const float logp = target == -1 ? 0.0f : chosen - lse;
             if (logps) logps[row] = logp;
             if (lses) lses[row] = lse;
+            // The same bits as logp where the target has the largest logit.
+            if (bests) bests[row] = LOG2E * chosen == sum.top ? chosen - lse : LN2 * sum.top - lse;
             if (losses) losses[row] = counts ? -factor * logp : 0.0f;
         }
     }

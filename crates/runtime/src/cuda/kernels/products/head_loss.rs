@@ -91,6 +91,7 @@ struct Head<'a> {
     sum: Option<&'a View>,
     logp: Option<&'a View>,
     lse: Option<&'a View>,
+    best: Option<&'a View>,
     dx: Option<&'a View>,
     dw: Option<&'a View>,
 }
@@ -111,11 +112,12 @@ impl<'a> Head<'a> {
             sum: None,
             logp: None,
             lse: None,
+            best: None,
             dx: None,
             dw: None,
         };
         match launch.op {
-            Op::HeadLoss { .. } => Head { sum: out(0), logp: out(1), lse: out(2), ..head },
+            Op::HeadLoss { .. } => Head { sum: out(0), logp: out(1), lse: out(2), best: out(3), ..head },
             Op::HeadLossGrad { base, .. } => Head {
                 factor: &ins[4],
                 sign: -1.0,
@@ -235,6 +237,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             address(head.known_lse),
             address(head.logp),
             address(head.lse),
+            address(head.best),
             Arg::Ptr(losses),
         ];
         works.push(kernel_launch(function.clone(), [count as u32, 1, 1], threads, 0, args));
@@ -284,7 +287,7 @@ mod tests {
                 kernel: "cuda.head_loss",
                 op: Op::HeadLoss { compute: Compute::Full },
                 ins: vec![x.clone(), w, x.clone(), x],
-                outs: vec![None, None, None],
+                outs: vec![None; 4],
                 workspace: None,
                 path: String::new(),
                 key: 0,

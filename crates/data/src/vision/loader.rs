@@ -1,0 +1,118 @@
+//! Updates of examples with the patches of their images, made ready ahead of time.
+//!
+//! One thread lays updates out in their order, and a pool of threads decodes the images of an update: neither order nor bytes
+//! depend on how many there are.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::store::ImageStore;
+use crate::error::DataError;
+use crate::examples::layout::MicroBatch;
+use crate::examples::updates::{ExampleCursor, ExampleUpdate, Updates};
+use crate::order::documents::Spent;
+use crate::order::stall::Waited;
+
+/// An update and, for each of its micro-batches, the patches of its images: as many as the plan has room for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SeenUpdate {
+    pub update: ExampleUpdate,
+    pub patches: Vec<Vec<u8>>,
+}
+
+/// Updates from a cursor on, without end.
+pub struct PatchLoader {
+    queue: Receiver<Result<Made, DataError>>,
+    cursor: ExampleCursor,
+    waited: Waited,
+}
+
+struct Made {
+    seen: SeenUpdate,
+    /// Where the next update begins.
+    cursor: ExampleCursor,
+    spent: Duration,
+}
+
+/// Updates that are ready ahead of the one that is trained on.
+const AHEAD: usize = 2;
+
+impl PatchLoader {
+    /// Goes on where the updates stand, with this many threads for images.
+    pub fn new(updates: Updates, store: Arc<ImageStore>, threads: usize) -> Result<PatchLoader, DataError> {
+        let (sender, queue) = sync_channel(AHEAD);
+        let cursor = updates.cursor().clone();
+        let failed = |error: &dyn std::fmt::Display| {
+            DataError::environment(format!("A loader thread cannot be started: {error}."))
+        };
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.max(1))
+            .thread_name(|i| format!("patches-{i}"));
+        let pool = pool.build().map_err(|error| failed(&error))?;
+        let work = move || make(updates, &store, &pool, &sender);
+        std::thread::Builder::new().name("updates".into()).spawn(work).map_err(|error| failed(&error))?;
+        Ok(PatchLoader { queue, cursor, waited: Waited::default() })
+    }
+
+    /// The next update. An error is final.
+    pub fn next_update(&mut self) -> Result<SeenUpdate, DataError> {
+        let since = Instant::now();
+        let made =
+            self.queue.recv().map_err(|_| DataError::environment("The loader thread has ended."))??;
+        let Made { mut seen, cursor, spent } = made;
+        let waited =
+            Waited::new(since.elapsed(), Spent { decoding: spent, ..Spent::default() }, Duration::ZERO);
+        self.waited += waited;
+        (self.cursor, seen.update.waited) = (cursor, waited);
+        Ok(seen)
+    }
+
+    /// Where the update after the last one given begins.
+    pub fn cursor(&self) -> &ExampleCursor {
+        &self.cursor
+    }
+
+    /// How long `next_update` has taken so far.
+    pub fn waited(&self) -> Waited {
+        self.waited
+    }
+}
+
+/// Makes updates until nobody takes them, or one fails.
+fn make(
+    mut updates: Updates,
+    store: &ImageStore,
+    pool: &rayon::ThreadPool,
+    sender: &SyncSender<Result<Made, DataError>>,
+) {
+    loop {
+        let since = Instant::now();
+        let update = updates.next_update();
+        let made = pool.install(|| update.parts.par_iter().map(|part| patches(store, part)).collect());
+        let made: Result<Vec<Vec<u8>>, DataError> = made;
+        let (cursor, is_last) = (updates.cursor().clone(), made.is_err());
+        let made =
+            made.map(|patches| Made { seen: SeenUpdate { update, patches }, cursor, spent: since.elapsed() });
+        if sender.send(made).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// The patches of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
+pub fn patches(store: &ImageStore, batch: &MicroBatch) -> Result<Vec<u8>, DataError> {
+    let bytes = store.patch_bytes();
+    let mut out = vec![0; batch.image_room.patches * bytes];
+    let mut rest = &mut out[..];
+    let mut parts = vec![];
+    for image in &batch.images {
+        let (own, behind) = rest.split_at_mut(image.grid.patches() * bytes);
+        parts.push((image.image, own));
+        rest = behind;
+    }
+    parts.into_par_iter().try_for_each(|(image, out)| store.patches(image, out))?;
+    Ok(out)
+}

@@ -1,0 +1,69 @@
+//! Images among the tokens of examples, as plans take them.
+
+use std::sync::Arc;
+
+use flatout_data::vision::{ImageStore, TAPS, patches};
+use flatout_data::{DataError, ImageRoom, MicroBatch};
+
+use super::batch::{HostTensor, Inputs};
+use crate::config::Config;
+
+/// The images of a set, and the positions that the tower learns a side.
+#[derive(Clone)]
+pub struct SeenImages {
+    pub store: Arc<ImageStore>,
+    positions: usize,
+    merge: usize,
+}
+
+impl SeenImages {
+    /// `None` where no example has an image.
+    pub fn of(config: &Config, store: ImageStore) -> Option<SeenImages> {
+        let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref())?;
+        let (positions, merge) = (vision.positions, vision.merge);
+        (store.count() > 0).then(|| SeenImages { store: Arc::new(store), positions, merge })
+    }
+
+    /// The patches of a micro-batch, decoded now.
+    pub fn patches(&self, laid_out: &MicroBatch) -> Result<Vec<u8>, DataError> {
+        patches(&self.store, laid_out)
+    }
+
+    /// The inputs of the tower, of those that a plan has.
+    pub fn tensors(
+        &self,
+        laid_out: &MicroBatch,
+        patches: Vec<u8>,
+        inputs: &Inputs,
+    ) -> Vec<(&'static str, HostTensor)> {
+        let ImageRoom { patches: room, images } = laid_out.image_room;
+        let mut places = vec![0; 2 * room];
+        let (mut taps, mut shares) = (vec![0; TAPS * room], vec![0.0; TAPS * room]);
+        let (mut start, mut len) = (vec![0; images], vec![0; images]);
+        let mut first = 0;
+        for (number, image) in laid_out.images.iter().enumerate() {
+            let grid = image.grid;
+            for (at, place) in grid.places(self.merge).enumerate() {
+                for (axis, place) in place.into_iter().enumerate() {
+                    places[axis * room + first + at] = place as i32;
+                }
+            }
+            for (at, four) in grid.taps(self.merge, self.positions).enumerate() {
+                for (tap, (row, share)) in four.into_iter().enumerate() {
+                    taps[tap * room + first + at] = row as i32;
+                    shares[tap * room + first + at] = share;
+                }
+            }
+            (start[number], len[number]) = (first as i32, grid.patches() as i32);
+            first += grid.patches();
+        }
+        inputs.only([
+            ("patches", Box::new(|| HostTensor::U8(patches)) as Box<dyn FnOnce() -> HostTensor>),
+            ("patch_places", Box::new(|| HostTensor::I32(places))),
+            ("taps", Box::new(|| HostTensor::I32(taps))),
+            ("tap_weights", Box::new(|| HostTensor::F32(shares))),
+            ("image_start", Box::new(|| HostTensor::I32(start))),
+            ("image_len", Box::new(|| HostTensor::I32(len))),
+        ])
+    }
+}
