@@ -116,6 +116,7 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     if config.model.image_size().is_some() {
         pretrained::lay_processor(&mut config, &described.processor, overrides, false)?;
     }
+    pretrained::lay_area(&mut config, &described.processor, overrides)?;
     let is_text = config.data.task == Task::Text;
     let reads_tokens =
         config.model.vocab().is_some() && (config.data.source() == SourceKind::Text || !is_text);

@@ -5,13 +5,16 @@
 //!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
+//! data_url   images that are written into a text
 //! ```
 
+mod data_url;
 mod grid;
 mod patches;
 mod patching;
 mod store;
 
+pub(crate) use data_url::{decode_data_url, is_data_url};
 pub use grid::{Grid, Stretch, TAPS, positions};
 pub use patching::Patching;
 pub use store::{EncodedImage, Given, ImageReader, ImageStore};

@@ -16,6 +16,8 @@ choice! {
         Classes = "classes",
         /// Images with a class.
         Images = "images",
+        /// Conversations about images, and questions about them, of which the answers are learned.
+        VisualChat = "visual_chat",
     }
 }
 
@@ -56,6 +58,21 @@ static TABLE: &[Facts] = &[
         unit: Unit::Images,
         head: Head::Classes,
         keys: &["classes", "label", "image", "image_root"],
+    },
+    Facts {
+        task: Task::VisualChat,
+        unit: Unit::Examples,
+        head: Head::Tokens,
+        keys: &[
+            "template",
+            "date",
+            "max_tokens",
+            "group",
+            "image",
+            "image_root",
+            "image_tokens",
+            "answer_marks",
+        ],
     },
 ];
 
