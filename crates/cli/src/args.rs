@@ -411,13 +411,17 @@ pub struct Inspect {
     /// The token that separates documents of .bin files.
     #[arg(long, value_name = "TOKEN")]
     pub eos: Option<u32>,
-    /// What files hold: text, chat (conversations, instructions), classes (texts or pairs with a label) or images (a
-    /// folder with a folder a class, .tar archives, .bin files of CIFAR, a table; without files the drawn set).
+    /// What files hold: text, chat (conversations, instructions), classes (texts or pairs with a label), visual_chat
+    /// (conversations and questions about images) or images (a folder with a folder a class, .tar archives, .bin files of
+    /// CIFAR, a table; without files the drawn set).
     #[arg(long, value_name = "TASK", default_value_t = Task::Text)]
     pub task: Task,
     /// A chat template: a file, or chatml; otherwise the one beside the tokeniser.
     #[arg(long, value_name = "FILE")]
     pub template: Option<String>,
+    /// Of visual_chat: the folder that paths of images begin in; otherwise that of the file.
+    #[arg(long, value_name = "DIR")]
+    pub image_root: Option<PathBuf>,
     /// Of images: how many a second one core makes ready, measured for this long in each of two ways.
     #[arg(long, value_name = "SECONDS")]
     pub time: Option<f64>,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use flatout_data::examples::{ExampleKind, ExampleSpec, open as open_examples};
+use flatout_data::examples::{ExampleKind, ExampleSpec, VisionSpec, open as open_examples};
 use flatout_data::formats::{OnError, ReadOptions};
 use flatout_data::inspect::{Inspection, LengthSummary, inspect as look, spans};
 use flatout_data::prepare::{Preparation, Prepared, Progress, Tokenizer, prepare as write_shards};
@@ -196,13 +196,18 @@ const LOOK_VOCABULARY: usize = 8192;
 fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     if args.task != Task::Text {
         let spec = ExampleSpec {
-            task: if args.task == Task::Chat { ExampleKind::Chat } else { ExampleKind::Classes },
+            task: match args.task {
+                Task::Classes => ExampleKind::Classes,
+                Task::VisualChat => ExampleKind::Visual,
+                _ => ExampleKind::Chat,
+            },
             path: args.words.clone(),
             read: read_options(&args.reading, OnError::Skip),
             tokenizer: args.tokenizer.clone(),
             template: args.template.clone(),
             vocab: if args.tokenizer.is_some() { usize::MAX } else { LOOK_VOCABULARY },
             max_tokens: usize::MAX,
+            vision: Some(VisionSpec { root: args.image_root.clone(), ..VisionSpec::default() }),
             workers: machine::threads(),
             ..ExampleSpec::default()
         };

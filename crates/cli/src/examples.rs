@@ -1,10 +1,10 @@
-//! `data inspect` of conversations and labelled texts: their schema, how many, how long, the balance of classes, and what
-//! the loss sees of some of them.
+//! `data inspect` of conversations, with images or without, and labelled texts: their schema, how many, how long, the balance
+//! of classes, and what the loss sees of some of them.
 
 use std::io::IsTerminal;
 
 use flatout_data::ExampleTable;
-use flatout_data::examples::{ExampleSets, SetDescription, spans};
+use flatout_data::examples::{ExampleSets, ImageCounts, SetDescription, Sighting, spans};
 use flatout_data::formats::Place;
 use flatout_data::inspect::Span;
 use serde_json::json;
@@ -25,13 +25,26 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
             .map(|at| {
                 let example = sets.train.get(*at);
                 let class = example.label.map(|label| &sets.classes[label as usize]);
-                json!({
+                let mut sample = json!({
                     "place": sets.train_places[*at].to_string(),
                     "tokens": example.tokens.len(),
                     "learned_tokens": example.weights.iter().filter(|weight| **weight > 0.0).count(),
                     "class": class,
                     "spans": spans(&sets.vocabulary, example),
-                })
+                });
+                if sets.description.images.is_some() {
+                    let image = |sighting: &Sighting| {
+                        let image = sets.images.get(sighting.image);
+                        json!({
+                            "file": image.path(),
+                            "width": image.width,
+                            "height": image.height,
+                            "tokens": sighting.tokens,
+                        })
+                    };
+                    sample["images"] = example.images.iter().map(image).collect();
+                }
+                sample
             })
             .collect();
         screen.object(&json!({
@@ -77,6 +90,15 @@ fn summary(described: &SetDescription, screen: &Screen) {
     } else {
         screen.result(format!("tokens   {}", count(described.tokens)));
     }
+    if let Some(ImageCounts { images, examples, tokens, broken }) = &described.images {
+        screen.result(format!(
+            "images   {} different ones in {} examples, {} tokens; {} rows have broken ones",
+            count(*images),
+            count(*examples),
+            count(*tokens),
+            count(*broken)
+        ));
+    }
     if described.cut + described.too_long > 0 {
         screen.result(format!(
             "too long {} were cut, {} left out",
@@ -118,6 +140,17 @@ fn sample(sets: &ExampleSets, at: usize, place: &Place, colours: bool, screen: &
         None => {
             let learned: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
             screen.result(format!("\n{place}: {learned} of {} tokens learned", example.tokens.len()));
+            for sighting in example.images {
+                let image = sets.images.get(sighting.image);
+                let named = image.path().map(|path| one_line(&path.to_string_lossy()).into_owned());
+                let file = named.unwrap_or("in the row".into());
+                screen.result(format!(
+                    "image    {} x {} pixels, {} tokens ({file})",
+                    image.width,
+                    image.height,
+                    count(u64::from(sighting.tokens))
+                ));
+            }
             screen.coloured(spans.iter().map(|span| marked(span, colours)).collect::<String>());
         }
     }

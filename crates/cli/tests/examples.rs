@@ -47,6 +47,61 @@ fn refused(dir: &Path, words: &[&str], parts: &[&str]) {
 }
 
 #[test]
+fn rows_with_images_are_shown_with_sizes_and_tokens() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures");
+    fs::create_dir(dir.join("images")).unwrap();
+    fs::copy(pictures.join("rgb.png"), dir.join("images/a.png")).unwrap();
+    let row = |image: &str, at: usize| {
+        format!("{{\"image\":\"{image}\",\"question\":\"What is {at}?\",\"answer\":\"It is {at}.\"}}\n")
+    };
+    let text = "{\"question\":\"Why?\",\"answer\":\"Thus.\"}\n";
+    let rows: String = (0..40).map(|at| row("a.png", at)).collect();
+    fs::write(dir.join("rows.jsonl"), rows + text + &row("none.png", 7)).unwrap();
+    let words = [
+        "data",
+        "inspect",
+        "rows.jsonl",
+        "--task",
+        "visual_chat",
+        "--image-root",
+        "images",
+        "--samples",
+        "1",
+    ];
+    let said = done(dir, &words);
+    for part in [
+        "schema   `question` and `answer`, with images",
+        "images   1 different ones in 40 examples, 2,800 tokens; 1 rows have broken ones",
+        "unusable 1 missing image file (first: rows.jsonl, line 42)",
+        "image    45 x 30 pixels, 70 tokens (images/a.png)",
+        "<|vision_start|><|image_pad|> x 70<|vision_end|>What is 0?",
+        "]]It is 0.<|im_end|>",
+    ] {
+        assert!(said.out.contains(part), "{part}: {}", said.out);
+    }
+    let said = done(dir, &[&words[..], &["--json"]].concat());
+    let seen: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(seen["description"]["images"]["tokens"], 2800);
+    let image = &seen["samples"][0]["images"][0];
+    assert_eq!((&image["width"], &image["height"], &image["tokens"]), (&45.into(), &30.into(), &70.into()));
+    refused(dir, &["data", "inspect", "tiny", "data.task=visual_chat"], &["the model sees no images"]);
+    let tower = "data inspect tiny data.task=visual_chat model.vocab=400 model.vision.width=16 model.vision.layers=1 \
+                 model.vision.heads=2 model.vision.ffn=16 model.vision.patch=4 model.vision.image_token=6 \
+                 model.vision.video_token=7 model.vision.start_token=4 model.vision.end_token=5 \
+                 data.synthetic_rows=200 data.image_tokens=[4,16]";
+    let words: Vec<&str> = tower.split_whitespace().collect();
+    let said = done(dir, &words);
+    for part in ["from 200 rows", "tokens; 0 rows have broken ones", "32 x 32 pixels, 16 tokens (in the row)"]
+    {
+        assert!(said.out.contains(part), "{part}: {}", said.out);
+    }
+    let wrong = [&words[..], &["model.vision.image_token=9"]].concat();
+    refused(dir, &wrong, &["has <|image_pad|> as token 6", "give model.vision.image_token=6"]);
+}
+
+#[test]
 fn conversations_are_shown_as_the_loss_sees_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();

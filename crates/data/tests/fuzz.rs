@@ -1,6 +1,6 @@
 //! Every parser of this crate, fed with damaged inputs: no panic, no hang, bounded memory, and more where more can be said.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -8,8 +8,11 @@ use std::path::Path;
 
 use crate::archive;
 use crate::scratch::Scratch;
+use crate::visual::{base64, encoded_png};
 use flatout_data::Vocabulary;
-use flatout_data::examples::{ChatTemplate, Conversation, ExampleKind, ExampleSpec, open};
+use flatout_data::examples::{
+    ChatTemplate, Conversation, ExampleKind, ExampleSets, ExampleSpec, VisionSpec, open,
+};
 use flatout_data::formats::{
     Compression, Document, Field, Fields, Format, Index, Input, OnError, ReadOptions, Reader, Reason,
     Records, Skipped, find, read,
@@ -17,6 +20,7 @@ use flatout_data::formats::{
 use flatout_data::images::{
     Augment, Filter, ImageSet, ImageSpec, View, inspect, open as open_images, ordered,
 };
+use flatout_data::vision::Patching;
 use flatout_fuzz::{Limits, feed};
 
 const MOST_BYTES: usize = 4 << 10;
@@ -231,6 +235,7 @@ fn tokenizer() {
 /// Everything of a file as rows: none is both read and left out, and the file ends.
 fn rows(path: &Path, format: Format, bytes: u64) {
     let input = Input { path: path.into(), format, compression: Compression::None, bytes };
+    let options = |on_error| ReadOptions { max_image_bytes: MOST_BYTES, ..options(on_error) };
     let mut records = Records::open(&input, &options(OnError::Skip)).unwrap();
     let read = records.by_ref().inspect(|record| assert!(record.is_ok(), "wrong rows are skipped")).count();
     let mut failing = Records::open(&input, &options(OnError::Fail)).unwrap();
@@ -242,7 +247,9 @@ fn rows(path: &Path, format: Format, bytes: u64) {
 fn parquet_rows() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows");
     let seed = |name: &str| std::fs::read(folder.join(format!("{name}.parquet"))).unwrap();
-    let seeds: Vec<Vec<u8>> = ["plain", "dictionary", "groups", "pages", "v2", "delta"].map(seed).to_vec();
+    let mut seeds: Vec<Vec<u8>> =
+        ["plain", "dictionary", "groups", "pages", "v2", "delta"].map(seed).to_vec();
+    seeds.extend(["bytes", "stored", "lists", "column", "turns"].map(sighted));
     let scratch = Scratch::new("fuzz-parquet-rows");
     let path = scratch.write("a.parquet", b"");
     let file = File::options().write(true).open(&path).unwrap();
@@ -286,6 +293,94 @@ fn examples() {
                     sets.train.iter().all(|example| example.is_supervised() && example.tokens.len() <= 64)
                 );
             }
+        }
+    });
+}
+
+/// A parquet file whose rows hold images.
+fn sighted(name: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sighted");
+    std::fs::read(folder.join(format!("{name}.parquet"))).unwrap()
+}
+
+/// A specification of rows with images, and the tokeniser that they are read with.
+fn visual_spec(scratch: &Scratch) -> ExampleSpec {
+    let rows = scratch.write("whole.jsonl", b"{\"question\":\"q\",\"answer\":\"a\"}\n");
+    let patching = Patching { patch: 2, merge: 2, least_pixels: 16, most_pixels: 256 };
+    let spec = ExampleSpec {
+        task: ExampleKind::Visual,
+        path: vec![rows],
+        read: options(OnError::Skip),
+        vocab: 300,
+        held_out: 0.0,
+        max_tokens: 96,
+        vision: Some(VisionSpec { patching, max_pixels: 1 << 16, ..VisionSpec::default() }),
+        ..ExampleSpec::default()
+    };
+    let tokenizer = scratch.at("tokenizer.json");
+    open(&spec).unwrap().vocabulary.save(Path::new(&tokenizer)).unwrap();
+    ExampleSpec { tokenizer: Some(tokenizer.into()), ..spec }
+}
+
+/// Images among the tokens of examples lie in order, whole, and are not learned.
+fn sensible_sights(sets: &ExampleSets) {
+    let places = sets.train.iter().flat_map(|example| example.images).map(|sighting| sighting.image);
+    assert!(places.collect::<HashSet<_>>().len() == sets.images.count(), "every image is shown");
+    for example in sets.train.iter() {
+        assert!(example.is_supervised() && example.tokens.len() <= 96);
+        let mut at = 0;
+        for sighting in example.images {
+            let (start, end) = (sighting.start as usize, (sighting.start + sighting.tokens) as usize);
+            assert!(at <= start && start < end && end <= example.tokens.len());
+            assert!(example.weights[start..end].iter().all(|weight| *weight == 0.0));
+            assert!(example.tokens[start..end].iter().all(|token| *token == example.tokens[start]));
+            assert_eq!(sighting.grid.tokens(2), sighting.tokens as usize);
+            at = end;
+        }
+    }
+}
+
+/// Rows with images of every form, through to tokens.
+#[test]
+fn visual_rows() {
+    let url = format!("data:image/png;base64,{}", base64(&encoded_png(6, 5, 1)));
+    let seeds = [
+        format!("{{\"messages\":[{{\"role\":\"user\",\"content\":[{{\"type\":\"image_url\",\"image_url\":{{\"url\":\"{url}\"}}}},{{\"type\":\"text\",\"text\":\"q\"}}]}},{{\"role\":\"assistant\",\"content\":\"a\"}}]}}\n").repeat(2),
+        "{\"conversations\":[{\"from\":\"human\",\"value\":\"<image>\\nq<image>\"},{\"from\":\"gpt\",\"value\":\"a\"}],\"images\":[\"a.png\",{\"path\":\"b.png\",\"bytes\":null}]}\n".into(),
+        "{\"image\":\"a.png\",\"question\":\"q\",\"answer\":\"a\"}\n{\"image\":null,\"question\":\"q\",\"answer\":\"a\"}\n".into(),
+        "{\"images\":[\"a.png\"],\"texts\":[{\"user\":\"q\",\"assistant\":\"a\"},{\"user\":\"<image>r\",\"assistant\":\"b\"}]}\n".into(),
+    ]
+    .map(String::into_bytes);
+    let scratch = Scratch::new("fuzz-visual");
+    scratch.write("a.png", &encoded_png(8, 8, 1));
+    scratch.write("b.png", &encoded_png(16, 4, 2));
+    let spec = visual_spec(&scratch);
+    let path = scratch.write("a.jsonl", b"");
+    let file = File::options().write(true).open(&path).unwrap();
+    let spec = ExampleSpec { path: vec![path], ..spec };
+    feed("visual-rows", &seeds, Limits::default(), |bytes| {
+        file.write_all_at(bytes, 0).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        if let Ok(sets) = open(&spec) {
+            sensible_sights(&sets);
+        }
+    });
+}
+
+/// Parquet files with images, through to tokens.
+#[test]
+fn visual_parquet() {
+    let names = ["bytes", "stored", "lists", "column", "parts", "turns", "broken"];
+    let scratch = Scratch::new("fuzz-visual-parquet");
+    let spec = visual_spec(&scratch);
+    let path = scratch.write("a.parquet", b"");
+    let file = File::options().write(true).open(&path).unwrap();
+    let spec = ExampleSpec { path: vec![path], ..spec };
+    feed("visual-parquet", &names.map(sighted), Limits::default(), |bytes| {
+        file.write_all_at(bytes, 0).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        if let Ok(sets) = open(&spec) {
+            sensible_sights(&sets);
         }
     });
 }

@@ -11,3 +11,4 @@ mod parquet;
 mod rows;
 mod scratch;
 mod templates;
+mod visual;

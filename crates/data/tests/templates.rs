@@ -138,6 +138,7 @@ fn json(field: &Field) -> String {
         Field::Whole(value) => value.to_string(),
         Field::Number(value) => format!("{value:?}"),
         Field::Text(text) => serde_json::to_string(text).unwrap(),
+        Field::Bytes(_) => unreachable!("JSON has no bytes"),
         Field::List(list) => format!("[{}]", list.iter().map(json).collect::<Vec<_>>().join(",")),
         Field::Object(Fields(fields)) => {
             let pairs = fields

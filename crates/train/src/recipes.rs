@@ -28,6 +28,9 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "smollm2-135m", text: include_str!("../../../recipes/smollm2-135m.toml") },
     Embedded { name: "smollm2-360m", text: include_str!("../../../recipes/smollm2-360m.toml") },
     Embedded { name: "gemma3-1b-pairs", text: include_str!("../../../recipes/gemma3-1b-pairs.toml") },
+    Embedded { name: "qwen3-vl-2b-vqa", text: include_str!("../../../recipes/qwen3-vl-2b-vqa.toml") },
+    Embedded { name: "qwen3-vl-4b-vqa", text: include_str!("../../../recipes/qwen3-vl-4b-vqa.toml") },
+    Embedded { name: "qwen3-vl-8b-vqa", text: include_str!("../../../recipes/qwen3-vl-8b-vqa.toml") },
     Embedded { name: "gemma3-4b-pairs", text: include_str!("../../../recipes/gemma3-4b-pairs.toml") },
     Embedded { name: "text-classify", text: include_str!("../../../recipes/text-classify.toml") },
     Embedded { name: "vision-tiny", text: include_str!("../../../recipes/vision-tiny.toml") },
@@ -120,6 +123,7 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     if config.model.image_size().is_some() {
         pretrained::lay_processor(&mut config, &described.processor, overrides, false)?;
     }
+    pretrained::lay_area(&mut config, &described.processor, overrides)?;
     let is_text = config.data.task == Task::Text;
     let reads_tokens =
         config.model.vocab().is_some() && (config.data.source() == SourceKind::Text || !is_text);

@@ -1,5 +1,6 @@
 //! Rows to conversations: the forms that sets of instructions are published in, found by their fields.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::template::is_reserved;
@@ -76,6 +77,9 @@ impl fmt::Display for Schema {
     }
 }
 
+/// Makes a content of the parts of a message, which has this number.
+pub(super) type TakeParts = fn(&[Field], usize) -> Result<Field, Wrong>;
+
 impl Schema {
     /// The form of a row with these fields.
     pub(crate) fn of(fields: &Fields) -> Result<Schema, Wrong> {
@@ -100,7 +104,8 @@ impl Schema {
         ))
     }
 
-    pub(crate) fn read(self, fields: &Fields) -> Result<Dialogue, Wrong> {
+    /// The conversation of a row. Contents that are lists are left to `parts`.
+    pub(super) fn read(self, fields: &Fields, parts: TakeParts) -> Result<Dialogue, Wrong> {
         let mut dialogue = match self {
             Schema::Messages(name) => {
                 let mut chat = Conversation::default();
@@ -115,7 +120,7 @@ impl Schema {
                     );
                 }
                 for (at, field) in list.iter().enumerate() {
-                    chat.take(field, at, name, true)?;
+                    chat.take(field, at, name, true, parts)?;
                 }
                 Dialogue::Chat(chat)
             }
@@ -141,7 +146,7 @@ impl Schema {
                     let mut chat = Conversation::default();
                     for (name, is_learned) in [(prompt, false), (completion, true)] {
                         for (at, field) in list_of(fields, name)?.iter().enumerate() {
-                            chat.take(field, at, name, is_learned)?;
+                            chat.take(field, at, name, is_learned, parts)?;
                         }
                     }
                     Dialogue::Chat(chat)
@@ -171,32 +176,42 @@ impl Schema {
 impl Dialogue {
     /// Equal for equal content, however it was written down. It decides the side a row is on.
     pub(crate) fn hash(&self) -> u64 {
-        let field = |hash: u64, field: Option<&Field>| match field {
-            Some(Field::Text(text)) => key(hash, fingerprint(text.as_bytes())),
-            Some(other) => key(hash, fingerprint(format!("{other:?}").as_bytes())),
-            None => key(hash, 0),
-        };
         match self {
             Dialogue::Plain { prompt, completion } => {
                 key(fingerprint(prompt.as_bytes()), fingerprint(completion.as_bytes()))
             }
-            Dialogue::Chat(chat) => chat.messages.iter().fold(chat.messages.len() as u64, |hash, message| {
-                ["role", "content", "tool_calls"]
-                    .iter()
-                    .fold(hash, |hash, name| field(hash, message.get(name)))
-            }),
+            Dialogue::Chat(chat) => chat.hash(),
         }
     }
 }
 
 impl Conversation {
+    /// Equal for equal messages, however they were written down.
+    pub(super) fn hash(&self) -> u64 {
+        let field = |hash: u64, field: Option<&Field>| match field {
+            Some(Field::Text(text)) => key(hash, fingerprint(text.as_bytes())),
+            Some(other) => key(hash, fingerprint(format!("{other:?}").as_bytes())),
+            None => key(hash, 0),
+        };
+        self.messages.iter().fold(self.messages.len() as u64, |hash, message| {
+            ["role", "content", "tool_calls"].iter().fold(hash, |hash, name| field(hash, message.get(name)))
+        })
+    }
+
     fn push(&mut self, message: Fields, is_learned: bool) {
         self.messages.push(message);
         self.learned.push(is_learned);
     }
 
     /// Takes a message as it was written, number `at` of the field `of`.
-    fn take(&mut self, field: &Field, at: usize, of: &str, may_learn: bool) -> Result<(), Wrong> {
+    fn take(
+        &mut self,
+        field: &Field,
+        at: usize,
+        of: &str,
+        may_learn: bool,
+        parts: TakeParts,
+    ) -> Result<(), Wrong> {
         let turn = at + 1;
         let Field::Object(fields) = field else {
             let said = format!(
@@ -241,7 +256,7 @@ impl Conversation {
         let content = ["content", "value"].iter().find_map(|name| fields.get(name));
         let content = match content {
             Some(Field::Text(text)) => Some(Field::Text(text.clone())),
-            Some(Field::List(parts)) => Some(Field::Text(joined(parts, turn)?)),
+            Some(Field::List(list)) => Some(parts(list, turn)?),
             Some(Field::Null) if is_answer && calls => Some(Field::Null),
             None if is_answer && calls => None,
             None | Some(Field::Null) => {
@@ -257,8 +272,8 @@ impl Conversation {
                 return wrong(Reason::NotAString, said);
             }
         };
-        let text = content.as_ref().and_then(Field::text).unwrap_or_default();
-        if is_reserved(text) || text.contains('\0') {
+        let text = content.as_ref().map(spelled).unwrap_or_default();
+        if is_reserved(&text) || text.contains('\0') {
             let said = format!(
                 "message {turn} has a character that no text may have (NUL or U+FDD0 to U+FDD2); remove it"
             );
@@ -283,16 +298,31 @@ impl Conversation {
     }
 }
 
-fn wrong<T>(reason: Reason, said: String) -> Result<T, Wrong> {
+pub(super) fn wrong<T>(reason: Reason, said: String) -> Result<T, Wrong> {
     Err(Wrong::new(reason, said))
 }
 
-fn message(role: &str, content: Field) -> Fields {
+pub(super) fn message(role: &str, content: Field) -> Fields {
     Fields(vec![("role".into(), role.into()), ("content".into(), content)])
 }
 
-/// A content in parts, as one text.
-fn joined(parts: &[Field], turn: usize) -> Result<String, Wrong> {
+/// The text of a content, without what else its parts are.
+fn spelled(content: &Field) -> Cow<'_, str> {
+    match content {
+        Field::Text(text) => Cow::Borrowed(text),
+        Field::List(parts) => {
+            let text = |part: &Field| match part {
+                Field::Object(fields) => fields.get("text").and_then(Field::text).map(String::from),
+                _ => None,
+            };
+            Cow::Owned(parts.iter().filter_map(text).collect())
+        }
+        _ => Cow::Borrowed(""),
+    }
+}
+
+/// A content in parts, all of them texts, as one text.
+pub(super) fn joined(parts: &[Field], turn: usize) -> Result<Field, Wrong> {
     let mut text = String::new();
     for part in parts {
         match part {
@@ -301,9 +331,14 @@ fn joined(parts: &[Field], turn: usize) -> Result<String, Wrong> {
                 (Some("text") | None, Some(Field::Text(part))) => text.push_str(part),
                 (kind, _) => {
                     let kind = kind.unwrap_or("something else").escape_debug();
-                    let said = format!(
-                        "message {turn} has a part of the type `{kind}`, and only `text` is read; leave it out"
-                    );
+                    let said = match kind.to_string().as_str() {
+                        "image" | "image_url" => format!(
+                            "message {turn} has a part that is an image; give data.task=visual_chat, or leave it out"
+                        ),
+                        kind => format!(
+                            "message {turn} has a part of the type `{kind}`, and only `text` is read; leave it out"
+                        ),
+                    };
                     return wrong(Reason::Unsupported, said);
                 }
             },
@@ -313,11 +348,11 @@ fn joined(parts: &[Field], turn: usize) -> Result<String, Wrong> {
             }
         }
     }
-    Ok(text)
+    Ok(Field::Text(text))
 }
 
 /// A list of messages, which tables without lists hold as JSON.
-fn list_of(fields: &Fields, name: &str) -> Result<Vec<Field>, Wrong> {
+pub(super) fn list_of(fields: &Fields, name: &str) -> Result<Vec<Field>, Wrong> {
     let broken = |said: String| {
         Wrong::new(Reason::Conversation, format!("the field `{name}` {said}; write a list of messages"))
     };
@@ -364,7 +399,7 @@ fn missing(fields: &Fields, name: &str) -> Wrong {
     )
 }
 
-fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
+pub(super) fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
     match fields.get(name) {
         Some(Field::Text(text)) if text.contains('\0') || is_reserved(text) => {
             let said = format!(
@@ -390,7 +425,7 @@ fn optional_text<'f>(fields: &'f Fields, name: &str) -> Result<Option<&'f str>, 
     }
 }
 
-fn answer_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
+pub(super) fn answer_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
     let text = text_of(fields, name)?;
     if text.trim().is_empty() {
         return wrong(

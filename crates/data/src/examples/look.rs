@@ -4,20 +4,33 @@ use super::Example;
 use crate::text::inspect::Span;
 use crate::text::tokenizer::Vocabulary;
 
-/// The tokens of an example in runs that are learned or only read, as they are spelled. Special tokens are spelled out.
+/// The tokens of an example in runs that are learned or only read, as they are spelled. Special tokens are spelled out, and
+/// those of an image once, with their number.
 pub fn spans(vocabulary: &Vocabulary, example: Example<'_>) -> Vec<Span> {
-    let mut spans: Vec<(bool, Vec<u32>)> = Vec::new();
-    for (token, weight) in example.tokens.iter().zip(example.weights) {
-        let is_trained = *weight > 0.0;
-        match spans.last_mut() {
-            Some((same, tokens)) if *same == is_trained => tokens.push(*token),
-            _ => spans.push((is_trained, vec![*token])),
+    let mut spans: Vec<Span> = Vec::new();
+    let mut add = |is_trained: bool, tokens: usize, text: String| match spans.last_mut() {
+        Some(last) if last.is_trained == is_trained => {
+            last.tokens += tokens;
+            last.text.push_str(&text);
         }
-    }
-    let span = |(is_trained, tokens): (bool, Vec<u32>)| Span {
-        is_trained,
-        tokens: tokens.len(),
-        text: vocabulary.spell_out(&tokens),
+        _ => spans.push(Span { is_trained, tokens, text }),
     };
-    spans.into_iter().map(span).collect()
+    let mut images = example.images.iter().peekable();
+    let mut at = 0;
+    while at < example.tokens.len() {
+        let next_image = images.peek().map_or(example.tokens.len(), |image| image.start as usize);
+        if at == next_image {
+            let image = images.next().expect("it begins here");
+            let spelled = vocabulary.spell_out(&example.tokens[at..=at]);
+            add(false, image.tokens as usize, format!("{spelled} x {}", image.tokens));
+            at += image.tokens as usize;
+            continue;
+        }
+        let is_trained = example.weights[at] > 0.0;
+        let same = example.weights[at..next_image].iter().take_while(|weight| (**weight > 0.0) == is_trained);
+        let end = at + same.count();
+        add(is_trained, end - at, vocabulary.spell_out(&example.tokens[at..end]));
+        at = end;
+    }
+    spans
 }

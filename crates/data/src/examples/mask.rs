@@ -35,6 +35,8 @@ pub(crate) struct Masked {
     pub learned: Vec<Range<usize>>,
     /// Whether white space behind the end of a turn is learned too: only where the template says so.
     pub is_exact: bool,
+    /// The messages that it is the text of, from the first.
+    pub turns: usize,
 }
 
 /// The texts of a conversation with what is learned of them: one, or one an answer.
@@ -52,7 +54,7 @@ pub(crate) fn masked(
         TrainOn::All => {
             let text = whole(turns)?.text;
             let everything = 0..text.len();
-            Ok(vec![Masked { learned: vec![everything], text, is_exact: true }])
+            Ok(vec![Masked { learned: vec![everything], text, is_exact: true, turns }])
         }
         TrainOn::Assistant => {
             let rendered = whole(turns)?;
@@ -99,7 +101,7 @@ fn learned(
         let learned = generated.into_iter().enumerate().filter(|(at, _)| is_wanted(*at));
         let learned: Vec<Range<usize>> =
             learned.map(|(_, span)| span).filter(|span| !span.is_empty()).collect();
-        return Ok(Masked { text, learned, is_exact: true });
+        return Ok(Masked { text, learned, is_exact: true, turns });
     }
     let mut learned = Vec::new();
     for at in wanted {
@@ -118,7 +120,7 @@ fn learned(
             learned.push(start..end);
         }
     }
-    Ok(Masked { text, learned, is_exact: false })
+    Ok(Masked { text, learned, is_exact: false, turns })
 }
 
 fn is_assistant(conversation: &Conversation, at: usize) -> bool {

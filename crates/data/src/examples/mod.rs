@@ -1,14 +1,17 @@
-//! Examples for fine-tuning: conversations, and texts or pairs with a class, laid out in micro-batches.
+//! Examples for fine-tuning: conversations, with images or without, and texts or pairs with a class, laid out in
+//! micro-batches.
 //!
 //! All of a set is in memory, tokenised: lengths are known before anything is laid out, and an epoch is a permutation.
 //!
 //! ```text
-//! formats::Records   rows with their fields   (synthetic: rows of our own)
+//! formats::Records   rows with their fields   (synthetic, shapes: rows of our own, without images and with)
 //!    -> conversation   instructions in the forms they are published in      labelled   texts and pairs with a class
+//!    -> visual         conversations with images, and questions about them
 //!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
-//!    -> mask           what of the text is learned
+//!    -> mask           what of the text is learned   (marks: what of an answer)
 //!    -> encoder        text to tokens with their places; pairs in a tokeniser's frame
 //! reading    all of it for every row, in parallel
+//! sides      rows that share images, which are on the same side
 //! sets       all of it behind `open`, split, with what was left out and why
 //! look       what the loss sees of an example
 //! question   a question to a model, written by the same template
@@ -30,14 +33,18 @@ mod labelled;
 pub(crate) mod layout;
 pub(crate) mod lengths;
 mod look;
+mod marks;
 mod mask;
 mod prefixes;
 mod question;
 mod reading;
 mod sets;
+mod shapes;
+mod sides;
 mod synthetic;
 mod template;
 pub(crate) mod updates;
+mod visual;
 mod wrong;
 
 use crate::vision::{Grid, Stretch, positions};
@@ -51,10 +58,11 @@ pub use mask::TrainOn;
 use prefixes::Prefixes;
 pub use question::Questions;
 pub use sets::{
-    ClassCount, ExampleKind, ExampleSets, ExampleSpec, SetDescription, TooLong, class_names, open,
-    open_reporting,
+    ClassCount, ExampleKind, ExampleSets, ExampleSpec, ImageCounts, SetDescription, TooLong, class_names,
+    open, open_reporting,
 };
 pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text};
+pub use visual::{MAX_IMAGE_BYTES, VisionSpec};
 
 /// One of them, as it lies in a table.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,27 +1,32 @@
 //! Rows read, written out and tokenised, in order and on as many threads as there are.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
-use super::conversation::{Dialogue, Schema};
+use super::conversation::{Dialogue, Schema, joined};
 use super::encoder::Encoder;
 use super::labelled::{Collected, Columns, Labelled};
+use super::marks;
 use super::mask::{Masked, TrainOn, masked, weights};
 use super::sets::{ExampleKind, ExampleSpec, Inputs, TooLong};
+use super::shapes;
+use super::sides::sides;
 use super::synthetic;
 use super::template::{CHATML_TOKENS, ChatTemplate};
+use super::visual::{MAX_IMAGE_BYTES, Seen, Sight, SightedChat, VISION_TOKENS, VisualSchema, expand};
 use super::wrong::Wrong;
 use crate::error::DataError;
-use crate::formats::{Field, Fields, OnError, Place, Reason, Record, Records, Skipped};
+use crate::formats::{Field, Fields, OnError, Place, ReadOptions, Reason, Record, Records, Skipped};
 use crate::order::split::threshold;
 use crate::random::{fingerprint, key};
 use crate::text::tokenizer::Vocabulary;
 use crate::text::tokenizer::guarded::Unencodable;
 
-/// Rows that are taken at once: enough for every thread, few enough to hold.
+/// Rows that are taken at once: enough for every thread, few enough to hold, and of rows that hold images fewer.
 const BATCH_ROWS: usize = 2048;
+const BATCH_BYTES: usize = 256 << 20;
 /// Text that a tokeniser is trained on.
 const SAMPLE_BYTES: usize = 64 << 20;
 
@@ -30,11 +35,24 @@ const SAMPLE_BYTES: usize = 64 << 20;
 enum RowForm {
     Chat(Schema),
     Classes(Columns),
+    Visual(VisualSchema),
 }
 
 enum Row {
     Chat(Dialogue),
     Labelled(Labelled),
+    /// Conversations about the same images.
+    Visual(Vec<SightedChat>),
+}
+
+impl Row {
+    /// The hashes of its images.
+    fn images(&self) -> Arc<[u128]> {
+        match self {
+            Row::Visual(chats) => chats.iter().flat_map(SightedChat::hashes).collect(),
+            _ => Arc::default(),
+        }
+    }
 }
 
 /// A row on its way to an example.
@@ -43,8 +61,34 @@ pub(super) struct Draft {
     pub weights: Vec<f32>,
     pub label: Option<String>,
     pub class: Option<u32>,
+    /// Images among the tokens, in order.
+    pub images: Vec<Seen>,
     pub hash: u64,
+    /// The hashes of all images of its row.
+    pub row_images: Arc<[u128]>,
     pub place: Place,
+}
+
+/// A row of conversations, for all examples that it becomes.
+struct Origin<'r> {
+    hash: u64,
+    images: &'r Arc<[u128]>,
+    place: &'r Place,
+}
+
+/// The examples of a row, how many lost their end, and how many were left out for being too long.
+#[derive(Default)]
+struct Drafted {
+    drafts: Vec<Draft>,
+    cut: u64,
+    too_long: u64,
+}
+
+/// The texts of a row that a tokeniser may be trained on, and what decides its side.
+struct TextRow {
+    hash: u64,
+    images: Arc<[u128]>,
+    texts: Vec<String>,
 }
 
 /// The outcome of reading a row.
@@ -58,6 +102,8 @@ pub(super) struct Reading<'s> {
     pub spec: &'s ExampleSpec,
     pub template: Option<&'s ChatTemplate>,
     pub pool: &'s ThreadPool,
+    /// Reads rows with images, where there are some.
+    pub sight: Option<Sight<'s>>,
     /// The reason why it ended, and where: a template or a tokeniser that no other row can pass.
     pub ended: OnceLock<(Wrong, Place)>,
 }
@@ -74,7 +120,15 @@ enum Stream {
 impl Stream {
     fn batch(&mut self) -> Result<Vec<Record>, DataError> {
         match self {
-            Stream::File(records) => records.by_ref().take(BATCH_ROWS).collect(),
+            Stream::File(records) => {
+                let (mut batch, mut bytes) = (Vec::new(), 0);
+                while batch.len() < BATCH_ROWS && bytes < BATCH_BYTES {
+                    let Some(record) = records.next().transpose()? else { break };
+                    bytes += record.fields.held_bytes();
+                    batch.push(record);
+                }
+                Ok(batch)
+            }
             Stream::Made { next, end, seed, make } => {
                 let from = *next;
                 *next = (from + BATCH_ROWS as u64).min(*end);
@@ -105,12 +159,14 @@ impl Reading<'_> {
                 make: match self.spec.task {
                     ExampleKind::Chat => synthetic::exercise,
                     ExampleKind::Classes => synthetic::pair,
+                    ExampleKind::Visual => shapes::question,
                 },
             }]),
-            Inputs::Files(files) => files
-                .iter()
-                .map(|file| Ok(Stream::File(Box::new(Records::open(file, &self.spec.read)?))))
-                .collect(),
+            Inputs::Files(files) => {
+                let max_image_bytes = if self.sight.is_some() { MAX_IMAGE_BYTES } else { 0 };
+                let options = ReadOptions { max_image_bytes, ..self.spec.read.clone() };
+                files.iter().map(|file| Ok(Stream::File(Box::new(Records::open(file, &options)?)))).collect()
+            }
         }
     }
 
@@ -157,6 +213,7 @@ impl Reading<'_> {
                 let given = [spec.text_a.as_deref(), spec.text_b.as_deref(), spec.label.as_deref()];
                 Columns::of(fields, given, !spec.unlabelled).map(RowForm::Classes)
             }
+            ExampleKind::Visual => VisualSchema::of(fields).map(RowForm::Visual),
         }
     }
 
@@ -186,19 +243,37 @@ impl Reading<'_> {
         }
     }
 
-    fn row(&self, form: &RowForm, fields: &Fields) -> Result<(Row, u64), Wrong> {
+    fn row(&self, form: &RowForm, Record { fields, place }: &Record) -> Result<(Row, u64), Wrong> {
         let row = match form {
-            RowForm::Chat(schema) => Row::Chat(schema.read(fields)?),
+            RowForm::Chat(schema) => Row::Chat(schema.read(fields, joined)?),
             RowForm::Classes(columns) => Row::Labelled(columns.read(fields)?),
+            RowForm::Visual(schema) => {
+                let sight = self.sight.as_ref().expect("a set with images is opened with a vision");
+                Row::Visual(sight.chats(schema, fields, place)?)
+            }
         };
         let hash = match &self.spec.group {
             Some(group) => group_hash(fields, group)?,
             None => match &row {
                 Row::Chat(dialogue) => dialogue.hash(),
                 Row::Labelled(labelled) => labelled.hash(),
+                Row::Visual(chats) => match chats.as_slice() {
+                    [chat] => chat.hash(),
+                    chats => chats.iter().fold(0, |hash, chat| key(hash, chat.hash())),
+                },
             },
         };
         Ok((row, hash))
+    }
+
+    /// The texts of a conversation with images, with what is learned of them.
+    fn visual_texts(&self, chat: &SightedChat) -> Result<Vec<Masked>, Wrong> {
+        let template = self.template.ok_or_else(no_template)?;
+        let texts = masked(template, &chat.chat, self.spec.train_on)?;
+        match self.sight.as_ref().and_then(|sight| sight.spec.answer_marks.as_ref()) {
+            Some(marks) => texts.into_iter().map(|masked| marks::between(masked, marks)).collect(),
+            None => Ok(texts),
+        }
     }
 
     /// The texts of a row with what is learned of them.
@@ -213,41 +288,56 @@ impl Reading<'_> {
                 let from = if self.spec.train_on == TrainOn::All { 0 } else { prompt.len() };
                 // One further than the text: the end behind it is learned too.
                 let learned = from..text.len() + 1;
-                Ok(vec![Masked { text, learned: Vec::from([learned]), is_exact: true }])
+                Ok(vec![Masked { text, learned: Vec::from([learned]), is_exact: true, turns: 0 }])
             }
         }
     }
 
     pub fn train_vocabulary(&self, inputs: &Inputs) -> Result<Vocabulary, DataError> {
-        let (mut texts, mut bytes) = (Vec::new(), 0);
+        let (mut rows, mut bytes): (Vec<TextRow>, _) = (Vec::new(), 0);
+        // Which side a row with images is on is known once all of them are.
+        let reads_all = self.spec.task == ExampleKind::Visual;
         self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
-            let read = |record: &Record| -> Result<Vec<String>, Wrong> {
+            let read = |record: &Record| -> Result<TextRow, Wrong> {
                 self.unless_ended(record, || {
-                    let (row, hash) = self.row(form, &record.fields)?;
-                    Ok(match row {
-                        _ if is_held_out(self.spec, hash) => Vec::new(),
-                        Row::Chat(dialogue) => {
-                            self.texts(&dialogue)?.into_iter().map(|masked| masked.text).collect()
-                        }
+                    let (row, hash) = self.row(form, record)?;
+                    let images = row.images();
+                    let spelled = |masked: Vec<Masked>| masked.into_iter().map(|masked| masked.text);
+                    let texts = match row {
+                        _ if images.is_empty() && is_held_out(self.spec, hash) => Vec::new(),
+                        Row::Chat(dialogue) => spelled(self.texts(&dialogue)?).collect(),
                         Row::Labelled(Labelled { a, b, .. }) => [Some(a), b].into_iter().flatten().collect(),
-                    })
+                        Row::Visual(chats) => {
+                            let texts = chats.iter().map(|chat| self.visual_texts(chat));
+                            texts.collect::<Result<Vec<_>, _>>()?.into_iter().flat_map(spelled).collect()
+                        }
+                    };
+                    Ok(TextRow { hash, images, texts })
                 })
             };
             let read: Vec<_> = self.pool.install(|| batch.par_iter().map(read).collect());
             for (read, record) in read.into_iter().zip(batch) {
                 match read {
-                    Ok(read) => {
-                        bytes += read.iter().map(String::len).sum::<usize>();
-                        texts.extend(read);
+                    Ok(mut read) => {
+                        if reads_all && bytes >= SAMPLE_BYTES {
+                            read.texts.clear();
+                        }
+                        bytes += read.texts.iter().map(String::len).sum::<usize>();
+                        rows.push(read);
                     }
                     Err(wrong) => self.leave_out(&wrong, record.place, skipped)?,
                 }
             }
-            Ok(bytes < SAMPLE_BYTES)
+            Ok(bytes < SAMPLE_BYTES || reads_all)
         })?;
-        let more: &[&str] = match self.template {
-            Some(_) => &CHATML_TOKENS,
-            None => &[],
+        let deciding = self.deciding(rows.iter().map(|row| (row.hash, &row.images)));
+        let texts = rows.into_iter().zip(deciding).filter(|(_, hash)| !is_held_out(self.spec, *hash));
+        let texts: Vec<String> = texts.flat_map(|(row, _)| row.texts).collect();
+        let all = [CHATML_TOKENS.as_slice(), &VISION_TOKENS].concat();
+        let more = match (self.template, self.spec.task) {
+            (None, _) => &[],
+            (Some(_), ExampleKind::Visual) => all.as_slice(),
+            (Some(_), _) => &CHATML_TOKENS,
         };
         // The spelling of special tokens is not learned again as text.
         let bare = |text: &String| more.iter().fold(text.clone(), |text, token| text.replace(token, " "));
@@ -255,12 +345,20 @@ impl Reading<'_> {
         Vocabulary::train_with(texts.iter().map(String::as_str), self.spec.vocab, more)
     }
 
+    /// The hash that decides the side of each row: rows that share an image have the same, unless groups are given.
+    pub fn deciding<'r>(&self, rows: impl Iterator<Item = (u64, &'r Arc<[u128]>)>) -> Vec<u64> {
+        match self.spec.group {
+            Some(_) => rows.map(|(hash, _)| hash).collect(),
+            None => sides(rows.map(|(hash, images)| (hash, &**images))),
+        }
+    }
+
     /// The labels of all rows, without their texts.
     pub fn labels(&self, inputs: &Inputs) -> Result<Collected, DataError> {
         let mut collected = Collected::default();
         self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
             for record in batch {
-                match self.row(form, &record.fields) {
+                match self.row(form, &record) {
                     Ok((Row::Labelled(Labelled { label: Some(label), .. }), _)) => {
                         collected.see(&label, &record.place);
                     }
@@ -288,6 +386,7 @@ impl Reading<'_> {
             let named = match form {
                 RowForm::Chat(schema) => schema.to_string(),
                 RowForm::Classes(columns) => columns.to_string(),
+                RowForm::Visual(schema) => schema.to_string(),
             };
             if taken.schema.last() != Some(&named) {
                 taken.schema.push(named);
@@ -314,72 +413,96 @@ impl Reading<'_> {
 
     fn fate(&self, form: &RowForm, record: &Record, encoder: &Encoder) -> Fate {
         let drafted = self.unless_ended(record, || {
-            let (row, hash) = self.row(form, &record.fields)?;
+            let (row, hash) = self.row(form, record)?;
+            let images = row.images();
+            let origin = Origin { hash, images: &images, place: &record.place };
+            let mut drafted = Drafted::default();
             match row {
-                Row::Chat(dialogue) => self.chat(&dialogue, hash, record, encoder),
-                Row::Labelled(labelled) => self.labelled(labelled, hash, record, encoder),
+                Row::Labelled(labelled) => return self.labelled(labelled, &origin, encoder),
+                Row::Chat(dialogue) => {
+                    let is_document = matches!(dialogue, Dialogue::Plain { .. });
+                    for masked in self.texts(&dialogue)? {
+                        self.draft(&masked, is_document, None, &origin, encoder, &mut drafted)?;
+                    }
+                }
+                Row::Visual(chats) => {
+                    for chat in &chats {
+                        for masked in self.visual_texts(chat)? {
+                            self.draft(&masked, false, Some(chat), &origin, encoder, &mut drafted)?;
+                        }
+                    }
+                }
+            }
+            let Drafted { drafts, cut, too_long } = drafted;
+            match drafts.is_empty() && too_long > 0 {
+                true => Ok(Fate::TooLong),
+                false => Ok(Fate::Drafts(drafts, cut)),
             }
         });
         drafted.unwrap_or_else(Fate::Wrong)
     }
 
-    fn chat(
+    /// Makes an example of a text, unless it is too long.
+    fn draft(
         &self,
-        dialogue: &Dialogue,
-        hash: u64,
-        record: &Record,
+        masked: &Masked,
+        is_document: bool,
+        chat: Option<&SightedChat>,
+        origin: &Origin<'_>,
         encoder: &Encoder,
-    ) -> Result<Fate, Wrong> {
-        let (mut drafts, mut cut, mut too_long) = (Vec::new(), 0, 0);
-        for masked in self.texts(dialogue)? {
-            let pieces = match dialogue {
-                Dialogue::Chat(_) => encoder.pieces(&masked.text),
-                Dialogue::Plain { .. } => encoder.document(&masked.text),
-            };
-            let pieces = pieces.map_err(unencodable)?;
-            let mut weights = weights(&masked, &pieces);
-            let mut tokens: Vec<u32> = pieces.into_iter().map(|piece| piece.token).collect();
-            let is_learned = |weights: &[f32]| weights.iter().any(|weight| *weight > 0.0);
-            if !is_learned(&weights) {
-                return Err(Wrong::new(
-                    Reason::NothingToLearn,
-                    "no token of the row is learned; give it an answer, or choose what is learned with data.train_on",
-                ));
+        drafted: &mut Drafted,
+    ) -> Result<(), Wrong> {
+        let most = self.spec.max_tokens;
+        let pieces = if is_document { encoder.document(&masked.text) } else { encoder.pieces(&masked.text) };
+        let pieces = pieces.map_err(unencodable)?;
+        let weights = weights(masked, &pieces);
+        let (mut tokens, mut weights, images) = match chat {
+            None => (pieces.into_iter().map(|piece| piece.token).collect(), weights, Vec::new()),
+            Some(chat) => {
+                let sight = self.sight.as_ref().expect("a chat with images was read by it");
+                let token = *sight.token.get().expect("the token is known before rows are taken");
+                let shown = chat.images.iter().filter(|(turn, _)| *turn < masked.turns);
+                let shown = shown.map(|(_, image)| image);
+                expand(&pieces, &weights, token, sight.spec.patching.merge, shown)?
             }
-            if tokens.len() > self.spec.max_tokens {
-                match self.spec.too_long {
-                    TooLong::Fail => return Err(self.too_many(tokens.len())),
-                    TooLong::Skip => {
-                        too_long += 1;
-                        continue;
-                    }
-                    TooLong::Cut => {
-                        tokens.truncate(self.spec.max_tokens);
-                        weights.truncate(self.spec.max_tokens);
-                        if !is_learned(&weights) {
-                            too_long += 1;
-                            continue;
-                        }
-                        cut += 1;
-                    }
+        };
+        let is_learned = |weights: &[f32]| weights.iter().any(|weight| *weight > 0.0);
+        if !is_learned(&weights) {
+            return Err(Wrong::new(
+                Reason::NothingToLearn,
+                "no token of the row is learned; give it an answer, or choose what is learned with data.train_on",
+            ));
+        }
+        if tokens.len() > most {
+            // No image is cut in two, and none is cut off: the answer may be about it.
+            let cuts_image = images.last().is_some_and(|last: &Seen| last.start + last.tokens > most);
+            match self.spec.too_long {
+                TooLong::Fail => return Err(self.too_many(tokens.len())),
+                TooLong::Cut if !cuts_image && is_learned(&weights[..most]) => {
+                    tokens.truncate(most);
+                    weights.truncate(most);
+                    drafted.cut += 1;
+                }
+                TooLong::Skip | TooLong::Cut => {
+                    drafted.too_long += 1;
+                    return Ok(());
                 }
             }
-            drafts.push(Draft {
-                tokens,
-                weights,
-                label: None,
-                class: None,
-                hash,
-                place: record.place.clone(),
-            });
         }
-        match drafts.is_empty() && too_long > 0 {
-            true => Ok(Fate::TooLong),
-            false => Ok(Fate::Drafts(drafts, cut)),
-        }
+        drafted.drafts.push(Draft {
+            tokens,
+            weights,
+            label: None,
+            class: None,
+            images,
+            hash: origin.hash,
+            row_images: origin.images.clone(),
+            place: origin.place.clone(),
+        });
+        Ok(())
     }
 
-    fn labelled(&self, row: Labelled, hash: u64, record: &Record, encoder: &Encoder) -> Result<Fate, Wrong> {
+    fn labelled(&self, row: Labelled, origin: &Origin<'_>, encoder: &Encoder) -> Result<Fate, Wrong> {
         let most = self.spec.max_tokens;
         let (tokens, is_cut) = encoder.framed(&row.a, row.b.as_deref(), most).map_err(unencodable)?;
         match self.spec.too_long {
@@ -394,8 +517,16 @@ impl Reading<'_> {
             return Err(Wrong::new(Reason::Empty, "the tokeniser makes no token of the text; correct it"));
         }
         let weights = vec![0.0; tokens.len()];
-        let draft =
-            Draft { tokens, weights, label: row.label, class: None, hash, place: record.place.clone() };
+        let draft = Draft {
+            tokens,
+            weights,
+            label: row.label,
+            class: None,
+            images: Vec::new(),
+            hash: origin.hash,
+            row_images: origin.images.clone(),
+            place: origin.place.clone(),
+        };
         Ok(Fate::Drafts(vec![draft], u64::from(is_cut)))
     }
 

@@ -13,7 +13,8 @@ use super::labelled::{Classes, Collected, lonely};
 use super::mask::TrainOn;
 use super::reading::{Draft, Reading, Taken, is_held_out};
 use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
-use super::{Example, ExampleTable};
+use super::visual::{Seen, Sight, VisionSpec, image_token};
+use super::{Example, ExampleTable, Sighting};
 use crate::error::DataError;
 use crate::formats::{self, Format, OnError, Place, ReadOptions, Reason};
 use crate::order::split::Splitter;
@@ -22,6 +23,7 @@ use crate::text::inspect::LengthSummary;
 use crate::text::raw::shown;
 use crate::text::source::{OpenEvent, SourceKind, announce};
 use crate::text::tokenizer::Vocabulary;
+use crate::vision::ImageStore;
 
 /// The kind of example that rows hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub enum ExampleKind {
     Chat,
     /// Texts or pairs of texts with a class.
     Classes,
+    /// Conversations about images, and questions about them.
+    Visual,
 }
 
 choice! {
@@ -67,6 +71,8 @@ pub struct ExampleSpec {
     /// The most tokens of an example.
     pub max_tokens: usize,
     pub too_long: TooLong,
+    /// How images are read, where rows have some.
+    pub vision: Option<VisionSpec>,
     /// Classes in their order; collected from the rows where there are none.
     pub classes: Vec<String>,
     pub text_a: Option<String>,
@@ -104,6 +110,7 @@ impl Default for ExampleSpec {
             train_on: TrainOn::Assistant,
             max_tokens: 1024,
             too_long: TooLong::Cut,
+            vision: None,
             classes: Vec::new(),
             text_a: None,
             text_b: None,
@@ -131,6 +138,8 @@ pub struct ExampleSets {
     pub held_out_places: Vec<Place>,
     /// In their order, where classes are learned.
     pub classes: Vec<String>,
+    /// The images of both sides, each once.
+    pub images: ImageStore,
     pub description: SetDescription,
     /// Another one where examples, tokeniser or sides are other ones.
     pub mark: String,
@@ -152,11 +161,27 @@ pub struct SetDescription {
     pub learned_tokens: u64,
     pub lengths: LengthSummary,
     pub classes: Vec<ClassCount>,
+    /// The images among the tokens, where rows may have some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images: Option<ImageCounts>,
     /// Examples that lost their end, and those that were left out for being too long.
     pub cut: u64,
     pub too_long: u64,
     /// Rows that cannot be used, by reason: how many, and where first.
     pub unusable: Vec<(String, u64, String)>,
+}
+
+/// The images of a set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ImageCounts {
+    /// Different ones.
+    pub images: u64,
+    /// Examples that show at least one.
+    pub examples: u64,
+    /// Tokens that stand for images, of all examples.
+    pub tokens: u64,
+    /// Rows that were left out because an image of theirs cannot be read.
+    pub broken: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -170,6 +195,9 @@ impl fmt::Display for SetDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let examples = self.train + self.held_out;
         write!(f, "{} from {} rows of {}", plural(examples, "example"), self.rows, self.schema.join("; "))?;
+        if let Some(ImageCounts { images, tokens, .. }) = self.images {
+            write!(f, "; {} in {} tokens", plural(images, "image"), tokens)?;
+        }
         if self.cut + self.too_long > 0 {
             write!(f, "; too long: {} cut, {} left out", self.cut, self.too_long)?;
         }
@@ -192,7 +220,7 @@ pub fn open(spec: &ExampleSpec) -> Result<ExampleSets, DataError> {
 /// The names of the classes that the rows have: only their labels are looked at.
 pub fn class_names(spec: &ExampleSpec) -> Result<Vec<String>, DataError> {
     let inputs = inputs(spec, &spec.path)?;
-    let reading = Reading { spec, template: None, pool: &pool(1)?, ended: OnceLock::new() };
+    let reading = Reading { spec, template: None, pool: &pool(1)?, sight: None, ended: OnceLock::new() };
     Ok(reading.labels(&inputs)?.classes(&inputs.names(), may_be_lonely(spec))?.names)
 }
 
@@ -231,16 +259,23 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
     let pool = pool(spec.workers)?;
     let given = spec.tokenizer.as_deref().map(Vocabulary::load).transpose()?;
     let template = match spec.task {
-        ExampleKind::Chat => template(spec, given.as_ref())?,
+        ExampleKind::Chat | ExampleKind::Visual => template(spec, given.as_ref())?,
         ExampleKind::Classes => None,
     };
-    let reading = Reading { spec, template: template.as_ref(), pool: &pool, ended: OnceLock::new() };
+    let vision = (spec.task == ExampleKind::Visual).then(|| spec.vision.clone().unwrap_or_default());
+    let sight = vision.as_ref().map(Sight::new);
+    let reading = Reading { spec, template: template.as_ref(), pool: &pool, sight, ended: OnceLock::new() };
+    let is_trained_here = given.is_none();
     let vocabulary = match given {
         Some(vocabulary) => vocabulary,
         None => reading.train_vocabulary(&inputs)?,
     };
     vocabulary.fits(spec.vocab)?;
     let encoder = Encoder::new(&vocabulary)?;
+    if let Some(sight) = &reading.sight {
+        let token = image_token(sight.spec, &vocabulary, &encoder, is_trained_here)?;
+        sight.token.set(token).expect("it is set once");
+    }
     if spec.task == ExampleKind::Classes && encoder.frame_tokens(true) >= spec.max_tokens {
         return Err(DataError::input(format!(
             "data.max_tokens={} leaves no room for a text: the tokeniser alone puts {} tokens around a pair.",
@@ -258,7 +293,10 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
     }
     let mut files = inputs.count();
     let held = match &apart {
-        None => taken.held(spec, &names)?,
+        None => {
+            let rows = taken.drafts.iter().map(|draft| (draft.hash, &draft.row_images));
+            taken.held(spec, &reading.deciding(rows), &names)?
+        }
         Some(apart) => {
             files += apart.count();
             let train = taken.drafts.len();
@@ -266,7 +304,8 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
             (0..taken.drafts.len()).map(|at| at >= train).collect()
         }
     };
-    let sets = taken.sets(spec, vocabulary, classes, template.as_ref(), files, held);
+    let images = vision.as_ref().map(|vision| ImageStore::new(vision.patching, vision.max_pixels));
+    let sets = taken.sets(spec, vocabulary, classes, images, template.as_ref(), files, held);
     tell(spec, &sets, say);
     Ok(sets)
 }
@@ -289,9 +328,9 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
             "Fold {part} of {parts} is none: folds are 0 to one less than their number."
         )));
     }
-    if spec.task == ExampleKind::Chat && !spec.classes.is_empty() {
+    if spec.task != ExampleKind::Classes && !spec.classes.is_empty() {
         return Err(DataError::input(
-            "data.classes is given, and data.task=chat has none: give data.task=classes.",
+            "data.classes is given, and conversations have none: give data.task=classes.",
         ));
     }
     Ok(())
@@ -404,7 +443,7 @@ fn template(spec: &ExampleSpec, vocabulary: Option<&Vocabulary>) -> Result<Optio
 impl Taken {
     /// The classes, and the number of each example's.
     fn classes(&mut self, spec: &ExampleSpec, names: &str) -> Result<Vec<String>, DataError> {
-        if spec.task == ExampleKind::Chat {
+        if spec.task != ExampleKind::Classes {
             return Ok(Vec::new());
         }
         let classes = match spec.classes.is_empty() {
@@ -490,6 +529,16 @@ impl Taken {
                 apart.drafts.len()
             )));
         }
+        let shown: HashSet<u128> =
+            self.drafts.iter().flat_map(|draft| draft.row_images.iter().copied()).collect();
+        let shows_one = |draft: &&Draft| draft.row_images.iter().any(|image| shown.contains(image));
+        let again = apart.drafts.iter().filter(shows_one).count();
+        if again > 0 {
+            say(OpenEvent::Note(format!(
+                "{again} of {} examples in {names} show an image that is trained on too",
+                apart.drafts.len()
+            )));
+        }
         self.rows += apart.rows;
         self.cut += apart.cut;
         self.too_long += apart.too_long;
@@ -503,10 +552,10 @@ impl Taken {
         Ok(())
     }
 
-    /// Of every draft: whether it is held out, by its fold or by the share.
-    fn held(&self, spec: &ExampleSpec, names: &str) -> Result<Vec<bool>, DataError> {
+    /// Of every draft: whether it is held out, by its fold or by the share. The hashes decide.
+    fn held(&self, spec: &ExampleSpec, hashes: &[u64], names: &str) -> Result<Vec<bool>, DataError> {
         if let Some((part, parts)) = spec.fold {
-            let held: Vec<bool> = self.drafts.iter().map(|draft| is_held_out(spec, draft.hash)).collect();
+            let held: Vec<bool> = hashes.iter().map(|hash| is_held_out(spec, *hash)).collect();
             if held.iter().all(|held| *held) || !held.contains(&true) {
                 return Err(DataError::input(format!(
                     "Fold {part} of {parts} of {names} has nothing to evaluate on or nothing to train on: give more \
@@ -516,7 +565,7 @@ impl Taken {
             return Ok(held);
         }
         let mut splitter = Splitter::new(spec.held_out);
-        self.drafts.iter().for_each(|draft| splitter.push(Some(draft.hash)));
+        hashes.iter().for_each(|hash| splitter.push(Some(*hash)));
         let split = splitter.finish(names)?;
         let mut held = vec![false; self.drafts.len()];
         (0..split.held_out.count()).for_each(|at| held[split.held_out.at(at) as usize] = true);
@@ -528,6 +577,7 @@ impl Taken {
         spec: &ExampleSpec,
         vocabulary: Vocabulary,
         classes: Vec<String>,
+        images: Option<ImageStore>,
         template: Option<&ChatTemplate>,
         files: usize,
         held: Vec<bool>,
@@ -538,7 +588,15 @@ impl Taken {
         let mut places = [Vec::new(), Vec::new()];
         let mut lengths = Vec::with_capacity(self.drafts.len());
         let mut learned = 0;
-        let mut mark = key(vocabulary.fingerprint(), u64::from(spec.task == ExampleKind::Chat));
+        let has_images = images.is_some();
+        let mut images = images.unwrap_or_default();
+        let (mut image_examples, mut image_tokens) = (0, 0);
+        let kind = match spec.task {
+            ExampleKind::Classes => 0,
+            ExampleKind::Chat => 1,
+            ExampleKind::Visual => 2,
+        };
+        let mut mark = key(vocabulary.fingerprint(), kind);
         for (draft, is_held) in self.drafts.into_iter().zip(held) {
             let bytes = |values: &mut dyn Iterator<Item = u32>| {
                 values.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
@@ -546,6 +604,20 @@ impl Taken {
             mark = key(mark, fingerprint(&bytes(&mut draft.tokens.iter().copied())));
             mark = key(mark, fingerprint(&bytes(&mut draft.weights.iter().map(|weight| weight.to_bits()))));
             mark = key(mark, key(u64::from(is_held), draft.class.map_or(u64::MAX, u64::from)));
+            let sighting = |seen: &Seen| Sighting {
+                start: seen.start as u32,
+                image: images.number(&seen.image),
+                grid: seen.image.grid,
+                tokens: seen.tokens as u32,
+                hash: seen.image.hash as u64,
+            };
+            let sightings: Vec<Sighting> = draft.images.iter().map(sighting).collect();
+            for seen in &draft.images {
+                let hash = seen.image.hash;
+                mark = key(mark, key(seen.start as u64, key(hash as u64, (hash >> 64) as u64)));
+                image_tokens += seen.tokens as u64;
+            }
+            image_examples += u64::from(!sightings.is_empty());
             lengths.push(draft.tokens.len() as u64);
             learned += draft.weights.iter().filter(|weight| **weight > 0.0).count() as u64;
             if let Some(class) = draft.class {
@@ -557,12 +629,19 @@ impl Taken {
                 tokens: &draft.tokens,
                 weights: &draft.weights,
                 label: draft.class,
-                images: &[],
+                images: &sightings,
             });
             places[side].push(draft.place);
         }
         let [train, held_out] = sides;
         let [train_places, held_out_places] = places;
+        let broken = self.skipped.reasons().filter(|(reason, _, _)| reason.is_of_image());
+        let image_counts = has_images.then(|| ImageCounts {
+            images: images.count() as u64,
+            examples: image_examples,
+            tokens: image_tokens,
+            broken: broken.map(|(_, count, _)| count).sum(),
+        });
         let description = SetDescription {
             schema: self.schema,
             template: template.map(|template| template.shown.clone()),
@@ -574,6 +653,7 @@ impl Taken {
             learned_tokens: learned,
             lengths: LengthSummary::of("tokens", lengths),
             classes: counts,
+            images: image_counts,
             cut: self.cut,
             too_long: self.too_long,
             unusable: self
@@ -589,6 +669,7 @@ impl Taken {
             train_places,
             held_out_places,
             classes,
+            images,
             description,
             mark: format!("{mark:016x}"),
         }

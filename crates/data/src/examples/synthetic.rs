@@ -9,14 +9,14 @@ use crate::formats::{Field, Fields, Place, Record};
 use crate::random::{Uniform, key};
 
 /// Where a row of a set of ours is, for messages that name places.
-fn place(row: u64) -> Place {
+pub(super) fn place(row: u64) -> Place {
     Place { file: Arc::new(PathBuf::from("synthetic")), line: None, row: Some(row + 1), offset: 0 }
 }
 
-struct Draw(Uniform);
+pub(super) struct Draw(pub Uniform);
 
 impl Draw {
-    fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         ((self.0.draw() * end as f64) as usize).min(end - 1)
     }
 

@@ -265,7 +265,7 @@ struct Table {
 
 impl Table {
     fn new(window: Window, delimiter: u8, options: &ReadOptions) -> Self {
-        Self { csv: Csv::new(window, delimiter, "", options.most_bytes()), names: None }
+        Self { csv: Csv::new(window, delimiter, "", options.most_row_bytes()), names: None }
     }
 }
 

@@ -45,10 +45,11 @@ pub enum Reason {
     ImageSides,
     ImagePath,
     ImageCount,
+    LargeImage,
 }
 
 /// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
-const REASONS: [(Reason, &str, &str); 35] = [
+const REASONS: [(Reason, &str, &str); 36] = [
     (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
     (Reason::Nul, "NUL character", "remove it"),
     (Reason::BrokenJson, "broken JSON", "correct it"),
@@ -88,12 +89,21 @@ const REASONS: [(Reason, &str, &str); 35] = [
     (Reason::ImageSides, "image too long and narrow", "cut it"),
     (Reason::ImagePath, "image path that leads out", "give paths below data.image_root"),
     (Reason::ImageCount, "images and places for them differ in number", "correct it"),
+    (Reason::LargeImage, "too many bytes of an image", "make it smaller, or give a path to its file"),
 ];
 
 impl Reason {
     /// A few words for lists and counts.
     pub fn words(self) -> &'static str {
         REASONS[self as usize].1
+    }
+
+    /// Whether an image that a row gives cannot be read.
+    pub(crate) fn is_of_image(self) -> bool {
+        use Reason::*;
+        let of_image =
+            [NotAnImage, BrokenImage, TooManyPixels, NoFile, NoImage, ImageSides, ImagePath, LargeImage];
+        of_image.contains(&self)
     }
 
     pub(crate) fn numbered(number: usize) -> Option<Self> {

@@ -1,6 +1,7 @@
-//! The values of a row's fields, whichever file it came from: JSON's values, with objects in their own order.
+//! The values of a row's fields, whichever file it came from: JSON's values, with objects in their own order, and bytes.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
@@ -12,6 +13,8 @@ pub enum Field {
     Whole(i128),
     Number(f64),
     Text(String),
+    /// Bytes that are no text, such as an image in a parquet file. They are shared, because rows are copied in parts.
+    Bytes(Arc<[u8]>),
     List(Vec<Field>),
     Object(Fields),
 }
@@ -37,6 +40,11 @@ impl Fields {
         }
     }
 
+    /// The bytes that its texts and bytes hold.
+    pub fn held_bytes(&self) -> usize {
+        self.0.iter().map(|(_, field)| field.held_bytes()).sum()
+    }
+
     /// The names there are, for whoever looks for another one.
     pub fn names(&self) -> String {
         let names: Vec<String> =
@@ -60,8 +68,20 @@ impl Field {
             Field::Bool(_) => "true or false",
             Field::Whole(_) | Field::Number(_) => "a number",
             Field::Text(_) => "a string",
+            Field::Bytes(_) => "bytes",
             Field::List(_) => "a list",
             Field::Object(_) => "an object",
+        }
+    }
+
+    /// The bytes that its texts and bytes hold, those inside of it too.
+    pub fn held_bytes(&self) -> usize {
+        match self {
+            Field::Null | Field::Bool(_) | Field::Whole(_) | Field::Number(_) => 0,
+            Field::Text(text) => text.len(),
+            Field::Bytes(bytes) => bytes.len(),
+            Field::List(list) => list.iter().map(Field::held_bytes).sum(),
+            Field::Object(fields) => fields.held_bytes(),
         }
     }
 

@@ -12,7 +12,7 @@ use super::window::Window;
 
 pub(super) const READING: Reading = Reading {
     documents: |window, options| Box::new(Jsonl::new(window, &options.field, options.most_bytes())),
-    rows: Some(|window, options| Box::new(Jsonl::new(window, "", options.most_bytes()))),
+    rows: Some(|window, options| Box::new(Jsonl::new(window, "", options.most_row_bytes()))),
     texts: |_, options| {
         let field = options.field.clone();
         Ok(Box::new(move |bytes| text_of(&bytes, &field).ok().flatten()))

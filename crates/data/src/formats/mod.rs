@@ -179,6 +179,9 @@ choice! {
     }
 }
 
+/// Images of the largest size that a row may hold. Of smaller ones it may hold more.
+const IMAGES_OF_A_ROW: usize = 4;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadOptions {
     /// The format of every input; without it each file's name decides, then its content.
@@ -188,6 +191,8 @@ pub struct ReadOptions {
     pub on_error: OnError,
     /// The largest record (a line of JSONL, a record of CSV, a value of parquet) that is taken into memory.
     pub max_document_bytes: usize,
+    /// The largest image that a row may hold, on top of the record. With 0 rows hold none: columns of bytes are not read.
+    pub max_image_bytes: usize,
     /// Where plain text is cut: at the first line end after this many bytes.
     pub text_document_bytes: usize,
 }
@@ -199,6 +204,7 @@ impl Default for ReadOptions {
             field: "text".into(),
             on_error: OnError::Fail,
             max_document_bytes: 64 << 20,
+            max_image_bytes: 0,
             text_document_bytes: text::DOCUMENT_BYTES,
         }
     }
@@ -208,5 +214,11 @@ impl ReadOptions {
     /// The largest record that is taken into memory: places of documents are kept with 4 bytes for their lengths.
     fn most_bytes(&self) -> usize {
         self.max_document_bytes.min(u32::MAX as usize)
+    }
+
+    /// The same for a row with all its fields, which may hold images.
+    fn most_row_bytes(&self) -> usize {
+        let images = self.max_image_bytes.saturating_mul(IMAGES_OF_A_ROW);
+        self.max_document_bytes.saturating_add(images).min(u32::MAX as usize)
     }
 }

@@ -62,7 +62,7 @@ impl Records {
             ))),
             None => {
                 let file = File::open(&input.path).map_err(unreadable)?;
-                Rows::Entered(Box::new(ParquetRows::new(file, options.max_document_bytes)))
+                Rows::Entered(Box::new(ParquetRows::new(file, options)))
             }
         };
         Ok(Self {

@@ -6,14 +6,17 @@
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
 //!    -> loader    updates of examples with the patches of their images, ahead of time
+//! data_url   images that are written into a text
 //! ```
 
+mod data_url;
 mod grid;
 mod loader;
 mod patches;
 mod patching;
 mod store;
 
+pub(crate) use data_url::{decode_data_url, is_data_url};
 pub use grid::{Grid, Stretch, TAPS, positions};
 pub use loader::{PatchLoader, SeenUpdate, patches};
 pub use patching::Patching;

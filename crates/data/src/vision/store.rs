@@ -51,7 +51,7 @@ impl EncodedImage {
     }
 }
 
-/// Looks into images as rows name them. Of a file that many rows name the header is read once.
+/// Looks into images as rows name them. A file that many rows name is read once, and of equal bytes one copy is held.
 pub struct ImageReader {
     pub patching: Patching,
     /// Pixels that an image may have.
@@ -59,17 +59,18 @@ pub struct ImageReader {
     /// Bytes that a file may have.
     pub max_bytes: u64,
     known: Mutex<HashMap<PathBuf, Arc<EncodedImage>>>,
+    held: Mutex<HashMap<u128, Arc<EncodedImage>>>,
 }
 
 impl ImageReader {
     pub fn new(patching: Patching, max_pixels: u64, max_bytes: u64) -> ImageReader {
-        ImageReader { patching, max_pixels, max_bytes, known: Mutex::default() }
+        ImageReader { patching, max_pixels, max_bytes, known: Mutex::default(), held: Mutex::default() }
     }
 
     /// Looks into an image; paths begin in `root` and do not lead out of it.
     pub fn read(&self, given: Given<'_>, root: &Path) -> Result<Arc<EncodedImage>, Flaw> {
         let path = match given {
-            Given::Bytes(bytes) => return Ok(Arc::new(self.looked(bytes, Held::Memory(bytes.into()))?)),
+            Given::Bytes(bytes) => return self.held(bytes),
             Given::Path(path) => within(path, root)?,
         };
         if let Some(known) = self.known.lock().expect("no thread panics with it").get(&path) {
@@ -77,6 +78,15 @@ impl ImageReader {
         }
         let image = Arc::new(self.looked(&self.bytes(&path)?, Held::File(path.clone()))?);
         Ok(self.known.lock().expect("no thread panics with it").entry(path).or_insert(image).clone())
+    }
+
+    fn held(&self, bytes: &[u8]) -> Result<Arc<EncodedImage>, Flaw> {
+        let hash = xxh3_128(bytes);
+        if let Some(held) = self.held.lock().expect("no thread panics with it").get(&hash) {
+            return Ok(held.clone());
+        }
+        let image = Arc::new(self.looked(bytes, Held::Memory(bytes.into()))?);
+        Ok(self.held.lock().expect("no thread panics with it").entry(hash).or_insert(image).clone())
     }
 
     fn bytes(&self, path: &Path) -> Result<Vec<u8>, Flaw> {
@@ -137,7 +147,7 @@ fn within(path: &str, root: &Path) -> Result<PathBuf, Flaw> {
 }
 
 /// Numbered images of a set, each once.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ImageStore {
     patching: Patching,
     max_pixels: u64,

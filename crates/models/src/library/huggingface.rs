@@ -235,8 +235,8 @@ impl Published for DecoderConfig {
         write(self, dtype, bos, eos)
     }
 
-    fn processor(&self, _processor: &Processor) -> Option<Value> {
-        self.vision.as_ref().map(qwen3_vl::write_processor)
+    fn processor(&self, processor: &Processor) -> Option<Value> {
+        self.vision.as_ref().map(|vision| qwen3_vl::write_processor(vision, processor.area))
     }
 }
 

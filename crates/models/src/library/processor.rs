@@ -21,6 +21,8 @@ pub struct Processor {
     pub resize: Vec<usize>,
     /// The filter's name.
     pub filter: Option<&'static str>,
+    /// The least and the most pixels of an image beside a text, which keeps its ratio.
+    pub area: Option<[u64; 2]>,
 }
 
 /// Reads a parsed `preprocessor_config.json`.
@@ -59,7 +61,31 @@ pub fn read(config: &Value) -> Result<Processor, String> {
     {
         return Err(format!("its `crop_size` is larger than its `size`: {height} x {width} of {resize:?}"));
     }
-    Ok(Processor { size, resize, filter: filter(&f)? })
+    Ok(Processor { size, resize, filter: filter(&f)?, area: None })
+}
+
+/// Reads the processor of a model that sees images beside a text: the limits of an image's area, as far as it says them.
+pub fn read_area(config: &Value) -> Result<Processor, String> {
+    let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
+    let limit = |edge: &str, pixels: &str| -> Result<Option<u64>, String> {
+        let said = f.get("size").and_then(|size| size.get(edge)).filter(|value| !value.is_null());
+        let (name, said) = match (said, f.get(pixels).filter(|value| !value.is_null())) {
+            (Some(said), _) => (format!("size.{edge}"), said),
+            (None, Some(said)) => (pixels.to_string(), said),
+            (None, None) => return Ok(None),
+        };
+        let whole = said.as_u64().filter(|area| *area > 0);
+        whole.map(Some).ok_or_else(|| format!("its `{name}` is {said}, and wants the pixels of an area"))
+    };
+    let area = match (limit("shortest_edge", "min_pixels")?, limit("longest_edge", "max_pixels")?) {
+        (Some(least), Some(most)) if least > most => {
+            return Err(format!("its least area of an image is {least} pixels, and its largest {most}"));
+        }
+        (Some(least), Some(most)) => Some([least, most]),
+        (None, None) => None,
+        _ => return Err("it says one limit of an image's area, and wants both".into()),
+    };
+    Ok(Processor { area, ..Processor::default() })
 }
 
 /// The `pretrained_cfg` of timm's files: a share that is seen of the shorter side, or of both.
@@ -86,7 +112,8 @@ pub(crate) fn read_timm(cfg: &Fields<'_>, image_size: usize) -> Result<Processor
             Err(format!("its `interpolation` is {named:?}, and here there is bilinear, bicubic and lanczos"))
         }
         (_, known) => {
-            Ok(Processor { size: Some([image_size; 2]), resize, filter: known.map(|(_, name)| *name) })
+            let filter = known.map(|(_, name)| *name);
+            Ok(Processor { size: Some([image_size; 2]), resize, filter, area: None })
         }
     }
 }
@@ -214,10 +241,12 @@ mod tests {
             "image_processor_type": "BitImageProcessor", "do_resize": true, "size": { "shortest_edge": 256 },
             "resample": 3, "do_center_crop": true, "crop_size": { "height": 224, "width": 224 },
         });
-        let wanted = Processor { size: Some([224; 2]), resize: vec![256], filter: Some("bicubic") };
+        let wanted =
+            Processor { size: Some([224; 2]), resize: vec![256], filter: Some("bicubic"), area: None };
         assert_eq!(read(&dinov2).unwrap(), wanted);
         let vit = json!({ "image_processor_type": "ViTImageProcessor", "size": 384, "resample": 2 });
-        let wanted = Processor { size: Some([384; 2]), resize: vec![384; 2], filter: Some("bilinear") };
+        let wanted =
+            Processor { size: Some([384; 2]), resize: vec![384; 2], filter: Some("bilinear"), area: None };
         assert_eq!(read(&vit).unwrap(), wanted);
         let vit = VitConfig { image_size: 384, ..VitConfig::default() };
         assert_eq!(read(&write(&vit, &wanted)).unwrap(), wanted);
@@ -241,6 +270,27 @@ mod tests {
         doubled["rescale_factor"] = json!(1.0 / 127.5);
         assert_eq!(made(doubled), Ok((0.25, 0.125)));
         assert_eq!(made(json!({ "do_normalize": false })), Ok((0.0, 1.0)));
+    }
+
+    #[test]
+    fn limits_of_an_area_are_read_from_either_form() {
+        let area = |config: Value| read_area(&config).map(|processor| processor.area);
+        let published =
+            json!({ "size": { "shortest_edge": 65536, "longest_edge": 16777216 }, "min_pixels": 1 });
+        assert_eq!(area(published), Ok(Some([65536, 16777216])));
+        assert_eq!(area(json!({ "min_pixels": 3136, "max_pixels": 12845056 })), Ok(Some([3136, 12845056])));
+        assert_eq!(area(json!({ "patch_size": 16 })), Ok(None));
+        for (config, wanted) in [
+            (json!({ "min_pixels": 5, "max_pixels": 4 }), "least area of an image is 5 pixels"),
+            (json!({ "max_pixels": 4 }), "one limit"),
+            (
+                json!({ "size": { "shortest_edge": "wide", "longest_edge": 4 } }),
+                "`size.shortest_edge` is \"wide\"",
+            ),
+        ] {
+            let refused = area(config).unwrap_err();
+            assert!(refused.contains(wanted), "{refused}");
+        }
     }
 
     #[test]

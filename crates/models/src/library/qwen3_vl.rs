@@ -289,10 +289,11 @@ pub(crate) fn write(c: &DecoderConfig, v: &Vision, common: Map<String, Value>) -
 }
 
 /// The least and the most pixels of an image that the published models are given.
-const PIXELS: [usize; 2] = [65_536, 16_777_216];
+const PIXELS: [u64; 2] = [65_536, 16_777_216];
 
-/// The `preprocessor_config.json`.
-pub(crate) fn write_processor(v: &Vision) -> Value {
+/// The `preprocessor_config.json` of a model whose images have an area within these limits, or the published ones.
+pub(crate) fn write_processor(v: &Vision, area: Option<[u64; 2]>) -> Value {
+    let [least, most] = area.unwrap_or(PIXELS);
     json!({
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "processor_class": "Qwen3VLProcessor",
@@ -301,7 +302,7 @@ pub(crate) fn write_processor(v: &Vision) -> Value {
         "merge_size": v.merge,
         "image_mean": v.mean,
         "image_std": v.std,
-        "size": { "shortest_edge": PIXELS[0], "longest_edge": PIXELS[1] },
+        "size": { "shortest_edge": least, "longest_edge": most },
     })
 }
 

@@ -12,6 +12,8 @@ const MAX_ROWS: usize = 1 << 24;
 const MAX_PREFETCH: usize = 1000;
 const MAX_WORKERS: usize = 1024;
 const MAX_PARTS: usize = 1000;
+/// Tokens of an image that no context has.
+const MAX_IMAGE_TOKENS: usize = 1 << 20;
 /// Between these, the shares of a mixture have all their digits.
 const WEIGHTS: std::ops::RangeInclusive<f64> = 1e-9..=1e9;
 
@@ -227,9 +229,29 @@ impl Config {
         {
             refuse!("`data.date` is {date}, which is no day: write it as 2025-01-31");
         }
+        self.validate_sight()?;
         self.validate_views()?;
         at_least_one("data.max_pixels", data.max_pixels as usize)?;
         at_least_one("data.synthetic_rows", data.synthetic_rows as usize)
+    }
+
+    /// Images beside texts, and what is learned of the answers about them.
+    fn validate_sight(&self) -> Result<(), UserError> {
+        let data = &self.data;
+        if let Some([least, most]) = data.image_tokens
+            && !(1 <= least && least <= most && most <= MAX_IMAGE_TOKENS)
+        {
+            refuse!(
+                "`data.image_tokens` is [{least}, {most}], and wants the least and the most tokens of an image, in order, from \
+                 1 to {MAX_IMAGE_TOKENS}"
+            );
+        }
+        if let Some([open, close]) = &data.answer_marks
+            && (open.is_empty() || close.is_empty() || open == close)
+        {
+            refuse!("`data.answer_marks` wants two different texts, as [\"<ANS>\", \"</ANS>\"]");
+        }
+        Ok(())
     }
 
     /// What is seen of images.
@@ -473,6 +495,18 @@ mod tests {
             ("data.task=chat data.date=tomorrow", "`data.date` is tomorrow, which is no day"),
             ("data.task=classes data.max_tokens=1", "`data.max_tokens` is 1 and must be from 2 to"),
             ("data.task=classes data.max_tokens=100000", "`model.context` = "),
+            (
+                "data.task=chat data.image_tokens=[4,16]",
+                "`data.image_tokens` is given but `data.task` is chat: give data.task=visual_chat",
+            ),
+            (
+                "data.task=text data.answer_marks=[\"<A>\",\"</A>\"]",
+                "`data.answer_marks` is given but `data.task` is text: give data.task=visual_chat",
+            ),
+            ("data.task=visual_chat data.image_tokens=[16,4]", "`data.image_tokens` is [16, 4], and wants"),
+            ("data.task=visual_chat data.image_tokens=[0,4]", "`data.image_tokens` is [0, 4], and wants"),
+            ("data.task=visual_chat data.answer_marks=[\"a\",\"a\"]", "wants two different texts"),
+            ("data.task=visual_chat data.label=y", "`data.label` is given but `data.task` is visual_chat"),
             ("data.task=chat data.mix=[{path=\"a.jsonl\"}]", "`data.mix` is of texts"),
             ("keep=0", "`checkpoint.keep` is 0"),
             ("checkpoint.best=true eval.rows=0", "without evaluation no checkpoint is the best"),

@@ -2,7 +2,7 @@
 
 use flatout_models::config::{Attention, Head, Model};
 
-use super::{Config, Unit};
+use super::{Config, Task, Unit};
 use crate::UserError;
 use crate::config::class_weights::ClassWeights;
 use crate::refuse;
@@ -106,6 +106,12 @@ impl Config {
                 "`data.task` is {task} and `model.kind` is {kind}: only a decoder learns from examples"
             ),
         };
+        if task == Task::VisualChat && model.vision.is_none() {
+            refuse!(
+                "`data.task` is visual_chat and the model sees no images: give a model that does with model.from, or a tower \
+                 in [model.vision]"
+            );
+        }
         match (model.head, task.head()) {
             (Head::Classes, Head::Tokens) => {
                 refuse!("`model.head` is classes and `data.task` is {task}: give data.task=classes")

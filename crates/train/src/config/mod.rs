@@ -142,7 +142,7 @@ section! {
         pub patches: Vec<usize> = Vec::new(),
         /// Images of these trees, each as images and patches of the prefix, images and patches behind it; measured where not given.
         pub tree_images: Vec<usize> = Vec::new(),
-        /// What the files hold: documents, conversations, texts with a class, or images with one.
+        /// What the files hold: documents, conversations, texts with a class, images with one, or conversations about images.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
         pub template: Option<String>,
@@ -164,12 +164,16 @@ section! {
         pub label: Option<String>,
         /// A column whose equal values are never both trained on and held out, such as a document's id.
         pub group: Option<String>,
-        /// Rows of the synthetic sets of conversations, pairs and images.
+        /// Rows of the synthetic sets of conversations, pairs, images and questions about images.
         pub synthetic_rows: u64 = 4000,
-        /// The column or field of a table that names an image's file; where not given, found by its name.
+        /// The column or field with the images, or the names of their files; where not given, found by its name.
         pub image: Option<String>,
         /// The folder that names of image files begin in; the table's own where not given.
         pub image_root: Option<String>,
+        /// Tokens that an image beside a text has, least and most: it is scaled to fit; the checkpoint's where not given, or [64, 16384].
+        pub image_tokens: Option<[usize; 2]>,
+        /// Two texts around what is learned of an answer, as ["<ANS>", "</ANS>"]; they stay in the text and are not learned.
+        pub answer_marks: Option<[String; 2]>,
         /// An image whose header says that it has more pixels is not decoded.
         pub max_pixels: u64 = flatout_data::images::MAX_PIXELS,
         /// How many images training has, their rows and columns, where they lie decoded; found where not given.
@@ -188,6 +192,10 @@ section! {
         pub filter: Filter = Filter::Bilinear,
     }
 }
+
+/// The least and the most tokens of an image beside a text, where neither a user nor a checkpoint says it: as published
+/// with Qwen3-VL.
+pub const IMAGE_TOKENS: [usize; 2] = [64, 16384];
 
 impl Data {
     /// The source with `auto` settled as far as the config decides it; never `SourceKind::Auto`. `text` stands for files

@@ -16,6 +16,8 @@ choice! {
         Classes = "classes",
         /// Images with a class.
         Images = "images",
+        /// Conversations about images, and questions about them, of which the answers are learned.
+        VisualChat = "visual_chat",
     }
 }
 
@@ -57,6 +59,21 @@ static TABLE: &[Facts] = &[
         head: Head::Classes,
         keys: &["classes", "label", "image", "image_root"],
     },
+    Facts {
+        task: Task::VisualChat,
+        unit: Unit::Examples,
+        head: Head::Tokens,
+        keys: &[
+            "template",
+            "date",
+            "max_tokens",
+            "group",
+            "image",
+            "image_root",
+            "image_tokens",
+            "answer_marks",
+        ],
+    },
 ];
 
 impl Task {
@@ -75,7 +92,7 @@ impl Task {
 
     /// Whether its examples have answers that are right or wrong as a whole.
     pub fn has_answers(self) -> bool {
-        self == Task::Chat
+        matches!(self, Task::Chat | Task::VisualChat)
     }
 
     /// The keys that only some tasks read, each with the first task that does.

@@ -1,10 +1,10 @@
-//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat` and `classes`.
+//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat`, `classes` and `visual_chat`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, open_reporting};
-use flatout_data::vision::{PatchLoader, SeenUpdate};
+use flatout_data::examples::{Date, ExampleKind, ExampleSets, ExampleSpec, VisionSpec, open_reporting};
+use flatout_data::vision::{PatchLoader, Patching, SeenUpdate};
 use flatout_data::{
     DataError, Description, ExampleCursor, ExampleTable, Extent, ImageRoom, Layout, Lengths, MicroBatch,
     OpenEvent, Rows, Segment, Shape, Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
@@ -17,7 +17,7 @@ use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updat
 use super::seen::SeenImages;
 use super::text;
 use crate::config::resolved::Resolved;
-use crate::config::{Config, SourceKind, Task};
+use crate::config::{Config, IMAGE_TOKENS, SourceKind, Task};
 use crate::run::{BESIDE, tokenizer_path};
 use crate::switches::Choose;
 use crate::{Failure, UserError, refuse};
@@ -51,9 +51,10 @@ pub fn read(
     run: Option<&Path>,
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Examples, Failure> {
-    let ExampleSets { train, held_out, vocabulary, classes, .. } =
+    let ExampleSets { train, held_out, vocabulary, classes, images, .. } =
         example_sets(config, run, config.held_out_fold(), say)?;
-    Ok(Examples { images: None, ..Examples::new(config, [train, held_out], vocabulary, classes) })
+    let images = SeenImages::of(config, images);
+    Ok(Examples { images, ..Examples::new(config, [train, held_out], vocabulary, classes) })
 }
 
 /// Examples of the synthetic language whose lengths are drawn from these.
@@ -121,6 +122,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         task: match data.task {
             Task::Classes => ExampleKind::Classes,
             Task::Chat => ExampleKind::Chat,
+            Task::VisualChat => ExampleKind::Visual,
             _ => unreachable!("documents are opened as a corpus"),
         },
         source: match data.source() {
@@ -137,6 +139,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         train_on: data.train_on,
         max_tokens: data.max_tokens.unwrap_or(config.model.decoder().context),
         too_long: data.too_long,
+        vision: (data.task == Task::VisualChat).then(|| vision_spec(config)),
         classes: data.classes.clone(),
         text_a: data.text_a.clone(),
         text_b: data.text_b.clone(),
@@ -149,6 +152,24 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
         rows: data.synthetic_rows,
         seed: config.train.seed,
         workers: documents.workers,
+    }
+}
+
+/// How the images of the config's rows are read. The model has a tower.
+fn vision_spec(config: &Config) -> VisionSpec {
+    let (data, model) = (&config.data, config.model.decoder());
+    let tower = model.vision.as_ref().expect("validated: a model that sees images");
+    let mut patching = Patching { patch: tower.patch, merge: tower.merge, ..Patching::default() };
+    let [least, most] = data.image_tokens.unwrap_or(IMAGE_TOKENS).map(|tokens| tokens as u64);
+    (patching.least_pixels, patching.most_pixels) =
+        (least * patching.token_pixels(), most * patching.token_pixels());
+    VisionSpec {
+        patching,
+        max_pixels: data.max_pixels,
+        image_token: Some(tower.image_token as u32),
+        root: data.image_root.as_ref().map(PathBuf::from),
+        column: data.image.clone(),
+        answer_marks: data.answer_marks.clone(),
     }
 }
 

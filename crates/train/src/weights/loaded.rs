@@ -8,7 +8,9 @@ use flatout_models::config::Model;
 use crate::UserError;
 use crate::config::{Config, Layers, Task};
 use crate::run::{self, BESIDE};
-use crate::weights::pretrained::{Pretrained, Source, Weights, class_names, folder, lay_processor, open};
+use crate::weights::pretrained::{
+    Pretrained, Source, Weights, class_names, folder, lay_area, lay_processor, open,
+};
 
 /// What the commands that use a model take.
 pub struct Loaded {
@@ -67,6 +69,9 @@ impl Loaded {
         }
         if config.model.image_size().is_some() {
             lay_processor(&mut config, &description.processor, overrides, !is_run)?;
+        }
+        if !is_run {
+            lay_area(&mut config, &description.processor, overrides)?;
         }
         if config.model.classes().is_some() {
             let whence = said.display().to_string();

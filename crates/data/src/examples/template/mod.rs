@@ -25,10 +25,15 @@ const MOST_SOURCE_BYTES: usize = 1 << 20;
 /// Stands for an answer where the place of answers is looked for.
 pub(super) const PROBE: char = '\u{fdd2}';
 
-/// The template of many published models, for those that have none: each turn between `<|im_start|>` and `<|im_end|>`.
-pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}\
-    {% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}\
-    {{ '\n' }}{% else %}{{ message['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}\
+/// The template of many published models, for those that have none: each turn between `<|im_start|>` and `<|im_end|>`. A
+/// content in parts has an image's tokens where an image is.
+pub const CHATML: &str = "{% macro written(content) %}{% if content is defined and content is not none \
+    and content is not string %}{% for part in content %}{% if part['type'] == 'image' %}\
+    {{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% else %}\
+    {{ content + '' }}{% endif %}{% endmacro %}\
+    {% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}\
+    {% if message['role'] == 'assistant' %}{% generation %}{{ written(message['content']) + '<|im_end|>' }}\
+    {% endgeneration %}{{ '\n' }}{% else %}{{ written(message['content']) + '<|im_end|>\n' }}{% endif %}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 /// The tokens that [`CHATML`] is written with.
 pub const CHATML_TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];

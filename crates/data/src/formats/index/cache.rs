@@ -105,6 +105,7 @@ fn parse(lines: &mut Lines<impl Read>) -> Option<Index> {
         on_error: if words.next()? == "1" { OnError::Skip } else { OnError::Fail },
         max_document_bytes: words.next()?.parse().ok()?,
         text_document_bytes: words.next()?.parse().ok()?,
+        ..ReadOptions::default()
     };
     let (mut files, mut extents, mut skipped): (Vec<Indexed>, Vec<Extent>, _) =
         (Vec::new(), Vec::new(), Skipped::default());

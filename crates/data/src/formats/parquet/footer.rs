@@ -67,6 +67,11 @@ impl Element {
             && matches!(self.converted, None | Some(0 | 4 | 19))
             && matches!(self.logical, None | Some(1 | 4 | 12))
     }
+
+    /// Bytes that say nothing of themselves: a text, or what images are kept as.
+    pub fn may_be_bytes(&self) -> bool {
+        self.kind == Some(BYTE_ARRAY) && self.converted.is_none() && self.logical.is_none()
+    }
 }
 
 #[derive(Default)]

@@ -13,13 +13,15 @@ pub(super) const FLOAT: i64 = 4;
 pub(super) const DOUBLE: i64 = 5;
 const DELTA_BINARY_PACKED: i64 = 5;
 
-/// One value; `None` for text that is not UTF-8.
+/// One value; `None` for bytes that are not UTF-8, in a column of texts.
 type Value = Option<Field>;
 
 /// A column that holds values, read page by page.
 pub(super) struct Leaf {
     column: Column,
     kind: i64,
+    /// Whether values that are not UTF-8 are bytes.
+    has_bytes: bool,
     /// The deepest repetition and definition of its values.
     most_repeated: u8,
     pub most_defined: u8,
@@ -45,10 +47,11 @@ struct Entries {
 }
 
 impl Leaf {
-    pub fn new(column: Column, kind: i64, most_repeated: u8, most_defined: u8) -> Self {
+    pub fn new(column: Column, kind: i64, has_bytes: bool, most_repeated: u8, most_defined: u8) -> Self {
         Self {
             column,
             kind,
+            has_bytes,
             most_repeated,
             most_defined,
             at: 0,
@@ -180,7 +183,10 @@ impl Leaf {
             let (bytes, places) = page::values(header, bytes, at, count, texts)?;
             let text = |place: std::ops::Range<u32>| {
                 let bytes = &bytes[place.start as usize..place.end as usize];
-                std::str::from_utf8(bytes).ok().map(Field::from)
+                match std::str::from_utf8(bytes) {
+                    Ok(text) => Some(Field::from(text)),
+                    Err(_) => self.has_bytes.then(|| Field::Bytes(bytes.into())),
+                }
             };
             return Ok(places.into_iter().map(text).collect());
         }

@@ -1,4 +1,4 @@
-//! Parquet, as far as texts, conversations and labels need it.
+//! Parquet, as far as texts, conversations, labels and images in rows need it.
 //!
 //! Pages of both versions are read, packed with snappy, gzip, zstd or not at all, their values plain, by dictionary or
 //! as differences.

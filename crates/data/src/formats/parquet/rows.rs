@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::Column;
 use super::footer::{self, BYTE_ARRAY, Element, OPTIONAL, REPEATED};
 use super::leaf::{BOOLEAN, DOUBLE, FLOAT, INT32, INT64, Leaf};
+use crate::formats::ReadOptions;
 use crate::formats::fault::{Fault, Reason, Trouble};
 use crate::formats::field::{Field, Fields};
 use crate::formats::reading::{self, Row};
@@ -51,6 +52,8 @@ pub(in crate::formats) struct Rows {
     /// Until it is opened by the first `next`.
     file: Option<File>,
     max_row_bytes: usize,
+    max_image_bytes: usize,
+    most_bytes: usize,
     top: Vec<(String, Node)>,
     leaves: Vec<Leaf>,
     /// Rows of each group.
@@ -94,15 +97,24 @@ impl reading::Rows for Rows {
             let said = format!("the row is longer than {} bytes", self.max_row_bytes);
             return Err(Fault::at_row(Reason::TooLong, row, 0, said).into());
         }
+        if taken.largest_image > self.max_image_bytes || taken.bytes + taken.image_bytes > self.most_bytes {
+            let said = format!(
+                "the row has an image of {} bytes and {} bytes of images, more than {} and {}",
+                taken.largest_image, taken.image_bytes, self.max_image_bytes, self.most_bytes
+            );
+            return Err(Fault::at_row(Reason::LargeImage, row, 0, said).into());
+        }
         Ok(Some(Row { fields, line: None, row: Some(row), at: 0 }))
     }
 }
 
 impl Rows {
-    pub fn new(file: File, max_row_bytes: usize) -> Self {
+    pub fn new(file: File, options: &ReadOptions) -> Self {
         Self {
             file: Some(file),
-            max_row_bytes,
+            max_row_bytes: options.max_document_bytes,
+            max_image_bytes: options.max_image_bytes,
+            most_bytes: options.most_row_bytes(),
             top: Vec::new(),
             leaves: Vec::new(),
             groups: Vec::new(),
@@ -125,7 +137,8 @@ impl Rows {
         let Some((footer, data_end)) = file.footer()? else { return Ok(()) };
         let (schema, groups) = footer::schema_and_groups(&footer)?;
         let ends = || Fault::file(Reason::Damaged, "the schema of the parquet file ends too early");
-        let mut builder = Builder { schema: &schema, found: Vec::new() };
+        let mut builder =
+            Builder { schema: &schema, reads_bytes: self.max_image_bytes > 0, found: Vec::new() };
         let mut at = 1;
         for _ in 0..schema.first().ok_or_else(ends)?.children {
             let element = schema.get(at).ok_or_else(ends)?;
@@ -134,10 +147,10 @@ impl Rows {
             }
             at = footer::subtree_end(&schema, at).ok_or_else(ends)?;
         }
-        for LeafColumn { path, kind, repeated, defined } in builder.found {
+        for LeafColumn { path, kind, has_bytes, repeated, defined } in builder.found {
             let chunks = footer::column_chunks(&groups, &path, kind, defined > 0, data_end)?;
             let column = Column { file: file.file.clone(), chunks };
-            self.leaves.push(Leaf::new(column, kind, repeated, defined));
+            self.leaves.push(Leaf::new(column, kind, has_bytes, repeated, defined));
         }
         if self.top.is_empty() {
             return Err(Fault::file(Reason::Schema, "no column of the parquet file can be read").into());
@@ -154,7 +167,10 @@ impl Rows {
 #[derive(Default)]
 struct Taken {
     values: usize,
+    /// Of texts.
     bytes: usize,
+    image_bytes: usize,
+    largest_image: usize,
     not_utf8: bool,
 }
 
@@ -224,6 +240,11 @@ impl Node {
                 taken.not_utf8 = true;
                 Field::Null
             }
+            Some(Some(Field::Bytes(bytes))) => {
+                taken.image_bytes += bytes.len();
+                taken.largest_image = taken.largest_image.max(bytes.len());
+                Field::Bytes(bytes)
+            }
             Some(Some(field)) => {
                 taken.bytes += field.text().map_or(8, str::len);
                 field
@@ -243,12 +264,16 @@ impl Node {
 struct LeafColumn {
     path: Vec<String>,
     kind: i64,
+    /// Whether it may hold bytes that are no text.
+    has_bytes: bool,
     repeated: u8,
     defined: u8,
 }
 
 struct Builder<'s> {
     schema: &'s [Element],
+    /// Whether bytes that are no text are read.
+    reads_bytes: bool,
     found: Vec<LeafColumn>,
 }
 
@@ -302,6 +327,7 @@ impl Builder<'_> {
                 self.found.push(LeafColumn {
                     path: path.clone(),
                     kind,
+                    has_bytes: self.reads_bytes && element.may_be_bytes(),
                     repeated: levels.0,
                     defined: levels.1,
                 });

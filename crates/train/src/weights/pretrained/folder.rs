@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use flatout_models::config::Model;
 use flatout_models::library::{self, Described, gemma, processor};
@@ -21,6 +21,9 @@ pub const CONFIG: &str = "config.json";
 pub const GENERATION: &str = "generation_config.json";
 /// How pixels are made of an image.
 pub const PROCESSOR: &str = "preprocessor_config.json";
+/// The same, in a part of it, as newer versions of the library write it.
+const WHOLE_PROCESSOR: &str = "processor_config.json";
+const IMAGE_PART: &str = "image_processor";
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 
@@ -31,17 +34,31 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
     let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
-    let beside = folder.join(PROCESSOR);
     let (has_size, has_tower) = (described.model.image_size().is_some(), described.model.has_tower());
-    if (has_size || has_tower) && beside.is_file() {
-        let said = json(&beside)?;
+    if !has_size && !has_tower {
+        return Ok(described);
+    }
+    if let Some((beside, said)) = image_processor(folder, has_tower)? {
         described.model.normalise(&said).map_err(|why| cannot(&beside, why))?;
-        // Beside a text images have any size, within limits that are the data's.
-        if has_size {
-            described.processor = processor::read(&said).map_err(|why| cannot(&beside, why))?;
-        }
+        // Beside a text images have any size, within limits of their area.
+        let read = if has_size { processor::read } else { processor::read_area };
+        described.processor = read(&said).map_err(|why| cannot(&beside, why))?;
     }
     Ok(described)
+}
+
+/// The description of how pixels are made of an image, and the file of the folder that has it.
+fn image_processor(folder: &Path, has_tower: bool) -> Result<Option<(PathBuf, Value)>, UserError> {
+    let (own, whole) = (folder.join(PROCESSOR), folder.join(WHOLE_PROCESSOR));
+    if own.is_file() {
+        let said = json(&own)?;
+        return Ok(Some((own, said)));
+    }
+    if has_tower && whole.is_file() {
+        let part = json(&whole)?.get(IMAGE_PART).cloned();
+        return Ok(part.map(|part| (whole, part)));
+    }
+    Ok(None)
 }
 
 /// The tokens that a text of the model in a folder ends with: what its `generation_config.json` says comes before what its

@@ -4,7 +4,7 @@ use flatout_models::config::Model;
 use flatout_models::library::processor::Processor;
 
 use crate::UserError;
-use crate::config::{Config, keys_of};
+use crate::config::{Config, Task, keys_of};
 
 /// The processor that a config describes.
 pub fn processor_of(config: &Config) -> Processor {
@@ -13,7 +13,31 @@ pub fn processor_of(config: &Config) -> Processor {
         size: config.model.image_sides(),
         resize: data.resize.clone(),
         filter: Some(data.filter.name()),
+        area: token_pixels(&config.model)
+            .zip(data.image_tokens)
+            .map(|(pixels, tokens)| tokens.map(|tokens| tokens as u64 * pixels)),
     }
+}
+
+/// The pixels of an image that become one token of a text.
+fn token_pixels(model: &Model) -> Option<u64> {
+    let vision = model.as_decoder()?.vision.as_ref()?;
+    Some(((vision.patch * vision.merge) as u64).pow(2))
+}
+
+/// Lays the limits that a checkpoint's processor has for images beside a text, in whole tokens within them; what the command
+/// line says stays.
+pub fn lay_area(config: &mut Config, processor: &Processor, overrides: &[String]) -> Result<(), UserError> {
+    if config.data.task != Task::VisualChat
+        || keys_of(overrides)?.iter().any(|key| key == "data.image_tokens")
+    {
+        return Ok(());
+    }
+    if let (Some([least, most]), Some(pixels)) = (processor.area, token_pixels(&config.model)) {
+        let least = least.div_ceil(pixels).max(1);
+        config.data.image_tokens = Some([least, (most / pixels).max(least)].map(|tokens| tokens as usize));
+    }
+    config.validate()
 }
 
 /// Lays what a checkpoint's processor says over what a recipe does; what the command line says stays. `takes_size` where
@@ -62,8 +86,30 @@ mod tests {
     use crate::recipes::resolve;
 
     #[test]
+    fn limits_of_an_area_become_whole_tokens() {
+        let tower = "model.vision.width=16 model.vision.layers=1 model.vision.heads=2 model.vision.ffn=16 \
+                     model.vision.patch=4 model.vision.image_token=6 model.vision.video_token=7 model.vision.start_token=4 \
+                     model.vision.end_token=5 data.task=visual_chat";
+        let laid = |more: &[&str], area| {
+            let overrides: Vec<String> =
+                tower.split_whitespace().chain(more.iter().copied()).map(String::from).collect();
+            let mut config = resolve("tiny", &[], &overrides).unwrap();
+            lay_area(&mut config, &Processor { area, ..Processor::default() }, &overrides).unwrap();
+            (config.data.image_tokens, processor_of(&config).area)
+        };
+        assert_eq!(laid(&[], Some([4096, 65536])), (Some([64, 1024]), Some([4096, 65536])));
+        assert_eq!(laid(&[], Some([65, 190])), (Some([2, 2]), Some([128, 128])));
+        assert_eq!(laid(&[], None), (None, None));
+        assert_eq!(
+            laid(&["data.image_tokens=[4,16]"], Some([4096, 65536])),
+            (Some([4, 16]), Some([256, 1024]))
+        );
+    }
+
+    #[test]
     fn the_command_line_comes_first_then_the_processor_then_the_recipe() {
-        let bicubic = Processor { size: Some([24; 2]), resize: vec![30], filter: Some("bicubic") };
+        let bicubic =
+            Processor { size: Some([24; 2]), resize: vec![30], filter: Some("bicubic"), area: None };
         let laid = |overrides: &[&str], takes_size| {
             let overrides: Vec<String> = overrides.iter().map(|word| word.to_string()).collect();
             let mut config = resolve("vision-tiny", &[], &overrides).unwrap();

@@ -148,6 +148,7 @@ fn value(field: &Field) -> Result<Value, Error> {
         Field::Whole(value) => Ok(Value::Int(*value)),
         Field::Number(value) => Ok(Value::Float(*value)),
         Field::Text(text) => Value::text(text),
+        Field::Bytes(_) => Err(Error::Failed("a field of the conversation holds bytes".into())),
         Field::List(list) => {
             let mut items = ListBuilder::default();
             for field in list {

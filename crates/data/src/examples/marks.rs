@@ -1,0 +1,65 @@
+//! Marks around the part of an answer that is learned.
+
+use super::conversation::wrong;
+use super::mask::Masked;
+use super::wrong::Wrong;
+use crate::formats::Reason;
+
+/// Narrows what is learned to what lies between two marks. The marks stay in the text and are not learned, and neither is
+/// anything around them, the end of the turn included.
+pub(crate) fn between(mut masked: Masked, [open, close]: &[String; 2]) -> Result<Masked, Wrong> {
+    let mut learned = Vec::new();
+    for span in &masked.learned {
+        let end = span.end.min(masked.text.len());
+        let mut from = span.start;
+        while let Some(at) = masked.text.get(from..end).and_then(|rest| rest.find(open.as_str())) {
+            let begin = from + at + open.len();
+            let Some(len) = masked.text[begin..end].find(close.as_str()) else {
+                let said = format!("an answer has `{open}` and no `{close}` behind it; close it");
+                return wrong(Reason::Conversation, said);
+            };
+            if len > 0 {
+                learned.push(begin..begin + len);
+            }
+            from = begin + len + close.len();
+        }
+    }
+    if learned.is_empty() {
+        let said = format!(
+            "nothing of the row's answers lies between `{open}` and `{close}` (data.answer_marks), so there is nothing to \
+             learn; mark a part of an answer"
+        );
+        return wrong(Reason::NothingToLearn, said);
+    }
+    (masked.learned, masked.is_exact) = (learned, true);
+    Ok(masked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_lies_between_the_marks_is_learned() {
+        let marks = ["<A>".to_string(), "</A>".to_string()];
+        let narrowed = |text: &str, learned: Vec<std::ops::Range<usize>>| {
+            let masked = Masked { text: text.into(), learned, is_exact: false, turns: 2 };
+            let masked = between(masked, &marks).map_err(|wrong| wrong.said)?;
+            let text = |span: &std::ops::Range<usize>| masked.text[span.clone()].to_string();
+            Ok::<_, String>(masked.learned.iter().map(text).collect::<Vec<_>>())
+        };
+        let text = "q <A>no</A> so <A>four</A> and <A>ß</A>.<A></A>";
+        assert_eq!(
+            narrowed(text, vec![12..text.len()]).unwrap(),
+            ["four", "ß"],
+            "the question is not learned"
+        );
+        let apart = vec![0..11, 12..text.len() + 1];
+        assert_eq!(narrowed(text, apart).unwrap(), ["no", "four", "ß"]);
+        assert!(
+            narrowed("plain", vec![0..5]).unwrap_err().contains("nothing of the row's answers lies between")
+        );
+        assert!(narrowed("<A></A>", vec![0..7]).unwrap_err().contains("nothing to learn"));
+        assert!(narrowed("<A>open", vec![0..7]).unwrap_err().contains("no `</A>` behind it"));
+    }
+}

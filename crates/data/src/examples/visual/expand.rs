@@ -1,0 +1,52 @@
+//! Image tokens as many as an image has: one for every merge block of its patches, which nobody learns.
+
+use std::sync::Arc;
+
+use crate::examples::conversation::wrong;
+use crate::examples::encoder::Piece;
+use crate::examples::wrong::Wrong;
+use crate::formats::Reason;
+use crate::vision::EncodedImage;
+
+/// An image among the tokens of an example.
+pub(in crate::examples) struct Seen {
+    /// The first of its tokens, and how many they are.
+    pub start: usize,
+    pub tokens: usize,
+    pub image: Arc<EncodedImage>,
+}
+
+/// The tokens of a text with their weights, where every `token` stands for one of the images, in order.
+pub(in crate::examples) fn expand<'i>(
+    pieces: &[Piece],
+    weights: &[f32],
+    token: u32,
+    merge: usize,
+    images: impl Iterator<Item = &'i Arc<EncodedImage>>,
+) -> Result<(Vec<u32>, Vec<f32>, Vec<Seen>), Wrong> {
+    let images: Vec<&Arc<EncodedImage>> = images.collect();
+    let places = pieces.iter().filter(|piece| piece.token == token).count();
+    if places != images.len() {
+        let said = format!(
+            "the text has {places} image tokens and the row has {} images; no text may spell the token, and the template must \
+             write one for each image; correct the row, or give another template with data.template",
+            images.len()
+        );
+        return wrong(Reason::ImageCount, said);
+    }
+    let (mut tokens, mut expanded, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    let mut next = images.into_iter();
+    for (piece, weight) in pieces.iter().zip(weights) {
+        if piece.token != token {
+            tokens.push(piece.token);
+            expanded.push(*weight);
+            continue;
+        }
+        let image = next.next().expect("they were counted").clone();
+        let (start, count) = (tokens.len(), image.grid.tokens(merge));
+        tokens.resize(start + count, token);
+        expanded.resize(start + count, 0.0);
+        seen.push(Seen { start, tokens: count, image });
+    }
+    Ok((tokens, expanded, seen))
+}

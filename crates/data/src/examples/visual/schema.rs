@@ -1,0 +1,168 @@
+//! The forms that rows with images have, and where in their conversations the images stand.
+
+use std::fmt;
+
+use super::given::{self, Column};
+use super::parts;
+use crate::examples::conversation::{Conversation, Dialogue, Schema, answer_of, message, text_of, wrong};
+use crate::examples::wrong::Wrong;
+use crate::formats::{Field, Fields, Reason};
+
+/// The forms of rows with images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::examples) enum VisualSchema {
+    /// A conversation, or a question and its answer.
+    Dialogue(Schema),
+    /// Questions and answers about the same images, each pair by itself.
+    Turns,
+}
+
+/// The field of [`VisualSchema::Turns`], and what each of its texts has.
+const TURNS: &str = "texts";
+const TURN: (&str, &str) = ("user", "assistant");
+
+/// A conversation, and its images as the row gives them, each with the number of its message.
+pub(super) struct Shown {
+    pub chat: Conversation,
+    pub images: Vec<(usize, Field)>,
+}
+
+impl fmt::Display for VisualSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            VisualSchema::Dialogue(schema) => write!(f, "{schema}, with images"),
+            VisualSchema::Turns => write!(f, "`images` and `{TURNS}` ({}, {})", TURN.0, TURN.1),
+        }
+    }
+}
+
+impl VisualSchema {
+    /// The form of a row with these fields.
+    pub fn of(fields: &Fields) -> Result<VisualSchema, Wrong> {
+        let known = Schema::of(fields);
+        if let Ok(schema @ Schema::Messages(_)) = known {
+            return Ok(VisualSchema::Dialogue(schema));
+        }
+        if fields.has(TURNS) {
+            return Ok(VisualSchema::Turns);
+        }
+        if let Ok(schema) = known {
+            return Ok(VisualSchema::Dialogue(schema));
+        }
+        if fields.has("instruction") && fields.has("answer") {
+            return Ok(VisualSchema::Dialogue(Schema::Pair("instruction", "answer")));
+        }
+        wrong(
+            Reason::Schema,
+            format!(
+                "the row has the fields {}, and rows with images are read from `messages` or `conversations`, from \
+                 `question` and `answer`, or from `{TURNS}`, with their images in parts or in `images`; rename its fields",
+                fields.names()
+            ),
+        )
+    }
+
+    /// The conversations of a row. `column` names the one with the images.
+    pub(super) fn read(self, fields: &Fields, column: Option<&str>) -> Result<Vec<Shown>, Wrong> {
+        given::no_video(fields)?;
+        match self {
+            VisualSchema::Turns => {
+                let column = Column::of(fields, column, false)?;
+                turns(fields)?
+                    .into_iter()
+                    .map(|(asked, answer)| shown(question(asked, answer), &column, true))
+                    .collect()
+            }
+            VisualSchema::Dialogue(schema) => {
+                let (chat, comes_first) = match schema.read(fields, parts::kept)? {
+                    Dialogue::Chat(chat) => (chat, matches!(schema, Schema::Alpaca(_))),
+                    Dialogue::Plain { prompt, completion } => (question(prompt, completion), true),
+                };
+                let column = Column::of(fields, column, !matches!(schema, Schema::Messages(_)))?;
+                Ok(vec![shown(chat, &column, comes_first)?])
+            }
+        }
+    }
+}
+
+/// A question and its answer as a conversation.
+fn question(asked: String, answer: String) -> Conversation {
+    Conversation {
+        messages: vec![message("user", asked.into()), message("assistant", answer.into())],
+        learned: vec![false, true],
+        ..Conversation::default()
+    }
+}
+
+/// The questions and answers of a row.
+fn turns(fields: &Fields) -> Result<Vec<(String, String)>, Wrong> {
+    let broken = |said: String| Wrong::new(Reason::Conversation, said);
+    let list = match fields.get(TURNS) {
+        Some(Field::List(list)) if !list.is_empty() => list,
+        Some(Field::List(_)) => {
+            return Err(broken(format!("`{TURNS}` is empty; give it a question and an answer")));
+        }
+        Some(other) => {
+            return Err(broken(format!("the field `{TURNS}` is {}, not a list; correct it", other.kind())));
+        }
+        None => {
+            let said = format!("the row has no field `{TURNS}`, only {}; give it one", fields.names());
+            return Err(Wrong::new(Reason::MissingField, said));
+        }
+    };
+    let turn = |(at, turn): (usize, &Field)| match turn {
+        Field::Object(turn) => Ok((text_of(turn, TURN.0)?.to_string(), answer_of(turn, TURN.1)?.to_string())),
+        other => Err(broken(format!(
+            "text {} of `{TURNS}` is {}, not an object with `{}` and `{}`; correct it",
+            at + 1,
+            other.kind(),
+            TURN.0,
+            TURN.1
+        ))),
+    };
+    list.iter().enumerate().map(turn).collect()
+}
+
+/// Gives every place of a conversation its image. Where nothing says their places and `comes_first`, images stand before
+/// the text of the first question.
+fn shown(mut chat: Conversation, column: &Column, comes_first: bool) -> Result<Shown, Wrong> {
+    let contents = |chat: &mut Conversation, of: &mut dyn FnMut(usize, &mut Field)| {
+        for (at, message) in chat.messages.iter_mut().enumerate() {
+            if let Some((_, content)) = message.0.iter_mut().find(|(name, _)| name == "content") {
+                of(at, content);
+            }
+        }
+    };
+    let mut spells_video = None;
+    let mut has_parts = false;
+    contents(&mut chat, &mut |at, content| {
+        has_parts |= matches!(content, Field::List(_));
+        spells_video = spells_video.or(parts::spells_video(content).then_some(at + 1));
+    });
+    if let Some(turn) = spells_video {
+        return wrong(
+            Reason::Unsupported,
+            format!("message {turn} has a `{}`, and video is not read; leave the row out", parts::VIDEO_MARK),
+        );
+    }
+    if !has_parts {
+        contents(&mut chat, &mut |_, content| {
+            if let Some(split) = content.text().and_then(parts::split) {
+                (*content, has_parts) = (split, true);
+            }
+        });
+    }
+    if !has_parts && comes_first && !column.images.is_empty() {
+        let asked = chat.messages.iter_mut().find(|message| message.get("role") == Some(&"user".into()));
+        let asked = asked.expect("a question is asked by someone");
+        let text = asked.get("content").and_then(Field::text).unwrap_or_default().to_string();
+        asked.set("content", parts::before(column.images.len(), &text));
+    }
+    let mut places: Vec<(usize, Option<Field>)> = Vec::new();
+    contents(&mut chat, &mut |at, content| {
+        if let Field::List(list) = content {
+            places.extend(list.iter_mut().filter_map(parts::taken).map(|held| (at, held)));
+        }
+    });
+    Ok(Shown { chat, images: column.fill(places)? })
+}
