@@ -7,9 +7,9 @@ fn threads_that_cannot_be_started_are_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let output = Command::new("sh")
         // Each thread takes two MiB of addresses for its stack.
-        .args(["-c", "ulimit -v 4000000; exec $FLATOUT train tiny train.steps=2 --run run"])
+        .args(["-c", "ulimit -v 1000000; exec $FLATOUT train tiny train.steps=2 --run run"])
         .env("FLATOUT", env!("CARGO_BIN_EXE_flatout"))
-        .env("RAYON_NUM_THREADS", "60000")
+        .env("RAYON_NUM_THREADS", "2000")
         .current_dir(folder.path())
         .output()
         .expect("a shell");
