@@ -329,9 +329,10 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
         )));
     }
     if spec.task != ExampleKind::Classes && !spec.classes.is_empty() {
-        return Err(DataError::input(
-            "data.classes is given, and conversations have none: give data.task=classes.",
-        ));
+        let task = if spec.task == ExampleKind::Chat { "chat" } else { "visual_chat" };
+        return Err(DataError::input(format!(
+            "data.classes is given, and data.task={task} has none: give data.task=classes."
+        )));
     }
     Ok(())
 }
