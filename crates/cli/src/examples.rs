@@ -92,7 +92,7 @@ fn summary(described: &SetDescription, screen: &Screen) {
     }
     if let Some(ImageCounts { images, examples, tokens, broken }) = &described.images {
         screen.result(format!(
-            "images   {} different ones in {} examples, {} tokens; {} rows have broken ones",
+            "images   {} different in {} examples, {} tokens; broken: {}",
             count(*images),
             count(*examples),
             count(*tokens),

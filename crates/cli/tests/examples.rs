@@ -73,7 +73,7 @@ fn rows_with_images_are_shown_with_sizes_and_tokens() {
     let said = done(dir, &words);
     for part in [
         "schema   `question` and `answer`, with images",
-        "images   1 different ones in 40 examples, 2,800 tokens; 1 rows have broken ones",
+        "images   1 different in 40 examples, 2,800 tokens; broken: 1",
         "unusable 1 missing image file (first: rows.jsonl, line 42)",
         "image    45 x 30 pixels, 70 tokens (images/a.png)",
         "<|vision_start|><|image_pad|> x 70<|vision_end|>What is 0?",
@@ -87,14 +87,13 @@ fn rows_with_images_are_shown_with_sizes_and_tokens() {
     let image = &seen["samples"][0]["images"][0];
     assert_eq!((&image["width"], &image["height"], &image["tokens"]), (&45.into(), &30.into(), &70.into()));
     refused(dir, &["data", "inspect", "tiny", "data.task=visual_chat"], &["the model sees no images"]);
-    let tower = "data inspect tiny data.task=visual_chat model.vocab=400 model.vision.width=16 model.vision.layers=1 \
+    let tower = "data inspect tiny data.task=visual_chat model.vocab=400 model.rope_sections=[6,5,5] model.vision.width=16 model.vision.layers=1 \
                  model.vision.heads=2 model.vision.ffn=16 model.vision.patch=4 model.vision.image_token=6 \
                  model.vision.video_token=7 model.vision.start_token=4 model.vision.end_token=5 \
                  data.synthetic_rows=200 data.image_tokens=[4,16]";
     let words: Vec<&str> = tower.split_whitespace().collect();
     let said = done(dir, &words);
-    for part in ["from 200 rows", "tokens; 0 rows have broken ones", "32 x 32 pixels, 16 tokens (in the row)"]
-    {
+    for part in ["from 200 rows", "tokens; broken: 0", "32 x 32 pixels, 16 tokens (in the row)"] {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     let wrong = [&words[..], &["model.vision.image_token=9"]].concat();

@@ -435,6 +435,10 @@ fn rows_that_share_an_image_are_on_the_same_side() {
     assert!(said.iter().any(|note| note.contains("2 of 2") && note.contains("show an image")), "{said:?}");
 }
 
+/// A template that leaves out what is no text.
+const SILENT: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% endif %};\
+    {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+
 #[test]
 fn the_token_of_images_must_be_a_special_one() {
     let scratch = folder("visual-token");
@@ -459,7 +463,7 @@ fn the_token_of_images_must_be_a_special_one() {
         given(Some(5000))
     );
     // A template that writes none of it is found out at the first row.
-    let silent = ExampleSpec { template: Some("{{ messages[1].content }}".into()), ..with(None) };
+    let silent = ExampleSpec { template: Some(SILENT.into()), ..with(None) };
     let error = open(&silent).unwrap_err();
     assert!(error.sentence.contains("has 0 image tokens and the row has 1 images"), "{error}");
 }

@@ -330,15 +330,14 @@ pub(super) fn joined(parts: &[Field], turn: usize) -> Result<Field, Wrong> {
             Field::Object(fields) => match (fields.get("type").and_then(Field::text), fields.get("text")) {
                 (Some("text") | None, Some(Field::Text(part))) => text.push_str(part),
                 (kind, _) => {
-                    let kind = kind.unwrap_or("something else").escape_debug();
-                    let said = match kind.to_string().as_str() {
-                        "image" | "image_url" => format!(
-                            "message {turn} has a part that is an image; give data.task=visual_chat, or leave it out"
-                        ),
-                        kind => format!(
-                            "message {turn} has a part of the type `{kind}`, and only `text` is read; leave it out"
-                        ),
+                    let remedy = match kind {
+                        Some("image" | "image_url") => "give data.task=visual_chat, or leave it out",
+                        _ => "leave it out",
                     };
+                    let kind = kind.unwrap_or("something else").escape_debug();
+                    let said = format!(
+                        "message {turn} has a part of the type `{kind}`, and only `text` is read; {remedy}"
+                    );
                     return wrong(Reason::Unsupported, said);
                 }
             },

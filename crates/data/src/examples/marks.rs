@@ -42,24 +42,25 @@ mod tests {
     #[test]
     fn only_what_lies_between_the_marks_is_learned() {
         let marks = ["<A>".to_string(), "</A>".to_string()];
-        let narrowed = |text: &str, learned: Vec<std::ops::Range<usize>>| {
+        let narrowed = |text: &str, learned: &[(usize, usize)]| {
+            let learned = learned.iter().map(|(start, end)| *start..*end).collect();
             let masked = Masked { text: text.into(), learned, is_exact: false, turns: 2 };
             let masked = between(masked, &marks).map_err(|wrong| wrong.said)?;
             let text = |span: &std::ops::Range<usize>| masked.text[span.clone()].to_string();
             Ok::<_, String>(masked.learned.iter().map(text).collect::<Vec<_>>())
         };
         let text = "q <A>no</A> so <A>four</A> and <A>ß</A>.<A></A>";
-        assert_eq!(
-            narrowed(text, vec![12..text.len()]).unwrap(),
-            ["four", "ß"],
-            "the question is not learned"
-        );
-        let apart = vec![0..11, 12..text.len() + 1];
-        assert_eq!(narrowed(text, apart).unwrap(), ["no", "four", "ß"]);
-        assert!(
-            narrowed("plain", vec![0..5]).unwrap_err().contains("nothing of the row's answers lies between")
-        );
-        assert!(narrowed("<A></A>", vec![0..7]).unwrap_err().contains("nothing to learn"));
-        assert!(narrowed("<A>open", vec![0..7]).unwrap_err().contains("no `</A>` behind it"));
+        let answer = narrowed(text, &[(12, text.len())]).unwrap();
+        assert_eq!(answer, ["four", "ß"], "the question is not learned");
+        let both = narrowed(text, &[(0, 11), (12, text.len() + 1)]).unwrap();
+        assert_eq!(both, ["no", "four", "ß"]);
+        for (text, why) in [
+            ("plain", "nothing of the row's answers lies between"),
+            ("<A></A>", "nothing to learn"),
+            ("<A>open", "no `</A>` behind it"),
+        ] {
+            let refused = narrowed(text, &[(0, text.len())]).unwrap_err();
+            assert!(refused.contains(why), "{text}: {refused}");
+        }
     }
 }

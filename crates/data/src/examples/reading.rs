@@ -15,7 +15,9 @@ use super::shapes;
 use super::sides::sides;
 use super::synthetic;
 use super::template::{CHATML_TOKENS, ChatTemplate};
-use super::visual::{MAX_IMAGE_BYTES, Seen, Sight, SightedChat, VISION_TOKENS, VisualSchema, expand};
+use super::visual::{
+    Expanded, MAX_IMAGE_BYTES, Seen, Sight, SightedChat, VISION_TOKENS, VisualSchema, expand,
+};
 use super::wrong::Wrong;
 use crate::error::DataError;
 use crate::formats::{Field, Fields, OnError, Place, ReadOptions, Reason, Record, Records, Skipped};
@@ -456,8 +458,12 @@ impl Reading<'_> {
         let pieces = if is_document { encoder.document(&masked.text) } else { encoder.pieces(&masked.text) };
         let pieces = pieces.map_err(unencodable)?;
         let weights = weights(masked, &pieces);
-        let (mut tokens, mut weights, images) = match chat {
-            None => (pieces.into_iter().map(|piece| piece.token).collect(), weights, Vec::new()),
+        let expanded = match chat {
+            None => Expanded {
+                tokens: pieces.into_iter().map(|piece| piece.token).collect(),
+                weights,
+                images: Vec::new(),
+            },
             Some(chat) => {
                 let sight = self.sight.as_ref().expect("a chat with images was read by it");
                 let token = *sight.token.get().expect("the token is known before rows are taken");
@@ -466,6 +472,7 @@ impl Reading<'_> {
                 expand(&pieces, &weights, token, sight.spec.patching.merge, shown)?
             }
         };
+        let Expanded { mut tokens, mut weights, images } = expanded;
         let is_learned = |weights: &[f32]| weights.iter().any(|weight| *weight > 0.0);
         if !is_learned(&weights) {
             return Err(Wrong::new(

@@ -262,7 +262,7 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         ExampleKind::Chat | ExampleKind::Visual => template(spec, given.as_ref())?,
         ExampleKind::Classes => None,
     };
-    let vision = (spec.task == ExampleKind::Visual).then(|| spec.vision.clone().unwrap_or_default());
+    let vision = vision(spec);
     let sight = vision.as_ref().map(Sight::new);
     let reading = Reading { spec, template: template.as_ref(), pool: &pool, sight, ended: OnceLock::new() };
     let is_trained_here = given.is_none();
@@ -304,8 +304,7 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
             (0..taken.drafts.len()).map(|at| at >= train).collect()
         }
     };
-    let images = vision.as_ref().map(|vision| ImageStore::new(vision.patching, vision.max_pixels));
-    let sets = taken.sets(spec, vocabulary, classes, images, template.as_ref(), files, held);
+    let sets = taken.sets(spec, vocabulary, classes, template.as_ref(), files, held);
     tell(spec, &sets, say);
     Ok(sets)
 }
@@ -329,9 +328,10 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
         )));
     }
     if spec.task != ExampleKind::Classes && !spec.classes.is_empty() {
-        return Err(DataError::input(
-            "data.classes is given, and conversations have none: give data.task=classes.",
-        ));
+        let task = if spec.task == ExampleKind::Chat { "chat" } else { "visual_chat" };
+        return Err(DataError::input(format!(
+            "data.classes is given, and data.task={task} has none: give data.task=classes."
+        )));
     }
     Ok(())
 }
@@ -413,6 +413,11 @@ fn inputs(spec: &ExampleSpec, path: &[String]) -> Result<Inputs, DataError> {
             Ok(Inputs::Files(files))
         }
     }
+}
+
+/// How images are read, where rows may have some.
+fn vision(spec: &ExampleSpec) -> Option<VisionSpec> {
+    (spec.task == ExampleKind::Visual).then(|| spec.vision.clone().unwrap_or_default())
 }
 
 /// The template that conversations are written with. A tokeniser that is trained here learns the built-in one's tokens.
@@ -577,7 +582,6 @@ impl Taken {
         spec: &ExampleSpec,
         vocabulary: Vocabulary,
         classes: Vec<String>,
-        images: Option<ImageStore>,
         template: Option<&ChatTemplate>,
         files: usize,
         held: Vec<bool>,
@@ -588,6 +592,7 @@ impl Taken {
         let mut places = [Vec::new(), Vec::new()];
         let mut lengths = Vec::with_capacity(self.drafts.len());
         let mut learned = 0;
+        let images = vision(spec).map(|vision| ImageStore::new(vision.patching, vision.max_pixels));
         let has_images = images.is_some();
         let mut images = images.unwrap_or_default();
         let (mut image_examples, mut image_tokens) = (0, 0);

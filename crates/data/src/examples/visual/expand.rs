@@ -16,6 +16,13 @@ pub(in crate::examples) struct Seen {
     pub image: Arc<EncodedImage>,
 }
 
+/// The tokens of a text, their weights, and the images among them.
+pub(in crate::examples) struct Expanded {
+    pub tokens: Vec<u32>,
+    pub weights: Vec<f32>,
+    pub images: Vec<Seen>,
+}
+
 /// The tokens of a text with their weights, where every `token` stands for one of the images, in order.
 pub(in crate::examples) fn expand<'i>(
     pieces: &[Piece],
@@ -23,7 +30,7 @@ pub(in crate::examples) fn expand<'i>(
     token: u32,
     merge: usize,
     images: impl Iterator<Item = &'i Arc<EncodedImage>>,
-) -> Result<(Vec<u32>, Vec<f32>, Vec<Seen>), Wrong> {
+) -> Result<Expanded, Wrong> {
     let images: Vec<&Arc<EncodedImage>> = images.collect();
     let places = pieces.iter().filter(|piece| piece.token == token).count();
     if places != images.len() {
@@ -34,19 +41,19 @@ pub(in crate::examples) fn expand<'i>(
         );
         return wrong(Reason::ImageCount, said);
     }
-    let (mut tokens, mut expanded, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    let mut expanded = Expanded { tokens: Vec::new(), weights: Vec::new(), images: Vec::new() };
     let mut next = images.into_iter();
     for (piece, weight) in pieces.iter().zip(weights) {
         if piece.token != token {
-            tokens.push(piece.token);
-            expanded.push(*weight);
+            expanded.tokens.push(piece.token);
+            expanded.weights.push(*weight);
             continue;
         }
         let image = next.next().expect("they were counted").clone();
-        let (start, count) = (tokens.len(), image.grid.tokens(merge));
-        tokens.resize(start + count, token);
-        expanded.resize(start + count, 0.0);
-        seen.push(Seen { start, tokens: count, image });
+        let (start, tokens) = (expanded.tokens.len(), image.grid.tokens(merge));
+        expanded.tokens.resize(start + tokens, token);
+        expanded.weights.resize(start + tokens, 0.0);
+        expanded.images.push(Seen { start, tokens, image });
     }
-    Ok((tokens, expanded, seen))
+    Ok(expanded)
 }

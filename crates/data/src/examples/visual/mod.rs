@@ -25,7 +25,7 @@ use crate::random::key;
 use crate::text::tokenizer::Vocabulary;
 use crate::vision::{EncodedImage, ImageReader, Patching};
 
-pub(super) use expand::{Seen, expand};
+pub(super) use expand::{Expanded, Seen, expand};
 pub(super) use schema::VisualSchema;
 
 /// The largest encoded image: generous, and bounded because all of it is taken into memory.

@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn limits_of_an_area_become_whole_tokens() {
-        let tower = "model.vision.width=16 model.vision.layers=1 model.vision.heads=2 model.vision.ffn=16 \
+        let tower = "model.rope_sections=[6,5,5] model.vision.width=16 model.vision.layers=1 model.vision.heads=2 model.vision.ffn=16 \
                      model.vision.patch=4 model.vision.image_token=6 model.vision.video_token=7 model.vision.start_token=4 \
                      model.vision.end_token=5 data.task=visual_chat";
         let laid = |more: &[&str], area| {
