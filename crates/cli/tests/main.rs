@@ -19,6 +19,7 @@ mod kill;
 mod lengths;
 mod models;
 mod output;
+mod pictures;
 mod profile;
 mod program;
 mod requeue;
@@ -27,3 +28,5 @@ mod scene;
 mod stop;
 mod sweep;
 mod tune;
+#[path = "../../train/tests/vl_folder/mod.rs"]
+mod vl_folder;

@@ -23,6 +23,22 @@ pub struct Processor {
     pub filter: Option<&'static str>,
 }
 
+/// The least and the most pixels of an image beside a text that the published models are given.
+pub const IMAGE_AREAS: [u64; 2] = [65_536, 16_777_216];
+
+/// The least and the most pixels of an image beside a text, as a parsed `preprocessor_config.json` says it, or a
+/// `processor_config.json` under `image_processor`; `None` where it does not say both as whole numbers, the least above 0 and
+/// the most no smaller. `min_pixels` and `max_pixels` come before `size`, as in the library.
+pub fn image_areas(preprocessor: &Value) -> Option<[u64; 2]> {
+    let said = preprocessor.get("image_processor").unwrap_or(preprocessor);
+    let area = |name: &str, edge: &str| {
+        let plain = said.get(name).filter(|area| !area.is_null());
+        plain.or_else(|| said.get("size")?.get(edge)).and_then(Value::as_u64)
+    };
+    let areas = [area("min_pixels", "shortest_edge")?, area("max_pixels", "longest_edge")?];
+    (0 < areas[0] && areas[0] <= areas[1]).then_some(areas)
+}
+
 /// Reads a parsed `preprocessor_config.json`.
 pub fn read(config: &Value) -> Result<Processor, String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
@@ -223,6 +239,27 @@ mod tests {
         assert_eq!(read(&write(&vit, &wanted)).unwrap(), wanted);
         let timm = write_timm(&vit, &Processor { resize: vec![438], ..wanted.clone() });
         assert_eq!(read_timm(&Fields(&timm), 384).unwrap(), Processor { resize: vec![438], ..wanted });
+    }
+
+    #[test]
+    fn areas_are_read_in_every_form() {
+        let published =
+            json!({ "size": { "shortest_edge": 65536, "longest_edge": 16777216 }, "patch_size": 16 });
+        assert_eq!(image_areas(&published), Some(IMAGE_AREAS));
+        assert_eq!(image_areas(&json!({ "image_processor": published })), Some(IMAGE_AREAS));
+        let plain = json!({ "min_pixels": 3136, "max_pixels": 12845056 });
+        assert_eq!(image_areas(&plain), Some([3136, 12845056]));
+        let both = json!({ "max_pixels": 1000, "min_pixels": null, "size": { "shortest_edge": 5, "longest_edge": 9 } });
+        assert_eq!(image_areas(&both), Some([5, 1000]), "the library's order");
+        for wrong in [
+            json!({}),
+            json!({ "size": { "shortest_edge": 256 } }),
+            json!({ "min_pixels": 0, "max_pixels": 7 }),
+            json!({ "min_pixels": 8, "max_pixels": 7 }),
+            json!({ "min_pixels": "8", "max_pixels": 9 }),
+        ] {
+            assert_eq!(image_areas(&wrong), None, "{wrong}");
+        }
     }
 
     #[test]

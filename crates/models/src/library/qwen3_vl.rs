@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::llama::{self, weight_names};
+use super::processor::IMAGE_AREAS;
 use super::stored::{Stored, Within};
 use crate::config::{DecoderConfig, Tower, Vision};
 use crate::images::CHANNELS;
@@ -288,9 +289,6 @@ pub(crate) fn write(c: &DecoderConfig, v: &Vision, common: Map<String, Value>) -
     Ok(config)
 }
 
-/// The least and the most pixels of an image that the published models are given.
-const PIXELS: [usize; 2] = [65_536, 16_777_216];
-
 /// The `preprocessor_config.json`.
 pub(crate) fn write_processor(v: &Vision) -> Value {
     json!({
@@ -301,7 +299,7 @@ pub(crate) fn write_processor(v: &Vision) -> Value {
         "merge_size": v.merge,
         "image_mean": v.mean,
         "image_std": v.std,
-        "size": { "shortest_edge": PIXELS[0], "longest_edge": PIXELS[1] },
+        "size": { "shortest_edge": IMAGE_AREAS[0], "longest_edge": IMAGE_AREAS[1] },
     })
 }
 

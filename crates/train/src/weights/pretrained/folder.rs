@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use flatout_models::config::Model;
 use flatout_models::library::{self, Described, gemma, processor};
@@ -21,6 +21,8 @@ pub const CONFIG: &str = "config.json";
 pub const GENERATION: &str = "generation_config.json";
 /// How pixels are made of an image.
 pub const PROCESSOR: &str = "preprocessor_config.json";
+/// The same, under `image_processor`, among what belongs to other inputs.
+const PROCESSORS: &str = "processor_config.json";
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 
@@ -31,17 +33,45 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 pub fn describe(folder: &Path) -> Result<Described, UserError> {
     let path = folder.join(CONFIG);
     let mut described = library::read(&json(&path)?).map_err(|why| cannot(&path, why))?;
-    let beside = folder.join(PROCESSOR);
     let (has_size, has_tower) = (described.model.image_size().is_some(), described.model.has_tower());
-    if (has_size || has_tower) && beside.is_file() {
-        let said = json(&beside)?;
+    if (has_size || has_tower)
+        && let Some((beside, said)) = image_processor(folder)?
+    {
         described.model.normalise(&said).map_err(|why| cannot(&beside, why))?;
-        // Beside a text images have any size, within limits that are the data's.
+        // Beside a text images have any size, within limits of their area.
         if has_size {
             described.processor = processor::read(&said).map_err(|why| cannot(&beside, why))?;
         }
     }
     Ok(described)
+}
+
+/// The file of a folder that says how pixels are made of an image, and what it says. The part of a `processor_config.json`
+/// comes first, as in the library.
+fn image_processor(folder: &Path) -> Result<Option<(PathBuf, Value)>, UserError> {
+    let shared = folder.join(PROCESSORS);
+    if shared.is_file()
+        && let Some(said) = json(&shared)?.get_mut("image_processor").map(Value::take)
+    {
+        return Ok(Some((shared, said)));
+    }
+    let own = folder.join(PROCESSOR);
+    Ok(if own.is_file() { Some((own.clone(), json(&own)?)) } else { None })
+}
+
+/// The least and the most pixels of an image beside a text, of the model in a folder: the published ones where no file says
+/// how pixels are made.
+pub fn image_areas(folder: &Path) -> Result<[u64; 2], UserError> {
+    match image_processor(folder)? {
+        None => Ok(processor::IMAGE_AREAS),
+        Some((path, said)) => processor::image_areas(&said).ok_or_else(|| {
+            cannot(
+                &path,
+                "it says no areas of images: give `size` with `shortest_edge` and `longest_edge`, in pixels"
+                    .into(),
+            )
+        }),
+    }
 }
 
 /// The tokens that a text of the model in a folder ends with: what its `generation_config.json` says comes before what its

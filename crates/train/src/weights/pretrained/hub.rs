@@ -19,10 +19,11 @@ use crate::refuse;
 use flatout_data::durable;
 
 /// Files beside the weights, each of which a model may lack.
-pub const SMALL: [&str; 8] = [
+pub const SMALL: [&str; 9] = [
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
