@@ -5,13 +5,15 @@
 //!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
-//!       -> scaling   a whole image at another size, byte for byte as published processors make it
+//!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
 //! ```
 
 mod grid;
 mod patches;
 mod patching;
 mod scaling;
+#[cfg(target_arch = "x86_64")]
+mod scaling_avx2;
 mod store;
 
 pub use grid::{Grid, Stretch, TAPS, positions};

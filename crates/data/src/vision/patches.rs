@@ -1,5 +1,7 @@
 //! The bytes of an image's patches: decoded, scaled as a whole, cut.
 
+use std::cell::RefCell;
+
 use super::grid::Grid;
 use super::patching::Patching;
 use super::scaling::scale;
@@ -13,11 +15,26 @@ pub(super) fn patches(
     max_pixels: u64,
     out: &mut [u8],
 ) -> Result<(), Flaw> {
-    let mut pixels = vec![];
-    let size = decode(bytes, max_pixels, &mut pixels)?;
-    cut(&pixels, size, grid, patching, out);
-    Ok(())
+    PIXELS.with_borrow_mut(|pixels| {
+        let size = decode(bytes, max_pixels, pixels)?;
+        cut(pixels, size, grid, patching, out);
+        if pixels.capacity() > MOST_KEPT_BYTES {
+            *pixels = vec![];
+        }
+        Ok(())
+    })
 }
+
+thread_local! {
+    /// Pixels of an image that is done with: new memory comes page by page.
+    static PIXELS: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Bytes that a thread keeps: an image of 4096 x 2048.
+const MOST_KEPT_BYTES: usize = 24 << 20;
+
+/// Bytes of a row of the patches of most models.
+const USUAL: usize = 16 * CHANNELS;
 
 /// Fills `out` with the patches of pixels.
 fn cut(rgb: &[u8], size: (usize, usize), grid: Grid, patching: &Patching, out: &mut [u8]) {
@@ -31,7 +48,11 @@ fn cut(rgb: &[u8], size: (usize, usize), grid: Grid, patching: &Patching, out: &
         let first = patches / merge * blocks * block + patches % merge * merge * patch * line + inside * line;
         for (column, part) in row.chunks_exact(line).enumerate() {
             let at = first + column / merge * block + column % merge * patch * line;
-            out[at..at + line].copy_from_slice(part);
+            match (out[at..].first_chunk_mut::<USUAL>(), part.first_chunk::<USUAL>()) {
+                // Of a length that the compiler knows.
+                (Some(place), Some(usual)) if line == USUAL => *place = *usual,
+                _ => out[at..at + line].copy_from_slice(part),
+            }
         }
     });
 }
