@@ -214,6 +214,10 @@ pub struct Generate {
     /// Prompts are questions: the model's chat template is written around them, and only answers are printed.
     #[arg(long)]
     pub chat: bool,
+    /// A JPEG or PNG that every prompt asks about; repeatable. Prompts are then questions, as with --chat, and images stand
+    /// before the text, in their order, or where it says <image>.
+    #[arg(long, value_name = "FILE")]
+    pub image: Vec<PathBuf>,
     /// Tokens to add at most.
     #[arg(long, default_value_t = 200)]
     pub max_tokens: usize,

@@ -1,14 +1,14 @@
-//! `generate`: text from a run or a model, piece by piece where there is one prompt.
+//! `generate`: text from a run or a model, piece by piece where there is one prompt, and answers about images.
 
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use flatout_data::Vocabulary;
-use flatout_data::examples::{Date, Questions};
+use flatout_data::examples::{Date, QuestionPart, Questions};
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::infer::generate::{Generator, Room, encode};
+use flatout_train::infer::generate::{CHUNK_WITH_IMAGES, Generator, Pictures, Prompt, Room, encode};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::BESIDE;
 use flatout_train::weights::loaded::Loaded;
@@ -31,20 +31,27 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let prompts = prompts(args)?;
     let mut loaded = model::open(&args.model, &args.overrides)?;
+    let (pictures, shown) = match args.image.is_empty() {
+        true => (Pictures::default(), vec![]),
+        false => Pictures::open(&loaded, &args.image)?,
+    };
     let Some(vocabulary) = loaded.vocabulary.clone() else {
         return refused(format!(
             "{} has no tokenizer.json, so there is no text to continue",
             args.model.display()
         ));
     };
-    let tokens = match args.chat {
-        true => asked(&mut loaded, &vocabulary, &prompts)?,
-        false => encode(&vocabulary, loaded.is_run, &prompts)?,
+    let asks = args.chat || !args.image.is_empty();
+    let tokens = match asks {
+        true => asked(&mut loaded, &vocabulary, &prompts, (&pictures, &shown))?,
+        false => encode(&vocabulary, loaded.is_run, &prompts)?.into_iter().map(Prompt::from).collect(),
     };
-    let longest = tokens.iter().map(Vec::len).max().unwrap_or(1);
+    let longest = tokens.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(1);
     if longest > loaded.positions {
+        let what =
+            if shown.is_empty() { "a shorter one" } else { "a shorter one, or fewer or smaller images" };
         return refused(format!(
-            "a prompt has {longest} tokens, and the model was made for {}: give a shorter one",
+            "a prompt has {longest} tokens, and the model was made for {}: give {what}",
             loaded.positions
         ));
     }
@@ -52,7 +59,10 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     let (weights, of_averages) = (loaded.weights.which(), model::of_averages(&loaded));
     let room =
         Room { sequences: prompts.len().min(args.at_once), tokens: longest.saturating_add(args.max_tokens) };
-    let mut generator = Generator::new(loaded, &device, room)?;
+    let mut generator = match shown.is_empty() {
+        true => Generator::new(loaded, &device, room)?,
+        false => Generator::seeing(loaded, &device, room, pictures, CHUNK_WITH_IMAGES)?,
+    };
     let how = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,
@@ -60,27 +70,28 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         seed: args.seed,
         max_tokens: args.max_tokens,
     };
-    let streams = prompts.len() == 1 && !screen.json && !args.chat;
+    let streams = prompts.len() == 1 && !screen.json && !asks;
     let began = Instant::now();
     let texts: Vec<String> = if streams {
         let text = generator.generate(&prompts[0], how, |piece| screen.piece(piece))?;
         screen.piece("\n");
         vec![text]
     } else {
-        let made = generator.continue_all(&tokens, how, &mut |_, _| {})?;
-        let whole = |(prompt, more): (&Vec<u32>, &Vec<u32>)| match args.chat {
+        let made = generator.continue_prompts(&tokens, how, &mut |_, _| {})?;
+        let whole = |(prompt, more): (&Prompt, &Vec<u32>)| match asks {
             true => vocabulary.decode(more).trim().to_string(),
-            false => vocabulary.decode(&[&prompt[..], more].concat()),
+            false => vocabulary.decode(&[&prompt.tokens[..], more].concat()),
         };
         tokens.iter().zip(&made).map(whole).collect()
     };
     let made = generator.made;
     let seconds = began.elapsed().as_secs_f64();
-    let read: usize = tokens.iter().map(Vec::len).sum();
+    let read: usize = tokens.iter().map(|prompt| prompt.tokens.len()).sum();
     if screen.json {
         let checkpoint = generator.checkpoint.display().to_string();
+        let images: Vec<String> = args.image.iter().map(|path| path.display().to_string()).collect();
         screen.object(&json!({
-            "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "checkpoint": checkpoint,
+            "text": texts[0], "prompt": prompts[0], "texts": texts, "prompts": prompts, "images": images, "checkpoint": checkpoint,
             "step": generator.step, "weights": weights, "tokens": made, "prompt_tokens": read, "seconds": seconds,
             "tokens_per_second": made as f64 / seconds,
         }));
@@ -97,14 +108,28 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tokens of questions in the model's template; what ends an answer there ends the text.
-fn asked(loaded: &mut Loaded, vocabulary: &Vocabulary, prompts: &[String]) -> Result<Vec<Vec<u32>>, Failure> {
+/// The tokens of questions in the model's template, about the pictures of these numbers; what ends an answer there ends the
+/// text.
+fn asked(
+    loaded: &mut Loaded,
+    vocabulary: &Vocabulary,
+    prompts: &[String],
+    (pictures, shown): (&Pictures, &[usize]),
+) -> Result<Vec<Prompt>, Failure> {
     let folders = [loaded.dir.join(BESIDE), loaded.dir.clone()];
     let data = &loaded.config.data;
     let date = data.date.as_deref().and_then(Date::parse);
     let questions = Questions::open(vocabulary, data.template.as_deref(), &folders, date)?;
     loaded.stops.extend(questions.end()?);
-    Ok(prompts.iter().map(|prompt| questions.tokens(prompt)).collect::<Result<_, _>>()?)
+    let sees = loaded.config.model.has_tower();
+    let prompt = |prompt: &String| -> Result<Prompt, Failure> {
+        let parts = if sees { QuestionPart::split(prompt, shown.len())? } else { vec![] };
+        if shown.is_empty() {
+            return Ok(questions.tokens(prompt)?.into());
+        }
+        Ok(pictures.placed(&questions.tokens_of_parts(&parts)?, shown)?)
+    };
+    prompts.iter().map(prompt).collect()
 }
 
 /// Those given one by one, then those of the file; without any, the empty one.

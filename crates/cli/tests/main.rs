@@ -19,6 +19,7 @@ mod kill;
 mod lengths;
 mod models;
 mod output;
+mod pictures;
 mod profile;
 mod program;
 mod requeue;
@@ -28,3 +29,5 @@ mod stop;
 mod sweep;
 mod threads;
 mod tune;
+#[path = "../../train/tests/vl_folder/mod.rs"]
+mod vl_folder;

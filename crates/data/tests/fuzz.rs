@@ -20,7 +20,7 @@ use flatout_data::formats::{
 use flatout_data::images::{
     Augment, Filter, ImageSet, ImageSpec, View, inspect, open as open_images, ordered,
 };
-use flatout_data::vision::Patching;
+use flatout_data::vision::{Given, ImageReader, ImageStore, Patching};
 use flatout_fuzz::{Limits, feed};
 
 const MOST_BYTES: usize = 4 << 10;
@@ -459,6 +459,41 @@ fn jpeg() {
 #[test]
 fn png() {
     images("png");
+}
+
+/// From bytes to patches: an image is refused, or its patches are all there and the same every time.
+fn patches(kind: &str) {
+    let patching = Patching { patch: 4, merge: 2, least_pixels: 64, most_pixels: 1 << 14 };
+    let max_pixels = 1 << 20;
+    let mut images = pictures(kind);
+    for more in ["one.png", "tall-1x200.png", "wide-200x1.png", "turned8.png", "turned5.jpg", "ycck.jpg"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/patches").join(more);
+        images.extend(more.ends_with(kind).then(|| std::fs::read(path).unwrap()));
+    }
+    feed(&format!("patches-{kind}"), &images, Limits::default(), |bytes| {
+        let reader = ImageReader::new(patching, max_pixels, 1 << 20);
+        let Ok(image) = reader.read(Given::Bytes(bytes), Path::new("")) else { return };
+        let (rows, columns) = (image.grid.rows, image.grid.columns);
+        assert!(rows > 0 && columns > 0 && rows % 2 == 0 && columns % 2 == 0, "{:?}", image.grid);
+        assert!(image.grid.patches() <= (1 << 14) / 16, "{:?}", image.grid);
+        let mut store = ImageStore::new(patching, max_pixels);
+        let number = store.number(&image);
+        let made = [0, 255].map(|fill| {
+            let mut patches = vec![fill; image.grid.patches() * 4 * 4 * 3];
+            store.patches(number, &mut patches).map(|()| patches)
+        });
+        assert_eq!(made[0].as_ref().ok(), made[1].as_ref().ok(), "every byte is written");
+    });
+}
+
+#[test]
+fn patches_of_jpeg() {
+    patches("jpg");
+}
+
+#[test]
+fn patches_of_png() {
+    patches("png");
 }
 
 /// A damaged index of an archive changes nothing: it is not taken, and the archive is looked through.

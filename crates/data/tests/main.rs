@@ -8,6 +8,7 @@ mod hostile;
 mod images;
 mod index;
 mod parquet;
+mod patches;
 mod rows;
 mod scratch;
 mod templates;

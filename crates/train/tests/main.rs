@@ -31,4 +31,6 @@ mod traces;
 mod unfused;
 mod vision_golden;
 mod vision_run;
+mod vl_folder;
+mod vl_generate;
 mod vl_golden;

@@ -7,8 +7,44 @@ use super::encoder::Encoder;
 use super::sets::CHATML_IDS;
 use super::template::{ChatTemplate, Date, PROBE, Refusal, beside, is_reserved};
 use crate::error::DataError;
-use crate::formats::Fields;
+use crate::formats::{Field, Fields};
 use crate::text::tokenizer::Vocabulary;
+
+/// A part of a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuestionPart<'a> {
+    Text(&'a str),
+    Image,
+}
+
+/// Stands in a text for an image.
+const IMAGE: &str = "<image>";
+
+impl<'a> QuestionPart<'a> {
+    /// The parts of a question about images: one for each `<image>` in it, or all before a text without.
+    pub fn split(question: &'a str, images: usize) -> Result<Vec<QuestionPart<'a>>, DataError> {
+        let texts: Vec<&str> = question.split(IMAGE).collect();
+        let (places, first) = (texts.len() - 1, QuestionPart::Text(texts[0]));
+        if places != 0 && places != images {
+            return Err(DataError::input(format!(
+                "The question {question:?} has {places} times {IMAGE}, and the number of images is {images}: give each a place, \
+                 or none, and all stand before it."
+            )));
+        }
+        let ahead = if places == 0 { images } else { 0 };
+        let placed = texts[1..].iter().flat_map(|text| [QuestionPart::Image, QuestionPart::Text(text)]);
+        let all = std::iter::repeat_n(QuestionPart::Image, ahead).chain([first]).chain(placed);
+        Ok(all.filter(|part| *part != QuestionPart::Text("")).collect())
+    }
+
+    fn field(&self) -> Field {
+        let named = |name: &str, text: &str| (name.to_string(), Field::from(text));
+        Field::Object(Fields(match self {
+            QuestionPart::Text(text) => vec![named("type", "text"), named("text", text)],
+            QuestionPart::Image => vec![named("type", "image")],
+        }))
+    }
+}
 
 /// A model's template with its tokeniser.
 pub struct Questions {
@@ -38,12 +74,27 @@ impl Questions {
 
     /// The tokens of a question, up to where the answer begins.
     pub fn tokens(&self, question: &str) -> Result<Vec<u32>, DataError> {
-        if is_reserved(question) {
+        self.tokens_of(question.into(), &[question])
+    }
+
+    /// The same of a question in parts. Of every image there is what the template writes for it.
+    pub fn tokens_of_parts(&self, parts: &[QuestionPart<'_>]) -> Result<Vec<u32>, DataError> {
+        let mut texts = vec![];
+        for part in parts {
+            if let QuestionPart::Text(text) = part {
+                texts.push(*text);
+            }
+        }
+        self.tokens_of(Field::List(parts.iter().map(QuestionPart::field).collect()), &texts)
+    }
+
+    fn tokens_of(&self, content: Field, texts: &[&str]) -> Result<Vec<u32>, DataError> {
+        if texts.iter().any(|text| is_reserved(text)) {
             return Err(DataError::input(
                 "The question has a character that no text may have (U+FDD0 to U+FDD2).",
             ));
         }
-        let pieces = self.encoder.pieces(&self.written(&[("user", question)], true)?);
+        let pieces = self.encoder.pieces(&self.written(vec![("user", content)], true)?);
         let pieces = pieces.map_err(|error| {
             DataError::input(format!("The question cannot be encoded: {}.", error.said()))
         })?;
@@ -52,17 +103,18 @@ impl Questions {
 
     /// The special token that the template puts behind an answer, where it has one.
     pub fn end(&self) -> Result<Option<u32>, DataError> {
-        let text = self.written(&[("user", "a"), ("assistant", &PROBE.to_string())], false)?;
+        let turns = vec![("user", "a".into()), ("assistant", PROBE.to_string().into())];
+        let text = self.written(turns, false)?;
         let behind = text.split_once(PROBE).map_or("", |(_, behind)| behind);
         let pieces = self.encoder.pieces(behind).unwrap_or_default();
         Ok(pieces.into_iter().find(|piece| piece.is_special).map(|piece| piece.token))
     }
 
-    fn written(&self, turns: &[(&str, &str)], prompt: bool) -> Result<String, DataError> {
-        let message = |(role, content): &(&str, &str)| {
-            Fields(vec![("role".into(), (*role).into()), ("content".into(), (*content).into())])
+    fn written(&self, turns: Vec<(&str, Field)>, prompt: bool) -> Result<String, DataError> {
+        let message = |(role, content): (&str, Field)| {
+            Fields(vec![("role".into(), role.into()), ("content".into(), content)])
         };
-        let messages: Vec<Fields> = turns.iter().map(message).collect();
+        let messages: Vec<Fields> = turns.into_iter().map(message).collect();
         let rendered = self.template.render_messages(&messages, &Conversation::default(), prompt);
         rendered.map(|rendered| rendered.text).map_err(|refusal| {
             let shown = &self.template.shown;
@@ -81,7 +133,23 @@ impl Questions {
 
 #[cfg(test)]
 mod tests {
+    use super::QuestionPart::{Image, Text};
     use super::*;
+
+    #[test]
+    fn images_stand_where_they_are_named_or_before_the_text() {
+        assert_eq!(QuestionPart::split("what?", 2).unwrap(), [Image, Image, Text("what?")]);
+        assert_eq!(
+            QuestionPart::split("a <image>\n<image>b", 2).unwrap(),
+            [Text("a "), Image, Text("\n"), Image, Text("b")]
+        );
+        assert_eq!(QuestionPart::split("<image>", 1).unwrap(), [Image]);
+        assert_eq!(QuestionPart::split("", 1).unwrap(), [Image]);
+        for images in [0, 1, 3] {
+            let error = QuestionPart::split("<image> or <image>", images).unwrap_err();
+            assert!(error.sentence.contains("has 2 times <image>"), "{error}");
+        }
+    }
 
     #[test]
     fn a_question_ends_where_the_answer_begins() {

@@ -16,7 +16,7 @@ choice! {
 
 impl Filter {
     /// The distance beyond which a pixel has no share, of an image that does not shrink.
-    pub(super) fn reach(self) -> f64 {
+    pub(crate) fn reach(self) -> f64 {
         match self {
             Filter::Bilinear => 1.0,
             Filter::Bicubic => 2.0,
@@ -25,7 +25,7 @@ impl Filter {
     }
 
     /// The share of a pixel at a distance, before shares are made to sum to 1.
-    pub(super) fn weight(self, distance: f64) -> f64 {
+    pub(crate) fn weight(self, distance: f64) -> f64 {
         let x = distance.abs();
         match self {
             _ if x >= self.reach() => 0.0,

@@ -15,6 +15,11 @@ impl Flaw {
         Self { reason, said: said.into() }
     }
 
+    /// What is there and what to do about it, without an end.
+    pub fn sentence(&self) -> String {
+        format!("{}; {}", self.said, self.reason.remedy())
+    }
+
     pub fn error(&self, place: &Place) -> DataError {
         DataError::input(format!(
             "{place}: {}; {}, or leave such images out with data.on_error=skip.",

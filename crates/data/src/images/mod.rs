@@ -50,7 +50,6 @@ pub use filter::Filter;
 pub use flaw::Flaw;
 pub use inspect::{ImageInspection, ImageSample, ImageSpeed, inspect, time};
 pub use loader::{ImageBatch, ImageLoader, ordered};
-pub(crate) use resample::scale;
 pub use resident::{ByteTable, PartLoader};
 pub use set::ImageSet;
 pub use sets::{ImageDescription, ImageSets, ImageSource, ImageSpec, open};

@@ -208,20 +208,6 @@ pub(super) fn resample(
     });
 }
 
-/// A whole picture of `width` x `height` at another size.
-pub(crate) fn scale(
-    rgb: &[u8],
-    (width, height): (usize, usize),
-    (to_width, to_height): (usize, usize),
-    filter: Filter,
-) -> Vec<u8> {
-    let mut out = vec![0; to_width * to_height * CHANNELS];
-    let whole = Region { left: 0.0, top: 0.0, width: width as f64, height: height as f64, is_flipped: false };
-    let scaling = Scaling { filter, whole: true };
-    resample(Picture { width, height, rgb }, whole, scaling, (to_width, to_height), &mut out);
-    out
-}
-
 /// The same of the planes of a JPEG, which become colours at the size of the view.
 pub(super) fn resample_planes(
     planes: &[Plane],

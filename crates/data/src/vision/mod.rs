@@ -7,6 +7,7 @@
 //!    -> patches   the bytes of an image's patches
 //!    -> loader    updates of examples with the patches of their images, ahead of time
 //! data_url   images that are written into a text
+//!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
 //! ```
 
 mod data_url;
@@ -14,6 +15,9 @@ mod grid;
 mod loader;
 mod patches;
 mod patching;
+mod scaling;
+#[cfg(target_arch = "x86_64")]
+mod scaling_avx2;
 mod store;
 
 pub(crate) use data_url::{decode_data_url, is_data_url};

@@ -69,10 +69,14 @@ impl ImageReader {
 
     /// Looks into an image; paths begin in `root` and do not lead out of it.
     pub fn read(&self, given: Given<'_>, root: &Path) -> Result<Arc<EncodedImage>, Flaw> {
-        let path = match given {
-            Given::Bytes(bytes) => return self.held(bytes),
-            Given::Path(path) => within(path, root)?,
-        };
+        match given {
+            Given::Bytes(bytes) => self.held(bytes),
+            Given::Path(path) => self.read_file(within(path, root)?),
+        }
+    }
+
+    /// Looks into a file, wherever it lies.
+    pub fn read_file(&self, path: PathBuf) -> Result<Arc<EncodedImage>, Flaw> {
         if let Some(known) = self.known.lock().expect("no thread panics with it").get(&path) {
             return Ok(known.clone());
         }

@@ -25,6 +25,11 @@ pub struct Processor {
     pub area: Option<[u64; 2]>,
 }
 
+/// The least and the most pixels of an image beside a text that the published models are given.
+pub const IMAGE_AREAS: [u64; 2] = [65_536, 16_777_216];
+/// The limits that the library takes where its file has none.
+const UNSAID_AREAS: [u64; 2] = [3_136, 1_003_520];
+
 /// Reads a parsed `preprocessor_config.json`.
 pub fn read(config: &Value) -> Result<Processor, String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
@@ -67,11 +72,12 @@ pub fn read(config: &Value) -> Result<Processor, String> {
 /// Reads the processor of a model that sees images beside a text: the limits of an image's area, as far as it says them.
 pub fn read_area(config: &Value) -> Result<Processor, String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
+    // `min_pixels` and `max_pixels` come before `size`, as in the library.
     let limit = |edge: &str, pixels: &str| -> Result<Option<u64>, String> {
         let said = f.get("size").and_then(|size| size.get(edge)).filter(|value| !value.is_null());
-        let (name, said) = match (said, f.get(pixels).filter(|value| !value.is_null())) {
-            (Some(said), _) => (format!("size.{edge}"), said),
-            (None, Some(said)) => (pixels.to_string(), said),
+        let (name, said) = match (f.get(pixels).filter(|value| !value.is_null()), said) {
+            (Some(said), _) => (pixels.to_string(), said),
+            (None, Some(said)) => (format!("size.{edge}"), said),
             (None, None) => return Ok(None),
         };
         let whole = said.as_u64().filter(|area| *area > 0);
@@ -82,7 +88,7 @@ pub fn read_area(config: &Value) -> Result<Processor, String> {
             return Err(format!("its least area of an image is {least} pixels, and its largest {most}"));
         }
         (Some(least), Some(most)) => Some([least, most]),
-        (None, None) => None,
+        (None, None) => Some(UNSAID_AREAS),
         _ => return Err("it says one limit of an image's area, and wants both".into()),
     };
     Ok(Processor { area, ..Processor::default() })
@@ -277,9 +283,9 @@ mod tests {
         let area = |config: Value| read_area(&config).map(|processor| processor.area);
         let published =
             json!({ "size": { "shortest_edge": 65536, "longest_edge": 16777216 }, "min_pixels": 1 });
-        assert_eq!(area(published), Ok(Some([65536, 16777216])));
+        assert_eq!(area(published), Ok(Some([1, 16777216])), "the library's order");
         assert_eq!(area(json!({ "min_pixels": 3136, "max_pixels": 12845056 })), Ok(Some([3136, 12845056])));
-        assert_eq!(area(json!({ "patch_size": 16 })), Ok(None));
+        assert_eq!(area(json!({ "patch_size": 16 })), Ok(Some(UNSAID_AREAS)));
         for (config, wanted) in [
             (json!({ "min_pixels": 5, "max_pixels": 4 }), "least area of an image is 5 pixels"),
             (json!({ "max_pixels": 4 }), "one limit"),

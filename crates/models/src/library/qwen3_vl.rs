@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::llama::{self, weight_names};
+use super::processor::IMAGE_AREAS;
 use super::stored::{Stored, Within};
 use crate::config::{DecoderConfig, Tower, Vision};
 use crate::images::CHANNELS;
@@ -288,12 +289,9 @@ pub(crate) fn write(c: &DecoderConfig, v: &Vision, common: Map<String, Value>) -
     Ok(config)
 }
 
-/// The least and the most pixels of an image that the published models are given.
-const PIXELS: [u64; 2] = [65_536, 16_777_216];
-
 /// The `preprocessor_config.json` of a model whose images have an area within these limits, or the published ones.
 pub(crate) fn write_processor(v: &Vision, area: Option<[u64; 2]>) -> Value {
-    let [least, most] = area.unwrap_or(PIXELS);
+    let [least, most] = area.unwrap_or(IMAGE_AREAS);
     json!({
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "processor_class": "Qwen3VLProcessor",

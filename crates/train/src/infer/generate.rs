@@ -1,6 +1,19 @@
 //! Text from a model: a prefill plan reads prompts, a decode plan adds a token to each sequence at a time, both over one
 //! cache of keys and values. Both are static: a sequence has a lane of the cache, and a lane without one costs its share
 //! of a step and nothing else.
+//!
+//! A model that sees reads images with their prompt: the prefill plan has the tower, as large as the images that are given
+//! ask for, and an image is read whole in one run of it. The decode plan has none.
+//!
+//! ```text
+//! pictures   images: files to patches
+//!    -> prompt   their places among the tokens of a prompt, and portions of it that cut none
+//!    -> tower    the inputs of the prefill plan's tower
+//! ```
+
+mod pictures;
+mod prompt;
+mod tower;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -9,9 +22,14 @@ use flatout_data::Vocabulary;
 use flatout_ir::passes::input_path;
 use flatout_ir::{Program, Role};
 use flatout_models::config::Attention;
-use flatout_models::form::Form;
+use flatout_models::form::{Form, Seen};
 use flatout_runtime::Session;
 
+pub use pictures::Pictures;
+pub use prompt::{Placed, Prompt};
+
+use self::prompt::{Grids, Rest};
+use self::tower::{Showing, Tower};
 use crate::Failure;
 use crate::UserError;
 use crate::device::Device;
@@ -36,6 +54,10 @@ pub struct Generator {
     position_axes: usize,
     /// Tokens in the cache, by lane.
     seen: Vec<usize>,
+    /// The position of the next token, by lane.
+    next: Vec<usize>,
+    /// Of a model that is shown images.
+    tower: Option<Tower>,
     /// Tokens made by the last call.
     pub made: usize,
     pub checkpoint: PathBuf,
@@ -53,6 +75,8 @@ pub struct Room {
 
 /// Prompt tokens read at once, at least.
 const CHUNK: usize = 64;
+/// The same where there are images, of which a run of the tower serves all prompts that are read with it.
+pub const CHUNK_WITH_IMAGES: usize = 1024;
 
 impl Generator {
     /// Opens the newest whole checkpoint of a run for one sequence as long as its context.
@@ -60,18 +84,40 @@ impl Generator {
         Generator::new(Loaded::open(dir, &[])?, device, Room { sequences: 1, tokens: usize::MAX })
     }
 
-    pub fn new(mut loaded: Loaded, device: &Device, room: Room) -> Result<Generator, Failure> {
+    pub fn new(loaded: Loaded, device: &Device, room: Room) -> Result<Generator, Failure> {
+        Generator::seeing(loaded, device, room, Pictures::default(), CHUNK)
+    }
+
+    /// Opens a model that is shown pictures. Prompts are read `chunk` tokens at a time, or as many as the largest picture asks
+    /// for with the text around it.
+    pub fn seeing(
+        mut loaded: Loaded,
+        device: &Device,
+        room: Room,
+        pictures: Pictures,
+        chunk: usize,
+    ) -> Result<Generator, Failure> {
         predicts_tokens(&loaded)?;
         let capacity = room.tokens.clamp(1, loaded.positions);
         let sequences = room.sequences.max(1);
-        let chunk = CHUNK.max(2 * sequences).min(sequences * capacity);
-        // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
-        loaded.config.model.set_context(capacity);
-        let program = |role: Role, tokens: usize| {
-            let form = Form::Cached { sequences, tokens, capacity, seen: None };
+        let grids = &pictures.grids;
+        let largest = (0..grids.all.len()).map(|picture| grids.tokens(picture) + CHUNK).max().unwrap_or(0);
+        let chunk = chunk.max(2 * sequences).max(largest).min(sequences * capacity);
+        let longest_side = grids.all.iter().map(|grid| grid.rows.max(grid.columns)).max().unwrap_or(0);
+        // The rotation's table has a row a position, of a token or of a patch, and a model with learned positions keeps all
+        // of its own.
+        loaded.config.model.set_context(capacity.max(longest_side));
+        let decoder = loaded.config.model.as_decoder();
+        let position_axes = decoder.map_or(1, |decoder| decoder.position_axes());
+        let vision =
+            decoder.and_then(|decoder| decoder.vision.as_ref()).filter(|_| !pictures.grids.all.is_empty());
+        let tower = vision.map(|vision| Tower::new(vision, pictures, chunk));
+        let program = |role: Role, tokens: usize, seen: Option<Seen>| {
+            let form = Form::Cached { sequences, tokens, capacity, seen };
             Program { role, graph: loaded.config.model.build(form) }
         };
-        let programs = [program(Role::Prefill, chunk), program(Role::Decode, sequences)];
+        let seen = tower.as_ref().map(|tower| tower.seen);
+        let programs = [program(Role::Prefill, chunk, seen), program(Role::Decode, sequences, None)];
         let session = loaded.session(device, &programs)?;
         Ok(Generator {
             session,
@@ -81,8 +127,10 @@ impl Generator {
             frames: loaded.is_run,
             capacity,
             chunk,
-            position_axes: loaded.config.model.as_decoder().map_or(1, |decoder| decoder.position_axes()),
+            position_axes,
             seen: vec![0; sequences],
+            next: vec![0; sequences],
+            tower,
             made: 0,
             checkpoint: loaded.place,
             step: loaded.step.unwrap_or(0),
@@ -96,6 +144,7 @@ impl Generator {
     /// Forgets everything read so far.
     pub fn clear(&mut self) {
         self.seen.fill(0);
+        self.next.fill(0);
     }
 
     /// Reads tokens of the first lane after those seen so far and gives the logits of what follows.
@@ -105,33 +154,49 @@ impl Generator {
 
     /// Reads tokens of some lanes, each after those its lane has seen, and gives the logits of what follows in each.
     pub fn read_lanes(&mut self, wanted: &[(usize, &[u32])]) -> Result<Vec<Vec<f32>>, Failure> {
-        for (lane, tokens) in wanted {
-            let (seen, more, capacity) = (self.seen[*lane], tokens.len(), self.capacity);
+        let rests: Vec<(usize, Rest<'_>)> =
+            wanted.iter().map(|(lane, tokens)| (*lane, Rest::text(tokens))).collect();
+        self.read_rests(&rests)
+    }
+
+    fn read_rests(&mut self, wanted: &[(usize, Rest<'_>)]) -> Result<Vec<Vec<f32>>, Failure> {
+        for (lane, rest) in wanted {
+            let (seen, more, capacity) = (self.seen[*lane], rest.tokens.len(), self.capacity);
             if more == 0 || seen + more > capacity {
                 return Err(Failure::User(UserError(format!(
                     "{more} tokens after {seen} do not fit a context of {capacity} (or are none at all)"
                 ))));
             }
         }
-        let mut rests: Vec<&[u32]> = wanted.iter().map(|(_, tokens)| *tokens).collect();
+        let mut rests: Vec<Rest<'_>> = wanted.iter().map(|(_, rest)| *rest).collect();
         let mut logits = vec![vec![]; wanted.len()];
-        while rests.iter().any(|rest| !rest.is_empty()) {
-            let (role, mut room) = match rests.iter().all(|rest| rest.len() <= 1) {
+        let none = Grids::default();
+        while rests.iter().any(|rest| !rest.tokens.is_empty()) {
+            let is_single = |rest: &Rest<'_>| rest.tokens.len() <= 1 && !rest.has_images();
+            let (role, mut room) = match rests.iter().all(is_single) {
                 true => (Role::Decode, self.seen.len()),
                 false => (Role::Prefill, self.chunk),
             };
-            let mut portions = vec![];
+            let (mut portions, mut showing) = (vec![], Showing::default());
             for (index, rest) in rests.iter_mut().enumerate() {
-                let (now, later) = rest.split_at(rest.len().min(room));
-                room -= now.len();
-                if !now.is_empty() {
+                let count = match &self.tower {
+                    None => rest.fitting(room, &none, |_| false),
+                    Some(tower) => {
+                        let grids = &tower.pictures.grids;
+                        rest.fitting(room, grids, |picture| tower.take(&mut showing, picture))
+                    }
+                };
+                let (now, later) = rest.split_at(count);
+                room -= count;
+                if count > 0 {
                     portions.push((index, wanted[index].0, now));
                 }
                 *rest = later;
             }
-            self.feed(role, &portions)?;
+            self.feed(role, &portions, showing)?;
             self.session.run(role)?;
-            let done: Vec<_> = portions.iter().filter(|(index, ..)| rests[*index].is_empty()).collect();
+            let done: Vec<_> =
+                portions.iter().filter(|(index, ..)| rests[*index].tokens.is_empty()).collect();
             if !done.is_empty() {
                 let all = self.session.result(role, "logits")?;
                 for (index, lane, _) in done {
@@ -143,13 +208,18 @@ impl Generator {
     }
 
     /// Writes the inputs of a plan: the portions one after another, the rest of its tokens belonging to nobody.
-    fn feed(&mut self, role: Role, portions: &[(usize, usize, &[u32])]) -> Result<(), Failure> {
+    fn feed(
+        &mut self,
+        role: Role,
+        portions: &[(usize, usize, Rest<'_>)],
+        showing: Showing,
+    ) -> Result<(), Failure> {
         let room = if role == Role::Decode { self.seen.len() } else { self.chunk };
         let lanes = self.seen.len();
         let mut inputs: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
         for (name, count, fill) in [
             ("tokens", room, 0),
-            ("positions", room, 0),
+            ("positions", self.position_axes * room, 0),
             ("cache_rows", room, -1),
             ("new_start", lanes, 0),
             ("new_len", lanes, 0),
@@ -159,29 +229,50 @@ impl Generator {
         ] {
             inputs.insert(name, vec![fill; count]);
         }
-        let mut set = |name: &str, at: usize, value: usize| {
-            inputs.get_mut(name).expect("a named input")[at] = value as i32;
-        };
-        let mut at = 0;
-        for &(_, lane, tokens) in portions {
-            let (seen, first) = (self.seen[lane], lane * self.capacity);
-            for (i, token) in tokens.iter().enumerate() {
-                set("tokens", at + i, *token as usize);
-                set("positions", at + i, seen + i);
-                set("cache_rows", at + i, first + seen + i);
-            }
-            set("new_start", lane, at);
-            set("new_len", lane, tokens.len());
-            set("seen_start", lane, first);
-            set("seen_len", lane, seen + tokens.len());
-            at += tokens.len();
-            set("last", lane, at - 1);
-            self.seen[lane] += tokens.len();
+        let tower = self.tower.as_ref().filter(|_| role == Role::Prefill);
+        if tower.is_some() {
+            inputs.insert("seen", vec![-1; room]);
         }
-        let positions = inputs.get_mut("positions").expect("a named input");
-        *positions = positions.repeat(self.position_axes);
+        let mut set = |name: &str, at: usize, value: i32| {
+            inputs.get_mut(name).expect("a named input")[at] = value;
+        };
+        let none = Grids::default();
+        let grids = tower.map_or(&none, |tower| &tower.pictures.grids);
+        let mut at = 0;
+        for &(_, lane, portion) in portions {
+            let (seen, first, count) = (self.seen[lane], lane * self.capacity, portion.tokens.len());
+            let (positions, next) = portion.positions(self.next[lane], grids);
+            for (i, (token, position)) in portion.tokens.iter().zip(positions).enumerate() {
+                set("tokens", at + i, *token as i32);
+                for (axis, position) in position.into_iter().take(self.position_axes).enumerate() {
+                    set("positions", axis * room + at + i, position);
+                }
+                set("cache_rows", at + i, (first + seen + i) as i32);
+            }
+            for (tower, placed) in
+                tower.into_iter().flat_map(|tower| portion.images().map(move |p| (tower, p)))
+            {
+                let row = tower.row(&showing, placed.picture);
+                for i in 0..grids.tokens(placed.picture) {
+                    // No row of the embedding stands there, but one of the features.
+                    set("tokens", at + placed.at + i, -1);
+                    set("seen", at + placed.at + i, (row + i) as i32);
+                }
+            }
+            set("new_start", lane, at as i32);
+            set("new_len", lane, count as i32);
+            set("seen_start", lane, first as i32);
+            set("seen_len", lane, (seen + count) as i32);
+            at += count;
+            set("last", lane, at as i32 - 1);
+            self.seen[lane] += count;
+            self.next[lane] = next;
+        }
         for (name, values) in inputs {
             self.session.write_i32(&input_path(role, name), &values)?;
+        }
+        if let Some(tower) = self.tower.as_mut().filter(|_| role == Role::Prefill) {
+            tower.feed(&mut self.session, role, showing)?;
         }
         Ok(())
     }
@@ -215,12 +306,23 @@ impl Generator {
         self.vocabulary.as_ref().ok_or_else(|| Failure::User(UserError(without())))
     }
 
-    /// Continues every prompt, as many at a time as there are lanes, each by itself: what follows a prompt does not
-    /// depend on the others. A lane that is done takes the next prompt. Gives each token as it comes, with its prompt's
-    /// number, and in the end the tokens that followed each prompt.
+    /// Continues every prompt, as [`Generator::continue_prompts`] does, of texts alone.
     pub fn continue_all(
         &mut self,
         prompts: &[Vec<u32>],
+        how: Sampling,
+        token: &mut dyn FnMut(usize, u32),
+    ) -> Result<Vec<Vec<u32>>, Failure> {
+        let prompts: Vec<Prompt> = prompts.iter().map(|tokens| tokens.clone().into()).collect();
+        self.continue_prompts(&prompts, how, token)
+    }
+
+    /// Continues every prompt, as many at a time as there are lanes, each by itself: what follows a prompt does not
+    /// depend on the others. A lane that is done takes the next prompt. Gives each token as it comes, with its prompt's
+    /// number, and in the end the tokens that followed each prompt.
+    pub fn continue_prompts(
+        &mut self,
+        prompts: &[Prompt],
         how: Sampling,
         token: &mut dyn FnMut(usize, u32),
     ) -> Result<Vec<Vec<u32>>, Failure> {
@@ -229,22 +331,22 @@ impl Generator {
         let copies = copies(prompts);
         let mut waiting: VecDeque<usize> = (0..prompts.len()).filter(|_| how.max_tokens > 0).collect();
         // By lane: the prompt it works on, and the tokens it has not read yet.
-        let mut lanes: Vec<Option<(usize, Vec<u32>)>> = vec![None; self.seen.len()];
+        let mut lanes: Vec<Option<(usize, Prompt)>> = vec![None; self.seen.len()];
         loop {
             for (lane, work) in lanes.iter_mut().enumerate().filter(|(_, work)| work.is_none()) {
                 let Some(index) = waiting.pop_front() else { break };
-                self.seen[lane] = 0;
+                (self.seen[lane], self.next[lane]) = (0, 0);
                 *work = Some((index, prompts[index].clone()));
             }
             let busy =
                 lanes.iter().enumerate().filter_map(|(lane, work)| work.as_ref().map(|work| (lane, work)));
-            let wanted: Vec<(usize, &[u32])> =
-                busy.map(|(lane, (_, fresh))| (lane, fresh.as_slice())).collect();
+            let wanted: Vec<(usize, Rest<'_>)> =
+                busy.map(|(lane, (_, fresh))| (lane, Rest::of(fresh))).collect();
             if wanted.is_empty() {
                 self.made = made.iter().map(Vec::len).sum();
                 return Ok(made);
             }
-            let logits = self.read_lanes(&wanted)?;
+            let logits = self.read_rests(&wanted)?;
             let numbers: Vec<usize> = wanted.iter().map(|(lane, _)| *lane).collect();
             let size = self.vocabulary.as_ref().map_or(self.vocab, Vocabulary::size);
             for (lane, logits) in numbers.into_iter().zip(logits) {
@@ -259,7 +361,7 @@ impl Generator {
                 if ends || full {
                     lanes[lane] = None;
                 } else {
-                    *fresh = vec![next];
+                    *fresh = vec![next].into();
                 }
             }
         }
@@ -284,8 +386,8 @@ fn predicts_tokens(loaded: &Loaded) -> Result<(), UserError> {
 
 /// How many equal prompts stand before each: copies of a prompt are continued differently, and a prompt by itself as it
 /// is among others.
-fn copies(prompts: &[Vec<u32>]) -> Vec<u32> {
-    let mut seen: BTreeMap<&[u32], u32> = BTreeMap::new();
+fn copies(prompts: &[Prompt]) -> Vec<u32> {
+    let mut seen: BTreeMap<&Prompt, u32> = BTreeMap::new();
     let mut numbers = vec![];
     for prompt in prompts {
         let count = seen.entry(prompt).or_default();

@@ -53,7 +53,7 @@ pub fn read(
 ) -> Result<Examples, Failure> {
     let ExampleSets { train, held_out, vocabulary, classes, images, .. } =
         example_sets(config, run, config.held_out_fold(), say)?;
-    let images = SeenImages::of(config, images);
+    let images = SeenImages::of(config, images)?;
     Ok(Examples { images, ..Examples::new(config, [train, held_out], vocabulary, classes) })
 }
 

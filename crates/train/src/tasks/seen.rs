@@ -7,6 +7,7 @@ use flatout_data::{DataError, ImageRoom, MicroBatch};
 
 use super::batch::{HostTensor, Inputs};
 use crate::config::Config;
+use crate::{UserError, refuse};
 
 /// The images of a set, and the positions that the tower learns a side.
 #[derive(Clone)]
@@ -17,11 +18,21 @@ pub struct SeenImages {
 }
 
 impl SeenImages {
-    /// `None` where no example has an image.
-    pub fn of(config: &Config, store: ImageStore) -> Option<SeenImages> {
-        let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref())?;
+    /// `None` where no example has an image; refuses images with more patches a side than the model has positions.
+    pub fn of(config: &Config, store: ImageStore) -> Result<Option<SeenImages>, UserError> {
+        let decoder = config.model.as_decoder();
+        let Some((vision, context)) = decoder.and_then(|d| Some((d.vision.as_ref()?, d.context))) else {
+            return Ok(None);
+        };
+        let grids = (0..store.count() as u32).map(|number| store.get(number).grid);
+        if let Some(side) = grids.map(|grid| grid.rows.max(grid.columns)).find(|side| *side > context) {
+            refuse!(
+                "an image is cut into {side} patches a side and `model.context` is {context}: raise it, or lower \
+                 data.image_tokens"
+            );
+        }
         let (positions, merge) = (vision.positions, vision.merge);
-        (store.count() > 0).then(|| SeenImages { store: Arc::new(store), positions, merge })
+        Ok((store.count() > 0).then(|| SeenImages { store: Arc::new(store), positions, merge }))
     }
 
     /// The patches of a micro-batch, decoded now.

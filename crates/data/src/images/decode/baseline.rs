@@ -235,7 +235,7 @@ impl<'a> Baseline<'a> {
         let (width, height) = (self.width, self.height);
         let planes =
             self.planes(Crop { left: 0, top: 0, width, height, is_flipped: false }, width, height)?;
-        out.clear();
+        // Every byte is written.
         out.resize(width * height * 3, 0);
         colours(&planes, width, out);
         Ok(())

@@ -86,10 +86,12 @@ fn interpolated(plane: &Plane, y: usize, (across, down): (bool, bool), sums: &mu
     }
     (sums[0], sums[count + 1]) = (sums[1], sums[count]);
     let (before, here, after) = (&sums[..count], &sums[1..=count], &sums[2..count + 2]);
+    // Halves are rounded up on one side and down on the other, so that they are neither in the mean: as other decoders do,
+    // up on the left where rows are interpolated as well, else up on the right.
+    let halves = if down { [8, 7] } else { [7, 8] };
     let pairs = fine.as_chunks_mut::<2>().0.iter_mut().zip(before).zip(here).zip(after);
     for (((pair, before), here), after) in pairs {
-        // Halves are rounded up on the left and down on the right, so that they are neither in the mean.
-        let (left, right) = ((3 * here + before + 8) >> 4, (3 * here + after + 7) >> 4);
+        let (left, right) = ((3 * here + before + halves[0]) >> 4, (3 * here + after + halves[1]) >> 4);
         *pair = (left | right << 8).to_le_bytes();
     }
 }

@@ -46,11 +46,14 @@ impl Transform for V3 {
     fn full(self, block: &[i16; 64], steps: &[f32; 64], plane: &mut [u8], stride: usize) {
         let (avx, avx2) = (self.avx, self.avx2);
         let (columns, steps) = (block.as_chunks::<8>().0, steps.as_chunks::<8>().0);
-        let column = |u: usize| {
+        // Loops, and no closures, which the compiler may leave as calls without these instructions.
+        let mut c = [Lanes { with: self, x: avx._mm256_setzero_ps() }; 8];
+        for u in 0..8 {
             let wide = avx._mm256_cvtepi32_ps(avx2._mm256_cvtepi16_epi32(pulp::cast(columns[u])));
-            Lanes { with: self, x: avx._mm256_mul_ps(wide, pulp::cast(steps[u])) }
-        };
-        let c = transform([0, 1, 2, 3, 4, 5, 6, 7].map(column)).map(|lanes| lanes.x);
+            c[u].x = avx._mm256_mul_ps(wide, pulp::cast(steps[u]));
+        }
+        let c = transform(c);
+        let c = [c[0].x, c[1].x, c[2].x, c[3].x, c[4].x, c[5].x, c[6].x, c[7].x];
         // Rows become columns: pairs, fours, halves.
         let low = |a, b| avx._mm256_unpacklo_ps(a, b);
         let high = |a, b| avx._mm256_unpackhi_ps(a, b);
@@ -76,15 +79,18 @@ impl Transform for V3 {
             first(pairs[5], pairs[7]),
             second(pairs[5], pairs[7]),
         ];
-        let upper = |i: usize| avx._mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
-        let lower = |i: usize| avx._mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
-        let rows = [upper(0), upper(1), upper(2), upper(3), lower(0), lower(1), lower(2), lower(3)];
-        let rows = transform(rows.map(|x| Lanes { with: self, x }));
+        let mut rows = [Lanes { with: self, x: avx._mm256_setzero_ps() }; 8];
+        for i in 0..4 {
+            rows[i].x = avx._mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
+            rows[i + 4].x = avx._mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
+        }
+        let rows = transform(rows);
         // Rounded to the nearest and cut off at 0 by narrowing; at 255 before, which numbers out of range ask for.
-        let whole = rows.map(|row| {
+        let mut whole = [avx._mm256_setzero_si256(); 8];
+        for (whole, row) in whole.iter_mut().zip(rows) {
             let moved = avx._mm256_add_ps(row.x, avx._mm256_set1_ps(128.0));
-            avx._mm256_cvtps_epi32(avx._mm256_min_ps(moved, avx._mm256_set1_ps(255.0)))
-        });
+            *whole = avx._mm256_cvtps_epi32(avx._mm256_min_ps(moved, avx._mm256_set1_ps(255.0)));
+        }
         let order = pulp::cast([0i32, 4, 1, 5, 2, 6, 3, 7]);
         for (half, four) in
             [[whole[0], whole[1], whole[2], whole[3]], [whole[4], whole[5], whole[6], whole[7]]]

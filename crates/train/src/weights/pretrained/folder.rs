@@ -21,9 +21,8 @@ pub const CONFIG: &str = "config.json";
 pub const GENERATION: &str = "generation_config.json";
 /// How pixels are made of an image.
 pub const PROCESSOR: &str = "preprocessor_config.json";
-/// The same, in a part of it, as newer versions of the library write it.
-const WHOLE_PROCESSOR: &str = "processor_config.json";
-const IMAGE_PART: &str = "image_processor";
+/// The same, under `image_processor`, among what belongs to other inputs.
+const PROCESSORS: &str = "processor_config.json";
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 
@@ -38,7 +37,7 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
     if !has_size && !has_tower {
         return Ok(described);
     }
-    if let Some((beside, said)) = image_processor(folder, has_tower)? {
+    if let Some((beside, said)) = image_processor(folder)? {
         described.model.normalise(&said).map_err(|why| cannot(&beside, why))?;
         // Beside a text images have any size, within limits of their area.
         let read = if has_size { processor::read } else { processor::read_area };
@@ -47,18 +46,27 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
     Ok(described)
 }
 
-/// The description of how pixels are made of an image, and the file of the folder that has it.
-fn image_processor(folder: &Path, has_tower: bool) -> Result<Option<(PathBuf, Value)>, UserError> {
-    let (own, whole) = (folder.join(PROCESSOR), folder.join(WHOLE_PROCESSOR));
-    if own.is_file() {
-        let said = json(&own)?;
-        return Ok(Some((own, said)));
+/// The file of a folder that says how pixels are made of an image, and what it says. The part of a `processor_config.json`
+/// comes first, as in the library.
+fn image_processor(folder: &Path) -> Result<Option<(PathBuf, Value)>, UserError> {
+    let shared = folder.join(PROCESSORS);
+    if shared.is_file()
+        && let Some(said) = json(&shared)?.get_mut("image_processor").map(Value::take)
+    {
+        return Ok(Some((shared, said)));
     }
-    if has_tower && whole.is_file() {
-        let part = json(&whole)?.get(IMAGE_PART).cloned();
-        return Ok(part.map(|part| (whole, part)));
-    }
-    Ok(None)
+    let own = folder.join(PROCESSOR);
+    Ok(if own.is_file() { Some((own.clone(), json(&own)?)) } else { None })
+}
+
+/// The least and the most pixels of an image beside a text, of the model in a folder: the published ones where no file says
+/// how pixels are made.
+pub fn image_areas(folder: &Path) -> Result<[u64; 2], UserError> {
+    let area = match image_processor(folder)? {
+        None => None,
+        Some((path, said)) => processor::read_area(&said).map_err(|why| cannot(&path, why))?.area,
+    };
+    Ok(area.unwrap_or(processor::IMAGE_AREAS))
 }
 
 /// The tokens that a text of the model in a folder ends with: what its `generation_config.json` says comes before what its

@@ -1,0 +1,103 @@
+//! `generate --image` through the real program: answers, and what is wrong with images in a sentence before any work.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::program::{Said, say};
+use crate::vl_folder::{expected, picture, write};
+
+const PLAIN: [&str; 5] = ["--temperature", "0", "--max-tokens", "14", "--json"];
+
+fn refused(said: &Said, words: &str) {
+    assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{said:?}");
+    assert!(said.err.contains(words), "{said:?} lacks {words:?}");
+    assert_eq!(said.err.trim().lines().count(), 1, "{said:?}");
+}
+
+/// Questions about the same images are answered at once, each as the library answers it alone.
+#[test]
+fn questions_about_images_are_answered() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write(&dir.join("model"));
+    let cases = expected();
+    let (case, mut words) = (&cases[0], vec!["generate", "model"]);
+    let text = |at: &Value| at.as_str().expect("a text").to_string();
+    let images: Vec<String> = case["pictures"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .flat_map(|name| ["--image".into(), picture(name.as_str().expect("a name")).display().to_string()])
+        .collect();
+    let question = text(&case["question"]);
+    let placed = format!("<image><image>{question}");
+    words.extend(images.iter().map(String::as_str));
+    words.extend(["--prompt", &question, "--prompt", &placed, "--prompt", &question]);
+    words.extend(PLAIN);
+    let said = say(dir, &words);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let found: Value = serde_json::from_str(&said.out).expect("JSON");
+    let names: Value =
+        serde_json::from_slice(&fs::read(dir.join("model/tokenizer.json")).expect("a file")).expect("JSON");
+    let spelled = |token: &Value| {
+        let vocab = names["model"]["vocab"].as_object().expect("words");
+        vocab.iter().find(|(_, id)| *id == token).expect("a word").0.clone()
+    };
+    let wanted: Vec<String> = case["new"].as_array().expect("a list").iter().map(spelled).collect();
+    for text in found["texts"].as_array().expect("texts") {
+        assert_eq!(text.as_str(), Some(wanted.join(" ").as_str()), "{found}");
+    }
+    let read = 3 * case["prompt"].as_array().expect("a list").len();
+    assert_eq!(found["prompt_tokens"].as_u64(), Some(read as u64));
+    assert_eq!(found["images"].as_array().map(Vec::len), Some(2), "{found}");
+}
+
+#[test]
+fn wrong_images_are_refused_in_a_sentence() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let dir = scratch.path();
+    write(&dir.join("model"));
+    fs::copy(picture("rgb.png"), dir.join("photo.png")).expect("a copy");
+    let whole = fs::read(dir.join("photo.png")).expect("a file");
+    fs::write(dir.join("cut.png"), &whole[..whole.len() / 2]).expect("a file");
+    fs::write(dir.join("empty.png"), "").expect("a file");
+    fs::write(dir.join("note.txt"), "no image").expect("a file");
+    let ask = |images: &[&str], prompt: &str| {
+        let mut words = vec!["generate", "model", "--chat", "--prompt", prompt];
+        words.extend(images.iter().flat_map(|image| ["--image", image]));
+        words.extend(PLAIN);
+        say(dir, &words)
+    };
+    refused(&ask(&["gone.png"], "what"), "there is no image gone.png");
+    refused(&ask(&["model"], "what"), "model is no file of an image");
+    refused(&ask(&["photo.png", "cut.png"], "what"), "cut.png");
+    refused(&ask(&["empty.png"], "what"), "empty.png: the image has no bytes");
+    refused(&ask(&["note.txt"], "what"), "note.txt: its bytes are of no known kind of image");
+    refused(
+        &ask(&["photo.png"], "<image> and <image>"),
+        "has 2 times <image>, and the number of images is 1",
+    );
+    refused(&ask(&[], "what is <image>"), "has 1 times <image>, and the number of images is 0");
+    refused(&ask(&["photo.png"], "what <|image_pad|> is"), "has 2 places for images");
+    let many = ["photo.png"; 12];
+    refused(
+        &ask(&many, "what"),
+        "the model was made for 128: give a shorter one, or fewer or smaller images",
+    );
+    fs::write(dir.join("model/preprocessor_config.json"), r#"{"size": {"shortest_edge": 9}}"#)
+        .expect("a file");
+    refused(&ask(&["photo.png"], "what"), "it says no areas of images");
+    fs::remove_file(dir.join("model/chat_template.jinja")).expect("a file");
+    fs::remove_file(dir.join("model/preprocessor_config.json")).expect("a file");
+    refused(&ask(&["photo.png"], "what"), "no chat template");
+}
+
+#[test]
+fn a_model_without_a_tower_sees_no_images() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints/qwen3");
+    let (image, model) = (picture("rgb.png").display().to_string(), golden.display().to_string());
+    let said = say(&golden, &["generate", &model, "--image", &image, "--prompt", "what"]);
+    refused(&said, "has no tower and sees no images");
+}

@@ -1,0 +1,136 @@
+//! A prompt: its tokens, and the images that stand among them.
+
+use flatout_data::vision::{Grid, Stretch, positions};
+
+/// Tokens, and the images whose places some of them are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Prompt {
+    pub tokens: Vec<u32>,
+    /// In the order in which they stand.
+    pub images: Vec<Placed>,
+}
+
+/// An image in its place: one after another, its tokens begin at `at`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Placed {
+    pub at: usize,
+    /// Its number among the pictures.
+    pub picture: usize,
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(tokens: Vec<u32>) -> Prompt {
+        Prompt { tokens, images: vec![] }
+    }
+}
+
+/// The grids of pictures by their numbers, and the patches a side of a token.
+#[derive(Clone, Debug, Default)]
+pub struct Grids {
+    pub all: Vec<Grid>,
+    pub merge: usize,
+}
+
+impl Grids {
+    pub fn tokens(&self, picture: usize) -> usize {
+        self.all[picture].tokens(self.merge)
+    }
+}
+
+/// Tokens of a prompt that are yet to be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rest<'a> {
+    pub tokens: &'a [u32],
+    images: &'a [Placed],
+    /// The place of the first token in its prompt.
+    from: usize,
+}
+
+impl<'a> Rest<'a> {
+    pub fn of(prompt: &'a Prompt) -> Rest<'a> {
+        Rest { tokens: &prompt.tokens, images: &prompt.images, from: 0 }
+    }
+
+    pub fn text(tokens: &'a [u32]) -> Rest<'a> {
+        Rest { tokens, images: &[], from: 0 }
+    }
+
+    pub fn has_images(&self) -> bool {
+        !self.images.is_empty()
+    }
+
+    /// Images with the places of their first tokens, counted from the first of these.
+    pub fn images(&self) -> impl Iterator<Item = Placed> + '_ {
+        self.images.iter().map(|placed| Placed { at: placed.at - self.from, ..*placed })
+    }
+
+    /// The most of these tokens, of at most `room`, that cut no image in two and have only images that `takes` takes.
+    pub fn fitting(&self, room: usize, grids: &Grids, mut takes: impl FnMut(usize) -> bool) -> usize {
+        let most = self.tokens.len().min(room);
+        for Placed { at, picture } in self.images().filter(|placed| placed.at < most) {
+            if at + grids.tokens(picture) > most || !takes(picture) {
+                return at;
+            }
+        }
+        most
+    }
+
+    pub fn split_at(&self, count: usize) -> (Rest<'a>, Rest<'a>) {
+        let (now, later) = self.tokens.split_at(count);
+        let seen = self.images.partition_point(|placed| placed.at < self.from + count);
+        let (images, more) = self.images.split_at(seen);
+        (Rest { tokens: now, images, ..*self }, Rest { tokens: later, images: more, from: self.from + count })
+    }
+
+    /// Time, height and width of every token, where the first stands at `next`, and the position behind the last.
+    pub fn positions(&self, next: usize, grids: &Grids) -> (Vec<[i32; 3]>, usize) {
+        let (mut stretches, mut end) = (vec![], 0);
+        for Placed { at, picture } in self.images() {
+            stretches.extend([Stretch::Text(at - end), Stretch::Image(grids.all[picture])]);
+            end = at + grids.tokens(picture);
+        }
+        stretches.push(Stretch::Text(self.tokens.len() - end));
+        let (mut all, more) = positions(stretches, grids.merge);
+        all.iter_mut().flatten().for_each(|position| *position += next as i32);
+        (all, next + more as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three tokens, an image of six, two tokens, an image of one, a token.
+    fn prompt() -> (Prompt, Grids) {
+        let grids = Grids { all: vec![Grid { rows: 4, columns: 6 }, Grid { rows: 2, columns: 2 }], merge: 2 };
+        let images = vec![Placed { at: 3, picture: 0 }, Placed { at: 11, picture: 1 }];
+        (Prompt { tokens: (0..13).collect(), images }, grids)
+    }
+
+    #[test]
+    fn no_image_is_cut() {
+        let (prompt, grids) = prompt();
+        let rest = Rest::of(&prompt);
+        let fitting: Vec<usize> = (0..15).map(|room| rest.fitting(room, &grids, |_| true)).collect();
+        assert_eq!(fitting, [0, 1, 2, 3, 3, 3, 3, 3, 3, 9, 10, 11, 12, 13, 13]);
+        assert_eq!(rest.fitting(15, &grids, |picture| picture == 0), 11, "an image that has no room waits");
+        let (now, later) = rest.split_at(3);
+        assert!(!now.has_images() && now.tokens == [0, 1, 2] && later.tokens.len() == 10);
+        assert_eq!(later.images().map(|placed| placed.at).collect::<Vec<_>>(), [0, 8]);
+        assert_eq!(later.fitting(5, &grids, |_| true), 0);
+    }
+
+    #[test]
+    fn positions_go_on_where_a_portion_ended() {
+        let (prompt, grids) = prompt();
+        let whole = Rest::of(&prompt).positions(0, &grids);
+        assert_eq!(whole.1, 10, "three, the longer side of three, two, one and one");
+        for cut in [1, 3, 9, 10, 11, 12] {
+            let (now, later) = Rest::of(&prompt).split_at(cut);
+            let (mut all, next) = now.positions(0, &grids);
+            let (more, end) = later.positions(next, &grids);
+            all.extend(more);
+            assert_eq!((all, end), whole, "cut at {cut}");
+        }
+    }
+}

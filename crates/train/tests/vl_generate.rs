@@ -1,0 +1,109 @@
+//! Text about images against `transformers`' `generate`, token for token. `make_vl_generate.py` beside the fixtures made it.
+
+use std::path::PathBuf;
+
+use flatout_data::examples::{QuestionPart, Questions};
+use flatout_train::device::Device;
+use flatout_train::infer::generate::{CHUNK_WITH_IMAGES, Generator, Pictures, Prompt, Room};
+use flatout_train::infer::sampling::Sampling;
+use flatout_train::weights::loaded::Loaded;
+use serde_json::Value;
+
+use crate::vl_folder::{expected, picture, write};
+
+const LIKELIEST: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 14 };
+
+/// Prompts of the fixture with the pictures of them all, and the tokens that follow each.
+struct Asked {
+    folder: tempfile::TempDir,
+    pictures: Pictures,
+    prompts: Vec<Prompt>,
+    wanted: Vec<Vec<u32>>,
+}
+
+fn tokens(value: &Value) -> Vec<u32> {
+    value.as_array().expect("a list").iter().map(|token| token.as_u64().expect("a token") as u32).collect()
+}
+
+impl Asked {
+    fn open() -> Asked {
+        let folder = tempfile::tempdir().expect("a folder");
+        write(folder.path());
+        let loaded = Loaded::open(folder.path(), &[]).expect("a model");
+        let cases = expected();
+        let names = |case: &Value| -> Vec<PathBuf> {
+            let names = case["pictures"].as_array().expect("a list");
+            names.iter().map(|name| picture(name.as_str().expect("a name"))).collect()
+        };
+        let paths: Vec<PathBuf> = cases.iter().flat_map(names).collect();
+        let (pictures, numbers) = Pictures::open(&loaded, &paths).expect("images");
+        let mut numbers = &numbers[..];
+        let vocabulary = loaded.vocabulary.as_ref().expect("a tokeniser");
+        let questions =
+            Questions::open(vocabulary, None, &[folder.path().to_path_buf()], None).expect("a template");
+        let mut prompts = vec![];
+        for case in &cases {
+            let (shown, rest) = numbers.split_at(names(case).len());
+            numbers = rest;
+            let parts =
+                QuestionPart::split(case["question"].as_str().expect("a text"), shown.len()).expect("parts");
+            let written = questions.tokens_of_parts(&parts).expect("tokens");
+            let prompt = pictures.placed(&written, shown).expect("places");
+            assert_eq!(prompt.tokens, tokens(&case["prompt"]), "{case}");
+            prompts.push(prompt);
+        }
+        let wanted = cases.iter().map(|case| tokens(&case["new"])).collect();
+        Asked { folder, pictures, prompts, wanted }
+    }
+
+    /// What follows the prompts of these numbers, several at a time, read at least `chunk` tokens at a time.
+    fn answers(&self, which: &[usize], sequences: usize, chunk: usize) -> Vec<Vec<u32>> {
+        let loaded = Loaded::open(self.folder.path(), &[]).expect("a model");
+        let prompts: Vec<Prompt> = which.iter().map(|at| self.prompts[*at].clone()).collect();
+        let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().expect("a prompt");
+        let room = Room { sequences, tokens: longest + LIKELIEST.max_tokens };
+        let device = Device::Cpu { threads: 2 };
+        let mut generator =
+            Generator::seeing(loaded, &device, room, self.pictures.clone(), chunk).expect("a model");
+        generator.continue_prompts(&prompts, LIKELIEST, &mut |_, _| {}).expect("answers")
+    }
+}
+
+/// One to three images a prompt, before the text and inside it, and a prompt without any: all at once, in turns, and alone;
+/// with every prompt in one run of the tower, and with portions that end before an image.
+#[test]
+fn answers_are_those_of_the_library() {
+    let asked = Asked::open();
+    let all: Vec<usize> = (0..asked.prompts.len()).collect();
+    assert!(asked.prompts.iter().any(|prompt| prompt.images.is_empty()));
+    for (sequences, chunk) in [(all.len(), CHUNK_WITH_IMAGES), (all.len(), 1), (2, 1)] {
+        let made = asked.answers(&all, sequences, chunk);
+        assert_eq!(made, asked.wanted, "{sequences} at once, {chunk} tokens at a time");
+    }
+    for at in all {
+        assert_eq!(asked.answers(&[at], 1, CHUNK_WITH_IMAGES), [asked.wanted[at].clone()], "prompt {at}");
+    }
+}
+
+/// The decode plan has no tower, and a text without images none anywhere.
+#[test]
+fn a_prompt_of_text_alone_needs_no_tower() {
+    let asked = Asked::open();
+    let at = asked.prompts.iter().position(|prompt| prompt.images.is_empty()).expect("a text");
+    let loaded = Loaded::open(asked.folder.path(), &[]).expect("a model");
+    let prompt = asked.prompts[at].tokens.clone();
+    let room = Room { sequences: 1, tokens: prompt.len() + LIKELIEST.max_tokens };
+    let mut generator = Generator::new(loaded, &Device::Cpu { threads: 2 }, room).expect("a model");
+    let made = generator.continue_all(&[prompt], LIKELIEST, &mut |_, _| {}).expect("an answer");
+    assert_eq!(made, [asked.wanted[at].clone()]);
+}
+
+/// Text that spells the token of an image's place would take a picture from its own.
+#[test]
+fn places_and_pictures_are_counted() {
+    let asked = Asked::open();
+    let written = [88, 90, 3, 90];
+    assert_eq!(asked.pictures.placed(&written, &[0, 1]).expect("places").images.len(), 2);
+    let refused = asked.pictures.placed(&written, &[0]).expect_err("one is missing").to_string();
+    assert!(refused.contains("has 2 places for images") && refused.contains("images is 1"), "{refused}");
+}
