@@ -32,6 +32,9 @@ import steady
 
 PEER = Path(__file__).resolve().parent / "peers" / "vl_torch.py"
 CASES = dict(one=(1, 66), nine=(9, 66), long=(9, 250), fp8=(9, 66))
+TOKENS = [f"model.vision.{name}_token={token}" for name, token in dict(start=4, end=5, image=6, video=7).items()]
+"""Of the tokeniser that is trained on the questions."""
+
 FRAME = 14
 """Tokens of a question around its words: those of ChatML, of the image and of the answer."""
 
@@ -63,7 +66,7 @@ def run_flatout(a, folder, case, round_):
     at_once = dict(one=1, nine=1, long=1, fp8=1)[case] * a.trees
     command = [a.flatout, "train", "qwen3-vl-8b-vqa", *(["--with", "small"] if a.small else []),
                f"data.path={folder}/{case}.jsonl", f"data.image_root={folder}/images", "data.held_out=0", "eval.rows=0",
-               "checkpoint.every=0", "checkpoint.best=false", "log.every=1", "train.epochs=none", "train.steps=1000",
+               "eval.metric=loss", "eval.every_epochs=none", "checkpoint.every=0", "checkpoint.best=false", *TOKENS, "log.every=1", "train.epochs=none", "train.steps=1000",
                f"train.batch={questions * at_once}", *(["precision=fp8"] if case == "fp8" else []), *a.override]
     done = steady.run([*command, "--run", str(run)], steady.WARM + a.steps)
     shutil.rmtree(run, ignore_errors=True)
