@@ -217,12 +217,31 @@ fn kills_of_runs_on_images_leave_no_trace() {
         "model.heads=2",
         "data.synthetic_rows=100",
         "train.batch=8",
-        "train.steps=30",
+        "train.steps=90",
         "schedule.warmup_steps=2",
         "eval.rows=8",
         "backend=cpu",
     ];
-    killed_and_compared(&Scene::new(), "images", &words, &[""], 30);
+    killed_and_compared(&Scene::new(), "images", &words, &[""], 90);
+}
+
+#[test]
+fn kills_of_runs_on_questions_about_images_leave_no_trace() {
+    let words = [
+        "train",
+        "qwen3-vl-8b-vqa",
+        "--with",
+        "small",
+        "data.synthetic_rows=80",
+        "train.batch=8",
+        "train.epochs=none",
+        "train.steps=30",
+        "eval.every_epochs=none",
+        "eval.every=10",
+        "eval.rows=4",
+        "backend=cpu",
+    ];
+    killed_and_compared(&Scene::new(), "questions", &words, &[""], 30);
 }
 
 #[test]

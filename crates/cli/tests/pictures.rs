@@ -88,7 +88,7 @@ fn wrong_images_are_refused_in_a_sentence() {
     );
     fs::write(dir.join("model/preprocessor_config.json"), r#"{"size": {"shortest_edge": 9}}"#)
         .expect("a file");
-    refused(&ask(&["photo.png"], "what"), "it says no areas of images");
+    refused(&ask(&["photo.png"], "what"), "it says one limit of an image's area, and wants both");
     fs::remove_file(dir.join("model/chat_template.jinja")).expect("a file");
     fs::remove_file(dir.join("model/preprocessor_config.json")).expect("a file");
     refused(&ask(&["photo.png"], "what"), "no chat template");

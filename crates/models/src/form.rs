@@ -35,6 +35,8 @@ pub enum Form {
 pub struct Seen {
     pub patches: usize,
     pub images: usize,
+    /// The most patches of an image.
+    pub largest: usize,
 }
 
 /// Whether tokens see earlier documents of their row.

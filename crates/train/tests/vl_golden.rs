@@ -261,7 +261,8 @@ impl Inputs {
             .map(|sides| Grid { rows: sides[0] as usize, columns: sides[1] as usize })
             .collect();
         let used: usize = grids.iter().map(|grid| grid.patches()).sum();
-        let seen = Seen { patches: used + v.block(), images: grids.len() + 1 };
+        let largest = grids.iter().map(|grid| grid.patches()).max().unwrap_or(0);
+        let seen = Seen { patches: used + v.block(), images: grids.len() + 1, largest };
         let is_image = |id: i32| id as usize == v.image_token;
         let mut left = grids.iter();
         let mut placed: Vec<[i32; 3]> = vec![];

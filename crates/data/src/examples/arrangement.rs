@@ -143,7 +143,8 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
 }
 
 /// Room for images before it is known how much they need.
-const ENDLESS: ImageRoom = ImageRoom { patches: usize::MAX / 4, images: usize::MAX / 4 };
+const ENDLESS: ImageRoom =
+    ImageRoom { patches: usize::MAX / 4, images: usize::MAX / 4, largest: usize::MAX / 4 };
 
 /// A layout with the drawn updates laid out in it.
 struct Trial {
@@ -232,7 +233,7 @@ fn seeing(
                 mean.max(if shape == 0 { least } else { 1 })
             };
             let patches = needed(patches, most.patches).next_multiple_of(step(limits.block));
-            ImageRoom { patches, images: needed(images, most.images) }
+            ImageRoom { patches, images: needed(images, most.images), largest: lengths.largest_image().min(patches) }
         };
         let (mut shapes, mut seen, mut read) = (vec![], vec![], vec![]);
         for shape in 0..layout.shapes().len() {

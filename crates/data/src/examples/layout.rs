@@ -63,6 +63,8 @@ pub struct Layout {
 pub struct ImageRoom {
     pub patches: usize,
     pub images: usize,
+    /// Patches of the largest image.
+    pub largest: usize,
 }
 
 /// An example as it takes room: its size, and that of the beginning that others of its group begin with too.
@@ -153,7 +155,7 @@ impl Layout {
 
     /// All that a shape has room for.
     pub(crate) fn room(&self, shape: usize) -> Extent {
-        let ImageRoom { patches, images } = self.images(shape);
+        let ImageRoom { patches, images, .. } = self.images(shape);
         Extent { tokens: self.shapes[shape].tokens(), learned: self.most_learned(shape), images, patches }
     }
 
@@ -592,7 +594,7 @@ mod tests {
     fn an_image_is_laid_once_for_all_who_share_it() {
         let shape = Shape::Packed { tokens: 18, segments: 2 };
         let layout = Layout::new(vec![shape]).sharing(Some(12));
-        let room = ImageRoom { patches: 24, images: 2 };
+        let room = ImageRoom { patches: 24, images: 2, largest: 16 };
         let mut batch = MicroBatch::empty(&layout.seeing(Some(vec![room])), 0);
         let grid = Grid { rows: 4, columns: 4 };
         let shared = [Sighting { start: 1, image: 7, grid, tokens: 4, hash: 0 }];

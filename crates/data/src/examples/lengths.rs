@@ -13,6 +13,8 @@ pub struct Lengths {
     shares: Vec<Extent>,
     /// Where examples share prefixes: equal shares of the trees they make, smallest first. The last is the largest.
     trees: Vec<Tree>,
+    /// Patches of the largest image; 0 where there is none.
+    largest_image: usize,
 }
 
 /// The size of an example: what it takes of a micro-batch.
@@ -160,7 +162,8 @@ impl Lengths {
         };
         let shares: Vec<Extent> = tokens.iter().enumerate().map(extent).collect();
         let is_whole = !shares.is_empty() && shares.iter().all(|share| share.tokens > 0);
-        is_whole.then(|| Lengths { shares, trees: vec![] }.sorted())
+        let largest_image = shares.iter().map(|share| share.patches).max().unwrap_or(0);
+        is_whole.then(|| Lengths { shares, trees: vec![], largest_image }.sorted())
     }
 
     fn sorted(mut self) -> Lengths {
@@ -175,9 +178,9 @@ impl Lengths {
 
     /// Measured; `None` for a table without examples.
     pub fn of(table: &ExampleTable) -> Option<Lengths> {
-        let all: Vec<Extent> = (0..table.count()).map(|index| table.extent_of(index)).collect();
+        let mut all: Vec<Extent> = (0..table.count()).map(|index| table.extent_of(index)).collect();
         let most = all.iter().copied().reduce(Extent::most)?;
-        let Lengths { shares: mut all, .. } = Lengths { shares: all, trees: vec![] }.sorted();
+        all.sort_by_key(Extent::rank);
         if all.len() > SHARES {
             let count = all.len();
             let share = |share: usize| {
@@ -187,7 +190,7 @@ impl Lengths {
             all = (0..SHARES).map(share).collect();
         }
         *all.last_mut()? = most;
-        Some(Lengths { shares: all, trees: trees(table) })
+        Some(Lengths { shares: all, trees: trees(table), largest_image: table.largest_image() })
     }
 
     /// Lognormal with this mean, cut off at `longest`, which a few examples reach.
@@ -213,7 +216,7 @@ impl Lengths {
             learned: tokens - prompt_of(tokens).min(tokens),
             ..Extent::whole(tokens)
         };
-        Lengths { shares: shares((below + above) / 2.0).into_iter().map(extent).collect(), trees: vec![] }
+        Lengths { shares: shares((below + above) / 2.0).into_iter().map(extent).collect(), trees: vec![], largest_image: 0 }
     }
 
     pub fn shares(&self) -> &[Extent] {
@@ -237,6 +240,16 @@ impl Lengths {
 
     pub fn longest(&self) -> usize {
         self.most().tokens
+    }
+
+    /// With the patches of the largest image, where they are known; otherwise an image may have all that an example has.
+    pub fn with_largest_image(self, patches: Option<usize>) -> Lengths {
+        Lengths { largest_image: patches.unwrap_or(self.largest_image), ..self }
+    }
+
+    /// Patches of the largest image; 0 where there is none.
+    pub fn largest_image(&self) -> usize {
+        self.largest_image
     }
 
     /// Whether some examples have images.

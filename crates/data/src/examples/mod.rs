@@ -184,6 +184,11 @@ impl ExampleTable {
         }
     }
 
+    /// Patches of the largest image; 0 where there is none.
+    pub fn largest_image(&self) -> usize {
+        self.images.iter().map(|image| image.grid.patches()).max().unwrap_or(0)
+    }
+
     /// Looks for beginnings that examples share, for a run that computes each once.
     pub fn share_prefixes(&mut self) {
         self.prefixes = Some(Prefixes::of(self));

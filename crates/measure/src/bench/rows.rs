@@ -41,6 +41,7 @@ impl Key {
         if data.has_files() {
             (data.lengths, data.learned, data.trees) = (vec![], vec![], vec![]);
             (data.images, data.patches, data.tree_images) = (vec![], vec![], vec![]);
+            data.largest_image = None;
         }
         let model = &config.model;
         let [height, width] = model.image_sides().unwrap_or([0, model.tokens()]);

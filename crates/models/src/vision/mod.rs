@@ -55,6 +55,8 @@ pub struct Inputs<'g> {
     tap_weights: Tensor<'g>,
     /// Where each image begins, and its patches: i32 [I] each.
     images: (Tensor<'g>, Tensor<'g>),
+    /// The most patches of an image.
+    largest: usize,
 }
 
 /// Rows [P / M, W] that take the places of tokens, and those that are added behind the first layers of the text.
@@ -87,7 +89,7 @@ fn norm_spec(v: &Vision) -> NormSpec {
 
 impl<'g> Inputs<'g> {
     pub fn new(b: &'g Builder, v: &Vision, seen: Seen) -> Inputs<'g> {
-        let Seen { patches, images } = seen;
+        let Seen { patches, images, .. } = seen;
         assert!(patches.is_multiple_of(v.block()), "{patches} patches are not whole blocks of {}", v.block());
         Inputs {
             patches: b.input("patches", DType::U8, &[patches, v.patch_values()]),
@@ -95,6 +97,7 @@ impl<'g> Inputs<'g> {
             taps: b.input("taps", DType::I32, &[TAPS, patches]),
             tap_weights: b.input("tap_weights", DType::F32, &[TAPS, patches]),
             images: bounds(b, "image", images),
+            largest: seen.largest.min(patches),
         }
     }
 }
@@ -107,7 +110,7 @@ pub fn apply<'g>(b: &'g Builder, v: &Vision, w: &Weights, inputs: &Inputs<'g>) -
             positions: inputs.places,
             spec: RopeSpec::grid(v.head_size(), v.rope_theta, Pairs::Half),
         };
-        let sight = Sight::ragged(inputs.images, x.dims()[0]);
+        let sight = Sight::ragged(inputs.images, inputs.largest);
         let mut deep = vec![];
         for (i, block) in w.blocks.iter().enumerate() {
             x = b.scope(&format!("layers.{i}"), || block.apply(b, i, x, &rotation, &sight));
@@ -220,7 +223,7 @@ mod tests {
                 Form::Loss { rows: 1, len: 8, documents, read: None, dropout: true, seen, scored: false },
             )
         };
-        let (alone, beside) = (graph(None), graph(Some(Seen { patches: 8, images: 2 })));
+        let (alone, beside) = (graph(None), graph(Some(Seen { patches: 8, images: 2, largest: 8 })));
         assert_eq!(drawn(&alone), drawn(&beside));
         assert_eq!(drawn(&alone).len(), 5);
         let keys = |graph: &Graph| graph.nodes.iter().filter(|node| node.path.starts_with(SCOPE)).count();

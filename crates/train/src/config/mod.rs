@@ -142,6 +142,8 @@ section! {
         pub patches: Vec<usize> = Vec::new(),
         /// Images of these trees, each as images and patches of the prefix, images and patches behind it; measured where not given.
         pub tree_images: Vec<usize> = Vec::new(),
+        /// Patches of the largest image; measured where not given.
+        pub largest_image: Option<usize>,
         /// What the files hold: documents, conversations, texts with a class, images with one, or conversations about images.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.

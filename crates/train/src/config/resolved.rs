@@ -34,6 +34,9 @@ pub struct Capacities {
     /// Patches of images among tokens.
     #[serde(skip_serializing_if = "is_zero")]
     pub patches: usize,
+    /// Patches of the largest of these images.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub largest_image: usize,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -63,6 +66,9 @@ pub struct Resolved {
     pub patches: Option<Vec<usize>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tree_images: Option<Vec<usize>>,
+    /// Patches of the largest image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub largest_image: Option<usize>,
     /// The classes by name, in the order of the model's outputs.
     pub classes: Option<Vec<String>>,
     /// Hashes of sizes and times of the files that images are read from.
@@ -98,6 +104,7 @@ impl Resolved {
         self.trees.iter().for_each(|trees| data.trees.clone_from(trees));
         self.images.iter().for_each(|images| data.images.clone_from(images));
         self.patches.iter().for_each(|patches| data.patches.clone_from(patches));
+        data.largest_image = self.largest_image.or(data.largest_image);
         self.tree_images.iter().for_each(|images| data.tree_images.clone_from(images));
         self.classes.iter().for_each(|classes| data.classes.clone_from(classes));
         self.decoded.iter().for_each(|decoded| data.decoded.clone_from(decoded));

@@ -34,14 +34,16 @@ impl Capacities {
         let apart = if has_segments { shape.segments() } else { 0 };
         let (segments, trees) = if layout.trees().is_some() { (0, apart) } else { (apart, 0) };
         let read = layout.read(number).unwrap_or(0);
-        let ImageRoom { patches, images } = layout.images(number);
-        Capacities { rows, tokens: shape.tokens(), segments, trees, longest, read, images, patches }
+        let ImageRoom { patches, images, largest: largest_image } = layout.images(number);
+        let tokens = shape.tokens();
+        Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image }
     }
 }
 
 /// The forward graph over texts, with the loss of the next token or of classes.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
-    let Capacities { rows, tokens, segments, trees, longest, read, images, patches } = *capacities;
+    let Capacities { rows, tokens, segments, trees, longest, read, images, patches, largest_image } =
+        *capacities;
     let form = match config.model.class_head() {
         Some(_) => Form::Classes { tokens, texts: segments, longest, dropout: training },
         None => {
@@ -51,7 +53,7 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 (_, most) => Documents::Trees { most, longest },
             };
             let read = (read > 0).then_some(read);
-            let seen = (patches > 0).then_some(Seen { patches, images });
+            let seen = (patches > 0).then_some(Seen { patches, images, largest: largest_image });
             Form::Loss {
                 rows,
                 len: tokens / rows,

@@ -95,7 +95,7 @@ pub fn lengths(config: &Config) -> Option<Lengths> {
     let lengths = Lengths::given(&data.lengths, &data.learned, [&data.images, &data.patches])
         .or_else(|| data.mean_tokens.map(|mean| Lengths::drawn(mean, config.model.tokens())))?;
     let trees = Tree::list(&data.trees, &data.tree_images).expect("validated: whole trees");
-    Some(lengths.with_trees(trees))
+    Some(lengths.with_trees(trees).with_largest_image(data.largest_image))
 }
 
 /// Opens the examples a config names. A run's own tokeniser, where there is one, is used again. `fold` holds out a part of
@@ -228,6 +228,7 @@ impl Dataset for Examples {
             *last = last.most(held_out.most());
         }
         if has_images {
+            resolved.largest_image = Some(self.train.largest_image().max(self.held_out.largest_image()));
             resolved.images = Some(shares.iter().map(|share| share.images).collect());
             resolved.patches = Some(shares.iter().map(|share| share.patches).collect());
             resolved.tree_images = some(trees().flat_map(|tree| tree.image_numbers()).collect());
@@ -323,7 +324,7 @@ impl Dataset for Examples {
         let patches = most.patches.max(mean(|share| share.patches)).next_multiple_of(128 * block);
         let images = most.images.max(mean(|share| share.images));
         let shape = Shape::Packed { tokens, segments: AT_ONCE };
-        Some(Layout::new(vec![shape]).seeing(Some(vec![ImageRoom { patches, images }])))
+        Some(Layout::new(vec![shape]).seeing(Some(vec![ImageRoom { patches, images, largest: lengths.largest_image() }])))
     }
 
     fn eval_set(

@@ -47,7 +47,7 @@ impl SeenImages {
         patches: Vec<u8>,
         inputs: &Inputs,
     ) -> Vec<(&'static str, HostTensor)> {
-        let ImageRoom { patches: room, images } = laid_out.image_room;
+        let ImageRoom { patches: room, images, .. } = laid_out.image_room;
         let mut places = vec![0; 2 * room];
         let (mut taps, mut shares) = (vec![0; TAPS * room], vec![0.0; TAPS * room]);
         let (mut start, mut len) = (vec![0; images], vec![0; images]);

@@ -13,6 +13,9 @@ pub fn small(recipe: &str, eval_rows: usize) -> Config {
     let Some(heads) = model.as_decoder().map(|decoder| decoder.heads) else {
         return small_images(recipe, &model, eval_rows);
     };
+    if model.as_decoder().is_some_and(|decoder| decoder.vision.is_some()) {
+        return small_sighted(recipe, eval_rows);
+    }
     let width = format!("model.width={}", 16 * heads);
     let eval = format!("eval.rows={eval_rows}");
     let words = [
@@ -30,6 +33,13 @@ pub fn small(recipe: &str, eval_rows: usize) -> Config {
         "checkpoint.best=false",
     ];
     recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
+}
+
+/// A recipe of questions about images.
+fn small_sighted(recipe: &str, eval_rows: usize) -> Config {
+    let eval = format!("eval.rows={eval_rows}");
+    let words = ["train.batch=4", "train.micro_batch=2", eval.as_str(), "eval.metric=loss", "checkpoint.best=false"];
+    recipes::resolve(recipe, &["small".into()], &words.map(String::from)).expect("a small recipe")
 }
 
 /// A recipe of images.

@@ -35,8 +35,9 @@ impl Tower {
     pub fn new(vision: &Vision, pictures: Pictures, tokens: usize) -> Tower {
         let all: usize = pictures.grids.all.iter().map(|grid| grid.patches()).sum();
         // Tokens that are read at once are of images that have no more patches than these.
-        let seen =
-            Seen { patches: all.min(tokens * vision.block()), images: pictures.grids.all.len().min(tokens) };
+        let largest = pictures.grids.all.iter().map(|grid| grid.patches()).max().unwrap_or(0);
+        let (patches, images) = (all.min(tokens * vision.block()), pictures.grids.all.len().min(tokens));
+        let seen = Seen { patches, images, largest };
         Tower {
             pictures,
             seen,
@@ -73,7 +74,7 @@ impl Tower {
         if self.shown.as_ref().is_some_and(holds) {
             return Ok(());
         }
-        let Seen { patches, images } = self.seen;
+        let Seen { patches, images, .. } = self.seen;
         let (grids, merge) = (&self.pictures.grids, self.pictures.grids.merge);
         let mut bytes = vec![0; patches * self.patch_values];
         let (mut places, mut taps) = (vec![0; 2 * patches], vec![-1; TAPS * patches]);
