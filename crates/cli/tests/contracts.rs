@@ -253,8 +253,7 @@ fn a_run_shows_what_it_does() {
     assert_eq!(quiet.err, "");
     let text = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12", "--json"]).out;
     let object: Value = serde_json::from_str(&text).expect("an object");
-    let named =
-        "text prompt texts prompts images checkpoint step weights tokens prompt_tokens seconds tokens_per_second";
+    let named = "text prompt texts prompts images checkpoint step weights tokens prompt_tokens seconds tokens_per_second";
     assert_eq!(fields(&object), named.split(' ').collect());
     assert_eq!(object["step"], 6);
     let plain = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12"]).out;

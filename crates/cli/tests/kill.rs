@@ -217,12 +217,12 @@ fn kills_of_runs_on_images_leave_no_trace() {
         "model.heads=2",
         "data.synthetic_rows=100",
         "train.batch=8",
-        "train.steps=90",
+        "train.steps=200",
         "schedule.warmup_steps=2",
         "eval.rows=8",
         "backend=cpu",
     ];
-    killed_and_compared(&Scene::new(), "images", &words, &[""], 90);
+    killed_and_compared(&Scene::new(), "images", &words, &[""], 200);
 }
 
 #[test]

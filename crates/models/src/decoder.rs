@@ -412,7 +412,11 @@ impl Family for DecoderConfig {
             Head::Tokens => Form::Logits {
                 rows: 1,
                 len: 1,
-                seen: self.vision.as_ref().map(|v| Seen { patches: v.block(), images: 1, largest: v.block() }),
+                seen: self.vision.as_ref().map(|v| Seen {
+                    patches: v.block(),
+                    images: 1,
+                    largest: v.block(),
+                }),
             },
             Head::Classes => Form::Classes { tokens: 1, texts: 1, longest: 1, dropout: false },
         }

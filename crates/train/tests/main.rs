@@ -31,6 +31,7 @@ mod traces;
 mod unfused;
 mod vision_golden;
 mod vision_run;
+mod visual_run;
 mod vl_folder;
 mod vl_generate;
 mod vl_golden;

@@ -233,7 +233,11 @@ fn seeing(
                 mean.max(if shape == 0 { least } else { 1 })
             };
             let patches = needed(patches, most.patches).next_multiple_of(step(limits.block));
-            ImageRoom { patches, images: needed(images, most.images), largest: lengths.largest_image().min(patches) }
+            ImageRoom {
+                patches,
+                images: needed(images, most.images),
+                largest: lengths.largest_image().min(patches),
+            }
         };
         let (mut shapes, mut seen, mut read) = (vec![], vec![], vec![]);
         for shape in 0..layout.shapes().len() {

@@ -216,7 +216,11 @@ impl Lengths {
             learned: tokens - prompt_of(tokens).min(tokens),
             ..Extent::whole(tokens)
         };
-        Lengths { shares: shares((below + above) / 2.0).into_iter().map(extent).collect(), trees: vec![], largest_image: 0 }
+        Lengths {
+            shares: shares((below + above) / 2.0).into_iter().map(extent).collect(),
+            trees: vec![],
+            largest_image: 0,
+        }
     }
 
     pub fn shares(&self) -> &[Extent] {

@@ -324,7 +324,11 @@ impl Dataset for Examples {
         let patches = most.patches.max(mean(|share| share.patches)).next_multiple_of(128 * block);
         let images = most.images.max(mean(|share| share.images));
         let shape = Shape::Packed { tokens, segments: AT_ONCE };
-        Some(Layout::new(vec![shape]).seeing(Some(vec![ImageRoom { patches, images, largest: lengths.largest_image() }])))
+        Some(Layout::new(vec![shape]).seeing(Some(vec![ImageRoom {
+            patches,
+            images,
+            largest: lengths.largest_image(),
+        }])))
     }
 
     fn eval_set(

@@ -38,7 +38,8 @@ pub fn small(recipe: &str, eval_rows: usize) -> Config {
 /// A recipe of questions about images.
 fn small_sighted(recipe: &str, eval_rows: usize) -> Config {
     let eval = format!("eval.rows={eval_rows}");
-    let words = ["train.batch=4", "train.micro_batch=2", eval.as_str(), "eval.metric=loss", "checkpoint.best=false"];
+    let words =
+        ["train.batch=4", "train.micro_batch=2", eval.as_str(), "eval.metric=loss", "checkpoint.best=false"];
     recipes::resolve(recipe, &["small".into()], &words.map(String::from)).expect("a small recipe")
 }
 

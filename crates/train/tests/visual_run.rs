@@ -1,0 +1,180 @@
+//! Questions about images: one update is the same update packed, alone and behind shared images; micro-batches without images
+//! run plans without a tower; and a run does not depend on the threads that decode.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use flatout_data::examples::Sighting;
+use flatout_data::{Example, ExampleTable};
+use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
+use flatout_ir::passes::input_path;
+use flatout_runtime::{Session, cpu};
+use flatout_train::Config;
+use flatout_train::config::resolved::Resolved;
+use flatout_train::device::Device;
+use flatout_train::metrics::Metrics;
+use flatout_train::recipes;
+use flatout_train::resolve::compile::compile;
+use flatout_train::run::events::Event;
+use flatout_train::run::signal::StopFlag;
+use flatout_train::run::{Entered, Resume, Run};
+use flatout_train::switches::Choose;
+use flatout_train::tasks::batch::Draw;
+use flatout_train::tasks::dataset::Dataset;
+use flatout_train::tasks::examples::{self, Examples};
+use flatout_train::training::trainer::{Notice, train};
+use flatout_train::training::update::accumulate;
+use flatout_train::weights::initial;
+
+use crate::distance::relative;
+
+/// On the L2 distance of every tensor of the gradient.
+const BOUND: f64 = 1e-5;
+const THREADS: usize = 2;
+
+fn config(overrides: &[&str]) -> Config {
+    let words = ["backend=cpu", "precision=fp32", "eval.metric=loss", "checkpoint.best=false"];
+    let words: Vec<String> = words.iter().chain(overrides).map(|word| word.to_string()).collect();
+    recipes::resolve("qwen3-vl-8b-vqa", &["small".into()], &words).expect("a config")
+}
+
+/// Images of forty tokens and more, so that those who share one share a prefix that is worth it.
+const LARGE: [&str; 5] = [
+    "data.image_tokens=[40,64]",
+    "data.synthetic_rows=40",
+    "data.held_out=0.2",
+    "model.context=256",
+    "eval.rows=0",
+];
+
+/// Questions about drawn shapes, some of them about two images at once, and some texts without any.
+fn mixed(config: &Config) -> Examples {
+    let drawn = examples::read(config, None, &mut |_| {}).expect("examples");
+    let mut table = ExampleTable::default();
+    let all: Vec<Example<'_>> = drawn.train.iter().collect();
+    for (i, example) in all.iter().enumerate() {
+        match i % 8 {
+            // Two questions one after another are one with two images.
+            3 => {
+                let next = all[(i + 1) % all.len()];
+                let shift = example.tokens.len() as u32;
+                let moved = next.images.iter().map(|image| Sighting { start: image.start + shift, ..*image });
+                let images: Vec<Sighting> = example.images.iter().copied().chain(moved).collect();
+                let tokens = [example.tokens, next.tokens].concat();
+                let weights = [example.weights, next.weights].concat();
+                table.push(Example { tokens: &tokens, weights: &weights, label: None, images: &images });
+            }
+            5 | 6 => {
+                // So long that hardly anything fits beside it in a row of the context.
+                let behind = example.images[0].range().end;
+                let times = 230 / (example.tokens.len() - behind);
+                let (tokens, weights) =
+                    (example.tokens[behind..].repeat(times), example.weights[behind..].repeat(times));
+                table.push(Example { tokens: &tokens, weights: &weights, label: None, images: &[] });
+            }
+            _ => table.push(*example),
+        }
+    }
+    if config.switches.data.shared_prefix == Choose::On {
+        table.share_prefixes();
+    }
+    Examples { train: Arc::new(table), ..drawn }
+}
+
+/// The sums of one update that has every example once, how many micro-batches it had, and how many of them without a tower.
+fn sums(overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize, usize) {
+    let asked = config(&[&LARGE[..], overrides].concat());
+    let data = mixed(&asked);
+    let batch = format!("train.batch={}", data.train.count());
+    let asked = config(&[&LARGE[..], overrides, &[batch.as_str()]].concat());
+    let mut resolved = Resolved::default();
+    data.measure(&asked, &mut resolved);
+    let config = resolved.over(&asked);
+    let compiled = compile(&config, &cpu::target(THREADS)).expect("plans");
+    let mut source = data.source(&config, compiled.feeding(), None).expect("a source");
+    let mut session = Session::new(compiled.plans.clone(), THREADS).expect("a session");
+    initial::write(&mut session, 3).expect("weights");
+    source.begin_update();
+    let (mut parts, mut blind) = (0, 0);
+    while let Some(batch) = source.next_batch().expect("a batch") {
+        parts += 1;
+        blind += usize::from(session.plans().slot(&input_path(batch.role, "patches")).is_none());
+        accumulate(&mut session, &batch, Draw { seed: 1, step: 0 }).expect("gradients");
+    }
+    let trained: Vec<String> = session
+        .plans()
+        .slots
+        .iter()
+        .filter(|slot| slot.class == flatout_ir::Class::Weight && !slot.is_whole)
+        .map(|slot| gradient_path(&slot.path))
+        .collect();
+    let paths = trained.into_iter().chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
+    (paths.map(|path| (path.clone(), session.read_f32(&path).expect("a sum"))).collect(), parts, blind)
+}
+
+fn same(name: &str, got: &BTreeMap<String, Vec<f32>>, want: &BTreeMap<String, Vec<f32>>) {
+    assert_eq!(got.len(), want.len());
+    let distances = want.iter().map(|(path, want)| (relative(&got[path], want), path));
+    let (off, path) = distances.max_by(|a, b| a.0.total_cmp(&b.0)).expect("tensors");
+    println!("{name}: {path} is furthest, by {off:.1e}");
+    assert!(off < BOUND, "{name}: {path} is off by {off:.1e}");
+}
+
+#[test]
+fn every_layout_gives_the_same_gradients() {
+    let (want, parts, _) = sums(&["shared_prefix=off", "micro_batch=1", "head_rows=all"]);
+    assert!(parts > 8 && want.len() > 40, "few at a time: {parts}");
+    assert!(want.keys().any(|path| path.contains("vision.deepstack")), "the tower is trained too");
+    for layout in [
+        &["shared_prefix=off", "micro_batch=8"][..],
+        &["shared_prefix=on", "micro_batch=8"],
+        &["shared_prefix=on", "micro_batch=1", "length_buckets=off"],
+    ] {
+        let (got, parts, blind) = sums(layout);
+        assert_eq!(blind, 0, "every plan trains the tower");
+        assert!(parts < 20, "{parts}");
+        same(&format!("{layout:?}"), &got, &want);
+    }
+}
+
+#[test]
+fn beside_a_frozen_tower_texts_alone_do_not_pay_for_it() {
+    let lora = ["adapter.kind=lora", "adapter.paths=[layers]", "adapter.rank=2"];
+    let of = |more: &[&str]| sums(&[&lora, more].concat());
+    let (want, _, blind) = of(&["shared_prefix=off", "micro_batch=1"]);
+    assert!(blind > 0, "some micro-batches have no image");
+    assert!(want.keys().all(|path| !path.contains("vision")), "{:?}", want.keys());
+    for layout in [&["shared_prefix=off", "micro_batch=8"][..], &["shared_prefix=on", "micro_batch=8"]] {
+        same(&format!("{layout:?}"), &of(layout).0, &want);
+    }
+}
+
+/// Losses of the steps bit by bit, and the last evaluation.
+fn trained(config: &Config, dir: &Path) -> (Vec<u32>, Option<Metrics>) {
+    let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
+    let (mut steps, mut metrics) = (vec![], None);
+    train(config, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| match notice {
+        Notice::Event(Event::Step(step)) => steps.push(step.loss.to_bits()),
+        Notice::Event(Event::Eval { metrics: said, .. }) => metrics.clone_from(said),
+        _ => {}
+    })
+    .expect("a run to its end");
+    (steps, metrics)
+}
+
+#[test]
+fn threads_that_decode_change_nothing_and_answers_are_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let of = |threads: &str| {
+        let words =
+            ["data.synthetic_rows=120", "train.epochs=none", "train.steps=6", "eval.every_epochs=none"];
+        let config =
+            config(&[&words[..], &["eval.every=6", "eval.rows=12", "train.batch=8", threads]].concat());
+        trained(&config, &folder.path().join(threads))
+    };
+    let (one, metrics) = of("loader.workers=1");
+    assert_eq!((one.len(), &of("loader.workers=3").0), (6, &one));
+    let Some(Metrics::Answers(answers)) = metrics else { panic!("answers: {metrics:?}") };
+    assert!((0.0..=1.0).contains(&answers.exact) && answers.token_accuracy >= answers.exact);
+}
