@@ -325,6 +325,9 @@ mod tests {
             ("smollm2-135m-sft", 134_515_008, 32 * 2048),
             ("qwen3-0.6b-sft", 596_049_920, 32 * 2048),
             ("text-classify", 134_515_008 + 2 * 576, 32 * 512),
+            ("qwen3-vl-8b-vqa", 8_767_123_696, 16 * 8192),
+            ("qwen3-vl-4b-vqa", 4_437_815_808, 16 * 8192),
+            ("qwen3-vl-2b-vqa", 2_127_532_032, 16 * 8192),
         ];
         for (name, parameters, tokens) in sizes {
             let config = resolve(name, &[], &[]).unwrap();

@@ -5,8 +5,11 @@ use flatout_ir::Graph;
 use flatout_models::form::{Documents, Form, Seen};
 
 use super::images;
-use crate::config::Config;
 pub use crate::config::resolved::Capacities;
+use crate::config::{Config, IMAGE_TOKENS, Task};
+
+/// Tokens of an image before any is known: of one megapixel, about.
+const USUAL_IMAGE: usize = 1024;
 
 impl Capacities {
     /// Of rows of the model's whole context, or of images.
@@ -18,6 +21,17 @@ impl Capacities {
         if model.class_head().is_some() {
             // Before lengths are known every text may be as long as the context.
             return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
+        }
+        if config.data.task == Task::VisualChat
+            && let Some(vision) = model.as_decoder().and_then(|decoder| decoder.vision.as_ref())
+        {
+            // Before images are known every row has one.
+            let [least, most] = config.data.image_tokens.unwrap_or(IMAGE_TOKENS);
+            let tokens = USUAL_IMAGE.clamp(least, most).min(len);
+            let largest_image = (tokens * vision.block()).next_multiple_of(128 * vision.block());
+            let (images, patches) = (rows, rows * largest_image);
+            let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
+            return Capacities { images, patches, largest_image, ..of_text };
         }
         let segments = if config.data.document_mask { rows * max_segments(len) } else { 0 };
         Capacities { rows, tokens: rows * len, segments, longest: len, ..Capacities::default() }
