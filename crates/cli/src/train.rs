@@ -298,6 +298,10 @@ fn end_block(
             format!("flatout generate {dir} --chat --prompt QUESTION   ask it"),
             format!("flatout export {dir} --to out                     for other tools"),
         ],
+        (false, true) if config.data.task == Task::VisualChat => vec![
+            format!("flatout generate {dir} --image PHOTO --prompt QUESTION   ask it about an image"),
+            format!("flatout export {dir} --to out                     for other tools"),
+        ],
         (false, true) => {
             let mut generator = Generator::open(run.dir(), device)?;
             let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };

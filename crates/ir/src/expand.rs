@@ -17,7 +17,7 @@ pub fn to_primitives(graph: &Graph) -> Graph {
 pub fn expand(graph: &Graph, choose: impl Fn(&Op) -> bool) -> Graph {
     let b = Builder::from_graph(Graph {
         slots: graph.slots.clone(),
-        next_key: graph.next_key,
+        next_key: graph.unused_key(),
         ..Graph::default()
     });
     let mut map: HashMap<Value, Value> = HashMap::new();

@@ -238,6 +238,11 @@ impl Graph {
         NodeId(self.nodes.len() as u32 - 1)
     }
 
+    /// A key above all that nodes have: parts that were counted from a number of their own have larger ones than the next.
+    pub fn unused_key(&self) -> u64 {
+        self.nodes.iter().map(|node| node.key + 1).fold(self.next_key, u64::max)
+    }
+
     /// Appends a node with a key of its own.
     #[track_caller]
     pub fn push(&mut self, op: Op, ins: Vec<Value>, path: &str) -> NodeId {

@@ -251,7 +251,7 @@ pub fn in_f64(graph: &Graph) -> Graph {
         slots,
         writes: graph.writes.clone(),
         results: graph.results.clone(),
-        next_key: graph.next_key,
+        next_key: graph.unused_key(),
         nodes: vec![],
     };
     for node in &graph.nodes {

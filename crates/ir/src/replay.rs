@@ -14,7 +14,7 @@ pub struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     pub fn new(old: &'a Graph) -> Self {
-        let new = Graph { slots: old.slots.clone(), next_key: old.next_key, ..Graph::default() };
+        let new = Graph { slots: old.slots.clone(), next_key: old.unused_key(), ..Graph::default() };
         Replay { old, new, map: HashMap::new() }
     }
 

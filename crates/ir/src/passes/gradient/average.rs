@@ -73,7 +73,7 @@ fn bound(g: &Graph, has_average: impl Fn(&str) -> bool, adapters: &[Adapter]) ->
             (slot.path, slot.class) = (average_path(&slot.path), Class::Average);
         }
     }
-    let b = Builder::from_graph(Graph { slots, next_key: g.next_key, ..Graph::default() });
+    let b = Builder::from_graph(Graph { slots, next_key: g.unused_key(), ..Graph::default() });
     let beside = |path: String| if has_average(&path) { average_path(&path) } else { path };
     let norms = norms(&b, g, adapters, beside);
     let mut replay = Replay::new(g);

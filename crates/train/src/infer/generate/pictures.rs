@@ -33,8 +33,12 @@ impl Pictures {
         };
         let beside = loaded.dir.join(BESIDE);
         let beside = if loaded.is_run { &beside } else { &loaded.dir };
-        let [least_pixels, most_pixels] = folder::image_areas(beside)?;
-        let patching = Patching { patch: vision.patch, merge: vision.merge, least_pixels, most_pixels };
+        let mut patching = Patching { patch: vision.patch, merge: vision.merge, ..Patching::default() };
+        // As it was trained, or as the files beside the weights say.
+        [patching.least_pixels, patching.most_pixels] = match loaded.config.data.image_tokens {
+            Some(tokens) => tokens.map(|tokens| tokens as u64 * patching.token_pixels()),
+            None => folder::image_areas(beside)?,
+        };
         let max_pixels = loaded.config.data.max_pixels;
         let reader = ImageReader::new(patching, max_pixels, MAX_BYTES);
         let mut store = ImageStore::new(patching, max_pixels);
