@@ -65,7 +65,7 @@ fn config_from(adapter: &Path, more: &[&str]) -> Result<Config, UserError> {
 }
 
 /// PEFT's name of a tensor of ours.
-fn theirs(ours: &str) -> String {
+pub fn theirs(ours: &str) -> String {
     let (weight, what) =
         ours.strip_prefix("adapter.default.").and_then(|o| o.rsplit_once('.')).expect("an adapter's");
     let module = weight

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use flatout_data::vision::{Grid, Stretch, positions};
 use flatout_ir::passes::differentiate::{LOSS_SUM, differentiate, gradient_path};
-use flatout_ir::passes::input_path;
-use flatout_ir::{Graph, Options, Program, Recompute, Role, compile, oracle};
+use flatout_ir::passes::{input_path, update};
+use flatout_ir::{Class, Graph, Options, Program, Recompute, Role, compile, oracle};
 use flatout_models::config::{DecoderConfig, Model, Vision};
 use flatout_models::form::{Documents, Form, Seen};
 use flatout_models::library;
@@ -16,6 +16,7 @@ use flatout_models::library::stored::Stored;
 use flatout_runtime::{Session, cpu};
 use flatout_train::device::Device;
 use flatout_train::recipes;
+use flatout_train::resolve::compile::settle_for;
 use flatout_train::run::checkpoint::{Dtype, TensorFile, header};
 use flatout_train::weights::adapters;
 use flatout_train::weights::export::{Export, Width, export};
@@ -23,6 +24,7 @@ use flatout_train::weights::initial;
 use flatout_train::weights::loaded::Loaded;
 use serde_json::json;
 
+use crate::adapters::theirs;
 use crate::distance::relative;
 use crate::fixture::Fixture;
 use crate::small_run::train_in;
@@ -546,4 +548,70 @@ fn adapters_are_the_texts_or_the_towers() {
     let tower = of("vision.layers");
     assert!(tower.len() == 4 * 6 && tower.iter().all(|path| path.starts_with("vision.layers.")), "{tower:?}");
     assert_eq!(of("layers, vision.layers").len(), text.len() + tower.len());
+}
+
+/// Ten updates of adapters on the text part beside a frozen tower: every loss and norm, the first gradients and the last adapters
+/// are PEFT's. `peft/make_vl_peft.py` made the fixture.
+#[test]
+fn ten_steps_of_lora_beside_a_frozen_tower() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft/vl-lora.safetensors");
+    let mut expected = TensorFile::open(&file).expect("a file");
+    let mut known = |name: &str| -> Vec<f32> {
+        let mut bytes = vec![0; expected.entries()[name].bytes()];
+        expected.read_into(name, &mut bytes).expect("a tensor");
+        bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+    };
+    let mut golden = Golden::open("qwen3-vl");
+    let scratch = tempfile::tempdir().expect("a folder");
+    write_folder(&golden, scratch.path());
+    let words = ["adapter.kind=lora", "adapter.rank=2", "adapter.alpha=4", "optimizer.betas=[0.9,0.95]"];
+    let more = ["optimizer.eps=1e-8", "optimizer.weight_decay=0.1", "optimizer.clip=1"];
+    let config = run_from(scratch.path(), &[&words[..], &more].concat());
+    let target = cpu::target(2);
+    let mut options = settle_for(&config, &target, ROWS).expect("settled").options;
+    let ours = golden.ours();
+    options.freeze.extend(ours.iter().map(|(path, _)| path.clone()));
+    let [loss, _] = golden.graphs();
+    let plans = compile(&[Program { role: Role::GRAD, graph: loss }], &target, &options).expect("plans");
+    let mut session = Session::new(plans, 2).expect("a session");
+    for (path, values) in &ours {
+        session.write_f32(path, values).expect("a weight");
+    }
+    initial::write_tables(&mut session).expect("tables");
+    let slots = session.plans().slots.iter().filter(|slot| slot.class == Class::Weight && !slot.is_whole);
+    let trained: Vec<String> = slots.map(|slot| slot.path.clone()).collect();
+    assert_eq!(trained.len(), 2 * 4 * 7, "{trained:?}");
+    let theirs = |ours: &str| theirs(ours).replace("model.model.layers", "model.model.language_model.layers");
+    for path in &trained {
+        session.write_f32(path, &known(&format!("before.{}", theirs(path)))).expect("an adapter");
+    }
+    if session.plans().plan(Role::Derive).is_some() {
+        session.run(Role::Derive).expect("copies of the weights");
+    }
+    let (labels, weights) = golden.labels();
+    let supervised: f32 = weights.iter().sum();
+    let check = |what: &str, got: &[f32], wanted: &[f32]| {
+        let off = relative(got, wanted);
+        assert!(off < 1e-4, "{what} is off by {off:.1e}");
+    };
+    for step in 1..=10 {
+        golden.inputs.write(&mut session, Role::GRAD);
+        session.write_i32(&input_path(Role::GRAD, "targets"), &labels).expect("targets");
+        session.write_f32(&input_path(Role::GRAD, "weights"), &weights).expect("weights");
+        session.run(Role::GRAD).expect("gradients");
+        for path in trained.iter().filter(|_| step == 1) {
+            let sums = session.read_f32(&gradient_path(path)).expect("a gradient");
+            let means: Vec<f32> = sums.iter().map(|sum| sum / supervised).collect();
+            check(path, &means, &known(&format!("grad.{}", theirs(path))));
+        }
+        session.write_f32(&input_path(Role::Apply, update::LR), &[3e-3]).expect("a rate");
+        session.run(Role::Apply).expect("an update");
+        for (what, theirs) in [("loss", "loss"), ("grad_norm", "norm")] {
+            let got = session.result(Role::Apply, what).expect("a result");
+            check(&format!("{what} {step}"), &got, &known(&format!("{theirs}.{step}")));
+        }
+    }
+    for path in &trained {
+        check(path, &session.read_f32(path).expect("an adapter"), &known(&format!("after.{}", theirs(path))));
+    }
 }
