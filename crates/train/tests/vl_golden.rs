@@ -555,8 +555,8 @@ fn adapters_are_the_texts_or_the_towers() {
 #[test]
 fn ten_steps_of_lora_beside_a_frozen_tower() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft/vl-lora.safetensors");
-    let mut expected = TensorFile::open(&file).expect("a file");
-    let mut known = |name: &str| -> Vec<f32> {
+    let expected = TensorFile::open(&file).expect("a file");
+    let known = |name: &str| -> Vec<f32> {
         let mut bytes = vec![0; expected.entries()[name].bytes()];
         expected.read_into(name, &mut bytes).expect("a tensor");
         bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
