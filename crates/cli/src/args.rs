@@ -415,7 +415,7 @@ pub struct Inspect {
     /// The token that separates documents of .bin files.
     #[arg(long, value_name = "TOKEN")]
     pub eos: Option<u32>,
-    /// What files hold: text, chat (conversations, instructions), classes (texts or pairs with a label), visual_chat
+    /// The content of the files: text, chat (conversations, instructions), classes (texts or pairs with a label), visual_chat
     /// (conversations and questions about images) or images (a folder with a folder a class, .tar archives, .bin files of
     /// CIFAR, a table; without files the drawn set).
     #[arg(long, value_name = "TASK", default_value_t = Task::Text)]

@@ -28,7 +28,7 @@ mod text;
 pub mod vision;
 
 pub use error::{DataError, ErrorKind, one_line};
-pub use examples::arrangement::{Arrangement, BatchLimits, LayoutOptions, arrange};
+pub use examples::arrangement::{Arrangement, BatchLimits, LayoutOptions, arrange, patch_step};
 pub use examples::drawn::{DrawnExamples, drawn_examples};
 pub use examples::layout::{ImageRoom, Layout, MOST_SHAPES, MicroBatch, Shape};
 pub use examples::lengths::{Extent, Lengths, Tree};

@@ -56,7 +56,7 @@ impl Asked {
         Asked { folder, pictures, prompts, wanted }
     }
 
-    /// What follows the prompts of these numbers, several at a time, read at least `chunk` tokens at a time.
+    /// The tokens that follow the prompts of these numbers, several at a time, read at least `chunk` tokens at a time.
     fn answers(&self, which: &[usize], sequences: usize, chunk: usize) -> Vec<Vec<u32>> {
         let loaded = Loaded::open(self.folder.path(), &[]).expect("a model");
         let prompts: Vec<Prompt> = which.iter().map(|at| self.prompts[*at].clone()).collect();

@@ -232,7 +232,7 @@ fn seeing(
                 let mean = (room * all * count as f64 / tokens as f64).ceil() as usize;
                 mean.max(if shape == 0 { least } else { 1 })
             };
-            let patches = needed(patches, most.patches).next_multiple_of(step(limits.block));
+            let patches = needed(patches, most.patches).next_multiple_of(patch_step(limits.block));
             ImageRoom {
                 patches,
                 images: needed(images, most.images),
@@ -261,7 +261,7 @@ fn seeing(
 }
 
 /// Patches of plans are multiples of tiles and of the blocks that become tokens.
-fn step(block: usize) -> usize {
+pub fn patch_step(block: usize) -> usize {
     (1..)
         .map(|times| times * TILE)
         .find(|step| step.is_multiple_of(block))

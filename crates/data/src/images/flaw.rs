@@ -15,7 +15,7 @@ impl Flaw {
         Self { reason, said: said.into() }
     }
 
-    /// What is there and what to do about it, without an end.
+    /// The flaw and the remedy, as a sentence without its end.
     pub fn sentence(&self) -> String {
         format!("{}; {}", self.said, self.reason.remedy())
     }

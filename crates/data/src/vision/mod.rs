@@ -3,6 +3,7 @@
 //! ```text
 //! patching   how an image is scaled and cut, from its sides alone
 //!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
+//!       -> tower     the inputs of a plan that follow from grids
 //! store      the images of a set: where their bytes lie, their sides and hashes
 //!    -> patches   the bytes of an image's patches
 //!    -> loader    updates of examples with the patches of their images, ahead of time
@@ -19,9 +20,11 @@ mod scaling;
 #[cfg(target_arch = "x86_64")]
 mod scaling_avx2;
 mod store;
+mod tower;
 
 pub(crate) use data_url::{decode_data_url, is_data_url};
 pub use grid::{Grid, Stretch, TAPS, positions};
 pub use loader::{PatchLoader, SeenUpdate, patches};
 pub use patching::Patching;
 pub use store::{EncodedImage, Given, ImageReader, ImageStore};
+pub use tower::TowerInputs;

@@ -144,7 +144,7 @@ section! {
         pub tree_images: Vec<usize> = Vec::new(),
         /// Patches of the largest image; measured where not given.
         pub largest_image: Option<usize>,
-        /// What the files hold: documents, conversations, texts with a class, images with one, or conversations about images.
+        /// The content of the files: documents, conversations, texts with a class, images with one, or conversations about images.
         pub task: Task = Task::Text,
         /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
         pub template: Option<String>,

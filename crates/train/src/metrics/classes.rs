@@ -33,7 +33,7 @@ pub struct ClassMetrics {
     pub top5: Option<f64>,
 }
 
-/// What is counted on the way to the numbers.
+/// Counts on the way to the numbers.
 #[derive(Clone, Debug)]
 pub struct Tally {
     confusion: Confusion,

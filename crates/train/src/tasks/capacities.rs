@@ -1,6 +1,6 @@
 //! Static capacities of a plan, and the forward graph that a model has at them.
 
-use flatout_data::{ImageRoom, Layout, Shape, max_segments};
+use flatout_data::{ImageRoom, Layout, Shape, max_segments, patch_step};
 use flatout_ir::Graph;
 use flatout_models::form::{Documents, Form, Seen};
 
@@ -28,7 +28,7 @@ impl Capacities {
             // Before images are known every row has one.
             let [least, most] = config.data.image_tokens.unwrap_or(IMAGE_TOKENS);
             let tokens = USUAL_IMAGE.clamp(least, most).min(len);
-            let largest_image = (tokens * vision.block()).next_multiple_of(128 * vision.block());
+            let largest_image = (tokens * vision.block()).next_multiple_of(patch_step(vision.block()));
             let (images, patches) = (rows, rows * largest_image);
             let of_text = Capacities { rows, tokens: rows * len, longest: len, ..Capacities::default() };
             return Capacities { images, patches, largest_image, ..of_text };

@@ -8,6 +8,7 @@ use flatout_data::vision::{PatchLoader, Patching, SeenUpdate};
 use flatout_data::{
     DataError, Description, ExampleCursor, ExampleTable, Extent, ImageRoom, Layout, Lengths, MicroBatch,
     OpenEvent, Rows, Segment, Shape, Tree, UpdateOptions, Updates, Vocabulary, Waited, drawn_examples, once,
+    patch_step,
 };
 use flatout_ir::Role;
 use serde_json::Value;
@@ -321,7 +322,7 @@ impl Dataset for Examples {
             let of = lengths.shares().iter().map(count).sum::<usize>() * tokens;
             of / lengths.shares().iter().map(|share| share.tokens).sum::<usize>()
         };
-        let patches = most.patches.max(mean(|share| share.patches)).next_multiple_of(128 * block);
+        let patches = most.patches.max(mean(|share| share.patches)).next_multiple_of(patch_step(block));
         let images = most.images.max(mean(|share| share.images));
         let shape = Shape::Packed { tokens, segments: AT_ONCE };
         Some(Layout::new(vec![shape]).seeing(Some(vec![ImageRoom {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use flatout_data::vision::{ImageStore, TAPS, patches};
-use flatout_data::{DataError, ImageRoom, MicroBatch};
+use flatout_data::vision::{ImageStore, TowerInputs, patches};
+use flatout_data::{DataError, MicroBatch};
 
 use super::batch::{HostTensor, Inputs};
 use crate::config::Config;
@@ -47,34 +47,16 @@ impl SeenImages {
         patches: Vec<u8>,
         inputs: &Inputs,
     ) -> Vec<(&'static str, HostTensor)> {
-        let ImageRoom { patches: room, images, .. } = laid_out.image_room;
-        let mut places = vec![0; 2 * room];
-        let (mut taps, mut shares) = (vec![0; TAPS * room], vec![0.0; TAPS * room]);
-        let (mut start, mut len) = (vec![0; images], vec![0; images]);
-        let mut first = 0;
-        for (number, image) in laid_out.images.iter().enumerate() {
-            let grid = image.grid;
-            for (at, place) in grid.places(self.merge).enumerate() {
-                for (axis, place) in place.into_iter().enumerate() {
-                    places[axis * room + first + at] = place as i32;
-                }
-            }
-            for (at, four) in grid.taps(self.merge, self.positions).enumerate() {
-                for (tap, (row, share)) in four.into_iter().enumerate() {
-                    taps[tap * room + first + at] = row as i32;
-                    shares[tap * room + first + at] = share;
-                }
-            }
-            (start[number], len[number]) = (first as i32, grid.patches() as i32);
-            first += grid.patches();
-        }
+        let grids = laid_out.images.iter().map(|image| image.grid);
+        let TowerInputs { places, taps, tap_weights, image_start, image_len } =
+            TowerInputs::new(grids, laid_out.image_room, self.merge, self.positions);
         inputs.only([
             ("patches", Box::new(|| HostTensor::U8(patches)) as Box<dyn FnOnce() -> HostTensor>),
             ("patch_places", Box::new(|| HostTensor::I32(places))),
             ("taps", Box::new(|| HostTensor::I32(taps))),
-            ("tap_weights", Box::new(|| HostTensor::F32(shares))),
-            ("image_start", Box::new(|| HostTensor::I32(start))),
-            ("image_len", Box::new(|| HostTensor::I32(len))),
+            ("tap_weights", Box::new(|| HostTensor::F32(tap_weights))),
+            ("image_start", Box::new(|| HostTensor::I32(image_start))),
+            ("image_len", Box::new(|| HostTensor::I32(image_len))),
         ])
     }
 }

@@ -1,6 +1,7 @@
 //! The inputs of a prefill plan's tower: the patches of the images that a run reads, each once.
 
-use flatout_data::vision::TAPS;
+use flatout_data::ImageRoom;
+use flatout_data::vision::TowerInputs;
 use flatout_ir::Role;
 use flatout_ir::passes::input_path;
 use flatout_models::config::Vision;
@@ -74,32 +75,18 @@ impl Tower {
         if self.shown.as_ref().is_some_and(holds) {
             return Ok(());
         }
-        let Seen { patches, images, .. } = self.seen;
-        let (grids, merge) = (&self.pictures.grids, self.pictures.grids.merge);
-        let mut bytes = vec![0; patches * self.patch_values];
-        let (mut places, mut taps) = (vec![0; 2 * patches], vec![-1; TAPS * patches]);
-        let mut tap_weights = vec![0.0; TAPS * patches];
-        let (mut starts, mut lens) = (vec![0; images], vec![0; images]);
-        let mut first = 0;
-        for (nth, picture) in showing.pictures.iter().enumerate() {
-            let (grid, own) = (grids.all[*picture], &self.pictures.patches[*picture]);
-            bytes[first * self.patch_values..][..own.len()].copy_from_slice(own);
-            for (i, place) in grid.places(merge).enumerate() {
-                (0..2).for_each(|axis| places[axis * patches + first + i] = place[axis] as i32);
-            }
-            for (i, read) in grid.taps(merge, self.positions).enumerate() {
-                for (tap, (at, share)) in read.into_iter().enumerate() {
-                    taps[tap * patches + first + i] = at as i32;
-                    tap_weights[tap * patches + first + i] = share;
-                }
-            }
-            (starts[nth], lens[nth]) = (first as i32, grid.patches() as i32);
-            first += grid.patches();
-        }
+        let Seen { patches, images, largest } = self.seen;
+        let grids = showing.pictures.iter().map(|picture| self.pictures.grids.all[*picture]);
+        let room = ImageRoom { patches, images, largest };
+        let TowerInputs { places, taps, tap_weights, image_start, image_len } =
+            TowerInputs::new(grids, room, self.pictures.grids.merge, self.positions);
+        let own = showing.pictures.iter().map(|picture| &self.pictures.patches[*picture]);
+        let mut bytes: Vec<u8> = own.flatten().copied().collect();
+        bytes.resize(patches * self.patch_values, 0);
         session.write_u8(&input_path(role, "patches"), &bytes)?;
         session.write_f32(&input_path(role, "tap_weights"), &tap_weights)?;
         for (name, values) in
-            [("patch_places", places), ("taps", taps), ("image_start", starts), ("image_len", lens)]
+            [("patch_places", places), ("taps", taps), ("image_start", image_start), ("image_len", image_len)]
         {
             session.write_i32(&input_path(role, name), &values)?;
         }
