@@ -15,7 +15,7 @@ use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
 
 use crate::config::Head;
-use crate::form::{Documents, Form, ImageForm};
+use crate::form::{Documents, Form, ImageForm, LossForm};
 use crate::images::{CHANNELS, Inputs};
 use crate::layers::patches::patches;
 use crate::layers::{Draw, Linear, Sight, bounds, row, weight};
@@ -119,7 +119,9 @@ pub fn build(c: &BdhConfig, form: Form) -> Graph {
         (Head::Classes, Form::Images(form)) => of_images(&b, c, form),
         (
             Head::Tokens,
-            Form::Loss { documents: Documents::Joined, .. } | Form::Logits { .. } | Form::Cached { .. },
+            Form::Loss(LossForm { documents: Documents::Joined, .. })
+            | Form::Logits { .. }
+            | Form::Cached { .. },
         ) => of_texts(&b, c, form),
         _ => panic!("{form:?} is no form of a BDH with a head of {}", c.head),
     }
@@ -160,7 +162,7 @@ fn of_images(b: &Builder, c: &BdhConfig, form: ImageForm) {
 
 fn of_texts(b: &Builder, c: &BdhConfig, form: Form) {
     let (t, drops) = match form {
-        Form::Loss { rows, len, dropout, .. } => (rows * len, dropout && c.dropout > 0.0),
+        Form::Loss(LossForm { rows, len, dropout, .. }) => (rows * len, dropout && c.dropout > 0.0),
         Form::Logits { rows, len, .. } => (rows * len, false),
         Form::Cached { tokens, .. } => (tokens, false),
         Form::Classes { .. } | Form::Images(_) => unreachable!("no form of tokens"),
@@ -178,7 +180,7 @@ fn of_texts(b: &Builder, c: &BdhConfig, form: Form) {
             let segments = ["new", "seen"].map(|name| bounds(b, name, sequences));
             Sight::cached(segments, i32s("cache_rows", &[t]), capacity)
         }
-        Form::Loss { len, .. } | Form::Logits { len, .. } => Sight::rows(len),
+        Form::Loss(LossForm { len, .. }) | Form::Logits { len, .. } => Sight::rows(len),
         Form::Classes { .. } | Form::Images(_) => unreachable!("no form of tokens"),
     };
     let pass = Pass { positions, sight, mask: LinearMask::Strict, draw };

@@ -15,7 +15,7 @@ use flatout_ir::{Builder, DType, Graph, Init, SlotId, Tensor};
 use serde_json::Value;
 
 use crate::config::Head;
-use crate::form::{Documents, Form, Seen};
+use crate::form::{Documents, Form, LossForm, Seen};
 use crate::layers::pooling::pool;
 use crate::layers::{self, Draw, FeedForward, Heads, Rotation, Sight, bounds, weight};
 use crate::library::processor::{self, Processor};
@@ -241,7 +241,7 @@ pub fn build(c: &DecoderConfig, form: Form) -> Graph {
 
 fn seen(form: Form) -> Option<Seen> {
     match form {
-        Form::Loss { seen, .. } | Form::Logits { seen, .. } | Form::Cached { seen, .. } => seen,
+        Form::Loss(LossForm { seen, .. }) | Form::Logits { seen, .. } | Form::Cached { seen, .. } => seen,
         Form::Classes { .. } | Form::Images(_) => None,
     }
 }
@@ -264,7 +264,7 @@ fn images<'g>(b: &'g Builder, c: &DecoderConfig, seen: Seen, tokens: usize) -> I
 fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pass<'g>) {
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
     let (t, drops) = match form {
-        Form::Loss { rows, len, dropout, .. } => (rows * len, dropout && c.dropout > 0.0),
+        Form::Loss(LossForm { rows, len, dropout, .. }) => (rows * len, dropout && c.dropout > 0.0),
         Form::Logits { rows, len, .. } => (rows * len, false),
         Form::Cached { tokens, .. } => (tokens, false),
         Form::Classes { tokens, dropout, .. } => {
@@ -274,7 +274,9 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
     };
     let segments = match form {
         // Dropout draws the same whether or not documents lie apart.
-        Form::Loss { documents: Documents::Apart { most } | Documents::Trees { most, .. }, .. } => {
+        Form::Loss(LossForm {
+            documents: Documents::Apart { most } | Documents::Trees { most, .. }, ..
+        }) => {
             vec![b.uncounted(|| bounds(b, "segment", most))]
         }
         Form::Classes { texts, .. } => vec![bounds(b, "segment", texts)],
@@ -289,13 +291,13 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
             Sight::cached([new, seen], i32s("cache_rows", &[t]), capacity)
         }
         (Form::Classes { longest, .. }, &[texts]) => Sight::ragged(texts, longest),
-        (Form::Loss { documents: Documents::Trees { longest, .. }, .. }, &[trees]) => {
+        (Form::Loss(LossForm { documents: Documents::Trees { longest, .. }, .. }), &[trees]) => {
             assert!(c.is_causal(), "a branch sees all of its prefix");
             let intervals = b.uncounted(|| i32s("intervals", &[t, 4]));
             Sight::trees(trees, intervals, longest)
         }
         (_, &[documents]) => Sight::ragged(documents, c.context),
-        (Form::Loss { len, .. } | Form::Logits { len, .. }, _) => Sight::rows(len),
+        (Form::Loss(LossForm { len, .. }) | Form::Logits { len, .. }, _) => Sight::rows(len),
         _ => unreachable!("other forms have segments"),
     };
     (tokens, Pass { positions, sight, draw, images: None })

@@ -3,18 +3,8 @@
 /// T tokens of the batch, V vocabulary, S sequences or texts, C classes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
-    /// Results `loss`, the weighted sum over all tokens, and `weight`, the sum of the weights, of rows of `len` tokens. With
-    /// `read`, over that number of tokens, which the input `answers` names; -1 names none.
-    /// Where it is `scored`, also `logp` and `best_logp` of each of these tokens: its log-probability, and the largest there is.
-    Loss {
-        rows: usize,
-        len: usize,
-        documents: Documents,
-        read: Option<usize>,
-        dropout: bool,
-        seen: Option<Seen>,
-        scored: bool,
-    },
+    /// The loss of tokens.
+    Loss(LossForm),
     /// Result `logits` [T, V] of rows of `len` tokens.
     Logits { rows: usize, len: usize, seen: Option<Seen> },
     /// Result `logits` [S, V] of the last token of each of S `sequences`, given up to `tokens` new ones of them all,
@@ -26,6 +16,30 @@ pub enum Form {
     Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
     /// Of images.
     Images(ImageForm),
+}
+
+/// A batch of tokens. Results are `loss`, the weighted sum over all of them, and `weight`, the sum of the weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossForm {
+    pub rows: usize,
+    /// Tokens of a row.
+    pub len: usize,
+    pub documents: Documents,
+    /// The loss is taken at this number of tokens alone, which the input `answers` names; -1 names none.
+    pub read: Option<usize>,
+    /// What is dropped at random is dropped.
+    pub dropout: bool,
+    pub seen: Option<Seen>,
+    /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is.
+    pub scored: bool,
+}
+
+impl LossForm {
+    /// Rows that are one sequence each, with the loss of every token, nothing dropped and no images.
+    pub const fn rows(rows: usize, len: usize) -> LossForm {
+        let documents = Documents::Joined;
+        LossForm { rows, len, documents, read: None, dropout: false, seen: None, scored: false }
+    }
 }
 
 /// Images among the tokens, of a decoder that has a tower: the most patches, whole merge blocks, and the most images.

@@ -15,7 +15,7 @@ use flatout_ir::{
 };
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Form, LossForm};
 
 use crate::small;
 
@@ -23,15 +23,7 @@ const LOSS: Form = loss(2);
 
 /// So many rows of 5 tokens.
 const fn loss(rows: usize) -> Form {
-    Form::Loss {
-        rows,
-        len: 5,
-        documents: Documents::Joined,
-        read: None,
-        dropout: true,
-        seen: None,
-        scored: false,
-    }
+    Form::Loss(LossForm { dropout: true, ..LossForm::rows(rows, 5) })
 }
 
 fn adapter(weight: &str, rank: usize, dora: bool) -> Adapter {
@@ -463,18 +455,7 @@ fn dora_moves_and_keeps_little_more_than_lora() {
         qk_norm: true,
         ..DecoderConfig::default()
     };
-    let g = build(
-        &config,
-        Form::Loss {
-            rows: 1,
-            len: TOKENS,
-            documents: Documents::Joined,
-            read: None,
-            dropout: false,
-            seen: None,
-            scored: false,
-        },
-    );
+    let g = build(&config, Form::Loss(LossForm::rows(1, TOKENS)));
     let (inside, last) = (96, 96);
     let plans = |dora: bool| {
         let weights =

@@ -12,7 +12,7 @@ use flatout_ir::{
 };
 use flatout_models::config::{DecoderConfig, VitConfig};
 use flatout_models::decoder::{self, Pass};
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Form, LossForm};
 use flatout_models::images::CHANNELS;
 use flatout_models::layers::Sight;
 use flatout_models::{objectives, vit};
@@ -70,15 +70,7 @@ fn pass(b: &Builder) -> Pass<'_> {
 /// The loss of states x [10, D] under a head of its own.
 fn next_token<'g>(b: &'g Builder, c: &DecoderConfig, x: Tensor<'g>) {
     let head = b.param("head", &[c.vocab, c.width], Init::Normal { std: 0.3 });
-    let form = Form::Loss {
-        rows: 2,
-        len: 5,
-        documents: Documents::Joined,
-        read: None,
-        dropout: false,
-        seen: None,
-        scored: false,
-    };
+    let form = Form::Loss(LossForm::rows(2, 5));
     objectives::next_token::results(b, form, x, head);
 }
 

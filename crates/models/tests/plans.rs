@@ -13,7 +13,7 @@ use flatout_models::config::{
     Activation, Attention, Bias, DecoderConfig, Head, Norm, NormWeights, Pooling, Positions, RopeScaling,
 };
 use flatout_models::decoder::build;
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Documents, Form, LossForm};
 
 use crate::small;
 
@@ -52,26 +52,10 @@ fn gemma() -> DecoderConfig {
 const ROWS: usize = 2;
 /// Three texts in the room of four, with a token of nobody between them.
 const CLASSES: Form = Form::Classes { tokens: 10, texts: 4, longest: 5, dropout: true };
-const LOSS: Form = Form::Loss {
-    rows: ROWS,
-    len: 5,
-    documents: Documents::Joined,
-    read: None,
-    dropout: true,
-    seen: None,
-    scored: false,
-};
+const LOSS: Form = Form::Loss(LossForm { dropout: true, ..LossForm::rows(ROWS, 5) });
 
 /// The loss at four of ten tokens.
-const ANSWERS: Form = Form::Loss {
-    rows: ROWS,
-    len: 5,
-    documents: Documents::Joined,
-    read: Some(4),
-    dropout: true,
-    seen: None,
-    scored: false,
-};
+const ANSWERS: Form = Form::Loss(LossForm { read: Some(4), dropout: true, ..LossForm::rows(ROWS, 5) });
 
 /// Values for every parameter and input of a graph, by path.
 fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
@@ -218,15 +202,7 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
         let classes = DecoderConfig { head: Head::Classes, classes: Some(3), pooling, attention, ..small() };
         compare(&classes, CLASSES, &Options::default(), 2e-6);
     }
-    let apart = Form::Loss {
-        rows: ROWS,
-        len: 5,
-        documents: Documents::Apart { most: 4 },
-        read: None,
-        dropout: false,
-        seen: None,
-        scored: false,
-    };
+    let apart = Form::Loss(LossForm { documents: Documents::Apart { most: 4 }, ..LossForm::rows(ROWS, 5) });
     compare(&small(), apart, &Options::default(), 2e-6);
     for config in [small(), gpt2(), gemma()] {
         compare(&config, ANSWERS, &Options::default(), 2e-6);
@@ -238,15 +214,7 @@ fn bf16_stays_within_its_rounding() {
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
         let options = Options { precision: Precision::BF16, recompute, ..Options::default() };
         for config in [small(), gpt2(), gemma()] {
-            let form = Form::Loss {
-                rows: ROWS,
-                len: 5,
-                documents: Documents::Joined,
-                read: None,
-                dropout: false,
-                seen: None,
-                scored: false,
-            };
+            let form = Form::Loss(LossForm::rows(ROWS, 5));
             compare(&config, form, &options, 6e-2);
         }
         for pooling in [Pooling::Mean, Pooling::Last] {
@@ -276,15 +244,7 @@ fn even(config: DecoderConfig) -> DecoderConfig {
 /// two such operands.
 #[test]
 fn fp8_stays_within_its_rounding() {
-    let form = Form::Loss {
-        rows: ROWS,
-        len: 8,
-        documents: Documents::Joined,
-        read: None,
-        dropout: false,
-        seen: None,
-        scored: false,
-    };
+    let form = Form::Loss(LossForm::rows(ROWS, 8));
     for scaling in [Scaling::Delayed, Scaling::Current] {
         for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
             for config in [small(), gpt2()].map(even) {
@@ -299,18 +259,7 @@ fn fp8_stays_within_its_rounding() {
 #[test]
 fn recomputing_more_keeps_less() {
     let deep = DecoderConfig { layers: 8, context: 64, width: 32, ffn: 96, dropout: 0.0, ..small() };
-    let g = build(
-        &deep,
-        Form::Loss {
-            rows: 4,
-            len: deep.context,
-            documents: Documents::Joined,
-            read: None,
-            dropout: false,
-            seen: None,
-            scored: false,
-        },
-    );
+    let g = build(&deep, Form::Loss(LossForm::rows(4, deep.context)));
     let of_layers = |recompute: Recompute, recompute_layers: Option<usize>| {
         let options = Options { recompute, recompute_layers, ..Options::default() };
         compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options)

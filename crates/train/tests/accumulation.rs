@@ -10,7 +10,7 @@ use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, DType, Init, Options, Program, Role, compile, oracle, random};
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Documents, Form, LossForm};
 use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
@@ -73,10 +73,8 @@ type Tensors = BTreeMap<String, Vec<f32>>;
 
 /// One step of `batch` on the CPU, `rows` at a time.
 fn step(c: &DecoderConfig, batch: &Batch, rows: usize, documents: Documents) -> (Tensors, Tensors) {
-    let graph = build(
-        c,
-        Form::Loss { rows, len: c.context, documents, read: None, dropout: true, seen: None, scored: false },
-    );
+    let graph =
+        build(c, Form::Loss(LossForm { documents, dropout: true, ..LossForm::rows(rows, c.context) }));
     let options = Options { rope_positions: Some(c.context), ..Options::default() };
     let plans = compile(&[Program { role: Role::GRAD, graph }], &cpu::target(2), &options).expect("plans");
     let mut session = Session::new(plans, 2).expect("a session");
@@ -177,18 +175,7 @@ fn any_split_gives_the_same_gradients_in_f64() {
 
 /// The sums of a step in f64, `rows` at a time.
 fn oracle_sums(c: &DecoderConfig, batch: &Batch, rows: usize) -> oracle::Values {
-    let graph = build(
-        c,
-        Form::Loss {
-            rows,
-            len: c.context,
-            documents: Documents::Joined,
-            read: None,
-            dropout: true,
-            seen: None,
-            scored: false,
-        },
-    );
+    let graph = build(c, Form::Loss(LossForm { dropout: true, ..LossForm::rows(rows, c.context) }));
     let graph = oracle::in_f64(&differentiate(&graph).graph);
     let mut values = oracle::Values::new();
     for (stream, slot) in graph.slots.iter().enumerate().filter(|(_, slot)| slot.class == Class::Weight) {

@@ -9,7 +9,7 @@ use flatout_ir::target::paper;
 use flatout_ir::{Class, Graph, Launch, Op, OpKind, Options, Precision, Program, Recompute, Role, compile};
 use flatout_models::bdh::build;
 use flatout_models::config::{BdhConfig, Head};
-use flatout_models::form::{Documents, Form, ImageForm};
+use flatout_models::form::{Form, ImageForm, LossForm};
 use flatout_models::registry::Family;
 use flatout_runtime::{Session, cpu};
 use flatout_train::weights::initial;
@@ -141,18 +141,7 @@ impl Golden {
             true => [(Role::GRAD, true), (Role::Eval, false)]
                 .map(|(role, dropout)| (role, Form::Images(ImageForm { dropout, ..ImageForm::plain(rows) }))),
             false => [
-                (
-                    Role::GRAD,
-                    Form::Loss {
-                        rows,
-                        len,
-                        documents: Documents::Joined,
-                        read: None,
-                        dropout: true,
-                        seen: None,
-                        scored: false,
-                    },
-                ),
+                (Role::GRAD, Form::Loss(LossForm { dropout: true, ..LossForm::rows(rows, len) })),
                 (Role::Logits, Form::Logits { rows, len, seen: None }),
             ],
         };

@@ -8,7 +8,7 @@ use flatout_ir::passes::input_path;
 use flatout_ir::{Options, Program, Recompute, Role, compile};
 use flatout_models::config::{Activation, Bias, DecoderConfig, Norm, Positions, RopeScaling};
 use flatout_models::decoder::build;
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Form, LossForm};
 use flatout_models::library::llama::weight_names;
 use flatout_models::library::stored::Stored;
 use flatout_models::library::{gpt2, huggingface};
@@ -165,15 +165,7 @@ impl Golden {
     /// Plans of both forms, fed with the file's rows.
     fn session(&mut self, options: &Options) -> Session {
         let context = self.model.context;
-        let form = Form::Loss {
-            rows: ROWS,
-            len: context,
-            documents: Documents::Joined,
-            read: None,
-            dropout: false,
-            seen: None,
-            scored: false,
-        };
+        let form = Form::Loss(LossForm::rows(ROWS, context));
         let programs = [
             Program { role: Role::GRAD, graph: build(&self.model, form) },
             Program {

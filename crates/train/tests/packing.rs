@@ -13,7 +13,7 @@ use flatout_ir::passes::update::LR;
 use flatout_ir::{OpKind, Options, Program, Role, compile as compile_programs};
 use flatout_models::config::DecoderConfig;
 use flatout_models::decoder::build;
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Form, LossForm};
 use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::recipes;
@@ -85,18 +85,7 @@ fn one_by_one(model: &DecoderConfig, rows: &Rows, of: &Session) -> Sums {
     let mut sums = Sums::new();
     for (len, starts) in by_length {
         let model = DecoderConfig { context: len, ..model.clone() };
-        let graph = build(
-            &model,
-            Form::Loss {
-                rows: 1,
-                len,
-                documents: Documents::Joined,
-                read: None,
-                dropout: true,
-                seen: None,
-                scored: false,
-            },
-        );
+        let graph = build(&model, Form::Loss(LossForm { dropout: true, ..LossForm::rows(1, len) }));
         let program = Program { role: Role::GRAD, graph };
         let plans = compile_programs(&[program], &cpu::target(THREADS), &Options::default()).expect("plans");
         let mut session = Session::new(plans, THREADS).expect("a session");

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use flatout_ir::{Op, Options, PlanSet, Precision, Program, Recompute, Role, compile as compile_programs};
 use flatout_measure::bench;
 use flatout_models::decoder::build;
-use flatout_models::form::{Documents, Form};
+use flatout_models::form::{Form, LossForm};
 use flatout_runtime::cpu;
 use flatout_train::resolve::compile;
 use flatout_train::switches::active;
@@ -127,15 +127,7 @@ fn plans(options: &Options) -> PlanSet {
         .model
         .decoder()
         .clone();
-    let form = Form::Loss {
-        rows: 4,
-        len: model.context,
-        documents: Documents::Joined,
-        read: None,
-        dropout: true,
-        seen: None,
-        scored: false,
-    };
+    let form = Form::Loss(LossForm { dropout: true, ..LossForm::rows(4, model.context) });
     let programs = [Program { role: Role::GRAD, graph: build(&model, form) }];
     compile_programs(&programs, &cpu::target(2), options).expect("plans")
 }

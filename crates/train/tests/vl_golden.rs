@@ -10,7 +10,7 @@ use flatout_ir::passes::differentiate::{LOSS_SUM, differentiate, gradient_path};
 use flatout_ir::passes::{input_path, update};
 use flatout_ir::{Class, Graph, Options, Program, Recompute, Role, compile, oracle};
 use flatout_models::config::{DecoderConfig, Model, Vision};
-use flatout_models::form::{Documents, Form, Seen};
+use flatout_models::form::{Form, LossForm, Seen};
 use flatout_models::library;
 use flatout_models::library::stored::Stored;
 use flatout_runtime::{Session, cpu};
@@ -152,15 +152,7 @@ impl Golden {
     fn graphs(&self) -> [Graph; 2] {
         let seen = Some(self.inputs.seen);
         let model = Model::from(self.model.clone());
-        let loss = Form::Loss {
-            rows: ROWS,
-            len: self.len,
-            documents: Documents::Joined,
-            read: None,
-            dropout: false,
-            seen,
-            scored: false,
-        };
+        let loss = Form::Loss(LossForm { seen, ..LossForm::rows(ROWS, self.len) });
         [model.build(loss), model.build(Form::Logits { rows: ROWS, len: self.len, seen })]
     }
 

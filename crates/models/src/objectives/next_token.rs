@@ -4,7 +4,7 @@
 
 use flatout_ir::{Builder, DType, HeadLosses, Tensor};
 
-use crate::form::Form;
+use crate::form::{Form, LossForm};
 
 /// Results of a form that is scored: the log-probability of each target, and the largest of its row.
 pub const LOGP: &str = "logp";
@@ -17,7 +17,7 @@ pub const BEST_LOGP: &str = "best_logp";
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) {
     match form {
-        Form::Loss { read, scored, .. } => {
+        Form::Loss(LossForm { read, scored, .. }) => {
             let x = read.map_or(x, |rows| x.gather(b.input("answers", DType::I32, &[rows])));
             let t = x.dims()[0];
             let target = b.input("targets", DType::I32, &[t]);

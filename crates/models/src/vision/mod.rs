@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::config::DecoderConfig;
     use crate::decoder::build;
-    use crate::form::{Documents, Form};
+    use crate::form::{Form, LossForm};
 
     /// The key of every dropout, by path.
     fn drawn(graph: &Graph) -> Vec<(String, u64)> {
@@ -217,11 +217,7 @@ mod tests {
         };
         assert_eq!(model.validate(), Ok(()));
         let graph = |seen: Option<Seen>| {
-            let documents = Documents::Joined;
-            build(
-                &model,
-                Form::Loss { rows: 1, len: 8, documents, read: None, dropout: true, seen, scored: false },
-            )
+            build(&model, Form::Loss(LossForm { dropout: true, seen, ..LossForm::rows(1, 8) }))
         };
         let (alone, beside) = (graph(None), graph(Some(Seen { patches: 8, images: 2, largest: 8 })));
         assert_eq!(drawn(&alone), drawn(&beside));

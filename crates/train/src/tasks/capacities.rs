@@ -2,7 +2,7 @@
 
 use flatout_data::{ImageRoom, Layout, Shape, max_segments, patch_step};
 use flatout_ir::Graph;
-use flatout_models::form::{Documents, Form, Seen};
+use flatout_models::form::{Documents, Form, LossForm, Seen};
 
 use super::images;
 pub use crate::config::resolved::Capacities;
@@ -68,15 +68,14 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
             };
             let read = (read > 0).then_some(read);
             let seen = (patches > 0).then_some(Seen { patches, images, largest: largest_image });
-            Form::Loss {
-                rows,
-                len: tokens / rows,
+            Form::Loss(LossForm {
                 documents,
                 read,
                 dropout: training,
                 seen,
                 scored: !training && config.data.task.has_answers(),
-            }
+                ..LossForm::rows(rows, tokens / rows)
+            })
         }
     };
     config.model.build(form)
