@@ -81,7 +81,9 @@ def run_flatout(a, folder, case, round_):
 
 def run_peer(a, text, lora, at_once):
     command = [a.python, str(PEER), "--text", str(text), "--lora", lora, "--at-once", *map(str, at_once)]
-    command += ["--steps", "5"] * a.quick + ["--device", "cpu", "--small", "--height", "64", "--width", "96"] * a.small
+    height, width = (64, 96) if a.small else a.size
+    command += ["--height", str(height), "--width", str(width)]
+    command += ["--steps", "5"] * a.quick + ["--device", "cpu", "--small"] * a.small
     done = subprocess.run(command + ["--read"] * a.read, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         print(f"{' '.join(command)} ended with code {done.returncode}", file=sys.stderr)
@@ -96,6 +98,7 @@ def main():
     p.add_argument("--peers", nargs="*", default=["plain 1", "plain 2", "plain 4", "peft 1"])
     p.add_argument("--images", type=int, default=64)
     p.add_argument("--trees", type=int, default=4, help="images an update")
+    p.add_argument("--size", type=int, nargs=2, default=(1056, 1280), help="rows and columns of an image, in pixels")
     p.add_argument("--steps", type=int)
     p.add_argument("--rounds", type=int)
     p.add_argument("--python", default=sys.executable)
@@ -106,7 +109,7 @@ def main():
     table = {}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        write_data(folder, a.images, (64, 96) if a.small else (1056, 1280))
+        write_data(folder, a.images, (64, 96) if a.small else a.size)
         for case in a.cases:
             questions, text = CASES[case]
             write_rows(folder, case, a.images, questions, 30 if a.small else text)
