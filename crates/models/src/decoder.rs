@@ -1,7 +1,8 @@
 //! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head. One with a tower
 //! sees images: their features take the places of tokens, and are added again behind its first layers.
 //!
-//! T tokens in the batch, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments, C classes.
+//! T tokens in the batch, R of which are read, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments,
+//! C classes.
 
 mod config;
 mod rope;
@@ -58,6 +59,20 @@ pub struct Pass<'g> {
     pub sight: Sight<'g>,
     pub draw: Option<Draw<'g>>,
     pub images: Option<Images<'g>>,
+    /// The rows that the last block goes on with behind its attention, where these are not all: i32 [R].
+    pub read: Option<Tensor<'g>>,
+}
+
+impl<'g> Pass<'g> {
+    /// The rows that a layer goes on with behind its attention, where these are not all.
+    fn read_behind(&self, c: &DecoderConfig, layer: usize) -> Option<Tensor<'g>> {
+        self.read.filter(|_| layer + 1 == c.layers)
+    }
+}
+
+/// The rows of x that are read. Nothing here draws random numbers, and a graph in which every row is read draws the same.
+fn at_read<'g>(x: Tensor<'g>, read: Option<Tensor<'g>>) -> Tensor<'g> {
+    read.map_or(x, |rows| x.b.uncounted(|| x.gather(rows)))
 }
 
 /// Images among the tokens.
@@ -123,18 +138,19 @@ pub fn embed<'g>(
         let x = if c.embed_scale == 1.0 { x } else { x.scale(c.embed_scale) };
         let x = placed.map_or(x, |placed| x + placed);
         // The token of an image is -1, which the embedding has no row for.
-        let x = pass.images.as_ref().map_or(x, |images| add_seen(x, images.features.main, images));
-        drop(c, pass, x)
+        let x = pass.images.as_ref().map_or(x, |images| add_seen(x, images.features.main, images.seen));
+        drop(c, pass.draw, x)
     })
 }
 
 /// States with rows of features added where tokens are an image's. Nothing here draws random numbers, and a graph without
 /// images draws the same.
-fn add_seen<'g>(x: Tensor<'g>, rows: Tensor<'g>, images: &Images<'g>) -> Tensor<'g> {
-    x.b.uncounted(|| x + rows.gather(images.seen))
+fn add_seen<'g>(x: Tensor<'g>, rows: Tensor<'g>, seen: Tensor<'g>) -> Tensor<'g> {
+    x.b.uncounted(|| x + rows.gather(seen))
 }
 
-/// The blocks and the final norm over states [T, D], wherever those come from.
+/// The blocks and the final norm over states [T, D], wherever those come from, to [T, D], or [R, D] of the rows that are
+/// read.
 pub fn apply<'g>(
     b: &'g Builder,
     c: &DecoderConfig,
@@ -148,14 +164,16 @@ pub fn apply<'g>(
         if let Some(images) = &pass.images
             && let Some(deep) = images.features.deep.get(i)
         {
-            x = b.scope(&format!("layers.{i}.deepstack"), || add_seen(x, *deep, images));
+            x = b.scope(&format!("layers.{i}.deepstack"), || {
+                add_seen(x, *deep, at_read(images.seen, pass.read_behind(c, i)))
+            });
         }
     }
     b.scope("norm", || w.norm.apply(b, x))
 }
 
-fn drop<'g>(c: &DecoderConfig, pass: &Pass<'g>, x: Tensor<'g>) -> Tensor<'g> {
-    pass.draw.map_or(x, |draw| draw.drop(x, c.dropout))
+fn drop<'g>(c: &DecoderConfig, draw: Option<Draw<'g>>, x: Tensor<'g>) -> Tensor<'g> {
+    draw.map_or(x, |draw| draw.drop(x, c.dropout))
 }
 
 impl Block {
@@ -180,7 +198,8 @@ impl Block {
         }
     }
 
-    /// x [T, D] to [T, D] as the layer of this number, which says what its tokens see and how they turn.
+    /// x [T, D] to [T, D] as the layer of this number, which says what its tokens see and how they turn. Of the last layer
+    /// all rows are seen, and those that are read go on: [R, D].
     pub fn apply<'g>(
         &self,
         b: &'g Builder,
@@ -190,16 +209,19 @@ impl Block {
         pass: &Pass<'g>,
     ) -> Tensor<'g> {
         let norm = |name: &str, norm: &layers::Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
+        let read = pass.read_behind(c, layer);
+        let draw = pass.draw.map(|draw| Draw { rows: at_read(draw.rows, read), ..draw });
         let post_norm = |name: &str, after: &Option<layers::Norm>, y: Tensor<'g>| {
-            drop(c, pass, after.as_ref().map_or(y, |after| norm(name, after, y)))
+            drop(c, draw, after.as_ref().map_or(y, |after| norm(name, after, y)))
         };
         let rotation = rotation(c, layer, pass.positions);
         let normed = norm("attn_norm", &self.attn_norm, x);
         let y = b.scope("attn", || {
             let mask = pass.sight.mask(c.mask(layer));
-            self.attn.apply(b, normed, layer, rotation.as_ref(), &pass.sight, mask)
+            let heads = self.attn.attend(b, normed, layer, rotation.as_ref(), &pass.sight, mask);
+            self.attn.output(b, at_read(heads, read))
         });
-        let x = x + post_norm("attn_post_norm", &self.attn_post_norm, y);
+        let x = at_read(x, read) + post_norm("attn_post_norm", &self.attn_post_norm, y);
         let normed = norm("ffn_norm", &self.ffn_norm, x);
         let y = b.scope("ffn", || self.ffn.apply(b, normed));
         x + post_norm("ffn_post_norm", &self.ffn_post_norm, y)
@@ -300,7 +322,13 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
         (Form::Loss(LossForm { len, .. }) | Form::Logits { len, .. }, _) => Sight::rows(len),
         _ => unreachable!("other forms have segments"),
     };
-    (tokens, Pass { positions, sight, draw, images: None })
+    let read = match form {
+        Form::Loss(LossForm { read: Some(rows), trims_last: true, .. }) => {
+            Some(b.uncounted(|| next_token::answers(b, rows)))
+        }
+        _ => None,
+    };
+    (tokens, Pass { positions, sight, draw, images: None, read })
 }
 
 /// Hidden states [T, D] of texts to one state a text, and the loss of their classes.

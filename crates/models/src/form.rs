@@ -27,6 +27,8 @@ pub struct LossForm {
     pub documents: Documents,
     /// The loss is taken at this number of tokens alone, which the input `answers` names; -1 names none.
     pub read: Option<usize>,
+    /// Behind its attention the last block of a decoder runs at the rows that are read, and not at every row.
+    pub trims_last: bool,
     /// What is dropped at random is dropped.
     pub dropout: bool,
     pub seen: Option<Seen>,
@@ -38,7 +40,16 @@ impl LossForm {
     /// Rows that are one sequence each, with the loss of every token, nothing dropped and no images.
     pub const fn rows(rows: usize, len: usize) -> LossForm {
         let documents = Documents::Joined;
-        LossForm { rows, len, documents, read: None, dropout: false, seen: None, scored: false }
+        LossForm {
+            rows,
+            len,
+            documents,
+            read: None,
+            trims_last: false,
+            dropout: false,
+            seen: None,
+            scored: false,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use flatout_ir::cost::{Part, training_flops};
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
 use flatout_ir::passes::input_path;
@@ -56,6 +57,10 @@ const LOSS: Form = Form::Loss(LossForm { dropout: true, ..LossForm::rows(ROWS, 5
 
 /// The loss at four of ten tokens.
 const ANSWERS: Form = Form::Loss(LossForm { read: Some(4), dropout: true, ..LossForm::rows(ROWS, 5) });
+
+/// The same, with the last block at these four tokens alone behind its attention.
+const TRIMMED: Form =
+    Form::Loss(LossForm { read: Some(4), trims_last: true, dropout: true, ..LossForm::rows(ROWS, 5) });
 
 /// Values for every parameter and input of a graph, by path.
 fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
@@ -170,6 +175,8 @@ fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
         compare(&gemma(), LOSS, &options, 2e-6);
         let classes = DecoderConfig { head: Head::Classes, classes: Some(3), head_dropout: 0.2, ..gemma() };
         compare(&classes, CLASSES, &options, 2e-6);
+        compare(&small(), TRIMMED, &options, 2e-6);
+        compare(&gemma(), TRIMMED, &options, 2e-6);
     }
 }
 
@@ -209,6 +216,32 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
     }
 }
 
+/// In f64, with what is dropped: a last block that leaves rows out is no other model.
+#[test]
+fn a_last_block_at_the_rows_that_are_read_gives_the_gradients_of_one_at_every_row() {
+    for config in [small(), gpt2(), gemma(), DecoderConfig { layers: 1, ..small() }] {
+        let [whole, trimmed] = [ANSWERS, TRIMMED].map(|form| build(&config, form));
+        // Their slots lie in another order, which values are drawn by; and the row that is none counts nothing.
+        let mut values = values(&whole);
+        values.get_mut("weights").expect("an input")[2] = 0.0;
+        values.get_mut("targets").expect("an input")[2] = -1.0;
+        let [want, got] =
+            [&whole, &trimmed].map(|graph| oracle::run(&differentiate(graph).graph, &values).writes);
+        assert_eq!(want.len(), got.len());
+        for (path, want) in &want {
+            let off = relative(&got[path], want);
+            // The gradient of a vector that all keys share is rounding alone without rotation.
+            let is_zero = want.iter().all(|x| x.abs() < 1e-12);
+            assert!(off < 1e-12 || is_zero, "{path} is off by {off:e}");
+        }
+        let flops = |g: &Graph| training_flops(g, |_| Part::Trained);
+        let (d, f) = (config.width, config.ffn);
+        let gates = if config.activation.gated() { 2 } else { 1 };
+        let behind = config.heads * config.head_size() * d + (gates + 1) * d * f;
+        assert_eq!(flops(&whole) - flops(&trimmed), (6 * (ROWS * 5 - 4) * behind) as u64);
+    }
+}
+
 #[test]
 fn bf16_stays_within_its_rounding() {
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
@@ -217,6 +250,8 @@ fn bf16_stays_within_its_rounding() {
             let form = Form::Loss(LossForm::rows(ROWS, 5));
             compare(&config, form, &options, 6e-2);
         }
+        let read = Form::Loss(LossForm { read: Some(4), trims_last: true, ..LossForm::rows(ROWS, 5) });
+        compare(&small(), read, &options, 6e-2);
         for pooling in [Pooling::Mean, Pooling::Last] {
             let classes = DecoderConfig { head: Head::Classes, classes: Some(3), pooling, ..gemma() };
             // Three texts average out less than ten tokens.

@@ -12,6 +12,7 @@ use flatout_measure::bench;
 use flatout_models::library::llama::weight_names;
 use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
+use flatout_train::config::resolved::Resolved;
 use flatout_train::device::Device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::{Compiled, compile};
@@ -19,6 +20,7 @@ use flatout_train::run;
 use flatout_train::run::events::{Event, Start, Step};
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
+use flatout_train::switches::data::HeadRows;
 use flatout_train::switches::{Choose, active};
 use flatout_train::tasks::batch::{Draw, Inputs};
 use flatout_train::tasks::examples;
@@ -53,8 +55,8 @@ fn config(overrides: &[&str]) -> Config {
 }
 
 /// Every layout there is, several of each kind. The loss of the first is over every row, the others' where `auto` has it, which
-/// is the learned ones.
-const LAYOUTS: [&[&str]; 8] = [
+/// is the learned ones, and there the last layer is trimmed to them.
+const LAYOUTS: [&[&str]; 9] = [
     &["packing=off", "length_buckets=off", "micro_batch=4", "head_rows=all"],
     &["packing=off", "micro_batch=4"],
     &["packing=off", "micro_batch=12"],
@@ -63,6 +65,7 @@ const LAYOUTS: [&[&str]; 8] = [
     &["packing=on", "length_buckets=off", "micro_batch=1"],
     &["packing=off", "length_buckets=off", "micro_batch=4", "head_rows=answers"],
     &["packing=on", "micro_batch=12", "head_rows=all"],
+    &["packing=on", "micro_batch=12", "head_rows=answers", "last_layer=all"],
 ];
 
 fn compiled(config: &Config) -> Compiled {
@@ -139,6 +142,44 @@ fn every_layout_gives_the_same_gradients() {
     assert!((loss("model.dropout=0") / loss("model.dropout=0.1") - 1.0).abs() > 1e-4, "dropout drops");
 }
 
+#[test]
+fn the_last_layer_is_trimmed_where_the_head_reads_answers() {
+    let state = |overrides: &[&str]| {
+        let compiled = compiled(&config(overrides));
+        let prepared = active::Prepared::settled(&compiled.settled);
+        let said = compiled.settled.choice("last_layer").map(|choice| choice.value.clone());
+        let active = active::active(&compiled.plans, &compiled.target, prepared);
+        (active["last_layer"].clone(), said, compiled)
+    };
+    let many = ["train.batch=48", "micro_batch=48"];
+    let (trimmed, said, answers) = state(&many);
+    assert_eq!((trimmed.as_str(), said.as_deref()), ("answers", Some("answers")));
+    let (whole, said, all) = state(&[&many[..], &["last_layer=all"]].concat());
+    assert_eq!((whole.as_str(), said), ("all", None));
+    // The output of attention and the feed-forward at the rows that are read, forward and twice backward.
+    assert_eq!(all.capacities, answers.capacities);
+    let largest = all.capacities[0];
+    let behind = 32 * 32 + 3 * 32 * 48;
+    let saved = 6 * (largest.tokens - largest.read) * behind / largest.tokens;
+    let fewer = all.flops_per_token - answers.flops_per_token;
+    assert!(
+        saved > 0 && fewer.abs_diff(saved as u64) <= 1,
+        "{fewer} fewer operations a token, and not {saved}"
+    );
+    for asked in [&["head_rows=all"][..], &["head_rows=all", "last_layer=answers"]] {
+        let (none, ..) = state(&[&many[..], asked].concat());
+        assert!(none.starts_with("nothing to leave out"), "{none}");
+    }
+    // A run that goes on trims what it began with, and one of before there was the switch does not.
+    let asked = config(&many);
+    let of = |resolved: &Resolved| resolved.over(&asked).switches.data.last_layer;
+    let mut resolved = Resolved::default();
+    answers.pin(&asked, &mut resolved);
+    assert_eq!(of(&resolved), HeadRows::Answers);
+    resolved.switches.remove("last_layer");
+    assert_eq!(of(&resolved), HeadRows::All);
+}
+
 /// Trees of five examples behind 34 tokens, of nine behind 33, and an example by itself.
 const TREES: &str = "data.trees=[5,34,40,15, 1,0,20,10, 9,33,90,30]";
 
@@ -150,6 +191,7 @@ fn examples_that_share_a_prefix_give_the_gradients_they_give_alone() {
     for layout in [
         &["micro_batch=12"][..],
         &["micro_batch=12", "head_rows=all"],
+        &["micro_batch=12", "last_layer=all"],
         // Plans that hold two examples: trees are cut, and each part has the prefix.
         &["micro_batch=2"],
         &["micro_batch=2", "positions=learned"],

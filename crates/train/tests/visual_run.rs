@@ -138,6 +138,16 @@ fn every_layout_gives_the_same_gradients() {
     }
 }
 
+/// With features that are added behind the last layer, and with adapters whose dropout draws by rows.
+#[test]
+fn a_trimmed_last_layer_changes_no_gradient() {
+    let dora = ["adapter.kind=dora", "adapter.paths=[layers]", "adapter.rank=2", "adapter.dropout=0.2"];
+    for model in [&["model.layers=1"][..], &["model.dropout=0.1"], &dora] {
+        let of = |more: &[&str]| sums(&[model, &["shared_prefix=off", "micro_batch=8"], more].concat()).0;
+        same(&format!("{model:?}"), &of(&["last_layer=answers"]), &of(&["last_layer=all"]));
+    }
+}
+
 #[test]
 fn beside_a_frozen_tower_texts_alone_do_not_pay_for_it() {
     let lora = ["adapter.kind=lora", "adapter.paths=[layers]", "adapter.rank=2"];

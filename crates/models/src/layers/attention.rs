@@ -144,8 +144,8 @@ impl Attention {
         self.wo.apply(b, gathered.reshape(&[t, self.heads.count * self.heads.size]))
     }
 
-    /// x [T, D] to [T, D]. `layer` numbers the caches.
-    pub fn apply<'g>(
+    /// What heads gather of x [T, D], [T, H, K]. `layer` numbers the caches.
+    pub fn attend<'g>(
         &self,
         b: &'g Builder,
         x: Tensor<'g>,
@@ -161,6 +161,19 @@ impl Attention {
             None => [k, v],
         };
         let attend = Attend { scale: self.heads.scale, mask, q: sight.q, k: sight.k };
-        self.output(b, q.attention(k, v, &attend, &sight.masking))
+        q.attention(k, v, &attend, &sight.masking)
+    }
+
+    /// x [T, D] to [T, D]. `layer` numbers the caches.
+    pub fn apply<'g>(
+        &self,
+        b: &'g Builder,
+        x: Tensor<'g>,
+        layer: usize,
+        rotation: Option<&Rotation<'g>>,
+        sight: &Sight<'g>,
+        mask: Mask,
+    ) -> Tensor<'g> {
+        self.output(b, self.attend(b, x, layer, rotation, sight, mask))
     }
 }

@@ -1,6 +1,6 @@
 //! The next token: cross-entropy under a head of the vocabulary, or its logits.
 //!
-//! T tokens, D width, V vocabulary, S sequences.
+//! T tokens, R of which are read, D width, V vocabulary, S sequences.
 
 use flatout_ir::{Builder, DType, HeadLosses, Tensor};
 
@@ -10,15 +10,24 @@ use crate::form::{Form, LossForm};
 pub const LOGP: &str = "logp";
 pub const BEST_LOGP: &str = "best_logp";
 
-/// The results of a form over tokens, of states x [T, D] and a head [V, D].
+/// The input `answers`: the rows that the loss is taken at, i32 [R]. -1 is none, and counts nothing.
+pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
+    b.input("answers", DType::I32, &[rows])
+}
+
+/// The results of a form over tokens, of states x [T, D] and a head [V, D]; a form that trims its last block gives the
+/// states of the rows that are read, x [R, D].
 ///
 /// `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
 /// token or, of a cached form, of the token of each sequence that the input `last` names.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>) {
     match form {
-        Form::Loss(LossForm { read, scored, .. }) => {
-            let x = read.map_or(x, |rows| x.gather(b.input("answers", DType::I32, &[rows])));
+        Form::Loss(LossForm { read, trims_last, scored, .. }) => {
+            let x = match read {
+                Some(rows) if !trims_last => x.gather(answers(b, rows)),
+                _ => x,
+            };
             let t = x.dims()[0];
             let target = b.input("targets", DType::I32, &[t]);
             let weight = b.input("weights", DType::F32, &[t]);

@@ -11,7 +11,7 @@ use flatout_ir::attr::Attr;
 use super::{Config, Count};
 use crate::UserError;
 use crate::switches::Auto;
-use crate::switches::data::HeadRows;
+use crate::switches::data::{HeadRows, LAST_LAYER};
 
 /// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +111,12 @@ impl Resolved {
         if !self.capacities.is_empty() && config.switches.data.head_rows == HeadRows::Auto {
             let reads_some = self.capacities.iter().any(|plan| plan.read > 0);
             config.switches.data.head_rows = if reads_some { HeadRows::Answers } else { HeadRows::All };
+        }
+        if !self.capacities.is_empty() && config.switches.data.last_layer == HeadRows::Auto {
+            // Runs of before there was such a switch ran it on every row.
+            let is_trimmed =
+                self.switches.get(LAST_LAYER.name).is_some_and(|state| state == HeadRows::Answers.name());
+            config.switches.data.last_layer = if is_trimmed { HeadRows::Answers } else { HeadRows::All };
         }
         let train = &mut config.train;
         self.micro_batch.iter().for_each(|rows| train.micro_batch = Count::Given(*rows));

@@ -8,8 +8,11 @@ use crate::UserError;
 use crate::config::pattern::matches;
 use crate::config::{AdapterKind, Config};
 use crate::refuse;
-use crate::switches::data::{HEAD_ROWS, HeadRows, LENGTH_BUCKETS, PACKING, SHARED_PREFIX, WITHIN_UPDATES};
+use crate::switches::data::{
+    HEAD_ROWS, HeadRows, LAST_LAYER, LENGTH_BUCKETS, PACKING, SHARED_PREFIX, WITHIN_UPDATES,
+};
 use crate::switches::{Choose, Chosen};
+use crate::tasks::capacities::trims_last_layer;
 use crate::tasks::examples::lengths;
 use crate::weights::pretrained;
 
@@ -46,6 +49,7 @@ pub(crate) fn arranged(
         HeadRows::All => false,
         HeadRows::Auto => learned < WORTH_READING,
     };
+    check_last_layer(config)?;
     let shares_prefixes = shares_prefixes(config)?;
     let vision = config.model.as_decoder().and_then(|decoder| decoder.vision.as_ref());
     let block = vision.map_or(1, Vision::block);
@@ -106,11 +110,26 @@ pub(crate) fn arranged(
         let (value, percent) = (if reads_learned { "answers" } else { "all" }, 100.0 * learned);
         choose(HEAD_ROWS.name, value, format!("{percent:.0}% of the tokens are learned"));
     }
+    if config.switches.data.last_layer == HeadRows::Auto && reads_learned {
+        let (value, why) = match trims_last_layer(config) {
+            true => ("answers", "behind its attention only the rows of the head are read"),
+            false => ("all", "one layer is applied again and again, and sees all rows"),
+        };
+        choose(LAST_LAYER.name, value, why.into());
+    }
     if config.switches.data.shared_prefix == Choose::Auto {
         let why = "it would keep examples that begin alike together, which changes their order";
         choose(SHARED_PREFIX.name, "off", why.into());
     }
     Ok(Some((arrangement, chosen)))
+}
+
+/// Refuses `last_layer=answers` of models whose layers are no blocks of a decoder.
+fn check_last_layer(config: &Config) -> Result<(), UserError> {
+    if config.switches.data.last_layer == HeadRows::Answers && config.model.as_decoder().is_none() {
+        refuse!("`last_layer=answers` is of decoders with blocks of attention: give last_layer=all");
+    }
+    Ok(())
 }
 
 /// Whether weights of the tower are trained, or have adapters: then every plan has it.

@@ -1,8 +1,10 @@
-//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `shared_prefix`, `head_rows`, `image_table`.
+//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `shared_prefix`, `head_rows`,
+//! `last_layer`, `image_table`.
 
 use flatout_data::LayoutOptions;
-use flatout_ir::Role;
 use flatout_ir::passes::input_path;
+use flatout_ir::passes::recompute::layer_of;
+use flatout_ir::{OpKind, Role};
 use flatout_models::images::TABLE;
 use flatout_settings::choice;
 
@@ -16,15 +18,17 @@ pub struct Data {
     pub length_buckets: Choose,
     pub shared_prefix: Choose,
     pub head_rows: HeadRows,
+    pub last_layer: HeadRows,
     pub image_table: Choose,
 }
 
 choice! {
-    /// The rows that the head of the vocabulary runs on.
+    /// The rows that the head of the vocabulary runs on, and the last layer before it.
     pub enum HeadRows { Auto = "auto", Answers = "answers", All = "all" }
 }
 
-pub(super) const ROWS: [Switch; 5] = [PACKING, LENGTH_BUCKETS, SHARED_PREFIX, HEAD_ROWS, IMAGE_TABLE];
+pub(super) const ROWS: [Switch; 6] =
+    [PACKING, LENGTH_BUCKETS, SHARED_PREFIX, HEAD_ROWS, LAST_LAYER, IMAGE_TABLE];
 
 /// The state of `length_buckets=auto` where plans of several lengths pay.
 pub const WITHIN_UPDATES: &str = "within updates";
@@ -125,6 +129,32 @@ pub const HEAD_ROWS: Switch = Switch {
         }
     },
     guides_word: "loss on answers only",
+    elsewhere: &[],
+    ..ROW
+};
+
+pub const LAST_LAYER: Switch = Switch {
+    name: "last_layer",
+    doc: "The last layer behind its attention on the rows that the head reads alone, and not on every row.",
+    field: field!(data.last_layer),
+    class: Class::Bounded,
+    off: Some("all"),
+    settle: Settle::ByLengths,
+    // A launch of a layer gathers the rows that are read.
+    active: |reading| {
+        let slot = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input));
+        match slot("answers") {
+            _ if slot("targets").is_none() => "nothing that predicts text",
+            None => "nothing to leave out: the head reads every row",
+            Some(answers) => {
+                let is_trimmed = reading.launches(OpKind::Gather).any(|launch| {
+                    launch.ins[1].offset == answers.view.offset && layer_of(&launch.path).is_some()
+                });
+                if is_trimmed { "answers" } else { "all" }
+            }
+        }
+    },
+    guides_word: "last layer on answers only",
     elsewhere: &[],
     ..ROW
 };

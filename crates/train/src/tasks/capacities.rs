@@ -7,6 +7,7 @@ use flatout_models::form::{Documents, Form, LossForm, Seen};
 use super::images;
 pub use crate::config::resolved::Capacities;
 use crate::config::{Config, IMAGE_TOKENS, Task};
+use crate::switches::data::HeadRows;
 
 /// Tokens of an image before any is known: of one megapixel, about.
 const USUAL_IMAGE: usize = 1024;
@@ -67,10 +68,12 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 (_, most) => Documents::Trees { most, longest },
             };
             let read = (read > 0).then_some(read);
+            let trims_last = read.is_some() && trims_last_layer(config);
             let seen = (patches > 0).then_some(Seen { patches, images, largest: largest_image });
             Form::Loss(LossForm {
                 documents,
                 read,
+                trims_last,
                 dropout: training,
                 seen,
                 scored: !training && config.data.task.has_answers(),
@@ -79,6 +82,11 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
         }
     };
     config.model.build(form)
+}
+
+/// Whether the last layer runs, behind its attention, on the rows that the head reads alone, where these are not all.
+pub fn trims_last_layer(config: &Config) -> bool {
+    config.model.as_decoder().is_some() && config.switches.data.last_layer != HeadRows::All
 }
 
 /// The forward graph over images, with the loss of classes.

@@ -441,9 +441,8 @@ impl<'a> Adapting<'a> {
         if let Some(dropped) = self.dropped.get(&(x, p.to_bits())) {
             return Ok(*dropped);
         }
-        let rows = self.replay.new.dims(x)[0];
         let rng = self.input("rng", &[3], id)?;
-        let which = self.input("rows", &[rows, 2], id)?;
+        let which = self.draw_rows(id, x)?;
         let path = self.path(id);
         let drawn = self.drawn.entry((&adapter.weight, p.to_bits())).or_default();
         *drawn += 1;
@@ -454,6 +453,17 @@ impl<'a> Adapting<'a> {
         let node = self.replay.new.push_keyed(Op::Dropout { p }, vec![x, rng, which], &path, key);
         self.dropped.insert((x, p.to_bits()), node.out(0));
         Ok(node.out(0))
+    }
+
+    /// The coordinates that rows of x draw by. Rows that were gathered from others draw as those.
+    fn draw_rows(&mut self, id: NodeId, x: Value) -> Result<Value, Refusal> {
+        let Some(gather) = gathered_from(&self.replay.new, x) else {
+            let rows = self.replay.new.dims(x)[0];
+            return self.input("rows", &[rows, 2], id);
+        };
+        let Node { ins, .. } = self.replay.new.node(gather).clone();
+        let all = self.draw_rows(id, ins[0])?;
+        Ok(self.add(Op::Gather {}, vec![all, ins[1]], id))
     }
 
     /// An input that dropout draws by; the model's own where it has it.
@@ -585,6 +595,24 @@ impl<'a> Adapting<'a> {
     /// Where adapters of a product are reported, and their gradients with them.
     fn path(&self, at: NodeId) -> String {
         format!("{}{NODES}", self.replay.old.node(at).path)
+    }
+}
+
+/// The operation that gathered the rows of x from rows of another tensor of activations, whichever operations rows went
+/// through since, one by one.
+fn gathered_from(g: &Graph, x: Value) -> Option<NodeId> {
+    let mut at = x;
+    loop {
+        let node = g.node(at.node);
+        let from = *node.ins.first()?;
+        match (&node.op, &g.node(from.node).op) {
+            // An embedding is read by the numbers of tokens.
+            (Op::Gather {}, Op::Read { .. }) => return None,
+            (Op::Gather {}, _) => return Some(at.node),
+            // What changes the number of rows has other rows.
+            _ if g.dims(from).first() != g.dims(at).first() => return None,
+            _ => at = from,
+        }
     }
 }
 

@@ -237,7 +237,7 @@ fn boundary(g: &Graph, forward: usize) -> HashSet<Value> {
 }
 
 /// The path up to its first number: `layers.3.attn.wq` lies in `layers.3`.
-pub(crate) fn layer_of(path: &str) -> Option<&str> {
+pub fn layer_of(path: &str) -> Option<&str> {
     let mut end = 0;
     for piece in path.split('.') {
         end += piece.len();
