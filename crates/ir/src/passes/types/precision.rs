@@ -1,7 +1,7 @@
 //! Products, attention and what flows between them in bf16; sums, statistics, losses and the optimiser in f32.
 //!
 //! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write; those that
-//! nothing trains have no f32 master and are bf16 themselves. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+//! nothing trains have no f32 master and are bf16 themselves, as are states that the host writes. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
 
 use std::collections::HashSet;
 
@@ -24,12 +24,19 @@ pub fn narrow_frozen(g: &mut Graph) {
     g.slots.iter_mut().filter(is_frozen).for_each(|s| s.ty.dtype = DType::BF16);
 }
 
+/// States that the host writes, inputs of three axes and more, flow as states do that are computed.
+fn narrow_given(g: &mut Graph) {
+    let is_given = |s: &&mut Slot| s.class == Class::Input && s.ty.dtype == DType::F32 && s.ty.rank() >= 3;
+    g.slots.iter_mut().filter(is_given).for_each(|s| s.ty.dtype = DType::BF16);
+}
+
 /// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
 pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     let wide = stays_wide(g);
     let biases = biases(g, &wide);
     let mut replay = Replay::new(g);
     narrow_frozen(&mut replay.new);
+    narrow_given(&mut replay.new);
     let (mut products, mut new_forward) = (0, 0);
     for id in g.ids() {
         if id.0 as usize == forward {
