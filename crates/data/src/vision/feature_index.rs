@@ -30,17 +30,13 @@ impl FeatureFormat {
 
     /// The first thing in which another format differs: its name, what it is here, and what it is there.
     fn difference(&self, other: &FeatureFormat) -> Option<(String, String, String)> {
-        let values = |format: &FeatureFormat| {
-            let mut values = format.made_with.clone();
-            values.insert("levels".into(), format.levels.to_string());
-            values.insert("row_bytes".into(), format.row_bytes.to_string());
-            values
-        };
-        let (ours, theirs) = (values(self), values(other));
-        let name = ours.keys().chain(theirs.keys()).find(|name| ours.get(*name) != theirs.get(*name))?;
         let said =
-            |of: &BTreeMap<String, String>| of.get(name).map_or("not given", String::as_str).to_string();
-        Some((name.clone(), said(&ours), said(&theirs)))
+            |of: &FeatureFormat, name: &str| of.made_with.get(name).map_or("not given", |v| v).to_string();
+        let names = self.made_with.keys().chain(other.made_with.keys());
+        let made = names.map(|name| (name.clone(), said(self, name), said(other, name)));
+        let sizes = [("levels", self.levels, other.levels), ("row_bytes", self.row_bytes, other.row_bytes)];
+        let sizes = sizes.map(|(name, here, there)| (name.into(), here.to_string(), there.to_string()));
+        made.chain(sizes).find(|(_, here, there)| here != there)
     }
 }
 

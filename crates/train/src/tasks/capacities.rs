@@ -73,6 +73,7 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 read,
                 dropout: training,
                 seen,
+                features_given: config.data.vision_cache.is_some(),
                 scored: !training && config.data.task.has_answers(),
                 ..LossForm::rows(rows, tokens / rows)
             })
